@@ -1,0 +1,129 @@
+"""Plan × Transport → events. One runner for every plan; what a step or a gate means is not known here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from launcher.checks import ray as ray_checks
+from launcher.checks.shape import Finding, folded, worst
+from launcher.errors import GateError, NodeError
+from launcher.events import Event, State
+from launcher.model import Answer, fold
+from launcher.plan.shape import Gate, Plan, Stage, Step, in_waves
+from launcher.tools import symptoms
+from launcher.transport import Transport
+
+_STATES: Mapping[str, State] = {"pass": "ok", "warn": "warn", "fail": "failed", "skip": "skip", "wait": "running"}
+
+
+def apply(
+    plan: Plan,
+    transport: Transport,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Event]:
+    """Run a plan stage by stage.
+
+    Raises:
+        NodeError: one or more nodes failed a step; the others finished theirs.
+        GateError: a gate failed, or ran out of time.
+    """
+    for stage in plan.stages:
+        began = clock()
+        yield Event(kind="stage", stage=stage.id, text=stage.title, state="running")
+        for wave in in_waves(stage.steps):
+            yield from _wave(stage, wave, transport)
+        for gate in stage.gates:
+            yield from _gate(stage, gate, transport, clock, sleep)
+        yield Event(kind="stage", stage=stage.id, text=stage.title, state="ok", seconds=clock() - began)
+
+
+def _wave(stage: Stage, wave: Sequence[Step], transport: Transport) -> Iterator[Event]:
+    by_node = {step.command.node: step for step in wave}
+    for step in wave:
+        yield Event(kind="step", stage=stage.id, node=step.command.node, text=step.title, state="running")
+    failed: list[Answer] = []
+    for answer in transport.run([step.command for step in wave]):
+        step = by_node[answer.node]
+        state: State = "ok" if answer.ok else "failed"
+        yield Event(kind="step", stage=stage.id, node=answer.node, text=step.title, state=state, seconds=answer.seconds)
+        if not answer.ok:
+            failed.append(answer)
+    if failed:
+        raise _step_error(by_node, failed)
+
+
+def _step_error(steps: Mapping[str, Step], failed: Sequence[Answer]) -> NodeError:
+    first = failed[0]
+    same = [each.node for each in failed if steps[each.node].title == steps[first.node].title]
+    known = symptoms.first(first.err + "\n" + first.out)
+    how = f"did not end within {steps[first.node].command.timeout:.0f}s" if first.timed_out else f"exit {first.code}"
+    others = [f"{each.node}: {each.tail}" for each in failed if each.node != first.node and each.tail != first.tail]
+    return NodeError(
+        fold(same),
+        f"{steps[first.node].title} failed ({known.cause if known else how})",
+        evidence=[first.tail or how, *others],
+        hint=known.fix if known else "run the same command with `--verbose` to see what was sent",
+    )
+
+
+def _gate(
+    stage: Stage, gate: Gate, transport: Transport, clock: Callable[[], float], sleep: Callable[[float], None]
+) -> Iterator[Event]:
+    began = clock()
+    green_since: float | None = None
+    said = ""
+    while True:
+        findings = gate.judge(ask(transport, gate))
+        now, status = clock(), worst(findings)
+        if status in ("pass", "skip", "warn"):
+            green_since = now if green_since is None else green_since
+            if now - green_since >= gate.hold:
+                yield from _report(stage, gate, findings, now - began)
+                return
+        else:
+            green_since = None
+        if status == "fail" or (status == "wait" and now - began >= gate.deadline):
+            raise _gate_error(gate, findings, transport, now - began)
+        text = "; ".join(f"{f.node}: {f.text}" if f.node else f.text for f in folded(findings) if f.status == "wait")
+        text = text or f"{gate.what}; seeing that it lasts"
+        yield Event(
+            kind="wait", stage=stage.id, text=text, state="running" if text != said else "",
+            seconds=now - began, deadline=gate.deadline,
+        )  # fmt: skip
+        said = text
+        sleep(gate.every)
+
+
+def ask(transport: Transport, gate: Gate) -> dict[str, list[Answer]]:
+    """Send what a gate asks and return the answers by node, each node's in the order asked."""
+    answers: dict[str, list[Answer]] = {}
+    for answer in transport.run(gate.ask):
+        answers.setdefault(answer.node, []).append(answer)
+    return answers
+
+
+def _report(stage: Stage, gate: Gate, findings: Sequence[Finding], seconds: float) -> Iterator[Event]:
+    for each in folded(findings):
+        yield Event(
+            kind="finding", stage=stage.id, node=each.node, text=each.text or gate.what, state=_STATES[each.status],
+            seconds=seconds, data={"check": gate.id, **({"fix": each.fix} if each.fix else {})},
+        )  # fmt: skip
+
+
+def _gate_error(gate: Gate, findings: Sequence[Finding], transport: Transport, seconds: float) -> GateError:
+    bad = {each.node for each in findings if each.status in ("fail", "wait")}
+    wanted = [command for command in gate.evidence if command.node in bad]
+    logs = {answer.node: answer for answer in transport.run(wanted)} if wanted else {}
+    explained = [each for each in folded(ray_checks.explain_logs(findings, logs)) if each.status in ("fail", "wait")]
+    late = f" within {gate.deadline:.0f}s" if gate.deadline and worst(findings) == "wait" else ""
+    where = [f"{each.node}: {each.text}" if each.node else each.text for each in explained]
+    evidence = [line for each in explained for line in each.evidence.splitlines()]
+    fixes = list(dict.fromkeys(each.fix for each in explained if each.fix))
+    return GateError(
+        f"{where[0]}{late}" if len(where) == 1 else f"not true{late}: {gate.what}",
+        evidence=[*(where if len(where) > 1 else []), *evidence],
+        hint="\n".join(fixes),
+    )

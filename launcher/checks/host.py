@@ -1,0 +1,241 @@
+"""Essential checks on a node before anything is written: without these, `up` would fail later and less clearly."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePosixPath
+
+from launcher.checks.shape import Check, Finding
+from launcher.model import Inventory, Node
+from launcher.tools.host import HostFacts
+
+# An image of vLLM is about 20 GiB unpacked, and Docker needs room to unpack it; the CPU build is a tenth of that.
+_GIB = 1024**3
+_ROOM = {"nvidia": 5 * _GIB, "amd": 5 * _GIB, "cpu": 1 * _GIB}
+
+_PerNode = Callable[[Inventory, Node, HostFacts], Finding | None]
+
+
+def _each(judge: _PerNode) -> Callable[[Inventory, Mapping[str, HostFacts]], Sequence[Finding]]:
+    def all_nodes(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Sequence[Finding]:
+        return [judge(inventory, node, facts[node.name]) or _ok(node) for node in inventory.nodes]
+
+    return all_nodes
+
+
+def _ok(node: Node) -> Finding:
+    return Finding(node=node.name, status="pass", text="")
+
+
+def _fail(node: Node, text: str, *, evidence: str = "", fix: str = "") -> Finding:
+    return Finding(node=node.name, status="fail", text=text, evidence=evidence, fix=fix)
+
+
+def _docker(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
+    if facts.docker_version is not None:
+        return None
+    said = facts.said.get("docker", "") or facts.said.get("info", "")
+    user = facts.user or node.ssh.user or "USER"
+    lowered = said.lower()
+    if "permission denied" in lowered:
+        return _fail(
+            node,
+            f"`{user}` may not talk to Docker",
+            evidence=said,
+            fix=f"add `docker: [sudo, -n, docker]` to the inventory, or run `sudo usermod -aG docker {user}` on {node.name}",
+        )
+    if "password is required" in lowered or "a terminal is required" in lowered:
+        return _fail(
+            node,
+            "sudo asks for a password",
+            evidence=said,
+            fix=f"allow it without one: `echo '{user} ALL=(root) NOPASSWD: /usr/bin/docker' | sudo tee /etc/sudoers.d/vlaunch`",
+        )
+    if "not found" in lowered or ("no such file" in lowered and "docker.sock" not in lowered):
+        return _fail(
+            node,
+            f"`{node.docker[-1]}` is not installed",
+            evidence=said,
+            fix="install Docker Engine: https://docs.docker.com/engine/install/",
+        )
+    return _fail(node, "Docker does not answer", evidence=said, fix=f"run `sudo systemctl start docker` on {node.name}")
+
+
+def _accelerator(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
+    if inventory.accelerator == "cpu":
+        return None
+    if inventory.accelerator == "amd":
+        if facts.amd_gpus is None or facts.amd_gpus < node.gpus:
+            return _fail(
+                node,
+                f"{facts.amd_gpus or 0} AMD GPUs visible, {node.gpus} declared",
+                evidence=facts.said.get("gpus", ""),
+                fix="correct `gpus:` in the inventory, or load the driver: `sudo modprobe amdgpu`",
+            )
+        return None
+    if facts.gpus is None:
+        return _fail(
+            node,
+            "no NVIDIA GPU visible",
+            evidence=facts.said.get("gpus", "`nvidia-smi` gave no GPU"),
+            fix="install the driver (`nvidia-smi` must list the GPUs), or set `accelerator:` in the inventory",
+        )
+    if len(facts.gpus) < node.gpus:
+        return _fail(
+            node,
+            f"{len(facts.gpus)} GPUs visible, {node.gpus} declared",
+            evidence=", ".join(gpu.name for gpu in facts.gpus),
+            fix=f"set `gpus: {len(facts.gpus)}` for {node.name}, or find the missing GPU: `nvidia-smi -L`",
+        )
+    return None
+
+
+def _gpu_runtime(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
+    if inventory.accelerator != "nvidia" or facts.docker_version is None:
+        return None
+    if any("nvidia" in runtime or "cdi" in runtime for runtime in facts.runtimes) or facts.toolkit:
+        return None
+    return _fail(
+        node,
+        "Docker cannot hand out GPUs: neither the NVIDIA runtime nor its hook is there",
+        evidence="runtimes: " + (", ".join(facts.runtimes) or "none"),
+        fix="install nvidia-container-toolkit, then run "
+        "`sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker`",
+    )
+
+
+def _address(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
+    if facts.addresses is None:
+        return Finding(node=node.name, status="skip", text="`ip` is not installed; addresses were not compared")
+    wanted = ipaddress.ip_address(node.ip)
+    has = next((each for each in facts.addresses if ipaddress.ip_address(each.ip.split("%")[0]) == wanted), None)
+    known = [f"{each.interface} {each.ip}" for each in facts.addresses if each.interface != "lo"]
+    if has is None:
+        return _fail(
+            node,
+            f"no interface carries {node.ip}",
+            evidence="\n".join(known),
+            fix=f"set `ip:` of {node.name} to one of its addresses (the network between the nodes)",
+        )
+    if node.interface and node.interface not in {each.interface for each in facts.addresses}:
+        return _fail(
+            node,
+            f"there is no interface `{node.interface}` with an address",
+            evidence="\n".join(known),
+            fix=f"set `network: {{interface: {has.interface}}}` for {node.name}",
+        )
+    if node.interface and has.interface != node.interface:
+        return _fail(
+            node,
+            f"{node.ip} is on `{has.interface}`, not on `{node.interface}`",
+            evidence="\n".join(known),
+            fix=f"set `network: {{interface: {has.interface}}}` for {node.name}, or correct its `ip:`",
+        )
+    if not has.up:
+        return _fail(node, f"`{has.interface}` is down", fix=f"run `sudo ip link set {has.interface} up` on {node.name}")
+    return None
+
+
+def ports_of(inventory: Inventory, node: Node) -> dict[int, str]:
+    """Return the fixed ports a node must have free, with what they are for."""
+    ports = inventory.ports
+    common = {
+        ports.node_manager: "Ray node manager",
+        ports.object_manager: "Ray object manager",
+        ports.runtime_env_agent: "Ray runtime env agent",
+        ports.dashboard_agent_grpc: "Ray dashboard agent",
+        ports.dashboard_agent_http: "Ray dashboard agent",
+        ports.metrics_export: "Ray metrics",
+    }
+    head = {ports.gcs: "Ray head", ports.dashboard: "Ray dashboard", ports.client: "Ray client", ports.api: "vLLM API"}
+    return {**common, **head} if node.head else common
+
+
+def _ports(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
+    if facts.listening is None:
+        return Finding(node=node.name, status="skip", text="neither `ss` nor `netstat` is installed; ports were not looked at")
+    if any(container.running for container in facts.containers):
+        # The cluster's own containers hold these ports; whether others do is known when they are gone.
+        return None
+    taken = {port for _, port in facts.listening}
+    clash = {port: use for port, use in ports_of(inventory, node).items() if port in taken}
+    if not clash:
+        return None
+    first = min(clash)
+    return _fail(
+        node,
+        "port " + ", ".join(f"{port} ({clash[port]})" for port in sorted(clash)) + " is taken",
+        fix=f"see who has it with `sudo ss -ltnp 'sport = :{first}'` on {node.name}, "
+        "or choose others under `ports:` in the inventory",
+    )
+
+
+def _disk(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
+    if facts.disk_free is None:
+        return Finding(node=node.name, status="skip", text="`df` gave no answer; free space is not known")
+    need = _ROOM[inventory.accelerator]
+    if facts.disk_free >= need:
+        return None
+    return _fail(
+        node,
+        f"{facts.disk_free / _GIB:.1f} GiB free under {PurePosixPath(node.hf_home).parent}, {need / _GIB:.0f} GiB needed",
+        fix="free some space (`docker system prune` removes unused images), or set `hf_home:` to a larger disk",
+    )
+
+
+def _rdma(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
+    if inventory.fabric == "ethernet" or facts.infiniband:
+        return None
+    return _fail(
+        node,
+        "no /dev/infiniband, though the inventory says " + inventory.fabric,
+        evidence=facts.said.get("infiniband", ""),
+        fix="load the drivers (`sudo modprobe mlx5_ib ib_uverbs`), or set `network: {fabric: ethernet}`",
+    )
+
+
+CHECKS = (
+    Check(
+        id="docker",
+        what="Docker answers",
+        why="every part of the cluster is a container",
+        judge=_each(_docker),
+    ),
+    Check(
+        id="accelerator",
+        what="the declared accelerators are there",
+        why="Ray and vLLM place one rank per accelerator; a missing one makes them wait half an hour and then fail",
+        judge=_each(_accelerator),
+    ),
+    Check(
+        id="gpu-runtime",
+        what="Docker can hand out GPUs",
+        why="without it containers do not start: could not select device driver",
+        judge=_each(_gpu_runtime),
+    ),
+    Check(
+        id="address",
+        what="the declared address is on the declared interface",
+        why="Ray, NCCL and Gloo bind to it; a wrong one hangs the start without a message",
+        judge=_each(_address),
+    ),
+    Check(
+        id="rdma-devices",
+        what="RDMA devices are there when the inventory names an RDMA fabric",
+        why="without them NCCL silently falls back to TCP",
+        judge=_each(_rdma),
+    ),
+    Check(
+        id="ports",
+        what="the cluster's ports are free",
+        why="containers use the host's network, so a taken port ends Ray or vLLM",
+        judge=_each(_ports),
+    ),
+    Check(
+        id="disk",
+        what="there is room for the image and the model",
+        why="a full disk ends the pull, the build or the download half-way",
+        judge=_each(_disk),
+    ),
+)

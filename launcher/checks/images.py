@@ -1,0 +1,72 @@
+"""Gates on images: one identity on every node, and the exact Ray and Python inside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+from launcher.checks.shape import Finding
+from launcher.model import Answer, Inventory, Node, fold
+from launcher.tools.host import HostFacts
+
+
+def same_identity(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Sequence[Finding]:
+    """Judge that the inventory's image is on every node, with the same layers and configuration."""
+    by_identity: dict[str, list[str]] = {}
+    findings = []
+    for node in inventory.nodes:
+        image = facts[node.name].images.get(inventory.image)
+        if image is None:
+            findings.append(
+                Finding(
+                    node=node.name, status="fail", text=f"image {inventory.image} is not there",
+                    fix=f"run `docker pull {inventory.image}` on {node.name}, or load it: "
+                    f"`docker save {inventory.image} | ssh {node.host} docker load`",
+                )
+            )  # fmt: skip
+        else:
+            by_identity.setdefault(image.identity, []).append(node.name)
+    if len(by_identity) > 1:
+        groups = sorted(by_identity.values(), key=len, reverse=True)
+        findings += [
+            Finding(
+                node=name, status="fail", text=f"{inventory.image} is another image than on {fold(groups[0])}",
+                evidence=_ids(inventory, facts),
+                fix=f"give the image by digest in the inventory, or run `docker pull {inventory.image}` on every node",
+            )
+            for group in groups[1:]
+            for name in group
+        ]  # fmt: skip
+    return findings or [Finding(node=node.name, status="pass", text="") for node in inventory.nodes]
+
+
+def _ids(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str:
+    images = {node.name: facts[node.name].images.get(inventory.image) for node in inventory.nodes}
+    return "\n".join(f"{name}: {image.id[:19]}" for name, image in images.items() if image)
+
+
+def judge_versions(
+    nodes: Sequence[Node], ray_version: str, python_version: str
+) -> Callable[[Mapping[str, Sequence[Answer]]], Sequence[Finding]]:
+    """Return the judge of what `python3 -c` printed in each node's image: `{"ray": …, "python": …}`."""
+    expected = {"ray": ray_version, "python": python_version}
+
+    def judge(answers: Mapping[str, Sequence[Answer]]) -> Sequence[Finding]:
+        return [_version(node, answers[node.name][0], expected) for node in nodes]
+
+    return judge
+
+
+def _version(node: Node, answer: Answer, expected: Mapping[str, str]) -> Finding:
+    try:
+        said = json.loads(answer.out.strip().splitlines()[-1]) if answer.ok else None
+    except (ValueError, IndexError):
+        said = None
+    if said == expected:
+        return Finding(node=node.name, status="pass", text=f"Ray {expected['ray']}, Python {expected['python']}")
+    wanted = f"Ray {expected['ray']} and Python {expected['python']}"
+    return Finding(
+        node=node.name, status="fail", text=f"the image does not run {wanted}",
+        evidence=str(said) if said else answer.tail,
+        fix=f"remove the image on {node.name} with `docker rmi --force` and run `vlaunch up` again",
+    )  # fmt: skip

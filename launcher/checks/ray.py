@@ -1,0 +1,160 @@
+"""Judges of Ray: the head listens, and exactly the declared nodes are in, each with its GPUs, under its own address."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from launcher.checks.shape import Finding
+from launcher.errors import UnreadableAnswer
+from launcher.model import Answer, Inventory, Node
+from launcher.tools import docker, ray, symptoms
+
+Answers = Mapping[str, Sequence[Answer]]
+
+
+def judge_head(inventory: Inventory) -> Callable[[Answers], Sequence[Finding]]:
+    """Return the judge of the head container's state and of its answer to a connection to Ray's port."""
+
+    def judge(answers: Answers) -> Sequence[Finding]:
+        state, port = answers[inventory.head.name]
+        died = container_trouble(inventory.head, state)
+        if died is not None:
+            return [died]
+        if port.ok:
+            return [_pass(inventory.head, f"Ray listens on {inventory.head.ip}:{inventory.ports.gcs}")]
+        return [_wait(inventory.head, f"Ray does not listen on {inventory.head.ip}:{inventory.ports.gcs} yet")]
+
+    return judge
+
+
+def judge_cluster(inventory: Inventory) -> Callable[[Answers], Sequence[Finding]]:
+    """Return the judge of Ray's node table against the inventory.
+
+    Each node is asked for its container's state; the head, in a second answer, for the table.
+    """
+
+    def judge(answers: Answers) -> Sequence[Finding]:
+        troubles = [trouble for node in inventory.nodes if (trouble := container_trouble(node, answers[node.name][0]))]
+        if troubles:
+            return troubles
+        try:
+            said = read_payload(answers[inventory.head.name][1])
+            table = ray.parse_nodes(said["nodes"])
+        except (UnreadableAnswer, KeyError) as error:
+            return [_wait(inventory.head, "Ray's dashboard does not answer yet", evidence=str(error))]
+        return _compare(inventory, table, frozenset(said.get("unreachable", ())))
+
+    return judge
+
+
+def _compare(inventory: Inventory, table: Sequence[ray.RayNode], unreachable: frozenset[str]) -> Sequence[Finding]:
+    alive = {each.ip: each for each in table if each.alive}
+    dead = {each.ip: each for each in table if not each.alive}
+    declared = {node.ip for node in inventory.nodes}
+    findings = []
+    for node in inventory.nodes:
+        there = alive.get(node.ip)
+        if there is None:
+            why = f": {dead[node.ip].message}" if node.ip in dead else ""
+            findings.append(_wait(node, f"has not joined Ray under {node.ip}{why}", fix=_join_fix(inventory, node)))
+        elif there.gpus != node.gpus:
+            findings.append(
+                _fail(
+                    node, f"brought {there.gpus:g} GPUs to Ray, {node.gpus} declared",
+                    fix=f"correct `gpus:` of {node.name} in the inventory, then run `vlaunch up` again",
+                )
+            )  # fmt: skip
+        elif f"{node.ip}:{inventory.ports.node_manager}" in unreachable:
+            findings.append(
+                _wait(
+                    node, f"joined, but the head cannot open {node.ip}:{inventory.ports.node_manager} back to it",
+                    fix=f"allow TCP from {inventory.head.ip} to {node.ip} (all ports: Ray, NCCL and Gloo pick high ones)",
+                )
+            )  # fmt: skip
+        else:
+            findings.append(_pass(node, f"in Ray under {node.ip} with {there.gpus:g} GPUs"))
+    strangers = sorted(set(alive) - declared)
+    if strangers:
+        findings.append(
+            Finding(
+                node="", status="fail", text=f"Ray has nodes that are not in the inventory: {', '.join(strangers)}",
+                fix="add them to the inventory, or run `vlaunch down` with the inventory that has them",
+            )
+        )  # fmt: skip
+    return findings
+
+
+def _join_fix(inventory: Inventory, node: Node) -> str:
+    if node.head:
+        return f"look at its log: `vlaunch logs {node.name}`"
+    return (
+        f"allow TCP from {node.ip} to {inventory.head.ip}:{inventory.ports.gcs} and back, "
+        f"then look at its log: `vlaunch logs {node.name}`"
+    )
+
+
+def container_trouble(node: Node, answer: Answer) -> Finding | None:
+    """Judge `docker inspect` of a container that should run: gone, ended or in a restart loop is a failure."""
+    if answer.code == 255 or answer.timed_out:
+        return _fail(node, "does not answer any more", evidence=answer.tail, fix="run `vlaunch up` when it is back")
+    try:
+        found = docker.parse_containers(answer.out) if answer.ok else ()
+    except UnreadableAnswer:
+        found = ()
+    if not found:
+        return _fail(node, "its container is gone", evidence=answer.tail, fix="run `vlaunch up` again")
+    container = found[0]
+    if container.running and container.restarts == 0:
+        return None
+    if container.running and container.restarts < 2:
+        return _wait(node, "its container has restarted once")
+    return _fail(
+        node, f"its container ended with exit code {container.exit_code} ({container.restarts} restarts)",
+        evidence=container.error, fix=f"look at its log: `vlaunch logs {node.name}`",
+    )  # fmt: skip
+
+
+def explain_logs(findings: Sequence[Finding], logs: Mapping[str, Answer]) -> Sequence[Finding]:
+    """Add to failures what the containers' logs say, with the cause where a line is known."""
+    explained = []
+    for each in findings:
+        answer = logs.get(each.node)
+        if answer is None or each.status not in ("fail", "wait"):
+            explained.append(each)
+            continue
+        known = symptoms.first(answer.out + answer.err)
+        tail = "\n".join((answer.out + answer.err).strip().splitlines()[-5:])
+        explained.append(
+            Finding(
+                node=each.node, status="fail", text=each.text + (f": {known.cause}" if known else ""),
+                evidence=known.line if known else (tail or each.evidence), fix=known.fix if known else each.fix,
+            )
+        )  # fmt: skip
+    return explained
+
+
+def read_payload(answer: Answer) -> dict[str, Any]:
+    """Read the one JSON object that `payload/head.py` prints; raises UnreadableAnswer (also for its own `error`)."""
+    try:
+        said = json.loads(answer.out.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        raise UnreadableAnswer(f"{answer.node}: the head container gave no answer", evidence=answer.tail) from None
+    if not isinstance(said, dict):
+        raise UnreadableAnswer(f"{answer.node}: the head container gave no answer", evidence=answer.tail)
+    if "error" in said and not answer.ok:
+        raise UnreadableAnswer(f"{answer.node}: {said['error']}", evidence=str(said["error"]))
+    return said
+
+
+def _pass(node: Node, text: str) -> Finding:
+    return Finding(node=node.name, status="pass", text=text)
+
+
+def _wait(node: Node, text: str, *, evidence: str = "", fix: str = "") -> Finding:
+    return Finding(node=node.name, status="wait", text=text, evidence=evidence, fix=fix)
+
+
+def _fail(node: Node, text: str, *, evidence: str = "", fix: str = "") -> Finding:
+    return Finding(node=node.name, status="fail", text=text, evidence=evidence, fix=fix)

@@ -1,0 +1,18 @@
+"""`vlaunch completion`: the shell code that completes commands and flags."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print shell completion; add `eval "$(vlaunch completion bash)"` to ~/.bashrc."""
+    from launcher.cli.main import cli
+
+    found = get_completion_class(shell)
+    if found is None:
+        raise click.UsageError(f"no completion for {shell}")
+    click.echo(found(cli, {}, "vlaunch", "_VLAUNCH_COMPLETE").source())

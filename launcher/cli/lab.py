@@ -1,0 +1,117 @@
+"""`vlaunch lab`: practice hosts on this machine, to learn and test on what later runs on real servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+_NAME = click.option("--name", default="vlaunch-lab", show_default=True, help="Which practice cluster.")
+_DIR = click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where its files live.  [default: /var/lib/NAME]",
+)
+_CACHE = Path("/var/cache/vlaunch-lab")
+
+
+@click.group()
+def lab() -> None:
+    """Practice on one Linux machine: hosts with sshd and Docker, vLLM's CPU build, a tiny model."""
+
+
+def _lab_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    return _NAME(_DIR(command))
+
+
+@lab.command()
+@_lab_options
+@click.option("--nodes", default=2, show_default=True, help="How many hosts.")
+@click.option("--gpus", default=1, show_default=True, help="Slots that each host counts as GPUs.")
+@click.option("--subnet", default="10.77.0.0/24", show_default=True, help="A private network that is free here.")
+@click.option("--cache", default=_CACHE, type=click.Path(path_type=Path), show_default=True, help="Wheels and image.")
+@click.option("--install-missing", is_flag=True, help="Install the Debian packages that this machine lacks.")
+@click.option("--no-image", is_flag=True, help="Hosts only: without the vLLM image and the model.")
+def up(
+    name: str,
+    directory: Path | None,
+    nodes: int,
+    gpus: int,
+    subnet: str,
+    cache: Path,
+    install_missing: bool,
+    no_image: bool,
+) -> None:
+    """Start the practice hosts, or mend what is missing or dead of them.
+
+    Makes network namespaces, a bridge and files below --dir; `vlaunch lab down` removes all of it.
+    """
+    from launcher.lab import bring_up, layout, parts
+
+    wanted = layout.make(name=name, directory=directory, subnet=subnet, nodes=nodes, gpus=gpus)
+    parts.ensure(install=install_missing, say=_say)
+    bring_up.up(wanted, cache=cache, with_image=not no_image, say=_say)
+    click.echo(wanted.inventory)
+    _say(
+        f"{nodes} hosts are up; next: `vlaunch up {wanted.inventory}`, and `vlaunch lab down{_again(name, directory)}` at the end"
+    )
+
+
+@lab.command()
+@_lab_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def status(name: str, directory: Path | None, as_json: bool) -> None:
+    """Show how every practice host is; exit 1 when something is down."""
+    from launcher.errors import RequestError, VlaunchError
+    from launcher.lab import layout, parts
+    from launcher.lab import status as observed
+
+    parts.require_linux_root()
+    where = directory or layout.default_dir(name)
+    found = layout.load(where)
+    if found is None or found.name != name:
+        raise RequestError(f"there is no practice cluster `{name}` in `{where}`", hint="run `vlaunch lab up`")
+    states = observed.observe(found)
+    click.echo(observed.to_json(found, states) if as_json else observed.to_text(states))
+    if down := [state.name for state in states if not state.up]:
+        raise VlaunchError(f"not all is up on {', '.join(down)}", hint=f"run `vlaunch lab up{_again(name, directory)}`")
+
+
+@lab.command()
+@_lab_options
+@click.option("--cache", "with_cache", is_flag=True, help="Remove the cached wheels and image too.")
+def down(name: str, directory: Path | None, with_cache: bool) -> None:
+    """Remove every trace of the practice hosts, and prove it.
+
+    Works on a half-made or crashed cluster as well, and after a reboot. The cached wheels and image stay for the
+    next time unless --cache is given.
+    """
+    import shutil
+
+    from launcher.errors import VlaunchError
+    from launcher.lab import layout, parts, remove
+
+    parts.require_linux_root()
+    where = (directory or layout.default_dir(name)).absolute()
+    remove.down(name, where, _say)
+    if remains := remove.leftovers(name, where):
+        raise VlaunchError(
+            f"traces of the practice cluster `{name}` are left", evidence=remains, hint="run the same command again"
+        )
+    _say(f"nothing of `{name}` is left")
+    if with_cache and _CACHE.exists():
+        shutil.rmtree(_CACHE)
+    elif _CACHE.exists():
+        _say(f"wheels and image stay in `{_CACHE}`; `--cache` removes them")
+
+
+def _again(name: str, directory: Path | None) -> str:
+    words = "" if name == "vlaunch-lab" else f" --name {name}"
+    return words + (f" --dir {directory}" if directory else "")
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)

@@ -1,0 +1,103 @@
+"""The command `vlaunch`: names of commands, and how errors leave the program. Each command is imported when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from launcher import __version__
+from launcher.errors import VlaunchError
+
+# name → (module, attribute, one line of help), in the order in which people need them.
+COMMANDS = {
+    "up": ("launcher.cli.up", "up", "bring the cluster up, or to the inventory's state"),
+    "serve": ("launcher.cli.serve", "serve", "start the server and wait until it has answered"),
+    "status": ("launcher.cli.status", "status", "what is there: nodes, containers, Ray, server, drift"),
+    "chat": ("launcher.cli.chat", "chat", "talk to the served model"),
+    "logs": ("launcher.cli.logs", "logs", "logs of all nodes, each line with its node"),
+    "exec": ("launcher.cli.exec", "exec_", "run a command in every node's container"),
+    "tunnel": ("launcher.cli.tunnel", "tunnel", "make the API reachable on this machine"),
+    "stop": ("launcher.cli.stop", "stop", "stop the server; the cluster stays"),
+    "down": ("launcher.cli.down", "down", "remove everything from every node, verified"),
+    "lab": ("launcher.cli.lab", "lab", "a practice cluster on this machine"),
+    "schema": ("launcher.cli.schema", "schema", "the inventory's JSON Schema, for editors"),
+    "completion": ("launcher.cli.completion", "completion", "shell completion for bash, zsh or fish"),
+    "payload": ("launcher.cli.payload", "payload", ""),
+}
+
+
+class Lazy(click.Group):
+    """A group whose commands are imported when they are needed: `--help` reads this file and nothing else."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names that `--help` shows."""
+        return [name for name, (_, _, help_) in COMMANDS.items() if help_]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or say which one was probably meant."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            meant = f"; did you mean `{near[0]}`?" if near else ""
+            raise click.UsageError(f"no command `{args[0]}`{meant}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands from the table above, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help_) for name, (_, _, help_) in COMMANDS.items() if help_])
+
+
+@click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="vlaunch")
+def cli() -> None:
+    """From a list of GPU servers you can SSH into, to a verified multi-node vLLM cluster.
+
+    The inventory is found as an argument, with -i, in VLAUNCH_INVENTORY, as ./inventory.yaml, or is the one last brought up.
+    """
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the program and exit: 0 done, 1 it failed, 2 the request was wrong, 130 interrupted."""
+    sys.exit(run(argv))
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code; errors are shown, tracebacks only with `--verbose`."""
+    try:
+        result = cli.main(argv, prog_name="vlaunch", standalone_mode=False)
+    except VlaunchError as error:
+        from launcher.ui import errors
+
+        if "--verbose" in (sys.argv if argv is None else argv):
+            import traceback
+
+            traceback.print_exc()
+        errors.show(error)
+        return error.exit_code
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone; the interpreter must not complain about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return result if isinstance(result, int) else 0

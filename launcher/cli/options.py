@@ -1,0 +1,20 @@
+"""The flags that several commands share, spelled once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+inventory = click.option("-i", "--inventory", "inventory", metavar="FILE", help="The inventory (else: see `vlaunch --help`).")
+verbose = click.option("--verbose", is_flag=True, help="Show what is sent, and tracebacks.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+accept_new = click.option("--accept-new-host-keys", is_flag=True, help="Trust and remember hosts whose key is not known yet.")
+
+
+def reaching(function: F) -> F:
+    """Add the flags of every command that reaches nodes: -i, --accept-new-host-keys, --verbose."""
+    return inventory(accept_new(verbose(function)))

@@ -1,0 +1,118 @@
+"""What `up` and `serve` need besides nodes: the image that Ray runs in, and the cluster's secrets."""
+
+from __future__ import annotations
+
+import secrets as random
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher.cli.session import Session
+from launcher.errors import NodeError
+from launcher.events import Event
+from launcher.model import Inventory, Secret
+from launcher.plan.up import RayImage
+from launcher.tools import cpu_plugin, derived, image, ray
+from launcher.tools.host import HostFacts
+from launcher.transport import Command
+
+_PLACE = "made-from-the-image"
+
+
+def cache() -> Path:
+    """Return our folder for what can be made again: wheels, and what images said about themselves."""
+    from platformdirs import user_cache_path
+
+    return user_cache_path("vlaunch")
+
+
+def with_token(inventory: Inventory, facts: Mapping[str, HostFacts], secrets: Mapping[str, Secret]) -> dict[str, Secret]:
+    """Add the cluster's Ray token: the one the head already has, or a new one of 32 random bytes."""
+    if not inventory.ray.token_auth:
+        return dict(secrets)
+    there = facts[inventory.head.name].token if inventory.head.name in facts else ""
+    return {**secrets, ray.TOKEN: Secret(there or random.token_hex(32))}
+
+
+def unknown_image(inventory: Inventory) -> RayImage:
+    """Stand in for an image that nobody could ask yet: a script can be shown, with the parts that are not known named."""
+    version = inventory.ray.version
+    recipe = derived.Recipe(tag=f"{derived.REPOSITORY}:{version}-{_PLACE}", dockerfile="", wheels={})
+    return RayImage(
+        tag=recipe.tag, ray_version=version, python_version="", recipe=recipe,
+        shown='cat "${CONTEXT:?the build context is made when the image has been asked what it has}"',
+    )  # fmt: skip
+
+
+def ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayImage:
+    """Find out what the image has, resolve what it lacks on this machine, and say which image Ray will run in.
+
+    Raises:
+        NodeError: the image could not be asked.
+        VlaunchError: the wheels cannot be found, or do not fit what the image has.
+    """
+    inventory = session.inventory
+    base = facts[inventory.head.name].images[inventory.image]
+    assert base is not None  # noqa: S101 - the image stage has just put it there
+    python = _ask(session, base.identity)
+    missing = image.wanted_ray(python, inventory.ray.version)
+    plugin = cpu_plugin.wheel() if inventory.accelerator == "cpu" else None
+    wheels = None
+    if missing is not None:
+        from launcher.remote import wheels as resolver
+
+        began = time.monotonic()
+        text = f"resolving Ray {missing} for Python {python.python} of the image"
+        session.to.show(Event(kind="step", stage="ray-image", text=text, state="running"))
+        wheels = resolver.resolve(python, missing, cache() / "wheels")
+        session.to.show(Event(kind="step", stage="ray-image", text=text, state="ok", seconds=time.monotonic() - began))
+    recipe = derived.recipe(base=inventory.image, identity=base.identity, image=python, wheels=wheels, plugin=plugin)
+    version = python.ray if missing is None else missing
+    return RayImage(
+        tag=recipe.tag if recipe else inventory.image,
+        ray_version=version or inventory.ray.version,
+        python_version=python.python,
+        recipe=recipe,
+        shown=_shown(recipe),
+    )
+
+
+def _ask(session: Session, identity: str) -> image.ImagePython:
+    """Ask the image once; an image never changes, so its answer is kept under its identity."""
+    kept = cache() / "images" / f"{identity[:32]}.json"
+    if kept.is_file():
+        return image.parse_probe(kept.read_text(encoding="utf-8"))
+    head, name = session.inventory.head, session.inventory.image
+    text = "asking the image for its Python, Ray and packages"
+    session.to.show(Event(kind="step", stage="ray-image", node=head.name, text=text, state="running"))
+    (answer,) = session.transport.run([Command(node=head.name, argv=image.probe(head.docker, name), timeout=180)])
+    if not answer.ok:
+        raise NodeError(
+            head.name, f"cannot run {name} to see what is in it", evidence=answer.tail,
+            hint=f"try it there: `docker run --rm --entrypoint python3 {name} -V`",
+        )  # fmt: skip
+    found = image.parse_probe(answer.out)
+    session.to.show(Event(kind="step", stage="ray-image", node=head.name, text=text, state="ok", seconds=answer.seconds))
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    part = kept.with_suffix(".part")
+    part.write_text(answer.out, encoding="utf-8")
+    part.replace(kept)
+    return found
+
+
+def _shown(recipe: derived.Recipe | None) -> str:
+    """Lay the build context out as a folder, and say how a script would send it."""
+    if recipe is None:
+        return ""
+    folder = cache() / "contexts" / recipe.content
+    if not (folder / "Dockerfile").is_file():
+        (folder / "wheels").mkdir(parents=True, exist_ok=True)
+        for name, content in recipe.wheels.items():
+            target = folder / "wheels" / name
+            target.unlink(missing_ok=True)
+            if isinstance(content, bytes):
+                target.write_bytes(content)
+            else:
+                target.symlink_to(content)
+        (folder / "Dockerfile").write_text(recipe.dockerfile, encoding="utf-8")
+    return f"tar -chf - -C {folder} Dockerfile wheels"

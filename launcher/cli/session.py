@@ -1,0 +1,114 @@
+"""What every command that reaches nodes begins with: the inventory, a connection to each node, a place to show events."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.cli.find import find_inventory
+from launcher.errors import ConnectError
+from launcher.events import Event
+from launcher.inventory.load import load
+from launcher.model import Answer, Inventory, fold
+from launcher.tools import symptoms
+from launcher.transport import Command, Transport
+from launcher.ui.progress import Printer
+
+if TYPE_CHECKING:
+    from launcher.remote.fleet import Fleet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """An inventory and open connections to its nodes; `missing` are the nodes that could not be reached."""
+
+    inventory: Inventory
+    fleet: Fleet
+    transport: Transport
+    to: Printer
+    missing: dict[str, ConnectError] = field(default_factory=dict)
+
+
+def read(argument: str | None, option: str | None) -> Inventory:
+    """Find and load the inventory, as every command does."""
+    return load(find_inventory(argument, option))
+
+
+@contextmanager
+def reach(
+    inventory: Inventory,
+    to: Printer,
+    *,
+    accept_new_host_keys: bool = False,
+    verbose: bool = False,
+    partial: bool = False,
+) -> Iterator[Session]:
+    """Connect to every node.
+
+    With `partial`, nodes that cannot be reached are left to the caller in `missing`; otherwise they raise ConnectError,
+    every node's story told.
+    """
+    from launcher.remote.fleet import Fleet
+
+    with Fleet(inventory, accept_new_host_keys=accept_new_host_keys, passphrase=_ask_passphrase()) as fleet:
+        began = time.monotonic()
+        to.show(Event(kind="stage", stage="connect", text=f"Connect to {len(inventory.nodes)} nodes", state="running"))
+        missing = fleet.connect()
+        reached = [node.name for node in inventory.nodes if node.name not in missing]
+        if reached:
+            to.show(
+                Event(
+                    kind="step", stage="connect", node=fold(reached), text="connected", state="ok",
+                    seconds=time.monotonic() - began,
+                )
+            )  # fmt: skip
+        if missing and not partial:
+            raise all_of(list(missing.values()))
+        transport: Transport = Verbose(fleet) if verbose else fleet
+        yield Session(inventory=inventory, fleet=fleet, transport=transport, to=to, missing=missing)
+
+
+def all_of(errors: Sequence[ConnectError]) -> ConnectError:
+    """Make one error of several, equal stories folded."""
+    if len(errors) == 1:
+        return errors[0]
+    stories: dict[tuple[str, str], list[ConnectError]] = {}
+    for error in errors:
+        stories.setdefault((error.message.removeprefix(f"{error.node}: "), error.hint), []).append(error)
+    lines, hints = [], []
+    for (text, hint), group in stories.items():
+        lines.append(f"{fold([error.node for error in group])}: {text}")
+        lines += group[0].evidence.splitlines()[-2:]
+        hints += [line for line in hint.splitlines() if line not in hints]
+    nodes = fold([error.node for error in errors])
+    return ConnectError(nodes, "cannot be reached", evidence=lines, hint="\n".join(hints))
+
+
+class Verbose:
+    """A transport that says what it sends before it sends it (`--verbose`)."""
+
+    def __init__(self, inner: Transport) -> None:
+        self._inner = inner
+
+    def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
+        """Show each command, then run all of them."""
+        for command in commands:
+            words = " ".join(symptoms.plain(word) if len(word) < 200 else "'…'" for word in command.argv)
+            click.echo(f"  + {command.node}: {words}", err=True)
+        yield from self._inner.run(commands)
+
+
+def _ask_passphrase() -> Callable[[str], str | None]:
+    def ask(path: str) -> str | None:
+        if not sys.stdin.isatty():
+            return None
+        answer: str = click.prompt(f"Passphrase of {path}", hide_input=True, err=True)
+        return answer
+
+    return ask

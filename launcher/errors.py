@@ -1,0 +1,76 @@
+"""What can go wrong, as one tree. Library exceptions stop at the adapter that imports the library.
+
+* VlaunchError            exit 1  it failed
+  * RequestError          exit 2  what was asked cannot be done: nothing was touched
+    * InventoryError              every mistake in an inventory, each with its line
+    * PlacementError              this TP × PP × model does not fit this cluster
+  * NodeError                     one or more nodes did not do as told
+    * ConnectError                a node could not be reached or logged in to
+    * DeadlineError               a wait ran out of time
+  * GateError                     a check between two stages failed
+  * UnreadableAnswer              a tool said something that cannot be read
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class VlaunchError(Exception):
+    """Root of everything vlaunch raises on purpose.
+
+    Args:
+        message: where and what happened, one line, no full stop.
+        evidence: the lines that show it, as they were seen.
+        hint: what to do, with a command to run.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, evidence: str | Sequence[str] = "", hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.evidence = evidence if isinstance(evidence, str) else "\n".join(evidence)
+        self.hint = hint
+
+
+class RequestError(VlaunchError):
+    """The request was wrong; nothing was touched."""
+
+    exit_code = 2
+
+
+class InventoryError(RequestError):
+    """The inventory has mistakes; `mistakes` holds one line each: `FILE:LINE: path: what`."""
+
+    def __init__(self, message: str, mistakes: Sequence[str], *, hint: str = "") -> None:
+        super().__init__(message, evidence=mistakes, hint=hint)
+        self.mistakes = tuple(mistakes)
+
+
+class PlacementError(RequestError):
+    """The asked-for parallelism cannot run on this cluster or with this model."""
+
+
+class NodeError(VlaunchError):
+    """A node did not do as told; `node` names it (or several, folded)."""
+
+    def __init__(self, node: str, message: str, *, evidence: str | Sequence[str] = "", hint: str = "") -> None:
+        super().__init__(f"{node}: {message}" if node else message, evidence=evidence, hint=hint)
+        self.node = node
+
+
+class ConnectError(NodeError):
+    """A node could not be reached, or refused the login."""
+
+
+class DeadlineError(NodeError):
+    """A wait ran out of time."""
+
+
+class GateError(VlaunchError):
+    """A check between two stages failed; the stages after it did not run."""
+
+
+class UnreadableAnswer(VlaunchError):
+    """A tool's output could not be read; `evidence` is the line."""

@@ -1,0 +1,36 @@
+"""What happens, as it happens: the one stream that terminals, pipes, `--json` and tests read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Kind = Literal["stage", "step", "wait", "finding", "note", "warning", "done"]
+State = Literal["", "running", "ok", "failed", "unchanged", "warn", "skip"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One thing that happened.
+
+    `stage` is the stage's id; `node` is empty when it concerns all of them; `seconds` is how long it took, or, for `wait`,
+    how long it has waited so far, with `deadline` the most it will wait.
+    """
+
+    kind: Kind
+    stage: str = ""
+    node: str = ""
+    text: str = ""
+    state: State = ""
+    seconds: float = 0.0
+    deadline: float = 0.0
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the event without its empty fields, ready for `json.dumps`."""
+        return {
+            key: round(value, 3) if isinstance(value, float) else value
+            for key, value in asdict(self).items()
+            if value not in ("", 0.0, {})
+        }

@@ -1,0 +1,215 @@
+"""YAML text → plain values, with the line of every key. Refuses what cannot be read before anything is interpreted.
+
+Plain words follow YAML 1.2's core schema, as editors do: `yes`, `on`, `2026-01-01` and `22:22` are text, and numbers
+are decimal. Nesting and the count of values after aliases are bounded, so that a small file cannot grow in memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import yaml
+
+from launcher.inventory.mistakes import Mistake, Where, name, shown
+
+MAX_DEPTH = 24
+MAX_VALUES = 50_000
+_LONGEST_NUMBER = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """What a file says: `data` is a mapping when it could be read, `lines` has the line of each key and list item."""
+
+    data: dict[str, object] | None
+    lines: Mapping[Where, int]
+    mistakes: tuple[Mistake, ...]
+
+    def line(self, where: Where) -> int:
+        """Return the line of `where`, or of the nearest thing around it that is written down."""
+        while where and where not in self.lines:
+            where = where[:-1]
+        return self.lines.get(where, 1)
+
+
+class Written(float):
+    """A decimal number that remembers how it was written: `1.50` in `env` must reach the node as `1.50`."""
+
+    text: str
+
+
+def parse(text: str) -> Document:
+    """Read YAML; mistakes are in the result. A file that is no YAML at all gives one mistake and no data."""
+    try:
+        root = _compose(text)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        return _unreadable(line, f"the character U+{ord(text[error.position]):04X} is not allowed in YAML")
+    except yaml.MarkedYAMLError as error:
+        return _unreadable(_line_of(error), _syntax(error))
+    except (ValueError, RecursionError) as error:  # a bad \x escape, or a chain of tokens too deep for Python's stack
+        return _unreadable(1, f"not valid YAML: {type(error).__name__}")
+    if root is None:
+        return _unreadable(1, "the file is empty; `inventory/example.yaml` shows what to write")
+    return _convert(root)
+
+
+def _compose(text: str) -> yaml.Node | None:
+    loader = _Loader(text)
+    try:
+        node: yaml.Node | None = loader.get_single_node()
+    finally:
+        loader.dispose()
+    return node
+
+
+def _convert(root: yaml.Node) -> Document:
+    reader = _Reader()
+    try:
+        data = reader.value(root, (), 0)
+    except _TooBig as error:
+        return _unreadable(error.line, str(error))
+    mistakes = reader.mistakes
+    if not isinstance(data, dict):
+        text = f"should be a mapping that starts with `cluster:`, not {shown(data)}"
+        return Document(data=None, lines=reader.lines, mistakes=(*mistakes, Mistake(where=(), text=text)))
+    return Document(data=data, lines=reader.lines, mistakes=tuple(mistakes))
+
+
+def _unreadable(line: int, text: str) -> Document:
+    return Document(data=None, lines={}, mistakes=(Mistake(where=(), text=text, line=line),))
+
+
+def _line_of(error: yaml.MarkedYAMLError) -> int:
+    mark = error.problem_mark or error.context_mark
+    return mark.line + 1 if mark else 1
+
+
+def _syntax(error: yaml.MarkedYAMLError) -> str:
+    problem = error.problem or "it cannot be read"
+    if "'\\t'" in problem:
+        return "a tab is used where YAML wants spaces; indent with spaces"
+    if "single document" in (error.context or ""):
+        return "should be one YAML document; remove the second `---`"
+    where = f" ({error.context}, line {error.context_mark.line + 1})" if error.context and error.context_mark else ""
+    return f"not valid YAML: {problem}{where}"
+
+
+class _Loader(yaml.SafeLoader):
+    # Empty, so that only the resolvers added below apply.
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            problem = f"nested more than {MAX_DEPTH} levels deep"
+            raise yaml.composer.ComposerError(None, None, problem, self.get_mark())
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+
+_TAG = "tag:yaml.org,2002:"
+_SIGNS_AND_DIGITS = list("-+.0123456789")
+for _tag, _pattern, _first in (
+    ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
+    ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    # No leading zero and no plus: `007` stays text, as a zero-padded name or an environment value should.
+    ("int", r"^-?(?:0|[1-9][0-9]{0,17})$", _SIGNS_AND_DIGITS),
+    ("float", r"^-?(?:0|[1-9][0-9]{0,17})?\.[0-9]{1,18}$", _SIGNS_AND_DIGITS),
+    ("merge", r"^<<$", ["<"]),
+):
+    _Loader.add_implicit_resolver(_TAG + _tag, re.compile(_pattern), _first)
+
+
+class _TooBig(Exception):
+    def __init__(self, line: int, text: str) -> None:
+        super().__init__(text)
+        self.line = line
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Walks the node graph once; what it has seen so far is its state."""
+
+    lines: dict[Where, int] = field(default_factory=dict)
+    mistakes: list[Mistake] = field(default_factory=list)
+    count: int = 0
+
+    def value(self, node: yaml.Node, where: Where, depth: int) -> object:
+        self._spend(node, depth)
+        self.lines.setdefault(where, _line(node))
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, where, depth)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(child, (*where, at), depth + 1) for at, child in enumerate(node.value)]
+        return self._scalar(node, where)
+
+    def _mapping(self, node: yaml.MappingNode, where: Where, depth: int) -> dict[str, object]:
+        values: dict[str, object] = {}
+        for key_node, value_node, merged in self._pairs(node, where, depth):
+            if not isinstance(key_node, yaml.ScalarNode):
+                self._mistake(where, key_node, "a key should be one word, not a list or a mapping")
+                continue
+            key = str(key_node.value)
+            if key not in values:
+                self.lines[(*where, key)] = _line(key_node)
+                values[key] = self.value(value_node, (*where, key), depth + 1)
+            elif not merged:
+                first = self.lines[(*where, key)]
+                self._mistake((*where, key), key_node, f"written twice; the first is on line {first}")
+        return values
+
+    def _pairs(self, node: yaml.MappingNode, where: Where, depth: int) -> Iterator[tuple[yaml.Node, yaml.Node, bool]]:
+        """Yield key, value and whether it was merged in: the mapping's own pairs first, for they win over `<<`."""
+        merges: list[yaml.Node] = []
+        for key, value in node.value:
+            if key.tag == _TAG + "merge":
+                merges += value.value if isinstance(value, yaml.SequenceNode) else [value]
+            else:
+                yield key, value, False
+        for source in merges:
+            self._spend(source, depth)
+            if not isinstance(source, yaml.MappingNode):
+                self._mistake(where, source, "`<<` should be followed by an alias to a mapping, such as `*defaults`")
+                continue
+            for key, value, _ in self._pairs(source, where, depth + 1):
+                self._spend(key, depth)
+                yield key, value, True
+
+    def _scalar(self, node: yaml.Node, where: Where) -> object:
+        text, tag = str(node.value), str(node.tag).removeprefix(_TAG)
+        try:
+            if tag == "null":
+                return None
+            if tag == "bool":
+                return {"true": True, "false": False}[text.lower()]
+            if tag == "int":
+                return int(text) if len(text) < _LONGEST_NUMBER else text
+            if tag == "float":
+                number = Written(text)
+                number.text = text
+                return number
+        except (KeyError, ValueError):
+            tag = "?"
+        if tag not in ("str", "merge"):
+            self._mistake(where, node, f"the tag `{name(str(node.tag))}` is not used in an inventory; remove it")
+        return text
+
+    def _spend(self, node: yaml.Node, depth: int) -> None:
+        self.count += 1
+        if self.count > MAX_VALUES:
+            raise _TooBig(_line(node), f"more than {MAX_VALUES} values once its aliases are filled in")
+        if depth > MAX_DEPTH:
+            raise _TooBig(_line(node), f"nested more than {MAX_DEPTH} levels deep once its aliases are filled in")
+
+    def _mistake(self, where: Where, node: yaml.Node, text: str) -> None:
+        self.mistakes.append(Mistake(where=where, text=text, line=_line(node)))
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1

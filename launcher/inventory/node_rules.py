@@ -1,0 +1,146 @@
+"""Rules between the nodes: each is one machine with one name and one address, and one of them is the head."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Iterator
+
+from launcher.inventory.draft import Draft
+from launcher.inventory.mistakes import Mistake, Where, did_you_mean, name
+from launcher.inventory.ranges import MAX_NODES
+from launcher.model import Node
+
+
+def lengths(draft: Draft) -> Iterator[Mistake]:
+    """The ranges of one entry go together, one name and one address per host."""
+    for at, entry in enumerate(draft.file.nodes):
+        for key, values, kind in (("name", entry.name, "name"), ("ip", entry.ip, "address")):
+            if values is None or len(values) == len(entry.host) or not draft.sound("nodes", at, "host"):
+                continue
+            yield Mistake(
+                where=("nodes", at, key),
+                text=f"should have one {kind} per host: it has {len(values)}, and `host` stands for {len(entry.host)}",
+            )
+
+
+def count(draft: Draft) -> Iterator[Mistake]:
+    """The whole stays within what one head can be asked to watch."""
+    if len(draft.placed) > MAX_NODES:
+        yield Mistake(where=("nodes",), text=f"should be at most {MAX_NODES} nodes in all, not {len(draft.placed)}")
+
+
+def addresses(draft: Draft) -> Iterator[Mistake]:
+    """Each node has an address, and all are of one family: Ray and NCCL connect every node with every other."""
+    for at, entry in enumerate(draft.file.nodes):
+        missing = [one.node.host for one in draft.placed if one.entry == at and not one.node.ip]
+        if entry.ip is None and missing and draft.sound("nodes", at, "host") and draft.sound("nodes", at, "ip"):
+            advice = f"`{missing[0]}` is a name, so `ip` should say which address the other nodes reach it by"
+            yield Mistake(where=("nodes", at, "host"), text=advice)
+    known = [one for one in draft.placed if one.node.ip]
+    families = {ipaddress.ip_address(one.node.ip).version for one in known}
+    if len(families) > 1:
+        first = known[0]
+        version = ipaddress.ip_address(first.node.ip).version
+        other = next(one for one in known if ipaddress.ip_address(one.node.ip).version != version)
+        line = draft.line(*_key(draft, first.entry, "ip"))
+        text = f"should be an IPv{version} address as on line {line}, not {other.node.ip}"
+        yield Mistake(where=_key(draft, other.entry, "ip"), text=text)
+
+
+def duplicates(draft: Draft) -> Iterator[Mistake]:
+    """No two nodes share a name, a login or an address."""
+    for key, of in (("name", _by_name), ("host", _by_host), ("ip", _by_ip)):
+        yield from _duplicates(draft, key, of)
+
+
+def _duplicates(draft: Draft, key: str, of: Callable[[Node], str]) -> Iterator[Mistake]:
+    seen: dict[str, int] = {}
+    for one in draft.placed:
+        value = of(one.node)
+        # A name that comes from a duplicate host is reported there.
+        if not value or (key == "name" and draft.file.nodes[one.entry].name is None and not _is_explicit(draft, value)):
+            continue
+        if value in seen:
+            where = _key(draft, one.entry, key)
+            line = draft.line(*_key(draft, seen[value], key))
+            other = "in this range" if seen[value] == one.entry else f"on line {line}"
+            yield Mistake(where=where, text=f"should be used once, and `{value}` is already {other}")
+        seen.setdefault(value, one.entry)
+
+
+def _by_name(node: Node) -> str:
+    return node.name
+
+
+def _by_ip(node: Node) -> str:
+    return node.ip
+
+
+def _by_host(node: Node) -> str:
+    # One address with two SSH ports is two machines behind a forwarder.
+    return node.host.lower() if node.ssh.port is None else f"{node.host.lower()}:{node.ssh.port}"
+
+
+def _is_explicit(draft: Draft, value: str) -> bool:
+    return any(value in (entry.name or ()) for entry in draft.file.nodes)
+
+
+def names(draft: Draft) -> Iterator[Mistake]:
+    """A node's name becomes part of a container's."""
+    for at, entry in enumerate(draft.file.nodes):
+        if entry.name is None and any(":" in host for host in entry.host):
+            yield Mistake(where=("nodes", at, "host"), text="an IPv6 address cannot name a container: give the node a `name`")
+
+
+def head(draft: Draft) -> Iterator[Mistake]:
+    """There is exactly one head, and it is one of the nodes."""
+    claims = [at for at, entry in enumerate(draft.file.nodes) if entry.head]
+    for at in claims:
+        hosts = draft.file.nodes[at].host
+        if len(hosts) > 1:
+            text = f"should be on one node, and this entry is {len(hosts)}; write `head: NAME` at the top level instead"
+            yield Mistake(where=("nodes", at, "head"), text=text)
+        if at != claims[0]:
+            line = draft.line("nodes", claims[0], "head")
+            yield Mistake(where=("nodes", at, "head"), text=f"should be on one node, and it is already on line {line}")
+    chosen, known = draft.file.head, [one.node.name for one in draft.placed]
+    if chosen is None:
+        return
+    if chosen not in known:
+        near = did_you_mean(chosen, known)
+        yield Mistake(where=("head",), text=f"should be the name of one of the nodes, not `{name(chosen)}`{near}")
+    elif claims and all(one.node.name != chosen for one in draft.placed if one.entry in claims):
+        line = draft.line("nodes", claims[0], "head")
+        yield Mistake(where=("head",), text=f"should agree with `head: true` on line {line}; remove one of the two")
+
+
+def local(draft: Draft) -> Iterator[Mistake]:
+    """Only one node can be the machine the launcher runs on."""
+    here = [one for one in draft.placed if one.node.connection == "local"]
+    if len(here) > 1:
+        where: Where = _key(draft, here[1].entry, "connection")
+        if not draft.written(*where):
+            where = ("connection",)
+        text = f"can be local for one node only, and it is for `{here[0].node.name}` and `{here[1].node.name}`"
+        yield Mistake(where=where, text=text)
+
+
+def loopback(draft: Draft) -> Iterator[Mistake]:
+    """`lo` reaches no other machine."""
+    if len(draft.placed) < 2:
+        return
+    if draft.file.network.interface == "lo":
+        yield Mistake(where=("network", "interface"), text="should lead to the other nodes, which `lo` does not")
+    for at, entry in enumerate(draft.file.nodes):
+        if entry.network.interface == "lo":
+            where = ("nodes", at, "network", "interface")
+            yield Mistake(where=where, text="should lead to the other nodes, which `lo` does not")
+
+
+ALL = (lengths, count, addresses, duplicates, names, head, local, loopback)
+
+
+def _key(draft: Draft, entry: int, key: str) -> Where:
+    """Where `key` is written, or `host`, from which `name` and `ip` are taken when they are not."""
+    where: Where = ("nodes", entry, key)
+    return where if draft.written(*where) or key == "connection" else ("nodes", entry, "host")

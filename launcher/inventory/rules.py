@@ -1,0 +1,174 @@
+"""Rules between the keys of the whole cluster, each a function that yields what is wrong. `node_rules` has the nodes'."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from launcher.inventory.draft import Draft
+from launcher.inventory.mistakes import Mistake, Where
+
+# Ray's OBJECT_STORE_MINIMUM_MEMORY_BYTES (ray/_private/ray_constants.py).
+_SMALLEST_STORE = 75 * 2**20
+_HF_CACHE = "/root/.cache/huggingface"
+_SECRET_NAME = re.compile(
+    r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|ACCESS_KEY|SECRET_KEY|PRIVATE_KEY|CREDENTIALS?)$",
+    re.IGNORECASE,
+)
+_SECRET_VALUE = re.compile(r"(?:hf_|sk-|ghp_|nvapi-)[A-Za-z0-9_-]{16,}")
+_OWNED_ENV = {
+    "VLLM_HOST_IP": "the launcher sets it on each node from `ip`",
+    "RAY_ADDRESS": "the launcher sets it from the head's `ip` and `ports.gcs`",
+    "RAY_AUTH_MODE": "set `ray.token_auth` instead",
+}
+
+
+def ports(draft: Draft) -> Iterator[Mistake]:
+    """Each port is used once, and none lies among those of Ray's workers, which would take it at random."""
+    numbers: dict[str, int] = draft.file.ports.model_dump()
+    low, high = numbers.pop("worker_min"), numbers.pop("worker_max")
+    if low >= high:
+        place: Where = ("ports", "worker_min" if draft.written("ports", "worker_min") else "worker_max")
+        yield Mistake(where=place, text=f"should leave a range of ports for workers, not {low} to {high}")
+    used: dict[int, str] = {}
+    for name, number in sorted(numbers.items(), key=lambda item: draft.written("ports", item[0])):
+        if number in used:
+            yield Mistake(where=("ports", name), text=f"should differ from `{used[number]}`; both are {number}")
+        used.setdefault(number, name)
+        if low <= number <= high:
+            own = draft.written("ports", name) or not draft.written("ports", "worker_min")
+            where = ("ports", name if own else "worker_min")
+            yield Mistake(
+                where=where, text=f"`{name}` ({number}) should lie outside the ports of Ray's workers, {low} to {high}"
+            )
+
+
+def placement(draft: Draft) -> Iterator[Mistake]:
+    """TP times PP is the number of GPUs that one copy of the model takes; there must be as many."""
+    if any(where[0] == "nodes" and (where[-1] in ("gpus", "host") or len(where) < 3) for where in draft.broken if where):
+        return
+    serve, total = draft.file.serve, sum(one.node.gpus for one in draft.placed)
+    tp, pp = serve.tp or 1, serve.pp or 1
+    if tp * pp > total:
+        key = "tp" if serve.tp and (tp > total or not serve.pp) else "pp"
+        product = f"tp {tp} x pp {pp}" if serve.tp and serve.pp else f"{key} {tp * pp}"
+        text = f"should fit the cluster: {product} takes {tp * pp} GPUs, and the nodes have {total}"
+        yield Mistake(where=("serve", key), text=text)
+
+
+def memory(draft: Draft) -> Iterator[Mistake]:
+    """Ray's object store has a least size, and lives in shared memory."""
+    store, shm = draft.file.ray.object_store, draft.file.shm
+    if store is not None and store < _SMALLEST_STORE:
+        yield Mistake(where=("ray", "object_store"), text="should be at least 75MiB, which Ray needs to start")
+    if store is not None and shm != "host" and store > shm:
+        yield Mistake(
+            where=("ray", "object_store"), text=f"should fit into `shm` (line {draft.line('shm')}), where Ray keeps it"
+        )
+
+
+def network(draft: Draft) -> Iterator[Mistake]:
+    """RDMA needs a fabric that has it, and GPUs; devices are named for the fabric they belong to."""
+    file = draft.file
+    rdma = file.network.fabric != "ethernet"
+    for where, hca in _hcas(draft):
+        if hca and file.accelerator == "cpu":
+            yield Mistake(where=where, text="should be left out with `accelerator: cpu`, whose backend (Gloo) uses no RDMA")
+        elif hca and not rdma and draft.sound("network", "fabric"):
+            yield Mistake(where=where, text="should come with `fabric: infiniband` or `fabric: roce` under `network`")
+        if len(set(hca)) < len(hca):
+            yield Mistake(where=where, text="should name each device once")
+    if file.network.require in ("rdma", "gdrdma"):
+        if file.accelerator == "cpu":
+            text = f"cannot be {file.network.require} with `accelerator: cpu`"
+            yield Mistake(where=("network", "require"), text=text)
+        elif not rdma and draft.sound("network", "fabric"):
+            text = f"cannot be {file.network.require} with `fabric: ethernet`, which has no RDMA"
+            yield Mistake(where=("network", "require"), text=text)
+
+
+def environment(draft: Draft) -> Iterator[Mistake]:
+    """Nothing that looks like a secret is written in the file, and nothing is set that the launcher must set itself."""
+    file = draft.file
+    places: list[tuple[Where, dict[str, str]]] = [(("env",), file.env)]
+    places += [(("nodes", at, "env"), entry.env) for at, entry in enumerate(file.nodes)]
+    for where, env in places:
+        for name, value in env.items():
+            if name in file.secrets:
+                line = draft.line("secrets", name)
+                yield Mistake(where=(*where, name), text=f"should be removed; it is a secret (line {line})")
+            elif name in _OWNED_ENV:
+                yield Mistake(where=(*where, name), text=f"should be removed; {_OWNED_ENV[name]}")
+            elif _looks_secret(name, value):
+                advice = f"a secret should not be written here; use `secrets: {{{name}: {{env: {name}}}}}`"
+                yield Mistake(where=(*where, name), text=advice)
+    for at, argument in enumerate(file.serve.args):
+        if argument.split("=")[0] == "--api-key":
+            advice = "a key should not be an argument, which `ps` shows; use `secrets: {VLLM_API_KEY: {env: VLLM_API_KEY}}`"
+            yield Mistake(where=("serve", "args", at), text=advice)
+        elif _SECRET_VALUE.search(argument):
+            yield Mistake(
+                where=("serve", "args", at), text="a secret should not be an argument, which `ps` shows; use `secrets`"
+            )
+
+
+def secrets(draft: Draft) -> Iterator[Mistake]:
+    """Each secret has one source."""
+    for name, source in draft.file.secrets.items():
+        if len(source.model_dump(exclude_none=True)) != 1 and draft.sound("secrets", name):
+            yield Mistake(where=("secrets", name), text="should have exactly one of `env`, `file` and `command`")
+        if name in _OWNED_ENV:
+            yield Mistake(where=("secrets", name), text=f"should be removed; {_OWNED_ENV[name]}")
+
+
+def arguments(draft: Draft) -> Iterator[Mistake]:
+    """Arguments are words: nothing splits them later."""
+    for at, argument in enumerate(draft.file.serve.args):
+        option, space, _ = argument.partition(" ")
+        if space and option.startswith("-") and "=" not in option:
+            yield Mistake(where=("serve", "args", at), text=f"should be two items: `{option}` and the value after it")
+
+
+def mounts(draft: Draft) -> Iterator[Mistake]:
+    """Each place in the container has one mount, and the Hugging Face cache is already one."""
+    targets = [mount.target.rstrip("/") or "/" for mount in draft.file.mounts]
+    for at, target in enumerate(targets):
+        if target in targets[:at] and target != "/x":
+            line = draft.line("mounts", targets.index(target))
+            yield Mistake(where=("mounts", at), text=f"should have a target of its own; `{target}` is used on line {line}")
+        if target == "/":
+            yield Mistake(where=("mounts", at), text="should not cover the container's root directory")
+        if target == _HF_CACHE:
+            yield Mistake(where=("mounts", at), text=f"should be written as `hf_home`, which is mounted at {_HF_CACHE}")
+
+
+def docker(draft: Draft) -> Iterator[Mistake]:
+    """There is no terminal for sudo to ask a password on."""
+    calls: list[tuple[Where, list[str]]] = [(("docker",), draft.file.docker)]
+    calls += [(("nodes", at, "docker"), entry.docker) for at, entry in enumerate(draft.file.nodes) if entry.docker]
+    for where, words in calls:
+        if words[0].startswith("-"):
+            yield Mistake(where=where, text=f"should start with a command, not with the option `{words[0]}`")
+        elif words[0].rpartition("/")[2] == "sudo" and not {"-n", "--non-interactive"} & set(words):
+            yield Mistake(
+                where=where, text="should use `sudo -n`: sudo without -n would wait for a password that nobody can type"
+            )
+        if any(first == second == "docker" for first, second in pairwise(words)):
+            yield Mistake(where=where, text="should name docker once")
+
+
+ALL = (ports, placement, memory, network, environment, secrets, arguments, mounts, docker)
+
+
+def _hcas(draft: Draft) -> Iterator[tuple[Where, list[str]]]:
+    yield ("network", "hca"), draft.file.network.hca or []
+    for at, entry in enumerate(draft.file.nodes):
+        yield ("nodes", at, "network", "hca"), entry.network.hca or []
+
+
+def _looks_secret(name: str, value: str) -> bool:
+    if _SECRET_VALUE.fullmatch(value):
+        return True
+    # Switches such as HF_HUB_DISABLE_IMPLICIT_TOKEN=1 are no secrets.
+    return _SECRET_NAME.search(name) is not None and len(value) >= 6

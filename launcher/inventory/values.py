@@ -1,0 +1,238 @@
+"""The types of single values: what each may look like, in words and as a pattern. All are safe in an argv or a name.
+
+Patterns are conservative on purpose: none admits a shell metacharacter, a leading dash or a control character.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from launcher.inventory import ranges
+from launcher.inventory.document import Written
+
+
+def should(text: str) -> PydanticCustomError:
+    """An error that reads `should be …`; the value it complains about is added where errors are put into words."""
+    return PydanticCustomError("should", "{text}", {"text": text})
+
+
+def plainly(text: str) -> PydanticCustomError:
+    """An error whose words are complete: the value is not shown."""
+    return PydanticCustomError("plainly", "{text}", {"text": text})
+
+
+_LONGEST = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """Text that matches `pattern` from end to end; `what` completes "should be …"."""
+
+    pattern: str
+    what: str
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Check after pydantic has seen that it is text."""
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Give editors the same pattern."""
+        return {**handler(schema), "pattern": f"^(?:{self.pattern})$"}
+
+    def _check(self, value: str) -> str:
+        # The length is bounded first: matching may take time that grows with its square.
+        if len(value) > _LONGEST or re.fullmatch(self.pattern, value) is None:
+            raise should(f"should be {self.what}")
+        return value
+
+
+ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?"
+# https://github.com/distribution/reference: domain/path:tag@digest, path in lower case.
+_PATH_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_REFERENCE = (
+    rf"(?:(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{{1,5}})?/)?{_PATH_PART}(?:/{_PATH_PART})*"
+    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
+)
+# No component may be `..`: what is mounted or written should be what is read.
+_ABSOLUTE = r"/(?!.*(?:^|/)\.\.(?:/|$))[A-Za-z0-9._@%+=/-]*[A-Za-z0-9._@%+=-]/?"
+_LOCAL = r"(?:~/|/|\./|\.\./)?[A-Za-z0-9._@%+=][A-Za-z0-9 ._@%+=/-]*"
+
+ClusterName = Annotated[
+    str,
+    Like(r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?", "a name of at most 40 lower-case letters, digits, `-`, `_` and `.`"),
+]
+Image = Annotated[str, Like(_REFERENCE, "an image reference such as vllm/vllm-openai:v0.32.0 or name@sha256:…")]
+RayVersion = Annotated[
+    str,
+    Like(r"[0-9]+\.[0-9]+\.[0-9]+(?:(?:a|b|rc)[0-9]+)?(?:\.(?:post|dev)[0-9]+)?", 'a full version such as "2.60.0"'),
+]
+User = Annotated[str, Like(r"[A-Za-z_][A-Za-z0-9_.-]*(?:@[A-Za-z0-9.-]+)?", "a login name")]
+Jump = Annotated[
+    str, Like(rf"(?:[A-Za-z_][A-Za-z0-9_.-]*@)?{_LABEL}(?::[0-9]{{1,5}})?", "a host such as ops@bastion.example:22")
+]
+NodePath = Annotated[str, Like(_ABSOLUTE, "an absolute path on the nodes, without spaces or `..`, such as /data/huggingface")]
+LocalPath = Annotated[str, Like(_LOCAL, "a path on this machine, such as ~/.ssh/id_ed25519")]
+# IFNAMSIZ is 16 with the closing NUL; the kernel's dev_valid_name() forbids `.`, `..`, `/`, `:` and spaces.
+Interface = Annotated[
+    str,
+    Like(
+        r"(?!\.{1,2}$)[A-Za-z0-9._][A-Za-z0-9._@-]{0,14}",
+        "the exact name of one network interface, at most 15 characters, such as eth0 (see `ip -br link`)",
+    ),
+]
+Hca = Annotated[
+    str,
+    Like(
+        r"[A-Za-z][A-Za-z0-9_-]{0,62}(?::[1-9][0-9]?)?",
+        "the exact name of one RDMA device, such as mlx5_0 or mlx5_0:1 (see `ls /sys/class/infiniband`)",
+    ),
+]
+EnvName = Annotated[
+    str, Like(ENV_NAME, "the name of an environment variable: letters, digits and `_`, not starting with a digit")
+]
+Word = Annotated[str, Like(r"[A-Za-z0-9_./=+@:-]+", "one word without spaces or shell characters")]
+Model = Annotated[
+    str,
+    Like(r"[A-Za-z0-9_/.~][A-Za-z0-9_./@:+~=-]*", "a model such as Qwen/Qwen3-8B, or a path inside the container"),
+]
+NonEmpty = Annotated[str, Like(r"[^\x00-\x1f\x7f]+", "text of one line that is not empty")]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+def _expand(value: object) -> tuple[str, ...]:
+    if not isinstance(value, str):
+        raise should("should be text")
+    if len(value) > _LONGEST:
+        raise should(f"should be at most {_LONGEST} characters long")
+    try:
+        return ranges.expand(value)
+    except ValueError as error:
+        raise should(str(error)) from error
+
+
+def _each(pattern: str, what: str) -> AfterValidator:
+    def check(values: tuple[str, ...]) -> tuple[str, ...]:
+        if all(re.fullmatch(pattern, value) for value in values):
+            return values
+        raise should(f"should be {what}")
+
+    return AfterValidator(check)
+
+
+def _host(values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in values:
+        if re.fullmatch(_LABEL, value) is None and not _is_ipv6(value):
+            raise should("should be a host name or address, or a range such as gpu[01-16]")
+        if all(part.isdigit() for part in value.split(".")) and re.fullmatch(r"[0-9.]+", value):
+            _usable(value)
+    return values
+
+
+def _ips(values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(_usable(value) for value in values)
+
+
+def _usable(value: str) -> str:
+    try:
+        address = ipaddress.ip_address(value)
+    except ValueError as error:
+        raise should("should be an IP address, or a range such as 10.0.0.[11-26]") from error
+    for kind, fits in (
+        ("a loopback address", address.is_loopback),
+        ("the unspecified address", address.is_unspecified or value.startswith("0.")),
+        ("a broadcast address", value == "255.255.255.255"),
+        ("a multicast address", address.is_multicast),
+        # A link-local IPv6 address needs a zone, which Ray and NCCL cannot be given; IPv4's (DGX Spark) need none.
+        ("a link-local IPv6 address", address.version == 6 and address.is_link_local),
+    ):
+        if fits:
+            raise should(f"should be an address the other nodes can reach: {value} is {kind}")
+    return str(address)
+
+
+def _is_ipv6(value: str) -> bool:
+    try:
+        return ipaddress.ip_address(value).version == 6 and "%" not in value
+    except ValueError:
+        return False
+
+
+Hosts = Annotated[tuple[str, ...], BeforeValidator(_expand, json_schema_input_type=str), AfterValidator(_host)]
+Names = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_expand, json_schema_input_type=str),
+    _each(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", "a name of at most 63 letters, digits, `-`, `_` and `.`"),
+]
+Ips = Annotated[tuple[str, ...], BeforeValidator(_expand, json_schema_input_type=str), AfterValidator(_ips)]
+
+
+def _bind(value: str) -> str:
+    try:
+        return str(ipaddress.ip_address(value))
+    except ValueError as error:
+        raise should("should be an IP address of the head, or 0.0.0.0 for all of them") from error
+
+
+Bind = Annotated[str, AfterValidator(_bind)]
+
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([A-Za-z]{0,3})")
+# Docker reads a bare `g` as 1024³; GB and GiB mean what they say.
+_UNITS = {"": 1, "b": 1} | {
+    unit: base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for unit, base in ((letter, 1024), (f"{letter}b", 1000), (f"{letter}ib", 1024))
+}
+
+
+def size(value: object) -> int:
+    """Read a size in bytes: `2GiB`, `200MB`, `10.24g` (as Docker reads it) or a whole number of bytes."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**53:
+        return value
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    unit = _UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None or not 1 <= float(match[1]) * unit < 2**53:
+        raise should("should be a size such as 2GiB or 200MB")
+    return int(float(match[1]) * unit)
+
+
+def _shm(value: object) -> Any:
+    return value if value == "host" else _shm_size(value)
+
+
+def _shm_size(value: object) -> int:
+    try:
+        return size(value)
+    except PydanticCustomError as error:
+        raise should('should be "host" or a size such as 10GiB') from error
+
+
+Size = Annotated[int, BeforeValidator(size, json_schema_input_type=int | str)]
+Shm = Annotated[Any, BeforeValidator(_shm, json_schema_input_type=int | str)]
+
+
+def _env_value(value: object) -> str:
+    if isinstance(value, bool):
+        word = "true" if value else "false"
+        raise plainly(f'should be in quotes: "{word}" or "{int(value)}", whichever the program that reads it expects')
+    if isinstance(value, Written):
+        return value.text
+    if isinstance(value, (str, int, float)):
+        text = str(value)
+        if any(character < " " or character == "\x7f" for character in text):
+            raise plainly("should be one line without control characters")
+        return text
+    if value is None:
+        raise plainly('should have a value; write "" for an empty one')
+    raise should("should be text or a number")
+
+
+EnvValue = Annotated[str, BeforeValidator(_env_value, json_schema_input_type=str | int | float)]
+EnvMap = dict[EnvName, EnvValue]

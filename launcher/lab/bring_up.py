@@ -1,0 +1,118 @@
+"""Bring a practice cluster up, or mend what is missing or dead of one: network, hosts, services, image, model, files."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from launcher.errors import RequestError
+from launcher.lab import hosts, image, layout, machine, models, network, render
+from launcher.lab.layout import Host, Lab
+from launcher.lab.machine import Say
+
+
+def up(lab: Lab, *, cache: Path, with_image: bool, say: Say) -> None:
+    """Bring `lab` up; what already stands is kept.
+
+    Raises RequestError when the directory or subnet belongs to something else, VlaunchError when a part fails.
+    """
+    refuse_strange(lab)
+    layout.save(lab)
+    with only_one(lab.dir):
+        archive = image.ensure(cache, say) if with_image else None
+        say(f"starting {lab.nodes} hosts on {lab.subnet}")
+        network.ensure(lab)
+        for host in lab.hosts:
+            hosts.prepare(lab, host)
+        _write_files(lab)
+        for host in lab.hosts:
+            if hosts.boot(host):
+                say(f"{host.name}: booted as {host.ip}")
+            for service in hosts.SERVICES:
+                hosts.start_service(host, service)
+        for host in lab.hosts:
+            hosts.await_services(host)
+        if archive is not None:
+            load_image(lab, archive, say)
+            models.ensure(lab, cache, archive, say)
+
+
+def refuse_strange(lab: Lab) -> None:
+    """Raise RequestError when the lab's directory holds something else, or the lab was made in another shape."""
+    if lab.dir.is_dir() and any(lab.dir.iterdir()) and not (lab.dir / layout.RECORD).exists():
+        raise RequestError(f"`{lab.dir}` holds something that is no practice cluster", hint="choose another `--dir`")
+    there = layout.load(lab.dir)
+    if there is None:
+        return
+    for what, old, new in (("name", there.name, lab.name), ("subnet", there.subnet, lab.subnet)):
+        if old != new:
+            raise RequestError(
+                f"the practice cluster in `{lab.dir}` has the {what} {old}, not {new}",
+                hint=f"run `vlaunch lab down --name {there.name} --dir {lab.dir}` first",
+            )
+    if there.nodes > lab.nodes:
+        raise RequestError(
+            f"the practice cluster `{lab.name}` has {there.nodes} hosts, more than {lab.nodes}",
+            hint=f"run `vlaunch lab down --name {lab.name} --dir {lab.dir}` first",
+        )
+
+
+def load_image(lab: Lab, archive: Path, say: Say) -> None:
+    """Load the image into every host's Docker that lacks it, two at a time: more would only wait for the disk."""
+    wanted = image.image_id(archive)
+    lacking = [host for host in lab.hosts if _image_of(host) != wanted]
+    if lacking:
+        say(f"loading the image into {len(lacking)} hosts")
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda host: _load(host, archive), lacking))
+
+
+def _load(host: Host, archive: Path) -> None:
+    with archive.open("rb") as file:
+        machine.run(
+            *hosts.docker_argv(host, "load", "--quiet"), stdin=file, timeout=900, what=f"loading the image on `{host.name}`"
+        )
+
+
+def _image_of(host: Host) -> str:
+    return machine.attempt(*hosts.docker_argv(host, "image", "inspect", "--format", "{{.Id}}", image.NAME)).stdout.strip()
+
+
+def _write_files(lab: Lab) -> None:
+    keys = {host.name: hosts.public_key(host) for host in lab.hosts}
+    lab.known_hosts.write_text(render.known_hosts(lab, keys))
+    lab.inventory.write_text(render.inventory(lab))
+    (lab.dir / "hosts").chmod(0o700)
+    give_to_caller([lab.inventory, lab.known_hosts, lab.identity, lab.identity.with_suffix(".pub")])
+
+
+def give_to_caller(paths: list[Path]) -> None:
+    """Under `sudo`, let the files belong to who called it: they are what an unprivileged `vlaunch up` reads."""
+    owner = os.environ.get("SUDO_UID", "")
+    if owner.isdigit():
+        for path in paths:
+            shutil.chown(path, int(owner), int(os.environ.get("SUDO_GID", owner)))
+
+
+@contextmanager
+def only_one(directory: Path) -> Iterator[None]:
+    """Let one process at a time change a lab; the lock vanishes with its holder.
+
+    Raises RequestError when another one is at it.
+    """
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RequestError(
+                f"another `vlaunch lab` is working on `{directory}`", hint="wait until it has finished"
+            ) from None
+        yield
+    finally:
+        os.close(handle)

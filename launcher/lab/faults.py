@@ -1,0 +1,75 @@
+"""Practised bad days: what to break on a practice host, and how to put it right; for tests and for learning."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+
+from launcher.lab import hosts, machine, network, processes
+from launcher.lab.layout import Host, Lab
+
+
+def enter(host: Host, *argv: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+    """Run a command as root on a host, past sshd; it may fail. Raises DeadlineError after `timeout` seconds."""
+    return machine.attempt(*hosts.enter_argv(host, *argv), timeout=timeout)
+
+
+def cut(host: Host, other: Host, *, port: int | None = None) -> None:
+    """Drop what `host` and `other` send each other (to TCP `port` of either, when given); SSH to both still works."""
+    narrow = [("-p", "tcp", "--dport", str(port)), ("-p", "tcp", "--sport", str(port))] if port else [()]
+    for words in narrow:
+        for chain, side in (("INPUT", "-s"), ("OUTPUT", "-d")):
+            _filter(host, "-I", chain, side, other.ip, *words, "-m", "comment", "--comment", network.CUT, "-j", "DROP")
+
+
+def heal(host: Host, other: Host | None = None) -> None:
+    """Undo `cut` on a host, towards `other` or towards all."""
+    network.unfilter(host, *(() if other is None else (f"{other.ip}/32",)))
+
+
+def unplug(host: Host) -> None:
+    """Pull a host's network cable: nothing reaches it, SSH neither."""
+    machine.run("ip", "link", "set", host.link, "down")
+
+
+def plug(host: Host) -> None:
+    """Put a host's network cable back."""
+    machine.run("ip", "link", "set", host.link, "up")
+
+
+def kill_sshd(host: Host) -> None:
+    """Kill a host's SSH server and every session of it, as a crash does."""
+    _kill(host, "sshd", "sshd-session", "sshd-auth")
+
+
+def kill_dockerd(host: Host) -> None:
+    """Kill a host's Docker daemon and its containerd; containers go on without them."""
+    _kill(host, "dockerd", "containerd")
+
+
+def power_off(host: Host) -> None:
+    """Turn a host off at once: every process and container of it ends; its disk stays."""
+    processes.end(processes.on_host(host))
+
+
+def reboot(lab: Lab, host: Host) -> None:
+    """Turn a host off and on again and wait until sshd and dockerd answer; its containers are then stopped."""
+    power_off(host)
+    power_on(lab, host)
+
+
+def power_on(lab: Lab, host: Host) -> None:
+    """Turn a host on, or start what is dead on it, and wait until sshd and dockerd answer."""
+    hosts.prepare(lab, host)
+    hosts.boot(host)
+    for service in hosts.SERVICES:
+        hosts.start_service(host, service)
+    hosts.await_services(host)
+
+
+def _kill(host: Host, *names: str) -> None:
+    processes.end([p for p in processes.on_host(host) if p.name in names])
+
+
+def _filter(host: Host, *rule: str) -> None:
+    machine.run("ip", "netns", "exec", host.netns, "iptables", *rule)

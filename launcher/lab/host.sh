@@ -1,0 +1,42 @@
+#!/bin/sh
+# The first process of a practice host, already in namespaces of its own: give it a file system like a fresh server's.
+# The machine lends /usr and its like; everything a server writes to (/etc, /var, /run, /root, ...) lies below $1/fs.
+# usage: host.sh DIRECTORY HOSTNAME
+set -eu
+own=$1/fs
+new=$1/root
+
+hostname "$2"
+mount --make-rprivate /
+mkdir -p "$new"
+mount -t tmpfs -o mode=755,size=1m tmpfs "$new"
+
+for path in /bin /sbin /lib /lib32 /lib64 /libx32; do
+    if [ -L "$path" ]; then
+        cp -P "$path" "$new$path"
+    elif [ -d "$path" ]; then
+        mkdir "$new$path" && mount --rbind "$path" "$new$path"
+    fi
+done
+for path in /usr /opt /nix /dev; do
+    if [ -d "$path" ]; then
+        mkdir "$new$path" && mount --rbind "$path" "$new$path"
+    fi
+done
+for path in "$own"/*; do
+    mkdir "$new/${path##*/}" && mount --bind "$path" "$new/${path##*/}"
+done
+
+mkdir "$new/proc" "$new/sys" "$new/old"
+mount -t proc proc "$new/proc"
+mount -t sysfs sysfs "$new/sys" # of this network namespace; a new one comes without the cgroup mounts
+mount --rbind /sys/fs/cgroup "$new/sys/fs/cgroup"
+mount -t tmpfs -o mode=1777,nosuid,nodev tmpfs "$new/dev/shm"
+
+cd "$new"
+pivot_root . old
+umount -l /old
+rmdir /old
+touch /run/booted
+# Orphans come to the first process; with the signal ignored the kernel buries them.
+exec env --ignore-signal=CHLD sleep infinity

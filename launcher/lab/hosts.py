@@ -1,0 +1,190 @@
+"""Boot practice hosts: their own files, a first process in namespaces of its own, sshd and dockerd; or mend what is dead."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from functools import partial
+from pathlib import Path
+
+from launcher.errors import VlaunchError
+from launcher.lab import machine, network, processes, render
+from launcher.lab.layout import HF_HOME, Host, Lab
+
+SERVICES = {
+    "sshd": ("/usr/sbin/sshd", "-D", "-e"),
+    "dockerd": ("dockerd",),
+}
+
+# Copied from the machine: without them programs of the machine do not run as they should.
+_BORROWED = (
+    "alternatives", "bash.bashrc", "crypto-policies", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "login.defs",
+    "os-release", "pam.d", "profile", "protocols", "security", "services", "ssl/certs", "ssl/openssl.cnf", "debian_version",
+)  # fmt: skip
+_DIRECTORIES = (
+    "etc/ssh", "etc/docker", "etc/ssl", "var/lib/docker", "var/log", "var/tmp", "run/sshd", "tmp", "root/.ssh",
+    "home/ops/.ssh", "srv", "mnt",
+)  # fmt: skip
+
+
+def prepare(lab: Lab, host: Host) -> None:
+    """Write a host's own files; what containers and users wrote there meanwhile stays."""
+    for name in _DIRECTORIES:
+        (host.root / name).mkdir(parents=True, exist_ok=True)
+    hf_home(host).mkdir(parents=True, exist_ok=True)
+    if not (host.root / "var/run").is_symlink():
+        (host.root / "var/run").symlink_to("/run")
+    for name, mode in (("tmp", 0o1777), ("var/tmp", 0o1777), ("root", 0o700), ("home/ops", 0o700), ("run/sshd", 0o755)):
+        (host.root / name).chmod(mode)
+    etc = host.root / "etc"
+    for name in _BORROWED:
+        _borrow(Path("/etc") / name, etc / name)
+    for name, text in render.etc_files(lab, host).items():
+        (etc / name).write_text(text)
+    (etc / "shadow").chmod(0o600)
+    (etc / "sudoers").chmod(0o440)
+    _keys(lab, host)
+
+
+def _borrow(source: Path, target: Path) -> None:
+    if target.is_symlink() or target.exists() or not source.exists():
+        return
+    if source.is_dir():
+        shutil.copytree(source, target, symlinks=True)
+    else:
+        shutil.copy2(source, target)
+
+
+def _keys(lab: Lab, host: Host) -> None:
+    key = host.root / "etc/ssh/ssh_host_ed25519_key"
+    for path, comment in ((lab.identity, lab.name), (key, host.name)):
+        if not path.exists():
+            machine.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path))
+    accepted = lab.identity.with_suffix(".pub").read_text()
+    for home, owner in (("root", 0), ("home/ops", 1000)):
+        directory = host.root / home
+        (directory / ".ssh/authorized_keys").write_text(accepted)
+        (directory / ".ssh").chmod(0o700)
+        for path in (directory, directory / ".ssh", directory / ".ssh/authorized_keys"):
+            shutil.chown(path, owner, owner)
+
+
+def hf_home(host: Host) -> Path:
+    """Return a host's Hugging Face directory as the machine sees it."""
+    return host.root / HF_HOME.lstrip("/")
+
+
+def public_key(host: Host) -> str:
+    """Return a host's public host key."""
+    return (host.root / "etc/ssh/ssh_host_ed25519_key.pub").read_text()
+
+
+def boot(host: Host) -> bool:
+    """Start a host's first process unless it runs; True when it was started.
+
+    A host whose process stands in a network that was removed meanwhile is started anew.
+    """
+    running = processes.on_host(host)
+    netns = (Path("/run/netns") / host.netns).stat().st_ino
+    first = next((p for p in running if p.is_init), None)
+    if first is not None and first.netns == netns:
+        return False
+    processes.end(running)
+    clear_run(host)
+    script = Path(__file__).with_name("host.sh")
+    machine.run(
+        *("setsid", "--fork", "sh", "-c", 'log=$1; shift; exec "$@" >"$log" 2>&1 </dev/null', "sh", str(log(host, "boot"))),
+        *_clean(host),
+        *("nsenter", f"--net=/run/netns/{host.netns}"),
+        *("unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child"),
+        *("sh", str(script), str(host.dir), host.name),
+    )
+    machine.await_true(
+        lambda: (host.root / "run/booted").exists(),
+        what=f"the start of `{host.name}`",
+        timeout=20,
+        evidence=lambda: machine.tail(log(host, "boot")),
+    )
+    return True
+
+
+def clear_run(host: Host) -> None:
+    """Empty a host's `/run`, as a reboot does."""
+    shutil.rmtree(host.root / "run")
+    (host.root / "run/sshd").mkdir(parents=True, mode=0o755)
+
+
+def start_service(host: Host, service: str) -> bool:
+    """Start `sshd` or `dockerd` on a host unless it runs; True when it was started. It does not wait for it."""
+    if ANSWERS[service](host):
+        return False
+    if service == "dockerd":
+        if any(p.name == service and p.marker == host.marker for p in processes.on_host(host)):
+            return False  # on its way
+        # A killed one leaves these; the next would think that whoever has the process id now is its predecessor.
+        for remains in ("docker.pid", "docker/containerd/containerd.pid"):
+            (host.root / "run" / remains).unlink(missing_ok=True)
+    machine.run(
+        *("setsid", "--fork", "sh", "-c", 'log=$1; shift; exec "$@" >>"$log" 2>&1 </dev/null', "sh"),
+        str(log(host, service)),
+        *enter_argv(host, *SERVICES[service]),
+    )
+    return True
+
+
+def await_services(host: Host, *, timeout: float = 60.0) -> None:
+    """Wait until a host's sshd and dockerd answer; raises DeadlineError with the last lines of the log."""
+    for service, answers in ANSWERS.items():
+        machine.await_true(
+            partial(answers, host),
+            what=f"an answer of `{service}` on `{host.name}`",
+            timeout=timeout,
+            evidence=partial(machine.tail, log(host, service)),
+        )
+
+
+def ssh_answers(host: Host) -> bool:
+    """Tell whether an SSH server greets at the host's address."""
+    try:
+        with socket.create_connection((host.ip, 22), timeout=2) as connection:
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False
+
+
+def docker_answers(host: Host) -> bool:
+    """Tell whether the host's Docker daemon answers on its socket."""
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(2)
+            connection.connect(str(host.docker_socket))
+            connection.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
+            return b" 200 " in connection.recv(64)
+    except OSError:
+        return False
+
+
+ANSWERS = {"sshd": ssh_answers, "dockerd": docker_answers}
+
+
+def docker_argv(host: Host, *words: str) -> tuple[str, ...]:
+    """Return the argv of a Docker command for a host's daemon, run on the machine."""
+    return ("docker", "--host", f"unix://{host.docker_socket}", *words)
+
+
+def enter_argv(host: Host, *argv: str) -> tuple[str, ...]:
+    """Return the argv that runs `argv` inside a running host; raises VlaunchError when it is off."""
+    first = processes.init_of(host)
+    if first is None:
+        raise VlaunchError(f"`{host.name}` of the practice cluster `{host.lab}` is off", hint="run `vlaunch lab up`")
+    return (*_clean(host), "nsenter", f"--target={first}", "--mount", "--uts", "--ipc", "--net", "--pid", "--", *argv)
+
+
+def _clean(host: Host) -> tuple[str, ...]:
+    """Return the words that give a process the environment of a server, and the mark of its host."""
+    return ("env", "-i", f"PATH={machine.PATH}", "HOME=/root", "LANG=C.UTF-8", host.marker)
+
+
+def log(host: Host, service: str) -> Path:
+    """Return where a service's output goes."""
+    return host.dir / f"{service}.log"

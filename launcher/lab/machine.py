@@ -1,0 +1,76 @@
+"""Run commands on the machine the practice cluster stands on: argv in, text out, a deadline always."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+from launcher.errors import DeadlineError, VlaunchError
+
+Say = Callable[[str], None]
+
+# Where Debian keeps what these commands need, also when the caller's PATH is a plain user's.
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def run(
+    *argv: str,
+    timeout: float = 60.0,
+    stdin: IO[bytes] | None = None,
+    cwd: Path | None = None,
+    what: str = "",
+) -> str:
+    """Run a command and return its standard output.
+
+    Raises VlaunchError with its last lines when it fails, DeadlineError after `timeout` seconds.
+    """
+    done = attempt(*argv, timeout=timeout, stdin=stdin, cwd=cwd)
+    if done.returncode != 0:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-8:]
+        raise VlaunchError(f"{what or f'`{argv[0]}`'} failed with exit status {done.returncode}", evidence=said)
+    return done.stdout
+
+
+def attempt(
+    *argv: str, timeout: float = 60.0, stdin: IO[bytes] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command that may fail and return what became of it."""
+    try:
+        return subprocess.run(
+            argv,
+            timeout=timeout,
+            stdin=stdin if stdin is not None else subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            cwd=cwd,
+            env={**os.environ, "PATH": PATH, "LC_ALL": "C.UTF-8"},
+            check=False,
+        )
+    except FileNotFoundError:
+        return subprocess.CompletedProcess(argv, 127, "", f"{argv[0]}: command not found")
+    except subprocess.TimeoutExpired:
+        raise DeadlineError("", f"`{' '.join(argv[:3])}` did not end within {timeout:.0f}s") from None
+
+
+def await_true(
+    condition: Callable[[], bool], *, what: str, timeout: float, evidence: Callable[[], str] = lambda: ""
+) -> None:
+    """Wait until `condition()` holds; raises DeadlineError naming `what` after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            raise DeadlineError("", f"{what} did not happen within {timeout:.0f}s", evidence=evidence())
+        time.sleep(0.03)
+
+
+def tail(path: Path, lines: int = 8) -> str:
+    """Return the last lines of a log, or nothing when there is none."""
+    try:
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return ""

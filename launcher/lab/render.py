@@ -1,0 +1,121 @@
+"""The text of every file a practice cluster needs: pure, so that tests can read it."""
+
+from __future__ import annotations
+
+import json
+
+from launcher.lab import image
+from launcher.lab.layout import HF_HOME, Host, Lab
+
+MODEL = f"{HF_HOME}/tiny-llama"
+RAY = "2.60.0"
+
+
+def etc_files(lab: Lab, host: Host) -> dict[str, str]:
+    """Return the content of a host's own files below `/etc`."""
+    return {
+        "hostname": f"{host.name}\n",
+        "hosts": _hosts(lab),
+        "passwd": _PASSWD,
+        "group": _GROUP,
+        "shadow": "".join(f"{line.split(':')[0]}:*:19000:0:99999:7:::\n" for line in _PASSWD.splitlines()),
+        "nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files\n",
+        "resolv.conf": "# practice hosts reach each other only\n",
+        "sudoers": _SUDOERS,
+        "ssh/sshd_config": _SSHD,
+        "docker/daemon.json": json.dumps(_docker(lab, host), indent=2) + "\n",
+    }
+
+
+def _hosts(lab: Lab) -> str:
+    lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost", *(f"{host.ip} {host.name}" for host in lab.hosts)]
+    return "\n".join(lines) + "\n"
+
+
+def _docker(lab: Lab, host: Host) -> dict[str, object]:
+    """Return dockerd's settings: no bridge and no packet filter of its own, everything in the host's network."""
+    return {
+        "bridge": "none",
+        "iptables": False,
+        "ip6tables": False,
+        "userland-proxy": False,
+        "cgroup-parent": f"/{lab.name}/{host.name}",
+        "exec-opts": ["native.cgroupdriver=cgroupfs"],
+    }
+
+
+# A login without rights on the Docker socket, for `docker: [sudo, -n, docker]` in an inventory.
+_SUDOERS = """\
+root ALL=(ALL:ALL) ALL
+ops ALL=(root) NOPASSWD: /usr/bin/docker, /usr/local/bin/docker
+"""
+
+_PASSWD = """\
+root:x:0:0:root:/root:/bin/bash
+sshd:x:105:65534::/run/sshd:/usr/sbin/nologin
+ops:x:1000:1000:operator:/home/ops:/bin/bash
+nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
+"""
+
+_GROUP = """\
+root:x:0:
+tty:x:5:
+utmp:x:43:
+docker:x:999:
+ops:x:1000:
+nogroup:x:65534:
+"""
+
+# UsePAM needs a full PAM configuration; without it a `*` in shadow still lets keys in.
+_SSHD = """\
+HostKey /etc/ssh/ssh_host_ed25519_key
+PidFile none
+UsePAM no
+UseDNS no
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+AuthorizedKeysFile .ssh/authorized_keys
+MaxStartups 200
+MaxSessions 200
+PrintMotd no
+AcceptEnv LANG LC_*
+Subsystem sftp internal-sftp
+"""
+
+
+def known_hosts(lab: Lab, keys: dict[str, str]) -> str:
+    """Return a known_hosts file; `keys` has each host's public key by the host's name."""
+    return "".join(f"{host.ip},{host.name} {' '.join(keys[host.name].split()[:2])}\n" for host in lab.hosts)
+
+
+def inventory(lab: Lab) -> str:
+    """Return the inventory of the practice cluster."""
+    nodes = "\n".join(
+        f"  - {{name: {host.name}, host: {host.ip}, ip: {host.ip}, gpus: {lab.gpus}}}" for host in lab.hosts
+    )
+    # A JSON string is a YAML string: paths with spaces or colons stay whole.
+    identity, known, model = (json.dumps(str(path)) for path in (lab.identity, lab.known_hosts, MODEL))
+    return f"""\
+# The practice cluster `{lab.name}`; written by `vlaunch lab up`, which overwrites it.
+cluster: lab
+image: {image.NAME}
+accelerator: cpu                  # `gpus` below are slots that Ray counts, not devices
+ray: {{version: "{RAY}", object_store: 200MB}}
+ssh: {{user: root, identity: {identity}, known_hosts: {known}}}
+hf_home: {HF_HOME}
+network: {{interface: eth0}}
+env:
+  HF_HUB_OFFLINE: "1"             # the hosts reach each other only
+  OMP_NUM_THREADS: "1"
+  VLLM_CPU_OMP_THREADS_BIND: nobind
+  VLLM_CPU_KVCACHE_SPACE: "1"     # GiB
+  RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S: "0"
+serve:
+  model: {model}
+  # Pipeline stages on a CPU need this compilation mode; `--enforce-eager` fails at the first request.
+  args: [--dtype, float32, --max-model-len, "512", --max-num-seqs, "8", --kv-cache-memory-bytes, "67108864",
+         -cc.mode=2, -cc.backend=eager]
+nodes:
+{nodes}
+"""

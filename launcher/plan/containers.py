@@ -1,0 +1,140 @@
+"""The one container every node gets: what differs per node is its name, its role, its address and its network variables."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+
+from launcher.model import Argv, Inventory, Mount, Node, Secret
+from launcher.tools import docker, ray
+from launcher.tools.host import HostFacts
+
+PAYLOAD = "/opt/vlaunch"
+SECRETS = "/run/vlaunch/secrets"
+_RDMA_ULIMITS = {"memlock": "-1", "stack": "67108864"}
+
+
+def name(inventory: Inventory, node: Node) -> str:
+    """Return the name of a node's Ray container."""
+    return f"vlaunch-{inventory.cluster}-{node.name}"
+
+
+def rank_name(inventory: Inventory, node: Node) -> str:
+    """Return the name of a node's container of the `mp` backend."""
+    return f"vlaunch-{inventory.cluster}-{node.name}-rank"
+
+
+def state_dir(inventory: Inventory, node: Node, facts: HostFacts | None) -> str:
+    """Return the directory on a node that holds the cluster's small files; the home is assumed when nobody was asked."""
+    home = facts.home if facts else ("/root" if node.ssh.user in (None, "root") else f"/home/{node.ssh.user}")
+    return f"{node.state_dir or home + '/.vlaunch'}/{inventory.cluster}"
+
+
+def ray_spec(
+    inventory: Inventory, node: Node, facts: HostFacts | None, image: str, secrets: Mapping[str, Secret]
+) -> docker.ContainerSpec:
+    """Return the Ray container of one node, head or worker."""
+    start = ray.start_head(node, inventory) if node.head else ray.start_worker(node, inventory)
+    return _spec(
+        inventory, node, facts, secrets, image=image, name=name(inventory, node),
+        role="head" if node.head else "worker", argv=start, env=_ray_env(inventory),
+    )  # fmt: skip
+
+
+def rank_spec(
+    inventory: Inventory,
+    node: Node,
+    facts: HostFacts | None,
+    image: str,
+    secrets: Mapping[str, Secret],
+    *,
+    argv: Argv,
+    labels: Mapping[str, str],
+) -> docker.ContainerSpec:
+    """Return one node's container of the `mp` backend, which runs vLLM itself."""
+    return _spec(
+        inventory, node, facts, secrets, image=image, name=rank_name(inventory, node),
+        role="rank", argv=argv, env={}, labels=labels, restart="no",
+    )  # fmt: skip
+
+
+def _spec(
+    inventory: Inventory,
+    node: Node,
+    facts: HostFacts | None,
+    secrets: Mapping[str, Secret],
+    *,
+    image: str,
+    name: str,
+    role: docker.Role,
+    argv: Argv,
+    env: Mapping[str, str],
+    labels: Mapping[str, str] | None = None,
+    restart: str = "unless-stopped",
+) -> docker.ContainerSpec:
+    directory = state_dir(inventory, node, facts)
+    nvidia, amd = inventory.accelerator == "nvidia", inventory.accelerator == "amd"
+    rdma = inventory.fabric != "ethernet"
+    return docker.ContainerSpec(
+        name=name,
+        image=image,
+        command=(f"{PAYLOAD}/entry.sh", *argv),
+        cluster=inventory.cluster,
+        role=role,
+        node=node.name,
+        env={**_node_env(inventory, node, facts, secrets), **env, **node.env},
+        mounts=(
+            Mount(source=f"{directory}/payload", target=PAYLOAD, read_only=True),
+            Mount(source=f"{directory}/secrets", target=SECRETS, read_only=True),
+            Mount(source=node.hf_home, target=node.hf_home),
+            *inventory.mounts,
+        ),
+        shm=inventory.shm,
+        gpus=node.gpus if nvidia else None,
+        devices=(*(("/dev/kfd", "/dev/dri") if amd else ()), *(("/dev/infiniband",) if rdma else ())),
+        cap_add=("IPC_LOCK",) if rdma else (),
+        groups=("video",) if amd else (),
+        # ROCm's images need an unconfined seccomp profile for memory mapping (vLLM docs, AMD installation).
+        security=("seccomp=unconfined",) if amd else (),
+        ulimits=_RDMA_ULIMITS if rdma else {},
+        labels={**(labels or {}), **({"vlaunch.secrets": fingerprint(secrets)} if secrets else {})},
+        restart=restart,
+    ).labelled()
+
+
+def _node_env(inventory: Inventory, node: Node, facts: HostFacts | None, secrets: Mapping[str, Secret]) -> dict[str, str]:
+    """Return what must be right on each node by itself: Ray hands the driver's environment to workers that lack a variable."""
+    interface = node.interface or (facts.interface_of(node.ip) if facts else None)
+    env = {"VLLM_HOST_IP": node.ip, "HF_HOME": node.hf_home}
+    if interface:
+        # `=` makes NCCL match the whole name; Gloo always does.
+        env |= {
+            "NCCL_SOCKET_IFNAME": f"={interface}",
+            "GLOO_SOCKET_IFNAME": interface,
+            "TP_SOCKET_IFNAME": interface,
+        }
+    if node.hca:
+        env["NCCL_IB_HCA"] = "=" + ",".join(node.hca)
+    if "HF_TOKEN" in secrets:
+        env["HF_TOKEN_PATH"] = f"{SECRETS}/HF_TOKEN"
+    return env
+
+
+def _ray_env(inventory: Inventory) -> dict[str, str]:
+    # RAY_ADDRESS always: without it vLLM starts a Ray of its own, silently. RAY_AUTH_MODE always: since 2.59 Ray turns it on
+    # by itself on the head, and not on workers, when it finds a token file.
+    env = {"RAY_ADDRESS": f"{inventory.head.ip}:{inventory.ports.gcs}", "RAY_USAGE_STATS_ENABLED": "0"}
+    if not inventory.ray.token_auth:
+        return {**env, "RAY_AUTH_MODE": "disabled"}
+    return {**env, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{SECRETS}/{ray.TOKEN}"}
+
+
+def fingerprint(secrets: Mapping[str, Secret]) -> str:
+    """Return a short keyed hash of all secrets: it changes when one does, and tells nothing about them.
+
+    The key is the cluster's own random Ray token, so that a guessable secret cannot be found by trying values.
+    """
+    key = secrets[ray.TOKEN].reveal() if ray.TOKEN in secrets else ""
+    text = "\0".join(f"{name}={secrets[name].reveal()}" for name in sorted(secrets))
+    return hmac.new(key.encode() or b"vlaunch", text.encode(), hashlib.sha256).hexdigest()[:12]

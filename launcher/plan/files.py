@@ -1,0 +1,87 @@
+"""The small files a node keeps for a cluster: the payload and the secrets, both mounted read-only into its containers."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import shlex
+import tarfile
+from collections.abc import Mapping
+from functools import cache, partial
+from pathlib import Path
+
+from launcher.model import Inventory, Node, Secret, SecretSource
+from launcher.plan import containers
+from launcher.plan.shape import Step
+from launcher.tools import ray
+from launcher.tools.host import HostFacts
+from launcher.transport import Command
+
+_FOLDER = Path(__file__).parent.parent / "payload"
+_FILES = ("entry.sh", "head.py")
+# The directory is made private first; tar and mv replace files whole, so that a container never reads half of one.
+_UNPACK = 'umask 022 && mkdir -p "$1/payload" && chmod 711 "$1" && tar -xf - -C "$1/payload"'
+_STORE = 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && cat > "$1/secrets/.$2" && mv "$1/secrets/.$2" "$1/secrets/$2"'
+
+
+@cache
+def payload_tar() -> bytes:
+    """Return the payload as a tar archive, the same bytes every time."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name in _FILES:
+            data = (_FOLDER / name).read_bytes()
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(data), 0o755
+            archive.addfile(entry, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+@cache
+def payload_digests() -> Mapping[str, str]:
+    """Return the sha256 of each payload file under its path below the state directory."""
+    return {f"payload/{name}": hashlib.sha256((_FOLDER / name).read_bytes()).hexdigest() for name in _FILES}
+
+
+def steps(
+    inventory: Inventory, node: Node, facts: HostFacts | None, secrets: Mapping[str, Secret], *, fresh: bool
+) -> list[Step]:
+    """Return what brings a node's files up to date. Secrets are written when `fresh` (a container is about to start)."""
+    directory = containers.state_dir(inventory, node, facts)
+    found = facts.files if facts else {}
+    steps = []
+    if any(found.get(path) != digest for path, digest in payload_digests().items()):
+        steps.append(
+            Step(
+                title="writing the helper files that containers mount",
+                command=Command(
+                    node=node.name, argv=("sh", "-c", _UNPACK, "unpack", directory), timeout=30,
+                    stdin=payload_tar, shown_stdin="vlaunch payload",
+                ),
+            )
+        )  # fmt: skip
+    if fresh:
+        for name, value in sorted(secrets.items()):
+            steps.append(
+                Step(
+                    title=f"writing secret {name}",
+                    command=Command(
+                        node=node.name, argv=("sh", "-c", _STORE, "store", directory, name), timeout=30,
+                        stdin=partial(_bytes, value),
+                        shown_stdin=_shown(name, inventory.secrets.get(name)),
+                    ),
+                )
+            )  # fmt: skip
+    return steps
+
+
+def _bytes(value: Secret) -> bytes:
+    return value.reveal().encode()
+
+
+def _shown(name: str, source: SecretSource | None) -> str:
+    if source is None:
+        return f'printf %s "${{{name}:?}}"' if name != ray.TOKEN else 'printf %s "$RAY_AUTH_TOKEN"'
+    if source.env is not None:
+        return f'printf %s "${{{source.env}:?}}"'
+    return f"cat {shlex.quote(str(source.file))}" if source.file is not None else str(source.command)

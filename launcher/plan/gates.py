@@ -1,0 +1,73 @@
+"""The gates of `up`: what each asks the nodes, with which patience. What the answers mean is in `checks`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launcher.checks import images
+from launcher.checks import ray as ray_checks
+from launcher.model import Inventory, Node
+from launcher.plan import containers
+from launcher.plan.shape import Gate
+from launcher.tools import docker, payload
+from launcher.transport import Command
+
+_VERSIONS = (
+    "import json, platform; from importlib.metadata import version; "
+    'print(json.dumps({"ray": version("ray"), "python": platform.python_version()}))'
+)
+
+
+def versions(nodes: Sequence[Node], tag: str, ray_version: str, python_version: str) -> Gate:
+    """Exact Ray and Python in the image, on every node where it is new."""
+    return Gate(
+        id="ray-version",
+        what="every node's image runs the same Ray and the same Python",
+        ask=tuple(Command(node=node.name, argv=docker.run_python(node.docker, tag, _VERSIONS), timeout=120) for node in nodes),
+        judge=images.judge_versions(nodes, ray_version, python_version),
+    )
+
+
+def head(inventory: Inventory) -> Gate:
+    """The head's Ray port answers, so that workers need not knock in vain."""
+    node = inventory.head
+    name = containers.name(inventory, node)
+    return Gate(
+        id="ray-head",
+        what="the Ray head listens",
+        ask=(_state(inventory, node), Command(node=node.name, argv=docker.exec_(node.docker, name, *payload.port_open(
+            node.ip, inventory.ports.gcs)), timeout=20)),
+        judge=ray_checks.judge_head(inventory),
+        deadline=120,
+        every=0.5,
+        evidence=(_log(inventory, node),),
+    )  # fmt: skip
+
+
+def cluster(inventory: Inventory, *, deadline: float, hold: float) -> Gate:
+    """Exactly the declared nodes are in Ray, each under its address with its GPUs, and it stays so for `hold` seconds."""
+    node = inventory.head
+    peers = tuple(f"{each.ip}:{inventory.ports.node_manager}" for each in inventory.workers)
+    table = Command(
+        node=node.name,
+        argv=docker.exec_(node.docker, containers.name(inventory, node), *payload.nodes(inventory.ports, peers)),
+        timeout=60,
+    )
+    return Gate(
+        id="ray-nodes",
+        what=f"Ray has exactly {len(inventory.nodes)} nodes with {inventory.gpus} GPUs",
+        ask=(*(_state(inventory, each) for each in inventory.nodes), table),
+        judge=ray_checks.judge_cluster(inventory),
+        deadline=deadline,
+        every=1.0,
+        hold=hold,
+        evidence=tuple(_log(inventory, each) for each in inventory.nodes),
+    )
+
+
+def _state(inventory: Inventory, node: Node) -> Command:
+    return Command(node=node.name, argv=docker.inspect(node.docker, containers.name(inventory, node)), timeout=20)
+
+
+def _log(inventory: Inventory, node: Node) -> Command:
+    return Command(node=node.name, argv=docker.logs(node.docker, containers.name(inventory, node), tail=60), timeout=20)

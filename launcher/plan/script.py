@@ -1,0 +1,54 @@
+"""A plan as the shell script that does the same: what `--dry-run` prints."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from launcher.model import Inventory, Node
+from launcher.plan.shape import Plan, in_waves
+from launcher.transport import Command
+
+
+def script(inventory: Inventory, plans: Sequence[Plan]) -> str:
+    """Render plans as bash. Secrets are named by their source, never by value; `on NODE argv…` is what the run sends."""
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# vlaunch {plans[0].verb}: cluster {inventory.cluster}, {len(inventory.nodes)} nodes, from {inventory.path.name}",
+        "# Each `on NODE …` is one command that the run sends, word for word; the run adds a deadline to it on both ends.",
+        "set -euo pipefail",
+        "",
+        "on() {",
+        "  local node=$1; shift",
+        "  case $node in",
+        *(f"    {shlex.quote(node.name)}) {_reach(node)} ;;" for node in inventory.nodes),
+        "  esac",
+        "}",
+    ]
+    for plan in plans:
+        lines += [f"# note: {note}" for note in plan.notes]
+        for stage in plan.stages:
+            lines += ["", f"# == {stage.title}"]
+            for wave in in_waves(stage.steps):
+                jobs = [_step(step.command) for step in wave]
+                lines += [f"{job} &" for job in jobs] + ["wait"] if len(jobs) > 1 else jobs
+            lines += [f"# gate {gate.id}: {gate.what}" for gate in stage.gates]
+    return "\n".join(lines) + "\n"
+
+
+def _step(command: Command) -> str:
+    sent = shlex.join(("on", command.node, *command.argv))
+    return f"{command.shown_stdin} | {sent}" if command.shown_stdin else sent
+
+
+def _reach(node: Node) -> str:
+    if node.connection == "local":
+        return '"$@"'
+    options = [
+        *(("-p", str(node.ssh.port)) if node.ssh.port else ()),
+        *(("-i", node.ssh.identity) if node.ssh.identity else ()),
+        *(("-J", node.ssh.jump) if node.ssh.jump else ()),
+        *(("-o", f"UserKnownHostsFile={node.ssh.known_hosts}") if node.ssh.known_hosts else ()),
+    ]
+    login = f"{node.ssh.user}@{node.host}" if node.ssh.user else node.host
+    return f'ssh {shlex.join((*options, login))} "$(printf \'%q \' "$@")"'

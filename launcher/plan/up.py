@@ -1,0 +1,179 @@
+"""From what was asked and what was seen, everything that `up` will do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from launcher.checks import host, images
+from launcher.checks.shape import Check, Finding
+from launcher.model import Inventory, Node, Secret
+from launcher.plan import containers, files, gates
+from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
+from launcher.tools import derived, docker
+from launcher.tools.host import HostFacts
+from launcher.transport import Command
+
+Facts = Mapping[str, HostFacts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayImage:
+    """The image that Ray runs in, and how to make it where it is missing.
+
+    When the base image has all that is needed, `tag` is the base image and there is no recipe. `shown` is the shell command
+    that prints the build context.
+    """
+
+    tag: str
+    ray_version: str
+    python_version: str
+    recipe: derived.Recipe | None = None
+    shown: str = ""
+
+
+def plan_image(inventory: Inventory, facts: Facts) -> Plan:
+    """Preflight, then the inventory's image present on every node."""
+    missing = [node for node in inventory.nodes if not _image(facts, node, inventory.image)]
+    pulls = tuple(
+        Step(
+            title=f"pulling {inventory.image}",
+            command=Command(node=node.name, argv=docker.pull(node.docker, inventory.image), timeout=3600),
+        )
+        for node in missing
+    )
+    stages = [Stage(id="preflight", title="Look at the nodes", gates=_preflight(inventory, facts))] if facts else []
+    stages.append(Stage(id="image", title="Have the image on every node", steps=pulls))
+    return Plan(verb="up", stages=tuple(stages))
+
+
+def plan_up(
+    inventory: Inventory, facts: Facts, secrets: Mapping[str, Secret], image: RayImage, *, join_timeout: float = 180
+) -> Plan:
+    """Ray's image, files, head, workers, and the gate that nothing passes without N living nodes.
+
+    A container whose spec hash is unchanged and that runs is left alone; a changed or stopped head takes the workers with it,
+    because their Ray session ends with the head's.
+    """
+    specs = {
+        node.name: containers.ray_spec(inventory, node, facts.get(node.name), image.tag, secrets) for node in inventory.nodes
+    }
+    reasons = {node.name: _reasons(inventory, facts, node, specs[node.name]) for node in inventory.nodes}
+    if reasons[inventory.head.name] is not None:
+        for node in inventory.workers:
+            reasons[node.name] = reasons[node.name] or ["the head starts anew"]
+    changed = [node for node in inventory.nodes if reasons[node.name] is not None]
+    starts = {node.name: _start(facts.get(node.name), node, specs[node.name]) for node in changed}
+    writes = [
+        step
+        for node in inventory.nodes
+        for step in files.steps(inventory, node, facts.get(node.name), secrets, fresh=node in changed)
+    ]
+    workers = tuple(step for node in inventory.workers for step in starts.get(node.name, ()))
+    stages = (
+        *([_same_image(inventory, facts)] if facts else []),
+        Stage(
+            id="ray-image",
+            title=f"Have Ray {image.ray_version} in the image",
+            steps=_builds(inventory, facts, image),
+            gates=_image_gates(inventory, facts, image),
+        ),
+        Stage(id="files", title="Write helper files and secrets", steps=tuple(writes)),
+        Stage(
+            id="head",
+            title="Start the Ray head",
+            steps=tuple(starts.get(inventory.head.name, ())),
+            gates=(gates.head(inventory),) if starts.get(inventory.head.name) else (),
+        ),
+        Stage(id="workers", title="Start the Ray workers", steps=workers),
+        Stage(
+            id="ray",
+            title="Verify the Ray cluster",
+            gates=(gates.cluster(inventory, deadline=join_timeout, hold=3.0 if changed else 0.0),),
+        ),
+    )
+    notes = [f"{node}: {reason}" for node, why in reasons.items() for reason in why or () if facts.get(node) is not None]
+    return Plan(verb="up", stages=tuple(s for s in stages if s.steps or s.gates), notes=tuple(notes))
+
+
+def _image(facts: Facts, node: Node, image: str) -> docker.Image | None:
+    return facts[node.name].images.get(image) if node.name in facts else None
+
+
+def _preflight(inventory: Inventory, facts: Facts) -> tuple[Gate, ...]:
+    return tuple(_observed_gate(check, inventory, facts) for check in host.CHECKS)
+
+
+def _observed_gate(check: Check, inventory: Inventory, facts: Facts) -> Gate:
+    def judge(_: Answers) -> Sequence[Finding]:
+        return check.judge(inventory, facts)
+
+    return Gate(id=check.id, what=check.what, judge=judge)
+
+
+def _same_image(inventory: Inventory, facts: Facts) -> Stage:
+    def judge(_: Answers) -> Sequence[Finding]:
+        return images.same_identity(inventory, facts)
+
+    gate = Gate(id="image", what=f"{inventory.image} is the same on every node", judge=judge)
+    return Stage(id="same-image", title="Compare the image between the nodes", gates=(gate,))
+
+
+def _builds(inventory: Inventory, facts: Facts, image: RayImage) -> tuple[Step, ...]:
+    recipe = image.recipe
+    if recipe is None:
+        return ()
+    context = partial(derived.context, recipe.dockerfile, recipe.wheels)
+    return tuple(
+        Step(
+            title=f"building {image.tag} (no network needed)",
+            command=Command(
+                node=node.name,
+                argv=derived.build(node.docker, recipe),
+                timeout=1200,
+                stdin=context,
+                shown_stdin=image.shown,
+            ),
+        )
+        for node in inventory.nodes
+        if not _image(facts, node, image.tag)
+    )
+
+
+def _image_gates(inventory: Inventory, facts: Facts, image: RayImage) -> tuple[Gate, ...]:
+    fresh = [node for node in inventory.nodes if not _image(facts, node, image.tag)]
+    return (gates.versions(fresh, image.tag, image.ray_version, image.python_version),) if fresh else ()
+
+
+def _reasons(inventory: Inventory, facts: Facts, node: Node, spec: docker.ContainerSpec) -> list[str] | None:
+    """Why a node's container must start anew, in words; `None` when it must not."""
+    if node.name not in facts:
+        return ["not there yet"]
+    there = facts[node.name].container(spec.name)
+    if there is None:
+        return ["not there yet"]
+    if there.spec != spec.hash:
+        base = facts[node.name].images.get(there.image) or facts[node.name].images.get(spec.image)
+        return docker.differences(there, spec, base.env if base else {})
+    if not there.running:
+        return [f"its container is {there.status} (exit code {there.exit_code})"]
+    return None
+
+
+def _start(facts: HostFacts | None, node: Node, spec: docker.ContainerSpec) -> list[Step]:
+    steps = []
+    if facts is not None and facts.container(spec.name) is not None:
+        steps.append(
+            Step(
+                title=f"removing the old {spec.role} container",
+                command=Command(node=node.name, argv=docker.remove(node.docker, spec.name), timeout=90),
+            )
+        )
+    steps.append(
+        Step(
+            title=f"starting the Ray {spec.role}",
+            command=Command(node=node.name, argv=docker.run(node.docker, spec), timeout=120),
+        )
+    )
+    return steps

@@ -1,0 +1,144 @@
+"""Run one command on an open SSH connection: one channel, one thread, both streams.
+
+Fabric's own `run` starts three threads per command and polls; a hundred nodes feel that (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+import paramiko
+
+from launcher.model import Answer
+from launcher.remote import envelope
+from launcher.remote.output import Output
+from launcher.remote.running import Running
+from launcher.transport import Command
+
+GRACE: Final = 10.0  # seconds beyond the node's own deadline before this side stops listening
+OPEN_TIMEOUT: Final = 30.0
+_LINGER: Final = 1.0  # seconds to wait for output that a child in the background still holds open
+_CHUNK: Final = 256 * 2**10
+_PACKET: Final = 32 * 2**10 - 64  # what paramiko sends at once
+
+Lost = "the connection was lost"
+
+
+class _Wake(threading.Event):
+    """Set by paramiko when anything happens on a channel; cleared only by the reader, who then looks at everything."""
+
+    def clear(self) -> None:
+        """Ignore paramiko, which clears when one of the two streams is empty."""
+
+    def reset(self) -> None:
+        super().clear()
+
+
+def run(
+    transport: paramiko.Transport,
+    command: Command,
+    *,
+    marker: str,
+    running: Running,
+    on_line: Callable[[str], None] | None = None,
+    on_error_line: Callable[[str], None] | None = None,
+) -> Answer:
+    """Run `command` and return its answer; a broken connection is code 255, never an exception.
+
+    Args:
+        transport: the node's open connection.
+        command: what to run.
+        marker: see `envelope.wrap`.
+        running: where to register, so that the command can be cancelled.
+        on_line: called with each line of standard output instead of keeping it; `on_error_line` likewise.
+    """
+    start = time.monotonic()
+    out, err = Output(marker, on_line), Output(marker, on_error_line)
+    stdin = command.stdin() if command.stdin is not None else b""
+    line = envelope.wrap(command.argv, timeout=command.timeout, stdin=len(stdin), marker=marker)
+    wake = _Wake()
+    late = False
+    try:
+        channel = transport.open_session(timeout=OPEN_TIMEOUT)
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        return Answer(node=command.node, code=255, err=f"{Lost}: {_why(error)}", seconds=time.monotonic() - start)
+    with contextlib.closing(channel), running.until_done(channel.close):
+        try:
+            channel.in_buffer.set_event(wake)
+            channel.in_stderr_buffer.set_event(wake)
+            channel.status_event = wake
+            channel.exec_command(line)
+            _send(channel, stdin)
+            late = not _listen(channel, wake, out, err, deadline=start + command.timeout + GRACE)
+        except (paramiko.SSHException, EOFError, OSError):
+            _drain(channel, out, err)  # what it said before the connection broke is the evidence
+        code, ended = channel.exit_status, channel.eof_received
+    seconds = time.monotonic() - start
+    said, complained = out.end(), err.end()
+    timed_out = late or (code in (124, -1) and seconds >= command.timeout)
+    if timed_out:
+        code = 124
+    elif code == -1 and ended and not running.cancelled:
+        code = 137  # the node reported a signal: `timeout` itself was killed
+    elif code == -1:
+        why = "cancelled" if running.cancelled else Lost
+        code, complained = 255, f"{complained}\n{why}".strip()
+    return Answer(node=command.node, code=code, out=said, err=complained, seconds=seconds, timed_out=timed_out)
+
+
+def _listen(channel: paramiko.Channel, wake: _Wake, out: Output, err: Output, *, deadline: float) -> bool:
+    """Read until the command has ended; False when the deadline came first."""
+    idle_since = 0.0
+    while True:
+        wake.reset()
+        heard = _drain(channel, out, err)
+        status = channel.exit_status != -1
+        if channel.closed or (channel.eof_received and status):
+            _drain(channel, out, err)
+            return True
+        now = time.monotonic()
+        if heard or not idle_since:
+            idle_since = now
+        if now >= deadline:
+            return False
+        if status and now >= idle_since + _LINGER:
+            return True
+        until = min(deadline, idle_since + _LINGER) if status else deadline
+        wake.wait(min(max(0.0, until - now), threading.TIMEOUT_MAX))
+
+
+def _drain(channel: paramiko.Channel, out: Output, err: Output) -> bool:
+    heard = False
+    while channel.recv_ready():
+        out.feed(channel.recv(_CHUNK))
+        heard = True
+    while channel.recv_stderr_ready():
+        err.feed(channel.recv_stderr(_CHUNK))
+        heard = True
+    return heard
+
+
+def _send(channel: paramiko.Channel, data: bytes) -> None:
+    if not data:
+        return
+    if len(data) <= _CHUNK:  # fits the window: no need to read meanwhile
+        channel.sendall(data + envelope.TRAILER)
+        return
+    threading.Thread(target=_feed, args=(channel, data), daemon=True).start()
+
+
+def _feed(channel: paramiko.Channel, data: bytes) -> None:
+    view = memoryview(data)
+    with contextlib.suppress(OSError, paramiko.SSHException, EOFError):  # the command may end without reading it all
+        at = 0
+        while at < len(view):
+            at += channel.send(bytes(view[at : at + _PACKET]))
+        channel.sendall(envelope.TRAILER)
+
+
+def _why(error: BaseException) -> str:
+    return str(error) or type(error).__name__

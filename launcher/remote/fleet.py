@@ -1,0 +1,243 @@
+"""The nodes of one inventory, reachable: the Transport that everything above runs on.
+
+One SSH connection per node carries its commands, the Docker API, followed logs and tunnels. Connections open on first use,
+or all at once with `connect`; one that broke opens again when it is next needed.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from launcher.errors import ConnectError
+from launcher.model import Answer, Inventory
+from launcher.remote import channel, local
+from launcher.remote.connect import Connector
+from launcher.remote.login import AskPassphrase
+from launcher.remote.running import Running
+from launcher.transport import Command
+
+if TYPE_CHECKING:
+    import docker
+    import paramiko
+
+    from launcher.remote.tunnel import Tunnel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line that a followed command printed; `error` when it came on standard error."""
+
+    node: str
+    text: str
+    error: bool = False
+
+
+class Fleet:
+    """The nodes of `inventory`; use it in a `with` block, which closes every connection.
+
+    Args:
+        inventory: whose nodes; at most `inventory.cap` of them are worked on at once.
+        accept_new_host_keys: write an unknown host key down instead of refusing it.
+        ask_passphrase: called with the path of an encrypted key, at most once per key; None when nobody can be asked.
+    """
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        *,
+        accept_new_host_keys: bool = False,
+        ask_passphrase: AskPassphrase | None = None,
+    ) -> None:
+        self.inventory = inventory
+        self._nodes = {node.name: node for node in inventory.nodes}
+        self._connector = Connector(accept_new_host_keys=accept_new_host_keys, ask_passphrase=ask_passphrase)
+        self._links = {node.name: _Link() for node in inventory.nodes}
+        self._marker = f"vlaunch-{secrets.token_hex(8)}"
+        self._closing: list[Callable[[], None]] = []
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def connect(self, nodes: Iterable[str] | None = None) -> dict[str, ConnectError]:
+        """Connect to all nodes (or to those named) at once and return those that failed, each with its error."""
+        names = list(nodes) if nodes is not None else list(self._nodes)
+        for name in names:
+            self._links[name].failed = None
+        with ThreadPoolExecutor(self._width(len(names)), thread_name_prefix="connect") as pool:
+            results = pool.map(self._try, names)
+            return {name: error for name, error in zip(names, results, strict=True) if error is not None}
+
+    def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
+        """Run all commands and yield each answer as it comes; see `Transport.run`."""
+        for item in self._work(commands, follow=False):
+            assert isinstance(item, Answer)
+            yield item
+
+    def stream(self, commands: Sequence[Command]) -> Iterator[Line | Answer]:
+        """Run all commands, yielding each line as it is printed and, at the end of each command, its (empty) answer.
+
+        A timeout of infinity follows until the caller stops; closing the iterator ends the commands.
+        """
+        return self._work(commands, follow=True)
+
+    def docker(self, node: str) -> docker.APIClient:
+        """Return the Docker API of `node`, over its SSH connection; raises ConnectError or NodeError.
+
+        Wrap later calls in `docker_api.errors(node)` to have their errors mapped too.
+        """
+        from launcher.remote import docker_api  # noqa: PLC0415 - half a second of imports that most commands never need
+
+        link = self._links[node]
+        with link.lock:
+            if link.docker is None or not link.docker.alive():
+                where = None if self._nodes[node].connection == "local" else self.transport(node)
+                link.docker = docker_api.connect(self._nodes[node], where)
+            return link.docker
+
+    def forward(self, node: str, host: str, port: int, local_port: int = 0) -> Tunnel:
+        """Listen on 127.0.0.1:`local_port` (0: any free one) and carry each connection to `host`:`port` as seen from `node`.
+
+        Raises ConnectError, or NodeError when the local port is taken. The tunnel ends with the fleet or its own `close`.
+        """
+        from launcher.remote.tunnel import Tunnel  # noqa: PLC0415 - rarely needed
+
+        where = None if self._nodes[node].connection == "local" else self.transport(node)
+        tunnel = Tunnel(node, where, host, port, local_port)
+        self._closing.append(tunnel.close)
+        return tunnel
+
+    def transport(self, node: str) -> paramiko.Transport:
+        """Return the open SSH connection of `node`, connecting if need be; raises ConnectError."""
+        link = self._links[node]
+        with link.lock:
+            if link.connection is not None and link.connection.transport.is_active():
+                return link.connection.transport  # type: ignore[no-any-return]
+            if link.failed is not None:
+                raise link.failed
+            if link.connection is not None:
+                link.connection.client.close()
+                link.connection = None
+            try:
+                link.connection = self._connector.open(self._nodes[node])
+            except ConnectError as error:
+                link.failed = error
+                raise
+            return link.connection.transport  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Close everything; running commands end on their nodes."""
+        while self._closing:
+            self._closing.pop()()
+        for link in self._links.values():
+            if link.docker is not None:
+                link.docker.close()
+                link.docker = None
+            if link.connection is not None:
+                link.connection.client.close()
+                link.connection = None
+        self._connector.close()
+
+    def _work(self, commands: Sequence[Command], *, follow: bool) -> Iterator[Line | Answer]:
+        per_node: dict[str, list[Command]] = {}
+        for command in commands:
+            per_node.setdefault(command.node, []).append(command)
+        unknown = per_node.keys() - self._nodes.keys()
+        if unknown:
+            raise KeyError(f"no such node: {', '.join(sorted(unknown))}")
+        waiting: queue.SimpleQueue[list[Command]] = queue.SimpleQueue()
+        for batch in per_node.values():
+            waiting.put(batch)
+        answers: queue.SimpleQueue[Line | Answer | BaseException] = queue.SimpleQueue()
+        running = Running()
+        width = len(per_node) if follow else self._width(len(per_node))
+        for _ in range(width):
+            threading.Thread(target=self._worker, args=(waiting, answers, running, follow), daemon=True).start()
+        try:
+            left = len(commands)
+            while left:
+                item = answers.get()
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+                left -= isinstance(item, Answer)
+        finally:
+            running.cancel()
+
+    def _worker(
+        self,
+        waiting: queue.SimpleQueue[list[Command]],
+        answers: queue.SimpleQueue[Line | Answer | BaseException],
+        running: Running,
+        follow: bool,
+    ) -> None:
+        try:
+            while not running.cancelled:
+                for command in waiting.get_nowait():
+                    if running.cancelled:
+                        return
+                    answers.put(self._one(command, running, answers if follow else None))
+        except queue.Empty:
+            return
+        except BaseException as error:  # noqa: BLE001 - a bug here must reach the caller, not vanish with the thread
+            answers.put(error)
+
+    def _one(
+        self, command: Command, running: Running, lines: queue.SimpleQueue[Line | Answer | BaseException] | None
+    ) -> Answer:
+        def said(text: str) -> None:
+            if lines is not None:
+                lines.put(Line(node=command.node, text=text))
+
+        def complained(text: str) -> None:
+            if lines is not None:
+                lines.put(Line(node=command.node, text=text, error=True))
+
+        on_line, on_error_line = (said, complained) if lines is not None else (None, None)
+        if self._nodes[command.node].connection == "local":
+            return local.run(
+                command, marker=self._marker, running=running, on_line=on_line, on_error_line=on_error_line
+            )
+        try:
+            transport = self.transport(command.node)
+        except ConnectError as error:
+            return Answer(node=command.node, code=255, err=f"{error}\n{error.evidence}".strip())
+        return channel.run(
+            transport, command, marker=self._marker, running=running, on_line=on_line, on_error_line=on_error_line
+        )
+
+    def _try(self, name: str) -> ConnectError | None:
+        if self._nodes[name].connection == "local":
+            return None
+        try:
+            self.transport(name)
+        except ConnectError as error:
+            return error
+        return None
+
+    def _width(self, wanted: int) -> int:
+        return max(1, min(wanted, self.inventory.cap))
+
+
+class _Link:
+    """What is open to one node."""
+
+    __slots__ = ("connection", "docker", "failed", "lock")
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.connection: Any = None
+        self.docker: Any = None
+        self.failed: ConnectError | None = None
+

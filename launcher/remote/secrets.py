@@ -1,0 +1,149 @@
+"""Fetch the secrets an inventory names, on the machine the launcher runs on. Values never reach a message, an argv or a log."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import stat
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from launcher.errors import RequestError
+from launcher.model import Secret, SecretSource
+
+COMMAND_SECONDS = 30.0
+_MAX_BYTES = 64 * 1024
+# Shorter values would blank out ordinary words.
+_SHORTEST_REDACTED = 6
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def resolve(sources: Mapping[str, SecretSource], base: Path, *, seconds: float = COMMAND_SECONDS) -> dict[str, Secret]:
+    """Return each secret's value; relative files start at `base`, and a command may take `seconds`.
+
+    Raises RequestError that names every secret which could not be had, and why, without showing any value.
+    """
+    secrets: dict[str, Secret] = {}
+    failures: list[str] = []
+    for name, source in sources.items():
+        try:
+            secrets[name] = Secret(_checked(_fetch(source, base, seconds)))
+        except _Unavailable as error:
+            failures.append(f"{name}: {error}")
+    if failures:
+        number = "1 secret" if len(failures) == 1 else f"{len(failures)} secrets"
+        hint = "`secrets` in the inventory says where each value comes from"
+        raise RequestError(f"{number} could not be fetched", evidence=failures, hint=hint)
+    return secrets
+
+
+def redact(text: str, secrets: Mapping[str, Secret] | Iterable[Secret]) -> str:
+    """Replace every value of at least six characters by `***`, the longest first."""
+    known = secrets.values() if isinstance(secrets, Mapping) else secrets
+    values = {secret.reveal() for secret in known}
+    for value in sorted(values, key=len, reverse=True):
+        if len(value) >= _SHORTEST_REDACTED:
+            text = text.replace(value, "***")
+    return text
+
+
+class _Unavailable(Exception):
+    """Why one secret could not be had."""
+
+
+def _fetch(source: SecretSource, base: Path, seconds: float) -> str:
+    if source.env is not None:
+        return _from_env(source.env)
+    if source.file is not None:
+        return _from_file(source.file, base)
+    if source.command is not None:
+        return _from_command(source.command, seconds)
+    raise _Unavailable("has no source")
+
+
+def _checked(value: str) -> str:
+    if not value:
+        raise _Unavailable("is empty")
+    if _CONTROL.search(value):
+        raise _Unavailable("should be one line of text, and has a line break or another control character inside")
+    return value
+
+
+def _from_env(name: str) -> str:
+    value = os.environ.get(name)
+    if value is None:
+        raise _Unavailable(f"the environment variable `{name}` is not set; run `export {name}=…` first")
+    return value
+
+
+def _from_file(name: str, base: Path) -> str:
+    try:
+        path = base / Path(name).expanduser()
+        # Checked on the open file, so that it cannot be swapped in between; a pipe must not make the open wait.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise _Unavailable(f"`{name}` cannot be read: {reason.lower()}") from error
+    with os.fdopen(descriptor, "rb") as file:
+        state = os.fstat(descriptor)
+        if not stat.S_ISREG(state.st_mode):
+            raise _Unavailable(f"`{path}` is not a regular file")
+        if state.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            mode = f"{stat.S_IMODE(state.st_mode):04o}"
+            raise _Unavailable(f"`{path}` has mode {mode}; run `chmod 600 {shlex.quote(str(path))}`")
+        return _text(file.read(_MAX_BYTES + 1))
+
+
+def _from_command(command: str, seconds: float) -> str:
+    try:
+        argv = shlex.split(command)
+    except ValueError as error:
+        raise _Unavailable(f"`{command}` is not a command: {str(error).lower()}") from error
+    if not argv:
+        raise _Unavailable("the command is empty")
+    try:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+    except OSError as error:
+        raise _Unavailable(f"`{argv[0]}` cannot be run: {(error.strerror or str(error)).lower()}") from error
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise _Unavailable(f"`{argv[0]}` did not answer within {seconds:g} s") from None
+    finally:
+        _end(process)
+    if process.returncode != 0:
+        raise _Unavailable(f"`{argv[0]}` failed with exit status {process.returncode}{_reason(out, err)}")
+    return _text(out)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Leave nothing behind: what the command started is in its process group."""
+    if process.returncode is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+
+
+def _reason(out: bytes, err: bytes) -> str:
+    """The last line of what the command complained about, without anything it also printed as an answer."""
+    lines = err.decode(errors="replace").strip().splitlines()
+    said = redact(lines[-1], [Secret(word) for word in out.decode(errors="replace").split()]) if lines else ""
+    return f": {said[:200]}" if said.isprintable() and said else ""
+
+
+def _text(content: bytes) -> str:
+    if len(content) > _MAX_BYTES:
+        raise _Unavailable(f"is larger than {_MAX_BYTES // 1024} KiB")
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        # `from None`: the exception carries the bytes.
+        raise _Unavailable(f"is not UTF-8 text (byte {error.start + 1})") from None
+    return text.removesuffix("\n")

@@ -1,0 +1,146 @@
+"""The image we derive from one that lacks Ray: what goes into it, what it is called, and how it is built.
+
+Ray comes as wheels in the build context, so that building needs no network, and the image is named by its content, so
+that every node ends up with the same thing under the same name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import shlex
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import RequestError
+from launcher.model import Argv
+from launcher.tools.image import ImagePython
+
+BASE = "vlaunch.base"
+RAY = "vlaunch.ray"
+CONTENT = "vlaunch.image.content"
+REPOSITORY = "vlaunch/ray"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelFile:
+    """One wheel on the control machine; `sha256` in hex."""
+
+    name: str
+    sha256: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelSet:
+    """The wheels an image lacks, in file name order, and the version of Ray they bring."""
+
+    ray: str
+    files: tuple[WheelFile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A derived image to be: its name, its Dockerfile, and the wheels that go into the build context."""
+
+    tag: str
+    dockerfile: str
+    wheels: Mapping[str, bytes | Path]
+
+    @property
+    def content(self) -> str:
+        """The hash in the tag, which is also the value of the label CONTENT."""
+        return self.tag.rpartition("-")[2]
+
+
+def recipe(
+    *, base: str, identity: str, image: ImagePython, wheels: WheelSet | None, plugin: tuple[str, bytes] | None = None
+) -> Recipe | None:
+    """Say how to build the derived image, or None when the base has all it needs.
+
+    Args:
+        base: how nodes call the base image (BuildKit cannot start from a bare image id).
+        identity: the base image's id, the same on every node.
+        wheels: what the image lacks of Ray; None when it lacks nothing.
+        plugin: the wheel of the CPU platform plugin, for `accelerator: cpu`.
+
+    Raises:
+        RequestError: the image has neither uv nor pip.
+    """
+    content: dict[str, bytes | Path] = {file.name: file.path for file in wheels.files} if wheels else {}
+    hashes = {file.name: file.sha256 for file in wheels.files} if wheels else {}
+    if plugin:
+        content[plugin[0]] = plugin[1]
+        hashes[plugin[0]] = hashlib.sha256(plugin[1]).hexdigest()
+    if not content:
+        return None
+    ray = wheels.ray if wheels else image.ray or ""
+    text = dockerfile(base, image, identity=identity, ray=ray)
+    return Recipe(tag=derived_tag(identity, hashes, text, ray=ray), dockerfile=text, wheels=content)
+
+
+def dockerfile(base: str, image: ImagePython, *, identity: str, ray: str) -> str:
+    """Write the Dockerfile. Entry point, command and user stay those of the base image.
+
+    The installation ends with importing Ray, so that an image in which it cannot start is never tagged.
+    """
+    proof = f'import ray; assert ray.__version__ == "{ray}", ray.__version__' if ray else "import vlaunch_cpu_ray"
+    folder = "/tmp/vlaunch-wheels"
+    lines = [
+        f"FROM {base}",
+        f'LABEL {BASE}="{identity}" {RAY}="{ray}"',
+        *(["USER 0"] if image.uid else []),
+        f"COPY wheels/ {folder}/",
+        f"RUN {_install(image)} {folder}/*.whl && rm -r {folder} && python3 -c {shlex.quote(proof)}",
+        *([f"USER {image.uid}"] if image.uid else []),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def derived_tag(identity: str, wheels: Mapping[str, str], dockerfile: str, *, ray: str) -> str:
+    """Name the derived image by what goes into it; the same inputs give the same name everywhere.
+
+    Args:
+        wheels: file name → sha256.
+    """
+    content = json.dumps([identity, sorted(wheels.items()), dockerfile])
+    version = re.sub(r"[^A-Za-z0-9_.]", "_", ray) or "none"
+    return f"{REPOSITORY}:{version}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+
+
+def context(dockerfile: str, wheels: Mapping[str, bytes | Path]) -> bytes:
+    """Pack the build context as a tar, the same bytes for the same content."""
+    buffer = io.BytesIO()
+    files = {"Dockerfile": dockerfile.encode(), **{f"wheels/{name}": content for name, content in wheels.items()}}
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for path, content in sorted(files.items()):
+            data = content if isinstance(content, bytes) else content.read_bytes()
+            entry = tarfile.TarInfo(path)
+            entry.size, entry.mode = len(data), 0o644
+            archive.addfile(entry, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def build(docker: Argv, made: Recipe) -> Argv:
+    """Build the derived image from a context on standard input, without network, leaving nothing behind on failure."""
+    options = ("--network", "none", "--force-rm", "--label", f"{CONTENT}={made.content}", "--tag", made.tag)
+    return (*docker, "build", *options, "-")
+
+
+def _install(image: ImagePython) -> str:
+    if image.uv:
+        return (
+            "uv pip install --python python3 --break-system-packages"
+            " --no-config --offline --no-cache --no-index --no-deps --compile-bytecode"
+        )
+    if image.pip:
+        force = " --break-system-packages" if image.managed else ""
+        return f"python3 -m pip --isolated install --no-cache-dir --no-index --no-deps{force}"
+    raise RequestError(
+        "the image has neither `uv` nor `pip`, so Ray cannot be added to it",
+        hint="choose an image with Ray in it, or add pip to yours: `RUN apt-get install -y python3-pip`",
+    )

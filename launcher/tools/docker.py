@@ -1,0 +1,233 @@
+"""What we say to the docker command line, and how we read its answers.
+
+Every builder takes `docker`, the node's own way to call it (`("docker",)` or `("sudo", "-n", "docker")`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from launcher.errors import UnreadableAnswer
+from launcher.model import Argv, Mount
+
+CLUSTER = "vlaunch.cluster"
+ROLE = "vlaunch.role"
+NODE = "vlaunch.node"
+SPEC = "vlaunch.spec"
+
+Role = Literal["head", "worker", "rank"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerSpec:
+    """One container to be. `shm` is `"host"` (share the host's /dev/shm) or a size in bytes; `gpus` is a device request."""
+
+    name: str
+    image: str
+    command: Argv
+    cluster: str
+    role: Role
+    node: str
+    entrypoint: str = "/bin/sh"
+    env: Mapping[str, str] = field(default_factory=dict)
+    mounts: tuple[Mount, ...] = ()
+    shm: int | Literal["host"] = "host"
+    gpus: int | None = None
+    devices: tuple[str, ...] = ()
+    cap_add: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    security: tuple[str, ...] = ()
+    ulimits: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    restart: str = "unless-stopped"
+
+    @property
+    def hash(self) -> str:
+        """Twelve hex digits that change when, and only when, the container would be started differently."""
+        bare = run((), replace(self, labels={key: value for key, value in self.labels.items() if key != SPEC}))
+        return hashlib.sha256(json.dumps(bare).encode()).hexdigest()[:12]
+
+    def labelled(self) -> ContainerSpec:
+        """Return the spec with its own hash as a label: how a later run knows that nothing has changed."""
+        return replace(self, labels={**self.labels, SPEC: self.hash})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """A container as a node reports it. `status` is Docker's word: running, exited, created, restarting, dead, paused."""
+
+    name: str
+    id: str
+    role: str
+    node: str
+    image: str
+    status: str
+    spec: str
+    exit_code: int
+    restarts: int
+    started: str
+    env: Mapping[str, str]
+    labels: Mapping[str, str]
+    error: str = ""
+    argv: Argv = ()
+
+    @property
+    def running(self) -> bool:
+        """True when its main process runs and is not in a restart loop right now."""
+        return self.status == "running"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """An image as a node reports it. `identity` is equal on two nodes exactly when layers and configuration are."""
+
+    id: str
+    identity: str
+    digests: tuple[str, ...]
+    architecture: str
+    labels: Mapping[str, str]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def run(docker: Argv, spec: ContainerSpec) -> Argv:
+    """Start a detached container in the host's network (`docker run`)."""
+    labels = {**spec.labels, CLUSTER: spec.cluster, ROLE: spec.role, NODE: spec.node}
+    shm = ("--ipc", "host") if spec.shm == "host" else ("--shm-size", str(spec.shm))
+    return (
+        *docker, "run", "--detach", "--name", spec.name, "--network", "host", *shm, "--restart", spec.restart,
+        *(() if spec.gpus is None else ("--gpus", str(spec.gpus))),
+        *_each("--device", spec.devices), *_each("--cap-add", spec.cap_add), *_each("--group-add", spec.groups),
+        *_each("--security-opt", spec.security),
+        *_each("--ulimit", (f"{name}={value}" for name, value in sorted(spec.ulimits.items()))),
+        *_each("--volume", (f"{m.source}:{m.target}{':ro' if m.read_only else ''}" for m in spec.mounts)),
+        *_each("--env", (f"{name}={value}" for name, value in sorted(spec.env.items()))),
+        *_each("--label", (f"{name}={value}" for name, value in sorted(labels.items()))),
+        "--entrypoint", spec.entrypoint, spec.image, *spec.command,
+    )  # fmt: skip
+
+
+def remove(docker: Argv, *names: str) -> Argv:
+    """Stop and remove containers; a name that is not there is an error of `docker rm` unless none is left."""
+    return (*docker, "rm", "--force", "--volumes", *names)
+
+
+def pull(docker: Argv, image: str) -> Argv:
+    """Fetch an image from its registry."""
+    return (*docker, "pull", "--quiet", image)
+
+
+def exec_(docker: Argv, name: str, *argv: str, stdin: bool = False) -> Argv:
+    """Run a command in a running container."""
+    return (*docker, "exec", *(("--interactive",) if stdin else ()), name, *argv)
+
+
+def logs(docker: Argv, name: str, *, tail: int | None = 100, since: str = "", follow: bool = False) -> Argv:
+    """Print a container's log, standard output and error together."""
+    options = (
+        *(("--follow",) if follow else ()),
+        *(() if tail is None else ("--tail", str(tail))),
+        *(("--since", since) if since else ()),
+    )
+    return ("sh", "-c", 'exec "$@" 2>&1', "logs", *docker, "logs", *options, name)
+
+
+def inspect(docker: Argv, *names: str) -> Argv:
+    """Print everything Docker knows about containers, as JSON."""
+    return (*docker, "inspect", "--type", "container", *names)
+
+
+def run_python(docker: Argv, image: str, program: str) -> Argv:
+    """Run a short Python program in a throw-away container of an image that is already on the node."""
+    quiet = ("--rm", "--pull", "never", "--network", "none")
+    return (*docker, "run", *quiet, "--entrypoint", "python3", image, "-c", program)
+
+
+def list_ids(docker: Argv, cluster: str) -> Argv:
+    """Print the ids of all containers of a cluster, whatever their state."""
+    return (*docker, "ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={CLUSTER}={cluster}")
+
+
+def parse_containers(text: str) -> tuple[Container, ...]:
+    """Read `docker inspect` of containers; raises UnreadableAnswer."""
+    return tuple(_container(item) for item in _objects(text, "docker inspect"))
+
+
+def parse_image(text: str) -> Image | None:
+    """Read `docker image inspect`; `None` when the image is not there; raises UnreadableAnswer."""
+    items = _objects(text, "docker image inspect")
+    if not items:
+        return None
+    item = items[0]
+    config = item.get("Config") or {}
+    content = [item.get("RootFS"), item.get("Architecture")]
+    content += [config.get(key) or None for key in ("Env", "Entrypoint", "Cmd", "User", "WorkingDir")]
+    return Image(
+        id=item["Id"],
+        identity=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
+        digests=tuple(item.get("RepoDigests") or ()),
+        architecture=item.get("Architecture", ""),
+        labels=config.get("Labels") or {},
+        env=_env(config),
+    )
+
+
+def differences(there: Container, spec: ContainerSpec, image_env: Mapping[str, str]) -> list[str]:
+    """Say in words how a running container differs from what it should be; never empty when the hashes differ."""
+    said = [f"image {there.image} → {spec.image}"] if there.image != spec.image else []
+    own = {name: value for name, value in there.env.items() if image_env.get(name) != value}
+    for name in sorted({*own, *spec.env}):
+        before, after = own.get(name), spec.env.get(name)
+        if before != after:
+            said.append(f"env {name}: {before or 'unset'} → {after or 'unset'}")
+    if there.argv != spec.command:
+        gone, new = [w for w in there.argv if w not in spec.command], [w for w in spec.command if w not in there.argv]
+        said.append(f"command: {' '.join(gone) or '(nothing)'} → {' '.join(new) or '(nothing)'}")
+    if there.labels.get("vlaunch.secrets") != spec.labels.get("vlaunch.secrets"):
+        said.append("a secret has another value")
+    return said or ["devices, mounts or limits of its container"]
+
+
+def _env(config: Mapping[str, Any]) -> dict[str, str]:
+    pairs = (pair.partition("=") for pair in config.get("Env") or ())
+    return {name: value for name, _, value in pairs}
+
+
+def _container(item: dict[str, Any]) -> Container:
+    config, state = item["Config"], item["State"]
+    labels = config.get("Labels") or {}
+    return Container(
+        name=item["Name"].lstrip("/"),
+        id=item["Id"],
+        role=labels.get(ROLE, ""),
+        node=labels.get(NODE, ""),
+        image=config.get("Image", ""),
+        status=state.get("Status", "unknown"),
+        spec=labels.get(SPEC, ""),
+        exit_code=int(state.get("ExitCode", 0)),
+        restarts=int(item.get("RestartCount", 0)),
+        started=state.get("StartedAt", ""),
+        env=_env(config),
+        labels=labels,
+        error=state.get("Error", ""),
+        argv=tuple(config.get("Cmd") or ()),
+    )
+
+
+def _objects(text: str, what: str) -> list[dict[str, Any]]:
+    if not text.strip():
+        return []
+    try:
+        items = json.loads(text)
+        if isinstance(items, list) and all(isinstance(item, dict) for item in items):
+            return items
+    except ValueError:
+        pass
+    raise UnreadableAnswer(f"`{what}` said something that is not a list of objects", evidence=text[:300])
+
+
+def _each(option: str, values: Any) -> tuple[str, ...]:
+    return tuple(word for value in values for word in (option, value))

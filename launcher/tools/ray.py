@@ -1,0 +1,156 @@
+"""What we say to Ray (2.60), and how we read what it says.
+
+Machine-readable answers come from the dashboard's HTTP API through `payload/head.py`; `ray status` is for people and is
+read strictly all the same, because it is what they will compare us with.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.errors import UnreadableAnswer
+from launcher.model import Argv, Inventory, Node
+
+TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105 - the file's name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayNode:
+    """One row of Ray's node table. `gpus` and `cpus` are what the node brought."""
+
+    id: str
+    ip: str
+    alive: bool
+    head: bool
+    gpus: float
+    cpus: float
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayStatus:
+    """What `ray status` prints: active nodes (also idle ones) and `used/total` of the GPUs; `None` if it names no GPU."""
+
+    active: int
+    pending: tuple[str, ...]
+    failures: tuple[str, ...]
+    gpus_used: float | None
+    gpus_total: float | None
+    demands: tuple[str, ...]
+
+
+def start_head(node: Node, inventory: Inventory) -> Argv:
+    """Start the head in the foreground, every port pinned (`ray start --head --block`)."""
+    ports = inventory.ports
+    return (
+        "ray", "start", "--head", "--block", "--node-ip-address", node.ip, "--port", str(ports.gcs),
+        "--dashboard-host", "127.0.0.1", "--dashboard-port", str(ports.dashboard),
+        "--ray-client-server-port", str(ports.client), *_common(node, inventory),
+    )  # fmt: skip
+
+
+def start_worker(node: Node, inventory: Inventory) -> Argv:
+    """Join the head in the foreground (`ray start --address --block`)."""
+    address = f"{inventory.head.ip}:{inventory.ports.gcs}"
+    return ("ray", "start", "--block", "--address", address, "--node-ip-address", node.ip, *_common(node, inventory))
+
+
+def _common(node: Node, inventory: Inventory) -> Argv:
+    ports, store = inventory.ports, inventory.ray.object_store
+    return (
+        "--num-gpus", str(node.gpus),
+        *(() if store is None else ("--object-store-memory", str(store))),
+        "--node-manager-port", str(ports.node_manager), "--object-manager-port", str(ports.object_manager),
+        "--runtime-env-agent-port", str(ports.runtime_env_agent),
+        "--dashboard-agent-grpc-port", str(ports.dashboard_agent_grpc),
+        "--dashboard-agent-listen-port", str(ports.dashboard_agent_http),
+        "--metrics-export-port", str(ports.metrics_export),
+        "--min-worker-port", str(ports.worker_min), "--max-worker-port", str(ports.worker_max),
+        "--disable-usage-stats",
+    )  # fmt: skip
+
+
+def status() -> Argv:
+    """Print the cluster's state for people."""
+    return ("ray", "status")
+
+
+def parse_nodes(answer: Any) -> tuple[RayNode, ...]:
+    """Read `GET /api/v0/nodes?detail=1`, newest row per address: a node that rejoins leaves its dead row behind."""
+    rows = _result(answer, "nodes")
+    try:
+        nodes = [
+            RayNode(
+                id=row["node_id"],
+                ip=row["node_ip"],
+                alive=row["state"] == "ALIVE",
+                head=bool(row.get("is_head_node")),
+                gpus=float((row.get("resources_total") or {}).get("GPU", 0)),
+                cpus=float((row.get("resources_total") or {}).get("CPU", 0)),
+                message=row.get("state_message") or "",
+            )
+            for row in rows
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise UnreadableAnswer("Ray's node table has a row that cannot be read", evidence=repr(error)) from None
+    living = {node.ip for node in nodes if node.alive}
+    return tuple(node for node in nodes if node.alive or node.ip not in living)
+
+
+def parse_status(text: str) -> RayStatus:
+    """Read `ray status`; raises UnreadableAnswer when its sections are not there."""
+    sections: dict[str, list[str]] = {}
+    current = ""
+    for line in text.splitlines():
+        if re.fullmatch(r"[A-Z][A-Za-z_ ]*(?: [a-z_]+)?:", line.rstrip()):
+            current = line.strip().rstrip(":")
+            sections[current] = []
+        elif current and line.startswith(" ") and not line.strip().startswith("(no "):
+            sections[current].append(line.strip())
+        elif not line.strip():
+            continue
+    if "Active" not in sections:
+        raise UnreadableAnswer("`ray status` printed no `Active:` section", evidence=text[-400:])
+    usage = sections.get("Total Usage", sections.get("Usage", []))
+    gpu = next((m for line in usage if (m := re.match(r"([\d.]+)/([\d.]+) GPU\b", line))), None)
+    lines = [*sections["Active"], *sections.get("Idle", [])]
+    counts = [re.match(r"(\d+) \S+", line) for line in lines]
+    if None in counts:
+        raise UnreadableAnswer("`ray status` names a node in a form that cannot be read", evidence=lines)
+    return RayStatus(
+        active=sum(int(match[1]) for match in counts if match),
+        pending=tuple(sections.get("Pending", ())),
+        failures=tuple(sections.get("Recent failures", ())),
+        gpus_used=float(gpu[1]) if gpu else None,
+        gpus_total=float(gpu[2]) if gpu else None,
+        demands=tuple(each for each in sections.get("Pending Demands", sections.get("Demands", ()))),
+    )
+
+
+def parse_ranks(actors: Any, nodes: tuple[RayNode, ...]) -> Mapping[str, tuple[str, ...]]:
+    """Read which address holds which rank, from the names of living actors.
+
+    vLLM names them `vllm_Worker_<instance>_TP0_PP1` and leaves out a dimension of size one (v1/executor/ray_executor_v2.py).
+    """
+    by_id = {node.id: node.ip for node in nodes}
+    ranks: dict[str, list[str]] = {}
+    for row in _result(actors, "actors"):
+        match = re.fullmatch(r"vllm_Worker_\w*?\d((?:_[A-Z]+\d+)*)", row.get("name") or "")
+        if match and row.get("state") == "ALIVE":
+            name = match[1].replace("_", " ").strip() or "the only rank"
+            ranks.setdefault(by_id.get(row.get("node_id", ""), "?"), []).append(name)
+    return {ip: tuple(sorted(names)) for ip, names in sorted(ranks.items())}
+
+
+def _result(answer: Any, what: str) -> list[dict[str, Any]]:
+    try:
+        rows = answer["data"]["result"]["result"]
+    except (KeyError, TypeError):
+        raise UnreadableAnswer(f"Ray's list of {what} cannot be read", evidence=json.dumps(answer)[:300]) from None
+    if not isinstance(rows, list):
+        raise UnreadableAnswer(f"Ray's list of {what} cannot be read", evidence=json.dumps(answer)[:300])
+    return rows

@@ -1,0 +1,37 @@
+"""The one boundary between deciding and doing: something that runs an argv on nodes. Fakes stand here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from launcher.model import Answer, Argv
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One argv for one node, with its deadline in seconds and, optionally, what it reads on standard input.
+
+    `stdin` is called when the bytes are needed, so that large or secret content is not held by plans;
+    `shown_stdin` is how a script would produce the same bytes (shell words for the left side of a pipe).
+    """
+
+    node: str
+    argv: Argv
+    timeout: float = 60.0
+    stdin: Callable[[], bytes] | None = None
+    shown_stdin: str = ""
+
+
+class Transport(Protocol):
+    """Runs commands on nodes, many at once, over one connection per node."""
+
+    def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
+        """Run all commands concurrently (under a cap) and yield each answer as it comes.
+
+        Commands for the same node run in the order given. A node that fails does not stop the others; a lost connection
+        is an `Answer` with code 255. Closing the iterator (or KeyboardInterrupt) cancels what is still running, and leaves
+        no process behind on a node.
+        """
+        ...

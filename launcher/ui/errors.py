@@ -1,0 +1,24 @@
+"""How an error reads: where and what happened, the evidence, and what to do about it."""
+
+from __future__ import annotations
+
+import click
+
+from launcher.errors import VlaunchError
+from launcher.tools import symptoms
+
+_LINES = 30
+
+
+def show(error: VlaunchError) -> None:
+    """Print an error on standard error; evidence is shortened in the middle, and cleaned of terminal codes."""
+    click.echo(click.style("error", fg="red", bold=True) + ": " + symptoms.plain(error.message), err=True)
+    lines = [symptoms.plain(line) for line in error.evidence.splitlines() if line.strip()]
+    if len(lines) > _LINES:
+        lines = [*lines[: _LINES // 2], f"… {len(lines) - _LINES} lines more …", *lines[-_LINES // 2 :]]
+    for line in lines:
+        click.echo("  " + line, err=True)
+    if error.hint:
+        click.echo(err=True)
+        for hint in error.hint.splitlines():
+            click.echo(click.style("hint", fg="cyan", bold=True) + ": " + hint, err=True)

@@ -1,0 +1,170 @@
+"""Events as people see them: a live display in a terminal, plain lines in a pipe, JSON lines for machines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+import click
+
+from launcher.events import Event, State
+from launcher.model import fold
+from launcher.tools import symptoms
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.text import Text
+
+_SIGNS: dict[State, tuple[str, str, str]] = {
+    "ok": ("✓", "ok", "green"),
+    "failed": ("✗", "failed", "red"),
+    "warn": ("!", "warning", "yellow"),
+    "skip": ("-", "skipped", "yellow"),
+    "unchanged": ("=", "unchanged", "green"),
+    "running": ("…", "…", "cyan"),
+    "": ("·", "", "cyan"),
+}
+
+
+class Printer(Protocol):
+    """Shows events, one at a time, until it is closed."""
+
+    def show(self, event: Event) -> None:
+        """Show one event."""
+
+    def __enter__(self) -> Printer: ...
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None: ...
+
+
+def printer(*, as_json: bool = False, quiet: bool = False) -> Printer:
+    """Choose how to show events: JSON lines on standard output, a live display, or plain lines on standard error."""
+    if as_json:
+        return JsonLines()
+    if quiet:
+        return Silent()
+    return LiveLines() if sys.stderr.isatty() else PlainLines()
+
+
+class _Base:
+    def __enter__(self) -> Printer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        return None
+
+    def show(self, event: Event) -> None:
+        raise NotImplementedError  # pragma: no cover
+
+
+class Silent(_Base):
+    """Shows nothing."""
+
+    def show(self, event: Event) -> None:
+        """Show nothing."""
+
+
+class JsonLines(_Base):
+    """One JSON object a line on standard output."""
+
+    def show(self, event: Event) -> None:
+        """Print the event as JSON."""
+        click.echo(json.dumps(event.as_json()))
+
+
+class PlainLines(_Base):
+    """One line an event on standard error; repeated waits and the start of steps are left out."""
+
+    def show(self, event: Event) -> None:
+        """Print the event, if it says something new."""
+        line = plain_line(event)
+        if line:
+            click.echo(line, err=True)
+
+
+def plain_line(event: Event) -> str:
+    """Return an event as one line of text without colour; empty when it is not worth a line."""
+    where = f"{event.node}: " if event.node else ""
+    took = f" ({event.seconds:.1f}s)" if event.seconds >= 0.05 else ""
+    text = symptoms.plain(event.text)
+    if event.kind == "stage":
+        return f"== {text}" if event.state == "running" else ""
+    if event.kind == "wait":
+        return f"  waiting: {text}" if event.state == "running" else ""
+    if event.kind == "step" and event.state == "running":
+        return f"  {where}{text} …" if event.data.get("slow") else ""
+    word = _SIGNS[event.state][1]
+    return f"  {word + ' ' if word else ''}{where}{text}{took}"
+
+
+class LiveLines(_Base):
+    """Finished lines scroll by; what runs is redrawn below them, with its time."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(stderr=True, highlight=False)
+        self._running: dict[tuple[str, str], Event] = {}
+        self._wait: Event | None = None
+        self._live: Live = Live(console=self._console, refresh_per_second=8, transient=True, get_renderable=self._draw)
+
+    def __enter__(self) -> Printer:
+        self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._running.clear()
+        self._wait = None
+        self._live.stop()
+
+    def show(self, event: Event) -> None:
+        """Draw the event."""
+        if event.kind == "wait":
+            self._wait = event
+        elif event.state == "running" and event.kind == "step":
+            self._running[event.stage, event.node] = event
+        else:
+            self._wait = None
+            self._running.pop((event.stage, event.node), None)
+            line = self._line(event)
+            if line is not None:
+                self._console.print(line, soft_wrap=True)
+        self._live.refresh()
+
+    def _line(self, event: Event) -> Text | None:
+        from rich.text import Text
+
+        if event.kind == "stage":
+            return Text(event.text, style="bold") if event.state == "running" else None
+        sign, _, colour = _SIGNS[event.state]
+        line = Text("  ").append(sign + " ", style=colour)
+        if event.node:
+            line.append(event.node + " ", style="bold")
+        line.append(symptoms.plain(event.text))
+        if event.seconds >= 0.05:
+            line.append(f"  {event.seconds:.1f}s", style="dim")
+        return line
+
+    def _draw(self) -> Text:
+        from rich.text import Text
+
+        by_text: dict[str, list[str]] = {}
+        for event in self._running.values():
+            by_text.setdefault(event.text, []).append(event.node)
+        lines = [f"  … {fold(nodes)} {text}" for text, nodes in by_text.items()]
+        if self._wait is not None:
+            limit = f" of {self._wait.deadline:.0f}s" if self._wait.deadline else ""
+            lines.append(f"  … {symptoms.plain(self._wait.text)}  {self._wait.seconds:.0f}s{limit}")
+        # One row each: a display that wraps cannot be redrawn in place.
+        width = max(20, self._console.width - 1)
+        return Text("\n".join(line if len(line) <= width else line[: width - 1] + "…" for line in lines), style="cyan")
+
+
+def show_all(events: Iterable[Event], to: Printer) -> None:
+    """Show every event of a stream."""
+    for event in events:
+        to.show(event)

