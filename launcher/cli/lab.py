@@ -15,7 +15,13 @@ _DIR = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     help="Where its files live.  [default: /var/lib/NAME]",
 )
-_CACHE = Path("/var/cache/vlaunch-lab")
+_CACHE = click.option(
+    "--cache",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="/var/cache/vlaunch-lab",
+    show_default=True,
+    help="Where wheels and image are kept between practice clusters.",
+)
 
 
 @click.group()
@@ -32,7 +38,7 @@ def _lab_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--nodes", default=2, show_default=True, help="How many hosts.")
 @click.option("--gpus", default=1, show_default=True, help="Slots that each host counts as GPUs.")
 @click.option("--subnet", default="10.77.0.0/24", show_default=True, help="A private network that is free here.")
-@click.option("--cache", default=_CACHE, type=click.Path(path_type=Path), show_default=True, help="Wheels and image.")
+@_CACHE
 @click.option("--install-missing", is_flag=True, help="Install the Debian packages that this machine lacks.")
 @click.option("--no-image", is_flag=True, help="Hosts only: without the vLLM image and the model.")
 def up(
@@ -55,9 +61,8 @@ def up(
     parts.ensure(install=install_missing, say=_say)
     bring_up.up(wanted, cache=cache, with_image=not no_image, say=_say)
     click.echo(wanted.inventory)
-    _say(
-        f"{nodes} hosts are up; next: `vlaunch up {wanted.inventory}`, and `vlaunch lab down{_again(name, directory)}` at the end"
-    )
+    _say(f"{nodes} hosts are up, their inventory is above; next: `vlaunch up {wanted.inventory}`")
+    _say(f"`vlaunch lab down{_again(name, directory)}` removes them without a trace")
 
 
 @lab.command()
@@ -82,15 +87,14 @@ def status(name: str, directory: Path | None, as_json: bool) -> None:
 
 @lab.command()
 @_lab_options
-@click.option("--cache", "with_cache", is_flag=True, help="Remove the cached wheels and image too.")
-def down(name: str, directory: Path | None, with_cache: bool) -> None:
+@_CACHE
+@click.option("--purge-cache", is_flag=True, help="Remove the kept wheels and image too.")
+def down(name: str, directory: Path | None, cache: Path, purge_cache: bool) -> None:
     """Remove every trace of the practice hosts, and prove it.
 
-    Works on a half-made or crashed cluster as well, and after a reboot. The cached wheels and image stay for the
-    next time unless --cache is given.
+    Works on a half-made or crashed cluster as well, and after a reboot. The kept wheels and image stay for the next
+    time unless --purge-cache is given.
     """
-    import shutil
-
     from launcher.errors import VlaunchError
     from launcher.lab import layout, parts, remove
 
@@ -102,10 +106,10 @@ def down(name: str, directory: Path | None, with_cache: bool) -> None:
             f"traces of the practice cluster `{name}` are left", evidence=remains, hint="run the same command again"
         )
     _say(f"nothing of `{name}` is left")
-    if with_cache and _CACHE.exists():
-        shutil.rmtree(_CACHE)
-    elif _CACHE.exists():
-        _say(f"wheels and image stay in `{_CACHE}`; `--cache` removes them")
+    if purge_cache:
+        remove.cache(cache)
+    elif cache.exists():
+        _say(f"wheels and image stay in `{cache}` for the next time; `--purge-cache` removes them")
 
 
 def _again(name: str, directory: Path | None) -> str:

@@ -56,7 +56,7 @@ def reach(
     """
     from launcher.remote.fleet import Fleet
 
-    with Fleet(inventory, accept_new_host_keys=accept_new_host_keys, passphrase=_ask_passphrase()) as fleet:
+    with Fleet(inventory, accept_new_host_keys=accept_new_host_keys, ask_passphrase=_ask_passphrase()) as fleet:
         began = time.monotonic()
         to.show(Event(kind="stage", stage="connect", text=f"Connect to {len(inventory.nodes)} nodes", state="running"))
         missing = fleet.connect()

@@ -39,6 +39,9 @@ class Written(float):
 
     text: str
 
+    def __str__(self) -> str:
+        return self.text
+
 
 def parse(text: str) -> Document:
     """Read YAML; mistakes are in the result. A file that is no YAML at all gives one mistake and no data."""

@@ -116,7 +116,8 @@ def environment(draft: Draft) -> Iterator[Mistake]:
 def secrets(draft: Draft) -> Iterator[Mistake]:
     """Each secret has one source."""
     for name, source in draft.file.secrets.items():
-        if len(source.model_dump(exclude_none=True)) != 1 and draft.sound("secrets", name):
+        unread = any(where[:2] == ("secrets", name) for where in draft.broken)
+        if len(source.model_dump(exclude_none=True)) != 1 and not unread:
             yield Mistake(where=("secrets", name), text="should have exactly one of `env`, `file` and `command`")
         if name in _OWNED_ENV:
             yield Mistake(where=("secrets", name), text=f"should be removed; {_OWNED_ENV[name]}")

@@ -113,7 +113,7 @@ RayItem = Annotated[RaySection, BeforeValidator(_shorthand("version", str, float
 
 
 def _argument(value: object) -> object:
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else getattr(value, "text", value)
+    return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
 Argument = Annotated[values.NonEmpty, BeforeValidator(_argument, json_schema_input_type=str | int | float)]

@@ -15,7 +15,6 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from launcher.inventory import ranges
-from launcher.inventory.document import Written
 
 
 def should(text: str) -> PydanticCustomError:
@@ -101,7 +100,7 @@ EnvName = Annotated[
 Word = Annotated[str, Like(r"[A-Za-z0-9_./=+@:-]+", "one word without spaces or shell characters")]
 Model = Annotated[
     str,
-    Like(r"[A-Za-z0-9_/.~][A-Za-z0-9_./@:+~=-]*", "a model such as Qwen/Qwen3-8B, or a path inside the container"),
+    Like(r"[A-Za-z0-9_/.][A-Za-z0-9_./@:+=-]*", "a model such as Qwen/Qwen3-8B, or a path inside the container"),
 ]
 NonEmpty = Annotated[str, Like(r"[^\x00-\x1f\x7f]+", "text of one line that is not empty")]
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -222,8 +221,6 @@ def _env_value(value: object) -> str:
     if isinstance(value, bool):
         word = "true" if value else "false"
         raise plainly(f'should be in quotes: "{word}" or "{int(value)}", whichever the program that reads it expects')
-    if isinstance(value, Written):
-        return value.text
     if isinstance(value, (str, int, float)):
         text = str(value)
         if any(character < " " or character == "\x7f" for character in text):

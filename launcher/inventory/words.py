@@ -25,7 +25,7 @@ _KINDS = {
     "model_type": "a mapping of keys to values",
     "greater_than_equal": "at least {ge}",
     "less_than_equal": "at most {le}",
-    "greater_than": "greater than {gt}",
+    "greater_than": "greater than {gt:g}",
     "too_short": "a list that is not empty",
 }
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from launcher.errors import VlaunchError
-from launcher.lab import machine, network, processes, render
+from launcher.lab import machine, processes, render
 from launcher.lab.layout import HF_HOME, Host, Lab
 
 SERVICES = {
@@ -100,7 +100,7 @@ def boot(host: Host) -> bool:
         *("sh", str(script), str(host.dir), host.name),
     )
     machine.await_true(
-        lambda: (host.root / "run/booted").exists(),
+        (host.root / "run/booted").exists,
         what=f"the start of `{host.name}`",
         timeout=20,
         evidence=lambda: machine.tail(log(host, "boot")),

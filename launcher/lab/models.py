@@ -41,6 +41,8 @@ def _make(host: Host, script: str, cached: Path) -> None:
         what="making the tiny model",
     )
     (making / _SCRIPT.name).unlink()
+    for path in making.iterdir():
+        path.chmod(0o644)
     for old in cached.parent.glob("model-*"):
         shutil.rmtree(old)
     shutil.copytree(making, cached.with_suffix(".partial"))

@@ -57,9 +57,7 @@ def end(processes: list[Process], *, timeout: float = 30.0) -> None:
     for process in sorted(processes, key=lambda p: not p.is_init):
         kill(process.pid, signal.SIGKILL)
     pids = [process.pid for process in processes]
-    machine.await_true(
-        lambda: not any(_alive(pid) for pid in pids), what="the end of the hosts' processes", timeout=timeout
-    )
+    machine.await_true(lambda: not any(_alive(pid) for pid in pids), what="the end of the hosts' processes", timeout=timeout)
 
 
 def kill(pid: int, number: signal.Signals) -> None:

@@ -49,6 +49,17 @@ def leftovers(name: str, directory: Path) -> list[str]:
     ]
 
 
+def cache(directory: Path) -> None:
+    """Remove the kept wheels, image and model, and the directory when nothing else is in it."""
+    for path in (path for kind in ("wheels-*", "image-*", "model-*", "building-*") for path in directory.glob(kind)):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    if directory.is_dir() and not any(directory.iterdir()):
+        directory.rmdir()
+
+
 def mounts(directory: Path, table: str | None = None) -> list[str]:
     """Return the machine's mount points below a directory, innermost first."""
     text = Path("/proc/self/mountinfo").read_text() if table is None else table

@@ -16,9 +16,9 @@ def etc_files(lab: Lab, host: Host) -> dict[str, str]:
     return {
         "hostname": f"{host.name}\n",
         "hosts": _hosts(lab),
-        "passwd": _PASSWD,
-        "group": _GROUP,
-        "shadow": "".join(f"{line.split(':')[0]}:*:19000:0:99999:7:::\n" for line in _PASSWD.splitlines()),
+        "passwd": _ACCOUNTS,
+        "group": _GROUPS,
+        "shadow": "".join(f"{line.split(':')[0]}:*:19000:0:99999:7:::\n" for line in _ACCOUNTS.splitlines()),
         "nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files\n",
         "resolv.conf": "# practice hosts reach each other only\n",
         "sudoers": _SUDOERS,
@@ -50,14 +50,14 @@ root ALL=(ALL:ALL) ALL
 ops ALL=(root) NOPASSWD: /usr/bin/docker, /usr/local/bin/docker
 """
 
-_PASSWD = """\
+_ACCOUNTS = """\
 root:x:0:0:root:/root:/bin/bash
 sshd:x:105:65534::/run/sshd:/usr/sbin/nologin
 ops:x:1000:1000:operator:/home/ops:/bin/bash
 nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
 """
 
-_GROUP = """\
+_GROUPS = """\
 root:x:0:
 tty:x:5:
 utmp:x:43:
@@ -91,9 +91,7 @@ def known_hosts(lab: Lab, keys: dict[str, str]) -> str:
 
 def inventory(lab: Lab) -> str:
     """Return the inventory of the practice cluster."""
-    nodes = "\n".join(
-        f"  - {{name: {host.name}, host: {host.ip}, ip: {host.ip}, gpus: {lab.gpus}}}" for host in lab.hosts
-    )
+    nodes = "\n".join(f"  - {{name: {host.name}, host: {host.ip}, ip: {host.ip}, gpus: {lab.gpus}}}" for host in lab.hosts)
     # A JSON string is a YAML string: paths with spaces or colons stay whole.
     identity, known, model = (json.dumps(str(path)) for path in (lab.identity, lab.known_hosts, MODEL))
     return f"""\
@@ -109,7 +107,6 @@ env:
   HF_HUB_OFFLINE: "1"             # the hosts reach each other only
   OMP_NUM_THREADS: "1"
   VLLM_CPU_OMP_THREADS_BIND: nobind
-  VLLM_CPU_KVCACHE_SPACE: "1"     # GiB
   RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S: "0"
 serve:
   model: {model}

@@ -52,9 +52,7 @@ def to_text(states: list[HostStatus]) -> str:
     head = ("HOST", "IP", "NETWORK", "BOOTED", "SSHD", "DOCKERD", "CONTAINERS", "DISK", "MEMORY", "IMAGES")
     rows = [head, *(_row(state) for state in states)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    return "\n".join(
-        "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return "\n".join("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
 def _row(state: HostStatus) -> tuple[str, ...]:

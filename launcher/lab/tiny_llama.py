@@ -36,9 +36,8 @@ def main() -> None:
         tie_word_embeddings=False,
     )  # fmt: skip
     transformers.LlamaForCausalLM(config).save_pretrained(target)
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=_train(), bos_token="<|begin|>", eos_token="<|end|>", pad_token="<|end|>"
-    )
+    begin, end = SPECIAL[:2]
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=_train(), bos_token=begin, eos_token=end, pad_token=end)
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(target)
 

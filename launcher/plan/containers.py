@@ -32,13 +32,22 @@ def state_dir(inventory: Inventory, node: Node, facts: HostFacts | None) -> str:
 
 
 def ray_spec(
-    inventory: Inventory, node: Node, facts: HostFacts | None, image: str, secrets: Mapping[str, Secret]
+    inventory: Inventory,
+    node: Node,
+    facts: HostFacts | None,
+    image: str,
+    secrets: Mapping[str, Secret],
+    *,
+    fingerprinted: str | None = None,
 ) -> docker.ContainerSpec:
-    """Return the Ray container of one node, head or worker."""
+    """Return the Ray container of one node, head or worker.
+
+    `fingerprinted` stands in for the secrets' fingerprint where only their names are known.
+    """
     start = ray.start_head(node, inventory) if node.head else ray.start_worker(node, inventory)
     return _spec(
         inventory, node, facts, secrets, image=image, name=name(inventory, node),
-        role="head" if node.head else "worker", argv=start, env=_ray_env(inventory),
+        role="head" if node.head else "worker", argv=start, env=_ray_env(inventory), fingerprinted=fingerprinted,
     )  # fmt: skip
 
 
@@ -72,7 +81,9 @@ def _spec(
     env: Mapping[str, str],
     labels: Mapping[str, str] | None = None,
     restart: str = "unless-stopped",
+    fingerprinted: str | None = None,
 ) -> docker.ContainerSpec:
+    mark = fingerprinted or (fingerprint(secrets) if secrets else "")
     directory = state_dir(inventory, node, facts)
     nvidia, amd = inventory.accelerator == "nvidia", inventory.accelerator == "amd"
     rdma = inventory.fabric != "ethernet"
@@ -98,7 +109,7 @@ def _spec(
         # ROCm's images need an unconfined seccomp profile for memory mapping (vLLM docs, AMD installation).
         security=("seccomp=unconfined",) if amd else (),
         ulimits=_RDMA_ULIMITS if rdma else {},
-        labels={**(labels or {}), **({"vlaunch.secrets": fingerprint(secrets)} if secrets else {})},
+        labels={**(labels or {}), **({"vlaunch.secrets": mark} if mark else {})},
         restart=restart,
     ).labelled()
 

@@ -155,7 +155,9 @@ class Connector:
                     shared.error = error
                     raise JumpFailed(jump, error) from error
             transport = shared.connection.transport
-        return transport.open_channel("direct-tcpip", (target.host, target.port), ("", 0), timeout=target.timeout)
+        there = (target.host, target.port)
+        channel: paramiko.Channel = transport.open_channel("direct-tcpip", there, ("", 0), timeout=target.timeout)
+        return channel
 
     def _known_hosts(self, ssh: Ssh, settings: Mapping[str, Any]) -> KnownHosts:
         if ssh.known_hosts:
@@ -196,7 +198,9 @@ class _ProxySocket(socket.socket):
     def start(cls, command: str) -> _ProxySocket:
         ours, theirs = socket.socketpair()
         with theirs:
-            process = subprocess.Popen(["sh", "-c", f"exec {command}"], stdin=theirs, stdout=theirs, start_new_session=True)
+            process = subprocess.Popen(
+                ["sh", "-c", f"exec {command}"], stdin=theirs.fileno(), stdout=theirs.fileno(), start_new_session=True
+            )
         made = cls(fileno=ours.detach())
         made.command = process
         return made
@@ -246,5 +250,3 @@ def _give_up_early(sock: Any) -> None:
     if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX and hasattr(socket, "TCP_USER_TIMEOUT"):
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED)
-
-

@@ -128,7 +128,7 @@ def _network(target: Target, error: OSError) -> tuple[str, str]:
     via = f" from jump host {target.jump}" if target.jump else ""
     codes = {error.errno}
     if isinstance(error, ssh_exception.NoValidConnectionsError):
-        codes = {e.errno for e in error.errors.values()}
+        codes = {getattr(e, "errno", None) for e in error.errors.values()}
     if isinstance(error, socket.gaierror):
         return f"the name {target.host} does not resolve{via}", f"getent hosts {target.host}; set `host` to an address"
     if errno.ECONNREFUSED in codes:

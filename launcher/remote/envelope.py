@@ -25,13 +25,16 @@ from launcher.model import Argv
 
 KILL_AFTER: Final = 5  # seconds between TERM and KILL
 
-_PROGRAM: Final = " ".join(
-    """
-    m=$1 n=$2; shift 2; echo "$m"; echo "$m" >&2; exec 3<&0; trap k=1 TERM;
-    { { if [ "$n" -gt 0 ]; then head -c "$n" <&3; read -r k <&3 || kill -TERM 0; fi; exec >&-;
-    while read -r k <&3; do :; done; kill -0 "$$" && kill -TERM 0; } 2>/dev/null & } | exec "$@" 3<&- & p=$!; exec 2>/dev/null;
-    while k=; wait "$p"; c=$?; [ "$k" ]; do :; done; exit "$c"
-    """.split()
+TRAILER: Final = b"\n"  # follows the standard input, to say that all of it has come
+
+_WATCH: Final = (
+    'if [ "$n" -gt 0 ]; then head -c "$n" <&3; read -r k <&3 || kill -TERM 0; fi; exec >&-; '
+    'while read -r k <&3; do :; done; kill -0 "$$" && kill -TERM 0; '
+)
+_PROGRAM: Final = (
+    'm=$1 n=$2; shift 2; echo "$m"; echo "$m" >&2; exec 3<&0; trap k=1 TERM; '
+    f'{{ {{ {_WATCH}}} 2>/dev/null & }} | exec "$@" 3<&- & p=$!; exec 2>/dev/null; '
+    'while k=; wait "$p"; c=$?; [ "$k" ]; do :; done; exit "$c"'
 )
 
 
@@ -52,6 +55,3 @@ def wrap(argv: Argv, *, timeout: float, stdin: int, marker: str) -> str:
     seconds = "0" if math.isinf(timeout) else f"{max(timeout, 0.001):.3f}".rstrip("0").rstrip(".")
     head = ("timeout", "-k", str(KILL_AFTER), seconds, "sh", "-c", _PROGRAM, "vlaunch", marker, str(stdin))
     return f"exec {line((*head, *argv))}"
-
-
-TRAILER: Final = b"\n"

@@ -65,9 +65,7 @@ class Fleet:
     def __enter__(self) -> Fleet:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def connect(self, nodes: Iterable[str] | None = None) -> dict[str, ConnectError]:
@@ -82,8 +80,8 @@ class Fleet:
     def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
         """Run all commands and yield each answer as it comes; see `Transport.run`."""
         for item in self._work(commands, follow=False):
-            assert isinstance(item, Answer)
-            yield item
+            if isinstance(item, Answer):
+                yield item
 
     def stream(self, commands: Sequence[Command]) -> Iterator[Line | Answer]:
         """Run all commands, yielding each line as it is printed and, at the end of each command, its (empty) answer.
@@ -101,10 +99,11 @@ class Fleet:
 
         link = self._links[node]
         with link.lock:
-            if link.docker is None or not link.docker.alive():
-                where = None if self._nodes[node].connection == "local" else self.transport(node)
+            where = None if self._nodes[node].connection == "local" else self.transport(node)
+            if link.docker is None or link.docker_on is not where:
                 link.docker = docker_api.connect(self._nodes[node], where)
-            return link.docker
+                link.docker_on = where
+            return link.docker  # type: ignore[no-any-return]
 
     def forward(self, node: str, host: str, port: int, local_port: int = 0) -> Tunnel:
         """Listen on 127.0.0.1:`local_port` (0: any free one) and carry each connection to `host`:`port` as seen from `node`.
@@ -190,7 +189,7 @@ class Fleet:
                     answers.put(self._one(command, running, answers if follow else None))
         except queue.Empty:
             return
-        except BaseException as error:  # noqa: BLE001 - a bug here must reach the caller, not vanish with the thread
+        except BaseException as error:  # a bug here must reach the caller, not vanish with the thread
             answers.put(error)
 
     def _one(
@@ -206,9 +205,7 @@ class Fleet:
 
         on_line, on_error_line = (said, complained) if lines is not None else (None, None)
         if self._nodes[command.node].connection == "local":
-            return local.run(
-                command, marker=self._marker, running=running, on_line=on_line, on_error_line=on_error_line
-            )
+            return local.run(command, marker=self._marker, running=running, on_line=on_line, on_error_line=on_error_line)
         try:
             transport = self.transport(command.node)
         except ConnectError as error:
@@ -233,11 +230,11 @@ class Fleet:
 class _Link:
     """What is open to one node."""
 
-    __slots__ = ("connection", "docker", "failed", "lock")
+    __slots__ = ("connection", "docker", "docker_on", "failed", "lock")
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.connection: Any = None
         self.docker: Any = None
+        self.docker_on: Any = None  # the connection it rides on
         self.failed: ConnectError | None = None
-

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import selectors
+import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable
 from typing import IO, Final
@@ -20,6 +19,7 @@ from launcher.remote.running import Running
 from launcher.transport import Command
 
 _LINGER: Final = 1.0  # seconds to wait for output that a child in the background still holds open
+_POLL: Final = 0.5  # seconds between looks at whether such a child is all that is left
 _CHUNK: Final = 256 * 2**10
 
 
@@ -36,24 +36,17 @@ def run(
     out, err = Output(marker, on_line), Output(marker, on_error_line)
     stdin = command.stdin() if command.stdin is not None else b""
     line = envelope.wrap(command.argv, timeout=command.timeout, stdin=len(stdin), marker=marker)
-    with subprocess.Popen(
+    process = subprocess.Popen(
         ["sh", "-c", line],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
         bufsize=0,
-    ) as process:
-        mouth = _Mouth(process)
-        with running.until_done(mouth.close):
-            if stdin:
-                threading.Thread(target=mouth.say, args=(stdin,), daemon=True).start()
-            in_time = _listen(process, out, err, deadline=start + command.timeout + GRACE)
-        mouth.close()
-        for pipe in (process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
-        code = _wait(process)
+    )
+    with process, _Conversation(process, stdin, out, err) as conversation, running.until_done(conversation.stop):
+        in_time = conversation.hold(deadline=start + command.timeout + GRACE)
+    code = process.returncode if process.returncode >= 0 else 128 - process.returncode
     seconds = time.monotonic() - start
     said, complained = out.end(), err.end()
     timed_out = not in_time or (code in (124, 137) and seconds >= command.timeout)
@@ -64,70 +57,78 @@ def run(
     return Answer(node=command.node, code=code, out=said, err=complained, seconds=seconds, timed_out=timed_out)
 
 
-class _Mouth:
-    """The command's standard input: written by one thread, closed by another."""
+class _Conversation:
+    """Both directions of a running process, by one thread; leaving the block closes them, which ends the process."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdin is not None
-        self._pipe: IO[bytes] = process.stdin
-        # Closing a descriptor another thread is writing to is not safe; this one stops the writer first.
-        self._open = True
-        self._lock = threading.Lock()
-        os.set_blocking(self._pipe.fileno(), False)
-
-    def say(self, data: bytes) -> None:
-        view = memoryview(data)
-        with contextlib.suppress(OSError, ValueError):  # the command may end without reading it all
-            for part in (view, memoryview(envelope.TRAILER)):
-                at = 0
-                while at < len(part):
-                    at += self._some(part[at : at + _CHUNK])
-
-    def _some(self, part: memoryview) -> int:
-        with self._lock:
-            if not self._open:
-                raise ValueError("closed")
-            written = self._pipe.write(part)
-        if written:
-            return written
-        time.sleep(0.005)  # the pipe is full: the command is slow
-        return 0
-
-    def close(self) -> None:
-        with self._lock:
-            if self._open:
-                self._open = False
-                self._pipe.close()
-
-
-def _listen(process: subprocess.Popen[bytes], out: Output, err: Output, *, deadline: float) -> bool:
-    with selectors.DefaultSelector() as selector:
+    def __init__(self, process: subprocess.Popen[bytes], stdin: bytes, out: Output, err: Output) -> None:
+        self._process = process
+        self._selector = selectors.DefaultSelector()
+        self._stopped, self._stop = socket.socketpair()
+        self._selector.register(self._stopped, selectors.EVENT_READ)
         for pipe, output in ((process.stdout, out), (process.stderr, err)):
-            assert pipe is not None
-            selector.register(pipe, selectors.EVENT_READ, output)
-        gone_since = math.inf
-        while selector.get_map():
+            self._selector.register(_there(pipe), selectors.EVENT_READ, output)
+        self._unsent = [memoryview(stdin), memoryview(envelope.TRAILER)] if stdin else []
+        if self._unsent:
+            os.set_blocking(_there(process.stdin).fileno(), False)
+            self._selector.register(_there(process.stdin), selectors.EVENT_WRITE)
+
+    def __enter__(self) -> _Conversation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._selector.close()
+        for end in (self._process.stdin, self._process.stdout, self._process.stderr, self._stopped, self._stop):
+            if end is not None:
+                end.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=envelope.KILL_AFTER + 5)
+            return
+        self._process.kill()
+
+    def stop(self) -> None:
+        """End it, from another thread."""
+        self._stop.send(b"x")
+
+    def hold(self, *, deadline: float) -> bool:
+        """Talk and listen until the process has ended or was stopped; False when the deadline came first."""
+        open_ends = {self._process.stdout, self._process.stderr}
+        quiet_since = time.monotonic()
+        while open_ends:
             now = time.monotonic()
             if now >= deadline:
                 return False
-            ready = selector.select(min(deadline - now, 0.5))
+            ready = self._selector.select(min(deadline - now, _POLL))
             for key, _ in ready:
-                data = os.read(key.fd, _CHUNK)
-                if data:
+                if key.fileobj is self._stopped:
+                    return True
+                if key.fileobj is self._process.stdin:
+                    self._say()
+                elif data := os.read(key.fd, _CHUNK):
                     key.data.feed(data)
                 else:
-                    selector.unregister(key.fileobj)
-            if process.poll() is not None and not ready:
-                gone_since = min(gone_since, now)
-                if now >= gone_since + _LINGER:
-                    return True
-    return True
+                    self._selector.unregister(key.fileobj)
+                    open_ends.discard(key.fileobj)
+            if ready or self._process.poll() is None:
+                quiet_since = now
+            elif now >= quiet_since + _LINGER:
+                return True
+        return True
+
+    def _say(self) -> None:
+        pipe = _there(self._process.stdin)
+        try:
+            written = os.write(pipe.fileno(), self._unsent[0][:_CHUNK])
+        except BrokenPipeError:  # the command has ended without reading it all
+            self._unsent.clear()
+        else:
+            self._unsent[0] = self._unsent[0][written:]
+            if not self._unsent[0]:
+                del self._unsent[0]
+        if not self._unsent:
+            self._selector.unregister(pipe)
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    try:
-        code = process.wait(timeout=envelope.KILL_AFTER + 5)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        code = process.wait()
-    return code if code >= 0 else 128 - code
+def _there(pipe: IO[bytes] | None) -> IO[bytes]:
+    if pipe is None:
+        raise ValueError("the process was started without this pipe")
+    return pipe

@@ -30,7 +30,7 @@ class Output:
         """Take the next bytes."""
         if not self._started:
             data = b"".join([*self._parts, data])
-            noise, found, rest = data.partition(self._marker)
+            _, found, rest = data.partition(self._marker)
             if not found:
                 self._parts = [data[-_NOISE:]]
                 return

@@ -112,7 +112,7 @@ def _run(image: ImagePython, words: list[str], *, timeout: float, progress: Prog
         try:
             for line in process.stdout or ():
                 lines.append(line.rstrip())
-                if line.lstrip().startswith(("Collecting ", "Downloading ")):
+                if line.lstrip().startswith(("Collecting ", "Downloading ", "Processing ")):
                     progress(line.strip())
         except BaseException:
             _end(process)

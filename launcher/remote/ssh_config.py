@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import os
 import re
 from pathlib import Path
 from typing import Final
@@ -41,7 +40,7 @@ def _lines(file: Path, base: Path, depth: int) -> list[str]:
             lines.append(line)
             continue
         for pattern in match[1].split():
-            pattern = str(base / os.path.expanduser(pattern.strip('"')))  # noqa: PTH111 - may be a glob
-            for found in sorted(glob.glob(pattern)):  # noqa: PTH207 - absolute
+            files = str(base / Path(pattern.strip('"')).expanduser())
+            for found in sorted(glob.glob(files)):  # noqa: PTH207 - Path.glob wants a relative pattern
                 lines += _lines(Path(found), base, depth + 1)
     return lines

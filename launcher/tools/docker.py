@@ -125,6 +125,15 @@ def exec_(docker: Argv, name: str, *argv: str, stdin: bool = False) -> Argv:
     return (*docker, "exec", *(("--interactive",) if stdin else ()), name, *argv)
 
 
+def bounded(argv: Argv, seconds: float) -> Argv:
+    """Wrap a command for a container so that it ends at its deadline, or as soon as its standard input is closed.
+
+    Ending `docker exec` on the node does not end what it started in the container; but it closes that command's input.
+    """
+    watch = 't=$1; shift; timeout -k 5 "$t" "$@" </dev/null & p=$!; (cat >/dev/null; kill "$p" 2>/dev/null) <&3 & w=$!; '
+    return ("sh", "-c", f"exec 3<&0; {watch}wait $p; c=$?; kill $w 2>/dev/null; exit $c", "bounded", str(seconds), *argv)
+
+
 def logs(docker: Argv, name: str, *, tail: int | None = 100, since: str = "", follow: bool = False) -> Argv:
     """Print a container's log, standard output and error together."""
     options = (

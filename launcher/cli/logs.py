@@ -1,0 +1,114 @@
+"""`vlaunch logs`: what the containers of all nodes say, each line with its node."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.cli import options
+
+if TYPE_CHECKING:
+    from launcher.cli.session import Session
+    from launcher.model import Inventory, Node
+    from launcher.transport import Command
+
+# The newest log of a served model inside the head container; Ray keeps one per submitted job.
+_SERVER = (
+    'f=$(ls -t /tmp/ray/session_latest/logs/job-driver-serve-*.log 2>/dev/null | head -n 1); [ -n "$f" ] || exit 0; '
+    'exec tail -n "$1" $2 "$f"'
+)
+
+
+@click.command()
+@options.reaching
+@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
+@click.option("--tail", default=100, show_default=True, help="Lines of each log to begin with.")
+@click.argument("names", metavar="[NODE]...", nargs=-1)
+def logs(
+    inventory: str | None, accept_new_host_keys: bool, verbose: bool, follow: bool, tail: int, names: tuple[str, ...]
+) -> None:
+    """Print the logs of the nodes' containers, and the server's, each line with where it comes from."""
+    from launcher.cli import session
+    from launcher.cli.choose import chosen
+    from launcher.errors import RequestError
+    from launcher.tools import symptoms
+    from launcher.ui.progress import printer
+
+    wanted = session.read(None, inventory)
+    nodes = chosen(wanted, names)
+    with (
+        printer(quiet=True) as to,
+        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose) as reached,
+    ):
+        found = False
+        for where, line in _merged(reached, nodes, follow=follow, tail=tail):
+            found = True
+            click.echo(f"{where}: {symptoms.plain(line)}")
+        if not found and not follow:
+            raise RequestError(f"no container of cluster {wanted.cluster} has said anything", hint="run `vlaunch up`")
+
+
+def _merged(session: Session, nodes: Sequence[Node], *, follow: bool, tail: int) -> Iterator[tuple[str, str]]:
+    """Yield (where, line) of all logs as lines come; containers through the Docker API, the server's through the head."""
+    lines: queue.Queue[tuple[str, str] | None] = queue.Queue(maxsize=1000)
+    readers = [threading.Thread(target=_containers, args=(session, node, lines, follow, tail), daemon=True) for node in nodes]
+    if session.inventory.head in nodes:
+        readers.append(threading.Thread(target=_server, args=(session, lines, follow, tail), daemon=True))
+    for reader in readers:
+        reader.start()
+    open_ = len(readers)
+    while open_:
+        item = lines.get()
+        if item is None:
+            open_ -= 1
+        else:
+            yield item
+
+
+def _containers(session: Session, node: Node, lines: queue.Queue[tuple[str, str] | None], follow: bool, tail: int) -> None:
+    from launcher.errors import VlaunchError
+    from launcher.remote import docker_api
+    from launcher.tools.docker import CLUSTER, ROLE
+
+    try:
+        client = session.fleet.docker(node.name)
+        with docker_api.errors(node.name):
+            label = f"{CLUSTER}={session.inventory.cluster}"
+            for each in client.containers(all=True, filters={"label": label}):
+                where = node.name if each["Labels"].get(ROLE) != "rank" else f"{node.name}/rank"
+                rest = ""
+                for chunk in client.logs(each["Id"], stream=True, follow=follow, tail=tail):
+                    *whole, rest = (rest + chunk.decode(errors="replace")).split("\n")
+                    for line in whole:
+                        lines.put((where, line))
+    except VlaunchError as error:
+        lines.put((node.name, f"[{error.message}]"))
+    finally:
+        lines.put(None)
+
+
+def _server(session: Session, lines: queue.Queue[tuple[str, str] | None], follow: bool, tail: int) -> None:
+    from launcher.model import Answer
+
+    try:
+        for item in session.fleet.stream([_server_log(session.inventory, follow, tail)]):
+            if not isinstance(item, Answer) and not item.error:
+                lines.put(("server", item.text))
+    finally:
+        lines.put(None)
+
+
+def _server_log(inventory: Inventory, follow: bool, tail: int) -> Command:
+    from launcher.plan import containers
+    from launcher.tools import docker
+    from launcher.transport import Command
+
+    limit = float("inf") if follow else 60.0
+    shell = ("sh", "-c", _SERVER, "server", str(tail), "-F" if follow else "-q")
+    head = inventory.head
+    argv = docker.exec_(head.docker, containers.name(inventory, head), *shell)
+    return Command(node=head.name, argv=argv, timeout=limit)

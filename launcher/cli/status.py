@@ -1,0 +1,81 @@
+"""`vlaunch status`: what is there, observed."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.cli import options
+
+if TYPE_CHECKING:
+    from launcher.cli.session import Session
+    from launcher.plan.status import ClusterStatus
+
+
+@click.command()
+@click.argument("path", metavar="[INVENTORY]", required=False)
+@options.reaching
+@options.as_json
+@click.option("--watch", is_flag=True, help="Look again every two seconds, until Ctrl-C.")
+def status(
+    path: str | None, inventory: str | None, accept_new_host_keys: bool, verbose: bool, as_json: bool, watch: bool
+) -> int:
+    """Show nodes, containers, Ray, GPUs, ranks, the server, and how all that differs from the inventory.
+
+    The server is `answering` only when a completion has just come back. The exit code is 1 when the cluster is not whole.
+    """
+    from launcher.cli import session
+    from launcher.ui.progress import printer
+
+    wanted = session.read(path, inventory)
+    with (
+        printer(quiet=True) as to,
+        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, partial=True) as reached,
+    ):
+        if watch and not as_json:
+            return _watch(reached)
+        while True:
+            seen = look(reached)
+            _print(seen, as_json)
+            if not watch:
+                return 0 if seen.whole else 1
+            time.sleep(2)
+
+
+def look(session: Session) -> ClusterStatus:
+    """Observe the cluster once."""
+    from launcher.plan import status as plan
+    from launcher.plan.observe import commands, read
+
+    inventory = session.inventory
+    nodes = [node for node in inventory.nodes if node.name not in session.missing]
+    facts = read(session.transport.run(commands(inventory, [inventory.image], nodes)))
+    answers = list(session.transport.run(plan.questions(inventory, facts)))
+    return plan.read(inventory, facts, answers, {name: error.message for name, error in session.missing.items()})
+
+
+def _print(seen: ClusterStatus, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({**asdict(seen), "whole": seen.whole}))
+        return
+    from rich.console import Console
+
+    from launcher.ui.status import render
+
+    Console(highlight=False).print(render(seen))
+
+
+def _watch(session: Session) -> int:
+    from rich.console import Console
+    from rich.live import Live
+
+    from launcher.ui.status import render
+
+    with Live(console=Console(highlight=False), auto_refresh=False) as live:
+        while True:
+            live.update(render(look(session)), refresh=True)
+            time.sleep(2)

@@ -1,0 +1,107 @@
+"""A local TCP port that leads to an address as a node sees it: how an endpoint behind a firewall is reached."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from typing import TYPE_CHECKING, Final, Protocol
+
+from launcher.errors import NodeError
+
+if TYPE_CHECKING:
+    import paramiko
+
+_CHUNK: Final = 64 * 2**10
+_CONNECT_TIMEOUT: Final = 15.0
+
+
+class _Stream(Protocol):
+    def recv(self, nbytes: int, /) -> bytes: ...
+
+    def sendall(self, data: bytes, /) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Tunnel:
+    """Listens on 127.0.0.1 until closed; `port` is where.
+
+    Args:
+        node: its name, for errors.
+        transport: its SSH connection; None when the node is this machine.
+        host: where to connect to, as seen from the node; `port` likewise.
+        local_port: 0 for any free one.
+
+    Raises NodeError when the local port is taken.
+    """
+
+    def __init__(self, node: str, transport: paramiko.Transport | None, host: str, port: int, local_port: int) -> None:
+        self._transport = transport
+        self._there = (host, port)
+        try:
+            self._listener = socket.create_server(("127.0.0.1", local_port))
+        except OSError as error:
+            hint = "choose another local port, or 0 for any free one"
+            raise NodeError(node, f"port {local_port} of this machine is taken", evidence=str(error), hint=hint) from error
+        self.port: int = self._listener.getsockname()[1]
+        self._open: set[_Stream] = set()
+        self._closed = False
+        threading.Thread(target=self._accept, name=f"tunnel-{node}", daemon=True).start()
+
+    def __enter__(self) -> Tunnel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop listening and drop the connections in it."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._listener.close()
+        for stream in list(self._open):
+            _end(stream)
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                here, origin = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._carry, args=(here, origin), daemon=True).start()
+
+    def _carry(self, here: socket.socket, origin: tuple[str, int]) -> None:
+        with contextlib.closing(here):
+            try:
+                there = self._connect(origin)
+            except Exception:  # whatever it was, the caller sees its connection close
+                return
+            with contextlib.closing(there):
+                self._open |= {here, there}
+                back = threading.Thread(target=_pump, args=(there, here), daemon=True)
+                back.start()
+                _pump(here, there)
+                back.join()
+                self._open -= {here, there}
+
+    def _connect(self, origin: tuple[str, int]) -> _Stream:
+        if self._transport is None:
+            return socket.create_connection(self._there, timeout=_CONNECT_TIMEOUT)
+        return self._transport.open_channel("direct-tcpip", self._there, origin, timeout=_CONNECT_TIMEOUT)
+
+
+def _pump(source: _Stream, sink: _Stream) -> None:
+    with contextlib.suppress(OSError, EOFError):
+        while data := source.recv(_CHUNK):
+            sink.sendall(data)
+    with contextlib.suppress(OSError, EOFError):
+        sink.shutdown(socket.SHUT_WR)  # type: ignore[attr-defined]
+
+
+def _end(stream: _Stream) -> None:
+    with contextlib.suppress(OSError, EOFError):
+        stream.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
+    with contextlib.suppress(OSError, EOFError):
+        stream.close()

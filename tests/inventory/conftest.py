@@ -1,0 +1,52 @@
+"""What the inventory's tests share: a good inventory to spoil, and its mistakes without the file name."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import InventoryError
+from launcher.inventory.load import loads
+from launcher.model import Inventory
+
+Load = Callable[..., Inventory]
+Mistakes = Callable[..., list[str]]
+
+_TOP = "cluster: test\nimage: vllm/vllm-openai:v0.32.0\n"
+_NODES = """
+nodes:
+  - {host: gpu01, ip: 10.0.0.11, gpus: 8}
+  - {host: gpu02, ip: 10.0.0.12, gpus: 8}
+"""
+
+
+def _text(more: str, nodes: str | None) -> str:
+    parts = (textwrap.dedent(part).strip("\n") for part in (more, _NODES if nodes is None else nodes))
+    return _TOP + "\n".join(part for part in parts if part) + "\n"
+
+
+@pytest.fixture
+def load_text() -> Load:
+    """Load a good inventory with `more` keys (from line 3 on), and other `nodes`."""
+
+    def load(more: str = "", nodes: str | None = None) -> Inventory:
+        return loads(_text(more, nodes), Path("/etc/vlaunch/test.yaml"))
+
+    return load
+
+
+@pytest.fixture
+def mistakes(load_text: Load) -> Mistakes:
+    """The mistakes of an inventory that `load_text` would load, each as `LINE: path: text`; none is an empty list."""
+
+    def find(more: str = "", nodes: str | None = None) -> list[str]:
+        try:
+            load_text(more, nodes)
+        except InventoryError as error:
+            return [line.removeprefix("/etc/vlaunch/test.yaml:") for line in error.mistakes]
+        return []
+
+    return find

@@ -1,0 +1,169 @@
+"""YAML → values with lines."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from launcher.inventory.document import MAX_VALUES, Document, Written, parse
+
+
+def _parse(text: str) -> Document:
+    return parse(textwrap.dedent(text).lstrip("\n"))
+
+
+def _only_mistake(text: str) -> str:
+    document = parse(text)
+    (mistake,) = document.mistakes
+
+    assert document.data is None
+
+    return f"{mistake.line}: {mistake.text}"
+
+
+def test_values_and_the_line_of_each_key_and_item() -> None:
+    """Lines are those of keys, not of the values below them."""
+    document = _parse("""
+        a: 1
+        b:
+          - x
+          - c:
+              d: text
+    """)
+
+    assert document.data == {"a": 1, "b": ["x", {"c": {"d": "text"}}]}
+    assert document.line(("a",)) == 1
+    assert document.line(("b",)) == 2
+    assert document.line(("b", 1, "c")) == 4
+    assert document.line(("b", 1, "c", "d")) == 5
+
+
+def test_the_line_of_what_is_not_written_is_that_of_what_is_around_it() -> None:
+    """A missing key is reported where it is missing."""
+    assert _parse("a: 1\nb: {c: 2}\n").line(("b", "d", 3)) == 2
+
+
+@pytest.mark.parametrize(
+    "word", ["yes", "no", "on", "off", "y", "2026-11-20", "22:22", "007", "0x10", "0o7", "+5", ".inf", "1e3", "1_000"]
+)
+def test_words_that_yaml_1_1_would_turn_into_something_else_stay_text(word: str) -> None:
+    """`NO` is a country, `007` a padded number and `22:22` two ports."""
+    assert {"a": word} == parse(f"a: {word}").data
+
+
+@pytest.mark.parametrize(
+    ("word", "value"), [("true", True), ("False", False), ("null", None), ("~", None), ("", None), ("-5", -5)]
+)
+def test_plain_words_of_yaml_1_2(word: str, value: object) -> None:
+    """The core schema's words mean what editors think they mean."""
+    assert {"a": value} == parse(f"a: {word}").data
+
+
+def test_decimal_numbers_remember_how_they_are_written() -> None:
+    """`1.50` must not reach a program as `1.5`."""
+    data = parse("a: 1.50").data
+
+    assert data is not None
+    number = data["a"]
+    assert isinstance(number, Written)
+    assert (number, number.text) == (1.5, "1.50")
+
+
+def test_numbers_too_long_to_be_meant_as_such_stay_text() -> None:
+    """And do not reach Python's own limit on digits."""
+    assert parse(f"a: {'9' * 5000}").data == {"a": "9" * 5000}
+
+
+def test_a_key_written_twice_is_a_mistake_that_names_both_lines() -> None:
+    """YAML libraries take the last one without a word."""
+    document = _parse("""
+        a:
+          b: 1
+          c: 2
+          b: 3
+    """)
+
+    (mistake,) = document.mistakes
+    assert (mistake.line, mistake.where, mistake.text) == (4, ("a", "b"), "written twice; the first is on line 2")
+
+
+def test_merge_keys_fill_in_what_is_not_written() -> None:
+    """A mapping's own keys win, and earlier sources win over later ones."""
+    document = _parse("""
+        a: &a {x: 1, y: 1}
+        b: &b {y: 2, z: 2}
+        c: {<<: *a, x: 3}
+        d: {<<: [*a, *b], x: 4}
+    """)
+
+    assert document.data is not None
+    assert (document.data["c"], document.data["d"]) == ({"x": 3, "y": 1}, {"x": 4, "y": 1, "z": 2})
+    assert document.mistakes == ()
+
+
+def test_merging_what_is_no_mapping_is_a_mistake() -> None:
+    """`<<: 5` says nothing."""
+    (mistake,) = parse("a: {<<: 5}").mistakes
+
+    assert "alias to a mapping" in mistake.text
+
+
+@pytest.mark.parametrize("text", ["a: !!python/object:os.system {}", "a: !foo x", "a: !!timestamp 2026-01-01", "a: !!int x"])
+def test_tags_are_mistakes_or_harmless(text: str) -> None:
+    """Nothing is ever constructed from a tag."""
+    document = parse(text)
+
+    assert document.data is not None
+    assert not isinstance(document.data["a"], int)
+
+
+def test_a_key_that_is_a_list_is_a_mistake() -> None:
+    """Keys are words."""
+    (mistake,) = parse("? [a, b]\n: 1\n").mistakes
+
+    assert "a key should be one word" in mistake.text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "1: the file is empty"),
+        ("# only a comment\n", "1: the file is empty"),
+        ("a: 1\nb: [1\n", "3: not valid YAML: expected ',' or ']'"),
+        ("a:\n\tb: 1\n", "2: a tab is used where YAML wants spaces"),
+        ("a: 1\n---\nb: 2\n", "2: should be one YAML document"),
+        ("a: *nowhere\n", "1: not valid YAML: found undefined alias 'nowhere'"),
+        ("a: 1\nb: \x00\n", "2: the character U+0000 is not allowed in YAML"),
+        ("a: b: c\n", "1: not valid YAML: mapping values are not allowed here"),
+        ('a: "\\q"\n', "1: not valid YAML: found unknown escape character 'q'"),
+        ("a: " + "[" * 5000, "1: not valid YAML: nested more than 24 levels deep"),
+        ("&a [*a]", "1: nested more than 24 levels deep once its aliases are filled in"),
+        ("&a {<<: *a}", "1: nested more than 24 levels deep once its aliases are filled in"),
+    ],
+)
+def test_a_file_that_cannot_be_read_has_one_mistake_with_its_line(text: str, expected: str) -> None:
+    """Whatever follows could only be noise."""
+    assert _only_mistake(text).startswith(expected)
+
+
+@pytest.mark.parametrize(("text", "kind"), [("- a\n", "a list"), ("word\n", '"word"'), ("5\n", "5")])
+def test_a_file_that_is_no_mapping_says_so(text: str, kind: str) -> None:
+    """The first thing a reader of a wrong file needs to hear."""
+    assert _only_mistake(text).endswith(f"should be a mapping that starts with `cluster:`, not {kind}")
+
+
+def test_an_anchor_bomb_is_refused_without_being_expanded() -> None:
+    """Ten levels of ten aliases would be ten thousand million values."""
+    levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    levels += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
+
+    assert f"more than {MAX_VALUES} values" in _only_mistake("\n".join(levels))
+
+
+def test_a_bomb_of_merge_keys_is_refused_too() -> None:
+    """Merging costs what it copies."""
+    levels = ["a0: &a0 {x: 1}"]
+    levels += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 10)]
+
+    assert f"more than {MAX_VALUES} values" in _only_mistake("\n".join(levels))

@@ -1,0 +1,170 @@
+"""From a path to an inventory, or to every mistake in it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import InventoryError
+from launcher.inventory.load import load
+from launcher.model import Inventory
+
+GOOD = """\
+cluster: pair
+image: vllm/vllm-openai:v0.32.0
+nodes:
+  - {host: "gpu[01-02]", ip: "10.0.0.[11-12]", gpus: 8}
+"""
+
+BAD = """\
+cluster: "pair; reboot"
+image: vllm/vllm-openai:v0.32.0
+netwrok: {interface: eth0}
+env:
+  HF_TOKEN: hf_0123456789abcdef0123
+secrets:
+  HF_TOKEN: {env: HF_TOKEN, file: token}
+serve:
+  backend: rai
+nodes:
+  - host: gpu01
+    ip: 10.0.0.11
+    gpus: eight
+    gpu: 8
+  - {host: gpu02, ip: 10.0.0.11, gpus: 8}
+  - 5
+  - {ip: 10.0.0.13, gpus: 8, gpus: 9}
+"""
+
+
+def _mistakes(path: Path) -> list[str]:
+    with pytest.raises(InventoryError) as caught:
+        load(path)
+    return list(caught.value.mistakes)
+
+
+def _one_mistake(path: Path) -> str:
+    (mistake,) = _mistakes(path)
+    return mistake
+
+
+def test_a_good_file_becomes_an_inventory(tmp_path: Path) -> None:
+    """The path is kept as it was given."""
+    path = tmp_path / "inventory.yaml"
+    path.write_text(GOOD)
+
+    inventory = load(path)
+
+    assert isinstance(inventory, Inventory)
+    assert (path, "pair", ["gpu01", "gpu02"]) == (inventory.path, inventory.cluster, [n.name for n in inventory.nodes])
+
+
+def test_every_mistake_is_reported_at_once_in_the_order_of_lines(tmp_path: Path) -> None:
+    """Syntax of values, unknown keys, rules between keys and duplicates, in one run."""
+    path = tmp_path / "inventory.yaml"
+    path.write_text(BAD)
+
+    assert [line.removeprefix(f"{path}:") for line in _mistakes(path)] == [
+        '1: cluster: should be a name of at most 40 lower-case letters, digits, `-`, `_` and `.`, not "pair; reboot"',
+        "3: unknown key `netwrok`; did you mean `network`?",
+        "5: env.HF_TOKEN: should be removed; it is a secret (line 7)",
+        "7: secrets.HF_TOKEN: should have exactly one of `env`, `file` and `command`",
+        '9: serve.backend: should be ray or mp, not "rai"; did you mean `ray`?',
+        '13: nodes[0].gpus: should be a whole number, not "eight"',
+        "14: nodes[0]: unknown key `gpu`; did you mean `gpus`?",
+        "15: nodes[1].ip: should be used once, and `10.0.0.11` is already on line 12",
+        "16: nodes[2]: should be a mapping of keys to values, not 5",
+        "17: nodes[3].gpus: written twice; the first is on line 17",
+        "17: nodes[3]: `host` is missing: Host name or address to log in to, or a range such as gpu[01-16]",
+    ]
+
+
+def test_the_error_counts_its_mistakes_and_exits_as_a_wrong_request(tmp_path: Path) -> None:
+    """Exit code 2: nothing was touched."""
+    path = tmp_path / "inventory.yaml"
+    path.write_text(BAD)
+
+    with pytest.raises(InventoryError) as caught:
+        load(path)
+
+    assert (f"11 mistakes in `{path}`", 2) == (caught.value.message, caught.value.exit_code)
+
+
+def test_no_secret_is_repeated(tmp_path: Path) -> None:
+    """A token in the wrong place does not get into a log by way of the error."""
+    path = tmp_path / "inventory.yaml"
+    path.write_text(
+        "cluster: [hf_0123456789abcdefghij]\nenv: {A_TOKEN: abcdefghij0, B: hf_0123456789abcdefghij}\n"
+        "secrets: {C: literal-secret, D: {env: literal-secret}}\n"
+        "serve: {args: [--api-key=literal-secret, --api-key literal-secret, hf_0123456789abcdefghij]}\n"
+    )
+
+    told = "\n".join(_mistakes(path))
+    assert not [word for word in ("hf_0123", "abcdefghij0", "literal-secret") if word in told]
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    """The path is in the message."""
+    assert f"{tmp_path / 'no.yaml'}:1: cannot be read: no such file or directory" == _one_mistake(tmp_path / "no.yaml")
+
+
+def test_a_directory(tmp_path: Path) -> None:
+    """A directory is told from a file that cannot be read."""
+    assert _one_mistake(tmp_path).startswith(f"{tmp_path}:1: is a directory")
+
+
+def test_a_pipe_does_not_make_it_wait(tmp_path: Path) -> None:
+    """Opening a pipe that nobody writes to would wait for ever."""
+    os.mkfifo(tmp_path / "pipe")
+
+    assert _one_mistake(tmp_path / "pipe").endswith("is not a regular file")
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    """Empty is not the same as wrong."""
+    path = tmp_path / "inventory.yaml"
+    path.touch()
+
+    assert _one_mistake(path).startswith(f"{path}:1: the file is empty")
+
+
+def test_a_file_of_one_megabyte(tmp_path: Path) -> None:
+    """It is refused by its size, before it is parsed."""
+    path = tmp_path / "inventory.yaml"
+    path.write_text(GOOD + "# padding\n" * 100_000)
+
+    assert _one_mistake(path) == f"{path}:1: is larger than 256 KiB, which no inventory needs to be"
+
+
+def test_bytes_that_are_not_utf8_are_reported_with_their_line(tmp_path: Path) -> None:
+    """An editor with another encoding is a common cause."""
+    path = tmp_path / "inventory.yaml"
+    path.write_bytes(GOOD.encode() + b"# caf\xe9\n")
+
+    assert f"{path}:5: the byte 0xe9 is not UTF-8; save the file as UTF-8" == _one_mistake(path)
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    """Editors on other systems write one."""
+    path = tmp_path / "inventory.yaml"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD.encode())
+
+    assert load(path).cluster == "pair"
+
+
+def test_a_name_that_cannot_be_a_path() -> None:
+    """A NUL in a path is an error like any other."""
+    assert "cannot be read" in _one_mistake(Path("a\x00b"))
+
+
+def test_a_thousand_nodes_load(tmp_path: Path) -> None:
+    """The bound on nodes is within reach."""
+    path = tmp_path / "inventory.yaml"
+    nodes = [f'  - {{host: "r{rack}-gpu[001-100]", ip: "10.0.{rack}.[1-100]", gpus: 8}}\n' for rack in range(10)]
+    path.write_text("cluster: big\nimage: vllm/vllm-openai\nnodes:\n" + "".join(nodes))
+
+    inventory = load(path)
+
+    assert (len(inventory.nodes), inventory.gpus, inventory.head.name) == (1000, 8000, "r0-gpu001")

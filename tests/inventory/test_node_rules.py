@@ -1,0 +1,194 @@
+"""Rules between the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from launcher.model import Inventory
+
+Load = Callable[..., Inventory]
+Mistakes = Callable[..., list[str]]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        (
+            ["{host: a, ip: 10.0.0.1, gpus: 1}", "{host: a, ip: 10.0.0.2, gpus: 1}"],
+            "5: nodes[1].host: should be used once, and `a` is already on line 4",
+        ),
+        (
+            ["{host: a, ip: 10.0.0.1, gpus: 1}", "{host: A, ip: 10.0.0.2, gpus: 1}"],
+            "5: nodes[1].host: should be used once, and `a` is already on line 4",
+        ),
+        (
+            ["{host: a, ip: 10.0.0.1, gpus: 1}", "{host: b, ip: 10.0.0.1, gpus: 1}"],
+            "5: nodes[1].ip: should be used once, and `10.0.0.1` is already on line 4",
+        ),
+        (
+            ["{host: 10.0.0.1, gpus: 1}", "{host: b, ip: 10.0.0.1, gpus: 1}"],
+            "5: nodes[1].ip: should be used once, and `10.0.0.1` is already on line 4",
+        ),
+        (
+            ["{host: a, name: x, ip: 10.0.0.1, gpus: 1}", "{host: b, name: x, ip: 10.0.0.2, gpus: 1}"],
+            "5: nodes[1].name: should be used once, and `x` is already on line 4",
+        ),
+        (
+            ["{host: a, ip: 10.0.0.1, gpus: 1}", "{host: b, name: a, ip: 10.0.0.2, gpus: 1}"],
+            "5: nodes[1].name: should be used once, and `a` is already on line 4",
+        ),
+        (
+            ["{host: 'a[1-3]', ip: '10.0.0.[1-3]', gpus: 1}", "{host: a2, ip: 10.0.0.4, gpus: 1}"],
+            "5: nodes[1].host: should be used once, and `a2` is already on line 4",
+        ),
+        (
+            ["{host: 'a[1,1]', ip: '10.0.0.[1-2]', gpus: 1}"],
+            "4: nodes[0].host: should be used once, and `a1` is already in this range",
+        ),
+        (
+            ["{host: 'fd00::1', name: a, gpus: 1}", "{host: b, ip: 'fd00:0::1', gpus: 1}"],
+            "5: nodes[1].ip: should be used once, and `fd00::1` is already on line 4",
+        ),
+    ],
+)
+def test_two_nodes_are_two_machines(mistakes: Mistakes, nodes: list[str], expected: str) -> None:
+    """Each duplicate names the other line."""
+    assert [expected] == mistakes(nodes="\nnodes:\n" + "".join(f"  - {node}\n" for node in nodes))
+
+
+def test_one_address_with_two_ssh_ports_is_two_machines(load_text: Load) -> None:
+    """Behind a forwarder."""
+    nodes = """
+    nodes:
+      - {host: gateway, name: a, ip: 10.0.0.1, gpus: 1, ssh: {port: 2201}}
+      - {host: gateway, name: b, ip: 10.0.0.2, gpus: 1, ssh: {port: 2202}}
+    """
+
+    assert [node.name for node in load_text(nodes=nodes).nodes] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        (
+            "host: 'a[1-3]', ip: '10.0.0.[1-2]'",
+            "nodes[0].ip: should have one address per host: it has 2, and `host` stands for 3",
+        ),
+        ("host: 'a[1-3]', ip: 10.0.0.1", "nodes[0].ip: should have one address per host: it has 1, and `host` stands for 3"),
+        ("host: a, ip: '10.0.0.[1-2]'", "nodes[0].ip: should have one address per host: it has 2, and `host` stands for 1"),
+        ("host: '10.0.0.[1-2]', name: a", "nodes[0].name: should have one name per host: it has 1, and `host` stands for 2"),
+    ],
+)
+def test_ranges_of_one_entry_are_of_one_length(mistakes: Mistakes, entry: str, expected: str) -> None:
+    """Nobody can know which address is whose otherwise."""
+    assert [f"3: {expected}"] == mistakes(nodes=f"\nnodes: [{{{entry}, gpus: 1}}]")
+
+
+def test_a_host_that_is_a_name_needs_an_address(mistakes: Mistakes, load_text: Load) -> None:
+    """What it resolves to here may not be what the nodes use."""
+    assert mistakes(nodes="\nnodes: [{host: 'a[1-2]', gpus: 1}]") == [
+        "3: nodes[0].host: `a1` is a name, so `ip` should say which address the other nodes reach it by"
+    ]
+    assert load_text(nodes="\nnodes: [{host: 10.0.0.1, gpus: 1}]").head.ip == "10.0.0.1"
+
+
+def test_addresses_are_of_one_family(mistakes: Mistakes) -> None:
+    """Ray and NCCL connect every node with every other."""
+    nodes = """
+    nodes:
+      - {host: a, ip: 10.0.0.1, gpus: 1}
+      - {host: b, ip: 10.0.0.2, gpus: 1}
+      - {host: c, ip: "fd00::1", gpus: 1}
+    """
+
+    assert mistakes(nodes=nodes) == ["6: nodes[2].ip: should be an IPv4 address as on line 4, not fd00::1"]
+
+
+def test_a_cluster_of_version_6_addresses(load_text: Load, mistakes: Mistakes) -> None:
+    """Such an address cannot be part of a container's name, so the node needs one."""
+    assert load_text(nodes="\nnodes: [{host: 'fd00::1', name: a, gpus: 1}]").head.ip == "fd00::1"
+    assert mistakes(nodes="\nnodes: [{host: 'fd00::1', gpus: 1}]") == [
+        "3: nodes[0].host: an IPv6 address cannot name a container: give the node a `name`"
+    ]
+
+
+def test_the_number_of_nodes_is_bounded(mistakes: Mistakes) -> None:
+    """Over all entries together."""
+    entries = [f"{{host: 'a{at}-[1-200]', ip: '10.0.{at}.[1-200]', gpus: 1}}" for at in range(6)]
+    nodes = f"nodes: [{', '.join(entries)}]"
+
+    assert mistakes(nodes=nodes) == ["3: nodes: should be at most 1024 nodes in all, not 1200"]
+
+
+def test_the_first_node_is_the_head_unless_one_says_so(load_text: Load) -> None:
+    """By `head: true` on the node, or by name."""
+    nodes = "\nnodes: [{host: a, ip: 10.0.0.1, gpus: 1}, {host: b, ip: 10.0.0.2, gpus: 1%s}]"
+
+    assert _head(load_text(nodes=nodes % "")) == ("a", ["b"])
+    assert _head(load_text(nodes=nodes % ", head: true")) == ("b", ["a"])
+    assert _head(load_text("head: b", nodes % "")) == ("b", ["a"])
+    assert _head(load_text("head: b", nodes % ", head: true")) == ("b", ["a"])
+
+
+def _head(inventory: Inventory) -> tuple[str, list[str]]:
+    return inventory.head.name, [node.name for node in inventory.workers]
+
+
+@pytest.mark.parametrize(
+    ("more", "first", "second", "expected"),
+    [
+        ("", "head: true", "head: true", "5: nodes[1].head: should be on one node, and it is already on line 4"),
+        ("head: b", "head: true", "head: false", "3: head: should agree with `head: true` on line 5; remove one of the two"),
+        ("head: c1", "head: false", "head: false", "3: head: should be the name of one of the nodes, not `c1`"),
+        (
+            "head: gpu-aa",
+            "name: gpu-a",
+            "head: false",
+            "3: head: should be the name of one of the nodes, not `gpu-aa`; did you mean `gpu-a`?",
+        ),
+    ],
+)
+def test_there_is_one_head_and_it_is_a_node(mistakes: Mistakes, more: str, first: str, second: str, expected: str) -> None:
+    """Two claims, or a name that no node has."""
+    nodes = f"""
+
+    nodes:
+      - {{host: a, ip: 10.0.0.1, gpus: 1, {first}}}
+      - {{host: b, ip: 10.0.0.2, gpus: 1, {second}}}
+    """
+
+    assert [expected] == mistakes(more, nodes)
+
+
+def test_a_range_cannot_be_the_head(mistakes: Mistakes) -> None:
+    """The entry stands for several nodes."""
+    assert mistakes(nodes="\nnodes: [{host: '10.0.0.[1-2]', gpus: 1, head: true}]") == [
+        "3: nodes[0].head: should be on one node, and this entry is 2; write `head: NAME` at the top level instead"
+    ]
+
+
+def test_only_one_node_is_the_machine_one_sits_at(mistakes: Mistakes, load_text: Load) -> None:
+    """For the cluster, and where nodes say it themselves."""
+    text = "can be local for one node only, and it is for `gpu01` and `gpu02`"
+    nodes = "\nnodes: [{host: 10.0.0.1, gpus: 1, connection: local}, {host: 10.0.0.2, gpus: 1%s}]"
+
+    assert [f"3: connection: {text}"] == mistakes("connection: local")
+    assert len(mistakes(nodes=nodes % ", connection: local")) == 1
+    assert [node.connection for node in load_text(nodes=nodes % "").nodes] == ["local", "ssh"]
+
+
+def test_the_loopback_interface_reaches_nobody(mistakes: Mistakes, load_text: Load) -> None:
+    """But it is enough for one node."""
+    text = "should lead to the other nodes, which `lo` does not"
+    nodes = "\nnodes: [{host: 10.0.0.1, gpus: 1}, {host: 10.0.0.2, gpus: 1, network: {interface: lo}}]"
+
+    assert [f"3: network.interface: {text}"] == mistakes("network: {interface: lo}")
+    assert [f"3: nodes[1].network.interface: {text}"] == mistakes(nodes=nodes)
+    assert load_text("network: {interface: lo}", "\nnodes: [{host: 10.0.0.1, gpus: 1}]").head.interface == "lo"
+
+
+def test_nodes_may_differ_in_gpus(load_text: Load) -> None:
+    """Placement judges what that allows."""
+    assert load_text(nodes="\nnodes: [{host: 10.0.0.1, gpus: 8}, {host: 10.0.0.2, gpus: 4}]").gpus == 12

@@ -1,0 +1,234 @@
+"""Rules between the keys of the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from launcher.model import Inventory
+
+Load = Callable[..., Inventory]
+Mistakes = Callable[..., list[str]]
+
+
+@pytest.mark.parametrize(
+    ("ports", "expected"),
+    [
+        ("{api: 6379}", "ports.api: should differ from `gcs`; both are 6379"),
+        ("{api: 7000, mp_master: 7000}", "ports.mp_master: should differ from `api`; both are 7000"),
+        ("{gcs: 10002}", "ports.gcs: `gcs` (10002) should lie outside the ports of Ray's workers, 10002 to 19999"),
+        ("{gcs: 19999}", "ports.gcs: `gcs` (19999) should lie outside the ports of Ray's workers, 10002 to 19999"),
+        (
+            "{worker_min: 10000}",
+            "ports.worker_min: `client` (10001) should lie outside the ports of Ray's workers, 10000 to 19999",
+        ),
+        ("{worker_min: 20000}", "ports.worker_min: should leave a range of ports for workers, not 20000 to 19999"),
+        ("{worker_max: 10002}", "ports.worker_max: should leave a range of ports for workers, not 10002 to 10002"),
+    ],
+)
+def test_ports_do_not_collide(mistakes: Mistakes, ports: str, expected: str) -> None:
+    """With each other, or with the range that Ray's workers take theirs from."""
+    assert [f"3: {expected}"] == mistakes(f"ports: {ports}")
+
+
+def test_ports_beside_the_workers_range_are_fine(load_text: Load) -> None:
+    """The bounds are exact."""
+    assert load_text("ports: {client: 10001, gcs: 20000}").ports.client == 10001
+
+
+@pytest.mark.parametrize(
+    ("serve", "expected"),
+    [
+        ("{tp: 8, pp: 3}", "serve.pp: should fit the cluster: tp 8 x pp 3 takes 24 GPUs, and the nodes have 16"),
+        ("{tp: 17}", "serve.tp: should fit the cluster: tp 17 takes 17 GPUs, and the nodes have 16"),
+        ("{tp: 32, pp: 2}", "serve.tp: should fit the cluster: tp 32 x pp 2 takes 64 GPUs, and the nodes have 16"),
+        ("{pp: 20}", "serve.pp: should fit the cluster: pp 20 takes 20 GPUs, and the nodes have 16"),
+    ],
+)
+def test_a_placement_larger_than_the_cluster(mistakes: Mistakes, serve: str, expected: str) -> None:
+    """It says the sum, so that the reader sees why."""
+    assert [f"3: {expected}"] == mistakes(f"serve: {serve}")
+
+
+@pytest.mark.parametrize("serve", ["{tp: 8, pp: 2}", "{tp: 16}", "{pp: 16, tp: 1}", "{tp: 4}"])
+def test_a_placement_that_fits(load_text: Load, serve: str) -> None:
+    """All GPUs or fewer."""
+    assert load_text(f"serve: {serve}").gpus == 16
+
+
+def test_a_placement_is_not_judged_by_gpus_that_could_not_be_read(mistakes: Mistakes) -> None:
+    """One mistake is told once."""
+    (mistake,) = mistakes("serve: {tp: 16}", "\nnodes: [{host: a, ip: 10.0.0.1, gpus: sixteen}]")
+
+    assert "whole number" in mistake
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ("ray: {object_store: 10MB}", "should be at least 75MiB, which Ray needs to start"),
+        ("ray: {object_store: 2GiB}\nshm: 1GiB", "should fit into `shm` (line 4), where Ray keeps it"),
+    ],
+)
+def test_rays_object_store(mistakes: Mistakes, more: str, expected: str) -> None:
+    """It lives in shared memory and has a least size."""
+    assert [f"3: ray.object_store: {expected}"] == mistakes(more)
+
+
+def test_an_object_store_that_fits(load_text: Load) -> None:
+    """Up to all of it, or any size with the host's own."""
+    assert load_text("ray: {object_store: 1GiB}\nshm: 1GiB").ray.object_store == 2**30
+    assert load_text("ray: {object_store: 1TiB}").ray.object_store == 2**40
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ("network: {hca: [mlx5_0]}", "network.hca: should come with `fabric: infiniband` or `fabric: roce`"),
+        ("accelerator: cpu\nnetwork: {fabric: roce, hca: [mlx5_0]}", "network.hca: should be left out with `accelerator: cpu`"),
+        ("accelerator: cpu\nnetwork: {fabric: roce, require: rdma}", "network.require: cannot be rdma with `accelerator: cpu`"),
+        ("network: {require: gdrdma}", "network.require: cannot be gdrdma with `fabric: ethernet`"),
+        ("network: {fabric: roce, hca: [mlx5_0, mlx5_0]}", "network.hca: should name each device once"),
+    ],
+)
+def test_rdma_that_cannot_be(mistakes: Mistakes, more: str, expected: str) -> None:
+    """What is asked for must be possible with what is said about the fabric."""
+    (mistake,) = mistakes(more)
+
+    assert expected in mistake
+
+
+def test_rdma_devices_of_a_node_follow_the_same_rules(mistakes: Mistakes) -> None:
+    """The cluster's fabric is every node's."""
+    nodes = "\nnodes: [{host: a, ip: 10.0.0.1, gpus: 1, network: {hca: [mlx5_0]}}]"
+
+    assert mistakes(nodes=nodes) == [
+        "3: nodes[0].network.hca: should come with `fabric: infiniband` or `fabric: roce` under `network`"
+    ]
+
+
+def test_a_fabric_without_devices_leaves_the_choice_to_nccl(load_text: Load) -> None:
+    """`hca` is never required."""
+    assert load_text("network: {fabric: infiniband}").head.hca == ()
+
+
+def test_a_fabric_that_could_not_be_read_is_not_judged(mistakes: Mistakes) -> None:
+    """One mistake is told once."""
+    (mistake,) = mistakes("network: {fabric: rocky, hca: [mlx5_0], require: rdma}")
+
+    assert "did you mean `roce`?" in mistake
+
+
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "MY_API_KEY", "DB_PASSWORD", "aws_secret_access_key", "WANDB_APIKEY", "RAY_AUTH_TOKEN"]
+)
+def test_a_secret_in_plain_env_is_sent_to_secrets(mistakes: Mistakes, name: str) -> None:
+    """An inventory is a file that is shared."""
+    assert [f"3: env.{name}: a secret should not be written here; use `secrets: {{{name}: {{env: {name}}}}}`"] == mistakes(
+        f"env: {{{name}: 0123456789}}"
+    )
+
+
+def test_a_value_that_looks_like_a_token_is_one_whatever_its_name(mistakes: Mistakes) -> None:
+    """Well-known prefixes, in a node's environment as well."""
+    nodes = "\nnodes: [{host: a, ip: 10.0.0.1, gpus: 1, env: {X: hf_0123456789abcdefghij}}]"
+    (mistake,) = mistakes(nodes=nodes)
+
+    assert mistake.startswith("3: nodes[0].env.X: a secret should not be written here")
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        "TOKENIZERS_PARALLELISM: disabled",
+        "HF_HUB_DISABLE_IMPLICIT_TOKEN: 1",
+        "MAX_TOKENS: 4000000",
+        "HF_TOKEN_PATH: /run/token",
+        'API_KEY: ""',
+    ],
+)
+def test_settings_about_tokens_are_no_secrets(load_text: Load, env: str) -> None:
+    """Switches, counts and paths."""
+    assert load_text(f"env: {{{env}}}").head.env
+
+
+def test_a_secret_is_not_also_a_plain_variable(mistakes: Mistakes) -> None:
+    """One of the two would win, and nobody knows which."""
+    assert mistakes("secrets: {A: {env: A}}\nenv: {A: x}") == ["4: env.A: should be removed; it is a secret (line 3)"]
+
+
+@pytest.mark.parametrize("name", ["VLLM_HOST_IP", "RAY_ADDRESS", "RAY_AUTH_MODE"])
+def test_what_the_launcher_sets_cannot_be_set(mistakes: Mistakes, name: str) -> None:
+    """It differs per node or follows from other keys."""
+    for more in (f"env: {{{name}: x}}", f"secrets: {{{name}: {{env: A}}}}"):
+        (mistake,) = mistakes(more)
+        assert "should be removed; " in mistake
+
+
+@pytest.mark.parametrize("source", ["{}", "{env: A, file: a}", "{env: A, command: a, file: b}"])
+def test_a_secret_has_exactly_one_source(mistakes: Mistakes, source: str) -> None:
+    """None is as wrong as two."""
+    assert mistakes(f"secrets: {{A: {source}}}") == ["3: secrets.A: should have exactly one of `env`, `file` and `command`"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("--api-key", "a key should not be an argument, which `ps` shows; use `secrets: {VLLM_API_KEY: {env: VLLM_API_KEY}}`"),
+        (
+            "--api-key=abc",
+            "a key should not be an argument, which `ps` shows; use `secrets: {VLLM_API_KEY: {env: VLLM_API_KEY}}`",
+        ),
+        ("--x=hf_0123456789abcdefghij", "a secret should not be an argument, which `ps` shows; use `secrets`"),
+        ("--max-model-len 8192", "should be two items: `--max-model-len` and the value after it"),
+    ],
+)
+def test_arguments_for_vllm(mistakes: Mistakes, argument: str, expected: str) -> None:
+    """They are words, and everybody on the node can read them."""
+    assert [f"3: serve.args[0]: {expected}"] == mistakes(f'serve: {{args: ["{argument}"]}}')
+
+
+def test_arguments_may_hold_spaces_in_their_value(load_text: Load) -> None:
+    """JSON in one word is common."""
+    words = ("--compilation-config", '{"level": 3}', '--x={"a": 1}', "8192", "0.90")
+
+    assert (
+        words == load_text("""serve: {args: [--compilation-config, '{"level": 3}', '--x={"a": 1}', 8192, 0.90]}""").serve.args
+    )
+
+
+@pytest.mark.parametrize(
+    ("mounts", "expected"),
+    [
+        ("[/a:/m, /b:/m/]", "mounts[1]: should have a target of its own; `/m` is used on line 3"),
+        (
+            "[/a:/root/.cache/huggingface]",
+            "mounts[0]: should be written as `hf_home`, which is mounted at /root/.cache/huggingface",
+        ),
+    ],
+)
+def test_mounts_do_not_cover_each_other(mistakes: Mistakes, mounts: str, expected: str) -> None:
+    """The last one would win."""
+    assert [f"3: {expected}"] == mistakes(f"mounts: {mounts}")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("[sudo, docker]", "should use `sudo -n`: sudo without -n would wait for a password that nobody can type"),
+        ("[/usr/bin/sudo, docker]", "should use `sudo -n`: sudo without -n would wait for a password that nobody can type"),
+        ("[-n, docker]", "should start with a command, not with the option `-n`"),
+    ],
+)
+def test_calls_of_docker_that_would_hang(mistakes: Mistakes, words: str, expected: str) -> None:
+    """For the cluster and for one node."""
+    node = f"\nnodes: [{{host: a, ip: 10.0.0.1, gpus: 1, docker: {words}}}]"
+
+    assert [f"3: docker: {expected}"] == mistakes(f"docker: {words}")
+    assert [f"3: nodes[0].docker: {expected}"] == mistakes(nodes=node)
+
+
+def test_docker_by_sudo_without_a_password(load_text: Load) -> None:
+    """The form that works."""
+    assert load_text("docker: [sudo, -n, docker]").head.docker == ("sudo", "-n", "docker")

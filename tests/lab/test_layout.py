@@ -1,0 +1,74 @@
+"""Names and addresses of practice hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import RequestError
+from launcher.lab import layout
+from launcher.lab.layout import Lab
+
+
+def make(tmp_path: Path, **changes: object) -> Lab:
+    values = {"name": "vlaunch-lab", "directory": tmp_path, "subnet": "10.77.0.0/24", "nodes": 2, "gpus": 1, **changes}
+    return layout.make(**values)  # type: ignore[arg-type]
+
+
+def test_hosts_are_numbered_from_eleven(tmp_path: Path) -> None:
+    """The first host has .11, and the machine itself .1."""
+    lab = make(tmp_path, nodes=3)
+
+    assert [(host.name, host.ip) for host in lab.hosts] == [
+        ("node1", "10.77.0.11"),
+        ("node2", "10.77.0.12"),
+        ("node3", "10.77.0.13"),
+    ]
+    assert lab.gateway == "10.77.0.1"
+
+
+def test_interface_names_fit_into_linux(tmp_path: Path) -> None:
+    """However long the lab's name, its interfaces have at most 15 characters and differ from another lab's."""
+    long = make(tmp_path, name="a" + "b" * 30, nodes=200)
+    other = make(tmp_path, name="a" + "b" * 29)
+
+    assert max(len(name) for name in (long.bridge, *(host.link for host in long.hosts))) <= 15
+    assert long.bridge != other.bridge
+
+
+def test_a_saved_lab_is_loaded_as_it_was(tmp_path: Path) -> None:
+    """What `up` made is what `status` finds."""
+    lab = make(tmp_path, nodes=3, gpus=4)
+    layout.save(lab)
+
+    assert layout.load(tmp_path) == lab
+
+
+@pytest.mark.parametrize("record", ["", "[]", "{}", '{"name": "x/y", "subnet": "10.0.0.0/24", "nodes": 1, "gpus": 1}'])
+def test_an_unreadable_record_is_no_lab(tmp_path: Path, record: str) -> None:
+    """A half-written record does not stop `down`."""
+    (tmp_path / layout.RECORD).write_text(record)
+
+    assert layout.load(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": "../etc"},
+        {"name": "Lab"},
+        {"name": ""},
+        {"subnet": "10.77.0.5/24"},
+        {"subnet": "nonsense"},
+        {"nodes": 0},
+        {"nodes": 244},
+        {"subnet": "10.77.0.0/29"},
+        {"gpus": -1},
+        {"directory": Path("/" + "long/" * 20)},
+    ],
+)
+def test_what_cannot_exist_is_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
+    """Names, subnets and counts are judged before anything is made."""
+    with pytest.raises(RequestError):
+        make(tmp_path, **wrong)

@@ -1,0 +1,51 @@
+"""What a machine lacks is named at once."""
+
+from __future__ import annotations
+
+from launcher.lab import parts
+
+
+def test_a_bare_machine_is_told_everything_at_once() -> None:
+    """Every missing program and the one command that brings them all."""
+    lacking = parts.missing(lambda _: False)
+    error = parts.lacks(lacking, parts.packages(lacking, split_client=False), apt=True)
+
+    assert all(f"`{part.name}`" in error.message for part in parts.PARTS)
+    assert error.hint == (
+        "run `sudo apt-get install --no-install-recommends debian-archive-keyring docker.io iproute2 iptables "
+        "mmdebstrap openssh-client openssh-server sudo util-linux`, or add `--install-missing`"
+    )
+    assert error.exit_code == 2
+
+
+def test_only_what_is_missing_is_asked_for() -> None:
+    """A machine with all but iptables is asked for iptables."""
+    lacking = parts.missing(lambda name: name != "iptables")
+
+    assert parts.packages(lacking, split_client=True) == ["iptables"]
+
+
+def test_docker_client_comes_from_its_own_package_where_there_is_one() -> None:
+    """Newer Debians split the client from the daemon."""
+    lacking = parts.missing(lambda name: name != "docker")
+
+    assert parts.packages(lacking, split_client=True) == ["docker-cli"]
+    assert parts.packages(lacking, split_client=False) == ["docker.io"]
+
+
+def test_without_apt_the_hint_is_general() -> None:
+    """No apt command is suggested where there is no apt."""
+    lacking = parts.missing(lambda name: name != "sshd")
+
+    hint = parts.lacks(lacking, parts.packages(lacking, split_client=False), apt=False).hint
+
+    assert "apt-get" not in hint
+    assert "openssh-server" in hint
+
+
+def test_paths_and_programs_are_looked_for() -> None:
+    """A part is a program on the PATH or an absolute path."""
+    assert parts.on_this_machine("sh")
+    assert parts.on_this_machine("/")
+    assert not parts.on_this_machine("no-such-program-here")
+    assert not parts.on_this_machine("/no/such/file")

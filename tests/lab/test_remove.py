@@ -1,0 +1,74 @@
+"""What `lab down` removes, and what it must not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import RequestError
+from launcher.lab import layout, remove
+
+# Recorded from /proc/self/mountinfo, two lines made longer by hand for the cases.
+MOUNTS = r"""22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+30 22 0:25 / /var/lib/lab rw - tmpfs tmpfs rw
+31 30 0:26 / /var/lib/lab/hosts/node1/fs rw shared:5 - tmpfs tmpfs rw
+32 22 0:27 / /var/lib/lab-2/hosts rw - tmpfs tmpfs rw
+33 30 0:28 / /var/lib/lab/with\040space rw - tmpfs tmpfs rw
+"""
+
+
+def test_mounts_below_a_directory_innermost_first() -> None:
+    """Escapes are undone, and a directory whose name only starts alike is not below."""
+    assert remove.mounts(Path("/var/lib/lab"), MOUNTS) == [
+        "/var/lib/lab/hosts/node1/fs",
+        "/var/lib/lab/with space",
+        "/var/lib/lab",
+    ]
+
+
+def test_nothing_to_remove_is_fine(tmp_path: Path) -> None:
+    """`down` is safe at any moment."""
+    remove.down("no-such-lab", tmp_path / "absent", lambda _: None)
+
+    assert remove.leftovers("no-such-lab", tmp_path / "absent") == []
+
+
+def test_a_directory_that_is_no_lab_is_left_alone(tmp_path: Path) -> None:
+    """A wrong `--dir` must not cost anyone their files."""
+    (tmp_path / "thesis.txt").write_text("years of work")
+
+    with pytest.raises(RequestError, match="no practice cluster"):
+        remove.down("no-such-lab", tmp_path, lambda _: None)
+
+    assert (tmp_path / "thesis.txt").exists()
+
+
+def test_a_directory_of_another_lab_is_left_alone(tmp_path: Path) -> None:
+    """The name and the directory must belong together."""
+    layout.save(layout.make(name="one", directory=tmp_path, subnet="10.77.0.0/24", nodes=1, gpus=1))
+
+    with pytest.raises(RequestError, match="`one`, not `two`"):
+        remove.down("two", tmp_path, lambda _: None)
+
+
+def test_a_half_made_lab_is_removed_and_reported_until_then(tmp_path: Path) -> None:
+    """A record that was cut off in the middle is enough to know what the directory was for."""
+    where = tmp_path / "half"
+    (where / "hosts/node1/fs").mkdir(parents=True)
+    (where / layout.RECORD).write_text('{"name": "ha')
+
+    assert remove.leftovers("half", where) == [f"directory {where}"]
+    remove.down("half", where, lambda _: None)
+    assert remove.leftovers("half", where) == []
+
+
+def test_purging_the_cache_keeps_what_is_not_ours(tmp_path: Path) -> None:
+    """Only wheels, image and model go."""
+    (tmp_path / "wheels-1").mkdir()
+    (tmp_path / "image-1.tar").touch()
+    (tmp_path / "notes.txt").touch()
+
+    remove.cache(tmp_path)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

@@ -1,0 +1,36 @@
+"""How the state of practice hosts is shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from launcher.lab import layout, status
+from launcher.lab.status import HostStatus
+
+LAB = layout.make(name="vlaunch-lab", directory=Path("/var/lib/x"), subnet="10.77.0.0/24", nodes=1, gpus=1)
+
+
+def state(**changes: object) -> HostStatus:
+    values: dict[str, object] = {
+        "name": "node1", "ip": "10.77.0.11", "network": True, "booted": True, "sshd": True, "dockerd": True,
+        "images": ("vllm-cpu:0.32.0",), "containers": 1, "disk": 2_400_000_000, "memory": 90_000_000, **changes,
+    }  # fmt: skip
+    return HostStatus(**values)  # type: ignore[arg-type]
+
+
+def test_the_table_says_what_is_down() -> None:
+    """One line a host, in words."""
+    assert status.to_text([state(sshd=False)]).splitlines() == [
+        "HOST   IP          NETWORK  BOOTED  SSHD  DOCKERD  CONTAINERS  DISK    MEMORY  IMAGES",
+        "node1  10.77.0.11  up       up      down  up       1           2.4 GB  0.1 GB  vllm-cpu:0.32.0",
+    ]
+
+
+def test_one_thing_down_is_down() -> None:
+    """`up` holds only when nothing is down, for a host and for the whole."""
+    document = json.loads(status.to_json(LAB, [state(), state(dockerd=False)]))
+
+    assert [host["up"] for host in document["hosts"]] == [True, False]
+    assert document["up"] is False
+    assert document["inventory"] == "/var/lib/x/inventory.yaml"

@@ -1,0 +1,48 @@
+"""Find a process by an argument nobody else uses, without starting another."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from pathlib import Path
+
+_numbers = itertools.count()
+
+
+def unique_seconds() -> str:
+    """A number of seconds for `sleep` that identifies the process: long, and used once."""
+    return f"86{os.getpid()}.{next(_numbers)}"
+
+
+def alive(argument: str) -> list[str]:
+    """Return the command lines of the processes that have exactly this argument."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            if argument in words:
+                found.append(" ".join(words))
+    return found
+
+
+def appears(argument: str, *, within: float = 10.0) -> bool:
+    """Wait until such a process runs."""
+    return _await(lambda: bool(alive(argument)), within)
+
+
+def disappears(argument: str, *, within: float = 10.0) -> bool:
+    """Wait until no such process runs."""
+    return _await(lambda: not alive(argument), within)
+
+
+def _await(condition, within: float) -> bool:  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + within
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

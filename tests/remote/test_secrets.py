@@ -1,0 +1,189 @@
+"""Secrets are fetched where the launcher runs, all or none, and never shown."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import RequestError
+from launcher.model import Secret, SecretSource
+from launcher.remote.secrets import redact, resolve
+
+VALUE = "s3cret-value"
+
+
+def _file(path: Path, content: str | bytes, mode: int = 0o600) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    path.chmod(mode)
+    return path
+
+
+def _python(path: Path, program: str) -> SecretSource:
+    """A command that runs `program`; its text is in a file, so that the command line holds no secret."""
+    path.write_text(program)
+    return SecretSource(command=f"{sys.executable} {path}")
+
+
+def _failure(source: SecretSource, base: Path, seconds: float = 30.0) -> str:
+    with pytest.raises(RequestError) as caught:
+        resolve({"NAME": source}, base, seconds=seconds)
+    told = f"{caught.value} {caught.value.evidence} {caught.value.hint}"
+    assert VALUE not in told
+    return str(caught.value.evidence).removeprefix("NAME: ")
+
+
+def test_from_an_environment_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As it is."""
+    monkeypatch.setenv("MINE", VALUE)
+
+    assert resolve({"HF_TOKEN": SecretSource(env="MINE")}, tmp_path) == {"HF_TOKEN": Secret(VALUE)}
+
+
+def test_from_a_file_beside_the_inventory(tmp_path: Path) -> None:
+    """Without the line break that editors leave at the end."""
+    _file(tmp_path / "key", f"{VALUE}\n")
+
+    assert resolve({"A": SecretSource(file="key")}, tmp_path) == {"A": Secret(VALUE)}
+
+
+def test_from_a_file_at_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`~` is the home of whoever runs the launcher."""
+    _file(tmp_path / "key", VALUE)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    assert resolve({"A": SecretSource(file="~/key")}, Path("/nowhere")) == {"A": Secret(VALUE)}
+
+
+def test_from_a_command(tmp_path: Path) -> None:
+    """Its words are split as a shell would, but no shell runs."""
+    (tmp_path / "a b").write_text(f"print('{VALUE}')")
+
+    found = resolve({"A": SecretSource(command=f"{sys.executable} '{tmp_path}/a b' $HOME ;")}, tmp_path)
+
+    assert found == {"A": Secret(VALUE)}
+
+
+def test_nothing_is_asked_of_the_terminal(tmp_path: Path) -> None:
+    """A command that reads finds the end of its input."""
+    source = _python(tmp_path / "p.py", f"import sys; print('{VALUE}' if sys.stdin.read() == '' else 'no')")
+
+    assert resolve({"A": source}, tmp_path) == {"A": Secret(VALUE)}
+
+
+def test_all_failures_are_told_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And the request is what was wrong."""
+    monkeypatch.delenv("MISSING", raising=False)
+    sources = {"A": SecretSource(env="MISSING"), "B": SecretSource(file="missing"), "C": SecretSource(command="/missing/x")}
+
+    with pytest.raises(RequestError) as caught:
+        resolve(sources, tmp_path)
+
+    assert caught.value.message == "3 secrets could not be fetched"
+    assert caught.value.exit_code == 2
+    assert str(caught.value.evidence).splitlines() == [
+        "A: the environment variable `MISSING` is not set; run `export MISSING=…` first",
+        "B: `missing` cannot be read: no such file or directory",
+        "C: `/missing/x` cannot be run: no such file or directory",
+    ]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o620, 0o601])
+def test_a_file_that_others_can_use_is_refused_with_the_command_that_mends_it(tmp_path: Path, mode: int) -> None:
+    """Group and world, reading, writing or executing."""
+    path = _file(tmp_path / "key", VALUE, mode)
+
+    assert _failure(SecretSource(file="key"), tmp_path) == f"`{path}` has mode {mode:04o}; run `chmod 600 {path}`"
+
+
+def test_a_directory_is_no_secret(tmp_path: Path) -> None:
+    """Even one that only its owner can enter."""
+    (tmp_path / "key").mkdir(mode=0o700)
+
+    assert _failure(SecretSource(file="key"), tmp_path).endswith("is not a regular file")
+
+
+def test_a_pipe_does_not_make_it_wait(tmp_path: Path) -> None:
+    """Nobody may ever write to it."""
+    os.mkfifo(tmp_path / "key", 0o600)
+
+    assert _failure(SecretSource(file="key"), tmp_path).endswith("is not a regular file")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", "is empty"),
+        ("\n", "is empty"),
+        (f"{VALUE}\nsecond\n", "should be one line of text"),
+        (f"{VALUE}\r\n", "should be one line of text"),
+        (f"{VALUE}\0", "should be one line of text"),
+        (f"{VALUE}\n\n", "should be one line of text"),
+        (VALUE.encode() + b"\xff", "is not UTF-8 text (byte 13)"),
+        (VALUE * 10_000, "is larger than 64 KiB"),
+    ],
+)
+def test_values_that_cannot_be_a_line_of_an_env_file(tmp_path: Path, content: str | bytes, expected: str) -> None:
+    """From a file or from a command."""
+    _file(tmp_path / "key", content)
+    echo = _python(tmp_path / "p.py", f"import sys; sys.stdout.buffer.write(open({str(tmp_path / 'key')!r}, 'rb').read())")
+
+    assert _failure(SecretSource(file="key"), tmp_path).startswith(expected)
+    assert _failure(echo, tmp_path).startswith(expected)
+
+
+def test_an_empty_environment_variable_is_not_a_value(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is set, and says nothing."""
+    monkeypatch.setenv("MINE", "")
+
+    assert _failure(SecretSource(env="MINE"), tmp_path) == "is empty"
+
+
+def test_a_command_that_fails_tells_its_last_words_without_the_value(tmp_path: Path) -> None:
+    """Tools sometimes repeat what they were asked for."""
+    source = _python(
+        tmp_path / "p.py", f"import sys; print('{VALUE}'); sys.exit('first\\nthe store is locked: {VALUE} is in it')"
+    )
+
+    assert _failure(source, tmp_path).endswith("failed with exit status 1: the store is locked: *** is in it")
+
+
+def test_a_command_that_does_not_answer_is_ended_with_all_it_started(tmp_path: Path) -> None:
+    """No process is left behind."""
+    source = _python(
+        tmp_path / "p.py",
+        "import os, subprocess, sys, time\n"
+        f"child = subprocess.Popen(['sleep', '600']); open({str(tmp_path / 'pids')!r}, 'w').write(str(child.pid))\n"
+        "time.sleep(600)\n",
+    )
+
+    assert "did not answer within 0.5 s" in _failure(source, tmp_path, seconds=0.5)
+    status = Path(f"/proc/{(tmp_path / 'pids').read_text()}/stat")
+    assert not status.exists() or status.read_text().split()[2] in "ZX"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"), [("'open", "is not a command: no closing quotation"), ("''", "cannot be run")]
+)
+def test_commands_that_cannot_be_run(tmp_path: Path, command: str, expected: str) -> None:
+    """They are told as they are written in the inventory."""
+    assert expected in _failure(SecretSource(command=command), tmp_path)
+
+
+def test_a_source_that_says_nothing_is_an_error(tmp_path: Path) -> None:
+    """The loader refuses it; so does this."""
+    assert _failure(SecretSource(), tmp_path) == "has no source"
+
+
+def test_redaction_replaces_every_value_the_longest_first() -> None:
+    """A value that contains another leaves nothing of itself behind."""
+    secrets = {"A": Secret("secret"), "B": Secret("secret-and-more")}
+
+    assert redact("x=secret-and-more y=secret secret", secrets) == "x=*** y=*** ***"
+
+
+def test_redaction_leaves_short_values_alone() -> None:
+    """They would blank out ordinary words."""
+    assert redact("12345 123456", [Secret("12345"), Secret("123456")]) == "12345 ***"

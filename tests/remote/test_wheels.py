@@ -1,0 +1,261 @@
+"""Resolving Ray's wheels for an image, against a folder of handmade ones; pip itself runs, without any index."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import RequestError, UnreadableAnswer, VlaunchError
+from launcher.remote import pip, wheels
+from launcher.tools import purewheel
+from launcher.tools.derived import WheelSet
+from launcher.tools.image import ImagePython
+
+IMAGE = ImagePython(
+    python="3.99.1",
+    implementation="cpython",
+    abiflags="",
+    machine="x86_64",
+    libc="glibc",
+    libc_version="2.31",
+    uid=0,
+    uv=False,
+    pip=True,
+    managed=False,
+    distributions={"click": "8.1.0+vendor.1", "torch": "2.13.0+cpu"},
+)
+
+
+class Shelf:
+    """A folder of wheels that pip is pointed to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def add(self, name: str, version: str, *requires: str, tags: str = "py3-none-any", extra: str = "") -> None:
+        lines = [f"Provides-Extra: {extra}\n"] if extra else []
+        text = "".join([*lines, *(f"Requires-Dist: {line}\n" for line in requires)])
+        file, data = purewheel.build(name, version, metadata=text)
+        (self.folder / file.replace("py3-none-any", tags)).write_bytes(data)
+
+    def ray(self, *requires: str, version: str = "2.60.0", tags: str = "cp399-cp399-manylinux2014_x86_64") -> None:
+        self.add("ray", version, *requires, tags=tags, extra="default")
+
+    def clear(self) -> None:
+        for path in self.folder.iterdir():
+            path.unlink()
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
+    folder = tmp_path / "shelf"
+    folder.mkdir()
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    settings: Mapping[str, str] = {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(folder),
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_CACHE_DIR": str(tmp_path / "pip"),
+        "HOME": str(tmp_path),
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    return Shelf(folder)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def names(found: WheelSet) -> list[str]:
+    return [file.name.split("-")[0] for file in found.files]
+
+
+def leftovers(cache: Path) -> list[Path]:
+    return list(cache.glob(".resolving-*"))
+
+
+def test_only_what_the_image_lacks_is_fetched(shelf: Shelf, cache: Path) -> None:
+    """What the image has stays as it is, though a newer one is on offer and its own version is on no index."""
+    shelf.ray("click>=7", 'colorful; extra == "default"')
+    shelf.add("click", "9.0")
+    shelf.add("colorful", "0.5.8")
+    told: list[str] = []
+
+    found = wheels.resolve(IMAGE, "2.60.0", cache, progress=told.append)
+
+    assert names(found) == ["colorful", "ray"]
+    assert found.ray == "2.60.0"
+    assert all(file.path.read_bytes() == (shelf.folder / file.name).read_bytes() for file in found.files)
+    assert told
+    assert leftovers(cache) == []
+
+
+def test_the_newest_that_fits_around_the_image_is_taken(shelf: Shelf, cache: Path) -> None:
+    """A dependency whose newest version wants a newer click is taken one version back."""
+    shelf.ray("helper")
+    shelf.add("helper", "1.0", "click>=8")
+    shelf.add("helper", "2.0", "click>=9")
+    shelf.add("click", "9.0")
+
+    found = wheels.resolve(IMAGE, "2.60.0", cache)
+
+    assert [file.name for file in found.files if "helper" in file.name] == ["helper-1.0-py3-none-any.whl"]
+
+
+def test_markers_are_those_of_the_image(shelf: Shelf, cache: Path) -> None:
+    """Not those of the Python, the system or the processor on which vlaunch runs."""
+    shelf.ray(
+        'modern; python_version >= "3.99"',
+        'ancient; python_version < "3.99"',
+        'arm; platform_machine == "aarch64"',
+        'apple; sys_platform == "darwin"',
+    )
+    for name in ("modern", "ancient", "arm", "apple"):
+        shelf.add(name, "1.0")
+
+    assert names(wheels.resolve(IMAGE, "2.60.0", cache)) == ["modern", "ray"]
+    arm = replace(IMAGE, machine="aarch64")
+    shelf.ray('arm; platform_machine == "aarch64"', tags="cp399-cp399-manylinux2014_aarch64")
+    assert names(wheels.resolve(arm, "2.60.0", cache)) == ["arm", "ray"]
+
+
+def test_a_wheel_for_a_newer_glibc_is_not_taken(shelf: Shelf, cache: Path) -> None:
+    """It would install and then fail to load."""
+    shelf.ray("native")
+    shelf.add("native", "1.0", tags="cp38-abi3-manylinux_2_28_x86_64")
+    shelf.add("native", "2.0", tags="cp38-abi3-manylinux_2_34_x86_64")
+
+    found = wheels.resolve(IMAGE, "2.60.0", cache)
+
+    assert [file.name for file in found.files] == [
+        "native-1.0-cp38-abi3-manylinux_2_28_x86_64.whl",
+        "ray-2.60.0-cp399-cp399-manylinux2014_x86_64.whl",
+    ]
+
+
+def test_a_conflict_names_both_requirements(shelf: Shelf, cache: Path) -> None:
+    """What Ray wants, what the image has, and which knob to turn."""
+    shelf.ray("click>=9")
+    shelf.add("click", "9.0")
+
+    with pytest.raises(RequestError) as caught:
+        wheels.resolve(IMAGE, "2.60.0", cache)
+
+    assert "ray 2.60.0 depends on click>=9" in caught.value.message
+    assert "the image has click 8.1.0+vendor.1" in caught.value.message
+    assert "`ray:`" in caught.value.hint
+    assert str(cache) not in str(caught.value.evidence)
+    assert leftovers(cache) == []
+
+
+def test_what_is_not_found_is_named_with_the_way_out(shelf: Shelf, cache: Path) -> None:
+    """Without an index: the command that fetches the wheels elsewhere, for the image's Python."""
+    shelf.ray(version="2.59.0")
+
+    with pytest.raises(VlaunchError) as caught:
+        wheels.resolve(IMAGE, "2.60.0", cache)
+
+    assert "`ray==2.60.0`" in caught.value.message
+    assert "Python 3.99.1 on x86_64" in caught.value.message
+    assert "2.59.0" in caught.value.evidence
+    assert "PIP_FIND_LINKS" in caught.value.hint
+    assert "--python-version 3.99.1" in caught.value.hint
+
+
+def test_a_second_time_pip_is_not_run(shelf: Shelf, cache: Path) -> None:
+    """The same image and the same Ray: the answer is in the cache, also when nothing can be fetched any more."""
+    shelf.ray()
+    first = wheels.resolve(IMAGE, "2.60.0", cache)
+    shelf.clear()
+
+    assert wheels.resolve(IMAGE, "2.60.0", cache) == first
+    with pytest.raises(VlaunchError):
+        wheels.resolve(replace(IMAGE, distributions={}), "2.60.0", cache)
+
+
+@pytest.mark.parametrize("harm", ["changed", "missing", "torn list"])
+def test_a_damaged_cache_is_mended(shelf: Shelf, cache: Path, harm: str) -> None:
+    """What lies in the cache is compared with its hash before it is used."""
+    shelf.ray()
+    first = wheels.resolve(IMAGE, "2.60.0", cache)
+    if harm == "changed":
+        first.files[0].path.write_bytes(b"not a wheel")
+    elif harm == "missing":
+        first.files[0].path.unlink()
+    else:
+        (cache / "resolutions" / f"{wheels.key(IMAGE, '2.60.0')}.json").write_text('[["ray')
+
+    again = wheels.resolve(IMAGE, "2.60.0", cache)
+
+    assert again == first
+    assert again.files[0].path.read_bytes() == (shelf.folder / again.files[0].name).read_bytes()
+
+
+def test_a_version_pip_cannot_read_is_never_replaced(shelf: Shelf, cache: Path) -> None:
+    """Debian's own version strings cannot be pinned, so a replacement is refused afterwards."""
+    shelf.ray("blinker")
+    shelf.add("blinker", "1.9")
+    odd = replace(IMAGE, distributions={"blinker": "1.7ubuntu1"})
+
+    with pytest.raises(RequestError, match=r"would replace the image's blinker 1\.7ubuntu1 by 1\.9"):
+        wheels.resolve(odd, "2.60.0", cache)
+
+
+def test_ray_itself_is_not_fetched_again_when_only_its_dashboard_is_missing(shelf: Shelf, cache: Path) -> None:
+    """The image has plain `ray`; the rest of `ray[default]` is what it lacks."""
+    shelf.ray('colorful; extra == "default"')
+    shelf.add("colorful", "0.5.8")
+
+    assert names(wheels.resolve(replace(IMAGE, distributions={"ray": "2.60.0"}), "2.60.0", cache)) == ["colorful"]
+
+
+def test_pip_is_ended_at_the_deadline(shelf: Shelf, cache: Path) -> None:
+    """With the time it had, and nothing left behind."""
+    shelf.ray()
+
+    with pytest.raises(VlaunchError, match="took longer than 0 s"):
+        wheels.resolve(IMAGE, "2.60.0", cache, timeout=0.01)
+    assert leftovers(cache) == []
+
+
+def test_an_interruption_leaves_nothing_half_done(shelf: Shelf, cache: Path) -> None:
+    """Ctrl-C during the download: pip is gone, and the next run finds a clean cache."""
+    shelf.ray()
+
+    def interrupt(_: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        wheels.resolve(IMAGE, "2.60.0", cache, progress=interrupt)
+    assert leftovers(cache) == []
+    assert names(wheels.resolve(IMAGE, "2.60.0", cache)) == ["ray"]
+
+
+def test_platforms_go_from_the_images_glibc_down() -> None:
+    """With the older names of the same platforms, which most wheels still carry."""
+    tags = pip.platform_tags(IMAGE)
+
+    assert tags[0] == "manylinux_2_31_x86_64"
+    assert {"manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64", "linux_x86_64"} <= set(tags)
+    assert "manylinux1_aarch64" not in pip.platform_tags(replace(IMAGE, machine="aarch64"))
+
+
+@pytest.mark.parametrize("other", [{"libc": "", "libc_version": ""}, {"machine": "riscv64"}, {"implementation": "pypy"}])
+def test_an_image_no_ray_can_run_in_is_refused(other: dict[str, str]) -> None:
+    """Before pip is asked for what does not exist."""
+    with pytest.raises(RequestError, match="no Ray can be added"):
+        pip.platform_tags(replace(IMAGE, **other))  # type: ignore[arg-type]
+
+
+def test_a_glibc_version_that_is_none_is_shown() -> None:
+    """It decides which wheels load, so it is not guessed."""
+    with pytest.raises(UnreadableAnswer) as caught:
+        pip.platform_tags(replace(IMAGE, libc_version="two"))
+    assert caught.value.evidence == "two"
