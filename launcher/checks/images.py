@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from launcher.checks.shape import Finding
 from launcher.model import Answer, Inventory, Node, fold
+from launcher.tools import symptoms
 from launcher.tools.host import HostFacts
 
 
@@ -55,6 +56,27 @@ def judge_versions(
         return [_version(node, answers[node.name][0], expected) for node in nodes]
 
     return judge
+
+
+def judge_gpus(nodes: Sequence[Node]) -> Callable[[Mapping[str, Sequence[Answer]]], Sequence[Finding]]:
+    """Return the judge of `nvidia-smi --list-gpus` in a container that asked for the declared GPUs."""
+
+    def judge(answers: Mapping[str, Sequence[Answer]]) -> Sequence[Finding]:
+        return [_gpus(node, answers[node.name][0]) for node in nodes]
+
+    return judge
+
+
+def _gpus(node: Node, answer: Answer) -> Finding:
+    seen = sum(line.startswith("GPU ") for line in answer.out.splitlines())
+    if answer.ok and seen == node.gpus:
+        return Finding(node=node.name, status="pass", text=f"{seen} GPUs in a container")
+    known = symptoms.first(answer.err + "\n" + answer.out)
+    return Finding(
+        node=node.name, status="fail",
+        text=known.cause if known else f"a container sees {seen} GPUs, {node.gpus} declared", evidence=answer.tail,
+        fix=known.fix if known else f"correct `gpus:` of {node.name}, or find the missing one: `nvidia-smi -L` there",
+    )  # fmt: skip
 
 
 def _version(node: Node, answer: Answer, expected: Mapping[str, str]) -> Finding:

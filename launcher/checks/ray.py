@@ -49,6 +49,24 @@ def judge_cluster(inventory: Inventory) -> Callable[[Answers], Sequence[Finding]
     return judge
 
 
+def judge_status(inventory: Inventory) -> Callable[[Answers], Sequence[Finding]]:
+    """Return the judge of `ray status`, the text that people read, against the inventory."""
+
+    def judge(answers: Answers) -> Sequence[Finding]:
+        node, answer = inventory.head, answers[inventory.head.name][0]
+        try:
+            said = ray.parse_status(answer.out)
+        except UnreadableAnswer as error:
+            return [_wait(node, "`ray status` gives no answer yet", evidence=answer.tail or str(error))]
+        nodes, total = len(inventory.nodes), said.gpus_total or 0.0
+        if said.active == nodes and total == inventory.gpus:
+            return [_pass(node, f"`ray status`: {said.active} nodes, {said.gpus_used or 0.0}/{total} GPU")]
+        text = f"`ray status` shows {said.active} nodes and {total:g} GPUs, not {nodes} and {inventory.gpus}"
+        return [_wait(node, text, evidence=answer.out)]
+
+    return judge
+
+
 def _compare(inventory: Inventory, table: Sequence[ray.RayNode], unreachable: frozenset[str]) -> Sequence[Finding]:
     alive = {each.ip: each for each in table if each.alive}
     dead = {each.ip: each for each in table if not each.alive}

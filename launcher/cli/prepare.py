@@ -79,7 +79,7 @@ def ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayImage:
 
 def _ask(session: Session, identity: str) -> image.ImagePython:
     """Ask the image once; an image never changes, so its answer is kept under its identity."""
-    kept = cache() / "images" / f"{identity[:32]}.json"
+    kept = cache() / "images" / f"{identity[:32]}-{image.PROBE_ID}.json"
     if kept.is_file():
         return image.parse_probe(kept.read_text(encoding="utf-8"))
     head, name = session.inventory.head, session.inventory.image

@@ -25,7 +25,7 @@ def up(lab: Lab, *, cache: Path, with_image: bool, say: Say) -> None:
     layout.save(lab)
     with only_one(lab.dir):
         archive = image.ensure(cache, say) if with_image else None
-        say(f"starting {lab.nodes} hosts on {lab.subnet}")
+        say(f"{lab.nodes} hosts on {lab.subnet}: starting what does not run")
         network.ensure(lab)
         for host in lab.hosts:
             hosts.prepare(lab, host)
@@ -44,6 +44,8 @@ def up(lab: Lab, *, cache: Path, with_image: bool, say: Say) -> None:
 
 def refuse_strange(lab: Lab) -> None:
     """Raise RequestError when the lab's directory holds something else, or the lab was made in another shape."""
+    if len(str(lab.hosts[-1].docker_socket)) > 107:  # what a socket address holds
+        raise RequestError(f"`{lab.dir}` is too long: sockets below it would not fit", hint="choose a shorter `--dir`")
     if lab.dir.is_dir() and any(lab.dir.iterdir()) and not (lab.dir / layout.RECORD).exists():
         raise RequestError(f"`{lab.dir}` holds something that is no practice cluster", hint="choose another `--dir`")
     there = layout.load(lab.dir)

@@ -126,6 +126,11 @@ def bridge(name: str) -> str:
     return f"vlb{tag(name)}"
 
 
+def is_netns(netns: str, name: str) -> bool:
+    """Tell whether a network namespace is a host's of the lab called `name`, and not of one whose name only starts so."""
+    return re.fullmatch(rf"{re.escape(name)}-node\d+", netns) is not None
+
+
 def marker(name: str) -> str:
     """Return what the environment of every process of a lab holds, up to the host's name."""
     return f"VLAUNCH_LAB={name}/"
@@ -152,8 +157,6 @@ def make(*, name: str, directory: Path | None, subnet: str, nodes: int, gpus: in
         raise RequestError(f"{nodes} hosts do not fit into {subnet}", hint=f"ask for 1 to {max(room, 0)} nodes")
     if gpus < 0:
         raise RequestError("a host cannot have fewer than 0 slots")
-    if directory is not None and len(str(directory.absolute())) > 60:
-        raise RequestError(f"`{directory}` is too long: sockets below it would not fit", hint="choose a shorter `--dir`")
     return Lab(name=name, dir=(directory or default_dir(name)).absolute(), subnet=subnet, nodes=nodes, gpus=gpus)
 
 

@@ -25,7 +25,7 @@ def ensure(lab: Lab) -> None:
     """
     _refuse_overlap(lab)
     if not _exists(lab.bridge):
-        machine.run("ip", "link", "add", lab.bridge, "type", "bridge")
+        machine.run("ip", "link", "add", lab.bridge, "address", _mac(lab.gateway), "type", "bridge")
     machine.run("ip", "address", "replace", f"{lab.gateway}/{lab.prefix}", "dev", lab.bridge)
     machine.run("ip", "link", "set", lab.bridge, "up")
     for host in lab.hosts:
@@ -41,13 +41,19 @@ def _ensure_host(lab: Lab, host: Host) -> None:
     if not _exists(host.link) or machine.attempt(*inside, "link", "show", "eth0").returncode != 0:
         machine.attempt("ip", "link", "delete", host.link)
         machine.attempt(*inside, "link", "delete", "eth0")
-        machine.run("ip", "link", "add", host.link, "type", "veth", "peer", "name", "eth0", "netns", host.netns)
+        peer = ("peer", "name", "eth0", "address", _mac(host.ip), "netns", host.netns)
+        machine.run("ip", "link", "add", host.link, "type", "veth", *peer)
     machine.run("ip", "link", "set", host.link, "master", lab.bridge, "up")
     machine.run(*inside, "link", "set", "lo", "up")
     machine.run(*inside, "link", "set", "eth0", "up")
     machine.run(*inside, "address", "replace", f"{host.ip}/{lab.prefix}", "dev", "eth0")
     machine.run(*inside, "route", "replace", "default", "via", lab.gateway)
     unfilter(host)
+
+
+def _mac(ip: str) -> str:
+    """Return the hardware address for an address: always the same, so that neighbours find a remade host at once."""
+    return "02:76:" + ":".join(f"{int(part):02x}" for part in ip.split("."))
 
 
 def usable(host: Host) -> bool:
@@ -85,10 +91,11 @@ def _ensure_forwarding(lab: Lab) -> None:
     listing = machine.run("iptables", "-S", "FORWARD")
     if any(rules(listing, lab.name)) or listing.split("\n", 1)[0] == listing.strip() == "-P FORWARD ACCEPT":
         return
-    machine.run("iptables", "-I", "FORWARD", *_forwarding(lab))
+    machine.run("iptables", "-I", "FORWARD", *forwarding_rule(lab))
 
 
-def _forwarding(lab: Lab) -> tuple[str, ...]:
+def forwarding_rule(lab: Lab) -> tuple[str, ...]:
+    """Return the packet filter rule that lets hosts reach each other."""
     return ("-i", lab.bridge, "-o", lab.bridge, "-m", "comment", "--comment", lab.name, "-j", "ACCEPT")
 
 
@@ -105,7 +112,7 @@ def remove(name: str) -> None:
 
 def namespaces(name: str) -> list[str]:
     """Return the network namespaces of a lab that are there."""
-    return sorted(path.name for path in _NETNS.glob(f"{name}-node*"))
+    return sorted(path.name for path in _NETNS.glob(f"{name}-*") if layout.is_netns(path.name, name))
 
 
 def links(name: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,11 +79,10 @@ def _alive(pid: int) -> bool:
 
 
 def _network_inodes(name: str) -> Iterator[int]:
-    for path in _NETNS.glob(f"{name}-node*"):
-        try:
-            yield path.stat().st_ino
-        except OSError:
-            continue
+    for path in _NETNS.glob(f"{name}-*"):
+        with suppress(OSError):
+            if layout.is_netns(path.name, name):
+                yield path.stat().st_ino
 
 
 def _all() -> Iterator[Process]:

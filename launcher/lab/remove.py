@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from launcher.errors import RequestError
+from launcher.errors import DeadlineError, RequestError
 from launcher.lab import layout, machine, network, processes
 from launcher.lab.machine import Say
 
@@ -29,8 +30,8 @@ def down(name: str, directory: Path, say: Say) -> None:
     network.remove(name)
     for path in mounts(directory):
         machine.attempt("umount", "--lazy", path)
-    for path in cgroups(name):
-        machine.attempt("rmdir", path)
+    with suppress(DeadlineError):  # then `leftovers` names them
+        machine.await_true(lambda: _remove_cgroups(name), what="the removal of control groups", timeout=10)
     if directory.is_dir():
         say(f"removing `{directory}`")
         shutil.rmtree(directory)
@@ -77,6 +78,14 @@ def _unescape(path: str) -> str:
 def cgroups(name: str) -> list[str]:
     """Return the control groups of a lab's containers, innermost first."""
     return sorted(_walk(name), key=len, reverse=True)
+
+
+def _remove_cgroups(name: str) -> bool:
+    """Remove what can be removed; a group stays busy for a moment after its last process."""
+    for path in cgroups(name):
+        with suppress(OSError):
+            Path(path).rmdir()
+    return not cgroups(name)
 
 
 def _walk(name: str) -> Iterator[str]:

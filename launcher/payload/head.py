@@ -1,7 +1,7 @@
 """Runs inside the head container: asks Ray's dashboard and vLLM's API over loopback and prints one JSON object.
 
 Standard library only, so that an answer costs a Python start and no `import ray`. Secrets are read from the mounted files.
-Usage: head.py nodes|jobs|submit|stop|watch|complete|metrics|chat [--flags]; `submit` and `chat` read JSON on standard input.
+Usage: head.py nodes|jobs|submit|stop|watch|server|complete|chat [--flags]; `submit` and `chat` read JSON on standard input.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ import json
 import os
 import re
 import shlex
+import signal
 import socket
 import sys
 import time
 import urllib.error
 import urllib.request
 
-SECRETS = "/run/vlaunch/secrets"
+SECRETS = os.environ.get("VLAUNCH_SECRETS", "/run/vlaunch/secrets")
+LOGS = os.environ.get("VLAUNCH_RAY_LOGS", "/tmp/ray/session_latest/logs")
+OVER = ("SUCCEEDED", "FAILED", "STOPPED", "ABSENT")
 
 
 def secret(name: str) -> str:
@@ -44,10 +47,15 @@ def ray(args: argparse.Namespace, path: str, body: object = None, method: str | 
         return json.loads(text) if text else None
 
 
+def api_url(args: argparse.Namespace, path: str) -> str:
+    host = f"[{args.api_host}]" if ":" in args.api_host else args.api_host
+    return f"http://{host}:{args.api}{path}"
+
+
 def api(args: argparse.Namespace, path: str, body: object = None, timeout: float = 10.0) -> tuple[int, str]:
-    """Return status and text of vLLM's answer; 0 when nobody listens."""
+    """Return status and text of vLLM's answer; 0 when nobody listens or it takes too long."""
     try:
-        with request(f"http://{args.api_host}:{args.api}{path}", secret("VLLM_API_KEY"), body, timeout) as answer:
+        with request(api_url(args, path), secret("VLLM_API_KEY"), body, timeout) as answer:
             return answer.status, answer.read().decode(errors="replace")
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode(errors="replace")
@@ -64,21 +72,29 @@ def nodes(args: argparse.Namespace) -> object:
 def reachable(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), timeout=3):
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=3):
             return True
     except OSError:
         return False
 
 
 def jobs(args: argparse.Namespace) -> object:
-    """Jobs that were submitted here, Ray's node table, the actors that hold ranks, and what vLLM's API says."""
+    """Submitted jobs, Ray's node table, living actors, placement groups, and what vLLM's API says."""
     listed = ray(args, "/api/jobs/")
+    alive = "filter_keys=state&filter_predicates=%3D&filter_values=ALIVE"
     return {
-        "jobs": [job for job in listed if job.get("submission_id")],
+        "jobs": [shown(job) for job in listed if job.get("submission_id")],
         "nodes": ray(args, "/api/v0/nodes?detail=1&limit=10000"),
-        "actors": ray(args, "/api/v0/actors?limit=10000&filter_keys=state&filter_predicates=%3D&filter_values=ALIVE"),
+        "actors": ray(args, f"/api/v0/actors?detail=1&limit=10000&{alive}"),
+        "groups": ray(args, "/api/v0/placement_groups?detail=1&limit=10000"),
+        "listening": reachable(f"{args.api_host}:{args.api}"),
         **server(args),
     }
+
+
+def shown(job: dict[str, object]) -> dict[str, object]:
+    wanted = ("submission_id", "status", "message", "metadata", "start_time", "end_time", "driver_exit_code")
+    return {key: job.get(key) for key in wanted}
 
 
 def server(args: argparse.Namespace) -> dict[str, object]:
@@ -96,11 +112,15 @@ def server(args: argparse.Namespace) -> dict[str, object]:
 
 
 def submit(args: argparse.Namespace) -> object:
-    """Submit a Ray job; standard input is `{"argv": […], "submission_id": …, "metadata": {…}, "env": {…}}`."""
+    """Submit a Ray job; standard input is `{"argv": […], "submission_id": …, "metadata": {…}}`.
+
+    Its processes carry the job's name in VLAUNCH_JOB, by which `stop` finds them.
+    """
     asked = json.load(sys.stdin)
+    name = asked["submission_id"]
     body = {
-        "entrypoint": "exec " + shlex.join(asked["argv"]),
-        "submission_id": asked["submission_id"],
+        "entrypoint": shlex.join(("exec", "env", f"VLAUNCH_JOB={name}", *asked["argv"])),
+        "submission_id": name,
         "metadata": asked["metadata"],
     }
     try:
@@ -108,8 +128,8 @@ def submit(args: argparse.Namespace) -> object:
     except urllib.error.HTTPError as error:
         said = error.read().decode(errors="replace")
         if "already exists" in said:
-            return {"submission_id": asked["submission_id"], "existing": True}
-        raise
+            return {"submission_id": name, "existing": True}
+        return {"error": f"{error.code}: {said[-500:]}"}
 
 
 def stop(args: argparse.Namespace) -> object:
@@ -117,34 +137,41 @@ def stop(args: argparse.Namespace) -> object:
     try:
         ray(args, f"/api/jobs/{args.job}/stop", {}, "POST")
     except urllib.error.HTTPError as error:
-        if error.code != 404:
+        # 404: no such job; 400: it is over already. Its processes are looked for all the same.
+        if error.code not in (400, 404):
             raise
-    deadline = time.monotonic() + args.grace
-    while time.monotonic() < deadline:
-        left = processes(args.job)
-        if not left:
-            break
-        time.sleep(0.5)
-    for pid in left if (left := processes(args.job)) else ():
+    until(lambda: not processes(args.job) and job(args).get("status") in OVER, args.grace)
+    killed = processes(args.job)
+    for pid in killed:
         try:
-            os.kill(pid, 9)
+            os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    return {"killed": left, "job": job(args)}
+    until(lambda: not processes(args.job) and job(args).get("status") in OVER, 10)
+    left = processes(args.job)
+    answer = {"killed": len(killed), "left": left, "job": shown(job(args))}
+    return {**answer, "error": f"processes {left} do not end"} if left else answer
+
+
+def until(true, seconds: float) -> None:
+    """Wait until a condition holds, or for so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.3)
 
 
 def processes(submission: str) -> list[int]:
-    """Pids whose environment names the job: the driver and everything it started on this node."""
-    wanted = f"VLAUNCH_JOB={submission}\0".encode()
+    """Pids whose environment names the job: the driver and everything it started on this node. Zombies have none."""
+    wanted = f"VLAUNCH_JOB={submission}".encode()
     found = []
     for path in glob.glob("/proc/[0-9]*/environ"):
         try:
             with open(path, "rb") as file:
-                if wanted in file.read() + b"\0":
+                if wanted in file.read().split(b"\0"):
                     found.append(int(path.split("/")[2]))
         except OSError:
             continue
-    return found
+    return sorted(found)
 
 
 def job(args: argparse.Namespace) -> dict[str, object]:
@@ -159,18 +186,20 @@ def job(args: argparse.Namespace) -> dict[str, object]:
 
 def watch(args: argparse.Namespace) -> object:
     """The job's state, what its log gained since `--offset` bytes, and what vLLM's API says."""
-    path = f"/tmp/ray/session_latest/logs/job-driver-{args.job}.log"
+    state = job(args)
     text, offset = "", args.offset
     try:
-        with open(path, "rb") as file:
+        with open(os.path.join(LOGS, f"job-driver-{args.job}.log"), "rb") as file:
             file.seek(offset)
             chunk = file.read(1 << 20)
-            # Only whole lines: half a line would be judged twice, or not at all.
-            whole = chunk[: chunk.rfind(b"\n") + 1] or (chunk if len(chunk) == 1 << 20 else b"")
-            text, offset = whole.decode(errors="replace"), offset + len(whole)
     except FileNotFoundError:
-        pass
-    return {"job": job(args), "log": text, "offset": offset, **server(args)}
+        chunk = b""
+    # Only whole lines: half a line would be judged twice, or not at all. Progress bars end theirs with a carriage return.
+    end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
+    if end == 0 and (len(chunk) == 1 << 20 or state.get("status") in OVER):
+        end = len(chunk)
+    text, offset = chunk[:end].decode(errors="replace"), offset + end
+    return {"job": shown(state), "log": text, "offset": offset, **server(args)}
 
 
 def complete(args: argparse.Namespace) -> object:
@@ -183,7 +212,7 @@ def complete(args: argparse.Namespace) -> object:
     ask = {"model": model, "max_tokens": args.max_tokens, "temperature": 0}
     path, body = "/v1/chat/completions", {**ask, "messages": [{"role": "user", "content": args.prompt}]}
     status, text = api(args, path, body, args.timeout)
-    if status == 400 and "chat template" in text:
+    if no_chat(status, text):
         path, body = "/v1/completions", {**ask, "prompt": args.prompt}
         status, text = api(args, path, body, args.timeout)
     if status != 200:
@@ -201,38 +230,60 @@ def complete(args: argparse.Namespace) -> object:
     }
 
 
+def no_chat(status: int, said: str) -> bool:
+    """True when a model cannot chat: base models have no chat template."""
+    return status in (400, 404) and ("chat template" in said or "does not support Chat" in said)
+
+
 def chat(args: argparse.Namespace) -> None:
     """Stream one answer: a line of JSON a piece. Standard input is the list of messages."""
     messages = json.load(sys.stdin)
     status, text = api(args, "/v1/models")
     if status != 200:
-        print(json.dumps({"error": f"{status}: {text[:500]}"}), flush=True)
+        say({"error": text[:500], "status": status})
         return
-    body = {
-        "model": json.loads(text)["data"][0]["id"],
-        "messages": messages,
-        "max_tokens": args.max_tokens,
-        "stream": True,
-    }
-    url = f"http://{args.api_host}:{args.api}/v1/chat/completions"
+    ask = {"model": json.loads(text)["data"][0]["id"], "max_tokens": args.max_tokens, "stream": True}
+    error = stream(args, "/v1/chat/completions", {**ask, "messages": messages})
+    if error is not None and no_chat(error["status"], error["error"]):
+        error = stream(args, "/v1/completions", {**ask, "prompt": messages[-1]["content"]})
+    if error is not None:
+        say(error)
+
+
+def stream(args: argparse.Namespace, path: str, body: object) -> dict[str, object] | None:
+    """Print each piece of an answer as it comes; return the error, if there is one."""
     try:
-        with request(url, secret("VLLM_API_KEY"), body, args.timeout) as answer:
+        with request(api_url(args, path), secret("VLLM_API_KEY"), body, args.timeout) as answer:
             for raw in answer:
                 line = raw.decode(errors="replace").strip()
-                if line.startswith("data: ") and line != "data: [DONE]":
-                    piece = json.loads(line[6:])
-                    delta = (piece.get("choices") or [{}])[0].get("delta") or {}
-                    shown = {"text": delta.get("content") or "", "system_fingerprint": piece.get("system_fingerprint")}
-                    print(json.dumps(shown), flush=True)
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                piece = json.loads(line[6:])
+                if "error" in piece:
+                    return {"status": 500, "error": json.dumps(piece["error"])[:500]}
+                choice = (piece.get("choices") or [{}])[0]
+                said = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+                say({"text": said, "system_fingerprint": piece.get("system_fingerprint") or ""})
     except urllib.error.HTTPError as error:
-        print(json.dumps({"error": f"{error.code}: {error.read().decode(errors='replace')[:500]}"}), flush=True)
+        return {"status": error.code, "error": error.read().decode(errors="replace")[:500]}
     except OSError as error:
-        print(json.dumps({"error": str(error)}), flush=True)
+        return {"status": 0, "error": str(error)}
+    return None
+
+
+def say(answer: dict[str, object]) -> None:
+    print(json.dumps(answer), flush=True)
+
+
+VERBS = {
+    "nodes": nodes, "jobs": jobs, "submit": submit, "stop": stop, "watch": watch,
+    "server": server, "complete": complete, "chat": chat,
+}  # fmt: skip
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("verb", choices=("nodes", "jobs", "submit", "stop", "watch", "complete", "server", "chat"))
+    parser.add_argument("verb", choices=VERBS)
     parser.add_argument("--dashboard", type=int, default=8265)
     parser.add_argument("--api-host", default="127.0.0.1")
     parser.add_argument("--api", type=int, default=8000)
@@ -244,16 +295,15 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=60.0)
     parser.add_argument("--peers", nargs="*", default=[])
     args = parser.parse_args()
-    verb = globals()[args.verb]
     try:
-        answer = verb(args)
-    except (OSError, urllib.error.URLError, ValueError, KeyError) as error:
+        answer = VERBS[args.verb](args)
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         said = error.read().decode(errors="replace")[:500] if isinstance(error, urllib.error.HTTPError) else str(error)
-        print(json.dumps({"error": said or type(error).__name__}))
+        say({"error": said or type(error).__name__})
         return 1
     if answer is not None:
-        print(json.dumps(answer))
-    return 0
+        say(answer)
+    return 1 if isinstance(answer, dict) and "error" in answer and args.verb in ("submit", "stop") else 0
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from launcher.checks import ray as ray_checks
 from launcher.model import Inventory, Node
 from launcher.plan import containers
 from launcher.plan.shape import Gate
-from launcher.tools import docker, payload
+from launcher.tools import docker, payload, ray
 from launcher.transport import Command
 
 _VERSIONS = (
@@ -25,6 +25,16 @@ def versions(nodes: Sequence[Node], tag: str, ray_version: str, python_version: 
         what="every node's image runs the same Ray and the same Python",
         ask=tuple(Command(node=node.name, argv=docker.run_python(node.docker, tag, _VERSIONS), timeout=120) for node in nodes),
         judge=images.judge_versions(nodes, ray_version, python_version),
+    )
+
+
+def gpus(nodes: Sequence[Node], image: str) -> Gate:
+    """Docker really hands out the declared GPUs: they are counted in a throw-away container of the image itself."""
+    return Gate(
+        id="gpus-in-docker",
+        what="Docker hands out the declared GPUs",
+        ask=tuple(Command(node=node.name, argv=docker.list_gpus(node.docker, image, node.gpus), timeout=120) for node in nodes),
+        judge=images.judge_gpus(nodes),
     )
 
 
@@ -62,6 +72,20 @@ def cluster(inventory: Inventory, *, deadline: float, hold: float) -> Gate:
         every=1.0,
         hold=hold,
         evidence=tuple(_log(inventory, each) for each in inventory.nodes),
+    )
+
+
+def ray_status(inventory: Inventory) -> Gate:
+    """What people will look at says the same: `ray status` counts the declared nodes and GPUs."""
+    node = inventory.head
+    name = containers.name(inventory, node)
+    return Gate(
+        id="ray-status",
+        what=f"`ray status` shows {len(inventory.nodes)} nodes and {inventory.gpus} GPUs",
+        ask=(Command(node=node.name, argv=docker.exec_(node.docker, name, *ray.status()), timeout=60),),
+        judge=ray_checks.judge_status(inventory),
+        deadline=30,
+        evidence=(_log(inventory, node),),
     )
 
 

@@ -79,6 +79,7 @@ def plan_up(
             steps=_builds(inventory, facts, image),
             gates=_image_gates(inventory, facts, image),
         ),
+        *([_gpus(inventory, changed, image)] if inventory.accelerator == "nvidia" and facts else []),
         Stage(id="files", title="Write helper files and secrets", steps=tuple(writes)),
         Stage(
             id="head",
@@ -90,10 +91,15 @@ def plan_up(
         Stage(
             id="ray",
             title="Verify the Ray cluster",
-            gates=(gates.cluster(inventory, deadline=join_timeout, hold=3.0 if changed else 0.0),),
+            gates=(
+                gates.cluster(inventory, deadline=join_timeout, hold=3.0 if changed else 0.0),
+                *((gates.ray_status(inventory),) if changed else ()),
+            ),
         ),
     )
     notes = [f"{node}: {reason}" for node, why in reasons.items() for reason in why or () if facts.get(node) is not None]
+    if any(facts[node.name].container(specs[node.name].name) for node in changed if node.name in facts):
+        notes.append("a server or job that runs in these containers ends with them")
     return Plan(verb="up", stages=tuple(s for s in stages if s.steps or s.gates), notes=tuple(notes))
 
 
@@ -118,6 +124,12 @@ def _same_image(inventory: Inventory, facts: Facts) -> Stage:
 
     gate = Gate(id="image", what=f"{inventory.image} is the same on every node", judge=judge)
     return Stage(id="same-image", title="Compare the image between the nodes", gates=(gate,))
+
+
+def _gpus(inventory: Inventory, changed: Sequence[Node], image: RayImage) -> Stage:
+    waiting = [node for node in changed if node.gpus]
+    counted = (gates.gpus(waiting, image.tag),) if waiting else ()
+    return Stage(id="gpus", title="Count the GPUs that Docker hands out", gates=counted)
 
 
 def _builds(inventory: Inventory, facts: Facts, image: RayImage) -> tuple[Step, ...]:

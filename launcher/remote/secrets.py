@@ -87,14 +87,17 @@ def _from_file(name: str, base: Path) -> str:
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise _Unavailable(f"`{name}` cannot be read: {reason.lower()}") from error
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         state = os.fstat(descriptor)
         if not stat.S_ISREG(state.st_mode):
             raise _Unavailable(f"`{path}` is not a regular file")
         if state.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             mode = f"{stat.S_IMODE(state.st_mode):04o}"
             raise _Unavailable(f"`{path}` has mode {mode}; run `chmod 600 {shlex.quote(str(path))}`")
-        return _text(file.read(_MAX_BYTES + 1))
+        with open(descriptor, "rb", closefd=False) as file:
+            return _text(file.read(_MAX_BYTES + 1))
+    finally:
+        os.close(descriptor)
 
 
 def _from_command(command: str, seconds: float) -> str:

@@ -8,12 +8,14 @@ be met. Indexes are never asked about names the image has, so they need not know
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 from launcher.errors import RequestError
@@ -22,6 +24,8 @@ from launcher.tools import purewheel
 from launcher.tools.derived import WheelFile, WheelSet
 from launcher.tools.image import ImagePython, normalise
 
+_UNFINISHED = ".resolving-"
+_A_DAY = 86400.0  # seconds
 _SCHEME = 1  # raise it when the same inputs would be resolved differently
 _VERSION = re.compile(r"(\d+!)?\d+(\.\d+)*((a|b|rc)\d+)?(\.?post\d+)?(\.?dev\d+)?(\+[A-Za-z0-9]+(\.[A-Za-z0-9]+)*)?")
 
@@ -50,7 +54,8 @@ def resolve(
     if known is not None:
         return WheelSet(ray=version, files=known)
     cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache, prefix=".resolving-") as folder:
+    _sweep(cache)
+    with tempfile.TemporaryDirectory(dir=cache, prefix=_UNFINISHED) as folder:
         work = Path(folder)
         got = work / "got"
         constraints = _stand_ins(image, work)
@@ -65,6 +70,14 @@ def key(image: ImagePython, version: str) -> str:
     python = [image.python, image.implementation, image.abiflags, image.machine, image.libc, image.libc_version]
     content = json.dumps([_SCHEME, version, python, sorted(image.distributions.items())])
     return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _sweep(cache: Path) -> None:
+    """Remove what killed runs left behind; a younger folder may be another run at work."""
+    for folder in cache.glob(f"{_UNFINISHED}*"):
+        with contextlib.suppress(FileNotFoundError):  # that run has just ended
+            if time.time() - folder.stat().st_mtime > _A_DAY:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _recall(entry: Path, cache: Path) -> tuple[WheelFile, ...] | None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from launcher.errors import RequestError
 from launcher.model import Argv
+from launcher.tools import cpu_plugin
 from launcher.tools.image import ImagePython
 
 BASE = "vlaunch.base"
@@ -79,20 +80,21 @@ def recipe(
     if not content:
         return None
     ray = wheels.ray if wheels else image.ray or ""
-    text = dockerfile(base, image, identity=identity, ray=ray)
+    text = dockerfile(base, image, identity=identity, ray=ray, plugin=plugin is not None)
     return Recipe(tag=derived_tag(identity, hashes, text, ray=ray), dockerfile=text, wheels=content)
 
 
-def dockerfile(base: str, image: ImagePython, *, identity: str, ray: str) -> str:
+def dockerfile(base: str, image: ImagePython, *, identity: str, ray: str, plugin: bool = False) -> str:
     """Write the Dockerfile. Entry point, command and user stay those of the base image.
 
     The installation ends with importing Ray, so that an image in which it cannot start is never tagged.
     """
-    proof = f'import ray; assert ray.__version__ == "{ray}", ray.__version__' if ray else "import vlaunch_cpu_ray"
+    proof = f'import ray; assert ray.__version__ == "{ray}", ray.__version__' if ray else f"import {cpu_plugin.PACKAGE}"
     folder = "/tmp/vlaunch-wheels"
     lines = [
         f"FROM {base}",
         f'LABEL {BASE}="{identity}" {RAY}="{ray}"',
+        *(_let_vllm_load_the_plugin(image) if plugin else []),
         *(["USER 0"] if image.uid else []),
         f"COPY wheels/ {folder}/",
         f"RUN {_install(image)} {folder}/*.whl && rm -r {folder} && python3 -c {shlex.quote(proof)}",
@@ -129,6 +131,19 @@ def build(docker: Argv, made: Recipe) -> Argv:
     """Build the derived image from a context on standard input, without network, leaving nothing behind on failure."""
     options = ("--network", "none", "--force-rm", "--label", f"{CONTENT}={made.content}", "--tag", made.tag)
     return (*docker, "build", *options, "-")
+
+
+def _let_vllm_load_the_plugin(image: ImagePython) -> list[str]:
+    """Adjust what the image sets against it: a target of `cpu` makes vLLM skip plugins, VLLM_PLUGINS lists the wanted.
+
+    Without the target vLLM knows its CPU build by its version.
+    """
+    lines = []
+    if image.env.get("VLLM_TARGET_DEVICE", "").lower() == "cpu":
+        lines.append('ENV VLLM_TARGET_DEVICE=""')
+    if "VLLM_PLUGINS" in image.env:
+        lines.append(f'ENV VLLM_PLUGINS="{image.env["VLLM_PLUGINS"]},{cpu_plugin.PACKAGE}"')
+    return lines
 
 
 def _install(image: ImagePython) -> str:

@@ -155,6 +155,12 @@ def run_python(docker: Argv, image: str, program: str) -> Argv:
     return (*docker, "run", *quiet, "--entrypoint", "python3", image, "-c", program)
 
 
+def list_gpus(docker: Argv, image: str, count: int) -> Argv:
+    """Print a line for each NVIDIA GPU that a throw-away container gets when it asks for `count` of them."""
+    quiet = ("--rm", "--pull", "never", "--network", "none", "--gpus", str(count))
+    return (*docker, "run", *quiet, "--entrypoint", "nvidia-smi", image, "--list-gpus")
+
+
 def list_ids(docker: Argv, cluster: str) -> Argv:
     """Print the ids of all containers of a cluster, whatever their state."""
     return (*docker, "ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={CLUSTER}={cluster}")

@@ -21,14 +21,8 @@ _KEYS = sorted(
 )
 _quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 
-_scalars = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.text(max_size=20),
-    st.sampled_from(["gpu[1-2]", "10.0.0.[1-2]", "[", "host"]),
-)
+_words = st.sampled_from(["gpu[1-2]", "10.0.0.[1-2]", "[", "host"])
+_scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), _words)
 _values = st.recursive(
     _scalars,
     lambda inner: st.one_of(
@@ -73,9 +67,7 @@ def test_known_keys_with_arbitrary_values(data: dict[str, object]) -> None:
 
 
 @_quick
-@given(
-    st.lists(st.dictionaries(st.sampled_from(["host", "name", "ip", "gpus", "head", "env", "network"]), _values), max_size=4)
-)
+@given(st.lists(st.dictionaries(st.sampled_from(_NODE_KEYS), _values), max_size=4))
 def test_arbitrary_nodes(nodes: list[dict[str, object]]) -> None:
     """The rules between nodes run on what is left."""
     _load(yaml.safe_dump({"cluster": "a", "image": "b", "nodes": nodes}))

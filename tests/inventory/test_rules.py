@@ -172,10 +172,13 @@ def test_a_secret_has_exactly_one_source(mistakes: Mistakes, source: str) -> Non
     assert mistakes(f"secrets: {{A: {source}}}") == ["3: secrets.A: should have exactly one of `env`, `file` and `command`"]
 
 
+_API_KEY = "a key should not be an argument, which `ps` shows; use `secrets: {VLLM_API_KEY: {env: VLLM_API_KEY}}`"
+
+
 @pytest.mark.parametrize(
     ("argument", "expected"),
     [
-        ("--api-key", "a key should not be an argument, which `ps` shows; use `secrets: {VLLM_API_KEY: {env: VLLM_API_KEY}}`"),
+        ("--api-key", _API_KEY),
         (
             "--api-key=abc",
             "a key should not be an argument, which `ps` shows; use `secrets: {VLLM_API_KEY: {env: VLLM_API_KEY}}`",

@@ -37,6 +37,13 @@ def test_interface_names_fit_into_linux(tmp_path: Path) -> None:
     assert long.bridge != other.bridge
 
 
+def test_another_labs_namespace_is_not_taken() -> None:
+    """A lab may be called `vlaunch-lab-node1`; its hosts are not those of `vlaunch-lab`."""
+    assert layout.is_netns("vlaunch-lab-node1", "vlaunch-lab")
+    assert not layout.is_netns("vlaunch-lab-node1-node1", "vlaunch-lab")
+    assert layout.is_netns("vlaunch-lab-node1-node1", "vlaunch-lab-node1")
+
+
 def test_a_saved_lab_is_loaded_as_it_was(tmp_path: Path) -> None:
     """What `up` made is what `status` finds."""
     lab = make(tmp_path, nodes=3, gpus=4)
@@ -62,10 +69,9 @@ def test_an_unreadable_record_is_no_lab(tmp_path: Path, record: str) -> None:
         {"subnet": "10.77.0.5/24"},
         {"subnet": "nonsense"},
         {"nodes": 0},
-        {"nodes": 244},
+        {"nodes": 245},
         {"subnet": "10.77.0.0/29"},
         {"gpus": -1},
-        {"directory": Path("/" + "long/" * 20)},
     ],
 )
 def test_what_cannot_exist_is_refused(tmp_path: Path, wrong: dict[str, object]) -> None:

@@ -238,6 +238,18 @@ def test_an_interruption_leaves_nothing_half_done(shelf: Shelf, cache: Path) -> 
     assert names(wheels.resolve(IMAGE, "2.60.0", cache)) == ["ray"]
 
 
+def test_what_a_killed_run_left_is_removed_a_day_later(shelf: Shelf, cache: Path) -> None:
+    """Not before: another run may be at work there."""
+    shelf.ray()
+    for name in ("old", "young"):
+        (cache / f".resolving-{name}").mkdir(parents=True)
+    os.utime(cache / ".resolving-old", (0, 0))
+
+    wheels.resolve(IMAGE, "2.60.0", cache)
+
+    assert [path.name for path in leftovers(cache)] == [".resolving-young"]
+
+
 def test_platforms_go_from_the_images_glibc_down() -> None:
     """With the older names of the same platforms, which most wheels still carry."""
     tags = pip.platform_tags(IMAGE)

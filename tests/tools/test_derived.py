@@ -97,6 +97,16 @@ def test_the_cpu_plugin_goes_in_also_when_ray_is_there_or_not_wanted(python: Ima
     assert list(with_ray.wheels) == [PLUGIN[0]]
 
 
+def test_the_plugin_is_loaded_whatever_the_image_sets(python: ImagePython) -> None:
+    """vLLM skips plugins when its target is `cpu`, and those that VLLM_PLUGINS does not list."""
+    odd = replace(python, env={"VLLM_TARGET_DEVICE": "cpu", "VLLM_PLUGINS": "mine"})
+
+    lines = made(odd, None, PLUGIN).dockerfile.splitlines()
+
+    assert lines[2:4] == ['ENV VLLM_TARGET_DEVICE=""', 'ENV VLLM_PLUGINS="mine,vlaunch_cpu_ray"']
+    assert "ENV" not in made(python, None, PLUGIN).dockerfile
+
+
 def test_the_tag_follows_the_content_and_nothing_else(python: ImagePython, wheels: WheelSet, tmp_path: Path) -> None:
     """The same inputs give the same name on every machine; each input changes it."""
     first = made(python, wheels, PLUGIN).tag

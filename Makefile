@@ -1,0 +1,52 @@
+# `make demo` shows the whole job on two practice hosts on this machine; `make test` runs every check.
+# Both install what they need into .venv, from exact, hashed versions (requirements.lock).
+
+PYTHON ?= python3
+BIN := .venv/bin
+LAB := /var/lib/vlaunch-lab
+# The practice hosts need root (network namespaces, dockerd); everything else does not.
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+VLAUNCH := $(BIN)/vlaunch
+
+.PHONY: demo test lint unit lab-tests lock clean-lab
+
+demo: .venv/installed
+	$(SUDO) $(VLAUNCH) lab up --install-missing
+	$(VLAUNCH) up $(LAB)/inventory.yaml
+	$(VLAUNCH) exec --head -- ray status
+	$(VLAUNCH) serve
+	$(VLAUNCH) exec --head -- ray status
+	$(VLAUNCH) chat "What is a pipeline stage?"
+	$(VLAUNCH) status
+	@echo
+	@echo "The cluster stays up: try \`$(VLAUNCH) chat\`. Remove it with \`$(SUDO) $(VLAUNCH) lab down\`."
+
+test: lint unit lab-tests
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/shellcheck scripts/*.sh launcher/payload/*.sh launcher/lab/*.sh
+
+unit: .venv/installed
+	$(BIN)/pytest -q -m "not lab"
+
+lab-tests: .venv/installed
+	$(SUDO) $(BIN)/pytest -q -m lab --durations=15
+
+.venv/installed: requirements.lock pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+# The newest versions that fit pyproject.toml, with hashes; review the difference.
+lock: .venv/installed
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.10 --generate-hashes \
+		--no-emit-index-url --no-header --quiet --output-file requirements.lock
+
+clean-lab: .venv/installed
+	$(SUDO) $(VLAUNCH) lab down

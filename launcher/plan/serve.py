@@ -1,0 +1,224 @@
+"""From a request and what was seen, everything that starts a server as a Ray job. Waiting for it is `plan/watched.py`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from launcher.checks import serving
+from launcher.checks.shape import Finding
+from launcher.errors import RequestError
+from launcher.model import Argv, Backend, Inventory, Node
+from launcher.placement import Placement
+from launcher.plan import containers, files, running
+from launcher.plan.running import Running
+from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
+from launcher.plan.stop import plan_stop
+from launcher.tools import docker, model, payload, vllm
+from launcher.tools.host import HostFacts
+from launcher.transport import Command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A server that is asked for: everything that makes it different from another one."""
+
+    model: str
+    placement: Placement
+    backend: Backend
+    host: str
+    port: int
+    args: tuple[str, ...] = ()
+
+    @property
+    def argv(self) -> Argv:
+        """The command of the only process (Ray) or of one node (`mp`, without what differs per node)."""
+        return vllm.serve(
+            self.model, tp=self.placement.tp, pp=self.placement.pp, backend=self.backend,
+            host=self.host, port=self.port, args=self.args,
+        )  # fmt: skip
+
+    @property
+    def digest(self) -> str:
+        """Eight hex digits that are equal exactly when the same server is asked for."""
+        return hashlib.sha256(json.dumps(self.argv).encode()).hexdigest()[:8]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What a job's metadata, or a container's labels, tell a later run."""
+        return {
+            running.MODEL: self.model, running.ARGS: self.digest, running.HOST: self.host, running.PORT: str(self.port),
+            running.TP: str(self.placement.tp), running.PP: str(self.placement.pp),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What was observed before anything is decided: nodes, what the head said about Ray, the model on each node."""
+
+    facts: Mapping[str, HostFacts] = field(default_factory=dict)
+    said: Mapping[str, Any] = field(default_factory=dict)
+    models: Mapping[str, model.ModelSeen] = field(default_factory=dict)
+
+    @property
+    def config(self) -> Mapping[str, Any] | None:
+        """The model's `config.json` from the first node that has one."""
+        return next((each.config for each in self.models.values() if each.config is not None), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What will be done, and the name of the job that will run (or that runs already, when `attached`)."""
+
+    plan: Plan
+    job: str = ""
+    attached: bool = False
+
+
+def ask_model(inventory: Inventory, facts: Mapping[str, HostFacts], name: str) -> list[Command]:
+    """Ask each node for the model as its containers see it; nodes without a running container or the image are left out."""
+    return [
+        Command(node=node.name, argv=argv, timeout=60)
+        for node in inventory.nodes
+        if (argv := _inside(inventory, node, facts.get(node.name), model.look(name, node.hf_home))) is not None
+    ]
+
+
+def plan_files(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Plan:
+    """Bring the helper programs of running containers up to date: what is asked next must understand the question."""
+    steps = tuple(
+        step
+        for node in inventory.nodes
+        if node.name in facts and facts[node.name].containers
+        for step in files.steps(inventory, node, facts[node.name], {}, fresh=False)
+    )
+    return Plan(verb="serve", stages=(Stage(id="files", title="Update helper files", steps=steps),) if steps else ())
+
+
+def plan_serve(inventory: Inventory, seen: Seen, request: Request, *, replace_other: bool = False, grace: float = 15) -> Start:
+    """Submit the server as a Ray job, unless the same one runs already.
+
+    Raises:
+        RequestError: another server runs, and it is not to be replaced.
+    """
+    found = running.find(inventory, seen.facts, seen.said)
+    same = next((each for each in found if each.backend == "ray" and each.digest == request.digest), None)
+    if same is not None and len(found) == 1:
+        return Start(plan=Plan(verb="serve", stages=()), job=same.id, attached=True)
+    others = [each for each in found if each is not same] if same is not None else found
+    refuse_others(others, replace_other=replace_other)
+    stops = plan_stop(inventory, seen.facts, found, grace)
+    job = _next_id(request.digest, [each["submission_id"] for each in seen.said.get("jobs", ())])
+    gates = (
+        *_gates(inventory, seen, request),
+        *([] if found else [_gate("free-gpus", "Ray has enough free GPUs", partial(_free, inventory, seen, request))]),
+        *([] if any(each.port == request.port for each in found) else [port_gate(inventory, seen.facts, request)]),
+    )
+    stages = (
+        *([Stage(id="preflight", title="Look at the cluster and the model", gates=gates)] if seen.facts else []),
+        *stops.stages,
+        Stage(id="submit", title="Submit the server to Ray", steps=(_submit(inventory, request, job),)),
+    )
+    return Start(plan=Plan(verb="serve", stages=stages, notes=notes(request, found)), job=job)
+
+
+def refuse_others(others: Sequence[Running], *, replace_other: bool) -> None:
+    """Raise RequestError when another server runs that may not be replaced."""
+    if others and not replace_other:
+        raise RequestError(
+            f"another server runs: {others[0].model} ({others[0].what})",
+            hint="stop it first with `vlaunch stop`, or let this one take its place with `--replace`",
+        )
+
+
+def notes(request: Request, found: Sequence[Running]) -> tuple[str, ...]:
+    """Say in words what will be placed where, and what makes room for it."""
+    split = request.placement
+    expected = ", ".join(f"{count} on {name}" for name, count in split.nodes)
+    return (
+        *(f"{each.what} ({each.model}) is stopped to make room" for each in found),
+        f"TP {split.tp} × PP {split.pp} ({split.why}): ranks expected {expected}",
+        *split.warnings,
+    )
+
+
+def port_gate(inventory: Inventory, facts: Mapping[str, HostFacts], request: Request) -> Gate:
+    """The API port is free on the head."""
+    return _gate(
+        "api-port", f"port {request.port} is free on the head",
+        lambda: [serving.port(inventory.head, request.port, "vLLM API", facts[inventory.head.name])],
+    )  # fmt: skip
+
+
+def model_gate(inventory: Inventory, seen: Seen, request: Request) -> Gate:
+    """The nodes that will load the model have it, or may download it."""
+    names = {name for name, _ in request.placement.nodes}
+    nodes = [node for node in inventory.nodes if node.name in names or request.backend == "ray"]
+    offline = {node.name: node.env.get("HF_HUB_OFFLINE", "0") not in ("0", "") for node in nodes}
+    return _gate(
+        "model", "every node has the model, or may download it",
+        lambda: serving.model(nodes, request.model, seen.models, offline),
+    )  # fmt: skip
+
+
+def _gates(inventory: Inventory, seen: Seen, request: Request) -> tuple[Gate, ...]:
+    names = {node.name: containers.name(inventory, node) for node in inventory.nodes}
+    whole = _gate(
+        "cluster", "the cluster is up: every node is in Ray",
+        lambda: serving.cluster(inventory, seen.facts, seen.said, names),
+    )  # fmt: skip
+    return (whole, model_gate(inventory, seen, request))
+
+
+def _free(inventory: Inventory, seen: Seen, request: Request) -> Sequence[Finding]:
+    return serving.free_gpus(inventory, request.placement.tp, request.placement.pp, seen.said)
+
+
+def _gate(id: str, what: str, findings: Any) -> Gate:
+    def judge(_: Answers) -> Sequence[Finding]:
+        return list(findings())
+
+    return Gate(id=id, what=what, judge=judge)
+
+
+def _next_id(digest: str, taken: Sequence[str]) -> str:
+    used = [int(match[1]) for each in taken if (match := re.fullmatch(rf"serve-{digest}-(\d+)", each))]
+    return f"serve-{digest}-{max(used, default=0) + 1}"
+
+
+def _submit(inventory: Inventory, request: Request, job: str) -> Step:
+    asked = json.dumps({"argv": request.argv, "submission_id": job, "metadata": request.labels})
+    head = inventory.head
+    argv = docker.exec_(head.docker, containers.name(inventory, head), *payload.submit(inventory.ports), stdin=True)
+    return Step(
+        title=f"submitting {request.model} as Ray job {job}",
+        command=Command(
+            node=head.name, argv=argv, timeout=90, stdin=asked.encode, shown_stdin=f"printf %s {shlex.quote(asked)}"
+        ),
+    )
+
+
+def _inside(inventory: Inventory, node: Node, facts: HostFacts | None, argv: Argv) -> Argv | None:
+    """Run a short command as the node's containers would: in its Ray container, else in a throw-away one."""
+    if facts is None:
+        return None
+    own = facts.container(containers.name(inventory, node))
+    if own is not None and own.running:
+        return docker.exec_(node.docker, own.name, *argv)
+    if facts.images.get(inventory.image) is None:
+        return None
+    mounts = [f"{node.hf_home}:{node.hf_home}", *(f"{m.source}:{m.target}:ro" for m in inventory.mounts)]
+    volumes = [word for mount in mounts for word in ("--volume", mount)]
+    quiet = ("--rm", "--pull", "never", "--network", "none", *volumes, "--env", f"HF_HOME={node.hf_home}")
+    return (*node.docker, "run", *quiet, "--entrypoint", argv[0], inventory.image, *argv[1:])
+
+
+def at_port(inventory: Inventory, port: int) -> Inventory:
+    """Return the inventory with the API on another port."""
+    return replace(inventory, ports=replace(inventory.ports, api=port))

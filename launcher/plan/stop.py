@@ -1,0 +1,101 @@
+"""Everything that ends a server, and the gate that proves that it is gone. The cluster stays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from launcher.checks import serving
+from launcher.checks.ray import read_payload
+from launcher.checks.shape import Finding
+from launcher.errors import UnreadableAnswer
+from launcher.model import Inventory, Node
+from launcher.plan import containers, running
+from launcher.plan.running import Running
+from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
+from launcher.tools import docker, payload
+from launcher.tools.host import HostFacts
+from launcher.transport import Command
+
+# Asked to end first, so that vLLM frees its GPUs and shared memory itself.
+_END = 'g=$1 n=$2; shift 2; "$@" stop --time "$g" "$n" >/dev/null; exec "$@" rm --force --volumes "$n"'
+
+
+def plan_stop(inventory: Inventory, facts: Mapping[str, HostFacts], found: Sequence[Running], grace: float) -> Plan:
+    """Stop jobs and rank containers, also those that have ended; `grace` is in seconds, then they are killed."""
+    jobs = [each for each in found if each.backend == "ray"]
+    ended = running.ended_ranks(inventory, facts)
+    live = [inventory.node(name) for each in found if each.backend == "mp" for name in each.nodes]
+    ranks = list({node.name: node for node in (*live, *ended)}.values())
+    stages = []
+    if jobs:
+        stages.append(
+            Stage(
+                id="stop", title="Stop the server",
+                steps=tuple(_stop_job(inventory, job, grace) for job in jobs),
+                gates=(_gone(inventory, jobs),),
+            )
+        )  # fmt: skip
+    if ranks:
+        steps = tuple(
+            Step(
+                title="stopping the rank's container",
+                command=Command(
+                    node=node.name,
+                    argv=("sh", "-c", _END, "end", f"{grace:.0f}", containers.rank_name(inventory, node), *node.docker),
+                    timeout=grace + 60,
+                ),
+            )
+            for node in ranks
+        )
+        stages.append(Stage(id="ranks", title="Stop the ranks", steps=steps, gates=(_no_rank(inventory, ranks),)))
+    return Plan(verb="stop", stages=tuple(stages))
+
+
+def _stop_job(inventory: Inventory, job: Running, grace: float) -> Step:
+    argv = payload.stop(inventory.ports, job.id, grace)
+    return Step(title=f"stopping Ray job {job.id}", command=running.in_ray(inventory, argv, timeout=grace + 60))
+
+
+def _gone(inventory: Inventory, jobs: Sequence[Running]) -> Gate:
+    def judge(answers: Answers) -> Sequence[Finding]:
+        try:
+            said = read_payload(answers[inventory.head.name][0])
+        except UnreadableAnswer as error:
+            said = {"error": error.message}
+        return serving.stopped(inventory, [job.id for job in jobs], said)
+
+    return Gate(
+        id="server-gone",
+        what="the server's processes are gone, its GPUs free and its port closed",
+        ask=(running.ask_jobs(inventory, jobs[0].host, jobs[0].port),),
+        judge=judge,
+        deadline=60,
+    )
+
+
+def _no_rank(inventory: Inventory, nodes: Sequence[Node]) -> Gate:
+    def judge(answers: Answers) -> Sequence[Finding]:
+        return [_absent(node, answers) for node in nodes]
+
+    def ask(node: Node) -> Command:
+        name = containers.rank_name(inventory, node)
+        listing = (*node.docker, "ps", "--all", "--quiet", "--filter", f"name=^{name}$")
+        return Command(node=node.name, argv=listing, timeout=30)
+
+    return Gate(
+        id="ranks-gone",
+        what="no rank container is left",
+        ask=tuple(ask(node) for node in nodes),
+        judge=judge,
+        deadline=20,
+    )
+
+
+def _absent(node: Node, answers: Answers) -> Finding:
+    answer = answers[node.name][0]
+    fix = "run `vlaunch stop` again"
+    if not answer.ok:
+        return Finding(node=node.name, status="fail", text="cannot be asked any more", evidence=answer.tail, fix=fix)
+    if answer.out.strip():
+        return Finding(node=node.name, status="wait", text="its rank container is still there", fix=fix)
+    return Finding(node=node.name, status="pass", text="its rank is gone")

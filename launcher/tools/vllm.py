@@ -1,0 +1,190 @@
+"""What we say to vLLM (0.32), and how we read its log and its capacity.
+
+Log lines carry prefixes of Ray and of vLLM's processes, so patterns are searched for, never matched from the start.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.model import Argv
+from launcher.tools import symptoms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A part of the start, recognised by the line that begins it. `title` is in the present tense."""
+
+    id: str
+    title: str
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """How much the server holds at once: tokens in the KV cache, and requests of full length."""
+
+    tokens: int | None = None
+    concurrency: float | None = None
+
+
+# In the order in which they come. Lines of several ranks interleave, so a phase only ever moves forward.
+PHASES = (
+    Phase(id="start", title="starting vLLM", pattern=r"(?!)"),
+    Phase(id="config", title="reading the model's configuration", pattern=r"non-default args:|Resolved architecture:"),
+    Phase(id="engine", title="starting the engine", pattern=r"Initializing a V1 LLM engine"),
+    Phase(id="placement", title="placing ranks on GPUs", pattern=r"(?:Creating a new|Waiting for creating a) placement group"),
+    Phase(id="workers", title="connecting the ranks", pattern=r"world_size=\d+ rank=\d+|Bootstrap : Using|vLLM is using nccl"),
+    Phase(id="load", title="loading weights", pattern=r"Starting to load model|Loading \S+ checkpoint shards"),
+    Phase(
+        id="warm-up", title="compiling and warming up",
+        pattern=r"Warming up model for the compilation|Dynamo bytecode transform|[Cc]ompiling a graph for|torch\.compile takes",
+    ),
+    Phase(id="kv-cache", title="allocating the KV cache", pattern=r"KV cache size: [\d,]+ tokens|# GPU blocks: \d+"),
+    Phase(id="graphs", title="capturing graphs", pattern=r"Capturing CUDA graphs?|Capturing cudagraphs"),
+    Phase(id="api", title="starting the API", pattern=r"Starting vLLM (?:API )?server|Available routes are"),
+    Phase(id="answer", title="waiting for the first answer", pattern=r"Application startup complete"),
+)  # fmt: skip
+
+_SHARDS = re.compile(r"Loading \S+ checkpoint shards:\s+(\d+)% Completed \| (\d+)/(\d+)")
+_ASSIGNED = re.compile(r"rank (\d+) in world size \d+ is assigned as DP rank \d+, PP rank (\d+), .*?\bTP rank (\d+)")
+_KV_LINE = re.compile(r"KV cache size: ([\d,]+) tokens")
+_CONCURRENCY = re.compile(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x")
+# `ValueError: …`, `pydantic_core._pydantic_core.ValidationError: …`, `AssertionError`: how Python ends a traceback.
+_RAISED = re.compile(r"(?:^|[\]\s)])((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?::\s.*|$))")
+_DETAIL = re.compile(r"((?:Value|Assertion) error, .*?)(?: \[type=|$)")
+# These only report that something else failed before.
+_CONSEQUENCE = re.compile(
+    r"Engine core initialization failed|EngineDeadError|ActorHandleNotFoundError|ActorDiedError|EngineCore encountered|"
+    r"CancelledError|resource_tracker|cancelled"
+)
+
+# What vlaunch decides itself, with what to use instead. A name that ends in `*` is a prefix.
+_OURS = {
+    "--model": "`--model` before the `--`",
+    "--tensor-parallel-size": "`--tp` of vlaunch",
+    "-tp": "`--tp` of vlaunch",
+    "--pipeline-parallel-size": "`--pp` of vlaunch",
+    "-pp": "`--pp` of vlaunch",
+    "--distributed-executor-backend": "`--backend` of vlaunch",
+    "--host": "`--bind` of vlaunch",
+    "--port": "`--port` of vlaunch",
+    "--api-key": "VLLM_API_KEY under `secrets:` in the inventory, so that no command line shows it",
+    "--nnodes": "`--backend mp`, which sets it on each node",
+    "-n": "`--backend mp`, which sets it on each node",
+    "--node-rank": "`--backend mp`, which sets it on each node",
+    "-r": "`--backend mp`, which sets it on each node",
+    "--master-addr": "`--backend mp`, which sets it on each node",
+    "--master-port": "`ports: {mp_master: …}` in the inventory",
+    "--headless": "`--backend mp`, which sets it where it belongs",
+    "--data-parallel*": "one server for each replica; `serve` splits one model by TP and PP",
+    "-dp*": "one server for each replica; `serve` splits one model by TP and PP",
+    "--uds": "`--bind` and `--port` of vlaunch; the server is asked over TCP",
+    "--ssl-*": "a TLS proxy in front of the endpoint; the server is asked over plain HTTP",
+}
+
+
+def serve(
+    model: str, *, tp: int, pp: int, backend: str, host: str, port: int, args: Sequence[str] = (), multi_node: Argv = ()
+) -> Argv:
+    """Serve a model (`vllm serve`). Our own options come last: of an option given twice, vLLM takes the last."""
+    executor = ("--distributed-executor-backend", backend) if backend == "ray" or tp * pp > 1 else ()
+    return (
+        "vllm", "serve", model, *args,
+        "--tensor-parallel-size", str(tp), "--pipeline-parallel-size", str(pp), *executor, *multi_node,
+        "--host", host, "--port", str(port),
+    )  # fmt: skip
+
+
+def rank_of(nnodes: int, rank: int, master: str, port: int) -> Argv:
+    """Return the options that make a process one node of several, without Ray; only the first has an API."""
+    if nnodes == 1:
+        return ()
+    headless = ("--headless",) if rank else ()
+    return ("--nnodes", str(nnodes), "--node-rank", str(rank), "--master-addr", master, "--master-port", str(port), *headless)
+
+
+def collisions(args: Sequence[str]) -> list[str]:
+    """Say, for each argument that vlaunch sets itself, what to use instead."""
+    said = []
+    for word in args:
+        name = word.partition("=")[0]
+        # vLLM takes `--tensor_parallel_size` as well.
+        name = name.replace("_", "-") if name.startswith("--") else name
+        for ours, instead in _OURS.items():
+            if name == ours or (ours.endswith("*") and name.startswith(ours[:-1])):
+                said.append(f"`{name}`: use {instead}")
+    return list(dict.fromkeys(said))
+
+
+def served_name(model: str, args: Sequence[str]) -> str:
+    """Return the name that requests must give: `--served-model-name` where it is set, else the model itself."""
+    name = model
+    for i, word in enumerate(args):
+        flag, _, value = word.partition("=")
+        if flag.replace("_", "-") == "--served-model-name":
+            name = value or (args[i + 1] if i + 1 < len(args) else name)
+    return name
+
+
+def phase_after(phase: str, lines: Sequence[str]) -> list[str]:
+    """Return the phases that a piece of log begins, later ones only, in order."""
+    ids = [each.id for each in PHASES]
+    at, begun = ids.index(phase), list[str]()
+    for line in lines:
+        for i in range(len(PHASES) - 1, at, -1):
+            if re.search(PHASES[i].pattern, line):
+                at = i
+                begun.append(ids[i])
+                break
+    return begun
+
+
+def title(phase: str) -> str:
+    """Return a phase in words."""
+    return next(each.title for each in PHASES if each.id == phase)
+
+
+def shards(lines: Sequence[str]) -> str:
+    """Return how far loading is, from its progress bar; empty when no line says."""
+    found = [match for line in lines if (match := _SHARDS.search(line))]
+    return f"{found[-1][2]} of {found[-1][3]} files" if found else ""
+
+
+def assigned(text: str) -> Mapping[int, str]:
+    """Read which ranks a log's processes took: `{1: 'TP0 PP1'}`."""
+    found = {int(m[1]): (int(m[2]), int(m[3])) for line in text.splitlines() if (m := _ASSIGNED.search(line))}
+    return {rank: f"TP{tp} PP{pp}" for rank, (pp, tp) in sorted(found.items())}
+
+
+def capacity(labels: Mapping[str, str], log: str = "") -> Capacity:
+    """Read the labels of `vllm:cache_config_info`; where an older vLLM lacks them, its blocks or its log line."""
+    tokens, concurrency = _number(labels.get("kv_cache_size_tokens")), _number(labels.get("kv_cache_max_concurrency"))
+    if tokens is None:
+        blocks, size = _number(labels.get("num_gpu_blocks")), _number(labels.get("block_size"))
+        line = _KV_LINE.search(log)
+        tokens = float(line[1].replace(",", "")) if line else (blocks * size if blocks and size else None)
+    if concurrency is None and (line := _CONCURRENCY.search(log)):
+        concurrency = float(line[1])
+    return Capacity(tokens=None if tokens is None else int(tokens), concurrency=concurrency)
+
+
+def root_cause(text: str) -> str:
+    """Return the exception that a failed start is about: the first one raised that does not only report another."""
+    found, lines = [], [symptoms.plain(line) for line in text.splitlines()]
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        if match := _RAISED.search(line):
+            # pydantic says what is wrong on the line after.
+            detail = _DETAIL.search(after) if "ValidationError" in line else None
+            found.append(detail[1].strip() if detail else match[1].strip())
+    own = [each for each in found if not _CONSEQUENCE.search(each)]
+    return (own or found or [""])[0][:400]
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text) if text is not None else None
+    except ValueError:
+        return None

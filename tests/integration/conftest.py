@@ -1,0 +1,171 @@
+"""The practice cluster that the lab tests share: real sshd, real dockerd, real Ray, real vLLM on two practice hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.lab import layout, processes, remove
+from launcher.lab.layout import Lab
+
+NAME = "vlaunch-test"
+SUBNET = "10.78.0.0/24"
+VLAUNCH = str(Path(sys.executable).parent / "vlaunch")
+
+# Made up for the tests; they must never be seen anywhere but in the files that carry them.
+HF_TOKEN = "hf_practiceTokenThatMustStayHidden01"
+API_KEY = "practice-api-key-that-must-stay-hidden"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command line did."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The events that `--json` printed."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def said(self) -> str:
+        """Everything it printed."""
+        return self.out + self.err
+
+
+@dataclass(frozen=True)
+class Practice:
+    """The practice cluster and an inventory of it that the tests may change."""
+
+    lab: Lab
+    folder: Path
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def inventory(self) -> Path:
+        """The inventory with secrets."""
+        return self.folder / "inventory.yaml"
+
+    def write(self, change: Callable[[dict[str, Any]], None] | None = None, name: str = "inventory.yaml") -> Path:
+        """Write the lab's inventory, with secrets, changed as asked."""
+        document = yaml.safe_load(self.lab.inventory.read_text())
+        document["secrets"] = {"HF_TOKEN": {"env": "PRACTICE_HF_TOKEN"}, "VLLM_API_KEY": {"file": "api.key"}}
+        if change is not None:
+            change(document)
+        path = self.folder / name
+        path.write_text(yaml.safe_dump(document))
+        return path
+
+    def environment(self) -> dict[str, str]:
+        """The environment of commands: a home of their own, and the one secret that comes from it."""
+        env = {key: value for key, value in os.environ.items() if not key.startswith("VLAUNCH_")}
+        return {
+            **env, "PRACTICE_HF_TOKEN": HF_TOKEN, "VLAUNCH_INVENTORY": str(self.inventory),
+            "XDG_STATE_HOME": str(self.folder / "state"), "NO_COLOR": "1",
+        }  # fmt: skip
+
+    def vlaunch(self, *words: str, timeout: float = 300, stdin: str | None = None) -> Ran:
+        """Run `vlaunch` as a user would; what it said is kept for the search for secrets."""
+        began = time.monotonic()
+        done = subprocess.run(
+            [VLAUNCH, *words],
+            env=self.environment(),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        self.said.append(done.stdout + done.stderr)
+        return Ran(code=done.returncode, out=done.stdout, err=done.stderr, seconds=time.monotonic() - began)
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start `vlaunch` and go on; the caller ends it."""
+        return subprocess.Popen(
+            [VLAUNCH, *words], env=self.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+
+    def on(self, host: str, *argv: str, timeout: float = 60) -> str:
+        """Run a command on a practice host, past SSH, and return what it printed."""
+        from launcher.lab import faults
+
+        return faults.enter(self.lab.host(host), *argv, timeout=timeout).stdout
+
+    def docker(self, host: str, *words: str) -> str:
+        """Run docker on a practice host, past SSH."""
+        return self.on(host, "docker", *words)
+
+    def containers(self) -> dict[str, str]:
+        """Return the id of each of the cluster's containers by name, on all hosts."""
+        found = {}
+        for host in self.lab.hosts:
+            listing = self.docker(host.name, "ps", "-a", "--no-trunc", "--filter", "label=vlaunch.cluster", "--format",
+                                  "{{.Names}} {{.ID}}")  # fmt: skip
+            found |= dict(line.split() for line in listing.splitlines())
+        return found
+
+    def command_lines(self) -> str:
+        """Return the command line of every process of the practice hosts, as `ps -ef` on them would."""
+        lines = []
+        for process in processes.of_lab(self.lab.name):
+            try:
+                lines.append(Path(f"/proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+            except OSError:
+                continue
+        return "\n".join(lines)
+
+
+@pytest.fixture(scope="session")
+def practice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Practice]:
+    """Two practice hosts with the vLLM image; removed at the end, and nothing of them may be left."""
+    command = [VLAUNCH, "lab", "up", "--install-missing", "--name", NAME, "--subnet", SUBNET]
+    log = tmp_path_factory.mktemp("lab") / "up.log"
+    with log.open("w") as out:
+        done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, timeout=1500, check=False)
+    assert done.returncode == 0, log.read_text()[-3000:]
+    lab = layout.load(layout.default_dir(NAME))
+    assert lab is not None
+    folder = tmp_path_factory.mktemp("practice")
+    (folder / "api.key").write_text(API_KEY + "\n")
+    (folder / "api.key").chmod(0o600)
+    practice = Practice(lab=lab, folder=folder)
+    practice.write()
+    yield practice
+    if os.environ.get("VLAUNCH_KEEP_LAB"):
+        return
+    done = subprocess.run([VLAUNCH, "lab", "down", "--name", NAME], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert remove.leftovers(NAME, lab.dir) == []
+
+
+@pytest.fixture
+def down(practice: Practice) -> Iterator[Practice]:
+    """A practice cluster with nothing on it, before and after; `down` itself proves the absence."""
+    practice.write()
+    assert practice.vlaunch("down").code == 0
+    yield practice
+    practice.write()
+    ran = practice.vlaunch("down")
+    assert ran.code == 0, ran.said
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """End a process that `start` started, at once, with its whole session."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=30)

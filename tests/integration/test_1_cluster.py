@@ -1,0 +1,241 @@
+"""The main job on real parts, in the order in which a user does it; each test stands on the one before."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+
+import pytest
+
+from tests.integration.conftest import API_KEY, HF_TOKEN, Practice
+
+pytestmark = pytest.mark.lab
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clean(practice: Practice) -> None:
+    """Begin with nothing."""
+    practice.write()
+    assert practice.vlaunch("down").code == 0
+
+
+def test_up_from_nothing(practice: Practice) -> None:
+    """`up` ends with every node in Ray under its declared address, and `ray status` says the same."""
+    ran = practice.vlaunch("up", "--json")
+
+    assert ran.code == 0, ran.said
+    texts = [event["text"] for event in ran.events]
+    assert "`ray status`: 2 nodes, 0.0/2.0 GPU" in texts
+    assert ran.events[-1]["kind"] == "done"
+    assert ran.events[-1]["data"]["changed"] > 0
+
+
+def test_second_up_changes_nothing(practice: Practice) -> None:
+    """A second `up` leaves the same containers running and says that nothing was changed."""
+    before = practice.containers()
+
+    ran = practice.vlaunch("up")
+
+    assert ran.code == 0, ran.said
+    assert "nothing was changed" in ran.err
+    assert practice.containers() == before
+    assert len(before) == 2
+
+
+def test_dry_run_of_a_cluster_that_is_up_sends_nothing(practice: Practice) -> None:
+    """What `--dry-run` prints for a cluster in its wanted state has no command in it."""
+    ran = practice.vlaunch("up", "--dry-run")
+
+    assert ran.code == 0, ran.said
+    assert [line for line in ran.out.splitlines() if "on node" in line and not line.startswith("#")] == []
+
+
+def test_status_is_whole(practice: Practice) -> None:
+    """Status shows what Ray says of each node, no drift, and no server."""
+    ran = practice.vlaunch("status", "--json")
+
+    assert ran.code == 0, ran.said
+    seen = json.loads(ran.out)
+    assert [(n["node"], n["container"], n["ray"], n["gpus"], n["drift"]) for n in seen["nodes"]] == [
+        ("node1", "running", "alive", "1/1", []),
+        ("node2", "running", "alive", "1/1", []),
+    ]
+    assert seen["server"]["state"] == "none"
+
+
+def test_exec_folds_equal_answers(practice: Practice) -> None:
+    """Nodes that say the same are shown once; a command's exit code is the exit code."""
+    same = practice.vlaunch("exec", "--", "ray", "--version")
+    failing = practice.vlaunch("exec", "--", "sh", "-c", "exit 7")
+
+    assert same.out == "node[1-2]: ray, version 2.60.0\n"
+    assert same.code == 0
+    assert failing.code == 7
+
+
+def test_exec_leaves_nothing_behind_at_its_deadline(practice: Practice) -> None:
+    """What runs past `--timeout` is ended inside the container too."""
+    ran = practice.vlaunch("exec", "--timeout", "2", "--", "sleep", "31415")
+
+    assert ran.code == 124, ran.said
+    assert "31415" not in practice.command_lines()
+
+
+def test_serve_answers_through_both_nodes(practice: Practice) -> None:
+    """`serve` derives TP 1 × PP 2, waits for a completion, and shows which node holds which rank."""
+    ran = practice.vlaunch("serve", timeout=420)
+
+    assert ran.code == 0, ran.said
+    assert "http://10.78.0.11:8000/v1" in ran.out
+    assert "pp2" in ran.out
+    assert "node1" in ran.out
+    assert "node2" in ran.out
+    assert "PP0" in ran.out
+    assert "PP1" in ran.out
+
+
+def test_the_api_demands_its_key(practice: Practice) -> None:
+    """The key reaches vLLM without being an argument: requests without it are refused."""
+    url = f"http://{practice.lab.hosts[0].ip}:8000/v1/models"
+    asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {API_KEY}"})
+
+    with urllib.request.urlopen(asked, timeout=10) as answer:
+        assert answer.status == 200
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(url, timeout=10)
+    assert refused.value.code == 401
+    refused.value.close()
+
+
+def test_serve_again_attaches(practice: Practice) -> None:
+    """The same request again starts nothing: it finds the server and asks it for an answer."""
+    ran = practice.vlaunch("serve", timeout=120)
+
+    assert ran.code == 0, ran.said
+    assert "pp2" in ran.out
+    assert ran.seconds < 30
+
+
+def test_chat(practice: Practice) -> None:
+    """`chat` prints the model's words, and only those, on standard output."""
+    ran = practice.vlaunch("chat", "--max-tokens", "8", "Say hello")
+
+    assert ran.code == 0, ran.said
+    assert ran.out.strip()
+
+
+def test_status_of_a_server_that_answers(practice: Practice) -> None:
+    """The server is `answering` because a completion came back, and its capacity is read from its metrics."""
+    server = json.loads(practice.vlaunch("status", "--json").out)["server"]
+
+    assert server["state"] == "answering"
+    assert "pp2" in server["fingerprint"]
+    assert server["kv_tokens"] > 0
+
+
+def test_logs_merge_nodes(practice: Practice) -> None:
+    """Logs of both containers and of the server come with where they are from."""
+    ran = practice.vlaunch("logs", "--tail", "50")
+
+    assert ran.code == 0, ran.said
+    sources = {line.split(":")[0] for line in ran.out.splitlines()}
+    assert {"node1", "node2", "server"} <= sources
+
+
+def test_secrets_are_nowhere(practice: Practice) -> None:
+    """Neither token nor key is in `docker inspect`, in any command line, in what we printed, in logs or in a dry run."""
+    token = practice.on("node1", "cat", "/root/.vlaunch/lab/secrets/RAY_AUTH_TOKEN").strip()
+    assert len(token) == 64
+    places = {
+        "command lines": practice.command_lines(),
+        "everything printed so far": "\n".join(practice.said),
+        "logs": practice.vlaunch("logs", "--tail", "100000").out,
+        "dry run": practice.vlaunch("up", "--dry-run").out,
+        "dry run, offline": practice.vlaunch("up", "--dry-run", "--offline").out,
+        "docker inspect": "".join(
+            practice.docker(host.name, "inspect", *practice.docker(host.name, "ps", "-aq").split())
+            for host in practice.lab.hosts
+        ),
+        "Ray's jobs": practice.docker("node1", "exec", "vlaunch-lab-node1", "python3", "/opt/vlaunch/head.py", "jobs"),
+    }
+
+    found = [(place, name) for place, text in places.items()
+             for name, value in (("HF", HF_TOKEN), ("API", API_KEY), ("Ray", token)) if value in text]  # fmt: skip
+    assert all(places.values())
+    assert found == []
+
+
+def test_secret_files_are_private(practice: Practice) -> None:
+    """The files that carry secrets are readable by their owner only."""
+    listing = practice.on("node2", "sh", "-c", "stat -c '%a %U' /root/.vlaunch/lab/secrets /root/.vlaunch/lab/secrets/*")
+
+    assert listing.splitlines() == ["700 root", "600 root", "600 root", "600 root"]
+
+
+def test_stop_frees_the_cluster(practice: Practice) -> None:
+    """After `stop` no rank is left on any node, and the GPUs are free in Ray."""
+    ran = practice.vlaunch("stop")
+
+    assert ran.code == 0, ran.said
+    status = practice.docker("node1", "exec", "vlaunch-lab-node1", "ray", "status")
+    assert "0.0/2.0 GPU" in status
+    assert "vllm serve" not in practice.command_lines()
+
+
+def test_up_after_a_change_of_one_node(practice: Practice) -> None:
+    """A changed variable of the worker is shown, and restarts the worker alone."""
+    before = practice.containers()
+
+    def change(document: dict[str, object]) -> None:
+        document["nodes"][1]["env"] = {"PRACTICE": "changed"}  # type: ignore[index]
+
+    practice.write(change)
+    drifted = practice.vlaunch("status")
+    ran = practice.vlaunch("up")
+
+    assert drifted.code == 1
+    assert "env PRACTICE: unset → changed" in drifted.out
+    assert ran.code == 0, ran.said
+    assert "node2: env PRACTICE: unset → changed" in ran.err
+    after = practice.containers()
+    assert after["vlaunch-lab-node1"] == before["vlaunch-lab-node1"]
+    assert after["vlaunch-lab-node2"] != before["vlaunch-lab-node2"]
+
+
+def test_restarted_containers_find_each_other(practice: Practice) -> None:
+    """Containers that Docker restarts (as after a reboot) are a whole cluster again; `up` has nothing to do."""
+    for host in practice.lab.hosts:
+        practice.docker(host.name, "restart", "--time", "5", f"vlaunch-lab-{host.name}")
+
+    before = practice.containers()
+    ran = practice.vlaunch("up")
+
+    assert ran.code == 0, ran.said
+    assert practice.containers() == before
+
+
+def test_mp_backend(practice: Practice) -> None:
+    """`--backend mp` serves over both nodes with one container per rank, and `stop` removes them."""
+    ran = practice.vlaunch("serve", "--backend", "mp", timeout=420)
+    chat = practice.vlaunch("chat", "--max-tokens", "4", "Hello")
+    stop = practice.vlaunch("stop")
+
+    assert ran.code == 0, ran.said
+    assert "pp2" in ran.out
+    assert chat.code == 0, chat.said
+    assert chat.out.strip()
+    assert stop.code == 0, stop.said
+    assert set(practice.containers()) == {"vlaunch-lab-node1", "vlaunch-lab-node2"}
+
+
+def test_down_leaves_nothing(practice: Practice) -> None:
+    """`down` removes containers, files and secrets of every node; the check is made past SSH."""
+    practice.write()
+    ran = practice.vlaunch("down")
+
+    assert ran.code == 0, ran.said
+    assert practice.containers() == {}
+    for host in practice.lab.hosts:
+        assert practice.on(host.name, "ls", "-A", "/root/.vlaunch") == ""
+        assert "ray" not in practice.on(host.name, "ps", "-eo", "args")

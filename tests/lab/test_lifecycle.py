@@ -1,0 +1,159 @@
+"""Practice hosts for real: up, broken, mended, gone without a trace. Without the image, so it takes seconds."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.lab import bring_up, faults, hosts, layout, network, processes, remove, status
+from launcher.lab.layout import Host, Lab
+
+pytestmark = pytest.mark.lab
+NAME = "vlaunch-lab-test"
+DIRECTORY = Path("/var/lib") / NAME
+
+
+def quiet(_: str) -> None:
+    return
+
+
+def start(lab: Lab) -> None:
+    bring_up.up(lab, cache=Path("/nonexistent"), with_image=False, say=quiet)
+
+
+def ssh(lab: Lab, user: str, host: str, *words: str) -> subprocess.CompletedProcess[str]:
+    options = (
+        *("-F", "none", "-i", str(lab.identity), "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"),
+        *("-o", f"UserKnownHostsFile={lab.known_hosts}", "-o", "ConnectTimeout=5"),
+    )
+    return subprocess.run(
+        ["ssh", *options, f"{user}@{lab.host(host).ip}", *words], capture_output=True, text=True, timeout=30, check=False
+    )
+
+
+def all_up(lab: Lab) -> bool:
+    return all(state.up for state in status.observe(lab))
+
+
+def reaches(lab: Lab, one: str, other: str) -> bool:
+    """Tell whether a TCP connection from one host to another's SSH server opens."""
+    script = f"exec 3<>/dev/tcp/{lab.host(other).ip}/22"
+    return faults.enter(lab.host(one), "timeout", "1", "bash", "-c", script).returncode == 0
+
+
+def container(host: Host) -> None:
+    """Run a container that sleeps, from an image with nothing but `sleep` in it."""
+    libraries = subprocess.run(["ldd", "/usr/bin/sleep"], capture_output=True, text=True, check=True).stdout
+    files = ["/usr/bin/sleep", *re.findall(r"(/lib\S+)", libraries)]
+    tar = subprocess.run(["tar", "--create", "--dereference", *files], capture_output=True, check=True).stdout
+    subprocess.run(hosts.docker_argv(host, "import", "-", "sleep"), input=tar, capture_output=True, check=True)
+    words = ("run", "--detach", "--network", "host", "sleep", "/usr/bin/sleep", "600")
+    subprocess.run(hosts.docker_argv(host, *words), capture_output=True, check=True)
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    lab = layout.make(name=NAME, directory=DIRECTORY, subnet="10.79.77.0/24", nodes=2, gpus=1)
+    remove.down(NAME, DIRECTORY, quiet)
+    start(lab)
+    yield lab
+    remove.down(NAME, DIRECTORY, quiet)
+    assert remove.leftovers(NAME, DIRECTORY) == []
+
+
+def test_hosts_are_like_servers(lab: Lab) -> None:
+    """Own name, own Docker, own files; logins with and without rights on Docker; no way to a login without the key."""
+    assert ssh(lab, "root", "node1", "hostname").stdout == "node1\n"
+    ids = {ssh(lab, "root", host.name, "docker", "info", "--format", "{{.ID}}").stdout for host in lab.hosts}
+    assert len(ids) == 2 and "" not in ids
+    assert ssh(lab, "ops", "node1", "docker", "ps").returncode != 0
+    assert ssh(lab, "ops", "node1", "sudo", "-n", "docker", "ps").returncode == 0
+    assert ssh(lab, "nobody", "node1", "true").returncode == 255
+    assert ssh(lab, "root", "node1", "touch /root/mine /data/huggingface/mine; ls /var/lib/docker").returncode == 0
+    assert ssh(lab, "root", "node2", "ls /root/mine").returncode != 0
+    assert not Path("/root/mine").exists()
+
+
+def test_up_again_changes_nothing(lab: Lab) -> None:
+    """The same processes go on."""
+    before = {p.pid for p in processes.of_lab(NAME)}
+    start(lab)
+
+    assert {p.pid for p in processes.of_lab(NAME)} == before
+
+
+def test_up_mends_what_is_dead_or_missing(lab: Lab) -> None:
+    """Services killed, a host off, a namespace and the bridge gone: one more `up` puts all of it right."""
+    first, second = lab.hosts
+    faults.kill_sshd(first)
+    faults.kill_dockerd(first)
+    faults.power_off(second)
+    subprocess.run(["ip", "netns", "delete", second.netns], check=True)
+    subprocess.run(["ip", "link", "delete", lab.bridge], check=True)
+    assert not all_up(lab)
+
+    start(lab)
+
+    assert all_up(lab)
+    assert reaches(lab, "node1", "node2")
+
+
+def test_up_moves_a_running_host_whose_namespace_was_deleted(lab: Lab) -> None:
+    """Deleting the name leaves the processes in a network that nothing reaches."""
+    subprocess.run(["ip", "netns", "delete", lab.hosts[0].netns], check=True)
+    start(lab)
+
+    assert all_up(lab)
+    assert reaches(lab, "node2", "node1")
+
+
+def test_faults_do_what_they_say_and_heal(lab: Lab) -> None:
+    """Hosts cut from each other are still reached over SSH; an unplugged one is not; a rebooted one is as new."""
+    first, second = lab.hosts
+    assert reaches(lab, "node1", "node2")
+    faults.cut(first, second, port=22)
+    assert not reaches(lab, "node2", "node1")
+    faults.heal(first, second)
+    assert reaches(lab, "node2", "node1")
+    faults.cut(first, second)
+    assert not reaches(lab, "node1", "node2")
+    assert ssh(lab, "root", "node1", "true").returncode == 0
+    faults.heal(first)
+    assert reaches(lab, "node1", "node2")
+    faults.unplug(second)
+    assert not hosts.ssh_answers(second)
+    faults.plug(second)
+    assert reaches(lab, "node1", "node2")
+    old = processes.init_of(second)
+    faults.reboot(lab, second)
+    assert processes.init_of(second) != old
+    assert ssh(lab, "root", "node2", "docker", "ps").returncode == 0
+
+
+def test_down_leaves_nothing_also_when_half_of_it_is_gone(lab: Lab) -> None:
+    """A crash in the middle: one host killed, a record cut off, a container, a stray process and a rule left."""
+    container(lab.hosts[1])
+    for process in processes.on_host(lab.hosts[0]):
+        if process.is_init:
+            os.kill(process.pid, signal.SIGKILL)
+    (DIRECTORY / layout.RECORD).write_text('{"name": "vl')
+    subprocess.run(["iptables", "-I", "FORWARD", *network.forwarding_rule(lab)], check=True)
+    stray = subprocess.Popen(
+        [*("ip", "netns", "exec", lab.hosts[1].netns), sys.executable, "-c", "import time; time.sleep(600)"]
+    )
+
+    found = remove.leftovers(NAME, DIRECTORY)
+    kinds = {line.split()[0] for line in found}
+    assert kinds >= {"process", "network", "interface", "packet", "control", "directory"}
+    assert any("(sleep)" in line for line in found)
+    remove.down(NAME, DIRECTORY, quiet)
+    stray.wait(timeout=10)
+
+    assert remove.leftovers(NAME, DIRECTORY) == []
