@@ -14,7 +14,8 @@ class Command:
     """One argv for one node, with its deadline in seconds and, optionally, what it reads on standard input.
 
     `stdin` is called when the bytes are needed, so that large or secret content is not held by plans;
-    `shown_stdin` is how a script would produce the same bytes (shell words for the left side of a pipe).
+    `hold_stdin` keeps standard input open afterwards, so that its end tells a program in a container that nobody waits for
+    it any more. `shown_stdin` is how a script would produce the same bytes (shell words for the left side of a pipe).
     """
 
     node: str
@@ -22,6 +23,7 @@ class Command:
     timeout: float = 60.0
     stdin: Callable[[], bytes] | None = None
     shown_stdin: str = ""
+    hold_stdin: bool = False
 
 
 class Transport(Protocol):

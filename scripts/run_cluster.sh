@@ -131,8 +131,8 @@ read_options() {
 
 set_port() {
   local name=${1%%=*} number=${1#*=}
-  [ -n "${port[$name]}" ] || wrong "there is no port called \`$name\`" "the names are: ${!port[*]}"
-  whole_number "$number" && ((number >= 1 && number <= 65535)) || wrong "--port $name is a number from 1 to 65535, not \`$number\`"
+  [[ $name =~ ^[a-z_]+$ && -n ${port[$name]} ]] || wrong "there is no port called \`$name\`" "the names are: ${!port[*]}"
+  [[ $number =~ ^[1-9][0-9]{0,4}$ && $number -le 65535 ]] || wrong "--port $name is a number from 1 to 65535, not \`$number\`"
   port[$name]=$number
 }
 
@@ -276,14 +276,18 @@ sorted() { printf '%s\n' "$@" | LC_ALL=C sort; }
 
 hex() { od -An -v -tx1 | tr -d ' \n'; }
 
-unhex() { printf %b "$(sed 's/../\\x&/g' <<<"$1")"; }
+unhex() {
+  local bytes='' i
+  for ((i = 0; i < ${#1}; i += 2)); do bytes+="\\x${1:i:2}"; done
+  printf %b "$bytes"
+}
 
 # HMAC-SHA256 of standard input (RFC 2104), in hex. Only builtins see the key, so that `ps` never does.
 hmac() {
   local key inner='' outer='' i digest
   key=$(printf %s "$1" | hex)
   ((${#key} <= 128)) || key=$(printf %s "$1" | sha256sum | cut -c 1-64)
-  while ((${#key} < 128)); do key+=00; done
+  while ((${#key} < 128)); do key+="00"; done
   for ((i = 0; i < 128; i += 2)); do
     printf -v inner '%s%02x' "$inner" $((16#${key:i:2} ^ 0x36))
     printf -v outer '%s%02x' "$outer" $((16#${key:i:2} ^ 0x5c))
@@ -430,6 +434,7 @@ check_name() {
   said=$(docker rm --force --volumes "$container" 2>&1) || fail 1 "the old container cannot be removed" "" "$said"
 }
 
+# shellcheck disable=SC2016 # the inner bash expands them
 listens() { timeout 3 bash -c 'exec 3<>"/dev/tcp/$0/$1"' "$1" "$2" 2>/dev/null; }
 
 check_network() {

@@ -75,7 +75,8 @@ def model(nodes: Sequence[Node], name: str, seen: Mapping[str, ModelSeen], offli
             findings.append(
                 _fail(
                     node, f"{name} is not the same model on all nodes",
-                    evidence=f"config.json has sha256 {found.digest[:16] or '(none)'}…", fix="copy the model again to every node",
+                    evidence=f"its config.json has sha256 {found.digest[:16] or '(none)'}…",
+                    fix="copy the model again to every node",
                 )
             )  # fmt: skip
         else:

@@ -49,6 +49,7 @@ def exec_(
                 if host
                 else docker.exec_(node.docker, containers.name(wanted, node), *docker.bounded(command, timeout), stdin=True),
                 timeout=timeout + 10,
+                hold_stdin=True,
             )
             for node in picked
         ]

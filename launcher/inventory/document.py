@@ -15,7 +15,7 @@ import yaml
 from launcher.inventory.mistakes import Mistake, Where, name, shown
 
 MAX_DEPTH = 24
-MAX_VALUES = 50_000
+MAX_VALUES = 20_000
 _LONGEST_NUMBER = 20
 
 
@@ -52,6 +52,8 @@ def parse(text: str) -> Document:
         return _unreadable(line, f"the character U+{ord(text[error.position]):04X} is not allowed in YAML")
     except yaml.MarkedYAMLError as error:
         return _unreadable(_line_of(error), _syntax(error))
+    except _TooBig as error:
+        return _unreadable(error.line, str(error))
     except (ValueError, RecursionError) as error:  # a bad \x escape, or a chain of tokens too deep for Python's stack
         return _unreadable(1, f"not valid YAML: {type(error).__name__}")
     if root is None:
@@ -104,12 +106,15 @@ class _Loader(yaml.SafeLoader):
     # Empty, so that only the resolvers added below apply.
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
     depth = 0
+    count = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         self.depth += 1
+        self.count += 1
+        if self.count > 2 * MAX_VALUES:  # keys are nodes, too
+            raise _TooBig(self.get_mark().line + 1, f"more than {MAX_VALUES} values")
         if self.depth > MAX_DEPTH:
-            problem = f"nested more than {MAX_DEPTH} levels deep"
-            raise yaml.composer.ComposerError(None, None, problem, self.get_mark())
+            raise _TooBig(self.get_mark().line + 1, f"nested more than {MAX_DEPTH} levels deep")
         try:
             return super().compose_node(parent, index)
         finally:

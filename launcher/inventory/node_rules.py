@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 
 from launcher.inventory.draft import Draft
 from launcher.inventory.mistakes import Mistake, Where, did_you_mean, name
-from launcher.inventory.ranges import MAX_NODES
 from launcher.model import Node
 
 
@@ -21,12 +20,6 @@ def lengths(draft: Draft) -> Iterator[Mistake]:
                 where=("nodes", at, key),
                 text=f"should have one {kind} per host: it has {len(values)}, and `host` stands for {len(entry.host)}",
             )
-
-
-def count(draft: Draft) -> Iterator[Mistake]:
-    """The whole stays within what one head can be asked to watch."""
-    if len(draft.placed) > MAX_NODES:
-        yield Mistake(where=("nodes",), text=f"should be at most {MAX_NODES} nodes in all, not {len(draft.placed)}")
 
 
 def addresses(draft: Draft) -> Iterator[Mistake]:
@@ -137,7 +130,7 @@ def loopback(draft: Draft) -> Iterator[Mistake]:
             yield Mistake(where=where, text="should lead to the other nodes, which `lo` does not")
 
 
-ALL = (lengths, count, addresses, duplicates, names, head, local, loopback)
+ALL = (lengths, addresses, duplicates, names, head, local, loopback)
 
 
 def _key(draft: Draft, entry: int, key: str) -> Where:

@@ -202,4 +202,6 @@ class InventoryFile(Section):
     serve: ServeSection = Field(default_factory=ServeSection, description="Defaults of `vlaunch serve`.")
     cap: int = Field(default=32, ge=1, le=512, description="Nodes talked to at the same time.")
     head: values.NonEmpty | None = Field(default=None, description="Name of the head, instead of `head: true` on a node.")
-    nodes: list[NodeSection] = Field(min_length=1, description="The machines; the first is the head by default.")
+    nodes: Annotated[list[NodeSection], BeforeValidator(values.few_enough)] = Field(
+        min_length=1, description="The machines; the first is the head by default."
+    )

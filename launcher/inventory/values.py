@@ -5,6 +5,7 @@ Patterns are conservative on purpose: none admits a shell metacharacter, a leadi
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 from dataclasses import dataclass
@@ -115,6 +116,24 @@ def _expand(value: object) -> tuple[str, ...]:
         return ranges.expand(value)
     except ValueError as error:
         raise should(str(error)) from error
+
+
+def few_enough(nodes: object) -> object:
+    """Bound the nodes of all entries together, before any range is expanded."""
+    if isinstance(nodes, list):
+        total = sum(_most(entry) for entry in nodes)
+        if total > ranges.MAX_NODES:
+            raise plainly(f"should be at most {ranges.MAX_NODES} nodes in all, not {total}")
+    return nodes
+
+
+def _most(entry: object) -> int:
+    texts = [entry.get(key) for key in ("host", "name", "ip")] if isinstance(entry, dict) else []
+    most = 1
+    for text in texts:
+        with contextlib.suppress(ValueError):  # told where the range is expanded
+            most = max(most, ranges.count(text) if isinstance(text, str) and len(text) <= _LONGEST else 1)
+    return most
 
 
 def _each(pattern: str, what: str) -> AfterValidator:

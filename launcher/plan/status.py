@@ -114,13 +114,16 @@ def drift(inventory: Inventory, node: Node, facts: HostFacts) -> tuple[str, ...]
     if there is None:
         return ()
     base, own = facts.images.get(inventory.image), facts.images.get(there.image)
-    derived = base is not None and own is not None and own.labels.get("vlaunch.base") == base.identity
+    made_from = own.labels.get("vlaunch.base") if own else None
     names = [*inventory.secrets, *([ray.TOKEN] if inventory.ray.token_auth else [])]
     spec = containers.ray_spec(
-        inventory, node, facts, there.image if derived else inventory.image, dict.fromkeys(names, Secret("")),
+        inventory, node, facts, there.image if made_from else inventory.image, dict.fromkeys(names, Secret("")),
         fingerprinted=there.labels.get("vlaunch.secrets"),
     )  # fmt: skip
-    return () if spec.hash == there.spec else tuple(docker.differences(there, spec, own.env if own else {}))
+    said = [] if spec.hash == there.spec else docker.differences(there, spec, own.env if own else {})
+    if made_from and (base is None or made_from != base.identity):
+        said.insert(0, f"{there.image} was not made from the present {inventory.image}")
+    return tuple(said)
 
 
 def _runs(facts: HostFacts, name: str) -> bool:

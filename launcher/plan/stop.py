@@ -12,7 +12,7 @@ from launcher.model import Inventory, Node
 from launcher.plan import containers, running
 from launcher.plan.running import Running
 from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
-from launcher.tools import docker, payload
+from launcher.tools import payload
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
 

@@ -11,7 +11,6 @@ import logging
 import random
 import shlex
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Mapping
@@ -29,14 +28,15 @@ from launcher.remote.connect_errors import JumpFailed, Target, connect_error, re
 from launcher.remote.hostkeys import VerifyHostKey
 from launcher.remote.known_hosts import KnownHosts
 from launcher.remote.login import AskPassphrase, Identity, Keys
+from launcher.remote.proxy import ProxySocket
 
 KEEPALIVE: Final = 15  # seconds between keep-alive messages
 _UNANSWERED: Final = 45_000  # milliseconds of unacknowledged data after which Linux gives a connection up
 _GLOBAL_KNOWN_HOSTS: Final = "/etc/ssh/ssh_known_hosts"
 
 # Its errors reach the user as ConnectError; its own log lines would be printed next to them.
-logging.getLogger("paramiko").addHandler(logging.NullHandler())
-logging.getLogger("paramiko").propagate = False
+if logging.getLogger("paramiko").level == logging.NOTSET:
+    logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 
 class Connector:
@@ -52,7 +52,7 @@ class Connector:
 
     def open(self, node: Node) -> Connection:
         """Connect and log in; raises ConnectError."""
-        return self._open(node.name, node.host, node.ssh, ())
+        return self._open(node.name, node.host, node.ssh, (node.host,))
 
     def close(self) -> None:
         """Close the jump hosts' connections and let go of the agent."""
@@ -68,7 +68,7 @@ class Connector:
             host, user=ssh.user, port=ssh.port, config=self._config, gateway=False, connect_kwargs={"channel_timeout": 30}
         )
         settings: Mapping[str, Any] = connection.ssh_config
-        jump = _jump(ssh, settings, connection.host, through)
+        jump = _jump(ssh, settings, through)
         target = Target(
             node=name,
             host=connection.host,
@@ -112,12 +112,18 @@ class Connector:
         connection.connect_kwargs = {
             "auth_strategy": _Login(self._keys, _identity(target.user, ssh, settings)),
             "transport_factory": transport,
-            "banner_timeout": target.timeout,
+            "banner_timeout": target.timeout * 0.8,  # before paramiko's own clock for the whole handshake
             "auth_timeout": max(30.0, target.timeout),
             "channel_timeout": 30.0,
             "sock": self._socket(target, ssh, settings, jump, through),
         }
-        connection.open()
+        try:
+            connection.open()
+        except Exception as error:
+            proxy = connection.connect_kwargs["sock"]
+            if isinstance(proxy, ProxySocket) and (failure := proxy.failure()) is not None:
+                raise failure from error
+            raise
         connection.transport.set_keepalive(KEEPALIVE)
         _give_up_early(connection.transport.sock)
         return connection
@@ -125,10 +131,9 @@ class Connector:
     def _socket(self, target: Target, ssh: Ssh, settings: Mapping[str, Any], jump: str, through: tuple[str, ...]) -> Any:
         if jump:
             return self._jump_channel(target, ssh, jump, through)
-        command = settings.get("proxycommand")
-        if command and not ssh.jump:
-            return _ProxySocket.start(str(command))
-        return None
+        text = str(settings.get("proxycommand", "none"))
+        command = ssh_config.proxy_command(text, host=target.host, port=target.port, user=target.user)
+        return ProxySocket.start(command) if command else None
 
     def _jump_channel(self, target: Target, ssh: Ssh, jump: str, through: tuple[str, ...]) -> paramiko.Channel:
         hops = jump.split(",")
@@ -150,7 +155,7 @@ class Connector:
                 raise JumpFailed(jump, shared.error)
             if shared.connection is None or not shared.connection.transport.is_active():
                 try:
-                    shared.connection = self._open(host, host, login, (*through, target.host))
+                    shared.connection = self._open(host, host, login, (*through, address))
                 except ConnectError as error:
                     shared.error = error
                     raise JumpFailed(jump, error) from error
@@ -189,38 +194,14 @@ class _Login:
         self.keys.login(self.identity, transport)
 
 
-class _ProxySocket(socket.socket):
-    """One end of a socket pair; the other is the ProxyCommand's standard input and output. Closing it ends the command."""
-
-    command: subprocess.Popen[bytes] | None = None
-
-    @classmethod
-    def start(cls, command: str) -> _ProxySocket:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(
-                ["sh", "-c", f"exec {command}"], stdin=theirs.fileno(), stdout=theirs.fileno(), start_new_session=True
-            )
-        made = cls(fileno=ours.detach())
-        made.command = process
-        return made
-
-    def close(self) -> None:
-        super().close()
-        process, self.command = self.command, None
-        if process is not None:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=2)
-
-
-def _jump(ssh: Ssh, settings: Mapping[str, Any], host: str, through: tuple[str, ...]) -> str:
-    jump = ssh.jump or str(settings.get("proxyjump", ""))
+def _jump(ssh: Ssh, settings: Mapping[str, Any], through: tuple[str, ...]) -> str:
+    if ssh.jump:
+        return ssh.jump
+    jump = str(settings.get("proxyjump", "none"))
     if jump.lower() == "none":
         return ""
     # A wildcard `ProxyJump` in ~/.ssh/config also matches the jump host; ssh(1) does not jump to itself either.
-    last = _split(jump.split(",")[-1].strip().rpartition("@")[2])[0]
-    return "" if last == host or last in through else jump
+    return "" if jump.split(",")[-1].strip().rpartition("@")[2] in through else jump
 
 
 def _split(address: str) -> tuple[str, int | None]:

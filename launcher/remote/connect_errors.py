@@ -162,10 +162,13 @@ def _protocol(target: Target, error: BaseException) -> tuple[str, str]:
         return f"{target.address} broke the SSH protocol: something may be tampering with the connection", by_hand
     if isinstance(error, EOFError) or "banner" in str(error):
         if _timed_out(error):
-            return f"{target.address} accepts connections but did not speak SSH within {target.timeout:g}s", by_hand
+            return (
+                f"{target.address} accepts connections but did not finish an SSH handshake within {target.timeout:g}s",
+                by_hand,
+            )
         return f"{target.address} closed the connection before saying SSH", f"see MaxStartups in its sshd_config; {by_hand}"
     if "No existing session" in str(error) or "Timeout" in str(error):
-        return f"{target.address} did not finish the SSH handshake within {target.timeout:g}s", by_hand
+        return f"{target.address} accepts connections but did not finish an SSH handshake within {target.timeout:g}s", by_hand
     return f"the SSH connection to {target.address} failed", by_hand
 
 

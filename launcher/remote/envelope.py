@@ -28,11 +28,11 @@ KILL_AFTER: Final = 5  # seconds between TERM and KILL
 TRAILER: Final = b"\n"  # follows the standard input, to say that all of it has come
 
 _WATCH: Final = (
-    'if [ "$n" -gt 0 ]; then head -c "$n" <&3; read -r k <&3 || kill -TERM 0; fi; exec >&-; '
+    'if [ "$n" -gt 0 ]; then head -c "$n" <&3; read -r k <&3 || kill -TERM 0; fi; [ "$h" = hold ] || exec >&-; '
     'while read -r k <&3; do :; done; kill -0 "$$" && kill -TERM 0; '
 )
 _PROGRAM: Final = (
-    'm=$1 n=$2; shift 2; echo "$m"; echo "$m" >&2; exec 3<&0; trap k=1 TERM; '
+    'm=$1 n=$2 h=$3; shift 3; echo "$m"; echo "$m" >&2; exec 3<&0; trap k=1 TERM; '
     f'{{ {{ {_WATCH}}} 2>/dev/null & }} | exec "$@" 3<&- & p=$!; exec 2>/dev/null; '
     'while k=; wait "$p"; c=$?; [ "$k" ]; do :; done; exit "$c"'
 )
@@ -43,15 +43,28 @@ def line(argv: Argv) -> str:
     return shlex.join(argv)
 
 
-def wrap(argv: Argv, *, timeout: float, stdin: int, marker: str) -> str:
+def wrap(argv: Argv, *, timeout: float, stdin: int, marker: str, hold: bool = False) -> str:
     """Return the line to send.
 
     Args:
         argv: the command.
         timeout: seconds until the node ends it; infinity for none.
         stdin: bytes that the command reads; `TRAILER` must follow them when there are any.
+        hold: keep the command's input open after those bytes until it ends, or is ended.
         marker: the line, unique to this launcher, that precedes the output on both streams.
     """
     seconds = "0" if math.isinf(timeout) else f"{max(timeout, 0.001):.3f}".rstrip("0").rstrip(".")
-    head = ("timeout", "-k", str(KILL_AFTER), seconds, "sh", "-c", _PROGRAM, "vlaunch", marker, str(stdin))
+    head = (
+        "timeout",
+        "-k",
+        str(KILL_AFTER),
+        seconds,
+        "sh",
+        "-c",
+        _PROGRAM,
+        "vlaunch",
+        marker,
+        str(stdin),
+        "hold" if hold else "close",
+    )
     return f"exec {line((*head, *argv))}"

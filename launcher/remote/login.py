@@ -147,7 +147,8 @@ class Keys:
         if not passphrase:
             return KeyUnusable(str(path), "is encrypted", encrypted=True)
         try:
-            return paramiko.PKey.from_path(path, passphrase)
+            # The library wants bytes here, whatever its annotation says.
+            return paramiko.PKey.from_path(path, passphrase.encode())  # type: ignore[arg-type]
         except (paramiko.SSHException, ValueError, TypeError):
             return KeyUnusable(str(path), "is encrypted, and this is not its passphrase", encrypted=True)
 

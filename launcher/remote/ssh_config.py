@@ -12,6 +12,8 @@ import paramiko
 from launcher.errors import RequestError
 
 _INCLUDE: Final = re.compile(r"^\s*include[\s=]+(.+?)\s*$", re.IGNORECASE)
+_PROXY: Final = re.compile(r"^\s*proxycommand\b", re.IGNORECASE)
+_PERCENT: Final = "\x01"
 _DEPTH: Final = 16  # as ssh_config(5) readers do, against files that include each other
 
 
@@ -26,6 +28,17 @@ def load() -> paramiko.SSHConfig:
         raise RequestError("the ssh configuration cannot be read", evidence=str(error), hint="ssh -G HOST") from error
 
 
+def proxy_command(text: str, *, host: str, port: int, user: str) -> str:
+    """Return the `ProxyCommand` for a connection, "" for none.
+
+    paramiko would put in the port that `~/.ssh/config` gives; an inventory may give another.
+    """
+    if text.lower() == "none":
+        return ""
+    values = {"%%": "%", "%h": host, "%p": str(port), "%r": user}
+    return re.sub("%[%hpr]", lambda found: values[found[0]], text.replace(_PERCENT, "%"))
+
+
 def _lines(file: Path, base: Path, depth: int) -> list[str]:
     if depth > _DEPTH or not file.is_file():
         return []
@@ -35,6 +48,8 @@ def _lines(file: Path, base: Path, depth: int) -> list[str]:
         raise RequestError(f"{file}: cannot be read", evidence=str(error), hint=f"ls -l {file}") from error
     lines: list[str] = []
     for line in text.splitlines():
+        if _PROXY.match(line):
+            line = line.replace("%", _PERCENT)  # noqa: PLW2901 - see proxy_command
         match = _INCLUDE.match(line)
         if match is None:
             lines.append(line)

@@ -130,7 +130,7 @@ def bounded(argv: Argv, seconds: float) -> Argv:
 
     Ending `docker exec` on the node does not end what it started in the container; but it closes that command's input.
     """
-    watch = 't=$1; shift; timeout -k 5 "$t" "$@" </dev/null & p=$!; (cat >/dev/null; kill "$p" 2>/dev/null) <&3 & w=$!; '
+    watch = 't=$1; shift; timeout -k 5 "$t" "$@" </dev/null & p=$!; (cat; kill "$p") <&3 >/dev/null 2>&1 & w=$!; '
     return ("sh", "-c", f"exec 3<&0; {watch}wait $p; c=$?; kill $w 2>/dev/null; exit $c", "bounded", str(seconds), *argv)
 
 

@@ -137,7 +137,7 @@ def test_a_key_that_is_a_list_is_a_mistake() -> None:
         ("a: 1\nb: \x00\n", "2: the character U+0000 is not allowed in YAML"),
         ("a: b: c\n", "1: not valid YAML: mapping values are not allowed here"),
         ('a: "\\q"\n', "1: not valid YAML: found unknown escape character 'q'"),
-        ("a: " + "[" * 5000, "1: not valid YAML: nested more than 24 levels deep"),
+        ("a: " + "[" * 5000, "1: nested more than 24 levels deep"),
         ("&a [*a]", "1: nested more than 24 levels deep once its aliases are filled in"),
         ("&a {<<: *a}", "1: nested more than 24 levels deep once its aliases are filled in"),
     ],
@@ -167,3 +167,8 @@ def test_a_bomb_of_merge_keys_is_refused_too() -> None:
     levels += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 10)]
 
     assert f"more than {MAX_VALUES} values" in _only_mistake("\n".join(levels))
+
+
+def test_a_long_list_is_refused_while_it_is_read() -> None:
+    """Before it takes seconds."""
+    assert f"more than {MAX_VALUES} values" in _only_mistake("a: [" + "x," * (3 * MAX_VALUES) + "]")

@@ -16,10 +16,9 @@ from launcher.inventory.schema import InventoryFile
 from launcher.model import Inventory
 
 _EXAMPLES = sorted((Path(__file__).parents[2] / "inventory").glob("*.yaml"))
-_KEYS = sorted(
-    {key for field in (InventoryFile,) for key in field.model_fields} | {"host", "ip", "gpus", "interface", "hca", "<<"}
-)
-_quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+_NODE_KEYS = ["host", "name", "ip", "gpus", "head", "env", "network"]
+_KEYS = sorted({*InventoryFile.model_fields, *_NODE_KEYS, "interface", "hca", "<<"})
+_quick = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 
 _words = st.sampled_from(["gpu[1-2]", "10.0.0.[1-2]", "[", "host"])
 _scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), _words)

@@ -237,7 +237,7 @@ def test_silent_server(server: sshd.Sshd) -> None:
     """Something that accepts connections and says nothing is given up in time."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         error = refusal(server.node(port=listener.getsockname()[1], connect_timeout=0.5))
-    assert "did not speak SSH within 0.5s" in error.message
+    assert "did not finish an SSH handshake within 0.5s" in error.message
 
 
 def test_dropped_connection_is_tried_once_more(server: sshd.Sshd) -> None:
@@ -333,9 +333,9 @@ def test_host_key_alias(server: sshd.Sshd, home: Path) -> None:
 def test_proxy_command(server: sshd.Sshd, home: Path) -> None:
     """A ProxyCommand carries the connection."""
     relay = (
-        "python3 -c 'import socket,sys,threading,os; s=socket.create_connection((\"%h\",%p));"
-        "t=threading.Thread(target=lambda:[os.write(1,d) for d in iter(lambda:s.recv(65536),b\"\")],daemon=True);t.start();"
-        "[s.sendall(d) for d in iter(lambda:os.read(0,65536),b\"\")]'"
+        'python3 -c \'import socket,sys,threading,os; s=socket.create_connection(("%h",%p));'
+        't=threading.Thread(target=lambda:[os.write(1,d) for d in iter(lambda:s.recv(65536),b"")],daemon=True);t.start();'
+        '[s.sendall(d) for d in iter(lambda:os.read(0,65536),b"")]\''
     )
     (home / ".ssh" / "config").write_text(f"Host 127.0.0.1\n  ProxyCommand {relay}\n")
     assert works(server.node())

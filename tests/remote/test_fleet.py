@@ -252,7 +252,9 @@ def test_a_shell_that_refuses_is_quoted(start_server: Callable[..., sshd.Sshd]) 
 
 def test_lost_connection_is_255_and_the_next_command_reconnects(server: sshd.Sshd) -> None:
     """A connection that breaks while a command runs is an answer, not an exception; the node is reached again after."""
-    to_the_session = 'p=$PPID; until grep -q "^sshd" /proc/$p/comm; do p=$(cut -d" " -f4 /proc/$p/stat); done; echo $p; sleep 60'
+    to_the_session = (
+        'p=$PPID; until grep -q "^sshd" /proc/$p/comm; do p=$(cut -d" " -f4 /proc/$p/stat); done; echo $p; sleep 60'
+    )
     with Fleet(sshd.inventory(server.node(), server.node("gpu02"))) as fleet:
         items = fleet.stream([Command(node="gpu01", argv=("sh", "-c", to_the_session))])
         line = next(items)

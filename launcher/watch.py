@@ -1,0 +1,251 @@
+"""Wait for a server: follow its log through its phases until a completion has come back, or until it is known why none will.
+
+Watching never holds the server: whoever stops watching leaves it as it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.checks.ray import read_payload
+from launcher.errors import DeadlineError, NodeError, UnreadableAnswer
+from launcher.events import Event
+from launcher.model import Answer
+from launcher.plan.watched import Seen, Watched
+from launcher.tools import symptoms, vllm
+from launcher.transport import Command, Transport
+
+_EVERY = 1.0
+_LOST = 45.0  # seconds without an answer until watching is given up
+_SETTLE = 8.0  # seconds that a server which cannot go on gets to end by itself, so that its log is complete
+_FIRST_ANSWER = 60.0
+_REFUSALS = 3
+_STAGE = "serve"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A server that has answered. `seconds` is how long the watching took, `answer_seconds` the completion alone."""
+
+    endpoint: str
+    model: str
+    fingerprint: str
+    text: str
+    ranks: Mapping[str, tuple[str, ...]]
+    capacity: vllm.Capacity
+    seconds: float
+    answer_seconds: float
+
+
+@dataclass(slots=True, kw_only=True)
+class _State:
+    began: float
+    phase: str = "start"
+    phase_began: float = 0.0
+    offset: int = 0
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=4000))
+    warned: set[str] = field(default_factory=set)
+    fatal_since: float | None = None
+    lost_since: float | None = None
+    refusals: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+
+def watch(
+    watched: Watched,
+    transport: Transport,
+    *,
+    timeout: float,
+    attached: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Generator[Event, None, Served]:
+    """Follow a server until it has answered.
+
+    Args:
+        watched: what to ask, and how to read it.
+        transport: runs what is asked.
+        timeout: seconds until the wait is given up; the server goes on.
+        attached: the server was there before, so that phases which have passed are not told.
+        clock: seconds that only grow.
+        sleep: waits so many seconds.
+
+    Raises:
+        NodeError: the server ended, or cannot go on, or does not answer as it should.
+        DeadlineError: it took too long.
+    """
+    state = _State(began=clock(), phase_began=clock())
+    quiet = attached
+    while True:
+        seen = _look(watched, transport, state, clock())
+        if seen is not None:
+            yield from _progress(state, seen, clock(), quiet=quiet)
+            quiet = False
+            yield from _symptoms(state, seen, clock())
+            _raise_if_over(watched, transport, state, seen, clock())
+            if seen.server.get("health") == 200 and state.fatal_since is None:
+                yield _waiting(state, clock(), timeout, changed=state.phase != "answer")
+                served = _first_answer(watched, transport, state, seen, clock, began=state.began, timeout=timeout)
+                if served is not None:
+                    yield Event(
+                        kind="step", stage=_STAGE, text="a completion has come back", state="ok",
+                        seconds=clock() - state.phase_began,
+                    )  # fmt: skip
+                    return served
+        now = clock()
+        if now - state.began >= timeout:
+            raise _too_late(watched, state, timeout)
+        yield _waiting(state, now, timeout, changed=seen is None or now - state.phase_began < _EVERY)
+        sleep(_EVERY)
+
+
+def _look(watched: Watched, transport: Transport, state: _State, now: float) -> Seen | None:
+    """Ask once; `None` when nobody could say, which is borne for a while: a dashboard may be busy, a connection may break."""
+    answers = by_node(transport, watched.ask(state.offset))
+    try:
+        seen = watched.read(answers, state.offset)
+    except UnreadableAnswer as error:
+        state.lost_since = now if state.lost_since is None else state.lost_since
+        if now - state.lost_since >= _LOST:
+            raise NodeError(
+                "", f"{watched.what} cannot be watched any more: {error.message}", evidence=error.evidence,
+                hint="the server itself may well go on: see `vlaunch status`, and watch it again with `vlaunch serve`",
+            ) from None  # fmt: skip
+        return None
+    state.lost_since = None
+    state.offset = seen.offset
+    state.lines.extend(symptoms.plain(line) for line in seen.lines)
+    return seen
+
+
+def _progress(state: _State, seen: Seen, now: float, *, quiet: bool) -> list[Event]:
+    events = []
+    for phase in vllm.phase_after(state.phase, [symptoms.plain(line) for line in seen.lines]):
+        if not quiet:
+            took = now - state.phase_began
+            events.append(Event(kind="step", stage=_STAGE, text=vllm.title(state.phase), state="ok", seconds=took))
+        state.phase, state.phase_began = phase, now
+    return events
+
+
+def _symptoms(state: _State, seen: Seen, now: float) -> list[Event]:
+    """Tell a known cause as soon as its line is there; the error with all that is known follows when the log is complete."""
+    events = []
+    known = symptoms.first("\n".join(seen.lines))
+    if known is not None and known.cause not in state.warned:
+        state.warned.add(known.cause)
+        told = "failed" if known.fatal else "warn"
+        events.append(Event(kind="warning", stage=_STAGE, text=f"{known.cause}: {known.line}", state=told))  # type: ignore[arg-type]
+    if known is not None and known.fatal and state.fatal_since is None:
+        state.fatal_since = now
+    return events
+
+
+def _raise_if_over(watched: Watched, transport: Transport, state: _State, seen: Seen, now: float) -> None:
+    hung = state.fatal_since is not None and now - state.fatal_since >= _SETTLE
+    if not seen.ended and not hung:
+        return
+    how, _, message = seen.ended.partition("\n")
+    others = by_node(transport, watched.evidence) if watched.evidence else {}
+    told = {name: "\n".join(answer.out for answer in answers) for name, answers in others.items()}
+    everything = "\n".join([state.text, message, *(told[name] for name in sorted(told))])
+    known, raised = symptoms.first(everything), vllm.root_cause(everything)
+    cause = known.cause if known else raised or "its log does not say why"
+    tail = list(state.lines)[-8:] or message.splitlines()[-8:]
+    for name in seen.culprits:
+        if name in told:
+            tail = [f"{name}: {line}" for line in told[name].splitlines()[-8:]]
+    evidence = [line for line in (known.line if known else "", raised) if line and line != cause]
+    raise NodeError(
+        "",
+        f"the server did not start: {cause}" if not hung else f"the server cannot go on: {cause}",
+        evidence=[*dict.fromkeys(evidence), f"{watched.what} {how}" if how else f"{watched.what} still runs", *tail],
+        hint=(known.fix if known else "read the whole log: `vlaunch logs`") + ("\nend it with `vlaunch stop`" if hung else ""),
+    )
+
+
+def _first_answer(
+    watched: Watched,
+    transport: Transport,
+    state: _State,
+    seen: Seen,
+    clock: Callable[[], float],
+    *,
+    began: float,
+    timeout: float,
+) -> Served | None:
+    """Ask for a completion; `None` when it is to be asked again."""
+    patience = max(5.0, min(_FIRST_ANSWER, timeout - (clock() - began)))
+    (answer,) = transport.run([watched.complete(patience)])
+    try:
+        said = read_payload(answer)
+    except UnreadableAnswer:
+        return None
+    status, error = said.get("status", 0), str(said.get("error", ""))
+    if status == 200 and said.get("tokens", 0) > 0:
+        ranks = watched.read_ranks(by_node(transport, watched.ask_ranks))
+        return Served(
+            endpoint=watched.endpoint, model=said["model"], fingerprint=said["system_fingerprint"], text=said["text"],
+            ranks=ranks, capacity=vllm.capacity(seen.server.get("capacity") or {}, state.text),
+            seconds=clock() - began, answer_seconds=float(said["seconds"]),
+        )  # fmt: skip
+    if status in (401, 403):
+        raise NodeError(
+            "", "the server demands another API key than the cluster has", evidence=error,
+            hint="give the key as VLLM_API_KEY under `secrets:`, then run `vlaunch up` and `vlaunch serve` again",
+        )  # fmt: skip
+    if status:
+        state.refusals.append(f"{status}: {error or 'a completion without a token'}")
+        if len(state.refusals) >= _REFUSALS:
+            raise NodeError(
+                "", f"the API is up, but gives no completion ({len(state.refusals)} times)", evidence=state.refusals[-1],
+                hint="read its log: `vlaunch logs`; end it with `vlaunch stop`",
+            )  # fmt: skip
+    return None
+
+
+def _waiting(state: _State, now: float, timeout: float, *, changed: bool) -> Event:
+    how_far = vllm.shards(list(state.lines)[-20:]) if state.phase == "load" else ""
+    text = vllm.title(state.phase) + (f" ({how_far})" if how_far else "")
+    return Event(
+        kind="wait", stage=_STAGE, text=text, state="running" if changed else "",
+        seconds=now - state.began, deadline=timeout,
+    )  # fmt: skip
+
+
+def _too_late(watched: Watched, state: _State, timeout: float) -> DeadlineError:
+    return DeadlineError(
+        "",
+        f"no answer from the server within {timeout:.0f}s; it is still {vllm.title(state.phase)}",
+        evidence=list(state.lines)[-8:],
+        hint="it goes on: watch it again with the same `vlaunch serve`, see `vlaunch logs -f`, or end it with `vlaunch stop`",
+    )
+
+
+def by_node(transport: Transport, commands: Sequence[Command]) -> dict[str, list[Answer]]:
+    """Run commands and return the answers by node, each node's in the order asked."""
+    answers: dict[str, list[Answer]] = {}
+    for answer in transport.run(commands):
+        answers.setdefault(answer.node, []).append(answer)
+    return answers
+
+
+def summary(served: Served) -> dict[str, Any]:
+    """Return what was observed of a server, ready for JSON."""
+    return {
+        "endpoint": served.endpoint,
+        "model": served.model,
+        "ranks": {node: list(ranks) for node, ranks in served.ranks.items()},
+        "kv_cache_tokens": served.capacity.tokens,
+        "max_concurrency": served.capacity.concurrency,
+        "system_fingerprint": served.fingerprint,
+        "seconds": round(served.seconds, 1),
+        "first_answer_seconds": served.answer_seconds,
+    }
