@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandle
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from launcher.inventory import ranges
+from launcher.inventory import ranges, sizes
 
 
 def should(text: str) -> PydanticCustomError:
@@ -201,38 +201,22 @@ def _bind(value: str) -> str:
 
 Bind = Annotated[str, AfterValidator(_bind)]
 
-_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([A-Za-z]{0,3})")
-# Docker reads a bare `g` as 1024³; GB and GiB mean what they say.
-_UNITS = {"": 1, "b": 1} | {
-    unit: base**power
-    for power, letter in enumerate("kmgt", start=1)
-    for unit, base in ((letter, 1024), (f"{letter}b", 1000), (f"{letter}ib", 1024))
-}
 
-
-def size(value: object) -> int:
-    """Read a size in bytes: `2GiB`, `200MB`, `10.24g` (as Docker reads it) or a whole number of bytes."""
-    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**53:
-        return value
-    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
-    unit = _UNITS.get(match[2].lower()) if match else None
-    if match is None or unit is None or not 1 <= float(match[1]) * unit < 2**53:
-        raise should("should be a size such as 2GiB or 200MB")
-    return int(float(match[1]) * unit)
-
-
-def _shm(value: object) -> Any:
-    return value if value == "host" else _shm_size(value)
-
-
-def _shm_size(value: object) -> int:
+def _size(value: object) -> int:
     try:
-        return size(value)
-    except PydanticCustomError as error:
+        return sizes.read(value)
+    except ValueError as error:
+        raise should("should be a size such as 2GiB or 200MB") from error
+
+
+def _shm(value: object) -> int | str:
+    try:
+        return "host" if value == "host" else sizes.read(value)
+    except ValueError as error:
         raise should('should be "host" or a size such as 10GiB') from error
 
 
-Size = Annotated[int, BeforeValidator(size, json_schema_input_type=int | str)]
+Size = Annotated[int, BeforeValidator(_size, json_schema_input_type=int | str)]
 Shm = Annotated[Any, BeforeValidator(_shm, json_schema_input_type=int | str)]
 
 

@@ -1,0 +1,25 @@
+"""Sizes in bytes, as people write them."""
+
+from __future__ import annotations
+
+import re
+
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([A-Za-z]{0,3})")
+_LARGEST = 2**53
+# Docker reads a bare `g` as 1024³; GB and GiB mean what they say.
+_UNITS = {"": 1, "b": 1} | {
+    unit: base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for unit, base in ((letter, 1024), (f"{letter}b", 1000), (f"{letter}ib", 1024))
+}
+
+
+def read(value: object) -> int:
+    """Return the bytes of `2GiB`, `200MB`, `10.24g` or a whole number; raises ValueError for anything else."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _LARGEST:
+        return value
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    unit = _UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None or not 1 <= float(match[1]) * unit < _LARGEST:
+        raise ValueError("not a size")
+    return int(float(match[1]) * unit)
