@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
 
-from launcher.model import Inventory, Node, Secret, SecretSource
+from launcher.model import Inventory, Node, Secret
 from launcher.plan import containers
 from launcher.plan.shape import Step
-from launcher.tools import ray
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
@@ -68,7 +67,7 @@ def steps(
                     command=Command(
                         node=node.name, argv=("sh", "-c", _STORE, "store", directory, name), timeout=30,
                         stdin=partial(_bytes, value),
-                        shown_stdin=_shown(name, inventory.secrets.get(name)),
+                        shown_stdin=_shown(inventory, name),
                     ),
                 )
             )  # fmt: skip
@@ -79,9 +78,15 @@ def _bytes(value: Secret) -> bytes:
     return value.reveal().encode()
 
 
-def _shown(name: str, source: SecretSource | None) -> str:
+def _shown(inventory: Inventory, name: str) -> str:
+    source = inventory.secrets.get(name)
     if source is None:
-        return f'printf %s "${{{name}:?}}"' if name != ray.TOKEN else 'printf %s "$RAY_AUTH_TOKEN"'
+        return f'printf %s "${{{name}:?}}"'
     if source.env is not None:
         return f'printf %s "${{{source.env}:?}}"'
-    return f"cat {shlex.quote(str(source.file))}" if source.file is not None else str(source.command)
+    if source.command is not None:
+        return f'printf %s "$({source.command})"'
+    path = str(source.file)
+    if path.startswith("~/"):
+        return f'printf %s "$(cat ~/{shlex.quote(path[2:])})"'
+    return f'printf %s "$(cat {shlex.quote(str(inventory.path.parent / path))})"'

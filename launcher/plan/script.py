@@ -24,14 +24,23 @@ def script(inventory: Inventory, plans: Sequence[Plan]) -> str:
         *(f"    {shlex.quote(node.name)}) {_reach(node)} ;;" for node in inventory.nodes),
         "  esac",
         "}",
+        "",
+        "# Waits for everything that was started with `&`; one that failed ends the script.",
+        'all() { local job; for job in $(jobs -p); do wait "$job"; done; }',
     ]
+    if inventory.ray.token_auth:
+        lines += [
+            "",
+            "# The run takes the token that the head has, or makes one.",
+            ': "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"',
+        ]
     for plan in plans:
         lines += [f"# note: {note}" for note in plan.notes]
         for stage in plan.stages:
             lines += ["", f"# == {stage.title}"]
             for wave in in_waves(stage.steps):
                 jobs = [_step(step.command) for step in wave]
-                lines += [f"{job} &" for job in jobs] + ["wait"] if len(jobs) > 1 else jobs
+                lines += [f"{job} &" for job in jobs] + ["all"] if len(jobs) > 1 else jobs
             lines += [f"# gate {gate.id}: {gate.what}" for gate in stage.gates]
     return "\n".join(lines) + "\n"
 
