@@ -186,6 +186,11 @@ class Answer:
         return "\n".join((self.err.strip() or self.out.strip()).splitlines()[-6:])
 
 
+def natural(name: str) -> list[tuple[int, int | str]]:
+    """Return a sort key that puts `gpu2` before `gpu10`."""
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part]
+
+
 def fold(names: tuple[str, ...] | list[str]) -> str:
     """Fold node names that differ in one number, in the order given: `('gpu01', 'gpu02', 'gpu04')` → `gpu[01-02,04]`.
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 import click
 
 from launcher.events import Event, State
-from launcher.model import fold
+from launcher.model import fold, natural
 from launcher.tools import symptoms
 
 if TYPE_CHECKING:
@@ -60,6 +61,43 @@ class _Base:
         raise NotImplementedError  # pragma: no cover
 
 
+class _Fold:
+    """Holds back a step's good news until the last node has it: one line for all nodes instead of one each."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], list[str]] = {}
+        self._done: dict[tuple[str, str], list[Event]] = {}
+
+    def take(self, event: Event) -> Event | None:
+        """Return what to show now: the event, several of them as one, or nothing yet."""
+        key = (event.stage, event.text)
+        if event.kind != "step" or not event.node:
+            return event
+        if event.state == "running":
+            self._open.setdefault(key, []).append(event.node)
+            return event
+        waiting = self._open.get(key, [])
+        if event.node not in waiting:
+            return event
+        waiting.remove(event.node)
+        if event.state == "ok":
+            self._done.setdefault(key, []).append(event)
+        if event.state != "ok":
+            return event
+        return self._together(key) if not waiting else None
+
+    def rest(self) -> list[Event]:
+        """Return what is still held back, when no more will come."""
+        return [event for key in list(self._done) if (event := self._together(key))]
+
+    def _together(self, key: tuple[str, str]) -> Event | None:
+        events = self._done.pop(key, [])
+        if not events:
+            return None
+        nodes = fold(sorted((event.node for event in events), key=natural))
+        return replace(events[0], node=nodes, seconds=max(event.seconds for event in events))
+
+
 class Silent(_Base):
     """Shows nothing."""
 
@@ -78,8 +116,20 @@ class JsonLines(_Base):
 class PlainLines(_Base):
     """One line an event on standard error; repeated waits and the start of steps are left out."""
 
+    def __init__(self) -> None:
+        self._fold = _Fold()
+
     def show(self, event: Event) -> None:
         """Print the event, if it says something new."""
+        folded = self._fold.take(event)
+        if folded is not None:
+            self._print(folded)
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        for event in self._fold.rest():
+            self._print(event)
+
+    def _print(self, event: Event) -> None:
         line = plain_line(event)
         if line:
             click.echo(line, err=True)
@@ -108,6 +158,7 @@ class LiveLines(_Base):
         from rich.live import Live
 
         self._console = Console(stderr=True, highlight=False)
+        self._fold = _Fold()
         self._running: dict[tuple[str, str], Event] = {}
         self._wait: Event | None = None
         self._live: Live = Live(console=self._console, refresh_per_second=8, transient=True, get_renderable=self._draw)
@@ -117,6 +168,8 @@ class LiveLines(_Base):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        for event in self._fold.rest():
+            self._print(event)
         self._running.clear()
         self._wait = None
         self._live.stop()
@@ -130,10 +183,15 @@ class LiveLines(_Base):
         else:
             self._wait = None
             self._running.pop((event.stage, event.node), None)
-            line = self._line(event)
-            if line is not None:
-                self._console.print(line, soft_wrap=True)
+        folded = self._fold.take(event)
+        if folded is not None and event.kind != "wait" and (event.kind, event.state) != ("step", "running"):
+            self._print(folded)
         self._live.refresh()
+
+    def _print(self, event: Event) -> None:
+        line = self._line(event)
+        if line is not None:
+            self._console.print(line, soft_wrap=True)
 
     def _line(self, event: Event) -> Text | None:
         from rich.text import Text
