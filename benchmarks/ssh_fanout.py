@@ -35,12 +35,12 @@ from launcher.transport import Command
 hosts, port, user, key, known = sys.argv[1].split(","), int(sys.argv[2]), *sys.argv[3:]
 ssh = Ssh(user=user, port=port, identity=key, known_hosts=known, connect_timeout=120)
 nodes = tuple(Node(name=h, host=h, ip=h, gpus=0, head=h == hosts[0], ssh=ssh) for h in hosts)
-inventory = Inventory(path=Path("x"), cluster="bench", image="none", nodes=nodes, cap=%d)
+inventory = Inventory(path=Path("x"), cluster="bench", image="none", nodes=nodes, cap=WIDTH)
 with Fleet(inventory) as fleet:
     answers = list(fleet.run([Command(node=h, argv=("true",), timeout=120) for h in hosts]))
 bad = [a for a in answers if not a.ok]
 assert len(answers) == len(hosts) and not bad, bad[:3]
-""" % WIDTH
+"""
 
 PARAMIKO = """
 import sys
@@ -61,10 +61,10 @@ def one(host):
     return code
 
 pkey = paramiko.Ed25519Key.from_private_key_file(key)
-with ThreadPoolExecutor(%d) as pool:
+with ThreadPoolExecutor(WIDTH) as pool:
     codes = list(pool.map(one, hosts))
 assert len(codes) == len(hosts) and not any(codes), codes
-""" % WIDTH
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +105,8 @@ def candidates(folder: Path, hosts: list[str], port: int, key: Path, known: Path
     xargs = ["xargs", f"-P{WIDTH}", "-I{}", "ssh", *options, "{}", "true"]
     clush = [*clustershell(folder), "-q", "-f", str(WIDTH), "-u", "120", "-w", ",".join(hosts), "-o", " ".join(options), "true"]
     return [
-        Candidate(name="vlaunch", argv=[sys.executable, "-c", VLAUNCH, *arguments]),
-        Candidate(name="paramiko threads", argv=[sys.executable, "-c", PARAMIKO, *arguments]),
+        Candidate(name="vlaunch", argv=[sys.executable, "-c", f"WIDTH = {WIDTH}\n{VLAUNCH}", *arguments]),
+        Candidate(name="paramiko threads", argv=[sys.executable, "-c", f"WIDTH = {WIDTH}\n{PARAMIKO}", *arguments]),
         Candidate(name=f"xargs -P{WIDTH} ssh", argv=xargs, stdin="\n".join(hosts)),
         Candidate(name="ClusterShell (clush)", argv=clush),
     ]
@@ -186,7 +186,8 @@ def clustershell(folder: Path) -> list[str]:
         return [found]
     venv.create(folder / "venv", with_pip=True)
     python = folder / "venv" / "bin" / "python"
-    subprocess.run([str(python), "-m", "pip", "install", "-q", "ClusterShell"], check=True, stdout=subprocess.DEVNULL)
+    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "ClusterShell"]
+    subprocess.run(install, check=True, capture_output=True)
     return [str(folder / "venv" / "bin" / "clush")]
 
 

@@ -11,6 +11,7 @@ from launcher.cli.session import Session
 from launcher.errors import NodeError
 from launcher.events import Event
 from launcher.model import Inventory, Secret
+from launcher.plan import containers
 from launcher.plan.up import RayImage
 from launcher.tools import cpu_plugin, derived, image, ray
 from launcher.tools.host import HostFacts
@@ -57,6 +58,10 @@ def ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayImage:
     python = _ask(session, base.identity)
     missing = image.wanted_ray(python, inventory.ray.version)
     plugin = cpu_plugin.wheel() if inventory.accelerator == "cpu" else None
+    version = python.ray if missing is None else missing
+    there = _everywhere(inventory, facts, base.identity, version, plugin) if missing or plugin else None
+    if there is not None:
+        return RayImage(tag=there, ray_version=version or "", python_version=python.python)
     wheels = None
     if missing is not None:
         from launcher.remote import wheels as resolver
@@ -67,7 +72,6 @@ def ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayImage:
         wheels = resolver.resolve(python, missing, cache() / "wheels")
         session.to.show(Event(kind="step", stage="ray-image", text=text, state="ok", seconds=time.monotonic() - began))
     recipe = derived.recipe(base=inventory.image, identity=base.identity, image=python, wheels=wheels, plugin=plugin)
-    version = python.ray if missing is None else missing
     return RayImage(
         tag=recipe.tag if recipe else inventory.image,
         ray_version=version or inventory.ray.version,
@@ -75,6 +79,30 @@ def ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayImage:
         recipe=recipe,
         shown=_shown(recipe),
     )
+
+
+def _everywhere(
+    inventory: Inventory,
+    facts: Mapping[str, HostFacts],
+    identity: str,
+    ray_version: str | None,
+    plugin: tuple[str, bytes] | None,
+) -> str | None:
+    """Return a derived image that fits and that every node has, so that nothing needs resolving or building.
+
+    Of several, the one that the head runs: what runs and is right stays.
+    """
+    fitting = [
+        {
+            tag
+            for tag, each in node.images.items()
+            if each and derived.fits(each.labels, identity=identity, ray=ray_version, plugin=plugin)
+        }
+        for node in facts.values()
+    ]
+    tags = set.intersection(*fitting)
+    head = facts[inventory.head.name].container(containers.name(inventory, inventory.head))
+    return head.image if head is not None and head.image in tags else min(tags, default=None)
 
 
 def _ask(session: Session, identity: str) -> image.ImagePython:

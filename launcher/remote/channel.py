@@ -38,6 +38,16 @@ class _Wake(threading.Event):
         super().clear()
 
 
+class _Reply(threading.Event):
+    """What paramiko waits for after a request on a channel: without end, were it not for this."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait; raises SSHException when the server leaves the request unanswered."""
+        if not super().wait(OPEN_TIMEOUT if timeout is None else timeout):
+            raise paramiko.SSHException("sshd does not answer")
+        return True
+
+
 def run(
     transport: paramiko.Transport,
     command: Command,
@@ -71,6 +81,7 @@ def run(
             channel.in_buffer.set_event(wake)
             channel.in_stderr_buffer.set_event(wake)
             channel.status_event = wake
+            channel.event = _Reply()
             channel.exec_command(line)
             _send(channel, stdin)
             late = not _listen(channel, wake, out, err, deadline=start + command.timeout + GRACE)

@@ -201,7 +201,7 @@ def _jump(ssh: Ssh, settings: Mapping[str, Any], through: tuple[str, ...]) -> st
     if jump.lower() == "none":
         return ""
     # A wildcard `ProxyJump` in ~/.ssh/config also matches the jump host; ssh(1) does not jump to itself either.
-    return "" if jump.split(",")[-1].strip().rpartition("@")[2] in through else jump
+    return "" if jump.rsplit(",", maxsplit=1)[-1].strip().rpartition("@")[2] in through else jump
 
 
 def _split(address: str) -> tuple[str, int | None]:

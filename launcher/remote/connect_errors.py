@@ -120,7 +120,9 @@ def _refused(target: Target, error: paramiko.AuthenticationException) -> tuple[s
         return f"{where} was offered no key: none is named, held by the agent, or in ~/.ssh{locked}", "ssh-add KEY"
     return (
         f"{where} refused the login (tried: {tried or 'keys'}{locked})",
-        f"check the user, then `ssh-copy-id {target.user}@{target.host}`, or set `ssh.user` and `ssh.identity`",
+        _key_hint(error.locked[0])
+        if isinstance(error, LoginRefused) and error.locked
+        else f"check the user, then `ssh-copy-id {target.user}@{target.host}`, or set `ssh.user` and `ssh.identity`",
     )
 
 

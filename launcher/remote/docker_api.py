@@ -10,12 +10,12 @@ import os
 import secrets
 import socket
 import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import docker
+import paramiko
 from docker.constants import DEFAULT_DOCKER_API_VERSION
 from docker.transport.basehttpadapter import BaseHTTPAdapter
 from urllib3.connection import HTTPConnection
@@ -24,9 +24,6 @@ from urllib3.connectionpool import HTTPConnectionPool
 from launcher.model import Node
 from launcher.remote import docker_errors, envelope
 from launcher.remote.output import Output
-
-if TYPE_CHECKING:
-    import paramiko
 
 _DIAL_TIMEOUT: Final = 20.0  # seconds for the docker client on the node to start
 _IDLE: Final = 4  # channels kept open; sshd allows ten sessions per connection (MaxSessions)
@@ -42,8 +39,8 @@ def connect(node: Node, transport: paramiko.Transport | None) -> docker.APIClien
     """
     dial = _Dial(node, transport)
     try:
-        if transport is None and node.docker == ("docker",):
-            return docker.APIClient(base_url=os.environ.get("DOCKER_HOST"), version="auto")
+        if dial.elsewhere:
+            return docker.APIClient(base_url=dial.elsewhere, version="auto")
         return _Client(dial)
     except docker_errors.KINDS as error:
         complaint = dial.complaint()
@@ -64,7 +61,7 @@ class _Client(docker.APIClient):
     """The SDK's client, with its HTTP going through `dial`."""
 
     def __init__(self, dial: _Dial) -> None:
-        super().__init__(base_url="tcp://127.0.0.1", version=DEFAULT_DOCKER_API_VERSION)
+        super().__init__(base_url="tcp://127.0.0.1:2375", version=DEFAULT_DOCKER_API_VERSION)
         self._dial = dial
         self._custom_adapter = _Adapter(dial)
         self.mount("http+docker://", self._custom_adapter)
@@ -78,49 +75,57 @@ class _Client(docker.APIClient):
 
 
 class _Dial:
-    """Opens byte streams to the daemon, and remembers what the docker client on the other side complained about."""
+    """Opens byte streams to the daemon."""
 
     def __init__(self, node: Node, transport: paramiko.Transport | None) -> None:
         self.transport = transport
+        host = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+        direct = transport is None and node.docker == ("docker",)
+        # This machine's daemon, as its own docker client would find it: by a socket, or (tcp://, ssh://) by the SDK alone.
+        self._path = host.removeprefix("unix://") if direct and host.startswith("unix://") else ""
+        self.elsewhere = host if direct and not self._path else ""
         self._argv = (*node.docker, "system", "dial-stdio")
         self._lock = threading.Lock()
-        self._processes: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
-        self._channel: paramiko.Channel | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []
         self._marker = f"vlaunch-{secrets.token_hex(8)}"
 
     def open(self) -> Any:
         """Return a new socket, or something enough like one."""
-        return self._local() if self.transport is None else self._remote(self.transport)
+        if self.transport is not None:
+            return self._remote(self.transport)
+        return _unix(self._path) if self._path else self._local()
 
     def complaint(self) -> str:
-        """What the last docker client printed on standard error; waits a moment for it to finish."""
-        if self._channel is not None:
-            output = Output(self._marker)
-            self._channel.settimeout(2.0)
-            with contextlib.suppress(OSError):
-                while data := self._channel.recv_stderr(65536):
-                    output.feed(data)
-            return output.end()
-        for process, log in self._processes[-1:]:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=2)
-            log.seek(0)
-            return log.read().decode("utf-8", errors="replace")
-        return ""
+        """Start one more docker client, say nothing to it, and return what it prints on standard error."""
+        if self.transport is None:
+            if self._path:
+                return ""
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                ran = subprocess.run(
+                    self._argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_DIAL_TIMEOUT, check=False
+                )
+                return ran.stderr.decode("utf-8", errors="replace")
+            return ""
+        output = Output(self._marker)
+        with (
+            contextlib.suppress(OSError, EOFError, paramiko.SSHException),
+            contextlib.closing(self._start(self.transport)) as channel,
+        ):
+            channel.shutdown_write()
+            while data := channel.recv_stderr(65536):
+                output.feed(data)
+        return output.end()
 
     def close(self) -> None:
         """End the docker clients of this machine; those on a node end with their channels."""
         with self._lock:
             processes, self._processes = self._processes, []
-        for process, log in processes:
+        for process in processes:
             process.terminate()
             process.wait(timeout=10)
-            log.close()
 
     def _remote(self, transport: paramiko.Transport) -> paramiko.Channel:
-        channel = self._channel = transport.open_session(timeout=_DIAL_TIMEOUT)
-        channel.settimeout(_DIAL_TIMEOUT)
-        channel.exec_command(f"exec {envelope.line(('sh', '-c', _PROGRAM, 'vlaunch', self._marker, *self._argv))}")
+        channel = self._start(transport)
         said = b""
         while not said.endswith(f"{self._marker}\n".encode()):
             data = channel.recv(4096)
@@ -129,16 +134,34 @@ class _Dial:
             said += data
         return channel
 
+    def _start(self, transport: paramiko.Transport) -> paramiko.Channel:
+        channel = transport.open_session(timeout=_DIAL_TIMEOUT)
+        channel.settimeout(_DIAL_TIMEOUT)
+        channel.exec_command(f"exec {envelope.line(('sh', '-c', _PROGRAM, 'vlaunch', self._marker, *self._argv))}")
+        return channel
+
     def _local(self) -> socket.socket:
         ours, theirs = socket.socketpair()
-        log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-        with theirs:
-            process = subprocess.Popen(
-                self._argv, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=log, start_new_session=True
-            )
+        try:
+            with theirs:
+                end = theirs.fileno()
+                process = subprocess.Popen(self._argv, stdin=end, stdout=end, stderr=subprocess.DEVNULL, start_new_session=True)
+        except OSError:
+            ours.close()
+            raise
         with self._lock:
-            self._processes.append((process, log))
+            self._processes.append(process)
         return ours
+
+
+def _unix(path: str) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX)
+    try:
+        made.connect(path)
+    except OSError:
+        made.close()
+        raise
+    return made
 
 
 class _Connection(HTTPConnection):

@@ -37,7 +37,7 @@ _KNOWN: Final = (
         f"`sudo usermod -aG docker $USER` on the node and log in again, or {_SUDO}",
     ),
     (
-        r"docker: (command )?not found|no such file or directory: .?docker",
+        r"docker: (command )?not found|no such file or directory: .?docker|docker.?: no such file",
         "Docker is not installed",
         "install it on the node: https://docs.docker.com/engine/install/",
     ),

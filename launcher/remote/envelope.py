@@ -12,7 +12,7 @@ behind, and output that starts where the command's own output starts.
 * A marker line goes out first on both streams; what a login shell's start-up files printed before it is not the command's.
 
 A process of another user (`sudo`) cannot be signalled by the login's user; it sees its output close instead.
-The program contains no single quote, backslash, exclamation mark or line break, which is what fish and csh read differently.
+The program contains no single quote, backslash or line break, which is what fish and csh read differently.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class ProxySocket(socket.socket):
         ours, theirs = socket.socketpair()
         made = cls(fileno=ours.detach())
         made.command = command
-        made.errors = tempfile.TemporaryFile()
+        made.errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the socket
         with theirs:
             end = theirs.fileno()
             made.process = subprocess.Popen(

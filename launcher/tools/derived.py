@@ -23,6 +23,7 @@ from launcher.tools.image import ImagePython
 
 BASE = "vlaunch.base"
 RAY = "vlaunch.ray"
+PLUGIN = "vlaunch.plugin"
 CONTENT = "vlaunch.image.content"
 REPOSITORY = "vlaunch/ray"
 
@@ -80,11 +81,25 @@ def recipe(
     if not content:
         return None
     ray = wheels.ray if wheels else image.ray or ""
-    text = dockerfile(base, image, identity=identity, ray=ray, plugin=plugin is not None)
+    text = dockerfile(base, image, identity=identity, ray=ray, plugin=plugin_mark(plugin))
     return Recipe(tag=derived_tag(identity, hashes, text, ray=ray), dockerfile=text, wheels=content)
 
 
-def dockerfile(base: str, image: ImagePython, *, identity: str, ray: str, plugin: bool = False) -> str:
+def plugin_mark(plugin: tuple[str, bytes] | None) -> str:
+    """Return the value of the label PLUGIN: a hash of the plugin's wheel, empty without one."""
+    return hashlib.sha256(plugin[1]).hexdigest()[:12] if plugin else ""
+
+
+def fits(labels: Mapping[str, str], *, identity: str, ray: str | None, plugin: tuple[str, bytes] | None) -> bool:
+    """Say whether a derived image that is there already is what a recipe would make, as far as its labels tell.
+
+    Indexes gain releases, so that the same wish may resolve to other wheels tomorrow; what all nodes have is good as it is.
+    """
+    wanted = {BASE: identity, PLUGIN: plugin_mark(plugin), **({RAY: ray} if ray else {})}
+    return CONTENT in labels and all(labels.get(name) == value for name, value in wanted.items())
+
+
+def dockerfile(base: str, image: ImagePython, *, identity: str, ray: str, plugin: str = "") -> str:
     """Write the Dockerfile. Entry point, command and user stay those of the base image.
 
     The installation ends with importing Ray, so that an image in which it cannot start is never tagged.
@@ -93,7 +108,7 @@ def dockerfile(base: str, image: ImagePython, *, identity: str, ray: str, plugin
     folder = "/tmp/vlaunch-wheels"
     lines = [
         f"FROM {base}",
-        f'LABEL {BASE}="{identity}" {RAY}="{ray}"',
+        f'LABEL {BASE}="{identity}" {RAY}="{ray}" {PLUGIN}="{plugin}"',
         *(_let_vllm_load_the_plugin(image) if plugin else []),
         *(["USER 0"] if image.uid else []),
         f"COPY wheels/ {folder}/",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import sysconfig
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,48 +14,70 @@ import yaml
 
 import launcher
 from launcher.lab import faults
-from tests.integration.conftest import VLAUNCH, Practice
+from tests.integration.conftest import Practice
 
 pytestmark = pytest.mark.lab
 
 _HOST = "node2"
 
 
+@dataclass(frozen=True)
+class Seat:
+    """A practice host with `vlaunch` installed on it, and an inventory of that host alone."""
+
+    practice: Practice
+    python: str
+
+    def vlaunch(self, *words: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+        """Run `vlaunch` there."""
+        paths = ("HOME=/root", "PYTHONPATH=/root/seat/site-packages:/root/seat/project")
+        program = ("-c", "from launcher.cli.main import main; main()")
+        return faults.enter(self.practice.lab.host(_HOST), "env", *paths, self.python, *program, *words, timeout=timeout)
+
+
 @pytest.fixture(scope="module")
-def seat(practice: Practice) -> Path:
-    """Install `vlaunch` on a practice host, under the paths it has here, with an inventory of that host alone."""
-    root = practice.lab.host(_HOST).root
-    package = Path(launcher.__file__).parent
-    for folder in {Path(sys.prefix), Path(sys.base_prefix), package}:
-        if not folder.is_relative_to("/usr"):
-            target = root / folder.relative_to("/")
-            ignored = shutil.ignore_patterns("test", "__pycache__", "include", "share")
-            shutil.copytree(folder, target, symlinks=True, ignore=ignored, dirs_exist_ok=True)
+def seat(practice: Practice) -> Seat:
+    """Install this Python, its packages and `vlaunch` on a practice host, which has no way to a package index.
+
+    Ray's image is brought there as another operator would have done it before.
+    """
+    practice.write()
+    assert practice.vlaunch("up").code == 0
+    assert practice.vlaunch("down").code == 0
+    home = practice.lab.host(_HOST).root / "root"
+    _copy(Path(sysconfig.get_path("purelib")), home / "seat/site-packages")
+    _copy(Path(launcher.__file__).parent, home / "seat/project/launcher")
+    python = Path(sys.base_prefix) / f"bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    if not python.is_relative_to("/usr"):
+        (home / "seat/python/bin").mkdir(parents=True, exist_ok=True)
+        shutil.copy2(python, home / "seat/python/bin")
+        _copy(Path(sysconfig.get_path("stdlib")), home / "seat/python/lib" / python.name, "site-packages")
+        python = Path("/root/seat/python/bin") / python.name
     document = yaml.safe_load(practice.lab.inventory.read_text())
     node = next(node for node in document["nodes"] if node["name"] == _HOST)
     document |= {"cluster": "seat", "connection": "local", "nodes": [node]}
     document.pop("ssh")
-    (root / "root/inventory.yaml").write_text(yaml.safe_dump(document))
-    return Path("/root/inventory.yaml")
+    (home / "inventory.yaml").write_text(yaml.safe_dump(document))
+    return Seat(practice=practice, python=str(python))
 
 
-def _here(practice: Practice, *words: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    return faults.enter(practice.lab.host(_HOST), "env", "HOME=/root", VLAUNCH, *words, timeout=timeout)
+def _copy(source: Path, target: Path, *unneeded: str) -> None:
+    ignored = shutil.ignore_patterns("test", "__pycache__", *unneeded)
+    shutil.copytree(source, target, symlinks=True, ignore=ignored, dirs_exist_ok=True)
 
 
-def test_up_serve_chat_and_down_without_ssh(practice: Practice, down: Practice, seat: Path) -> None:
+def test_up_serve_chat_and_down_without_ssh(practice: Practice, down: Practice, seat: Seat) -> None:
     """One node with one slot needs neither TP nor PP; `up`, `serve`, `chat` and `down` work through Docker's own socket."""
-    up = _here(practice, "up", str(seat))
-    serve = _here(practice, "serve", timeout=420)
-    chat = _here(practice, "chat", "--max-tokens", "4", "Hello")
-    logs = _here(practice, "logs", "--tail", "3")
-    gone = _here(practice, "down")
-
+    up = seat.vlaunch("up", "/root/inventory.yaml")
     assert up.returncode == 0, up.stdout + up.stderr
+    serve = seat.vlaunch("serve", timeout=420)
     assert serve.returncode == 0, serve.stdout + serve.stderr
+    chat = seat.vlaunch("chat", "--max-tokens", "4", "Hello")
     assert chat.returncode == 0, chat.stdout + chat.stderr
     assert chat.stdout.strip()
+    logs = seat.vlaunch("logs", "--tail", "3")
     assert logs.returncode == 0, logs.stdout + logs.stderr
+    gone = seat.vlaunch("down")
     assert gone.returncode == 0, gone.stdout + gone.stderr
     assert "nothing is left" in gone.stderr
     assert practice.containers() == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 _numbers = itertools.count()
@@ -29,17 +30,18 @@ def alive(argument: str) -> list[str]:
     return found
 
 
-def appears(argument: str, *, within: float = 10.0) -> bool:
+def appears(argument: str, *, within: float = 40.0) -> bool:
     """Wait until such a process runs."""
-    return _await(lambda: bool(alive(argument)), within)
+    return awaited(lambda: bool(alive(argument)), within=within)
 
 
-def disappears(argument: str, *, within: float = 10.0) -> bool:
+def disappears(argument: str, *, within: float = 40.0) -> bool:
     """Wait until no such process runs."""
-    return _await(lambda: not alive(argument), within)
+    return awaited(lambda: not alive(argument), within=within)
 
 
-def _await(condition, within: float) -> bool:  # type: ignore[no-untyped-def]
+def awaited(condition: Callable[[], bool], *, within: float = 40.0) -> bool:
+    """Wait until the condition holds; False if it does not in time."""
     deadline = time.monotonic() + within
     while not condition():
         if time.monotonic() > deadline:

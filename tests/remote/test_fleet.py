@@ -80,6 +80,13 @@ def test_no_standard_input_is_an_empty_one(fleet: Fleet) -> None:
     assert run(fleet, "cat", timeout=10).ok
 
 
+def test_input_held_open(fleet: Fleet) -> None:
+    """Held open, standard input ends when the command is ended, and not before."""
+    held = Command(node="gpu01", argv=("sh", "-c", "cat; echo ended"), timeout=0.5, stdin=lambda: b"x\n", hold_stdin=True)
+    (answer,) = fleet.run([held])
+    assert (answer.out, answer.timed_out) == ("x\n", True)
+
+
 def test_input_that_nobody_reads(fleet: Fleet) -> None:
     """A command that ends without reading its large input is not an error."""
     assert run(fleet, "true", stdin=lambda: b"x" * 5_000_000).ok
@@ -123,6 +130,15 @@ def test_deadline_reaches_children(fleet: Fleet) -> None:
     """The children of a command end with it."""
     seconds = processes.unique_seconds()
     run(fleet, "sh", "-c", f"sleep {seconds} & sleep {seconds}", timeout=0.5)
+    assert processes.disappears(seconds)
+
+
+def test_deadline_of_a_command_that_ignores_term(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not end when asked is killed."""
+    monkeypatch.setattr(envelope, "KILL_AFTER", 0.5)
+    seconds = processes.unique_seconds()
+    answer = run(fleet, "sh", "-c", f"trap '' TERM; sleep {seconds}; sleep {seconds}", timeout=0.5)
+    assert (answer.code, answer.timed_out) == (124, True)
     assert processes.disappears(seconds)
 
 
@@ -189,20 +205,17 @@ def test_a_killed_launcher_leaves_nothing(server: sshd.Sshd, tmp_path: Path, kin
 
 def test_half_an_input_is_never_taken_for_a_whole_one(server: sshd.Sshd, tmp_path: Path) -> None:
     """When the connection breaks in the middle of an input, the command ends before it sees an end of file."""
-    target = tmp_path / "target"
     with Fleet(sshd.inventory(server.node())) as fleet:
-        channel = fleet.transport("gpu01").open_session()
-        script = f"cat > {target}.part && mv {target}.part {target}"
-        channel.exec_command(envelope.wrap(("sh", "-c", script), timeout=30, stdin=100, marker="m"))
-        channel.sendall(b"x" * 50)
-        part = Path(f"{target}.part")
-        deadline = time.monotonic() + 10
-        while not part.exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        channel.close()
-    assert processes.disappears(script)
-    assert part.exists()
-    assert not target.exists()
+        for attempt in range(4):
+            started, ended = tmp_path / f"started{attempt}", tmp_path / f"ended{attempt}"
+            script = f": > {started}; while read -r line; do :; done; : > {ended}"
+            channel = fleet.transport("gpu01").open_session()
+            channel.exec_command(envelope.wrap(("sh", "-c", script), timeout=30, stdin=100, marker="m"))
+            channel.sendall(b"half\n")
+            assert processes.awaited(started.exists)
+            channel.close()
+            assert processes.disappears(script)
+            assert not ended.exists()
 
 
 def test_nodes_at_once_and_commands_in_order(server: sshd.Sshd) -> None:
