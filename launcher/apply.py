@@ -9,7 +9,7 @@ from launcher.checks import ray as ray_checks
 from launcher.checks.shape import Finding, folded, worst
 from launcher.errors import GateError, NodeError
 from launcher.events import Event, State
-from launcher.model import Answer, fold
+from launcher.model import Answer, fold, natural
 from launcher.plan.shape import Gate, Plan, Stage, Step, in_waves
 from launcher.tools import symptoms
 from launcher.transport import Transport
@@ -56,14 +56,20 @@ def _wave(stage: Stage, wave: Sequence[Step], transport: Transport) -> Iterator[
 
 
 def _step_error(steps: Mapping[str, Step], failed: Sequence[Answer]) -> NodeError:
+    failed = sorted(failed, key=lambda answer: natural(answer.node))
     first = failed[0]
-    same = [each.node for each in failed if steps[each.node].title == steps[first.node].title]
+    title = steps[first.node].title
+    same = [each.node for each in failed if steps[each.node].title == title]
     known = symptoms.first(first.err + "\n" + first.out)
     how = f"did not end within {steps[first.node].command.timeout:.0f}s" if first.timed_out else f"exit {first.code}"
-    others = [f"{each.node}: {each.tail}" for each in failed if each.node != first.node and each.tail != first.tail]
+    others = [
+        f"{each.node}: {each.tail}" if each.node in same else f"{each.node}: {steps[each.node].title} failed: {each.tail}"
+        for each in failed
+        if each.node not in same or each.tail != first.tail
+    ]
     return NodeError(
         fold(same),
-        f"{steps[first.node].title} failed ({known.cause if known else how})",
+        f"{title} failed ({known.cause if known else how})",
         evidence=[first.tail or how, *others],
         hint=known.fix if known else "run the same command with `--verbose` to see what was sent",
     )

@@ -60,6 +60,16 @@ def steps(
             )
         )  # fmt: skip
     if fresh:
+        old = [name for name in (facts.secret_names if facts else ()) if name not in secrets]
+        if old:
+            steps.append(
+                Step(
+                    title="removing secrets that are not in the inventory any more",
+                    command=Command(
+                        node=node.name, argv=("rm", "-f", *(f"{directory}/secrets/{name}" for name in old)), timeout=30
+                    ),
+                )
+            )
         for name, value in sorted(secrets.items()):
             steps.append(
                 Step(
@@ -85,7 +95,7 @@ def _shown(inventory: Inventory, name: str) -> str:
     if source.env is not None:
         return f'printf %s "${{{source.env}:?}}"'
     if source.command is not None:
-        return f'printf %s "$({source.command})"'
+        return f'printf %s "$({shlex.join(shlex.split(source.command))})"'
     path = str(source.file)
     if path.startswith("~/"):
         return f'printf %s "$(cat ~/{shlex.quote(path[2:])})"'

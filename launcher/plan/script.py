@@ -17,6 +17,7 @@ def script(inventory: Inventory, plans: Sequence[Plan]) -> str:
         f"# vlaunch {plans[0].verb}: cluster {inventory.cluster}, {len(inventory.nodes)} nodes, from {inventory.path.name}",
         "# Each `on NODE …` is one command that the run sends, word for word; the run adds a deadline to it on both ends.",
         "set -euo pipefail",
+        "{  # read whole before it begins, so that it may be piped into bash",
         "",
         "on() {",
         "  local node=$1; shift",
@@ -35,13 +36,14 @@ def script(inventory: Inventory, plans: Sequence[Plan]) -> str:
             ': "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"',
         ]
     for plan in plans:
-        lines += [f"# note: {note}" for note in plan.notes]
+        lines += [f"# note: {line}" for note in plan.notes for line in note.splitlines()]
         for stage in plan.stages:
             lines += ["", f"# == {stage.title}"]
             for wave in in_waves(stage.steps):
                 jobs = [_step(step.command) for step in wave]
                 lines += [f"{job} &" for job in jobs] + ["all"] if len(jobs) > 1 else jobs
             lines += [f"# gate {gate.id}: {gate.what}" for gate in stage.gates]
+    lines += ["", "exit", "} </dev/null"]
     return "\n".join(lines) + "\n"
 
 

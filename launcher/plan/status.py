@@ -87,7 +87,7 @@ def read(
     """Put the answers together; `missing` has, for each node that could not be reached, why."""
     said = [_said(answer) for answer in answers]
     completion = said.pop() if said else {}
-    ray_said = next((each for each in said if "jobs" in each), {})
+    ray_said = next((each for each in said if "jobs" in each), said[0] if said else {})
     server_said = said[-1] if said else {}
     table = ray.parse_nodes(ray_said["nodes"]) if ray_said.get("nodes") else ()
     ranks = ray.parse_ranks(ray_said["actors"], table) if ray_said.get("actors") else {}
@@ -135,7 +135,7 @@ def _said(answer: Answer) -> dict[str, Any]:
     try:
         return read_payload(answer)
     except UnreadableAnswer as error:
-        return {"error": error.message}
+        return {"error": error.message or "no answer"}
 
 
 def _node(

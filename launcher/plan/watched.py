@@ -26,12 +26,16 @@ _PROMPT, _TOKENS = "Say hello.", 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """One look. `ended` says, in words, how the server ended; `culprits` are the nodes whose logs should tell why."""
+    """One look. `ended` is a sentence on how the server ended, and what its end said; `culprits` are the nodes to blame.
+
+    `stopped` means that somebody ended it, so that nothing has gone wrong.
+    """
 
     lines: tuple[str, ...] = ()
     offset: int = 0
     ended: str = ""
     culprits: tuple[str, ...] = ()
+    stopped: bool = False
     server: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -124,7 +128,8 @@ def _read_job(answer: Answer) -> Seen:
     if state in OVER:
         words = {"STOPPED": "was stopped", "SUCCEEDED": "ended by itself", "ABSENT": "is not known to Ray any more"}
         code = said["job"].get("driver_exit_code")
-        ended = words.get(str(state), "failed" + (f" with exit code {code}" if code is not None else ""))
+        how = words.get(str(state), "failed" + (f" with exit code {code}" if code is not None else ""))
+        ended = f"Ray job {said['job'].get('submission_id') or ''} {how}"
         # Ray repeats the last lines of the log; without a log they are all there is.
         ended += f"\n{message}" if not said["log"] and message else ""
     return Seen(
@@ -132,6 +137,7 @@ def _read_job(answer: Answer) -> Seen:
         offset=int(said["offset"]),
         ended=ended,
         culprits=(answer.node,) if ended else (),
+        stopped=state == "STOPPED",
         server=said,
     )
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -168,16 +169,49 @@ def list_ids(docker: Argv, cluster: str) -> Argv:
 
 def parse_containers(text: str) -> tuple[Container, ...]:
     """Read `docker inspect` of containers; raises UnreadableAnswer."""
-    return tuple(_container(item) for item in _objects(text, "docker inspect"))
+    with _readable("docker inspect", text):
+        return tuple(_container(item) for item in _objects(text))
 
 
 def parse_image(text: str) -> Image | None:
     """Read `docker image inspect`; `None` when the image is not there; raises UnreadableAnswer."""
-    items = _objects(text, "docker image inspect")
-    if not items:
-        return None
-    item = items[0]
-    config = item.get("Config") or {}
+    with _readable("docker image inspect", text):
+        return next((_image(item) for item in _objects(text)), None)
+
+
+def differences(there: Container, spec: ContainerSpec, image_env: Mapping[str, str]) -> list[str]:
+    """Say in words how a running container differs from what it should be; never empty when the hashes differ."""
+    said = [f"image {there.image} → {spec.image}"] if there.image != spec.image else []
+    given = {name for name, value in there.env.items() if image_env.get(name) != value}
+    for name in sorted({*given, *spec.env}):
+        before, after = there.env.get(name), spec.env.get(name)
+        if before != after:
+            said.append(f"env {name}: {_shown(before)} → {_shown(after)}")
+    if there.argv != spec.command:
+        gone, new = [w for w in there.argv if w not in spec.command], [w for w in spec.command if w not in there.argv]
+        words = (
+            f"{' '.join(gone) or '(nothing)'} → {' '.join(new) or '(nothing)'}" if gone or new else "its words in another order"
+        )
+        said.append(f"command: {words}")
+    if there.labels.get("vlaunch.secrets") != spec.labels.get("vlaunch.secrets"):
+        said.append("a secret has another value")
+    return said or ["devices, mounts or limits of its container"]
+
+
+def _shown(value: str | None) -> str:
+    return "unset" if value is None else value or '""'
+
+
+@contextmanager
+def _readable(what: str, text: str) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise UnreadableAnswer(f"`{what}` said something that cannot be read", evidence=text[:300]) from None
+
+
+def _image(item: dict[str, Any]) -> Image:
+    config: dict[str, Any] = {} if item.get("Config") is None else item["Config"]
     content = [item.get("RootFS"), item.get("Architecture")]
     content += [config.get(key) or None for key in ("Env", "Entrypoint", "Cmd", "User", "WorkingDir")]
     return Image(
@@ -185,25 +219,9 @@ def parse_image(text: str) -> Image | None:
         identity=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
         digests=tuple(item.get("RepoDigests") or ()),
         architecture=item.get("Architecture", ""),
-        labels=config.get("Labels") or {},
+        labels=dict(config.get("Labels") or {}),
         env=_env(config),
     )
-
-
-def differences(there: Container, spec: ContainerSpec, image_env: Mapping[str, str]) -> list[str]:
-    """Say in words how a running container differs from what it should be; never empty when the hashes differ."""
-    said = [f"image {there.image} → {spec.image}"] if there.image != spec.image else []
-    own = {name: value for name, value in there.env.items() if image_env.get(name) != value}
-    for name in sorted({*own, *spec.env}):
-        before, after = own.get(name), spec.env.get(name)
-        if before != after:
-            said.append(f"env {name}: {before or 'unset'} → {after or 'unset'}")
-    if there.argv != spec.command:
-        gone, new = [w for w in there.argv if w not in spec.command], [w for w in spec.command if w not in there.argv]
-        said.append(f"command: {' '.join(gone) or '(nothing)'} → {' '.join(new) or '(nothing)'}")
-    if there.labels.get("vlaunch.secrets") != spec.labels.get("vlaunch.secrets"):
-        said.append("a secret has another value")
-    return said or ["devices, mounts or limits of its container"]
 
 
 def _env(config: Mapping[str, Any]) -> dict[str, str]:
@@ -226,22 +244,17 @@ def _container(item: dict[str, Any]) -> Container:
         restarts=int(item.get("RestartCount", 0)),
         started=state.get("StartedAt", ""),
         env=_env(config),
-        labels=labels,
+        labels=dict(labels),
         error=state.get("Error", ""),
         argv=tuple(config.get("Cmd") or ()),
     )
 
 
-def _objects(text: str, what: str) -> list[dict[str, Any]]:
-    if not text.strip():
-        return []
-    try:
-        items = json.loads(text)
-        if isinstance(items, list) and all(isinstance(item, dict) for item in items):
-            return items
-    except ValueError:
-        pass
-    raise UnreadableAnswer(f"`{what}` said something that is not a list of objects", evidence=text[:300])
+def _objects(text: str) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = json.loads(text) if text.strip() else []
+    if not isinstance(items, list):
+        raise TypeError("not a list")
+    return items
 
 
 def _each(option: str, values: Any) -> tuple[str, ...]:

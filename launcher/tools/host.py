@@ -118,6 +118,13 @@ def probe(docker: Argv, *, cluster: str, state_dir: str, hf_home: str, accelerat
 
 def parse_probe(text: str) -> HostFacts:
     """Read the probe's answer; raises UnreadableAnswer when it is not one."""
+    try:
+        return _read(text)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise UnreadableAnswer(f"the node's answer to the probe cannot be read ({error!r})", evidence=text[-400:]) from None
+
+
+def _read(text: str) -> HostFacts:
     parts = _parts(text)
     if "home" not in parts or "containers" not in parts:
         raise UnreadableAnswer("the node's answer to the probe is incomplete", evidence=text[-400:])

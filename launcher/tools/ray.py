@@ -95,7 +95,7 @@ def parse_nodes(answer: Any) -> tuple[RayNode, ...]:
             )
             for row in rows
         ]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UnreadableAnswer("Ray's node table has a row that cannot be read", evidence=repr(error)) from None
     living = {node.ip for node in nodes if node.alive}
     return tuple(node for node in nodes if node.alive or node.ip not in living)
@@ -112,7 +112,7 @@ def parse_status(text: str) -> RayStatus:
         elif current and line.startswith(" ") and not line.strip().startswith("(no "):
             sections[current].append(line.strip())
         elif not line.strip():
-            continue
+            current = ""
     if "Active" not in sections:
         raise UnreadableAnswer("`ray status` printed no `Active:` section", evidence=text[-400:])
     usage = sections.get("Total Usage", sections.get("Usage", []))
