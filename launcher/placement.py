@@ -117,9 +117,9 @@ def _sizes(inventory: Inventory, tp: int | None, pp: int | None) -> tuple[int, i
     if tp is not None:
         if count == 1:
             return tp, 1, f"TP {tp} as asked; one node needs no pipeline"
-        return tp, _rest(inventory, "tp", tp), f"TP {tp} as asked, and as many stages as use all {total} GPUs"
+        return tp, _rest(inventory, "tp", tp), f"TP {tp} as asked, the PP that uses all {total} GPUs"
     if pp is not None:
-        return _rest(inventory, "pp", pp), pp, f"PP {pp} as asked, and the TP that uses all {total} GPUs"
+        return _rest(inventory, "pp", pp), pp, f"PP {pp} as asked, the TP that uses all {total} GPUs"
     if total == 1:
         return 1, 1, "there is one GPU"
     if count == 1:

@@ -13,7 +13,7 @@ from typing import Any
 
 from launcher.checks.ray import read_payload
 from launcher.errors import DeadlineError, NodeError, UnreadableAnswer
-from launcher.events import Event
+from launcher.events import Event, State
 from launcher.model import Answer
 from launcher.plan.watched import Seen, Watched
 from launcher.tools import symptoms, vllm
@@ -25,6 +25,9 @@ _SETTLE = 8.0  # seconds that a server which cannot go on gets to end by itself,
 _FIRST_ANSWER = 60.0
 _REFUSALS = 3
 _STAGE = "serve"
+_TOLD_TO_END = "*** SIGTERM received"
+_LINE = 160  # characters of an exception in the first line of an error; all of it is in the evidence
+_LEFT = ("remove what is left of it: `vlaunch stop`",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,7 @@ class _State:
     fatal_since: float | None = None
     lost_since: float | None = None
     refusals: list[str] = field(default_factory=list)
+    told: str = ""
 
     @property
     def text(self) -> str:
@@ -91,7 +95,7 @@ def watch(
             yield from _symptoms(state, seen, clock())
             _raise_if_over(watched, transport, state, seen, clock())
             if seen.server.get("health") == 200 and state.fatal_since is None:
-                yield _waiting(state, clock(), timeout, changed=state.phase != "answer")
+                yield _waiting(state, clock(), timeout)
                 served = _first_answer(watched, transport, state, seen, clock, began=state.began, timeout=timeout)
                 if served is not None:
                     yield Event(
@@ -102,7 +106,7 @@ def watch(
         now = clock()
         if now - state.began >= timeout:
             raise _too_late(watched, state, timeout)
-        yield _waiting(state, now, timeout, changed=seen is None or now - state.phase_began < _EVERY)
+        yield _waiting(state, now, timeout)
         sleep(_EVERY)
 
 
@@ -137,12 +141,14 @@ def _progress(state: _State, seen: Seen, now: float, *, quiet: bool) -> list[Eve
 
 def _symptoms(state: _State, seen: Seen, now: float) -> list[Event]:
     """Tell a known cause as soon as its line is there; the error with all that is known follows when the log is complete."""
+    if _TOLD_TO_END in state.text:
+        return []  # What dies after it was told to is no symptom.
     events = []
     known = symptoms.first("\n".join(seen.lines))
     if known is not None and known.cause not in state.warned:
         state.warned.add(known.cause)
-        told = "failed" if known.fatal else "warn"
-        events.append(Event(kind="warning", stage=_STAGE, text=f"{known.cause}: {known.line}", state=told))  # type: ignore[arg-type]
+        told: State = "failed" if known.fatal else "warn"
+        events.append(Event(kind="warning", stage=_STAGE, text=f"{known.cause}: {known.line}", state=told))
     if known is not None and known.fatal and state.fatal_since is None:
         state.fatal_since = now
     return events
@@ -153,21 +159,26 @@ def _raise_if_over(watched: Watched, transport: Transport, state: _State, seen: 
     if not seen.ended and not hung:
         return
     how, _, message = seen.ended.partition("\n")
+    if seen.stopped:
+        raise NodeError("", "the server was stopped while it was being watched", evidence=how)
     others = by_node(transport, watched.evidence) if watched.evidence else {}
     told = {name: "\n".join(answer.out for answer in answers) for name, answers in others.items()}
     everything = "\n".join([state.text, message, *(told[name] for name in sorted(told))])
     known, raised = symptoms.first(everything), vllm.root_cause(everything)
-    cause = known.cause if known else raised or "its log does not say why"
+    # Some entries of the table only say that something failed; what did is in the exception.
+    vague = known is not None and known.cause in ("the engine failed", "a rank died") and raised not in known.line
+    cause = known.cause + (f": {raised}" if vague and raised else "") if known else raised or how
     tail = list(state.lines)[-8:] or message.splitlines()[-8:]
     for name in seen.culprits:
         if name in told:
-            tail = [f"{name}: {line}" for line in told[name].splitlines()[-8:]]
-    evidence = [line for line in (known.line if known else "", raised) if line and line != cause]
+            tail = [f"{name}: {symptoms.plain(line)}" for line in told[name].splitlines()[-8:]]
+    shown = [known.line if known else "", raised if len(raised) > _LINE or known else "", how or f"{watched.what} still runs"]
+    shown = [line for line in shown if line != cause]
     raise NodeError(
         "",
-        f"the server did not start: {cause}" if not hung else f"the server cannot go on: {cause}",
-        evidence=[*dict.fromkeys(evidence), f"{watched.what} {how}" if how else f"{watched.what} still runs", *tail],
-        hint=(known.fix if known else "read the whole log: `vlaunch logs`") + ("\nend it with `vlaunch stop`" if hung else ""),
+        f"the server {'cannot go on' if hung else 'did not start'}: {cause[:_LINE] + ('…' if len(cause) > _LINE else '')}",
+        evidence=[*dict.fromkeys(line for line in shown if line), *tail],
+        hint="\n".join((known.fix if known else "read the whole log: `vlaunch logs`", *(_LEFT if hung or told else ()))),
     )
 
 
@@ -211,9 +222,10 @@ def _first_answer(
     return None
 
 
-def _waiting(state: _State, now: float, timeout: float, *, changed: bool) -> Event:
+def _waiting(state: _State, now: float, timeout: float) -> Event:
     how_far = vllm.shards(list(state.lines)[-20:]) if state.phase == "load" else ""
     text = vllm.title(state.phase) + (f" ({how_far})" if how_far else "")
+    changed, state.told = text != state.told, text
     return Event(
         kind="wait", stage=_STAGE, text=text, state="running" if changed else "",
         seconds=now - state.began, deadline=timeout,

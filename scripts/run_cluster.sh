@@ -161,7 +161,7 @@ set_env() {
   local name=${1%%=*} value=${1#*=}
   local kinds='(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|ACCESS_KEY|SECRET_KEY|PRIVATE_KEY|CREDENTIALS?)$'
   [[ $name =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]] || wrong "-e takes NAME=VALUE, and NAME is made of letters, digits and \`_\`"
-  if [[ ${name^^} =~ $kinds && ($1 != *=* || ${#value} -ge 6) ]] || [[ $value =~ ^(hf_|sk-|ghp_|nvapi-)[A-Za-z0-9_-]{16,}$ ]]; then
+  if [[ ${name^^} =~ $kinds && ($1 != *=* || ${#value} -ge 6) || $value =~ ^(hf_|sk-|ghp_|nvapi-)[A-Za-z0-9_-]{16,}$ ]]; then
     wrong "-e $name would show a secret in \`docker inspect\`" "export $name, and say --secret $name before IMAGE"
   fi
   case $name in RAY_ADDRESS | RAY_AUTH_MODE | RAY_AUTH_TOKEN_PATH)
@@ -266,7 +266,8 @@ or start both with --no-token" "$file does not exist"
   [ -r "$file" ] && [ -f "$file" ] || fail 1 "the token file $file cannot be read" "ls -l '$file'"
   [ -z "$(find -L "$file" -perm /077)" ] || fail 1 "others may read the token file $file" "chmod 600 '$file'"
   text=$(<"$file")
-  [[ $text =~ ^[!-~]+$ ]] || fail 1 "the token file $file does not hold one word" "remove it from every node; the head makes a new one"
+  [[ $text =~ ^[!-~]+$ ]] ||
+    fail 1 "the token file $file does not hold one word" "remove it from every node; the head makes a new one"
   secrets[$TOKEN]=$text
 }
 
@@ -393,7 +394,8 @@ check_docker() {
   command -v docker >/dev/null || fail 1 "docker is not installed" "https://docs.docker.com/engine/install/"
   said=$(docker version --format '{{.Server.Version}}' 2>&1) && return 0
   case $said in
-    *"ermission denied"*) fail 1 "docker does not let $(id -un) in" "use sudo, or join the group: sudo usermod -aG docker $(id -un)" "$said" ;;
+    *"ermission denied"*)
+      fail 1 "docker does not let $(id -un) in" "use sudo, or join the group: sudo usermod -aG docker $(id -un)" "$said" ;;
     *) fail 1 "the docker daemon does not answer" "sudo systemctl start docker" "$said" ;;
   esac
 }
@@ -402,12 +404,14 @@ check_image() {
   local said
   if ! docker image inspect "$image" >/dev/null 2>&1; then
     say "pulling $image"
-    said=$(docker pull --quiet "$image" 2>&1) || fail 1 "the image $image is not here and cannot be pulled" "check its name" "$said"
+    said=$(docker pull --quiet "$image" 2>&1) ||
+      fail 1 "the image $image is not here and cannot be pulled" "check its name" "$said"
   fi
   said=$(docker run --rm --network none --entrypoint /bin/sh "$image" -c 'command -v ray || echo no Ray' 2>&1) ||
     fail 1 "$image cannot be started" "docker run --rm --entrypoint /bin/sh $image -c true" "$said"
   [[ $said == *"no Ray"* ]] || return 0
-  fail 1 "$image has no Ray" "stock vLLM images carry none since v0.18. \`vlaunch up\` builds an image that does; or do it on every node:
+  fail 1 "$image has no Ray" "stock vLLM images carry none since v0.18. \`vlaunch up\` builds an image that does.
+Or build one on every node:
   printf 'FROM %s\\nRUN uv pip install --system \"ray[default]==2.60.0\"\\n' $image | docker build -t vllm-ray -
 and name that image instead$(known_images)"
 }
@@ -420,16 +424,16 @@ known_images() {
 
 # Ends the script when the same container runs already.
 check_name() {
-  local said status
-  said=$(docker inspect --type container --format '{{.State.Status}} {{index .Config.Labels "vlaunch.spec"}}' "$container" 2>/dev/null) ||
-    return 0
+  local said status format='{{.State.Status}} {{index .Config.Labels "vlaunch.spec"}}'
+  said=$(docker inspect --type container --format "$format" "$container" 2>/dev/null) || return 0
   status=${said%% *}
   if [ -z "$replace" ] && [ "$said" = "running $spec" ]; then
     say "$container runs already, just so; nothing was changed"
     printf '%s\n' "$container"
     exit 0
   fi
-  [ -n "$replace" ] || fail 1 "there is a container called $container already, and it is $status" "say --replace to start it anew, or --stop"
+  [ -n "$replace" ] ||
+    fail 1 "there is a container called $container already, and it is $status" "say --replace to start it anew, or --stop"
   say "removing the old $container"
   said=$(docker rm --force --volumes "$container" 2>&1) || fail 1 "the old container cannot be removed" "" "$said"
 }
@@ -440,7 +444,7 @@ listens() { timeout 3 bash -c 'exec 3<>"/dev/tcp/$0/$1"' "$1" "$2" 2>/dev/null; 
 check_network() {
   if [ "$role" = head ]; then
     ! listens "$head_ip" "${port[gcs]}" ||
-      fail 1 "port ${port[gcs]} is taken on $head_ip" "see what has it with \`ss -ltnp 'sport = :${port[gcs]}'\`, or say --port gcs=…"
+      fail 1 "port ${port[gcs]} is taken on $head_ip" "see what has it: \`ss -ltnp sport = :${port[gcs]}\`; or say --port gcs=…"
   else
     listens "$head_ip" "${port[gcs]}" ||
       fail 1 "nothing answers at $head_ip:${port[gcs]}" "start the head first, and allow TCP from $node_ip to $head_ip"
@@ -480,11 +484,10 @@ write_files() {
   local name
   (
     umask 022
-    mkdir -p "$state/payload"
-    chmod 711 "$state"
-    entry_sh >"$state/payload/.entry.sh"
-    chmod 755 "$state/payload/.entry.sh"
-    mv "$state/payload/.entry.sh" "$state/payload/entry.sh"
+    mkdir -p "$state/payload" && chmod 711 "$state" &&
+      entry_sh >"$state/payload/.entry.sh" &&
+      chmod 755 "$state/payload/.entry.sh" &&
+      mv "$state/payload/.entry.sh" "$state/payload/entry.sh" || exit 1
     # It answers what `vlaunch status` asks the head; a copy of this script alone does without.
     [ ! -f "$HERE/../launcher/payload/head.py" ] || install -m 755 "$HERE/../launcher/payload/head.py" "$state/payload/head.py"
   ) || fail 1 "the helper files cannot be written to $state" "say --state-dir"
@@ -500,7 +503,8 @@ start() {
   said=$(docker "${command[@]}" 2>&1) && return 0
   docker rm --force --volumes "$container" >/dev/null 2>&1 || true
   case $said in
-    *"could not select device driver"*) hint="install the NVIDIA Container Toolkit, then \`sudo nvidia-ctk runtime configure --runtime=docker\` and restart docker" ;;
+    *"could not select device driver"*)
+      hint="install the NVIDIA Container Toolkit, run \`sudo nvidia-ctk runtime configure\`, and restart docker" ;;
     *"setting rlimit"*) hint="the daemon may not raise memlock here: leave --rdma out, or allow it (LimitMEMLOCK=infinity)" ;;
     *infiniband*) hint="this machine has no /dev/infiniband: load its RDMA driver, or leave --rdma out" ;;
     *"/dev/kfd"*) hint="this machine has no AMD GPU driver loaded: \`sudo modprobe amdgpu\`" ;;
@@ -515,7 +519,7 @@ await_ray() {
   while :; do
     said=$(docker inspect --type container --format '{{.State.Status}} {{.RestartCount}}' "$container" 2>&1) || true
     [ "$said" = "running 0" ] || fail 1 "the Ray $role ended soon after its start ($said restarts)" \
-      "docker logs $container; it is removed with run_cluster.sh --cluster $cluster --stop" "$(docker logs --tail 20 "$container" 2>&1)"
+      "docker logs $container; run_cluster.sh --cluster $cluster --stop removes it" "$(docker logs --tail 20 "$container" 2>&1)"
     ! listens "$node_ip" "$wanted" || return 0
     ((SECONDS < deadline)) || fail 1 "the Ray $role does not listen on $node_ip:$wanted after ${patience}s" \
       "docker logs -f $container" "$(docker logs --tail 20 "$container" 2>&1)"
@@ -529,7 +533,8 @@ say_next() {
     say "workers need the head's token: scp -p $state/secrets/$TOKEN WORKER:ray-token"
     say "and on each: run_cluster.sh --token-file ~/ray-token --cluster $cluster $image $head_ip --worker $hf_home"
   fi
-  [ -f "$state/payload/head.py" ] || say "note: launcher/payload/head.py is not beside this script, so \`vlaunch status\` cannot ask Ray"
+  [ -f "$state/payload/head.py" ] ||
+    say "note: launcher/payload/head.py is not beside this script, so \`vlaunch status\` cannot ask Ray"
   printf '%s\n' "$container"
 }
 
@@ -542,7 +547,8 @@ remove_all() {
   check_docker
   mapfile -t ids < <(docker ps --all --quiet --no-trunc --filter "label=vlaunch.cluster=$cluster")
   if ((${#ids[@]})); then
-    said=$(docker rm --force --volumes "${ids[@]}" 2>&1) || fail 1 "containers of $cluster cannot be removed" "run it again" "$said"
+    said=$(docker rm --force --volumes "${ids[@]}" 2>&1) ||
+      fail 1 "containers of $cluster cannot be removed" "run it again" "$said"
   fi
   said=$(docker ps --all --quiet --filter "label=vlaunch.cluster=$cluster") && [ -z "$said" ] ||
     fail 1 "containers of $cluster are left" "run it again" "$said"

@@ -59,7 +59,7 @@ def model(nodes: Sequence[Node], name: str, seen: Mapping[str, ModelSeen], offli
             findings.append(
                 _fail(
                     node, f"has no {name} in its container",
-                    fix=f"copy the model to {name} on {node.name}; it must lie below `hf_home:` or one of `mounts:`",
+                    fix=f"copy the model to {name} on every node; it must lie below `hf_home:` or one of `mounts:`",
                 )
             )  # fmt: skip
         elif found.where == "not cached" and offline.get(node.name):

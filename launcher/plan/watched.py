@@ -129,7 +129,7 @@ def _read_job(answer: Answer) -> Seen:
         words = {"STOPPED": "was stopped", "SUCCEEDED": "ended by itself", "ABSENT": "is not known to Ray any more"}
         code = said["job"].get("driver_exit_code")
         how = words.get(str(state), "failed" + (f" with exit code {code}" if code is not None else ""))
-        ended = f"Ray job {said['job'].get('submission_id') or ''} {how}"
+        ended = f"Ray job {said['job'].get('submission_id') or ''} {how}".replace("  ", " ")
         # Ray repeats the last lines of the log; without a log they are all there is.
         ended += f"\n{message}" if not said["log"] and message else ""
     return Seen(
@@ -172,7 +172,8 @@ def _trouble(answer: Answer) -> str:
     found = docker.parse_containers(answer.out) if answer.ok else ()
     if not found:
         return "is gone"
-    return "" if found[0].running else f"ended with exit code {found[0].exit_code}"
+    killed = " (it was killed: by hand, or for lack of memory)" if found[0].exit_code == 137 else ""
+    return "" if found[0].running else f"ended with exit code {found[0].exit_code}{killed}"
 
 
 def _read_actors(inventory: Inventory, answers: Answers) -> Mapping[str, tuple[str, ...]]:

@@ -94,7 +94,7 @@ TABLE = (
         fix="allow TCP from the head to this node on all ports",
     ),
     Symptom(
-        pattern=r"EADDRINUSE|[Aa]ddress already in use|Port \d+ is already in use",
+        pattern=r"EADDRINUSE|[Aa]ddress already in use|Port \d+ is already in use(?!, trying)",
         cause="a port is taken",  # gpustack 6019, vllm 43206
         fix="see who has it: `sudo ss -ltnp`, or choose others under `ports:` in the inventory",
     ),
@@ -194,7 +194,7 @@ TABLE = (
     Symptom(
         pattern=r"unrecognized arguments: .*|error: argument .*",
         cause="vLLM does not know one of the arguments after `--`",
-        fix="see what it takes: `vlaunch exec --first -- vllm serve --help=all`",
+        fix="see what it takes: `vlaunch exec --head -- vllm serve --help=all`",
     ),
     Symptom(
         pattern=r"RPC call to \w+ timed out|No available shared memory broadcast block found",
@@ -208,8 +208,13 @@ TABLE = (
         fix="look at every node: `vlaunch logs`, then start again: `vlaunch serve`",
     ),
     Symptom(
+        pattern=r"Failed core proc\(s\): \{.*: -9\b",
+        cause="the engine was killed, most likely for lack of host memory",
+        fix="see whether the kernel did it: `vlaunch exec --host -- dmesg | tail`",
+    ),
+    Symptom(
         pattern=r"Engine core initialization failed|WorkerProc hit an exception",
-        cause="the engine did not start",
+        cause="the engine failed",
         fix="read the lines above it: `vlaunch logs`",
     ),
 )

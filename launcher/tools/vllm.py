@@ -45,7 +45,7 @@ PHASES = (
     Phase(id="kv-cache", title="allocating the KV cache", pattern=r"KV cache size: [\d,]+ tokens|# GPU blocks: \d+"),
     Phase(id="graphs", title="capturing graphs", pattern=r"Capturing CUDA graphs?|Capturing cudagraphs"),
     Phase(id="api", title="starting the API", pattern=r"Starting vLLM (?:API )?server|Available routes are"),
-    Phase(id="answer", title="waiting for the first answer", pattern=r"Application startup complete"),
+    Phase(id="answer", title="getting the first answer", pattern=r"Application startup complete"),
 )  # fmt: skip
 
 _SHARDS = re.compile(r"Loading \S+ checkpoint shards:\s+(\d+)% Completed \| (\d+)/(\d+)")
@@ -172,15 +172,16 @@ def capacity(labels: Mapping[str, str], log: str = "") -> Capacity:
 
 
 def root_cause(text: str) -> str:
-    """Return the exception that a failed start is about: the first one raised that does not only report another."""
+    """Return the exception that a failed start is about: the first that does not only report another, a worker's preferred."""
     found, lines = [], [symptoms.plain(line) for line in text.splitlines()]
     for line, after in zip(lines, [*lines[1:], ""], strict=True):
         if match := _RAISED.search(line):
             # pydantic says what is wrong on the line after.
             detail = _DETAIL.search(after) if "ValidationError" in line else None
-            found.append(detail[1].strip() if detail else match[1].strip())
-    own = [each for each in found if not _CONSEQUENCE.search(each)]
-    return (own or found or [""])[0][:400]
+            raised = detail[1].strip() if detail else match[1].strip()
+            found.append((bool(_CONSEQUENCE.search(raised)), "Worker" not in line[: match.start(1)], raised))
+    # Stable: what came first stays first among equals. Workers' lines reach the driver's log late.
+    return min(found, key=lambda each: each[:2], default=(False, False, ""))[2][:400]
 
 
 def _number(text: str | None) -> float | None:

@@ -1,0 +1,125 @@
+"""`vlaunch chat`: talk to the served model. Standard output carries the model's words and nothing else."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.cli import options
+
+if TYPE_CHECKING:
+    from launcher.cli.session import Session
+    from launcher.plan.running import Running
+    from launcher.transport import Command
+
+Messages = list[dict[str, str]]
+
+
+@click.command()
+@options.reaching
+@click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True, help="Most tokens of an answer.")
+@click.option("--timeout", type=click.FloatRange(1), default=300.0, show_default=True, help="Seconds for one answer.")
+@click.argument("prompt", required=False)
+def chat(
+    inventory: str | None, accept_new_host_keys: bool, verbose: bool, max_tokens: int, timeout: float, prompt: str | None
+) -> None:
+    """Send PROMPT and stream the answer. Without PROMPT: a conversation in a terminal, or what is piped in."""
+    from launcher.cli import server, session
+    from launcher.ui.progress import printer
+
+    wanted = session.read(None, inventory)
+    talk = prompt is None and sys.stdin.isatty()
+    if prompt is None and not talk:
+        prompt = sys.stdin.read().strip()
+    if not talk and not prompt:
+        raise click.UsageError("there is no prompt: give one as an argument, or pipe one in")
+    with (
+        printer(quiet=True) as to,
+        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose) as reached,
+    ):
+        running = server.the_server(reached, server.look(reached))
+        if prompt:
+            _answer(reached, running, [{"role": "user", "content": prompt}], max_tokens, timeout)
+            return
+        click.echo(f"talking to {running.model}; an empty line or Ctrl-D ends it", err=True)
+        messages: Messages = []
+        while words := _ask():
+            messages.append({"role": "user", "content": words})
+            said = _answer(reached, running, messages, max_tokens, timeout)
+            messages.append({"role": "assistant", "content": said})
+
+
+def _ask() -> str:
+    try:
+        words: str = click.prompt("you", prompt_suffix="> ", default="", show_default=False, err=True)
+    except (click.Abort, EOFError):
+        click.echo(err=True)
+        return ""
+    return words.strip()
+
+
+def _answer(session: Session, running: Running, messages: Messages, max_tokens: int, timeout: float) -> str:
+    """Stream one answer to standard output and return it."""
+    from launcher.errors import NodeError
+    from launcher.model import Answer
+    from launcher.tools import symptoms
+
+    clean = symptoms.plain if sys.stdout.isatty() else str
+    pieces: list[str] = []
+    complaints: list[str] = []
+    code = 0
+    for item in session.fleet.stream([_command(session, running, messages, max_tokens, timeout)]):
+        if isinstance(item, Answer):
+            code = item.code
+            continue
+        if item.error:
+            complaints.append(item.text)
+            continue
+        try:
+            said = json.loads(item.text)
+        except ValueError:
+            complaints.append(item.text)
+            continue
+        if "error" in said:
+            raise _refused(running, said)
+        pieces.append(said["text"])
+        sys.stdout.write(clean(said["text"]))
+        sys.stdout.flush()
+    if code:
+        raise NodeError(
+            session.inventory.head.name, f"the answer broke off (exit code {code})", evidence=complaints[-6:],
+            hint="look at the server: `vlaunch status`, `vlaunch logs`",
+        )  # fmt: skip
+    sys.stdout.write("\n")
+    return "".join(pieces)
+
+
+def _command(session: Session, running: Running, messages: Messages, max_tokens: int, timeout: float) -> Command:
+    from launcher.plan import containers
+    from launcher.plan.serve import at_port
+    from launcher.tools import docker, payload
+    from launcher.transport import Command
+
+    inventory, head = session.inventory, session.inventory.head
+    name = containers.rank_name if running.backend == "mp" else containers.name
+    ports = at_port(inventory, running.port).ports
+    argv = payload.chat(ports, payload.api_host(running.host), max_tokens, timeout)
+    return Command(
+        node=head.name, argv=docker.exec_(head.docker, name(inventory, head), *argv, stdin=True),
+        timeout=timeout + 30, stdin=lambda: json.dumps(messages).encode(),
+    )  # fmt: skip
+
+
+def _refused(running: Running, said: dict[str, object]) -> Exception:
+    from launcher.errors import VlaunchError
+
+    status = said.get("status", 0)
+    if status == 0:
+        return VlaunchError(
+            f"{running.model} does not answer yet", evidence=str(said["error"]),
+            hint="watch it start with the same `vlaunch serve`, or look at `vlaunch status`",
+        )  # fmt: skip
+    return VlaunchError(f"{running.model} refused the request ({status})", evidence=str(said["error"]))

@@ -1,0 +1,252 @@
+"""`vlaunch serve`: start the server, and wait until it has answered."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.cli import options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from launcher.cli.session import Session
+    from launcher.model import Backend, Inventory
+    from launcher.plan.serve import Request, Seen, Start
+    from launcher.plan.shape import Plan
+    from launcher.plan.watched import Watched
+    from launcher.watch import Served
+
+
+class _Command(click.Command):
+    """Says where vLLM's own options belong when one stands among ours."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise click.UsageError(f"{error.format_message()}\nvLLM's own options go after `--`", ctx) from None
+
+
+@click.command(cls=_Command)
+@options.reaching
+@options.as_json
+@click.option("--model", metavar="MODEL", help="Name on Hugging Face, or a path that every node has.")
+@click.option("--tp", type=click.IntRange(1), help="Tensor parallel size (default: GPUs per node).")
+@click.option("--pp", type=click.IntRange(1), help="Pipeline parallel size (default: nodes).")
+@click.option("--backend", type=click.Choice(["ray", "mp"]), help="Ray (default), or vLLM's own multi-node mode.")
+@click.option("--port", type=click.IntRange(1, 65535), help="The API's port (default: the inventory's).")
+@click.option("--bind", metavar="IP", help="The API's address on the head (default: the inventory's).")
+@click.option("--replace", "replace_other", is_flag=True, help="Stop another server that runs, and take its place.")
+@click.option("--timeout", default=1800.0, show_default=True, help="Seconds to wait for the first answer.")
+@click.option("--no-wait", is_flag=True, help="Start it and return at once.")
+@click.option("--dry-run", is_flag=True, help="Print the script that would be sent; change nothing.")
+@click.option("--offline", is_flag=True, help="With --dry-run: touch no node, and assume that nothing is there yet.")
+@click.argument("args", metavar="[-- VLLM ARGS]", nargs=-1, type=click.UNPROCESSED)
+def serve(
+    inventory: str | None,
+    accept_new_host_keys: bool,
+    verbose: bool,
+    as_json: bool,
+    model: str | None,
+    tp: int | None,
+    pp: int | None,
+    backend: Backend | None,
+    port: int | None,
+    bind: str | None,
+    replace_other: bool,
+    timeout: float,
+    no_wait: bool,
+    dry_run: bool,
+    offline: bool,
+    args: tuple[str, ...],
+) -> int:
+    """Start the server, wait until a completion has come back, and print where it is and how much it holds.
+
+    Everything after `--` goes to `vllm serve`. Ctrl-C stops the watching, never the server; the same command watches it again.
+    """
+    from launcher.cli import session
+    from launcher.errors import RequestError
+    from launcher.plan.script import script
+    from launcher.plan.serve import Seen
+    from launcher.ui.progress import printer
+
+    if offline and not dry_run:
+        raise click.UsageError("--offline goes with --dry-run: no server starts without its nodes")
+    if args and not args[0].startswith("-"):
+        raise click.UsageError(f"`{args[0]}` is no argument of `vllm serve`; the inventory is named with -i")
+    wanted = session.read(None, inventory)
+    name = model or wanted.serve.model
+    if name is None:
+        raise RequestError("no model is named", hint="add `--model MODEL`, or `serve: {model: …}` in the inventory")
+    asked = _Asked(
+        model=name, tp=tp, pp=pp, backend=backend or wanted.serve.backend, host=_address(bind or wanted.serve.bind),
+        port=port or wanted.ports.api, args=_arguments(wanted, args), replace_other=replace_other,
+    )  # fmt: skip
+    if offline:
+        click.echo(script(wanted, [asked.plan(wanted, Seen())[1].plan]), nl=False)
+        return 0
+    with (
+        printer(as_json=as_json, quiet=dry_run) as to,
+        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose) as reached,
+    ):
+        first, request, start = _prepare(reached, asked, dry_run=dry_run)
+        if dry_run:
+            click.echo(script(wanted, [*first, start.plan]), nl=False)
+            return 0
+        _apply(reached, start)
+        code, rows = _wait(reached, request, start, timeout=timeout, no_wait=no_wait)
+    if not as_json:
+        for row in rows:
+            click.echo(row)
+    return code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """The command line, put together with the inventory."""
+
+    model: str
+    tp: int | None
+    pp: int | None
+    backend: Backend
+    host: str
+    port: int
+    args: tuple[str, ...]
+    replace_other: bool
+
+    def plan(self, inventory: Inventory, seen: Seen) -> tuple[Request, Start]:
+        """Place the model and plan its start; raises RequestError and PlacementError."""
+        from launcher import placement
+        from launcher.cli import prepare
+        from launcher.model import Secret
+        from launcher.plan.ranks import plan_ranks
+        from launcher.plan.serve import Request, plan_serve
+        from launcher.remote.secrets import resolve
+
+        # Half of a split from the command line and half from the inventory would be nobody's wish.
+        given = self.tp is not None or self.pp is not None
+        tp, pp = (self.tp, self.pp) if given else (inventory.serve.tp, inventory.serve.pp)
+        request = Request(
+            model=self.model, placement=placement.choose(inventory, tp, pp, seen.config), backend=self.backend,
+            host=self.host, port=self.port, args=self.args,
+        )  # fmt: skip
+        if self.backend == "ray":
+            return request, plan_serve(inventory, seen, request, replace_other=self.replace_other)
+        unseen = dict.fromkeys(inventory.secrets, Secret(""))
+        given_secrets = resolve(inventory.secrets, inventory.path.parent) if seen.facts else unseen
+        secrets = prepare.with_token(inventory, seen.facts, given_secrets)
+        return request, plan_ranks(inventory, seen, request, secrets, replace_other=self.replace_other)
+
+
+def _arguments(inventory: Inventory, args: Sequence[str]) -> tuple[str, ...]:
+    from launcher.errors import RequestError
+    from launcher.tools import vllm
+
+    for where, words in (("serve: args: in the inventory", inventory.serve.args), ("the arguments after `--`", args)):
+        if said := vllm.collisions(words):
+            raise RequestError(f"{where} set what vlaunch sets itself", evidence=said)
+    return (*inventory.serve.args, *args)
+
+
+def _prepare(session: Session, asked: _Asked, *, dry_run: bool) -> tuple[list[Plan], Request, Start]:
+    """Look, and plan. What must be there to be asked (helper files; for `mp` the image) is brought up to date before."""
+    from launcher.apply import apply
+    from launcher.cli.server import look
+    from launcher.plan.serve import plan_files
+    from launcher.plan.up import plan_image
+    from launcher.ui.progress import show_all
+
+    inventory = session.inventory
+    seen = look(session, model=asked.model, host=asked.host, port=asked.port)
+    first = [plan_files(inventory, seen.facts)]
+    if asked.backend == "mp":
+        first.append(plan_image(inventory, seen.facts))
+    if not dry_run:
+        for plan in first:
+            show_all(apply(plan, session.transport), session.to)
+        if any(plan.steps for plan in first):
+            seen = look(session, model=asked.model, host=asked.host, port=asked.port)
+    request, start = asked.plan(inventory, seen)
+    return first, request, start
+
+
+def _apply(session: Session, start: Start) -> None:
+    from launcher.apply import apply
+    from launcher.events import Event
+    from launcher.ui.progress import show_all
+
+    for note in start.plan.notes:
+        session.to.show(Event(kind="note", stage="placement", text=note))
+    if start.attached:
+        what = f" as Ray job {start.job}" if start.job else ""
+        text = f"this server runs already{what}; watching it"
+        session.to.show(Event(kind="note", stage="serve", text=text, state="unchanged"))
+    show_all(apply(start.plan, session.transport), session.to)
+
+
+def _address(bind: str) -> str:
+    try:
+        return str(ipaddress.ip_address(bind))
+    except ValueError:
+        raise click.UsageError(
+            f"--bind should be an IP address of the head, or 0.0.0.0 for all of them, not `{bind}`"
+        ) from None
+
+
+def _wait(session: Session, request: Request, start: Start, *, timeout: float, no_wait: bool) -> tuple[int, list[str]]:
+    """Return the exit code, and what to print when the display of progress has been put away."""
+    from launcher.events import Event
+    from launcher.plan import watched as ways
+
+    inventory = session.inventory
+    ray = request.backend == "ray"
+    watched = ways.as_job(inventory, request, start.job) if ray else ways.as_ranks(inventory, request)
+    if no_wait:
+        again = "" if start.attached else ", and watch it with the same command without --no-wait"
+        text = f"{watched.what} {'runs' if start.attached else 'starts'}; see `vlaunch status`{again}"
+        session.to.show(Event(kind="done", stage="serve", text=text, state="ok", data={"endpoint": watched.endpoint}))
+        return 0, [watched.endpoint]
+    session.to.show(Event(kind="stage", stage="serve", text="Wait for the first answer", state="running"))
+    try:
+        served = _watch(session, watched, start, timeout)
+    except KeyboardInterrupt:
+        text = f"stopped watching; {watched.what} goes on. Watch it again with the same command, or end it with `vlaunch stop`"
+        session.to.show(Event(kind="warning", stage="serve", text=text, state="warn"))
+        return 130, []
+    from launcher.watch import summary
+
+    text = f"{served.model} answers at {served.endpoint}; talk to it with `vlaunch chat`"
+    session.to.show(Event(kind="done", stage="serve", text=text, state="ok", seconds=served.seconds, data=summary(served)))
+    return 0, _rows(served)
+
+
+def _watch(session: Session, watched: Watched, start: Start, timeout: float) -> Served:
+    from launcher.watch import watch
+
+    events = watch(watched, session.transport, timeout=timeout, attached=start.attached)
+    while True:
+        try:
+            session.to.show(next(events))
+        except StopIteration as over:
+            served: Served = over.value
+            return served
+
+
+def _rows(served: Served) -> list[str]:
+    ranks = "; ".join(f"{node}: {', '.join(names)}" for node, names in served.ranks.items())
+    tokens, times = served.capacity.tokens, served.capacity.concurrency
+    holds = "not known" if tokens is None else f"{tokens:,} tokens"
+    rows = {
+        "endpoint": served.endpoint,
+        "model": served.model,
+        "placement": ranks or "not known",
+        "KV cache": holds + (f", {times:g} requests of full length at once" if times else ""),
+        "fingerprint": served.fingerprint or "none given",
+        "ready after": f"{served.seconds:.1f}s, of which {served.answer_seconds:.1f}s for the first answer",
+    }
+    return [f"{label:<12} {value}" for label, value in rows.items()]

@@ -1,0 +1,48 @@
+"""What `serve`, `chat` and `stop` begin with: look at the nodes, and ask the head which server runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from launcher.checks.ray import read_payload
+from launcher.errors import RequestError, UnreadableAnswer
+from launcher.plan import running
+from launcher.plan.observe import observe
+from launcher.plan.serve import Seen, ask_model
+from launcher.tools import model as models
+
+if TYPE_CHECKING:
+    from launcher.cli.session import Session
+    from launcher.plan.running import Running
+
+
+def look(session: Session, *, model: str = "", host: str = "", port: int = 0) -> Seen:
+    """Observe every node, then ask the head about Ray and, when a model is named, every node for it.
+
+    The API is looked for at `host`:`port`, or where the inventory puts it.
+    """
+    inventory = session.inventory
+    facts = observe(inventory, session.transport, [inventory.image])
+    asked = ask_model(inventory, facts, model) if model else []
+    jobs = [running.ask_jobs(inventory, host or inventory.serve.bind, port or inventory.ports.api)]
+    if not running.head_runs(inventory, facts):
+        jobs = []
+    said: dict[str, Any] = {}
+    seen: dict[str, models.ModelSeen] = {}
+    for answer in session.transport.run([*jobs, *asked]):
+        if jobs and answer.node == inventory.head.name and not said:
+            try:
+                said = read_payload(answer)
+            except UnreadableAnswer as error:
+                said = {"error": error.message}
+        else:
+            seen[answer.node] = models.parse_look(answer)
+    return Seen(facts=facts, said=said, models=seen)
+
+
+def the_server(session: Session, seen: Seen) -> Running:
+    """Return the one server that runs; raises RequestError when there is none."""
+    found = running.find(session.inventory, seen.facts, seen.said)
+    if not found:
+        raise RequestError("no server runs on this cluster", hint="start one: `vlaunch serve --model MODEL`")
+    return found[0]

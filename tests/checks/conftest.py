@@ -1,0 +1,47 @@
+"""Inventories and facts for judges: a good node to spoil."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.inventory.load import loads
+from launcher.model import Inventory
+from launcher.tools.host import Address, Gpu, HostFacts
+
+Load = Callable[..., Inventory]
+
+
+@pytest.fixture
+def load() -> Load:
+    """Load an inventory of two nodes with more keys at the top, or other nodes."""
+
+    def make(more: str = "", nodes: str = "") -> Inventory:
+        two = "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 2}, {host: gpu02, ip: 10.0.0.12, gpus: 2}]"
+        return loads(f"cluster: c\nimage: vllm/vllm-openai:v0.32.0\n{more}\n{nodes or two}\n", Path("inventory.yaml"))
+
+    return make
+
+
+@pytest.fixture
+def good() -> Callable[..., HostFacts]:
+    """Return the facts of a node on which everything is as it should be, with changes."""
+
+    def make(ip: str = "10.0.0.11", **changed: Any) -> HostFacts:
+        gpu = Gpu(index=0, name="NVIDIA H100", memory_total=81559, memory_used=0, driver="580.95")
+        facts = HostFacts(
+            user="ops",
+            addresses=(
+                Address(interface="lo", ip="127.0.0.1", prefix=8, up=True, mtu=65536),
+                Address(interface="eth0", ip=ip, prefix=24, up=True, mtu=1500),
+            ),
+            listening=frozenset({("0.0.0.0", 22)}), disk_free=1 << 40, infiniband=("uverbs0",), gpus=(gpu, gpu), amd_gpus=2,
+            docker_version="28.3.0", runtimes=("nvidia", "runc"),
+        )  # fmt: skip
+        return dataclasses.replace(facts, **changed)
+
+    return make

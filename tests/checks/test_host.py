@@ -1,0 +1,237 @@
+"""The essential checks: each passes, fails with a fix, or says why it could not look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from launcher.checks import host
+from launcher.checks.shape import Finding
+from launcher.model import Inventory
+from launcher.tools.docker import Container
+from launcher.tools.host import Address, HostFacts
+
+Load = Callable[..., Inventory]
+Good = Callable[..., HostFacts]
+
+RUNNING = Container(
+    name="vlaunch-c-gpu01", id="1", role="head", node="gpu01", image="i", status="running", spec="", exit_code=0, restarts=0,
+    started="", env={}, labels={},
+)  # fmt: skip
+
+
+def judge(id_: str, inventory: Inventory, **facts: HostFacts) -> list[Finding]:
+    """Ask one check about the nodes given."""
+    check = next(each for each in host.CHECKS if each.id == id_)
+    return list(check.judge(inventory, facts))
+
+
+def first(id_: str, load: Load, facts: HostFacts, more: str = "", **own: str) -> Finding:
+    """Ask one check about one node."""
+    keys = {"host": "gpu01", "ip": "10.0.0.11", "gpus": "2", **own}
+    nodes = "nodes: [{" + ", ".join(f"{key}: {value}" for key, value in keys.items()) + "}]"
+    (found,) = judge(id_, load(more, nodes), gpu01=facts)
+    return found
+
+
+@pytest.mark.parametrize("check", host.CHECKS, ids=lambda check: check.id)
+@pytest.mark.parametrize("more", ["", "accelerator: cpu", "accelerator: amd", "network: {fabric: roce}"])
+def test_a_good_node_passes_every_check(check: Any, more: str, load: Load, good: Good) -> None:
+    """On every accelerator and fabric."""
+    found = check.judge(load(more), {"gpu01": good(), "gpu02": good("10.0.0.12")})
+
+    assert [each.status for each in found] == ["pass", "pass"]
+
+
+def test_checks_are_told_apart_and_say_what_and_why() -> None:
+    """The id is the word of the documentation; `what` is a sentence that is true when the check is green."""
+    ids = [check.id for check in host.CHECKS]
+
+    assert len(set(ids)) == len(ids)
+    assert all(check.what and check.why and not check.what.endswith(".") for check in host.CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("said", "text", "fix"),
+    [
+        ("permission denied while trying to connect to the Docker daemon socket", "`ops` may not talk to Docker", "docker: [sudo, -n, docker]"),
+        ("sudo: a password is required", "sudo asks for a password", "/etc/sudoers.d/vlaunch"),
+        ("sudo: a terminal is required to read the password", "sudo asks for a password", "NOPASSWD"),
+        ("sh: 1: docker: not found", "`docker` is not installed", "https://docs.docker.com/engine/install/"),
+        ("timeout: failed to run command 'docker': No such file or directory", "`docker` is not installed", "install"),
+        ("Cannot connect to the Docker daemon at unix:///var/run/docker.sock", "Docker does not answer", "systemctl start docker"),
+        ("dial unix /var/run/docker.sock: connect: no such file or directory", "Docker does not answer", "systemctl start docker"),
+        ("", "Docker does not answer", "systemctl start docker"),
+    ],
+)  # fmt: skip
+def test_a_docker_that_does_not_answer_is_told_why(said: str, text: str, fix: str, load: Load, good: Good) -> None:
+    """Each with its own remedy, and Docker's words as evidence."""
+    found = first("docker", load, good(docker_version=None, said={"docker": said}))
+
+    assert (found.status, found.text, found.evidence) == ("fail", text, said)
+    assert fix in found.fix
+
+
+@pytest.mark.parametrize("status", ["fail", "pass"])
+def test_the_declared_nvidia_gpus_must_be_there(status: str, load: Load, good: Good) -> None:
+    """Fewer is a failure that says how many; more is none."""
+    found = first("accelerator", load, good(), gpus="3" if status == "fail" else "1")
+
+    assert found.status == status
+    if status == "fail":
+        assert found.text == "2 GPUs visible, 3 declared"
+        assert "set `gpus: 2` for gpu01" in found.fix
+
+
+def test_no_driver_is_said_with_its_words(load: Load, good: Good) -> None:
+    """`nvidia-smi` is not there."""
+    found = first("accelerator", load, good(gpus=None, said={"gpus": "nvidia-smi: not found"}))
+
+    assert (found.status, found.text, found.evidence) == ("fail", "no NVIDIA GPU visible", "nvidia-smi: not found")
+    assert "install the driver" in found.fix
+
+
+@pytest.mark.parametrize(("there", "status"), [(None, "fail"), (1, "fail"), (2, "pass"), (8, "pass")])
+def test_the_declared_amd_gpus_must_be_there(there: int | None, status: str, load: Load, good: Good) -> None:
+    """Counted from the kernel's topology."""
+    found = first("accelerator", load, good(amd_gpus=there), "accelerator: amd")
+
+    assert found.status == status
+    if status == "fail":
+        assert found.text == f"{there or 0} AMD GPUs visible, 2 declared"
+        assert "modprobe amdgpu" in found.fix
+
+
+def test_cpu_slots_need_no_device(load: Load, good: Good) -> None:
+    """They are what Ray counts, nothing more."""
+    assert first("accelerator", load, good(gpus=None, amd_gpus=None), "accelerator: cpu").status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("runtimes", "toolkit", "status"),
+    [(("runc",), False, "fail"), ((), False, "fail"), (("nvidia", "runc"), False, "pass"), (("runc",), True, "pass")],
+)
+def test_docker_needs_nvidias_runtime_or_hook(
+    runtimes: tuple[str, ...], toolkit: bool, status: str, load: Load, good: Good
+) -> None:
+    """Either way of handing out GPUs will do."""
+    found = first("gpu-runtime", load, good(runtimes=runtimes, toolkit=toolkit))
+
+    assert found.status == status
+    if status == "fail":
+        assert "nvidia-ctk runtime configure" in found.fix
+        assert found.evidence == "runtimes: " + (", ".join(runtimes) or "none")
+
+
+def test_the_runtime_is_not_judged_twice_where_docker_does_not_answer(load: Load, good: Good) -> None:
+    """The check `docker` has said it."""
+    assert first("gpu-runtime", load, good(docker_version=None, runtimes=())).status == "pass"
+
+
+def test_the_declared_address_must_be_on_an_interface(load: Load, good: Good) -> None:
+    """The addresses that are there are the evidence, without loopback."""
+    found = first("address", load, good("10.9.9.9"))
+
+    assert (found.status, found.text, found.evidence) == ("fail", "no interface carries 10.0.0.11", "eth0 10.9.9.9")
+    assert "set `ip:` of gpu01" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("interface", "text"),
+    [("eth7", "there is no interface `eth7` with an address"), ("eth1", "10.0.0.11 is on `eth0`, not on `eth1`")],
+)
+def test_the_declared_interface_must_carry_the_address(interface: str, text: str, load: Load, good: Good) -> None:
+    """The fix names the right one."""
+    other = Address(interface="eth1", ip="192.168.7.7", prefix=24, up=True, mtu=1500)
+    facts = good(addresses=(*(good().addresses or ()), other))
+    found = judge("address", load(f"network: {{interface: {interface}}}"), gpu01=facts, gpu02=good("10.0.0.12"))[0]
+
+    assert (found.status, found.text) == ("fail", text)
+    assert "set `network: {interface: eth0}` for gpu01" in found.fix
+
+
+def test_a_link_that_is_down_is_said(load: Load, good: Good) -> None:
+    """Its address alone proves nothing."""
+    down = Address(interface="eth0", ip="10.0.0.11", prefix=24, up=False, mtu=1500)
+    found = first("address", load, good(addresses=(down,)))
+
+    assert (found.status, found.text) == ("fail", "`eth0` is down")
+    assert "ip link set eth0 up" in found.fix
+
+
+def test_addresses_of_version_six_are_compared_as_addresses(load: Load, good: Good) -> None:
+    """Whatever their spelling."""
+    there = Address(interface="eth0", ip="fd00::11", prefix=64, up=True, mtu=1500)
+
+    assert first("address", load, good(addresses=(there,)), ip='"fd00:0:0:0:0:0:0:11"').status == "pass"
+
+
+@pytest.mark.parametrize("fabric", ["infiniband", "roce"])
+def test_an_rdma_fabric_needs_its_devices(fabric: str, load: Load, good: Good) -> None:
+    """NCCL would silently use TCP."""
+    found = first("rdma-devices", load, good(infiniband=(), said={"infiniband": "ls: cannot access"}), f"network: {{fabric: {fabric}}}")
+
+    assert (found.status, found.text) == ("fail", f"no /dev/infiniband, though the inventory says {fabric}")
+    assert found.evidence == "ls: cannot access"
+    assert "modprobe" in found.fix
+
+
+def test_ethernet_needs_no_rdma_devices(load: Load, good: Good) -> None:
+    """Nothing is asked for that the inventory does not say."""
+    assert first("rdma-devices", load, good(infiniband=())).status == "pass"
+
+
+def test_a_taken_port_is_named_with_its_use(load: Load, good: Good) -> None:
+    """And how to see who has it."""
+    found = first("ports", load, good(listening=frozenset({("0.0.0.0", 6379), ("::", 8000)})))
+
+    assert (found.status, found.text) == ("fail", "port 6379 (Ray head), 8000 (vLLM API) is taken")
+    assert "ss -ltnp 'sport = :6379'" in found.fix
+
+
+def test_a_worker_needs_only_its_own_ports(load: Load, good: Good) -> None:
+    """Something may listen on 6379 of a worker; nothing of ours will."""
+    busy = good("10.0.0.12", listening=frozenset({("0.0.0.0", 6379)}))
+    own = good("10.0.0.12", listening=frozenset({("0.0.0.0", 6380)}))
+
+    assert [each.status for each in judge("ports", load(), gpu01=good(), gpu02=busy)] == ["pass", "pass"]
+    assert judge("ports", load(), gpu01=good(), gpu02=own)[1].text == "port 6380 (Ray node manager) is taken"
+
+
+def test_ports_held_by_the_clusters_own_containers_are_not_taken(load: Load, good: Good) -> None:
+    """A second `up` finds them in use, by what it started itself."""
+    assert first("ports", load, good(listening=frozenset({("0.0.0.0", 6379)}), containers=(RUNNING,))).status == "pass"
+
+
+@pytest.mark.parametrize(("more", "room", "status"), [("", 4, "fail"), ("", 5, "pass"), ("accelerator: cpu", 2, "pass")])
+def test_there_must_be_room(more: str, room: int, status: str, load: Load, good: Good) -> None:
+    """For the GPU images more than for the CPU build."""
+    found = first("disk", load, good(disk_free=room * 1024**3), more)
+
+    assert found.status == status
+    if status == "fail":
+        assert found.text == "4.0 GiB free under /data, 5 GiB needed"
+        assert "docker system prune" in found.fix
+
+
+@pytest.mark.parametrize(("id_", "missing"), [("address", "addresses"), ("ports", "listening"), ("disk", "disk_free")])
+def test_what_could_not_be_looked_at_is_skipped_with_its_reason(id_: str, missing: str, load: Load, good: Good) -> None:
+    """Never green."""
+    found = first(id_, load, good(**{missing: None}))
+
+    assert found.status == "skip"
+    assert found.text
+
+
+def test_every_failure_has_a_fix_and_no_full_stop(load: Load, good: Good) -> None:
+    """A fix is a thing to do."""
+    bad = good(
+        "10.9.9.9", docker_version=None, gpus=None, infiniband=(), disk_free=1, listening=frozenset({("::", 6379)}), said={"docker": "x"}
+    )
+    inventory = load("network: {fabric: roce}")
+    found = [each for check in host.CHECKS for each in check.judge(inventory, {"gpu01": bad, "gpu02": bad}) if each.status == "fail"]
+
+    assert len({each.text for each in found}) >= 6
+    assert all(each.fix and not each.text.endswith(".") and not each.fix.endswith(".") for each in found)

@@ -1,0 +1,160 @@
+"""The command line on simulated nodes: only the fleet, which reaches them, is another one."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.apply import apply
+from launcher.cli.main import run
+from launcher.errors import ConnectError
+from launcher.inventory.load import load
+from launcher.model import Answer, Inventory
+from launcher.remote.fleet import Line
+from launcher.transport import Command
+from tests.fakes import FakeTransport
+from tests.simulated import World
+
+INVENTORY = """\
+cluster: c
+image: vllm/vllm-openai:v0.32.0
+secrets: {HF_TOKEN: {env: HF_TOKEN}}
+nodes:
+  - {host: gpu01, ip: 10.0.0.11, gpus: 8}
+  - {host: gpu02, ip: 10.0.0.12, gpus: 8}
+"""
+SECRET = "hf_thisMustStayHidden"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What one command line did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The events that `--json` printed."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+class FakeDocker:
+    """The part of the Docker API that `logs` uses."""
+
+    def __init__(self, logs: dict[str, bytes]) -> None:
+        self._logs = logs
+
+    def containers(self, **asked: Any) -> list[dict[str, Any]]:
+        assert asked == {"all": True, "filters": {"label": "vlaunch.cluster=c"}}
+        return [{"Id": role, "Labels": {"vlaunch.role": role}} for role in self._logs]
+
+    def logs(self, container: str, *, stream: bool, follow: bool, tail: int) -> Iterator[bytes]:
+        # In pieces that end in the middle of lines and of characters, as they come over a network.
+        data = self._logs[container]
+        return iter([data[:7], data[7:]])
+
+
+class Tunnel:
+    """A tunnel that ends at once."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def __enter__(self) -> Tunnel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def wait(self) -> None:
+        return None
+
+
+@dataclass
+class Cluster:
+    """Simulated nodes and the command line on them."""
+
+    path: Path
+    world: World
+    capsys: pytest.CaptureFixture[str]
+    missing: dict[str, ConnectError] = field(default_factory=dict)
+    logs: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    server_log: list[str] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
+    forwards: list[tuple[Any, ...]] = field(default_factory=list)
+    asked: list[dict[str, Any]] = field(default_factory=list)
+
+    def run(self, *words: str) -> Ran:
+        """Run one command line with this cluster's inventory."""
+        self.capsys.readouterr()
+        code = run(list(words))
+        return Ran(code, *self.capsys.readouterr())
+
+    def write(self, text: str) -> Inventory:
+        """Change the inventory; nodes stay as they are."""
+        self.path.write_text(text)
+        self.world.inventory = load(self.path)
+        return self.world.inventory
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cluster:
+    """Two nodes with the image and nothing else; the inventory is where one stands."""
+    path = tmp_path / "inventory.yaml"
+    path.write_text(INVENTORY)
+    monkeypatch.chdir(tmp_path)
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.delenv("VLAUNCH_INVENTORY", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    made = Cluster(path=path, world=World(load(path)), capsys=capsys)
+
+    class FakeFleet(contextlib.nullcontext["FakeFleet"]):
+        """Stands where `Fleet` does: the one boundary."""
+
+        def __init__(self, inventory: Inventory, **asked: Any) -> None:
+            super().__init__()
+            made.asked.append(asked)
+
+        def __enter__(self) -> FakeFleet:
+            return self
+
+        def connect(self) -> dict[str, ConnectError]:
+            return dict(made.missing)
+
+        def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
+            made.commands.extend(commands)
+            lost = [command.node for command in commands if command.node in made.missing]
+            assert not lost, f"asked although not reached: {lost}"
+            return FakeTransport(made.world.answer).run(commands)
+
+        def stream(self, commands: Sequence[Command]) -> Iterator[Line | Answer]:
+            for command in commands:
+                for text in made.server_log:
+                    yield Line(node=command.node, text=text)
+                yield Line(node=command.node, text="noise", error=True)
+                yield Answer(node=command.node, code=0)
+
+        def docker(self, node: str) -> FakeDocker:
+            return FakeDocker(made.logs.get(node, {}))
+
+        def forward(self, node: str, host: str, port: int, local_port: int = 0) -> Tunnel:
+            made.forwards.append((node, host, port, local_port))
+            return Tunnel(local_port or 45678)
+
+    monkeypatch.setattr("launcher.remote.fleet.Fleet", FakeFleet)
+    # Waits cost no time, and every look at the clock is a second later.
+    ticks = itertools.count()
+    monkeypatch.setitem(apply.__kwdefaults__, "clock", lambda: float(next(ticks)))
+    monkeypatch.setitem(apply.__kwdefaults__, "sleep", lambda _: None)
+    return made

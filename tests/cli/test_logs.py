@@ -1,0 +1,59 @@
+"""`vlaunch logs`: every container and the server, line by line."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.conftest import Cluster
+
+
+@pytest.fixture
+def talking(cluster: Cluster) -> Cluster:
+    """Containers that have said something."""
+    cluster.logs = {"gpu01": {"head": "ready\nsecond é\n".encode()}, "gpu02": {"worker": b"joined\n", "rank": b"rank 1 up\n"}}
+    cluster.server_log = ["INFO: started"]
+    return cluster
+
+
+def test_every_line_says_where_it_comes_from(talking: Cluster) -> None:
+    """Containers by node, ranks apart, and the server's own log."""
+    ran = talking.run("logs")
+
+    assert ran.code == 0
+    assert sorted(ran.out.splitlines()) == ["gpu01: ready", "gpu01: second é", "gpu02/rank: rank 1 up", "gpu02: joined", "server: INFO: started"]
+
+
+def test_a_character_that_comes_in_two_pieces_is_whole(talking: Cluster) -> None:
+    """Networks cut where they like."""
+    talking.logs = {"gpu01": {"head": "abcdeé and on\n".encode()}}
+
+    assert "gpu01: abcdeé and on" in talking.run("logs", "gpu01").out
+
+
+def test_a_last_line_without_its_end_is_shown(talking: Cluster) -> None:
+    """A container that was killed has no time for a newline."""
+    talking.logs = {"gpu01": {"head": b"first\nlast words"}}
+
+    assert "gpu01: last words" in talking.run("logs", "gpu01").out
+
+
+def test_named_nodes_only(talking: Cluster) -> None:
+    """Without the head the server's log is left out as well."""
+    assert set(talking.run("logs", "gpu02").out.splitlines()) == {"gpu02: joined", "gpu02/rank: rank 1 up"}
+
+
+def test_silence_says_what_to_do(cluster: Cluster) -> None:
+    """Rather than nothing."""
+    ran = cluster.run("logs")
+
+    assert ran.code == 2
+    assert "no container of cluster c has said anything" in ran.err
+    assert "hint: run `vlaunch up`" in ran.err
+
+
+def test_what_a_container_prints_cannot_draw_on_the_terminal(talking: Cluster) -> None:
+    """vLLM colours its log."""
+    talking.logs = {"gpu01": {"head": b"\x1b[36m(Worker)\x1b[0;0m up\n"}}
+    talking.server_log = ["\x1b[2J\x07x"]
+
+    assert sorted(talking.run("logs", "gpu01").out.splitlines()) == ["gpu01: (Worker) up", "server: x"]

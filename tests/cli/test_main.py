@@ -1,0 +1,189 @@
+"""The program as a whole: its commands, its exit codes, its start-up, and its small commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from launcher import __version__
+from launcher.cli import main
+from launcher.cli.main import COMMANDS, run
+from launcher.errors import RequestError, VlaunchError
+from launcher.plan.files import payload_tar
+
+VLAUNCH = [sys.executable, "-c", "from launcher.cli.main import main; main()"]
+SHOWN = [name for name, (_, _, help_) in COMMANDS.items() if help_]
+
+
+def command(function: object) -> click.Command:
+    """Wrap a function as the command `x` would be."""
+    return click.command()(click.option("--verbose", is_flag=True)(function))  # type: ignore[type-var,no-any-return]
+
+
+@pytest.fixture
+def ending(monkeypatch: pytest.MonkeyPatch) -> object:
+    """Make `vlaunch x` raise or return what is given."""
+
+    def make(error: BaseException | None = None, result: object = None) -> None:
+        def body(verbose: bool) -> object:
+            if error is not None:
+                raise error
+            return result
+
+        monkeypatch.setitem(COMMANDS, "x", ("types", "x", "for tests"))
+        monkeypatch.setattr("types.x", command(body), raising=False)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(VlaunchError("failed"), 1), (RequestError("wrong"), 2), (click.UsageError("wrong"), 2), (KeyboardInterrupt(), 130), (click.Abort(), 130),
+     (click.exceptions.Exit(7), 7), (BrokenPipeError(), 141)],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_errors_leave_the_program_as_exit_codes(error: BaseException, code: int, ending, capfd: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+    """1 it failed, 2 the request was wrong, 130 interrupted; never a traceback."""
+    ending(error)
+    keep = os.dup(1)
+    try:
+        assert run(["x"]) == code
+    finally:
+        os.dup2(keep, 1)
+        os.close(keep)
+
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("result", "code"), [(None, 0), (3, 3), ("text", 0)])
+def test_what_a_command_returns_is_its_exit_code(result: object, code: int, ending) -> None:  # type: ignore[no-untyped-def]
+    """When it is a number."""
+    ending(result=result)
+
+    assert run(["x"]) == code
+
+
+def test_verbose_shows_where_an_error_came_from(ending, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+    """For those who mend vlaunch."""
+    ending(VlaunchError("failed"))
+
+    assert run(["x", "--verbose"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("stauts", "status"), ("upp", "up"), ("exce", "exec"), ("xyzzy", None)])
+def test_a_mistyped_command_is_told_the_near_one(typed: str, meant: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2."""
+    assert run([typed]) == 2
+
+    err = capsys.readouterr().err
+    assert f"no command `{typed}`" in err
+    assert ("did you mean" in err) is (meant is not None)
+    assert meant is None or f"did you mean `{meant}`?" in err
+
+
+def test_help_lists_every_command_in_the_order_of_need(capsys: pytest.CaptureFixture[str]) -> None:
+    """Hidden ones are not listed."""
+    assert run(["--help"]) == 0
+    out = capsys.readouterr().out
+    listed = [line.split()[0] for line in out.split("Commands:")[1].splitlines() if line.startswith("  ") and line[2] != " "]
+
+    assert listed == SHOWN
+    assert "payload" not in out
+
+
+def test_no_command_at_all_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rather than an error without a word."""
+    run([])
+    out, err = capsys.readouterr()
+
+    assert "Commands:" in out + err
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """As installed."""
+    assert run(["--version"]) == 0
+    assert __version__ in capsys.readouterr().out
+
+
+def test_help_loads_nothing_that_is_slow() -> None:
+    """It answers while a person is still typing."""
+    slow = ("paramiko", "docker", "rich", "pydantic", "yaml", "fabric", "cryptography")
+    code = f"import sys; from launcher.cli.main import run; run(['--help']); print([n for n in {slow} if n in sys.modules], file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stderr == "[]\n"
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    """`vlaunch schema | head -1`."""
+    done = subprocess.run(["sh", "-c", '"$@" schema | head -n 1', "sh", *VLAUNCH], capture_output=True, text=True, check=True)
+
+    assert (done.stdout, done.stderr) == ("{\n", "")
+
+
+def test_the_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """As editors want it, and the same that is shipped."""
+    assert run(["schema"]) == 0
+    shipped = json.loads((Path(main.__file__).parents[1] / "inventory" / "schema.json").read_text())
+
+    assert json.loads(capsys.readouterr().out) == shipped
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_names_the_program(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Code that the shell can read."""
+    assert run(["completion", shell]) == 0
+    out = capsys.readouterr().out
+
+    assert "_VLAUNCH_COMPLETE" in out
+    if shell == "bash":
+        assert subprocess.run(["bash", "-n"], input=out, text=True, check=False).returncode == 0
+
+
+def test_completion_of_another_shell_is_a_usage_error() -> None:
+    """With the ones that there are."""
+    assert run(["completion", "tcsh"]) == 2
+
+
+def test_completing_a_command_works_from_end_to_end() -> None:
+    """As bash asks for it."""
+    env = {**os.environ, "_VLAUNCH_COMPLETE": "bash_complete", "COMP_WORDS": "vlaunch sta", "COMP_CWORD": "1"}
+    done = subprocess.run(VLAUNCH, env=env, capture_output=True, text=True, check=False)
+
+    assert done.stdout.split() == ["plain,status"]
+
+
+def test_the_payload_is_printed_byte_for_byte() -> None:
+    """The script of `--dry-run` pipes it to nodes."""
+    done = subprocess.run([*VLAUNCH, "payload"], capture_output=True, check=True)
+
+    assert done.stdout == payload_tar()
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [("", "empty"), ("- a\n", "mapping"), ("cluster: [", ""), ("a: &a [x]\nb: [*a, *a]\n", "")],
+)  # fmt: skip
+def test_an_inventory_that_is_none_is_a_wrong_request(text: str, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, one clear error, no traceback, for every command that reads one."""
+    path = tmp_path / "inventory.yaml"
+    path.write_text(text)
+
+    assert run(["up", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert word in err
+    assert "Traceback" not in err
+
+
+def test_an_inventory_that_is_a_directory_is_a_wrong_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also one that does not exist."""
+    assert run(["status", str(tmp_path)]) == run(["down", str(tmp_path / "no.yaml")]) == 2
+    assert capsys.readouterr().err.count("error: ") == 2

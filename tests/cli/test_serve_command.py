@@ -1,0 +1,70 @@
+"""The command line of `serve` where no node is needed: usage, and the script of a dry run."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.main import run
+
+INVENTORY = """
+cluster: pair
+image: vllm/vllm-openai:v0.32.0
+secrets: {VLLM_API_KEY: {env: THE_KEY}}
+serve: {model: org/m, tp: 4, pp: 4, args: [--seed, "1"]}
+nodes:
+  - {host: "gpu[01-02]", ip: "10.0.0.[1-2]", gpus: 8}
+"""
+
+
+@pytest.fixture
+def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("THE_KEY", "sk-very-secret")
+    path = tmp_path / "inventory.yaml"
+    path.write_text(INVENTORY, encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["other.yaml"], "the inventory is named with -i"),
+        (["--max-model-len", "8"], "vLLM's own options go after `--`"),
+        (["--offline"], "--offline goes with --dry-run"),
+        (["--bind", "eth0"], "--bind should be an IP address"),
+        (["--", "-tp", "2"], "`-tp`: use `--tp` of vlaunch"),
+        (["--dry-run", "--offline", "--tp", "32"], "needs 32 GPUs, the cluster has 16"),
+        (["--dry-run", "--offline", "--backend", "mp", "--tp", "16", "--pp", "2"], "needs 32 GPUs"),
+    ],
+)
+def test_wrong_requests(inventory: str, words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, what is wrong in words, and no node was reached."""
+    code = run(["serve", "-i", inventory, *words])
+    out, err = capsys.readouterr()
+
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+@pytest.mark.parametrize("backend", ["ray", "mp"])
+def test_an_offline_script(inventory: str, backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The script is bash, names secrets by their source, and carries the inventory's defaults."""
+    code = run(["serve", "-i", inventory, "--dry-run", "--offline", "--backend", backend, "--", "--max-model-len", "4096"])
+    text = capsys.readouterr().out
+    script = tmp_path / "script.sh"
+    script.write_text(text, encoding="utf-8")
+
+    assert code == 0
+    assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
+    assert "sk-very-secret" not in text
+    for word in ("org/m", "--seed", "--max-model-len", "--pipeline-parallel-size"):
+        assert word in text
+
+
+def test_flags_replace_the_whole_split(inventory: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One of --tp and --pp on the command line makes the inventory's pair void."""
+    run(["serve", "-i", inventory, "--dry-run", "--offline", "--tp", "8"])
+
+    assert "TP 8 × PP 2" in capsys.readouterr().out

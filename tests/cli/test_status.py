@@ -1,0 +1,90 @@
+"""`vlaunch status`: a table for people, JSON for machines, an exit code for scripts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from launcher.errors import ConnectError
+from tests.cli.conftest import INVENTORY, Cluster
+
+
+@pytest.fixture
+def up(cluster: Cluster) -> Cluster:
+    """A cluster that is up."""
+    assert cluster.run("up").code == 0
+    cluster.world.changes.clear()
+    return cluster
+
+
+def test_a_whole_cluster_is_a_table_and_exit_code_0(up: Cluster) -> None:
+    """On standard output, without talk; nothing is changed."""
+    ran = up.run("status")
+
+    assert (ran.code, ran.err, up.world.changes) == (0, "", [])
+    assert ran.out.splitlines()[0] == "cluster c"
+    assert ["gpu02", "worker", "10.0.0.12", "running", "alive", "8/8", "-", "-"] in [line.split() for line in ran.out.splitlines()]
+    assert "server: none" in ran.out
+
+
+def test_nothing_there_is_exit_code_1(cluster: Cluster) -> None:
+    """Told, not an error."""
+    ran = cluster.run("status")
+
+    assert (ran.code, ran.err) == (1, "")
+    assert ran.out.count("absent") >= 2
+
+
+def test_json_says_all_that_the_table_does(up: Cluster) -> None:
+    """And whether it is whole."""
+    said = json.loads(up.run("status", "--json").out)
+
+    assert said["whole"] is True
+    assert [node["node"] for node in said["nodes"]] == ["gpu01", "gpu02"]
+    assert said["server"]["state"] == "none"
+    assert said["endpoint"] == "http://10.0.0.11:8000/v1"
+
+
+def test_drift_is_told_in_words_and_by_the_exit_code(up: Cluster) -> None:
+    """The inventory was changed since."""
+    up.write(INVENTORY.replace("cluster: c\n", "cluster: c\nenv: {A: '1'}\n"))
+    ran = up.run("status")
+
+    assert ran.code == 1
+    assert "gpu[01-02]: differs from the inventory: env A: unset → 1" in ran.out
+
+
+def test_a_node_that_cannot_be_reached_is_in_the_table(up: Cluster) -> None:
+    """The others are looked at all the same."""
+    up.missing["gpu02"] = ConnectError("gpu02", "cannot be reached: timed out")
+    ran = up.run("status")
+
+    assert ran.code == 1
+    assert "gpu02: cannot be reached: timed out" in ran.out
+    assert "alive" in ran.out
+    assert "gpu02: gpu02" not in ran.out
+
+
+def test_a_table_in_a_pipe_is_not_folded(up: Cluster) -> None:
+    """`vlaunch status | grep NODE` finds the node, however long its name is."""
+    name = "gpu02-with-a-very-long-name.of-rack-seven.of-the-second-hall.example.org"
+    up.write(INVENTORY.replace("{host: gpu02,", f"{{host: gpu02, name: {name},"))
+    up.missing[name] = ConnectError(name, "cannot be reached")
+
+    assert any(line.startswith(f"{name} ") for line in up.run("status").out.splitlines())
+
+
+def test_watching_as_json_looks_again_until_ctrl_c(up: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One object a look."""
+    naps = iter([None, KeyboardInterrupt()])
+
+    def sleep(_: float) -> None:
+        if (end := next(naps)) is not None:
+            raise end
+
+    monkeypatch.setattr("launcher.cli.status.time.sleep", sleep)
+    ran = up.run("status", "--json", "--watch")
+
+    assert ran.code == 130
+    assert [json.loads(line)["whole"] for line in ran.out.splitlines()] == [True, True]

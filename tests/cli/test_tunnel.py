@@ -1,0 +1,32 @@
+"""`vlaunch tunnel`: the API here, through the connection that is there anyway."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.conftest import INVENTORY, Cluster
+
+
+@pytest.mark.parametrize(
+    ("more", "words", "forward"),
+    [
+        ("", [], ("gpu01", "127.0.0.1", 8000, 8000)),
+        ("", ["--local-port", "0"], ("gpu01", "127.0.0.1", 8000, 0)),
+        ("", ["--dashboard", "--local-port", "9999"], ("gpu01", "127.0.0.1", 8265, 9999)),
+        ("serve: {bind: 10.0.0.11}", [], ("gpu01", "10.0.0.11", 8000, 8000)),
+        ("ports: {api: 8080}", [], ("gpu01", "127.0.0.1", 8080, 8080)),
+    ],
+)
+def test_the_port_of_the_head_is_forwarded(more: str, words: list[str], forward: tuple[object, ...], cluster: Cluster) -> None:
+    """Where the API listens; its address here is the one line of standard output."""
+    cluster.write(f"{INVENTORY}{more}\n")
+    ran = cluster.run("tunnel", *words)
+
+    assert (ran.code, cluster.forwards) == (0, [forward])
+    assert ran.out == f"http://127.0.0.1:{forward[3] or 45678}\n"
+    assert "Ctrl-C" in ran.err
+
+
+def test_a_port_that_is_none_is_a_usage_error(cluster: Cluster) -> None:
+    """Nothing is reached."""
+    assert (cluster.run("tunnel", "--local-port", "70000").code, cluster.asked) == (2, [])

@@ -1,0 +1,321 @@
+"""The program inside the head container, run as it is run there, against stand-ins for Ray's dashboard and vLLM's API."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HEAD = Path(__file__).parent.parent.parent / "launcher" / "payload" / "head.py"
+METRICS = (
+    "# HELP vllm:cache_config_info Information\n"
+    'vllm:cache_config_info{block_size="128",kv_cache_size_tokens="262144",kv_cache_max_concurrency="512.0"} 1.0\n'
+)
+CHAT = {
+    "choices": [{"message": {"content": "Hi"}}],
+    "usage": {"completion_tokens": 1},
+    "system_fingerprint": "vllm-0.32.0-pp2-x",
+}
+
+
+class Server:
+    """Answers by path: a value, or a function of the request's body; (status, value) for anything but 200."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Any] = {}
+        self.asked: list[tuple[str, str, str, Any]] = []
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def _answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                asked = json.loads(body) if body else None
+                path = self.path.partition("?")[0]
+                owner.asked.append((self.command, path, self.headers.get("Authorization") or "", asked))
+                found = owner.answers.get(path, (404, "no such path"))
+                found = found(asked) if callable(found) else found
+                status, said = found if isinstance(found, tuple) else (200, found)
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(said.encode() if isinstance(said, str) else json.dumps(said).encode())
+
+            do_GET = do_POST = _answer
+
+            def log_message(self, *_: object) -> None:
+                return
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self.http.server_address[1]
+        self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01})
+
+    def __enter__(self) -> Server:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.shutdown()
+        self.thread.join()
+        self.http.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as running:
+        running.answers |= {
+            "/health": "",
+            "/v1/models": {"data": [{"id": "m"}]},
+            "/metrics": METRICS,
+            "/v1/chat/completions": CHAT,
+            "/api/jobs/": [],
+            "/api/jobs/serve-1": {"submission_id": "serve-1", "status": "RUNNING", "metadata": {"a": "b"}},
+        }
+        yield running
+
+
+@pytest.fixture
+def run(server: Server, tmp_path: Path) -> Any:
+    """Run head.py against the server and return its exit code and the objects it printed."""
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "RAY_AUTH_TOKEN").write_text("ray-token\n")
+    (tmp_path / "secrets" / "VLLM_API_KEY").write_text("api-key")
+
+    def call(*words: str, stdin: object = None, port: int | None = None) -> tuple[int, list[Any]]:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", HEAD, *words, "--dashboard", str(server.port), "--api", str(port or server.port)],
+            input="" if stdin is None else json.dumps(stdin),
+            capture_output=True,
+            check=False,
+            text=True,
+            timeout=60,
+            env={
+                **os.environ,
+                "VLAUNCH_SECRETS": str(tmp_path / "secrets"),
+                "VLAUNCH_RAY_LOGS": str(tmp_path),
+                "http_proxy": "http://127.0.0.1:9",
+            },
+        )
+        assert done.stderr == ""
+        return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+    return call
+
+
+def test_complete(server: Server, run: Any) -> None:
+    """A completion comes back with its text, tokens and fingerprint; the key travels in the header, proxies are ignored."""
+    code, (said,) = run("complete", "--prompt", "Say hello.")
+
+    assert code == 0
+    assert (said["text"], said["tokens"], said["system_fingerprint"]) == ("Hi", 1, "vllm-0.32.0-pp2-x")
+    assert server.asked[-1][:3] == ("POST", "/v1/chat/completions", "Bearer api-key")
+    assert server.asked[-1][3]["messages"] == [{"role": "user", "content": "Say hello."}]
+
+
+def test_complete_without_a_chat_template(server: Server, run: Any) -> None:
+    """A base model is asked in the way it can answer."""
+    server.answers["/v1/chat/completions"] = (400, '{"error": "default chat template is no longer allowed"}')
+    server.answers["/v1/completions"] = {"choices": [{"text": "and then"}], "usage": {"completion_tokens": 2}}
+    _, (said,) = run("complete")
+
+    assert (said["path"], said["text"], said["tokens"]) == ("/v1/completions", "and then", 2)
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "status"),
+    [("/v1/models", (401, "Unauthorized"), 401), ("/v1/chat/completions", (500, "EngineDeadError"), 500)],
+)
+def test_complete_refused(server: Server, run: Any, path: str, answer: tuple[int, str], status: int) -> None:
+    """A refusal is an answer: its status and words come back."""
+    server.answers[path] = answer
+    code, (said,) = run("complete")
+
+    assert (code, said["status"], said["error"]) == (0, status, answer[1])
+
+
+def test_nobody_listens(run: Any) -> None:
+    """A closed port is status 0, with the reason."""
+    _, (said,) = run("server", port=1)
+
+    assert said["health"] == 0
+    assert "refused" in said["health_said"]
+
+
+def test_server(run: Any) -> None:
+    """Health, models and the labels of the capacity metric come in one answer."""
+    _, (said,) = run("server")
+
+    assert (said["health"], said["models"]) == (200, ["m"])
+    assert said["capacity"]["kv_cache_size_tokens"] == "262144"
+
+
+def test_submit(server: Server, run: Any) -> None:
+    """The command is quoted, named in its environment, and sent with Ray's token; no value of a secret is in it."""
+    server.answers["/api/jobs/"] = {"submission_id": "serve-1"}
+    asked = {"argv": ["vllm", "serve", "a b", "$(x)"], "submission_id": "serve-1", "metadata": {"vlaunch.model": "a b"}}
+    code, said = run("submit", stdin=asked)
+
+    assert (code, said) == (0, [{"submission_id": "serve-1"}])
+    verb, path, token, body = server.asked[-1]
+    assert (verb, path, token) == ("POST", "/api/jobs/", "Bearer ray-token")
+    assert body["entrypoint"] == "exec env VLAUNCH_JOB=serve-1 vllm serve 'a b' '$(x)'"
+    assert body["metadata"] == {"vlaunch.model": "a b"}
+
+
+def test_submit_twice(server: Server, run: Any) -> None:
+    """Two people at the same time submit one job."""
+    server.answers["/api/jobs/"] = (500, "Job with submission_id serve-1 already exists.")
+    code, (said,) = run("submit", stdin={"argv": ["x"], "submission_id": "serve-1", "metadata": {}})
+
+    assert (code, said) == (0, {"submission_id": "serve-1", "existing": True})
+
+
+def test_submit_refused(server: Server, run: Any) -> None:
+    """What Ray says against a job is an error, with its words."""
+    server.answers["/api/jobs/"] = (401, "Unauthorized: InvalidAuthToken")
+    code, (said,) = run("submit", stdin={"argv": ["x"], "submission_id": "serve-1", "metadata": {}})
+
+    assert (code, said["error"]) == (1, "401: Unauthorized: InvalidAuthToken")
+
+
+def test_watch_gives_whole_lines_from_an_offset(tmp_path: Path, run: Any) -> None:
+    """Half a line waits for its other half; what was read is not read again; progress bars count as lines."""
+    log = tmp_path / "job-driver-serve-1.log"
+    log.write_bytes("eins\nzwölf\nhal".encode())
+    _, (first,) = run("watch", "--job", "serve-1")
+    log.write_bytes("eins\nzwölf\nhalb\r50%\r".encode())
+    _, (second,) = run("watch", "--job", "serve-1", "--offset", str(first["offset"]))
+
+    assert (first["log"], first["job"]["status"], first["health"]) == ("eins\nzwölf\n", "RUNNING", 200)
+    assert second["log"] == "halb\r50%\r"
+
+
+def test_watch_gives_the_last_line_of_a_job_that_is_over(server: Server, tmp_path: Path, run: Any) -> None:
+    """A last line without an end is shown when nothing more will come."""
+    (tmp_path / "job-driver-serve-1.log").write_text("killed")
+    server.answers["/api/jobs/serve-1"] = {"status": "FAILED", "message": "exit", "driver_exit_code": 137}
+    _, (said,) = run("watch", "--job", "serve-1")
+
+    assert (said["log"], said["job"]["driver_exit_code"]) == ("killed", 137)
+
+
+def test_watch_a_job_that_is_not_there(run: Any) -> None:
+    """Ray forgets jobs when its head restarts."""
+    _, (said,) = run("watch", "--job", "serve-9")
+
+    assert said["job"]["status"] == "ABSENT"
+
+
+def test_stop_kills_what_does_not_listen(server: Server, run: Any) -> None:
+    """A process of the job that ignores the polite signal is killed; others are left alone."""
+    state = {"submission_id": "serve-1", "status": "RUNNING"}
+    server.answers["/api/jobs/serve-1"] = lambda _: state
+
+    def stopped(_: object) -> bool:
+        state["status"] = "STOPPED"
+        return True
+
+    server.answers["/api/jobs/serve-1/stop"] = stopped
+    sleep = [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"]
+    mine = subprocess.Popen(sleep, env={**os.environ, "VLAUNCH_JOB": "serve-1"})
+    other = subprocess.Popen(sleep, env={**os.environ, "VLAUNCH_JOB": "serve-10"})
+    try:
+        # The stand-in must be reaped while head.py looks, or it would stay a zombie of this test.
+        reaper = threading.Thread(target=mine.wait)
+        reaper.start()
+        code, (said,) = run("stop", "--job", "serve-1", "--grace", "0.2")
+        reaper.join(10)
+
+        assert (code, said["killed"], said["left"], said["job"]["status"]) == (0, 1, [], "STOPPED")
+        assert mine.returncode == -9
+        assert other.poll() is None
+    finally:
+        mine.kill()
+        other.kill()
+        other.wait()
+
+
+def test_stop_a_job_that_is_over(server: Server, run: Any) -> None:
+    """Stopping what has ended is no error."""
+    server.answers["/api/jobs/serve-1"] = {"status": "SUCCEEDED"}
+    code, (said,) = run("stop", "--job", "serve-1", "--grace", "0")
+
+    assert (code, said["killed"]) == (0, 0)
+
+
+def test_chat_streams(server: Server, run: Any) -> None:
+    """Each piece is a line as it comes; the end and comments are left out."""
+    pieces = [{"choices": [{"delta": {"role": "assistant"}}]}, {"choices": [{"delta": {"content": "Hi"}}]}, {"choices": []}]
+    stream = "".join(f"data: {json.dumps(each)}\n\n" for each in pieces) + ": ping\n\ndata: [DONE]\n\n"
+    server.answers["/v1/chat/completions"] = stream
+    code, said = run("chat", stdin=[{"role": "user", "content": "hello"}])
+
+    assert code == 0
+    assert "".join(each["text"] for each in said) == "Hi"
+    assert server.asked[-1][3]["stream"] is True
+
+
+def test_chat_with_a_base_model(server: Server, run: Any) -> None:
+    """Without a chat template the last message is continued."""
+    server.answers["/v1/chat/completions"] = (400, "no chat template")
+    server.answers["/v1/completions"] = 'data: {"choices": [{"text": "and"}]}\n\ndata: [DONE]\n\n'
+    _, said = run("chat", stdin=[{"role": "user", "content": "once"}])
+
+    assert [each["text"] for each in said] == ["and"]
+    assert server.asked[-1][3]["prompt"] == "once"
+
+
+@pytest.mark.parametrize(("port", "status"), [(1, 0), (None, 400)])
+def test_chat_refused(server: Server, run: Any, port: int | None, status: int) -> None:
+    """An error is one object with its status; 0 when nobody listens."""
+    server.answers["/v1/chat/completions"] = (400, "too long")
+    _, (said,) = run("chat", stdin=[{"role": "user", "content": "hello"}], port=port)
+
+    assert said["status"] == status
+
+
+def test_jobs(server: Server, run: Any) -> None:
+    """Jobs without a submission id are Ray's own drivers and left out; the rest of what is known comes along."""
+    server.answers["/api/jobs/"] = [
+        {"submission_id": "serve-1", "status": "RUNNING", "metadata": {}, "driver_info": {"pid": 1}},
+        {"submission_id": None, "status": "RUNNING"},
+    ]
+    for what in ("nodes", "actors", "placement_groups"):
+        server.answers[f"/api/v0/{what}"] = {"data": {"result": {"result": [what]}}}
+    code, (said,) = run("jobs")
+
+    assert code == 0
+    assert [job["submission_id"] for job in said["jobs"]] == ["serve-1"]
+    assert "driver_info" not in said["jobs"][0]
+    assert said["groups"]["data"]["result"]["result"] == ["placement_groups"]
+    assert said["listening"] is True
+
+
+def test_nodes(server: Server, run: Any) -> None:
+    """Addresses that the head cannot open are named."""
+    server.answers["/api/v0/nodes"] = {"data": 1}
+    _, (said,) = run("nodes", "--peers", f"127.0.0.1:{server.port}", "127.0.0.1:1")
+
+    assert said == {"nodes": {"data": 1}, "unreachable": ["127.0.0.1:1"]}
+
+
+def test_a_dashboard_that_is_not_up_is_an_error(run: Any, server: Server) -> None:
+    """One object with the reason, and exit code 1: never a traceback."""
+    server.answers["/api/jobs/"] = (503, "starting")
+    code, (said,) = run("jobs")
+
+    assert (code, said) == (1, {"error": "starting"})
+
+
+def test_it_needs_nothing_but_the_standard_library() -> None:
+    """It must run in any image's Python, old ones too, and start fast."""
+    source = HEAD.read_text(encoding="utf-8")
+    imported = {line.split()[1].split(".")[0] for line in source.splitlines() if line.startswith(("import ", "from "))}
+
+    assert imported - set(sys.stdlib_module_names) == set()

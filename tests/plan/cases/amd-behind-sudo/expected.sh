@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# vlaunch up: cluster mi300x, 2 nodes, from inventory.yaml
+# Each `on NODE …` is one command that the run sends, word for word; the run adds a deadline to it on both ends.
+set -euo pipefail
+{  # read whole before it begins, so that it may be piped into bash
+
+on() {
+  local node=$1; shift
+  case $node in
+    mi01) ssh ops@mi01 "$(printf '%q ' "$@")" ;;
+    mi02) ssh ops@mi02 "$(printf '%q ' "$@")" ;;
+  esac
+}
+
+# Waits for everything that was started with `&`; one that failed ends the script.
+all() { local job; for job in $(jobs -p); do wait "$job"; done; }
+
+# The run takes the token that the head has, or makes one.
+: "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"
+
+# == Look at the nodes
+# gate docker: Docker answers
+# gate accelerator: the declared accelerators are there
+# gate gpu-runtime: Docker can hand out GPUs
+# gate address: the declared address is on the declared interface
+# gate rdma-devices: RDMA devices are there when the inventory names an RDMA fabric
+# gate ports: the cluster's ports are free
+# gate disk: there is room for the image and the model
+
+# == Have the image on every node
+# note: mi01: not there yet
+# note: mi02: not there yet
+
+# == Compare the image between the nodes
+# gate image: vllm/vllm-openai-rocm:v0.32.0 is the same on every node
+
+# == Write helper files and secrets
+vlaunch payload | on mi01 sh -c 'umask 022 && mkdir -p "$1/payload" && chmod 711 "$1" && tar -xf - -C "$1/payload"' unpack /home/ops/.vlaunch/mi300x &
+vlaunch payload | on mi02 sh -c 'umask 022 && mkdir -p "$1/payload" && chmod 711 "$1" && tar -xf - -C "$1/payload"' unpack /srv/vlaunch/mi300x &
+all
+printf %s "${RAY_AUTH_TOKEN:?}" | on mi01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && cat > "$1/secrets/.$2" && mv "$1/secrets/.$2" "$1/secrets/$2"' store /home/ops/.vlaunch/mi300x RAY_AUTH_TOKEN &
+printf %s "${RAY_AUTH_TOKEN:?}" | on mi02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && cat > "$1/secrets/.$2" && mv "$1/secrets/.$2" "$1/secrets/$2"' store /srv/vlaunch/mi300x RAY_AUTH_TOKEN &
+all
+
+# == Start the Ray head
+on mi01 sudo -n docker run --detach --name vlaunch-mi300x-mi01 --network host --shm-size 17179869184 --restart unless-stopped --device /dev/kfd --device /dev/dri --device /dev/infiniband --cap-add IPC_LOCK --group-add video --security-opt seccomp=unconfined --ulimit memlock=-1 --ulimit stack=67108864 --volume /home/ops/.vlaunch/mi300x/payload:/opt/vlaunch:ro --volume /home/ops/.vlaunch/mi300x/secrets:/run/vlaunch/secrets:ro --volume /data/huggingface:/data/huggingface --volume /models:/models:ro --env GLOO_SOCKET_IFNAME=ens51f0np0 --env HF_HOME=/data/huggingface --env NCCL_SOCKET_IFNAME==ens51f0np0 --env RAY_ADDRESS=10.0.4.1:6379 --env RAY_AUTH_MODE=token --env RAY_AUTH_TOKEN_PATH=/run/vlaunch/secrets/RAY_AUTH_TOKEN --env RAY_USAGE_STATS_ENABLED=0 --env TP_SOCKET_IFNAME=ens51f0np0 --env VLLM_HOST_IP=10.0.4.1 --label vlaunch.cluster=mi300x --label vlaunch.node=mi01 --label vlaunch.role=head --label vlaunch.secrets=735b158c79f8 --label vlaunch.spec=66ca41272913 --entrypoint /bin/sh vllm/vllm-openai-rocm:v0.32.0 /opt/vlaunch/entry.sh ray start --head --block --node-ip-address 10.0.4.1 --port 6379 --dashboard-host 127.0.0.1 --dashboard-port 8265 --ray-client-server-port 10001 --num-gpus 8 --node-manager-port 6380 --object-manager-port 6381 --runtime-env-agent-port 6382 --dashboard-agent-grpc-port 6383 --dashboard-agent-listen-port 52365 --metrics-export-port 6384 --min-worker-port 10002 --max-worker-port 19999 --disable-usage-stats
+# gate ray-head: the Ray head listens
+
+# == Start the Ray workers
+on mi02 sudo -n docker run --detach --name vlaunch-mi300x-mi02 --network host --shm-size 17179869184 --restart unless-stopped --device /dev/kfd --device /dev/dri --device /dev/infiniband --cap-add IPC_LOCK --group-add video --security-opt seccomp=unconfined --ulimit memlock=-1 --ulimit stack=67108864 --volume /srv/vlaunch/mi300x/payload:/opt/vlaunch:ro --volume /srv/vlaunch/mi300x/secrets:/run/vlaunch/secrets:ro --volume /data/huggingface:/data/huggingface --volume /models:/models:ro --env GLOO_SOCKET_IFNAME=ens51f0np0 --env HF_HOME=/data/huggingface --env NCCL_SOCKET_IFNAME==ens51f0np0 --env RAY_ADDRESS=10.0.4.1:6379 --env RAY_AUTH_MODE=token --env RAY_AUTH_TOKEN_PATH=/run/vlaunch/secrets/RAY_AUTH_TOKEN --env RAY_USAGE_STATS_ENABLED=0 --env TP_SOCKET_IFNAME=ens51f0np0 --env VLLM_HOST_IP=10.0.4.2 --label vlaunch.cluster=mi300x --label vlaunch.node=mi02 --label vlaunch.role=worker --label vlaunch.secrets=735b158c79f8 --label vlaunch.spec=ced0208a8580 --entrypoint /bin/sh vllm/vllm-openai-rocm:v0.32.0 /opt/vlaunch/entry.sh ray start --block --address 10.0.4.1:6379 --node-ip-address 10.0.4.2 --num-gpus 8 --node-manager-port 6380 --object-manager-port 6381 --runtime-env-agent-port 6382 --dashboard-agent-grpc-port 6383 --dashboard-agent-listen-port 52365 --metrics-export-port 6384 --min-worker-port 10002 --max-worker-port 19999 --disable-usage-stats
+
+# == Verify the Ray cluster
+# gate ray-nodes: Ray has exactly 2 nodes with 16 GPUs
+# gate ray-status: `ray status` shows 2 nodes and 16 GPUs
+
+exit
+} </dev/null

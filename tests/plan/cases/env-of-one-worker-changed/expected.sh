@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# vlaunch up: cluster lab, 3 nodes, from inventory.yaml
+# Each `on NODE …` is one command that the run sends, word for word; the run adds a deadline to it on both ends.
+set -euo pipefail
+{  # read whole before it begins, so that it may be piped into bash
+
+on() {
+  local node=$1; shift
+  case $node in
+    node1) ssh 192.0.2.11 "$(printf '%q ' "$@")" ;;
+    node2) ssh 192.0.2.12 "$(printf '%q ' "$@")" ;;
+    node3) ssh 192.0.2.13 "$(printf '%q ' "$@")" ;;
+  esac
+}
+
+# Waits for everything that was started with `&`; one that failed ends the script.
+all() { local job; for job in $(jobs -p); do wait "$job"; done; }
+
+# The run takes the token that the head has, or makes one.
+: "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"
+
+# == Look at the nodes
+# gate docker: Docker answers
+# gate accelerator: the declared accelerators are there
+# gate gpu-runtime: Docker can hand out GPUs
+# gate address: the declared address is on the declared interface
+# gate rdma-devices: RDMA devices are there when the inventory names an RDMA fabric
+# gate ports: the cluster's ports are free
+# gate disk: there is room for the image and the model
+
+# == Have the image on every node
+# note: node2: env OMP_NUM_THREADS: 1 → 2
+# note: a server or job that runs in these containers ends with them
+
+# == Compare the image between the nodes
+# gate image: vllm-cpu:0.32.0 is the same on every node
+
+# == Write helper files and secrets
+printf %s "${RAY_AUTH_TOKEN:?}" | on node2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && cat > "$1/secrets/.$2" && mv "$1/secrets/.$2" "$1/secrets/$2"' store /root/.vlaunch/lab RAY_AUTH_TOKEN
+
+# == Start the Ray workers
+on node2 docker rm --force --volumes vlaunch-lab-node2
+on node2 docker run --detach --name vlaunch-lab-node2 --network host --ipc host --restart unless-stopped --volume /root/.vlaunch/lab/payload:/opt/vlaunch:ro --volume /root/.vlaunch/lab/secrets:/run/vlaunch/secrets:ro --volume /data/huggingface:/data/huggingface --env GLOO_SOCKET_IFNAME=eth0 --env HF_HOME=/data/huggingface --env NCCL_SOCKET_IFNAME==eth0 --env OMP_NUM_THREADS=2 --env RAY_ADDRESS=192.0.2.11:6379 --env RAY_AUTH_MODE=token --env RAY_AUTH_TOKEN_PATH=/run/vlaunch/secrets/RAY_AUTH_TOKEN --env RAY_USAGE_STATS_ENABLED=0 --env TP_SOCKET_IFNAME=eth0 --env VLLM_HOST_IP=192.0.2.12 --label vlaunch.cluster=lab --label vlaunch.node=node2 --label vlaunch.role=worker --label vlaunch.secrets=735b158c79f8 --label vlaunch.spec=794415a8fc49 --entrypoint /bin/sh vllm-cpu:0.32.0 /opt/vlaunch/entry.sh ray start --block --address 192.0.2.11:6379 --node-ip-address 192.0.2.12 --num-gpus 1 --object-store-memory 200000000 --node-manager-port 6380 --object-manager-port 6381 --runtime-env-agent-port 6382 --dashboard-agent-grpc-port 6383 --dashboard-agent-listen-port 52365 --metrics-export-port 6384 --min-worker-port 10002 --max-worker-port 19999 --disable-usage-stats
+
+# == Verify the Ray cluster
+# gate ray-nodes: Ray has exactly 3 nodes with 3 GPUs
+# gate ray-status: `ray status` shows 3 nodes and 3 GPUs
+
+exit
+} </dev/null

@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# vlaunch up: cluster h100-pair, 2 nodes, from inventory.yaml
+# Each `on NODE …` is one command that the run sends, word for word; the run adds a deadline to it on both ends.
+set -euo pipefail
+{  # read whole before it begins, so that it may be piped into bash
+
+on() {
+  local node=$1; shift
+  case $node in
+    gpu01) ssh -p 2222 -i /etc/vlaunch/key -J bastion.example ops@gpu01 "$(printf '%q ' "$@")" ;;
+    gpu02) ssh -p 2222 -i /etc/vlaunch/key -J bastion.example ops@gpu02 "$(printf '%q ' "$@")" ;;
+  esac
+}
+
+# Waits for everything that was started with `&`; one that failed ends the script.
+all() { local job; for job in $(jobs -p); do wait "$job"; done; }
+
+# The run takes the token that the head has, or makes one.
+: "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"
+
+# == Look at the nodes
+# gate docker: Docker answers
+# gate accelerator: the declared accelerators are there
+# gate gpu-runtime: Docker can hand out GPUs
+# gate address: the declared address is on the declared interface
+# gate rdma-devices: RDMA devices are there when the inventory names an RDMA fabric
+# gate ports: the cluster's ports are free
+# gate disk: there is room for the image and the model
+
+# == Have the image on every node
+on gpu02 docker pull --quiet vllm/vllm-openai:v0.32.0
+# note: gpu01: not there yet
+# note: gpu02: not there yet
+
+# == Compare the image between the nodes
+# gate image: vllm/vllm-openai:v0.32.0 is the same on every node
+
+# == Have Ray 2.60.0 in the image
+# gate ray-version: every node's image runs the same Ray and the same Python
+
+# == Count the GPUs that Docker hands out
+# gate gpus-in-docker: Docker hands out the declared GPUs
+
+# == Write helper files and secrets
+vlaunch payload | on gpu01 sh -c 'umask 022 && mkdir -p "$1/payload" && chmod 711 "$1" && tar -xf - -C "$1/payload"' unpack /home/ops/.vlaunch/h100-pair &
+vlaunch payload | on gpu02 sh -c 'umask 022 && mkdir -p "$1/payload" && chmod 711 "$1" && tar -xf - -C "$1/payload"' unpack /home/ops/.vlaunch/h100-pair &
+all
+printf %s "${HF_TOKEN:?}" | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && cat > "$1/secrets/.$2" && mv "$1/secrets/.$2" "$1/secrets/$2"' store /home/ops/.vlaunch/h100-pair HF_TOKEN &
+printf %s "${HF_TOKEN:?}" | on gpu02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && cat > "$1/secrets/.$2" && mv "$1/secrets/.$2" "$1/secrets/$2"' store /home/ops/.vlaunch/h100-pair HF_TOKEN &
+all
+printf %s "${RAY_AUTH_TOKEN:?}" | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && cat > "$1/secrets/.$2" && mv "$1/secrets/.$2" "$1/secrets/$2"' store /home/ops/.vlaunch/h100-pair RAY_AUTH_TOKEN &
+printf %s "${RAY_AUTH_TOKEN:?}" | on gpu02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && cat > "$1/secrets/.$2" && mv "$1/secrets/.$2" "$1/secrets/$2"' store /home/ops/.vlaunch/h100-pair RAY_AUTH_TOKEN &
+all
+
+# == Start the Ray head
+on gpu01 docker run --detach --name vlaunch-h100-pair-gpu01 --network host --ipc host --restart unless-stopped --gpus 8 --device /dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1 --ulimit stack=67108864 --volume /home/ops/.vlaunch/h100-pair/payload:/opt/vlaunch:ro --volume /home/ops/.vlaunch/h100-pair/secrets:/run/vlaunch/secrets:ro --volume /data/huggingface:/data/huggingface --env GLOO_SOCKET_IFNAME=eth0 --env HF_HOME=/data/huggingface --env HF_TOKEN_PATH=/run/vlaunch/secrets/HF_TOKEN --env NCCL_IB_GID_INDEX=3 --env NCCL_IB_HCA==mlx5_0,mlx5_1 --env NCCL_SOCKET_IFNAME==eth0 --env RAY_ADDRESS=10.0.0.11:6379 --env RAY_AUTH_MODE=token --env RAY_AUTH_TOKEN_PATH=/run/vlaunch/secrets/RAY_AUTH_TOKEN --env RAY_USAGE_STATS_ENABLED=0 --env TP_SOCKET_IFNAME=eth0 --env VLLM_HOST_IP=10.0.0.11 --env 'WORDS=a b; $(c) '"'"'d'"'"'' --label vlaunch.cluster=h100-pair --label vlaunch.node=gpu01 --label vlaunch.role=head --label vlaunch.secrets=575f956849a2 --label vlaunch.spec=cdd99a7f1c7d --entrypoint /bin/sh vllm/vllm-openai:v0.32.0 /opt/vlaunch/entry.sh ray start --head --block --node-ip-address 10.0.0.11 --port 6379 --dashboard-host 127.0.0.1 --dashboard-port 8265 --ray-client-server-port 10001 --num-gpus 8 --node-manager-port 6380 --object-manager-port 6381 --runtime-env-agent-port 6382 --dashboard-agent-grpc-port 6383 --dashboard-agent-listen-port 52365 --metrics-export-port 6384 --min-worker-port 10002 --max-worker-port 19999 --disable-usage-stats
+# gate ray-head: the Ray head listens
+
+# == Start the Ray workers
+on gpu02 docker run --detach --name vlaunch-h100-pair-gpu02 --network host --ipc host --restart unless-stopped --gpus 8 --device /dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1 --ulimit stack=67108864 --volume /home/ops/.vlaunch/h100-pair/payload:/opt/vlaunch:ro --volume /home/ops/.vlaunch/h100-pair/secrets:/run/vlaunch/secrets:ro --volume /data/huggingface:/data/huggingface --env GLOO_SOCKET_IFNAME=eth0 --env HF_HOME=/data/huggingface --env HF_TOKEN_PATH=/run/vlaunch/secrets/HF_TOKEN --env NCCL_IB_GID_INDEX=5 --env NCCL_IB_HCA==mlx5_4 --env NCCL_SOCKET_IFNAME==eth0 --env RAY_ADDRESS=10.0.0.11:6379 --env RAY_AUTH_MODE=token --env RAY_AUTH_TOKEN_PATH=/run/vlaunch/secrets/RAY_AUTH_TOKEN --env RAY_USAGE_STATS_ENABLED=0 --env TP_SOCKET_IFNAME=eth0 --env VLLM_HOST_IP=10.0.0.12 --env 'WORDS=a b; $(c) '"'"'d'"'"'' --label vlaunch.cluster=h100-pair --label vlaunch.node=gpu02 --label vlaunch.role=worker --label vlaunch.secrets=575f956849a2 --label vlaunch.spec=cdbcdb501164 --entrypoint /bin/sh vllm/vllm-openai:v0.32.0 /opt/vlaunch/entry.sh ray start --block --address 10.0.0.11:6379 --node-ip-address 10.0.0.12 --num-gpus 8 --node-manager-port 6380 --object-manager-port 6381 --runtime-env-agent-port 6382 --dashboard-agent-grpc-port 6383 --dashboard-agent-listen-port 52365 --metrics-export-port 6384 --min-worker-port 10002 --max-worker-port 19999 --disable-usage-stats
+
+# == Verify the Ray cluster
+# gate ray-nodes: Ray has exactly 2 nodes with 16 GPUs
+# gate ray-status: `ray status` shows 2 nodes and 16 GPUs
+
+exit
+} </dev/null

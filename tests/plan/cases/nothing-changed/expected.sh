@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# vlaunch up: cluster lab, 2 nodes, from inventory.yaml
+# Each `on NODE …` is one command that the run sends, word for word; the run adds a deadline to it on both ends.
+set -euo pipefail
+{  # read whole before it begins, so that it may be piped into bash
+
+on() {
+  local node=$1; shift
+  case $node in
+    node1) ssh 192.0.2.11 "$(printf '%q ' "$@")" ;;
+    node2) ssh 192.0.2.12 "$(printf '%q ' "$@")" ;;
+  esac
+}
+
+# Waits for everything that was started with `&`; one that failed ends the script.
+all() { local job; for job in $(jobs -p); do wait "$job"; done; }
+
+# The run takes the token that the head has, or makes one.
+: "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"
+
+# == Look at the nodes
+# gate docker: Docker answers
+# gate accelerator: the declared accelerators are there
+# gate gpu-runtime: Docker can hand out GPUs
+# gate address: the declared address is on the declared interface
+# gate rdma-devices: RDMA devices are there when the inventory names an RDMA fabric
+# gate ports: the cluster's ports are free
+# gate disk: there is room for the image and the model
+
+# == Have the image on every node
+
+# == Compare the image between the nodes
+# gate image: vllm-cpu:0.32.0 is the same on every node
+
+# == Verify the Ray cluster
+# gate ray-nodes: Ray has exactly 2 nodes with 2 GPUs
+
+exit
+} </dev/null

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# vlaunch up: cluster h100-pair, 2 nodes, from inventory.yaml
+# Each `on NODE …` is one command that the run sends, word for word; the run adds a deadline to it on both ends.
+set -euo pipefail
+{  # read whole before it begins, so that it may be piped into bash
+
+on() {
+  local node=$1; shift
+  case $node in
+    gpu01) ssh ops@gpu01 "$(printf '%q ' "$@")" ;;
+    gpu02) ssh ops@gpu02 "$(printf '%q ' "$@")" ;;
+  esac
+}
+
+# Waits for everything that was started with `&`; one that failed ends the script.
+all() { local job; for job in $(jobs -p); do wait "$job"; done; }
+
+# The run takes the token that the head has, or makes one.
+: "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"
+
+# == Have the image on every node
+on gpu01 docker pull --quiet vllm/vllm-openai:v0.32.0 &
+on gpu02 docker pull --quiet vllm/vllm-openai:v0.32.0 &
+all
+
+# == Have Ray 2.60.0 in the image
+# gate ray-version: every node's image runs the same Ray and the same Python
+
+# == Write helper files and secrets
+vlaunch payload | on gpu01 sh -c 'umask 022 && mkdir -p "$1/payload" && chmod 711 "$1" && tar -xf - -C "$1/payload"' unpack /home/ops/.vlaunch/h100-pair &
+vlaunch payload | on gpu02 sh -c 'umask 022 && mkdir -p "$1/payload" && chmod 711 "$1" && tar -xf - -C "$1/payload"' unpack /home/ops/.vlaunch/h100-pair &
+all
+printf %s "${HF_TOKEN:?}" | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && cat > "$1/secrets/.$2" && mv "$1/secrets/.$2" "$1/secrets/$2"' store /home/ops/.vlaunch/h100-pair HF_TOKEN &
+printf %s "${HF_TOKEN:?}" | on gpu02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && cat > "$1/secrets/.$2" && mv "$1/secrets/.$2" "$1/secrets/$2"' store /home/ops/.vlaunch/h100-pair HF_TOKEN &
+all
+printf %s "${RAY_AUTH_TOKEN:?}" | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && cat > "$1/secrets/.$2" && mv "$1/secrets/.$2" "$1/secrets/$2"' store /home/ops/.vlaunch/h100-pair RAY_AUTH_TOKEN &
+printf %s "${RAY_AUTH_TOKEN:?}" | on gpu02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && cat > "$1/secrets/.$2" && mv "$1/secrets/.$2" "$1/secrets/$2"' store /home/ops/.vlaunch/h100-pair RAY_AUTH_TOKEN &
+all
+
+# == Start the Ray head
+on gpu01 docker run --detach --name vlaunch-h100-pair-gpu01 --network host --ipc host --restart unless-stopped --gpus 8 --volume /home/ops/.vlaunch/h100-pair/payload:/opt/vlaunch:ro --volume /home/ops/.vlaunch/h100-pair/secrets:/run/vlaunch/secrets:ro --volume /data/huggingface:/data/huggingface --env HF_HOME=/data/huggingface --env HF_TOKEN_PATH=/run/vlaunch/secrets/HF_TOKEN --env RAY_ADDRESS=10.0.0.11:6379 --env RAY_AUTH_MODE=token --env RAY_AUTH_TOKEN_PATH=/run/vlaunch/secrets/RAY_AUTH_TOKEN --env RAY_USAGE_STATS_ENABLED=0 --env VLLM_HOST_IP=10.0.0.11 --label vlaunch.cluster=h100-pair --label vlaunch.node=gpu01 --label vlaunch.role=head --label vlaunch.secrets=575f956849a2 --label vlaunch.spec=ab416039742e --entrypoint /bin/sh vllm/vllm-openai:v0.32.0 /opt/vlaunch/entry.sh ray start --head --block --node-ip-address 10.0.0.11 --port 6379 --dashboard-host 127.0.0.1 --dashboard-port 8265 --ray-client-server-port 10001 --num-gpus 8 --node-manager-port 6380 --object-manager-port 6381 --runtime-env-agent-port 6382 --dashboard-agent-grpc-port 6383 --dashboard-agent-listen-port 52365 --metrics-export-port 6384 --min-worker-port 10002 --max-worker-port 19999 --disable-usage-stats
+# gate ray-head: the Ray head listens
+
+# == Start the Ray workers
+on gpu02 docker run --detach --name vlaunch-h100-pair-gpu02 --network host --ipc host --restart unless-stopped --gpus 8 --volume /home/ops/.vlaunch/h100-pair/payload:/opt/vlaunch:ro --volume /home/ops/.vlaunch/h100-pair/secrets:/run/vlaunch/secrets:ro --volume /data/huggingface:/data/huggingface --env HF_HOME=/data/huggingface --env HF_TOKEN_PATH=/run/vlaunch/secrets/HF_TOKEN --env RAY_ADDRESS=10.0.0.11:6379 --env RAY_AUTH_MODE=token --env RAY_AUTH_TOKEN_PATH=/run/vlaunch/secrets/RAY_AUTH_TOKEN --env RAY_USAGE_STATS_ENABLED=0 --env VLLM_HOST_IP=10.0.0.12 --label vlaunch.cluster=h100-pair --label vlaunch.node=gpu02 --label vlaunch.role=worker --label vlaunch.secrets=575f956849a2 --label vlaunch.spec=dd2755de2765 --entrypoint /bin/sh vllm/vllm-openai:v0.32.0 /opt/vlaunch/entry.sh ray start --block --address 10.0.0.11:6379 --node-ip-address 10.0.0.12 --num-gpus 8 --node-manager-port 6380 --object-manager-port 6381 --runtime-env-agent-port 6382 --dashboard-agent-grpc-port 6383 --dashboard-agent-listen-port 52365 --metrics-export-port 6384 --min-worker-port 10002 --max-worker-port 19999 --disable-usage-stats
+
+# == Verify the Ray cluster
+# gate ray-nodes: Ray has exactly 2 nodes with 16 GPUs
+# gate ray-status: `ray status` shows 2 nodes and 16 GPUs
+
+exit
+} </dev/null

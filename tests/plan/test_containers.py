@@ -1,0 +1,183 @@
+"""The one container every node gets, and what may differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+import pytest
+
+from launcher.model import Inventory, Secret
+from launcher.plan import containers
+from launcher.tools.docker import ContainerSpec
+from launcher.tools.host import Address, HostFacts
+
+Load = Callable[..., Inventory]
+FACTS = HostFacts(home="/home/ops", addresses=(Address(interface="ens5", ip="10.0.0.11", prefix=24, up=True, mtu=9000),))
+SECRETS = {"RAY_AUTH_TOKEN": Secret("token-token"), "HF_TOKEN": Secret("hf_secret")}
+
+
+def spec(inventory: Inventory, node: str = "gpu01", facts: HostFacts | None = FACTS, secrets: dict[str, Secret] | None = None) -> ContainerSpec:
+    given = SECRETS if secrets is None else secrets
+    return containers.ray_spec(inventory, inventory.node(node), facts, inventory.image, given)
+
+
+def test_nodes_differ_only_in_what_is_their_own(load: Load) -> None:
+    """Name, role, command, address: everything else is the same by construction."""
+    inventory = load("network: {interface: eth0}")
+    first, second = spec(inventory), spec(inventory, "gpu02")
+    different = {each.name for each in fields(ContainerSpec) if getattr(first, each.name) != getattr(second, each.name)}
+
+    assert different == {"name", "node", "role", "command", "env", "labels"}
+    assert {name for name in first.env if first.env[name] != second.env[name]} == {"VLLM_HOST_IP"}
+
+
+def test_names_follow_from_the_inventory_alone(load: Load) -> None:
+    """So that any machine finds the cluster again."""
+    inventory = load()
+
+    assert containers.name(inventory, inventory.head) == "vlaunch-c-gpu01"
+    assert containers.rank_name(inventory, inventory.head) == "vlaunch-c-gpu01-rank"
+
+
+@pytest.mark.parametrize("more", ["", "accelerator: cpu", "accelerator: amd"])
+def test_nothing_of_rdma_unless_the_inventory_names_such_a_fabric(more: str, load: Load) -> None:
+    """Hosts without it would refuse the container."""
+    found = spec(load(more))
+
+    assert "/dev/infiniband" not in found.devices
+    assert (found.cap_add, found.ulimits) == ((), {})
+
+
+@pytest.mark.parametrize("fabric", ["infiniband", "roce"])
+def test_an_rdma_fabric_brings_its_devices_and_locked_memory(fabric: str, load: Load) -> None:
+    """On any accelerator."""
+    found = spec(load(f"network: {{fabric: {fabric}}}"))
+
+    assert (found.devices, found.cap_add, found.ulimits["memlock"]) == (("/dev/infiniband",), ("IPC_LOCK",), "-1")
+
+
+def test_gpus_are_a_device_request_of_the_declared_number(load: Load) -> None:
+    """NVIDIA by `--gpus N`, AMD by its devices, CPU slots by nothing."""
+    nvidia, amd, cpu = spec(load()), spec(load("accelerator: amd")), spec(load("accelerator: cpu"))
+
+    assert (nvidia.gpus, nvidia.devices, nvidia.groups) == (8, (), ())
+    assert (amd.gpus, amd.devices, amd.groups, amd.security) == (None, ("/dev/kfd", "/dev/dri"), ("video",), ("seccomp=unconfined",))
+    assert (cpu.gpus, cpu.devices, cpu.groups, cpu.security) == (None, (), (), ())
+
+
+def test_each_node_has_its_own_network_variables(load: Load) -> None:
+    """`=` makes NCCL match a whole name; Gloo always does."""
+    inventory = load(
+        "network: {fabric: infiniband, interface: eth0, hca: [mlx5_0, mlx5_1]}",
+        "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}, {host: gpu02, ip: 10.0.0.12, gpus: 8, network: {interface: ens5, hca: [mlx5_7]}}]",
+    )
+    first, second = spec(inventory).env, spec(inventory, "gpu02").env
+
+    assert (first["VLLM_HOST_IP"], first["NCCL_SOCKET_IFNAME"], first["GLOO_SOCKET_IFNAME"]) == ("10.0.0.11", "=eth0", "eth0")
+    assert first["NCCL_IB_HCA"] == "=mlx5_0,mlx5_1"
+    assert (second["VLLM_HOST_IP"], second["NCCL_SOCKET_IFNAME"], second["TP_SOCKET_IFNAME"]) == ("10.0.0.12", "=ens5", "ens5")
+    assert second["NCCL_IB_HCA"] == "=mlx5_7"
+
+
+def test_an_interface_that_the_inventory_leaves_out_is_the_one_that_carries_the_address(load: Load) -> None:
+    """And where nobody was asked, none is named."""
+    assert spec(load()).env["NCCL_SOCKET_IFNAME"] == "=ens5"
+    assert "NCCL_SOCKET_IFNAME" not in spec(load(), facts=None).env
+
+
+def test_the_environment_of_a_node_wins_over_the_clusters_and_over_ours(load: Load) -> None:
+    """A person who sets NCCL_SOCKET_IFNAME means it."""
+    inventory = load(
+        "env: {A: cluster, B: cluster}",
+        "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8, env: {A: own, NCCL_SOCKET_IFNAME: 'eth9'}}, {host: gpu02, ip: 10.0.0.12, gpus: 8}]",
+    )
+
+    assert (spec(inventory).env["A"], spec(inventory).env["B"], spec(inventory).env["NCCL_SOCKET_IFNAME"]) == ("own", "cluster", "eth9")
+    assert spec(inventory, "gpu02").env["A"] == "cluster"
+
+
+def test_ray_is_found_by_address_and_told_about_tokens_either_way(load: Load) -> None:
+    """Without RAY_ADDRESS vLLM would start a Ray of its own; without RAY_AUTH_MODE head and workers might differ."""
+    on, off = spec(load()).env, spec(load("ray: {token_auth: false}"), secrets={}).env
+
+    assert on["RAY_ADDRESS"] == off["RAY_ADDRESS"] == "10.0.0.11:6379"
+    assert (on["RAY_AUTH_MODE"], on["RAY_AUTH_TOKEN_PATH"]) == ("token", "/run/vlaunch/secrets/RAY_AUTH_TOKEN")
+    assert (off["RAY_AUTH_MODE"], "RAY_AUTH_TOKEN_PATH" in off) == ("disabled", False)
+
+
+def test_secrets_are_paths_in_the_environment_and_never_values(load: Load) -> None:
+    """Nor is anything in labels or command that tells one."""
+    found = spec(load("secrets: {HF_TOKEN: {env: HF_TOKEN}}"))
+
+    assert found.env["HF_TOKEN_PATH"] == "/run/vlaunch/secrets/HF_TOKEN"
+    assert not any(secret.reveal() in repr(found) for secret in SECRETS.values())
+    assert {mount.target: mount.read_only for mount in found.mounts}["/run/vlaunch/secrets"] is True
+
+
+def test_the_cache_and_the_inventorys_mounts_are_there(load: Load) -> None:
+    """The cache can be written; helper files cannot."""
+    found = spec(load("hf_home: /models/hf\nmounts: [{source: /a, target: /b, read_only: true}]"))
+
+    assert [(each.source, each.target, each.read_only) for each in found.mounts] == [
+        ("/home/ops/.vlaunch/c/payload", "/opt/vlaunch", True),
+        ("/home/ops/.vlaunch/c/secrets", "/run/vlaunch/secrets", True),
+        ("/models/hf", "/models/hf", False),
+        ("/a", "/b", True),
+    ]
+    assert found.env["HF_HOME"] == "/models/hf"
+
+
+def test_the_state_directory_is_the_nodes_or_below_its_home(load: Load) -> None:
+    """Assumed from the login when nobody was asked."""
+    nodes = "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}, {host: gpu02, ip: 10.0.0.12, gpus: 8, state_dir: /srv/v}]"
+    inventory, ops = load("", nodes), load("ssh: {user: ops}", nodes)
+
+    assert containers.state_dir(inventory, inventory.node("gpu01"), FACTS) == "/home/ops/.vlaunch/c"
+    assert containers.state_dir(inventory, inventory.node("gpu02"), FACTS) == "/srv/v/c"
+    assert containers.state_dir(ops, ops.node("gpu01"), None) == "/home/ops/.vlaunch/c"
+    assert containers.state_dir(inventory, inventory.node("gpu01"), None) == "/root/.vlaunch/c"
+
+
+def test_a_rank_does_not_come_back_by_itself(load: Load) -> None:
+    """One restarted rank of a finished group would wait for the others for ever; a Ray container may return."""
+    inventory = load()
+    rank = containers.rank_spec(
+        inventory, inventory.head, FACTS, "x:1", SECRETS, argv=("vllm", "serve"), labels={"vlaunch.model": "m"}
+    )
+
+    assert (rank.restart, rank.role, rank.labels["vlaunch.model"]) == ("no", "rank", "m")
+    assert rank.command[-2:] == ("vllm", "serve")
+    assert "RAY_ADDRESS" not in rank.env
+    assert spec(inventory).restart == "unless-stopped"
+
+
+def test_the_fingerprint_changes_with_every_secret_and_with_its_name() -> None:
+    """A container that holds an old value must start anew."""
+    base = containers.fingerprint(SECRETS)
+    others = [
+        {**SECRETS, "HF_TOKEN": Secret("hf_other")},
+        {**SECRETS, "RAY_AUTH_TOKEN": Secret("other")},
+        {**SECRETS, "EXTRA": Secret("")},
+        {"RAY_AUTH_TOKEN": SECRETS["RAY_AUTH_TOKEN"]},
+        {"RAY_AUTH_TOKEN": SECRETS["RAY_AUTH_TOKEN"], "TOKEN_HF": SECRETS["HF_TOKEN"]},
+    ]
+
+    assert len({base, *(containers.fingerprint(each) for each in others)}) == len(others) + 1
+    assert containers.fingerprint(dict(reversed(SECRETS.items()))) == base
+
+
+def test_the_fingerprint_cannot_be_tried_without_the_token() -> None:
+    """Two clusters with the same weak secret have different fingerprints: the key is the cluster's own random token."""
+    weak = {"API_KEY": Secret("1234")}
+
+    assert containers.fingerprint({**weak, "RAY_AUTH_TOKEN": Secret("a" * 64)}) != containers.fingerprint(
+        {**weak, "RAY_AUTH_TOKEN": Secret("b" * 64)}
+    )
+
+
+def test_a_spec_carries_its_own_hash(load: Load) -> None:
+    """Which is the state: there is no other."""
+    found = spec(load())
+
+    assert found.labels["vlaunch.spec"] == found.hash == replace(found, labels=dict(found.labels)).hash

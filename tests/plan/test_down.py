@@ -1,0 +1,162 @@
+"""What `down` removes, in which order, and how it proves that it is gone."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import GateError
+from launcher.model import Answer, Inventory, Secret
+from launcher.plan.down import plan_down
+from launcher.plan.observe import observe
+from launcher.plan.shape import Plan
+from tests.fakes import FakeTransport
+from tests.plan import case
+from tests.simulated import World
+
+Load = Callable[..., Inventory]
+SECRETS = {"RAY_AUTH_TOKEN": Secret("tok")}
+
+
+@pytest.fixture
+def world(load: Load) -> World:
+    """A cluster of two that is up."""
+    made = World(load())
+    case.bring_up(made.inventory, made, SECRETS)
+    made.changes.clear()
+    return made
+
+
+def plan(world: World, *without: str) -> Plan:
+    facts = observe(world.inventory, FakeTransport(world.answer), [])
+    return plan_down(world.inventory, {name: each for name, each in facts.items() if name not in without})
+
+
+def test_workers_go_first_then_the_head_then_files(world: World) -> None:
+    """A head that goes first leaves workers that knock."""
+    case.drain(plan(world), FakeTransport(world.answer))
+
+    assert world.verbs() == ["gpu02: rm", "gpu01: rm", "gpu01: clear", "gpu02: clear"]
+    assert all(not machine.containers and not machine.files for machine in world.machines.values())
+
+
+def test_ranks_on_the_head_go_with_the_workers(world: World) -> None:
+    """What is found by its label is removed, whatever its name."""
+    world.machines["gpu01"].containers["odd"] = {**world.container("gpu01"), "Id": "odd1", "Name": "/odd"}
+    world.machines["gpu01"].containers["odd"]["Config"] = {"Labels": {"vlaunch.cluster": "c", "vlaunch.role": "rank"}}
+    stages = {stage.id: [step.title for step in stage.steps] for stage in plan(world).stages}
+
+    assert stages["workers"] == ["removing container vlaunch-c-gpu02", "removing container odd"]
+    assert stages["head"] == ["removing container vlaunch-c-gpu01"]
+
+
+def test_a_second_down_has_nothing_to_do_and_still_looks(world: World) -> None:
+    """Safe as often as wanted."""
+    case.drain(plan(world), FakeTransport(world.answer))
+    world.changes.clear()
+    again = plan(world)
+    case.drain(again, FakeTransport(world.answer))
+
+    assert again.steps == ()
+    assert [stage.id for stage in again.stages] == ["absent"]
+    assert world.changes == []
+
+
+def test_a_node_that_was_not_reached_is_left_out(world: World) -> None:
+    """The others are cleaned all the same."""
+    case.drain(plan(world, "gpu02"), FakeTransport(world.answer))
+
+    assert {command.node for command in world.changes} == {"gpu01"}
+    assert plan(world, "gpu01", "gpu02").stages == ()
+
+
+def test_what_is_left_is_named(world: World) -> None:
+    """`docker rm` may say that it worked."""
+    found = plan(world)
+    handler = world.answer
+
+    def stubborn(command):  # type: ignore[no-untyped-def]
+        return Answer(node=command.node, code=0) if command.node == "gpu02" and "rm" in command.argv else handler(command)
+
+    with pytest.raises(GateError) as caught:
+        case.drain(found, FakeTransport(stubborn))
+
+    assert caught.value.message.startswith("gpu02: still has container ")
+    assert "within 20s" in caught.value.message
+    assert "run `vlaunch down` again" in caught.value.hint
+
+
+def test_a_node_that_cannot_be_asked_any_more_is_not_called_clean(world: World) -> None:
+    """Absence is proven, not assumed."""
+    handler = world.answer
+
+    def lost(command):  # type: ignore[no-untyped-def]
+        if command.node == "gpu02" and "ps" in command.argv:
+            return Answer(node="gpu02", code=255, err="connection lost")
+        return handler(command)
+
+    with pytest.raises(GateError, match="gpu02: cannot be asked whether anything is left"):
+        case.drain(plan(world), FakeTransport(lost))
+
+
+def test_files_alone_are_removed_too(world: World) -> None:
+    """A run that was killed before its containers."""
+    for machine in world.machines.values():
+        machine.containers.clear()
+
+    assert [step.title for step in plan(world).steps] == ["removing helper files and secrets"] * 2
+
+
+def test_secrets_alone_are_removed_too(world: World) -> None:
+    """Whatever else is missing."""
+    for machine in world.machines.values():
+        machine.containers.clear()
+        machine.files = {"secrets/HF_TOKEN": b"x"}
+
+    assert len(plan(world).steps) == 2
+
+
+@pytest.mark.parametrize(("extra", "code", "left"), [(None, 0, []), ("c/mine.txt", 1, ["c", "c/mine.txt"]), ("d/mine.txt", 0, ["d", "d/mine.txt"])])
+def test_only_what_vlaunch_wrote_is_removed(extra: str | None, code: int, left: list[str], load: Load, tmp_path: Path) -> None:
+    """Run here: a file that somebody put there stays and is a failure; another cluster's directory stays."""
+    state = tmp_path / "state"
+    inventory = load(f"state_dir: {state}")
+    world = World(inventory)
+    case.bring_up(inventory, world, SECRETS)
+    for name in ("payload/head.py", "secrets/RAY_AUTH_TOKEN"):
+        (state / "c" / name).parent.mkdir(parents=True, exist_ok=True)
+        (state / "c" / name).write_text("x")
+    if extra:
+        (state / extra).parent.mkdir(exist_ok=True)
+        (state / extra).write_text("mine")
+    clear = next(step.command.argv for step in plan(world).steps if step.command.argv[3:4] == ("clear",))
+    done = subprocess.run(clear, capture_output=True, check=False)
+
+    assert done.returncode == code
+    assert sorted(str(path.relative_to(state)) for path in state.rglob("*")) == left if state.exists() else left == []
+
+
+def test_the_question_what_is_left_runs_and_sees_both(load: Load, tmp_path: Path) -> None:
+    """Run here with another program in docker's place; one that fails is not an empty answer."""
+    inventory = load(f"state_dir: {tmp_path}\ndocker: [fake]", "nodes: [{host: gpu01, ip: 10.0.0.1, gpus: 1}]")
+    world = World(inventory)
+    gate = plan(world).stages[-1].gates[0]
+    fake = tmp_path / "bin" / "fake"
+    fake.parent.mkdir()
+    env = {"PATH": f"{fake.parent}:/usr/bin:/bin"}
+
+    def said(body: str) -> tuple[int, str]:
+        fake.write_text(f"#!/bin/sh\n{body}\n")
+        fake.chmod(0o755)
+        done = subprocess.run(gate.ask[0].argv, env=env, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout
+
+    assert said("exit 0") == (0, "")
+    (tmp_path / "c").mkdir()
+    assert said("echo 0123456789abcdef; echo fedcba9876543210") == (
+        0, f"container 0123456789ab\ncontainer fedcba987654\ndirectory {tmp_path}/c\n",
+    )  # fmt: skip
+    assert said("exit 1")[0] == 1

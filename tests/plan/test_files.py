@@ -1,0 +1,110 @@
+"""Helper files and secrets: written when they differ, privately, and run here for real."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import stat
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+from launcher.model import Inventory, Secret
+from launcher.plan import files
+from launcher.plan.shape import Step
+from launcher.tools.host import HostFacts
+
+Load = Callable[..., Inventory]
+SECRETS = {"RAY_AUTH_TOKEN": Secret("tok"), "HF_TOKEN": Secret("hf\n$x'")}
+FRESH = HostFacts(home="/home/ops")
+WRITTEN = HostFacts(home="/home/ops", files=files.payload_digests())
+
+
+def titles(steps: list[Step]) -> list[str]:
+    return [step.title for step in steps]
+
+
+def send(step: Step) -> None:
+    """Run a step on this machine."""
+    given = step.command.stdin() if step.command.stdin else b""
+    subprocess.run(step.command.argv, input=given, check=True, timeout=10)
+
+
+def test_the_archive_is_the_same_bytes_every_time_and_nobodys(tmp_path: Path) -> None:
+    """Neither times nor users of the control machine are in it."""
+    with tarfile.open(fileobj=io.BytesIO(files.payload_tar())) as archive:
+        entries = archive.getmembers()
+
+    assert {entry.name for entry in entries} == {path.removeprefix("payload/") for path in files.payload_digests()}
+    assert {(entry.mtime, entry.uid, entry.uname, entry.mode) for entry in entries} == {(0, 0, "", 0o755)}
+
+
+def test_files_are_written_only_where_they_differ(load: Load) -> None:
+    """By the sha256 of what is there."""
+    inventory = load()
+    old = HostFacts(home="/home/ops", files={**files.payload_digests(), "payload/head.py": "0" * 64})
+
+    assert titles(files.steps(inventory, inventory.head, WRITTEN, SECRETS, fresh=False)) == []
+    assert titles(files.steps(inventory, inventory.head, old, SECRETS, fresh=False)) == [
+        "writing the helper files that containers mount"
+    ]
+
+
+def test_secrets_are_written_when_a_container_is_about_to_start(load: Load) -> None:
+    """In the order of their names; and not otherwise."""
+    inventory = load()
+
+    assert titles(files.steps(inventory, inventory.head, WRITTEN, SECRETS, fresh=True)) == [
+        "writing secret HF_TOKEN",
+        "writing secret RAY_AUTH_TOKEN",
+    ]
+
+
+def test_no_secret_is_in_an_argv_or_a_title(load: Load) -> None:
+    """It travels on standard input, made when it is needed."""
+    inventory = load()
+    steps = files.steps(inventory, inventory.head, FRESH, {"EXTRA": Secret("very-secret")}, fresh=True)
+
+    assert "very-secret" not in repr(steps)
+    assert steps[-1].command.stdin is not None
+    assert steps[-1].command.stdin() == b"very-secret"
+
+
+def test_what_the_steps_do_on_a_node(load: Load, tmp_path: Path) -> None:
+    """The files are there as their digests say, secrets readable by their owner only, and nothing else is left."""
+    inventory = load(f"state_dir: {tmp_path}/a b".replace(" b", "-b"))
+    for step in files.steps(inventory, inventory.head, None, SECRETS, fresh=True):
+        send(step)
+    folder = tmp_path / "a-b" / "c"
+    there = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+
+    assert set(there) == {*files.payload_digests(), "secrets/HF_TOKEN", "secrets/RAY_AUTH_TOKEN"}
+    assert {name: hashlib.sha256(there[name].read_bytes()).hexdigest() for name in files.payload_digests()} == files.payload_digests()
+    assert there["secrets/HF_TOKEN"].read_bytes() == b"hf\n$x'"
+    assert stat.S_IMODE(there["secrets/HF_TOKEN"].stat().st_mode) == 0o600
+    assert stat.S_IMODE((folder / "secrets").stat().st_mode) & 0o077 == 0
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o711
+
+
+def test_writing_a_secret_again_replaces_it_whole(load: Load, tmp_path: Path) -> None:
+    """A container that starts in between reads the old or the new one."""
+    inventory = load(f"state_dir: {tmp_path}")
+    for value in ("long-old-value", "new"):
+        for step in files.steps(inventory, inventory.head, WRITTEN, {"A": Secret(value)}, fresh=True):
+            send(step)
+
+    assert (tmp_path / "c/secrets/A").read_text() == "new"
+    assert len(list((tmp_path / "c/secrets").iterdir())) == 1
+
+
+def test_a_secret_that_left_the_inventory_leaves_the_nodes(load: Load, tmp_path: Path) -> None:
+    """Everything in the mounted folder becomes a variable of the container, so an old file is an old secret in use."""
+    inventory = load(f"state_dir: {tmp_path}")
+    for step in files.steps(inventory, inventory.head, WRITTEN, {"OLD": Secret("x"), "A": Secret("y")}, fresh=True):
+        send(step)
+    seen = HostFacts(files=files.payload_digests(), secret_names=("A", "OLD"))
+    for step in files.steps(inventory, inventory.head, seen, {"A": Secret("y")}, fresh=True):
+        send(step)
+
+    assert [path.name for path in (tmp_path / "c/secrets").iterdir()] == ["A"]

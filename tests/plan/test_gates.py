@@ -1,0 +1,135 @@
+"""The gates of `up`, asked of simulated nodes: what each day of a cluster that comes up ends in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from launcher.apply import apply, ask
+from launcher.checks.shape import worst
+from launcher.errors import GateError
+from launcher.model import Answer, Inventory, Secret
+from launcher.plan import gates
+from launcher.plan.shape import Gate, Plan, Stage
+from tests.fakes import FakeTransport
+from tests.plan import case
+from tests.simulated import World
+
+Load = Callable[..., Inventory]
+SECRETS = {"RAY_AUTH_TOKEN": Secret("tok")}
+
+
+@pytest.fixture
+def up(load: Load) -> World:
+    """A cluster of two that is up."""
+    inventory = load()
+    world = World(inventory)
+    case.bring_up(inventory, world, SECRETS)
+    return world
+
+
+def fail(gate: Gate, world: World) -> GateError:
+    """Run a gate that must fail and return its error."""
+    plan = Plan(verb="up", stages=(Stage(id="s", title="S", gates=(gate,)),))
+    with pytest.raises(GateError) as caught:
+        case.drain(plan, FakeTransport(world.answer))
+    return caught.value
+
+
+def cluster(world: World) -> Gate:
+    return gates.cluster(world.inventory, deadline=20, hold=3)
+
+
+def test_every_gate_is_green_on_a_cluster_that_is_up(up: World) -> None:
+    """And none of them changes anything."""
+    up.changes.clear()
+    inventory, transport = up.inventory, FakeTransport(up.answer)
+    all_gates = [
+        gates.versions(inventory.nodes, inventory.image, "2.60.0", "3.12.3"),
+        gates.gpus(inventory.nodes, inventory.image),
+        gates.head(inventory),
+        cluster(up),
+        gates.ray_status(inventory),
+    ]
+
+    assert {gate.id: worst(gate.judge(ask(transport, gate))) for gate in all_gates} == dict.fromkeys(
+        ("ray-version", "gpus-in-docker", "ray-head", "ray-nodes", "ray-status"), "pass"
+    )
+    assert up.changes == []
+
+
+def test_every_wait_has_a_deadline_and_every_question_too(up: World) -> None:
+    """On both ends."""
+    for gate in (gates.head(up.inventory), cluster(up), gates.ray_status(up.inventory)):
+        assert gate.deadline > 0
+        assert all(0 < command.timeout <= 120 for command in (*gate.ask, *gate.evidence))
+
+
+def test_a_worker_that_cannot_reach_the_head_is_named_with_its_log_and_the_fix(up: World) -> None:
+    """Its own log says why, and only its log is asked for."""
+    up.machines["gpu02"].joins = False
+    up.machines["gpu02"].logs = "Failed to connect to GCS at address 10.0.0.11:6379 within 5 seconds.\n"
+    error = fail(cluster(up), up)
+
+    assert error.message == "gpu02: has not joined Ray under 10.0.0.12: it cannot reach the head's Ray port within 20s"
+    assert error.evidence == "Failed to connect to GCS at address 10.0.0.11:6379 within 5 seconds."
+    assert "allow TCP between the nodes" in error.hint
+
+
+def test_a_head_that_dies_while_workers_join_is_named(up: World) -> None:
+    """Not the workers, who only wait for it."""
+    up.stop("gpu01", code=1)
+    up.machines["gpu01"].logs = "bind: Address already in use\n"
+    error = fail(cluster(up), up)
+
+    assert error.message == "gpu01: its container ended with exit code 1 (0 restarts): a port is taken"
+
+
+def test_a_node_under_the_wrong_address_fails(up: World) -> None:
+    """Docker's bridge instead of the declared one."""
+    up.machines["gpu02"].ray_ip = "172.17.0.1"
+    error = fail(cluster(up), up)
+
+    assert "Ray has nodes that are not in the inventory: 172.17.0.1" in f"{error.message}\n{error.evidence}"
+    assert "gpu02: has not joined Ray under 10.0.0.12" in error.evidence
+
+
+def test_gpus_that_docker_does_not_hand_out_fail_before_ray_starts(up: World) -> None:
+    """Counted in a container."""
+    up.machines["gpu02"].gpus = 7
+    error = fail(gates.gpus(up.inventory.nodes, up.inventory.image), up)
+
+    assert error.message == "gpu02: a container sees 7 GPUs, 8 declared"
+
+
+def test_a_container_in_a_restart_loop_ends_the_wait(up: World) -> None:
+    """Without waiting for the deadline."""
+    up.container("gpu02")["RestartCount"] = 4
+    transport = FakeTransport(up.answer)
+    plan = Plan(verb="up", stages=(Stage(id="s", title="S", gates=(cluster(up),)),))
+    with pytest.raises(GateError, match=r"gpu02: its container ended with exit code 0 \(4 restarts\)"):
+        list(apply(plan, transport, sleep=lambda _: pytest.fail("waited")))
+
+
+def test_a_head_that_does_not_listen_in_time_shows_the_end_of_its_log(up: World) -> None:
+    """Also when the line is not a known one."""
+    up.machines["gpu01"].logs = "".join(f"line {number}\n" for number in range(20))
+    handler = up.answer
+
+    def answer(command):  # type: ignore[no-untyped-def]
+        return Answer(node="gpu01", code=1) if "socket" in str(command.argv) else handler(command)
+
+    plan = Plan(verb="up", stages=(Stage(id="s", title="S", gates=(gates.head(up.inventory),)),))
+    with pytest.raises(GateError) as caught:
+        case.drain(plan, FakeTransport(answer))
+
+    assert caught.value.message == "gpu01: Ray does not listen on 10.0.0.11:6379 yet within 120s"
+    assert caught.value.evidence.splitlines() == [f"line {number}" for number in range(15, 20)]
+
+
+def test_a_missing_log_does_not_hide_the_failure(up: World) -> None:
+    """The container may be gone, and its log with it."""
+    up.machines["gpu02"].containers.clear()
+
+    assert fail(cluster(up), up).message.startswith("gpu02: its container is gone")

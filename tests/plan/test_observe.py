@@ -1,0 +1,61 @@
+"""What is asked of nodes before anything is decided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from launcher.errors import ConnectError, NodeError
+from launcher.model import Answer, Inventory
+from launcher.plan import observe
+from tests.fakes import FakeTransport
+from tests.simulated import World
+
+Load = Callable[..., Inventory]
+
+
+def test_one_question_a_node_tells_everything(load: Load) -> None:
+    """One round trip, whatever there is to know."""
+    inventory = load()
+    transport = FakeTransport(World(inventory).answer)
+    facts = observe.observe(inventory, transport, [inventory.image, inventory.image])
+
+    assert [command.node for command in transport.commands] == ["gpu01", "gpu02"]
+    assert {name: each.hostname for name, each in facts.items()} == {"gpu01": "gpu01", "gpu02": "gpu02"}
+    assert set(facts["gpu01"].images) == {inventory.image}
+
+
+def test_each_node_is_asked_in_its_own_way(load: Load) -> None:
+    """Its Docker, its directories."""
+    inventory = load("docker: [sudo, -n, docker]", "nodes: [{host: a, ip: 10.0.0.1, gpus: 1, state_dir: /s}, {host: b, ip: 10.0.0.2, gpus: 1, docker: [podman]}]")
+    first, second = observe.commands(inventory, ["x:1"])
+
+    assert first.argv[4:] == ("c", "/s", inventory.node("a").hf_home, "nvidia", "1", "x:1", "sudo", "-n", "docker")
+    assert second.argv[-1] == "podman"
+
+
+def test_only_the_nodes_named_are_asked(load: Load) -> None:
+    """`down` and `status` go on without those that cannot be reached."""
+    inventory = load()
+
+    assert [command.node for command in observe.commands(inventory, [], inventory.workers)] == ["gpu02"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "message"),
+    [
+        (Answer(node="a", code=255, err="Connection reset"), ConnectError, "a: connection lost"),
+        (Answer(node="a", code=124, timed_out=True, seconds=60.2), NodeError, "a: did not tell its state within 60s"),
+        (Answer(node="a", code=0, out="This account is currently not available."), NodeError, "a: the node's answer to the probe is incomplete"),
+        (Answer(node="a", code=127, err="sh: not found"), NodeError, "a: the node's answer to the probe is incomplete"),
+    ],
+)  # fmt: skip
+def test_a_node_that_gives_no_answer_is_named_with_what_it_said(answer: Answer, kind: type[NodeError], message: str) -> None:
+    """Typed, so that the exit code and the story are right."""
+    with pytest.raises(kind) as caught:
+        observe.read([answer])
+
+    assert caught.value.message == message
+    assert caught.value.node == "a"
+    assert answer.tail in caught.value.evidence or not answer.tail

@@ -1,0 +1,209 @@
+"""`--dry-run` prints what the run sends: the script is executed here, and what it sends is compared with the run's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from launcher.apply import apply
+from launcher.errors import NodeError
+from launcher.model import Answer, Argv, Inventory
+from launcher.plan import files
+from launcher.plan.script import script
+from launcher.plan.shape import Plan, in_waves
+from tests import golden
+from tests.fakes import FakeTransport
+from tests.plan import case
+from tests.plan.case import Case
+
+# Takes the place of everything that reaches a node. What `ssh` was given is read by a POSIX shell, as on the other side.
+_STUB = """#!/bin/sh
+PATH=/usr/bin:/bin
+name=${0##*/} options=
+if [ "$name" = ssh ]; then
+  while [ "$#" -gt 2 ]; do options="$options $1"; shift; done
+  login=$1
+  eval "set -- $2"
+else
+  login=local
+  set -- "$name" "$@"
+fi
+file=$(mktemp "$SENT/XXXXXX")
+cat >"$file.stdin"
+printf '%s\\0' "$login" "$options" "$@" >"$file"
+echo "$file" >>"$SENT/order"
+[ "$login" != "$FAIL" ]
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """One command that the script sent."""
+
+    login: str
+    options: str
+    argv: Argv
+    stdin: bytes
+
+
+class Shell:
+    """Runs scripts with everything that would reach a node recorded instead."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.bin, self.out = folder, folder / "bin", folder / "sent"
+        for path in (self.bin, self.out):
+            path.mkdir(parents=True)
+        for name in ("ssh", "sh", "docker", "sudo"):
+            (self.bin / name).write_text(_STUB)
+            (self.bin / name).chmod(0o755)
+        # `vlaunch payload` itself is tested with the command line; its bytes are these.
+        (folder / "payload.tar").write_bytes(files.payload_tar())
+        (self.bin / "vlaunch").write_text(f'#!/bin/sh\n[ "$*" = payload ] && exec cat {folder}/payload.tar\n')
+        (self.bin / "vlaunch").chmod(0o755)
+
+    def run(self, text: str, *, fail: str = "-", piped: bool = False) -> tuple[int, list[Sent]]:
+        """Execute a script from another folder and return its exit code and what it sent, in order."""
+        path = self.folder / "script.sh"
+        path.write_text(text)
+        env = {**case.VALUES, "RAY_AUTH_TOKEN": case.TOKEN, "PATH": f"{self.bin}:{os.defpath}", "SENT": str(self.out), "FAIL": fail}
+        argv = ["/bin/bash", "-s"] if piped else ["/bin/bash", str(path)]
+        given = text.encode() if piped else b""
+        done = subprocess.run(argv, env=env, cwd=self.folder, input=given, capture_output=True, timeout=30, check=False)
+        assert done.stderr == b""
+        order = self.out / "order"
+        return done.returncode, [self._read(Path(line)) for line in order.read_text().splitlines()] if order.exists() else []
+
+    def _read(self, path: Path) -> Sent:
+        login, options, *argv = path.read_bytes().decode().split("\0")[:-1]
+        return Sent(login=login, options=options.strip(), argv=tuple(argv), stdin=Path(f"{path}.stdin").read_bytes())
+
+
+@pytest.fixture(params=case.names())
+def one(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    """Every case folder in turn."""
+    return _open(request.param, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    """A shell that reaches nothing."""
+    return Shell(tmp_path / "elsewhere")
+
+
+def _open(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    for key, value in case.VALUES.items():
+        monkeypatch.setenv(key, value)
+    return case.open_case(name, folder / name)
+
+
+def test_the_script_is_as_expected(one: Case) -> None:
+    """Each case folder holds the script that must come of it."""
+    text = script(one.inventory, one.plans()).replace(str(one.folder), "FOLDER")
+
+    golden.check(case.CASES / one.name / "expected.sh", text)
+
+
+def test_the_script_sends_what_the_run_sends(one: Case, shell: Shell) -> None:
+    """The same argv to the same nodes with the same bytes on standard input, wave by wave; gates change nothing."""
+    plans = one.plans()
+    code, by_script = shell.run(script(one.inventory, plans))
+    if one.observed.get("offline"):
+        changes = [step.command for plan in plans for stage in plan.stages for wave in in_waves(stage.steps) for step in wave]
+    else:
+        one.run()
+        changes = one.world.changes
+    logins = {node.name: _login(one.inventory, node.name) for node in one.inventory.nodes}
+    by_run = [
+        Sent(login=logins[c.node][0], options=logins[c.node][1], argv=c.argv, stdin=c.stdin() if c.stdin else b"") for c in changes
+    ]
+
+    assert code == 0
+    assert _waves(plans, by_script) == _waves(plans, by_run)
+
+
+def test_the_script_is_valid_and_holds_no_secret(one: Case) -> None:
+    """`bash -n` accepts it, and no value of a secret is in it, nor anything to test values against."""
+    text = script(one.inventory, one.plans())
+    done = subprocess.run(["/bin/bash", "-n"], input=text.encode(), capture_output=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert [value for value in (*case.VALUES.values(), case.TOKEN) if value in text] == []
+
+
+def test_a_failing_step_stops_the_script(tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it stops the run: the nodes of its wave finish, and nothing after it is sent."""
+    found = _open("cpu-derived-image", tmp_path, monkeypatch)
+    plans = found.plans()
+    code, sent = shell.run(script(found.inventory, plans), fail="192.0.2.12")
+    found.world.fail["node2", "build"] = Answer(node="node2", code=1, err="no")
+    with pytest.raises(NodeError):
+        list(apply(plans[1], FakeTransport(found.world.answer), sleep=lambda _: None))
+
+    assert code != 0
+    assert sorted(each.argv for each in sent) == sorted(command.argv for command in found.world.changes)
+
+
+def test_the_script_can_be_piped_into_bash(tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`vlaunch up --dry-run | bash`: no command may read the rest of the script as its own input."""
+    found = _open("cpu-derived-image", tmp_path, monkeypatch)
+    text = script(found.inventory, found.plans())
+    code, sent = shell.run(text, piped=True)
+
+    assert code == 0
+    assert len(sent) == sum(len(plan.steps) for plan in found.plans())
+
+
+def test_a_secret_from_a_command_is_one_command_in_the_script_too(
+    tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run gives the words to the program, not to a shell; so must the script."""
+    found = _open("secrets-of-every-source", tmp_path, monkeypatch)
+    path = found.folder / "inventory.yaml"
+    path.write_text(path.read_text().replace("printenv EXTRA", "echo first && echo second"))
+    found = _reload(found)
+    _, sent = shell.run(script(found.inventory, found.plans()))
+    by_script = [each.stdin for each in sent if each.argv[3] == "store" and each.argv[5] == "EXTRA"]
+
+    assert by_script == [found.secrets["EXTRA"].reveal().encode()]
+
+
+def test_notes_stand_in_the_script_as_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A note that spans lines must not become a command."""
+    found = _open("env-of-one-worker-changed", tmp_path, monkeypatch)
+    plan = Plan(verb="up", stages=(), notes=("node2: env A: one\ntouch /tmp/x → two",))
+    lines = script(found.inventory, [plan]).splitlines()
+
+    assert [line for line in lines if "touch" in line and not line.startswith("#")] == []
+
+
+def _reload(found: Case) -> Case:
+    from dataclasses import replace
+
+    from launcher.inventory.load import load
+    from launcher.remote.secrets import resolve
+
+    inventory = load(found.folder / "inventory.yaml")
+    return replace(found, inventory=inventory, secrets={**found.secrets, **resolve(inventory.secrets, found.folder)})
+
+
+def _login(inventory: Inventory, name: str) -> tuple[str, str]:
+    node = inventory.node(name)
+    if node.connection == "local":
+        return "local", ""
+    options = {"-p": node.ssh.port, "-i": node.ssh.identity, "-J": node.ssh.jump}
+    words = " ".join(f"{flag} {value}" for flag, value in options.items() if value)
+    return (f"{node.ssh.user}@{node.host}" if node.ssh.user else node.host), words
+
+
+def _waves(plans: list[Plan], sent: list[Sent]) -> list[list[Sent]]:
+    """Cut what was sent into the plans' waves, each sorted: inside a wave the order is free."""
+    sizes = [len(wave) for plan in plans for stage in plan.stages for wave in in_waves(stage.steps)]
+    rest, waves = list(sent), []
+    for size in sizes:
+        waves.append(sorted(rest[:size], key=repr))
+        rest = rest[size:]
+    return [*waves, rest]

@@ -1,0 +1,279 @@
+"""Plans that start and stop a server: what they send, when they send nothing, and when they refuse."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import PlacementError, RequestError
+from launcher.model import Inventory, Node, Secret
+from launcher.placement import choose
+from launcher.plan import containers, running
+from launcher.plan.ranks import nodes_of, plan_ranks, specs
+from launcher.plan.script import script
+from launcher.plan.serve import Request, Seen, ask_model, plan_files, plan_serve
+from launcher.plan.stop import plan_stop
+from launcher.tools import docker, payload
+from launcher.tools.docker import Container, ContainerSpec
+from launcher.tools.host import HostFacts
+
+NODES = (
+    Node(name="n1", host="n1", ip="10.0.0.1", gpus=8, head=True),
+    Node(name="n2", host="n2", ip="10.0.0.2", gpus=8),
+)
+INVENTORY = Inventory(path=Path("inventory.yaml"), cluster="c", image="base:1", nodes=NODES)
+SECRETS = {"VLLM_API_KEY": Secret("sk-very-secret"), "RAY_AUTH_TOKEN": Secret("ray-very-secret")}
+IMAGE = docker.Image(id="sha256:1", identity="1", digests=(), architecture="amd64", labels={})
+
+
+def request(backend: Any = "ray", tp: int = 8, pp: int = 2, **more: Any) -> Request:
+    return Request(
+        **{
+            "model": "org/m", "placement": choose(INVENTORY, tp, pp), "backend": backend, "host": "0.0.0.0", "port": 8000,
+            **more,
+        }
+    )  # fmt: skip
+
+
+def container(name: str, status: str = "running", **more: Any) -> Container:
+    given = {
+        "name": name, "id": name, "role": "head", "node": "", "image": "i", "status": status, "spec": "", "exit_code": 0,
+        "restarts": 0, "started": "", "env": {}, "labels": {}, **more,
+    }  # fmt: skip
+    return Container(**given)
+
+
+def seen(*jobs: dict[str, Any], ranks: dict[str, Container] | None = None, ray: bool = True, **said: Any) -> Seen:
+    facts = {
+        node.name: HostFacts(
+            containers=(
+                *([container(containers.name(INVENTORY, node))] if ray else []),
+                *([ranks[node.name]] if ranks and node.name in ranks else []),
+            ),
+            listening=frozenset(),
+            images={"base:1": IMAGE},
+            docker_version="27",
+        )
+        for node in NODES
+    }
+    return Seen(facts=facts, said={"jobs": list(jobs), **said})
+
+
+def job(asked: Request, n: int = 1, status: str = "RUNNING") -> dict[str, Any]:
+    return {"submission_id": f"serve-{asked.digest}-{n}", "status": status, "metadata": asked.labels}
+
+
+def started(wanted: dict[str, ContainerSpec], asked: Request, **status: str) -> dict[str, Container]:
+    return {
+        name: container(spec.name, status.get(name, "running"), role="rank", spec=spec.hash, labels=asked.labels)
+        for name, spec in wanted.items()
+    }
+
+
+def sent(plan: Any, stage: str) -> list[tuple[str, tuple[str, ...]]]:
+    return [(s.command.node, s.command.argv) for each in plan.stages if each.id == stage for s in each.steps]
+
+
+def test_submission() -> None:
+    """One job on the head, described on standard input; all of it that a later run needs is in its metadata."""
+    asked = request(args=("--max-model-len", "4096"))
+    start = plan_serve(INVENTORY, seen(), asked)
+    (step,) = start.plan.steps
+    assert step.command.stdin is not None
+    body = json.loads(step.command.stdin())
+
+    assert (step.command.node, start.job, start.attached) == ("n1", f"serve-{asked.digest}-1", False)
+    assert step.command.argv == (
+        "docker", "exec", "--interactive", "vlaunch-c-n1", *payload.submit(INVENTORY.ports)
+    )  # fmt: skip
+    assert body["argv"] == list(asked.argv)
+    assert body["submission_id"] == start.job
+    assert body["metadata"]["vlaunch.model"] == "org/m"
+    assert all(isinstance(value, str) for value in body["metadata"].values())
+
+
+def test_the_script_pipes_what_the_run_sends() -> None:
+    """A dry run shows the job's whole description, quoted for a shell."""
+    asked = request(args=("--chat-template", "it's"))
+    start = plan_serve(INVENTORY, seen(), asked)
+    text = script(INVENTORY, [start.plan])
+
+    assert 'printf %s \'{"argv"' in text
+    assert "it'\"'\"'s" in text
+    assert "# gate free-gpus" in text
+
+
+def test_the_same_request_attaches() -> None:
+    """A server that runs already is watched, and nothing is sent."""
+    start = plan_serve(INVENTORY, seen(job(request(), 3)), request())
+
+    assert (start.attached, start.job, start.plan.steps) == (True, f"serve-{request().digest}-3", ())
+
+
+@pytest.mark.parametrize("status", ["FAILED", "STOPPED", "SUCCEEDED"])
+def test_a_job_that_is_over_is_followed_by_the_next(status: str) -> None:
+    """Ray keeps the names of old jobs, so the next one gets another number."""
+    start = plan_serve(INVENTORY, seen(job(request(), 9, status)), request())
+
+    assert (start.attached, start.job) == (False, f"serve-{request().digest}-10")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"model": "org/other"}, {"port": 8001}, {"args": ("--seed", "1")}, {"placement": choose(INVENTORY, 4, 4)}],
+)
+def test_another_server_is_not_pushed_aside(change: dict[str, Any]) -> None:
+    """Whatever differs makes another server; it is refused, unless it is to take the place."""
+    there, asked = seen(job(request())), replace(request(), **change)
+    with pytest.raises(RequestError, match="another server runs: org/m") as refused:
+        plan_serve(INVENTORY, there, asked)
+    start = plan_serve(INVENTORY, there, asked, replace_other=True)
+
+    assert "--replace" in refused.value.hint
+    assert [stage.id for stage in start.plan.stages] == ["preflight", "stop", "submit"]
+
+
+def test_jobs_of_others_are_left_alone() -> None:
+    """A Ray job without our metadata is nobody's server."""
+    other = {"submission_id": "raysubmit_1", "status": "RUNNING", "metadata": {}}
+
+    assert running.find(INVENTORY, seen(other).facts, seen(other).said) == []
+    assert plan_serve(INVENTORY, seen(other), request()).plan.steps
+
+
+def test_preflight_of_the_ray_backend() -> None:
+    """What would make vLLM wait or fail later is looked at first."""
+    gates = [gate.id for stage in plan_serve(INVENTORY, seen(), request()).plan.stages for gate in stage.gates]
+
+    assert gates == ["cluster", "model", "free-gpus", "api-port"]
+
+
+def test_ranks() -> None:
+    """One container a node at once: the same command, the rank, and no API but on the first; key and token only as files."""
+    plan = plan_ranks(INVENTORY, seen(ray=False), request("mp"), SECRETS).plan
+    ((first, one), (second, two)) = sent(plan, "ranks")
+
+    assert (first, second) == ("n1", "n2")
+    assert one[one.index("--node-rank") :][:2] == ("--node-rank", "0")
+    assert two[two.index("--node-rank") :][:2] == ("--node-rank", "1")
+    assert ("--headless" in one, "--headless" in two) == (False, True)
+    assert "vlaunch.role=rank" in one
+    assert not any("very-secret" in word for _, argv in (*sent(plan, "files"), *sent(plan, "ranks")) for word in argv)
+    assert "very-secret" not in script(INVENTORY, [plan])
+
+
+def test_ranks_do_not_need_ray() -> None:
+    """Without `up`, files and secrets are brought along; Ray's image is not used."""
+    plan = plan_ranks(INVENTORY, seen(ray=False), request("mp"), SECRETS).plan
+    titles = [step.title for stage in plan.stages if stage.id == "files" for step in stage.steps]
+
+    assert titles.count("writing secret VLLM_API_KEY") == 2
+    assert titles.count("writing the helper files that containers mount") == 2
+    assert all("base:1" in argv for _, argv in sent(plan, "ranks"))
+
+
+def test_the_same_ranks_attach() -> None:
+    """Containers with the same hash that all run are watched, and nothing is sent."""
+    asked = request("mp")
+    wanted = specs(INVENTORY, seen(), asked, SECRETS)
+    start = plan_ranks(INVENTORY, seen(ranks=started(wanted, asked)), asked, SECRETS)
+
+    assert (start.attached, start.plan.steps) == (True, ())
+
+
+def test_ranks_of_which_one_has_ended_start_anew() -> None:
+    """What cannot serve any more is cleared away without being asked."""
+    asked = request("mp")
+    wanted = specs(INVENTORY, seen(), asked, SECRETS)
+    start = plan_ranks(INVENTORY, seen(ranks=started(wanted, asked, n2="exited")), asked, SECRETS)
+
+    assert not start.attached
+    assert [stage.id for stage in start.plan.stages] == ["preflight", "ranks", "files", "ranks"]
+
+
+def test_other_ranks_are_not_pushed_aside() -> None:
+    """Another model in the rank containers, or a server in Ray, is refused unless it is to be replaced."""
+    other = request("mp", model="org/other")
+    there = seen(ranks=started(specs(INVENTORY, seen(), other, SECRETS), other))
+    with pytest.raises(RequestError, match="org/other"):
+        plan_ranks(INVENTORY, there, request("mp"), SECRETS)
+    with pytest.raises(RequestError, match="org/other"):
+        plan_serve(INVENTORY, there, request())
+    with pytest.raises(RequestError, match="Ray job serve-"):
+        plan_ranks(INVENTORY, seen(job(request())), request("mp"), SECRETS)
+
+    assert plan_ranks(INVENTORY, there, request("mp"), SECRETS, replace_other=True).plan.steps
+
+
+def test_mp_is_refused_while_ray_holds_gpus() -> None:
+    """A batch job in Ray is not told to vLLM's own ranks, which would take the same GPUs."""
+    group = {"state": "CREATED", "bundles": [{"unit_resources": {"GPU": 1.0}}]}
+    there = seen(groups={"data": {"result": {"result": [group]}}})
+    gates = [gate for stage in plan_ranks(INVENTORY, there, request("mp"), SECRETS).plan.stages for gate in stage.gates]
+    (found,) = next(gate for gate in gates if gate.id == "free-gpus").judge({})
+
+    assert (found.status, found.text) == ("fail", "work in Ray holds 1 of 16 GPUs")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "tp", "pp", "names"),
+    [
+        ((8, 8), 8, 2, ["n0", "n1"]),
+        ((8, 8), 8, 1, ["n0"]),
+        ((4, 8, 8), 4, 2, ["n0", "n1"]),
+        ((2, 4, 4), 2, 3, ["n0", "n1", "n2"]),
+    ],
+)
+def test_nodes_share_equally(gpus: tuple[int, ...], tp: int, pp: int, names: list[str]) -> None:
+    """As few nodes as can take equal shares, the head always among them."""
+    nodes = tuple(Node(name=f"n{i}", host="h", ip="10.0.0.1", gpus=count, head=i == 0) for i, count in enumerate(gpus))
+    inventory = replace(INVENTORY, nodes=nodes)
+
+    assert names == [node.name for node in nodes_of(inventory, choose(inventory, tp, pp))]
+
+
+def test_nodes_that_cannot_share_equally() -> None:
+    """vLLM gives each of its nodes the same number of ranks."""
+    inventory = replace(INVENTORY, nodes=(replace(NODES[0], gpus=8), replace(NODES[1], gpus=4)))
+    with pytest.raises(PlacementError, match="shared equally"):
+        nodes_of(inventory, choose(inventory, 4, 3))
+
+
+def test_stop() -> None:
+    """Jobs and rank containers are stopped, ended ones too, and both are proven gone."""
+    asked = request("mp")
+    wanted = specs(INVENTORY, seen(), asked, SECRETS)
+    there = seen(job(request()), ranks=started(wanted, asked, n2="exited"))
+    plan = plan_stop(INVENTORY, there.facts, running.find(INVENTORY, there.facts, there.said), 15)
+
+    assert [stage.id for stage in plan.stages] == ["stop", "ranks"]
+    assert [gate.id for stage in plan.stages for gate in stage.gates] == ["server-gone", "ranks-gone"]
+    assert [node for node, _ in sent(plan, "ranks")] == ["n1", "n2"]
+    assert sent(plan, "stop")[0][1][-6:] == ("--dashboard", "8265", "--job", f"serve-{request().digest}-1", "--grace", "15")
+
+
+def test_nothing_to_stop() -> None:
+    """Without a server there is no step."""
+    assert plan_stop(INVENTORY, seen().facts, [], 15).stages == ()
+
+
+def test_the_model_is_asked_for_where_it_is_used() -> None:
+    """In the running container, which has the mounts; else in a throw-away one with the same; else not at all."""
+    inside = ask_model(INVENTORY, seen().facts, "/m")
+    fresh = ask_model(replace(INVENTORY, mounts=()), seen(ray=False).facts, "/m")
+    nobody = ask_model(INVENTORY, {name: HostFacts() for name in ("n1", "n2")}, "/m")
+
+    assert [command.argv[:3] for command in inside] == [("docker", "exec", "vlaunch-c-n1"), ("docker", "exec", "vlaunch-c-n2")]
+    assert fresh[0].argv[:3] == ("docker", "run", "--rm")
+    assert "/data/huggingface:/data/huggingface" in fresh[0].argv
+    assert nobody == []
+
+
+def test_helper_files_of_running_containers_are_brought_up_to_date() -> None:
+    """A newer vlaunch asks questions that an older helper program does not understand."""
+    assert len(plan_files(INVENTORY, seen().facts).steps) == 2
+    assert plan_files(INVENTORY, {}).steps == ()

@@ -1,0 +1,254 @@
+"""What `status` says, from what was observed and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import UnreadableAnswer
+from launcher.model import Answer, Inventory, Secret
+from launcher.plan import status
+from launcher.plan.observe import observe
+from launcher.plan.status import ClusterStatus
+from launcher.tools.docker import parse_image
+from tests.fakes import FakeTransport
+from tests.plan import case
+from tests.simulated import World
+
+Load = Callable[..., Inventory]
+SECRETS = {"RAY_AUTH_TOKEN": Secret("tok")}
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "ray"
+
+
+@pytest.fixture
+def world(load: Load) -> World:
+    """A cluster of two that is up, without a server."""
+    made = World(load())
+    case.bring_up(made.inventory, made, SECRETS)
+    return made
+
+
+def look(world: World, *missing: str, inventory: Inventory | None = None) -> ClusterStatus:
+    """Observe as the command does."""
+    inventory = inventory or world.inventory
+    transport = FakeTransport(world.answer)
+    facts = {name: each for name, each in observe(inventory, transport, [inventory.image]).items() if name not in missing}
+    answers = list(transport.run(status.questions(inventory, facts)))
+    return status.read(inventory, facts, answers, {name: f"{name}: no route" for name in missing})
+
+
+def job(state: str, model: str = "m", **more: Any) -> dict[str, Any]:
+    return {"status": state, "metadata": {"vlaunch.model": model}, **more}
+
+
+def jobs(world: World, *listed: dict[str, Any], **server: Any) -> None:
+    world.said["jobs"] = {
+        "jobs": list(listed), "nodes": world.ray_table(), "actors": {"data": {"result": {"result": []}}}, "health": 0, **server,
+    }  # fmt: skip
+
+
+def test_a_cluster_that_is_up_is_whole(world: World) -> None:
+    """Every node in Ray with its GPUs; no server yet."""
+    seen = look(world)
+
+    assert seen.whole
+    assert [(each.node, each.role, each.container, each.ray, each.gpus, each.drift) for each in seen.nodes] == [
+        ("gpu01", "head", "running", "alive", "8/8", ()), ("gpu02", "worker", "running", "alive", "8/8", ()),
+    ]  # fmt: skip
+    assert (seen.server.state, seen.endpoint) == ("none", "http://10.0.0.11:8000/v1")
+
+
+def test_nothing_there_is_absent_and_not_whole(load: Load) -> None:
+    """And nobody is asked about a server."""
+    world = World(load())
+    seen = look(world)
+
+    assert not seen.whole
+    assert [(each.container, each.ray, each.gpus) for each in seen.nodes] == [("absent", "absent", "-/8")] * 2
+    assert seen.server.state == "none"
+    assert status.questions(world.inventory, observe(world.inventory, FakeTransport(world.answer), [])) == []
+
+
+def test_a_worker_that_is_not_in_ray_is_seen(world: World) -> None:
+    """Though its container runs."""
+    world.machines["gpu02"].joins = False
+    seen = look(world)
+
+    assert (seen.nodes[1].container, seen.nodes[1].ray, seen.nodes[1].gpus, seen.whole) == ("running", "absent", "-/8", False)
+
+
+def test_a_container_that_has_ended_is_seen(world: World) -> None:
+    """With Docker's word."""
+    world.stop("gpu02")
+    seen = look(world)
+
+    assert (seen.nodes[1].container, seen.whole) == ("exited", False)
+
+
+def test_a_node_that_cannot_be_reached_is_unknown_and_says_why(world: World) -> None:
+    """Its container is not called absent."""
+    seen = look(world, "gpu02")
+
+    assert (seen.nodes[1].container, seen.nodes[1].trouble, seen.whole) == ("unknown", "gpu02: no route", False)
+    assert seen.nodes[0].ray == "alive"
+
+
+def test_without_the_head_the_server_is_unknown(world: World) -> None:
+    """Not `none`."""
+    seen = look(world, "gpu01")
+
+    assert (seen.server.state, seen.nodes[1].container) == ("unknown", "running")
+
+
+def test_a_docker_that_does_not_answer_is_trouble(world: World) -> None:
+    """And the node is not whole."""
+    world.machines["gpu02"].docker_error = "permission denied"
+    world.machines["gpu02"].containers.clear()
+    seen = look(world)
+
+    assert (seen.nodes[1].trouble, seen.whole) == ("permission denied", False)
+
+
+def test_drift_is_said_in_words(world: World, load: Load) -> None:
+    """The inventory has another environment than the container."""
+    changed = load("env: {A: '1'}")
+    seen = look(world, inventory=changed)
+
+    assert seen.nodes[0].drift == ("env A: unset → 1",)
+    assert not seen.whole
+
+
+def test_values_of_secrets_are_not_needed_to_see_that_nothing_drifted(load: Load) -> None:
+    """`status` fetches none: the fingerprint on the container stands in for them."""
+    inventory = load("secrets: {HF_TOKEN: {env: HF_TOKEN}}")
+    world = World(inventory)
+    case.bring_up(inventory, world, {**SECRETS, "HF_TOKEN": Secret("hf")})
+
+    assert [each.drift for each in look(world).nodes] == [(), ()]
+
+
+def test_a_derived_image_is_no_drift(load: Load, tmp_path: Path) -> None:
+    """It is known by its base's identity; one of another base is."""
+    world = World(load())
+    context = tmp_path / "context.tar"
+    base = world.machines["gpu01"].images[world.inventory.image]
+    case.bring_up(world.inventory, world, SECRETS, context)
+    made = next(name for name in world.machines["gpu01"].images if name.startswith("vlaunch/"))
+    image = parse_image(json.dumps([base]))
+    assert image is not None
+    for machine in world.machines.values():
+        machine.images[made]["Config"]["Labels"]["vlaunch.base"] = image.identity
+
+    assert [each.drift for each in look(world).nodes] == [(), ()]
+    for machine in world.machines.values():
+        machine.images[made]["Config"]["Labels"]["vlaunch.base"] = "another"
+    assert [each.drift for each in look(world).nodes] == [(f"{made} was not made from the present {world.inventory.image}",)] * 2
+
+
+def test_answering_needs_a_completion(world: World) -> None:
+    """With what it said about itself."""
+    jobs(world, job("RUNNING"), health=200, capacity={"kv_cache_size_tokens": "12345", "kv_cache_max_concurrency": "3.5"})
+    world.said["complete"] = {"status": 200, "model": "m", "system_fingerprint": "vllm-0.32.0-pp2-x", "seconds": 0.25}
+    server = look(world).server
+
+    assert (server.state, server.backend, server.model, server.seconds) == ("answering", "ray", "m", 0.25)
+    assert (server.fingerprint, server.kv_tokens, server.concurrency) == ("vllm-0.32.0-pp2-x", 12345, 3.5)
+
+
+def test_healthy_without_a_completion_is_silent(world: World) -> None:
+    """`/health` stays 200 for a minute after a node was cut off."""
+    jobs(world, job("RUNNING"), health=200)
+    world.said["complete"] = {"status": 500, "error": "EngineDeadError"}
+    server = look(world).server
+
+    assert (server.state, server.detail) == ("silent", "/health says 200, no completion: EngineDeadError")
+
+
+@pytest.mark.parametrize(
+    ("listed", "state", "detail"),
+    [
+        ([job("RUNNING")], "starting", ""),
+        ([job("PENDING")], "starting", ""),
+        ([job("FAILED", message="exit code 1", end_time=5)], "failed", "exit code 1"),
+        ([job("FAILED", message="old", end_time=5), job("STOPPED", end_time=9)], "none", ""),
+        ([job("STOPPED", end_time=5), job("FAILED", message="new", end_time=9)], "failed", "new"),
+        ([job("FAILED", message="old", end_time=5), job("RUNNING")], "starting", ""),
+        ([{"status": "RUNNING", "metadata": None}], "none", ""),
+        ([], "none", ""),
+    ],
+)
+def test_the_job_tells_how_the_server_stands(listed: list[dict[str, Any]], state: str, detail: str, world: World) -> None:
+    """The newest counts; jobs of others do not."""
+    jobs(world, *listed)
+    server = look(world).server
+
+    assert (server.state, server.detail) == (state, detail)
+
+
+def test_ranks_are_shown_on_their_nodes(world: World) -> None:
+    """From the names of the actors."""
+    jobs(world, job("RUNNING"))
+    world.said["jobs"]["actors"] = {"data": {"result": {"result": [{"name": "vllm_Worker_1_PP1", "state": "ALIVE", "node_id": "gpu02"}]}}}
+
+    assert [each.ranks for each in look(world).nodes] == [(), ("PP1",)]
+
+
+def test_recorded_answers_of_an_idle_cluster_are_read(load: Load) -> None:
+    """What the payload printed on a cluster of two."""
+    nodes = "nodes: [{host: node1, ip: 10.77.0.11, gpus: 1}, {host: node2, ip: 10.77.0.12, gpus: 1}]"
+    world = World(load("accelerator: cpu", nodes))
+    case.bring_up(world.inventory, world, SECRETS)
+    world.said["jobs"] = json.loads((FIXTURES / "head-jobs.json").read_text())
+    seen = look(world)
+
+    assert [(each.ray, each.gpus) for each in seen.nodes] == [("alive", "1/1"), ("alive", "1/1")]
+    assert seen.server.state == "none"
+
+
+@pytest.mark.parametrize("said", ["", "Traceback", "[]", '{"error": "Connection refused"}'])
+def test_a_head_that_gives_no_answer_leaves_the_server_unknown(said: str, world: World) -> None:
+    """And nothing is made up about the nodes in Ray."""
+    facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
+    answers = [Answer(node="gpu01", code=1, out=said)] * 2
+    seen = status.read(world.inventory, facts, answers, {})
+
+    assert seen.server.state == "unknown"
+    assert [each.ray for each in seen.nodes] == ["absent", "absent"]
+    assert not seen.whole
+
+
+def test_a_table_of_another_shape_is_unreadable(world: World) -> None:
+    """A node table that cannot be read is a failure, not a cluster without nodes."""
+    jobs(world)
+    world.said["jobs"]["nodes"] = {"data": None}
+    with pytest.raises(UnreadableAnswer, match="Ray's list of nodes"):
+        look(world)
+
+
+def test_a_rank_container_is_the_server_of_the_mp_backend(world: World) -> None:
+    """Its model is on its label; without it running the server has failed."""
+    name = "vlaunch-c-gpu01-rank"
+    rank = json.loads(json.dumps(world.container("gpu01")))
+    rank["Config"]["Labels"] = {"vlaunch.role": "rank", "vlaunch.model": "mp-model"}
+    world.machines["gpu01"].containers[name] = {**rank, "Name": f"/{name}", "Id": "rank1"}
+    world.said["server"] = {"health": 0}
+    starting = look(world).server
+    world.machines["gpu01"].containers[name]["State"] = {"Status": "exited", "ExitCode": 1}
+    failed = look(world).server
+
+    assert (starting.state, starting.backend, starting.model) == ("starting", "mp", "mp-model")
+    assert (failed.state, failed.detail) == ("failed", "rank 0 ended with exit code 1")
+    assert "mp rank (exited)" in look(world).nodes[0].ranks
+
+
+def test_whole_says_every_part(world: World) -> None:
+    """One thing wrong with one node is enough."""
+    seen = look(world)
+    spoiled = [{"container": "exited"}, {"ray": "dead"}, {"ray": "absent"}, {"drift": ("x",)}, {"trouble": "x"}]
+
+    assert not any(replace(seen, nodes=(seen.nodes[0], replace(seen.nodes[1], **each))).whole for each in spoiled)

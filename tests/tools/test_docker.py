@@ -1,0 +1,276 @@
+"""What we say to docker, and how its answers are read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.errors import UnreadableAnswer
+from launcher.model import Mount
+from launcher.tools import docker
+from launcher.tools.docker import Container, ContainerSpec
+from tests.simulated import read_run
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "docker"
+RECORDED = (FIXTURES / "inspect-ray-head-20.10.json").read_text()
+SPEC = ContainerSpec(
+    name="vlaunch-c-gpu01", image="vllm:1", command=("/opt/vlaunch/entry.sh", "ray", "start"), cluster="c", role="head",
+    node="gpu01", env={"B": "2", "A": "one two; $(x)"}, mounts=(Mount(source="/s", target="/t", read_only=True),),
+)  # fmt: skip
+# For each field, another value: each must change the hash.
+OTHERS: dict[str, Any] = {
+    "name": "vlaunch-c-gpu02", "image": "vllm:2", "command": ("/opt/vlaunch/entry.sh", "ray", "stop"), "cluster": "d",
+    "role": "worker", "node": "gpu02", "entrypoint": "/bin/bash", "env": {"A": "1"}, "mounts": (), "shm": 1 << 30, "gpus": 8,
+    "devices": ("/dev/kfd",), "cap_add": ("IPC_LOCK",), "groups": ("video",), "security": ("seccomp=unconfined",),
+    "ulimits": {"memlock": "-1"}, "labels": {"x": "y"}, "restart": "no",
+}  # fmt: skip
+
+
+def container(spec: ContainerSpec, **more: Any) -> Container:
+    """Return the container that this spec would make, as Docker would report it."""
+    return dataclasses.replace(
+        Container(
+            name=spec.name, id="1", role=spec.role, node=spec.node, image=spec.image, status="running", exit_code=0, restarts=0,
+            spec=spec.labels.get(docker.SPEC, ""), started="", env=spec.env, labels=spec.labels, argv=spec.command,
+        ),
+        **more,
+    )  # fmt: skip
+
+
+def test_docker_run_says_every_field_in_dockers_own_grammar() -> None:
+    """Read back by a reader of `docker run` that does not know the builder."""
+    full = dataclasses.replace(
+        SPEC, gpus=8, devices=("/dev/infiniband",), cap_add=("IPC_LOCK",), groups=("video",), labels={"x": "y=z"},
+        ulimits={"stack": "67108864", "memlock": "-1"}, security=("seccomp=unconfined",), shm=16 << 30,
+    )  # fmt: skip
+    found = read_run(docker.run((), full))
+
+    assert found["HostConfig"] == {
+        "NetworkMode": "host", "IpcMode": None, "ShmSize": str(16 << 30), "Binds": ["/s:/t:ro"],
+        "RestartPolicy": {"Name": "unless-stopped"}, "CapAdd": ["IPC_LOCK"], "GroupAdd": ["video"],
+        "SecurityOpt": ["seccomp=unconfined"], "Ulimits": ["memlock=-1", "stack=67108864"], "Devices": ["/dev/infiniband"],
+        "DeviceRequests": [{"Count": 8}],
+    }  # fmt: skip
+    assert found["Config"] == {
+        "Image": "vllm:1", "Env": ["A=one two; $(x)", "B=2"], "Cmd": ["/opt/vlaunch/entry.sh", "ray", "start"],
+        "Entrypoint": ["/bin/sh"],
+        "Labels": {"x": "y=z", "vlaunch.cluster": "c", "vlaunch.role": "head", "vlaunch.node": "gpu01"},
+    }  # fmt: skip
+    assert found["Name"] == "/vlaunch-c-gpu01"
+
+
+def test_sharing_the_hosts_memory_needs_no_size() -> None:
+    """`--ipc host` and `--shm-size` exclude each other."""
+    found = read_run(docker.run(("sudo", "-n", "docker"), SPEC)[3:])
+
+    assert (found["HostConfig"]["IpcMode"], found["HostConfig"]["ShmSize"]) == ("host", None)
+    assert found["HostConfig"]["DeviceRequests"] is None
+
+
+def test_every_field_is_known_to_the_test_of_the_hash() -> None:
+    """A new field needs a line in OTHERS."""
+    assert OTHERS.keys() == {each.name for each in dataclasses.fields(ContainerSpec)}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_hash_changes_with_each_field(name: str) -> None:
+    """Whatever starts a container differently, starts it anew."""
+    assert dataclasses.replace(SPEC, **{name: OTHERS[name]}).hash != SPEC.hash
+
+
+def test_the_hash_does_not_depend_on_the_order_of_names_nor_on_itself() -> None:
+    """The same inventory gives the same hash, also when read back with its own label."""
+    turned = dataclasses.replace(SPEC, env=dict(reversed(SPEC.env.items())))
+
+    assert turned.hash == SPEC.hash == SPEC.labelled().hash == SPEC.labelled().labelled().hash
+    assert SPEC.labelled().labels[docker.SPEC] == SPEC.hash
+
+
+def test_the_hash_does_not_depend_on_how_docker_is_called() -> None:
+    """Giving a login access to Docker must not restart a cluster."""
+    assert docker.run(("sudo", "docker"), SPEC)[2:] == docker.run(("docker",), SPEC)[1:]
+
+
+def test_a_container_is_read_as_recorded() -> None:
+    """Docker 20.10's `inspect` of a container that `up` started."""
+    (found,) = docker.parse_containers(RECORDED)
+
+    assert (found.name, found.role, found.node, found.status, found.running) == ("vlaunch-lab-node1", "head", "node1", "running", True)
+    assert (found.spec, found.restarts, found.exit_code) == ("5bff3436aec5", 0, 0)
+    assert (found.image, found.argv[:3]) == ("vlaunch/ray:2.60.0-310f925a456a", ("/opt/vlaunch/entry.sh", "ray", "start"))
+    assert found.env["NCCL_SOCKET_IFNAME"] == "=eth0"
+
+
+def test_an_image_is_read_as_recorded() -> None:
+    """An imported image has no digest; its identity is its layers and configuration."""
+    found = docker.parse_image((FIXTURES / "image-inspect-20.10.json").read_text())
+
+    assert found is not None
+    assert (found.id[:19], found.digests, found.architecture) == ("sha256:ba78a082a12e", (), "amd64")
+    assert found.env["LANG"] == "C.UTF-8"
+
+
+def test_identity_is_equal_exactly_when_layers_and_configuration_are() -> None:
+    """Two nodes may have loaded the same image at different times, and labels do not run."""
+    said = json.loads((FIXTURES / "image-inspect-20.10.json").read_text())
+
+    def identity(**changed: Any) -> str:
+        found = docker.parse_image(json.dumps([{**said[0], **changed}]))
+        assert found is not None
+        return found.identity
+
+    same = identity()
+    config = said[0]["Config"]
+
+    assert identity(Created="2027", Id="sha256:1", RepoTags=[], GraphDriver={}, Config={**config, "Labels": {"a": "b"}}) == same
+    assert identity(Config={**config, "Entrypoint": ["bash"]}) != same
+    assert identity(Config={**config, "Env": ["A=1"]}) != same
+    assert identity(RootFS={"Layers": []}) != same
+    assert identity(Architecture="arm64") != same
+
+
+@pytest.mark.parametrize("text", ["Cannot connect to the Docker daemon", "{}", "[1]", "[null]", '[{"Name": "x"}]', '[{"Config": 1}]'])
+def test_an_inspect_that_cannot_be_read_says_so(text: str) -> None:
+    """With the line, and without a KeyError."""
+    with pytest.raises(UnreadableAnswer):
+        docker.parse_containers(text)
+
+
+@pytest.mark.parametrize("text", ["nonsense", "{}", '[{"Config": {}}]', '[{"Id": "x", "Config": []}]'])
+def test_an_image_that_cannot_be_read_says_so(text: str) -> None:
+    """A broken answer is not an image that is absent."""
+    with pytest.raises(UnreadableAnswer):
+        docker.parse_image(text)
+
+
+def test_nothing_is_no_container_and_no_image() -> None:
+    """Docker prints an empty list, or nothing."""
+    assert docker.parse_containers("") == docker.parse_containers("[]\n") == ()
+    assert docker.parse_image("[]") is None
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda c: st.lists(c) | st.dictionaries(st.text(), c)))
+def test_no_json_breaks_the_reading_of_containers(value: Any) -> None:
+    """Containers, or unreadable; nothing else comes out."""
+    try:
+        docker.parse_containers(json.dumps([{"Name": "/x", "Id": "1", "Config": value, "State": value}]))
+    except UnreadableAnswer:
+        pass
+
+
+def test_differences_are_said_in_words() -> None:
+    """What a person changed in the inventory is what they read."""
+    spec = dataclasses.replace(SPEC, image="vllm:2", env={"A": "1", "C": "3"}, command=("/opt/vlaunch/entry.sh", "ray", "stop")).labelled()
+    there = container(SPEC.labelled(), env={**SPEC.env, "PATH": "/bin"})
+
+    assert docker.differences(there, spec, {"PATH": "/bin"}) == [
+        "image vllm:1 → vllm:2",
+        "env A: one two; $(x) → 1",
+        "env B: 2 → unset",
+        "env C: unset → 3",
+        "command: start → stop",
+    ]
+
+
+def test_a_difference_that_inspect_does_not_show_in_words_is_still_said() -> None:
+    """Never an empty reason for a restart."""
+    spec = dataclasses.replace(SPEC, cap_add=("IPC_LOCK",)).labelled()
+
+    assert docker.differences(container(SPEC.labelled()), spec, {}) == ["devices, mounts or limits of its container"]
+
+
+def test_another_secret_is_said_without_its_value() -> None:
+    """Only that there is another one."""
+    spec = dataclasses.replace(SPEC, labels={"vlaunch.secrets": "b"}).labelled()
+    there = container(dataclasses.replace(SPEC, labels={"vlaunch.secrets": "a"}).labelled())
+
+    assert docker.differences(there, spec, {}) == ["a secret has another value"]
+
+
+def test_a_variable_that_the_image_sets_to_the_same_value_is_no_difference() -> None:
+    """The image's HF_HOME may be what the inventory says."""
+    there = container(SPEC.labelled())
+    spec = dataclasses.replace(SPEC, cap_add=("IPC_LOCK",)).labelled()
+
+    assert docker.differences(there, spec, {"B": "2"}) == ["devices, mounts or limits of its container"]
+
+
+def test_an_empty_value_is_told_from_none() -> None:
+    """`env A: 1 → unset` would be wrong for `A: ""`."""
+    there = container(SPEC.labelled())
+    spec = dataclasses.replace(SPEC, env={**SPEC.env, "B": ""}).labelled()
+
+    assert docker.differences(there, spec, {}) == ['env B: 2 → ""']
+
+
+def test_words_that_were_only_reordered_are_a_difference_too() -> None:
+    """Two numbers that changed places must not read as nothing → nothing."""
+    there = container(dataclasses.replace(SPEC, command=("--tp", "1", "--pp", "2")).labelled())
+    (said,) = docker.differences(there, dataclasses.replace(SPEC, command=("--tp", "2", "--pp", "1")).labelled(), {})
+
+    assert "(nothing) → (nothing)" not in said
+
+
+def test_builders_of_short_commands() -> None:
+    """As one would type them."""
+    sudo = ("sudo", "-n", "docker")
+
+    assert docker.remove(sudo, "a", "b") == (*sudo, "rm", "--force", "--volumes", "a", "b")
+    assert docker.pull(("docker",), "x:1") == ("docker", "pull", "--quiet", "x:1")
+    assert docker.exec_(("docker",), "c", "ls", stdin=True) == ("docker", "exec", "--interactive", "c", "ls")
+    assert docker.inspect(("docker",), "c") == ("docker", "inspect", "--type", "container", "c")
+    assert docker.list_ids(("docker",), "c")[-1] == "label=vlaunch.cluster=c"
+    assert docker.list_gpus(("docker",), "x:1", 4)[-4:] == ("--entrypoint", "nvidia-smi", "x:1", "--list-gpus")
+    assert docker.run_python(("docker",), "x:1", "pass")[-3:] == ("x:1", "-c", "pass")
+
+
+def test_logs_of_both_streams_come_as_one() -> None:
+    """`docker logs` keeps them apart; people do not. Run with another program in docker's place."""
+    argv = docker.logs(("sh", "-c", 'echo "$@"; echo error >&2', "docker"), "c", tail=5, since="1m", follow=True)
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+
+    assert done.stdout == "logs --follow --tail 5 --since 1m c\nerror\n"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 3", 3)])
+def test_a_bounded_command_ends_with_its_own_code(script: str, code: int) -> None:
+    """And its output passes."""
+    argv = docker.bounded(("sh", "-c", f"echo out; {script}"), 10)
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        out = process.stdout.read()  # its input stays open meanwhile: closing that is what ends it early
+
+    assert (process.returncode, out) == (code, b"out\n")
+
+
+def test_a_bounded_command_ends_at_its_deadline() -> None:
+    """Also when its input stays open."""
+    with subprocess.Popen(docker.bounded(("sleep", "60"), 0.2), stdin=subprocess.PIPE) as process:
+        assert process.wait(timeout=10) == 124
+
+
+def test_a_bounded_command_ends_when_nobody_holds_its_input(tmp_path: Path) -> None:
+    """Ending `docker exec` closes the input of what it started: that is the only sign there is."""
+    pid = tmp_path / "pid"
+    argv = docker.bounded(("sh", "-c", f"echo $$ > {pid}; exec sleep 60"), 60)
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 10
+        while not (pid.exists() and pid.read_text().strip()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(timeout=10)
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), signal.SIGKILL)

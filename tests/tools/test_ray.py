@@ -1,0 +1,184 @@
+"""What we say to Ray, and how its recorded answers are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.errors import UnreadableAnswer
+from launcher.inventory.load import loads
+from launcher.model import Inventory
+from launcher.tools import ray
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "ray"
+
+
+def recorded(name: str) -> Any:
+    text = (FIXTURES / name).read_text()
+    return json.loads(text) if name.endswith(".json") else text
+
+
+def listed(rows: Any) -> dict[str, Any]:
+    """Wrap rows as the dashboard does."""
+    return {"result": True, "data": {"result": {"result": rows}}}
+
+
+def inventory(more: str = "") -> Inventory:
+    nodes = "nodes: [{host: a, ip: 10.0.0.1, gpus: 8}, {host: b, ip: 10.0.0.2, gpus: 4}]"
+    return loads(f"cluster: c\nimage: vllm/vllm-openai:v0.32.0\n{more}\n{nodes}\n", Path("inventory.yaml"))
+
+
+def flags(argv: tuple[str, ...]) -> dict[str, str]:
+    """Return the flags of a command that have a value."""
+    pairs = zip(argv, argv[1:], strict=False)
+    return {flag: value for flag, value in pairs if flag.startswith("--") and not value.startswith("--")}
+
+
+def test_a_worker_joins_the_head_under_its_own_address_with_its_own_gpus() -> None:
+    """The head's address and port, the worker's own ip and count."""
+    wanted = inventory("ports: {gcs: 7000}")
+    argv = ray.start_worker(wanted.node("b"), wanted)
+
+    assert argv[:3] == ("ray", "start", "--block")
+    assert "--head" not in argv
+    assert {"--address": "10.0.0.1:7000", "--node-ip-address": "10.0.0.2", "--num-gpus": "4"}.items() <= flags(argv).items()
+
+
+def test_the_dashboard_is_for_the_head_alone() -> None:
+    """It listens on loopback: whoever reaches it can run code."""
+    wanted = inventory()
+
+    assert flags(ray.start_head(wanted.head, wanted))["--dashboard-host"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_every_port_is_pinned_so_that_a_firewall_can_be_told(head: bool) -> None:
+    """No two flags share a port, and each is the inventory's."""
+    wanted = inventory("ports: {node_manager: 7001, object_manager: 7002, metrics_export: 7003}")
+    argv = ray.start_head(wanted.head, wanted) if head else ray.start_worker(wanted.workers[0], wanted)
+    ports = {flag: value for flag, value in flags(argv).items() if flag.endswith("port")}
+
+    assert ports["--node-manager-port"] == "7001"
+    assert ports["--object-manager-port"] == "7002"
+    assert ports["--metrics-export-port"] == "7003"
+    assert len(set(ports.values())) == len(ports) == (11 if head else 8)
+
+
+def test_the_object_store_is_left_to_ray_unless_the_inventory_says_a_size() -> None:
+    """In bytes."""
+    plain, sized = inventory(), inventory("ray: {object_store: 200MB}")
+
+    assert "--object-store-memory" not in ray.start_head(plain.head, plain)
+    assert flags(ray.start_head(sized.head, sized))["--object-store-memory"] == "200000000"
+
+
+def test_the_node_table_is_read_as_recorded() -> None:
+    """Address, state and what each node brought."""
+    head, worker = ray.parse_nodes(recorded("head-nodes.json")["nodes"])
+
+    assert (head.ip, head.alive, head.head, head.gpus) == ("10.77.0.11", True, True, 1.0)
+    assert (worker.ip, worker.alive, worker.head, worker.gpus) == ("10.77.0.12", True, False, 1.0)
+    assert {node.ip for node in ray.parse_nodes(recorded("api_v0_nodes.json"))} == {"192.0.2.2"}
+
+
+def test_a_dead_node_stays_in_the_table_with_its_reason() -> None:
+    """Until one with the same address lives."""
+    rows = recorded("ray_list_nodes_one_dead.json")
+    for row in rows:
+        row["resources_total"] = {"GPU": 1.0}
+    _, dead = ray.parse_nodes(listed(rows))
+
+    assert (dead.ip, dead.alive) == ("10.77.0.12", False)
+    assert "missing too many heartbeats" in dead.message
+
+    again = [*rows, {**rows[1], "node_id": "new", "state": "ALIVE", "state_message": None}]
+
+    assert [(node.ip, node.id) for node in ray.parse_nodes(listed(again))] == [("10.77.0.11", rows[0]["node_id"]), ("10.77.0.12", "new")]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [None, [], {}, {"data": None}, listed(None), listed("x"), listed([{}]), listed([None]), listed([{"node_id": 1}]),
+     listed([{"node_id": "a", "node_ip": "b", "state": "ALIVE", "resources_total": {"GPU": "many"}}]),
+     listed([{"node_id": "a", "node_ip": "b", "state": "ALIVE", "resources_total": [1]}])],
+)  # fmt: skip
+def test_a_node_table_of_another_shape_is_unreadable(answer: Any) -> None:
+    """Nothing is guessed."""
+    with pytest.raises(UnreadableAnswer):
+        ray.parse_nodes(answer)
+
+
+@pytest.mark.parametrize(
+    ("name", "active", "used", "total", "demands"),
+    [
+        ("ray_status_2nodes.txt", 2, 0.0, 2.0, 0),
+        ("ray_status_2nodes_idle.txt", 1, 0.0, 4.0, 0),
+        ("ray_status_2nodes_verbose.txt", 2, 0.0, 2.0, 0),
+        ("ray_status_2nodes_vllm_running.txt", 2, 2.0, 2.0, 0),
+        ("ray-status-lab-2nodes.txt", 2, 0.0, 2.0, 0),
+        ("ray_status_node_dead.txt", 1, 0.0, 4.0, 0),
+        ("ray_status_node_missing.txt", 1, 0.0, 1.0, 0),
+        ("ray_status_rejoined.txt", 2, 0.0, 2.0, 0),
+        ("ray_status_pg_pending.txt", 2, 0.0, 8.0, 1),
+        ("ray_status_pending_demand.txt", 1, 0.0, 1.0, 1),
+    ],
+)
+def test_ray_status_is_read_as_recorded(name: str, active: int, used: float, total: float, demands: int) -> None:
+    """Nodes, used and total GPUs, and what waits."""
+    said = ray.parse_status(recorded(name))
+
+    assert said.active == active
+    assert len(said.demands) == demands
+    assert (said.gpus_used, said.gpus_total) == (used, total)
+
+
+def test_idle_nodes_count_as_active() -> None:
+    """Newer versions of Ray list them in a section of their own."""
+    text = "Active:\n 1 node_a\nIdle:\n 2 node_b\nPending:\n (no pending nodes)\n"
+
+    assert ray.parse_status(text).active == 3
+
+
+@pytest.mark.parametrize("text", ["", "ConnectionError: Could not find any running Ray instance.", "Active:\n what is this\n"])
+def test_what_is_no_ray_status_is_unreadable(text: str) -> None:
+    """A traceback must not read as a cluster of no nodes."""
+    with pytest.raises(UnreadableAnswer):
+        ray.parse_status(text)
+
+
+@given(st.text())
+def test_no_text_breaks_the_reading_of_ray_status(text: str) -> None:
+    """Either it is one, or it is unreadable."""
+    try:
+        ray.parse_status("Active:\n" + text)
+    except UnreadableAnswer:
+        pass
+
+
+def test_ranks_are_those_of_living_actors_on_their_nodes() -> None:
+    """Earlier runs leave dead actors of the same kind behind."""
+    nodes = tuple(
+        ray.RayNode(id=row["node_id"], ip=row["node_ip"], alive=True, head=False, gpus=1, cpus=1)
+        for row in recorded("ray_list_nodes_one_dead.json")
+    )
+
+    assert ray.parse_ranks(listed(recorded("ray_list_actors_pp2.json")), nodes) == {"10.77.0.11": ("PP0",), "10.77.0.12": ("PP1",)}
+
+
+def test_ranks_of_two_dimensions_and_of_one_rank_are_named() -> None:
+    """A dimension of size one is left out of the actor's name; an actor of another program is no rank."""
+    nodes = (ray.RayNode(id="n", ip="10.0.0.1", alive=True, head=True, gpus=2, cpus=1),)
+    rows = [
+        {"name": "vllm_Worker_17_TP1_PP0", "state": "ALIVE", "node_id": "n"},
+        {"name": "vllm_Worker_17_TP0_PP0", "state": "ALIVE", "node_id": "n"},
+        {"name": "vllm_Worker_18", "state": "ALIVE", "node_id": "gone"},
+        {"name": "JobSupervisor", "state": "ALIVE", "node_id": "n"},
+        {"name": None, "state": "ALIVE", "node_id": "n"},
+    ]
+
+    assert ray.parse_ranks(listed(rows), nodes) == {"10.0.0.1": ("TP0 PP0", "TP1 PP0"), "?": ("the only rank",)}

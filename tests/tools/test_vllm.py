@@ -1,0 +1,161 @@
+"""What we say to vLLM, and how its recorded logs read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.tools import vllm
+
+LOGS = Path(__file__).parent.parent / "fixtures" / "vllm"
+ALL = ["config", "engine", "placement", "workers", "load", "warm-up", "kv-cache", "api", "answer"]
+
+
+def log(name: str) -> str:
+    return (LOGS / f"{name}.log").read_text(encoding="utf-8")
+
+
+def without(*phases: str) -> list[str]:
+    return [each for each in ALL if each not in phases]
+
+
+def test_serve_under_ray() -> None:
+    """Ray is always named, because vLLM would not choose it; our options stand last, where they win."""
+    assert vllm.serve("org/m", tp=8, pp=2, backend="ray", host="0.0.0.0", port=8000, args=("--max-model-len", "512")) == (
+        "vllm", "serve", "org/m", "--max-model-len", "512",
+        "--tensor-parallel-size", "8", "--pipeline-parallel-size", "2", "--distributed-executor-backend", "ray",
+        "--host", "0.0.0.0", "--port", "8000",
+    )  # fmt: skip
+
+
+def test_one_rank_needs_no_executor() -> None:
+    """One process on one GPU: vLLM chooses how to run it."""
+    assert "--distributed-executor-backend" not in vllm.serve("m", tp=1, pp=1, backend="mp", host="::", port=1)
+
+
+def test_ranks_of_several_nodes() -> None:
+    """Only the first node has an API; a single node is told nothing."""
+    common = ("--nnodes", "2", "--node-rank", "0", "--master-addr", "10.0.0.1", "--master-port", "29501")
+
+    assert common == vllm.rank_of(2, 0, "10.0.0.1", 29501)
+    assert (*common[:3], "1", *common[4:], "--headless") == vllm.rank_of(2, 1, "10.0.0.1", 29501)
+    assert vllm.rank_of(1, 0, "10.0.0.1", 29501) == ()
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (("-tp", "2"), ["-tp"]),
+        (("--tensor-parallel-size=2",), ["--tensor-parallel-size"]),
+        (("--pipeline_parallel_size", "2"), ["--pipeline-parallel-size"]),
+        (("--api-key", "sk-1"), ["--api-key"]),
+        (("--data-parallel-size-local", "2", "-dpl", "2"), ["--data-parallel-size-local", "-dpl"]),
+        (("--headless", "--nnodes", "2"), ["--headless", "--nnodes"]),
+        (("--ssl-keyfile", "k"), ["--ssl-keyfile"]),
+        (("--max-model-len", "8", "--port-range", "1", "--dtype", "auto", "-cc.mode=2"), []),
+    ],
+)
+def test_collisions(args: tuple[str, ...], named: list[str]) -> None:
+    """What vlaunch sets itself is named, with what to use instead; values are never repeated."""
+    said = vllm.collisions(args)
+
+    assert named == [each.split("`")[1] for each in said]
+    assert not any("sk-1" in each for each in said)
+
+
+@pytest.mark.parametrize(
+    ("args", "name"),
+    [
+        ((), "/models/m"),
+        (("--served-model-name", "a", "b"), "a"),
+        (("--served_model_name=a",), "a"),
+        (("--served-model-name",), "/models/m"),
+    ],
+)
+def test_served_name(args: tuple[str, ...], name: str) -> None:
+    """Requests give the served name where one is set."""
+    assert name == vllm.served_name("/models/m", args)
+
+
+@pytest.mark.parametrize(
+    ("name", "phases"),
+    [
+        ("serve_ray_pp2_ok", ALL),
+        ("serve_ray_tp2_ok", without("warm-up")),
+        ("serve_mp_pp2_node0_ok", without("placement")),
+        ("pending_placement_group_ok", without("warm-up")),
+        ("fail_gloo_loopback", ["config", "engine", "placement", "workers"]),
+        ("fail_cpu_platform_refuses_ray", ["config", "engine"]),
+    ],
+)
+def test_phases(name: str, phases: list[str]) -> None:
+    """A recorded start goes through its phases in order, each once."""
+    assert phases == vllm.phase_after("start", log(name).splitlines())
+
+
+def test_phases_only_move_forward() -> None:
+    """The line of a slower rank does not take the start back."""
+    assert vllm.phase_after("kv-cache", log("serve_ray_pp2_ok").splitlines()[:20]) == []
+
+
+def test_a_log_in_pieces_has_the_same_phases() -> None:
+    """Reading line by line, as watching does, finds what reading at once finds."""
+    phase, begun = "start", []
+    for line in log("serve_ray_pp2_ok").splitlines():
+        begun += vllm.phase_after(phase, [line])
+        phase = begun[-1] if begun else phase
+
+    assert begun == ALL
+
+
+def test_shards() -> None:
+    """The newest progress line counts."""
+    lines = log("serve_ray_pp2_ok").splitlines()
+
+    assert vllm.shards(lines) == "1 of 1 files"
+    assert vllm.shards(["Loading safetensors checkpoint shards:  25% Completed | 2/8 [00:01<00:04]"]) == "2 of 8 files"
+    assert vllm.shards(lines[:5]) == ""
+
+
+def test_assigned() -> None:
+    """Each process says which rank it took."""
+    assert vllm.assigned(log("serve_ray_pp2_ok")) == {0: "TP0 PP0", 1: "TP0 PP1"}
+    assert vllm.assigned(log("serve_mp_pp2_node1_ok")) == {1: "TP0 PP1"}
+    assert vllm.assigned("") == {}
+
+
+@pytest.mark.parametrize(
+    ("labels", "name", "tokens", "concurrency"),
+    [
+        ({"kv_cache_size_tokens": "262144", "kv_cache_max_concurrency": "512.0"}, "", 262144, 512.0),
+        ({"num_gpu_blocks": "2048", "block_size": "16"}, "", 32768, None),
+        ({"num_gpu_blocks": "None", "block_size": "16"}, "", None, None),
+        ({}, "serve_ray_pp2_ok", 65536, 128.0),
+        ({}, "kv_cache_older", 643232, 15.7),
+        ({}, "", None, None),
+    ],
+)
+def test_capacity(labels: dict[str, str], name: str, tokens: int | None, concurrency: float | None) -> None:
+    """The metric counts first; an older vLLM is read by its blocks or its log."""
+    found = vllm.capacity(labels, log(name) if name else "")
+
+    assert (tokens, concurrency) == (found.tokens, found.concurrency)
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("fail_cpu_shm_across_hosts", "RuntimeError: open shm in SHMManager failed. errno: 2"),
+        ("fail_gloo_loopback", "RuntimeError: Gloo connectFullMesh failed"),
+        ("fail_validation", "Value error, Offline data parallel mode is not supported/useful for dense models."),
+        ("fail_enforce_eager", "AssertionError"),
+        ("serve_ray_pp2_ok", ""),
+    ],
+)
+def test_root_cause(name: str, cause: str) -> None:
+    """A failure is about the first exception, not about those that report it."""
+    found = vllm.root_cause(log(name))
+
+    assert found.startswith(cause)
+    assert bool(found) == bool(cause)
