@@ -50,32 +50,37 @@ def look(session: Session) -> ClusterStatus:
     """Observe the cluster once."""
     from launcher.plan import status as plan
     from launcher.plan.observe import commands, read
+    from launcher.plan.running import find
 
     inventory = session.inventory
     nodes = [node for node in inventory.nodes if node.name not in session.missing]
     facts = read(session.transport.run(commands(inventory, [inventory.image], nodes)))
-    answers = list(session.transport.run(plan.questions(inventory, facts)))
-    return plan.read(inventory, facts, answers, {name: error.message for name, error in session.missing.items()})
+    said = plan.Said()
+    for answer in session.transport.run(plan.ask_ray(inventory, facts)):
+        said = plan.Said(ray=plan.hear(answer))
+    for server in find(inventory, facts, said.ray)[:1]:
+        about, completion = session.transport.run(plan.ask_server(inventory, server))
+        said = plan.Said(ray=said.ray, server=plan.hear(about), completion=plan.hear(completion))
+    return plan.read(
+        inventory, facts, said, {name: error.message.removeprefix(f"{name}: ") for name, error in session.missing.items()}
+    )
 
 
 def _print(seen: ClusterStatus, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({**asdict(seen), "whole": seen.whole}))
         return
-    from rich.console import Console
+    from launcher.ui.status import console, render
 
-    from launcher.ui.status import render
-
-    Console(highlight=False).print(render(seen))
+    console().print(render(seen))
 
 
 def _watch(session: Session) -> int:
-    from rich.console import Console
     from rich.live import Live
 
-    from launcher.ui.status import render
+    from launcher.ui.status import console, render
 
-    with Live(console=Console(highlight=False), auto_refresh=False) as live:
+    with Live(console=console(), auto_refresh=False) as live:
         while True:
             live.update(render(look(session)), refresh=True)
             time.sleep(2)

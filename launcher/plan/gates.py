@@ -49,7 +49,7 @@ def head(inventory: Inventory) -> Gate:
             node.ip, inventory.ports.gcs)), timeout=20)),
         judge=ray_checks.judge_head(inventory),
         deadline=120,
-        every=0.5,
+        every=0.2,
         evidence=(_log(inventory, node),),
     )  # fmt: skip
 
@@ -69,7 +69,7 @@ def cluster(inventory: Inventory, *, deadline: float, hold: float) -> Gate:
         ask=(*(_state(inventory, each) for each in inventory.nodes), table),
         judge=ray_checks.judge_cluster(inventory),
         deadline=deadline,
-        every=1.0,
+        every=0.3,
         hold=hold,
         evidence=tuple(_log(inventory, each) for each in inventory.nodes),
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from launcher.checks.ray import read_payload
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Inventory, Node, Secret
-from launcher.plan import containers
+from launcher.plan import containers, running
+from launcher.plan.running import Running
 from launcher.tools import docker, payload, ray
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
@@ -62,35 +63,43 @@ class ClusterStatus:
         return all(n.container == "running" and n.ray in ("alive", "-") and not n.drift and not n.trouble for n in self.nodes)
 
 
-def questions(inventory: Inventory, facts: Mapping[str, HostFacts]) -> list[Command]:
-    """Return what to ask besides the probe: the head's Ray container, or else rank 0's, about jobs and the server."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What the head answered: about Ray and its jobs, and about the server; `error` where it could not answer."""
+
+    ray: Mapping[str, Any] = field(default_factory=dict)
+    server: Mapping[str, Any] = field(default_factory=dict)
+    completion: Mapping[str, Any] = field(default_factory=dict)
+
+
+def ask_ray(inventory: Inventory, facts: Mapping[str, HostFacts]) -> list[Command]:
+    """Return what to ask the head about Ray and its jobs: nothing when its container does not run."""
+    if inventory.head.name not in facts or not running.head_runs(inventory, facts):
+        return []
+    return [running.ask_jobs(inventory, inventory.serve.bind, inventory.ports.api)]
+
+
+def ask_server(inventory: Inventory, server: Running) -> list[Command]:
+    """Return what to ask a server: what it says of itself, and a completion, the only proof that it answers."""
     head = inventory.head
-    if head.name not in facts:
-        return []
-    host = payload.api_host(inventory.serve.bind)
-    name, verb = containers.name(inventory, head), payload.jobs(inventory.ports, host)
-    rank = facts[head.name].container(containers.rank_name(inventory, head))
-    if rank is not None and rank.running:
-        asked = [(name, verb)] if _runs(facts[head.name], name) else []
-        asked.append((rank.name, payload.server(inventory.ports, host)))
-    elif _runs(facts[head.name], name):
-        asked = [(name, verb)]
-    else:
-        return []
-    asked.append((asked[-1][0], payload.complete(inventory.ports, host, "Say hello.", 1, 20)))
-    return [Command(node=head.name, argv=docker.exec_(head.docker, where, *words), timeout=40) for where, words in asked]
+    ports, host = replace(inventory.ports, api=server.port), payload.api_host(server.host)
+    inside = containers.name(inventory, head) if server.backend == "ray" else containers.rank_name(inventory, head)
+    verbs = (payload.server(ports, host), payload.complete(ports, host, "Say hello.", 1, 20))
+    return [Command(node=head.name, argv=docker.exec_(head.docker, inside, *verb), timeout=40) for verb in verbs]
 
 
-def read(
-    inventory: Inventory, facts: Mapping[str, HostFacts], answers: Sequence[Answer], missing: Mapping[str, str]
-) -> ClusterStatus:
+def hear(answer: Answer) -> dict[str, Any]:
+    """Read one answer of the head; what cannot be read is an `error` like any other."""
+    try:
+        return read_payload(answer)
+    except UnreadableAnswer as error:
+        return {"error": error.message or "no answer"}
+
+
+def read(inventory: Inventory, facts: Mapping[str, HostFacts], said: Said, missing: Mapping[str, str]) -> ClusterStatus:
     """Put the answers together; `missing` has, for each node that could not be reached, why."""
-    said = [_said(answer) for answer in answers]
-    completion = said.pop() if said else {}
-    ray_said = next((each for each in said if "jobs" in each), said[0] if said else {})
-    server_said = said[-1] if said else {}
-    table = ray.parse_nodes(ray_said["nodes"]) if ray_said.get("nodes") else ()
-    ranks = ray.parse_ranks(ray_said["actors"], table) if ray_said.get("actors") else {}
+    table = ray.parse_nodes(said.ray["nodes"]) if said.ray.get("nodes") else ()
+    ranks = ray.parse_ranks(said.ray["actors"], table) if said.ray.get("actors") else {}
     nodes = tuple(
         NodeStatus(
             node=node.name, role="head" if node.head else "worker", ip=node.ip, container="unknown",
@@ -100,11 +109,12 @@ def read(
         else _node(inventory, node, facts[node.name], table, ranks.get(node.ip, ()))
         for node in inventory.nodes
     )  # fmt: skip
+    server = next(iter(running.find(inventory, facts, said.ray)), None)
     return ClusterStatus(
         cluster=inventory.cluster,
         nodes=nodes,
-        server=_server(inventory, facts, ray_said, server_said, completion),
-        endpoint=f"http://{inventory.head.ip}:{inventory.ports.api}/v1",
+        server=_server(inventory, facts, said, server),
+        endpoint=f"http://{inventory.head.ip}:{server.port if server else inventory.ports.api}/v1",
     )
 
 
@@ -124,18 +134,6 @@ def drift(inventory: Inventory, node: Node, facts: HostFacts) -> tuple[str, ...]
     if made_from and (base is None or made_from != base.identity):
         said.insert(0, f"{there.image} was not made from the present {inventory.image}")
     return tuple(said)
-
-
-def _runs(facts: HostFacts, name: str) -> bool:
-    container = facts.container(name)
-    return container is not None and container.running
-
-
-def _said(answer: Answer) -> dict[str, Any]:
-    try:
-        return read_payload(answer)
-    except UnreadableAnswer as error:
-        return {"error": error.message or "no answer"}
 
 
 def _node(
@@ -161,43 +159,39 @@ def _node(
     )
 
 
-def _server(
-    inventory: Inventory,
-    facts: Mapping[str, HostFacts],
-    ray_said: Mapping[str, Any],
-    said: Mapping[str, Any],
-    completion: Mapping[str, Any],
-) -> ServerStatus:
-    head = facts.get(inventory.head.name)
-    if head is None:
+def _server(inventory: Inventory, facts: Mapping[str, HostFacts], said: Said, server: Running | None) -> ServerStatus:
+    if inventory.head.name not in facts:
         return ServerStatus(state="unknown", detail="the head cannot be reached")
-    rank = head.container(containers.rank_name(inventory, inventory.head))
-    jobs = [job for job in ray_said.get("jobs", ()) if (job.get("metadata") or {}).get("vlaunch.model")]
-    running = [job for job in jobs if job.get("status") in ("RUNNING", "PENDING")]
-    backend = "mp" if rank is not None else "ray" if jobs else ""
-    model = rank.labels.get("vlaunch.model", "") if rank is not None else ""
-    if running or (jobs and rank is None):
-        model = (running or jobs)[-1]["metadata"]["vlaunch.model"]
-    capacity = said.get("capacity") or {}
-    if completion.get("status") == 200:
+    if server is None:
+        return _no_server(inventory, facts[inventory.head.name], said)
+    capacity = said.server.get("capacity") or {}
+    if said.completion.get("status") == 200:
         return ServerStatus(
-            state="answering", backend=backend, model=completion.get("model") or model,
-            fingerprint=str(completion.get("system_fingerprint", "")), seconds=float(completion.get("seconds", 0)),
+            state="answering", backend=server.backend, model=said.completion.get("model") or server.model,
+            fingerprint=str(said.completion.get("system_fingerprint", "")),
+            seconds=float(said.completion.get("seconds", 0)),
             kv_tokens=_number(capacity.get("kv_cache_size_tokens"), int),
             concurrency=_number(capacity.get("kv_cache_max_concurrency"), float),
         )  # fmt: skip
-    if said.get("health") == 200:
-        why = str(completion.get("error", ""))[:200]
-        return ServerStatus(state="silent", backend=backend, model=model, detail=f"/health says 200, no completion: {why}")
-    if running or (rank is not None and rank.running):
-        return ServerStatus(state="starting", backend=backend, model=model)
+    if said.server.get("health") == 200:
+        why = f"/health says 200, no completion: {str(said.completion.get('error', ''))[:200]}"
+        return ServerStatus(state="silent", backend=server.backend, model=server.model, detail=why)
+    return ServerStatus(state="starting", backend=server.backend, model=server.model)
+
+
+def _no_server(inventory: Inventory, head: HostFacts, said: Said) -> ServerStatus:
+    """Say why none runs: none was started, the last one failed, or nobody could tell."""
+    rank = head.container(containers.rank_name(inventory, inventory.head))
     if rank is not None:
-        return ServerStatus(state="failed", backend="mp", model=model, detail=f"rank 0 ended with exit code {rank.exit_code}")
+        why = f"rank 0 ended with exit code {rank.exit_code}"
+        return ServerStatus(state="failed", backend="mp", model=rank.labels.get(running.MODEL, ""), detail=why)
+    if said.ray.get("error"):
+        return ServerStatus(state="unknown", detail=str(said.ray["error"])[:200])
+    jobs = [job for job in said.ray.get("jobs", ()) if running.MODEL in (job.get("metadata") or {})]
     last = max(jobs, key=lambda job: job.get("end_time") or 0, default=None)
     if last is not None and last.get("status") == "FAILED":
-        return ServerStatus(state="failed", backend="ray", model=model, detail=str(last.get("message", ""))[:200])
-    if ray_said.get("error"):
-        return ServerStatus(state="unknown", detail=str(ray_said["error"])[:200])
+        why = str(last.get("message", ""))[:200]
+        return ServerStatus(state="failed", backend="ray", model=last["metadata"][running.MODEL], detail=why)
     return ServerStatus(state="none")
 
 

@@ -92,7 +92,7 @@ def plan_up(
             id="ray",
             title="Verify the Ray cluster",
             gates=(
-                gates.cluster(inventory, deadline=join_timeout, hold=3.0 if changed else 0.0),
+                gates.cluster(inventory, deadline=join_timeout, hold=1.0 if changed else 0.0),
                 *((gates.ray_status(inventory),) if changed else ()),
             ),
         ),

@@ -121,6 +121,7 @@ class PlainLines(_Base):
 
     def show(self, event: Event) -> None:
         """Print the event, if it says something new."""
+        event = cleaned(event)
         folded = self._fold.take(event)
         if folded is not None:
             self._print(folded)
@@ -135,11 +136,16 @@ class PlainLines(_Base):
             click.echo(line, err=True)
 
 
+def cleaned(event: Event) -> Event:
+    """Return the event without terminal codes: parts of it were read from nodes."""
+    return replace(event, text=symptoms.plain(event.text), node=symptoms.plain(event.node))
+
+
 def plain_line(event: Event) -> str:
     """Return an event as one line of text without colour; empty when it is not worth a line."""
     where = f"{event.node}: " if event.node else ""
     took = f" ({event.seconds:.1f}s)" if event.seconds >= 0.05 else ""
-    text = symptoms.plain(event.text)
+    text = event.text
     if event.kind == "stage":
         return f"== {text}" if event.state == "running" else ""
     if event.kind == "wait":
@@ -176,6 +182,7 @@ class LiveLines(_Base):
 
     def show(self, event: Event) -> None:
         """Draw the event."""
+        event = cleaned(event)
         if event.kind == "wait":
             self._wait = event
         elif event.state == "running" and event.kind == "step":
@@ -202,7 +209,7 @@ class LiveLines(_Base):
         line = Text("  ").append(sign + " ", style=colour)
         if event.node:
             line.append(event.node + " ", style="bold")
-        line.append(symptoms.plain(event.text))
+        line.append(event.text)
         if event.seconds >= 0.05:
             line.append(f"  {event.seconds:.1f}s", style="dim")
         return line
@@ -216,7 +223,7 @@ class LiveLines(_Base):
         lines = [f"  … {fold(nodes)} {text}" for text, nodes in by_text.items()]
         if self._wait is not None:
             limit = f" of {self._wait.deadline:.0f}s" if self._wait.deadline else ""
-            lines.append(f"  … {symptoms.plain(self._wait.text)}  {self._wait.seconds:.0f}s{limit}")
+            lines.append(f"  … {self._wait.text}  {self._wait.seconds:.0f}s{limit}")
         # One row each: a display that wraps cannot be redrawn in place.
         width = max(20, self._console.width - 1)
         return Text("\n".join(line if len(line) <= width else line[: width - 1] + "…" for line in lines), style="cyan")

@@ -9,37 +9,50 @@ from launcher.plan.status import ClusterStatus, NodeStatus, ServerStatus
 from launcher.tools import symptoms
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
+    from rich.text import Text
 
 _COLOURS = {
     "running": "green", "alive": "green", "answering": "green", "starting": "yellow", "none": "dim", "absent": "yellow",
 }  # fmt: skip
 
 
+def console() -> Console:
+    """Return where a table goes: as wide as the terminal, and never folded in a pipe, where `grep` reads it."""
+    from rich.console import Console
+
+    wide = Console(highlight=False)
+    return wide if wide.is_terminal else Console(highlight=False, width=1000)
+
+
 def render(status: ClusterStatus) -> RenderableType:
     """Return the table and what follows it."""
     from rich.console import Group
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("NODE", "ROLE", "IP", "CONTAINER", "RAY", "GPUS", "RANKS", "DRIFT"):
         table.add_column(name, overflow="fold")
     for node in status.nodes:
         table.add_row(
-            node.node, node.role, node.ip, _coloured(node.container), _coloured(node.ray or "unknown"), node.gpus,
-            ", ".join(node.ranks) or "-", "yes" if node.drift else "-" if not node.trouble else "unknown",
+            _plain(node.node), node.role, node.ip, _coloured(node.container), _coloured(node.ray or "unknown"),
+            _plain(node.gpus), _plain(", ".join(node.ranks) or "-"), "yes" if node.drift else "-" if not node.trouble else "unknown",
         )  # fmt: skip
-    lines: list[RenderableType] = [Text(f"cluster {status.cluster}", style="bold"), table]
-    lines += [Text(line) for line in _remarks(status.nodes)]
+    lines: list[RenderableType] = [_plain(f"cluster {status.cluster}", "bold"), table]
+    lines += [_plain(line) for line in _remarks(status.nodes)]
     lines.append(_server(status.server, status.endpoint))
     return Group(*lines)
 
 
-def _coloured(word: str) -> RenderableType:
+def _plain(words: str, style: str = "") -> Text:
+    """Return words as they are: neither rich's markup nor a terminal's codes, for nodes have had a hand in them."""
     from rich.text import Text
 
-    return Text(word, style=_COLOURS.get(word, "red"))
+    return Text(symptoms.plain(words), style=style)
+
+
+def _coloured(word: str) -> Text:
+    return _plain(word, _COLOURS.get(word, "red"))
 
 
 def _remarks(nodes: tuple[NodeStatus, ...]) -> list[str]:
@@ -48,22 +61,21 @@ def _remarks(nodes: tuple[NodeStatus, ...]) -> list[str]:
         for each in node.drift:
             lines.setdefault(f"differs from the inventory: {each}", []).append(node.node)
         if node.trouble:
-            lines.setdefault(symptoms.plain(node.trouble.splitlines()[0]), []).append(node.node)
+            lines.setdefault(node.trouble.splitlines()[0], []).append(node.node)
     return [f"  {fold(names)}: {text}" for text, names in lines.items()]
 
 
-def _server(server: ServerStatus, endpoint: str) -> RenderableType:
-    from rich.text import Text
-
-    line = Text("server: ").append(server.state, style=_COLOURS.get(server.state, "red"))
+def _server(server: ServerStatus, endpoint: str) -> Text:
+    line = _plain("server: ").append_text(_coloured(server.state))
     if server.model:
-        line.append(f"  {server.model} ({server.backend})")
+        line.append_text(_plain(f"  {server.model} ({server.backend})"))
     if server.state == "answering":
-        line.append(f"  {endpoint}\n        {server.fingerprint}, answered in {server.seconds:.1f}s")
+        said = [f"{server.fingerprint}, answered in {server.seconds:.1f}s"]
         if server.kv_tokens is not None:
-            line.append(f", {server.kv_tokens:,} tokens of KV cache")
+            said.append(f"{server.kv_tokens:,} tokens of KV cache")
         if server.concurrency is not None:
-            line.append(f", {server.concurrency:g}× concurrency at full length")
+            said.append(f"{server.concurrency:g}× concurrency at full length")
+        line.append_text(_plain(f"  {endpoint}")).append("\n        ").append_text(_plain(", ".join(said)))
     elif server.detail:
-        line.append(f"  {symptoms.plain(server.detail)}")
+        line.append_text(_plain(f"  {server.detail}"))
     return line

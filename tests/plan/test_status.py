@@ -12,7 +12,7 @@ import pytest
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Inventory, Secret
-from launcher.plan import status
+from launcher.plan import running, status
 from launcher.plan.observe import observe
 from launcher.plan.status import ClusterStatus
 from launcher.tools.docker import parse_image
@@ -38,18 +38,24 @@ def look(world: World, *missing: str, inventory: Inventory | None = None) -> Clu
     inventory = inventory or world.inventory
     transport = FakeTransport(world.answer)
     facts = {name: each for name, each in observe(inventory, transport, [inventory.image]).items() if name not in missing}
-    answers = list(transport.run(status.questions(inventory, facts)))
-    return status.read(inventory, facts, answers, {name: f"{name}: no route" for name in missing})
+    said = status.Said()
+    for answer in transport.run(status.ask_ray(inventory, facts)):
+        said = status.Said(ray=status.hear(answer))
+    for server in running.find(inventory, facts, said.ray)[:1]:
+        about, completion = transport.run(status.ask_server(inventory, server))
+        said = status.Said(ray=said.ray, server=status.hear(about), completion=status.hear(completion))
+    return status.read(inventory, facts, said, {name: f"{name}: no route" for name in missing})
 
 
 def job(state: str, model: str = "m", **more: Any) -> dict[str, Any]:
-    return {"status": state, "metadata": {"vlaunch.model": model}, **more}
+    return {"submission_id": "serve-1", "status": state, "metadata": {"vlaunch.model": model}, **more}
 
 
 def jobs(world: World, *listed: dict[str, Any], **server: Any) -> None:
     world.said["jobs"] = {
-        "jobs": list(listed), "nodes": world.ray_table(), "actors": {"data": {"result": {"result": []}}}, "health": 0, **server,
+        "jobs": list(listed), "nodes": world.ray_table(), "actors": {"data": {"result": {"result": []}}},
     }  # fmt: skip
+    world.said["server"] = {"health": 0, **server}
 
 
 def test_a_cluster_that_is_up_is_whole(world: World) -> None:
@@ -71,7 +77,7 @@ def test_nothing_there_is_absent_and_not_whole(load: Load) -> None:
     assert not seen.whole
     assert [(each.container, each.ray, each.gpus) for each in seen.nodes] == [("absent", "absent", "-/8")] * 2
     assert seen.server.state == "none"
-    assert status.questions(world.inventory, observe(world.inventory, FakeTransport(world.answer), [])) == []
+    assert status.ask_ray(world.inventory, observe(world.inventory, FakeTransport(world.answer), [])) == []
 
 
 def test_a_worker_that_is_not_in_ray_is_seen(world: World) -> None:
@@ -214,8 +220,8 @@ def test_recorded_answers_of_an_idle_cluster_are_read(load: Load) -> None:
 def test_a_head_that_gives_no_answer_leaves_the_server_unknown(said: str, world: World) -> None:
     """And nothing is made up about the nodes in Ray."""
     facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
-    answers = [Answer(node="gpu01", code=1, out=said)] * 2
-    seen = status.read(world.inventory, facts, answers, {})
+    heard = status.hear(Answer(node="gpu01", code=1, out=said))
+    seen = status.read(world.inventory, facts, status.Said(ray=heard), {})
 
     assert seen.server.state == "unknown"
     assert [each.ray for each in seen.nodes] == ["absent", "absent"]
