@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from launcher.model import fold
+
 
 class VlaunchError(Exception):
     """Root of everything vlaunch raises on purpose.
@@ -74,3 +76,21 @@ class GateError(VlaunchError):
 
 class UnreadableAnswer(VlaunchError):
     """A tool's output could not be read; `evidence` is the line."""
+
+
+def together(errors: Sequence[NodeError]) -> NodeError:
+    """Make one error of several nodes' errors: every node's story, equal ones folded."""
+    if len(errors) == 1:
+        return errors[0]
+    stories: dict[tuple[str, str], list[NodeError]] = {}
+    for error in errors:
+        stories.setdefault((error.message.removeprefix(f"{error.node}: "), error.hint), []).append(error)
+    lines: list[str] = []
+    hints: list[str] = []
+    for (text, hint), group in stories.items():
+        lines.append(f"{fold([error.node for error in group])}: {text}")
+        lines += group[0].evidence.splitlines()[-2:]
+        hints += [line for line in hint.splitlines() if line not in hints]
+    kind = ConnectError if all(isinstance(error, ConnectError) for error in errors) else NodeError
+    what = "cannot be reached" if kind is ConnectError else "did not answer"
+    return kind(fold([error.node for error in errors]), what, evidence=lines, hint="\n".join(hints))

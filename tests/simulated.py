@@ -203,7 +203,7 @@ class World:
         return None
 
     def _payload(self, verb: str) -> Json:
-        empty = {"data": {"result": {"result": []}}}
+        empty: Json = {"data": {"result": {"result": []}}}
         answers: Json = {
             "nodes": {"nodes": self.ray_table(), "unreachable": []},
             "jobs": {"jobs": [], "nodes": self.ray_table(), "actors": empty, "health": 0},
@@ -253,7 +253,7 @@ class World:
         gpus = "".join(f"{index}, NVIDIA H100 80GB HBM3, 81559, 0, 580.95\n" for index in range(machine.gpus or 0))
         kfd = "".join(f"/sys/class/kfd/kfd/topology/nodes/{index}/properties\n" for index in range(machine.gpus or 0))
         good = not machine.docker_error
-        info = {"Runtimes": {"runc": {}, **({"nvidia": {}} if accelerator == "nvidia" else {})}}
+        info: Json = {"Runtimes": {"runc": {}, **({"nvidia": {}} if accelerator == "nvidia" else {})}}
         parts: list[tuple[str, str, int]] = [
             ("home", machine.home, 0),
             ("user", "ops", 0),

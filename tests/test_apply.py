@@ -98,7 +98,10 @@ def test_a_failing_step_lets_the_others_finish_and_stops_what_follows() -> None:
             events.append(event)
 
     assert [(command.node, command.argv[0]) for command in transport.commands] == [("a", "run"), ("b", "run")]
-    assert [(each.node, each.state) for each in events if each.kind == "step" and each.state != "running"] == [("a", "failed"), ("b", "ok")]
+    assert [(each.node, each.state) for each in events if each.kind == "step" and each.state != "running"] == [
+        ("a", "failed"),
+        ("b", "ok"),
+    ]
     assert caught.value.message == "a: starting failed (exit 1)"
     assert caught.value.evidence == "boom"
 
@@ -106,7 +109,10 @@ def test_a_failing_step_lets_the_others_finish_and_stops_what_follows() -> None:
 def test_nodes_that_failed_alike_are_one_story() -> None:
     """Folded, with the evidence once."""
     with pytest.raises(NodeError) as caught:
-        run(plan(stage(*(step(f"gpu0{n}") for n in (1, 2, 3)))), FakeTransport(lambda c: Answer(node=c.node, code=1, err="no space left on device")))
+        run(
+            plan(stage(*(step(f"gpu0{n}") for n in (1, 2, 3)))),
+            FakeTransport(lambda c: Answer(node=c.node, code=1, err="no space left on device")),
+        )
 
     assert caught.value.node == "gpu[01-03]"
     assert caught.value.message == "gpu[01-03]: starting failed (the disk is full)"
@@ -130,7 +136,10 @@ def test_nodes_are_named_in_the_plans_order_whatever_answered_first() -> None:
 def test_every_node_that_failed_is_named_though_they_did_different_things() -> None:
     """Also when they said the same."""
     with pytest.raises(NodeError) as caught:
-        run(plan(stage(step("a", "writing"), step("b", "starting"))), FakeTransport(lambda c: Answer(node=c.node, code=1, err="boom")))
+        run(
+            plan(stage(step("a", "writing"), step("b", "starting"))),
+            FakeTransport(lambda c: Answer(node=c.node, code=1, err="boom")),
+        )
 
     assert "writing failed" in caught.value.message
     assert "b: " in f"{caught.value.message}\n{caught.value.evidence}"
@@ -276,7 +285,10 @@ def test_a_gate_gets_each_nodes_answers_in_the_order_asked() -> None:
         return []
 
     asked = (Command(node="a", argv=("one",)), Command(node="b", argv=("one",)), Command(node="a", argv=("two",)))
-    run(plan(stage(gates=(Gate(id="g", what="", judge=judge, ask=asked),))), FakeTransport(lambda c: Answer(node=c.node, code=0, out=c.argv[0])))
+    run(
+        plan(stage(gates=(Gate(id="g", what="", judge=judge, ask=asked),))),
+        FakeTransport(lambda c: Answer(node=c.node, code=0, out=c.argv[0])),
+    )
 
     assert {node: [each.out for each in answers] for node, answers in seen[0].items()} == {"a": ["one", "two"], "b": ["one"]}
 

@@ -22,7 +22,7 @@ def down(
     """
     from launcher.apply import apply
     from launcher.cli import session
-    from launcher.errors import NodeError
+    from launcher.errors import NodeError, together
     from launcher.events import Event
     from launcher.model import fold
     from launcher.plan.down import plan_down
@@ -36,22 +36,26 @@ def down(
         session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, partial=True) as reached,
     ):
         nodes = [node for node in wanted.nodes if node.name not in reached.missing]
-        facts = read(reached.transport.run(commands(wanted, (), nodes)))
+        facts, failed = read(reached.transport.run(commands(wanted, (), nodes)))
+        failed |= {
+            name: NodeError(
+                name, "Docker does not answer, so its containers could not be looked for",
+                evidence=each.said.get("docker", ""), hint="run `vlaunch down` again when it does",
+            )
+            for name, each in facts.items()
+            if each.docker_version is None
+        }  # fmt: skip
+        failed |= reached.missing
+        facts = {name: each for name, each in facts.items() if name not in failed}
         plan = plan_down(wanted, facts)
         if dry_run:
             click.echo(script(wanted, [plan]), nl=False)
         else:
             show_all(apply(plan, reached.transport), to)
-            for node in nodes:
-                if facts[node.name].docker_version is None:
-                    raise NodeError(
-                        node.name, "Docker does not answer, so its containers could not be looked for",
-                        evidence=facts[node.name].said.get("docker", ""), hint="run `vlaunch down` again when it does",
-                    )  # fmt: skip
-        if reached.missing:
-            raise session.all_of(list(reached.missing.values()))
+        if failed:
+            raise together(list(failed.values()))
         if not dry_run:
-            text = f"cluster {wanted.cluster} is down on {fold([node.name for node in nodes])}"
+            text = f"cluster {wanted.cluster} is down on {fold(list(facts))}"
             if not plan.steps:
                 text += "; there was nothing to remove"
             to.show(Event(kind="done", text=text, state="ok", data={"changed": len(plan.steps)}))

@@ -7,7 +7,7 @@ import click
 from launcher.cli import options
 
 
-@click.command("exec", context_settings={"ignore_unknown_options": True})
+@click.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @options.reaching
 @click.option("-n", "--node", "nodes", multiple=True, metavar="NAME", help="Only on this node (may be given several times).")
 @click.option("--head", "only_head", is_flag=True, help="Only on the head.")

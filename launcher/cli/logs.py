@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import queue
 import threading
 from collections.abc import Iterator, Sequence
@@ -80,11 +81,13 @@ def _containers(session: Session, node: Node, lines: queue.Queue[tuple[str, str]
             label = f"{CLUSTER}={session.inventory.cluster}"
             for each in client.containers(all=True, filters={"label": label}):
                 where = node.name if each["Labels"].get(ROLE) != "rank" else f"{node.name}/rank"
-                rest = ""
+                rest, decoder = "", codecs.getincrementaldecoder("utf-8")(errors="replace")
                 for chunk in client.logs(each["Id"], stream=True, follow=follow, tail=tail):
-                    *whole, rest = (rest + chunk.decode(errors="replace")).split("\n")
+                    *whole, rest = (rest + decoder.decode(chunk)).split("\n")
                     for line in whole:
                         lines.put((where, line))
+                if rest:
+                    lines.put((where, rest))
     except VlaunchError as error:
         lines.put((node.name, f"[{error.message}]"))
     finally:

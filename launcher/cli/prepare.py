@@ -27,12 +27,14 @@ def cache() -> Path:
     return user_cache_path("vlaunch")
 
 
-def with_token(inventory: Inventory, facts: Mapping[str, HostFacts], secrets: Mapping[str, Secret]) -> dict[str, Secret]:
-    """Add the cluster's Ray token: the one the head already has, or a new one of 32 random bytes."""
+def with_token(
+    inventory: Inventory, facts: Mapping[str, HostFacts], secrets: Mapping[str, Secret], *, make: bool = True
+) -> dict[str, Secret]:
+    """Add the cluster's Ray token: the one the head already has, or a new one of 32 random bytes (empty unless `make`)."""
     if not inventory.ray.token_auth:
         return dict(secrets)
     there = facts[inventory.head.name].token if inventory.head.name in facts else ""
-    return {**secrets, ray.TOKEN: Secret(there or random.token_hex(32))}
+    return {**secrets, ray.TOKEN: Secret(there or (random.token_hex(32) if make else ""))}
 
 
 def unknown_image(inventory: Inventory) -> RayImage:

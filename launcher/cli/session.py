@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.find import find_inventory
-from launcher.errors import ConnectError
+from launcher.errors import ConnectError, together
 from launcher.events import Event
 from launcher.inventory.load import load
 from launcher.model import Answer, Inventory, fold
@@ -69,25 +69,9 @@ def reach(
                 )
             )  # fmt: skip
         if missing and not partial:
-            raise all_of(list(missing.values()))
+            raise together(list(missing.values()))
         transport: Transport = Verbose(fleet) if verbose else fleet
         yield Session(inventory=inventory, fleet=fleet, transport=transport, to=to, missing=missing)
-
-
-def all_of(errors: Sequence[ConnectError]) -> ConnectError:
-    """Make one error of several, equal stories folded."""
-    if len(errors) == 1:
-        return errors[0]
-    stories: dict[tuple[str, str], list[ConnectError]] = {}
-    for error in errors:
-        stories.setdefault((error.message.removeprefix(f"{error.node}: "), error.hint), []).append(error)
-    lines, hints = [], []
-    for (text, hint), group in stories.items():
-        lines.append(f"{fold([error.node for error in group])}: {text}")
-        lines += group[0].evidence.splitlines()[-2:]
-        hints += [line for line in hint.splitlines() if line not in hints]
-    nodes = fold([error.node for error in errors])
-    return ConnectError(nodes, "cannot be reached", evidence=lines, hint="\n".join(hints))
 
 
 class Verbose:

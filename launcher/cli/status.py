@@ -54,7 +54,7 @@ def look(session: Session) -> ClusterStatus:
 
     inventory = session.inventory
     nodes = [node for node in inventory.nodes if node.name not in session.missing]
-    facts = read(session.transport.run(commands(inventory, [inventory.image], nodes)))
+    facts, silent = read(session.transport.run(commands(inventory, [inventory.image], nodes)))
     said = plan.Said()
     for answer in session.transport.run(plan.ask_ray(inventory, facts)):
         said = plan.Said(ray=plan.hear(answer))
@@ -62,7 +62,10 @@ def look(session: Session) -> ClusterStatus:
         about, completion = session.transport.run(plan.ask_server(inventory, server))
         said = plan.Said(ray=said.ray, server=plan.hear(about), completion=plan.hear(completion))
     return plan.read(
-        inventory, facts, said, {name: error.message.removeprefix(f"{name}: ") for name, error in session.missing.items()}
+        inventory,
+        facts,
+        said,
+        {name: error.message.removeprefix(f"{name}: ") for name, error in (session.missing | silent).items()},
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import click
 
 from launcher.cli import options
@@ -30,4 +28,4 @@ def tunnel(inventory: str | None, accept_new_host_keys: bool, verbose: bool, loc
     ):
         click.echo(f"http://127.0.0.1:{forward.port}")
         click.echo(f"forwarding to {target}:{port} on {wanted.head.name}; Ctrl-C ends it", err=True)
-        threading.Event().wait()
+        forward.wait()

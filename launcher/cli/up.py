@@ -78,13 +78,13 @@ def bring_up(session: Session, given: Mapping[str, Secret], *, dry_run: bool, jo
     facts = observe(inventory, session.transport, [inventory.image])
     first = plan_image(inventory, facts)
     if dry_run and first.steps:
-        secrets = prepare.with_token(inventory, facts, given)
+        secrets = prepare.with_token(inventory, facts, given, make=not dry_run)
         return [first, plan_up(inventory, facts, secrets, prepare.unknown_image(inventory))]
     show_all(apply(first, session.transport), to)
     if first.steps:
         facts = observe(inventory, session.transport, [inventory.image])
     image = prepare.ray_image(session, facts)
-    secrets = prepare.with_token(inventory, facts, given)
+    secrets = prepare.with_token(inventory, facts, given, make=not dry_run)
     second = plan_up(inventory, facts, secrets, image, join_timeout=join_timeout)
     if dry_run:
         return [first, second]
@@ -106,5 +106,5 @@ def _unseen(inventory: Inventory) -> list[Plan]:
     from launcher.model import Secret
     from launcher.plan.up import plan_image, plan_up
 
-    secrets = prepare.with_token(inventory, {}, dict.fromkeys(inventory.secrets, Secret("")))
+    secrets = prepare.with_token(inventory, {}, dict.fromkeys(inventory.secrets, Secret("")), make=False)
     return [plan_image(inventory, {}), plan_up(inventory, {}, secrets, prepare.unknown_image(inventory))]

@@ -144,8 +144,11 @@ def _ray_env(inventory: Inventory) -> dict[str, str]:
 def fingerprint(secrets: Mapping[str, Secret]) -> str:
     """Return a short keyed hash of all secrets: it changes when one does, and tells nothing about them.
 
-    The key is the cluster's own random Ray token, so that a guessable secret cannot be found by trying values.
+    The key is the cluster's own random Ray token, so that a guessable secret cannot be found by trying values. Without token
+    authentication there is no such key, and only the names count; before the token is made, nothing can be said.
     """
-    key = secrets[ray.TOKEN].reveal() if ray.TOKEN in secrets else ""
-    text = "\0".join(f"{name}={secrets[name].reveal()}" for name in sorted(secrets))
-    return hmac.new(key.encode() or b"vlaunch", text.encode(), hashlib.sha256).hexdigest()[:12]
+    key = secrets[ray.TOKEN].reveal() if ray.TOKEN in secrets else None
+    if key == "":
+        return "made-by-the-run"
+    text = "\0".join(f"{name}={secrets[name].reveal()}" if key else name for name in sorted(secrets))
+    return hmac.new((key or "names").encode(), text.encode(), hashlib.sha256).hexdigest()[:12]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from launcher.errors import ConnectError, NodeError, UnreadableAnswer
+from launcher.errors import ConnectError, NodeError, UnreadableAnswer, together
 from launcher.model import Answer, Inventory, Node
 from launcher.tools import host
 from launcher.transport import Command, Transport
@@ -29,22 +29,36 @@ def commands(inventory: Inventory, images: Sequence[str], nodes: Sequence[Node] 
     ]
 
 
-def read(answers: Iterable[Answer]) -> dict[str, host.HostFacts]:
-    """Read all answers; raises NodeError for the first node that gave none that can be read."""
-    facts = {}
+def read(answers: Iterable[Answer]) -> tuple[dict[str, host.HostFacts], dict[str, NodeError]]:
+    """Read all answers: the facts of each node, or why there are none."""
+    facts: dict[str, host.HostFacts] = {}
+    failed: dict[str, NodeError] = {}
     for answer in answers:
-        if answer.timed_out:
-            raise NodeError(answer.node, f"did not tell its state within {answer.seconds:.0f}s", evidence=answer.tail,
-                            hint=f"see what hangs there: `ssh {answer.node} ps -ef`")  # fmt: skip
-        if answer.code == 255:
-            raise ConnectError(answer.node, "connection lost", evidence=answer.tail, hint="run the same command again")
         try:
-            facts[answer.node] = host.parse_probe(answer.out)
-        except UnreadableAnswer as error:
-            raise NodeError(answer.node, error.message, evidence=error.evidence or answer.tail) from None
-    return facts
+            facts[answer.node] = _facts(answer)
+        except NodeError as error:
+            failed[answer.node] = error
+    return facts, failed
+
+
+def _facts(answer: Answer) -> host.HostFacts:
+    node = answer.node
+    if answer.timed_out:
+        raise NodeError(
+            node, f"did not tell its state within {answer.seconds:.0f}s", evidence=answer.tail,
+            hint=f"see what hangs there: `ssh {node} ps -ef`",
+        )  # fmt: skip
+    if answer.code == 255:
+        raise ConnectError(node, "connection lost", evidence=answer.tail, hint="run the same command again")
+    try:
+        return host.parse_probe(answer.out)
+    except UnreadableAnswer as error:
+        raise NodeError(node, error.message, evidence=error.evidence or answer.tail) from None
 
 
 def observe(inventory: Inventory, transport: Transport, images: Sequence[str]) -> dict[str, host.HostFacts]:
-    """Ask every node and read the answers."""
-    return read(transport.run(commands(inventory, images)))
+    """Ask every node and read the answers; raises NodeError when one gave none, every node's story told."""
+    facts, failed = read(transport.run(commands(inventory, images)))
+    if failed:
+        raise together(list(failed.values()))
+    return facts

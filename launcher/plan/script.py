@@ -29,7 +29,7 @@ def script(inventory: Inventory, plans: Sequence[Plan]) -> str:
         "# Waits for everything that was started with `&`; one that failed ends the script.",
         'all() { local job; for job in $(jobs -p); do wait "$job"; done; }',
     ]
-    if inventory.ray.token_auth:
+    if any("RAY_AUTH_TOKEN" in step.command.shown_stdin for plan in plans for step in plan.steps):
         lines += [
             "",
             "# The run takes the token that the head has, or makes one.",

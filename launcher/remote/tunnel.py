@@ -55,6 +55,10 @@ class Tunnel:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def wait(self) -> None:
+        """Carry connections until the caller is interrupted."""
+        threading.Event().wait()
+
     def close(self) -> None:
         """Stop listening and drop the connections in it."""
         self._closed = True

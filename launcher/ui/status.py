@@ -36,7 +36,8 @@ def render(status: ClusterStatus) -> RenderableType:
     for node in status.nodes:
         table.add_row(
             _plain(node.node), node.role, node.ip, _coloured(node.container), _coloured(node.ray or "unknown"),
-            _plain(node.gpus), _plain(", ".join(node.ranks) or "-"), "yes" if node.drift else "-" if not node.trouble else "unknown",
+            _plain(node.gpus), _plain(", ".join(node.ranks) or "-"),
+            "yes" if node.drift else "-" if not node.trouble else "unknown",
         )  # fmt: skip
     lines: list[RenderableType] = [_plain(f"cluster {status.cluster}", "bold"), table]
     lines += [_plain(line) for line in _remarks(status.nodes)]

@@ -171,7 +171,9 @@ def test_addresses_of_version_six_are_compared_as_addresses(load: Load, good: Go
 @pytest.mark.parametrize("fabric", ["infiniband", "roce"])
 def test_an_rdma_fabric_needs_its_devices(fabric: str, load: Load, good: Good) -> None:
     """NCCL would silently use TCP."""
-    found = first("rdma-devices", load, good(infiniband=(), said={"infiniband": "ls: cannot access"}), f"network: {{fabric: {fabric}}}")
+    found = first(
+        "rdma-devices", load, good(infiniband=(), said={"infiniband": "ls: cannot access"}), f"network: {{fabric: {fabric}}}"
+    )
 
     assert (found.status, found.text) == ("fail", f"no /dev/infiniband, though the inventory says {fabric}")
     assert found.evidence == "ls: cannot access"
@@ -228,10 +230,18 @@ def test_what_could_not_be_looked_at_is_skipped_with_its_reason(id_: str, missin
 def test_every_failure_has_a_fix_and_no_full_stop(load: Load, good: Good) -> None:
     """A fix is a thing to do."""
     bad = good(
-        "10.9.9.9", docker_version=None, gpus=None, infiniband=(), disk_free=1, listening=frozenset({("::", 6379)}), said={"docker": "x"}
+        "10.9.9.9",
+        docker_version=None,
+        gpus=None,
+        infiniband=(),
+        disk_free=1,
+        listening=frozenset({("::", 6379)}),
+        said={"docker": "x"},
     )
     inventory = load("network: {fabric: roce}")
-    found = [each for check in host.CHECKS for each in check.judge(inventory, {"gpu01": bad, "gpu02": bad}) if each.status == "fail"]
+    found = [
+        each for check in host.CHECKS for each in check.judge(inventory, {"gpu01": bad, "gpu02": bad}) if each.status == "fail"
+    ]
 
     assert len({each.text for each in found}) >= 6
     assert all(each.fix and not each.text.endswith(".") and not each.fix.endswith(".") for each in found)

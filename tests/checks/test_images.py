@@ -18,7 +18,11 @@ THREE = "nodes: [{host: 'gpu[01-03]', ip: '10.0.0.[1-3]', gpus: 2}]"
 
 
 def facts(identity: str | None) -> HostFacts:
-    image = None if identity is None else Image(id=f"sha256:{identity * 20}", identity=identity, digests=(), architecture="amd64", labels={})
+    image = (
+        None
+        if identity is None
+        else Image(id=f"sha256:{identity * 20}", identity=identity, digests=(), architecture="amd64", labels={})
+    )
     return HostFacts(images={NAME: image})
 
 

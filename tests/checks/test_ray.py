@@ -20,7 +20,13 @@ LOGS = Path(__file__).parents[1] / "fixtures" / "ray"
 
 def state(node: str, *, status: str = "running", restarts: int = 0, code: int = 0, error: str = "") -> Answer:
     """Answer `docker inspect` of a node's container."""
-    item = {"Id": "1", "Name": "/n", "RestartCount": restarts, "Config": {}, "State": {"Status": status, "ExitCode": code, "Error": error}}
+    item = {
+        "Id": "1",
+        "Name": "/n",
+        "RestartCount": restarts,
+        "Config": {},
+        "State": {"Status": status, "ExitCode": code, "Error": error},
+    }
     return Answer(node=node, code=0, out=json.dumps([item]))
 
 
@@ -156,7 +162,8 @@ def test_the_head_is_judged_by_its_port(container: Answer, port: int, status: st
 
 
 @pytest.mark.parametrize(
-    ("active", "gpus", "status"), [(2, "0.0/4.0 GPU", "pass"), (1, "0.0/2.0 GPU", "wait"), (2, "0.0/2.0 GPU", "wait"), (2, "", "wait")]
+    ("active", "gpus", "status"),
+    [(2, "0.0/4.0 GPU", "pass"), (1, "0.0/2.0 GPU", "wait"), (2, "0.0/2.0 GPU", "wait"), (2, "", "wait")],
 )
 def test_ray_status_must_count_the_same(active: int, gpus: str, status: str, load: Load) -> None:
     """It lags behind the node table by some seconds."""
@@ -175,7 +182,10 @@ def test_a_ray_status_that_fails_is_waited_for(load: Load) -> None:
 
 def test_a_known_line_of_the_log_explains_a_failure() -> None:
     """The cause is added to the text, the line is the evidence, and the fix is that of the cause."""
-    waits = [Finding(node="gpu02", status="wait", text="has not joined", fix="look"), Finding(node="gpu01", status="pass", text="in")]
+    waits = [
+        Finding(node="gpu02", status="wait", text="has not joined", fix="look"),
+        Finding(node="gpu01", status="pass", text="in"),
+    ]
     log = (LOGS / "ray_start_worker_fail_invalid_auth_token.log").read_text()
     found, other = ray.explain_logs(waits, {"gpu02": Answer(node="gpu02", code=0, out=log)})
 

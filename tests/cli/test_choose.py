@@ -24,4 +24,8 @@ def test_a_name_that_is_none_says_which_there_are() -> None:
     with pytest.raises(RequestError) as caught:
         chosen(INVENTORY, ["gpu1", "zebra"])
 
-    assert (caught.value.message, caught.value.evidence, caught.value.hint) == ("no node `zebra` in inventory.yaml", "nodes: gpu[1-3]", "")
+    assert (caught.value.message, caught.value.evidence, caught.value.hint) == (
+        "no node `zebra` in inventory.yaml",
+        "nodes: gpu[1-3]",
+        "",
+    )

@@ -57,7 +57,10 @@ def test_on_the_node_itself_it_runs_as_it_is(cluster: Cluster, say: dict[str, An
     assert [command.argv for command in cluster.commands] == [("nvidia-smi", "-L")] * 2
 
 
-@pytest.mark.parametrize(("flags", "nodes"), [(["--head"], ["gpu01"]), (["-n", "gpu02"], ["gpu02"]), (["-n", "gpu02", "-n", "gpu01"], ["gpu01", "gpu02"])])
+@pytest.mark.parametrize(
+    ("flags", "nodes"),
+    [(["--head"], ["gpu01"]), (["-n", "gpu02"], ["gpu02"]), (["-n", "gpu02", "-n", "gpu01"], ["gpu01", "gpu02"])],
+)
 def test_nodes_can_be_chosen(flags: list[str], nodes: list[str], cluster: Cluster, say: dict[str, Answer]) -> None:
     """In the inventory's order."""
     cluster.run("exec", *flags, "--", "true")

@@ -20,14 +20,20 @@ def test_every_line_says_where_it_comes_from(talking: Cluster) -> None:
     ran = talking.run("logs")
 
     assert ran.code == 0
-    assert sorted(ran.out.splitlines()) == ["gpu01: ready", "gpu01: second é", "gpu02/rank: rank 1 up", "gpu02: joined", "server: INFO: started"]
+    assert sorted(ran.out.splitlines()) == [
+        "gpu01: ready",
+        "gpu01: second é",
+        "gpu02/rank: rank 1 up",
+        "gpu02: joined",
+        "server: INFO: started",
+    ]
 
 
 def test_a_character_that_comes_in_two_pieces_is_whole(talking: Cluster) -> None:
     """Networks cut where they like."""
-    talking.logs = {"gpu01": {"head": "abcdeé and on\n".encode()}}
+    talking.logs = {"gpu01": {"head": "abcdefé and on\n".encode()}}
 
-    assert "gpu01: abcdeé and on" in talking.run("logs", "gpu01").out
+    assert "gpu01: abcdefé and on" in talking.run("logs", "gpu01").out
 
 
 def test_a_last_line_without_its_end_is_shown(talking: Cluster) -> None:

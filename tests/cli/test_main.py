@@ -48,7 +48,9 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> object:
      (click.exceptions.Exit(7), 7), (BrokenPipeError(), 141)],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
-def test_errors_leave_the_program_as_exit_codes(error: BaseException, code: int, ending, capfd: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+def test_errors_leave_the_program_as_exit_codes(
+    error: BaseException, code: int, ending, capfd: pytest.CaptureFixture[str]
+) -> None:  # type: ignore[no-untyped-def]
     """1 it failed, 2 the request was wrong, 130 interrupted; never a traceback."""
     ending(error)
     keep = os.dup(1)
@@ -171,7 +173,9 @@ def test_the_payload_is_printed_byte_for_byte() -> None:
     ("text", "word"),
     [("", "empty"), ("- a\n", "mapping"), ("cluster: [", ""), ("a: &a [x]\nb: [*a, *a]\n", "")],
 )  # fmt: skip
-def test_an_inventory_that_is_none_is_a_wrong_request(text: str, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_inventory_that_is_none_is_a_wrong_request(
+    text: str, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Exit code 2, one clear error, no traceback, for every command that reads one."""
     path = tmp_path / "inventory.yaml"
     path.write_text(text)

@@ -24,7 +24,9 @@ def test_a_whole_cluster_is_a_table_and_exit_code_0(up: Cluster) -> None:
 
     assert (ran.code, ran.err, up.world.changes) == (0, "", [])
     assert ran.out.splitlines()[0] == "cluster c"
-    assert ["gpu02", "worker", "10.0.0.12", "running", "alive", "8/8", "-", "-"] in [line.split() for line in ran.out.splitlines()]
+    assert ["gpu02", "worker", "10.0.0.12", "running", "alive", "8/8", "-", "-"] in [
+        line.split() for line in ran.out.splitlines()
+    ]
     assert "server: none" in ran.out
 
 

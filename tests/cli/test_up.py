@@ -19,7 +19,9 @@ def test_a_first_up_says_what_it_does_and_that_it_is_up(cluster: Cluster) -> Non
 
     assert (ran.code, ran.out) == (0, "")
     assert "cluster c is up: 2 nodes, 16 GPUs" in ran.err
-    assert ran.err.index("Start the Ray head") < ran.err.index("Start the Ray workers") < ran.err.index("Verify the Ray cluster")
+    assert (
+        ran.err.index("Start the Ray head") < ran.err.index("Start the Ray workers") < ran.err.index("Verify the Ray cluster")
+    )
     assert SECRET not in ran.err
 
 
@@ -127,7 +129,9 @@ def test_a_failing_preflight_names_node_and_fix(cluster: Cluster) -> None:
 
 def test_a_failing_step_is_told_with_cause_and_fix_and_a_second_up_puts_it_right(cluster: Cluster) -> None:
     """Nothing that is left half-started is in its way."""
-    cluster.world.fail["gpu02", "run"] = Answer(node="gpu02", code=125, err='could not select device driver "" with capabilities: [[gpu]]')
+    cluster.world.fail["gpu02", "run"] = Answer(
+        node="gpu02", code=125, err='could not select device driver "" with capabilities: [[gpu]]'
+    )
     ran = cluster.run("up")
 
     assert ran.code == 1
@@ -149,7 +153,9 @@ def test_a_missing_secret_stops_before_anything_is_reached(cluster: Cluster, mon
     assert "HF_TOKEN" in ran.err
 
 
-def test_the_inventory_that_was_brought_up_is_the_one_meant_from_then_on(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_inventory_that_was_brought_up_is_the_one_meant_from_then_on(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Wherever one stands; not after a dry run."""
     elsewhere = cluster.path.parent / "elsewhere"
     elsewhere.mkdir()
@@ -209,7 +215,7 @@ def _sent(script: str, folder: Path) -> list[tuple[str, ...]]:
     """Return what a script would send, read by bash itself."""
     lines = script.splitlines()
     start, end = lines.index("on() {"), lines.index("}")
-    told = "on() { cat >/dev/null; printf '%s\\0' \"$@\" >>\"$SENT\"; printf '\\n\\0' >>\"$SENT\"; }"
+    told = 'on() { cat >/dev/null; printf \'%s\\0\' "$@" >>"$SENT"; printf \'\\n\\0\' >>"$SENT"; }'
     text = "\n".join([*lines[:start], told, *lines[end + 1 :]]).replace(" &\n", "\n").replace("vlaunch payload", "true")
     (folder / "script.sh").write_text(text)
     env = {**os.environ, "SENT": str(folder / "sent"), "RAY_AUTH_TOKEN": "x"}

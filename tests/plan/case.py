@@ -9,6 +9,7 @@
 * `without_image`: nodes that lack the inventory's image
 * `unreachable`: nodes that `down` could not reach
 * `derived`: true when the image has no Ray, so that one is derived from it
+* `nothing`: true when there is nothing to do
 * `home`: the home of the login on every node
 
 `expected.sh` is the script; a new rule is a new folder.
@@ -62,7 +63,8 @@ class Case:
         inventory, image = self.inventory, ray_image(self.inventory, self.context)
         if self.observed.get("verb") == "down":
             nodes = [node for node in inventory.nodes if node.name not in self.observed.get("unreachable", ())]
-            return [plan_down(inventory, read(FakeTransport(self.world.answer).run(commands(inventory, (), nodes))))]
+            facts, _ = read(FakeTransport(self.world.answer).run(commands(inventory, (), nodes)))
+            return [plan_down(inventory, facts)]
         facts = {} if self.observed.get("offline") else observe(inventory, FakeTransport(self.world.answer), [inventory.image])
         return [plan_image(inventory, facts), plan_up(inventory, facts, self.secrets, image)]
 

@@ -17,7 +17,9 @@ FACTS = HostFacts(home="/home/ops", addresses=(Address(interface="ens5", ip="10.
 SECRETS = {"RAY_AUTH_TOKEN": Secret("token-token"), "HF_TOKEN": Secret("hf_secret")}
 
 
-def spec(inventory: Inventory, node: str = "gpu01", facts: HostFacts | None = FACTS, secrets: dict[str, Secret] | None = None) -> ContainerSpec:
+def spec(
+    inventory: Inventory, node: str = "gpu01", facts: HostFacts | None = FACTS, secrets: dict[str, Secret] | None = None
+) -> ContainerSpec:
     given = SECRETS if secrets is None else secrets
     return containers.ray_spec(inventory, inventory.node(node), facts, inventory.image, given)
 
@@ -62,7 +64,12 @@ def test_gpus_are_a_device_request_of_the_declared_number(load: Load) -> None:
     nvidia, amd, cpu = spec(load()), spec(load("accelerator: amd")), spec(load("accelerator: cpu"))
 
     assert (nvidia.gpus, nvidia.devices, nvidia.groups) == (8, (), ())
-    assert (amd.gpus, amd.devices, amd.groups, amd.security) == (None, ("/dev/kfd", "/dev/dri"), ("video",), ("seccomp=unconfined",))
+    assert (amd.gpus, amd.devices, amd.groups, amd.security) == (
+        None,
+        ("/dev/kfd", "/dev/dri"),
+        ("video",),
+        ("seccomp=unconfined",),
+    )
     assert (cpu.gpus, cpu.devices, cpu.groups, cpu.security) == (None, (), (), ())
 
 
@@ -93,7 +100,11 @@ def test_the_environment_of_a_node_wins_over_the_clusters_and_over_ours(load: Lo
         "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8, env: {A: own, NCCL_SOCKET_IFNAME: 'eth9'}}, {host: gpu02, ip: 10.0.0.12, gpus: 8}]",
     )
 
-    assert (spec(inventory).env["A"], spec(inventory).env["B"], spec(inventory).env["NCCL_SOCKET_IFNAME"]) == ("own", "cluster", "eth9")
+    assert (spec(inventory).env["A"], spec(inventory).env["B"], spec(inventory).env["NCCL_SOCKET_IFNAME"]) == (
+        "own",
+        "cluster",
+        "eth9",
+    )
     assert spec(inventory, "gpu02").env["A"] == "cluster"
 
 

@@ -119,7 +119,9 @@ def test_secrets_alone_are_removed_too(world: World) -> None:
     assert len(plan(world).steps) == 2
 
 
-@pytest.mark.parametrize(("extra", "code", "left"), [(None, 0, []), ("c/mine.txt", 1, ["c", "c/mine.txt"]), ("d/mine.txt", 0, ["d", "d/mine.txt"])])
+@pytest.mark.parametrize(
+    ("extra", "code", "left"), [(None, 0, []), ("c/mine.txt", 1, ["c", "c/mine.txt"]), ("d/mine.txt", 0, ["d", "d/mine.txt"])]
+)
 def test_only_what_vlaunch_wrote_is_removed(extra: str | None, code: int, left: list[str], load: Load, tmp_path: Path) -> None:
     """Run here: a file that somebody put there stays and is a failure; another cluster's directory stays."""
     state = tmp_path / "state"

@@ -80,7 +80,9 @@ def test_what_the_steps_do_on_a_node(load: Load, tmp_path: Path) -> None:
     there = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
 
     assert set(there) == {*files.payload_digests(), "secrets/HF_TOKEN", "secrets/RAY_AUTH_TOKEN"}
-    assert {name: hashlib.sha256(there[name].read_bytes()).hexdigest() for name in files.payload_digests()} == files.payload_digests()
+    assert {
+        name: hashlib.sha256(there[name].read_bytes()).hexdigest() for name in files.payload_digests()
+    } == files.payload_digests()
     assert there["secrets/HF_TOKEN"].read_bytes() == b"hf\n$x'"
     assert stat.S_IMODE(there["secrets/HF_TOKEN"].stat().st_mode) == 0o600
     assert stat.S_IMODE((folder / "secrets").stat().st_mode) & 0o077 == 0

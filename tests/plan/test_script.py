@@ -69,7 +69,13 @@ class Shell:
         """Execute a script from another folder and return its exit code and what it sent, in order."""
         path = self.folder / "script.sh"
         path.write_text(text)
-        env = {**case.VALUES, "RAY_AUTH_TOKEN": case.TOKEN, "PATH": f"{self.bin}:{os.defpath}", "SENT": str(self.out), "FAIL": fail}
+        env = {
+            **case.VALUES,
+            "RAY_AUTH_TOKEN": case.TOKEN,
+            "PATH": f"{self.bin}:{os.defpath}",
+            "SENT": str(self.out),
+            "FAIL": fail,
+        }
         argv = ["/bin/bash", "-s"] if piped else ["/bin/bash", str(path)]
         given = text.encode() if piped else b""
         done = subprocess.run(argv, env=env, cwd=self.folder, input=given, capture_output=True, timeout=30, check=False)
@@ -118,10 +124,12 @@ def test_the_script_sends_what_the_run_sends(one: Case, shell: Shell) -> None:
         changes = one.world.changes
     logins = {node.name: _login(one.inventory, node.name) for node in one.inventory.nodes}
     by_run = [
-        Sent(login=logins[c.node][0], options=logins[c.node][1], argv=c.argv, stdin=c.stdin() if c.stdin else b"") for c in changes
+        Sent(login=logins[c.node][0], options=logins[c.node][1], argv=c.argv, stdin=c.stdin() if c.stdin else b"")
+        for c in changes
     ]
 
     assert code == 0
+    assert (by_run == []) is bool(one.observed.get("nothing"))
     assert _waves(plans, by_script) == _waves(plans, by_run)
 
 

@@ -20,6 +20,13 @@ def test_a_wave_holds_one_step_a_node_and_keeps_each_nodes_order() -> None:
 
 def test_the_steps_of_a_plan_are_those_of_its_stages_in_order() -> None:
     """What `nothing was changed` is judged by."""
-    plan = Plan(verb="up", stages=(Stage(id="x", title="X", steps=(step("a1"),)), Stage(id="y", title="Y"), Stage(id="z", title="Z", steps=(step("b1"),))))
+    plan = Plan(
+        verb="up",
+        stages=(
+            Stage(id="x", title="X", steps=(step("a1"),)),
+            Stage(id="y", title="Y"),
+            Stage(id="z", title="Z", steps=(step("b1"),)),
+        ),
+    )
 
     assert [each.title for each in plan.steps] == ["a1", "b1"]

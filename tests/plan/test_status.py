@@ -153,7 +153,9 @@ def test_a_derived_image_is_no_drift(load: Load, tmp_path: Path) -> None:
     assert [each.drift for each in look(world).nodes] == [(), ()]
     for machine in world.machines.values():
         machine.images[made]["Config"]["Labels"]["vlaunch.base"] = "another"
-    assert [each.drift for each in look(world).nodes] == [(f"{made} was not made from the present {world.inventory.image}",)] * 2
+    assert [each.drift for each in look(world).nodes] == [
+        (f"{made} was not made from the present {world.inventory.image}",)
+    ] * 2
 
 
 def test_answering_needs_a_completion(world: World) -> None:
@@ -199,7 +201,9 @@ def test_the_job_tells_how_the_server_stands(listed: list[dict[str, Any]], state
 def test_ranks_are_shown_on_their_nodes(world: World) -> None:
     """From the names of the actors."""
     jobs(world, job("RUNNING"))
-    world.said["jobs"]["actors"] = {"data": {"result": {"result": [{"name": "vllm_Worker_1_PP1", "state": "ALIVE", "node_id": "gpu02"}]}}}
+    world.said["jobs"]["actors"] = {
+        "data": {"result": {"result": [{"name": "vllm_Worker_1_PP1", "state": "ALIVE", "node_id": "gpu02"}]}}
+    }
 
     assert [each.ranks for each in look(world).nodes] == [(), ("PP1",)]
 

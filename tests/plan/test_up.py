@@ -203,7 +203,9 @@ def test_only_nodes_without_the_image_pull_it(load: Load) -> None:
     facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
     found = plan_image(world.inventory, facts)
 
-    assert [(step.command.node, step.command.argv) for step in found.steps] == [("n2", ("docker", "pull", "--quiet", world.inventory.image))]
+    assert [(step.command.node, step.command.argv) for step in found.steps] == [
+        ("n2", ("docker", "pull", "--quiet", world.inventory.image))
+    ]
     assert [stage.id for stage in found.stages] == ["preflight", "image"]
 
 

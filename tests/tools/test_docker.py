@@ -105,7 +105,13 @@ def test_a_container_is_read_as_recorded() -> None:
     """Docker 20.10's `inspect` of a container that `up` started."""
     (found,) = docker.parse_containers(RECORDED)
 
-    assert (found.name, found.role, found.node, found.status, found.running) == ("vlaunch-lab-node1", "head", "node1", "running", True)
+    assert (found.name, found.role, found.node, found.status, found.running) == (
+        "vlaunch-lab-node1",
+        "head",
+        "node1",
+        "running",
+        True,
+    )
     assert (found.spec, found.restarts, found.exit_code) == ("5bff3436aec5", 0, 0)
     assert (found.image, found.argv[:3]) == ("vlaunch/ray:2.60.0-310f925a456a", ("/opt/vlaunch/entry.sh", "ray", "start"))
     assert found.env["NCCL_SOCKET_IFNAME"] == "=eth0"
@@ -139,7 +145,9 @@ def test_identity_is_equal_exactly_when_layers_and_configuration_are() -> None:
     assert identity(Architecture="arm64") != same
 
 
-@pytest.mark.parametrize("text", ["Cannot connect to the Docker daemon", "{}", "[1]", "[null]", '[{"Name": "x"}]', '[{"Config": 1}]'])
+@pytest.mark.parametrize(
+    "text", ["Cannot connect to the Docker daemon", "{}", "[1]", "[null]", '[{"Name": "x"}]', '[{"Config": 1}]']
+)
 def test_an_inspect_that_cannot_be_read_says_so(text: str) -> None:
     """With the line, and without a KeyError."""
     with pytest.raises(UnreadableAnswer):
@@ -159,7 +167,9 @@ def test_nothing_is_no_container_and_no_image() -> None:
     assert docker.parse_image("[]") is None
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda c: st.lists(c) | st.dictionaries(st.text(), c)))
+@given(
+    st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda c: st.lists(c) | st.dictionaries(st.text(), c))
+)
 def test_no_json_breaks_the_reading_of_containers(value: Any) -> None:
     """Containers, or unreadable; nothing else comes out."""
     try:
@@ -170,7 +180,9 @@ def test_no_json_breaks_the_reading_of_containers(value: Any) -> None:
 
 def test_differences_are_said_in_words() -> None:
     """What a person changed in the inventory is what they read."""
-    spec = dataclasses.replace(SPEC, image="vllm:2", env={"A": "1", "C": "3"}, command=("/opt/vlaunch/entry.sh", "ray", "stop")).labelled()
+    spec = dataclasses.replace(
+        SPEC, image="vllm:2", env={"A": "1", "C": "3"}, command=("/opt/vlaunch/entry.sh", "ray", "stop")
+    ).labelled()
     there = container(SPEC.labelled(), env={**SPEC.env, "PATH": "/bin"})
 
     assert docker.differences(there, spec, {"PATH": "/bin"}) == [

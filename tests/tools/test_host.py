@@ -89,7 +89,9 @@ def test_a_container_is_found_by_its_name() -> None:
 
 def test_gpus_are_read_and_missing_memory_is_no_error() -> None:
     """GB10 shares the host's memory and says `[N/A]`."""
-    facts = host.parse_probe(parts(gpus="0, NVIDIA H100 80GB HBM3, 81559, 4, 580.95.05\n1, NVIDIA GB10, [N/A], [N/A], 580.95.05"))
+    facts = host.parse_probe(
+        parts(gpus="0, NVIDIA H100 80GB HBM3, 81559, 4, 580.95.05\n1, NVIDIA GB10, [N/A], [N/A], 580.95.05")
+    )
 
     assert facts.gpus == (
         Gpu(index=0, name="NVIDIA H100 80GB HBM3", memory_total=81559, memory_used=4, driver="580.95.05"),
@@ -99,7 +101,12 @@ def test_gpus_are_read_and_missing_memory_is_no_error() -> None:
 
 def test_amd_gpus_are_counted() -> None:
     """One topology file with SIMD units each; the CPU's own has none."""
-    assert host.parse_probe(parts(gpus="/sys/class/kfd/kfd/topology/nodes/1/properties\n/sys/class/kfd/kfd/topology/nodes/2/properties")).amd_gpus == 2
+    assert (
+        host.parse_probe(
+            parts(gpus="/sys/class/kfd/kfd/topology/nodes/1/properties\n/sys/class/kfd/kfd/topology/nodes/2/properties")
+        ).amd_gpus
+        == 2
+    )
 
 
 def test_listening_sockets_of_netstat_are_read_as_those_of_ss() -> None:
@@ -113,7 +120,9 @@ def test_listening_sockets_of_netstat_are_read_as_those_of_ss() -> None:
 
 def test_addresses_say_whether_their_link_is_up() -> None:
     """`flags`, not `operstate`, which is UNKNOWN for many good links."""
-    link = [{"ifname": "eth0", "flags": [], "mtu": 9000, "addr_info": [{"local": "10.0.0.1", "prefixlen": 24}, {"broadcast": "x"}]}]
+    link = [
+        {"ifname": "eth0", "flags": [], "mtu": 9000, "addr_info": [{"local": "10.0.0.1", "prefixlen": 24}, {"broadcast": "x"}]}
+    ]
 
     assert host.parse_probe(parts(addr=json.dumps(link))).addresses == (
         Address(interface="eth0", ip="10.0.0.1", prefix=24, up=False, mtu=9000),
@@ -122,7 +131,10 @@ def test_addresses_say_whether_their_link_is_up() -> None:
 
 def test_what_could_not_be_asked_is_none_and_its_words_are_kept() -> None:
     """A missing tool is a fact, not an error."""
-    text = parts() + "\n@@vlaunch addr\nsh: 1: ip: not found\n@@vlaunch rc 127\n\n@@vlaunch docker\npermission denied\n@@vlaunch rc 1\n"
+    text = (
+        parts()
+        + "\n@@vlaunch addr\nsh: 1: ip: not found\n@@vlaunch rc 127\n\n@@vlaunch docker\npermission denied\n@@vlaunch rc 1\n"
+    )
     facts = host.parse_probe(text)
 
     assert (facts.addresses, facts.listening, facts.disk_free, facts.docker_version) == (None, None, None, None)
@@ -168,7 +180,9 @@ def test_whatever_a_node_prints_only_facts_or_unreadable_comes_out(changed: dict
 
 def test_the_probe_runs_on_this_machine_without_docker(tmp_path: Path) -> None:
     """The script itself, in an empty home, with a `docker` that is not there."""
-    argv = host.probe(("no-such-docker",), cluster="c", state_dir="", hf_home=str(tmp_path / "a/b"), accelerator="cpu", images=("x:1", "y:2"))
+    argv = host.probe(
+        ("no-such-docker",), cluster="c", state_dir="", hf_home=str(tmp_path / "a/b"), accelerator="cpu", images=("x:1", "y:2")
+    )
     home = tmp_path / "home"
     (home / ".vlaunch/c/payload").mkdir(parents=True)
     (home / ".vlaunch/c/payload/head.py").write_text("")
@@ -201,7 +215,9 @@ def test_the_probe_asks_docker_in_the_nodes_own_way(tmp_path: Path) -> None:
         "elif a[0] == 'inspect': print(json.dumps([{'Id': a[1], 'Name': '/n', 'Config': {}, 'State': {'Status': 'running'}}]))\n"
     )
     fake.chmod(0o755)
-    argv = host.probe(("env", "A=1", str(fake)), cluster="c", state_dir=str(tmp_path), hf_home="/", accelerator="cpu", images=("x:1",))
+    argv = host.probe(
+        ("env", "A=1", str(fake)), cluster="c", state_dir=str(tmp_path), hf_home="/", accelerator="cpu", images=("x:1",)
+    )
     facts = host.parse_probe(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
 
     assert (facts.docker_version, facts.runtimes) == ("28", ("nvidia",))

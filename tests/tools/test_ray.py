@@ -98,7 +98,10 @@ def test_a_dead_node_stays_in_the_table_with_its_reason() -> None:
 
     again = [*rows, {**rows[1], "node_id": "new", "state": "ALIVE", "state_message": None}]
 
-    assert [(node.ip, node.id) for node in ray.parse_nodes(listed(again))] == [("10.77.0.11", rows[0]["node_id"]), ("10.77.0.12", "new")]
+    assert [(node.ip, node.id) for node in ray.parse_nodes(listed(again))] == [
+        ("10.77.0.11", rows[0]["node_id"]),
+        ("10.77.0.12", "new"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +170,10 @@ def test_ranks_are_those_of_living_actors_on_their_nodes() -> None:
         for row in recorded("ray_list_nodes_one_dead.json")
     )
 
-    assert ray.parse_ranks(listed(recorded("ray_list_actors_pp2.json")), nodes) == {"10.77.0.11": ("PP0",), "10.77.0.12": ("PP1",)}
+    assert ray.parse_ranks(listed(recorded("ray_list_actors_pp2.json")), nodes) == {
+        "10.77.0.11": ("PP0",),
+        "10.77.0.12": ("PP1",),
+    }
 
 
 def test_ranks_of_two_dimensions_and_of_one_rank_are_named() -> None:

@@ -91,7 +91,13 @@ def test_a_live_display_leaves_the_same_lines_as_a_pipe(monkeypatch: pytest.Monk
     shown(progress.LiveLines(), *EVENTS)
     lines = screen.getvalue()
 
-    for words in ("Connect to 3 nodes", "✓ gpu[01-03] connected  0.3s", "- gpu02 neither", "! gpu03 the driver is old", "✓ cluster c is up"):
+    for words in (
+        "Connect to 3 nodes",
+        "✓ gpu[01-03] connected  0.3s",
+        "- gpu02 neither",
+        "! gpu03 the driver is old",
+        "✓ cluster c is up",
+    ):
         assert words in lines
     assert "asking again" in lines
 
@@ -103,7 +109,15 @@ def test_a_live_display_in_a_narrow_terminal_keeps_one_row_for_each_line(monkeyp
     live = progress.LiveLines()
     with live:
         for number in range(20):
-            live.show(Event(kind="step", stage="s", node=f"a-long-node-name-{number}x", text="pulling an image with a long name", state="running"))
+            live.show(
+                Event(
+                    kind="step",
+                    stage="s",
+                    node=f"a-long-node-name-{number}x",
+                    text="pulling an image with a long name",
+                    state="running",
+                )
+            )
         live.show(Event(kind="wait", stage="s", text="word " * 40, state="running", deadline=10))
         drawn = live._draw().plain
 
@@ -111,7 +125,9 @@ def test_a_live_display_in_a_narrow_terminal_keeps_one_row_for_each_line(monkeyp
 
 
 @pytest.mark.parametrize("kind", ["step", "finding", "note", "warning", "wait", "done", "stage"])
-def test_what_nodes_say_cannot_draw_on_the_terminal(kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nodes_say_cannot_draw_on_the_terminal(
+    kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Escape sequences and control characters are taken out, on every way to a terminal."""
     event = Event(kind=kind, stage="s", node="a", text=HOSTILE, state="running" if kind in ("wait", "stage") else "ok")  # type: ignore[arg-type]
     shown(progress.PlainLines(), event)

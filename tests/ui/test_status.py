@@ -68,7 +68,18 @@ def test_the_servers_line(server: ServerStatus) -> None:
 def test_what_nodes_say_cannot_draw_on_the_terminal() -> None:
     """Everything that was read from a node may hold escape sequences."""
     bad = "\x1b[31mred\x1b]0;title\x07\x9b2J"
-    node = NodeStatus(node="a", role="head", ip="10.0.0.1", container=bad, image=bad, ray="alive", gpus=bad, ranks=(bad,), drift=(bad,), trouble=bad)
+    node = NodeStatus(
+        node="a",
+        role="head",
+        ip="10.0.0.1",
+        container=bad,
+        image=bad,
+        ray="alive",
+        gpus=bad,
+        ranks=(bad,),
+        drift=(bad,),
+        trouble=bad,
+    )
     states = ("answering", "failed")
     servers = [ServerStatus(state=state, backend="ray", model=bad, detail=bad, fingerprint=bad) for state in states]  # type: ignore[arg-type]
 

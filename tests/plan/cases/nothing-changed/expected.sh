@@ -15,9 +15,6 @@ on() {
 # Waits for everything that was started with `&`; one that failed ends the script.
 all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 
-# The run takes the token that the head has, or makes one.
-: "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"
-
 # == Look at the nodes
 # gate docker: Docker answers
 # gate accelerator: the declared accelerators are there
