@@ -31,7 +31,7 @@ lint: .venv/installed
 	$(BIN)/shellcheck scripts/*.sh launcher/payload/*.sh launcher/lab/*.sh
 
 unit: .venv/installed
-	$(BIN)/pytest -q -m "not lab"
+	$(BIN)/pytest -q -m "not lab" -n auto
 
 lab-tests: .venv/installed
 	$(SUDO) $(BIN)/pytest -q -m lab --durations=15

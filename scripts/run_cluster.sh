@@ -297,14 +297,15 @@ hmac() {
   { unhex "$outer"; unhex "$digest"; } | sha256sum | cut -c 1-64
 }
 
-# What launcher/plan/containers.py calls the fingerprint: it changes when a secret does, and tells nothing about it.
+# What launcher/plan/containers.py calls the fingerprint: it changes when a secret does, and tells nothing about it. Without a
+# Ray token there is no key that nobody can guess, and only the names count.
 fingerprint() {
   local name first=1
   for name in $(sorted "${!secrets[@]}"); do
     [ -n "$first" ] || printf '\0'
     first=''
-    printf '%s=%s' "$name" "${secrets[$name]}"
-  done | hmac "${secrets[$TOKEN]:-vlaunch}" | cut -c 1-12
+    [ -n "${secrets[$TOKEN]}" ] && printf '%s=%s' "$name" "${secrets[$name]}" || printf '%s' "$name"
+  done | hmac "${secrets[$TOKEN]:-names}" | cut -c 1-12
 }
 
 # The words as Python's json.dumps writes them. What is not ASCII comes out differently, and then `status` shows a difference.

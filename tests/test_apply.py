@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import pytest
 
@@ -68,8 +68,12 @@ def test_stages_steps_and_gates_are_told_in_order() -> None:
     events = run(plan(stage(step("a"), gates=(Gate(id="g", what="it holds", judge=statuses("pass")),))))
 
     assert [(each.kind, each.node, each.state) for each in events] == [
-        ("stage", "", "running"), ("step", "a", "running"), ("step", "a", "ok"), ("finding", "gpu01", "ok"), ("stage", "", "ok"),
-    ]  # fmt: skip
+        ("stage", "", "running"),
+        ("step", "a", "running"),
+        ("step", "a", "ok"),
+        ("finding", "gpu01", "ok"),
+        ("stage", "", "ok"),
+    ]
     assert events[2].seconds == 0.5
     assert events[3].data == {"check": "g", "fix": "mend it"}
 
@@ -170,8 +174,9 @@ def test_a_gate_asks_again_until_it_is_green() -> None:
 
     assert clock.naps == [2, 2]
     assert [(each.text, each.state, each.seconds, each.deadline) for each in waits] == [
-        ("gpu01: it is wait", "running", 0, 10), ("gpu01: it is wait", "", 2, 10),
-    ]  # fmt: skip
+        ("gpu01: it is wait", "running", 0, 10),
+        ("gpu01: it is wait", "", 2, 10),
+    ]
 
 
 def test_a_gate_that_is_late_fails_with_what_it_waited_for() -> None:
@@ -311,6 +316,7 @@ def test_closing_the_stream_stops_before_the_next_stage() -> None:
     """The reader of events may go away; what is running is cancelled by the transport."""
     transport = FakeTransport(good)
     events = apply(plan(stage(step("a")), stage(step("b"), id_="t")), transport)
+    assert isinstance(events, Generator)
     next(events)
     events.close()
 

@@ -56,13 +56,13 @@ def test_checks_are_told_apart_and_say_what_and_why() -> None:
 @pytest.mark.parametrize(
     ("said", "text", "fix"),
     [
-        ("permission denied while trying to connect to the Docker daemon socket", "`ops` may not talk to Docker", "docker: [sudo, -n, docker]"),
+        ("permission denied while trying to connect", "`ops` may not talk to Docker", "docker: [sudo, -n, docker]"),
         ("sudo: a password is required", "sudo asks for a password", "/etc/sudoers.d/vlaunch"),
         ("sudo: a terminal is required to read the password", "sudo asks for a password", "NOPASSWD"),
         ("sh: 1: docker: not found", "`docker` is not installed", "https://docs.docker.com/engine/install/"),
-        ("timeout: failed to run command 'docker': No such file or directory", "`docker` is not installed", "install"),
-        ("Cannot connect to the Docker daemon at unix:///var/run/docker.sock", "Docker does not answer", "systemctl start docker"),
-        ("dial unix /var/run/docker.sock: connect: no such file or directory", "Docker does not answer", "systemctl start docker"),
+        ("timeout: 'docker': No such file or directory", "`docker` is not installed", "install"),
+        ("Cannot connect to the Docker daemon", "Docker does not answer", "systemctl start docker"),
+        ("dial unix /run/docker.sock: no such file or directory", "Docker does not answer", "systemctl start docker"),
         ("", "Docker does not answer", "systemctl start docker"),
     ],
 )  # fmt: skip

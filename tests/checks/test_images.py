@@ -80,10 +80,14 @@ def test_exact_versions_are_wanted(out: str, code: int, status: str, load: Load)
     [
         (Answer(node="gpu01", code=0, out="GPU 0: A\nGPU 1: B\n"), "pass", "2 GPUs in a container"),
         (Answer(node="gpu01", code=0, out="GPU 0: A\n"), "fail", "a container sees 1 GPUs, 2 declared"),
-        (Answer(node="gpu01", code=125, err='could not select device driver "" with capabilities: [[gpu]]'), "fail", "Docker cannot hand out GPUs"),
+        (
+            Answer(node="gpu01", code=125, err='could not select device driver "" with capabilities: [[gpu]]'),
+            "fail",
+            "Docker cannot hand out GPUs",
+        ),
         (Answer(node="gpu01", code=125, err="Unknown"), "fail", "a container sees 0 GPUs, 2 declared"),
     ],
-)  # fmt: skip
+)
 def test_gpus_are_counted_where_they_will_be_used(answer: Answer, status: str, text: str, load: Load) -> None:
     """In a container; a known refusal is told by its cause."""
     (found,) = images.judge_gpus([load().head])({"gpu01": [answer]})

@@ -123,7 +123,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         """Stands where `Fleet` does: the one boundary."""
 
         def __init__(self, inventory: Inventory, **asked: Any) -> None:
-            super().__init__()
+            super().__init__(self)
             made.asked.append(asked)
 
         def __enter__(self) -> FakeFleet:
@@ -155,6 +155,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.setattr("launcher.remote.fleet.Fleet", FakeFleet)
     # Waits cost no time, and every look at the clock is a second later.
     ticks = itertools.count()
-    monkeypatch.setitem(apply.__kwdefaults__, "clock", lambda: float(next(ticks)))
-    monkeypatch.setitem(apply.__kwdefaults__, "sleep", lambda _: None)
+    defaults = apply.__kwdefaults__ or {}
+    monkeypatch.setitem(defaults, "clock", lambda: float(next(ticks)))
+    monkeypatch.setitem(defaults, "sleep", lambda _: None)
     return made

@@ -6,6 +6,7 @@ import pytest
 
 from launcher.errors import ConnectError
 from launcher.model import Answer
+from launcher.transport import Command
 from tests.cli.conftest import Cluster
 
 
@@ -70,7 +71,11 @@ def test_a_node_that_cannot_be_reached_is_named_and_the_others_are_cleaned(up: C
 def test_a_connection_that_breaks_while_looking_does_not_spare_the_others(up: Cluster) -> None:
     """The node counts as not reached."""
     handler = up.world.answer
-    up.world.answer = lambda c: Answer(node="gpu01", code=255, err="reset") if c.node == "gpu01" else handler(c)  # type: ignore[method-assign]
+
+    def answer(command: Command) -> Answer | None:
+        return Answer(node="gpu01", code=255, err="reset") if command.node == "gpu01" else handler(command)
+
+    up.world.answer = answer  # type: ignore[method-assign]
     ran = up.run("down")
 
     assert ran.code == 1

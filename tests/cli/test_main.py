@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -17,17 +18,18 @@ from launcher.cli.main import COMMANDS, run
 from launcher.errors import RequestError, VlaunchError
 from launcher.plan.files import payload_tar
 
+Ending = Callable[..., None]
 VLAUNCH = [sys.executable, "-c", "from launcher.cli.main import main; main()"]
 SHOWN = [name for name, (_, _, help_) in COMMANDS.items() if help_]
 
 
-def command(function: object) -> click.Command:
+def command(function: Callable[[bool], object]) -> click.Command:
     """Wrap a function as the command `x` would be."""
-    return click.command()(click.option("--verbose", is_flag=True)(function))  # type: ignore[type-var,no-any-return]
+    return click.command()(click.option("--verbose", is_flag=True)(function))
 
 
 @pytest.fixture
-def ending(monkeypatch: pytest.MonkeyPatch) -> object:
+def ending(monkeypatch: pytest.MonkeyPatch) -> Ending:
     """Make `vlaunch x` raise or return what is given."""
 
     def make(error: BaseException | None = None, result: object = None) -> None:
@@ -44,13 +46,20 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> object:
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(VlaunchError("failed"), 1), (RequestError("wrong"), 2), (click.UsageError("wrong"), 2), (KeyboardInterrupt(), 130), (click.Abort(), 130),
-     (click.exceptions.Exit(7), 7), (BrokenPipeError(), 141)],
+    [
+        (VlaunchError("failed"), 1),
+        (RequestError("wrong"), 2),
+        (click.UsageError("wrong"), 2),
+        (KeyboardInterrupt(), 130),
+        (click.Abort(), 130),
+        (click.exceptions.Exit(7), 7),
+        (BrokenPipeError(), 141),
+    ],
     ids=lambda value: type(value).__name__,
-)  # fmt: skip
+)
 def test_errors_leave_the_program_as_exit_codes(
-    error: BaseException, code: int, ending, capfd: pytest.CaptureFixture[str]
-) -> None:  # type: ignore[no-untyped-def]
+    error: BaseException, code: int, ending: Ending, capfd: pytest.CaptureFixture[str]
+) -> None:
     """1 it failed, 2 the request was wrong, 130 interrupted; never a traceback."""
     ending(error)
     keep = os.dup(1)
@@ -64,14 +73,14 @@ def test_errors_leave_the_program_as_exit_codes(
 
 
 @pytest.mark.parametrize(("result", "code"), [(None, 0), (3, 3), ("text", 0)])
-def test_what_a_command_returns_is_its_exit_code(result: object, code: int, ending) -> None:  # type: ignore[no-untyped-def]
+def test_what_a_command_returns_is_its_exit_code(result: object, code: int, ending: Ending) -> None:
     """When it is a number."""
     ending(result=result)
 
     assert run(["x"]) == code
 
 
-def test_verbose_shows_where_an_error_came_from(ending, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+def test_verbose_shows_where_an_error_came_from(ending: Ending, capsys: pytest.CaptureFixture[str]) -> None:
     """For those who mend vlaunch."""
     ending(VlaunchError("failed"))
 
@@ -116,8 +125,9 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_help_loads_nothing_that_is_slow() -> None:
     """It answers while a person is still typing."""
-    slow = ("paramiko", "docker", "rich", "pydantic", "yaml", "fabric", "cryptography")
-    code = f"import sys; from launcher.cli.main import run; run(['--help']); print([n for n in {slow} if n in sys.modules], file=sys.stderr)"
+    slow = {"paramiko", "docker", "rich", "pydantic", "yaml", "fabric", "cryptography"}
+    asked = f"print(sorted({slow} & set(sys.modules)), file=sys.stderr)"
+    code = f"import sys; from launcher.cli.main import run; run(['--help']); {asked}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stderr == "[]\n"
@@ -172,7 +182,7 @@ def test_the_payload_is_printed_byte_for_byte() -> None:
 @pytest.mark.parametrize(
     ("text", "word"),
     [("", "empty"), ("- a\n", "mapping"), ("cluster: [", ""), ("a: &a [x]\nb: [*a, *a]\n", "")],
-)  # fmt: skip
+)
 def test_an_inventory_that_is_none_is_a_wrong_request(
     text: str, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.apply import apply
 from launcher.errors import ConnectError
 from launcher.model import Answer
 from tests.cli.conftest import INVENTORY, SECRET, Cluster
@@ -188,12 +189,11 @@ def test_trusting_new_host_keys_is_asked_for(cluster: Cluster) -> None:
 
 def test_ctrl_c_in_a_wait_ends_with_130_and_no_traceback(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was started stays started."""
-    from launcher.apply import apply
 
     def interrupted(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(apply.__kwdefaults__, "sleep", interrupted)  # type: ignore[arg-type]
+    monkeypatch.setitem(apply.__kwdefaults__ or {}, "sleep", interrupted)
     ran = cluster.run("up")
 
     assert ran.code == 130

@@ -77,7 +77,8 @@ def test_each_node_has_its_own_network_variables(load: Load) -> None:
     """`=` makes NCCL match a whole name; Gloo always does."""
     inventory = load(
         "network: {fabric: infiniband, interface: eth0, hca: [mlx5_0, mlx5_1]}",
-        "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}, {host: gpu02, ip: 10.0.0.12, gpus: 8, network: {interface: ens5, hca: [mlx5_7]}}]",
+        "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}, "
+        "{host: gpu02, ip: 10.0.0.12, gpus: 8, network: {interface: ens5, hca: [mlx5_7]}}]",
     )
     first, second = spec(inventory).env, spec(inventory, "gpu02").env
 
@@ -97,7 +98,8 @@ def test_the_environment_of_a_node_wins_over_the_clusters_and_over_ours(load: Lo
     """A person who sets NCCL_SOCKET_IFNAME means it."""
     inventory = load(
         "env: {A: cluster, B: cluster}",
-        "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8, env: {A: own, NCCL_SOCKET_IFNAME: 'eth9'}}, {host: gpu02, ip: 10.0.0.12, gpus: 8}]",
+        "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8, env: {A: own, NCCL_SOCKET_IFNAME: 'eth9'}}, "
+        "{host: gpu02, ip: 10.0.0.12, gpus: 8}]",
     )
 
     assert (spec(inventory).env["A"], spec(inventory).env["B"], spec(inventory).env["NCCL_SOCKET_IFNAME"]) == (

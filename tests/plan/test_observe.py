@@ -50,10 +50,14 @@ def test_only_the_nodes_named_are_asked(load: Load) -> None:
     [
         (Answer(node="a", code=255, err="Connection reset"), ConnectError, "a: connection lost"),
         (Answer(node="a", code=124, timed_out=True, seconds=60.2), NodeError, "a: did not tell its state within 60s"),
-        (Answer(node="a", code=0, out="This account is currently not available."), NodeError, "a: the node's answer to the probe is incomplete"),
+        (
+            Answer(node="a", code=0, out="This account is currently not available."),
+            NodeError,
+            "a: the node's answer to the probe is incomplete",
+        ),
         (Answer(node="a", code=127, err="sh: not found"), NodeError, "a: the node's answer to the probe is incomplete"),
     ],
-)  # fmt: skip
+)
 def test_a_node_that_gives_no_answer_is_named_with_what_it_said(answer: Answer, kind: type[NodeError], message: str) -> None:
     """Typed, so that the exit code and the story are right."""
     facts, failed = observe.read([answer])

@@ -53,8 +53,10 @@ def job(state: str, model: str = "m", **more: Any) -> dict[str, Any]:
 
 def jobs(world: World, *listed: dict[str, Any], **server: Any) -> None:
     world.said["jobs"] = {
-        "jobs": list(listed), "nodes": world.ray_table(), "actors": {"data": {"result": {"result": []}}},
-    }  # fmt: skip
+        "jobs": list(listed),
+        "nodes": world.ray_table(),
+        "actors": {"data": {"result": {"result": []}}},
+    }
     world.said["server"] = {"health": 0, **server}
 
 
@@ -64,8 +66,9 @@ def test_a_cluster_that_is_up_is_whole(world: World) -> None:
 
     assert seen.whole
     assert [(each.node, each.role, each.container, each.ray, each.gpus, each.drift) for each in seen.nodes] == [
-        ("gpu01", "head", "running", "alive", "8/8", ()), ("gpu02", "worker", "running", "alive", "8/8", ()),
-    ]  # fmt: skip
+        ("gpu01", "head", "running", "alive", "8/8", ()),
+        ("gpu02", "worker", "running", "alive", "8/8", ()),
+    ]
     assert (seen.server.state, seen.endpoint) == ("none", "http://10.0.0.11:8000/v1")
 
 
@@ -259,6 +262,12 @@ def test_a_rank_container_is_the_server_of_the_mp_backend(world: World) -> None:
 def test_whole_says_every_part(world: World) -> None:
     """One thing wrong with one node is enough."""
     seen = look(world)
-    spoiled = [{"container": "exited"}, {"ray": "dead"}, {"ray": "absent"}, {"drift": ("x",)}, {"trouble": "x"}]
+    spoiled: list[dict[str, Any]] = [
+        {"container": "exited"},
+        {"ray": "dead"},
+        {"ray": "absent"},
+        {"drift": ("x",)},
+        {"trouble": "x"},
+    ]
 
     assert not any(replace(seen, nodes=(seen.nodes[0], replace(seen.nodes[1], **each))).whole for each in spoiled)

@@ -20,12 +20,12 @@ from tests.simulated import World, image_json
 Load = Callable[..., Inventory]
 SECRETS = {"RAY_AUTH_TOKEN": Secret("tok"), "VLLM_API_KEY": Secret("key")}
 KEY = "secrets: {VLLM_API_KEY: {env: X}}\n"
-THREE = "nodes: [{{host: n1, ip: 10.0.0.1, gpus: 8{0}}}, {{host: n2, ip: 10.0.0.2, gpus: 8{1}}}, {{host: n3, ip: 10.0.0.3, gpus: 8{2}}}]"
 
 
 def three(load: Load, more: str = "", *own: str) -> Inventory:
     """Load an inventory of three nodes, each with keys of its own."""
-    return load(KEY + more, THREE.format(*(f", {each}" if each else "" for each in (*own, "", "", "")[:3])))
+    nodes = (f"{{host: n{n}, ip: 10.0.0.{n}, gpus: 8, {each}}}" for n, each in enumerate((*own, "", "", "")[:3], start=1))
+    return load(KEY + more, f"nodes: [{', '.join(nodes)}]")
 
 
 def plan(inventory: Inventory, world: World, secrets: Mapping[str, Secret] = SECRETS) -> Plan:

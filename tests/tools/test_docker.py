@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def test_the_hash_changes_with_each_field(name: str) -> None:
 
 def test_the_hash_does_not_depend_on_the_order_of_names_nor_on_itself() -> None:
     """The same inventory gives the same hash, also when read back with its own label."""
-    turned = dataclasses.replace(SPEC, env=dict(reversed(SPEC.env.items())))
+    turned = dataclasses.replace(SPEC, env=dict(reversed(list(SPEC.env.items()))))
 
     assert turned.hash == SPEC.hash == SPEC.labelled().hash == SPEC.labelled().labelled().hash
     assert SPEC.labelled().labels[docker.SPEC] == SPEC.hash
@@ -172,10 +173,8 @@ def test_nothing_is_no_container_and_no_image() -> None:
 )
 def test_no_json_breaks_the_reading_of_containers(value: Any) -> None:
     """Containers, or unreadable; nothing else comes out."""
-    try:
+    with suppress(UnreadableAnswer):
         docker.parse_containers(json.dumps([{"Name": "/x", "Id": "1", "Config": value, "State": value}]))
-    except UnreadableAnswer:
-        pass
 
 
 def test_differences_are_said_in_words() -> None:

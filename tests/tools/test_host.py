@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,24 @@ from launcher.tools.host import Address, Gpu, HostFacts
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "host"
 NAMES = (
-    "home", "user", "hostname", "hostaddr", "addr", "listen", "disk", "infiniband", "toolkit", "gpus", "files", "token",
-    "secrets", "docker", "info", "image x:1", "containers",
-)  # fmt: skip
+    "home",
+    "user",
+    "hostname",
+    "hostaddr",
+    "addr",
+    "listen",
+    "disk",
+    "infiniband",
+    "toolkit",
+    "gpus",
+    "files",
+    "token",
+    "secrets",
+    "docker",
+    "info",
+    "image x:1",
+    "containers",
+)
 # What hostile, broken or merely odd machines might print in place of an answer.
 GARBAGE = st.one_of(
     st.text(),
@@ -30,14 +46,31 @@ GARBAGE = st.one_of(
         lambda inner: (
             st.lists(inner, max_size=3)
             | st.dictionaries(
-                st.sampled_from(["ifname", "addr_info", "local", "prefixlen", "flags", "Version", "Runtimes", "Id", "Config", "Name", "State"]),
-                inner, max_size=4,
+                st.sampled_from(
+                    [
+                        "ifname",
+                        "addr_info",
+                        "local",
+                        "prefixlen",
+                        "flags",
+                        "Version",
+                        "Runtimes",
+                        "Id",
+                        "Config",
+                        "Name",
+                        "State",
+                    ]
+                ),
+                inner,
+                max_size=4,
             )
         ),
         max_leaves=8,
     ).map(json.dumps),
-    st.lists(st.sampled_from(["0", "GPU", ",", " ", "\n", "[N/A]", "*:80", "LISTEN", "x" * 64, "\x1b[31m", "%", "]"])).map("".join),
-)  # fmt: skip
+    st.lists(st.sampled_from(["0", "GPU", ",", " ", "\n", "[N/A]", "*:80", "LISTEN", "x" * 64, "\x1b[31m", "%", "]"])).map(
+        "".join
+    ),
+)
 
 
 def parts(**changed: str) -> str:
@@ -70,8 +103,11 @@ def test_the_same_image_has_the_same_identity_on_two_nodes() -> None:
     first, second = (host.parse_probe((FIXTURES / f"lab-node{n}-up.txt").read_text()) for n in (1, 2))
     base, derived = "vllm-cpu:0.32.0", "vlaunch/ray:2.60.0-310f925a456a"
 
-    assert first.images[base] and first.images[derived] and second.images[base]
-    assert first.images[base].identity == second.images[base].identity != first.images[derived].identity
+    images = [first.images[base], second.images[base], first.images[derived]]
+    identities = [image.identity for image in images if image]
+
+    assert len(identities) == 3
+    assert identities[0] == identities[1] != identities[2]
 
 
 def test_the_token_is_not_shown_with_the_facts() -> None:
@@ -111,11 +147,11 @@ def test_amd_gpus_are_counted() -> None:
 
 def test_listening_sockets_of_netstat_are_read_as_those_of_ss() -> None:
     """Both name the local address in the fourth column."""
-    netstat = "Active Internet connections\nProto Recv-Q Send-Q Local Address Foreign Address State\ntcp 0 0 0.0.0.0:6379 0.0.0.0:* LISTEN\ntcp6 0 0 :::22 :::* LISTEN"
+    netstat = "Proto Recv-Q Send-Q Local Address\ntcp 0 0 0.0.0.0:6379 0.0.0.0:* LISTEN\ntcp6 0 0 :::22 :::* LISTEN"
     ss = "LISTEN 0 128 127.0.0.53%lo:53 0.0.0.0:*\nLISTEN 0 128 [fe80::1]%eth0:546 [::]:*"
 
-    assert host.parse_probe(parts(listen=netstat)).listening == {("0.0.0.0", 6379), ("::", 22)}
-    assert host.parse_probe(parts(listen=ss)).listening == {("127.0.0.53", 53), ("fe80::1", 546)}
+    assert host.parse_probe(parts(listen=netstat)).listening == frozenset({("0.0.0.0", 6379), ("::", 22)})
+    assert host.parse_probe(parts(listen=ss)).listening == frozenset({("127.0.0.53", 53), ("fe80::1", 546)})
 
 
 def test_addresses_say_whether_their_link_is_up() -> None:
@@ -155,10 +191,22 @@ def test_a_banner_before_the_answer_is_passed_over() -> None:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("docker", '{"Version"'), ("info", "{]"), ("addr", "[{"), ("disk", "df: no\n"), ("gpus", "0, a, b"), ("containers", "Error: x"),
-     ("image_x", "Cannot connect"), ("addr", "[1]"), ("addr", '[{"addr_info": [{"local": "x"}]}]'), ("info", '{"Runtimes": []}'),
-     ("containers", '[{"Id": 1}]'), ("disk", ""), ("docker", "[]")],
-)  # fmt: skip
+    [
+        ("docker", '{"Version"'),
+        ("info", "{]"),
+        ("addr", "[{"),
+        ("disk", "df: no\n"),
+        ("gpus", "0, a, b"),
+        ("containers", "Error: x"),
+        ("image_x", "Cannot connect"),
+        ("addr", "[1]"),
+        ("addr", '[{"addr_info": [{"local": "x"}]}]'),
+        ("info", '{"Runtimes": []}'),
+        ("containers", '[{"Id": 1}]'),
+        ("disk", ""),
+        ("docker", "[]"),
+    ],
+)
 def test_a_part_of_another_form_is_unreadable_or_absent(name: str, text: str) -> None:
     """Never a KeyError: the words are the evidence."""
     try:
@@ -172,10 +220,8 @@ def test_whatever_a_node_prints_only_facts_or_unreadable_comes_out(changed: dict
     """A node may be broken, or hostile."""
     texts = {"home": "/root", "containers": "", **changed}
     text = "".join(f"\n@@vlaunch {name}\n{said}\n@@vlaunch rc {code}\n" for name, said in texts.items())
-    try:
+    with suppress(UnreadableAnswer):
         assert isinstance(host.parse_probe(text), HostFacts)
-    except UnreadableAnswer:
-        pass
 
 
 def test_the_probe_runs_on_this_machine_without_docker(tmp_path: Path) -> None:
@@ -212,7 +258,7 @@ def test_the_probe_asks_docker_in_the_nodes_own_way(tmp_path: Path) -> None:
         "elif a[:2] == ['image', 'inspect']: print(json.dumps([{'Id': a[2], 'RootFS': {}, 'Config': {}}]))\n"
         "elif a[0] == 'images': print('vlaunch/ray:made')\n"
         "elif a[0] == 'ps': assert a[-1] == 'label=vlaunch.cluster=c'; print('id1')\n"
-        "elif a[0] == 'inspect': print(json.dumps([{'Id': a[1], 'Name': '/n', 'Config': {}, 'State': {'Status': 'running'}}]))\n"
+        "elif a[0] == 'inspect': print(json.dumps([{'Id': a[1], 'Name': '/n', 'Config': {}, 'State': {}}]))\n"
     )
     fake.chmod(0o755)
     argv = host.probe(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ def inventory(more: str = "") -> Inventory:
 
 def flags(argv: tuple[str, ...]) -> dict[str, str]:
     """Return the flags of a command that have a value."""
-    pairs = zip(argv, argv[1:], strict=False)
+    pairs = pairwise(argv)
     return {flag: value for flag, value in pairs if flag.startswith("--") and not value.startswith("--")}
 
 
@@ -157,10 +159,8 @@ def test_what_is_no_ray_status_is_unreadable(text: str) -> None:
 @given(st.text())
 def test_no_text_breaks_the_reading_of_ray_status(text: str) -> None:
     """Either it is one, or it is unreadable."""
-    try:
+    with suppress(UnreadableAnswer):
         ray.parse_status("Active:\n" + text)
-    except UnreadableAnswer:
-        pass
 
 
 def test_ranks_are_those_of_living_actors_on_their_nodes() -> None:

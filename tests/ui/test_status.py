@@ -15,20 +15,52 @@ from tests import golden
 GOLDEN = Path(__file__).parent / "golden"
 IMAGE = "vlaunch/ray:2.60.0-0123456789ab"
 NODES = (
-    NodeStatus(node="gpu01", role="head", ip="10.0.0.11", container="running", image=IMAGE, ray="alive", gpus="8/8", ranks=("TP0 PP0", "TP1 PP0")),
     NodeStatus(
-        node="gpu02", role="worker", ip="10.0.0.12", container="running", image=IMAGE, ray="alive", gpus="8/8",
+        node="gpu01",
+        role="head",
+        ip="10.0.0.11",
+        container="running",
+        image=IMAGE,
+        ray="alive",
+        gpus="8/8",
+        ranks=("TP0 PP0", "TP1 PP0"),
+    ),
+    NodeStatus(
+        node="gpu02",
+        role="worker",
+        ip="10.0.0.12",
+        container="running",
+        image=IMAGE,
+        ray="alive",
+        gpus="8/8",
         drift=("env OMP_NUM_THREADS: 1 → 2", "command: 8 → 4"),
     ),
     NodeStatus(
-        node="gpu03", role="worker", ip="10.0.0.13", container="running", ray="dead", gpus="8/8", drift=("env OMP_NUM_THREADS: 1 → 2",),
+        node="gpu03",
+        role="worker",
+        ip="10.0.0.13",
+        container="running",
+        ray="dead",
+        gpus="8/8",
+        drift=("env OMP_NUM_THREADS: 1 → 2",),
     ),
-    NodeStatus(node="gpu04.rack7.example", role="worker", ip="10.0.0.14", container="unknown", trouble="cannot be reached: timed out\nmore"),
-)  # fmt: skip
+    NodeStatus(
+        node="gpu04.rack7.example",
+        role="worker",
+        ip="10.0.0.14",
+        container="unknown",
+        trouble="cannot be reached: timed out\nmore",
+    ),
+)
 ANSWERING = ServerStatus(
-    state="answering", backend="ray", model="Qwen/Qwen3-0.6B", fingerprint="vllm-0.32.0-pp2-abc", seconds=0.31, kv_tokens=123456,
+    state="answering",
+    backend="ray",
+    model="Qwen/Qwen3-0.6B",
+    fingerprint="vllm-0.32.0-pp2-abc",
+    seconds=0.31,
+    kv_tokens=123456,
     concurrency=12.5,
-)  # fmt: skip
+)
 
 
 def drawn(width: int, *, nodes: tuple[NodeStatus, ...] = NODES, server: ServerStatus = ANSWERING) -> str:
