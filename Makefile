@@ -16,10 +16,10 @@ demo: .venv/installed
 	$(VLAUNCH) exec --head -- ray status
 	$(VLAUNCH) serve
 	$(VLAUNCH) exec --head -- ray status
-	$(VLAUNCH) chat "What is a pipeline stage?"
+	$(VLAUNCH) chat --max-tokens 24 "What is a pipeline stage?"
 	$(VLAUNCH) status
 	@echo
-	@echo "The cluster stays up: try \`$(VLAUNCH) chat\`. Remove it with \`$(SUDO) $(VLAUNCH) lab down\`."
+	@echo "The cluster stays up: try \`$(VLAUNCH) chat\`. Remove it with \`$(strip $(SUDO) $(VLAUNCH) lab down)\`."
 
 test: lint unit lab-tests
 

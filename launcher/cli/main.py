@@ -82,7 +82,8 @@ def run(argv: Sequence[str] | None = None) -> int:
     except VlaunchError as error:
         from launcher.ui import errors
 
-        if "--verbose" in (sys.argv if argv is None else argv):
+        words = list(sys.argv[1:] if argv is None else argv)
+        if "--verbose" in words[: words.index("--") if "--" in words else None]:
             import traceback
 
             traceback.print_exc()

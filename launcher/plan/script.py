@@ -6,7 +6,9 @@ import shlex
 from collections.abc import Sequence
 
 from launcher.model import Inventory, Node
+from launcher.plan import containers
 from launcher.plan.shape import Plan, in_waves
+from launcher.tools import docker, ray
 from launcher.transport import Command
 
 
@@ -29,12 +31,7 @@ def script(inventory: Inventory, plans: Sequence[Plan]) -> str:
         "# Waits for everything that was started with `&`; one that failed ends the script.",
         'all() { local job; for job in $(jobs -p); do wait "$job"; done; }',
     ]
-    if any("RAY_AUTH_TOKEN" in step.command.shown_stdin for plan in plans for step in plan.steps):
-        lines += [
-            "",
-            "# The run takes the token that the head has, or makes one.",
-            ': "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"',
-        ]
+    lines += _token(inventory, plans)
     for plan in plans:
         lines += [f"# note: {line}" for note in plan.notes for line in note.splitlines()]
         for stage in plan.stages:
@@ -45,6 +42,23 @@ def script(inventory: Inventory, plans: Sequence[Plan]) -> str:
             lines += [f"# gate {gate.id}: {gate.what}" for gate in stage.gates]
     lines += ["", "exit", "} </dev/null"]
     return "\n".join(lines) + "\n"
+
+
+def _token(inventory: Inventory, plans: Sequence[Plan]) -> list[str]:
+    """Say where the Ray token comes from: a head that stays has it, and a head that starts gets a new one."""
+    writes = [step.command for plan in plans for step in plan.steps if ray.TOKEN in step.command.shown_stdin]
+    if not writes:
+        return []
+    head = inventory.head
+    if any(command.node == head.name for command in writes):
+        said = "The run takes the token that the head has, or makes one; labels that hash secrets depend on it."
+        source = "openssl rand -hex 32"
+    else:
+        said = "The head keeps running, and its token is the cluster's."
+        path = f"{containers.SECRETS}/{ray.TOKEN}"
+        argv = docker.exec_(head.docker, containers.name(inventory, head), "cat", path)
+        source = shlex.join(("on", head.name, *argv))
+    return ["", f"# {said}", f': "${{RAY_AUTH_TOKEN:=$({source})}}"']
 
 
 def _step(command: Command) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -205,6 +206,13 @@ def test_a_worker_needs_only_its_own_ports(load: Load, good: Good) -> None:
 def test_ports_held_by_the_clusters_own_containers_are_not_taken(load: Load, good: Good) -> None:
     """A second `up` finds them in use, by what it started itself."""
     assert first("ports", load, good(listening=frozenset({("0.0.0.0", 6379)}), containers=(RUNNING,))).status == "pass"
+
+
+def test_ports_are_not_the_clusters_own_when_its_container_has_ended(load: Load, good: Good) -> None:
+    """Whoever listens now is somebody else."""
+    ended = replace(RUNNING, status="exited")
+
+    assert first("ports", load, good(listening=frozenset({("0.0.0.0", 6379)}), containers=(ended,))).status == "fail"
 
 
 @pytest.mark.parametrize(("more", "room", "status"), [("", 4, "fail"), ("", 5, "pass"), ("accelerator: cpu", 2, "pass")])

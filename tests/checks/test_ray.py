@@ -84,11 +84,12 @@ def test_a_node_under_another_address_is_a_stranger_and_its_place_is_empty(load:
     assert (found[""].status, found[""].text) == ("fail", "Ray has nodes that are not in the inventory: 172.17.0.1")
 
 
-def test_gpus_of_another_number_fail_at_once(load: Load) -> None:
+@pytest.mark.parametrize("brought", [1, 3])
+def test_gpus_of_another_number_fail_at_once(brought: int, load: Load) -> None:
     """Waiting does not grow GPUs."""
-    found = cluster(load, table(BOTH[0], row("10.0.0.12", 1.0)))["gpu02"]
+    found = cluster(load, table(BOTH[0], row("10.0.0.12", brought)))["gpu02"]
 
-    assert (found.status, found.text) == ("fail", "brought 1 GPUs to Ray, 2 declared")
+    assert (found.status, found.text) == ("fail", f"brought {brought} GPUs to Ray, 2 declared")
     assert "correct `gpus:` of gpu02" in found.fix
 
 

@@ -110,6 +110,13 @@ def test_the_environment_of_a_node_wins_over_the_clusters_and_over_ours(load: Lo
     assert spec(inventory, "gpu02").env["A"] == "cluster"
 
 
+def test_the_environment_of_a_node_wins_over_what_ray_is_told(load: Load) -> None:
+    """Where the inventory lets it be set at all."""
+    inventory = load("env: {RAY_USAGE_STATS_ENABLED: '1'}")
+
+    assert spec(inventory).env["RAY_USAGE_STATS_ENABLED"] == "1"
+
+
 def test_ray_is_found_by_address_and_told_about_tokens_either_way(load: Load) -> None:
     """Without RAY_ADDRESS vLLM would start a Ray of its own; without RAY_AUTH_MODE head and workers might differ."""
     on, off = spec(load()).env, spec(load("ray: {token_auth: false}"), secrets={}).env

@@ -179,6 +179,15 @@ def test_a_secret_from_a_command_is_one_command_in_the_script_too(
     assert by_script == [found.secrets["EXTRA"].reveal().encode()]
 
 
+def test_a_script_that_keeps_the_head_makes_no_token_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker with another token than its head cannot join; the head's is there to be read."""
+    kept = _open("dead-worker", tmp_path, monkeypatch)
+    fresh = _open("cpu-derived-image", tmp_path, monkeypatch)
+
+    assert "openssl" not in script(kept.inventory, kept.plans())
+    assert "openssl" in script(fresh.inventory, fresh.plans())
+
+
 def test_notes_stand_in_the_script_as_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A note that spans lines must not become a command."""
     found = _open("env-of-one-worker-changed", tmp_path, monkeypatch)

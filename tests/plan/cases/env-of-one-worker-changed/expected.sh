@@ -16,8 +16,8 @@ on() {
 # Waits for everything that was started with `&`; one that failed ends the script.
 all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 
-# The run takes the token that the head has, or makes one.
-: "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"
+# The head keeps running, and its token is the cluster's.
+: "${RAY_AUTH_TOKEN:=$(on node1 docker exec vlaunch-lab-node1 cat /run/vlaunch/secrets/RAY_AUTH_TOKEN)}"
 
 # == Look at the nodes
 # gate docker: Docker answers

@@ -14,7 +14,7 @@ on() {
 # Waits for everything that was started with `&`; one that failed ends the script.
 all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 
-# The run takes the token that the head has, or makes one.
+# The run takes the token that the head has, or makes one; labels that hash secrets depend on it.
 : "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"
 
 # == Look at the nodes
