@@ -322,7 +322,7 @@ json_words() {
 
 plan_container() {
   local common ray shm=(--ipc host) options=() labels name word
-  local words=(RAY_USAGE_STATS_ENABLED=0 "RAY_ADDRESS=$head_ip:${port[gcs]}" "VLLM_HOST_IP=$node_ip" "HF_HOME=$hf_home"
+  local words=(AUTOSCALER_UPDATE_INTERVAL_S=1 RAY_USAGE_STATS_ENABLED=0 "RAY_ADDRESS=$head_ip:${port[gcs]}" "VLLM_HOST_IP=$node_ip" "HF_HOME=$hf_home"
     "NCCL_SOCKET_IFNAME==$interface" "GLOO_SOCKET_IFNAME=$interface" "TP_SOCKET_IFNAME=$interface") # `=`: the whole name, to NCCL
   if [ -n "$token_auth" ]; then
     words+=(RAY_AUTH_MODE=token "RAY_AUTH_TOKEN_PATH=$SECRETS/$TOKEN")

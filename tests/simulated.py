@@ -205,7 +205,7 @@ class World:
     def _payload(self, verb: str) -> Json:
         empty: Json = {"data": {"result": {"result": []}}}
         answers: Json = {
-            "nodes": {"nodes": self.ray_table(), "unreachable": []},
+            "nodes": {"nodes": self.ray_table(), "status": self._ray_status(), "unreachable": []},
             "jobs": {"jobs": [], "nodes": self.ray_table(), "actors": empty, "health": 0},
             "server": {"health": 0},
             "complete": {"status": 0, "error": "Connection refused"},

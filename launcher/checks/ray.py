@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from launcher.checks.shape import Finding
+from launcher.checks.shape import Finding, worst
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Inventory, Node
 from launcher.tools import docker, ray, symptoms
@@ -36,35 +36,49 @@ def judge_cluster(inventory: Inventory) -> Callable[[Answers], Sequence[Finding]
     """
 
     def judge(answers: Answers) -> Sequence[Finding]:
-        troubles = [trouble for node in inventory.nodes if (trouble := container_trouble(node, answers[node.name][0]))]
+        said, table = _table(answers[inventory.head.name])
+        alive = {each.ip for each in table or () if each.alive}
+        troubles = [
+            trouble
+            for node in inventory.nodes
+            if (trouble := container_trouble(node, answers[node.name][0], joined=node.ip in alive))
+        ]
         if troubles:
             return troubles
-        try:
-            said = read_payload(answers[inventory.head.name][1])
-            table = ray.parse_nodes(said["nodes"])
-        except (UnreadableAnswer, KeyError) as error:
-            return [_wait(inventory.head, "Ray's dashboard does not answer yet", evidence=str(error))]
-        return _compare(inventory, table, frozenset(said.get("unreachable", ())))
+        if table is None:
+            return [_wait(inventory.head, "Ray's dashboard does not answer yet", evidence=str(said.get("error", "")))]
+        findings = _compare(inventory, table, frozenset(said.get("unreachable", ())))
+        # Its own word comes last: nothing is said of a status that cannot be right yet.
+        return findings if worst(findings) != "pass" else [*findings, _status(inventory, said.get("status", ""))]
 
     return judge
 
 
-def judge_status(inventory: Inventory) -> Callable[[Answers], Sequence[Finding]]:
-    """Return the judge of `ray status`, the text that people read, against the inventory."""
+def _table(answers: Sequence[Answer]) -> tuple[dict[str, Any], tuple[ray.RayNode, ...] | None]:
+    """Read the head's second answer: all of it, and the node table, `None` while there is none."""
+    try:
+        said = read_payload(answers[1])
+        return said, ray.parse_nodes(said["nodes"])
+    except (UnreadableAnswer, KeyError) as error:
+        return {"error": str(error)}, None
 
-    def judge(answers: Answers) -> Sequence[Finding]:
-        node, answer = inventory.head, answers[inventory.head.name][0]
-        try:
-            said = ray.parse_status(answer.out)
-        except UnreadableAnswer as error:
-            return [_wait(node, "`ray status` gives no answer yet", evidence=answer.tail or str(error))]
-        nodes, total = len(inventory.nodes), said.gpus_total or 0.0
-        if said.active == nodes and total == inventory.gpus:
-            return [_pass(node, f"`ray status`: {said.active} nodes, {said.gpus_used or 0.0}/{total} GPU")]
-        text = f"`ray status` shows {said.active} nodes and {total:g} GPUs, not {nodes} and {inventory.gpus}"
-        return [_wait(node, text, evidence=answer.out)]
 
-    return judge
+def _status(inventory: Inventory, text: str) -> Finding:
+    """Judge `ray status`, which people will read, against the inventory. Ray renews it every second or so."""
+    head, nodes = inventory.head, len(inventory.nodes)
+    try:
+        said = ray.parse_status(text) if isinstance(text, str) and text else None
+    except UnreadableAnswer as error:
+        return _wait(head, error.message, evidence=error.evidence)
+    if said is None:
+        return Finding(
+            node=head.name, status="skip", text="`ray status` was not compared: this Ray's dashboard does not give it"
+        )
+    total = said.gpus_total or 0.0
+    if said.active == nodes and total == inventory.gpus:
+        return _pass(head, f"`ray status`: {said.active} nodes, {said.gpus_used or 0.0}/{total} GPU")
+    text_ = f"`ray status` shows {said.active} nodes and {total:g} GPUs, not {nodes} and {inventory.gpus}"
+    return _wait(head, text_, evidence=text)
 
 
 def _compare(inventory: Inventory, table: Sequence[ray.RayNode], unreachable: frozenset[str]) -> Sequence[Finding]:
@@ -113,8 +127,11 @@ def _join_fix(inventory: Inventory, node: Node) -> str:
     )
 
 
-def container_trouble(node: Node, answer: Answer) -> Finding | None:
-    """Judge `docker inspect` of a container that should run: gone, ended or in a restart loop is a failure."""
+def container_trouble(node: Node, answer: Answer, *, joined: bool = False) -> Finding | None:
+    """Judge `docker inspect` of a container that should run: gone, ended or in a restart loop is a failure.
+
+    A container that has restarted is well when its node has joined: that is what restarting is for.
+    """
     if answer.code == 255 or answer.timed_out:
         return _fail(node, "does not answer any more", evidence=answer.tail, fix="run `vlaunch up` when it is back")
     try:
@@ -124,10 +141,10 @@ def container_trouble(node: Node, answer: Answer) -> Finding | None:
     if not found:
         return _fail(node, "its container is gone", evidence=answer.tail, fix="run `vlaunch up` again")
     container = found[0]
-    if container.running and container.restarts == 0:
+    if container.running and (joined or container.restarts < 3):
         return None
-    if container.running and container.restarts < 2:
-        return _wait(node, "its container has restarted once")
+    if container.status == "restarting" and container.restarts < 2:
+        return _wait(node, "its container restarts")
     return _fail(
         node, f"its container ended with exit code {container.exit_code} ({container.restarts} restarts)",
         evidence=container.error, fix=f"look at its log: `vlaunch logs {node.name}`",

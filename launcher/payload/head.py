@@ -64,9 +64,21 @@ def api(args: argparse.Namespace, path: str, body: object = None, timeout: float
 
 
 def nodes(args: argparse.Namespace) -> object:
-    """Ray's node table, and whether the head can open each declared address's raylet port (a one-way firewall shows here)."""
+    """Ray's node table, `ray status`, and whether the head can open each peer's raylet port (a one-way firewall shows here)."""
     table = ray(args, "/api/v0/nodes?detail=1&limit=10000")
-    return {"nodes": table, "unreachable": [each for each in args.peers if not reachable(each)]}
+    return {
+        "nodes": table,
+        "status": status(args),
+        "unreachable": [each for each in args.peers if not reachable(each)],
+    }
+
+
+def status(args: argparse.Namespace) -> str:
+    """The text of `ray status`, which the dashboard formats too: no `import ray`; empty when this Ray does not."""
+    try:
+        return ray(args, "/api/cluster_status?format=1")["data"]["clusterStatus"]
+    except (urllib.error.HTTPError, KeyError, TypeError, ValueError):
+        return ""
 
 
 def reachable(address: str) -> bool:

@@ -135,7 +135,12 @@ def _node_env(inventory: Inventory, node: Node, facts: HostFacts | None, secrets
 def _ray_env(inventory: Inventory) -> dict[str, str]:
     # RAY_ADDRESS always: without it vLLM starts a Ray of its own, silently. RAY_AUTH_MODE always: since 2.59 Ray turns it on
     # by itself on the head, and not on workers, when it finds a token file.
-    env = {"RAY_ADDRESS": f"{inventory.head.ip}:{inventory.ports.gcs}", "RAY_USAGE_STATS_ENABLED": "0"}
+    # The interval: `ray status` is renewed every five seconds otherwise, and shows yesterday's cluster meanwhile.
+    env = {
+        "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+        "RAY_ADDRESS": f"{inventory.head.ip}:{inventory.ports.gcs}",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
     if not inventory.ray.token_auth:
         return {**env, "RAY_AUTH_MODE": "disabled"}
     return {**env, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{SECRETS}/{ray.TOKEN}"}

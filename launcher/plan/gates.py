@@ -9,7 +9,7 @@ from launcher.checks import ray as ray_checks
 from launcher.model import Inventory, Node
 from launcher.plan import containers
 from launcher.plan.shape import Gate
-from launcher.tools import docker, payload, ray
+from launcher.tools import docker, payload
 from launcher.transport import Command
 
 _VERSIONS = (
@@ -72,20 +72,6 @@ def cluster(inventory: Inventory, *, deadline: float, hold: float) -> Gate:
         every=0.3,
         hold=hold,
         evidence=tuple(_log(inventory, each) for each in inventory.nodes),
-    )
-
-
-def ray_status(inventory: Inventory) -> Gate:
-    """What people will look at says the same: `ray status` counts the declared nodes and GPUs."""
-    node = inventory.head
-    name = containers.name(inventory, node)
-    return Gate(
-        id="ray-status",
-        what=f"`ray status` shows {len(inventory.nodes)} nodes and {inventory.gpus} GPUs",
-        ask=(Command(node=node.name, argv=docker.exec_(node.docker, name, *ray.status()), timeout=60),),
-        judge=ray_checks.judge_status(inventory),
-        deadline=30,
-        evidence=(_log(inventory, node),),
     )
 
 

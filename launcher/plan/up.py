@@ -91,10 +91,7 @@ def plan_up(
         Stage(
             id="ray",
             title="Verify the Ray cluster",
-            gates=(
-                gates.cluster(inventory, deadline=join_timeout, hold=1.0 if changed else 0.0),
-                *((gates.ray_status(inventory),) if changed else ()),
-            ),
+            gates=(gates.cluster(inventory, deadline=join_timeout, hold=1.0 if changed else 0.0),),
         ),
     )
     notes = [f"{node}: {reason}" for node, why in reasons.items() for reason in why or () if facts.get(node) is not None]

@@ -298,11 +298,21 @@ def test_jobs(server: Server, run: Any) -> None:
 
 
 def test_nodes(server: Server, run: Any) -> None:
-    """Addresses that the head cannot open are named."""
+    """With the text of `ray status`; addresses that the head cannot open are named."""
     server.answers["/api/v0/nodes"] = {"data": 1}
+    server.answers["/api/cluster_status"] = {"data": {"clusterStatus": "======== Autoscaler status"}}
     _, (said,) = run("nodes", "--peers", f"127.0.0.1:{server.port}", "127.0.0.1:1")
 
-    assert said == {"nodes": {"data": 1}, "unreachable": ["127.0.0.1:1"]}
+    assert said == {"nodes": {"data": 1}, "status": "======== Autoscaler status", "unreachable": ["127.0.0.1:1"]}
+
+
+@pytest.mark.parametrize("answer", [(404, "no such page"), {"data": {}}, []])
+def test_a_ray_whose_dashboard_gives_no_status(answer: Any, server: Server, run: Any) -> None:
+    """The node table is what counts; the text is empty."""
+    server.answers["/api/v0/nodes"] = {"data": 1}
+    server.answers["/api/cluster_status"] = answer
+
+    assert run("nodes") == (0, [{"nodes": {"data": 1}, "status": "", "unreachable": []}])
 
 
 def test_a_dashboard_that_is_not_up_is_an_error(run: Any, server: Server) -> None:

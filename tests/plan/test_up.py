@@ -61,7 +61,7 @@ def test_a_first_up_writes_files_then_starts_the_head_then_the_workers(load: Loa
     assert removed(found) == []
     gates = {stage.id: [gate.id for gate in stage.gates] for stage in found.stages}
     assert gates["head"] == ["ray-head"]
-    assert gates["ray"] == ["ray-nodes", "ray-status"]
+    assert gates["ray"] == ["ray-nodes"]
 
 
 def test_a_second_up_has_no_steps_and_no_notes(load: Load, world: World) -> None:
