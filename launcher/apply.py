@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from launcher.checks import ray as ray_checks
 from launcher.checks.shape import Finding, folded, worst
-from launcher.errors import GateError, NodeError
+from launcher.errors import GateError, NodeError, VlaunchError
 from launcher.events import Event, State
 from launcher.model import Answer, fold, natural
 from launcher.plan.shape import Gate, Plan, Stage, Step, in_waves
@@ -30,14 +30,46 @@ def apply(
         NodeError: one or more nodes failed a step; the others finished theirs.
         GateError: a gate failed, or ran out of time.
     """
+    failed: list[VlaunchError] = []
     for stage in plan.stages:
-        began = clock()
-        yield Event(kind="stage", stage=stage.id, text=stage.title, state="running")
-        for wave in in_waves(stage.steps):
+        try:
+            yield from _stage(stage, transport, clock, sleep, keep_going=plan.keep_going)
+        except (NodeError, GateError) as error:
+            if not plan.keep_going:
+                raise
+            failed.append(error)
+    if failed:
+        raise _all(failed)
+
+
+def _stage(
+    stage: Stage, transport: Transport, clock: Callable[[], float], sleep: Callable[[float], None], *, keep_going: bool
+) -> Iterator[Event]:
+    began = clock()
+    failed: list[VlaunchError] = []
+    yield Event(kind="stage", stage=stage.id, text=stage.title, state="running")
+    for wave in in_waves(stage.steps):
+        try:
             yield from _wave(stage, wave, transport)
-        for gate in stage.gates:
-            yield from _gate(stage, gate, transport, clock, sleep)
-        yield Event(kind="stage", stage=stage.id, text=stage.title, state="ok", seconds=clock() - began)
+        except NodeError as error:
+            if not keep_going:
+                raise
+            failed.append(error)
+    for gate in stage.gates:
+        yield from _gate(stage, gate, transport, clock, sleep)
+    if failed:
+        raise _all(failed)
+    yield Event(kind="stage", stage=stage.id, text=stage.title, state="ok", seconds=clock() - began)
+
+
+def _all(failed: Sequence[VlaunchError]) -> VlaunchError:
+    """Return the first error with the stories of the others below it."""
+    first, *others = failed
+    if not others:
+        return first
+    lines = [first.evidence, *(line for each in others for line in (each.message, each.evidence))]
+    hints = dict.fromkeys(line for each in failed for line in each.hint.splitlines())
+    return GateError(first.message, evidence="\n".join(line for line in lines if line), hint="\n".join(hints))
 
 
 def _wave(stage: Stage, wave: Sequence[Step], transport: Transport) -> Iterator[Event]:

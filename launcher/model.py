@@ -112,7 +112,7 @@ class ServeDefaults:
     tp: int | None = None
     pp: int | None = None
     backend: Backend = "ray"
-    bind: str = "0.0.0.0"  # noqa: S104 - users reach the endpoint from outside; docs/security.md
+    bind: str = "0.0.0.0"  # noqa: S104 - users reach the endpoint from outside
     args: tuple[str, ...] = ()
 
 

@@ -476,9 +476,10 @@ ENTRY
 
 store() (
   umask 077
-  mkdir -p "$(dirname "$1")"
-  printf %s "$2" >"$1.part"
-  mv "$1.part" "$1"
+  local folder=${1%/*} new=${1%/*}/.${1##*/}.$$ # a name that entry.sh does not take for a secret
+  mkdir -p "$folder"
+  printf %s "$2" >"$new"
+  mv "$new" "$1"
 )
 
 write_files() {
@@ -493,6 +494,10 @@ write_files() {
     [ ! -f "$HERE/../launcher/payload/head.py" ] || install -m 755 "$HERE/../launcher/payload/head.py" "$state/payload/head.py"
   ) || fail 1 "the helper files cannot be written to $state" "say --state-dir"
   mkdir -p "$state/secrets" && chmod 700 "$state/secrets"
+  # What is mounted becomes a variable of the container: a secret that is not given any more must go.
+  for name in "$state/secrets"/*; do
+    [ ! -f "$name" ] || [ -n "${secrets[${name##*/}]}" ] || rm -f "$name"
+  done
   for name in "${!secrets[@]}"; do
     store "$state/secrets/$name" "${secrets[$name]}" || fail 1 "the secret $name cannot be written to $state/secrets"
   done

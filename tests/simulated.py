@@ -257,7 +257,6 @@ class World:
             ("home", machine.home, 0),
             ("user", "ops", 0),
             ("hostname", machine.node.name, 0),
-            ("hostaddr", f"{machine.node.ip} STREAM {machine.node.name}", 0),
             ("addr", json.dumps([address]), 0),
             ("listen", "".join(f"LISTEN 0 4096 0.0.0.0:{port} 0.0.0.0:*\n" for port in machine.listening), 0),
             ("disk", f"Filesystem 1024-blocks Used Available Capacity Mounted on\n/dev/sda1 1 1 999999999 1% {hf}", 0),

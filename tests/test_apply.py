@@ -321,3 +321,24 @@ def test_closing_the_stream_stops_before_the_next_stage() -> None:
     events.close()
 
     assert transport.commands == []
+
+
+def test_cleaning_up_goes_as_far_as_it_can() -> None:
+    """With `keep_going` a node that fails spares neither the other nodes nor the stages after it, and every story is told."""
+    sent: list[str] = []
+
+    def handler(command: Command) -> Answer:
+        sent.append(command.argv[0])
+        return Answer(node=command.node, code=1, err="busy") if command.argv == ("rm", "b") else good(command)
+
+    stages = (
+        stage(step("b", "removing b", "rm"), step("b", "clearing b", "clear"), id_="workers"),
+        stage(step("a", "removing a", "rm"), gates=(Gate(id="g", what="it is gone", judge=statuses("fail")),), id_="head"),
+    )
+    with pytest.raises(GateError) as caught:
+        run(Plan(verb="down", stages=stages, keep_going=True), FakeTransport(handler))
+
+    assert sent == ["rm", "clear", "rm"]
+    assert caught.value.message == "b: removing b failed (exit 1)"
+    assert "gpu01: it is fail" in caught.value.evidence
+    assert "mend it" in caught.value.hint

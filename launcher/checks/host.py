@@ -156,8 +156,7 @@ def _ports(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None
     if facts.listening is None:
         return Finding(node=node.name, status="skip", text="neither `ss` nor `netstat` is installed; ports were not looked at")
     if any(container.running for container in facts.containers):
-        # The cluster's own containers hold these ports; whether others do is known when they are gone.
-        return None
+        return Finding(node=node.name, status="pass", text="the ports are the cluster's own: its containers run")
     taken = {port for _, port in facts.listening}
     clash = {port: use for port, use in ports_of(inventory, node).items() if port in taken}
     if not clash:
@@ -172,16 +171,18 @@ def _ports(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None
 
 
 def _disk(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
+    need = _ROOM[inventory.accelerator]
+    places = {str(PurePosixPath(node.hf_home).parent): facts.disk_free, "Docker's own directory": facts.docker_disk_free}
+    for place, free in places.items():
+        if free is not None and free < need:
+            return _fail(
+                node,
+                f"{free / _GIB:.1f} GiB free under {place}, {need / _GIB:.0f} GiB needed",
+                fix="free some space (`docker system prune` removes unused images), or set `hf_home:` to a larger disk",
+            )
     if facts.disk_free is None:
         return Finding(node=node.name, status="skip", text="`df` gave no answer; free space is not known")
-    need = _ROOM[inventory.accelerator]
-    if facts.disk_free >= need:
-        return None
-    return _fail(
-        node,
-        f"{facts.disk_free / _GIB:.1f} GiB free under {PurePosixPath(node.hf_home).parent}, {need / _GIB:.0f} GiB needed",
-        fix="free some space (`docker system prune` removes unused images), or set `hf_home:` to a larger disk",
-    )
+    return None
 
 
 def _rdma(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
@@ -207,12 +208,14 @@ CHECKS = (
         what="the declared accelerators are there",
         why="Ray and vLLM place one rank per accelerator; a missing one makes them wait half an hour and then fail",
         judge=_each(_accelerator),
+        applies=lambda inventory: inventory.accelerator != "cpu",
     ),
     Check(
         id="gpu-runtime",
         what="Docker can hand out GPUs",
         why="without it containers do not start: could not select device driver",
         judge=_each(_gpu_runtime),
+        applies=lambda inventory: inventory.accelerator == "nvidia",
     ),
     Check(
         id="address",
@@ -222,9 +225,10 @@ CHECKS = (
     ),
     Check(
         id="rdma-devices",
-        what="RDMA devices are there when the inventory names an RDMA fabric",
+        what="RDMA devices are there",
         why="without them NCCL silently falls back to TCP",
         judge=_each(_rdma),
+        applies=lambda inventory: inventory.fabric != "ethernet",
     ),
     Check(
         id="ports",

@@ -41,7 +41,8 @@ def judge_cluster(inventory: Inventory) -> Callable[[Answers], Sequence[Finding]
         troubles = [
             trouble
             for node in inventory.nodes
-            if (trouble := container_trouble(node, answers[node.name][0], joined=node.ip in alive))
+            # Without a table nobody knows who has joined, and a restart count alone is no reason to give up.
+            if (trouble := container_trouble(node, answers[node.name][0], joined=table is None or node.ip in alive))
         ]
         if troubles:
             return troubles

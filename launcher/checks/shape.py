@@ -28,12 +28,16 @@ Judge = Callable[[Inventory, Mapping[str, HostFacts]], Sequence[Finding]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that must hold. `what` is a sentence that is true when the check is green."""
+    """One thing that must hold. `what` is a sentence that is true when the check is green.
+
+    A check that does not apply to a cluster is not asked and not shown: nothing is green that was not looked at.
+    """
 
     id: str
     what: str
     why: str
     judge: Judge
+    applies: Callable[[Inventory], bool] = lambda _: True
 
 
 def worst(findings: Sequence[Finding]) -> Status:

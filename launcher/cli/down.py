@@ -22,7 +22,7 @@ def down(
     """
     from launcher.apply import apply
     from launcher.cli import session
-    from launcher.errors import NodeError, together
+    from launcher.errors import GateError, NodeError, VlaunchError, together
     from launcher.events import Event
     from launcher.model import fold
     from launcher.plan.down import plan_down
@@ -51,7 +51,17 @@ def down(
         if dry_run:
             click.echo(script(wanted, [plan]), nl=False)
         else:
-            show_all(apply(plan, reached.transport), to)
+            try:
+                show_all(apply(plan, reached.transport), to)
+            except VlaunchError as error:
+                if not failed:
+                    raise
+                rest = together(list(failed.values()))
+                raise GateError(
+                    error.message,
+                    evidence=[error.evidence, rest.message, rest.evidence],
+                    hint="\n".join(filter(None, (error.hint, rest.hint))),
+                ) from None
         if failed:
             raise together(list(failed.values()))
         if not dry_run:

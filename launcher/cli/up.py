@@ -88,6 +88,8 @@ def bring_up(session: Session, given: Mapping[str, Secret], *, dry_run: bool, jo
     second = plan_up(inventory, facts, secrets, image, join_timeout=join_timeout)
     if dry_run:
         return [first, second]
+    if second.notes:
+        to.show(Event(kind="stage", stage="difference", text="What differs from the inventory", state="running"))
     for note in second.notes:
         to.show(Event(kind="note", stage="difference", text=note))
     show_all(apply(second, session.transport), to)

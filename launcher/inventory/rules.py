@@ -16,7 +16,8 @@ _SECRET_NAME = re.compile(
     r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|ACCESS_KEY|SECRET_KEY|PRIVATE_KEY|CREDENTIALS?)$",
     re.IGNORECASE,
 )
-_SECRET_VALUE = re.compile(r"(?:hf_|sk-|ghp_|nvapi-)[A-Za-z0-9_-]{16,}")
+# Not in the middle of a word: `task-…` is none.
+SECRET_VALUE = re.compile(r"(?<![A-Za-z0-9])(?:hf_|sk-|ghp_|nvapi-)[A-Za-z0-9_-]{16,}")
 _OWNED_ENV = {
     "VLLM_HOST_IP": "the launcher sets it on each node from `ip`",
     "RAY_ADDRESS": "the launcher sets it from the head's `ip` and `ports.gcs`",
@@ -107,7 +108,7 @@ def environment(draft: Draft) -> Iterator[Mistake]:
         if argument.split("=")[0] == "--api-key":
             advice = "a key should not be an argument, which `ps` shows; use `secrets: {VLLM_API_KEY: {env: VLLM_API_KEY}}`"
             yield Mistake(where=("serve", "args", at), text=advice)
-        elif _SECRET_VALUE.search(argument):
+        elif SECRET_VALUE.search(argument):
             yield Mistake(
                 where=("serve", "args", at), text="a secret should not be an argument, which `ps` shows; use `secrets`"
             )
@@ -169,7 +170,7 @@ def _hcas(draft: Draft) -> Iterator[tuple[Where, list[str]]]:
 
 
 def _looks_secret(name: str, value: str) -> bool:
-    if _SECRET_VALUE.fullmatch(value):
+    if SECRET_VALUE.fullmatch(value):
         return True
     # Switches such as HF_HUB_DISABLE_IMPLICIT_TOKEN=1 are no secrets.
     return _SECRET_NAME.search(name) is not None and len(value) >= 6

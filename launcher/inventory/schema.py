@@ -79,7 +79,7 @@ class NetworkSection(NodeNetworkSection):
     )
     require: Literal["auto", "gdrdma", "rdma", "any"] = Field(
         default="auto",
-        description="What NCCL must be seen to use; auto is what the fabric promises.",
+        description="What NCCL is expected to use; auto is what the fabric promises. Kept for a check that does not exist yet.",
     )
 
 

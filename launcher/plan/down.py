@@ -13,7 +13,11 @@ from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
 # Only what vlaunch put there: a directory that holds something else is left, and said to be.
-_CLEAR = 'rm -rf "$1/payload" "$1/secrets" && { [ ! -d "$1" ] || rmdir "$1"; } && { rmdir "${1%/*}" 2>/dev/null || true; }'
+# Several nodes may share a home: another one may have been quicker.
+_CLEAR = (
+    'rm -rf "$1/payload" "$1/secrets" && { rmdir "$1" 2>/dev/null || [ ! -d "$1" ]; } && '
+    '{ rmdir "${1%/*}" 2>/dev/null || true; }'
+)
 _LEFT = (
     'ids=$("$@") || exit 1; [ -z "$ids" ] || printf "container %.12s\\n" $ids; [ ! -e "$0" ] || printf "directory %s\\n" "$0"'
 )
@@ -44,7 +48,7 @@ def plan_down(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Plan:
         Stage(id="files", title="Remove files and secrets", steps=clear),
         Stage(id="absent", title="Verify that nothing is left", gates=(_absent(inventory, nodes, facts),) if nodes else ()),
     )
-    return Plan(verb="down", stages=tuple(stage for stage in stages if stage.steps or stage.gates))
+    return Plan(verb="down", stages=tuple(stage for stage in stages if stage.steps or stage.gates), keep_going=True)
 
 
 def _removals(node: Node, facts: HostFacts, wanted: Callable[[str], bool]) -> list[Step]:

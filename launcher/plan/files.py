@@ -18,9 +18,13 @@ from launcher.transport import Command
 
 _FOLDER = Path(__file__).parent.parent / "payload"
 _FILES = ("entry.sh", "head.py")
-# The directory is made private first; tar and mv replace files whole, so that a container never reads half of one.
+# The directory is made private first; tar and mv replace files whole, so that a container never reads half of one. The name on
+# the way is the node's own: several nodes may share a home.
 _UNPACK = 'umask 022 && mkdir -p "$1/payload" && chmod 711 "$1" && tar -xf - -C "$1/payload"'
-_STORE = 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && cat > "$1/secrets/.$2" && mv "$1/secrets/.$2" "$1/secrets/$2"'
+_STORE = (
+    'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && '
+    'mv "$new" "$1/secrets/$2"'
+)
 
 
 @cache

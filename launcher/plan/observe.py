@@ -23,7 +23,7 @@ def commands(inventory: Inventory, images: Sequence[str], nodes: Sequence[Node] 
                 accelerator=inventory.accelerator,
                 images=tuple(dict.fromkeys(images)),
             ),
-            timeout=60,
+            timeout=120,
         )
         for node in (inventory.nodes if nodes is None else nodes)
     ]

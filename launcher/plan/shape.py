@@ -50,11 +50,15 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that will be done, in order. `notes` say in words what differs from what was observed."""
+    """Everything that will be done, in order. `notes` say in words what differs from what was observed.
+
+    With `keep_going` a step or gate that fails does not spare what comes after it: cleaning up goes as far as it can.
+    """
 
     verb: str
     stages: tuple[Stage, ...]
     notes: tuple[str, ...] = ()
+    keep_going: bool = False
 
     @property
     def steps(self) -> tuple[Step, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 from launcher.checks import host, images
 from launcher.checks.shape import Check, Finding
@@ -33,8 +33,8 @@ class RayImage:
     shown: str = ""
 
 
-def plan_image(inventory: Inventory, facts: Facts) -> Plan:
-    """Preflight, then the inventory's image present on every node."""
+def plan_image(inventory: Inventory, facts: Facts, *, ports: bool = True) -> Plan:
+    """Preflight, then the inventory's image present on every node; without `ports`, those that only Ray needs may be taken."""
     missing = [node for node in inventory.nodes if not _image(facts, node, inventory.image)]
     pulls = tuple(
         Step(
@@ -43,8 +43,9 @@ def plan_image(inventory: Inventory, facts: Facts) -> Plan:
         )
         for node in missing
     )
-    stages = [Stage(id="preflight", title="Look at the nodes", gates=_preflight(inventory, facts))] if facts else []
-    stages.append(Stage(id="image", title="Have the image on every node", steps=pulls))
+    stages = [Stage(id="preflight", title="Look at the nodes", gates=_preflight(inventory, facts, ports))] if facts else []
+    if pulls:
+        stages.append(Stage(id="image", title="Have the image on every node", steps=pulls))
     return Plan(verb="up", stages=tuple(stages))
 
 
@@ -72,7 +73,7 @@ def plan_up(
     ]
     workers = tuple(step for node in inventory.workers for step in starts.get(node.name, ()))
     stages = (
-        *([_same_image(inventory, facts)] if facts else []),
+        *([same_image(inventory, facts)] if facts else []),
         Stage(
             id="ray-image",
             title=f"Have Ray {image.ray_version} in the image",
@@ -104,8 +105,9 @@ def _image(facts: Facts, node: Node, image: str) -> docker.Image | None:
     return facts[node.name].images.get(image) if node.name in facts else None
 
 
-def _preflight(inventory: Inventory, facts: Facts) -> tuple[Gate, ...]:
-    return tuple(_observed_gate(check, inventory, facts) for check in host.CHECKS)
+def _preflight(inventory: Inventory, facts: Facts, ports: bool) -> tuple[Gate, ...]:
+    checks = [check for check in host.CHECKS if check.applies(inventory) and (ports or check.id != "ports")]
+    return tuple(_observed_gate(check, inventory, facts) for check in checks)
 
 
 def _observed_gate(check: Check, inventory: Inventory, facts: Facts) -> Gate:
@@ -115,7 +117,7 @@ def _observed_gate(check: Check, inventory: Inventory, facts: Facts) -> Gate:
     return Gate(id=check.id, what=check.what, judge=judge)
 
 
-def _same_image(inventory: Inventory, facts: Facts) -> Stage:
+def same_image(inventory: Inventory, facts: Facts) -> Stage:
     def judge(_: Answers) -> Sequence[Finding]:
         return images.same_identity(inventory, facts)
 
@@ -133,7 +135,7 @@ def _builds(inventory: Inventory, facts: Facts, image: RayImage) -> tuple[Step, 
     recipe = image.recipe
     if recipe is None:
         return ()
-    context = partial(derived.context, recipe.dockerfile, recipe.wheels)
+    context = cache(partial(derived.context, recipe.dockerfile, recipe.wheels))  # made once, however many nodes build
     return tuple(
         Step(
             title=f"building {image.tag} (no network needed)",

@@ -24,14 +24,16 @@ _MARK = "@@vlaunch"
 _SCRIPT = r"""
 cluster=$1 state=$2 hf=$3 accelerator=$4 words=$5; shift 5
 images=; while [ "$words" -gt 0 ]; do images="$images $1"; words=$((words - 1)); shift; done
-part() { name=$1; shift; printf '\n@@vlaunch %s\n' "$name"; timeout -k 2 15 "$@" 2>&1; printf '\n@@vlaunch rc %s\n' "$?"; }
+part() {
+  name=$1; shift
+  printf '\n@@vlaunch %s\n' "$name"; timeout -k 2 15 "$@" 2>&1; answers=$?; printf '\n@@vlaunch rc %s\n' "$answers"
+}
 sh_c() { name=$1; text=$2; shift 2; part "$name" sh -c "$text" probe "$@"; }
 [ -n "$state" ] || state=$HOME/.vlaunch
 dir=$state/$cluster
 part home printf %s "$HOME"
 part user id -un
 part hostname uname -n
-sh_c hostaddr 'getent ahosts "$(uname -n)" | head -n 3'
 part addr ip -j addr
 sh_c listen 'ss -ltnH 2>/dev/null || netstat -ltn'
 sh_c disk 'd=$1; while [ ! -d "$d" ]; do d=$(dirname "$d"); done; df -Pk "$d"' "$hf"
@@ -44,12 +46,20 @@ sh_c files 'cd "$1" 2>/dev/null && find . -type f ! -path "./secrets/*" -exec sh
 sh_c token 'cat "$1/secrets/RAY_AUTH_TOKEN" 2>/dev/null' "$dir"
 sh_c secrets 'ls "$1/secrets" 2>/dev/null' "$dir"
 part docker "$@" version --format '{{json .Server}}'
-part info "$@" info --format '{{json .}}'
-made=$(timeout -k 2 15 "$@" images --filter label=vlaunch.image.content --format '{{.Repository}}:{{.Tag}}' 2>/dev/null)
-for image in $images $made; do part "image $image" "$@" image inspect "$image"; done
+docker=$answers
+# A daemon that does not answer once is not asked five times more: the answer about it must come within the deadline.
+if [ "$docker" = 0 ]; then
+  part info "$@" info --format '{{json .}}'
+  made=$(timeout -k 2 15 "$@" images --filter label=vlaunch.image.content --format '{{.Repository}}:{{.Tag}}' 2>/dev/null)
+  for image in $images $made; do part "image $image" "$@" image inspect "$image"; done
+  root=$(timeout -k 2 15 "$@" info --format '{{.DockerRootDir}}' 2>/dev/null)
+  sh_c dockerdisk 'df -Pk "$1"' "$root"
+fi
 printf '\n@@vlaunch containers\n'
-ids=$(timeout -k 2 15 "$@" ps --all --quiet --no-trunc --filter "label=vlaunch.cluster=$cluster" 2>/dev/null)
-[ -z "$ids" ] || timeout -k 2 15 "$@" inspect $ids 2>&1
+if [ "$docker" = 0 ]; then
+  ids=$(timeout -k 2 15 "$@" ps --all --quiet --no-trunc --filter "label=vlaunch.cluster=$cluster" 2>/dev/null)
+  [ -z "$ids" ] || timeout -k 2 15 "$@" inspect $ids 2>&1
+fi
 printf '\n@@vlaunch rc 0\n'
 """
 
@@ -83,10 +93,10 @@ class HostFacts:
     home: str = "/root"
     user: str = ""
     hostname: str = ""
-    hostname_addresses: tuple[str, ...] = ()
     addresses: tuple[Address, ...] | None = None
     listening: frozenset[tuple[str, int]] | None = None
     disk_free: int | None = None
+    docker_disk_free: int | None = None
     infiniband: tuple[str, ...] = ()
     gpus: tuple[Gpu, ...] | None = None
     amd_gpus: int | None = None
@@ -121,13 +131,13 @@ def parse_probe(text: str) -> HostFacts:
     try:
         return _read(text)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise UnreadableAnswer(f"the node's answer to the probe cannot be read ({error!r})", evidence=text[-400:]) from None
+        raise UnreadableAnswer(f"the node's answer to the probe cannot be read ({error!r})", evidence=_shown(text)) from None
 
 
 def _read(text: str) -> HostFacts:
     parts = _parts(text)
     if "home" not in parts or "containers" not in parts:
-        raise UnreadableAnswer("the node's answer to the probe is incomplete", evidence=text[-400:])
+        raise UnreadableAnswer("the node's answer to the probe is incomplete", evidence=_shown(text))
 
     def said(name: str) -> str:
         return parts.get(name, ("", 1))[0]
@@ -140,15 +150,15 @@ def _read(text: str) -> HostFacts:
     images = {name.removeprefix("image "): good(name) for name in parts if name.startswith("image ")}
     info_json = _json(info, "docker info") if info and info.startswith("{") else {}
     listening = good("listen")
-    disk = good("disk")
+    disk, docker_disk = good("disk"), good("dockerdisk")
     return HostFacts(
         home=said("home"),
         user=said("user"),
         hostname=said("hostname"),
-        hostname_addresses=tuple(dict.fromkeys(line.split()[0] for line in said("hostaddr").splitlines() if line.split())),
         addresses=None if addresses is None else _addresses(addresses),
         listening=None if listening is None else _listening(listening),
         disk_free=None if disk is None else _df(disk),
+        docker_disk_free=None if docker_disk is None else _df(docker_disk),
         infiniband=tuple((good("infiniband") or "").split()),
         gpus=None if gpus is None or "," not in gpus else _gpus(gpus),
         amd_gpus=None if gpus is None else sum("/kfd/" in line for line in gpus.splitlines()),
@@ -166,6 +176,12 @@ def _read(text: str) -> HostFacts:
         containers=docker_tool.parse_containers(said("containers")),
         said={name: out for name, (out, code) in parts.items() if code != 0},
     )
+
+
+def _shown(text: str) -> str:
+    """Return the end of an answer as evidence, without the part that holds the Ray token."""
+    head, _, rest = text.partition(f"{_MARK} token\n")
+    return (head + rest[rest.find(_MARK) :] if _MARK in rest else head)[-400:]
 
 
 def _parts(text: str) -> dict[str, tuple[str, int]]:

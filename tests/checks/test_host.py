@@ -162,13 +162,6 @@ def test_a_link_that_is_down_is_said(load: Load, good: Good) -> None:
     assert "ip link set eth0 up" in found.fix
 
 
-def test_addresses_of_version_six_are_compared_as_addresses(load: Load, good: Good) -> None:
-    """Whatever their spelling."""
-    there = Address(interface="eth0", ip="fd00::11", prefix=64, up=True, mtu=1500)
-
-    assert first("address", load, good(addresses=(there,)), ip='"fd00:0:0:0:0:0:0:11"').status == "pass"
-
-
 @pytest.mark.parametrize("fabric", ["infiniband", "roce"])
 def test_an_rdma_fabric_needs_its_devices(fabric: str, load: Load, good: Good) -> None:
     """NCCL would silently use TCP."""

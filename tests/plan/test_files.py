@@ -8,6 +8,7 @@ import stat
 import subprocess
 import tarfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from launcher.model import Inventory, Secret
@@ -110,3 +111,16 @@ def test_a_secret_that_left_the_inventory_leaves_the_nodes(load: Load, tmp_path:
         send(step)
 
     assert [path.name for path in (tmp_path / "c/secrets").iterdir()] == ["A"]
+
+
+def test_nodes_that_share_a_home_do_not_trip_over_each_other(load: Load, tmp_path: Path) -> None:
+    """On NFS the same file is written by all nodes at once."""
+    inventory = load(f"state_dir: {tmp_path}")
+    steps = [
+        step for _ in range(12) for step in files.steps(inventory, inventory.head, WRITTEN, {"A": Secret("value")}, fresh=True)
+    ]
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(send, steps))
+
+    assert [path.name for path in (tmp_path / "c/secrets").iterdir()] == ["A"]
+    assert (tmp_path / "c/secrets/A").read_text() == "value"

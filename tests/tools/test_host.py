@@ -23,7 +23,6 @@ NAMES = (
     "home",
     "user",
     "hostname",
-    "hostaddr",
     "addr",
     "listen",
     "disk",
@@ -83,7 +82,7 @@ def test_the_answer_of_a_head_is_read_as_recorded() -> None:
     """Debian 12 with Docker 20.10 and a cluster that is up."""
     facts = host.parse_probe((FIXTURES / "lab-node1-up.txt").read_text())
 
-    assert (facts.home, facts.user, facts.hostname, facts.hostname_addresses) == ("/root", "root", "node1", ("10.77.0.11",))
+    assert (facts.home, facts.user, facts.hostname) == ("/root", "root", "node1")
     assert facts.interface_of("10.77.0.11") == "eth0"
     assert facts.listening is not None
     assert {("10.77.0.11", 6382), ("*", 6379), ("127.0.0.1", 8265), ("::", 22), ("::ffff:127.0.0.1", 10001)} <= facts.listening
@@ -241,7 +240,7 @@ def test_the_probe_runs_on_this_machine_without_docker(tmp_path: Path) -> None:
     assert facts.disk_free is not None
     assert facts.docker_version is None
     assert facts.said["docker"]
-    assert facts.images == {"x:1": None, "y:2": None}
+    assert facts.images == {}
     assert facts.files == {"payload/head.py": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"}
     assert (facts.token, facts.secret_names) == ("abc", ("RAY_AUTH_TOKEN",))
 
@@ -269,6 +268,29 @@ def test_the_probe_asks_docker_in_the_nodes_own_way(tmp_path: Path) -> None:
     assert (facts.docker_version, facts.runtimes) == ("28", ("nvidia",))
     assert set(facts.images) == {"x:1", "vlaunch/ray:made"}
     assert [each.id for each in facts.containers] == ["id1"]
+
+
+def test_a_docker_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:
+    """A wedged daemon holds each question until its deadline: five of them would outlast the probe's own."""
+    asked = tmp_path / "asked"
+    argv = host.probe(
+        ("sh", "-c", f'echo "$1" >> {asked}; exit 1', "docker"),
+        cluster="c", state_dir=str(tmp_path), hf_home="/", accelerator="cpu", images=("x:1",),
+    )  # fmt: skip
+    subprocess.run(argv, capture_output=True, check=True)
+
+    assert asked.read_text() == "version\n"
+
+
+@pytest.mark.parametrize("end", ["", "@@vlaunch rc"])
+def test_the_ray_token_is_never_evidence(end: str) -> None:
+    """An answer that broke off is quoted, without the part that holds the token."""
+    text = f"\n@@vlaunch home\n/root\n@@vlaunch rc 0\n\n@@vlaunch token\nthe-token\n{end}"
+    with pytest.raises(UnreadableAnswer) as caught:
+        host.parse_probe(text + ("\n\n@@vlaunch docker\nKilled\n" if end else ""))
+
+    assert "the-token" not in caught.value.evidence
+    assert ("Killed" in caught.value.evidence) is bool(end)
 
 
 def test_a_part_that_hangs_does_not_take_the_others_with_it() -> None:

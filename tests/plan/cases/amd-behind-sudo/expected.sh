@@ -21,13 +21,10 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # == Look at the nodes
 # gate docker: Docker answers
 # gate accelerator: the declared accelerators are there
-# gate gpu-runtime: Docker can hand out GPUs
 # gate address: the declared address is on the declared interface
-# gate rdma-devices: RDMA devices are there when the inventory names an RDMA fabric
+# gate rdma-devices: RDMA devices are there
 # gate ports: the cluster's ports are free
 # gate disk: there is room for the image and the model
-
-# == Have the image on every node
 # note: mi01: not there yet
 # note: mi02: not there yet
 
@@ -38,8 +35,8 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 vlaunch payload | on mi01 sh -c 'umask 022 && mkdir -p "$1/payload" && chmod 711 "$1" && tar -xf - -C "$1/payload"' unpack /home/ops/.vlaunch/mi300x &
 vlaunch payload | on mi02 sh -c 'umask 022 && mkdir -p "$1/payload" && chmod 711 "$1" && tar -xf - -C "$1/payload"' unpack /srv/vlaunch/mi300x &
 all
-printf %s "${RAY_AUTH_TOKEN:?}" | on mi01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && cat > "$1/secrets/.$2" && mv "$1/secrets/.$2" "$1/secrets/$2"' store /home/ops/.vlaunch/mi300x RAY_AUTH_TOKEN &
-printf %s "${RAY_AUTH_TOKEN:?}" | on mi02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && cat > "$1/secrets/.$2" && mv "$1/secrets/.$2" "$1/secrets/$2"' store /srv/vlaunch/mi300x RAY_AUTH_TOKEN &
+printf %s "${RAY_AUTH_TOKEN:?}" | on mi01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/mi300x RAY_AUTH_TOKEN &
+printf %s "${RAY_AUTH_TOKEN:?}" | on mi02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /srv/vlaunch/mi300x RAY_AUTH_TOKEN &
 all
 
 # == Start the Ray head

@@ -20,14 +20,9 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 
 # == Look at the nodes
 # gate docker: Docker answers
-# gate accelerator: the declared accelerators are there
-# gate gpu-runtime: Docker can hand out GPUs
 # gate address: the declared address is on the declared interface
-# gate rdma-devices: RDMA devices are there when the inventory names an RDMA fabric
 # gate ports: the cluster's ports are free
 # gate disk: there is room for the image and the model
-
-# == Have the image on every node
 # note: node2: its container is exited (exit code 137)
 # note: a server or job that runs in these containers ends with them
 
@@ -35,7 +30,7 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # gate image: vllm-cpu:0.32.0 is the same on every node
 
 # == Write helper files and secrets
-printf %s "${RAY_AUTH_TOKEN:?}" | on node2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && cat > "$1/secrets/.$2" && mv "$1/secrets/.$2" "$1/secrets/$2"' store /root/.vlaunch/lab RAY_AUTH_TOKEN
+printf %s "${RAY_AUTH_TOKEN:?}" | on node2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/lab RAY_AUTH_TOKEN
 
 # == Start the Ray workers
 on node2 docker rm --force --volumes vlaunch-lab-node2

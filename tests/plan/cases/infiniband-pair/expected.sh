@@ -23,7 +23,7 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # gate accelerator: the declared accelerators are there
 # gate gpu-runtime: Docker can hand out GPUs
 # gate address: the declared address is on the declared interface
-# gate rdma-devices: RDMA devices are there when the inventory names an RDMA fabric
+# gate rdma-devices: RDMA devices are there
 # gate ports: the cluster's ports are free
 # gate disk: there is room for the image and the model
 
@@ -45,11 +45,11 @@ on gpu02 docker pull --quiet vllm/vllm-openai:v0.32.0
 vlaunch payload | on gpu01 sh -c 'umask 022 && mkdir -p "$1/payload" && chmod 711 "$1" && tar -xf - -C "$1/payload"' unpack /home/ops/.vlaunch/h100-pair &
 vlaunch payload | on gpu02 sh -c 'umask 022 && mkdir -p "$1/payload" && chmod 711 "$1" && tar -xf - -C "$1/payload"' unpack /home/ops/.vlaunch/h100-pair &
 all
-printf %s "${HF_TOKEN:?}" | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && cat > "$1/secrets/.$2" && mv "$1/secrets/.$2" "$1/secrets/$2"' store /home/ops/.vlaunch/h100-pair HF_TOKEN &
-printf %s "${HF_TOKEN:?}" | on gpu02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && cat > "$1/secrets/.$2" && mv "$1/secrets/.$2" "$1/secrets/$2"' store /home/ops/.vlaunch/h100-pair HF_TOKEN &
+printf %s "${HF_TOKEN:?}" | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/h100-pair HF_TOKEN &
+printf %s "${HF_TOKEN:?}" | on gpu02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/h100-pair HF_TOKEN &
 all
-printf %s "${RAY_AUTH_TOKEN:?}" | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && cat > "$1/secrets/.$2" && mv "$1/secrets/.$2" "$1/secrets/$2"' store /home/ops/.vlaunch/h100-pair RAY_AUTH_TOKEN &
-printf %s "${RAY_AUTH_TOKEN:?}" | on gpu02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && cat > "$1/secrets/.$2" && mv "$1/secrets/.$2" "$1/secrets/$2"' store /home/ops/.vlaunch/h100-pair RAY_AUTH_TOKEN &
+printf %s "${RAY_AUTH_TOKEN:?}" | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/h100-pair RAY_AUTH_TOKEN &
+printf %s "${RAY_AUTH_TOKEN:?}" | on gpu02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/h100-pair RAY_AUTH_TOKEN &
 all
 
 # == Start the Ray head

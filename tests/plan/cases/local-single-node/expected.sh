@@ -22,11 +22,8 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # gate accelerator: the declared accelerators are there
 # gate gpu-runtime: Docker can hand out GPUs
 # gate address: the declared address is on the declared interface
-# gate rdma-devices: RDMA devices are there when the inventory names an RDMA fabric
 # gate ports: the cluster's ports are free
 # gate disk: there is room for the image and the model
-
-# == Have the image on every node
 # note: workstation: not there yet
 
 # == Compare the image between the nodes
@@ -37,7 +34,7 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 
 # == Write helper files and secrets
 vlaunch payload | on workstation sh -c 'umask 022 && mkdir -p "$1/payload" && chmod 711 "$1" && tar -xf - -C "$1/payload"' unpack /root/.vlaunch/workstation
-printf %s "${RAY_AUTH_TOKEN:?}" | on workstation sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && cat > "$1/secrets/.$2" && mv "$1/secrets/.$2" "$1/secrets/$2"' store /root/.vlaunch/workstation RAY_AUTH_TOKEN
+printf %s "${RAY_AUTH_TOKEN:?}" | on workstation sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/workstation RAY_AUTH_TOKEN
 
 # == Start the Ray head
 on workstation docker run --detach --name vlaunch-workstation-workstation --network host --ipc host --restart unless-stopped --gpus 2 --volume /root/.vlaunch/workstation/payload:/opt/vlaunch:ro --volume /root/.vlaunch/workstation/secrets:/run/vlaunch/secrets:ro --volume /data/huggingface:/data/huggingface --env AUTOSCALER_UPDATE_INTERVAL_S=1 --env GLOO_SOCKET_IFNAME=eth0 --env HF_HOME=/data/huggingface --env NCCL_SOCKET_IFNAME==eth0 --env RAY_ADDRESS=192.168.1.20:6379 --env RAY_AUTH_MODE=token --env RAY_AUTH_TOKEN_PATH=/run/vlaunch/secrets/RAY_AUTH_TOKEN --env RAY_USAGE_STATS_ENABLED=0 --env TP_SOCKET_IFNAME=eth0 --env VLLM_HOST_IP=192.168.1.20 --env 'WORDS=two words' --label vlaunch.cluster=workstation --label vlaunch.node=workstation --label vlaunch.role=head --label vlaunch.secrets=735b158c79f8 --label vlaunch.spec=3ce93e39661c --entrypoint /bin/sh vllm/vllm-openai:v0.32.0 /opt/vlaunch/entry.sh ray start --head --block --node-ip-address 192.168.1.20 --port 6379 --dashboard-host 127.0.0.1 --dashboard-port 8265 --ray-client-server-port 10001 --num-gpus 2 --node-manager-port 6380 --object-manager-port 6381 --runtime-env-agent-port 6382 --dashboard-agent-grpc-port 6383 --dashboard-agent-listen-port 52365 --metrics-export-port 6384 --min-worker-port 10002 --max-worker-port 19999 --disable-usage-stats

@@ -17,14 +17,9 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 
 # == Look at the nodes
 # gate docker: Docker answers
-# gate accelerator: the declared accelerators are there
-# gate gpu-runtime: Docker can hand out GPUs
 # gate address: the declared address is on the declared interface
-# gate rdma-devices: RDMA devices are there when the inventory names an RDMA fabric
 # gate ports: the cluster's ports are free
 # gate disk: there is room for the image and the model
-
-# == Have the image on every node
 
 # == Compare the image between the nodes
 # gate image: vllm-cpu:0.32.0 is the same on every node
