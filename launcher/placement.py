@@ -12,7 +12,7 @@ from math import gcd
 from typing import Any
 
 from launcher.errors import PlacementError
-from launcher.model import Inventory
+from launcher.model import Backend, Inventory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,14 @@ class ModelShape:
     layers: int | None = None
 
 
-def choose(inventory: Inventory, tp: int | None, pp: int | None, model_config: Mapping[str, Any] | None = None) -> Placement:
+def choose(
+    inventory: Inventory,
+    tp: int | None,
+    pp: int | None,
+    model_config: Mapping[str, Any] | None = None,
+    *,
+    backend: Backend = "ray",
+) -> Placement:
     """Choose a split: TP = GPUs per node and PP = nodes, unless something else is asked for.
 
     Args:
@@ -51,6 +58,7 @@ def choose(inventory: Inventory, tp: int | None, pp: int | None, model_config: M
         tp: tensor parallel size, or None to derive it.
         pp: pipeline parallel size, or None to derive it.
         model_config: the model's `config.json`, or None when nobody could read it.
+        backend: who hands out the ranks; each does it in its own way.
 
     Raises:
         PlacementError: the split cannot run; the message says why, the hint what would.
@@ -64,7 +72,8 @@ def choose(inventory: Inventory, tp: int | None, pp: int | None, model_config: M
             evidence=f"{why}; {_brings(inventory)}",
             hint=_instead(inventory, shape),
         )
-    nodes = _fill(inventory, chosen_tp * chosen_pp)
+    mp = backend == "mp"
+    nodes = share(inventory, chosen_tp, chosen_pp) if mp else _fill(inventory, chosen_tp * chosen_pp)
     return Placement(
         tp=chosen_tp,
         pp=chosen_pp,
@@ -108,6 +117,26 @@ def impossible(inventory: Inventory, tp: int, pp: int, shape: ModelShape) -> str
     if shape.layers is not None and shape.layers < pp:
         return f"the model's {shape.layers} layers are fewer than the {pp} stages of PP {pp}"
     return ""
+
+
+def share(inventory: Inventory, tp: int, pp: int) -> tuple[tuple[str, int], ...]:
+    """Hand out ranks as vLLM's own multi-node mode needs it: the head first, then as few nodes as hold all in equal shares.
+
+    vLLM gives each of its nodes the same number of ranks (`local_world_size`, vllm/config/parallel.py).
+
+    Raises:
+        PlacementError: no number of nodes can share the ranks equally.
+    """
+    ordered = (inventory.head, *sorted(inventory.workers, key=lambda node: -node.gpus))
+    for count in range(1, len(ordered) + 1):
+        each, rest = divmod(tp * pp, count)
+        if not rest and all(node.gpus >= each for node in ordered[:count]):
+            return tuple((node.name, each) for node in ordered[:count])
+    raise PlacementError(
+        f"TP {tp} × PP {pp} cannot be shared equally between nodes, which the mp backend needs",
+        evidence=_brings(inventory),
+        hint="use `--backend ray`, or a TP × PP that every node takes the same part of",
+    )
 
 
 def _sizes(inventory: Inventory, tp: int | None, pp: int | None) -> tuple[int, int, str]:

@@ -21,7 +21,7 @@ from launcher.transport import Command, Transport
 
 _EVERY = 1.0
 _LOST = 45.0  # seconds without an answer until watching is given up
-_SETTLE = 8.0  # seconds that a server which cannot go on gets to end by itself, so that its log is complete
+_SETTLE = 8.0  # seconds of silence, after a fatal line, until a server that does not end by itself is given up
 _FIRST_ANSWER = 60.0
 _REFUSALS = 3
 _STAGE = "serve"
@@ -94,7 +94,8 @@ def watch(
             quiet = False
             yield from _symptoms(state, seen, clock())
             _raise_if_over(watched, transport, state, seen, clock())
-            if seen.server.get("health") == 200 and state.fatal_since is None:
+            # A completion that comes back outdoes whatever the log says.
+            if seen.server.get("health") == 200:
                 yield _waiting(state, clock(), timeout)
                 served = _first_answer(watched, transport, state, seen, clock, began=state.began, timeout=timeout)
                 if served is not None:
@@ -136,6 +137,7 @@ def _progress(state: _State, seen: Seen, now: float, *, quiet: bool) -> list[Eve
             took = now - state.phase_began
             events.append(Event(kind="step", stage=_STAGE, text=vllm.title(state.phase), state="ok", seconds=took))
         state.phase, state.phase_began = phase, now
+        state.fatal_since = None  # What goes on was not fatal.
     return events
 
 
@@ -147,10 +149,12 @@ def _symptoms(state: _State, seen: Seen, now: float) -> list[Event]:
     known = symptoms.first("\n".join(seen.lines))
     if known is not None and known.cause not in state.warned:
         state.warned.add(known.cause)
-        told: State = "failed" if known.fatal else "warn"
+        told: State = "failed" if known.fatal and seen.server.get("health") != 200 else "warn"
         events.append(Event(kind="warning", stage=_STAGE, text=f"{known.cause}: {known.line}", state=told))
-    if known is not None and known.fatal and state.fatal_since is None:
+    if known is not None and known.fatal:
         state.fatal_since = now
+    elif state.fatal_since is not None and (seen.lines or seen.server.get("health") == 200):
+        state.fatal_since = now  # It lives: what looks fatal in a log may have been tried again, or done without.
     return events
 
 

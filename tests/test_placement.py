@@ -111,6 +111,14 @@ def test_the_head_holds_the_first_ranks() -> None:
     assert choose(cluster(8, 8), 4, 1).nodes == (("n0", 4),)
 
 
+def test_the_mp_backend_hands_out_equal_shares() -> None:
+    """Nodes that are too small for their share get no rank, and are not said to."""
+    assert choose(cluster(2, 1, 2), 2, 2, backend="mp").nodes == (("n0", 2), ("n2", 2))
+    assert choose(cluster(2, 1, 2), 2, 2).nodes == (("n0", 2), ("n1", 1), ("n2", 1))
+    with pytest.raises(PlacementError, match="shared equally"):
+        choose(cluster(8, 4), 4, 3, backend="mp")
+
+
 def test_unused_gpus_are_said() -> None:
     """GPUs that stay without a rank are mentioned."""
     assert "8 of 16 GPUs stay unused" in choose(cluster(8, 8), 4, 2).warnings

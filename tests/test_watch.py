@@ -197,6 +197,38 @@ def test_a_fatal_line_is_told_at_once() -> None:
     assert 5 < world.now < 15
 
 
+FATAL = "ERROR RuntimeError: No available memory for the cache blocks\n"
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_a_completion_outdoes_a_fatal_line(attached: bool) -> None:
+    """A line is read in the wrong way more easily than an answer: who answers serves, also when watched again from byte 0."""
+    events, _ = follow(World([look(FATAL, health=200)]), attached=attached)
+
+    assert [event.state for event in events if event.kind == "warning"] == ["warn"]
+
+
+def test_a_healthy_server_is_not_given_up_for_a_line() -> None:
+    """Its first completions may take long; only silence of `/health` counts."""
+    slow = [{"status": 0, "error": "timed out"}] * 30
+    follow(World([look(FATAL), look(health=200)], completions=[*slow, ANSWERED]))
+
+
+def test_a_server_that_goes_on_after_a_fatal_line() -> None:
+    """A log that grows, or a phase that begins, shows that the line was not the end."""
+    busy = [look(f"line {i}\n") for i in range(20)]
+    follow(World([look(FATAL), *busy, look(health=200)]))
+    silent = [look()] * 30
+    follow(World([look(FATAL), look("Starting to load model x\n"), *silent, look(health=200)]))
+
+
+def test_a_server_that_was_healthy_and_falls_silent() -> None:
+    """What killed it is still known."""
+    world = World([look(health=200), look(FATAL, health=503), look()], completions=[{"status": 0, "error": "timed out"}])
+    with pytest.raises(NodeError, match="cannot go on: the model and its KV cache do not fit"):
+        follow(world)
+
+
 def test_a_warning_is_told_once_and_waited_through() -> None:
     """Too few GPUs may become enough."""
     wait = "Waiting for creating a placement group of specs for {} seconds. specs=[]\n"

@@ -38,9 +38,9 @@ def chat(
         raise click.UsageError("there is no prompt: give one as an argument, or pipe one in")
     with (
         printer(quiet=True) as to,
-        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose) as reached,
+        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, nodes=(wanted.head,)) as reached,
     ):
-        running = server.the_server(reached, server.look(reached))
+        running = server.the_server(reached, server.look(reached, head_only=True))
         if prompt:
             _answer(reached, running, [{"role": "user", "content": prompt}], max_tokens, timeout)
             return
@@ -109,7 +109,7 @@ def _command(session: Session, running: Running, messages: Messages, max_tokens:
     argv = payload.chat(ports, payload.api_host(running.host), max_tokens, timeout)
     return Command(
         node=head.name, argv=docker.exec_(head.docker, name(inventory, head), *argv, stdin=True),
-        timeout=timeout + 30, stdin=lambda: json.dumps(messages).encode(),
+        timeout=timeout + 30, stdin=f"{json.dumps(messages)}\n".encode, hold_stdin=True,
     )  # fmt: skip
 
 

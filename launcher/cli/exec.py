@@ -40,7 +40,7 @@ def exec_(
     picked = (wanted.head,) if only_head else chosen(wanted, nodes)
     with (
         printer(quiet=True) as to,
-        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose) as reached,
+        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, nodes=picked) as reached,
     ):
         asked = [
             Command(

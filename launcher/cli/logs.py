@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import codecs
+import math
 import queue
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from launcher.cli import options
 
 if TYPE_CHECKING:
+    from docker import APIClient
+
     from launcher.cli.session import Session
     from launcher.model import Inventory, Node
     from launcher.transport import Command
 
+Lines = queue.Queue[tuple[str, str] | None]
+
+_LIMIT = 60.0  # seconds to read the server's log, unless it is followed
 # The newest log of a served model inside the head container; Ray keeps one per submitted job.
 _SERVER = (
     'f=$(ls -t /tmp/ray/session_latest/logs/job-driver-serve-*.log 2>/dev/null | head -n 1); [ -n "$f" ] || exit 0; '
@@ -43,7 +49,7 @@ def logs(
     nodes = chosen(wanted, names)
     with (
         printer(quiet=True) as to,
-        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose) as reached,
+        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, nodes=nodes) as reached,
     ):
         found = False
         for where, line in _merged(reached, nodes, follow=follow, tail=tail):
@@ -55,7 +61,7 @@ def logs(
 
 def _merged(session: Session, nodes: Sequence[Node], *, follow: bool, tail: int) -> Iterator[tuple[str, str]]:
     """Yield (where, line) of all logs as lines come; containers through the Docker API, the server's through the head."""
-    lines: queue.Queue[tuple[str, str] | None] = queue.Queue(maxsize=1000)
+    lines: Lines = queue.Queue(maxsize=1000)
     readers = [threading.Thread(target=_containers, args=(session, node, lines, follow, tail), daemon=True) for node in nodes]
     if session.inventory.head in nodes:
         readers.append(threading.Thread(target=_server, args=(session, lines, follow, tail), daemon=True))
@@ -70,31 +76,49 @@ def _merged(session: Session, nodes: Sequence[Node], *, follow: bool, tail: int)
             yield item
 
 
-def _containers(session: Session, node: Node, lines: queue.Queue[tuple[str, str] | None], follow: bool, tail: int) -> None:
+def _containers(session: Session, node: Node, lines: Lines, follow: bool, tail: int) -> None:
+    """Put the lines of all containers of a node; each is read by a thread of its own, for a followed one does not end."""
     from launcher.errors import VlaunchError
     from launcher.remote import docker_api
-    from launcher.tools.docker import CLUSTER, ROLE
+    from launcher.tools.docker import CLUSTER
 
     try:
         client = session.fleet.docker(node.name)
         with docker_api.errors(node.name):
-            label = f"{CLUSTER}={session.inventory.cluster}"
-            for each in client.containers(all=True, filters={"label": label}):
-                where = node.name if each["Labels"].get(ROLE) != "rank" else f"{node.name}/rank"
-                rest, decoder = "", codecs.getincrementaldecoder("utf-8")(errors="replace")
-                for chunk in client.logs(each["Id"], stream=True, follow=follow, tail=tail):
-                    *whole, rest = (rest + decoder.decode(chunk)).split("\n")
-                    for line in whole:
-                        lines.put((where, line))
-                if rest:
-                    lines.put((where, rest))
+            found = client.containers(all=True, filters={"label": f"{CLUSTER}={session.inventory.cluster}"})
+        readers = [
+            threading.Thread(target=_container, args=(client, node, each, lines, follow, tail), daemon=True) for each in found
+        ]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
     except VlaunchError as error:
         lines.put((node.name, f"[{error.message}]"))
     finally:
         lines.put(None)
 
 
-def _server(session: Session, lines: queue.Queue[tuple[str, str] | None], follow: bool, tail: int) -> None:
+def _container(client: APIClient, node: Node, each: dict[str, Any], lines: Lines, follow: bool, tail: int) -> None:
+    from launcher.errors import VlaunchError
+    from launcher.remote import docker_api
+    from launcher.tools.docker import ROLE
+
+    where = f"{node.name}/rank" if each["Labels"].get(ROLE) == "rank" else node.name
+    rest, decoder = "", codecs.getincrementaldecoder("utf-8")(errors="replace")
+    try:
+        with docker_api.errors(node.name):
+            for chunk in client.logs(each["Id"], stream=True, follow=follow, tail=tail):
+                *whole, rest = (rest + decoder.decode(chunk)).split("\n")
+                for line in whole:
+                    lines.put((where, line))
+    except VlaunchError as error:
+        lines.put((where, f"[{error.message}]"))
+    if rest:
+        lines.put((where, rest))
+
+
+def _server(session: Session, lines: Lines, follow: bool, tail: int) -> None:
     from launcher.model import Answer
 
     try:
@@ -110,8 +134,9 @@ def _server_log(inventory: Inventory, follow: bool, tail: int) -> Command:
     from launcher.tools import docker
     from launcher.transport import Command
 
-    limit = float("inf") if follow else 60.0
     shell = ("sh", "-c", _SERVER, "server", str(tail), "-F" if follow else "-q")
     head = inventory.head
-    argv = docker.exec_(head.docker, containers.name(inventory, head), *shell)
-    return Command(node=head.name, argv=argv, timeout=limit)
+    # Nobody ends what runs in a container, so it must end itself: with us (its input closes), at the latest after a minute.
+    bounded = docker.bounded(shell, 0 if follow else _LIMIT)
+    argv = docker.exec_(head.docker, containers.name(inventory, head), *bounded, stdin=True)
+    return Command(node=head.name, argv=argv, timeout=math.inf if follow else _LIMIT + 10, hold_stdin=True)

@@ -29,6 +29,11 @@ COMMANDS = {
     "payload": ("launcher.cli.payload", "payload", ""),
 }
 
+_LOCAL = (
+    "this is about the machine you are on: vlaunch writes below XDG_CACHE_HOME and XDG_STATE_HOME, "
+    "which can be set to folders with room"
+)
+
 
 class Lazy(click.Group):
     """A group whose commands are imported when they are needed: `--help` reads this file and nothing else."""
@@ -80,15 +85,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     try:
         result = cli.main(argv, prog_name="vlaunch", standalone_mode=False)
     except VlaunchError as error:
-        from launcher.ui import errors
-
-        words = list(sys.argv[1:] if argv is None else argv)
-        if "--verbose" in words[: words.index("--") if "--" in words else None]:
-            import traceback
-
-            traceback.print_exc()
-        errors.show(error)
-        return error.exit_code
+        return _failed(error, argv)
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.ClickException as error:
@@ -101,4 +98,20 @@ def run(argv: Sequence[str] | None = None) -> int:
         # The reader of our output has gone; the interpreter must not complain about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        # This machine's own troubles: a full disk, a home that cannot be written.
+        return _failed(VlaunchError(str(error) or type(error).__name__, hint=_LOCAL), argv)
     return result if isinstance(result, int) else 0
+
+
+def _failed(error: VlaunchError, argv: Sequence[str] | None) -> int:
+    """Show an error, and where it came from when that was asked for; returns the exit code."""
+    from launcher.ui import errors
+
+    words = list(sys.argv[1:] if argv is None else argv)
+    if "--verbose" in words[: words.index("--") if "--" in words else None]:
+        import traceback
+
+        traceback.print_exc()
+    errors.show(error)
+    return error.exit_code

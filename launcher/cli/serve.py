@@ -132,8 +132,8 @@ class _Asked:
         given = self.tp is not None or self.pp is not None
         tp, pp = (self.tp, self.pp) if given else (inventory.serve.tp, inventory.serve.pp)
         request = Request(
-            model=self.model, placement=placement.choose(inventory, tp, pp, seen.config), backend=self.backend,
-            host=self.host, port=self.port, args=self.args,
+            model=self.model, placement=placement.choose(inventory, tp, pp, seen.config, backend=self.backend),
+            backend=self.backend, host=self.host, port=self.port, args=self.args,
         )  # fmt: skip
         if self.backend == "ray":
             return request, plan_serve(inventory, seen, request, replace_other=self.replace_other)
@@ -145,11 +145,18 @@ class _Asked:
 
 def _arguments(inventory: Inventory, args: Sequence[str]) -> tuple[str, ...]:
     from launcher.errors import RequestError
+    from launcher.inventory.rules import SECRET_VALUE
     from launcher.tools import vllm
 
     for where, words in (("serve: args: in the inventory", inventory.serve.args), ("the arguments after `--`", args)):
         if said := vllm.collisions(words):
             raise RequestError(f"{where} set what vlaunch sets itself", evidence=said)
+    for at, word in enumerate(args, start=1):
+        if SECRET_VALUE.search(word):
+            raise RequestError(
+                f"argument {at} after `--` looks like a secret, which `ps` would show on the nodes",
+                hint="name where it comes from under `secrets:` in the inventory",
+            )
     return (*inventory.serve.args, *args)
 
 
@@ -165,7 +172,7 @@ def _prepare(session: Session, asked: _Asked, *, dry_run: bool) -> tuple[list[Pl
     seen = look(session, model=asked.model, host=asked.host, port=asked.port)
     first = [plan_files(inventory, seen.facts)]
     if asked.backend == "mp":
-        first.append(plan_image(inventory, seen.facts))
+        first.append(plan_image(inventory, seen.facts, ports=False))
     if not dry_run:
         for plan in first:
             show_all(apply(plan, session.transport), session.to)

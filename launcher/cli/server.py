@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.checks.ray import read_payload
-from launcher.errors import RequestError, UnreadableAnswer
+from launcher.errors import NodeError, RequestError, UnreadableAnswer
 from launcher.plan import running
 from launcher.plan.observe import observe
 from launcher.plan.serve import Seen, ask_model
@@ -16,13 +17,14 @@ if TYPE_CHECKING:
     from launcher.plan.running import Running
 
 
-def look(session: Session, *, model: str = "", host: str = "", port: int = 0) -> Seen:
-    """Observe every node, then ask the head about Ray and, when a model is named, every node for it.
+def look(session: Session, *, model: str = "", host: str = "", port: int = 0, head_only: bool = False) -> Seen:
+    """Observe every node (or `head_only`), then ask the head about Ray and, when a model is named, every node for it.
 
     The API is looked for at `host`:`port`, or where the inventory puts it.
     """
     inventory = session.inventory
-    facts = observe(inventory, session.transport, [inventory.image])
+    asked_nodes = replace(inventory, nodes=(inventory.head,)) if head_only else inventory
+    facts = observe(asked_nodes, session.transport, [inventory.image])
     asked = ask_model(inventory, facts, model) if model else []
     jobs = [running.ask_jobs(inventory, host or inventory.serve.bind, port or inventory.ports.api)]
     if not running.head_runs(inventory, facts):
@@ -41,8 +43,18 @@ def look(session: Session, *, model: str = "", host: str = "", port: int = 0) ->
 
 
 def the_server(session: Session, seen: Seen) -> Running:
-    """Return the one server that runs; raises RequestError when there is none."""
+    """Return the one server that runs; raises RequestError when there is none, and NodeError when nobody could say."""
     found = running.find(session.inventory, seen.facts, seen.said)
     if not found:
+        if "error" in seen.said:
+            raise silent(session, seen)
         raise RequestError("no server runs on this cluster", hint="start one: `vlaunch serve --model MODEL`")
     return found[0]
+
+
+def silent(session: Session, seen: Seen) -> NodeError:
+    """Return the error that the head could not be asked which servers run."""
+    return NodeError(
+        session.inventory.head.name, "Ray does not say which jobs run", evidence=str(seen.said["error"]),
+        hint="look at `vlaunch status`; `vlaunch down` ends everything",
+    )  # fmt: skip

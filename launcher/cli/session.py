@@ -15,7 +15,7 @@ from launcher.cli.find import find_inventory
 from launcher.errors import ConnectError, together
 from launcher.events import Event
 from launcher.inventory.load import load
-from launcher.model import Answer, Inventory, fold
+from launcher.model import Answer, Inventory, Node, fold
 from launcher.tools import symptoms
 from launcher.transport import Command, Transport
 from launcher.ui.progress import Printer
@@ -48,19 +48,21 @@ def reach(
     accept_new_host_keys: bool = False,
     verbose: bool = False,
     partial: bool = False,
+    nodes: Sequence[Node] | None = None,
 ) -> Iterator[Session]:
-    """Connect to every node.
+    """Connect to every node, or only to `nodes`: a node that a command does not need cannot stop it.
 
     With `partial`, nodes that cannot be reached are left to the caller in `missing`; otherwise they raise ConnectError,
     every node's story told.
     """
     from launcher.remote.fleet import Fleet
 
-    with Fleet(inventory, accept_new_host_keys=accept_new_host_keys, ask_passphrase=_ask_passphrase()) as fleet:
+    with Fleet(inventory, accept_new_host_keys=accept_new_host_keys, ask_passphrase=_ask_passphrase(to)) as fleet:
         began = time.monotonic()
-        to.show(Event(kind="stage", stage="connect", text=f"Connect to {len(inventory.nodes)} nodes", state="running"))
-        missing = fleet.connect()
-        reached = [node.name for node in inventory.nodes if node.name not in missing]
+        names = [node.name for node in (inventory.nodes if nodes is None else nodes)]
+        to.show(Event(kind="stage", stage="connect", text=f"Connect to {len(names)} nodes", state="running"))
+        missing = fleet.connect(names)
+        reached = [name for name in names if name not in missing]
         if reached:
             to.show(
                 Event(
@@ -88,11 +90,12 @@ class Verbose:
         yield from self._inner.run(commands)
 
 
-def _ask_passphrase() -> Callable[[str], str | None]:
+def _ask_passphrase(to: Printer) -> Callable[[str], str | None]:
     def ask(path: str) -> str | None:
         if not sys.stdin.isatty():
             return None
-        answer: str = click.prompt(f"Passphrase of {path}", hide_input=True, err=True)
+        with to.paused():
+            answer: str = click.prompt(f"Passphrase of {path}", hide_input=True, err=True)
         return answer
 
     return ask

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import click
@@ -14,6 +15,8 @@ from launcher.cli import options
 if TYPE_CHECKING:
     from launcher.cli.session import Session
     from launcher.plan.status import ClusterStatus
+
+_EVERY = 2.0  # seconds between two looks
 
 
 @click.command()
@@ -36,14 +39,11 @@ def status(
         printer(quiet=True) as to,
         session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, partial=True) as reached,
     ):
-        if watch and not as_json:
-            return _watch(reached)
-        while True:
-            seen = look(reached)
-            _print(seen, as_json)
-            if not watch:
-                return 0 if seen.whole else 1
-            time.sleep(2)
+        if watch:
+            _watch(reached, as_json)
+        seen = look(reached)
+        _print(seen, as_json)
+        return 0 if seen.whole else 1
 
 
 def look(session: Session) -> ClusterStatus:
@@ -78,12 +78,24 @@ def _print(seen: ClusterStatus, as_json: bool) -> None:
     console().print(render(seen))
 
 
-def _watch(session: Session) -> int:
+def _watch(session: Session, as_json: bool) -> None:
+    """Show look after look; Ctrl-C ends it."""
+    if as_json:
+        for seen in _looks(session):
+            _print(seen, as_json)
     from rich.live import Live
 
     from launcher.ui.status import console, render
 
     with Live(console=console(), auto_refresh=False) as live:
-        while True:
-            live.update(render(look(session)), refresh=True)
-            time.sleep(2)
+        for seen in _looks(session):
+            live.update(render(seen), refresh=True)
+
+
+def _looks(session: Session) -> Iterator[ClusterStatus]:
+    """Look again and again, each time also for the nodes that could not be reached: they may be on their way up."""
+    while True:
+        yield look(session)
+        time.sleep(_EVERY)
+        if session.missing:
+            session = replace(session, missing=session.fleet.connect(session.missing))

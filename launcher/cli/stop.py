@@ -32,15 +32,13 @@ def stop(inventory: str | None, accept_new_host_keys: bool, verbose: bool, as_js
     ):
         began = time.monotonic()
         seen = server.look(reached)
-        if "error" in seen.said:
-            from launcher.errors import NodeError
-
-            raise NodeError(
-                wanted.head.name, "Ray does not say which jobs run", evidence=str(seen.said["error"]),
-                hint="look at `vlaunch status`; `vlaunch down` ends everything",
-            )  # fmt: skip
         found = running.find(wanted, seen.facts, seen.said)
         plans = [plan_files(wanted, seen.facts), plan_stop(wanted, seen.facts, found, grace)]
+        if "error" in seen.said:
+            if not plans[1].steps:
+                raise server.silent(reached, seen)
+            text = f"Ray does not say which jobs run ({seen.said['error']}); only rank containers are stopped"
+            to.show(Event(kind="warning", stage="stop", node=wanted.head.name, text=text, state="warn"))
         if dry_run:
             click.echo(script(wanted, plans), nl=False)
             return

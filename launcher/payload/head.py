@@ -1,7 +1,8 @@
 """Runs inside the head container: asks Ray's dashboard and vLLM's API over loopback and prints one JSON object.
 
 Standard library only, so that an answer costs a Python start and no `import ray`. Secrets are read from the mounted files.
-Usage: head.py nodes|jobs|submit|stop|watch|server|complete|chat [--flags]; `submit` and `chat` read JSON on standard input.
+Usage: head.py nodes|jobs|submit|stop|watch|server|complete|chat [--flags]; `submit` and `chat` read JSON on standard input
+(`chat` one line of it; the end of its input ends it).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import shlex
 import signal
 import socket
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -248,8 +250,9 @@ def no_chat(status: int, said: str) -> bool:
 
 
 def chat(args: argparse.Namespace) -> None:
-    """Stream one answer: a line of JSON a piece. Standard input is the list of messages."""
-    messages = json.load(sys.stdin)
+    """Stream one answer: a line of JSON a piece. The list of messages is a line of standard input."""
+    messages = json.loads(sys.stdin.readline())
+    threading.Thread(target=end_with_input, daemon=True).start()
     status, text = api(args, "/v1/models")
     if status != 200:
         say({"error": text[:500], "status": status})
@@ -260,6 +263,14 @@ def chat(args: argparse.Namespace) -> None:
         error = stream(args, "/v1/completions", {**ask, "prompt": messages[-1]["content"]})
     if error is not None:
         say(error)
+
+
+def end_with_input() -> None:
+    """End this process when its standard input ends: nobody waits for the answer any more, and vLLM must not go on with it."""
+    # Not through sys.stdin: a thread that waits inside its buffer breaks the interpreter's own end.
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
 
 
 def stream(args: argparse.Namespace, path: str, body: object) -> dict[str, object] | None:

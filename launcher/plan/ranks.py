@@ -6,35 +6,20 @@ from collections.abc import Mapping
 
 from launcher.checks import serving
 from launcher.checks.shape import Finding
-from launcher.errors import PlacementError
 from launcher.model import Inventory, Node, Secret
-from launcher.placement import Placement
+from launcher.placement import Placement, share
 from launcher.plan import containers, files, running
 from launcher.plan.serve import Request, Seen, Start, model_gate, notes, port_gate, refuse_others
 from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
 from launcher.plan.stop import plan_stop
+from launcher.plan.up import same_image
 from launcher.tools import docker, vllm
 from launcher.transport import Command
 
 
 def nodes_of(inventory: Inventory, placement: Placement) -> tuple[Node, ...]:
-    """Return the nodes that get a container, the head first: as few as hold all ranks in equal shares.
-
-    vLLM gives each of its nodes the same number of ranks (`local_world_size`, vllm/config/parallel.py).
-
-    Raises:
-        PlacementError: no number of nodes can share the ranks equally.
-    """
-    ordered = (inventory.head, *sorted(inventory.workers, key=lambda node: -node.gpus))
-    for count in range(1, len(ordered) + 1):
-        share, rest = divmod(placement.world, count)
-        if not rest and all(node.gpus >= share for node in ordered[:count]):
-            return ordered[:count]
-    raise PlacementError(
-        f"TP {placement.tp} × PP {placement.pp} cannot be shared equally between nodes, which the mp backend needs",
-        evidence="GPUs: " + ", ".join(f"{node.name} {node.gpus}" for node in inventory.nodes),
-        hint="use `--backend ray`, or a TP × PP that every node takes the same part of",
-    )
+    """Return the nodes that get a container, the head first; raises PlacementError."""
+    return tuple(inventory.node(name) for name, _ in share(inventory, placement.tp, placement.pp))
 
 
 def specs(inventory: Inventory, seen: Seen, request: Request, secrets: Mapping[str, Secret]) -> dict[str, docker.ContainerSpec]:
@@ -98,6 +83,7 @@ def plan_ranks(
     )
     stages = (
         *([Stage(id="preflight", title="Look at the nodes and the model", gates=gates)] if seen.facts else []),
+        *([same_image(inventory, seen.facts)] if seen.facts else []),
         *(plan_stop(inventory, seen.facts, found, grace).stages if seen.facts else ()),
         Stage(id="files", title="Write helper files and secrets", steps=tuple(writes)),
         Stage(id="ranks", title="Start the ranks", steps=starts),
@@ -113,6 +99,9 @@ def _rank(seen: Seen, inventory: Inventory, node: Node) -> docker.Container | No
 
 def _gpus_gate(inventory: Inventory, seen: Seen) -> Gate:
     def judge(_: Answers) -> list[Finding]:
+        if "error" in seen.said:
+            text = f"Ray does not say what it holds: {seen.said['error']}"
+            return [Finding(node=inventory.head.name, status="fail", text=text, fix="look at `vlaunch status`")]
         busy = serving.busy_gpus(seen.said)
         if not busy:
             return [Finding(node="", status="pass", text="nothing in Ray holds GPUs")]

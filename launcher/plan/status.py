@@ -11,6 +11,7 @@ from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Inventory, Node, Secret
 from launcher.plan import containers, running
 from launcher.plan.running import Running
+from launcher.plan.watched import endpoint
 from launcher.tools import docker, payload, ray
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
@@ -114,7 +115,9 @@ def read(inventory: Inventory, facts: Mapping[str, HostFacts], said: Said, missi
         cluster=inventory.cluster,
         nodes=nodes,
         server=_server(inventory, facts, said, server),
-        endpoint=f"http://{inventory.head.ip}:{server.port if server else inventory.ports.api}/v1",
+        endpoint=endpoint(inventory, server.host, server.port)
+        if server
+        else endpoint(inventory, inventory.serve.bind, inventory.ports.api),
     )
 
 

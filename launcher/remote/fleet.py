@@ -1,7 +1,7 @@
 """The nodes of one inventory, reachable: the Transport that everything above runs on.
 
 One SSH connection per node carries its commands, the Docker API, followed logs and tunnels. Connections open on first use,
-or all at once with `connect`; one that broke opens again when it is next needed.
+or all at once with `connect`; one that broke opens again when it is next needed, and one that failed soon after.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import queue
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from launcher.errors import ConnectError
 from launcher.model import Answer, Inventory
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     import paramiko
 
     from launcher.remote.tunnel import Tunnel
+
+
+_REMEMBERED: Final = 5.0  # seconds: commands of one batch share a failure, a later look tries the node again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +127,7 @@ class Fleet:
         with link.lock:
             if link.connection is not None and link.connection.transport.is_active():
                 return link.connection.transport  # type: ignore[no-any-return]
-            if link.failed is not None:
+            if link.failed is not None and time.monotonic() < link.failed_until:
                 raise link.failed
             if link.connection is not None:
                 link.connection.client.close()
@@ -131,8 +135,9 @@ class Fleet:
             try:
                 link.connection = self._connector.open(self._nodes[node])
             except ConnectError as error:
-                link.failed = error
+                link.failed, link.failed_until = error, time.monotonic() + _REMEMBERED
                 raise
+            link.failed = None
             return link.connection.transport  # type: ignore[no-any-return]
 
     def close(self) -> None:
@@ -230,7 +235,7 @@ class Fleet:
 class _Link:
     """What is open to one node."""
 
-    __slots__ = ("connection", "docker", "docker_on", "failed", "lock")
+    __slots__ = ("connection", "docker", "docker_on", "failed", "failed_until", "lock")
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -238,3 +243,4 @@ class _Link:
         self.docker: Any = None
         self.docker_on: Any = None  # the connection it rides on
         self.failed: ConnectError | None = None
+        self.failed_until = 0.0

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _CHUNK: Final = 64 * 2**10
 _CONNECT_TIMEOUT: Final = 15.0
+_EVERY: Final = 1.0  # seconds between looks at the SSH connection
 
 
 class _Stream(Protocol):
@@ -37,6 +38,7 @@ class Tunnel:
     """
 
     def __init__(self, node: str, transport: paramiko.Transport | None, host: str, port: int, local_port: int) -> None:
+        self._node = node
         self._transport = transport
         self._there = (host, port)
         try:
@@ -56,8 +58,11 @@ class Tunnel:
         self.close()
 
     def wait(self) -> None:
-        """Carry connections until the caller is interrupted."""
-        threading.Event().wait()
+        """Carry connections until the caller is interrupted; raises NodeError when the SSH connection ends."""
+        never = threading.Event()
+        while self._transport is None or self._transport.is_active():
+            never.wait(_EVERY)
+        raise NodeError(self._node, "the SSH connection ended, and the tunnel with it", hint="run the same command again")
 
     def close(self) -> None:
         """Stop listening and drop the connections in it."""

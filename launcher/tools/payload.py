@@ -51,7 +51,7 @@ def complete(ports: Ports, api_host: str, prompt: str, max_tokens: int, timeout:
 
 
 def chat(ports: Ports, api_host: str, max_tokens: int, timeout: float) -> Argv:
-    """Stream the answer to the messages on standard input."""
+    """Stream the answer to the messages on the first line of standard input, which must stay open meanwhile."""
     return (*_HEAD, "chat", *_where(ports, api_host), "--max-tokens", str(max_tokens), "--timeout", str(timeout))
 
 

@@ -97,11 +97,13 @@ TABLE = (
         pattern=r"EADDRINUSE|[Aa]ddress already in use|Port \d+ is already in use(?!, trying)",
         cause="a port is taken",  # gpustack 6019, vllm 43206
         fix="see who has it: `sudo ss -ltnp`, or choose others under `ports:` in the inventory",
+        fatal=False,  # The next port may do; who has no other ends by itself.
     ),
     Symptom(
         pattern=r"RepositoryNotFoundError|Repository Not Found|GatedRepoError|401 Client Error|gated repo",
         cause="Hugging Face does not give this model: it is gated, or its name is wrong",
         fix="add HF_TOKEN under `secrets:` in the inventory, and check the model's name",
+        fatal=False,  # It may be a file that the model can do without; for any other, vLLM ends by itself.
     ),
     Symptom(
         pattern=r"Invalid repository ID or local directory specified|Can't load the configuration of|"

@@ -72,6 +72,7 @@ _OURS = {
     "--host": "`--bind` of vlaunch",
     "--port": "`--port` of vlaunch",
     "--api-key": "VLLM_API_KEY under `secrets:` in the inventory, so that no command line shows it",
+    "--hf-token": "HF_TOKEN under `secrets:` in the inventory, so that no command line shows it",
     "--nnodes": "`--backend mp`, which sets it on each node",
     "-n": "`--backend mp`, which sets it on each node",
     "--node-rank": "`--backend mp`, which sets it on each node",
@@ -107,26 +108,26 @@ def rank_of(nnodes: int, rank: int, master: str, port: int) -> Argv:
 
 
 def collisions(args: Sequence[str]) -> list[str]:
-    """Say, for each argument that vlaunch sets itself, what to use instead."""
+    """Say, for each argument that vlaunch sets itself, what to use instead; values are never repeated."""
     said = []
     for word in args:
         name = word.partition("=")[0]
         # vLLM takes `--tensor_parallel_size` as well.
         name = name.replace("_", "-") if name.startswith("--") else name
-        for ours, instead in _OURS.items():
-            if name == ours or (ours.endswith("*") and name.startswith(ours[:-1])):
-                said.append(f"`{name}`: use {instead}")
+        if ours := next((each for each in _OURS if _means(name, each)), None):
+            shown = name if name.startswith("--") else name.rstrip("0123456789")
+            said.append(f"`{shown}`: use {_OURS[ours]}")
     return list(dict.fromkeys(said))
 
 
-def served_name(model: str, args: Sequence[str]) -> str:
-    """Return the name that requests must give: `--served-model-name` where it is set, else the model itself."""
-    name = model
-    for i, word in enumerate(args):
-        flag, _, value = word.partition("=")
-        if flag.replace("_", "-") == "--served-model-name":
-            name = value or (args[i + 1] if i + 1 < len(args) else name)
-    return name
+def _means(name: str, ours: str) -> bool:
+    """True when argparse would, or could, take a word for one of our options: it completes beginnings, and reads `-n2`."""
+    stem = ours.rstrip("*")
+    if not name.startswith("-") or name in ("-", "--"):
+        return False
+    if len(stem) == 2 and re.fullmatch(rf"{stem}\d+", name):
+        return True
+    return stem.startswith(name) or (ours.endswith("*") and name.startswith(stem))
 
 
 def phase_after(phase: str, lines: Sequence[str]) -> list[str]:

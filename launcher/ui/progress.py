@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
@@ -36,6 +37,9 @@ class Printer(Protocol):
     def show(self, event: Event) -> None:
         """Show one event."""
 
+    def paused(self) -> AbstractContextManager[None]:
+        """Leave the terminal alone inside the block: somebody is asked something there."""
+
     def __enter__(self) -> Printer: ...
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None: ...
@@ -59,6 +63,10 @@ class _Base:
 
     def show(self, event: Event) -> None:
         raise NotImplementedError  # pragma: no cover
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Do nothing: what is shown stays as it is."""
+        return nullcontext()
 
 
 class _Fold:
@@ -161,13 +169,12 @@ class LiveLines(_Base):
 
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.live import Live
 
         self._console = Console(stderr=True, highlight=False)
         self._fold = _Fold()
         self._running: dict[tuple[str, str], Event] = {}
         self._wait: Event | None = None
-        self._live: Live = Live(console=self._console, refresh_per_second=8, transient=True, get_renderable=self._draw)
+        self._live = self._display()
 
     def __enter__(self) -> Printer:
         self._live.start()
@@ -194,6 +201,22 @@ class LiveLines(_Base):
         if folded is not None and event.kind != "wait" and (event.kind, event.state) != ("step", "running"):
             self._print(folded)
         self._live.refresh()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take the display away inside the block: its repaints would erase the question, and the line that is typed."""
+        self._live.stop()
+        try:
+            yield
+        finally:
+            # Another one: the old one would go up by as many rows as it had and erase what was asked.
+            self._live = self._display()
+            self._live.start()
+
+    def _display(self) -> Live:
+        from rich.live import Live
+
+        return Live(console=self._console, refresh_per_second=8, transient=True, get_renderable=self._draw)
 
     def _print(self, event: Event) -> None:
         line = self._line(event)

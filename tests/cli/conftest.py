@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ class FakeDocker:
 
     def __init__(self, logs: dict[str, bytes]) -> None:
         self._logs = logs
+        self._all_read = threading.Barrier(max(1, len(logs)))
 
     def containers(self, **asked: Any) -> list[dict[str, Any]]:
         assert asked == {"all": True, "filters": {"label": "vlaunch.cluster=c"}}
@@ -60,7 +62,10 @@ class FakeDocker:
     def logs(self, container: str, *, stream: bool, follow: bool, tail: int) -> Iterator[bytes]:
         # In pieces that end in the middle of lines and of characters, as they come over a network.
         data = self._logs[container]
-        return iter([data[:7], data[7:]])
+        yield data[:7]
+        yield data[7:]
+        if follow:  # it goes on until all others have been read as well
+            self._all_read.wait(timeout=5)
 
 
 class Tunnel:
@@ -90,6 +95,7 @@ class Cluster:
     logs: dict[str, dict[str, bytes]] = field(default_factory=dict)
     server_log: list[str] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
+    followed: list[Command] = field(default_factory=list)
     forwards: list[tuple[Any, ...]] = field(default_factory=list)
     asked: list[dict[str, Any]] = field(default_factory=list)
 
@@ -129,8 +135,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         def __enter__(self) -> FakeFleet:
             return self
 
-        def connect(self) -> dict[str, ConnectError]:
-            return dict(made.missing)
+        def connect(self, nodes: Iterable[str] | None = None) -> dict[str, ConnectError]:
+            return {name: error for name, error in made.missing.items() if nodes is None or name in set(nodes)}
 
         def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
             made.commands.extend(commands)
@@ -139,6 +145,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
             return FakeTransport(made.world.answer).run(commands)
 
         def stream(self, commands: Sequence[Command]) -> Iterator[Line | Answer]:
+            made.followed.extend(commands)
             for command in commands:
                 for text in made.server_log:
                     yield Line(node=command.node, text=text)

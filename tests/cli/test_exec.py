@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.errors import ConnectError
 from launcher.model import Answer
 from launcher.transport import Command
 from tests.cli.conftest import Cluster
@@ -95,3 +96,11 @@ def test_what_a_node_prints_cannot_draw_on_the_terminal(cluster: Cluster, say: d
 def test_nothing_to_run_is_a_usage_error(cluster: Cluster) -> None:
     """Exit code 2."""
     assert cluster.run("exec").code == 2
+
+
+def test_a_node_that_is_not_asked_may_be_down(cluster: Cluster, say: dict[str, Answer]) -> None:
+    """`exec --head -- ray status` is how one looks at a cluster with a dead worker."""
+    cluster.missing["gpu02"] = ConnectError("gpu02", "cannot be reached: timed out")
+
+    assert cluster.run("exec", "--head", "--", "ray", "status").code == 0
+    assert cluster.run("exec", "--", "true").code == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.errors import ConnectError
 from tests.cli.conftest import Cluster
 
 
@@ -63,3 +64,31 @@ def test_what_a_container_prints_cannot_draw_on_the_terminal(talking: Cluster) -
     talking.server_log = ["\x1b[2J\x07x"]
 
     assert sorted(talking.run("logs", "gpu01").out.splitlines()) == ["gpu01: (Worker) up", "server: x"]
+
+
+def test_every_container_of_a_node_is_followed(talking: Cluster) -> None:
+    """None of them ends, so none can wait for another."""
+    ran = talking.run("logs", "-f", "gpu02")
+
+    assert (ran.code, set(ran.out.splitlines())) == (0, {"gpu02: joined", "gpu02/rank: rank 1 up"})
+
+
+@pytest.mark.parametrize(("flags", "seconds"), [([], "60.0"), (["-f"], "0")])
+def test_what_reads_the_servers_log_ends_with_us(talking: Cluster, flags: list[str], seconds: str) -> None:
+    """Ending `docker exec` does not end the `tail` in the container; the end of its input does. Followed: no deadline."""
+    talking.logs = {}
+    talking.run("logs", *flags)
+    (command,) = talking.followed
+
+    assert command.argv[:4] == ("docker", "exec", "--interactive", "vlaunch-c-gpu01")
+    assert command.argv[command.argv.index("bounded") + 1] == seconds
+    assert command.hold_stdin
+    assert (command.timeout == float("inf")) is bool(flags)
+
+
+def test_a_node_that_is_down_does_not_hide_the_others(talking: Cluster) -> None:
+    """Only the nodes that were named are connected to."""
+    talking.missing["gpu01"] = ConnectError("gpu01", "cannot be reached: timed out")
+
+    assert talking.run("logs", "gpu02").code == 0
+    assert talking.run("logs").code == 1

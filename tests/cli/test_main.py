@@ -54,6 +54,7 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> Ending:
         (click.Abort(), 130),
         (click.exceptions.Exit(7), 7),
         (BrokenPipeError(), 141),
+        (OSError(28, "No space left on device", "/home/x"), 1),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -70,6 +71,16 @@ def test_errors_leave_the_program_as_exit_codes(
         os.close(keep)
 
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_disk_that_is_full_is_told_with_what_to_do(ending: Ending, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which file, and where else it could be."""
+    ending(OSError(28, "No space left on device", "/home/x"))
+    run(["x"])
+    err = capsys.readouterr().err
+
+    assert err.startswith("error: [Errno 28] No space left on device: '/home/x'\n")
+    assert "XDG_CACHE_HOME" in err
 
 
 @pytest.mark.parametrize(("result", "code"), [(None, 0), (3, 3), ("text", 0)])

@@ -19,6 +19,9 @@ nodes:
 """
 
 
+SECRET = "hf_abcdefghijklmnopqrstuvwx"
+
+
 @pytest.fixture
 def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("THE_KEY", "sk-very-secret")
@@ -35,6 +38,9 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         (["--offline"], "--offline goes with --dry-run"),
         (["--bind", "eth0"], "--bind should be an IP address"),
         (["--", "-tp", "2"], "`-tp`: use `--tp` of vlaunch"),
+        (["--", "--tensor-parallel", "3"], "`--tensor-parallel`: use `--tp` of vlaunch"),
+        (["--", "--hf-token", SECRET], "`--hf-token`: use HF_TOKEN under `secrets:`"),
+        (["--", "--seed", "1", f"--override={SECRET}"], "argument 3 after `--` looks like a secret"),
         (["--dry-run", "--offline", "--tp", "32"], "needs 32 GPUs, the cluster has 16"),
         (["--dry-run", "--offline", "--backend", "mp", "--tp", "16", "--pp", "2"], "needs 32 GPUs"),
     ],
@@ -46,6 +52,16 @@ def test_wrong_requests(inventory: str, words: list[str], said: str, capsys: pyt
 
     assert (code, out) == (2, "")
     assert said in err
+    assert SECRET not in err
+
+
+def test_a_path_that_has_the_beginning_of_a_secret_in_it_is_none(inventory: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`task-…` ends in what keys begin with."""
+    template = ("--chat-template", "/data/task-specific-chat-template.jinja")
+    code = run(["serve", "-i", inventory, "--dry-run", "--offline", "--", *template])
+
+    assert code == 0
+    assert template[1] in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("backend", ["ray", "mp"])
@@ -68,3 +84,14 @@ def test_flags_replace_the_whole_split(inventory: str, capsys: pytest.CaptureFix
     run(["serve", "-i", inventory, "--dry-run", "--offline", "--tp", "8"])
 
     assert "TP 8 × PP 2" in capsys.readouterr().out
+
+
+def test_mp_names_the_nodes_that_get_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A node that is too small for an equal share is not among them."""
+    path = tmp_path / "uneven.yaml"
+    nodes = "".join(f"  - {{host: n{i}, ip: 10.0.0.{i}, gpus: {count}}}\n" for i, count in ((1, 2), (2, 1), (3, 2)))
+    path.write_text(f"cluster: uneven\nimage: i:1\nserve: {{model: org/m}}\nnodes:\n{nodes}", encoding="utf-8")
+    asked = ["--dry-run", "--offline", "--backend", "mp", "--tp", "2", "--pp", "2"]
+
+    assert run(["serve", "-i", str(path), *asked]) == 0
+    assert "ranks expected 2 on n1, 2 on n3" in capsys.readouterr().out

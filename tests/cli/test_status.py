@@ -90,3 +90,22 @@ def test_watching_as_json_looks_again_until_ctrl_c(up: Cluster, monkeypatch: pyt
 
     assert ran.code == 130
     assert [json.loads(line)["whole"] for line in ran.out.splitlines()] == [True, True]
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_watching_tries_a_missing_node_again(flags: list[str], up: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be on its way up."""
+    up.missing["gpu02"] = ConnectError("gpu02", "cannot be reached: timed out")
+    looks = []
+
+    def sleep(_: float) -> None:
+        looks.append(len([each for each in up.commands if each.argv[3] == "probe" and each.node == "gpu02"]))
+        up.missing.clear()
+        if len(looks) == 2:
+            raise KeyboardInterrupt
+
+    up.commands.clear()
+    monkeypatch.setattr("launcher.cli.status.time.sleep", sleep)
+
+    assert up.run("status", "--watch", *flags).code == 130
+    assert looks == [0, 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.errors import ConnectError
 from tests.cli.conftest import INVENTORY, Cluster
 
 
@@ -25,6 +26,19 @@ def test_the_port_of_the_head_is_forwarded(more: str, words: list[str], forward:
     assert (ran.code, cluster.forwards) == (0, [forward])
     assert ran.out == f"http://127.0.0.1:{forward[3] or 45678}\n"
     assert "Ctrl-C" in ran.err
+
+
+def test_the_server_that_runs_is_the_one_meant(cluster: Cluster) -> None:
+    """It may listen elsewhere than the inventory says; the dashboard stays where it is."""
+    assert cluster.run("up").code == 0
+    labels = {"vlaunch.model": "m", "vlaunch.host": "10.0.0.11", "vlaunch.port": "9000"}
+    cluster.world.said["jobs"] = {"jobs": [{"submission_id": "serve-1", "status": "RUNNING", "metadata": labels}]}
+    cluster.missing["gpu02"] = ConnectError("gpu02", "cannot be reached")  # A tunnel needs the head alone.
+    ran = cluster.run("tunnel")
+    cluster.run("tunnel", "--dashboard")
+
+    assert ran.out == "http://127.0.0.1:9000\n"
+    assert cluster.forwards == [("gpu01", "10.0.0.11", 9000, 9000), ("gpu01", "127.0.0.1", 8265, 8265)]
 
 
 def test_a_port_that_is_none_is_a_usage_error(cluster: Cluster) -> None:

@@ -81,20 +81,19 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def run(server: Server, tmp_path: Path) -> Any:
-    """Run head.py against the server and return its exit code and the objects it printed."""
+def start(server: Server, tmp_path: Path) -> Any:
+    """Start head.py against the server."""
     (tmp_path / "secrets").mkdir()
     (tmp_path / "secrets" / "RAY_AUTH_TOKEN").write_text("ray-token\n")
     (tmp_path / "secrets" / "VLLM_API_KEY").write_text("api-key")
 
-    def call(*words: str, stdin: object = None, port: int | None = None) -> tuple[int, list[Any]]:
-        done = subprocess.run(
+    def start(*words: str, port: int | None = None) -> subprocess.Popen[str]:
+        return subprocess.Popen(
             [sys.executable, "-I", "-S", HEAD, *words, "--dashboard", str(server.port), "--api", str(port or server.port)],
-            input="" if stdin is None else json.dumps(stdin),
-            capture_output=True,
-            check=False,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
             env={
                 **os.environ,
                 "VLAUNCH_SECRETS": str(tmp_path / "secrets"),
@@ -102,8 +101,25 @@ def run(server: Server, tmp_path: Path) -> Any:
                 "http_proxy": "http://127.0.0.1:9",
             },
         )
-        assert done.stderr == ""
-        return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+    return start
+
+
+@pytest.fixture
+def run(start: Any) -> Any:
+    """Run head.py against the server and return its exit code and the objects it printed."""
+
+    def call(*words: str, stdin: object = None, port: int | None = None) -> tuple[int, list[Any]]:
+        with start(*words, port=port) as process:
+            said = "" if stdin is None else json.dumps(stdin)
+            if words[0] == "chat":  # its input stays open, as `docker exec` holds it
+                process.stdin.write(f"{said}\n")
+                process.stdin.flush()
+                process.wait(timeout=60)
+                said = ""
+            out, err = process.communicate(said, timeout=60)
+        assert err == ""
+        return process.returncode, [json.loads(line) for line in out.splitlines()]
 
     return call
 
@@ -214,22 +230,23 @@ def test_watch_a_job_that_is_not_there(run: Any) -> None:
 
 def test_stop_kills_what_does_not_listen(server: Server, run: Any) -> None:
     """A process of the job that ignores the polite signal is killed; others are left alone."""
-    state = {"submission_id": "serve-1", "status": "RUNNING"}
-    server.answers["/api/jobs/serve-1"] = lambda _: state
+    job = f"serve-{os.getpid()}"  # nobody else's: tests that run at the same time see each other's processes
+    state = {"submission_id": job, "status": "RUNNING"}
+    server.answers[f"/api/jobs/{job}"] = lambda _: state
 
     def stopped(_: object) -> bool:
         state["status"] = "STOPPED"
         return True
 
-    server.answers["/api/jobs/serve-1/stop"] = stopped
+    server.answers[f"/api/jobs/{job}/stop"] = stopped
     sleep = [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"]
-    mine = subprocess.Popen(sleep, env={**os.environ, "VLAUNCH_JOB": "serve-1"})
-    other = subprocess.Popen(sleep, env={**os.environ, "VLAUNCH_JOB": "serve-10"})
+    mine = subprocess.Popen(sleep, env={**os.environ, "VLAUNCH_JOB": job})
+    other = subprocess.Popen(sleep, env={**os.environ, "VLAUNCH_JOB": f"{job}0"})
     try:
         # The stand-in must be reaped while head.py looks, or it would stay a zombie of this test.
         reaper = threading.Thread(target=mine.wait)
         reaper.start()
-        code, (said,) = run("stop", "--job", "serve-1", "--grace", "0.2")
+        code, (said,) = run("stop", "--job", job, "--grace", "0.2")
         reaper.join(10)
 
         assert (code, said["killed"], said["left"], said["job"]["status"]) == (0, 1, [], "STOPPED")
@@ -243,8 +260,8 @@ def test_stop_kills_what_does_not_listen(server: Server, run: Any) -> None:
 
 def test_stop_a_job_that_is_over(server: Server, run: Any) -> None:
     """Stopping what has ended is no error."""
-    server.answers["/api/jobs/serve-1"] = {"status": "SUCCEEDED"}
-    code, (said,) = run("stop", "--job", "serve-1", "--grace", "0")
+    server.answers["/api/jobs/serve-over"] = {"status": "SUCCEEDED"}
+    code, (said,) = run("stop", "--job", "serve-over", "--grace", "0")
 
     assert (code, said["killed"]) == (0, 0)
 
@@ -269,6 +286,29 @@ def test_chat_with_a_base_model(server: Server, run: Any) -> None:
 
     assert [each["text"] for each in said] == ["and"]
     assert server.asked[-1][3]["prompt"] == "once"
+
+
+def test_chat_ends_when_nobody_listens(server: Server, start: Any) -> None:
+    """The end of its input is how a launcher that was cancelled looks; the connection to vLLM ends with it."""
+    asked, release = threading.Event(), threading.Event()
+
+    def never(_: object) -> str:
+        asked.set()
+        release.wait(30)
+        return ""
+
+    server.answers["/v1/chat/completions"] = never
+    with start("chat") as process:
+        try:
+            process.stdin.write(json.dumps([{"role": "user", "content": "hello"}]) + "\n")
+            process.stdin.flush()
+            assert asked.wait(20)
+            assert process.poll() is None
+            process.stdin.close()
+            assert process.wait(timeout=10) == 1
+        finally:
+            release.set()
+            process.kill()
 
 
 @pytest.mark.parametrize(("port", "status"), [(1, 0), (None, 400)])

@@ -15,7 +15,7 @@ from launcher.placement import choose
 from launcher.plan import containers, running
 from launcher.plan.ranks import nodes_of, plan_ranks, specs
 from launcher.plan.script import script
-from launcher.plan.serve import Request, Seen, ask_model, plan_files, plan_serve
+from launcher.plan.serve import Request, Seen, ask_model, model_gate, plan_files, plan_serve
 from launcher.plan.stop import plan_stop
 from launcher.tools import docker, payload
 from launcher.tools.docker import Container, ContainerSpec
@@ -192,7 +192,7 @@ def test_ranks_of_which_one_has_ended_start_anew() -> None:
     start = plan_ranks(INVENTORY, seen(ranks=started(wanted, asked, n2="exited")), asked, SECRETS)
 
     assert not start.attached
-    assert [stage.id for stage in start.plan.stages] == ["preflight", "ranks", "files", "ranks"]
+    assert [stage.id for stage in start.plan.stages] == ["preflight", "same-image", "ranks", "files", "ranks"]
 
 
 def test_other_ranks_are_not_pushed_aside() -> None:
@@ -217,6 +217,39 @@ def test_mp_is_refused_while_ray_holds_gpus() -> None:
     (found,) = next(gate for gate in gates if gate.id == "free-gpus").judge({})
 
     assert (found.status, found.text) == ("fail", "work in Ray holds 1 of 16 GPUs")
+
+
+def test_mp_is_refused_while_ray_does_not_say_what_it_holds() -> None:
+    """A dashboard that hangs has not said that the GPUs are free."""
+    there = seen(error="timed out")
+    gates = [gate for stage in plan_ranks(INVENTORY, there, request("mp"), SECRETS).plan.stages for gate in stage.gates]
+    (found,) = next(gate for gate in gates if gate.id == "free-gpus").judge({})
+
+    assert (found.status, found.node) == ("fail", "n1")
+    assert "timed out" in found.text
+
+
+def test_ranks_run_in_the_same_image() -> None:
+    """A tag that means another build on one node is found before any rank starts."""
+    there = seen(ray=False)
+    other = replace(IMAGE, id="sha256:2", identity="2")
+    facts = {**there.facts, "n2": replace(there.facts["n2"], images={"base:1": other})}
+    plan = plan_ranks(INVENTORY, replace(there, facts=facts), request("mp"), SECRETS).plan
+    findings = [f for stage in plan.stages for gate in stage.gates if gate.id == "image" for f in gate.judge({})]
+
+    assert "fail" in [each.status for each in findings]
+
+
+def test_the_note_and_the_model_gate_of_mp_name_the_nodes_that_get_ranks() -> None:
+    """A node in between that is too small is left out of both."""
+    nodes = tuple(Node(name=f"n{i}", host="h", ip=f"10.0.0.{i}", gpus=count, head=i == 0) for i, count in enumerate((2, 1, 2)))
+    inventory = replace(INVENTORY, nodes=nodes)
+    asked = request("mp", placement=choose(inventory, 2, 2, backend="mp"))
+    plan = plan_ranks(inventory, Seen(), asked, SECRETS).plan
+    judged = [each.node for each in model_gate(inventory, Seen(), asked).judge({})]
+
+    assert any("ranks expected 2 on n0, 2 on n2" in note for note in plan.notes)
+    assert [node for node, _ in sent(plan, "ranks")] == judged == ["n0", "n2"]
 
 
 @pytest.mark.parametrize(

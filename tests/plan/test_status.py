@@ -72,6 +72,17 @@ def test_a_cluster_that_is_up_is_whole(world: World) -> None:
     assert (seen.server.state, seen.endpoint) == ("none", "http://10.0.0.11:8000/v1")
 
 
+def test_the_endpoint_is_where_the_server_listens(world: World) -> None:
+    """Its own address and port, not the inventory's."""
+    labels = {"vlaunch.model": "m", "vlaunch.host": "10.0.0.99", "vlaunch.port": "9000"}
+    jobs(world, {"submission_id": "serve-1", "status": "RUNNING", "metadata": labels})
+    inventory = replace(world.inventory, serve=replace(world.inventory.serve, bind="127.0.0.1"))
+
+    assert look(world).endpoint == "http://10.0.0.99:9000/v1"
+    jobs(world)
+    assert look(world, inventory=inventory).endpoint == "http://127.0.0.1:8000/v1"
+
+
 def test_nothing_there_is_absent_and_not_whole(load: Load) -> None:
     """And nobody is asked about a server."""
     world = World(load())

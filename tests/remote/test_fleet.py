@@ -18,8 +18,11 @@ from typing import Literal
 
 import pytest
 
+from launcher.errors import ConnectError
 from launcher.model import Answer, Node
 from launcher.remote import envelope
+from launcher.remote import fleet as fleet_module
+from launcher.remote.connect import Connection, Connector
 from launcher.remote.fleet import Fleet, Line
 from launcher.remote.output import LIMIT
 from launcher.transport import Command
@@ -288,6 +291,28 @@ def test_unreachable_node_is_255_and_names_the_cause(server: sshd.Sshd) -> None:
     assert answers["gpu01"].ok
     assert answers["gpu02"].code == 255
     assert "nothing listens" in answers["gpu02"].err
+
+
+@pytest.mark.parametrize(("remembered", "code", "tries"), [(60.0, 255, 1), (0.0, 0, 2)])
+def test_a_node_that_could_not_be_reached_is_tried_again(
+    server: sshd.Sshd, monkeypatch: pytest.MonkeyPatch, remembered: float, code: int, tries: int
+) -> None:
+    """Not at once, so that a batch of commands fails as one; but it may be on its way up."""
+    monkeypatch.setattr(fleet_module, "_REMEMBERED", remembered)
+    opened: list[str] = []
+    really = Connector.open
+
+    def fail_first(self: Connector, wanted: Node) -> Connection:
+        opened.append(wanted.name)
+        if len(opened) == 1:
+            raise ConnectError(wanted.name, "cannot be reached")
+        return really(self, wanted)
+
+    monkeypatch.setattr(Connector, "open", fail_first)
+    with Fleet(sshd.inventory(server.node())) as fleet:
+        assert list(fleet.connect()) == ["gpu01"]
+        assert run(fleet, "true").code == code
+    assert len(opened) == tries
 
 
 def test_unknown_node_is_a_mistake_in_the_program(server: sshd.Sshd) -> None:

@@ -57,6 +57,17 @@ def test_a_placement_group_that_waits_is_told_and_not_fatal() -> None:
 
 
 @pytest.mark.parametrize(
+    "line", ["requests.exceptions.HTTPError: 401 Client Error: Unauthorized", "OSError: [Errno 98] Address already in use"]
+)
+def test_what_may_be_tried_again_or_done_without_is_not_fatal(line: str) -> None:
+    """An optional file may be missing, the next port may be free: a server that needs them ends by itself."""
+    found = symptoms.first(line)
+
+    assert found is not None
+    assert not found.fatal
+
+
+@pytest.mark.parametrize(
     ("line", "cause"),
     [
         ("vllm serve: error: unrecognized arguments: --nope 3", "vLLM does not know one of the arguments after `--`"),

@@ -53,29 +53,23 @@ def test_ranks_of_several_nodes() -> None:
         (("--data-parallel-size-local", "2", "-dpl", "2"), ["--data-parallel-size-local", "-dpl"]),
         (("--headless", "--nnodes", "2"), ["--headless", "--nnodes"]),
         (("--ssl-keyfile", "k"), ["--ssl-keyfile"]),
+        (("--hf-token", "hf_1"), ["--hf-token"]),
+        (("--hf_token=hf_1",), ["--hf-token"]),
+        (("--api-ke", "sk-1"), ["--api-ke"]),
+        (("--api_ke=sk-1",), ["--api-ke"]),
+        (("--tensor-parallel", "3"), ["--tensor-parallel"]),
+        (("--ssl", "--data-par=2"), ["--ssl", "--data-par"]),
+        (("-n2", "-r", "1"), ["-n", "-r"]),
+        (("--seed", "-1", "--rope-scaling", "-", "--headless-not", "--", "--node"), ["--node"]),
         (("--max-model-len", "8", "--port-range", "1", "--dtype", "auto", "-cc.mode=2"), []),
     ],
 )
 def test_collisions(args: tuple[str, ...], named: list[str]) -> None:
-    """What vlaunch sets itself is named, with what to use instead; values are never repeated."""
+    """What vlaunch sets itself is named, abbreviated or not, with what to use instead; values are never repeated."""
     said = vllm.collisions(args)
 
     assert named == [each.split("`")[1] for each in said]
-    assert not any("sk-1" in each for each in said)
-
-
-@pytest.mark.parametrize(
-    ("args", "name"),
-    [
-        ((), "/models/m"),
-        (("--served-model-name", "a", "b"), "a"),
-        (("--served_model_name=a",), "a"),
-        (("--served-model-name",), "/models/m"),
-    ],
-)
-def test_served_name(args: tuple[str, ...], name: str) -> None:
-    """Requests give the served name where one is set."""
-    assert name == vllm.served_name("/models/m", args)
+    assert not any("sk-1" in each or "hf_1" in each for each in said)
 
 
 @pytest.mark.parametrize(
