@@ -98,7 +98,7 @@ def serve(
         if dry_run:
             click.echo(script(wanted, [*first, start.plan]), nl=False)
             return 0
-        _apply(reached, start)
+        _apply(reached, request, start)
         code, rows = _wait(reached, request, start, timeout=timeout, no_wait=no_wait)
     if not as_json:
         for row in rows:
@@ -182,7 +182,7 @@ def _prepare(session: Session, asked: _Asked, *, dry_run: bool) -> tuple[list[Pl
     return first, request, start
 
 
-def _apply(session: Session, start: Start) -> None:
+def _apply(session: Session, request: Request, start: Start) -> None:
     from launcher.apply import apply
     from launcher.events import Event
     from launcher.ui.progress import show_all
@@ -193,6 +193,9 @@ def _apply(session: Session, start: Start) -> None:
         what = f" as Ray job {start.job}" if start.job else ""
         text = f"this server runs already{what}; watching it"
         session.to.show(Event(kind="note", stage="serve", text=text, state="unchanged"))
+    elif "VLLM_API_KEY" not in session.inventory.secrets and not ipaddress.ip_address(request.host).is_loopback:
+        text = f"whoever can reach port {request.port} may use the model: give VLLM_API_KEY under `secrets:` to ask for a key"
+        session.to.show(Event(kind="warning", stage="serve", text=text, state="warn"))
     show_all(apply(start.plan, session.transport), session.to)
 
 

@@ -54,7 +54,9 @@ def printer(*, as_json: bool = False, quiet: bool = False) -> Printer:
     return LiveLines() if sys.stderr.isatty() else PlainLines()
 
 
-class _Base:
+class Silent:
+    """Shows nothing; the others show more."""
+
     def __enter__(self) -> Printer:
         return self
 
@@ -62,7 +64,7 @@ class _Base:
         return None
 
     def show(self, event: Event) -> None:
-        raise NotImplementedError  # pragma: no cover
+        """Show nothing."""
 
     def paused(self) -> AbstractContextManager[None]:
         """Do nothing: what is shown stays as it is."""
@@ -88,10 +90,9 @@ class _Fold:
         if event.node not in waiting:
             return event
         waiting.remove(event.node)
-        if event.state == "ok":
-            self._done.setdefault(key, []).append(event)
         if event.state != "ok":
             return event
+        self._done.setdefault(key, []).append(event)
         return self._together(key) if not waiting else None
 
     def rest(self) -> list[Event]:
@@ -106,14 +107,7 @@ class _Fold:
         return replace(events[0], node=nodes, seconds=max(event.seconds for event in events))
 
 
-class Silent(_Base):
-    """Shows nothing."""
-
-    def show(self, event: Event) -> None:
-        """Show nothing."""
-
-
-class JsonLines(_Base):
+class JsonLines(Silent):
     """One JSON object a line on standard output."""
 
     def show(self, event: Event) -> None:
@@ -121,7 +115,7 @@ class JsonLines(_Base):
         click.echo(json.dumps(event.as_json()))
 
 
-class PlainLines(_Base):
+class PlainLines(Silent):
     """One line an event on standard error; repeated waits and the start of steps are left out."""
 
     def __init__(self) -> None:
@@ -164,7 +158,7 @@ def plain_line(event: Event) -> str:
     return f"  {word + ' ' if word else ''}{where}{text}{took}"
 
 
-class LiveLines(_Base):
+class LiveLines(Silent):
     """Finished lines scroll by; what runs is redrawn below them, with its time."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from launcher.model import Answer
 from launcher.transport import Command
-from tests.cli.conftest import Cluster
+from tests.cli.conftest import INVENTORY, Cluster
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,20 @@ def test_only_the_ports_of_this_server_matter(
     assert ran.code == code, ran.err
     assert ("port 8001 (vLLM API) is taken" in ran.err) == (code == 1)
     assert "6379" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("secrets", "bind", "warned"),
+    [("", "0.0.0.0", True), ("secrets: {VLLM_API_KEY: {env: HF_TOKEN}}", "0.0.0.0", False), ("", "127.0.0.1", False)],
+)
+def test_an_open_endpoint_is_told(
+    cluster: Cluster, secrets: str, bind: str, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An API without a key, on an address that others can reach, is the user's choice, made knowingly."""
+    answer = cluster.world.answer
+    monkeypatch.setattr(cluster.world, "answer", lambda c: Answer(node=c.node, code=4) if "--rm" in c.argv else answer(c))
+    cluster.write(f"{INVENTORY.replace('secrets: {HF_TOKEN: {env: HF_TOKEN}}', secrets)}\n")
+    ran = cluster.run("serve", "--backend", "mp", "--model", "org/m", "--bind", bind, "--no-wait")
+
+    assert ran.code == 0, ran.err
+    assert ("whoever can reach port 8000 may use the model" in ran.err) is warned
