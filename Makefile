@@ -8,7 +8,7 @@ LAB := /var/lib/vlaunch-lab
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 VLAUNCH := $(BIN)/vlaunch
 
-.PHONY: demo test lint unit lab-tests lock clean-lab
+.PHONY: demo test machine lint unit lab-tests lock clean-lab
 
 demo: .venv/installed
 	$(SUDO) $(VLAUNCH) lab up --install-missing
@@ -21,7 +21,11 @@ demo: .venv/installed
 	@echo
 	@echo "The cluster stays up: try \`$(VLAUNCH) chat\`. Remove it with \`$(strip $(SUDO) $(VLAUNCH) lab down)\`."
 
-test: lint unit lab-tests
+test: machine lint unit lab-tests
+
+# sshd for the tests of the transport, Docker and the rest for the practice hosts.
+machine: .venv/installed
+	$(SUDO) $(VLAUNCH) lab install
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -66,6 +66,15 @@ def up(
 
 
 @lab.command()
+def install() -> None:
+    """Install the Debian packages that practice hosts need; nothing when they are there."""
+    from launcher.lab import parts
+
+    parts.ensure(install=True, say=_say)
+    _say("this machine has what practice hosts need; next: `vlaunch lab up`")
+
+
+@lab.command()
 @_lab_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def status(name: str, directory: Path | None, as_json: bool) -> None:
