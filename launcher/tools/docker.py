@@ -70,7 +70,6 @@ class Container:
     spec: str
     exit_code: int
     restarts: int
-    started: str
     env: Mapping[str, str]
     labels: Mapping[str, str]
     error: str = ""
@@ -242,7 +241,6 @@ def _container(item: dict[str, Any]) -> Container:
         spec=labels.get(SPEC, ""),
         exit_code=int(state.get("ExitCode", 0)),
         restarts=int(item.get("RestartCount", 0)),
-        started=state.get("StartedAt", ""),
         env=_env(config),
         labels=dict(labels),
         error=state.get("Error", ""),

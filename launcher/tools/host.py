@@ -72,7 +72,6 @@ class Address:
     ip: str
     prefix: int
     up: bool
-    mtu: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +213,6 @@ def _addresses(text: str) -> tuple[Address, ...]:
             ip=each["local"],
             prefix=each["prefixlen"],
             up="UP" in link.get("flags", ()),
-            mtu=link.get("mtu", 0),
         )
         for link in _json(text, "ip -j addr")
         for each in link.get("addr_info", ())

@@ -20,14 +20,13 @@ TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105 - the file's name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayNode:
-    """One row of Ray's node table. `gpus` and `cpus` are what the node brought."""
+    """One row of Ray's node table. `gpus` is what the node brought."""
 
     id: str
     ip: str
     alive: bool
     head: bool
     gpus: float
-    cpus: float
     message: str = ""
 
 
@@ -36,8 +35,6 @@ class RayStatus:
     """What `ray status` prints: active nodes (also idle ones) and `used/total` of the GPUs; `None` if it names no GPU."""
 
     active: int
-    pending: tuple[str, ...]
-    failures: tuple[str, ...]
     gpus_used: float | None
     gpus_total: float | None
     demands: tuple[str, ...]
@@ -74,11 +71,6 @@ def _common(node: Node, inventory: Inventory) -> Argv:
     )  # fmt: skip
 
 
-def status() -> Argv:
-    """Print the cluster's state for people."""
-    return ("ray", "status")
-
-
 def parse_nodes(answer: Any) -> tuple[RayNode, ...]:
     """Read `GET /api/v0/nodes?detail=1`, newest row per address: a node that rejoins leaves its dead row behind."""
     rows = _result(answer, "nodes")
@@ -90,7 +82,6 @@ def parse_nodes(answer: Any) -> tuple[RayNode, ...]:
                 alive=row["state"] == "ALIVE",
                 head=bool(row.get("is_head_node")),
                 gpus=float((row.get("resources_total") or {}).get("GPU", 0)),
-                cpus=float((row.get("resources_total") or {}).get("CPU", 0)),
                 message=row.get("state_message") or "",
             )
             for row in rows
@@ -123,8 +114,6 @@ def parse_status(text: str) -> RayStatus:
         raise UnreadableAnswer("`ray status` names a node in a form that cannot be read", evidence=lines)
     return RayStatus(
         active=sum(int(match[1]) for match in counts if match),
-        pending=tuple(sections.get("Pending", ())),
-        failures=tuple(sections.get("Recent failures", ())),
         gpus_used=float(gpu[1]) if gpu else None,
         gpus_total=float(gpu[2]) if gpu else None,
         demands=tuple(each for each in sections.get("Pending Demands", sections.get("Demands", ()))),

@@ -19,7 +19,7 @@ Good = Callable[..., HostFacts]
 
 RUNNING = Container(
     name="vlaunch-c-gpu01", id="1", role="head", node="gpu01", image="i", status="running", spec="", exit_code=0, restarts=0,
-    started="", env={}, labels={},
+    env={}, labels={},
 )  # fmt: skip
 
 
@@ -145,7 +145,7 @@ def test_the_declared_address_must_be_on_an_interface(load: Load, good: Good) ->
 )
 def test_the_declared_interface_must_carry_the_address(interface: str, text: str, load: Load, good: Good) -> None:
     """The fix names the right one."""
-    other = Address(interface="eth1", ip="192.168.7.7", prefix=24, up=True, mtu=1500)
+    other = Address(interface="eth1", ip="192.168.7.7", prefix=24, up=True)
     facts = good(addresses=(*(good().addresses or ()), other))
     found = judge("address", load(f"network: {{interface: {interface}}}"), gpu01=facts, gpu02=good("10.0.0.12"))[0]
 
@@ -155,7 +155,7 @@ def test_the_declared_interface_must_carry_the_address(interface: str, text: str
 
 def test_a_link_that_is_down_is_said(load: Load, good: Good) -> None:
     """Its address alone proves nothing."""
-    down = Address(interface="eth0", ip="10.0.0.11", prefix=24, up=False, mtu=1500)
+    down = Address(interface="eth0", ip="10.0.0.11", prefix=24, up=False)
     found = first("address", load, good(addresses=(down,)))
 
     assert (found.status, found.text) == ("fail", "`eth0` is down")

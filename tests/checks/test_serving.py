@@ -46,7 +46,7 @@ def rank(ip: str, name: str = "vllm_Worker_17_PP0", **more: object) -> dict[str,
 
 def container(name: str, status: str = "running") -> docker.Container:
     return docker.Container(
-        name=name, id="1", role="head", node="", image="i", status=status, spec="", exit_code=0, restarts=0, started="",
+        name=name, id="1", role="head", node="", image="i", status=status, spec="", exit_code=0, restarts=0,
         env={}, labels={},
     )  # fmt: skip
 

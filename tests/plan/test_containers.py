@@ -13,7 +13,7 @@ from launcher.tools.docker import ContainerSpec
 from launcher.tools.host import Address, HostFacts
 
 Load = Callable[..., Inventory]
-FACTS = HostFacts(home="/home/ops", addresses=(Address(interface="ens5", ip="10.0.0.11", prefix=24, up=True, mtu=9000),))
+FACTS = HostFacts(home="/home/ops", addresses=(Address(interface="ens5", ip="10.0.0.11", prefix=24, up=True),))
 SECRETS = {"RAY_AUTH_TOKEN": Secret("token-token"), "HF_TOKEN": Secret("hf_secret")}
 
 

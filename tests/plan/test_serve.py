@@ -42,7 +42,7 @@ def request(backend: Any = "ray", tp: int = 8, pp: int = 2, **more: Any) -> Requ
 def container(name: str, status: str = "running", **more: Any) -> Container:
     given = {
         "name": name, "id": name, "role": "head", "node": "", "image": "i", "status": status, "spec": "", "exit_code": 0,
-        "restarts": 0, "started": "", "env": {}, "labels": {}, **more,
+        "restarts": 0, "env": {}, "labels": {}, **more,
     }  # fmt: skip
     return Container(**given)
 

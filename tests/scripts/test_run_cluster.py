@@ -184,7 +184,7 @@ def _both(machine: Machine, case: Case) -> tuple[docker.ContainerSpec, list[str]
     node = case.inventory.head if case.role == "head" else case.inventory.workers[0]
     facts = HostFacts(
         home=str(machine.home),
-        addresses=tuple(Address(interface="eth1", ip=ip, prefix=24, up=True, mtu=1500) for ip in ("10.0.0.11", "10.0.0.12")),
+        addresses=tuple(Address(interface="eth1", ip=ip, prefix=24, up=True) for ip in ("10.0.0.11", "10.0.0.12")),
     )
     if "RAY_AUTH_TOKEN" in case.secrets:
         machine.give_token()
@@ -278,9 +278,7 @@ def test_json_of_odd_arguments_is_pythons(machine: Machine) -> None:
     words = [word for name, value in env.items() for word in ("-e", f"{name}={value}")]
     done = machine.run("--dry-run", "--name", "gpu02", "--gpus", "8", _IMAGE, "10.0.0.11", "--worker", "/data/hf", *words)
 
-    facts = HostFacts(
-        home=str(machine.home), addresses=(Address(interface="eth1", ip="10.0.0.12", prefix=24, up=True, mtu=1500),)
-    )
+    facts = HostFacts(home=str(machine.home), addresses=(Address(interface="eth1", ip="10.0.0.12", prefix=24, up=True),))
     spec = containers.ray_spec(replace(_BASE, nodes=(_HEAD, node)), node, facts, _IMAGE, _WITH_TOKEN)
     assert f"vlaunch.spec={spec.hash}" in shlex.split(done.stdout)
 

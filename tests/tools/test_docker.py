@@ -42,7 +42,7 @@ def container(spec: ContainerSpec, **more: Any) -> Container:
     return dataclasses.replace(
         Container(
             name=spec.name, id="1", role=spec.role, node=spec.node, image=spec.image, status="running", exit_code=0, restarts=0,
-            spec=spec.labels.get(docker.SPEC, ""), started="", env=spec.env, labels=spec.labels, argv=spec.command,
+            spec=spec.labels.get(docker.SPEC, ""), env=spec.env, labels=spec.labels, argv=spec.command,
         ),
         **more,
     )  # fmt: skip

@@ -160,7 +160,7 @@ def test_addresses_say_whether_their_link_is_up() -> None:
     ]
 
     assert host.parse_probe(parts(addr=json.dumps(link))).addresses == (
-        Address(interface="eth0", ip="10.0.0.1", prefix=24, up=False, mtu=9000),
+        Address(interface="eth0", ip="10.0.0.1", prefix=24, up=False),
     )
 
 

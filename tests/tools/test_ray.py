@@ -166,7 +166,7 @@ def test_no_text_breaks_the_reading_of_ray_status(text: str) -> None:
 def test_ranks_are_those_of_living_actors_on_their_nodes() -> None:
     """Earlier runs leave dead actors of the same kind behind."""
     nodes = tuple(
-        ray.RayNode(id=row["node_id"], ip=row["node_ip"], alive=True, head=False, gpus=1, cpus=1)
+        ray.RayNode(id=row["node_id"], ip=row["node_ip"], alive=True, head=False, gpus=1)
         for row in recorded("ray_list_nodes_one_dead.json")
     )
 
@@ -178,7 +178,7 @@ def test_ranks_are_those_of_living_actors_on_their_nodes() -> None:
 
 def test_ranks_of_two_dimensions_and_of_one_rank_are_named() -> None:
     """A dimension of size one is left out of the actor's name; an actor of another program is no rank."""
-    nodes = (ray.RayNode(id="n", ip="10.0.0.1", alive=True, head=True, gpus=2, cpus=1),)
+    nodes = (ray.RayNode(id="n", ip="10.0.0.1", alive=True, head=True, gpus=2),)
     rows = [
         {"name": "vllm_Worker_17_TP1_PP0", "state": "ALIVE", "node_id": "n"},
         {"name": "vllm_Worker_17_TP0_PP0", "state": "ALIVE", "node_id": "n"},

@@ -55,7 +55,7 @@ class RayCpuCommunicator(CpuCommunicator):
     ) -> torch.Tensor | list[torch.Tensor]:
         """Gather rows of different counts from all ranks, for one tensor or a list of them."""
         if dim != 0:
-            raise NotImplementedError(f"all_gatherv along dimension {dim}: only 0 is supported on CPU")
+            raise ValueError(f"all_gatherv along dimension {dim}: only 0 is supported on CPU")
         tensors = [input_] if isinstance(input_, torch.Tensor) else input_
         parts = sizes or [tensors[0].shape[0]] * self.world_size
         gathered = [gather_uneven(tensor, parts, self.device_group) for tensor in tensors]
