@@ -65,7 +65,8 @@ def down(
         if failed:
             raise together(list(failed.values()))
         if not dry_run:
-            text = f"cluster {wanted.cluster} is down on {fold(list(facts))}"
+            names = [node.name for node in nodes if node.name in facts]  # in the inventory's order, not that of the answers
+            text = f"cluster {wanted.cluster} is down on {fold(names)}"
             if not plan.steps:
                 text += "; there was nothing to remove"
             to.show(Event(kind="done", text=text, state="ok", data={"changed": len(plan.steps)}))
