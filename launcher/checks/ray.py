@@ -140,7 +140,7 @@ def container_trouble(node: Node, answer: Answer, *, joined: bool = False) -> Fi
     except UnreadableAnswer:
         found = ()
     if not found:
-        return _fail(node, "its container is gone", evidence=answer.tail, fix="run `vlaunch up` again")
+        return _gone(node.name, answer)
     container = found[0]
     if container.running and (joined or container.restarts < 3):
         return None
@@ -160,6 +160,10 @@ def explain_logs(findings: Sequence[Finding], logs: Mapping[str, Answer]) -> Seq
         if answer is None or each.status not in ("fail", "wait"):
             explained.append(each)
             continue
+        if "No such container" in answer.err:
+            # Somebody removed it between the question and this one: that it had ended was only a step on the way.
+            explained.append(_gone(each.node, answer))
+            continue
         known = symptoms.first(answer.out + answer.err)
         tail = "\n".join((answer.out + answer.err).strip().splitlines()[-5:])
         explained.append(
@@ -169,6 +173,10 @@ def explain_logs(findings: Sequence[Finding], logs: Mapping[str, Answer]) -> Seq
             )
         )  # fmt: skip
     return explained
+
+
+def _gone(node: str, answer: Answer) -> Finding:
+    return Finding(node=node, status="fail", text="its container is gone", evidence=answer.tail, fix="run `vlaunch up` again")
 
 
 def read_payload(answer: Answer) -> dict[str, Any]:

@@ -212,6 +212,15 @@ def test_an_unknown_log_is_shown_by_its_end() -> None:
     assert (found.text, found.evidence, found.fix) == ("ended", "2\n3\n4\n5\n6", "look")
 
 
+def test_a_container_removed_between_two_questions_is_gone() -> None:
+    """`docker rm -f` kills before it removes: the state said 137, the log is asked when nothing is left."""
+    state = Finding(node="a", status="fail", text="its container ended with exit code 137 (0 restarts)", fix="look")
+    said = "Error response from daemon: No such container: vlaunch-lab-node1"
+    (found,) = ray.explain_logs([state], {"a": Answer(node="a", code=1, err=said)})
+
+    assert (found.text, found.evidence, found.fix) == ("its container is gone", said, "run `vlaunch up` again")
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
