@@ -113,6 +113,8 @@ def _gate(
     began = clock()
     green_since: float | None = None
     said = ""
+    if gate.doing:
+        yield Event(kind="wait", stage=stage.id, text=gate.doing, state="running")
     while True:
         findings = gate.judge(ask(transport, gate))
         now, status = clock(), worst(findings)

@@ -12,6 +12,7 @@ from typing import Literal
 Accelerator = Literal["nvidia", "amd", "cpu"]
 Backend = Literal["ray", "mp"]
 Fabric = Literal["ethernet", "infiniband", "roce"]
+Level = Literal["any", "rdma", "gdrdma"]  # what the network between nodes must at least be: any, RDMA, GPUDirect RDMA
 Argv = tuple[str, ...]
 
 
@@ -102,6 +103,7 @@ class Ports:
     worker_max: int = 19999
     api: int = 8000
     mp_master: int = 29501
+    probe: int = 29500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +138,7 @@ class Inventory:
     accelerator: Accelerator = "nvidia"
     ray: RaySettings = field(default_factory=RaySettings)
     fabric: Fabric = "ethernet"
-    require: Literal["auto", "gdrdma", "rdma", "any"] = "auto"
+    require: Level | Literal["auto"] = "auto"
     shm: int | Literal["host"] = "host"
     mounts: tuple[Mount, ...] = ()
     secrets: Mapping[str, SecretSource] = field(default_factory=dict)

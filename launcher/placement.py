@@ -5,8 +5,8 @@ Sources: vLLM's parallelism guide (TP inside a node, PP between nodes) and the c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import gcd
 from typing import Any
@@ -33,6 +33,11 @@ class Placement:
         """Ranks, and so GPUs, in all."""
         return self.tp * self.pp
 
+    @property
+    def crosses(self) -> bool:
+        """True when a TP group has ranks on several nodes: a group is local exactly when no node's share ends inside it."""
+        return self.tp > 1 and any(end % self.tp for end in accumulate(count for _, count in self.nodes))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
@@ -41,6 +46,7 @@ class ModelShape:
     heads: int | None = None
     kv_heads: int | None = None
     layers: int | None = None
+    hidden: int | None = None
 
 
 def choose(
@@ -74,13 +80,8 @@ def choose(
         )
     mp = backend == "mp"
     nodes = share(inventory, chosen_tp, chosen_pp) if mp else _fill(inventory, chosen_tp * chosen_pp)
-    return Placement(
-        tp=chosen_tp,
-        pp=chosen_pp,
-        why=why,
-        nodes=nodes,
-        warnings=tuple(_warnings(inventory, chosen_tp, chosen_pp, nodes, shape)),
-    )
+    placed = Placement(tp=chosen_tp, pp=chosen_pp, why=why, nodes=nodes)
+    return replace(placed, warnings=tuple(_warnings(inventory, placed, shape)))
 
 
 def shape_of(config: Mapping[str, Any] | None) -> ModelShape:
@@ -101,6 +102,7 @@ def shape_of(config: Mapping[str, Any] | None) -> ModelShape:
         heads=heads,
         kv_heads=number("num_key_value_heads", "num_kv_heads", "n_head_kv"),
         layers=number("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+        hidden=number("hidden_size", "n_embd", "d_model"),
     )
 
 
@@ -195,15 +197,14 @@ def _fill(inventory: Inventory, world: int) -> tuple[tuple[str, int], ...]:
     return tuple(nodes)
 
 
-def _warnings(inventory: Inventory, tp: int, pp: int, nodes: Sequence[tuple[str, int]], shape: ModelShape) -> list[str]:
-    said = []
-    # A TP group is local exactly when no node's share ends inside it.
-    if tp > 1 and any(end % tp for end in accumulate(count for _, count in nodes)):
+def _warnings(inventory: Inventory, placed: Placement, shape: ModelShape) -> list[str]:
+    said, tp = [], placed.tp
+    if placed.crosses:
         said.append(
             f"TP {tp} crosses nodes: every layer waits for the network between them, which only pays with InfiniBand or RoCE"
         )
-    if tp * pp < inventory.gpus:
-        said.append(f"{inventory.gpus - tp * pp} of {inventory.gpus} GPUs stay unused")
+    if placed.world < inventory.gpus:
+        said.append(f"{inventory.gpus - placed.world} of {inventory.gpus} GPUs stay unused")
     if shape.kv_heads is not None and tp > shape.kv_heads:
         said.append(
             f"TP {tp} exceeds the model's {shape.kv_heads} key/value heads, so each is kept {tp // shape.kv_heads} times"

@@ -53,6 +53,7 @@ class World:
         self.changes: list[Command] = []
         self.fail: dict[tuple[str, str], Answer] = {}
         self.said: dict[str, Json] = {}
+        self.links: dict[tuple[str, str], str] = {}
         self._made = 0
         if image:
             for machine in self.machines.values():
@@ -101,7 +102,9 @@ class World:
             return Answer(node=name, code=0, out=self.probe(machine, *rest))
         if word == "logs":
             return Answer(node=name, code=0, out=machine.logs)
-        if word in ("unpack", "store", "clear"):
+        if word == "verdict":
+            return Answer(node=name, code=0, out=machine.files.get("network.json", b"").decode())
+        if word in ("unpack", "store", "keep", "clear"):
             failed = self._change(machine, command, word)
             if failed is not None:
                 return failed
@@ -111,9 +114,9 @@ class World:
                     for entry in archive:
                         file = archive.extractfile(entry)
                         machine.files[f"payload/{entry.name}"] = file.read() if file else b""
-            elif word == "store":
+            elif word in ("store", "keep"):
                 assert command.stdin is not None
-                machine.files[f"secrets/{rest[1]}"] = command.stdin()
+                machine.files[f"secrets/{rest[1]}" if word == "store" else rest[1]] = command.stdin()
             else:
                 machine.files.clear()
             return Answer(node=name, code=0)
@@ -146,6 +149,10 @@ class World:
         if "nvidia-smi" in words:
             lines = "".join(f"GPU {index}: NVIDIA H100 80GB HBM3 (UUID: GPU-{index})\n" for index in range(machine.gpus or 0))
             return Answer(node=name, code=0, out=lines)
+        if "/opt/vlaunch/network.py" in words:
+            return Answer(node=name, code=0, out=json.dumps(self.network(machine, words)))
+        if "model" in words:  # nobody has any
+            return Answer(node=name, code=4)
         program = words[-1]
         if "vlaunch-image" in program:
             return Answer(node=name, code=0, out=_RAY_IMAGE.read_text())
@@ -194,6 +201,8 @@ class World:
             return Answer(node=node, code=1, err=f"Error response from daemon: Container {name} is not running")
         if argv[:2] == ("python3", "-c") and "socket" in argv[2]:
             return Answer(node=node, code=0)
+        if "/opt/vlaunch/network.py" in argv:
+            return Answer(node=node, code=0, out=json.dumps(self.network(machine, argv)))
         if argv[:2] == ("python3", "/opt/vlaunch/head.py"):
             return Answer(node=node, code=0, out=json.dumps(self._payload(argv[2])) + "\n")
         if argv == ("ray", "status"):
@@ -201,6 +210,27 @@ class World:
         if argv[:2] == ("sh", "-c") and argv[3] == "bounded":
             return Answer(node=node, code=0, out=" ".join(argv[5:]) + "\n")
         return None
+
+    def network(self, machine: Machine, words: Argv) -> Json:
+        """Return what the network probe of a machine would print: one rank, every pair as `links` says, TCP by default."""
+        nodes = [each.partition("=")[0] for each in words[words.index("--nodes") + 1].split(",")]
+        name, backend = machine.node.name, words[words.index("--backend") + 1]
+        peers = [peer for peer in nodes if peer != name]
+        logs = {}
+        for peer in peers:
+            via = self.links.get((name, peer), self.links.get((peer, name), "NET/Socket/0"))
+            way = "0[0] -> 1[0] [send]" if nodes.index(name) < nodes.index(peer) else "0[0] -> 1[0] [receive]"
+            logs[peer] = f"{name}:7:9 [0] NCCL INFO Channel 00/0 : {way} via {via}\n"
+        return {
+            "node": name, "backend": backend, "pair_logs": logs if backend == "nccl" else {}, "log": "".join(logs.values()),
+            "ranks": [{"rank": nodes.index(name), "local_rank": 0, "phase": "done", "ended": True, "exit": 0}],
+            "transfers": [
+                {"source": peer, "target": name, "local_rank": 0, "latency": 2e-5, "bandwidth": 2e9, "size": 1 << 26}
+                for peer in peers
+            ],
+            "collective": {"ranks": len(nodes), "latency": 5e-5, "size": 1 << 26, "algbw": 1e9, "busbw": 1e9},
+            "versions": {"torch": "2.13.0", "nccl": "2.30.7"}, "gpu": "NVIDIA H100 80GB HBM3", "seconds": 3.0,
+        }  # fmt: skip
 
     def _payload(self, verb: str) -> Json:
         empty: Json = {"data": {"result": {"result": []}}}

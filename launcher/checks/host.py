@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 
-from launcher.checks.shape import Check, Finding
+from launcher.checks.ports import PORTS
+from launcher.checks.shape import Check, Finding, each, skipped
+from launcher.checks.shape import failed as _fail
 from launcher.model import Inventory, Node
 from launcher.tools.host import HostFacts
 
 # An image of vLLM is about 20 GiB unpacked, and Docker needs room to unpack it; the CPU build is a tenth of that.
 _GIB = 1024**3
 _ROOM = {"nvidia": 5 * _GIB, "amd": 5 * _GIB, "cpu": 1 * _GIB}
-
-_PerNode = Callable[[Inventory, Node, HostFacts], Finding | None]
-
-
-def _each(judge: _PerNode) -> Callable[[Inventory, Mapping[str, HostFacts]], Sequence[Finding]]:
-    def all_nodes(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Sequence[Finding]:
-        return [judge(inventory, node, facts[node.name]) or _ok(node) for node in inventory.nodes]
-
-    return all_nodes
-
-
-def _ok(node: Node) -> Finding:
-    return Finding(node=node.name, status="pass", text="")
-
-
-def _fail(node: Node, text: str, *, evidence: str = "", fix: str = "") -> Finding:
-    return Finding(node=node.name, status="fail", text=text, evidence=evidence, fix=fix)
 
 
 def _docker(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
@@ -107,7 +91,7 @@ def _gpu_runtime(inventory: Inventory, node: Node, facts: HostFacts) -> Finding 
 
 def _address(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
     if facts.addresses is None:
-        return Finding(node=node.name, status="skip", text="`ip` is not installed; addresses were not compared")
+        return skipped(node, "`ip` is not installed; addresses were not compared")
     wanted = ipaddress.ip_address(node.ip)
     has = next((each for each in facts.addresses if ipaddress.ip_address(each.ip.split("%")[0]) == wanted), None)
     known = [f"{each.interface} {each.ip}" for each in facts.addresses if each.interface != "lo"]
@@ -137,39 +121,6 @@ def _address(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | No
     return None
 
 
-def ports_of(inventory: Inventory, node: Node) -> dict[int, str]:
-    """Return the fixed ports a node must have free, with what they are for."""
-    ports = inventory.ports
-    common = {
-        ports.node_manager: "Ray node manager",
-        ports.object_manager: "Ray object manager",
-        ports.runtime_env_agent: "Ray runtime env agent",
-        ports.dashboard_agent_grpc: "Ray dashboard agent",
-        ports.dashboard_agent_http: "Ray dashboard agent",
-        ports.metrics_export: "Ray metrics",
-    }
-    head = {ports.gcs: "Ray head", ports.dashboard: "Ray dashboard", ports.client: "Ray client", ports.api: "vLLM API"}
-    return {**common, **head} if node.head else common
-
-
-def _ports(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
-    if facts.listening is None:
-        return Finding(node=node.name, status="skip", text="neither `ss` nor `netstat` is installed; ports were not looked at")
-    if any(container.running for container in facts.containers):
-        return Finding(node=node.name, status="pass", text="the ports are the cluster's own: its containers run")
-    taken = {port for _, port in facts.listening}
-    clash = {port: use for port, use in ports_of(inventory, node).items() if port in taken}
-    if not clash:
-        return None
-    first = min(clash)
-    return _fail(
-        node,
-        "port " + ", ".join(f"{port} ({clash[port]})" for port in sorted(clash)) + " is taken",
-        fix=f"see who has it with `sudo ss -ltnp 'sport = :{first}'` on {node.name}, "
-        "or choose others under `ports:` in the inventory",
-    )
-
-
 def _disk(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
     need = _ROOM[inventory.accelerator]
     places = {str(PurePosixPath(node.hf_home).parent): facts.disk_free, "Docker's own directory": facts.docker_disk_free}
@@ -181,7 +132,7 @@ def _disk(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
                 fix="free some space (`docker system prune` removes unused images), or set `hf_home:` to a larger disk",
             )
     if facts.disk_free is None:
-        return Finding(node=node.name, status="skip", text="`df` gave no answer; free space is not known")
+        return skipped(node, "`df` gave no answer; free space is not known")
     return None
 
 
@@ -196,50 +147,68 @@ def _rdma(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
     )
 
 
+def cpu_has_none(inventory: Inventory) -> str:
+    """Say why nothing about accelerators is asked of a cluster of CPUs."""
+    return "accelerator: cpu has no device and no driver" if inventory.accelerator == "cpu" else ""
+
+
+def not_nvidia(inventory: Inventory) -> str:
+    """Say why nothing about NVIDIA GPUs is asked."""
+    return "" if inventory.accelerator == "nvidia" else f"accelerator: {inventory.accelerator} has no NVIDIA driver"
+
+
+def no_rdma(inventory: Inventory) -> str:
+    """Say why nothing about RDMA is asked."""
+    return "network: fabric is ethernet, which promises no RDMA" if inventory.fabric == "ethernet" else ""
+
+
 CHECKS = (
     Check(
         id="docker",
         what="Docker answers",
         why="every part of the cluster is a container",
-        judge=_each(_docker),
+        judge=each(_docker),
+        group="docker",
+        needs=("sudo",),
     ),
     Check(
         id="accelerator",
         what="the declared accelerators are there",
         why="Ray and vLLM place one rank per accelerator; a missing one makes them wait half an hour and then fail",
-        judge=_each(_accelerator),
-        applies=lambda inventory: inventory.accelerator != "cpu",
+        judge=each(_accelerator),
+        spared=cpu_has_none,
+        group="accelerator",
     ),
     Check(
         id="gpu-runtime",
         what="Docker can hand out GPUs",
         why="without it containers do not start: could not select device driver",
-        judge=_each(_gpu_runtime),
-        applies=lambda inventory: inventory.accelerator == "nvidia",
+        judge=each(_gpu_runtime),
+        spared=not_nvidia,
+        group="docker",
+        needs=("docker",),
     ),
     Check(
         id="address",
         what="the declared address is on the declared interface",
         why="Ray, NCCL and Gloo bind to it; a wrong one hangs the start without a message",
-        judge=_each(_address),
+        judge=each(_address),
+        group="network",
     ),
     Check(
         id="rdma-devices",
         what="RDMA devices are there",
         why="without them NCCL silently falls back to TCP",
-        judge=_each(_rdma),
-        applies=lambda inventory: inventory.fabric != "ethernet",
+        judge=each(_rdma),
+        spared=no_rdma,
+        group="rdma",
     ),
-    Check(
-        id="ports",
-        what="the cluster's ports are free",
-        why="containers use the host's network, so a taken port ends Ray or vLLM",
-        judge=_each(_ports),
-    ),
+    PORTS,
     Check(
         id="disk",
         what="there is room for the image and the model",
         why="a full disk ends the pull, the build or the download half-way",
-        judge=_each(_disk),
+        judge=each(_disk),
+        group="storage",
     ),
 )

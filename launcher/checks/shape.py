@@ -1,15 +1,23 @@
-"""The shape of a check: a literal with an identity, a reason and a fix, and a judge that only looks at what it is given."""
+"""The shape of a check: a literal with an identity, a reason and a judge that only looks at the evidence it is given."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from launcher.model import Inventory, fold
+from launcher.model import Inventory, Level, Node, fold
+from launcher.tools.expectations import Expectations
 from launcher.tools.host import HostFacts
+from launcher.tools.inside import Inside
+from launcher.tools.pairs import Knock
+from launcher.tools.survey import Survey
 
 Status = Literal["pass", "warn", "fail", "skip", "wait"]
+Group = Literal["reach", "host", "docker", "accelerator", "ports", "network", "rdma", "image", "memory", "storage", "model"]
+GROUPS: tuple[Group, ...] = (
+    "reach", "host", "docker", "accelerator", "ports", "network", "rdma", "image", "memory", "storage", "model",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,21 +31,122 @@ class Finding:
     fix: str = ""
 
 
-Judge = Callable[[Inventory, Mapping[str, HostFacts]], Sequence[Finding]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hub:
+    """What Hugging Face said about the model with the cluster's token; `text` are its words, or why it was not asked."""
+
+    status: Literal["ok", "unauthorized", "gated", "not found", "offline", "no token", "not asked"] = "not asked"
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Everything that was seen, per node. A judge looks at nothing else.
+
+    Nodes that could not be reached are in `missing` with the reason, and in none of the others. `knocks` is `None` when nobody
+    knocked, with reasons per node in `knocks_missing`; `inside` and `inside_missing` likewise for containers. `files` has the
+    model's files (name → bytes) per node, `None` where it is not; `model` is its name, empty when none is named. `required` is
+    the level that the network must reach.
+    """
+
+    facts: Mapping[str, HostFacts]
+    inside: Mapping[str, Inside] = field(default_factory=dict)
+    inside_missing: Mapping[str, str] = field(default_factory=dict)
+    knocks: tuple[Knock, ...] | None = None
+    knocks_missing: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, Mapping[str, int] | None] = field(default_factory=dict)
+    model: str = ""
+    hub: Hub | None = None
+    required: Level = "any"
+    expectations: Expectations = field(default_factory=Expectations)
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    def reached(self, inventory: Inventory) -> tuple[Node, ...]:
+        """Return the nodes that answered, in the inventory's order."""
+        return tuple(node for node in inventory.nodes if node.name in self.facts)
+
+
+Judge = Callable[[Inventory, Evidence], Sequence[Finding]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """One thing that must hold. `what` is a sentence that is true when the check is green.
 
-    A check that does not apply to a cluster is not asked and not shown: nothing is green that was not looked at.
+    `spared` says why a check does not apply to a cluster, and nothing when it does: what was not looked at is never green.
+    `needs` names checks without which this one cannot be judged; a node that fails one of them is skipped here.
     """
 
     id: str
     what: str
     why: str
     judge: Judge
-    applies: Callable[[Inventory], bool] = lambda _: True
+    group: Group
+    spared: Callable[[Inventory], str] = lambda _: ""
+    needs: tuple[str, ...] = ()
+
+    def applies(self, inventory: Inventory) -> bool:
+        """Return whether there is anything to judge in this cluster."""
+        return not self.spared(inventory)
+
+
+def passed(node: Node | str, text: str = "") -> Finding:
+    """Return the finding of a node with nothing wrong; `text` tells the value that was seen."""
+    return Finding(node=_name(node), status="pass", text=text)
+
+
+def skipped(node: Node | str, reason: str, *, fix: str = "") -> Finding:
+    """Return the finding of a node that could not be judged."""
+    return Finding(node=_name(node), status="skip", text=reason, fix=fix)
+
+
+def warned(node: Node | str, text: str, *, evidence: str = "", fix: str) -> Finding:
+    """Return the finding of a node on which something is not as it should be, though it may work."""
+    return Finding(node=_name(node), status="warn", text=text, evidence=evidence, fix=fix)
+
+
+def failed(node: Node | str, text: str, *, evidence: str = "", fix: str = "") -> Finding:
+    """Return the finding of a node on which something is wrong."""
+    return Finding(node=_name(node), status="fail", text=text, evidence=evidence, fix=fix)
+
+
+def each(judge: Callable[[Inventory, Node, HostFacts], Finding | None]) -> Judge:
+    """Make a judge of all nodes from one that looks at a single node's facts; `None` means that nothing is wrong."""
+
+    def all_nodes(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
+        return [judge(inventory, node, evidence.facts[node.name]) or passed(node) for node in evidence.reached(inventory)]
+
+    return all_nodes
+
+
+def surveyed(judge: Callable[[Inventory, Node, Survey], Finding]) -> Judge:
+    """Make a judge of all nodes from one that looks at a single node's survey; nodes without one are skipped."""
+
+    def one(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
+        survey = survey_of(facts)
+        return skipped(node, UNSURVEYED) if survey is None else judge(inventory, node, survey)
+
+    return each(one)
+
+
+UNSURVEYED = "the node was not surveyed"
+
+
+def survey_of(facts: HostFacts) -> Survey | None:
+    """Return a node's survey, if it was asked for one."""
+    return facts.survey
+
+
+def surveys(inventory: Inventory, evidence: Evidence) -> tuple[dict[str, Survey], list[Finding]]:
+    """Return the surveys that are there by node, and a SKIP for each node without one."""
+    found, gaps = dict[str, Survey](), list[Finding]()
+    for node in evidence.reached(inventory):
+        survey = survey_of(evidence.facts[node.name])
+        if survey is None:
+            gaps.append(skipped(node, UNSURVEYED))
+        else:
+            found[node.name] = survey
+    return found, gaps
 
 
 def worst(findings: Sequence[Finding]) -> Status:
@@ -49,9 +158,13 @@ def worst(findings: Sequence[Finding]) -> Status:
 def folded(findings: Sequence[Finding]) -> list[Finding]:
     """Merge findings that say the same thing on several nodes: `gpu[02-04]: …`."""
     groups: dict[tuple[Status, str, str, str], list[str]] = {}
-    for each in findings:
-        groups.setdefault((each.status, each.text, each.evidence, each.fix), []).append(each.node)
+    for finding in findings:
+        groups.setdefault((finding.status, finding.text, finding.evidence, finding.fix), []).append(finding.node)
     return [
         Finding(node=fold([n for n in names if n]), status=status, text=text, evidence=evidence, fix=fix)
         for (status, text, evidence, fix), names in groups.items()
     ]
+
+
+def _name(node: Node | str) -> str:
+    return node if isinstance(node, str) else node.name

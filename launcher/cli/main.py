@@ -14,7 +14,10 @@ from launcher.errors import VlaunchError
 
 # name → (module, attribute, one line of help), in the order in which people need them.
 COMMANDS = {
+    "init": ("launcher.cli.init", "init", "look at hosts and write an inventory"),
+    "check": ("launcher.cli.check", "check", "preflight: every check, with its fix"),
     "up": ("launcher.cli.up", "up", "bring the cluster up, or to the inventory's state"),
+    "check-nccl": ("launcher.cli.check_nccl", "check_nccl", "prove the network between the containers that will serve"),
     "serve": ("launcher.cli.serve", "serve", "start the server and wait until it has answered"),
     "status": ("launcher.cli.status", "status", "what is there: nodes, containers, Ray, server, drift"),
     "chat": ("launcher.cli.chat", "chat", "talk to the served model"),

@@ -41,6 +41,7 @@ class _Command(click.Command):
 @click.option("--backend", type=click.Choice(["ray", "mp"]), help="Ray (default), or vLLM's own multi-node mode.")
 @click.option("--port", type=click.IntRange(1, 65535), help="The API's port (default: the inventory's).")
 @click.option("--bind", metavar="IP", help="The API's address on the head (default: the inventory's).")
+@click.option("--skip-network-check", is_flag=True, help="Start on a network that nobody has proven.")
 @click.option("--replace", "replace_other", is_flag=True, help="Stop another server that runs, and take its place.")
 @click.option("--timeout", default=1800.0, show_default=True, help="Seconds to wait for the first answer.")
 @click.option("--no-wait", is_flag=True, help="Start it and return at once.")
@@ -58,6 +59,7 @@ def serve(
     backend: Backend | None,
     port: int | None,
     bind: str | None,
+    skip_network_check: bool,
     replace_other: bool,
     timeout: float,
     no_wait: bool,
@@ -65,7 +67,7 @@ def serve(
     offline: bool,
     args: tuple[str, ...],
 ) -> int:
-    """Start the server, wait until a completion has come back, and print where it is and how much it holds.
+    """Prove the network, start the server, wait for a completion, and print where it is and how much it holds.
 
     Everything after `--` goes to `vllm serve`. Ctrl-C stops the watching, never the server; the same command watches it again.
     """
@@ -86,6 +88,7 @@ def serve(
     asked = _Asked(
         model=name, tp=tp, pp=pp, backend=backend or wanted.serve.backend, host=_address(bind or wanted.serve.bind),
         port=port or wanted.ports.api, args=_arguments(wanted, args), replace_other=replace_other,
+        skip_network_check=skip_network_check,
     )  # fmt: skip
     if offline:
         click.echo(script(wanted, [asked.plan(wanted, Seen())[1].plan]), nl=False)
@@ -94,12 +97,12 @@ def serve(
         printer(as_json=as_json, quiet=dry_run) as to,
         session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose) as reached,
     ):
-        first, request, start = _prepare(reached, asked, dry_run=dry_run)
+        first, seen, request, start = _prepare(reached, asked, dry_run=dry_run)
         if dry_run:
             click.echo(script(wanted, [*first, start.plan]), nl=False)
             return 0
-        _apply(reached, request, start)
-        code, rows = _wait(reached, request, start, timeout=timeout, no_wait=no_wait)
+        _apply(reached, request, start, skipped=skip_network_check)
+        code, rows = _wait(reached, seen, request, start, timeout=timeout, no_wait=no_wait, allow=skip_network_check)
     if not as_json:
         for row in rows:
             click.echo(row)
@@ -118,11 +121,12 @@ class _Asked:
     port: int
     args: tuple[str, ...]
     replace_other: bool
+    skip_network_check: bool = False
 
     def plan(self, inventory: Inventory, seen: Seen) -> tuple[Request, Start]:
         """Place the model and plan its start; raises RequestError and PlacementError."""
         from launcher import placement
-        from launcher.cli import prepare
+        from launcher.cli import network_gate, prepare
         from launcher.model import Secret
         from launcher.plan.ranks import plan_ranks
         from launcher.plan.serve import Request, plan_serve
@@ -135,12 +139,14 @@ class _Asked:
             model=self.model, placement=placement.choose(inventory, tp, pp, seen.config, backend=self.backend),
             backend=self.backend, host=self.host, port=self.port, args=self.args,
         )  # fmt: skip
+        prove, known = ((), "") if self.skip_network_check else network_gate.prove(inventory, seen, request)
         if self.backend == "ray":
-            return request, plan_serve(inventory, seen, request, replace_other=self.replace_other)
+            start = plan_serve(inventory, seen, request, prove=prove, replace_other=self.replace_other)
+            return request, network_gate.noted(start, known)
         unseen = dict.fromkeys(inventory.secrets, Secret(""))
         given_secrets = resolve(inventory.secrets, inventory.path.parent) if seen.facts else unseen
         secrets = prepare.with_token(inventory, seen.facts, given_secrets)
-        return request, plan_ranks(inventory, seen, request, secrets, replace_other=self.replace_other)
+        return request, plan_ranks(inventory, seen, request, secrets, prove=prove, replace_other=self.replace_other)
 
 
 def _arguments(inventory: Inventory, args: Sequence[str]) -> tuple[str, ...]:
@@ -160,7 +166,7 @@ def _arguments(inventory: Inventory, args: Sequence[str]) -> tuple[str, ...]:
     return (*inventory.serve.args, *args)
 
 
-def _prepare(session: Session, asked: _Asked, *, dry_run: bool) -> tuple[list[Plan], Request, Start]:
+def _prepare(session: Session, asked: _Asked, *, dry_run: bool) -> tuple[list[Plan], Seen, Request, Start]:
     """Look, and plan. What must be there to be asked (helper files; for `mp` the image) is brought up to date before."""
     from launcher.apply import apply
     from launcher.cli.server import look
@@ -179,16 +185,19 @@ def _prepare(session: Session, asked: _Asked, *, dry_run: bool) -> tuple[list[Pl
         if any(plan.steps for plan in first):
             seen = look(session, model=asked.model, host=asked.host, port=asked.port)
     request, start = asked.plan(inventory, seen)
-    return first, request, start
+    return first, seen, request, start
 
 
-def _apply(session: Session, request: Request, start: Start) -> None:
+def _apply(session: Session, request: Request, start: Start, *, skipped: bool) -> None:
     from launcher.apply import apply
     from launcher.events import Event
     from launcher.ui.progress import show_all
 
     for note in start.plan.notes:
         session.to.show(Event(kind="note", stage="placement", text=note))
+    if skipped and len(request.placement.nodes) > 1:
+        text = "THE NETWORK BETWEEN THE NODES IS NOT PROVEN, as asked: it may be slow TCP, or hang (`vlaunch check-nccl`)"
+        session.to.show(Event(kind="warning", stage="network", text=text, state="warn"))
     if start.attached:
         what = f" as Ray job {start.job}" if start.job else ""
         text = f"this server runs already{what}; watching it"
@@ -208,7 +217,9 @@ def _address(bind: str) -> str:
         ) from None
 
 
-def _wait(session: Session, request: Request, start: Start, *, timeout: float, no_wait: bool) -> tuple[int, list[str]]:
+def _wait(
+    session: Session, seen: Seen, request: Request, start: Start, *, timeout: float, no_wait: bool, allow: bool
+) -> tuple[int, list[str]]:
     """Return the exit code, and what to print when the display of progress has been put away."""
     from launcher.events import Event
     from launcher.plan import watched as ways
@@ -228,11 +239,22 @@ def _wait(session: Session, request: Request, start: Start, *, timeout: float, n
         text = f"stopped watching; {watched.what} goes on. Watch it again with the same command, or end it with `vlaunch stop`"
         session.to.show(Event(kind="warning", stage="serve", text=text, state="warn"))
         return 130, []
+    from launcher.cli import network_gate
     from launcher.watch import summary
 
+    network = network_gate.confirm(session, seen, request, start, allow=allow)
     text = f"{served.model} answers at {served.endpoint}; talk to it with `vlaunch chat`"
-    session.to.show(Event(kind="done", stage="serve", text=text, state="ok", seconds=served.seconds, data=summary(served)))
-    return 0, _rows(served)
+    session.to.show(
+        Event(
+            kind="done",
+            stage="serve",
+            text=text,
+            state="ok",
+            seconds=served.seconds,
+            data={**summary(served), "network": network},
+        )
+    )
+    return 0, _rows(served, network)
 
 
 def _watch(session: Session, watched: Watched, start: Start, timeout: float) -> Served:
@@ -247,7 +269,7 @@ def _watch(session: Session, watched: Watched, start: Start, timeout: float) -> 
             return served
 
 
-def _rows(served: Served) -> list[str]:
+def _rows(served: Served, network: str) -> list[str]:
     ranks = "; ".join(f"{node}: {', '.join(names)}" for node, names in served.ranks.items())
     tokens, times = served.capacity.tokens, served.capacity.concurrency
     holds = "not known" if tokens is None else f"{tokens:,} tokens"
@@ -255,6 +277,7 @@ def _rows(served: Served) -> list[str]:
         "endpoint": served.endpoint,
         "model": served.model,
         "placement": ranks or "not known",
+        **({"network": network} if network else {}),
         "KV cache": holds + (f", {times:g} requests of full length at once" if times else ""),
         "fingerprint": served.fingerprint or "none given",
         "ready after": f"{served.seconds:.1f}s, of which {served.answer_seconds:.1f}s for the first answer",

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.checks.ray import read_payload
 from launcher.errors import NodeError, RequestError, UnreadableAnswer
-from launcher.plan import running
+from launcher.plan import network, running
 from launcher.plan.observe import observe
 from launcher.plan.serve import Seen, ask_model
 from launcher.tools import model as models
+from launcher.watch import by_node
 
 if TYPE_CHECKING:
     from launcher.cli.session import Session
@@ -29,17 +30,17 @@ def look(session: Session, *, model: str = "", host: str = "", port: int = 0, he
     jobs = [running.ask_jobs(inventory, host or inventory.serve.bind, port or inventory.ports.api)]
     if not running.head_runs(inventory, facts):
         jobs = []
+    answers = by_node(session.transport, [*jobs, network.ask_record(inventory, facts), *asked])
+    of_head = answers[inventory.head.name]
     said: dict[str, Any] = {}
-    seen: dict[str, models.ModelSeen] = {}
-    for answer in session.transport.run([*jobs, *asked]):
-        if jobs and answer.node == inventory.head.name and not said:
-            try:
-                said = read_payload(answer)
-            except UnreadableAnswer as error:
-                said = {"error": error.message}
-        else:
-            seen[answer.node] = models.parse_look(answer)
-    return Seen(facts=facts, said=said, models=seen)
+    if jobs:
+        try:
+            said = read_payload(of_head.pop(0))
+        except UnreadableAnswer as error:
+            said = {"error": error.message}
+    kept = network.parse_record(of_head.pop(0))
+    seen = {node: models.parse_look(each[0]) for node, each in answers.items() if each}
+    return Seen(facts=facts, said=said, models=seen, network=kept)
 
 
 def the_server(session: Session, seen: Seen) -> Running:

@@ -49,6 +49,7 @@ def status(
 def look(session: Session) -> ClusterStatus:
     """Observe the cluster once."""
     from launcher.plan import status as plan
+    from launcher.plan.network import parse_record
     from launcher.plan.observe import commands, read
     from launcher.plan.running import find
 
@@ -56,11 +57,12 @@ def look(session: Session) -> ClusterStatus:
     nodes = [node for node in inventory.nodes if node.name not in session.missing]
     facts, silent = read(session.transport.run(commands(inventory, [inventory.image], nodes)))
     said = plan.Said()
-    for answer in session.transport.run(plan.ask_ray(inventory, facts)):
-        said = plan.Said(ray=plan.hear(answer))
+    if asked := plan.ask_ray(inventory, facts):
+        about_ray, kept = session.transport.run(asked)
+        said = plan.Said(ray=plan.hear(about_ray), network=parse_record(kept))
     for server in find(inventory, facts, said.ray)[:1]:
         about, completion = session.transport.run(plan.ask_server(inventory, server))
-        said = plan.Said(ray=said.ray, server=plan.hear(about), completion=plan.hear(completion))
+        said = replace(said, server=plan.hear(about), completion=plan.hear(completion))
     return plan.read(
         inventory,
         facts,

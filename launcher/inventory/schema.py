@@ -79,7 +79,7 @@ class NetworkSection(NodeNetworkSection):
     )
     require: Literal["auto", "gdrdma", "rdma", "any"] = Field(
         default="auto",
-        description="What NCCL is expected to use; auto is what the fabric promises. Kept for a check that does not exist yet.",
+        description="What the network between nodes must at least be, or `serve` refuses; auto: what this hardware can do.",
     )
 
 
@@ -107,6 +107,7 @@ class PortsSection(Section):
     worker_max: values.Port = Field(default=_PORTS.worker_max, description="Last port for Ray's worker processes.")
     api: values.Port = Field(default=_PORTS.api, description="The OpenAI-compatible endpoint, on the head.")
     mp_master: values.Port = Field(default=_PORTS.mp_master, description="Where vLLM's `mp` ranks meet, on the head.")
+    probe: values.Port = Field(default=_PORTS.probe, description="Where the ranks of the network check meet, on the head.")
 
 
 RayItem = Annotated[RaySection, BeforeValidator(_shorthand("version", str, float), json_schema_input_type=str | RaySection)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from launcher.lab import hosts, machine, network, processes
+from launcher.lab import hosts, machine, network, processes, render
 from launcher.lab.layout import Host, Lab
 
 
@@ -21,8 +21,47 @@ def cut(host: Host, other: Host, *, port: int | None = None) -> None:
             _filter(host, "-I", chain, side, other.ip, *words, "-m", "comment", "--comment", network.CUT, "-j", "DROP")
 
 
+def block(host: Host, other: Host) -> None:
+    """Drop TCP connections that `other` opens to `host`, and only those: a firewall that is open one way. SSH still works."""
+    rule = ("INPUT", "-s", other.ip, "-p", "tcp", "--syn", "!", "--dport", "22")
+    _filter(host, "-I", *rule, "-m", "comment", "--comment", network.CUT, "-j", "DROP")
+
+
+def drop_large(host: Host, other: Host, size: int) -> None:
+    """Drop packets of more than `size` bytes that `other` sends to `host`, without a word: a switch with a smaller MTU."""
+    rule = ("INPUT", "-s", other.ip, "-m", "length", "--length", f"{size + 1}:65535")
+    _filter(host, "-I", *rule, "-m", "comment", "--comment", network.CUT, "-j", "DROP")
+
+
+def set_mtu(host: Host, mtu: int) -> None:
+    """Change the MTU of a host's network card; 1500 is what it had."""
+    machine.run("ip", "-n", host.netns, "link", "set", "eth0", "mtu", str(mtu))
+
+
+def slow(host: Host, rate: str, other: Host | None = None) -> None:
+    """Limit what `host` sends, to `other` or to all, to a rate such as `100mbit`."""
+    _tc(host, "qdisc", "replace", "root", "handle", "1:", "htb", "default", "10" if other is not None else "20")
+    _tc(host, "class", "replace", "parent", "1:", "classid", "1:10", "htb", "rate", "100gbit", "quantum", "60000")
+    _tc(host, "class", "replace", "parent", "1:", "classid", "1:20", "htb", "rate", rate, "quantum", "60000")
+    if other is not None:
+        match = ("u32", "match", "ip", "dst", f"{other.ip}/32", "flowid", "1:20")
+        _tc(host, "filter", "replace", "parent", "1:", "protocol", "ip", "prio", "1", *match)
+
+
+def unslow(host: Host) -> None:
+    """Undo `slow`."""
+    _tc(host, "qdisc", "del", "root")
+
+
+def name_on_loopback(lab: Lab, host: Host, *, yes: bool = True) -> None:
+    """Let a host's own name resolve to 127.0.1.1, as installers of Debian and Ubuntu do; `yes=False` puts it right."""
+    path = host.root / "etc/hosts"
+    right = render.etc_files(lab, host)["hosts"]
+    path.write_text(f"127.0.1.1 {host.name}\n{right.replace(f'{host.ip} {host.name}', '')}" if yes else right)
+
+
 def heal(host: Host, other: Host | None = None) -> None:
-    """Undo `cut` on a host, towards `other` or towards all."""
+    """Undo `cut`, `block` and `drop_large` on a host, towards `other` or towards all."""
     network.unfilter(host, *(() if other is None else (f"{other.ip}/32",)))
 
 
@@ -68,6 +107,10 @@ def power_on(lab: Lab, host: Host) -> None:
 
 def _kill(host: Host, *names: str) -> None:
     processes.end([p for p in processes.on_host(host) if p.name in names])
+
+
+def _tc(host: Host, what: str, verb: str, *words: str) -> None:
+    machine.run("ip", "netns", "exec", host.netns, "tc", what, verb, "dev", "eth0", *words)
 
 
 def _filter(host: Host, *rule: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Mapping
+from dataclasses import replace
 
 from launcher.model import Argv, Inventory, Mount, Node, Secret
 from launcher.tools import docker, ray
@@ -18,6 +19,12 @@ _RDMA_ULIMITS = {"memlock": "-1", "stack": "67108864"}
 def name(inventory: Inventory, node: Node) -> str:
     """Return the name of a node's Ray container."""
     return f"vlaunch-{inventory.cluster}-{node.name}"
+
+
+def own(inventory: Inventory, node: Node, facts: HostFacts | None) -> docker.Container | None:
+    """Return a node's Ray container if it runs."""
+    there = facts.container(name(inventory, node)) if facts is not None else None
+    return there if there is not None and there.running else None
 
 
 def rank_name(inventory: Inventory, node: Node) -> str:
@@ -60,12 +67,22 @@ def rank_spec(
     *,
     argv: Argv,
     labels: Mapping[str, str],
+    env: Mapping[str, str],
 ) -> docker.ContainerSpec:
-    """Return one node's container of the `mp` backend, which runs vLLM itself."""
+    """Return one node's container of the `mp` backend, which runs vLLM itself; `env` is the engine's own."""
     return _spec(
         inventory, node, facts, secrets, image=image, name=rank_name(inventory, node),
-        role="rank", argv=argv, env={}, labels=labels, restart="no",
+        role="rank", argv=argv, env=env, labels=labels, restart="no",
     )  # fmt: skip
+
+
+def probe_spec(inventory: Inventory, node: Node, facts: HostFacts | None, argv: Argv) -> docker.ContainerSpec:
+    """Return a throw-away container with the image, environment, devices and rights of a rank's; it carries no secret."""
+    spec = _spec(
+        inventory, node, facts, {}, image=inventory.image, name=f"vlaunch-{inventory.cluster}-{node.name}-probe",
+        role="probe", argv=argv, env={}, restart="no",
+    )  # fmt: skip
+    return replace(spec, mounts=tuple(mount for mount in spec.mounts if mount.target != SECRETS))
 
 
 def _spec(

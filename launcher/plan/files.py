@@ -17,7 +17,8 @@ from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
 _FOLDER = Path(__file__).parent.parent / "payload"
-_FILES = ("entry.sh", "head.py")
+_NETWORK = ("network.py", "network_lanes.py", "network_node.py", "network_rank.py", "network_work.py")
+_FILES = ("entry.sh", "head.py", *_NETWORK)
 # The directory is made private first; tar and mv replace files whole, so that a container never reads half of one. The name on
 # the way is the node's own: several nodes may share a home.
 _UNPACK = 'umask 022 && mkdir -p "$1/payload" && chmod 711 "$1" && tar -xf - -C "$1/payload"'

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from launcher.errors import ConnectError, NodeError, UnreadableAnswer, together
 from launcher.model import Answer, Inventory, Node
 from launcher.tools import host
 from launcher.transport import Command, Transport
 
+# The survey has twice as many parts, each with a deadline of its own.
+_TIMEOUT, _SURVEY_TIMEOUT = 120.0, 240.0
 
-def commands(inventory: Inventory, images: Sequence[str], nodes: Sequence[Node] | None = None) -> list[Command]:
-    """Return the probe of each node; `images` are looked at besides the containers of the cluster."""
+
+def commands(
+    inventory: Inventory,
+    images: Sequence[str],
+    nodes: Sequence[Node] | None = None,
+    *,
+    survey: bool = False,
+    clock: Callable[[], float] | None = None,
+) -> list[Command]:
+    """Return the probe of each node; `images` are looked at besides the containers of the cluster.
+
+    With `survey` each node also tells what it is made of; `clock` gives seconds since 1970 and is read when a command is sent,
+    so that the node's answer says how far its own clock is off.
+    """
+    stdin = None if clock is None or not survey else _told(clock)
     return [
         Command(
             node=node.name,
@@ -22,11 +37,21 @@ def commands(inventory: Inventory, images: Sequence[str], nodes: Sequence[Node] 
                 hf_home=node.hf_home,
                 accelerator=inventory.accelerator,
                 images=tuple(dict.fromkeys(images)),
+                survey=survey,
             ),
-            timeout=120,
+            timeout=_SURVEY_TIMEOUT if survey else _TIMEOUT,
+            stdin=stdin,
+            shown_stdin="date +%s.%N" if stdin else "",
         )
         for node in (inventory.nodes if nodes is None else nodes)
     ]
+
+
+def _told(clock: Callable[[], float]) -> Callable[[], bytes]:
+    def line() -> bytes:
+        return f"{clock():.6f}\n".encode()
+
+    return line
 
 
 def read(answers: Iterable[Answer]) -> tuple[dict[str, host.HostFacts], dict[str, NodeError]]:
@@ -56,9 +81,16 @@ def _facts(answer: Answer) -> host.HostFacts:
         raise NodeError(node, error.message, evidence=error.evidence or answer.tail) from None
 
 
-def observe(inventory: Inventory, transport: Transport, images: Sequence[str]) -> dict[str, host.HostFacts]:
+def observe(
+    inventory: Inventory,
+    transport: Transport,
+    images: Sequence[str],
+    *,
+    survey: bool = False,
+    clock: Callable[[], float] | None = None,
+) -> dict[str, host.HostFacts]:
     """Ask every node and read the answers; raises NodeError when one gave none, every node's story told."""
-    facts, failed = read(transport.run(commands(inventory, images)))
+    facts, failed = read(transport.run(commands(inventory, images, survey=survey, clock=clock)))
     if failed:
         raise together(list(failed.values()))
     return facts

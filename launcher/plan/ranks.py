@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from launcher.checks import serving
 from launcher.checks.shape import Finding
 from launcher.model import Inventory, Node, Secret
 from launcher.placement import Placement, share
-from launcher.plan import containers, files, running
+from launcher.plan import containers, engine_log, files, running
 from launcher.plan.serve import Request, Seen, Start, model_gate, notes, port_gate, refuse_others
 from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
 from launcher.plan.stop import plan_stop
@@ -34,6 +34,7 @@ def specs(inventory: Inventory, seen: Seen, request: Request, secrets: Mapping[s
                 multi_node=vllm.rank_of(len(nodes), rank, inventory.head.ip, inventory.ports.mp_master),
             ),
             labels=request.labels,
+            env=engine_log.variables(inventory),
         )
         for rank, node in enumerate(nodes)
     }  # fmt: skip
@@ -45,10 +46,11 @@ def plan_ranks(
     request: Request,
     secrets: Mapping[str, Secret],
     *,
+    prove: Sequence[Stage] = (),
     replace_other: bool = False,
     grace: float = 15,
 ) -> Start:
-    """Start one container a node, unless exactly these run already.
+    """Start one container a node, unless exactly these run already; `prove` comes before anything that runs is stopped.
 
     Raises:
         RequestError: another server runs, and it is not to be replaced.
@@ -84,8 +86,9 @@ def plan_ranks(
     stages = (
         *([Stage(id="preflight", title="Look at the nodes and the model", gates=gates)] if seen.facts else []),
         *([same_image(inventory, seen.facts)] if seen.facts else []),
-        *(plan_stop(inventory, seen.facts, found, grace).stages if seen.facts else ()),
         Stage(id="files", title="Write helper files and secrets", steps=tuple(writes)),
+        *prove,
+        *(plan_stop(inventory, seen.facts, found, grace).stages if seen.facts else ()),
         Stage(id="ranks", title="Start the ranks", steps=starts),
     )
     plan = Plan(verb="serve", stages=tuple(s for s in stages if s.steps or s.gates), notes=notes(request, found))

@@ -36,8 +36,7 @@ class Running:
 
 def head_runs(inventory: Inventory, facts: Mapping[str, HostFacts]) -> bool:
     """True when the head's Ray container runs, so that it can be asked."""
-    own = facts[inventory.head.name].container(containers.name(inventory, inventory.head))
-    return own is not None and own.running
+    return containers.own(inventory, inventory.head, facts[inventory.head.name]) is not None
 
 
 def in_ray(inventory: Inventory, argv: tuple[str, ...], *, timeout: float = 60.0) -> Command:

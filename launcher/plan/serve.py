@@ -16,7 +16,7 @@ from launcher.checks.shape import Finding
 from launcher.errors import RequestError
 from launcher.model import Argv, Backend, Inventory, Node
 from launcher.placement import Placement
-from launcher.plan import containers, files, running
+from launcher.plan import containers, engine_log, files, running
 from launcher.plan.running import Running
 from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
 from launcher.plan.stop import plan_stop
@@ -60,11 +60,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What was observed before anything is decided: nodes, what the head said about Ray, the model on each node."""
+    """What was observed before anything is decided: nodes, what the head said about Ray, the model on each node, and the last
+    verdict on the network (`launcher.plan.network`)."""
 
     facts: Mapping[str, HostFacts] = field(default_factory=dict)
     said: Mapping[str, Any] = field(default_factory=dict)
     models: Mapping[str, model.ModelSeen] = field(default_factory=dict)
+    network: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def config(self) -> Mapping[str, Any] | None:
@@ -101,8 +103,16 @@ def plan_files(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Plan:
     return Plan(verb="serve", stages=(Stage(id="files", title="Update helper files", steps=steps),) if steps else ())
 
 
-def plan_serve(inventory: Inventory, seen: Seen, request: Request, *, replace_other: bool = False, grace: float = 15) -> Start:
-    """Submit the server as a Ray job, unless the same one runs already.
+def plan_serve(
+    inventory: Inventory,
+    seen: Seen,
+    request: Request,
+    *,
+    prove: Sequence[Stage] = (),
+    replace_other: bool = False,
+    grace: float = 15,
+) -> Start:
+    """Submit the server as a Ray job, unless the same one runs already; `prove` comes before anything that runs is stopped.
 
     Raises:
         RequestError: another server runs, and it is not to be replaced.
@@ -122,6 +132,7 @@ def plan_serve(inventory: Inventory, seen: Seen, request: Request, *, replace_ot
     )
     stages = (
         *([Stage(id="preflight", title="Look at the cluster and the model", gates=gates)] if seen.facts else []),
+        *prove,
         *stops.stages,
         Stage(id="submit", title="Submit the server to Ray", steps=(_submit(inventory, request, job),)),
     )
@@ -193,13 +204,14 @@ def _next_id(digest: str, taken: Sequence[str]) -> str:
 
 
 def _submit(inventory: Inventory, request: Request, job: str) -> Step:
-    asked = json.dumps({"argv": request.argv, "submission_id": job, "metadata": request.labels})
+    argv = (*engine_log.environment(inventory, job), *request.argv)
+    asked = json.dumps({"argv": argv, "submission_id": job, "metadata": request.labels})
     head = inventory.head
-    argv = docker.exec_(head.docker, containers.name(inventory, head), *payload.submit(inventory.ports), stdin=True)
+    inside = docker.exec_(head.docker, containers.name(inventory, head), *payload.submit(inventory.ports), stdin=True)
     return Step(
         title=f"submitting {request.model} as Ray job {job}",
         command=Command(
-            node=head.name, argv=argv, timeout=90, stdin=asked.encode, shown_stdin=f"printf %s {shlex.quote(asked)}"
+            node=head.name, argv=inside, timeout=90, stdin=asked.encode, shown_stdin=f"printf %s {shlex.quote(asked)}"
         ),
     )
 
@@ -208,8 +220,7 @@ def _inside(inventory: Inventory, node: Node, facts: HostFacts | None, argv: Arg
     """Run a short command as the node's containers would: in its Ray container, else in a throw-away one."""
     if facts is None:
         return None
-    own = facts.container(containers.name(inventory, node))
-    if own is not None and own.running:
+    if (own := containers.own(inventory, node, facts)) is not None:
         return docker.exec_(node.docker, own.name, *argv)
     if facts.images.get(inventory.image) is None:
         return None

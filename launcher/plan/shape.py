@@ -25,7 +25,8 @@ class Gate:
     """What must hold before the next stage.
 
     `ask` is sent, `judge` reads every node's answers (in the order asked). A `wait` finding asks again each `every` seconds
-    until `deadline`; a pass must last `hold` seconds. `evidence` is asked, per node, only when the gate fails.
+    until `deadline`; a pass must last `hold` seconds. `evidence` is asked, per node, only when the gate fails. `doing` is what
+    people read while an answer takes its time.
     """
 
     id: str
@@ -36,6 +37,7 @@ class Gate:
     every: float = 1.0
     hold: float = 0.0
     evidence: tuple[Command, ...] = ()
+    doing: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

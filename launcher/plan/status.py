@@ -9,7 +9,7 @@ from typing import Any, Literal
 from launcher.checks.ray import read_payload
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Inventory, Node, Secret
-from launcher.plan import containers, running
+from launcher.plan import containers, network, running
 from launcher.plan.running import Running
 from launcher.plan.watched import endpoint
 from launcher.tools import docker, payload, ray
@@ -57,6 +57,7 @@ class ClusterStatus:
     nodes: tuple[NodeStatus, ...]
     server: ServerStatus
     endpoint: str
+    network: str = ""
 
     @property
     def whole(self) -> bool:
@@ -66,18 +67,20 @@ class ClusterStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """What the head answered: about Ray and its jobs, and about the server; `error` where it could not answer."""
+    """What the head answered: about Ray and its jobs, the last verdict on the network, and the server; `error` where it could
+    not answer."""
 
     ray: Mapping[str, Any] = field(default_factory=dict)
+    network: Mapping[str, Any] = field(default_factory=dict)
     server: Mapping[str, Any] = field(default_factory=dict)
     completion: Mapping[str, Any] = field(default_factory=dict)
 
 
 def ask_ray(inventory: Inventory, facts: Mapping[str, HostFacts]) -> list[Command]:
-    """Return what to ask the head about Ray and its jobs: nothing when its container does not run."""
+    """Return what to ask the head about Ray and its jobs, and about the network: nothing when its container does not run."""
     if inventory.head.name not in facts or not running.head_runs(inventory, facts):
         return []
-    return [running.ask_jobs(inventory, inventory.serve.bind, inventory.ports.api)]
+    return [running.ask_jobs(inventory, inventory.serve.bind, inventory.ports.api), network.ask_record(inventory, facts)]
 
 
 def ask_server(inventory: Inventory, server: Running) -> list[Command]:
@@ -118,6 +121,7 @@ def read(inventory: Inventory, facts: Mapping[str, HostFacts], said: Said, missi
         endpoint=endpoint(inventory, server.host, server.port)
         if server
         else endpoint(inventory, inventory.serve.bind, inventory.ports.api),
+        network=_network(inventory, facts, said.network),
     )
 
 
@@ -137,6 +141,15 @@ def drift(inventory: Inventory, node: Node, facts: HostFacts) -> tuple[str, ...]
     if made_from and (base is None or made_from != base.identity):
         said.insert(0, f"{there.image} was not made from the present {inventory.image}")
     return tuple(said)
+
+
+def _network(inventory: Inventory, facts: Mapping[str, HostFacts], kept: Mapping[str, Any]) -> str:
+    """Say what is proven of the network between these very containers; empty where there is none, or nobody to ask."""
+    if len(inventory.nodes) == 1 or not network.incarnation(inventory, facts):
+        return ""
+    if kept.get("incarnation") != network.incarnation(inventory, facts):
+        return "not proven for these containers: `vlaunch check-nccl`"
+    return f"{'proven' if kept.get('passed') else 'failed'} {kept.get('taken', '')}: {kept.get('summary', '')}"
 
 
 def _node(

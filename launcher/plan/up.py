@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from launcher.checks import host, images
-from launcher.checks.shape import Check, Finding
+from launcher.checks.shape import Check, Evidence, Finding
 from launcher.model import Inventory, Node, Secret
 from launcher.plan import containers, files, gates
 from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
@@ -112,7 +112,7 @@ def _preflight(inventory: Inventory, facts: Facts, ports: bool) -> tuple[Gate, .
 
 def _observed_gate(check: Check, inventory: Inventory, facts: Facts) -> Gate:
     def judge(_: Answers) -> Sequence[Finding]:
-        return check.judge(inventory, facts)
+        return check.judge(inventory, Evidence(facts=facts))
 
     return Gate(id=check.id, what=check.what, judge=judge)
 

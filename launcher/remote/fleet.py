@@ -165,7 +165,8 @@ class Fleet:
             waiting.put(batch)
         answers: queue.SimpleQueue[Line | Answer | BaseException] = queue.SimpleQueue()
         running = Running()
-        width = len(per_node) if follow else self._width(len(per_node))
+        all_at_once = follow or any(command.together for command in commands)
+        width = len(per_node) if all_at_once else self._width(len(per_node))
         for _ in range(width):
             threading.Thread(target=self._worker, args=(waiting, answers, running, follow), daemon=True).start()
         try:

@@ -20,7 +20,7 @@ ROLE = "vlaunch.role"
 NODE = "vlaunch.node"
 SPEC = "vlaunch.spec"
 
-Role = Literal["head", "worker", "rank"]
+Role = Literal["head", "worker", "rank", "probe"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +74,7 @@ class Container:
     labels: Mapping[str, str]
     error: str = ""
     argv: Argv = ()
+    started: str = ""
 
     @property
     def running(self) -> bool:
@@ -93,12 +94,13 @@ class Image:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-def run(docker: Argv, spec: ContainerSpec) -> Argv:
-    """Start a detached container in the host's network (`docker run`)."""
+def run(docker: Argv, spec: ContainerSpec, *, once: bool = False) -> Argv:
+    """Start a detached container in the host's network (`docker run`); with `once` wait for its end and leave nothing of it."""
     labels = {**spec.labels, CLUSTER: spec.cluster, ROLE: spec.role, NODE: spec.node}
     shm = ("--ipc", "host") if spec.shm == "host" else ("--shm-size", str(spec.shm))
     return (
-        *docker, "run", "--detach", "--name", spec.name, "--network", "host", *shm, "--restart", spec.restart,
+        *docker, "run", *(("--rm", "--interactive") if once else ("--detach",)), "--name", spec.name, "--network", "host", *shm,
+        *(() if once else ("--restart", spec.restart)),
         *(() if spec.gpus is None else ("--gpus", str(spec.gpus))),
         *_each("--device", spec.devices), *_each("--cap-add", spec.cap_add), *_each("--group-add", spec.groups),
         *_each("--security-opt", spec.security),
@@ -245,6 +247,7 @@ def _container(item: dict[str, Any]) -> Container:
         labels=dict(labels),
         error=state.get("Error", ""),
         argv=tuple(config.get("Cmd") or ()),
+        started=state.get("StartedAt", ""),
     )
 
 

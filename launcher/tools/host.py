@@ -15,6 +15,8 @@ from typing import Any
 from launcher.errors import UnreadableAnswer
 from launcher.model import Argv
 from launcher.tools import docker as docker_tool
+from launcher.tools import survey_read, survey_script
+from launcher.tools.survey import Survey
 
 _MARK = "@@vlaunch"
 
@@ -108,6 +110,7 @@ class HostFacts:
     images: Mapping[str, docker_tool.Image | None] = field(default_factory=dict)
     containers: tuple[docker_tool.Container, ...] = ()
     said: Mapping[str, str] = field(default_factory=dict)
+    survey: Survey | None = None
 
     def container(self, name: str) -> docker_tool.Container | None:
         """Return the cluster's container with this name, if it is there."""
@@ -118,10 +121,17 @@ class HostFacts:
         return next((each.interface for each in self.addresses or () if each.ip == ip), None)
 
 
-def probe(docker: Argv, *, cluster: str, state_dir: str, hf_home: str, accelerator: str, images: tuple[str, ...]) -> Argv:
-    """Ask a node everything in one round trip; it changes nothing."""
+def probe(
+    docker: Argv, *, cluster: str, state_dir: str, hf_home: str, accelerator: str, images: tuple[str, ...], survey: bool = False
+) -> Argv:
+    """Ask a node everything in one round trip; it changes nothing.
+
+    With `survey` it also tells what it is made of (`HostFacts.survey`). A line on standard input is then taken as the
+    launcher's clock at the moment it was sent, in seconds since 1970.
+    """
+    script = survey_script.CLOCK + _SCRIPT + survey_script.PARTS if survey else _SCRIPT
     return (
-        "sh", "-c", _SCRIPT, "probe", cluster, state_dir, hf_home, accelerator, str(len(images)), *images, *docker,
+        "sh", "-c", script, "probe", cluster, state_dir, hf_home, accelerator, str(len(images)), *images, *docker,
     )  # fmt: skip
 
 
@@ -135,7 +145,7 @@ def parse_probe(text: str) -> HostFacts:
 
 def _read(text: str) -> HostFacts:
     parts = _parts(text)
-    if "home" not in parts or "containers" not in parts:
+    if "home" not in parts or "containers" not in parts or ("clock" in parts and "survey" not in parts):
         raise UnreadableAnswer("the node's answer to the probe is incomplete", evidence=_shown(text))
 
     def said(name: str) -> str:
@@ -174,6 +184,7 @@ def _read(text: str) -> HostFacts:
         images={name: None if out is None else docker_tool.parse_image(out) for name, out in images.items()},
         containers=docker_tool.parse_containers(said("containers")),
         said={name: out for name, (out, code) in parts.items() if code != 0},
+        survey=survey_read.read(parts, info_json),
     )
 
 

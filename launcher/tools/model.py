@@ -8,18 +8,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
 
 # The layout of the Hugging Face cache: hub/models--ORG--NAME/refs/main names the folder below snapshots/.
-_SCRIPT = r"""
+_FIND = r"""
+repo= ref=
 case $1 in
 /*) [ -e "$1" ] || exit 3; dir=$1 ;;
 *) repo=${HF_HUB_CACHE:-$2/hub}/models--$(printf %s "$1" | sed 's|/|--|g')
    ref=$(cat "$repo/refs/main" 2>/dev/null) && dir=$repo/snapshots/$ref && [ -d "$dir" ] || exit 4 ;;
 esac
+"""
+_SCRIPT = (
+    _FIND
+    + r"""
 [ -f "$dir/config.json" ] || exit 5
 exec cat "$dir/config.json"
 """
+)
+
+# Files of a snapshot are links to ../../blobs; `find -L` follows them and shows one whose blob is missing as a link (`l`).
+_LIST = (
+    _FIND
+    + r"""
+printf 'revision %s\n' "$ref"
+[ -z "$repo" ] || find "$repo/blobs" -name '*.incomplete' -printf 'incomplete %f\n' 2>/dev/null
+cd "$dir" 2>/dev/null || exec find -L "$dir" -printf 'f %s %f\n'
+find -L . ! -type d -printf '%y %s %P\n'
+"""
+)
 
 Where = Literal["there", "missing", "not cached", "unknown"]
 
@@ -31,6 +49,18 @@ class ModelSeen:
     where: Where
     config: Mapping[str, Any] | None = None
     digest: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """Every file of a model as one node has it: path relative to the model's directory → bytes, -1 where a link leads nowhere.
+
+    `revision` is what refs/main says (empty for a plain directory), `incomplete` the downloads that are not finished.
+    """
+
+    files: Mapping[str, int]
+    revision: str = ""
+    incomplete: tuple[str, ...] = ()
 
 
 def look(model: str, hf_home: str) -> Argv:
@@ -54,3 +84,36 @@ def parse_look(answer: Answer) -> ModelSeen:
         return ModelSeen(where="there")
     digest = hashlib.sha256(answer.out.encode()).hexdigest()
     return ModelSeen(where="there", config=config if isinstance(config, dict) else None, digest=digest)
+
+
+def list_files(model: str, hf_home: str) -> Argv:
+    """Print every file of a model with its size; exit status 3: no such path, 4: not in the cache. Needs GNU find."""
+    return ("sh", "-c", _LIST, "model", model, hf_home)
+
+
+def parse_files(answer: Answer) -> Mapping[str, int] | None:
+    """Return path → bytes, None when the node has no such model; raises UnreadableAnswer."""
+    listing = parse_listing(answer)
+    return None if listing is None else listing.files
+
+
+def parse_listing(answer: Answer) -> ModelFiles | None:
+    """Return files, revision and unfinished downloads, None when the node has no such model; raises UnreadableAnswer."""
+    if answer.code in (3, 4):
+        return None
+    if not answer.ok:
+        raise UnreadableAnswer("the model's files could not be listed", evidence=answer.tail)
+    files: dict[str, int] = {}
+    revision, incomplete = "", []
+    for line in answer.out.splitlines():
+        kind, _, rest = line.partition(" ")
+        size, found, path = rest.partition(" ")
+        if kind == "revision":
+            revision = rest
+        elif kind == "incomplete":
+            incomplete.append(rest)
+        elif found and len(kind) == 1 and size.isdecimal():
+            files[path] = -1 if kind in "lLN" else int(size)
+        else:
+            raise UnreadableAnswer("`find` answered with a line that is not a file", evidence=line[:300])
+    return ModelFiles(files=files, revision=revision, incomplete=tuple(incomplete))

@@ -41,6 +41,8 @@ def render(status: ClusterStatus) -> RenderableType:
         )  # fmt: skip
     lines: list[RenderableType] = [_plain(f"cluster {status.cluster}", "bold"), table]
     lines += [_plain(line) for line in _remarks(status.nodes)]
+    if status.network:
+        lines.append(_plain(f"network: {status.network}", "" if status.network.startswith("proven") else "yellow"))
     lines.append(_server(status.server, status.endpoint))
     return Group(*lines)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.checks import host
-from launcher.checks.shape import Finding
+from launcher.checks.shape import Evidence, Finding
 from launcher.model import Inventory
 from launcher.tools.docker import Container
 from launcher.tools.host import Address, HostFacts
@@ -26,7 +26,7 @@ RUNNING = Container(
 def judge(id_: str, inventory: Inventory, **facts: HostFacts) -> list[Finding]:
     """Ask one check about the nodes given."""
     check = next(each for each in host.CHECKS if each.id == id_)
-    return list(check.judge(inventory, facts))
+    return list(check.judge(inventory, Evidence(facts=facts)))
 
 
 def first(id_: str, load: Load, facts: HostFacts, more: str = "", **own: str) -> Finding:
@@ -41,7 +41,7 @@ def first(id_: str, load: Load, facts: HostFacts, more: str = "", **own: str) ->
 @pytest.mark.parametrize("more", ["", "accelerator: cpu", "accelerator: amd", "network: {fabric: roce}"])
 def test_a_good_node_passes_every_check(check: Any, more: str, load: Load, good: Good) -> None:
     """On every accelerator and fabric."""
-    found = check.judge(load(more), {"gpu01": good(), "gpu02": good("10.0.0.12")})
+    found = check.judge(load(more), Evidence(facts={"gpu01": good(), "gpu02": good("10.0.0.12")}))
 
     assert [each.status for each in found] == ["pass", "pass"]
 
@@ -241,8 +241,18 @@ def test_every_failure_has_a_fix_and_no_full_stop(load: Load, good: Good) -> Non
     )
     inventory = load("network: {fabric: roce}")
     found = [
-        each for check in host.CHECKS for each in check.judge(inventory, {"gpu01": bad, "gpu02": bad}) if each.status == "fail"
+        each
+        for check in host.CHECKS
+        for each in check.judge(inventory, Evidence(facts={"gpu01": bad, "gpu02": bad}))
+        if each.status == "fail"
     ]
 
     assert len({each.text for each in found}) >= 6
     assert all(each.fix and not each.text.endswith(".") and not each.fix.endswith(".") for each in found)
+
+
+def test_the_port_of_the_network_check_must_be_free_though_the_cluster_runs(load: Load, good: Good) -> None:
+    """Its ranks meet there, and none of the cluster's containers holds it."""
+    found = first("ports", load, good(listening=frozenset({("0.0.0.0", 29500), ("::", 6379)}), containers=(RUNNING,)))
+
+    assert (found.status, found.text) == ("fail", "port 29500 (network check) is taken")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.model import Answer
-from launcher.transport import Command
 from tests.cli.conftest import INVENTORY, Cluster
 
 
@@ -16,16 +14,8 @@ from tests.cli.conftest import INVENTORY, Cluster
         ((22, 8001), 1),
     ],
 )
-def test_only_the_ports_of_this_server_matter(
-    cluster: Cluster, listening: tuple[int, ...], code: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_ports_of_this_server_matter(cluster: Cluster, listening: tuple[int, ...], code: int) -> None:
     """The port that was asked for is looked at, and Ray's are not."""
-    answer = cluster.world.answer
-
-    def with_model(command: Command) -> Answer | None:
-        return Answer(node=command.node, code=4) if "--rm" in command.argv else answer(command)
-
-    monkeypatch.setattr(cluster.world, "answer", with_model)
     cluster.world.machines["gpu01"].listening = listening
     ran = cluster.run("serve", "--backend", "mp", "--model", "org/m", "--port", "8001", "--no-wait")
 
@@ -38,12 +28,8 @@ def test_only_the_ports_of_this_server_matter(
     ("secrets", "bind", "warned"),
     [("", "0.0.0.0", True), ("secrets: {VLLM_API_KEY: {env: HF_TOKEN}}", "0.0.0.0", False), ("", "127.0.0.1", False)],
 )
-def test_an_open_endpoint_is_told(
-    cluster: Cluster, secrets: str, bind: str, warned: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_open_endpoint_is_told(cluster: Cluster, secrets: str, bind: str, warned: bool) -> None:
     """An API without a key, on an address that others can reach, is the user's choice, made knowingly."""
-    answer = cluster.world.answer
-    monkeypatch.setattr(cluster.world, "answer", lambda c: Answer(node=c.node, code=4) if "--rm" in c.argv else answer(c))
     cluster.write(f"{INVENTORY.replace('secrets: {HF_TOKEN: {env: HF_TOKEN}}', secrets)}\n")
     ran = cluster.run("serve", "--backend", "mp", "--model", "org/m", "--bind", bind, "--no-wait")
 

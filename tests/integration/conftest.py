@@ -134,12 +134,22 @@ class Practice:
 @pytest.fixture(scope="session")
 def practice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Practice]:
     """Two practice hosts with the vLLM image; removed at the end, and nothing of them may be left."""
-    command = [VLAUNCH, "lab", "up", "--install-missing", "--name", NAME, "--subnet", SUBNET]
+    yield from _practice(tmp_path_factory, NAME, SUBNET, nodes=2)
+
+
+@pytest.fixture(scope="module")
+def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Practice]:
+    """Three practice hosts, so that a bad pair has others beside it."""
+    yield from _practice(tmp_path_factory, "vlaunch-net", "10.79.0.0/24", nodes=3)
+
+
+def _practice(tmp_path_factory: pytest.TempPathFactory, name: str, subnet: str, *, nodes: int) -> Iterator[Practice]:
+    command = [VLAUNCH, "lab", "up", "--install-missing", "--name", name, "--subnet", subnet, "--nodes", str(nodes)]
     log = tmp_path_factory.mktemp("lab") / "up.log"
     with log.open("w") as out:
         done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, timeout=1500, check=False)
     assert done.returncode == 0, log.read_text()[-3000:]
-    lab = layout.load(layout.default_dir(NAME))
+    lab = layout.load(layout.default_dir(name))
     assert lab is not None
     folder = tmp_path_factory.mktemp("practice")
     (folder / "api.key").write_text(API_KEY + "\n")
@@ -149,9 +159,9 @@ def practice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Practice]:
     yield practice
     if os.environ.get("VLAUNCH_KEEP_LAB"):
         return
-    done = subprocess.run([VLAUNCH, "lab", "down", "--name", NAME], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([VLAUNCH, "lab", "down", "--name", name], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert remove.leftovers(NAME, lab.dir) == []
+    assert remove.leftovers(name, lab.dir) == []
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 
 from launcher.model import Inventory, Secret
 from launcher.plan import containers
+from launcher.tools import docker
 from launcher.tools.docker import ContainerSpec
 from launcher.tools.host import Address, HostFacts
 
@@ -163,12 +164,14 @@ def test_a_rank_does_not_come_back_by_itself(load: Load) -> None:
     """One restarted rank of a finished group would wait for the others for ever; a Ray container may return."""
     inventory = load()
     rank = containers.rank_spec(
-        inventory, inventory.head, FACTS, "x:1", SECRETS, argv=("vllm", "serve"), labels={"vlaunch.model": "m"}
-    )
+        inventory, inventory.head, FACTS, "x:1", SECRETS, argv=("vllm", "serve"), labels={"vlaunch.model": "m"},
+        env={"NCCL_DEBUG": "INFO"},
+    )  # fmt: skip
 
     assert (rank.restart, rank.role, rank.labels["vlaunch.model"]) == ("no", "rank", "m")
     assert rank.command[-2:] == ("vllm", "serve")
     assert "RAY_ADDRESS" not in rank.env
+    assert rank.env["NCCL_DEBUG"] == "INFO"
     assert spec(inventory).restart == "unless-stopped"
 
 
@@ -201,3 +204,18 @@ def test_a_spec_carries_its_own_hash(load: Load) -> None:
     found = spec(load())
 
     assert found.labels["vlaunch.spec"] == found.hash == replace(found, labels=dict(found.labels)).hash
+
+
+def test_a_probe_has_the_rights_of_a_rank_and_no_secret(load: Load) -> None:
+    """What is measured is what will serve; a throw-away container leaves nothing and is told nothing."""
+    inventory = load("network: {fabric: roce}")
+    node = inventory.head
+    rank = containers.rank_spec(inventory, node, FACTS, inventory.image, {}, argv=("a",), labels={}, env={})
+    probe = containers.probe_spec(inventory, node, FACTS, ("a",))
+
+    assert (probe.devices, probe.cap_add, probe.ulimits, probe.env) == (rank.devices, rank.cap_add, rank.ulimits, rank.env)
+    assert (probe.gpus, probe.shm, probe.image) == (rank.gpus, rank.shm, rank.image)
+    assert all("secrets" not in mount.target for mount in probe.mounts)
+    argv = docker.run(node.docker, probe, once=True)
+    assert {"--rm", "--interactive"} <= set(argv)
+    assert not {"--detach", "--restart"} & set(argv)

@@ -10,7 +10,7 @@ from launcher.errors import ConnectError, NodeError
 from launcher.model import Answer, Inventory
 from launcher.plan import observe
 from tests.fakes import FakeTransport
-from tests.simulated import World
+from tests.simulated import FIXTURES, World
 
 Load = Callable[..., Inventory]
 
@@ -66,3 +66,29 @@ def test_a_node_that_gives_no_answer_is_named_with_what_it_said(answer: Answer, 
     assert isinstance(failed["a"], kind)
     assert (failed["a"].message, failed["a"].node) == (message, "a")
     assert answer.tail in failed["a"].evidence or not answer.tail
+
+
+def test_a_survey_carries_the_clock_of_the_moment_it_is_sent(load: Load) -> None:
+    """Not of the moment it was planned, and only a survey has one."""
+    times = iter((1000.25, 1003.5))
+    plain = observe.commands(load(), [], clock=lambda: 1.0)
+    first, second = observe.commands(load(), [], survey=True, clock=lambda: next(times))
+
+    assert [command.stdin for command in plain] == [None, None]
+    assert first.stdin is not None
+    assert second.stdin is not None
+    assert (second.stdin(), first.stdin()) == (b"1000.250000\n", b"1003.500000\n")
+    assert first.argv[4:] == plain[0].argv[4:]
+    assert first.argv[2] != plain[0].argv[2]
+
+
+def test_a_survey_comes_with_the_facts(load: Load) -> None:
+    """In the same round trip."""
+    text = (FIXTURES / "host" / "survey-h100-infiniband.txt").read_text()
+    transport = FakeTransport(lambda command: Answer(node=command.node, code=0, out=text))
+    facts = observe.observe(load(), transport, [], survey=True, clock=lambda: 0.0)
+    survey = facts["gpu01"].survey
+
+    assert len(transport.commands) == 2
+    assert survey is not None
+    assert len(survey.rdma) == 10

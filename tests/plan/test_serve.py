@@ -90,7 +90,10 @@ def test_submission() -> None:
     assert step.command.argv == (
         "docker", "exec", "--interactive", "vlaunch-c-n1", *payload.submit(INVENTORY.ports)
     )  # fmt: skip
-    assert body["argv"] == list(asked.argv)
+    assert body["argv"] == [
+        "env", "NCCL_DEBUG=INFO", f"NCCL_DEBUG_FILE=/tmp/vlaunch-nccl.{start.job}.%h.%p.log",
+        "NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET", *asked.argv,
+    ]  # fmt: skip
     assert body["submission_id"] == start.job
     assert body["metadata"]["vlaunch.model"] == "org/m"
     assert all(isinstance(value, str) for value in body["metadata"].values())
@@ -192,7 +195,7 @@ def test_ranks_of_which_one_has_ended_start_anew() -> None:
     start = plan_ranks(INVENTORY, seen(ranks=started(wanted, asked, n2="exited")), asked, SECRETS)
 
     assert not start.attached
-    assert [stage.id for stage in start.plan.stages] == ["preflight", "same-image", "ranks", "files", "ranks"]
+    assert [stage.id for stage in start.plan.stages] == ["preflight", "same-image", "files", "ranks", "ranks"]
 
 
 def test_other_ranks_are_not_pushed_aside() -> None:

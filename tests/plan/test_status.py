@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Inventory, Secret
-from launcher.plan import running, status
+from launcher.plan import network, running, status
 from launcher.plan.observe import observe
 from launcher.plan.status import ClusterStatus
 from launcher.tools.docker import parse_image
@@ -39,11 +39,12 @@ def look(world: World, *missing: str, inventory: Inventory | None = None) -> Clu
     transport = FakeTransport(world.answer)
     facts = {name: each for name, each in observe(inventory, transport, [inventory.image]).items() if name not in missing}
     said = status.Said()
-    for answer in transport.run(status.ask_ray(inventory, facts)):
-        said = status.Said(ray=status.hear(answer))
+    if asked := status.ask_ray(inventory, facts):
+        answer, kept = transport.run(asked)
+        said = status.Said(ray=status.hear(answer), network=network.parse_record(kept))
     for server in running.find(inventory, facts, said.ray)[:1]:
         about, completion = transport.run(status.ask_server(inventory, server))
-        said = status.Said(ray=said.ray, server=status.hear(about), completion=status.hear(completion))
+        said = dataclasses.replace(said, server=status.hear(about), completion=status.hear(completion))
     return status.read(inventory, facts, said, {name: f"{name}: no route" for name in missing})
 
 
@@ -76,7 +77,7 @@ def test_the_endpoint_is_where_the_server_listens(world: World) -> None:
     """Its own address and port, not the inventory's."""
     labels = {"vlaunch.model": "m", "vlaunch.host": "10.0.0.99", "vlaunch.port": "9000"}
     jobs(world, {"submission_id": "serve-1", "status": "RUNNING", "metadata": labels})
-    inventory = replace(world.inventory, serve=replace(world.inventory.serve, bind="127.0.0.1"))
+    inventory = dataclasses.replace(world.inventory, serve=dataclasses.replace(world.inventory.serve, bind="127.0.0.1"))
 
     assert look(world).endpoint == "http://10.0.0.99:9000/v1"
     jobs(world)
@@ -281,4 +282,6 @@ def test_whole_says_every_part(world: World) -> None:
         {"trouble": "x"},
     ]
 
-    assert not any(replace(seen, nodes=(seen.nodes[0], replace(seen.nodes[1], **each))).whole for each in spoiled)
+    assert not any(
+        dataclasses.replace(seen, nodes=(seen.nodes[0], dataclasses.replace(seen.nodes[1], **each))).whole for each in spoiled
+    )

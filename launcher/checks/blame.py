@@ -1,0 +1,144 @@
+"""Who is to blame for a network that is not well (a node, a rank, a pair, one direction), the likely cause, and the fix."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from launcher.checks import causes
+from launcher.checks.network import UNMEASURED, Cell
+from launcher.checks.shape import Finding
+from launcher.model import Inventory, Level, Node, natural
+from launcher.tools import nccl
+from launcher.tools.network import RankReport, Report
+
+
+def nodes(inventory: Inventory, reports: Mapping[str, Report], missing: Mapping[str, str]) -> list[Finding]:
+    """Say of each node what its probe or one of its ranks came to grief with."""
+    findings = []
+    arrived = [name for name, each in reports.items() if each.ranks and not any(_before(rank) for rank in each.ranks)]
+    for node in inventory.nodes:
+        if node.name in missing:
+            text = f"its probe gave no report: {missing[node.name]}"
+            findings.append(_fail(node, text, fix=f"see whether its container runs: `vlaunch logs {node.name}`"))
+            continue
+        report = reports[node.name]
+        if report.error:
+            findings.append(_fail(node, report.error, fix=_probe_fix(inventory, node, report.error)))
+        for rank in report.ranks:
+            if rank.ended:
+                continue
+            others = f"; arrived: {', '.join(arrived)}" if _before(rank) and arrived else ""
+            findings.append(
+                Finding(
+                    node=node.name, status="fail", text=f"rank {rank.rank} {_end(rank)} in the phase “{rank.phase}”{others}",
+                    evidence=rank.error or rank.tail, fix=_rank_fix(inventory, node, rank),
+                )
+            )  # fmt: skip
+    return findings
+
+
+def _before(rank: RankReport) -> bool:
+    """True when a rank never met the others."""
+    return not rank.ended and ("rendezvous" in rank.phase or "importing" in rank.phase or rank.phase == "starting")
+
+
+def _end(rank: RankReport) -> str:
+    if rank.exit is None:
+        return "did not finish before the deadline"
+    return f"was killed (signal {-rank.exit})" if rank.exit < 0 else f"ended with exit code {rank.exit}"
+
+
+def _probe_fix(inventory: Inventory, node: Node, error: str) -> str:
+    if "taken" in error:
+        port = inventory.ports.probe
+        return (
+            f"see who has it with `sudo ss -ltnp 'sport = :{port}'` on {node.name}, or choose another: "
+            "`ports: {probe: PORT}` in the inventory"
+        )
+    return f"run `vlaunch check --group network`, then look at `vlaunch logs {node.name}`"
+
+
+def _rank_fix(inventory: Inventory, node: Node, rank: RankReport) -> str:
+    if "rendezvous" in rank.phase and not node.head:
+        head = inventory.head
+        return f"allow TCP from {node.ip} to {head.ip}:{inventory.ports.probe}, then run `vlaunch check --only ports-reachable`"
+    if rank.exit == -9:
+        return f"look for a lack of memory on {node.name}: `sudo dmesg | grep -i oom`"
+    return "run `vlaunch check --group network`"
+
+
+def cells(inventory: Inventory, found: Sequence[Cell], reports: Mapping[str, Report]) -> list[Finding]:
+    """Say who is to blame for cells that are not well: all, a node when all of its own are, else a pair or a direction."""
+    findings: list[Finding] = []
+    bad = [cell for cell in found if cell.status in ("fail", "warn") and cell.text != UNMEASURED]
+    told: set[tuple[str, str]] = set()
+    if len(found) > 2 and len(bad) == len(found) and len({(cell.status, _kind(cell.text)) for cell in bad}) == 1:
+        text, evidence, fix = _why(inventory, bad[0], reports)
+        return [Finding(node="", status=bad[0].status, text=f"every pair: {text}", evidence=evidence, fix=fix)]
+    for node in inventory.nodes if len(inventory.nodes) > 2 else ():
+        own = [cell for cell in found if node.name in (cell.source, cell.target)]
+        failed = [cell for cell in own if cell in bad and cell.status == "fail"]
+        if len(failed) == len(own) and len(failed) < len(found) and len({_kind(cell.text) for cell in failed}) == 1:
+            text, evidence, fix = _why(inventory, failed[0], reports)
+            findings.append(_fail(node, f"every pair with this node: {text}", evidence=evidence, fix=fix))
+            told |= {(cell.source, cell.target) for cell in failed}
+    for cell in bad:
+        if (cell.source, cell.target) in told:
+            continue
+        back = next((each for each in bad if (each.source, each.target) == (cell.target, cell.source)), None)
+        both = back is not None and _kind(back.text) == _kind(cell.text)
+        told |= {(cell.source, cell.target), (cell.target, cell.source)} if both else {(cell.source, cell.target)}
+        text, evidence, fix = _why(inventory, cell, reports)
+        where = f"{cell.source} {'↔' if both else '→'} {cell.target}"
+        findings.append(Finding(node=where, status=cell.status, text=text, evidence=evidence, fix=fix))
+    unmeasured = [cell for cell in found if cell.text == UNMEASURED]
+    if unmeasured and not any(each.ranks for each in reports.values()):
+        return findings
+    if unmeasured:
+        pairs = ", ".join(dict.fromkeys(" ↔ ".join(sorted((c.source, c.target), key=natural)) for c in unmeasured))
+        findings.append(Finding(node="", status="fail", text=f"not measured: {pairs}"))
+    return findings
+
+
+def _kind(text: str) -> str:
+    """Return a trouble without its figures and names, so that the same trouble of two cells is equal."""
+    return re.sub(r"[\d.]+", "#", text)[:40]
+
+
+def _why(inventory: Inventory, cell: Cell, reports: Mapping[str, Report]) -> tuple[str, str, str]:
+    """Return what is wrong with a direction, the evidence for the likely cause, and the fix."""
+    a, b = inventory.node(cell.source), inventory.node(cell.target)
+    if cell.bandwidth is None:
+        fix = f"allow TCP between {a.ip} and {b.ip} on all ports, then run `vlaunch check --group network`"
+        return cell.text, "", fix
+    if cell.transport.startswith("NET/") or not cell.transport:
+        for name in (cell.source, cell.target):
+            if (report := reports.get(name)) is not None and (found := _cause(report, cell)) is not None:
+                return f"{cell.text}: {found[0]} on {name}", found[1], found[2]
+        if "required" in cell.text:
+            fix = (
+                f"see what NCCL says of its devices: `vlaunch check --group rdma`; with `network: {{require: {_below(cell)}}}`"
+            )
+            return cell.text, "", f"{fix} it is allowed"
+    interface = b.interface or "eth0"
+    fix = f"compare the links: `vlaunch check --only link-speed`, and `ethtool {interface}` on {a.name} and {b.name}"
+    return cell.text, "", fix
+
+
+def _below(cell: Cell) -> Level:
+    return "any" if cell.transport == "NET/Socket" else "rdma"
+
+
+def _cause(report: Report, cell: Cell) -> tuple[str, str, str] | None:
+    reading = nccl.read([report.log.encode()])
+    inside = report.inside
+    return causes.cause(
+        warnings=reading.warnings, using=reading.using, env=report.env,
+        infiniband=inside.infiniband if inside else None, memlock=inside.memlock if inside else None,
+        gpudirect=cell.transport not in ("", "NET/Socket"),
+    )  # fmt: skip
+
+
+def _fail(node: Node, text: str, *, evidence: str = "", fix: str = "") -> Finding:
+    return Finding(node=node.name, status="fail", text=text, evidence=evidence, fix=fix)

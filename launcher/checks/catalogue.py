@@ -1,0 +1,145 @@
+"""The catalogue of `vlaunch check`: every check in order, which of them to run, and what came of it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from launcher.checks import (
+    addresses,
+    clock,
+    container,
+    docker,
+    driver,
+    gid,
+    gpu,
+    host,
+    images,
+    memory,
+    model,
+    nic,
+    pairs,
+    rdma,
+    reach,
+    upkeep,
+)
+from launcher.checks.shape import GROUPS, Check, Evidence, Finding, Status, skipped, worst
+from launcher.errors import RequestError
+from launcher.model import Inventory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What came of one check: a finding for each node (or one for the cluster), and the worst of their statuses."""
+
+    check: Check
+    findings: tuple[Finding, ...]
+    status: Status
+
+
+def _image(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
+    """Judge the image where it is; a node that has not pulled it yet has nothing to compare."""
+    reached = evidence.reached(inventory)
+    have = [node for node in reached if evidence.facts[node.name].images.get(inventory.image) is not None]
+    gaps = [
+        skipped(node, f"{inventory.image} is not on this node yet: `vlaunch up` fetches it")
+        for node in reached
+        if node not in have
+    ]
+    if not have:
+        return gaps
+    found = images.same_identity(replace(inventory, nodes=tuple(have)), evidence.facts)
+    named = {finding.node for finding in found}
+    passes = [Finding(node=node.name, status="pass", text="") for node in have if node.name not in named]
+    return [*gaps, *(_identified(inventory, evidence, each) for each in (*found, *passes))]
+
+
+def _identified(inventory: Inventory, evidence: Evidence, finding: Finding) -> Finding:
+    image = evidence.facts[finding.node].images.get(inventory.image)
+    if finding.status != "pass" or image is None:
+        return finding
+    return replace(finding, text=f"{inventory.image} is {image.id.removeprefix('sha256:')[:12]}")
+
+
+IMAGE = Check(
+    id="image",
+    what="the image is the same on every node",
+    why="a tag can move between two pulls, and ranks of different builds fail in ways that do not say so",
+    judge=_image,
+    group="image",
+    needs=("docker",),
+)
+
+CATALOGUE: tuple[Check, ...] = tuple(
+    sorted(
+        (
+            *reach.CHECKS, *clock.CHECKS, *upkeep.CHECKS, *host.CHECKS, *docker.CHECKS, *gpu.CHECKS, *driver.CHECKS,
+            *addresses.CHECKS, *nic.CHECKS, *pairs.CHECKS, *rdma.CHECKS, *gid.CHECKS, IMAGE, *container.CHECKS, *memory.CHECKS,
+            *model.CHECKS,
+        ),
+        key=lambda check: GROUPS.index(check.group),
+    )
+)  # fmt: skip
+_BY_ID = {check.id: check for check in CATALOGUE}
+
+
+def select(only: Collection[str] = (), skip: Collection[str] = (), group: Collection[str] = ()) -> tuple[Check, ...]:
+    """Return the checks to run, in the catalogue's order; raises RequestError for an id or group that is not there.
+
+    `only` and `group` add up; with neither, all checks run. `skip` takes away from what is left.
+    """
+    _known("check", (*only, *skip), _BY_ID)
+    _known("group", group, GROUPS)
+    wanted = [check for check in CATALOGUE if (not only and not group) or check.id in only or check.group in group]
+    return tuple(check for check in wanted if check.id not in skip)
+
+
+def run(inventory: Inventory, evidence: Evidence, ids: Collection[str] | None = None) -> list[Result]:
+    """Judge the checks with these ids (all by default), in the catalogue's order. Every check gets at least one finding.
+
+    A check that does not apply is one SKIP with its reason. A node that was not reached, or that failed a check that another
+    one needs, is a SKIP there.
+    """
+    known: dict[str, list[Finding]] = {}
+    return [
+        Result(check=check, findings=tuple(found), status=worst(found))
+        for check in CATALOGUE
+        if ids is None or check.id in ids
+        for found in [_findings(check, inventory, evidence, known)]
+    ]
+
+
+def _findings(check: Check, inventory: Inventory, evidence: Evidence, known: dict[str, list[Finding]]) -> list[Finding]:
+    if check.id in known:
+        return known[check.id]
+    if reason := check.spared(inventory):
+        known[check.id] = [skipped("", reason)]
+        return known[check.id]
+    blocked = dict[str, str]()
+    if check.id != "ssh":
+        blocked = {node.name: "it was not reached: see `ssh`" for node in inventory.nodes if node.name not in evidence.facts}
+        for need in check.needs:
+            for finding in _findings(_BY_ID[need], inventory, evidence, known):
+                if finding.status == "fail" and finding.node:
+                    blocked.setdefault(finding.node, f"it failed `{need}`, without which this cannot be judged")
+    left = replace(evidence, facts={name: facts for name, facts in evidence.facts.items() if name not in blocked})
+    found = list(check.judge(inventory, left if check.id != "ssh" else evidence))
+    found = [replace(each, text=check.what) if each.status == "pass" and not each.text else each for each in found]
+    found += [skipped(name, reason) for name, reason in blocked.items() if not any(each.node == name for each in found)]
+    order = {node.name: at for at, node in enumerate(inventory.nodes)}
+    known[check.id] = sorted(found, key=lambda each: order.get(each.node, len(order))) or [
+        skipped("", "nothing was there to judge")
+    ]
+    return known[check.id]
+
+
+def _known(kind: str, words: Iterable[str], known: Collection[str]) -> None:
+    strange = [word for word in words if word not in known]
+    if not strange:
+        return
+    near = difflib.get_close_matches(strange[0].lower(), list(known), n=1, cutoff=0.5)
+    raise RequestError(
+        f"there is no {kind} `{strange[0]}`" + (f"; did you mean `{near[0]}`?" if near else ""),
+        hint=f"{kind}s: {', '.join(known)}",
+    )

@@ -1,0 +1,67 @@
+"""Whether the nodes' clocks agree, with each other and with this machine's, and something keeps them so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median_low
+
+from launcher.checks.shape import Check, Evidence, Finding, failed, passed, skipped, surveyed, surveys, warned
+from launcher.model import Inventory, Node
+from launcher.tools.survey import Survey
+
+# Seconds. The probe itself blurs a clock by its round trip; above the second bound logs and token expiry tell nonsense.
+_WARN, _FAIL = 2.0, 30.0
+
+
+def _skew(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
+    found, findings = surveys(inventory, evidence)
+    skews = {name: survey.skew for name, survey in found.items() if survey.skew is not None}
+    findings += [skipped(name, "its clock was not read") for name in found if name not in skews]
+    if not skews:
+        return findings
+    values = list(skews.values())
+    # Of two clocks that disagree, the one nearer to this machine's is taken to be right.
+    right = median_low(values) if len(values) > 2 else min(values, key=abs)
+    for name, skew in skews.items():
+        apart = skew - right
+        text = f"its clock is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} the other nodes'"
+        if len(values) == 1 or abs(apart) <= _WARN:
+            findings.append(passed(name, "its clock agrees with the others" if len(values) > 1 else "its clock was read"))
+        elif abs(apart) <= _FAIL:
+            findings.append(warned(name, text, fix=_fix(name)))
+        else:
+            findings.append(failed(name, text, fix=_fix(name)))
+    if abs(right) > _WARN:
+        text = f"this machine's clock is {abs(right):.0f} s {'behind' if right > 0 else 'ahead of'} the nodes'"
+        findings.append(warned("", text, fix="set this machine's clock: `sudo timedatectl set-ntp true`"))
+    return findings
+
+
+def _fix(name: str) -> str:
+    return f"run `sudo timedatectl set-ntp true` on {name}, or `sudo chronyc makestep` where chrony runs"
+
+
+def _synced(inventory: Inventory, node: Node, survey: Survey) -> Finding:
+    if survey.synced is None:
+        return skipped(node, "no time daemon was found that could say so")
+    if survey.synced:
+        return passed(node, "its clock is kept by a time daemon")
+    return warned(node, "nothing keeps its clock", fix=f"run `sudo timedatectl set-ntp true` on {node.name}")
+
+
+CHECKS = (
+    Check(
+        id="time-skew",
+        what="the clocks agree within two seconds",
+        why="logs of several nodes cannot be put in order otherwise, and tokens and certificates expire at the wrong time",
+        judge=_skew,
+        group="host",
+    ),
+    Check(
+        id="time-sync",
+        what="a time daemon keeps the clock",
+        why="clocks that agree today drift apart",
+        judge=surveyed(_synced),
+        group="host",
+    ),
+)

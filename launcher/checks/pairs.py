@@ -1,0 +1,180 @@
+"""Whether nodes reach each other, each direction of each pair by itself: fixed ports, a high port, full-size packets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from launcher.checks.nic import nic_of
+from launcher.checks.ports import ports_of
+from launcher.checks.shape import Check, Evidence, Finding, failed, passed, skipped
+from launcher.model import Inventory, Node, fold
+from launcher.tools.pairs import Knock
+
+_MEANING = {
+    "timed out": "timed out, so that something drops it",
+    "refused": "was refused, so that a firewall rejects it or nothing listens",
+    "no route": "found no route",
+    "error": "failed",
+}
+
+# What is wrong with one direction in words, nothing when it is well, `None` when it cannot be said.
+_Trouble = Callable[[Inventory, Evidence, Knock], tuple[str, str] | None]
+# The remedy, from source, target, the source's interface and what it saw.
+_Fix = Callable[[Node, Node, str, Knock], str]
+
+
+def _fixed(inventory: Inventory, knock: Knock) -> set[int]:
+    """Return the ports of a knock that the inventory gives; the others were picked by a kernel, as NCCL's and Gloo's are."""
+    ports = inventory.ports
+    given = {port for node in inventory.nodes for port in ports_of(inventory, node)} | {ports.mp_master}
+    return {port for port in knock.ports if port in given or ports.worker_min <= port <= ports.worker_max}
+
+
+def _fixed_ports(inventory: Inventory, evidence: Evidence, knock: Knock) -> tuple[str, str] | None:
+    return _closed(knock, _fixed(inventory, knock))
+
+
+def _high_port(inventory: Inventory, evidence: Evidence, knock: Knock) -> tuple[str, str] | None:
+    fixed = _fixed(inventory, knock)
+    if fixed and all(knock.ports[port] != "open" for port in fixed):
+        return None  # Nothing at all passes: `ports-reachable` says so, and one fault is told once.
+    return _closed(knock, set(knock.ports) - fixed)
+
+
+def _closed(knock: Knock, ports: set[int]) -> tuple[str, str] | None:
+    if not ports:
+        return None
+    kinds: dict[str, list[int]] = {}
+    for port in sorted(ports):
+        if knock.ports[port] != "open":
+            kinds.setdefault(knock.ports[port], []).append(port)
+    text = "; ".join(f"TCP {', '.join(map(str, found))} {_MEANING[kind]}" for kind, found in kinds.items())
+    return text, "\n".join(f"{port}: {knock.errors[port]}" for port in sorted(ports) if port in knock.errors)
+
+
+def _full_size(inventory: Inventory, evidence: Evidence, knock: Knock) -> tuple[str, str] | None:
+    # A sender with a larger MTU than the receiver's is what `mtu` is for; what both can take must pass.
+    mtus = [mtu for name in (knock.source, knock.target) if (mtu := _mtu(inventory, evidence, name)) is not None]
+    need = min([*mtus, *([] if knock.wanted is None else [knock.wanted])], default=None)
+    if need is not None and knock.largest is not None and knock.largest < need:
+        return f"packets of more than {knock.largest} bytes are lost; {need} should pass", ""
+    if knock.bulk is False:
+        return "a connection opens, but a megabyte does not come through", ""
+    return None if knock.largest is None or need is None else ("", "")
+
+
+def _mtu(inventory: Inventory, evidence: Evidence, name: str) -> int | None:
+    carrier = nic_of(inventory.node(name), evidence.facts[name]) if name in evidence.facts else None
+    return carrier.mtu if carrier else None
+
+
+def _judge(trouble: _Trouble, unknown: str, well: str, fix: _Fix) -> Callable[..., Sequence[Finding]]:
+    def judge(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
+        knocks = {(each.source, each.target): each for each in _knocks(evidence)}
+        seen = {(each.source, each.target): trouble(inventory, evidence, each) for each in knocks.values()}
+        bad = {pair: told for pair, told in seen.items() if told is not None and told[0]}
+        findings = []
+        for (source, target), (text, words) in bad.items():
+            interface = _interface(inventory, evidence, source)
+            findings.append(
+                failed(
+                    _culprit(source, target, list(seen), list(bad)), f"{source} → {target}: {text}", evidence=words,
+                    fix=fix(inventory.node(source), inventory.node(target), interface, knocks[source, target]),
+                )
+            )  # fmt: skip
+        blamed = {finding.node for finding in findings}
+        for node in evidence.reached(inventory):
+            if node.name not in blamed:
+                findings.append(_rest(node, evidence, seen, bad, unknown, well))
+        return findings
+
+    return judge
+
+
+def _knocks(evidence: Evidence) -> list[Knock]:
+    """Return what was seen between nodes that answered; a node that did not cannot be reached by the others either."""
+    return [each for each in evidence.knocks or () if each.source in evidence.facts and each.target in evidence.facts]
+
+
+def _culprit(source: str, target: str, pairs: Sequence[tuple[str, str]], bad: Sequence[tuple[str, str]]) -> str:
+    """Name the node to look at first: the source when it reaches nobody though others reach the target, else the target."""
+    out = [pair for pair in pairs if pair[0] == source]
+    into = [pair for pair in pairs if pair[1] == target]
+    if len(out) > 1 and all(pair in bad for pair in out) and not all(pair in bad for pair in into):
+        return source
+    return target
+
+
+def _rest(
+    node: Node, evidence: Evidence, seen: Mapping[tuple[str, str], object], bad: Mapping[tuple[str, str], object], unknown: str,
+    well: str,
+) -> Finding:  # fmt: skip
+    if node.name in evidence.knocks_missing:
+        return skipped(node, evidence.knocks_missing[node.name])
+    told = {pair for pair, said in seen.items() if said is not None and node.name in pair}
+    names = dict.fromkeys(name for pair in seen for name in pair if name != node.name)
+    proven = [
+        name for name in names if all(pair in told and pair not in bad for pair in ((node.name, name), (name, node.name)))
+    ]
+    if proven:
+        return passed(node, well if len(proven) + 1 >= len(evidence.facts) else f"{well} (with {fold(proven)})")
+    if told & set(bad):
+        return skipped(node, "no pair with it is well; the findings name the other node")
+    return skipped(node, unknown if evidence.knocks is not None else "nobody knocked: this was not asked")
+
+
+def _interface(inventory: Inventory, evidence: Evidence, name: str) -> str:
+    node, facts = inventory.node(name), evidence.facts.get(name)
+    return (facts.interface_of(node.ip) if facts else None) or node.interface or "INTERFACE"
+
+
+def _open(source: Node, target: Node, _: str, __: Knock) -> str:
+    return (
+        f"allow all TCP from {source.ip} on {target.name} (Ray, NCCL and Gloo pick high ports): "
+        f"`sudo iptables -I INPUT -p tcp -s {source.ip} -j ACCEPT`, or `sudo ufw allow from {source.ip}`; "
+        f"look also at what {source.name} may send and at what lies between"
+    )
+
+
+def _pass_large(source: Node, target: Node, interface: str, knock: Knock) -> str:
+    lost = knock.largest is not None and knock.wanted is not None and knock.largest < knock.wanted
+    size = knock.largest if lost and knock.largest is not None else 1400
+    return (
+        f"raise the MTU of what lies between {source.name} and {target.name} (switch, bridge, tunnel), "
+        f"or lower it on every node: `sudo ip link set {interface} mtu {size}`; "
+        f"try it with `ping -M do -s {size - 28} {target.ip}`"
+    )
+
+
+def one_node(inventory: Inventory) -> str:
+    """Say why nothing is asked between nodes where there is one."""
+    return "a single node has nobody to reach" if len(inventory.nodes) < 2 else ""
+
+
+CHECKS = (
+    Check(
+        id="ports-reachable",
+        what="every node reaches the others' fixed ports",
+        why="a port that is open in one direction only lets a worker join and then vanish",
+        judge=_judge(_fixed_ports, "no fixed port was tried", "the fixed ports are open, both ways", _open),
+        group="ports",
+        spared=one_node,
+    ),
+    Check(
+        id="high-port",
+        what="every node reaches a high port of the others",
+        why="NCCL, Gloo and Ray's workers listen on ports that the kernel picks",
+        judge=_judge(_high_port, "no high port was tried", "a high port is open, both ways", _open),
+        group="ports",
+        spared=one_node,
+    ),
+    Check(
+        id="mtu-path",
+        what="packets of the interface's full size pass between the nodes",
+        why="small messages pass and the first tensor hangs, without an error, where large packets are lost",
+        judge=_judge(_full_size, "no datagram came through, so that packet sizes are not proven", "full-size packets pass",
+                     _pass_large),
+        group="network",
+        spared=one_node,
+    ),
+)  # fmt: skip

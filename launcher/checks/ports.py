@@ -1,0 +1,59 @@
+"""The fixed ports of a cluster: what they are for, and whether somebody else has them."""
+
+from __future__ import annotations
+
+from launcher.checks.shape import Check, Finding, each, passed, skipped
+from launcher.checks.shape import failed as _fail
+from launcher.model import Inventory, Node
+from launcher.tools.host import HostFacts
+
+
+def ports_of(inventory: Inventory, node: Node) -> dict[int, str]:
+    """Return the fixed ports a node must have free, with what they are for."""
+    ports = inventory.ports
+    common = {
+        ports.node_manager: "Ray node manager",
+        ports.object_manager: "Ray object manager",
+        ports.runtime_env_agent: "Ray runtime env agent",
+        ports.dashboard_agent_grpc: "Ray dashboard agent",
+        ports.dashboard_agent_http: "Ray dashboard agent",
+        ports.metrics_export: "Ray metrics",
+    }
+    head = {
+        ports.gcs: "Ray head",
+        ports.dashboard: "Ray dashboard",
+        ports.client: "Ray client",
+        ports.api: "vLLM API",
+        ports.probe: "network check",
+    }
+    return {**common, **head} if node.head else common
+
+
+def _ports(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
+    if facts.listening is None:
+        return skipped(node, "neither `ss` nor `netstat` is installed; ports were not looked at")
+    taken = {port for _, port in facts.listening}
+    clash = {port: use for port, use in ports_of(inventory, node).items() if port in taken}
+    if any(container.running for container in facts.containers):
+        # Whoever has the cluster's ports now is the cluster; the network check has ended or has not begun.
+        clash = {port: use for port, use in clash.items() if port == inventory.ports.probe}
+        if not clash:
+            return passed(node, "the ports are the cluster's own: its containers run")
+    if not clash:
+        return None
+    first = min(clash)
+    return _fail(
+        node,
+        "port " + ", ".join(f"{port} ({clash[port]})" for port in sorted(clash)) + " is taken",
+        fix=f"see who has it with `sudo ss -ltnp 'sport = :{first}'` on {node.name}, "
+        "or choose others under `ports:` in the inventory",
+    )
+
+
+PORTS = Check(
+    id="ports",
+    what="the cluster's ports are free",
+    why="containers use the host's network, so a taken port ends Ray or vLLM",
+    judge=each(_ports),
+    group="ports",
+)

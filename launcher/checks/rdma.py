@@ -1,0 +1,170 @@
+"""RDMA devices on the hosts: used when they are there, named as they are called, with their links up at one rate."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from launcher.checks.alike import having, usual
+from launcher.checks.host import no_rdma
+from launcher.checks.shape import Check, Evidence, Finding, failed, passed, skipped, surveyed, surveys, warned
+from launcher.model import Inventory, Node
+from launcher.tools.survey import RdmaDevice, RdmaPort, Survey
+
+
+def named(node: Node) -> tuple[str, ...]:
+    """Return the RDMA devices that the inventory names for a node, as written: `mlx5_0`, `mlx5_0:1`, or a prefix."""
+    value = node.env.get("NCCL_IB_HCA", "")
+    return node.hca or tuple(word for word in value.lstrip("^=").split(",") if word and not value.startswith("^"))
+
+
+def in_use(node: Node, survey: Survey) -> list[tuple[RdmaDevice, RdmaPort]]:
+    """Return the ports that NCCL may use on a node: those that are named, else all."""
+    words, exact = named(node), bool(node.hca) or node.env.get("NCCL_IB_HCA", "").startswith("=")
+    found = []
+    for device in survey.rdma:
+        for port in device.ports:
+            if not words or any(_is(word, device, exact) and _port(word) in (None, port.number) for word in words):
+                found.append((device, port))
+    return found
+
+
+def _is(word: str, device: RdmaDevice, exact: bool) -> bool:
+    name = word.partition(":")[0]
+    return device.name == name if exact else device.name.startswith(name)
+
+
+def _port(word: str) -> int | None:
+    number = word.partition(":")[2]
+    return int(number) if number.isdigit() else None
+
+
+def _unused(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
+    found, findings = surveys(inventory, evidence)
+    active = {name: _active(survey) for name, survey in found.items()}
+    everywhere = len(active) == len(inventory.nodes) > 1 and all(active.values())
+    for name, ports in active.items():
+        if not everywhere:
+            findings.append(
+                passed(name, f"RDMA here, not on every node: {', '.join(ports)}" if ports else "no active RDMA port")
+            )
+            continue
+        fabric = "roce" if any(_is_ethernet(port) for device in found[name].rdma for port in device.ports) else "infiniband"
+        judge = warned if evidence.required == "any" else failed
+        findings.append(
+            judge(
+                name, f"has active RDMA ports that the cluster will not use: {', '.join(ports)}",
+                fix=f"set `network: {{fabric: {fabric}}}` in the inventory",
+            )
+        )  # fmt: skip
+    return findings
+
+
+def _active(survey: Survey) -> list[str]:
+    return [f"{device.name}:{port.number}" for device in survey.rdma for port in device.ports if port.state == "ACTIVE"]
+
+
+def _is_ethernet(port: RdmaPort) -> bool:
+    return port.state == "ACTIVE" and port.link_layer == "Ethernet"
+
+
+def _names(inventory: Inventory, node: Node, survey: Survey) -> Finding:
+    words = named(node)
+    if not words:
+        return passed(node, "no device is named; NCCL chooses")
+    exact = bool(node.hca) or node.env.get("NCCL_IB_HCA", "").startswith("=")
+    there = {f"{device.name}:{port.number}" for device in survey.rdma for port in device.ports}
+    lost = [
+        word
+        for word in words
+        if not any(_is(word, device, exact) for device in survey.rdma)
+        or (_port(word) is not None and exact and word not in there)
+    ]
+    if not lost:
+        return passed(node, f"has {', '.join(words)}")
+    has = [device.name for device in survey.rdma]
+    return failed(
+        node, f"has no RDMA device `{', '.join(lost)}`",
+        evidence="devices: " + (", ".join(sorted(there)) or "none"),
+        fix=f"set `network: {{hca: [{', '.join(has)}]}}` for {node.name} alone"
+        if has
+        else f"take `hca:` and NCCL_IB_HCA away from {node.name}, or load its driver: `sudo modprobe mlx5_ib`",
+    )  # fmt: skip
+
+
+def _names_none(inventory: Inventory) -> str:
+    return "" if any(named(node) for node in inventory.nodes) else "network: names no RDMA device; NCCL chooses"
+
+
+def _link(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
+    found, findings = surveys(inventory, evidence)
+    rates = dict[str, str]()
+    for name, survey in found.items():
+        node = inventory.node(name)
+        ports = in_use(node, survey)
+        up = [(device, port) for device, port in ports if port.state == "ACTIVE"]
+        down = [(device, port) for device, port in ports if port.state != "ACTIVE"]
+        if not ports:
+            findings.append(skipped(name, "no RDMA device is there to judge; see `rdma-devices` and `hca-names`"))
+        elif not up or (down and named(node)):
+            findings.append(_down(name, down))
+        else:
+            counted = Counter(f"{port.rate:g} Gbit/s {port.link_layer}".strip() for _, port in up)
+            rates[name] = ", ".join(f"{count} × {text}" for text, count in sorted(counted.items()))
+    common = usual(rates)
+    for name, text in rates.items():
+        slow = _slow(inventory.node(name), found[name], evidence)
+        if text != common and common is not None:
+            fix = f"look at `rdma link` and `ibstat` on {name}: cable, switch port, `hca:` of the inventory"
+            findings.append(warned(name, f"{text}, while {having(rates, common)} has {common}", fix=fix))
+        elif slow:
+            fix = f"look at the cable and the switch port: `ibstat` or `sudo ethtool` on {name}"
+            findings.append(warned(name, f"{text}: {slow}", fix=fix))
+        else:
+            findings.append(passed(name, text))
+    return findings
+
+
+def _down(name: str, down: Sequence[tuple[RdmaDevice, RdmaPort]]) -> Finding:
+    told = ", ".join(f"{device.name}:{port.number} is {port.state or '?'} ({port.physical or '?'})" for device, port in down)
+    return failed(
+        name, f"no RDMA link: {told}",
+        fix=f"look at `ibstat` on {name}: Polling means no cable or no switch, INIT that no subnet manager runs",
+    )  # fmt: skip
+
+
+def _slow(node: Node, survey: Survey, evidence: Evidence) -> str:
+    for device, port in in_use(node, survey):
+        expected = evidence.expectations.nic(device.model)
+        if port.state == "ACTIVE" and expected and expected.rate and 0 < port.rate < expected.rate:
+            return f"{device.name} is a {expected.model}, which can do {expected.rate:g} Gbit/s"
+    return ""
+
+
+CHECKS = (
+    Check(
+        id="rdma-unused",
+        what="no RDMA that all nodes have is left unused",
+        why="with `fabric: ethernet` the containers get no RDMA device, and NCCL uses TCP without a word",
+        judge=_unused,
+        group="rdma",
+        spared=lambda inventory: "" if inventory.fabric == "ethernet" else "network: fabric says to use RDMA",
+    ),
+    Check(
+        id="hca-names",
+        what="the RDMA devices that the inventory names are there",
+        why="names of the head's devices, copied to a node that calls them otherwise, let NCCL fall back to TCP",
+        judge=surveyed(_names),
+        group="rdma",
+        spared=_names_none,
+    ),
+    Check(
+        id="rdma-link",
+        what="the RDMA links are up, at one rate",
+        why="NCCL skips a port that is not ACTIVE, and the slowest port sets the pace",
+        judge=_link,
+        group="rdma",
+        spared=no_rdma,
+        needs=("rdma-devices", "hca-names"),
+    ),
+)

@@ -1,0 +1,204 @@
+"""From what the probes measured and NCCL wrote to a verdict: each direction judged against the level and the other pairs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import permutations
+from statistics import median
+from typing import Literal
+
+from launcher.checks import blame, levels
+from launcher.checks.network import UNMEASURED, Cell, Verdict, rate
+from launcher.checks.shape import Finding
+from launcher.model import Inventory, Level
+from launcher.tools import nccl
+from launcher.tools.network import Report, Transfer
+
+_ORDER: tuple[Level, ...] = ("any", "rdma", "gdrdma")
+WORDS: Mapping[Level, str] = {"any": "any transport", "rdma": "RDMA", "gdrdma": "RDMA with GPUDirect"}
+# A pair with less than this share of the others' median bandwidth is not like them: a quarter is no noise, a half may be.
+_BROKEN, _SLOW = 1 / 4, 1 / 2
+# GPUs that NVIDIA's GPUDirect RDMA serves; GeForce has none, and GB10 shares its memory with the CPU (NVIDIA forum 352051).
+_DIRECT = re.compile(r"\b(A100|A800|A30|A40|H100|H800|H20|H200|GH200|B100|B200|B300|GB200|GB300|L40S?|L4|V100)\b")
+
+
+def required(
+    inventory: Inventory, reports: Mapping[str, Report], asked: Level | Literal["auto"] | None = None
+) -> tuple[Level, str]:
+    """Return the level that every pair must reach, and in words why: as asked, as the inventory says, or what is possible here.
+
+    Args:
+        inventory: its `network: require` counts where nothing is asked; `auto` means what this hardware can do.
+        reports: what the probes said: the GPU's name, and the RDMA ports that are active.
+        asked: the command line's `--require`.
+    """
+    if asked is not None and asked != "auto":
+        return asked, "as asked"
+    if asked is None and inventory.require != "auto":
+        return inventory.require, "`network: require` in the inventory"
+    if inventory.accelerator == "cpu":
+        return "any", "CPUs speak Gloo, which is TCP"
+    if inventory.fabric == "ethernet":
+        active = [node.name for node in inventory.nodes if node.name in reports and reports[node.name].rdma]
+        if len(active) < len(inventory.nodes):
+            return "any", "`fabric: ethernet`, and not every node has an active RDMA port"
+        return "rdma", "every node has an active RDMA port"
+    names = {report.gpu for report in reports.values() if report.gpu}
+    if names and all(_DIRECT.search(name) for name in names):
+        return "gdrdma", f"`fabric: {inventory.fabric}`, and {', '.join(sorted(names))} can GPUDirect"
+    return "rdma", f"`fabric: {inventory.fabric}`" + (
+        f"; GPUDirect is not expected of {', '.join(sorted(names))}" * bool(names)
+    )
+
+
+def judge(
+    inventory: Inventory,
+    reports: Mapping[str, Report],
+    missing: Mapping[str, str],
+    level: tuple[Level, str],
+    *,
+    collective: bool = True,
+    seconds: float = 0.0,
+) -> Verdict:
+    """Judge every direction between every two nodes, and the ranks themselves.
+
+    Args:
+        inventory: whose nodes.
+        reports: what each node's probe said.
+        missing: nodes whose probe said nothing that can be read, and why.
+        level: what is required, and why.
+        collective: whether collectives will cross nodes, so that a failing all_reduce is a failure and not a warning.
+        seconds: how long it took.
+    """
+    names = tuple(node.name for node in inventory.nodes)
+    findings = [*blame.nodes(inventory, reports, missing), *_versions(reports)]
+    cells = [_cell(inventory, reports, source, target, level[0]) for source, target in permutations(names, 2)]
+    cells = _outliers(cells)
+    findings += blame.cells(inventory, cells, reports)
+    first = next((reports[name].collective for name in names if name in reports and reports[name].collective), None)
+    if first is not None and (first.error or not first.correct):
+        trouble = first.error or "the sum that came back is wrong"
+        status = "fail" if collective and not first.error.startswith("not tried") else "warn"
+        findings.append(Finding(node="", status=status, text=f"all_reduce over all ranks: {trouble}"))  # type: ignore[arg-type]
+    backend = next((each.backend for each in reports.values()), "nccl" if inventory.accelerator != "cpu" else "gloo")
+    return Verdict(
+        backend=backend,
+        nodes=names,
+        required=level[0],
+        why=level[1],
+        cells=tuple(cells),
+        findings=tuple(findings),
+        collective=first,
+        ranks=sum(len(each.ranks) for each in reports.values()),
+        seconds=seconds,
+        versions=next((each.versions for each in reports.values() if each.versions), {}),
+    )
+
+
+def better(first: Mapping[str, Report], second: Mapping[str, Report]) -> dict[str, Report]:
+    """Return the second measurement with the better figures of both: what disturbs a transfer never makes it faster."""
+    found = {}
+    for name, report in second.items():
+        before = {(t.source, t.target, t.local_rank): t for t in (first[name].transfers if name in first else ())}
+        transfers = tuple(_best(before.get((t.source, t.target, t.local_rank)), t) for t in report.transfers)
+        found[name] = replace(report, transfers=transfers)
+    return found
+
+
+def _best(before: Transfer | None, after: Transfer) -> Transfer:
+    if before is None or before.bandwidth is None or after.bandwidth is None or before.bandwidth <= after.bandwidth:
+        return after
+    return replace(after, bandwidth=before.bandwidth, size=before.size, latency=min(before.latency or 1, after.latency or 1))
+
+
+def doubtful(verdict: Verdict) -> bool:
+    """True when nothing is wrong but that directions are slow: other traffic does that too, and it is worth a second look."""
+    failed = [cell for cell in verdict.cells if cell.status == "fail"]
+    named = [finding for finding in verdict.findings if finding.status == "fail"]
+    return bool(failed) and all(cell.slow for cell in failed) and len(named) <= len(failed)
+
+
+def _versions(reports: Mapping[str, Report]) -> list[Finding]:
+    """NCCL and PyTorch must be the same everywhere: ranks of different versions hang or fail at the first collective."""
+    findings = []
+    for name in ("torch", "nccl"):
+        found = {report.node: report.versions.get(name, "") for report in reports.values() if report.versions}
+        if len(set(found.values())) > 1:
+            told = ", ".join(f"{node} has {version or 'none'}" for node, version in found.items())
+            fix = "run `vlaunch check --only image`: every node must have the same image"
+            findings.append(Finding(node="", status="fail", text=f"{name} is not the same everywhere: {told}", fix=fix))
+    return findings
+
+
+def _cell(inventory: Inventory, reports: Mapping[str, Report], source: str, target: str, level: Level) -> Cell:
+    report = reports.get(target)
+    found = [each for each in (report.transfers if report else ()) if each.source == source and each.target == target]
+    failed = next((each for each in found if each.error or not each.correct), None)
+    transport, device, gpudirect, worth = _transport(inventory, reports, source, target)
+    bandwidths = [each.bandwidth for each in found if each.bandwidth is not None]
+    latencies = [each.latency for each in found if each.latency is not None]
+    text = ""
+    if not found:
+        text = UNMEASURED
+    elif failed is not None:
+        text = failed.error or "the data that arrived is not the data that was sent"
+    elif worth is None:
+        text = "NCCL wrote nothing about its links, so that nothing proves what they are"
+    elif _ORDER.index(worth) < _ORDER.index(level):
+        text = f"{transport} is below what is required: {WORDS[level]}"
+    return Cell(
+        source=source,
+        target=target,
+        status="fail" if text else "pass",
+        transport=transport,
+        device=device,
+        gpudirect=gpudirect,
+        bandwidth=sum(bandwidths) if bandwidths else None,
+        latency=median(latencies) if latencies else None,
+        size=max((each.size for each in found), default=0),
+        text=text,
+    )
+
+
+def _transport(
+    inventory: Inventory, reports: Mapping[str, Report], source: str, target: str
+) -> tuple[str, str, bool | None, Level | None]:
+    """Return what a pair talks over: its name, the device, GPUDirect or not, and the level that is worth."""
+    both = [(reports[a], b) for a, b in ((source, target), (target, source)) if a in reports]
+    if any(report.backend == "gloo" for report, _ in both):
+        node = inventory.node(source)
+        return "Gloo/TCP", node.interface or "", None, "any"
+    reading = nccl.merge([nccl.read([report.pair_logs.get(peer, "").encode()]) for report, peer in both])
+    found = levels.worst(reading)
+    if found is None:
+        return "", "", None, None
+    direct = None if found.network == "MNNVL" else found.gpudirect
+    return found.title, _device(reading), direct, found.level
+
+
+def _device(reading: nccl.Reading) -> str:
+    """Name the devices that the links use, where a line said which is which."""
+    names = [
+        devices[link.device]
+        for link in reading.links
+        if link.device is not None and link.device in (devices := reading.devices.get(link.host, {}))
+    ]
+    return ", ".join(dict.fromkeys(names))
+
+
+def _outliers(cells: Sequence[Cell]) -> list[Cell]:
+    """Mark the directions that are far slower than those of other pairs; two nodes have only the other direction to compare."""
+    found = []
+    for cell in cells:
+        measured = [each for each in cells if each.bandwidth is not None and each is not cell]
+        elsewhere = [each for each in measured if {each.source, each.target} != {cell.source, cell.target}]
+        others = [each.bandwidth for each in elsewhere or measured if each.bandwidth is not None]
+        share = cell.bandwidth / median(others) if cell.bandwidth is not None and others else 1.0
+        if cell.status != "pass" or cell.bandwidth is None or share >= _SLOW:
+            found.append(cell)
+            continue
+        text = f"{rate(cell.bandwidth)}, where {'other pairs have' if elsewhere else 'the way back has'} {rate(median(others))}"
+        found.append(replace(cell, status="fail" if elsewhere and share < _BROKEN else "warn", text=text, slow=True))
+    return found

@@ -1,0 +1,74 @@
+"""`vlaunch check`: the preflight. Every check of the catalogue is made, and every finding is told with its fix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.cli import options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@click.command()
+@click.argument("path", metavar="[INVENTORY]", required=False)
+@options.reaching
+@options.as_json
+@click.option("--only", metavar="ID", multiple=True, help="Make only these checks (several: repeat it, or a,b).")
+@click.option("--skip", metavar="ID", multiple=True, help="Leave these checks out.")
+@click.option("--group", metavar="GROUP", multiple=True, help="Make only the checks of these groups.")
+@click.option("--model", metavar="MODEL", help="Look for this model (default: the inventory's).")
+@click.option(
+    "--expect",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Your expectations of GPUs and NICs (YAML).",
+)
+@click.option("--offline", is_flag=True, help="Ask no one outside: the Hugging Face token is not tried.")
+@click.option("--list", "listed", is_flag=True, help="List all checks and what they prove; touch no node.")
+@click.option("--strict", is_flag=True, help="Exit with 3 when there is a warning.")
+def check(
+    path: str | None,
+    inventory: str | None,
+    accept_new_host_keys: bool,
+    verbose: bool,
+    as_json: bool,
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    group: tuple[str, ...],
+    model: str | None,
+    expect: Path | None,
+    offline: bool,
+    listed: bool,
+    strict: bool,
+) -> int:
+    """Check everything that can be wrong with nodes and the network between them, before it costs an hour.
+
+    Nothing is changed on a node. PASS, WARN, FAIL, or SKIP with the reason: what could not be looked at is never green.
+    """
+    from launcher.checks import catalogue
+    from launcher.cli import session
+    from launcher.cli.evidence import gather
+    from launcher.ui import checks as ui
+    from launcher.ui.progress import printer
+
+    chosen = catalogue.select(only=_words(only), skip=_words(skip), group=_words(group))
+    if listed:
+        ui.show_list(chosen, as_json=as_json)
+        return 0
+    wanted = session.read(path, inventory)
+    with (
+        printer(quiet=as_json) as to,
+        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, partial=True) as reached,
+    ):
+        evidence = gather(reached, chosen, model=model or wanted.serve.model or "", expect=expect, offline=offline)
+    results = catalogue.run(wanted, evidence, [each.id for each in chosen])
+    ui.show(results, as_json=as_json)
+    worst = {result.status for result in results}
+    return 1 if "fail" in worst else 3 if strict and "warn" in worst else 0
+
+
+def _words(given: Sequence[str]) -> tuple[str, ...]:
+    return tuple(word for each in given for word in each.split(",") if word)

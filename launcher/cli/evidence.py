@@ -1,0 +1,107 @@
+"""Everything that `vlaunch check` looks at, gathered: one survey a node, then the questions that need it, all nodes at once."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.checks.shape import Check, Evidence, Group, Hub
+from launcher.cli.session import Session
+from launcher.errors import UnreadableAnswer, VlaunchError
+from launcher.events import Event
+from launcher.model import Answer, Secret
+from launcher.plan import containers, observe, preflight
+from launcher.tools import expectations, inside, pairs
+from launcher.tools import model as models
+from launcher.watch import by_node
+
+_KNOCKS: tuple[Group, ...] = ("ports", "network")
+_INSIDE: tuple[Group, ...] = ("rdma", "image", "memory", "accelerator")
+_HIGH = range(40000, 60000)
+
+
+def gather(session: Session, checks: Sequence[Check], *, model: str, expect: Path | None, offline: bool) -> Evidence:
+    """Ask all nodes that were reached what the checks need; what could not be asked is in the evidence with its reason."""
+    inventory, to = session.inventory, session.to
+    groups = {check.group for check in checks}
+    wanted = expectations.load(expect)
+    nodes = [node for node in inventory.nodes if node.name not in session.missing]
+    began = time.monotonic()
+    to.show(Event(kind="stage", stage="check", text="Look at the nodes", state="running"))
+    to.show(Event(kind="wait", stage="check", text="surveying every node", state="running"))
+    asked = observe.commands(inventory, [inventory.image], nodes, survey=True, clock=time.time)
+    facts, silent = observe.read(session.transport.run(asked))
+    missing = {name: _short(error) for name, error in (session.missing | silent).items()}
+    evidence = Evidence(facts=facts, missing=missing, model=model, expectations=wanted)
+    to.show(Event(kind="step", stage="check", text="surveyed", state="ok", seconds=time.monotonic() - began))
+    if groups & set(_INSIDE):
+        evidence = _look_inside(session, evidence)
+    if groups & set(_KNOCKS) and len(facts) > 1:
+        evidence = _knock(session, evidence)
+    if "model" in groups and model:
+        answers = by_node(session.transport, preflight.list_files(inventory, facts, model))
+        files = {node: models.parse_files(said[0]) for node, said in answers.items()}
+        evidence = replace(evidence, files=files, hub=_hub(session, model, offline=offline))
+    return evidence
+
+
+def _look_inside(session: Session, evidence: Evidence) -> Evidence:
+    asked = preflight.look_inside(session.inventory, evidence.facts)
+    began = time.monotonic()
+    session.to.show(Event(kind="wait", stage="check", text="looking into the containers", state="running"))
+    seen: dict[str, inside.Inside] = {}
+    missing = dict(asked.missing)
+    for answer in session.transport.run(asked.commands):
+        own = containers.own(session.inventory, session.inventory.node(answer.node), evidence.facts[answer.node])
+        try:
+            seen[answer.node] = inside.parse_look(answer, running=own is not None)
+        except UnreadableAnswer as error:
+            missing[answer.node] = _unread(answer, error)
+    if seen:
+        took = time.monotonic() - began
+        session.to.show(Event(kind="step", stage="check", text="looked into the containers", state="ok", seconds=took))
+    return replace(evidence, inside=seen, inside_missing=missing)
+
+
+def _knock(session: Session, evidence: Evidence) -> Evidence:
+    draw = [_HIGH[secrets.randbelow(len(_HIGH))] for _ in range(20)]
+    high = preflight.high_port(evidence.facts, draw)
+    asked = preflight.knock(session.inventory, evidence.facts, high=high, nonce=secrets.token_hex(8))
+    began = time.monotonic()
+    session.to.show(Event(kind="wait", stage="check", text="every node knocks at all the others", state="running"))
+    knocks: list[pairs.Knock] = []
+    missing = dict(asked.missing)
+    for answer in session.transport.run(asked.commands):
+        try:
+            knocks += pairs.parse(answer)
+        except UnreadableAnswer as error:
+            missing[answer.node] = _unread(answer, error)
+    took = time.monotonic() - began
+    session.to.show(Event(kind="step", stage="check", text="every node knocked at all the others", state="ok", seconds=took))
+    return replace(evidence, knocks=tuple(knocks), knocks_missing=missing)
+
+
+def _unread(answer: Answer, error: UnreadableAnswer) -> str:
+    return f"{error.message}: {error.evidence or answer.tail}".strip(": ")
+
+
+def _hub(session: Session, model: str, *, offline: bool) -> Hub:
+    from launcher.remote import hub
+    from launcher.remote.secrets import resolve
+
+    inventory = session.inventory
+    if offline:
+        return Hub(status="not asked", text="asked to stay offline")
+    if all(node.env.get("HF_HUB_OFFLINE", "0") not in ("", "0") for node in inventory.nodes):
+        return Hub(status="not asked", text="HF_HUB_OFFLINE is set: the nodes ask nobody either")
+    source = {name: each for name, each in inventory.secrets.items() if name == "HF_TOKEN"}
+    token: Secret | None = resolve(source, inventory.path.parent).get("HF_TOKEN")
+    return hub.ask(model, token)
+
+
+def _short(error: VlaunchError) -> str:
+    name = getattr(error, "node", "")
+    return ": ".join(part for part in (error.message.removeprefix(f"{name}: "), *error.evidence.splitlines()[-1:]) if part)

@@ -1,0 +1,72 @@
+"""What every host says, asked over open connections: the probe and what is in stock, in one go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from launcher.cli.session import Session
+from launcher.discovery import stock
+from launcher.discovery.asked import own_ssh
+from launcher.discovery.shape import DOCKER, HF_HOME, Probed, Wishes
+from launcher.errors import UnreadableAnswer, together
+from launcher.events import Event
+from launcher.model import Answer, Argv, Node, fold
+from launcher.plan import observe
+from launcher.tools import host
+from launcher.transport import Command
+
+_SUDO: Argv = ("sudo", "-n", "docker")
+
+
+def look(reached: Session, wishes: Wishes, call: Argv | None, known: Collection[str] = ()) -> list[Probed]:
+    """Ask every host; a second time, behind sudo, only where the login may not talk to Docker and `call` leaves that open.
+
+    `known` are the nodes that have their names already. Raises NodeError, every host's story told.
+    """
+    nodes = reached.inventory.nodes
+    reached.to.show(Event(kind="stage", stage="look", text="Look at the hosts", state="running"))
+    began = time.monotonic()
+    answers = _ask(reached, nodes, {node.name: node.docker for node in nodes}, wishes)
+    refused = [node for node in nodes if call is None and node.docker == DOCKER and _refused(answers[node.name])]
+    if refused:
+        again = _ask(reached, refused, {node.name: _SUDO for node in refused}, wishes)
+        answers |= {name: each for name, each in again.items() if each.facts.docker_version is not None}
+    seconds = time.monotonic() - began
+    who = fold([node.name for node in nodes])
+    reached.to.show(Event(kind="step", stage="look", node=who, text="seen", state="ok", seconds=seconds))
+    return [
+        replace(answers[node.name], ssh=own_ssh(node.ssh, wishes.ssh), name=node.name if node.name in known else "")
+        for node in nodes
+    ]
+
+
+def _refused(host: Probed) -> bool:
+    return "permission denied" in host.facts.said.get("docker", "").lower()
+
+
+def _ask(reached: Session, nodes: Sequence[Node], docker: Mapping[str, Argv], wishes: Wishes) -> dict[str, Probed]:
+    """Send the probe and the question for what is in stock together; raises NodeError, every host's story told."""
+    commands = []
+    for node in nodes:
+        argv = host.probe(
+            docker[node.name], cluster=wishes.cluster, state_dir="", hf_home=wishes.hf_home or HF_HOME,
+            accelerator=wishes.accelerator or "nvidia", images=(), survey=True,
+        )  # fmt: skip
+        commands.append(Command(node=node.name, argv=argv, timeout=120))
+        commands.append(Command(node=node.name, argv=stock.question(docker[node.name], wishes.hf_home), timeout=60))
+    answers: dict[str, list[Answer]] = {}
+    for answer in reached.transport.run(commands):
+        answers.setdefault(answer.node, []).append(answer)  # a node's answers come in the order of its commands
+    facts, failed = observe.read([first for first, _ in answers.values()])
+    if failed:
+        raise together(list(failed.values()))
+    found = {}
+    for node in nodes:
+        try:
+            has = stock.parse(answers[node.name][1].out)
+        except UnreadableAnswer:
+            has = stock.Stock()  # what it is for can be chosen without it
+        found[node.name] = Probed(host=node.host, facts=facts[node.name], stock=has, docker=docker[node.name])
+    return found

@@ -1,0 +1,143 @@
+"""From what the hosts said to what their inventory should say: every choice with its reason. Pure; nothing is asked here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from launcher.discovery import described, rdma, software, subnets
+from launcher.discovery.shape import GID, Choice, Found, FoundNode, Probed, Wishes
+from launcher.model import Accelerator, fold
+
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+_MIB, _GIB = 2**20, 2**30
+# Ray takes 30 % of the memory for its object store, but no more than /dev/shm has
+# (https://docs.ray.io/en/latest/ray-core/scheduling/memory-management.html); vLLM and NCCL want room there, too.
+_RAYS_SHARE = 0.3
+_SMALLEST_STORE = 75 * _MIB
+
+
+def discover(hosts: Sequence[Probed], wishes: Wishes) -> Found:
+    """Decide what the inventory of these hosts says; the first is the head.
+
+    Raises RequestError when they cannot be a cluster: no network that all have, or accelerators on some of them only.
+    """
+    order = names(hosts)
+    kind, counts = software.accelerator(hosts, order, wishes.accelerator)
+    fabric = rdma.choose(hosts, order) if kind != "cpu" else _no_rdma(hosts)
+    shared = subnets.choose(hosts, {at: each.netdevs for at, each in enumerate(fabric.hosts)}, order)
+    nodes = tuple(
+        FoundNode(
+            host=host.host, name=name, ip=place.ip, gpus=count, interface=place.interface, hca=devices.hca, gid=devices.gid,
+            docker=host.docker, ssh=host.ssh,
+        )
+        for host, name, place, count, devices in zip(hosts, order, shared.places, counts, fabric.hosts, strict=True)
+    )  # fmt: skip
+    warnings = [*described.health(hosts, order), *shared.warnings, *fabric.warnings]
+    if len(set(counts)) > 1:
+        told = ", ".join(f"{name} {count}" for name, count in zip(order, counts, strict=True))
+        warnings.append(f"the hosts have different numbers of GPUs ({told}): tensor parallel groups must fit the smallest")
+    models = sorted({gpu.name for host in hosts for gpu in host.facts.gpus or ()})
+    if kind == "nvidia" and len(models) > 1:
+        warnings.append(f"the hosts have different GPUs ({', '.join(models)}): the slowest sets the pace")
+    args, why = _cpu_arguments(len(hosts)) if kind == "cpu" else ((), ())
+    return Found(
+        cluster=wishes.cluster,
+        image=software.image(hosts, order, kind, wishes.image),
+        accelerator=kind,
+        fabric=fabric.fabric,
+        hf_home=software.hf_home(hosts, order, wishes.hf_home),
+        nodes=nodes,
+        ssh=wishes.ssh,
+        summary=described.describe(hosts, order, kind),
+        network=(*shared.why, *fabric.why),
+        docker=_docker(hosts, order),
+        object_store=_object_store(hosts, kind),
+        env=_cpu_environment(hosts, counts) if kind == "cpu" else _gids(nodes, fabric.fabric),
+        serve_args=args,
+        serve_why=why,
+        gid_why=_gid_why(nodes) if fabric.fabric == "roce" else (),
+        warnings=tuple(warnings),
+    )
+
+
+def names(hosts: Sequence[Probed]) -> list[str]:
+    """Name the nodes: as they were asked for, or, where that is an address, by the host's own name if it is a good one."""
+    wanted = [host.name or (host.facts.hostname.split(".")[0] if _is_address(host.host) else host.host) for host in hosts]
+    usable = [_NAME.fullmatch(name) is not None and name.lower() != "localhost" and wanted.count(name) == 1 for name in wanted]
+    given = {name for name, good in zip(wanted, usable, strict=True) if good}
+    return [
+        name if good else next(f"node{n}" for n in range(at + 1, 10_000) if f"node{n}" not in given)
+        for at, (name, good) in enumerate(zip(wanted, usable, strict=True))
+    ]
+
+
+def _is_address(host: str) -> bool:
+    return ":" in host or all(part.isdigit() for part in host.split("."))
+
+
+def _no_rdma(hosts: Sequence[Probed]) -> rdma.Rdma:
+    why = "ethernet: the processors talk over TCP (Gloo)" + (
+        ", which uses no RDMA device" if any(h.survey.rdma for h in hosts) else ""
+    )
+    return rdma.Rdma(fabric="ethernet", hosts=tuple(rdma.Devices() for _ in hosts), why=(why,))
+
+
+def _docker(hosts: Sequence[Probed], order: Sequence[str]) -> tuple[str, ...]:
+    behind = [name for host, name in zip(hosts, order, strict=True) if host.docker[0] != "docker"]
+    return (f"{fold(behind)}: the login may not talk to Docker itself",) if behind else ()
+
+
+def _object_store(hosts: Sequence[Probed], kind: Accelerator) -> Choice | None:
+    """Bound Ray's object store where it would take all of /dev/shm, or, on processors, memory that the model needs."""
+    shm = min((host.survey.shm for host in hosts if host.survey.shm), default=None)
+    tight = [h for h in hosts if h.survey.shm and h.survey.memory and h.survey.shm < h.survey.memory * _RAYS_SHARE]
+    if shm is None or not (tight or kind == "cpu"):
+        return None
+    size = max(_SMALLEST_STORE, min(_GIB, shm // 4)) // _MIB
+    why = (
+        f"/dev/shm has {software.size_of(shm)} only, and NCCL and vLLM need room there, too"
+        if tight
+        else "Ray would keep 30 % of the memory for itself, which the model needs here"
+    )
+    return Choice(value=f"{size // 1024}GiB" if size % 1024 == 0 else f"{size}MiB", why=(why,))
+
+
+def _gids(nodes: Sequence[FoundNode], fabric: str) -> dict[str, Choice]:
+    """Return the GID index when it is the same on all nodes; where it differs, each node says its own."""
+    indexes = {node.gid for node in nodes}
+    if fabric != "roce" or len(indexes) > 1 or indexes == {None}:
+        return {}
+    return {GID: Choice(value=str(nodes[0].gid), why=("RoCE v2 over IPv4 in the GID table of every device (`show_gids`)",))}
+
+
+def _gid_why(nodes: Sequence[FoundNode]) -> tuple[str, ...]:
+    without = [node.name for node in nodes if node.gid is None]
+    if without:
+        return (f"{GID} is left to NCCL on {fold(without)}: no index is RoCE v2 over IPv4 on all devices there",)
+    return (f"{GID}: RoCE v2 over IPv4 has another index on some hosts",) if len({node.gid for node in nodes}) > 1 else ()
+
+
+def _cpu_environment(hosts: Sequence[Probed], counts: Sequence[int]) -> dict[str, Choice]:
+    """Say how much memory each slot may use for its cache, and leave threads unbound where NUMA nodes do not show."""
+    slots = [h.survey.memory // count for h, count in zip(hosts, counts, strict=True) if h.survey.memory]
+    room = max(1, min(32, min(slots, default=4 * _GIB) // (4 * _GIB)))
+    env = {
+        "VLLM_CPU_KVCACHE_SPACE": Choice(
+            value=str(room), why=("GiB per slot: a quarter of its memory at most; vLLM would take nearly all of it",)
+        )
+    }
+    if max(counts) == 1:
+        env["VLLM_CPU_OMP_THREADS_BIND"] = Choice(
+            value="nobind", why=("one slot a host: its threads may run on all processors",)
+        )
+    return env
+
+
+def _cpu_arguments(hosts: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    dtype = ("--dtype", "float32")
+    if hosts == 1:
+        return dtype, ("every processor can compute in float32",)
+    return (*dtype, "-cc.mode=2", "-cc.backend=eager"), (
+        "every processor can compute in float32; pipeline stages on processors need this compilation mode",
+    )

@@ -1,0 +1,88 @@
+"""The nouns of discovery: what was asked for, what each host said, and what an inventory of them should say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from launcher.discovery.stock import Stock
+from launcher.model import Accelerator, Argv, Fabric, Ssh
+from launcher.tools.host import HostFacts
+from launcher.tools.survey import Survey
+
+DOCKER: Argv = ("docker",)
+HF_HOME = "/data/huggingface"
+GID = "NCCL_IB_GID_INDEX"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """A host as it was asked for, and what it said. `docker` is what starts Docker there; `ssh` only what was asked for."""
+
+    host: str
+    facts: HostFacts
+    stock: Stock = field(default_factory=Stock)
+    docker: Argv = DOCKER
+    ssh: Ssh = field(default_factory=Ssh)
+    name: str = ""
+
+    @property
+    def survey(self) -> Survey:
+        """What it is made of; empty when it did not say."""
+        return self.facts.survey or Survey()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the user has decided; what is left out is chosen. `ssh` is for all hosts."""
+
+    cluster: str = "vllm"
+    image: str | None = None
+    hf_home: str | None = None
+    accelerator: Accelerator | None = None
+    ssh: Ssh = field(default_factory=Ssh)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A value, and the lines that say why it and not another one."""
+
+    value: str
+    why: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundNode:
+    """A node of the inventory to be. `gid` is its RoCE v2 index in the GID tables, if all of its devices agree on one."""
+
+    host: str
+    name: str
+    ip: str
+    gpus: int
+    interface: str
+    hca: tuple[str, ...] = ()
+    gid: int | None = None
+    docker: Argv = DOCKER
+    ssh: Ssh = field(default_factory=Ssh)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What to write. `summary` describes the hosts, `network` says which networks and devices were passed over and why."""
+
+    cluster: str
+    image: Choice
+    accelerator: Accelerator
+    fabric: Fabric
+    hf_home: Choice
+    nodes: tuple[FoundNode, ...]
+    ssh: Ssh = field(default_factory=Ssh)
+    summary: tuple[str, ...] = ()
+    network: tuple[str, ...] = ()
+    docker: tuple[str, ...] = ()
+    object_store: Choice | None = None
+    env: Mapping[str, Choice] = field(default_factory=dict)
+    serve_args: tuple[str, ...] = ()
+    serve_why: tuple[str, ...] = ()
+    gid_why: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()

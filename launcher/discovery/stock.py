@@ -1,0 +1,100 @@
+"""What a host has that could be used: images of vLLM, Hugging Face homes with models, AMD GPUs. It is asked beside the probe,
+which looks only at what an inventory names; the question reads and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from launcher.errors import UnreadableAnswer
+from launcher.model import Argv
+from launcher.tools import derived
+from launcher.tools import docker as docker_tool
+
+_MARK = "@@stock"
+
+# Arguments: the Hugging Face home that is wished for (or ""), what starts docker. A cache is `hub/models--OWNER--NAME`
+# (https://huggingface.co/docs/huggingface_hub/guides/manage-cache).
+_SCRIPT = r"""
+wish=$1; shift
+for home in "$wish" /data/huggingface "${HF_HOME:-}" "$HOME/.cache/huggingface"; do
+  timeout 5 test -d "${home:-/nonexistent}" || continue
+  printf '@@stock home %s\n' "$home"
+  timeout 10 df -Pk "$home" 2>/dev/null | tail -n 1
+  for model in "$home"/hub/models--*/; do [ -d "$model" ] && printf '@@stock model %s\n' "$(basename "$model")"; done
+done
+printf '@@stock amd '
+grep -l 'simd_count [1-9]' /sys/class/kfd/kfd/topology/nodes/*/properties 2>/dev/null | wc -l
+names=$(timeout -k 2 15 "$@" images --format '{{.Repository}}:{{.Tag}}' 2>/dev/null | grep -i vllm |
+  grep -v '<none>' | head -n 40)
+printf '@@stock images\n'
+[ -z "$names" ] || timeout -k 2 15 "$@" image inspect $names 2>/dev/null
+printf '\n@@stock end\n'
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """A Hugging Face home: the models in it, and the bytes free on its disk."""
+
+    path: str
+    models: tuple[str, ...] = ()
+    free: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stock:
+    """`images` has the identity of each image whose name looks like vLLM's, but not those that vlaunch made."""
+
+    homes: tuple[Home, ...] = ()
+    images: Mapping[str, str] = field(default_factory=dict)
+    amd_gpus: int = 0
+
+
+def question(docker: Argv, hf_home: str | None) -> Argv:
+    """Ask a host what it has."""
+    return ("sh", "-c", _SCRIPT, "stock", hf_home or "", *docker)
+
+
+def parse(text: str) -> Stock:
+    """Read the answer; raises UnreadableAnswer when it is cut short or is something else."""
+    head, mark, images = text.partition(f"{_MARK} images\n")
+    images, end, _ = images.partition(f"{_MARK} end")
+    if not mark or not end:
+        raise UnreadableAnswer("the answer about images and models is incomplete", evidence=text[-300:])
+    homes: list[Home] = []
+    amd = 0
+    for line in head.splitlines():
+        word, _, rest = line.removeprefix(f"{_MARK} ").partition(" ")
+        if not line.startswith(_MARK):
+            homes[-1:] = [Home(path=each.path, models=each.models, free=_free(line)) for each in homes[-1:]]
+        elif word == "home" and all(each.path != rest for each in homes):
+            homes.append(Home(path=rest))
+        elif word == "model" and homes:
+            name = rest.removeprefix("models--").replace("--", "/")
+            last = homes[-1]
+            homes[-1] = Home(path=last.path, models=tuple(dict.fromkeys((*last.models, name))), free=last.free)
+        elif word == "amd":
+            amd = int(rest) if rest.strip().isdigit() else 0
+    return Stock(homes=tuple(homes), images=_images(images.strip()), amd_gpus=amd)
+
+
+def _free(line: str) -> int | None:
+    match = re.search(r"\s(\d+)\s+\d+%\s", line)
+    return int(match[1]) * 1024 if match else None
+
+
+def _images(text: str) -> dict[str, str]:
+    try:
+        listed = json.loads(text or "[]")
+    except ValueError:
+        raise UnreadableAnswer("`docker image inspect` did not answer in JSON", evidence=text[:300]) from None
+    found: dict[str, str] = {}
+    for item in listed if isinstance(listed, list) else []:
+        image = docker_tool.parse_image(json.dumps([item]))
+        if image is None or derived.CONTENT in image.labels:
+            continue
+        found |= dict.fromkeys((tag for tag in item.get("RepoTags") or () if "vllm" in tag.lower()), image.identity)
+    return found

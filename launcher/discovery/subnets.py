@@ -1,0 +1,186 @@
+"""Which of the hosts' networks the cluster runs on: the one that all have, on the best interface; what is passed over."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.discovery.shape import Probed
+from launcher.errors import RequestError
+from launcher.model import fold
+from launcher.tools.survey import Nic
+
+# Interfaces that software on a host makes for itself. Their addresses are often the same on every host.
+_OWN = (
+    (re.compile(r"docker\d+|docker_gwbridge|br-[0-9a-f]{12}"), "docker's own bridge"),
+    (
+        re.compile(r"virbr\d+.*|vnet\d+|lxcbr\d+|lxdbr\d+|podman\d+|cni-podman\d+"),
+        "a bridge for virtual machines or containers",
+    ),
+    (re.compile(r"cni\d*|flannel.*|cali.*|cilium.*|vxlan.*|kube-.*|nodelocaldns|tunl\d+|weave.*"), "Kubernetes' own network"),
+    (re.compile(r"tun\d+|tap\d+|wg\d+|tailscale\d+|zt\w+|ppp\d+"), "a tunnel"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """An address of a host on one of its interfaces."""
+
+    interface: str
+    ip: str
+    network: ipaddress.IPv4Network
+    speed: int
+    mtu: int
+    physical: bool
+    default: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """The network that was chosen: each host's place on it, by the index of the host, and the lines about the others."""
+
+    network: ipaddress.IPv4Network
+    places: tuple[Place, ...]
+    why: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def choose(hosts: Sequence[Probed], netdevs: Mapping[int, frozenset[str]], order: Sequence[str]) -> Shared:
+    """Choose the network; `netdevs` are the interfaces of each host's compute devices, `order` the hosts' names.
+
+    Raises RequestError, with every host's networks, when there is none that all have.
+    """
+    seen: dict[ipaddress.IPv4Network, dict[int, Place]] = {}
+    passed: dict[str, list[str]] = {}
+    for at, host in enumerate(hosts):
+        for place, reason in _places(host):
+            if reason:
+                passed.setdefault(f"{place.interface} {place.network}: {reason}", []).append(order[at])
+                continue
+            there = seen.setdefault(place.network, {})
+            rival = there.get(at)
+            if rival is None or _merit(place, netdevs.get(at)) > _merit(rival, netdevs.get(at)):
+                there[at] = place
+    common = {network: places for network, places in seen.items() if len(places) == len(hosts) and _distinct(places)}
+    if not common:
+        raise _none(hosts, order)
+    best = max(common, key=lambda network: (_common_merit(common[network], netdevs), -int(network.network_address)))
+    chosen = common[best]
+    why = [f"{best}: {_about(chosen, netdevs)}"]
+    for network, places in sorted(seen.items()):
+        if network == best:
+            continue
+        names = fold([order[at] for at in sorted(places)])
+        interfaces = ", ".join(dict.fromkeys(place.interface for place in places.values()))
+        if network in common:
+            why.append(f"not {interfaces} {network}: also on all hosts, but {_worse(chosen, places, netdevs)}")
+        elif len(places) < len(hosts):
+            why.append(f"not {interfaces} {network}: only on {names}")
+        else:
+            twice = next(ip for ip in (p.ip for p in places.values()) if sum(p.ip == ip for p in places.values()) > 1)
+            why.append(f"not {interfaces} {network}: {twice} is on more than one host, so it is not one network")
+    where = len(hosts)
+    why += [f"not {text}" + ("" if len(names) == where else f" (on {fold(names)})") for text, names in passed.items()]
+    kept = tuple(chosen[at] for at in range(len(hosts)))
+    return Shared(network=best, places=kept, why=tuple(why), warnings=_mtus(kept, order))
+
+
+def _places(host: Probed) -> list[tuple[Place, str]]:
+    """Return the IPv4 addresses of a host, each with why it cannot be meant, or an empty string."""
+    nics = host.survey.nics
+    if nics is None:
+        nics = tuple(
+            Nic(name=each.interface, up=each.up, mtu=0, addresses=(f"{each.ip}/{each.prefix}",))
+            for each in host.facts.addresses or ()
+        )
+    found = []
+    for nic in nics:
+        for text in nic.addresses:
+            try:
+                address = ipaddress.ip_interface(text)
+            except ValueError:
+                continue
+            if not isinstance(address, ipaddress.IPv4Interface) or address.is_loopback or nic.name == "lo":
+                continue
+            place = Place(
+                interface=nic.name, ip=str(address.ip), network=address.network, speed=max(0, nic.speed or 0), mtu=nic.mtu,
+                physical=nic.physical or re.match(r"bond|team", nic.name) is not None,
+                default=nic.name == host.survey.default_nic,
+            )  # fmt: skip
+            found.append((place, _reason(nic, address)))
+    return found
+
+
+def _reason(nic: Nic, address: ipaddress.IPv4Interface) -> str:
+    own = next((text for pattern, text in _OWN if pattern.fullmatch(nic.name)), "")
+    if own:
+        return own
+    if not nic.up:
+        return "the link is down"
+    if address.is_link_local:
+        return "link-local, an address that may change at every start"
+    if address.is_unspecified or address.is_multicast or address.network.prefixlen == 0:
+        return "no address of a host"
+    return "one address and no network around it" if address.network.prefixlen == 32 else ""
+
+
+def _distinct(places: Mapping[int, Place]) -> bool:
+    return len({place.ip for place in places.values()}) == len(places)
+
+
+def _merit(place: Place, netdevs: frozenset[str] | None) -> tuple[bool, bool, int, bool]:
+    return place.interface in (netdevs or ()), place.physical, place.speed, place.default
+
+
+def _common_merit(places: Mapping[int, Place], netdevs: Mapping[int, frozenset[str]]) -> tuple[bool, bool, int, bool]:
+    merits = [_merit(place, netdevs.get(at)) for at, place in places.items()]
+    return (
+        all(each[0] for each in merits), all(each[1] for each in merits), min(each[2] for each in merits),
+        all(each[3] for each in merits),
+    )  # fmt: skip
+
+
+def _about(places: Mapping[int, Place], netdevs: Mapping[int, frozenset[str]]) -> str:
+    rdma, _, speed, default = _common_merit(places, netdevs)
+    said = ["on all hosts" if len(places) > 1 else "an address of this host"]
+    said += ["on an interface of the RDMA devices"] if rdma else []
+    said += [f"{speed / 1000:g} Gbit/s"] if speed else []
+    mtus = {place.mtu for place in places.values()}
+    said += [f"MTU {mtus.pop()}"] if len(mtus) == 1 and 0 not in mtus else []
+    said += ["the default route"] if default else []
+    return ", ".join(said)
+
+
+def _mtus(places: Sequence[Place], order: Sequence[str]) -> tuple[str, ...]:
+    sizes: dict[int, list[str]] = {}
+    for place, name in zip(places, order, strict=True):
+        sizes.setdefault(place.mtu, []).append(name)
+    told = "; ".join(f"{mtu} on {fold(names)}" for mtu, names in sorted(sizes.items()))
+    return (f"the MTU differs ({told}): large packets may be dropped without a word",) if len(sizes) > 1 else ()
+
+
+def _worse(chosen: Mapping[int, Place], other: Mapping[int, Place], netdevs: Mapping[int, frozenset[str]]) -> str:
+    best, less = _common_merit(chosen, netdevs), _common_merit(other, netdevs)
+    if best[0] != less[0]:
+        return "no interface of the RDMA devices"
+    if best[1] != less[1]:
+        return "not on physical interfaces"
+    if best[2] != less[2]:
+        return f"slower ({less[2] / 1000:g} Gbit/s)" if less[2] else "of unknown speed"
+    return "without the default route" if best[3] != less[3] else "one is enough"
+
+
+def _none(hosts: Sequence[Probed], order: Sequence[str]) -> RequestError:
+    lines = []
+    for host, name in zip(hosts, order, strict=True):
+        told = [
+            f"{each.interface} {each.ip}/{each.network.prefixlen}" + (f" ({no})" if no else "") for each, no in _places(host)
+        ]
+        lines.append(f"{name}: {', '.join(told) or 'no IPv4 address besides loopback'}")
+    return RequestError(
+        "the hosts share no network, so they cannot be one cluster",
+        evidence=lines,
+        hint="give the hosts addresses in one subnet (`ip -br addr` shows what they have), or write the inventory by hand",
+    )

@@ -1,0 +1,189 @@
+"""An inventory file from what was found: YAML with the reason of every choice beside it, alike nodes folded into ranges."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import TypeVar
+
+from launcher.discovery.shape import DOCKER, GID, Choice, Found, FoundNode
+from launcher.inventory import ranges
+from launcher.model import Ssh, fold
+from launcher.tools import symptoms
+
+T = TypeVar("T")
+
+_WIDTH = 110
+# What YAML reads as text without quotes, also inside of [] and {}; a number or a word such as `true` is not among it.
+_PLAIN = re.compile(
+    r"(?!(?:true|false|null|yes|no|on|off|y|n)$)(?:[A-Za-z/][A-Za-z0-9_./@+-]*(?::[A-Za-z0-9_./@+-]+)*|--?[a-z][a-z0-9.=-]*)",
+    re.IGNORECASE,
+)
+
+
+def write(found: Found) -> str:
+    """Return the file's text; `launcher.inventory.load` reads it without a mistake."""
+    return "".join(f"{line}\n".replace(" \n", "\n") for line in _lines(found))
+
+
+def _lines(found: Found) -> Iterator[str]:
+    yield "# Written by `vlaunch init`: what was found, what was chosen, and why. `vlaunch check` judges the hosts;"
+    yield "# inventory/example.yaml explains every key."
+    yield "#"
+    yield from _said(found.summary)
+    if found.warnings:
+        yield "#"
+        yield from _said(f"! {warning}" for warning in found.warnings)
+    yield ""
+    yield f"cluster: {scalar(found.cluster)}"
+    yield ""
+    yield from _choice("image", found.image)
+    yield f"accelerator: {found.accelerator}" + ("   # `gpus` below are slots" if found.accelerator == "cpu" else "")
+    yield ""
+    yield from _choice("hf_home", found.hf_home)
+    usual_ssh, usual_docker = found.ssh, _usual([node.docker for node in found.nodes])
+    if found.docker or usual_docker != DOCKER:
+        yield ""
+        yield from _said(found.docker)
+        yield f"docker: {_list(usual_docker)}"
+    if usual_ssh != Ssh():
+        yield ""
+        yield f"ssh: {_ssh(usual_ssh)}"
+    if found.object_store is not None:
+        yield ""
+        yield from _said(found.object_store.why)
+        yield f"ray: {{object_store: {found.object_store.value}}}"
+    interface, hca = _usual([node.interface for node in found.nodes]), _usual([node.hca for node in found.nodes])
+    yield ""
+    yield from _network(found, interface, hca)
+    if found.env or found.gid_why:
+        yield ""
+        yield from _said(found.gid_why)
+        yield from _environment(found)
+    if found.serve_args:
+        yield ""
+        yield "serve:"
+        yield from _said(found.serve_why, "  ")
+        yield f"  args: {_list(found.serve_args)}"
+    yield ""
+    yield "# The first is the head."
+    yield "nodes:"
+    for group in _groups(found, interface, hca, usual_docker):
+        yield from group
+
+
+def scalar(text: str) -> str:
+    """Write text so that YAML reads it as this very text; a JSON string is a YAML string."""
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
+
+
+def _said(lines: Iterable[str], indent: str = "") -> Iterator[str]:
+    """Write comments; words of hosts are among them, so that nothing may end the line or the comment."""
+    for line in lines:
+        words = symptoms.plain(" ".join(line.split()))
+        yield from textwrap.wrap(
+            "".join(each for each in words if each.isprintable()), _WIDTH, initial_indent=f"{indent}# ",
+            subsequent_indent=f"{indent}#   ", break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+
+
+def _choice(key: str, choice: Choice) -> Iterator[str]:
+    yield from _said(choice.why)
+    yield f"{key}: {scalar(choice.value)}"
+
+
+def _list(words: Sequence[str]) -> str:
+    return f"[{', '.join(map(scalar, words))}]"
+
+
+def _ssh(ssh: Ssh) -> str:
+    pairs = [f"{key}: {value if isinstance(value, int) else scalar(value)}" for key, value in _ssh_values(ssh)]
+    return f"{{{', '.join(pairs)}}}"
+
+
+def _ssh_values(ssh: Ssh) -> list[tuple[str, str | int]]:
+    values = (
+        ("user", ssh.user),
+        ("port", ssh.port),
+        ("identity", ssh.identity),
+        ("jump", ssh.jump),
+        ("known_hosts", ssh.known_hosts),
+    )
+    return [(key, value) for key, value in values if value is not None]
+
+
+def _usual(values: Sequence[T]) -> T:
+    return Counter(values).most_common(1)[0][0]
+
+
+def _network(found: Found, interface: str, hca: tuple[str, ...]) -> Iterator[str]:
+    yield "network:"
+    yield from _said(found.network, "  ")
+    yield f"  fabric: {found.fabric}"
+    yield f"  interface: {scalar(interface)}"
+    if hca:
+        yield f"  hca: {_list(hca)}"
+    yield "  require: auto     # what this hardware can do; `vlaunch check-nccl` proves it"
+
+
+def _environment(found: Found) -> Iterator[str]:
+    if found.env:
+        yield "env:"
+    for name, choice in found.env.items():
+        yield from _said(choice.why, "  ")
+        yield f'  {name}: "{choice.value}"'
+
+
+def _groups(found: Found, interface: str, hca: tuple[str, ...], docker: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the lines of each item of `nodes`: alike ones that count in step become one with ranges."""
+
+    def own(node: FoundNode) -> tuple[str, ...]:
+        words = [f"gpus: {node.gpus}"]
+        words += [f"docker: {_list(node.docker)}"] if node.docker != docker else []
+        words += [f"ssh: {_ssh(node.ssh)}"] if node.ssh != Ssh() else []
+        differs = [f"interface: {scalar(node.interface)}"] if node.interface != interface else []
+        differs += [f"hca: {_list(node.hca)}"] if node.hca != hca else []
+        words += [f"network: {{{', '.join(differs)}}}"] if differs else []
+        words += [f'env: {{{GID}: "{node.gid}"}}'] if node.gid is not None and GID not in found.env else []
+        return tuple(words)
+
+    for words, alike in groupby(found.nodes, own):
+        nodes = list(alike)
+        for some in (nodes,) if _in_step(nodes) else ([node] for node in nodes):
+            yield _item(some, words)
+
+
+def _in_step(nodes: Sequence[FoundNode]) -> bool:
+    columns = ([node.host for node in nodes], [node.name for node in nodes], [node.ip for node in nodes])
+    return all(_range(column) is not None for column in columns)
+
+
+def _range(words: Sequence[str]) -> str | None:
+    """Write the words as one range that stands for exactly them, in this order; None when there is none."""
+    if len(words) == 1:
+        return words[0]
+    fronts = {word.rpartition(".")[0] for word in words}
+    if all(re.fullmatch(r"[0-9.]+", word) for word in words):  # addresses: only the last number may count
+        if len(fronts) > 1:
+            return None
+        last = fold(["n" + word.rpartition(".")[2] for word in words])
+        text = f"{fronts.pop()}.{last[1:]}"
+    else:
+        text = fold(list(words))
+    try:
+        return text if ranges.expand(text) == tuple(words) else None
+    except ValueError:
+        return None
+
+
+def _item(nodes: Sequence[FoundNode], words: Sequence[str]) -> list[str]:
+    hosts, names, ips = ([node.host for node in nodes], [node.name for node in nodes], [node.ip for node in nodes])
+    keys = [f"host: {scalar(_range(hosts) or '')}"]
+    keys += [f"name: {scalar(_range(names) or '')}"] if names != hosts else []
+    keys += [f"ip: {scalar(_range(ips) or '')}", *words]
+    line = f"  - {{{', '.join(keys)}}}"
+    return [line] if len(line) <= _WIDTH + 10 else [f"  {'- ' if at == 0 else '  '}{key}" for at, key in enumerate(keys)]

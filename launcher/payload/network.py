@@ -1,0 +1,277 @@
+"""The network probe of one node, run in a container that will serve: starts one rank per GPU, prints one JSON object.
+
+Standard library here; the ranks (`network_rank.py`) import torch. It ends with its standard input, at its deadline, or with a
+signal, and leaves no process behind. The shape of what it prints is `launcher/tools/network.py`, `Report`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import network_node
+
+TAIL = 2000
+
+
+class Child:
+    """One rank as its parent sees it."""
+
+    def __init__(self, rank: int, local: int) -> None:
+        self.rank, self.local = rank, local
+        self.phase, self.error, self.note, self.ended = "starting", "", "", False
+        self.killed = False
+        self.transfers: list[dict[str, object]] = []
+        self.collective: dict[str, object] | None = None
+        self.facts: dict[str, object] = {}
+        self.logged: list[dict[str, object]] = []
+        self.tail, self.partial = "", b""
+        self.process: subprocess.Popen[bytes] | None = None
+        self.events = -1
+
+    def start(self, argv: list[str], env: dict[str, str], listener: int) -> None:
+        """Start the process; `argv` gets the descriptor for its events, and the listening one on the first rank."""
+        self.events, theirs = os.pipe()
+        passed = [theirs] if listener < 0 else [theirs, listener]
+        try:
+            self.process = subprocess.Popen(
+                [*argv, "--events", str(theirs), "--listener", str(listener), "--parent", str(os.getpid())],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, pass_fds=passed,
+                start_new_session=True,
+            )  # fmt: skip
+        finally:
+            os.close(theirs)
+
+    def heard(self, data: bytes) -> None:
+        """Take in what came down the pipe: whole lines of JSON."""
+        *lines, self.partial = (self.partial + data).split(b"\n")
+        for line in lines:
+            try:
+                said = json.loads(line)
+            except ValueError:
+                continue
+            self.phase = said.get("phase", self.phase)
+            self.error = said.get("error", self.error)
+            self.note = said.get("note", self.note)
+            self.ended = bool(said.get("done", self.ended))
+            self.facts.update(said.get("facts", {}))
+            self.collective = said.get("collective", self.collective)
+            if "transfer" in said:
+                self.transfers.append(said["transfer"])
+            if "log" in said:
+                self.logged.append(said["log"])
+
+    def printed(self, data: bytes) -> None:
+        self.tail = (self.tail + data.decode(errors="replace"))[-TAIL:]
+
+    def report(self) -> dict[str, object]:
+        """In the shape of `RankReport`."""
+        code = self.process.poll() if self.process else None
+        error = self.error or self.note
+        if not self.error and self.killed:
+            error = f"did not end by itself{'; ' + self.note if self.note else ''}"
+        elif not error and not self.ended and code is not None:
+            error = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return {
+            "rank": self.rank, "local_rank": self.local, "phase": self.phase, "ended": self.ended, "exit": code, "error": error,
+            "tail": self.tail,
+        }  # fmt: skip
+
+
+class Probe:
+    """All ranks of this node, from start to report."""
+
+    def __init__(self, args: argparse.Namespace, program: tuple[str, ...], argv: list[str]) -> None:
+        self.args, self.program, self.argv = args, program, argv
+        self.children = [Child(args.node_rank * args.ranks_per_node + i, i) for i in range(args.ranks_per_node)]
+        self.signal = 0
+        self.started = time.monotonic()
+        self.error = ""
+        self.env = network_node.environment()
+
+    def run(self) -> dict[str, object]:
+        """Start the ranks, wait, end them, and return the report."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self.signalled)
+        folder = tempfile.mkdtemp(prefix="vlaunch-nccl-")
+        listener = None
+        try:
+            if self.args.node_rank == 0:
+                listener = network_node.reserve(self.args.master, self.args.port)
+            env = child_environment(os.environ, folder)
+            for child in self.children:
+                held = listener.fileno() if listener and child.rank == 0 else -1
+                child.start([*self.program, "--child", str(child.local), *self.argv], env, held)
+            if listener:
+                listener.close()
+            self.error = self.watch()
+        except network_node.Unusable as error:
+            self.error = str(error)
+        except Exception as error:
+            self.error = f"the probe failed: {type(error).__name__}: {error}"
+        finally:
+            self.end()
+            log, pairs = network_node.logs(folder), self.pair_logs(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+        return {**self.report(), "log": log, "pair_logs": pairs}
+
+    def signalled(self, number: int, _frame: object) -> None:
+        self.signal = number
+
+    def watch(self) -> str:
+        """Listen to the ranks until all have ended; return why it was over sooner, if it was."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(0, selectors.EVENT_READ, None)
+            for child in self.children:
+                selector.register(child.events, selectors.EVENT_READ, child.heard)
+                selector.register(child.process.stdout.fileno(), selectors.EVENT_READ, child.printed)
+            while len(selector.get_map()) > 1 or any(child.process.poll() is None for child in self.children):
+                left = self.started + self.args.deadline - time.monotonic()
+                if left <= 0:
+                    return f"the deadline of {self.args.deadline:.0f} s came"
+                if self.signal:
+                    return f"ended by {signal.Signals(self.signal).name}"
+                for key, _ in selector.select(min(left, 0.2)):
+                    data = os.read(key.fd, 65536)
+                    if key.data is None:
+                        if not data:
+                            return "standard input ended: nobody waits for the answer"
+                    elif data:
+                        key.data(data)
+                    else:
+                        selector.unregister(key.fd)
+        return ""
+
+    def end(self) -> None:
+        """Kill what still runs, and take in its last words."""
+        for child in self.children:
+            if child.process is None:
+                continue
+            if child.process.poll() is None:
+                child.process.kill()
+                child.killed = True
+            child.process.wait()
+            for descriptor, take in ((child.events, child.heard), (child.process.stdout.fileno(), child.printed)):
+                os.set_blocking(descriptor, False)
+                try:
+                    while data := os.read(descriptor, 65536):
+                        take(data)
+                except BlockingIOError:
+                    pass
+
+    def pair_logs(self, folder: str) -> dict[str, str]:
+        """What NCCL wrote while each peer was measured, all ranks of this node together."""
+        found: dict[str, str] = {}
+        share = network_node.LOG_LIMIT // max(1, sum(len(child.logged) for child in self.children))
+        for child in self.children:
+            for each in child.logged:
+                text = network_node.pair_log(folder, child.process.pid, each["start"], each["end"], share)
+                found[each["peer"]] = found.get(each["peer"], "") + text
+        return {peer: text for peer, text in found.items() if text}
+
+    def report(self) -> dict[str, object]:
+        """In the shape of `Report`."""
+        facts: dict[str, object] = next((child.facts for child in self.children if child.facts), {})
+        versions = facts.get("versions") or {}
+        return {
+            "node": self.args.node,
+            "backend": self.args.backend,
+            "ranks": [child.report() for child in self.children],
+            "transfers": transfers(
+                self.args, [(child.local, child.transfers, why(child, self.error)) for child in self.children]
+            ),
+            "collective": worst([child.collective for child in self.children if child.collective]),
+            "rdma": network_node.rdma(),
+            "env": self.env,
+            "gpu": facts.get("gpu", ""),
+            "versions": versions,
+            "inside": {
+                **network_node.inside(self.args.running),
+                "nccl": versions.get("nccl", ""),
+                "cuda": versions.get("cuda", ""),
+            },
+            "seconds": round(time.monotonic() - self.started, 3),
+            "error": self.error,
+        }
+
+
+def why(child: Child, reason: str) -> str:
+    """Why a rank did not measure a pair: its own word, else the probe's, with how far it came."""
+    said = reason if child.killed and not child.error else child.report()["error"] or reason or "it did not come to this pair"
+    return f"rank {child.rank} in phase `{child.phase}`: {said}"
+
+
+def transfers(args: argparse.Namespace, ranks: list[tuple[int, list[dict[str, object]], str]]) -> list[dict[str, object]]:
+    """Every direction towards this node once per rank: as measured, or why it is not known."""
+    names = [each.partition("=")[0] for each in args.nodes.split(",")]
+    found = []
+    for local, measured, reason in ranks:
+        found += measured
+        known = {each["source"] for each in measured}
+        found += [
+            {"source": name, "target": args.node, "local_rank": local, "error": reason}
+            for name in names if name != args.node and name not in known
+        ]  # fmt: skip
+    return found
+
+
+def worst(collectives: list[dict[str, object]]) -> dict[str, object] | None:
+    """The one result that stands for a node's ranks: a failure, else what was wrong, else the slowest."""
+    order = sorted(collectives, key=lambda each: (not each.get("error"), each.get("correct", True), each.get("busbw") or 0.0))
+    return order[0] if order else None
+
+
+def child_environment(own: dict[str, str], folder: str) -> dict[str, str]:
+    """The ranks' environment: NCCL writes what it does to a file of its own per process."""
+    return {
+        **own,
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET",
+        "NCCL_DEBUG_FILE": os.path.join(folder, "nccl.%h.%p.log"),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def parsed(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--node", required=True)
+    parser.add_argument("--node-rank", type=int, required=True)
+    parser.add_argument("--nodes", required=True, help="name=ip,name=ip,… in the order of their ranks, the head first")
+    parser.add_argument("--ranks-per-node", type=int, default=1)
+    parser.add_argument("--master", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--backend", choices=("nccl", "gloo"), required=True)
+    parser.add_argument("--deadline", type=float, default=120.0, help="seconds for everything")
+    parser.add_argument("--window", type=float, default=30.0, help="seconds to wait for the others to come")
+    parser.add_argument("--pair-timeout", type=float, default=20.0)
+    parser.add_argument("--max-bytes", type=int, default=0, help="0: 256 MiB for nccl, 64 MiB for gloo")
+    parser.add_argument("--nonce", required=True)
+    parser.add_argument("--running", action="store_true", help="the container is the one that serves")
+    parser.add_argument("--child", type=int, default=None, help="be this local rank (the probe's own use, as what follows)")
+    parser.add_argument("--events", type=int, default=-1)
+    parser.add_argument("--listener", type=int, default=-1)
+    parser.add_argument("--parent", type=int, default=0)
+    return parser.parse_args(argv)
+
+
+def main() -> int:
+    args = parsed(sys.argv[1:])
+    if args.child is not None:
+        import network_rank
+
+        network_rank.leave(network_rank.main(args))
+    report = Probe(args, (sys.executable, os.path.abspath(__file__)), sys.argv[1:]).run()
+    print(json.dumps(report), flush=True)
+    return 0 if not report["error"] and all(each["ended"] for each in report["ranks"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,277 @@
+"""How the network probe measures: lanes over torch's process groups, data that cannot be mistaken, sizes that fit the link.
+
+`torch` is handed in by the rank (see `network_rank.py`); this file imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import statistics
+import time
+
+MIB = 1 << 20
+ENOUGH = 0.15  # seconds: one transfer of this length is measured well
+ROUND_TRIPS, WARM_UP, REPEATS = 50, 10, 3
+LIMITS = {"nccl": 256 * MIB, "gloo": 64 * MIB}
+
+
+class Gloo:
+    """A group over TCP on the CPU: every call returns when its bytes have gone, so a mark is a look at the clock."""
+
+    def __init__(self, torch, store, rank: int, size: int, seconds: float, ip: str) -> None:
+        dist = torch.distributed
+        options = getattr(dist.ProcessGroupGloo, "_Options", None) or dist.ProcessGroupGloo.Options
+        options = options()
+        options._devices = [dist.ProcessGroupGloo.create_device(**where) for where in gloo_devices(ip)]
+        options._timeout = datetime.timedelta(seconds=seconds)
+        self.torch, self.device, self.limit = torch, "cpu", seconds
+        self.group = dist.ProcessGroupGloo(store, rank, size, options)
+
+    def send(self, tensor, peer: int) -> None:
+        self.group.send([tensor], peer, 0).wait()
+
+    def recv(self, tensor, peer: int) -> None:
+        self.group.recv([tensor], peer, 0).wait()
+
+    def reduce(self, tensor) -> None:
+        self.group.allreduce([tensor]).wait()
+
+    def mark(self):
+        return time.perf_counter()
+
+    def between(self, start, end) -> float:
+        return end - start
+
+    def settle(self) -> None:
+        """Nothing is ever under way here."""
+
+    def abort(self) -> None:
+        abort(self.group)
+
+
+class Nccl:
+    """A group over NCCL: calls are queued on the GPU, so marks are CUDA events and `settle` waits for the queue.
+
+    `wait()` of a NCCL work only orders streams as long as TORCH_NCCL_BLOCKING_WAIT is off; a hang is therefore found by asking
+    an event, and ended by `abort` (torch.distributed documentation, ProcessGroupNCCL).
+    """
+
+    def __init__(self, torch, store, rank: int, size: int, seconds: float, ip: str) -> None:
+        options = torch.distributed.ProcessGroupNCCL.Options()
+        options._timeout = datetime.timedelta(seconds=seconds)
+        self.torch, self.device, self.limit = torch, "cuda", seconds
+        self.group = torch.distributed.ProcessGroupNCCL(store, rank, size, options)
+
+    def send(self, tensor, peer: int) -> None:
+        self.group.send([tensor], peer, 0).wait()
+
+    def recv(self, tensor, peer: int) -> None:
+        self.group.recv([tensor], peer, 0).wait()
+
+    def reduce(self, tensor) -> None:
+        self.group.allreduce([tensor]).wait()
+
+    def mark(self):
+        event = self.torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between(self, start, end) -> float:
+        return start.elapsed_time(end) / 1000
+
+    def settle(self) -> None:
+        event, deadline = self.mark(), time.monotonic() + self.limit
+        while not event.query():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the GPU waited {self.limit:.0f} s for the other side")
+            time.sleep(0.0002)
+
+    def abort(self) -> None:
+        abort(self.group)
+
+
+LANES = {"gloo": Gloo, "nccl": Nccl}
+
+
+def abort(group) -> None:
+    """End a group without waiting for its other members; torch before 2.6 has no `abort` for Gloo."""
+    if hasattr(group, "abort"):
+        group.abort()
+
+
+def gloo_devices(ip: str) -> list[dict[str, str]]:
+    """Arguments of Gloo's devices: the interfaces of GLOO_SOCKET_IFNAME, else the one with the node's address.
+
+    Not Gloo's default: it looks up the host's name, which may be 127.0.1.1. Raises ValueError for a name that no interface has.
+    """
+    wanted = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    there = [name for _, name in socket.if_nameindex()]
+    missing = [name for name in wanted if name not in there]
+    if missing:
+        raise ValueError(f"GLOO_SOCKET_IFNAME names {', '.join(missing)}, which is not here: there are {', '.join(there)}")
+    return [{"interface": name} for name in wanted] or [{"hostname": ip}]
+
+
+def limit(backend: str, asked: int, free: int, ranks: int) -> int:
+    """Bytes of the largest transfer, a power of two: at most what was asked (0: LIMITS) and an eighth of a rank's memory."""
+    most = min(asked or LIMITS[backend], free // 8 // ranks)
+    return 1 << max(3, most.bit_length() - 1)
+
+
+def following(size: int, took: float, most: int) -> int:
+    """The next size to try, or 0 when a transfer took long enough to be measured well, or the next would be too large."""
+    return 0 if took >= ENOUGH or size * 2 > most else size * 2
+
+
+def fill(torch, tensor, source: int, sequence: int) -> None:
+    """Write bytes that tell who sent them, when, and where they belong."""
+    for part, expected in _pieces(torch, tensor, source, sequence):
+        part.copy_(expected)
+
+
+def matches(torch, tensor, source: int, sequence: int) -> bool:
+    """True when every byte is the one that `fill` wrote."""
+    return all(bool(torch.equal(part, expected)) for part, expected in _pieces(torch, tensor, source, sequence))
+
+
+def _pieces(torch, tensor, source: int, sequence: int):
+    count = min(tensor.numel(), MIB)
+    place = torch.arange(count, dtype=torch.int64, device=tensor.device)
+    # Knuth's multiplicative hash: neighbours differ, and so do blocks.
+    base = ((place * 2654435761 >> 15) + source * 101 + sequence * 17).bitwise_and(255).to(torch.uint8)
+    for index in range(0, tensor.numel(), count):
+        part = tensor[index : index + count]
+        yield part, base[: part.numel()] + (index // count * 5) % 256
+
+
+def pair(torch, lane, rank: int, sources: tuple[int, int], most: int, step) -> dict[str, object]:
+    """Measure with the other member of a group of two: latency, then one direction after the other.
+
+    `rank` is 0 or 1; `sources` are the global ranks of both; `step(words)` is told what comes next. Returns what this side
+    received: latency (s), bandwidth (bytes/s) at size (bytes), and whether all of it was right.
+    """
+    step("connecting")
+    _ping(torch, lane, rank == 0, 1)
+    step("measuring latency")
+    latency = _ping(torch, lane, rank == 0, WARM_UP + ROUND_TRIPS)
+    answer: dict[str, object] = {"latency": latency}
+    for source in (0, 1):
+        step("sending" if source == rank else "receiving")
+        if source == rank:
+            _pour(torch, lane, 1 - rank, sources[rank], most)
+        else:
+            answer.update(_draw(torch, lane, source, sources[source], most, latency))
+    return answer
+
+
+def _ping(torch, lane, first: bool, trips: int) -> float:
+    """Half the median round trip of eight bytes, as the side that begins sees it and tells the other."""
+    out, back = (torch.zeros(8, dtype=torch.uint8, device=lane.device) for _ in range(2))
+    peer, marks = lane.group.rank() ^ 1, []
+    for _ in range(trips):
+        start = lane.mark()
+        if first:
+            lane.send(out, peer)
+            lane.recv(back, peer)
+        else:
+            lane.recv(back, peer)
+            lane.send(out, peer)
+        marks.append((start, lane.mark()))
+    lane.settle()
+    told = torch.zeros(1, dtype=torch.float64, device=lane.device)
+    if first:
+        told[0] = statistics.median(lane.between(*each) for each in marks[WARM_UP:] or marks) / 2
+        lane.send(told, peer)
+    else:
+        lane.recv(told, peer)
+    lane.settle()
+    return float(told.item())
+
+
+def _pour(torch, lane, peer: int, source: int, most: int) -> None:
+    """Send what the receiver asks for, until it asks for nothing."""
+    buffer = torch.empty(most, dtype=torch.uint8, device=lane.device)
+    order = torch.zeros(2, dtype=torch.int64, device=lane.device)
+    word = torch.zeros(1, dtype=torch.uint8, device=lane.device)
+    while True:
+        lane.recv(order, peer)
+        lane.settle()
+        size, sequence = order.tolist()
+        if size == 0:
+            return
+        fill(torch, buffer[:size], source, sequence)
+        lane.settle()
+        lane.send(word, peer)  # ready
+        lane.recv(word, peer)  # go
+        lane.send(buffer[:size], peer)
+        lane.settle()
+
+
+def _draw(torch, lane, peer: int, source: int, most: int, latency: float) -> dict[str, object]:
+    """Ask for growing sizes, then for the last one again; return the median bandwidth there, and whether all was right."""
+    buffer = torch.empty(most, dtype=torch.uint8, device=lane.device)
+    word = torch.zeros(1, dtype=torch.uint8, device=lane.device)
+    size, sequence, correct, times = min(MIB, most), 0, True, []
+    began = time.monotonic()
+    while True:
+        lane.send(torch.tensor([size, sequence], dtype=torch.int64, device=lane.device), peer)
+        lane.recv(word, peer)
+        lane.settle()
+        start = lane.mark()
+        lane.send(word, peer)
+        lane.recv(buffer[:size], peer)
+        end = lane.mark()
+        lane.settle()
+        # The word `go` travels too; at least half of what was seen is the transfer's own.
+        seen = lane.between(start, end)
+        times.append(max(seen - latency, seen / 2, 1e-9))
+        correct = matches(torch, buffer[:size], source, sequence) and correct
+        sequence += 1
+        if time.monotonic() - began > lane.limit / 5:
+            break  # a busy machine: what there is must do, the other direction wants its time too
+        larger = following(size, times[-1], most) if len(times) == 1 else 0
+        if larger:
+            size, times = larger, []
+        elif len(times) >= REPEATS or times[-1] > 1:
+            break
+    lane.send(torch.zeros(2, dtype=torch.int64, device=lane.device), peer)
+    lane.settle()
+    return {"bandwidth": size / statistics.median(times), "size": size, "correct": correct}
+
+
+def together(torch, lane, rank: int, ranks: int, most: int, agree) -> dict[str, object]:
+    """all_reduce over a group: latency at 8 bytes, then growing sizes. `agree(name, value)` gives all ranks rank 0's value."""
+    small, marks = torch.zeros(2, dtype=torch.float32, device=lane.device), []
+    for _ in range(WARM_UP + ROUND_TRIPS):
+        start = lane.mark()
+        lane.reduce(small)
+        marks.append((start, lane.mark()))
+    lane.settle()
+    latency = statistics.median(lane.between(*each) for each in marks[WARM_UP:])
+    place = (torch.arange(min(MIB, most) // 4, device=lane.device) % 997).to(torch.float32)
+    size, turn, correct, times = place.numel() * 4, 0, True, []
+    began = time.monotonic()
+    while size:
+        tensor = place.repeat(size // 4 // place.numel())
+        tensor += rank
+        lane.settle()
+        start = lane.mark()
+        lane.reduce(tensor)
+        end = lane.mark()
+        lane.settle()
+        times.append(max(lane.between(start, end), 1e-9))
+        # Whole numbers far below 2**24: their sum is exact in 32-bit floats.
+        expected = place * ranks + ranks * (ranks - 1) / 2
+        correct = all(bool(torch.equal(part, expected)) for part in tensor.split(place.numel())) and correct
+        larger = following(size, times[-1], most) if len(times) == 1 else 0
+        again = 0 if len(times) >= REPEATS or times[-1] > 1 else size
+        over = time.monotonic() - began > lane.limit / 3
+        done, size = size, int(agree(str(turn), "0" if over else str(larger or again)))
+        times, turn = (times if size in (0, done) else []), turn + 1
+    algbw = done / statistics.median(times)
+    return {
+        "ranks": ranks, "latency": latency, "size": done, "algbw": algbw, "busbw": algbw * 2 * (ranks - 1) / ranks,
+        "correct": correct,
+    }  # fmt: skip

@@ -1,0 +1,186 @@
+"""What the network probe sees of its node without torch: the container's rights and devices, the port, NCCL's log files.
+
+Standard library only; imported by `network.py`.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import errno
+import glob
+import importlib.metadata
+import os
+import platform
+import re
+import resource
+import socket
+
+NETWORK_ENV = ("NCCL_", "GLOO_", "TP_", "UCX_", "VLLM_HOST_IP")
+# Bit numbers from linux/capability.h.
+CAPABILITIES = {
+    0: "CHOWN", 1: "DAC_OVERRIDE", 5: "KILL", 12: "NET_ADMIN", 13: "NET_RAW", 14: "IPC_LOCK", 15: "IPC_OWNER", 16: "SYS_MODULE",
+    17: "SYS_RAWIO", 18: "SYS_CHROOT", 19: "SYS_PTRACE", 21: "SYS_ADMIN", 23: "SYS_NICE", 24: "SYS_RESOURCE", 38: "PERFMON",
+    39: "BPF",
+}  # fmt: skip
+LIBRARY_FOLDERS = ("/lib/*-linux-gnu", "/usr/lib/*-linux-gnu", "/usr/lib64", "/lib64", "/usr/lib", "/usr/local/lib")
+LOG_LIMIT = 2_000_000
+_TELLING = re.compile(
+    r"Channel .* via |Using |NET/|WARN|Bootstrap|set by environment|NCCL version|RCCL version|commId|GPU ?Direct|GDR"
+    r"|MNNVL|DMA-BUF|nvidia.peermem|[Ee]rror|[Ff]ail|[Uu]nable|No route|refused|timed out|[Pp]lugin|OOB "
+)
+_ONCE = re.compile(r"NET/.* : Using|Using network|Bootstrap ?: Using|set by environment|GPU Direct RDMA|NCCL version|WARN")
+
+
+class Unusable(Exception):
+    """The rendezvous cannot be opened here; the text says why."""
+
+
+def environment() -> dict[str, str]:
+    """The variables that say how the network is to be used."""
+    return {key: value for key, value in sorted(os.environ.items()) if key.startswith(NETWORK_ENV)}
+
+
+def inside(running: bool) -> dict[str, object]:
+    """What this container is like, in the shape of the launcher's `Inside`."""
+    soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    unlimited = soft == resource.RLIM_INFINITY
+    return {
+        "running": running,
+        "memlock": None if unlimited else soft,
+        "memlock_unlimited": unlimited,
+        "capabilities": capabilities(_status()),
+        "infiniband": _listed("/dev/infiniband"),
+        "libibverbs": library("libibverbs.so.1") or ctypes.util.find_library("ibverbs") or "",
+        "shm": _size("/dev/shm"),
+        "python": platform.python_version(),
+        "ray": _version("ray"),
+        "torch": _version("torch"),
+        "env": environment(),
+    }
+
+
+def capabilities(status: str) -> list[str]:
+    """Names of the effective capabilities in the text of /proc/self/status, those that a network or a debugger needs."""
+    found = re.search(r"^CapEff:\s*([0-9a-fA-F]+)", status, re.M)
+    mask = int(found[1], 16) if found else 0
+    return [name for bit, name in CAPABILITIES.items() if mask >> bit & 1]
+
+
+def library(name: str) -> str:
+    """Path of a shared library in the usual folders and those of LD_LIBRARY_PATH; empty when it is in none."""
+    own = [each for each in os.environ.get("LD_LIBRARY_PATH", "").split(":") if each]
+    for folder in (*own, *LIBRARY_FOLDERS):
+        for path in sorted(glob.glob(os.path.join(folder, name))):
+            return path
+    return ""
+
+
+def reserve(master: str, port: int) -> socket.socket:
+    """Bind the rendezvous without listening yet, so that nobody takes it meanwhile. Raises Unusable when it cannot."""
+    held = socket.socket(socket.AF_INET6 if ":" in master else socket.AF_INET)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        held.bind((master, port))
+    except OSError as error:
+        held.close()
+        if error.errno == errno.EADDRINUSE:
+            raise Unusable(f"port {port} is taken on the head{taken_by(port)}") from None
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise Unusable(f"{master} is not an address of this node; its probe must run in the host's network") from None
+        raise Unusable(f"cannot bind {master}:{port}: {error.strerror}") from None
+    return held
+
+
+def taken_by(port: int) -> str:
+    """` by pid N (NAME)` for who listens at a TCP port, as far as /proc tells; a container does not see others' processes."""
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table, encoding="ascii") as file:
+                rows = [line.split() for line in file][1:]
+        except OSError:
+            continue
+        inodes |= {row[9] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port}
+    for link in glob.glob("/proc/[0-9]*/fd/*") if inodes else ():
+        try:
+            if os.readlink(link)[8:-1] in inodes:
+                pid = link.split("/")[2]
+                with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+                    return f" by pid {pid} ({file.read().strip()})"
+        except OSError:
+            continue
+    return ""
+
+
+def telling(text: str) -> str:
+    """Keep the lines of an NCCL log that say which network was used, or why not."""
+    return "".join(f"{line}\n" for line in text.splitlines() if _TELLING.search(line))
+
+
+def logs(folder: str, limit: int = LOG_LIMIT) -> str:
+    """Return the telling lines of every log in a folder, at most `limit` characters, an equal share for each file."""
+    paths = sorted(glob.glob(os.path.join(folder, "*")))
+    share = limit // max(1, len(paths))
+    return "".join(capped(_read(path), share) for path in paths)
+
+
+def pair_log(folder: str, pid: int, start: int, end: int, limit: int) -> str:
+    """What a process wrote between two sizes of its log, after what it said before of devices: it looks at those once."""
+    for path in glob.glob(os.path.join(folder, f"nccl.*.{pid}.log")):
+        data = _read(path).encode()
+        before = "".join(f"{line}\n" for line in data[:start].decode(errors="replace").splitlines() if _ONCE.search(line))
+        return capped(before + data[start:end].decode(errors="replace"), limit)
+    return ""
+
+
+def rdma() -> list[str]:
+    """Active RDMA ports that this container sees, as `mlx5_0:1` (sysfs-class-infiniband: state `4: ACTIVE`)."""
+    found = []
+    for path in sorted(glob.glob("/sys/class/infiniband/*/ports/*/state")):
+        if _read(path).startswith("4"):
+            parts = path.split("/")
+            found.append(f"{parts[4]}:{parts[6]}")
+    return found
+
+
+def capped(text: str, limit: int) -> str:
+    """Cut a log's telling lines to `limit` characters, whole lines, and say so."""
+    kept = telling(text)
+    if len(kept) <= limit:
+        return kept
+    cut = kept[: max(0, limit - 60)]
+    return f"{cut[: cut.rfind(chr(10)) + 1]}(vlaunch left out {len(kept) - len(cut)} more characters)\n"
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(50_000_000)
+    except OSError:
+        return ""
+
+
+def _status() -> str:
+    return _read("/proc/self/status")
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def _size(folder: str) -> int | None:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    return found.f_frsize * found.f_blocks
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,297 @@
+"""One rank of the network probe: meets the others at a store on the head, measures with one peer a round, then with all.
+
+Runs as `network.py --child`; imports torch. What it finds goes to its parent as JSON lines on the descriptor `--events`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime
+import glob
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+
+import network_lanes
+from network_work import SLACK, AllWork, Failed, PairWork, bounded, short
+
+HELLO = 10.0  # seconds within which a probe's own store answers
+
+
+def main(args) -> int:
+    """Do all that is asked of one rank and tell the parent; return the exit code."""
+    die_with_parent(args.parent)
+    told = Told(args.events)
+    try:
+        rank = Rank(args, told)
+        rank.begin()
+        rank.rounds()
+        rank.all_together()
+    except Exception as error:
+        told.say(error=short(error))
+        return 1
+    told.say(phase="done", done=True)
+    return 0
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel end this process with its parent, however that ends (prctl(2), PR_SET_PDEATHSIG)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+class Told:
+    """The way to the parent: one JSON object a line."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor, self.lock = descriptor, threading.Lock()
+
+    def say(self, **what: object) -> None:
+        with self.lock:
+            os.write(self.descriptor, json.dumps(what).encode() + b"\n")
+
+
+class Rank:
+    """One rank's place in the whole, its store, and who is lost on the way."""
+
+    def __init__(self, args, told: Told) -> None:
+        self.args, self.told = args, told
+        self.names = [each.partition("=")[0] for each in args.nodes.split(",")]
+        self.ips = [each.partition("=")[2] for each in args.nodes.split(",")]
+        self.local, self.per_node = args.child, args.ranks_per_node
+        self.rank, self.world = args.node_rank * self.per_node + self.local, len(self.names) * self.per_node
+        self.lost: list[int] = []
+        self.since = 0.0  # when the last meeting was over: all ranks began what follows then
+
+    def begin(self) -> None:
+        """Import torch, tell what it is, and meet all the others. Raises Failed."""
+        self.told.say(phase="importing torch")
+        self.torch = load(self.args.backend, self.local)
+        self.told.say(facts=facts(self.torch, self.args.backend, self.local))
+        self.told.say(phase=f"rendezvous at {self.args.master}:{self.args.port}")
+        free = memory(self.torch, self.args.backend)
+        self.most = network_lanes.limit(self.args.backend, self.args.max_bytes, free, self.per_node)
+        self.store = self.open()
+        self.since = time.monotonic()
+        self.meet("rendezvous", self.args.window)
+
+    def open(self):
+        """Open the store (as its owner on rank 0) and see by the nonce that it is this run's. Raises Failed."""
+        where, master = f"{self.args.master}:{self.args.port}", self.rank == 0
+        if not master:
+            knock(self.args.master, self.args.port, self.args.window)
+        # In a thread: a stranger that accepts and never answers holds the constructor beyond its own timeout.
+        done, found, error = bounded(self.connect, HELLO + SLACK)
+        if not done:
+            raise Failed(f"something else answers at {where}: it does not speak as this run's store does")
+        if error:
+            raise Failed(f"{where}: {short(error)}")
+        if master:
+            found.set("hello", "here")
+        else:
+            try:
+                found.wait(["hello"], datetime.timedelta(seconds=HELLO))
+            except Exception:
+                raise Failed(f"something else answers at {where}: a store, but not this run's") from None
+        return found
+
+    def connect(self, prefix: str = ""):
+        """A connection to the store of its own: a call that waits holds its connection."""
+        dist, first = self.torch.distributed, not prefix and self.rank == 0
+        store = dist.TCPStore(
+            self.args.master, self.args.port, None, first, timeout=datetime.timedelta(seconds=HELLO), wait_for_workers=False,
+            **({"master_listen_fd": self.args.listener} if first and self.args.listener >= 0 else {}),
+        )  # fmt: skip
+        return dist.PrefixStore(self.args.nonce + (f"/{prefix}" if prefix else ""), store)
+
+    def meet(self, name: str, seconds: float) -> None:
+        """Wait until all ranks that are not lost came here, at most `seconds` after the last meeting.
+
+        Rank 0 decides who is lost, so that all agree. Raises Failed when this rank is, or the store is gone.
+        """
+        left = max(1.0, self.since + seconds - time.monotonic())
+        arrived = {other: f"arrived/{name}/{other}" for other in range(self.world) if other not in self.lost}
+        try:
+            self.store.set(arrived[self.rank], "1")
+            if self.rank == 0:
+                self.count(name, arrived, left)
+            self.store.wait([f"over/{name}"], datetime.timedelta(seconds=left + SLACK))
+            lost = json.loads(self.store.get(f"over/{name}"))
+        except Exception as error:
+            raise Failed(f"waiting for all ranks at {name}: {self.silent(error, left)}") from None
+        if self.rank in lost:
+            raise Failed(f"the others went on without this rank: it came too late to {name}")
+        if len(lost) > len(self.lost):
+            there = [other for other in range(self.world) if other not in lost]
+            new = [other for other in lost if other not in self.lost]
+            self.told.say(note=f"at {name}: {self.called(new)} did not arrive, {self.called(there)} did")
+        self.lost, self.since = lost, time.monotonic()
+
+    def count(self, name: str, arrived: dict[int, str], seconds: float) -> None:
+        """Say who is lost, once all came or the time is over."""
+        missing: list[int] = []
+        try:
+            self.store.wait(list(arrived.values()), datetime.timedelta(seconds=seconds))
+        except Exception:
+            missing = [other for other, key in arrived.items() if not self.store.check([key])]
+        self.store.set(f"over/{name}", json.dumps(sorted({*self.lost, *missing})))
+
+    def silent(self, error: Exception, seconds: float) -> str:
+        """What a failed wait means: the head never answered, or the store is gone."""
+        if "timeout" in str(error) or "timed out" in str(error):
+            return f"{self.called([0])} said nothing for {seconds + SLACK:.0f} s"
+        return f"the store is gone: {self.called([0])} ended ({short(error)})"
+
+    def called(self, ranks) -> str:
+        """Ranks with their nodes, as people name them."""
+        said = ", ".join(f"rank {each} ({self.names[each // self.per_node]})" for each in ranks)
+        return said or "no rank"
+
+    def rounds(self) -> None:
+        """Measure with one node a round, as many pairs at a time as there are."""
+        mine = self.args.node_rank
+        for number, pairs in enumerate(tournament(len(self.names)), 1):
+            for low, high in pairs:
+                if mine in (low, high):
+                    self.one_pair(low, high)
+            self.meet(f"round {number}", self.args.pair_timeout + SLACK)
+
+    def one_pair(self, low: int, high: int) -> None:
+        """Measure with the same local rank of another node, and report what came from there."""
+        peer_node = high if self.args.node_rank == low else low
+        peer = peer_node * self.per_node + self.local
+        self.told.say(phase=f"pair {self.names[low]} ↔ {self.names[high]}")
+        said: dict[str, object] = {"source": self.names[peer_node], "target": self.args.node, "local_rank": self.local}
+        if peer in self.lost:
+            said["error"] = f"{self.called([peer])} did not arrive"
+        else:
+            work, start = PairWork(self, low, high, peer), log_size()
+            done, found, error = bounded(work.run, self.args.pair_timeout)
+            work.end()
+            self.told.say(log={"peer": self.names[peer_node], "start": start, "end": log_size()})
+            if done and error is None:
+                said.update(found)
+            else:
+                said["error"] = work.told(error)
+        if said.get("error") or not said.get("correct", True):
+            self.store.set(f"bad/{low}-{high}", "1")
+        self.told.say(transfer=said)
+
+    def all_together(self) -> None:
+        """Reduce over all ranks when every pair passed; then let the store's owner leave last."""
+        self.told.say(phase="all_reduce")
+        self.store.set(f"most/{self.rank}", str(self.most))
+        self.meet("all_reduce", SLACK)
+        self.told.say(collective={"ranks": self.world, **self.collective()})
+        # Set last: rank 0 keeps the store until all have set it, nobody else needs it any more.
+        self.store.set(f"arrived/done/{self.rank}", "1")
+        if self.rank == 0:
+            keys = [f"arrived/done/{other}" for other in range(self.world) if other not in self.lost]
+            with contextlib.suppress(Exception):
+                self.store.wait(keys, datetime.timedelta(seconds=2 * SLACK + self.args.pair_timeout))
+
+    def collective(self) -> dict[str, object]:
+        bad = [
+            (low, high) for low in range(len(self.names)) for high in range(low + 1, len(self.names))
+            if self.store.check([f"bad/{low}-{high}"])
+        ]  # fmt: skip
+        if self.lost or bad:
+            why = f"{len(bad)} pair{'s' * (len(bad) != 1)} failed" if bad else f"{self.called(self.lost)} did not arrive"
+            return {"error": f"not tried: {why}"}
+        work = AllWork(self)
+        done, found, error = bounded(work.run, self.args.pair_timeout)
+        work.end()
+        if done and error is None:
+            return found
+        return {"error": short(error) if error else f"not over after {self.args.pair_timeout:.0f} s"}
+
+
+def tournament(count: int) -> list[list[tuple[int, int]]]:
+    """Rounds in which every pair of `count` nodes meets once and nobody twice a round (circle method)."""
+    ring: list[int] = [*range(count), *([-1] if count % 2 else [])]
+    rounds = []
+    for _ in range(len(ring) - 1 if count > 1 else 0):
+        met = [sorted((ring[i], ring[-1 - i])) for i in range(len(ring) // 2)]
+        rounds.append([(low, high) for low, high in met if low >= 0])
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+    return rounds
+
+
+def knock(host: str, port: int, window: float) -> None:
+    """Wait until the head listens. Raises Failed with the system's words when it does not within `window` seconds."""
+    deadline, said = time.monotonic() + window, "no answer"
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection((host, port), timeout=min(5.0, window)).close()
+            return
+        except OSError as error:
+            said = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
+        time.sleep(0.2)
+    raise Failed(f"the head did not open {host}:{port} within {window:.0f} s: {said}")
+
+
+def load(backend: str, local: int):
+    """Import torch and take this rank's GPU. Raises Failed when it cannot do what is asked."""
+    # Our own clock ends what hangs; torch must neither block in `wait` nor end the process for it.
+    os.environ.update({
+        "TORCH_NCCL_BLOCKING_WAIT": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_CPP_LOG_LEVEL": "ERROR",
+    })  # fmt: skip
+    try:
+        import torch
+        import torch.distributed
+    except Exception as error:
+        raise Failed(f"cannot import torch: {short(error)}") from None
+    if not torch.distributed.is_available():
+        raise Failed("torch was built without torch.distributed")
+    if backend == "nccl":
+        if not torch.cuda.is_available():
+            raise Failed("torch sees no GPU in this container")
+        if local >= torch.cuda.device_count():
+            raise Failed(f"torch sees {torch.cuda.device_count()} GPUs; this is local rank {local}")
+        if not torch.distributed.is_nccl_available():
+            raise Failed("torch was built without NCCL")
+        torch.cuda.set_device(local)
+    else:
+        torch.set_num_threads(1)  # threads that wait for each other on a busy CPU cost more than they bring
+    return torch
+
+
+def facts(torch, backend: str, local: int) -> dict[str, object]:
+    """Versions, and the GPU's name."""
+    versions = {"torch": torch.__version__, "cuda": torch.version.cuda or "", "hip": getattr(torch.version, "hip", None) or ""}
+    gpu = ""
+    if backend == "nccl":
+        gpu = torch.cuda.get_device_name(local)
+        versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+    return {"gpu": gpu, "versions": {key: str(value) for key, value in versions.items() if value}}
+
+
+def memory(torch, backend: str) -> int:
+    """Free bytes where the tensors will be; on a CPU, of the whole node."""
+    if backend == "nccl":
+        return int(torch.cuda.mem_get_info()[0])
+    with open("/proc/meminfo", encoding="ascii") as file:
+        found = re.search(r"^MemAvailable:\s*(\d+) kB", file.read(), re.M)
+    return int(found[1]) * 1024 if found else 1 << 30
+
+
+def log_size() -> int:
+    """How much NCCL has written to this process's log: what it adds while a pair is measured is that pair's."""
+    folder = os.path.dirname(os.environ.get("NCCL_DEBUG_FILE", ""))
+    return sum(os.path.getsize(path) for path in glob.glob(os.path.join(folder, f"nccl.*.{os.getpid()}.log"))) if folder else 0
+
+
+def leave(code: int) -> None:
+    """End at once: threads left behind, and torch's own destructors, are not waited for."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,139 @@
+"""What a rank of the network probe does together with others, in groups that may hang: one pair of ranks, or all of them.
+
+Imported by `network_rank.py`. Whatever hangs is left behind in its thread; the process ends without waiting for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import re
+import threading
+
+import network_lanes
+
+SLACK = 5.0  # seconds that a wait for others takes longer than what they do meanwhile
+
+
+class Failed(Exception):
+    """This rank cannot go on; the text says why."""
+
+
+class Work:
+    """Something with a group of its own that may hang: it is run in a thread, and ended from outside."""
+
+    def __init__(self, rank) -> None:
+        self.of, self.lane, self.step = rank, None, "meeting"
+
+    def open(self, prefix: str, rank: int, size: int):
+        self.step = "connecting"
+        of, self.own = self.of, self.of.connect(prefix)
+        seconds = max(1.0, of.args.pair_timeout - 1)  # torch's own timeout first: it says more than ours
+        self.own.set_timeout(datetime.timedelta(seconds=seconds))
+        if of.args.backend == "nccl":
+            of.torch.cuda.set_device(of.local)  # a thread begins with the first GPU
+        lane = network_lanes.LANES[of.args.backend]
+        self.lane = lane(of.torch, self.own, rank, size, seconds, of.ips[of.args.node_rank])
+        return self.lane
+
+    def end(self) -> None:
+        """Let the group go; ending one that hangs may hang too, and is then left behind."""
+        if self.lane is not None:
+            bounded(self.lane.abort, SLACK / 2)
+
+
+class PairWork(Work):
+    """Two ranks. Each first says whether it can, and how much it can hold, so that the other does not wait in vain."""
+
+    def __init__(self, rank, low: int, high: int, peer: int) -> None:
+        super().__init__(rank)
+        self.low, self.high, self.peer = low, high, peer
+
+    def run(self) -> dict[str, object]:
+        of = self.of
+        me, key = int(of.args.node_rank == self.high), f"pair/{self.low}-{self.high}/{of.local}"
+        board = of.connect(f"{key}/board")
+        board.set_timeout(datetime.timedelta(seconds=of.args.pair_timeout))
+        wrong = ""
+        if of.args.backend == "gloo":
+            try:
+                network_lanes.gloo_devices(of.ips[of.args.node_rank])
+            except ValueError as error:
+                wrong = short(error)
+        board.set(f"ready/{me}", json.dumps({"error": wrong, "most": of.most}))
+        if wrong:
+            raise Failed(wrong)
+        theirs = json.loads(board.get(f"ready/{1 - me}"))
+        if theirs["error"]:
+            raise Failed(f"{of.called([self.peer])}: {theirs['error']}")
+        lane, ranks = self.open(key, me, 2), sorted((of.rank, self.peer))
+        found = network_lanes.pair(of.torch, lane, me, tuple(ranks), min(of.most, theirs["most"]), self.say)
+        self.step = "closing"
+        # Neither side ends its connections before the other has all that is under way.
+        board.set(f"over/{me}", "1")
+        with contextlib.suppress(Exception):
+            board.wait([f"over/{1 - me}"], datetime.timedelta(seconds=SLACK))
+        return found
+
+    def say(self, step: str) -> None:
+        self.step = step
+
+    def told(self, error: object) -> str:
+        """What went wrong: while doing what, with whom."""
+        if isinstance(error, Failed):
+            return str(error)
+        waited = f"no end after {self.of.args.pair_timeout:.0f} s"
+        return f"{self.step}, {self.of.called([self.peer])} on the other side: {short(error) if error else waited}"
+
+
+class AllWork(Work):
+    """All ranks."""
+
+    def run(self) -> dict[str, object]:
+        of = self.of
+        board = of.connect("all/board")
+        board.set_timeout(datetime.timedelta(seconds=of.args.pair_timeout))
+        most = min(int(of.store.get(f"most/{other}")) for other in range(of.world))
+
+        def agree(name: str, value: str) -> str:
+            if of.rank == 0:
+                board.set(name, value)
+            return board.get(name).decode()
+
+        lane = self.open("all", of.rank, of.world)
+        found = network_lanes.together(of.torch, lane, of.rank, of.world, most, agree)
+        board.set(f"over/{of.rank}", "1")
+        with contextlib.suppress(Exception):
+            board.wait([f"over/{other}" for other in range(of.world)], datetime.timedelta(seconds=SLACK))
+        return found
+
+
+def bounded(call, seconds: float):
+    """Run a call in a thread; return whether it ended in time, what it returned, and what it raised.
+
+    One that does not end is left behind: the process ends without waiting for it.
+    """
+    box: dict[str, object] = {}
+
+    def run() -> None:
+        try:
+            box["value"] = call()
+        except Exception as error:
+            box["error"] = error
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive(), box.get("value"), box.get("error")
+
+
+def short(error: object) -> str:
+    """The first telling line of an exception, without the place in torch's or Gloo's source."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    last = next((i for i, line in enumerate(lines) if line == "Last error:"), None)
+    said = lines[last + 1] if last is not None and last + 1 < len(lines) else lines[0]
+    said = re.sub(r"^\[[^\]]*\.(?:cc|cpp|h|hpp):\d+\]\s*", "", said)
+    return said.partition(" This is typically caused")[0].partition(" This may indicate")[0].strip().rstrip(".")[:400]

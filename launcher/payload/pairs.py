@@ -1,0 +1,404 @@
+"""Runs on every node at the same time: listens, knocks at all the other nodes, and prints what became of it as one JSON object.
+
+Standard library only, for any Python from 3.6 on, because it runs with what the node has. Usage: pairs.py JSON, with the keys
+node, ip, port (the high one), listen, mtu, deadline, patience, nonce, peers ([{name, ip, ports}]).
+
+It ends when all nodes are through, and at its deadline at the latest. If a line comes on standard input, the end of that input
+ends it as well: nobody waits any more. Without such a line its input says nothing (ssh and docker give it none).
+"""
+
+import contextlib
+import errno
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+
+BULK = 1 << 20
+STEP = 1 << 16
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset, so that no port is left in TIME_WAIT for the next one to bind
+SMALL = 256  # bytes of the smallest IP packet tried
+# Sizes that networks really have: tunnels, PPPoE, InfiniBand, jumbo frames, less what encapsulations take.
+USUAL = (576, 1280, 1380, 1400, 1420, 1450, 1472, 1480, 1492, 1500, 2044, 4092, 4096, 8900, 8950, 8972, 9000)
+MTU_DISCOVER = {socket.AF_INET: (socket.IPPROTO_IP, 10), socket.AF_INET6: (socket.IPPROTO_IPV6, 23)}
+PROBE = 3  # IP_PMTUDISC_PROBE: set "do not fragment" and ignore what the kernel believes about the path (ip(7))
+
+
+def family(ip):
+    return socket.AF_INET6 if ":" in ip else socket.AF_INET
+
+
+class Talk:
+    """A connection at the high port, of either side: lines in both directions, the bulk being one very long line."""
+
+    def __init__(self, probe, sock, peer=None):
+        self.probe, self.sock, self.peer = probe, sock, peer
+        self.sending = threading.Lock()
+        self.greeted, self.ended, self.arrived = threading.Event(), threading.Event(), threading.Event()
+        self.stranger = False
+        self.progress = time.monotonic()
+        sock.setblocking(True)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.say(f"vlaunch {probe.nonce} {probe.name}")  # before anything that reading may cause us to say
+        threading.Thread(target=self.read, daemon=True).start()
+
+    def say(self, line, wait=1.0):
+        """Send a line; not behind a bulk that hangs, because whoever waits for it would hang as well."""
+        if not self.sending.acquire(timeout=wait):
+            return
+        try:
+            self.sock.sendall(line.encode() + b"\n")
+        except OSError:
+            pass
+        finally:
+            self.sending.release()
+
+    def read(self):
+        rest, counted = b"", 0
+        try:
+            while True:
+                data = self.sock.recv(STEP)
+                if not data:
+                    break
+                self.progress = time.monotonic()
+                lines = (rest + data).split(b"\n")
+                rest = lines.pop()
+                if any(not self.hear(line) for line in lines):
+                    break
+                if self.greeted.is_set() and rest.startswith(b"bulk"):
+                    counted += len(rest)
+                    rest = b"bulk"
+                    if counted >= STEP:
+                        counted = 0
+                        self.say("some")
+                elif len(rest) > 1000:
+                    break  # no probe of ours: those greet first, in a short line
+        except (OSError, ValueError):
+            pass
+        self.stranger = not self.greeted.is_set()
+        self.ended.set()
+        self.greeted.set()
+        if self.peer and not self.stranger:
+            self.probe.over(self.peer)  # its process has ended, it will not ask for anything
+
+    def hear(self, line):
+        if not self.greeted.is_set():
+            words = line.decode("utf-8", "replace").split(" ", 2)
+            if words[:2] != ["vlaunch", self.probe.nonce] or (self.peer or words[2]) != words[2]:
+                return False
+            self.peer = words[2]
+            self.probe.met(self)
+            self.greeted.set()
+        elif line.startswith(b"bulk"):
+            self.say("all")
+        elif line == b"all":
+            self.arrived.set()
+        elif line.startswith(b"over "):
+            self.probe.over(line[5:].decode())
+        elif line.startswith(b"ask "):
+            self.probe.asked(self, line[4:].decode())
+        return True
+
+    def bulk(self, patience, until):
+        """Send a megabyte and tell whether all of it came; given up when nothing moves for `patience` seconds."""
+
+        def send():
+            with self.sending, contextlib.suppress(OSError):
+                self.sock.sendall(b"bulk" + b"x" * (BULK - 5) + b"\n")
+
+        self.progress = time.monotonic()
+        threading.Thread(target=send, daemon=True).start()
+        while not self.arrived.wait(0.05):
+            now = time.monotonic()
+            if self.ended.is_set() or now > until or now - self.progress > patience:
+                break
+        return self.arrived.is_set()
+
+
+class Probe:
+    """One node: what it holds open, whom it met, and what it saw of each peer."""
+
+    def __init__(self, asked):
+        self.name, self.ip, self.port, self.nonce = asked["node"], asked["ip"], asked["port"], asked["nonce"]
+        self.mtu, self.patience = asked["mtu"], asked["patience"]
+        self.end = time.monotonic() + asked["deadline"]
+        self.peers = asked["peers"]
+        self.state = threading.Condition()
+        self.talks, self.waiting, self.finished, self.through = {}, {}, set(), 0
+        self.seen = {each["name"]: {"ports": {}, "errors": {}, "bulk": None, "largest": None} for each in self.peers}
+        self.heard, self.unheld = set(), {}
+        self.doors = selectors.DefaultSelector()
+        for port in asked["listen"]:
+            try:
+                self.listen(port, None)
+            except OSError as error:
+                # In use is fine: a connection to whoever has it proves as much.
+                if error.errno != errno.EADDRINUSE:
+                    self.unheld[str(port)] = error.strerror or str(error)
+        self.datagrams = self.socket(socket.SOCK_DGRAM, self.port)
+        self.datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+        self.listen(self.port, "high")  # last: who is greeted there may rely on the other ports
+
+    def socket(self, kind, port=0):
+        sock = socket.socket(family(self.ip), kind)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((self.ip, port))
+        return sock
+
+    def listen(self, port, what):
+        sock = self.socket(socket.SOCK_STREAM, port)
+        sock.listen(1024)
+        sock.setblocking(False)
+        self.doors.register(sock, selectors.EVENT_READ, what or "door")
+
+    def keep_doors(self):
+        """Accept connections. Those at plain ports stay until the other side has closed them, which it does with a reset."""
+        while True:
+            for key, _ in self.doors.select():
+                try:
+                    if key.data == "guest":
+                        self.doors.unregister(key.fileobj)
+                        key.fileobj.close()
+                        continue
+                    guest = key.fileobj.accept()[0]
+                    if key.data == "high":
+                        Talk(self, guest)
+                    else:
+                        guest.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                        self.doors.register(guest, selectors.EVENT_READ, "guest")
+                except OSError:
+                    time.sleep(0.01)  # too many open files, or a guest that has gone: never a busy loop
+
+    def answer_datagrams(self):
+        while True:
+            try:
+                data, sender = self.datagrams.recvfrom(1 << 16)
+                nonce, name, size = data.split(b"|", 3)[:3]
+                if nonce.decode() == self.nonce:
+                    self.heard.add(name.decode())
+                    self.datagrams.sendto(nonce + b"|" + size, sender)
+            except (OSError, ValueError):
+                continue
+
+    def met(self, talk):
+        with self.state:
+            self.talks.setdefault(talk.peer, []).append(talk)
+            said = ["over " + self.name] if self.through == len(self.peers) else []
+        for line in said:
+            talk.say(line)
+
+    def over(self, name):
+        with self.state:
+            if name in self.finished:
+                return
+            self.finished.add(name)
+            askers = self.waiting.pop(name, [])
+            self.state.notify_all()
+        for talk in askers:
+            talk.say("over " + name)
+
+    def asked(self, talk, name):
+        """Someone who cannot hear a node wants to know when that one is through; we may hear it."""
+        with self.state:
+            known = name in self.finished
+            if not known:
+                self.waiting.setdefault(name, []).append(talk)
+        if known:
+            talk.say("over " + name)
+
+    def knock(self, peer):
+        seen = self.seen[peer["name"]]
+        # Datagrams come after the connections and need two seconds at most; their time is kept free.
+        until = max(self.end - 2.5, time.monotonic() + 0.5)
+        talk = None
+        try:
+            talk = self.connect(peer, seen, until)
+            if talk is not None:
+                seen["bulk"] = talk.bulk(self.patience, until)
+            seen["largest"] = self.largest(peer["ip"])
+        except OSError as error:
+            seen["errors"]["0"] = error.strerror or str(error)
+        with self.state:
+            self.through += 1
+            all_through = self.through == len(self.peers)
+            told = [each for talks in self.talks.values() for each in talks] if all_through else []
+            others = [each for name, talks in self.talks.items() if name != peer["name"] for each in talks[:1]]
+            strange = peer["name"] not in self.talks
+            self.state.notify_all()
+        for each in told:
+            each.say("over " + self.name)
+        for each in others if strange else []:
+            each.say("ask " + peer["name"])
+
+    def connect(self, peer, seen, until):
+        """Try all ports at once until each has its answer; return the talk at the high port, if there is one."""
+        left = dict.fromkeys([self.port, *peer["ports"]], 0.0)
+        flying, talk = {}, None
+        while (left or flying) and time.monotonic() < until:
+            now = time.monotonic()
+            for port in [port for port, at in left.items() if at <= now]:
+                del left[port]
+                sock = self.socket(socket.SOCK_STREAM)
+                sock.setblocking(False)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                code = sock.connect_ex((peer["ip"], port))
+                if code in (0, errno.EINPROGRESS):
+                    flying[sock] = (port, now)
+                else:
+                    self.landed(peer, seen, port, code, left)
+                    sock.close()
+            for sock in ready(list(flying), 0.02):
+                port, _ = flying.pop(sock)
+                code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                self.landed(peer, seen, port, code, left)
+                if port == self.port and not code:
+                    talk = self.greet(peer, seen, sock)
+                else:
+                    sock.close()
+            for sock in [sock for sock, (_, begun) in flying.items() if time.monotonic() - begun > self.patience]:
+                port, _ = flying.pop(sock)
+                seen["ports"][str(port)] = "timed out"
+                sock.close()
+        for sock, (port, _) in flying.items():
+            seen["ports"].setdefault(str(port), "timed out")
+            sock.close()
+        return talk
+
+    def landed(self, peer, seen, port, code, left):
+        seen["errors"].pop(str(port), None)
+        if code in (0, errno.ECONNRESET):  # a reset comes after the connection stood
+            seen["ports"][str(port)] = "open"
+            return
+        seen["errors"][str(port)] = os.strerror(code)
+        words = {errno.ECONNREFUSED: "refused", errno.ETIMEDOUT: "timed out"}
+        routes = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+        seen["ports"][str(port)] = words.get(code, "no route" if code in routes else "error")
+        # Refused may only mean that the peer has not begun: unless we met it, we come again.
+        if code == errno.ECONNREFUSED and peer["name"] not in self.talks:
+            left[port] = time.monotonic() + 0.05
+
+    def greet(self, peer, seen, sock):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
+        talk = Talk(self, sock, peer["name"])
+        if talk.greeted.wait(self.patience) and not talk.stranger:
+            return talk
+        seen["ports"][str(self.port)] = "error"
+        seen["errors"][str(self.port)] = (
+            "something else answers there" if talk.stranger else "connected, but the probe there did not answer"
+        )
+        return None
+
+    def largest(self, ip):
+        """Return the size of the largest IP packet that comes through in one piece, at most the MTU; None when none does."""
+        head = 48 if family(ip) == socket.AF_INET6 else 28
+        sock = self.socket(socket.SOCK_DGRAM)
+        sock.setsockopt(*(MTU_DISCOVER[sock.family] + (PROBE,)))
+        try:
+            if self.passed(sock, ip, [self.mtu], head):
+                return self.mtu
+            low, high = 0, self.mtu
+            sizes = [SMALL] + [size for size in USUAL if SMALL < size < self.mtu]
+            while high - low > 1 and time.monotonic() < self.end:
+                through = self.passed(sock, ip, sizes, head)
+                if not through and not low:
+                    return None
+                low = max([*through, low])
+                high = min([size for size in sizes if size > low] + [high])
+                sizes = sorted({low + max(1, (high - low) * part // 17) for part in range(1, 17)} - {low, high})
+            # A loaded node may have lost all three of the first: nothing is called broken that passes now.
+            return self.mtu if self.passed(sock, ip, [self.mtu], head) else low
+        finally:
+            sock.close()
+
+    def passed(self, sock, ip, sizes, head):
+        """Send a datagram of each size, up to three times, and return those that were acknowledged."""
+        missing, begun = set(sizes), time.monotonic()
+        for wait in (0.1, 0.2, 0.4):
+            for size in sorted(missing):
+                packet = f"{self.nonce}|{self.name}|{size}|".encode()
+                with contextlib.suppress(OSError):  # EMSGSIZE: our own interface is smaller; refused: an earlier one was
+                    sock.sendto(packet.ljust(size - head, b"."), (ip, self.port))
+                if len(missing) > 1:
+                    time.sleep(0.001)  # a burst of large ones would overflow the other side's buffer
+            begun += wait
+            while missing and ready_to_read(sock, begun - time.monotonic()):
+                try:
+                    nonce, size = sock.recv(1 << 16).split(b"|")
+                except (OSError, ValueError):
+                    continue
+                if nonce.decode() == self.nonce:
+                    missing.discard(int(size))
+            if not missing:
+                break
+        return [size for size in sizes if size not in missing]
+
+    def run(self):
+        for loop in (self.keep_doors, self.answer_datagrams):
+            threading.Thread(target=loop, daemon=True).start()
+        for peer in self.peers:
+            threading.Thread(target=self.knock, args=(peer,), daemon=True).start()
+        names = {each["name"] for each in self.peers}
+        with self.state:
+            # In short turns: a signal's handler runs only while this thread does.
+            while self.through < len(self.peers) or not names <= self.finished:
+                left = self.end - time.monotonic()
+                if left <= 0:
+                    break
+                self.state.wait(min(left, 0.2))
+            # We may be gone before we are asked: who cannot hear a node that we heard must not wait for its deadline.
+            known, told = "\nover ".join(sorted(self.finished)), [talks[0] for talks in self.talks.values()]
+        for talk in told if known else []:
+            talk.say("over " + known, wait=0.2)
+        for name, seen in self.seen.items():
+            seen["heard"] = name in self.heard or name in self.talks
+        return {"node": self.name, "mtu": self.mtu, "unheld": self.unheld, "peers": self.seen}
+
+
+def ready(socks, seconds):
+    """Return those that are connected or failed."""
+    poll = select.poll()
+    by_number = {sock.fileno(): sock for sock in socks}
+    for number in by_number:
+        poll.register(number, select.POLLOUT)
+    return [by_number[number] for number, _ in poll.poll(seconds * 1000)]
+
+
+def ready_to_read(sock, seconds):
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(max(seconds, 0) * 1000))
+
+
+def end_with_input():
+    """Leave when the input ends after a line; input without any line says nothing."""
+    try:
+        if sys.stdin.readline():
+            while sys.stdin.readline():
+                pass
+            os._exit(1)
+    except (OSError, ValueError, AttributeError):
+        pass
+
+
+def main():
+    asked = json.loads(sys.argv[1])
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    threading.Thread(target=end_with_input, daemon=True).start()
+    try:
+        answer = Probe(asked).run()
+    except OSError as error:
+        answer = {"node": asked["node"], "error": f"cannot listen at {asked['ip']}: {error.strerror or error}"}
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # threads that wait for the network do not keep the process
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""What a container that will serve sees: asked in the one that runs, or in a throw-away one with the same rights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.errors import UnreadableAnswer
+from launcher.model import Answer, Argv
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inside:
+    """A container's view. `memlock` and `shm` are bytes (`None`: no limit, or not known); `capabilities` are names such as
+    `IPC_LOCK`; `libibverbs` is the library's path or empty; `env` holds only network variables (NCCL_*, GLOO_*, …)."""
+
+    running: bool
+    memlock: int | None = None
+    memlock_unlimited: bool = False
+    capabilities: tuple[str, ...] = ()
+    infiniband: tuple[str, ...] = ()
+    libibverbs: str = ""
+    shm: int | None = None
+    python: str = ""
+    ray: str = ""
+    torch: str = ""
+    nccl: str = ""
+    cuda: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    error: str = ""
+
+
+# Runs with the image's own Python, standard library only: importing torch to learn its version takes seconds.
+_LOOK = r"""
+import glob, json, os, platform, resource
+try:
+    from importlib import metadata
+except ImportError:
+    metadata = None
+
+def version(*names):
+    for name in names:
+        try:
+            return metadata.version(name)
+        except Exception:
+            pass
+    return ""
+
+def status(key):
+    try:
+        with open("/proc/self/status") as file:
+            return next((line.split()[1] for line in file if line.startswith(key + ":")), "0")
+    except OSError:
+        return "0"
+
+def names(folder):
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+def verbs():
+    own = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    usual = "/usr/lib/*-linux-gnu /lib/*-linux-gnu /usr/lib64 /lib64 /usr/lib /lib /usr/local/lib /opt/conda/lib"
+    for folder in [each for each in own if each] + usual.split():
+        found = sorted(glob.glob(os.path.join(folder, "libibverbs.so*")))
+        if found:
+            return found[0]
+    return ""
+
+def shm():
+    try:
+        found = os.statvfs("/dev/shm")
+        return found.f_frsize * found.f_blocks
+    except OSError:
+        return None
+
+soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+wanted = ("NCCL_", "RCCL_", "GLOO_", "UCX_", "TP_")
+print(json.dumps({
+    "memlock": None if soft == resource.RLIM_INFINITY else soft,
+    "capeff": status("CapEff"),
+    "infiniband": names("/dev/infiniband"),
+    "libibverbs": verbs(),
+    "shm": shm(),
+    "python": platform.python_version(),
+    "ray": version("ray"),
+    "torch": version("torch"),
+    "nccl": version("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"),
+    "cuda": os.environ.get("CUDA_VERSION", ""),
+    "env": {key: value for key, value in os.environ.items() if key.startswith(wanted) or key == "VLLM_HOST_IP"},
+}))
+"""
+
+# Bits of CapEff in the kernel's order (include/uapi/linux/capability.h).
+_CAPABILITIES = (
+    "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",
+    "LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW", "IPC_LOCK", "IPC_OWNER",
+    "SYS_MODULE", "SYS_RAWIO", "SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT", "SYS_ADMIN", "SYS_BOOT", "SYS_NICE",
+    "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD", "LEASE", "AUDIT_WRITE", "AUDIT_CONTROL", "SETFCAP",
+    "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG", "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF",
+    "CHECKPOINT_RESTORE",
+)  # fmt: skip
+
+
+def look() -> Argv:
+    """Print what a container sees, as one JSON object; to be run inside it, with the image's Python."""
+    return ("python3", "-c", _LOOK)
+
+
+def parse_look(answer: Answer, *, running: bool = True) -> Inside:
+    """Read the answer; `running` is whether the container that serves was asked and not a throw-away one.
+
+    A container that cannot be asked is a fact as well: its words are in `error`. Raises UnreadableAnswer when it answered, but
+    not with what was asked.
+    """
+    if not answer.ok:
+        return Inside(running=running, error=answer.tail or f"exit status {answer.code}")
+    line = answer.out.strip().rpartition("\n")[2]
+    try:
+        return _inside(json.loads(line), running)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UnreadableAnswer(f"the container's answer has another form ({error!r})", evidence=answer.out[-300:]) from None
+
+
+def _inside(said: Any, running: bool) -> Inside:
+    bits = int(str(said["capeff"]), 16)
+    return Inside(
+        running=running,
+        memlock=None if said["memlock"] is None else int(said["memlock"]),
+        memlock_unlimited=said["memlock"] is None,
+        capabilities=tuple(name for bit, name in enumerate(_CAPABILITIES) if bits >> bit & 1),
+        infiniband=tuple(str(each) for each in said["infiniband"]),
+        libibverbs=str(said["libibverbs"]),
+        shm=None if said["shm"] is None else int(said["shm"]),
+        python=str(said["python"]),
+        ray=str(said["ray"]),
+        torch=str(said["torch"]),
+        nccl=str(said["nccl"]),
+        cuda=str(said["cuda"]),
+        env={str(key): str(value) for key, value in said["env"].items()},
+    )

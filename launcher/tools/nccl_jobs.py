@@ -1,0 +1,41 @@
+"""Which hosts of a log of NCCL belong to one job."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+End = tuple[tuple[int, int, str], bool, str]  # (rank, rank, channel), whether the host received, the host
+
+
+def groups(ends: Iterable[End], communicators: Mapping[str, Collection[str]]) -> tuple[tuple[str, ...], ...]:
+    """Sort hosts with links into jobs: those that share a communicator, directly or through others, belong together.
+
+    Rank numbers alone say nothing, since every communicator counts from 0. Only where exactly one host sent and one received
+    on a channel between two ranks, a link joins its ends. Hosts of which no communicator is known are no job of their own;
+    when no host's is known, all are taken for one job.
+    """
+    ends = [end for end in ends if end[2]]
+    linked = {host for _, _, host in ends}
+    known = {host for hosts in communicators.values() for host in hosts}
+    if not known:
+        return (tuple(sorted(linked)),) if linked else ()
+    sides: dict[tuple[int, int, str], tuple[set[str], set[str]]] = {}
+    for key, received, host in ends:
+        sides.setdefault(key, (set(), set()))[received].add(host)
+    top: dict[str, str] = {}
+    pairs = {(*sent, *received) for sent, received in sides.values() if len(sent) == len(received) == 1}
+    for job in (*communicators.values(), *pairs):
+        first, *others = job
+        for host in others:
+            top[_top(top, host)] = _top(top, first)
+    found: dict[str, list[str]] = {}
+    for host in linked:
+        found.setdefault(_top(top, host), []).append(host)
+    return tuple(sorted(tuple(sorted(hosts)) for hosts in found.values() if not known.isdisjoint(hosts)))
+
+
+def _top(top: dict[str, str], host: str) -> str:
+    while (up := top.setdefault(host, host)) != host:
+        top[host] = top[up]
+        host = up
+    return host

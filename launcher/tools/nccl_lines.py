@@ -1,0 +1,173 @@
+"""The sentences of NCCL and RCCL that tell something about links, one by one: NCCL 2.4 to 2.30, RCCL, behind any prefix.
+
+Sources: NVIDIA/nccl src/transport/{net,p2p,shm,coll_net,net_socket}.cc and net_ib, init.cc, bootstrap.cc, debug.cc,
+graph/topo.cc at its tags; ROCm/rccl has the same files, and appends `comm POINTER nRanks N`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from launcher.tools.symptoms import plain
+
+BLOCK = 1 << 20
+MAX_LINE = 64 << 10  # bytes of a line that are looked at
+MAX_TEXT = 300  # characters of a line that are kept as a warning
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What one line says; `network` with a `source` is a link, `local` the kind of a link inside a node.
+
+    `cut` is for the last line of a log that does not end with a line break: `surely` when it breaks off within a word that
+    matters, `maybe` when `/GDRDMA` could have followed.
+    """
+
+    host: str = ""
+    network: str = ""
+    source: int = 0
+    target: int = 0
+    channel: str = ""
+    direction: str = ""
+    device: int | None = None
+    gpudirect: bool = False
+    local: str = ""
+    using: str = ""
+    devices: tuple[tuple[int, str], ...] = ()
+    fabric: str = ""
+    communicator: str = ""
+    version: str = ""
+    gdr_disabled: str = ""
+    warning: str = ""
+    cut: str = ""
+
+
+# `Ring` until 2.6; the brackets hold a bus id (hexadecimal), a device number, or are missing (2.4).
+_CHANNEL = re.compile(
+    r"(?:Channel|Ring) (\d{1,6}(?:/\d{1,6})?) ?: (\d{1,9})(?:\[[^\]]{0,32}\])? -> (\d{1,9})(?:\[[^\]]{0,32}\])?"
+    r"(?: \[(send|receive)\])? via (.+)"
+)
+# Device, `(rank of the proxy)`, `/GDRDMA`, `(PCI)`, `/Shared`. A plugin's name may hold spaces, a device is always a number.
+_NET = re.compile(r"NET/([^/]{1,64})/(\d{1,6})(?:\(\d{1,9}\))?(/GDRDMA)?")
+_NET_BARE = re.compile(r"NET/([^/\s]{1,64})(/GDRDMA)?(?=\s|$)")
+# Most lines of most logs, matched without more ado; what is not in this form is looked at more closely.
+USUAL = re.compile(
+    r"([\w.-]*):\d{1,10}:\d{1,10} \[\d{1,4}\] [NR]CCL INFO (?:Channel|Ring) (\d{1,6}(?:/\d{1,6})?) ?: "
+    r"(\d{1,9})(?:\[\w{1,32}\])? -> (\d{1,9})(?:\[\w{1,32}\])?(?: \[(send|receive)\])? via ([A-Z2][ -Z^-~]{1,120})",
+    re.ASCII,
+)
+_MAYBE = re.compile(r"NET/[^/]{1,64}/\d{1,6}(?:\(\d{1,9}\))?")
+_SURELY = re.compile(r"N(?:E(?:T(?:/[^/]{0,64})?)?)?/?|NET/[^/]{1,64}/\d{1,6}(?:\(\d{0,9}|(?:\(\d{1,9}\))?/G?D?R?D?M?)")
+_BROKEN = re.compile(r"(?:Channel|Ring) \d{1,6}(?:/\d{0,6})?(?: ?(?:: ?(?:\d[^:]{0,120})?)?)?$")
+_LOCAL = re.compile(r"(P2P|SHM|NVLS)\b|direct (shared) memory")
+_USING = re.compile(r"(?:Using network|Assigned NET plugin) ([^\r\n]{1,64}?)(?: to comm\b.*| comm 0x.*)?\s*$")
+_DEVICES = re.compile(r"NET/([^:/]{1,40}?) ?: Using ?(\[\d.*)")
+_DEVICE = re.compile(r"\[(\d{1,6})\]([^\s;]{1,80})")
+_COMMUNICATOR = re.compile(r"\brank \d+ nranks \d+ .*\bcommId (0x[0-9a-fA-F]{1,32})")
+_VERSION = re.compile(r"(?:\b[NR]CCL version ?:? ?|\bnccl==)(\d[\w.+-]{0,40})")
+_GDR_OFF = re.compile(r"GPU Direct RDMA Disabled for (?:[^/]{0,60}/ )?(HCA \d{1,6})(?: '([^']{1,60})')?")
+# Sentences that are worth showing although they are not called a warning.
+_TELLING = re.compile(
+    r"NET/[^:]{1,40}: No device found|Unable to open device|No usable listening interface|no (?:socket )?interface found"
+    r"|GPU Direct RDMA Disabled for|ailed to open (?:libibverbs|libmlx5)|No plugin found|Could not find: ?\S*lib[nr]ccl-net"
+    r"|Plugin load .{0,80}returned|lib[nr]ccl-net\S*: undefined symbol|NET/Plugin ?: ?\S+: cannot open|Plugin name set by env"
+    r"|[Ff]ailed to (?:load|initialize) .{0,40}plugin|Failed to find ncclNetPlugin symbol"
+    r"|returned (?:No route to host|Connection refused|Connection timed out|Network is unreachable)"
+    r"|NCCL_(?:IB_\w+|NET\w*|SOCKET_IFNAME|P2P_\w+|DMABUF_ENABLE|HOSTID) set (?:by environment )?to"
+    r"|Cannot allocate memory|ibv_\w+ failed|GID (?:table|index)|(?:local|remote) ?GID|incorrect GID|unhandled system error"
+    r"|DMA-?BUF (?!is available)|peermem"
+)
+_PREFIX = re.compile(r"([A-Za-z0-9_.<][\w.<>-]*|):\d{1,10}:\d{1,10}$")
+_REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
+
+
+def split(chunks: Iterable[bytes]) -> Iterator[tuple[list[bytes], bool]]:
+    """Yield the lines of a stream, many at a time, `MAX_LINE` bytes of each at most; false with a last line that has no end."""
+    rest: list[bytes] = []
+    size = 0
+    for chunk in chunks:
+        for at in range(0, len(chunk), BLOCK):
+            block = chunk[at : at + BLOCK]
+            first, *more = block.split(b"\n")
+            if size <= MAX_LINE:
+                rest.append(first)
+                size += len(first)
+            if more:
+                lines = [b"".join(rest), *more]
+                last = lines.pop()
+                yield [line[:MAX_LINE] for line in lines], True
+                rest, size = [last], len(last)
+    line = b"".join(rest)[:MAX_LINE]
+    if line:
+        yield [line], False
+
+
+def said(text: str) -> Said | None:
+    """Return what a line says, `None` when it tells nothing; it may still have colours and what was put round it."""
+    text = text if text.isprintable() else plain(text)
+    text = _REPEATED.sub("", text) if "[repeated" in text else text.strip()
+    head, info, body = text.partition("CCL INFO ")
+    if not info:
+        head, info, body = text.partition("CCL WARN ")
+        if info:
+            return Said(host=_host(head), warning=body[:MAX_TEXT], version=_version(body))
+        head, body = "", text
+    if " via " in body and (match := _CHANNEL.search(body)):
+        return _link(_host(head), match)
+    found = _other(body)
+    return replace(found, host=_host(head)) if found is not None else None
+
+
+def _host(head: str) -> str:
+    """Return the host of `host:pid:tid`, the last word before NCCL's `[device]`; empty when there is none."""
+    match = _PREFIX.search(head.rpartition(" [")[0].rpartition(" ")[2])
+    return match[1] if match else ""
+
+
+def _other(text: str) -> Said | None:
+    if match := _COMMUNICATOR.search(text):
+        return Said(communicator="" if int(match[1], 16) == 0 else match[1].lower())
+    if match := _DEVICES.search(text):
+        return Said(fabric=match[1], devices=tuple((int(at), name) for at, name in _DEVICE.findall(match[2])))
+    if match := _USING.search(text):
+        return Said(using=match[1])
+    off = _GDR_OFF.search(text)
+    telling = _TELLING.search(text) is not None
+    version = _version(text)
+    if telling or version:
+        return Said(warning=text[:MAX_TEXT] if telling else "", version=version, gdr_disabled=(off[2] or off[1]) if off else "")
+    return Said(cut="surely") if _BROKEN.search(text) else None
+
+
+def _version(text: str) -> str:
+    match = _VERSION.search(text)
+    return match[1].rstrip(".") if match else ""
+
+
+def _link(host: str, match: re.Match[str]) -> Said:
+    channel, source, target, direction, path = match.groups("")
+    network, device, gpudirect, local, cut = via(path)
+    if local:
+        return Said(local=local)
+    return Said(
+        host=host, network=network, source=int(source), target=int(target), channel=channel, direction=direction,
+        device=device, gpudirect=gpudirect, cut=cut,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def via(path: str) -> tuple[str, int | None, bool, str, str]:
+    """Return network, device, GPUDirect, kind of a local link, and whether the line could be cut off."""
+    cut = "maybe" if _MAYBE.fullmatch(path) else "surely" if _SURELY.fullmatch(path) else ""
+    if (net := _NET.match(path)) is not None:
+        return net[1].strip(), int(net[2]), net[3] is not None, "", cut
+    if path.startswith("P2P/MNNVL"):
+        return "MNNVL", None, False, "", cut
+    if (near := _LOCAL.match(path)) is not None:
+        return "", None, False, near[1] or "SHM", cut
+    if (net := _NET_BARE.match(path)) is not None:
+        return net[1], None, net[2] is not None, "", cut
+    return "", None, False, "", cut

@@ -1,0 +1,145 @@
+"""Whether nodes reach each other: TCP on the cluster's ports and a high one, large transfers, packets that must not be split.
+
+Each node listens and knocks at all the others at the same time (`payload/pairs.py`, standard library only).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from launcher.errors import UnreadableAnswer
+from launcher.model import Answer, Argv
+
+Reached = Literal["open", "timed out", "refused", "no route", "error"]
+
+# What to send on standard input, which must then be held open: its end tells the program that nobody waits any more.
+HOLD = b"hold\n"
+
+PATIENCE = 4.0  # seconds of silence: TCP repeats its first packet after 1 and 3 (RFC 6298 with Linux's initial second)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """Someone to knock at, and the TCP ports that must be open there."""
+
+    name: str
+    ip: str
+    ports: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knock:
+    """What one node saw of another. `ports` says per TCP port what became of a connection; `bulk` whether a megabyte came
+    through (`None`: no connection to try it on); `largest` is the largest IP packet in bytes that passed unsplit (`None`: no
+    datagram passed at all), `wanted` the one that should have (the interface's MTU); `errors` are the system's words.
+
+    `heard` is whether anything of the target's arrived at the source: where nothing is answered, it tells which way is blocked.
+    """
+
+    source: str
+    target: str
+    ports: Mapping[int, Reached] = field(default_factory=dict)
+    bulk: bool | None = None
+    largest: int | None = None
+    wanted: int | None = None
+    errors: Mapping[int, str] = field(default_factory=dict)
+    heard: bool = False
+
+
+def probe(
+    *,
+    node: str,
+    ip: str,
+    peers: Sequence[Peer],
+    listen: Sequence[int],
+    high: int,
+    mtu: int,
+    nonce: str,
+    deadline: float = 15.0,
+    patience: float = PATIENCE,
+) -> Argv:
+    """Listen at `ip` and knock at all peers; every node must run this at about the same time, with one `high` and one `nonce`.
+
+    The node needs no file for it: the program travels as an argument. Send `HOLD` on standard input, held open.
+
+    Args:
+        node: our own name, as it is in the other nodes' `peers`.
+        listen: TCP ports to hold open here; those that are in use are left to whoever has them.
+        high: the port for everything that is not a plain knock: TCP and UDP, above those in use.
+        mtu: bytes of the IP packet that should pass unsplit.
+        nonce: a word without spaces or `|` that only this run knows, so that a stranger's listener is recognised.
+        deadline: seconds after which it ends, whatever is still open; give the command a few more.
+        patience: seconds without any answer after which a port is `timed out`.
+    """
+    asked = {
+        "node": node, "ip": ip, "port": high, "listen": sorted(set(listen) - {high}), "mtu": mtu, "nonce": nonce,
+        "deadline": deadline, "patience": patience,
+        "peers": [{"name": each.name, "ip": each.ip, "ports": list(each.ports)} for each in peers],
+    }  # fmt: skip
+    return ("python3", "-c", _source(), json.dumps(asked, separators=(",", ":")))
+
+
+def in_image(docker: Argv, image: str, argv: Argv) -> Argv:
+    """Return how to run a probe in a throw-away container on the host's network, for a node without Python."""
+    words = ("--rm", "--interactive", "--network", "host", "--entrypoint", argv[0])
+    return (*docker, "run", *words, image, *argv[1:])
+
+
+def parse(answer: Answer) -> tuple[Knock, ...]:
+    """Read what a node saw of each peer; raises UnreadableAnswer, with the node's own words where it could not begin."""
+    said = _said(answer)
+    try:
+        return tuple(_knock(answer.node, target, seen, said["mtu"]) for target, seen in said["peers"].items())
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UnreadableAnswer(f"the pair probe's answer has another form ({error!r})", evidence=answer.out[-400:]) from None
+
+
+def parse_unheld(answer: Answer) -> dict[int, str]:
+    """Return the ports that the node could not hold open although nobody has them, with the system's words."""
+    try:
+        return {int(port): str(words) for port, words in _said(answer)["unheld"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UnreadableAnswer(f"the pair probe's answer has another form ({error!r})", evidence=answer.out[-400:]) from None
+
+
+def _source() -> str:
+    return (Path(__file__).parents[1] / "payload" / "pairs.py").read_text(encoding="utf-8")
+
+
+def _said(answer: Answer) -> dict[str, Any]:
+    line = answer.out.strip().rpartition("\n")[2]
+    try:
+        said = json.loads(line)
+    except ValueError:
+        said = None
+    if not isinstance(said, dict):
+        raise UnreadableAnswer("the pair probe gave no answer", evidence=answer.tail)
+    if isinstance(error := said.get("error"), str):
+        raise UnreadableAnswer(f"the pair probe could not begin: {error}", evidence=answer.tail)
+    return said
+
+
+def _knock(source: str, target: str, seen: Mapping[str, Any], wanted: int) -> Knock:
+    ports = {int(port): word for port, word in seen["ports"].items()}
+    if unknown := set(ports.values()) - set(get_args(Reached)):
+        raise ValueError(f"{unknown} is not what becomes of a connection")
+    return Knock(
+        source=source,
+        target=str(target),
+        ports=ports,
+        bulk=_of(bool, seen["bulk"]),
+        largest=_of(int, seen["largest"]),
+        wanted=_of(int, wanted),
+        errors={int(port): str(words) for port, words in seen["errors"].items()},
+        heard=bool(seen["heard"]),
+    )
+
+
+def _of(kind: type, value: Any) -> Any:
+    if value is not None and type(value) is not kind:
+        raise ValueError(f"{value!r} is not {kind.__name__}")
+    return value

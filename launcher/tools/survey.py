@@ -1,0 +1,131 @@
+"""What a node is made of: network cards, RDMA devices, GPUs, Docker and the kernel, asked in the same round trip as the probe.
+
+The script only reads, and prints parts as the probe does (`launcher.tools.host`). Where a value cannot be had, its field is
+`None` (or empty) and the words of the tool are in `HostFacts.said`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nic:
+    """A network interface. `speed` is in Mbit/s; `physical`: a device stands behind it; `addresses` are `ip/prefix`."""
+
+    name: str
+    up: bool
+    mtu: int
+    speed: int | None = None
+    physical: bool = False
+    driver: str = ""
+    pci: str = ""
+    numa: int | None = None
+    addresses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gid:
+    """An entry of an RDMA port's GID table that is not zero; `kind` as the kernel says it, such as `RoCE v2`."""
+
+    index: int
+    value: str
+    kind: str = ""
+    netdev: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RdmaPort:
+    """A port of an RDMA device. `state` such as `ACTIVE`, `link_layer` `InfiniBand` or `Ethernet`, `rate` in Gbit/s."""
+
+    number: int
+    state: str
+    physical: str = ""
+    rate: float = 0.0
+    link_layer: str = ""
+    gids: tuple[Gid, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RdmaDevice:
+    """A device below /sys/class/infiniband; `model` is its `hca_type` (or board id), `netdevs` the interfaces it has."""
+
+    name: str
+    ports: tuple[RdmaPort, ...] = ()
+    model: str = ""
+    firmware: str = ""
+    pci: str = ""
+    numa: int | None = None
+    netdevs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuState:
+    """What a GPU says of itself besides `HostFacts.gpus`; `affinity` names for each RDMA device how near it is (PIX … SYS)."""
+
+    index: int
+    uuid: str = ""
+    pci: str = ""
+    numa: int | None = None
+    ecc_errors: int | None = None
+    affinity: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess:
+    """A process that holds GPU memory (MiB): whose it is, and the container it runs in (id, empty when in none)."""
+
+    gpu: str
+    pid: int
+    name: str
+    memory: int
+    user: str = ""
+    container: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCache:
+    """A model in the Hugging Face cache; `size` in bytes."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """A node as it was when it was asked.
+
+    `skew` is the node's clock minus the launcher's in seconds (positive: the node is ahead), `synced` whether a time daemon
+    says so; `own_names` are the addresses that the node's own host name resolves to; `memory`, `shm` and `shm_free` are bytes.
+    """
+
+    system: str = ""
+    kernel: str = ""
+    boot_id: str = ""
+    uid: int | None = None
+    cpus: int | None = None
+    numa_nodes: int | None = None
+    memory: int | None = None
+    shm: int | None = None
+    shm_free: int | None = None
+    skew: float | None = None
+    synced: bool | None = None
+    own_names: tuple[str, ...] | None = None
+    default_nic: str = ""
+    nics: tuple[Nic, ...] | None = None
+    rdma: tuple[RdmaDevice, ...] = ()
+    gpus: tuple[GpuState, ...] = ()
+    gpu_processes: tuple[GpuProcess, ...] | None = None
+    driver_cuda: str = ""
+    xid: tuple[str, ...] | None = None
+    modules: tuple[str, ...] = ()
+    docker_storage: str = ""
+    docker_cgroup: str = ""
+    docker_root: str = ""
+    models: tuple[ModelCache, ...] = ()
+    remove_ipc: bool | None = None
+    linger: bool | None = None
+    next_kernel: str = ""
+    next_kernel_has_driver: bool | None = None
+    python: str = ""

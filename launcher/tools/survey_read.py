@@ -1,0 +1,160 @@
+"""How the answers of the survey's script become a `Survey`; a part that is missing or odd leaves its fields at "not known"."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from launcher.tools import gpu_survey, rdma
+from launcher.tools.survey import ModelCache, Nic, Survey
+
+Parts = Mapping[str, tuple[str, int]]
+
+
+def read(parts: Parts, info: Mapping[str, Any]) -> Survey | None:
+    """Read the survey's parts of a probe's answer, and what `docker info` said; None when there was no survey."""
+    if "clock" not in parts:
+        return None
+
+    def said(name: str) -> str:
+        return parts.get(name, ("", 1))[0]
+
+    def good(name: str) -> str | None:
+        out, code = parts.get(name, ("", 1))
+        return out if code == 0 else None
+
+    system, boot = _pairs(said("system")), _pairs(said("boot"))
+    shm, own, apps, xid = _df(good("shm")), good("own"), good("gpuapps"), good("xid")
+    cgroup = [str(info[key]) for key in ("CgroupDriver", "CgroupVersion") if info.get(key)]
+    return Survey(
+        system=system.get("system", ""),
+        kernel=system.get("kernel", ""),
+        boot_id=system.get("boot_id", ""),
+        uid=_int(system.get("uid")),
+        cpus=_int(system.get("cpus")),
+        numa_nodes=_int(system.get("numa_nodes")),
+        memory=_kib(system.get("memory")),
+        shm=shm[0],
+        shm_free=shm[1],
+        skew=_skew(said("clock")),
+        synced=_synced(good("synced")),
+        own_names=None if own is None else tuple(dict.fromkeys(line.split()[0] for line in own.splitlines() if line.split())),
+        default_nic=_default(good("route")),
+        nics=_nics(parts, said("net")),
+        rdma=rdma.read(said("rdma")),
+        gpus=gpu_survey.read(good("gpustate"), good("topo"), said("gpunuma")),
+        gpu_processes=None if apps is None else gpu_survey.read_processes(apps),
+        driver_cuda=gpu_survey.read_cuda(said("cuda")),
+        xid=None if xid is None else tuple(xid.splitlines()),
+        modules=tuple(sorted(set(said("modules").split()))),
+        docker_storage=str(info.get("Driver") or ""),
+        docker_cgroup=" v".join(cgroup),
+        docker_root=str(info.get("DockerRootDir") or ""),
+        models=tuple(_models(said("models"))),
+        remove_ipc=_remove_ipc(good("logind")),
+        linger=_linger(good("logind")),
+        next_kernel=boot.get("next", ""),
+        next_kernel_has_driver={"yes": True, "no": False}.get(boot.get("driver", "")),
+        python=system.get("python", "").removeprefix("Python "),
+    )
+
+
+def _pairs(text: str) -> dict[str, str]:
+    return {key: value.strip() for key, found, value in (line.partition("=") for line in text.splitlines()) if found}
+
+
+def _int(text: str | None) -> int | None:
+    return int(text) if text and re.fullmatch(r"[0-9]{1,18}", text) else None
+
+
+def _kib(text: str | None) -> int | None:
+    number = _int(text)
+    return None if number is None else number * 1024
+
+
+def _df(text: str | None) -> tuple[int | None, int | None]:
+    words = (text or "").split("\n")[-1].split()
+    return (_kib(words[1]), _kib(words[3])) if len(words) > 3 else (None, None)
+
+
+def _skew(text: str) -> float | None:
+    """The launcher's clock as it was sent, then the node's; BusyBox' `date` has no fraction."""
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d+)?) (\d{1,12}(?:\.\d+)?)[^\d]*", text.strip(), re.ASCII)
+    return float(match[2]) - float(match[1]) if match else None
+
+
+def _synced(text: str | None) -> bool | None:
+    """`NTPSynchronized=yes` of timedatectl(1), or the `Leap status` line of chronyc(1)."""
+    if match := re.search(r"NTPSynchronized=(yes|no)", text or ""):
+        return match[1] == "yes"
+    if match := re.search(r"Leap status\s*: (.+)", text or ""):
+        return match[1].strip() != "Not synchronised"
+    return None
+
+
+def _json(text: str | None) -> list[dict[str, Any]]:
+    try:
+        rows = json.loads(text or "[]")
+    except ValueError:
+        return []
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def _default(text: str | None) -> str:
+    """The route with the lowest metric wins; one without a metric has 0."""
+    rows = [row for row in _json(text) if isinstance(row.get("dev"), str)]
+    rows.sort(key=lambda row: row["metric"] if isinstance(row.get("metric"), int) else 0)
+    return rows[0]["dev"] if rows else ""
+
+
+def _nics(parts: Parts, text: str) -> tuple[Nic, ...] | None:
+    """The kernel's list of links, with what sysfs adds; `flags` say whether a link is up, `operstate` is often UNKNOWN."""
+    links = _json(parts.get("link", ("", 1))[0])
+    if not links:
+        return None
+    sysfs = dict(rdma.entries(text))
+    addresses: dict[str, list[str]] = {}
+    for row in _json(parts.get("addr", ("", 1))[0]):
+        found = [a for a in row.get("addr_info") or () if isinstance(a, dict) and "local" in a]
+        addresses[str(row.get("ifname"))] = [f"{each['local']}/{each.get('prefixlen')}" for each in found]
+    nics = []
+    for row in links:
+        name, mtu, flags = row.get("ifname"), row.get("mtu"), row.get("flags")
+        if not isinstance(name, str) or not isinstance(mtu, int) or not isinstance(flags, list):
+            continue
+        # A port whose cable is out keeps UP and loses LOWER_UP (ip-link(8)).
+        nics.append(
+            Nic(
+                name=name,
+                up="UP" in flags and "NO-CARRIER" not in flags,
+                mtu=mtu,
+                speed=_int(sysfs.get(f"{name}/speed")) or None,
+                physical=f"{name}/device/pci" in sysfs,
+                driver=sysfs.get(f"{name}/device/driver", "").rpartition("/")[2],
+                pci=rdma.pci(sysfs.get(f"{name}/device/pci", "")),
+                numa=_int(sysfs.get(f"{name}/device/numa_node")),
+                addresses=tuple(addresses.get(name, ())),
+            )
+        )
+    return tuple(nics)
+
+
+def _models(text: str) -> Iterator[ModelCache]:
+    for line in text.splitlines():
+        if match := re.fullmatch(r"(\d{1,15})\tmodels--(.+)", line, re.ASCII):
+            yield ModelCache(name=match[2].replace("--", "/"), size=int(match[1]) * 1024)
+
+
+def _remove_ipc(text: str | None) -> bool | None:
+    """The last file that says something wins; systemd's own default is yes (logind.conf(5))."""
+    if text is None:
+        return None
+    said = re.findall(r"^RemoveIPC=(\w+)", text, re.MULTILINE)
+    return not said or said[-1].lower() in ("yes", "true", "1", "on")
+
+
+def _linger(text: str | None) -> bool | None:
+    match = re.search(r"^Linger=(yes|no)", text or "", re.MULTILINE)
+    return None if match is None else match[1] == "yes"

@@ -1,0 +1,115 @@
+"""The catalogue's results for people and machines: groups in order, one row a finding, below it what to do."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.checks.catalogue import Result
+from launcher.checks.shape import Check, Finding, Status, folded
+from launcher.tools import symptoms
+from launcher.ui.findings import WORDS
+from launcher.ui.status import console
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+_MEANT: dict[Status, str] = {"pass": "passed", "warn": "warnings", "fail": "failed", "skip": "skipped"}
+
+
+def show(results: Sequence[Result], *, as_json: bool) -> None:
+    """Print the results on standard output."""
+    if as_json:
+        click.echo(json.dumps(plain(results)))
+        return
+    to = console()
+    to.print(render(results))
+
+
+def plain(results: Sequence[Result]) -> dict[str, object]:
+    """Return the results ready for JSON."""
+    return {
+        "passed": all(result.status != "fail" for result in results),
+        "counts": dict(Counter(result.status for result in results)),
+        "checks": [
+            {
+                "id": result.check.id, "group": result.check.group, "status": result.status, "what": result.check.what,
+                "why": result.check.why, "docs": f"docs/checks.md#{result.check.id}",
+                "findings": [
+                    {"node": f.node, "status": f.status, "text": f.text, "evidence": f.evidence, "fix": f.fix}
+                    for f in folded(result.findings)
+                ],
+            }
+            for result in results
+        ],
+    }  # fmt: skip
+
+
+def render(results: Sequence[Result]) -> RenderableType:
+    """Return groups with their findings, and the sum of them."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    width = max((len(result.check.id) for result in results), default=0)
+    for group, members in groupby(results, key=lambda result: result.check.group):
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(width=6)
+        table.add_column(width=width)
+        table.add_column(overflow="fold")
+        for result in members:
+            for place, finding in enumerate(_folded(result)):
+                word, colour = WORDS[finding.status]
+                name = Text(result.check.id if place == 0 else "", style="bold" if finding.status in ("fail", "warn") else "")
+                table.add_row(Text(f"  {word}", style=colour), name, _story(result.check, finding))
+        parts += [Text(group, style="bold"), table]
+    counts = Counter(result.status for result in results)
+    said = [f"{counts[status]} {word}" for status, word in _MEANT.items() if counts[status]]
+    parts.append(Text(f"{len(results)} checks: {', '.join(said)}"))
+    red = [result.check.id for result in results if result.status == "fail"]
+    if red:
+        parts.append(Text(f"FAIL: {', '.join(red)}", style="red bold"))
+    return Group(*parts)
+
+
+def show_list(checks: Sequence[Check], *, as_json: bool) -> None:
+    """Print what each check proves."""
+    if as_json:
+        said = [{"id": each.id, "group": each.group, "what": each.what, "why": each.why} for each in checks]
+        click.echo(json.dumps(said))
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("ID", "GROUP", "TRUE WHEN GREEN"):
+        table.add_column(name, overflow="fold")
+    for each in checks:
+        table.add_row(each.id, each.group, each.what)
+    console().print(table)
+
+
+def _folded(result: Result) -> list[Finding]:
+    order = ["fail", "wait", "warn", "skip", "pass"]
+    return sorted(folded(result.findings), key=lambda finding: order.index(finding.status))
+
+
+def _story(check: Check, finding: Finding) -> Text:
+    from rich.text import Text
+
+    where = f"{symptoms.plain(finding.node)}: " if finding.node else ""
+    text = Text(where + (symptoms.plain(finding.text) or check.what))
+    if finding.status != "pass":
+        for line in finding.evidence.splitlines()[:6]:
+            text.append(f"\n  {symptoms.plain(line)}", style="dim")
+        for line in finding.fix.splitlines():
+            text.append("\n  fix: ", style="cyan").append(symptoms.plain(line))
+        if finding.status == "fail":
+            text.append(f"\n  why: {check.why}", style="dim")
+    return text

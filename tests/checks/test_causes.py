@@ -1,0 +1,98 @@
+"""Why NCCL fell short: what it wrote, its environment and its container, against the table of causes."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.checks import causes
+
+SOCKET, IB = ("Socket",), ("IB",)
+
+
+@pytest.mark.parametrize(
+    ("line", "using", "cause", "fix"),
+    [
+        ("NCCL_IB_DISABLE set by environment to 1.", SOCKET, "switched off by `NCCL_IB_DISABLE=1`", "NCCL_IB_DISABLE"),
+        ("NCCL_NET set by environment to Socket", SOCKET, "told to use TCP", "NCCL_NET"),
+        ("Failed to open libibverbs.so[.1]", SOCKET, "no libibverbs", "libibverbs1"),
+        (
+            "NET/Plugin: Could not find: libnccl-net-aws.so libnccl-net.so. Using",
+            SOCKET,
+            "libnccl-net-aws.so",
+            "NCCL_NET_PLUGIN",
+        ),
+        ("NET/Plugin: libnccl-net-ofi.so: cannot open shared object file", SOCKET, "libnccl-net-ofi.so", "NCCL_NET_PLUGIN"),
+        ("NET/Plugin: Failed to initialize NET plugin IBext", SOCKET, "plugin failed to load", "NCCL_NET_PLUGIN"),
+        ("NET/IB : Unable to open device mlx5_0", SOCKET, "may not open the RDMA device mlx5_0", "fabric: infiniband"),
+        ("NET/IB : No device found.", SOCKET, "no RDMA device", "fabric: infiniband"),
+        ("Call to ibv_reg_mr failed with error Cannot allocate memory", IB, "lock enough memory", "LimitMEMLOCK"),
+        ("Call to ibv_modify_qp failed with 22 Invalid argument", IB, "GID", "NCCL_IB_GID_INDEX"),
+        ("Bootstrap : no socket interface found", (), "interface", "ip -br link"),
+        ("connect to 10.0.0.2<5> returned No route to host, retrying", (), "No route to host", "ports-reachable"),
+        ("NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'", IB, "off for HCA 0 'mlx5_0'", "modprobe nvidia_peermem"),
+    ],
+)
+def test_causes(line: str, using: tuple[str, ...], cause: str, fix: str) -> None:
+    """Each line has its cause, is the evidence for it, and the fix can be typed."""
+    found = causes.cause(warnings=(line,), using=using, env={})
+
+    assert found is not None
+    assert (cause in found[0], found[1], fix in found[2]) == (True, line, True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NET/Plugin: Could not find: libnccl-net.so. Using internal network plugin.",
+        "NET/Plugin : No plugin found (libnccl-net.so), using internal implementation",
+        "NET/Plugin: Failed to find ncclNetPlugin_v10 symbol.",
+        "NCCL_IB_DISABLE set by environment to 0.",
+        "NCCL_IB_HCA set to mlx5_0",
+    ],
+)
+def test_what_is_no_cause(line: str) -> None:
+    """What every healthy log says explains nothing."""
+    assert causes.cause(warnings=(line,), using=SOCKET, env={}) is None
+
+
+def test_environment_counts_like_its_line() -> None:
+    """A variable of the container is evidence even if the log does not have its line."""
+    found = causes.cause(warnings=(), using=SOCKET, env={"NCCL_IB_DISABLE": "1"})
+
+    assert found is not None
+    assert found[1] == "NCCL_IB_DISABLE set by environment to 1"
+
+
+def test_container_without_infiniband() -> None:
+    """A container that lacks /dev/infiniband says more than the line that NCCL found nothing."""
+    found = causes.cause(warnings=("NET/IB : No device found.",), using=SOCKET, env={"NCCL_IB_HCA": "mlx5_0"}, infiniband=())
+
+    assert found is not None
+    assert found[0] == "the container has no /dev/infiniband"
+
+
+def test_name_of_another_nodes_device() -> None:
+    """With devices in the container and a name given, no device found means that the name is wrong on this node."""
+    found = causes.cause(
+        warnings=("NET/IB : No device found.",), using=SOCKET, env={"NCCL_IB_HCA": "mlx5_9"}, infiniband=("uverbs0",)
+    )
+
+    assert found is not None
+    assert found[0] == "no RDMA device of this node is called `mlx5_9`"
+    assert "hca:" in found[2]
+
+
+@pytest.mark.parametrize(("memlock", "known"), [(65536, True), (None, False), (1 << 40, False)])
+def test_memlock(memlock: int | None, known: bool) -> None:
+    """A low limit is a cause where no line names another; none, or a high one, is not."""
+    found = causes.cause(warnings=(), using=(), env={}, infiniband=("uverbs0",), memlock=memlock)
+
+    assert (found is not None and "lock" in found[0]) == known
+
+
+def test_what_explains_tcp_is_no_cause_where_rdma_is_used() -> None:
+    """And what explains the lack of GPUDirect is none for TCP."""
+    off = "NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'"
+
+    assert causes.cause(warnings=("NET/IB : No device found.",), using=IB, env={}) is None
+    assert causes.cause(warnings=(off,), using=SOCKET, env={}) is None

@@ -1,0 +1,119 @@
+"""RDMA devices on the hosts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.checks.spoiled import HCA, NODES, PORT, Case, findings, named, turns_red
+
+CASES = (
+    Case(
+        id="rdma-unused",
+        red=dict.fromkeys(NODES, "warn"),
+        text="has active RDMA ports that the cluster will not use: mlx5_0:1",
+        fix="set `network: {fabric: roce}`",
+        more="",
+    ),
+    Case(
+        id="rdma-unused",
+        red=dict.fromkeys(NODES, "fail"),
+        text="mlx5_0:1",
+        fix="set `network: {fabric: infiniband}`",
+        more="",
+        survey={"*": {"rdma": (replace(HCA, ports=(replace(PORT, link_layer="InfiniBand"),)),)}},
+        evidence={"required": "rdma"},
+    ),
+    Case(
+        id="rdma-devices",
+        red={"gpu02": "fail"},
+        text="no /dev/infiniband",
+        fix="modprobe mlx5_ib",
+        facts={"gpu02": {"infiniband": ()}},
+    ),
+    Case(
+        id="hca-names",
+        red={"gpu02": "fail"},
+        text="has no RDMA device `mlx5_0`",
+        fix="set `network: {hca: [mlx5_4]}` for gpu02",
+        survey={"gpu02": {"rdma": (replace(HCA, name="mlx5_4"),)}},
+    ),
+    Case(
+        id="hca-names",
+        red={"gpu03": "fail"},
+        text="has no RDMA device `rocep1`",
+        fix="set `network: {hca: [mlx5_0]}` for gpu03",
+        more="network: {fabric: roce}",
+        own={"gpu03": ", env: {NCCL_IB_HCA: rocep1}"},
+    ),
+    Case(
+        id="hca-names",
+        red={"gpu03": "fail"},
+        text="`mlx5_0:2`",
+        fix="for gpu03",
+        own={"gpu03": ", network: {hca: ['mlx5_0:2']}"},
+    ),
+    Case(
+        id="rdma-link",
+        red={"gpu01": "fail"},
+        text="no RDMA link: mlx5_0:1 is DOWN (Polling)",
+        fix="`ibstat` on gpu01",
+        survey={"gpu01": {"rdma": (replace(HCA, ports=(replace(PORT, state="DOWN", physical="Polling"),)),)}},
+    ),
+    Case(
+        id="rdma-link",
+        red={"gpu02": "warn"},
+        text="1 × 100 Gbit/s Ethernet, while gpu[01,03] has 1 × 400 Gbit/s Ethernet",
+        fix="`rdma link` and `ibstat` on gpu02",
+        survey={"gpu02": {"rdma": (replace(HCA, ports=(replace(PORT, rate=100),)),)}},
+    ),
+    Case(
+        id="rdma-link",
+        red=dict.fromkeys(NODES, "warn"),
+        text="mlx5_0 is a ConnectX-7, which can do 400 Gbit/s",
+        fix="cable",
+        survey={"*": {"rdma": (replace(HCA, ports=(replace(PORT, rate=200),)),)}},
+    ),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
+    """On the right node, with its words and a fix."""
+    turns_red(case)
+
+
+def test_rdma_on_some_nodes_only_is_no_loss_to_the_cluster() -> None:
+    """All would have to have it."""
+    found = findings(Case(id="rdma-unused", red={}, text="", fix="", more="", survey={"gpu02": {"rdma": ()}}))
+
+    assert [each.text for each in found][:2] == ["RDMA here, not on every node: mlx5_0:1", "no active RDMA port"]
+    assert {each.status for each in found} == {"pass"}
+
+
+@pytest.mark.parametrize(("value", "status"), [("mlx5", "pass"), ("=mlx5", "fail"), ("=mlx5_0", "pass"), ("^mlx4", "skip")])
+def test_nccl_takes_prefixes_of_device_names_unless_told_otherwise(value: str, status: str) -> None:
+    """Exclusion names nothing that must be there."""
+    case = Case(id="hca-names", red={}, text="", fix="", more=f"network: {{fabric: roce}}\nenv: {{NCCL_IB_HCA: {value}}}")
+
+    assert {each.status for each in findings(case)} == {status}
+
+
+def test_a_port_that_nobody_named_may_be_down() -> None:
+    """NCCL skips it."""
+    second = replace(HCA, name="mlx5_1", ports=(replace(PORT, state="DOWN"),))
+    case = Case(
+        id="rdma-link", red={}, text="", fix="", more="network: {fabric: roce}", survey={"gpu01": {"rdma": (HCA, second)}}
+    )
+
+    assert {(each.status, each.text) for each in findings(case)} == {("pass", "1 × 400 Gbit/s Ethernet")}
+
+
+def test_a_node_that_was_not_reached_may_have_no_rdma() -> None:
+    """Nothing is said of what all have before all were seen."""
+    case = Case(id="rdma-unused", red={}, text="", fix="", more="")
+    _, evidence = case.seen()
+    two = {name: evidence.facts[name] for name in ("gpu01", "gpu02")}
+
+    assert [each.status for each in findings(replace(case, evidence={"facts": two}))] == ["pass", "pass", "skip"]

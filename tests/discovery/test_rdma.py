@@ -1,0 +1,94 @@
+"""The fabric, its devices on each host, and their GID index."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from launcher.discovery.rdma import Rdma, choose
+from launcher.discovery.shape import Probed
+from launcher.tools.survey import RdmaDevice
+from tests.discovery.hosts import host, infiniband, roce
+
+
+def chosen(*devices: tuple[RdmaDevice, ...]) -> Rdma:
+    """What is chosen for hosts with these devices."""
+    hosts: list[Probed] = [host(f"h{at}", rdma=each) for at, each in enumerate(devices, start=1)]
+    return choose(hosts, [each.host for each in hosts])
+
+
+def test_infiniband_on_all_hosts_goes_before_roce() -> None:
+    """Servers have both: RoCE is their management network then."""
+    both = (infiniband("mlx5_0"), roce("mlx5_1", "eno1"))
+
+    assert chosen(both, both).fabric == "infiniband"
+
+
+def test_a_port_that_is_down_on_one_host_is_left_out_there() -> None:
+    """And told, with a warning that the hosts differ."""
+    good = (infiniband("mlx5_0"), infiniband("mlx5_1"))
+    found = chosen(good, (infiniband("mlx5_0"), infiniband("mlx5_1", state="DOWN")))
+
+    assert [each.hca for each in found.hosts] == [("mlx5_0", "mlx5_1"), ("mlx5_0",)]
+    assert "not mlx5_1: its port is DOWN (on h2)" in found.why
+    assert "h1 2; h2 1" in found.warnings[0]
+
+
+def test_the_port_is_written_where_a_device_has_several() -> None:
+    """Only the one with a cable is meant."""
+    (one,) = infiniband("mlx4_0").ports
+    two = RdmaDevice(name="mlx4_0", ports=(replace(one, state="DOWN"), replace(one, number=2)))
+
+    assert chosen((two,)).hosts[0].hca == ("mlx4_0:2",)
+
+
+def test_infiniband_on_some_hosts_only_is_a_warning() -> None:
+    """Even when they share RoCE: it is their slow network."""
+    found = chosen((infiniband("mlx5_0"), roce("mlx5_1", "eno1")), (infiniband("mlx5_0", state="INIT"), roce("mlx5_1", "eno1")))
+
+    assert found.fabric == "roce"
+    assert found.warnings[0] == "h2: no ACTIVE InfiniBand port, which h1 has: RoCE is all that they share"
+
+
+def test_rdma_on_some_hosts_only_is_ethernet_with_a_warning() -> None:
+    """Nobody should find out by the bill."""
+    found = chosen((roce("mlx5_0", "eth0"),), ())
+
+    assert (found.fabric, found.hosts[0].hca) == ("ethernet", ())
+    assert found.warnings[0].startswith("no ACTIVE RDMA port on h2: the network is left to TCP")
+
+
+def test_a_port_without_roce_v2_is_not_one_of_roce() -> None:
+    """Version 1 does not leave its network segment, and NCCL does not use it by itself."""
+    found = chosen((roce("mlx5_0", "eth0", v2=False),))
+
+    assert found.fabric == "ethernet"
+    assert "mlx5_0: ACTIVE Ethernet, no RoCE v2 address" in found.why
+
+
+def test_the_gid_index_is_one_that_all_devices_of_a_host_have() -> None:
+    """Where they have none in common it is left to NCCL."""
+    same = (roce("mlx5_0", "eth0", index=3), roce("mlx5_1", "eth1", index=3))
+    other = (roce("mlx5_0", "eth0", index=3), roce("mlx5_1", "eth1", index=5))
+
+    assert [each.gid for each in chosen(same, other).hosts] == [3, None]
+
+
+def test_the_interface_of_a_bond_is_in_the_gid_table() -> None:
+    """The device itself only knows the parts of the bond."""
+    bonded = replace(roce("mlx5_bond_0", "bond0"), netdevs=("ens1f0np0", "ens1f1np1"))
+
+    assert chosen((bonded,)).hosts[0].netdevs == {"bond0", "ens1f0np0", "ens1f1np1"}
+
+
+def test_without_devices_there_is_nothing_to_say() -> None:
+    """No warning: such machines are meant to be so."""
+    found = chosen((), ())
+
+    assert (found.fabric, found.why, found.warnings) == ("ethernet", ("ethernet: no host has an RDMA device",), ())
+
+
+def test_ports_without_their_device_files_are_a_warning_with_the_fix() -> None:
+    """Containers get /dev/infiniband."""
+    bare = host("h1", rdma=(infiniband("mlx5_0"),), infiniband=())
+
+    assert "h1: RDMA ports are ACTIVE, but /dev/infiniband is not there" in choose([bare], ["h1"]).warnings[0]

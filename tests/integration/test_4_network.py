@@ -1,0 +1,175 @@
+"""The network check on real parts: three practice hosts, ranks in the containers that will serve, faults and their names."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from launcher.lab import faults
+from tests.integration.conftest import Practice, kill
+
+pytestmark = pytest.mark.lab
+
+
+@pytest.fixture(scope="module")
+def cluster(trio: Practice) -> Practice:
+    """Three nodes in Ray, no server."""
+    ran = trio.vlaunch("up")
+    assert ran.code == 0, ran.said
+    return trio
+
+
+def measured(practice: Practice, *words: str, code: int = 0) -> dict[str, Any]:
+    """Run the check and return its verdict."""
+    ran = practice.vlaunch("check-nccl", "--json", *words, timeout=400)
+    assert ran.code == code, ran.said
+    verdict: dict[str, Any] = json.loads(ran.out)
+    return verdict
+
+
+def broken(verdict: dict[str, Any]) -> set[tuple[str, str]]:
+    """Return the directions that failed."""
+    return {(cell["source"], cell["target"]) for cell in verdict["cells"] if cell["status"] == "fail"}
+
+
+def test_every_pair_is_measured(cluster: Practice) -> None:
+    """Six directions by Gloo with real figures, correct data, and an all_reduce over all ranks; `status` knows of it."""
+    verdict = measured(cluster)
+    status = json.loads(cluster.vlaunch("status", "--json").out)
+
+    assert verdict["passed"], verdict
+    assert verdict["backend"] == "gloo"
+    assert len(verdict["cells"]) == 6
+    for cell in verdict["cells"]:
+        assert cell["status"] in ("pass", "warn"), cell
+        assert cell["transport"] == "Gloo/TCP"
+        assert 1e7 < cell["bandwidth"] < 1e11
+        assert 1e-6 < cell["latency"] < 0.1
+    assert verdict["collective"]["ranks"] == 3
+    assert verdict["collective"]["busbw"] > 1e6
+    assert status["network"].startswith("proven "), status["network"]
+
+
+def test_a_slow_pair_is_named_alone(cluster: Practice) -> None:
+    """100 Mbit/s between node2 and node3, both ways: that pair fails, and no other."""
+    two, three = cluster.lab.host("node2"), cluster.lab.host("node3")
+    faults.slow(two, "100mbit", three)
+    faults.slow(three, "100mbit", two)
+    try:
+        ran = cluster.vlaunch("check-nccl", "--json", timeout=400)
+    finally:
+        faults.unslow(two)
+        faults.unslow(three)
+
+    assert ran.code == 1, ran.said
+    verdict = json.loads(ran.out)
+    assert broken(verdict) == {("node2", "node3"), ("node3", "node2")}
+    rates = [cell["bandwidth"] for cell in verdict["cells"] if cell["status"] == "fail"]
+    assert all(5e6 < rate < 1.5e7 for rate in rates)
+    assert [f["node"] for f in verdict["findings"] if f["status"] == "fail"] == ["node2 ↔ node3"]
+    assert measured(cluster)["passed"]
+
+
+def test_a_cut_pair_is_named_within_the_deadline(cluster: Practice) -> None:
+    """node2 and node3 cannot talk, both can talk to node1: the verdict comes in time and names the pair."""
+    two, three = cluster.lab.host("node2"), cluster.lab.host("node3")
+    faults.cut(two, three)
+    began = time.monotonic()
+    try:
+        ran = cluster.vlaunch("check-nccl", "--json", "--pair-timeout", "8", "--deadline", "90", timeout=400)
+    finally:
+        faults.heal(two)
+
+    assert time.monotonic() - began < 100
+    assert ran.code == 1, ran.said
+    verdict = json.loads(ran.out)
+    assert broken(verdict) == {("node2", "node3"), ("node3", "node2")}, verdict["findings"]
+    failed = [f for f in verdict["findings"] if f["status"] == "fail"]
+    assert [f["node"] for f in failed] == ["node2 ↔ node3"], failed
+    assert "10.79.0.12" in failed[0]["fix"]
+
+
+def test_a_node_that_cannot_reach_the_head_is_named(cluster: Practice) -> None:
+    """Ranks that did not arrive are told from those that did."""
+    one, three = cluster.lab.host("node1"), cluster.lab.host("node3")
+    faults.cut(three, one, port=29500)
+    try:
+        ran = cluster.vlaunch("check-nccl", "--json", "--deadline", "60", timeout=400)
+    finally:
+        faults.heal(three)
+
+    assert ran.code == 1, ran.said
+    failed = [f for f in json.loads(ran.out)["findings"] if f["status"] == "fail"]
+    assert any(f["node"] == "node3" and "rendezvous" in f["text"] for f in failed), failed
+
+
+def test_a_taken_port_is_named_with_the_node(cluster: Practice) -> None:
+    """Somebody listens on the rendezvous port of the head."""
+    one = cluster.lab.host("node1")
+    program = "import socket, time; s = socket.create_server(('10.79.0.11', 29500)); print('up', flush=True); time.sleep(300)"
+    faults.enter(one, "sh", "-c", f'setsid python3 -c "{program}" >/tmp/taken 2>&1 & echo $! > /tmp/taken.pid')
+    while "up" not in cluster.on("node1", "cat", "/tmp/taken"):
+        pass
+    try:
+        ran = cluster.vlaunch("check-nccl", "--json", timeout=400)
+    finally:
+        faults.enter(one, "sh", "-c", "kill $(cat /tmp/taken.pid)")
+
+    assert ran.code == 1, ran.said
+    failed = [f for f in json.loads(ran.out)["findings"] if f["status"] == "fail" and f["node"] == "node1"]
+    assert any("29500" in f["text"] and "taken" in f["text"] for f in failed), failed
+    assert any("ss -ltnp" in f["fix"] for f in failed)
+
+
+def test_a_rank_killed_mid_test_is_named(cluster: Practice) -> None:
+    """The rank on node2 is killed; the verdict names it and its signal."""
+    process = cluster.start("check-nccl", "--json", "--deadline", "60", "--pair-timeout", "8")
+    three = cluster.lab.host("node2")
+    deadline = time.monotonic() + 60
+    while not (pids := cluster.on("node2", "pgrep", "-f", "opt/vlaunch/network_rank.py").split()):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+    faults.enter(three, "kill", "-9", *pids)
+    out, err = process.communicate(timeout=200)
+
+    assert process.returncode == 1, out + err
+    failed = [f for f in json.loads(out)["findings"] if f["status"] == "fail"]
+    assert any(f["node"] == "node2" and "killed (signal 9)" in f["text"] for f in failed), failed
+
+
+def test_ctrl_c_leaves_no_process(cluster: Practice) -> None:
+    """A check that is broken off ends on all nodes at once."""
+    process = cluster.start("check-nccl")
+    deadline = time.monotonic() + 60
+    while not cluster.on("node3", "pgrep", "-f", "opt/vlaunch/network"):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+    kill(process)
+
+    gone = time.monotonic() + 30
+    for host in cluster.lab.hosts:
+        while cluster.on(host.name, "pgrep", "-f", "opt/vlaunch/network"):
+            assert time.monotonic() < gone, f"the probe goes on on {host.name}"
+
+
+@pytest.fixture
+def cut_pair(cluster: Practice) -> Iterator[Practice]:
+    """The cluster with one pair cut for high ports: Ray lives, ranks cannot meet."""
+    two, three = cluster.lab.host("node2"), cluster.lab.host("node3")
+    faults.cut(two, three)
+    yield cluster
+    faults.heal(two)
+
+
+def test_serve_refuses_on_a_network_that_fails(cut_pair: Practice) -> None:
+    """A failed verdict proves nothing: `serve` checks again, names the pair, and starts no server."""
+    measured(cut_pair, "--pair-timeout", "8", code=1)
+    ran = cut_pair.vlaunch("serve", timeout=400)
+
+    assert ran.code == 1, ran.said
+    assert "node2 ↔ node3" in ran.err
+    assert "Submit the server" not in ran.err

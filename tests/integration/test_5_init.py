@@ -1,0 +1,94 @@
+"""An inventory from bare host names: found out, written, and used as it is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.inventory.load import load
+from launcher.lab import image
+from tests.integration.conftest import VLAUNCH, Practice
+
+pytestmark = pytest.mark.lab
+
+Vlaunch = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def vlaunch(trio: Practice, tmp_path: Path) -> Iterator[Vlaunch]:
+    """The command line of somebody whose `~/.ssh/config` knows the hosts by name, in an empty folder."""
+    (tmp_path / ".ssh").mkdir(mode=0o700)
+    (tmp_path / ".ssh/config").write_text(
+        "".join(
+            f"Host {host.name}\n  HostName {host.ip}\n  User root\n  IdentityFile {trio.lab.identity}\n"
+            f"  UserKnownHostsFile {trio.lab.known_hosts}\n"
+            for host in trio.lab.hosts
+        )
+    )
+    folder = tmp_path / "work"
+    folder.mkdir()
+    cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # what was downloaded stays downloaded
+    env = {key: value for key, value in trio.environment().items() if key != "VLAUNCH_INVENTORY"}
+    env |= {"HOME": str(tmp_path), "XDG_CACHE_HOME": cache, "XDG_STATE_HOME": str(tmp_path / "state")}
+    env.pop("SSH_AUTH_SOCK", None)
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [VLAUNCH, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=600, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    yield run
+    if (folder / "inventory.yaml").exists():
+        assert run("down").returncode == 0
+
+
+def test_an_inventory_written_from_bare_names_brings_the_cluster_up_unedited(
+    trio: Practice, vlaunch: Vlaunch, tmp_path: Path
+) -> None:
+    """Three names in, three nodes in Ray; looking again finds no difference."""
+    names = [host.name for host in trio.lab.hosts]
+    wrote = vlaunch("init", *names)
+    assert wrote.returncode == 0, wrote.stdout + wrote.stderr
+
+    written = load(tmp_path / "work/inventory.yaml")
+    assert [(node.name, node.ip, node.interface) for node in written.nodes] == [
+        (host.name, host.ip, "eth0") for host in trio.lab.hosts
+    ]  # fmt: skip
+    assert (written.accelerator, written.image) == ("cpu", image.NAME)
+
+    up = vlaunch("up")
+    assert up.returncode == 0, up.stdout + up.stderr
+    assert f"cluster {written.cluster} is up: 3 nodes" in up.stderr
+    again = vlaunch("init", "--update")
+    assert (again.returncode, again.stdout) == (0, ""), again.stderr
+    down = vlaunch("down")
+    assert down.returncode == 0, down.stdout + down.stderr
+
+
+def test_a_login_without_rights_on_docker_gets_them_through_sudo(trio: Practice, vlaunch: Vlaunch, tmp_path: Path) -> None:
+    """Found out on the host, and written for it."""
+    wrote = vlaunch("init", "node1", "ops@node2", "node3")
+    assert wrote.returncode == 0, wrote.stdout + wrote.stderr
+
+    assert [node.docker for node in load(tmp_path / "work/inventory.yaml").nodes] == [
+        ("docker",), ("sudo", "-n", "docker"), ("docker",),
+    ]  # fmt: skip
+
+
+def test_an_interface_of_another_name_is_told(trio: Practice, vlaunch: Vlaunch, tmp_path: Path) -> None:
+    """The file stays; the exit code says that it is not what is there."""
+    assert vlaunch("init", *(host.name for host in trio.lab.hosts)).returncode == 0
+    path, last = tmp_path / "work/inventory.yaml", trio.lab.hosts[-1]
+    text = path.read_text().replace("eth0", "eth9")
+    path.write_text(text)
+    told = vlaunch("init", "--update")
+
+    assert told.returncode == 3
+    assert f"nodes[2] {last.name}: interface: eth9 → eth0" in told.stderr
+    assert "-  interface: eth9\n+  interface: eth0\n" in told.stdout
+    assert path.read_text() == text

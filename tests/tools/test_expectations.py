@@ -1,0 +1,121 @@
+"""Expectations per GPU and network card: ours with their sources, and a user's file over them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launcher.errors import RequestError
+from launcher.tools.expectations import DATA, FILES, Expectations, load
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_figure_of_ours_has_a_source(name: str) -> None:
+    """With an address, or the name of the publication."""
+    entries = next(iter(yaml.safe_load((DATA / name).read_text()).values()))
+
+    assert entries
+    assert all(len(each["source"]) > 15 for each in entries)
+    assert len({each["model"] for each in entries}) == len(entries)
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("NVIDIA A100-SXM4-40GB", "A100"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA GB10", "GB10"),
+        ("NVIDIA GB200", "GB200"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA GeForce RTX 4090", "GeForce"),
+        ("NVIDIA RTX A6000", None),
+    ],
+)
+def test_a_gpu_is_found_by_the_name_that_nvidia_smi_gives(name: str, model: str | None) -> None:
+    """Each the entry of its own model, though one name is part of another."""
+    found = load().gpu(name)
+
+    assert (found.model if found else None) == model
+
+
+@pytest.mark.parametrize(
+    ("name", "model"), [("MT4129", "ConnectX-7"), ("MT4123", "ConnectX-6"), ("efa_0", "EFA"), ("virtio_net", "Ethernet")]
+)
+def test_a_network_card_is_found_by_its_device_model(name: str, model: str) -> None:
+    """An unknown one is judged by what its link says."""
+    found = load().nic(name)
+
+    assert found is not None
+    assert found.model == model
+    assert 0 < found.share_tcp <= found.share <= 1
+
+
+def test_gpudirect_is_not_expected_where_there_is_none() -> None:
+    """GB10 shares the host's memory; GeForce was never given it."""
+    ours = load()
+
+    assert [each.model for each in ours.gpus if not each.gpudirect] == ["GB10", "GeForce"]
+
+
+def test_a_users_file_changes_only_the_keys_it_gives(tmp_path: Path) -> None:
+    """The rest of an entry stays ours; a new model is looked at first and matches its own name."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "gpus:\n- {model: H100, busbw: {ib: 380}}\n- {model: H100 80GB HBM3e, memory: 94}\n"
+        "nics:\n- {model: ConnectX-7, share: 0.8}\n"
+    )
+    ours, mine = load(), load(path)
+    before, after = ours.gpu("NVIDIA H100 PCIe"), mine.gpu("NVIDIA H100 PCIe")
+
+    assert before is not None
+    assert after == before.model_copy(update={"busbw": {"ib": 380.0}})
+    assert [each.memory for each in (mine.gpu("NVIDIA H100 80GB HBM3e"),) if each] == [94]
+    assert [(each.share, each.rate) for each in (mine.nic("MT4129"),) if each] == [(0.8, 400)]
+
+
+@pytest.mark.parametrize(
+    ("text", "mistakes"),
+    [
+        ("gpus: [{model: H100, memory: eight}]", [r"gpus\[H100\]\.memory: .*not 'eight'"]),
+        (
+            "gpus: [{model: H100, memroy: 8}]\nnics: [{model: EFA, share: 2}]",
+            [r"gpus\[H100\]\.memroy: is not known", r"nics\[EFA\]\.share: .*less than or equal to 1.*not 2"],
+        ),
+        ("gpus: [{model: X, match: '('}]", [r"gpus\[X\]\.match: should be a regular expression"]),
+        ("gpus: [H100]", [r"gpus\[0\]: should be a mapping with a `model`"]),
+        ("gpus: [{memory: 8}]", [r"gpus\[0\]: should be a mapping with a `model`"]),
+        ("gpus: 8", ["gpus: should be a list"]),
+        ("gpu: []", ["gpu: is not known"]),
+        ("- 1", ["should be a mapping"]),
+        ("a: [", ["not valid YAML"]),
+        ("\x00", ["not valid YAML"]),
+        ("x" * 300_000, ["is larger than 256 KiB"]),
+        (None, ["cannot be read: no such file or directory"]),
+    ],
+)
+def test_every_mistake_of_a_users_file_is_told_with_its_place(text: str | None, mistakes: list[str], tmp_path: Path) -> None:
+    """The request was wrong, and nothing was touched."""
+    path = tmp_path / "mine.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(RequestError) as caught:
+        load(path)
+    lines = caught.value.evidence.splitlines()
+
+    assert len(lines) == len(mistakes)
+    for line, pattern in zip(lines, mistakes, strict=True):
+        assert line.startswith(f"{path}: ")
+        assert re.search(pattern, line)
+
+
+def test_nothing_is_expected_of_what_is_unknown() -> None:
+    """An empty set of figures judges nothing."""
+    assert Expectations().gpu("NVIDIA H100") is None
+    assert Expectations().nic("MT4129") is None

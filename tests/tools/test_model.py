@@ -1,0 +1,81 @@
+"""Where a model is, and of which files it is made."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import UnreadableAnswer
+from launcher.model import Answer, Argv
+from launcher.tools import model
+
+
+def run(argv: Argv) -> Answer:
+    """Run a question here."""
+    done = subprocess.run(argv, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False)
+    return Answer(node="a", code=done.returncode, out=done.stdout, err=done.stderr)
+
+
+@pytest.fixture
+def hf_home(tmp_path: Path) -> Path:
+    """A Hugging Face cache with one model: two files, one of them below a folder."""
+    repo = tmp_path / "hub" / "models--org--m"
+    for folder in ("refs", "blobs", "snapshots/abc/sub"):
+        (repo / folder).mkdir(parents=True)
+    (repo / "refs/main").write_text("abc")
+    (repo / "blobs/1").write_bytes(b"{}")
+    (repo / "blobs/2").write_bytes(b"x" * 300)
+    (repo / "snapshots/abc/config.json").symlink_to("../../blobs/1")
+    (repo / "snapshots/abc/sub/a b.safetensors").symlink_to("../../../blobs/2")
+    return tmp_path
+
+
+def test_files_of_a_cached_model_have_the_size_of_their_blobs(hf_home: Path) -> None:
+    """Not that of the links."""
+    listing = model.parse_listing(run(model.list_files("org/m", str(hf_home))))
+
+    assert listing == model.ModelFiles(files={"config.json": 2, "sub/a b.safetensors": 300}, revision="abc")
+
+
+def test_a_download_that_is_not_finished_is_noticed(hf_home: Path) -> None:
+    """Its blob is called `.incomplete`; and a link whose blob is gone has no size."""
+    repo = hf_home / "hub/models--org--m"
+    (repo / "blobs/3.incomplete").touch()
+    (repo / "blobs/2").unlink()
+    listing = model.parse_listing(run(model.list_files("org/m", str(hf_home))))
+
+    assert listing is not None
+    assert listing.incomplete == ("3.incomplete",)
+    assert listing.files == {"config.json": 2, "sub/a b.safetensors": -1}
+
+
+def test_a_plain_directory_and_a_single_file_are_listed(tmp_path: Path) -> None:
+    """Paths work as names do; a GGUF model is one file."""
+    (tmp_path / "m.gguf").write_bytes(b"12345")
+
+    assert model.parse_files(run(model.list_files(str(tmp_path), ""))) == {"m.gguf": 5}
+    assert model.parse_files(run(model.list_files(str(tmp_path / "m.gguf"), ""))) == {"m.gguf": 5}
+
+
+def test_a_model_that_is_not_there_is_none(hf_home: Path) -> None:
+    """Neither the path nor the name."""
+    assert model.parse_files(run(model.list_files("org/other", str(hf_home)))) is None
+    assert model.parse_files(run(model.list_files("/no/such/path", ""))) is None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [Answer(node="a", code=0, out="find: oops"), Answer(node="a", code=1, err="denied"), Answer(node="a", code=0, out="f x y")],
+)
+def test_another_answer_is_unreadable(answer: Answer) -> None:
+    """BusyBox' find has no `-printf`."""
+    with pytest.raises(UnreadableAnswer):
+        model.parse_files(answer)
+
+
+def test_the_configuration_is_read_as_before(hf_home: Path) -> None:
+    """The two questions share how they find a model."""
+    assert model.parse_look(run(model.look("org/m", str(hf_home)))).config == {}
+    assert model.parse_look(run(model.look("org/x", str(hf_home)))).where == "not cached"

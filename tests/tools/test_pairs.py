@@ -1,0 +1,98 @@
+"""What is asked of each pair of nodes, and how the answers are read."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.errors import UnreadableAnswer
+from launcher.model import Answer, Argv
+from launcher.tools import pairs
+from launcher.tools.pairs import Knock, Peer
+
+SEEN = {"ports": {"6379": "timed out", "27111": "open"}, "errors": {"6379": "x"}, "bulk": True, "largest": 1399, "heard": True}
+
+
+def probe(peers: int = 1) -> Argv:
+    """Return the command for one node."""
+    others = [Peer(name=f"gpu{n:03}", ip=f"10.0.{n}.1", ports=tuple(range(6379, 6391))) for n in range(peers)]
+    return pairs.probe(node="a", ip="10.0.0.9", peers=others, listen=(8000, 6379, 8000), high=27111, mtu=1500, nonce="n")
+
+
+def answer(said: object, code: int = 0) -> Answer:
+    """Return a node's answer."""
+    return Answer(node="a", code=code, out=f"{json.dumps(said)}\n")
+
+
+def test_the_program_travels_as_an_argument_and_fits() -> None:
+    """The kernel takes 128 KiB an argument, and a shell line is one (execve(2), MAX_ARG_STRLEN)."""
+    argv = probe(peers=64)
+
+    assert argv[:2] == ("python3", "-c")
+    assert len(shlex.join(argv)) < 100_000
+    assert json.loads(argv[3])["listen"] == [6379, 8000]
+
+
+def test_the_program_is_one_for_old_pythons() -> None:
+    """RHEL 8 has 3.6; the grammar is looked at here, a 3.6 is not."""
+    tree = ast.parse(probe()[2], feature_version=(3, 6))
+    imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert "asyncio" not in imported
+
+
+def test_a_node_without_python_runs_it_in_a_container() -> None:
+    """In the host's network, with its input open."""
+    argv = pairs.in_image(("sudo", "docker"), "vllm:1", probe())
+
+    assert argv[:9] == ("sudo", "docker", "run", "--rm", "--interactive", "--network", "host", "--entrypoint", "python3")
+    assert argv[9:11] == ("vllm:1", "-c")
+
+
+def test_an_answer_is_read() -> None:
+    """One knock a peer, with the source filled in."""
+    said = {"node": "a", "mtu": 1500, "unheld": {"8000": "Permission denied"}, "peers": {"b": SEEN}}
+    knock = Knock(
+        source="a", target="b", ports={6379: "timed out", 27111: "open"}, bulk=True, largest=1399, wanted=1500,
+        errors={6379: "x"}, heard=True,
+    )  # fmt: skip
+
+    assert pairs.parse(answer(said)) == (knock,)
+    assert pairs.parse_unheld(answer(said)) == {8000: "Permission denied"}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (answer({"node": "a", "error": "cannot listen at 10.0.0.9: Cannot assign requested address"}), "Cannot assign"),
+        (Answer(node="a", code=127, err="sh: python3: not found"), "gave no answer"),
+        (answer([]), "gave no answer"),
+        (answer({"mtu": 1, "peers": []}), "another form"),
+        (answer({"mtu": 1, "peers": {"b": {**SEEN, "ports": {"1": "ajar"}}}}), "ajar"),
+        (answer({"mtu": "x", "peers": {"b": SEEN}}), "another form"),
+    ],
+)
+def test_what_is_no_answer_is_unreadable_in_the_nodes_own_words(given: Answer, words: str) -> None:
+    """An address that is not the node's is the most likely one."""
+    with pytest.raises(UnreadableAnswer, match=words):
+        pairs.parse(given)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["mtu", "peers", "error"]), st.none() | st.integers() | st.text(max_size=3)),
+    st.dictionaries(st.sampled_from(sorted(SEEN)), st.none() | st.integers() | st.text(max_size=3) | st.lists(st.none())),
+)
+def test_whatever_comes_back_only_the_tools_own_error_is_raised(outer: dict[str, object], seen: dict[str, object]) -> None:
+    """A node may be broken, or hostile."""
+    try:
+        found = pairs.parse(answer({"mtu": 1500, "peers": {"b": {**SEEN, **seen}}, **outer}))
+    except UnreadableAnswer:
+        return
+
+    assert all(isinstance(each, Knock) for each in found)
