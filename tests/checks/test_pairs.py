@@ -116,10 +116,10 @@ def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -
 
 def test_a_node_that_is_down_is_no_firewall() -> None:
     """The others could not reach it either; `ssh` has told it."""
-    _, evidence = Case(id="high-port", red={}, text="", fix="").seen()
+    _, evidence = Case(id="ports-reachable", red={}, text="", fix="").seen()
     shut = {"ports": {6379: "timed out", 43210: "timed out"}}
     case = Case(
-        id="high-port",
+        id="ports-reachable",
         red={},
         text="",
         fix="",

@@ -141,7 +141,7 @@ _CPU = replace(
 )  # fmt: skip
 _CPU_WORDS = (
     "--accelerator=cpu", "--no-token", "--object-store", "200000000",
-    *(f"--port={name}={getattr(_CPU.ports, name)}" for name in Ports.__slots__ if name not in ("api", "mp_master")),
+    *(f"--port={name}={getattr(_CPU.ports, name)}" for name in Ports.__slots__ if name not in ("api", "mp_master", "probe")),
 )  # fmt: skip
 _CASES = {
     "head, nvidia, rdma": Case(
@@ -234,7 +234,7 @@ def test_every_port_of_a_node_can_be_told(machine: Machine) -> None:
     """Ray's ports of the model, by the same names and with the same defaults."""
     shown = machine.run("--help").stdout
 
-    for name in set(Ports.__slots__) - {"api", "mp_master"}:
+    for name in set(Ports.__slots__) - {"api", "mp_master", "probe"}:
         assert f"{name}={getattr(Ports(), name)}" in shown
 
 
