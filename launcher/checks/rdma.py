@@ -41,9 +41,9 @@ def _port(word: str) -> int | None:
 
 def _unused(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     found, findings = surveys(inventory, evidence)
-    active = {name: _active(survey) for name, survey in found.items()}
-    everywhere = len(active) == len(inventory.nodes) > 1 and all(active.values())
-    for name, ports in active.items():
+    up = {name: active(survey) for name, survey in found.items()}
+    everywhere = len(up) == len(inventory.nodes) > 1 and all(up.values())
+    for name, ports in up.items():
         if not everywhere:
             findings.append(
                 passed(name, f"RDMA here, not on every node: {', '.join(ports)}" if ports else "no active RDMA port")
@@ -60,7 +60,8 @@ def _unused(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     return findings
 
 
-def _active(survey: Survey) -> list[str]:
+def active(survey: Survey) -> list[str]:
+    """Return a node's RDMA ports whose link is up, such as `mlx5_0:1`."""
     return [f"{device.name}:{port.number}" for device in survey.rdma for port in device.ports if port.state == "ACTIVE"]
 
 

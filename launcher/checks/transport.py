@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
 from statistics import median
@@ -25,13 +25,18 @@ _DIRECT = re.compile(r"\b(A100|A800|A30|A40|H100|H800|H20|H200|GH200|B100|B200|B
 
 
 def required(
-    inventory: Inventory, reports: Mapping[str, Report], asked: Level | Literal["auto"] | None = None
+    inventory: Inventory,
+    *,
+    gpus: Collection[str],
+    rdma: Collection[str],
+    asked: Level | Literal["auto"] | None = None,
 ) -> tuple[Level, str]:
     """Return the level that every pair must reach, and in words why: as asked, as the inventory says, or what is possible here.
 
     Args:
         inventory: its `network: require` counts where nothing is asked; `auto` means what this hardware can do.
-        reports: what the probes said: the GPU's name, and the RDMA ports that are active.
+        gpus: the names of the GPUs.
+        rdma: the nodes that have an active RDMA port.
         asked: the command line's `--require`.
     """
     if asked is not None and asked != "auto":
@@ -41,16 +46,13 @@ def required(
     if inventory.accelerator == "cpu":
         return "any", "CPUs speak Gloo, which is TCP"
     if inventory.fabric == "ethernet":
-        active = [node.name for node in inventory.nodes if node.name in reports and reports[node.name].rdma]
-        if len(active) < len(inventory.nodes):
+        if any(node.name not in rdma for node in inventory.nodes):
             return "any", "`fabric: ethernet`, and not every node has an active RDMA port"
         return "rdma", "every node has an active RDMA port"
-    names = {report.gpu for report in reports.values() if report.gpu}
-    if names and all(_DIRECT.search(name) for name in names):
-        return "gdrdma", f"`fabric: {inventory.fabric}`, and {', '.join(sorted(names))} can GPUDirect"
-    return "rdma", f"`fabric: {inventory.fabric}`" + (
-        f"; GPUDirect is not expected of {', '.join(sorted(names))}" * bool(names)
-    )
+    names = ", ".join(sorted(set(gpus) - {""}))
+    if names and all(_DIRECT.search(name) for name in gpus if name):
+        return "gdrdma", f"`fabric: {inventory.fabric}`, and {names} can GPUDirect"
+    return "rdma", f"`fabric: {inventory.fabric}`" + (f"; GPUDirect is not expected of {names}" if names else "")
 
 
 def judge(

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from launcher.checks import transport
+from launcher.checks.rdma import active
 from launcher.checks.shape import Check, Evidence, Group, Hub
 from launcher.cli.session import Session
 from launcher.errors import UnreadableAnswer, VlaunchError
@@ -35,7 +37,12 @@ def gather(session: Session, checks: Sequence[Check], *, model: str, expect: Pat
     asked = observe.commands(inventory, [inventory.image], nodes, survey=True, clock=time.time)
     facts, silent = observe.read(session.transport.run(asked))
     missing = {name: _short(error) for name, error in (session.missing | silent).items()}
-    evidence = Evidence(facts=facts, missing=missing, model=model, expectations=wanted)
+    level, _ = transport.required(
+        inventory,
+        gpus=[gpu.name for each in facts.values() for gpu in each.gpus or ()],
+        rdma=[name for name, each in facts.items() if each.survey is not None and active(each.survey)],
+    )
+    evidence = Evidence(facts=facts, missing=missing, model=model, expectations=wanted, required=level)
     to.show(Event(kind="step", stage="check", text="surveyed", state="ok", seconds=time.monotonic() - began))
     if groups & set(_INSIDE):
         evidence = _look_inside(session, evidence)

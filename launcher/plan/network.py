@@ -116,7 +116,12 @@ def gate(inventory: Inventory, facts: Mapping[str, HostFacts], ask: Ask, proof: 
     def judge(answers: Answers) -> Sequence[Finding]:
         reports, missing = read(answers)
         first, proof.reports = proof.reports, transport.better(proof.reports, reports)
-        level = transport.required(inventory, proof.reports, ask.require)
+        level = transport.required(
+            inventory,
+            gpus=[report.gpu for report in reports.values()],
+            rdma=[name for name, report in reports.items() if report.rdma],
+            asked=ask.require,
+        )
         proof.verdict = transport.judge(inventory, proof.reports, missing, level, collective=ask.collective)
         if not first and transport.doubtful(proof.verdict):
             text = "a pair is slower than the others; measuring again to be sure"

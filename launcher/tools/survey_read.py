@@ -26,7 +26,9 @@ def read(parts: Parts, info: Mapping[str, Any]) -> Survey | None:
         return out if code == 0 else None
 
     system, boot = _pairs(said("system")), _pairs(said("boot"))
-    shm, own, apps, xid = _df(good("shm")), good("own"), good("gpuapps"), good("xid")
+    shm, apps, xid = _df(good("shm")), good("gpuapps"), good("xid")
+    # getent(1) ends with 2 when it knows nobody of that name: then there is none, which is an answer too.
+    own, code = parts.get("own", ("", 1))
     cgroup = [str(info[key]) for key in ("CgroupDriver", "CgroupVersion") if info.get(key)]
     return Survey(
         system=system.get("system", ""),
@@ -40,7 +42,7 @@ def read(parts: Parts, info: Mapping[str, Any]) -> Survey | None:
         shm_free=shm[1],
         skew=_skew(said("clock")),
         synced=_synced(good("synced")),
-        own_names=None if own is None else tuple(dict.fromkeys(line.split()[0] for line in own.splitlines() if line.split())),
+        own_names=_first_words(own) if code in (0, 2) else None,
         default_nic=_default(good("route")),
         nics=_nics(parts, said("net")),
         rdma=rdma.read(said("rdma")),
@@ -158,3 +160,7 @@ def _remove_ipc(text: str | None) -> bool | None:
 def _linger(text: str | None) -> bool | None:
     match = re.search(r"^Linger=(yes|no)", text or "", re.MULTILINE)
     return None if match is None else match[1] == "yes"
+
+
+def _first_words(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(line.split()[0] for line in text.splitlines() if line.split()))

@@ -45,7 +45,7 @@ sh_c rdma '
   for each in */device/net/*; do [ ! -e "$each" ] || printf "%s:\n" "$each"; done
 '
 sh_c modules '
-  [ ! -r /proc/modules ] || grep -oE "^(nvidia|gdrdrv|mlx|ib_|rdma|irdma|bnxt|efa|iw_|amdgpu|peer)[^ ]*" /proc/modules
+  [ ! -r /proc/modules ] || grep -oE "^(nvidia|nv_peer|gdrdrv|mlx|ib_|rdma|irdma|bnxt|efa|iw_|amdgpu|peer)[^ ]*" /proc/modules
 '
 sh_c xid '
   log=$(dmesg 2>/dev/null) || log=$(journalctl -k -b -q --no-pager 2>/dev/null) || exit 9

@@ -218,18 +218,25 @@ def test_a_failing_all_reduce_counts_where_collectives_cross_nodes() -> None:
 @pytest.mark.parametrize(
     ("more", "gpu", "rdma", "level"),
     [
-        ("accelerator: cpu", "", (), "any"),
-        ("", "NVIDIA H100 80GB HBM3", (), "any"),
-        ("", "NVIDIA H100 80GB HBM3", ("mlx5_0:1",), "rdma"),  # an inventory that forgot its fabric: the silent case
-        (RDMA, "NVIDIA H100 80GB HBM3", ("mlx5_0:1",), "gdrdma"),
-        (RDMA, "NVIDIA GB10", ("mlx5_0:1",), "rdma"),
-        (RDMA, "NVIDIA GeForce RTX 4090", ("mlx5_0:1",), "rdma"),
-        ("network: {fabric: roce, require: any}", "NVIDIA H100 80GB HBM3", ("mlx5_0:1",), "any"),
+        ("accelerator: cpu", "", False, "any"),
+        ("", "NVIDIA H100 80GB HBM3", False, "any"),
+        ("", "NVIDIA H100 80GB HBM3", True, "rdma"),  # an inventory that forgot its fabric: the silent case
+        (RDMA, "NVIDIA H100 80GB HBM3", True, "gdrdma"),
+        (RDMA, "NVIDIA GB10", True, "rdma"),
+        (RDMA, "NVIDIA GeForce RTX 4090", True, "rdma"),
+        ("network: {fabric: roce, require: any}", "NVIDIA H100 80GB HBM3", True, "any"),
     ],
 )
-def test_auto_is_what_the_hardware_can_do(more: str, gpu: str, rdma: tuple[str, ...], level: str) -> None:
+def test_auto_is_what_the_hardware_can_do(more: str, gpu: str, rdma: bool, level: str) -> None:
     """GPUDirect is expected of datacenter GPUs on an RDMA fabric, RDMA wherever every node has an active port."""
-    reports = healthy(via=GDR, gpu=gpu, rdma=rdma)
+    nodes = NAMES if rdma else ()
 
-    assert transport.required(three(more), reports)[0] == level
-    assert transport.required(three(more), reports, "any") == ("any", "as asked")
+    assert transport.required(three(more), gpus=[gpu], rdma=nodes)[0] == level
+    assert transport.required(three(more), gpus=[gpu], rdma=nodes, asked="any") == ("any", "as asked")
+
+
+def test_auto_can_be_asked_against_the_inventory() -> None:
+    """`--require auto` is not the inventory's `any`."""
+    inventory = three("network: {fabric: roce, require: any}")
+
+    assert transport.required(inventory, gpus=["NVIDIA GB10"], rdma=NAMES, asked="auto")[0] == "rdma"
