@@ -100,9 +100,9 @@ def boot(host: Host) -> bool:
         *("sh", str(script), str(host.dir), host.name),
     )
     machine.await_true(
-        (host.root / "run/booted").exists,
+        lambda: (host.root / "run/booted").exists() and processes.booted(host),
         what=f"the start of `{host.name}`",
-        timeout=20,
+        timeout=30,
         evidence=lambda: machine.tail(log(host, "boot")),
     )
     return True

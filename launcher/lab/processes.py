@@ -14,6 +14,7 @@ from launcher.lab.layout import Host
 
 _PROC = Path("/proc")
 _NETNS = Path("/run/netns")
+_SETTLED = "sleep"  # the last program that `host.sh` becomes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,11 @@ class Process:
 def init_of(host: Host) -> int | None:
     """Return the process id of a host's first process, None when the host is off."""
     return next((p.pid for p in _all() if p.marker == host.marker and p.is_init), None)
+
+
+def booted(host: Host) -> bool:
+    """Tell whether a host's first process has become what it stays: before that, an exec(2) can hide it from `init_of`."""
+    return any(p.marker == host.marker and p.is_init and p.name == _SETTLED for p in _all())
 
 
 def of_lab(name: str) -> list[Process]:
@@ -93,9 +99,10 @@ def _all() -> Iterator[Process]:
 
 def _read(entry: Path) -> Process | None:
     try:
+        # The name first: a program that has its new name and an environment is past exec(2), which empties it for a moment.
+        status = (entry / "status").read_text()
         environment = (entry / "environ").read_bytes()
         netns = (entry / "ns/net").stat().st_ino
-        status = (entry / "status").read_text()
     except OSError:
         return None
     marker = next((word for word in environment.split(b"\0") if word.startswith(b"VLAUNCH_LAB=")), b"")

@@ -116,7 +116,7 @@ def test_a_gb10_has_no_ecc_and_no_numa() -> None:
     assert [(gpu.pci, gpu.ecc_errors, gpu.numa) for gpu in found.gpus] == [("000f:01:00.0", None, None)]
     assert [device.name for device in found.rdma if device.ports[0].state == "ACTIVE"] == ["roceP2p1s0f0", "rocep1s0f0"]
     assert {device.name: (device.pci, device.numa) for device in found.rdma}["roceP2p1s0f0"] == ("0002:01:00.0", None)
-    assert (found.remove_ipc, found.linger, found.own_names) == (None, None, None)
+    assert (found.remove_ipc, found.linger, found.own_names) == (None, None, ())
 
 
 @pytest.mark.parametrize(
