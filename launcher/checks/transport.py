@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
@@ -14,14 +13,13 @@ from launcher.checks.network import UNMEASURED, Cell, Verdict, rate
 from launcher.checks.shape import Finding
 from launcher.model import Inventory, Level
 from launcher.tools import nccl
+from launcher.tools.expectations import Expectations
 from launcher.tools.network import Report, Transfer
 
 _ORDER: tuple[Level, ...] = ("any", "rdma", "gdrdma")
 WORDS: Mapping[Level, str] = {"any": "any transport", "rdma": "RDMA", "gdrdma": "RDMA with GPUDirect"}
 # A pair with less than this share of the others' median bandwidth is not like them: a quarter is no noise, a half may be.
 _BROKEN, _SLOW = 1 / 4, 1 / 2
-# GPUs that NVIDIA's GPUDirect RDMA serves; GeForce has none, and GB10 shares its memory with the CPU (NVIDIA forum 352051).
-_DIRECT = re.compile(r"\b(A100|A800|A30|A40|H100|H800|H20|H200|GH200|B100|B200|B300|GB200|GB300|L40S?|L4|V100)\b")
 
 
 def required(
@@ -29,6 +27,7 @@ def required(
     *,
     gpus: Collection[str],
     rdma: Collection[str],
+    known: Expectations,
     asked: Level | Literal["auto"] | None = None,
 ) -> tuple[Level, str]:
     """Return the level that every pair must reach, and in words why: as asked, as the inventory says, or what is possible here.
@@ -37,6 +36,7 @@ def required(
         inventory: its `network: require` counts where nothing is asked; `auto` means what this hardware can do.
         gpus: the names of the GPUs.
         rdma: the nodes that have an active RDMA port.
+        known: what is known of GPUs, GPUDirect among it.
         asked: the command line's `--require`.
     """
     if asked is not None and asked != "auto":
@@ -50,7 +50,8 @@ def required(
             return "any", "`fabric: ethernet`, and not every node has an active RDMA port"
         return "rdma", "every node has an active RDMA port"
     names = ", ".join(sorted(set(gpus) - {""}))
-    if names and all(_DIRECT.search(name) for name in gpus if name):
+    found = [known.gpu(name) for name in gpus if name]
+    if found and all(each is not None and each.gpudirect for each in found):
         return "gdrdma", f"`fabric: {inventory.fabric}`, and {names} can GPUDirect"
     return "rdma", f"`fabric: {inventory.fabric}`" + (f"; GPUDirect is not expected of {names}" if names else "")
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option(
     "--expect",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Your expectations of GPUs and NICs (YAML).",
+    help="Your figures of GPUs and NICs (YAML).",
 )
 @click.option("--offline", is_flag=True, help="Ask no one outside: the Hugging Face token is not tried.")
 @click.option("--list", "listed", is_flag=True, help="List all checks and what they prove; touch no node.")

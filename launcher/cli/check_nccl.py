@@ -41,6 +41,9 @@ Require = Literal["auto", "any", "rdma", "gdrdma"]
 @click.option(
     "--pair-timeout", type=click.FloatRange(1), default=20.0, show_default=True, help="Seconds for one pair of nodes."
 )
+@click.option(
+    "--expect", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Your figures of GPUs and NICs (YAML)."
+)
 @click.option("--strict", is_flag=True, help="Exit with 3 when there is a warning.")
 def check_nccl(
     paths: tuple[str, ...],
@@ -54,6 +57,7 @@ def check_nccl(
     ranks_per_node: int | None,
     deadline: float | None,
     pair_timeout: float,
+    expect: Path | None,
     strict: bool,
 ) -> int:
     """Measure every pair of nodes in the containers that will serve, and say what they talk over.
@@ -67,7 +71,7 @@ def check_nccl(
         if html is not None:
             raise click.UsageError("--html shows what was measured; a log alone has no figures")
         return _from_logs((*logs, *paths), inventory, require or "auto", as_json=as_json, strict=strict)
-    from launcher.cli import session
+    from launcher.cli import expected, session
     from launcher.plan.network import Ask
     from launcher.ui.progress import printer
 
@@ -80,7 +84,7 @@ def check_nccl(
 
     ask = Ask(
         nonce=secrets.token_hex(4), require=require, ranks_per_node=ranks_per_node,
-        deadline=deadline, pair_timeout=pair_timeout,
+        deadline=deadline, pair_timeout=pair_timeout, known=expected.load(expect),
     )  # fmt: skip
     with (
         printer(quiet=as_json) as to,
@@ -104,7 +108,7 @@ def measure(session: Session, ask: Ask) -> Verdict:
 
     began = time.monotonic()
     inventory, to = session.inventory, session.to
-    facts = observe(inventory, session.transport, [inventory.image])
+    facts = observe(inventory, session.transport, [inventory.image], survey=True, clock=time.time)
     show_all(runner.apply(plan.prepare(inventory, facts), session.transport), to)
     proof = plan.Proof()
     gate = plan.gate(inventory, facts, ask, proof)

@@ -11,12 +11,13 @@ from pathlib import Path
 from launcher.checks import transport
 from launcher.checks.rdma import active
 from launcher.checks.shape import Check, Evidence, Group, Hub
+from launcher.cli import expected
 from launcher.cli.session import Session
 from launcher.errors import UnreadableAnswer, VlaunchError
 from launcher.events import Event
 from launcher.model import Answer, Secret
 from launcher.plan import containers, observe, preflight
-from launcher.tools import expectations, inside, pairs
+from launcher.tools import inside, pairs
 from launcher.tools import model as models
 from launcher.watch import by_node
 
@@ -29,7 +30,7 @@ def gather(session: Session, checks: Sequence[Check], *, model: str, expect: Pat
     """Ask all nodes that were reached what the checks need; what could not be asked is in the evidence with its reason."""
     inventory, to = session.inventory, session.to
     groups = {check.group for check in checks}
-    wanted = expectations.load(expect)
+    wanted = expected.load(expect)
     nodes = [node for node in inventory.nodes if node.name not in session.missing]
     began = time.monotonic()
     to.show(Event(kind="stage", stage="check", text="Look at the nodes", state="running"))
@@ -41,6 +42,7 @@ def gather(session: Session, checks: Sequence[Check], *, model: str, expect: Pat
         inventory,
         gpus=[gpu.name for each in facts.values() for gpu in each.gpus or ()],
         rdma=[name for name, each in facts.items() if each.survey is not None and active(each.survey)],
+        known=wanted,
     )
     evidence = Evidence(facts=facts, missing=missing, model=model, expectations=wanted, required=level)
     to.show(Event(kind="step", stage="check", text="surveyed", state="ok", seconds=time.monotonic() - began))

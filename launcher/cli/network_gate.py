@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from launcher.apply import apply
 from launcher.checks import crossing, levels
 from launcher.checks.shape import worst
+from launcher.cli import expected
 from launcher.cli.check_nccl import now
 from launcher.errors import GateError
 from launcher.events import Event
@@ -39,7 +40,7 @@ def prove(inventory: Inventory, seen: Seen, request: Request) -> tuple[tuple[Sta
         cost = f"; {crossing.judge(split, figures).text}" if split is not None and figures is not None else ""
         return (), f"network proven {seen.network['taken']}: {seen.network['summary']}{cost}"
     nonce = secrets.token_hex(4) if seen.facts else "NONCE"
-    ask = network.Ask(nonce=nonce, collective=placed.crosses, crossing=split)
+    ask = network.Ask(nonce=nonce, collective=placed.crosses, crossing=split, known=expected.load())
     return network.stages(inventory, seen.facts, ask, network.Proof(), taken=now()), ""
 
 

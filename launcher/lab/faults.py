@@ -27,15 +27,67 @@ def block(host: Host, other: Host) -> None:
     _filter(host, "-I", *rule, "-m", "comment", "--comment", network.CUT, "-j", "DROP")
 
 
+def close_port(host: Host, port: int) -> None:
+    """Drop TCP connections that anybody opens to one port of `host`: a firewall with a list of what is allowed."""
+    rule = ("INPUT", "!", "-i", "lo", "-p", "tcp", "--syn", "--dport", str(port))
+    _filter(host, "-I", *rule, "-m", "comment", "--comment", network.CUT, "-j", "DROP")
+
+
 def drop_large(host: Host, other: Host, size: int) -> None:
-    """Drop packets of more than `size` bytes that `other` sends to `host`, without a word: a switch with a smaller MTU."""
+    """Drop packets of more than `size` bytes that `other` sends to `host`, without a word: a switch with a smaller MTU.
+
+    Packets then come to `host` as they are on a wire, not many in one, as virtual cards hand them over.
+    """
+    machine.run("ip", "link", "set", host.link, "gso_max_segs", "1")
     rule = ("INPUT", "-s", other.ip, "-m", "length", "--length", f"{size + 1}:65535")
     _filter(host, "-I", *rule, "-m", "comment", "--comment", network.CUT, "-j", "DROP")
 
 
 def set_mtu(host: Host, mtu: int) -> None:
     """Change the MTU of a host's network card; 1500 is what it had."""
-    machine.run("ip", "-n", host.netns, "link", "set", "eth0", "mtu", str(mtu))
+    _ip(host, "link", "set", "eth0", "mtu", str(mtu))
+
+
+def rename(host: Host, old: str, new: str) -> None:
+    """Give a host's network card another name, as another driver or slot does; its address stays."""
+    routes = _ip(host, "route", "show", "default", "dev", old).splitlines()
+    for words in (("set", old, "down"), ("set", old, "name", new), ("set", new, "up")):
+        _ip(host, "link", *words)
+    for route in routes:
+        _ip(host, "route", "replace", *route.split(), "dev", new)
+
+
+def add_nic(host: Host, name: str, address: str) -> None:
+    """Give a host one more network card, with an address such as `10.99.0.11/24` and no cable; `remove_nic` takes it out."""
+    _ip(host, "link", "add", name, "type", "dummy")
+    _ip(host, "address", "add", address, "dev", name)
+    _ip(host, "link", "set", name, "up")
+
+
+def remove_nic(host: Host, name: str) -> None:
+    """Take out what `add_nic` put in."""
+    _ip(host, "link", "delete", name)
+
+
+def show_rdma(host: Host, *names: str) -> None:
+    """Let a host's kernel show InfiniBand devices of these names, up at 400 Gbit/s; there is nothing behind them."""
+    script = """
+        mkdir -p /run/net && mount --bind /sys/class/net /run/net && mount -t tmpfs tmpfs /sys/class &&
+        mkdir /sys/class/net /sys/class/infiniband && mount --move /run/net /sys/class/net && cd /sys/class/infiniband || exit
+        for name in "$@"; do
+            mkdir -p "$name/ports/1/gids" && cd "$name" || exit
+            echo MT4129 >hca_type; echo 28.39.1002 >fw_ver; echo InfiniBand >ports/1/link_layer
+            echo "4: ACTIVE" >ports/1/state; echo "5: LinkUp" >ports/1/phys_state; echo "400 Gb/sec (4X NDR)" >ports/1/rate
+            echo fe80:0000:0000:0000:0002:c903:0000:0001 >ports/1/gids/0
+            cd ..
+        done
+    """
+    machine.run(*hosts.enter_argv(host, "sh", "-c", script, "rdma", *names))
+
+
+def hide_rdma(host: Host) -> None:
+    """Undo `show_rdma`."""
+    machine.run(*hosts.enter_argv(host, "umount", "/sys/class/net", "/sys/class"))
 
 
 def slow(host: Host, rate: str, other: Host | None = None) -> None:
@@ -61,8 +113,9 @@ def name_on_loopback(lab: Lab, host: Host, *, yes: bool = True) -> None:
 
 
 def heal(host: Host, other: Host | None = None) -> None:
-    """Undo `cut`, `block` and `drop_large` on a host, towards `other` or towards all."""
+    """Undo `cut`, `block`, `close_port` and `drop_large` on a host, towards `other` or towards all."""
     network.unfilter(host, *(() if other is None else (f"{other.ip}/32",)))
+    machine.run("ip", "link", "set", host.link, "gso_max_segs", "65535")
 
 
 def unplug(host: Host) -> None:
@@ -111,6 +164,10 @@ def _kill(host: Host, *names: str) -> None:
 
 def _tc(host: Host, what: str, verb: str, *words: str) -> None:
     machine.run("ip", "netns", "exec", host.netns, "tc", what, verb, "dev", "eth0", *words)
+
+
+def _ip(host: Host, *words: str) -> str:
+    return machine.run("ip", "-n", host.netns, *words)
 
 
 def _filter(host: Host, *rule: str) -> None:

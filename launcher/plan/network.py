@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from launcher import placement
-from launcher.checks import crossing, network, transport
+from launcher.checks import crossing, expected, network, transport
 from launcher.checks.network import Verdict
 from launcher.checks.shape import Finding
 from launcher.errors import UnreadableAnswer
@@ -19,6 +19,7 @@ from launcher.plan import containers, files
 from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
 from launcher.tools import docker
 from launcher.tools import network as probe
+from launcher.tools.expectations import Expectations
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
@@ -32,7 +33,7 @@ class Ask:
     """How to check: the required level (`None`: the inventory's), ranks a node (`None`: its GPUs), and deadlines in seconds.
 
     `nonce` tells this run's ranks from those of another. `collective` means that collectives will cross nodes, and `crossing`
-    is the split that makes them do so, where the model's shape is known.
+    is the split that makes them do so, where the model's shape is known. `known` is what GPUs and network cards should do.
     """
 
     nonce: str
@@ -42,6 +43,7 @@ class Ask:
     pair_timeout: float = 20.0
     collective: bool = True
     crossing: crossing.Crossing | None = None
+    known: Expectations = field(default_factory=Expectations)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,6 +100,11 @@ def deadline(inventory: Inventory, ask: Ask) -> float:
     return ask.deadline or 90.0 + (ask.pair_timeout + 5.0) * (len(inventory.nodes) + 1)
 
 
+def ranks(inventory: Inventory, ask: Ask) -> int:
+    """Return the ranks on each node: as asked, else as many as every node has GPUs."""
+    return ask.ranks_per_node or min(node.gpus for node in inventory.nodes)
+
+
 def read(answers: Mapping[str, Sequence[Answer]]) -> tuple[dict[str, probe.Report], dict[str, str]]:
     """Read the probes' answers: reports, and why there is none, by node."""
     reports, missing = {}, {}
@@ -120,9 +127,12 @@ def gate(inventory: Inventory, facts: Mapping[str, HostFacts], ask: Ask, proof: 
             inventory,
             gpus=[report.gpu for report in reports.values()],
             rdma=[name for name, report in reports.items() if report.rdma],
+            known=ask.known,
             asked=ask.require,
         )
-        proof.verdict = transport.judge(inventory, proof.reports, missing, level, collective=ask.collective)
+        seen = transport.judge(inventory, proof.reports, missing, level, collective=ask.collective)
+        slower = expected.judge(inventory, seen, facts, ask.known, ranks_per_node=ranks(inventory, ask))
+        proof.verdict = replace(seen, findings=(*seen.findings, *slower))
         if not first and transport.doubtful(proof.verdict):
             text = "a pair is slower than the others; measuring again to be sure"
             return [Finding(node="", status="wait", text=text)]
@@ -263,13 +273,12 @@ def _ordered(inventory: Inventory) -> tuple[Node, ...]:
 
 def _inside(inventory: Inventory, node: Node, facts: HostFacts | None, ask: Ask, rank: int) -> tuple[str, ...]:
     nodes = _ordered(inventory)
-    each = ask.ranks_per_node or min(one.gpus for one in nodes)
     own = containers.own(inventory, node, facts)
     argv = probe.probe(
         node=node.name,
         node_rank=rank,
         nodes={one.name: one.ip for one in nodes},
-        ranks_per_node=each,
+        ranks_per_node=ranks(inventory, ask),
         master=inventory.head.ip,
         port=inventory.ports.probe,
         backend="gloo" if inventory.accelerator == "cpu" else "nccl",

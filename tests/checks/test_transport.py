@@ -9,10 +9,12 @@ import pytest
 from launcher.checks import transport
 from launcher.checks.network import Verdict
 from launcher.model import Level
+from launcher.tools import expectations
 from launcher.tools.network import Collective, RankReport, Report
 from tests.checks.reports import GDR, NAMES, between, healthy, linked, three
 
 ANY: tuple[Level, str] = ("any", "as asked")
+KNOWN = expectations.load()
 RDMA = "network: {fabric: infiniband}"
 
 
@@ -231,12 +233,12 @@ def test_auto_is_what_the_hardware_can_do(more: str, gpu: str, rdma: bool, level
     """GPUDirect is expected of datacenter GPUs on an RDMA fabric, RDMA wherever every node has an active port."""
     nodes = NAMES if rdma else ()
 
-    assert transport.required(three(more), gpus=[gpu], rdma=nodes)[0] == level
-    assert transport.required(three(more), gpus=[gpu], rdma=nodes, asked="any") == ("any", "as asked")
+    assert transport.required(three(more), gpus=[gpu], rdma=nodes, known=KNOWN)[0] == level
+    assert transport.required(three(more), gpus=[gpu], rdma=nodes, known=KNOWN, asked="any") == ("any", "as asked")
 
 
 def test_auto_can_be_asked_against_the_inventory() -> None:
     """`--require auto` is not the inventory's `any`."""
     inventory = three("network: {fabric: roce, require: any}")
 
-    assert transport.required(inventory, gpus=["NVIDIA GB10"], rdma=NAMES, asked="auto")[0] == "rdma"
+    assert transport.required(inventory, gpus=["NVIDIA GB10"], rdma=NAMES, known=KNOWN, asked="auto")[0] == "rdma"
