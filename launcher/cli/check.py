@@ -54,7 +54,9 @@ def check(
     from launcher.ui import checks as ui
     from launcher.ui.progress import printer
 
-    chosen = catalogue.select(only=_words(only), skip=_words(skip), group=_words(group))
+    chosen = catalogue.select(only=_words("--only", only), skip=_words("--skip", skip), group=_words("--group", group))
+    if not chosen:
+        raise click.UsageError("no check is left to make")
     if listed:
         ui.show_list(chosen, as_json=as_json)
         return 0
@@ -70,5 +72,8 @@ def check(
     return 1 if "fail" in worst else 3 if strict and "warn" in worst else 0
 
 
-def _words(given: Sequence[str]) -> tuple[str, ...]:
-    return tuple(word for each in given for word in each.split(",") if word)
+def _words(option: str, given: Sequence[str]) -> tuple[str, ...]:
+    words = tuple(word.strip() for each in given for word in each.split(",") if word.strip())
+    if given and not words:
+        raise click.UsageError(f"{option} names nothing; `vlaunch check --list` has the words")
+    return words

@@ -70,7 +70,7 @@ def check_nccl(
     if logs:
         if html is not None:
             raise click.UsageError("--html shows what was measured; a log alone has no figures")
-        return _from_logs((*logs, *paths), inventory, require or "auto", as_json=as_json, strict=strict)
+        return _from_logs((*logs, *paths), inventory, require, as_json=as_json, strict=strict)
     from launcher.cli import expected, session
     from launcher.plan.network import Ask
     from launcher.ui.progress import printer
@@ -80,6 +80,8 @@ def check_nccl(
     wanted = session.read(paths[0] if paths else None, inventory)
     if len(wanted.nodes) == 1:
         raise RequestError("a cluster of one node has no network between nodes", hint="inside a node: `nvidia-smi topo -m`")
+    if html is not None:
+        _writable(html)
     import secrets
 
     ask = Ask(
@@ -91,9 +93,9 @@ def check_nccl(
         session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose) as reached,
     ):
         verdict = measure(reached, ask)
+    _show(verdict, as_json=as_json)
     if html is not None:
         _page(verdict, wanted.cluster, html)
-    _show(verdict, as_json=as_json)
     return code(verdict, strict=strict)
 
 
@@ -149,6 +151,21 @@ def _show(verdict: Verdict, *, as_json: bool) -> None:
         console().print(network.render(verdict))
 
 
+def _writable(path: Path) -> None:
+    """Raise RequestError when a file cannot be written: to be known before the measuring, which takes a minute."""
+    from launcher.errors import RequestError
+
+    there = path.exists()
+    try:
+        with path.open("ab"):
+            pass
+        if not there:
+            path.unlink()
+    except OSError as error:
+        hint = "name a file in a folder that is there and may be written"
+        raise RequestError(f"--html {path}: {error.strerror}", hint=hint) from None
+
+
 def _page(verdict: Verdict, cluster: str, path: Path) -> None:
     from launcher import __version__
     from launcher.ui import network_page
@@ -157,13 +174,14 @@ def _page(verdict: Verdict, cluster: str, path: Path) -> None:
     click.echo(f"wrote {path}", err=True)
 
 
-def _from_logs(files: tuple[str, ...], inventory: str | None, require: Require, *, as_json: bool, strict: bool) -> int:
+def _from_logs(files: tuple[str, ...], inventory: str | None, asked: Require | None, *, as_json: bool, strict: bool) -> int:
     from launcher.checks import levels
     from launcher.checks.shape import worst
     from launcher.tools import nccl
     from launcher.ui import findings as ui
 
-    if inventory is not None and require == "auto":
+    require = asked or "auto"
+    if inventory is not None and asked is None:
         from launcher.cli import session
 
         require = session.read(None, inventory).require

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from launcher.checks.rdma import active
 from launcher.checks.shape import Check, Evidence, Group, Hub
 from launcher.cli import expected
 from launcher.cli.session import Session
-from launcher.errors import UnreadableAnswer, VlaunchError
+from launcher.errors import RequestError, UnreadableAnswer, VlaunchError
 from launcher.events import Event
 from launcher.model import Answer, Secret
 from launcher.plan import containers, observe, preflight
@@ -52,7 +53,10 @@ def gather(session: Session, checks: Sequence[Check], *, model: str, expect: Pat
         evidence = _knock(session, evidence)
     if "model" in groups and model:
         answers = by_node(session.transport, preflight.list_files(inventory, facts, model))
-        files = {node: models.parse_files(said[0]) for node, said in answers.items()}
+        files = {}
+        for node, said in answers.items():
+            with suppress(UnreadableAnswer):  # A node that is not in `files` could not be asked, which its SKIP says.
+                files[node] = models.parse_files(said[0])
         evidence = replace(evidence, files=files, hub=_hub(session, model, offline=offline))
     return evidence
 
@@ -107,7 +111,11 @@ def _hub(session: Session, model: str, *, offline: bool) -> Hub:
     if all(node.env.get("HF_HUB_OFFLINE", "0") not in ("", "0") for node in inventory.nodes):
         return Hub(status="not asked", text="HF_HUB_OFFLINE is set: the nodes ask nobody either")
     source = {name: each for name, each in inventory.secrets.items() if name == "HF_TOKEN"}
-    token: Secret | None = resolve(source, inventory.path.parent).get("HF_TOKEN")
+    try:
+        token: Secret | None = resolve(source, inventory.path.parent).get("HF_TOKEN")
+    except RequestError as error:
+        # A preflight tells all that it found; `up`, which needs the value, will refuse to go on without it.
+        return Hub(status="not asked", text=_short(error))
     return hub.ask(model, token)
 
 

@@ -12,7 +12,7 @@ from launcher.discovery.asked import own_ssh
 from launcher.discovery.shape import DOCKER, HF_HOME, Probed, Wishes
 from launcher.errors import UnreadableAnswer, together
 from launcher.events import Event
-from launcher.model import Answer, Argv, Node, fold
+from launcher.model import Argv, Node, fold
 from launcher.plan import observe
 from launcher.tools import host
 from launcher.transport import Command
@@ -47,25 +47,22 @@ def _refused(host: Probed) -> bool:
 
 
 def _ask(reached: Session, nodes: Sequence[Node], docker: Mapping[str, Argv], wishes: Wishes) -> dict[str, Probed]:
-    """Send the probe and the question for what is in stock together; raises NodeError, every host's story told."""
+    """Send the probe, with the question for what is in stock behind it; raises NodeError, every host's story told."""
     commands = []
     for node in nodes:
         argv = host.probe(
             docker[node.name], cluster=wishes.cluster, state_dir="", hf_home=wishes.hf_home or HF_HOME,
-            accelerator=wishes.accelerator or "nvidia", images=(), survey=True,
+            accelerator=wishes.accelerator or "nvidia", images=(), survey=True, more=stock.SCRIPT,
         )  # fmt: skip
-        commands.append(Command(node=node.name, argv=argv, timeout=120))
-        commands.append(Command(node=node.name, argv=stock.question(docker[node.name], wishes.hf_home), timeout=60))
-    answers: dict[str, list[Answer]] = {}
-    for answer in reached.transport.run(commands):
-        answers.setdefault(answer.node, []).append(answer)  # a node's answers come in the order of its commands
-    facts, failed = observe.read([first for first, _ in answers.values()])
+        commands.append(Command(node=node.name, argv=argv, timeout=240))
+    answers = {answer.node: answer for answer in reached.transport.run(commands)}
+    facts, failed = observe.read(answers.values())
     if failed:
         raise together(list(failed.values()))
     found = {}
     for node in nodes:
         try:
-            has = stock.parse(answers[node.name][1].out)
+            has = stock.parse(answers[node.name].out)
         except UnreadableAnswer:
             has = stock.Stock()  # what it is for can be chosen without it
         found[node.name] = Probed(host=node.host, facts=facts[node.name], stock=has, docker=docker[node.name])

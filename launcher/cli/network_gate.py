@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.apply import apply
-from launcher.checks import crossing, levels
-from launcher.checks.shape import worst
+from launcher.checks import crossing, levels, transport
 from launcher.cli import expected
 from launcher.cli.check_nccl import now
-from launcher.errors import GateError
+from launcher.errors import GateError, VlaunchError
 from launcher.events import Event
 from launcher.plan import engine_log, network, running
 from launcher.plan.stop import plan_stop
+from launcher.tools import symptoms
 from launcher.ui.progress import show_all
 from launcher.watch import by_node
 
@@ -39,8 +39,13 @@ def prove(inventory: Inventory, seen: Seen, request: Request) -> tuple[tuple[Sta
         figures = crossing.kept(seen.network)
         cost = f"; {crossing.judge(split, figures).text}" if split is not None and figures is not None else ""
         return (), f"network proven {seen.network['taken']}: {seen.network['summary']}{cost}"
+    if request.backend == "mp":  # its ranks are where they are placed; Ray may place them on any node
+        names = [name for name, _ in placed.nodes]
+        inventory = replace(inventory, nodes=tuple(node for node in inventory.nodes if node.name in names))
     nonce = secrets.token_hex(4) if seen.facts else "NONCE"
-    ask = network.Ask(nonce=nonce, collective=placed.crosses, crossing=split, known=expected.load())
+    ask = network.Ask(
+        nonce=nonce, collective=placed.crosses, crossing=split, known=expected.load(), fresh=request.backend == "mp"
+    )
     return network.stages(inventory, seen.facts, ask, network.Proof(), taken=now()), ""
 
 
@@ -64,31 +69,59 @@ def confirm(session: Session, seen: Seen, request: Request, start: Start, *, all
     asked = [network.ask_record(inventory, seen.facts), *engine_log.ask(inventory, request.backend, nodes, start.job or "rank")]
     answers = by_node(session.transport, asked)
     kept = network.parse_record(answers[inventory.head.name].pop(0))
-    before = f"{kept['summary']} (proven before the start)" if kept.get("passed") else "not proven"
+    gpus = sorted({gpu.name for each in seen.facts.values() for gpu in each.gpus or ()})
+    # A gate has just been passed, or the record is of these very containers; any other record is of something else.
+    ours = (not start.attached and not allow) or network.proven(
+        inventory, seen.facts, kept, require=None, collective=request.placement.crosses
+    )
+    if ours and kept.get("passed"):
+        before, level = f"{kept['summary']} (proven before the start)", kept["required"]
+    else:
+        before, (level, _) = "not proven", transport.required(inventory, gpus=gpus, rdma=(), known=expected.load())
     if inventory.accelerator == "cpu":
-        return before
+        return symptoms.plain(before)
     reading = engine_log.read({name: said for name, said in answers.items() if said})
-    found = levels.judge(reading, kept.get("required") or inventory.require)
-    worst_link = levels.worst(reading)
-    text = f"{worst_link.title}, {reading.network_links} links" if worst_link is not None else "not known"
-    if worst(found) != "fail":
-        return f"{text} (from the engine's own logs)"
-    failures = [each for each in found if each.status == "fail"]
-    if not allow:
-        if not start.attached:
-            _stop(session)
+    link = levels.worst(reading)
+    if link is None:
+        _warn(
+            session,
+            f"the ranks' own logs tell of no link between nodes, so that what they use is not confirmed{_silenced(inventory)}",
+        )
+        return symptoms.plain(f"{before}; not confirmed by the engine's own logs")
+    text = symptoms.plain(f"{link.title}, {reading.network_links} links (from the engine's own logs)")
+    # Ranks of one server need not all share a communicator: what matters here is the level alone.
+    told = [each for each in levels.judge(replace(reading, groups=()), level, ", ".join(gpus)) if each.status != "pass"]
+    failures = [each for each in told if each.status == "fail"]
+    if failures and not allow:
+        left = "" if start.attached else _stop(session)
         raise GateError(
             f"the server answered, but its network is below what is required: {failures[0].text}",
-            evidence=[line for each in failures for line in each.evidence.splitlines()],
+            evidence=[line for each in failures for line in each.evidence.splitlines()] + [left] * bool(left),
             hint="\n".join(dict.fromkeys(each.fix for each in failures if each.fix)),
         )
-    session.to.show(Event(kind="warning", stage="network", text=failures[0].text, state="warn"))
+    for each in told:
+        _warn(session, each.text)
     return text
 
 
-def _stop(session: Session) -> None:
+def _silenced(inventory: Inventory) -> str:
+    """Name the user's own variables that may have kept NCCL from writing."""
+    names = {name for node in inventory.nodes for name in node.env if name.startswith("NCCL_DEBUG")}
+    return f": take {', '.join(sorted(names))} out of `env:`" if names else ""
+
+
+def _warn(session: Session, text: str) -> None:
+    session.to.show(Event(kind="warning", stage="network", text=text, state="warn"))
+
+
+def _stop(session: Session) -> str:
+    """Stop the server; return why it could not be stopped, or nothing."""
     from launcher.cli.server import look
 
-    seen = look(session)
-    found = running.find(session.inventory, seen.facts, seen.said)
-    show_all(apply(plan_stop(session.inventory, seen.facts, found, grace=15), session.transport), session.to)
+    try:
+        seen = look(session)
+        found = running.find(session.inventory, seen.facts, seen.said)
+        show_all(apply(plan_stop(session.inventory, seen.facts, found, grace=15), session.transport), session.to)
+    except VlaunchError as error:
+        return f"it could not be stopped: {error.message}"
+    return ""

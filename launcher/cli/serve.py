@@ -88,7 +88,7 @@ def serve(
     asked = _Asked(
         model=name, tp=tp, pp=pp, backend=backend or wanted.serve.backend, host=_address(bind or wanted.serve.bind),
         port=port or wanted.ports.api, args=_arguments(wanted, args), replace_other=replace_other,
-        skip_network_check=skip_network_check,
+        skip_network_check=skip_network_check, dry_run=dry_run,
     )  # fmt: skip
     if offline:
         click.echo(script(wanted, [asked.plan(wanted, Seen())[1].plan]), nl=False)
@@ -122,6 +122,7 @@ class _Asked:
     args: tuple[str, ...]
     replace_other: bool
     skip_network_check: bool = False
+    dry_run: bool = False
 
     def plan(self, inventory: Inventory, seen: Seen) -> tuple[Request, Start]:
         """Place the model and plan its start; raises RequestError and PlacementError."""
@@ -145,7 +146,7 @@ class _Asked:
             return request, network_gate.noted(start, known)
         unseen = dict.fromkeys(inventory.secrets, Secret(""))
         given_secrets = resolve(inventory.secrets, inventory.path.parent) if seen.facts else unseen
-        secrets = prepare.with_token(inventory, seen.facts, given_secrets)
+        secrets = prepare.with_token(inventory, seen.facts, given_secrets, make=not self.dry_run)
         return request, plan_ranks(inventory, seen, request, secrets, prove=prove, replace_other=self.replace_other)
 
 
@@ -270,6 +271,8 @@ def _watch(session: Session, watched: Watched, start: Start, timeout: float) -> 
 
 
 def _rows(served: Served, network: str) -> list[str]:
+    from launcher.tools import symptoms
+
     ranks = "; ".join(f"{node}: {', '.join(names)}" for node, names in served.ranks.items())
     tokens, times = served.capacity.tokens, served.capacity.concurrency
     holds = "not known" if tokens is None else f"{tokens:,} tokens"
@@ -282,4 +285,4 @@ def _rows(served: Served, network: str) -> list[str]:
         "fingerprint": served.fingerprint or "none given",
         "ready after": f"{served.seconds:.1f}s, of which {served.answer_seconds:.1f}s for the first answer",
     }
-    return [f"{label:<12} {value}" for label, value in rows.items()]
+    return [f"{label:<12} {symptoms.plain(value)}" for label, value in rows.items()]

@@ -1,4 +1,4 @@
-"""What a host has that could be used: images of vLLM, Hugging Face homes with models, AMD GPUs. It is asked beside the probe,
+"""What a host has that could be used: images of vLLM, Hugging Face homes with models, AMD GPUs. It is asked behind the probe,
 which looks only at what an inventory names; the question reads and changes nothing."""
 
 from __future__ import annotations
@@ -9,17 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from launcher.errors import UnreadableAnswer
-from launcher.model import Argv
 from launcher.tools import derived
 from launcher.tools import docker as docker_tool
 
 _MARK = "@@stock"
 
-# Arguments: the Hugging Face home that is wished for (or ""), what starts docker. A cache is `hub/models--OWNER--NAME`
+# What follows the probe on a host, in the same round trip. A cache is `hub/models--OWNER--NAME`
 # (https://huggingface.co/docs/huggingface_hub/guides/manage-cache).
-_SCRIPT = r"""
-wish=$1; shift
-for home in "$wish" /data/huggingface "${HF_HOME:-}" "$HOME/.cache/huggingface"; do
+SCRIPT = r"""
+for home in "$hf" /data/huggingface "${HF_HOME:-}" "$HOME/.cache/huggingface"; do
   timeout 5 test -d "${home:-/nonexistent}" || continue
   printf '@@stock home %s\n' "$home"
   timeout 10 df -Pk "$home" 2>/dev/null | tail -n 1
@@ -53,14 +51,9 @@ class Stock:
     amd_gpus: int = 0
 
 
-def question(docker: Argv, hf_home: str | None) -> Argv:
-    """Ask a host what it has."""
-    return ("sh", "-c", _SCRIPT, "stock", hf_home or "", *docker)
-
-
 def parse(text: str) -> Stock:
-    """Read the answer; raises UnreadableAnswer when it is cut short or is something else."""
-    head, mark, images = text.partition(f"{_MARK} images\n")
+    """Read the end of a probe's answer; raises UnreadableAnswer when it is cut short or is something else."""
+    head, mark, images = text[max(0, text.find(_MARK)) :].partition(f"{_MARK} images\n")
     images, end, _ = images.partition(f"{_MARK} end")
     if not mark or not end:
         raise UnreadableAnswer("the answer about images and models is incomplete", evidence=text[-300:])

@@ -7,6 +7,8 @@ import subprocess
 from launcher.lab import hosts, machine, network, processes, render
 from launcher.lab.layout import Host, Lab
 
+_INSIDE, _OUTSIDE = "inside", "outside"  # the two ends of a host's cable
+
 
 def enter(host: Host, *argv: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
     """Run a command as root on a host, past sshd; it may fail. Raises DeadlineError after `timeout` seconds."""
@@ -58,10 +60,12 @@ def rename(host: Host, old: str, new: str) -> None:
 
 
 def add_nic(host: Host, name: str, address: str) -> None:
-    """Give a host one more network card, with an address such as `10.99.0.11/24` and no cable; `remove_nic` takes it out."""
-    _ip(host, "link", "add", name, "type", "dummy")
+    """Give a host one more network card, with an address such as `10.99.0.11/24`; its cable ends at the host itself."""
+    wire = f"{name}-wire"
+    _ip(host, "link", "add", name, "type", "veth", "peer", "name", wire)
     _ip(host, "address", "add", address, "dev", name)
-    _ip(host, "link", "set", name, "up")
+    for each in (name, wire):
+        _ip(host, "link", "set", each, "up")
 
 
 def remove_nic(host: Host, name: str) -> None:
@@ -91,18 +95,22 @@ def hide_rdma(host: Host) -> None:
 
 
 def slow(host: Host, rate: str, other: Host | None = None) -> None:
-    """Limit what `host` sends, to `other` or to all, to a rate such as `100mbit`."""
-    _tc(host, "qdisc", "replace", "root", "handle", "1:", "htb", "default", "10" if other is not None else "20")
-    _tc(host, "class", "replace", "parent", "1:", "classid", "1:10", "htb", "rate", "100gbit", "quantum", "60000")
-    _tc(host, "class", "replace", "parent", "1:", "classid", "1:20", "htb", "rate", rate, "quantum", "60000")
+    """Limit what `host` sends to `other`, or all that it sends and gets, to a rate such as `100mbit`; the last limit counts."""
+    unslow(host)
+    sides = [_INSIDE] if other is not None else [_INSIDE, _OUTSIDE]
+    for side in sides:
+        _tc(host, side, "qdisc", "add", "root", "handle", "1:", "htb", "default", "20" if other is None else "10")
+        _tc(host, side, "class", "add", "parent", "1:", "classid", "1:10", "htb", "rate", "100gbit", "quantum", "60000")
+        _tc(host, side, "class", "add", "parent", "1:", "classid", "1:20", "htb", "rate", rate, "quantum", "60000")
     if other is not None:
         match = ("u32", "match", "ip", "dst", f"{other.ip}/32", "flowid", "1:20")
-        _tc(host, "filter", "replace", "parent", "1:", "protocol", "ip", "prio", "1", *match)
+        _tc(host, _INSIDE, "filter", "add", "parent", "1:", "protocol", "ip", "prio", "1", *match)
 
 
 def unslow(host: Host) -> None:
     """Undo `slow`."""
-    _tc(host, "qdisc", "del", "root")
+    for side in (_INSIDE, _OUTSIDE):
+        machine.attempt(*_tc_argv(host, side, "qdisc", "del", "root"))
 
 
 def name_on_loopback(lab: Lab, host: Host, *, yes: bool = True) -> None:
@@ -162,8 +170,15 @@ def _kill(host: Host, *names: str) -> None:
     processes.end([p for p in processes.on_host(host) if p.name in names])
 
 
-def _tc(host: Host, what: str, verb: str, *words: str) -> None:
-    machine.run("ip", "netns", "exec", host.netns, "tc", what, verb, "dev", "eth0", *words)
+def _tc(host: Host, side: str, what: str, verb: str, *words: str) -> None:
+    machine.run(*_tc_argv(host, side, what, verb, *words))
+
+
+def _tc_argv(host: Host, side: str, what: str, verb: str, *words: str) -> tuple[str, ...]:
+    """Return the argv of tc(8) for what a host sends, or for what the bridge sends to it."""
+    if side == _OUTSIDE:
+        return ("tc", what, verb, "dev", host.link, *words)
+    return ("ip", "netns", "exec", host.netns, "tc", what, verb, "dev", "eth0", *words)
 
 
 def _ip(host: Host, *words: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from launcher.checks.shape import Finding
 from launcher.model import Inventory, Node
-from launcher.plan import containers
+from launcher.plan import containers, network
 from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
 from launcher.tools import docker
 from launcher.tools.host import HostFacts
@@ -15,7 +15,7 @@ from launcher.transport import Command
 # Only what vlaunch put there: a directory that holds something else is left, and said to be.
 # Several nodes may share a home: another one may have been quicker.
 _CLEAR = (
-    'rm -rf "$1/payload" "$1/secrets" && { rmdir "$1" 2>/dev/null || [ ! -d "$1" ]; } && '
+    'rm -rf "$1/payload" "$1/secrets" "$1/$2" "$1/.$2."* && { rmdir "$1" 2>/dev/null || [ ! -d "$1" ]; } && '
     '{ rmdir "${1%/*}" 2>/dev/null || true; }'
 )
 _LEFT = (
@@ -35,12 +35,12 @@ def plan_down(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Plan:
             title="removing helper files and secrets",
             command=Command(
                 node=node.name,
-                argv=("sh", "-c", _CLEAR, "clear", containers.state_dir(inventory, node, facts[node.name])),
+                argv=("sh", "-c", _CLEAR, "clear", containers.state_dir(inventory, node, facts[node.name]), network.FILE),
                 timeout=30,
             ),
         )
         for node in nodes
-        if facts[node.name].files or facts[node.name].secret_names
+        if facts[node.name].has_directory
     )
     stages = (
         Stage(id="workers", title="Remove workers", steps=workers + ranks),

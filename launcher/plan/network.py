@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
 FILE = "network.json"
+_LEVELS: tuple[Level, ...] = ("any", "rdma", "gdrdma")
 # Written whole, as secrets are: a reader never sees half of it.
 _STORE = 'umask 022 && mkdir -p "$1" && chmod 711 "$1" && new=$1/.$2.$$ && cat > "$new" && mv "$new" "$1/$2"'
 
@@ -32,8 +34,9 @@ _STORE = 'umask 022 && mkdir -p "$1" && chmod 711 "$1" && new=$1/.$2.$$ && cat >
 class Ask:
     """How to check: the required level (`None`: the inventory's), ranks a node (`None`: its GPUs), and deadlines in seconds.
 
-    `nonce` tells this run's ranks from those of another. `collective` means that collectives will cross nodes, and `crossing`
-    is the split that makes them do so, where the model's shape is known. `known` is what GPUs and network cards should do.
+    `nonce` tells this run's ranks from those of another; with `fresh` they run in throw-away containers, whatever runs already:
+    `mp` ranks will be new ones. `collective` means that collectives will cross nodes, and `crossing` is the split that makes
+    them do so, where the model's shape is known. `known` is what GPUs and network cards should do.
     """
 
     nonce: str
@@ -44,6 +47,7 @@ class Ask:
     collective: bool = True
     crossing: crossing.Crossing | None = None
     known: Expectations = field(default_factory=Expectations)
+    fresh: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,6 +56,7 @@ class Proof:
 
     verdict: Verdict | None = None
     reports: dict[str, probe.Report] = field(default_factory=dict)
+    ask: Ask | None = None
 
 
 def prepare(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Plan:
@@ -121,6 +126,7 @@ def gate(inventory: Inventory, facts: Mapping[str, HostFacts], ask: Ask, proof: 
     """Every pair of nodes reaches the required level; what was seen is left in `proof`."""
 
     def judge(answers: Answers) -> Sequence[Finding]:
+        proof.ask = ask
         reports, missing = read(answers)
         first, proof.reports = proof.reports, transport.better(proof.reports, reports)
         level = transport.required(
@@ -219,15 +225,21 @@ def as_record(inventory: Inventory, facts: Mapping[str, HostFacts], proof: Proof
     verdict = proof.verdict
     if verdict is None:
         return {}
-    return {
-        "incarnation": incarnation(inventory, facts),
+    ask = proof.ask
+    fresh = ask is not None and ask.fresh
+    said = {
+        # Of throw-away containers nothing is left that the verdict could be about later.
+        "incarnation": "" if fresh else incarnation(inventory, facts),
         "taken": taken,
         "passed": verdict.passed,
+        "asked": (ask.require if ask is not None else None) or inventory.require,
         "required": verdict.required,
         "collective": verdict.collective is not None and not verdict.collective.error and verdict.collective.correct,
         "summary": summary(verdict),
         **({"figures": asdict(measured)} if (measured := crossing.figures(verdict)) is not None else {}),
     }
+    finite: dict[str, Any] = _finite(said)
+    return finite
 
 
 def ask_record(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Command:
@@ -241,30 +253,58 @@ def parse_record(answer: Answer) -> dict[str, Any]:
     """Read the last verdict; empty where there is none that can be read: then nothing is proven."""
     try:
         found = json.loads(answer.out)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    if (
+        not isinstance(found, dict)
+        or not isinstance(found.get("passed"), bool)
+        or not all(isinstance(found.get(word), str) for word in ("incarnation", "taken", "required", "summary"))
+        or found["required"] not in _LEVELS
+    ):
+        return {}
+    figures = found.pop("figures", None)
+    if isinstance(figures, dict) and all(isinstance(each, (int, float)) and 0 <= each < math.inf for each in figures.values()):
+        found |= {"figures": figures} if figures.get("algbw") and figures.get("bandwidth") else {}
+    return found
 
 
 def proven(
     inventory: Inventory, facts: Mapping[str, HostFacts], kept: Mapping[str, Any], *, require: Level | None, collective: bool
 ) -> bool:
-    """True when the kept verdict is about this very incarnation and covers what is asked."""
-    here = incarnation(inventory, facts)
-    levels = ("any", "rdma", "gdrdma")
-    wanted = require or (inventory.require if inventory.require != "auto" else None)
+    """True when the kept verdict is about this very incarnation and covers what is asked.
+
+    What `auto` stands for depends on what was found on the nodes: only a verdict on `auto` covers it, and the highest level.
+    """
+    here, wanted, level = incarnation(inventory, facts), require or inventory.require, kept.get("required")
+    if level not in _LEVELS:
+        return False
+    covers = (
+        kept.get("asked") == "auto" or level == _LEVELS[-1]
+        if wanted == "auto"
+        else _LEVELS.index(level) >= _LEVELS.index(wanted)
+    )
     return (
         bool(here)
         and kept.get("incarnation") == here
         and kept.get("passed") is True
         and (not collective or kept.get("collective") is True)
-        and (wanted is None or (kept.get("required") in levels and levels.index(kept["required"]) >= levels.index(wanted)))
+        and covers
     )
 
 
 def as_json(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict ready for JSON: bandwidth in bytes per second, latency in seconds."""
-    return {**asdict(verdict), "passed": verdict.passed, "summary": summary(verdict)}
+    said: dict[str, Any] = _finite({**asdict(verdict), "passed": verdict.passed, "summary": summary(verdict)})
+    return said
+
+
+def _finite(said: Any) -> Any:
+    """Return plain data without numbers that JSON does not have."""
+    if isinstance(said, Mapping):
+        return {key: _finite(value) for key, value in said.items()}
+    if isinstance(said, (list, tuple)):
+        return [_finite(each) for each in said]
+    return None if isinstance(said, float) and not math.isfinite(said) else said
 
 
 def _ordered(inventory: Inventory) -> tuple[Node, ...]:
@@ -273,7 +313,7 @@ def _ordered(inventory: Inventory) -> tuple[Node, ...]:
 
 def _inside(inventory: Inventory, node: Node, facts: HostFacts | None, ask: Ask, rank: int) -> tuple[str, ...]:
     nodes = _ordered(inventory)
-    own = containers.own(inventory, node, facts)
+    own = None if ask.fresh else containers.own(inventory, node, facts)
     argv = probe.probe(
         node=node.name,
         node_rank=rank,

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import urllib.parse
+from typing import TYPE_CHECKING
 
 from launcher.checks.shape import Hub
 from launcher.model import Secret
+
+if TYPE_CHECKING:
+    import requests
 
 _SECONDS = 10.0
 _HOME = "https://huggingface.co"
@@ -22,12 +26,37 @@ def ask(model: str, token: Secret | None) -> Hub:
     import requests  # noqa: PLC0415 - only this question needs it
 
     where = os.environ.get("HF_ENDPOINT") or _HOME
+    host = _host(where)
+    if host is None:
+        return Hub(status="offline", text=f"HF_ENDPOINT is no address of a hub: {where}")
+    value = token.reveal() if token is not None else ""
+    if not value.isascii() or not value.isprintable():
+        return Hub(status="unauthorized", text="the token has characters that no token has")
+
+    def with_token(request: requests.PreparedRequest) -> requests.PreparedRequest:
+        # As `auth`, not among `headers`, where a login in ~/.netrc would replace it; a redirect to another host loses it.
+        if value:
+            request.headers["Authorization"] = f"Bearer {value}"
+        return request
+
     url = f"{where.rstrip('/')}/api/models/{urllib.parse.quote(model)}/revision/main"
-    headers = {"Authorization": f"Bearer {token.reveal()}"} if token is not None else {}
     try:
-        answer = requests.get(url, headers=headers, timeout=_SECONDS, allow_redirects=True)
+        # The answer's body is of no use, and might come for ever.
+        with requests.get(url, auth=with_token, timeout=_SECONDS, allow_redirects=True, stream=True) as answer:
+            return _read(model, token, answer)
     except requests.RequestException as error:
-        return Hub(status="offline", text=f"{urllib.parse.urlsplit(where).hostname}: {type(error).__name__}")
+        return Hub(status="offline", text=f"{host}: {type(error).__name__}")
+
+
+def _host(where: str) -> str | None:
+    try:
+        split = urllib.parse.urlsplit(where)
+        return split.hostname if split.scheme in ("http", "https") and " " not in where else None
+    except ValueError:
+        return None
+
+
+def _read(model: str, token: Secret | None, answer: requests.Response) -> Hub:
     if answer.ok:
         return Hub(status="ok", text=f"{model} may be read" + ("" if token is not None else " without a token"))
     said = answer.headers.get("X-Error-Message") or f"HTTP {answer.status_code}"

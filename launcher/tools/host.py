@@ -102,6 +102,7 @@ class HostFacts:
     gpus: tuple[Gpu, ...] | None = None
     amd_gpus: int | None = None
     files: Mapping[str, str] = field(default_factory=dict)
+    has_directory: bool = False
     token: str = field(default="", repr=False)
     secret_names: tuple[str, ...] = ()
     docker_version: str | None = None
@@ -122,14 +123,23 @@ class HostFacts:
 
 
 def probe(
-    docker: Argv, *, cluster: str, state_dir: str, hf_home: str, accelerator: str, images: tuple[str, ...], survey: bool = False
+    docker: Argv,
+    *,
+    cluster: str,
+    state_dir: str,
+    hf_home: str,
+    accelerator: str,
+    images: tuple[str, ...],
+    survey: bool = False,
+    more: str = "",
 ) -> Argv:
     """Ask a node everything in one round trip; it changes nothing.
 
     With `survey` it also tells what it is made of (`HostFacts.survey`). A line on standard input is then taken as the
-    launcher's clock at the moment it was sent, in seconds since 1970.
+    launcher's clock at the moment it was sent, in seconds since 1970. `more` is shell that runs last, with `$hf` the Hugging
+    Face home and `"$@"` what starts docker; what it prints is left alone.
     """
-    script = survey_script.CLOCK + _SCRIPT + survey_script.PARTS if survey else _SCRIPT
+    script = (survey_script.CLOCK + _SCRIPT + survey_script.PARTS if survey else _SCRIPT) + more
     return (
         "sh", "-c", script, "probe", cluster, state_dir, hf_home, accelerator, str(len(images)), *images, *docker,
     )  # fmt: skip
@@ -176,6 +186,7 @@ def _read(text: str) -> HostFacts:
             for digest, _, name in (line.partition("  ") for line in said("files").splitlines())
             if re.fullmatch(r"[0-9a-f]{64}", digest)
         },
+        has_directory=good("files") is not None,
         token=said("token").strip(),
         secret_names=tuple(said("secrets").split()),
         docker_version=_json(version, "docker version").get("Version") if version and version.startswith("{") else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,10 @@ from launcher.ui.findings import WORDS
 from launcher.ui.status import console
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.text import Text
 
-_MEANT: dict[Status, str] = {"pass": "passed", "warn": "warnings", "fail": "failed", "skip": "skipped"}
+_MEANT: dict[Status, str] = {"pass": "passed", "warn": "with a warning", "fail": "failed", "skip": "skipped"}
 
 
 def show(results: Sequence[Result], *, as_json: bool) -> None:
@@ -54,25 +55,23 @@ def plain(results: Sequence[Result]) -> dict[str, object]:
 def render(results: Sequence[Result]) -> RenderableType:
     """Return groups with their findings, and the sum of them."""
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     parts: list[RenderableType] = []
     width = max((len(result.check.id) for result in results), default=0)
     for group, members in groupby(results, key=lambda result: result.check.group):
-        table = Table.grid(padding=(0, 2, 0, 0))
-        table.add_column(width=6)
-        table.add_column(width=width)
-        table.add_column(overflow="fold")
+        parts.append(Text(group, style="bold"))
         for result in members:
             for place, finding in enumerate(_folded(result)):
                 word, colour = WORDS[finding.status]
-                name = Text(result.check.id if place == 0 else "", style="bold" if finding.status in ("fail", "warn") else "")
-                table.add_row(Text(f"  {word}", style=colour), name, _story(result.check, finding))
-        parts += [Text(group, style="bold"), table]
+                style = "bold" if finding.status in ("fail", "warn") else ""
+                first = Text(f"  {word}", style=colour)
+                first.append("  " + (result.check.id if place == 0 else "").ljust(width + 2), style=style)
+                parts.append(_Row(first=first, story=_story(result.check, finding)))
     counts = Counter(result.status for result in results)
     said = [f"{counts[status]} {word}" for status, word in _MEANT.items() if counts[status]]
-    parts.append(Text(f"{len(results)} checks: {', '.join(said)}"))
+    total = "1 check" if len(results) == 1 else f"{len(results)} checks"
+    parts.append(Text(f"{total}: {', '.join(said)}"))
     red = [result.check.id for result in results if result.status == "fail"]
     if red:
         parts.append(Text(f"FAIL: {', '.join(red)}", style="red bold"))
@@ -93,6 +92,22 @@ def show_list(checks: Sequence[Check], *, as_json: bool) -> None:
     for each in checks:
         table.add_row(each.id, each.group, each.what)
     console().print(table)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """A finding beside its word and its check, broken into lines that stand below each other and end where their words do."""
+
+    first: Text
+    story: Text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        indent = len(self.first.plain)
+        lines = self.story.wrap(console, max(20, options.max_width - indent), overflow="fold")
+        for place, line in enumerate(lines):
+            line.rstrip()
+            start = self.first if place == 0 else " " * indent
+            yield type(line).assemble(start, line, overflow="fold")
 
 
 def _folded(result: Result) -> list[Finding]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from types import TracebackType
@@ -161,9 +162,11 @@ def plain_line(event: Event) -> str:
 class LiveLines(Silent):
     """Finished lines scroll by; what runs is redrawn below them, with its time."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         from rich.console import Console
 
+        self._clock = clock
+        self._told = 0.0
         self._console = Console(stderr=True, highlight=False)
         self._fold = _Fold()
         self._running: dict[tuple[str, str], Event] = {}
@@ -185,7 +188,7 @@ class LiveLines(Silent):
         """Draw the event."""
         event = cleaned(event)
         if event.kind == "wait":
-            self._wait = event
+            self._wait, self._told = event, self._clock()
         elif event.state == "running" and event.kind == "step":
             self._running[event.stage, event.node] = event
         else:
@@ -240,7 +243,9 @@ class LiveLines(Silent):
         lines = [f"  … {fold(nodes)} {text}" for text, nodes in by_text.items()]
         if self._wait is not None:
             limit = f" of {self._wait.deadline:.0f}s" if self._wait.deadline else ""
-            lines.append(f"  … {self._wait.text}  {self._wait.seconds:.0f}s{limit}")
+            # A gate that asks for minutes says nothing meanwhile; its time goes on.
+            seconds = self._wait.seconds + self._clock() - self._told
+            lines.append(f"  … {self._wait.text}  {seconds:.0f}s{limit}")
         # One row each: a display that wraps cannot be redrawn in place.
         width = max(20, self._console.width - 1)
         return Text("\n".join(line if len(line) <= width else line[: width - 1] + "…" for line in lines), style="cyan")

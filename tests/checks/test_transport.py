@@ -102,6 +102,21 @@ def test_a_cut_pair_is_named_with_the_addresses_to_open() -> None:
     assert not transport.doubtful(seen)
 
 
+@pytest.mark.parametrize("others", [("n1", "n3"), ("n1",)])
+def test_a_node_whose_variable_names_no_interface_of_its_own_is_named_once(others: tuple[str, ...]) -> None:
+    """It is no fault of its pairs, though each of them failed, and no firewall's."""
+    error, broken = "GLOO_SOCKET_IFNAME names ens9, which is not here: there are lo, eth0", healthy()
+    for name in others:
+        broken = between(broken, "n2", name, error=error, bandwidth=None, latency=None)
+        far = [replace(each, error=each.error and f"rank 1 (n2): {error}") for each in broken[name].transfers]
+        broken[name] = replace(broken[name], transfers=tuple(far))
+    seen = verdict(broken)
+
+    assert blamed(seen) == ["n2"]
+    assert seen.findings[0].text == error
+    assert seen.findings[0].fix.startswith("take GLOO_SOCKET_IFNAME out of `env:`")
+
+
 def test_wrong_data_fails_whatever_the_bandwidth() -> None:
     """Fast nonsense is no transfer."""
     seen = verdict(between(healthy(), "n1", "n2", correct=False))

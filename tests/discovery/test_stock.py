@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.discovery.stock import Home, parse, question
+from launcher.discovery.stock import SCRIPT, Home, parse
 from launcher.errors import UnreadableAnswer
 from tests.simulated import image_json
 
@@ -27,7 +27,11 @@ def test_the_question_runs_and_its_answer_is_read(tmp_path: Path) -> None:
     (tmp_path / ".cache/huggingface").mkdir(parents=True)
     env = {**os.environ, "HOME": str(tmp_path), "HF_HOME": str(tmp_path / "wish")}
     asked = subprocess.run(
-        question((str(docker),), str(tmp_path / "wish")), env=env, capture_output=True, text=True, check=True
+        ("sh", "-c", f"hf=$1; shift\n{SCRIPT}", "stock", str(tmp_path / "wish"), str(docker)),
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     found = parse(asked.stdout)
     homes = {home.path: home for home in found.homes}

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.lab import layout, processes, remove
+from launcher.lab import faults, layout, processes, remove
 from launcher.lab.layout import Lab
 
 NAME = "vlaunch-test"
@@ -103,8 +103,6 @@ class Practice:
 
     def on(self, host: str, *argv: str, timeout: float = 60) -> str:
         """Run a command on a practice host, past SSH, and return what it printed."""
-        from launcher.lab import faults
-
         return faults.enter(self.lab.host(host), *argv, timeout=timeout).stdout
 
     def docker(self, host: str, *words: str) -> str:
@@ -137,10 +135,30 @@ def practice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Practice]:
     yield from _practice(tmp_path_factory, NAME, SUBNET, nodes=2)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Practice]:
-    """Three practice hosts, so that a bad pair has others beside it."""
+    """Three practice hosts, so that a bad pair has others beside it; what they are like is for each module to say."""
     yield from _practice(tmp_path_factory, "vlaunch-net", "10.79.0.0/24", nodes=3)
+
+
+@pytest.fixture(scope="module")
+def bare(trio: Practice) -> Practice:
+    """Three practice hosts that have the image and nothing else."""
+    trio.write()
+    ran = trio.vlaunch("down")
+    assert ran.code == 0, ran.said
+    return trio
+
+
+@pytest.fixture
+def three(bare: Practice) -> Iterator[Practice]:
+    """Hosts and an inventory without a fault, before and after."""
+    bare.write()
+    yield bare
+    for host in bare.lab.hosts:
+        faults.heal(host)
+        faults.set_mtu(host, 1500)
+    bare.write()
 
 
 def _practice(tmp_path_factory: pytest.TempPathFactory, name: str, subnet: str, *, nodes: int) -> Iterator[Practice]:

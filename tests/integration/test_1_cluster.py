@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.error
 import urllib.request
 
@@ -93,6 +94,8 @@ def test_serve_answers_through_both_nodes(practice: Practice) -> None:
     assert "node2" in ran.out
     assert "PP0" in ran.out
     assert "PP1" in ran.out
+    assert "Prove the network between the nodes" in ran.err
+    assert re.search(r"^network +1 pairs over Gloo/TCP, .*/s.* µs \(proven before the start\)$", ran.out, re.MULTILINE)
 
 
 def test_the_api_demands_its_key(practice: Practice) -> None:
@@ -109,12 +112,24 @@ def test_the_api_demands_its_key(practice: Practice) -> None:
 
 
 def test_serve_again_attaches(practice: Practice) -> None:
-    """The same request again starts nothing: it finds the server and asks it for an answer."""
+    """The same request again starts and measures nothing: it finds the server and asks it for an answer."""
     ran = practice.vlaunch("serve", timeout=120)
 
     assert ran.code == 0, ran.said
     assert "pp2" in ran.out
+    assert "Prove the network" not in ran.err
+    assert "(proven before the start)" in ran.out
+    assert "NOT PROVEN" not in ran.err
     assert ran.seconds < 30
+
+
+def test_whoever_skips_the_network_check_is_told(practice: Practice) -> None:
+    """It is said loudly, and nothing is measured."""
+    ran = practice.vlaunch("serve", "--skip-network-check", timeout=120)
+
+    assert ran.code == 0, ran.said
+    assert "THE NETWORK BETWEEN THE NODES IS NOT PROVEN" in ran.err
+    assert "Prove the network" not in ran.err
 
 
 def test_chat(practice: Practice) -> None:
@@ -127,8 +142,10 @@ def test_chat(practice: Practice) -> None:
 
 def test_status_of_a_server_that_answers(practice: Practice) -> None:
     """The server is `answering` because a completion came back, and its capacity is read from its metrics."""
-    server = json.loads(practice.vlaunch("status", "--json").out)["server"]
+    status = json.loads(practice.vlaunch("status", "--json").out)
+    server = status["server"]
 
+    assert status["network"].startswith("proven ")
     assert server["state"] == "answering"
     assert "pp2" in server["fingerprint"]
     assert server["kv_tokens"] > 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,17 +12,20 @@ from typing import Any
 import pytest
 
 from launcher.lab import faults
-from tests.integration.conftest import Practice, kill
+from tests.integration.conftest import Practice
 
 pytestmark = pytest.mark.lab
 
+PROBE, RANK = "opt/vlaunch/network", "opt/vlaunch/network.py.* --child"
+
 
 @pytest.fixture(scope="module")
-def cluster(trio: Practice) -> Practice:
+def cluster(bare: Practice) -> Practice:
     """Three nodes in Ray, no server."""
-    ran = trio.vlaunch("up")
+    bare.write()
+    ran = bare.vlaunch("up")
     assert ran.code == 0, ran.said
-    return trio
+    return bare
 
 
 def measured(practice: Practice, *words: str, code: int = 0) -> dict[str, Any]:
@@ -34,6 +39,26 @@ def measured(practice: Practice, *words: str, code: int = 0) -> dict[str, Any]:
 def broken(verdict: dict[str, Any]) -> set[tuple[str, str]]:
     """Return the directions that failed."""
     return {(cell["source"], cell["target"]) for cell in verdict["cells"] if cell["status"] == "fail"}
+
+
+def failures(verdict: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the findings that failed."""
+    return [finding for finding in verdict["findings"] if finding["status"] == "fail"]
+
+
+def test_an_interface_that_one_node_lacks_is_named(bare: Practice) -> None:
+    """Before `up`, in throw-away containers: the node whose `GLOO_SOCKET_IFNAME` names nothing is told from the others."""
+
+    def change(document: dict[str, Any]) -> None:
+        document["nodes"][1]["env"] = {"GLOO_SOCKET_IFNAME": "ens9"}
+
+    bare.write(change)
+    verdict = measured(bare, "--pair-timeout", "8", code=1)
+
+    assert broken(verdict) >= {("node1", "node2"), ("node2", "node1"), ("node2", "node3"), ("node3", "node2")}
+    assert not broken(verdict) & {("node1", "node3"), ("node3", "node1")}
+    assert [(f["node"], "ens9" in f["text"]) for f in failures(verdict)] == [("node2", True)], verdict["findings"]
+    assert bare.containers() == {}
 
 
 def test_every_pair_is_measured(cluster: Practice) -> None:
@@ -71,6 +96,19 @@ def test_a_slow_pair_is_named_alone(cluster: Practice) -> None:
     rates = [cell["bandwidth"] for cell in verdict["cells"] if cell["status"] == "fail"]
     assert all(5e6 < rate < 1.5e7 for rate in rates)
     assert [f["node"] for f in verdict["findings"] if f["status"] == "fail"] == ["node2 ↔ node3"]
+
+
+def test_a_slow_host_is_named_itself(cluster: Practice) -> None:
+    """100 Mbit/s for all that node3 sends and gets: the node is named once, not each of its pairs; then all is well again."""
+    three = cluster.lab.host("node3")
+    faults.slow(three, "100mbit")
+    try:
+        verdict = measured(cluster, code=1)
+    finally:
+        faults.unslow(three)
+
+    assert not broken(verdict) & {("node1", "node2"), ("node2", "node1")}
+    assert [f["node"] for f in failures(verdict)] == ["node3"], verdict["findings"]
     assert measured(cluster)["passed"]
 
 
@@ -126,39 +164,40 @@ def test_a_taken_port_is_named_with_the_node(cluster: Practice) -> None:
 
 
 def test_a_rank_killed_mid_test_is_named(cluster: Practice) -> None:
-    """The rank on node2 is killed; the verdict names it and its signal."""
+    """The rank on node2 is killed when it has met the others; the verdict names it and its signal."""
     process = cluster.start("check-nccl", "--json", "--deadline", "60", "--pair-timeout", "8")
-    three = cluster.lab.host("node2")
-    deadline = time.monotonic() + 60
-    while not (pids := cluster.on("node2", "pgrep", "-f", "opt/vlaunch/network_rank.py").split()):
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()
-    faults.enter(three, "kill", "-9", *pids)
+    met = "ss -Htn state established dst 10.79.0.11:29500"
+    script = f"until {met} | grep -q . && pkill -9 -f '{RANK}'; do :; done"
+    killed = faults.enter(cluster.lab.host("node2"), "timeout", "60", "sh", "-c", script)
     out, err = process.communicate(timeout=200)
 
+    assert killed.returncode == 0, killed.stderr
     assert process.returncode == 1, out + err
-    failed = [f for f in json.loads(out)["findings"] if f["status"] == "fail"]
-    assert any(f["node"] == "node2" and "killed (signal 9)" in f["text"] for f in failed), failed
+    assert [f["node"] for f in failures(json.loads(out))] == ["node2"], out
+    assert "killed (signal 9)" in failures(json.loads(out))[0]["text"]
 
 
-def test_ctrl_c_leaves_no_process(cluster: Practice) -> None:
-    """A check that is broken off ends on all nodes at once."""
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_check_that_is_broken_off_leaves_no_process(cluster: Practice, how: signal.Signals) -> None:
+    """Ctrl-C, and even the end of the launcher without a word, end the probes of all nodes at once."""
     process = cluster.start("check-nccl")
     deadline = time.monotonic() + 60
-    while not cluster.on("node3", "pgrep", "-f", "opt/vlaunch/network"):
+    while not cluster.on("node3", "pgrep", "-f", PROBE):
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()
-    kill(process)
+    os.killpg(process.pid, how)
+    process.communicate(timeout=30)
 
+    assert process.returncode == (130 if how == signal.SIGINT else -how)
     gone = time.monotonic() + 30
     for host in cluster.lab.hosts:
-        while cluster.on(host.name, "pgrep", "-f", "opt/vlaunch/network"):
+        while cluster.on(host.name, "pgrep", "-f", PROBE):
             assert time.monotonic() < gone, f"the probe goes on on {host.name}"
 
 
 @pytest.fixture
 def cut_pair(cluster: Practice) -> Iterator[Practice]:
-    """The cluster with one pair cut for high ports: Ray lives, ranks cannot meet."""
+    """The cluster with one pair that cannot talk; Ray's own traffic is with the head."""
     two, three = cluster.lab.host("node2"), cluster.lab.host("node3")
     faults.cut(two, three)
     yield cluster
@@ -167,9 +206,11 @@ def cut_pair(cluster: Practice) -> Iterator[Practice]:
 
 def test_serve_refuses_on_a_network_that_fails(cut_pair: Practice) -> None:
     """A failed verdict proves nothing: `serve` checks again, names the pair, and starts no server."""
-    measured(cut_pair, "--pair-timeout", "8", code=1)
-    ran = cut_pair.vlaunch("serve", timeout=400)
+    measured(cut_pair, "--pair-timeout", "4", code=1)
+    ran = cut_pair.vlaunch("serve", "--tp", "1", "--pp", "2", timeout=400)
+    jobs = cut_pair.docker("node1", "exec", "vlaunch-lab-node1", "python3", "/opt/vlaunch/head.py", "jobs")
 
     assert ran.code == 1, ran.said
     assert "node2 ↔ node3" in ran.err
-    assert "Submit the server" not in ran.err
+    assert "vllm" not in jobs
+    assert "vllm serve" not in cut_pair.command_lines()

@@ -19,20 +19,20 @@ Vlaunch = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def vlaunch(trio: Practice, tmp_path: Path) -> Iterator[Vlaunch]:
+def vlaunch(bare: Practice, tmp_path: Path) -> Iterator[Vlaunch]:
     """The command line of somebody whose `~/.ssh/config` knows the hosts by name, in an empty folder."""
     (tmp_path / ".ssh").mkdir(mode=0o700)
     (tmp_path / ".ssh/config").write_text(
         "".join(
-            f"Host {host.name}\n  HostName {host.ip}\n  User root\n  IdentityFile {trio.lab.identity}\n"
-            f"  UserKnownHostsFile {trio.lab.known_hosts}\n"
-            for host in trio.lab.hosts
+            f"Host {host.name}\n  HostName {host.ip}\n  User root\n  IdentityFile {bare.lab.identity}\n"
+            f"  UserKnownHostsFile {bare.lab.known_hosts}\n"
+            for host in bare.lab.hosts
         )
     )
     folder = tmp_path / "work"
     folder.mkdir()
     cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # what was downloaded stays downloaded
-    env = {key: value for key, value in trio.environment().items() if key != "VLAUNCH_INVENTORY"}
+    env = {key: value for key, value in bare.environment().items() if key != "VLAUNCH_INVENTORY"}
     env |= {"HOME": str(tmp_path), "XDG_CACHE_HOME": cache, "XDG_STATE_HOME": str(tmp_path / "state")}
     env.pop("SSH_AUTH_SOCK", None)
 

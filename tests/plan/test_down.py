@@ -13,6 +13,7 @@ from launcher.model import Answer, Inventory, Secret
 from launcher.plan.down import plan_down
 from launcher.plan.observe import observe
 from launcher.plan.shape import Plan
+from launcher.tools.host import HostFacts
 from tests.fakes import FakeTransport
 from tests.plan import case
 from tests.simulated import World
@@ -128,7 +129,7 @@ def test_only_what_vlaunch_wrote_is_removed(extra: str | None, code: int, left: 
     inventory = load(f"state_dir: {state}")
     world = World(inventory)
     case.bring_up(inventory, world, SECRETS)
-    for name in ("payload/head.py", "secrets/RAY_AUTH_TOKEN"):
+    for name in ("payload/head.py", "secrets/RAY_AUTH_TOKEN", "network.json", ".network.json.77"):
         (state / "c" / name).parent.mkdir(parents=True, exist_ok=True)
         (state / "c" / name).write_text("x")
     if extra:
@@ -162,3 +163,13 @@ def test_the_question_what_is_left_runs_and_sees_both(load: Load, tmp_path: Path
         0, f"container 0123456789ab\ncontainer fedcba987654\ndirectory {tmp_path}/c\n",
     )  # fmt: skip
     assert said("exit 1")[0] == 1
+
+
+def test_a_directory_without_our_files_is_removed_too(load: Load) -> None:
+    """Docker makes the source of a bind mount that is not there; `down` must not leave it for ever."""
+    inventory = load()
+    there = {node.name: HostFacts(docker_version="28", has_directory=True) for node in inventory.nodes}
+    gone = {node.name: HostFacts(docker_version="28") for node in inventory.nodes}
+
+    assert [step.command.argv[3] for step in plan_down(inventory, there).steps] == ["clear", "clear"]
+    assert plan_down(inventory, gone).steps == ()

@@ -152,3 +152,23 @@ def test_good_news_held_back_for_a_node_that_failed_is_told_at_the_end(capsys: p
     )
 
     assert capsys.readouterr().err == "  failed a2: building (2.0s)\n  ok a1: building (1.0s)\n"
+
+
+def test_a_wait_goes_on_while_nothing_else_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gate that asks for minutes says nothing meanwhile: its time is what it told plus what has passed since."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    now = 100.0
+    live = progress.LiveLines(clock=lambda: now)
+    with live:
+        live.show(Event(kind="wait", stage="network", text="measuring", state="running", seconds=2, deadline=300))
+        first = live._draw().plain
+        now = 161.0
+        second = live._draw().plain
+        live.show(Event(kind="wait", stage="network", text="measuring", seconds=70, deadline=300))
+        third = live._draw().plain
+        live.show(Event(kind="step", stage="network", text="measured", state="ok"))
+
+        assert (first, second, third) == (
+            "  … measuring  2s of 300s", "  … measuring  63s of 300s", "  … measuring  70s of 300s",
+        )  # fmt: skip
+        assert live._draw().plain == ""

@@ -1,0 +1,302 @@
+"""`vlaunch serve` and the network: proven before the start, confirmed after it, or no server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from launcher.model import Answer
+from tests.cli.conftest import INVENTORY, SECRET, Cluster, Ran
+
+RDMA, TCP = "NET/IB/0", "NET/Socket/0"
+SERVE = ("serve", "--model", "org/m")
+ROCE = "network: {fabric: roce, require: rdma}\n"
+CONFIG = {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8}
+
+
+def line(host: str, via: str) -> str:
+    """Return what NCCL writes of one link."""
+    way = "0[0] -> 1[0] [send]" if host == "gpu01" else "0[0] -> 1[0] [receive]"
+    return f"{host}:7:9 [0] NCCL INFO Channel 00/0 : {way} via {via}\n"
+
+
+@pytest.fixture
+def ready(cluster: Cluster) -> Cluster:
+    """A cluster that is up, on which a server would answer at once, its ranks over TCP."""
+    assert cluster.run("up").code == 0
+    return answering(cluster)
+
+
+def answering(cluster: Cluster, via: str = TCP) -> Cluster:
+    """Let a server answer as soon as it is submitted; its ranks' logs tell of this link."""
+    world = cluster.world
+    said = {"status": 200, "tokens": 1, "text": "Hi", "model": "org/m", "seconds": 0.1, "system_fingerprint": "f"}
+    world.said["complete"] = said
+    payload = world._payload
+
+    def healthy(verb: str) -> Any:
+        return {**payload(verb), **({"health": 200, "capacity": {}} if verb in ("watch", "server") else {})}
+
+    world._payload = healthy  # type: ignore[method-assign]
+    for name, machine in world.machines.items():
+        machine.engine_log = line(name, via)
+    world.changes.clear()
+    cluster.commands.clear()
+    return cluster
+
+
+def measured(cluster: Cluster) -> list[tuple[str, ...]]:
+    """Return the network probes that were sent since the last look, and forget them."""
+    found = [each.argv for each in cluster.commands if "/opt/vlaunch/network.py" in each.argv]
+    cluster.commands.clear()
+    return found
+
+
+def network_row(ran: Ran) -> str:
+    """Return what the summary says of the network."""
+    return next((row.partition(" ")[2].strip() for row in ran.out.splitlines() if row.startswith("network")), "")
+
+
+def test_the_network_is_proven_before_the_start(ready: Cluster) -> None:
+    """Measured, kept, then submitted; the summary has what the ranks themselves wrote."""
+    ran = ready.run(*SERVE)
+
+    assert ran.code == 0, ran.err
+    assert ready.world.verbs() == ["gpu01: keep", "gpu01: submit"]
+    assert len(measured(ready)) == 2
+    assert network_row(ran) == "NET/Socket, 2 links (from the engine's own logs)"
+
+
+def test_what_was_proven_is_not_proven_again_until_a_container_starts_anew(ready: Cluster) -> None:
+    """The verdict is about one incarnation of the containers."""
+    assert ready.run("check-nccl").code == 0
+    measured(ready)
+    ran = ready.run(*SERVE)
+
+    assert (ran.code, measured(ready)) == (0, [])
+    assert "network proven " in ran.err
+    ready.world.jobs.clear()
+    ready.world.container("gpu02")["State"]["StartedAt"] = "2026-11-21T01:00:00Z"
+    assert ready.run(*SERVE).code == 0
+    assert len(measured(ready)) == 2
+
+
+@pytest.mark.parametrize("asked", ["any", "auto"])
+def test_a_verdict_that_was_asked_for_less_is_none(cluster: Cluster, asked: str) -> None:
+    """`check-nccl --require any` on a cluster that should have RDMA is not what lets `serve` pass over TCP."""
+    cluster.write("network: {fabric: roce}\n" + INVENTORY)
+    assert cluster.run("up").code == 0
+    answering(cluster)
+    assert cluster.run("check-nccl", "--require", asked).code == (0 if asked == "any" else 1)
+    measured(cluster)
+    ran = cluster.run(*SERVE)
+
+    assert (ran.code, len(measured(cluster))) == (1, 2)
+    assert cluster.world.jobs == []
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"passed": true}', b"\xff\x00", b"[" * 100_000])
+def test_a_record_that_cannot_be_read_proves_nothing(ready: Cluster, content: bytes) -> None:
+    """A file on a node may hold anything."""
+    ready.world.machines["gpu01"].files["network.json"] = content.decode("latin-1").encode()
+
+    assert ready.run(*SERVE).code == 0
+    assert len(measured(ready)) == 2
+
+
+@pytest.mark.parametrize("spoil", ["level", "probe"])
+def test_a_network_that_fails_starts_nothing(cluster: Cluster, spoil: str) -> None:
+    """Exit code 1, the pair or the node, the fix, and no submission."""
+    cluster.write(ROCE + INVENTORY if spoil == "level" else INVENTORY)
+    assert cluster.run("up").code == 0
+    answering(cluster)
+    if spoil == "probe":
+        cluster.world.reports["gpu02"] = "Error response from daemon: no such container"
+    ran = cluster.run(*SERVE)
+
+    assert ran.code == 1
+    assert ("gpu01 ↔ gpu02" if spoil == "level" else "gpu02: its probe gave no report") in ran.err
+    assert "hint: " in ran.err
+    assert cluster.world.sent() == []
+    assert cluster.world.jobs == []
+
+
+def test_skipping_says_so_loudly(ready: Cluster) -> None:
+    """Nothing is measured, and the summary claims nothing."""
+    ran = ready.run(*SERVE, "--skip-network-check")
+
+    assert (ran.code, measured(ready)) == (0, [])
+    assert "THE NETWORK BETWEEN THE NODES IS NOT PROVEN" in ran.err
+    assert "proven before" not in ran.out
+
+
+def test_skipping_does_not_borrow_an_older_verdict(ready: Cluster) -> None:
+    """A record of containers that are gone is nothing to rely on."""
+    assert ready.run("check-nccl").code == 0
+    ready.world.container("gpu02")["State"]["StartedAt"] = "2026-11-21T01:00:00Z"
+    for machine in ready.world.machines.values():
+        machine.engine_log = ""
+    ran = ready.run(*SERVE, "--skip-network-check")
+
+    assert network_row(ran) == "not proven; not confirmed by the engine's own logs"
+
+
+@pytest.mark.parametrize(("allow", "code"), [(False, 1), (True, 0)])
+def test_ranks_below_the_level_end_the_server(cluster: Cluster, allow: bool, code: int) -> None:
+    """Proven by the check, and yet the engine's ranks use TCP: the server is stopped, unless that is allowed."""
+    cluster.write(ROCE + INVENTORY)
+    assert cluster.run("up").code == 0
+    cluster.world.links["gpu01", "gpu02"] = RDMA
+    answering(cluster, TCP)
+    ran = cluster.run(*SERVE, *(["--skip-network-check"] if allow else []))
+
+    assert ran.code == code
+    assert "NET/Socket (TCP)" in ran.err
+    assert cluster.world.jobs[0]["status"] == ("RUNNING" if allow else "STOPPED")
+    assert ("its network is below what is required" in ran.err) is not allow
+    assert allow or "hint: " in ran.err
+
+
+def test_a_server_that_ran_before_is_not_stopped(cluster: Cluster) -> None:
+    """Watching a server again tells what is wrong; ending it is somebody's decision."""
+    cluster.write(ROCE + INVENTORY)
+    assert cluster.run("up").code == 0
+    cluster.world.links["gpu01", "gpu02"] = RDMA
+    answering(cluster, RDMA)
+    assert cluster.run(*SERVE).code == 0
+    answering(cluster, TCP)
+    ran = cluster.run(*SERVE)
+
+    assert ran.code == 1
+    assert cluster.world.jobs[0]["status"] == "RUNNING"
+
+
+def test_a_server_that_cannot_be_stopped_is_told(cluster: Cluster) -> None:
+    """The first trouble stays the message."""
+    cluster.write(ROCE + INVENTORY)
+    assert cluster.run("up").code == 0
+    cluster.world.links["gpu01", "gpu02"] = RDMA
+    answering(cluster, TCP)
+    cluster.world.fail["gpu01", "stop"] = Answer(node="gpu01", code=1, err="dashboard hangs")
+    ran = cluster.run(*SERVE)
+
+    assert ran.code == 1
+    assert "its network is below what is required" in ran.err
+    assert "it could not be stopped" in ran.err
+
+
+def test_rdma_where_it_is_required_is_in_the_summary(cluster: Cluster) -> None:
+    """And in the event of `--json`."""
+    cluster.write(ROCE + INVENTORY)
+    assert cluster.run("up").code == 0
+    cluster.world.links["gpu01", "gpu02"] = RDMA
+    answering(cluster, RDMA)
+    done = cluster.run(*SERVE, "--json").events[-1]
+
+    assert (done["kind"], done["data"]["network"]) == ("done", "NET/IB, 2 links (from the engine's own logs)")
+
+
+@pytest.mark.parametrize(("env", "named"), [("", False), ("env: {NCCL_DEBUG: WARN}\n", True)])
+def test_silent_ranks_are_a_warning_and_never_a_pass(cluster: Cluster, env: str, named: bool) -> None:
+    """Nothing was seen: the server stays, and the summary does not say that its network is confirmed."""
+    cluster.write(env + INVENTORY)
+    assert cluster.run("up").code == 0
+    answering(cluster)
+    for machine in cluster.world.machines.values():
+        machine.engine_log = "gpu01:7:9 [0] NCCL INFO Using network IB\n"
+    ran = cluster.run(*SERVE)
+
+    assert ran.code == 0, ran.err
+    assert "warning the ranks' own logs tell of no link between nodes" in ran.err
+    assert ("take NCCL_DEBUG out of `env:`" in ran.err) is named
+    assert network_row(ran).endswith("not confirmed by the engine's own logs")
+    assert "2 pairs" not in network_row(ran)
+    assert cluster.world.jobs[0]["status"] == "RUNNING"
+
+
+def test_what_logs_and_records_say_cannot_draw_on_the_terminal(ready: Cluster) -> None:
+    """The summary shows words of nodes."""
+    for machine in ready.world.machines.values():
+        machine.engine_log = line("gpu01", "NET/\x1b[31mEvil\x1b[2J/0")
+    ran = ready.run(*SERVE)
+
+    assert "\x1b" not in ran.out + ran.err
+
+
+def test_ranks_of_cpus_have_no_log_of_nccl(cluster: Cluster) -> None:
+    """The summary has what was proven before."""
+    assert cluster.run("up").code == 0
+    cluster.write("accelerator: cpu\n" + INVENTORY)
+    answering(cluster)
+    ran = cluster.run(*SERVE)
+
+    assert ran.code == 0, ran.err
+    assert network_row(ran).startswith("1 pairs over Gloo/TCP")
+    assert network_row(ran).endswith("(proven before the start)")
+
+
+def test_one_node_has_no_gate(cluster: Cluster) -> None:
+    """There is nothing between nodes."""
+    cluster.write("cluster: c\nimage: vllm/vllm-openai:v0.32.0\nnodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}]\n")
+    assert cluster.run("up").code == 0
+    answering(cluster)
+    ran = cluster.run(*SERVE)
+
+    assert (ran.code, measured(cluster), network_row(ran)) == (0, [], "")
+
+
+def test_mp_measures_in_containers_of_its_own(ready: Cluster) -> None:
+    """Its ranks will be new containers: what was proven in Ray's is not about them, even where those run."""
+    assert ready.run("check-nccl").code == 0
+    measured(ready)
+    ran = ready.run(*SERVE, "--backend", "mp", "--no-wait")
+
+    assert ran.code == 0, ran.err
+    assert [argv[:3] for argv in measured(ready)] == [("docker", "run", "--rm")] * 2
+    assert json.loads(ready.world.machines["gpu01"].files["network.json"])["incarnation"] == ""
+
+
+@pytest.mark.parametrize("backend", ["ray", "mp"])
+def test_mp_ranks_are_asked_for_their_logs_where_they_run(cluster: Cluster, backend: str) -> None:
+    """Each backend's own containers, and this job's files."""
+    assert cluster.run("up").code == 0
+    answering(cluster)
+    assert cluster.run(*SERVE, "--backend", backend, "--no-wait").code == 0
+    sent = json.dumps([each.argv for each in cluster.commands] + cluster.world.jobs)
+
+    assert "NCCL_DEBUG_FILE=/tmp/vlaunch-nccl." in sent
+
+
+@pytest.mark.parametrize("config", [CONFIG, None, {"architectures": ["x"]}])
+def test_tensor_parallel_across_nodes_is_told_with_its_cost(ready: Cluster, config: Any) -> None:
+    """With measured figures and what to use instead, where the model's shape is known; also when it was proven before."""
+    for machine in ready.world.machines.values():
+        machine.config = config
+    ran = ready.run(*SERVE, "--tp", "16", "--pp", "1")
+    ready.world.jobs.clear()
+    again = ready.run(*SERVE, "--tp", "16", "--pp", "1")
+
+    assert (ran.code, again.code, len(measured(ready))) == (0, 0, 2)
+    for said in (ran.err, again.err):
+        assert ("TP 16 crosses nodes: a token costs 160 reductions" in said) is (config is CONFIG)
+        assert ("TP 8 × PP 2 costs" in said) is (config is CONFIG)
+
+
+@pytest.mark.parametrize("flags", [["--dry-run"], ["--dry-run", "--offline"]])
+@pytest.mark.parametrize("backend", ["ray", "mp"])
+def test_a_dry_run_proves_nothing_and_shows_no_secret(ready: Cluster, flags: list[str], backend: str) -> None:
+    """The script names the gate; two of them are the same."""
+    if backend == "mp":  # which needs no Ray, and then has no token to take
+        for machine in ready.world.machines.values():
+            machine.containers.clear()
+            machine.files.clear()
+    ran = ready.run(*SERVE, "--backend", backend, *flags)
+    again = ready.run(*SERVE, "--backend", backend, *flags)
+
+    assert ran.code == 0, ran.err
+    assert "# == Prove the network between the nodes" in ran.out
+    assert ran.out == again.out
+    assert SECRET not in ran.out + ran.err
+    assert (measured(ready), ready.world.changes) == ([], [])

@@ -1,0 +1,205 @@
+"""What practised bad days break, and that they heal, on two practice hosts without the image."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from launcher.lab import faults, hosts, layout, processes, remove
+from launcher.lab.layout import Host, Lab
+from tests.lab.test_lifecycle import DIRECTORY, NAME, quiet, reaches, ssh, start
+
+pytestmark = pytest.mark.lab
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    """Two hosts; each test leaves them whole."""
+    lab = layout.make(name=NAME, directory=DIRECTORY, subnet="10.79.77.0/24", nodes=2, gpus=1)
+    remove.down(NAME, DIRECTORY, quiet)
+    start(lab)
+    yield lab
+    remove.down(NAME, DIRECTORY, quiet)
+    assert remove.leftovers(NAME, DIRECTORY) == []
+
+
+@contextmanager
+def listening(host: Host, port: int) -> Iterator[None]:
+    """Let a host meanwhile swallow what comes at a port, and say how much it was, over TCP as over UDP."""
+    program = f"""
+import socket, threading
+door = socket.create_server(("", {port}))
+letters = socket.socket(type=socket.SOCK_DGRAM)
+letters.bind(("", {port}))
+def read():
+    while True:
+        data, sender = letters.recvfrom(65536)
+        letters.sendto(b"%d" % len(data), sender)
+def swallow(guest):
+    count = 0
+    while data := guest.recv(65536):
+        count += len(data)
+    guest.sendall(b"%d" % count)
+    guest.close()
+threading.Thread(target=read, daemon=True).start()
+print("open", flush=True)
+while True:
+    threading.Thread(target=swallow, args=door.accept()[:1], daemon=True).start()
+"""
+    argv = hosts.enter_argv(host, "python3", "-c", program)
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "open\n"
+            yield
+        finally:
+            subprocess.run(["pkill", "--parent", str(process.pid)], check=False)
+            process.kill()
+
+
+def sent(host: Host, ip: str, port: int, size: int, timeout: float = 3.0) -> float | None:
+    """Send bytes from a host to whoever is `listening`; return how many seconds it took until all were there."""
+    program = f"""
+import socket, time
+began = time.monotonic()
+to = socket.create_connection(("{ip}", {port}), timeout={timeout})
+to.sendall(b"x" * {size})
+to.shutdown(socket.SHUT_WR)
+assert int(to.recv(64)) == {size}
+print(time.monotonic() - began)
+"""
+    done = faults.enter(host, "python3", "-c", program)
+    return float(done.stdout) if done.returncode == 0 else None
+
+
+def passes(host: Host, ip: str, port: int, size: int) -> bool:
+    """Tell whether a packet of so many bytes, which nobody may cut up, comes to whoever is `listening`."""
+    program = f"""
+import socket
+letters = socket.socket(type=socket.SOCK_DGRAM)
+letters.settimeout(0.5)
+letters.setsockopt(socket.IPPROTO_IP, 10, 3)  # IP_MTU_DISCOVER: IP_PMTUDISC_PROBE (ip(7))
+letters.sendto(b"x" * {size - 28}, ("{ip}", {port}))
+letters.recv(64)
+"""
+    return faults.enter(host, "python3", "-c", program).returncode == 0
+
+
+def test_faults_do_what_they_say_and_heal(lab: Lab) -> None:
+    """Hosts cut from each other are still reached over SSH; an unplugged one is not; a rebooted one is as new."""
+    first, second = lab.hosts
+    assert reaches(lab, "node1", "node2")
+    faults.cut(first, second, port=22)
+    assert not reaches(lab, "node2", "node1")
+    faults.heal(first, second)
+    assert reaches(lab, "node2", "node1")
+    faults.cut(first, second)
+    assert not reaches(lab, "node1", "node2")
+    assert ssh(lab, "root", "node1", "true").returncode == 0
+    faults.heal(first)
+    assert reaches(lab, "node1", "node2")
+    faults.unplug(second)
+    assert not hosts.ssh_answers(second)
+    faults.plug(second)
+    assert reaches(lab, "node1", "node2")
+    old = processes.init_of(second)
+    faults.reboot(lab, second)
+    assert processes.init_of(second) != old
+    assert ssh(lab, "root", "node2", "docker", "ps").returncode == 0
+
+
+def test_firewalls_are_open_one_way_or_but_for_one_port(lab: Lab) -> None:
+    """What `block` and `close_port` drop is dropped, the way back and other ports are not, and `heal` opens both."""
+    first, second = lab.hosts
+    with listening(first, 7001), listening(first, 7002), listening(second, 7001):
+        faults.block(first, second)
+        assert not reaches(lab, "node2", "node1", 7001)
+        assert reaches(lab, "node1", "node2", 7001)
+        assert reaches(lab, "node2", "node1", 22)
+        faults.heal(first, second)
+        assert reaches(lab, "node2", "node1", 7001)
+        faults.close_port(first, 7001)
+        assert not reaches(lab, "node2", "node1", 7001)
+        assert reaches(lab, "node2", "node1", 7002)
+        faults.heal(first)
+        assert reaches(lab, "node2", "node1", 7001)
+
+
+def test_large_packets_are_lost_in_one_direction(lab: Lab) -> None:
+    """What is larger than the size does not come from the other host; smaller ones pass, and large ones once healed."""
+    first, second = lab.hosts
+    faults.drop_large(first, second, 1400)
+    with listening(first, 7001), listening(second, 7001):
+        assert [passes(second, first.ip, 7001, size) for size in (1400, 1401, 1500)] == [True, False, False]
+        assert sent(second, first.ip, 7001, 1000) is not None
+        assert sent(second, first.ip, 7001, 100_000) is None
+        assert sent(first, second.ip, 7001, 100_000) is not None
+        faults.heal(first)
+        assert passes(second, first.ip, 7001, 1500)
+        assert sent(second, first.ip, 7001, 100_000) is not None
+
+
+def test_a_card_may_send_larger_packets_than_the_others_take(lab: Lab) -> None:
+    """MTU 9000 on one side: its packets of that size go nowhere, those of 1500 still do."""
+    first, second = lab.hosts
+    faults.set_mtu(first, 9000)
+    assert "mtu 9000" in faults.enter(first, "ip", "link", "show", "eth0").stdout
+    with listening(second, 7001):
+        assert [passes(first, second.ip, 7001, size) for size in (1500, 9000)] == [True, False]
+    faults.set_mtu(first, 1500)
+
+    assert "mtu 1500" in faults.enter(first, "ip", "link", "show", "eth0").stdout
+
+
+def test_a_slow_host_is_slow_to_one_or_to_all(lab: Lab) -> None:
+    """Two megabytes at 16 Mbit/s take a second, one way to the other host, or both ways to all; not once it is undone."""
+    first, second = lab.hosts
+    with listening(second, 7001), listening(first, 7001):
+        faults.slow(first, "16mbit", second)
+        faults.slow(first, "16mbit", second)
+        assert (sent(first, second.ip, 7001, 2_000_000, 20) or 0) > 0.5
+        assert (sent(second, first.ip, 7001, 2_000_000) or 9) < 0.5
+        faults.slow(first, "16mbit")
+        assert (sent(first, second.ip, 7001, 2_000_000, 20) or 0) > 0.5
+        assert (sent(second, first.ip, 7001, 2_000_000, 20) or 0) > 0.5
+        faults.unslow(first)
+        assert (sent(first, second.ip, 7001, 2_000_000) or 9) < 0.5
+        assert (sent(second, first.ip, 7001, 2_000_000) or 9) < 0.5
+
+
+def test_a_name_on_loopback(lab: Lab) -> None:
+    """The host's own name is 127.0.1.1 to itself alone, until it is put right."""
+    first, second = lab.hosts
+    faults.name_on_loopback(lab, first)
+    assert faults.enter(first, "getent", "ahostsv4", "node1").stdout.split()[0] == "127.0.1.1"
+    assert faults.enter(second, "getent", "ahostsv4", "node1").stdout.split()[0] == first.ip
+    faults.name_on_loopback(lab, first, yes=False)
+
+    assert faults.enter(first, "getent", "ahostsv4", "node1").stdout.split()[0] == first.ip
+
+
+def test_cards_are_renamed_added_and_shown(lab: Lab) -> None:
+    """A renamed card keeps its address and route; an added one is there; RDMA devices are shown beside the real cards."""
+    first = lab.hosts[0]
+    faults.rename(first, "eth0", "ens9")
+    assert reaches(lab, "node2", "node1")
+    assert "dev ens9" in faults.enter(first, "ip", "route", "show", "default").stdout
+    faults.rename(first, "ens9", "eth0")
+    assert "dev eth0" in faults.enter(first, "ip", "route", "show", "default").stdout
+    faults.add_nic(first, "eth7", "10.99.0.11/24")
+    assert "10.99.0.11/24" in faults.enter(first, "ip", "address", "show", "eth7").stdout
+    faults.remove_nic(first, "eth7")
+    assert faults.enter(first, "ip", "link", "show", "eth7").returncode != 0
+    faults.show_rdma(first, "mlx5_0", "mlx5_1")
+    shown = "ls /sys/class/infiniband; cat /sys/class/infiniband/mlx5_1/ports/1/state /sys/class/net/eth0/mtu"
+    assert ssh(lab, "root", "node1", shown).stdout.splitlines() == ["mlx5_0", "mlx5_1", "4: ACTIVE", "1500"]
+    assert not Path("/sys/class/infiniband/mlx5_1").exists()
+    faults.hide_rdma(first)
+
+    assert (
+        ssh(lab, "root", "node1", "ls /sys/class/infiniband; ls /sys/class/block >/dev/null && echo whole").stdout == "whole\n"
+    )

@@ -1,0 +1,41 @@
+"""How processes of practice hosts are told: by what the kernel shows of them, which is nothing in the middle of exec(2)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.lab import layout, processes
+
+LAB = layout.make(name="vlaunch-lab", directory=Path("/var/lib/x"), subnet="10.77.0.0/24", nodes=2, gpus=1)
+
+
+def show(proc: Path, pid: int, name: str, environment: str, nspid: str) -> None:
+    """Write what `/proc` says of a process."""
+    (proc / f"{pid}/ns").mkdir(parents=True, exist_ok=True)
+    (proc / f"{pid}/ns/net").touch()
+    (proc / f"{pid}/environ").write_text(environment)
+    (proc / f"{pid}/status").write_text(f"Name:\t{name}\nNSpid:\t{nspid}\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "environment", "booted"),
+    [
+        ("sh", "PATH=/bin\0VLAUNCH_LAB=vlaunch-lab/node1\0", False),  # one more exec(2) to come
+        ("env", "PATH=/bin\0VLAUNCH_LAB=vlaunch-lab/node1\0", False),
+        ("sleep", "", False),  # in the middle of it
+        ("sleep", "PATH=/bin\0VLAUNCH_LAB=vlaunch-lab/node1\0", True),
+        ("sleep", "PATH=/bin\0VLAUNCH_LAB=vlaunch-lab/node2\0", False),
+    ],
+)
+def test_a_host_has_booted_when_no_exec_can_hide_its_first_process(
+    name: str, environment: str, booted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever enters a host right after its boot must find its first process, each time."""
+    monkeypatch.setattr(processes, "_PROC", tmp_path)
+    show(tmp_path, 71, "unshare", "VLAUNCH_LAB=vlaunch-lab/node1\0", "71")
+    show(tmp_path, 72, name, environment, "72\t1")
+
+    assert processes.booted(LAB.hosts[0]) is booted
+    assert processes.init_of(LAB.hosts[0]) == (72 if "node1" in environment else None)

@@ -1,0 +1,83 @@
+"""What the engine's ranks are told to write, how it is asked for, and how all of it becomes one reading."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.model import Answer
+from launcher.plan import engine_log
+from tests.plan.conftest import Load
+
+ONE = "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}]"
+LINE = "{0}:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [{1}] via NET/IB/0/GDRDMA\n"
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "nodes", "told"),
+    [("nvidia", "", True), ("amd", "", True), ("cpu", "", False), ("nvidia", ONE, False), ("cpu", ONE, False)],
+)
+def test_only_gpus_on_several_nodes_write_logs(load: Load, accelerator: str, nodes: str, told: bool) -> None:
+    """A CPU has no NCCL, and one node no network; then the command is what it would be without."""
+    inventory = load(f"accelerator: {accelerator}", nodes)
+    words = engine_log.environment(inventory, "serve-1")
+
+    assert bool(words) is told
+    assert bool(engine_log.variables(inventory)) is told
+    if told:
+        assert words[0] == "env"
+        assert "NCCL_DEBUG=INFO" in words
+        assert "NCCL_DEBUG_FILE=/tmp/vlaunch-nccl.serve-1.%h.%p.log" in words
+
+
+def test_each_backend_is_asked_where_it_runs(load: Load) -> None:
+    """Only the nodes that have ranks."""
+    inventory = load()
+    ray = engine_log.ask(inventory, "ray", ["gpu01", "gpu02"], "serve-1")
+    mp = engine_log.ask(inventory, "mp", ["gpu02"])
+
+    assert [(each.node, each.argv[:3]) for each in ray] == [
+        ("gpu01", ("docker", "exec", "vlaunch-c-gpu01")),
+        ("gpu02", ("docker", "exec", "vlaunch-c-gpu02")),
+    ]
+    assert [(each.node, each.argv[2]) for each in mp] == [("gpu02", "vlaunch-c-gpu02-rank")]
+
+
+def asked(load: Load, folder: Path, name: str) -> str:
+    """Run on this machine what would run in a container, its folder being another."""
+    argv = engine_log.ask(load(), "ray", ["gpu01"], name)[0].argv[3:]
+    here = [each.replace("/tmp/vlaunch-nccl", f"{folder}/vlaunch-nccl") if at == 2 else each for at, each in enumerate(argv)]
+    return subprocess.run(here, capture_output=True, text=True, check=False, cwd=folder).stdout
+
+
+def test_the_telling_lines_of_this_job_come_back(load: Load, tmp_path: Path) -> None:
+    """Not those of another job whose name begins alike, and not what tells nothing."""
+    (tmp_path / "vlaunch-nccl.serve-1.gpu01.7.log").write_text(LINE.format("gpu01", "send") + "gpu01:7:9 noise\n")
+    (tmp_path / "vlaunch-nccl.serve-1.gpu01.8.log").write_text("gpu01:8:9 [0] NCCL WARN trouble\n")
+    (tmp_path / "vlaunch-nccl.serve-12.gpu01.9.log").write_text(LINE.format("other", "send"))
+
+    assert asked(load, tmp_path, "serve-1") == LINE.format("gpu01", "send") + "gpu01:8:9 [0] NCCL WARN trouble\n"
+    assert asked(load, tmp_path, "serve-3") == ""
+
+
+@pytest.mark.parametrize("name", ["$(touch owned)", "a; touch owned", "`touch owned`", '"; touch owned; "', "../../x"])
+def test_a_name_is_never_read_by_a_shell(load: Load, tmp_path: Path, name: str) -> None:
+    """It travels as an argument."""
+    assert asked(load, tmp_path, name) == ""
+    assert not (tmp_path / "owned").exists()
+
+
+def test_all_ranks_are_read_as_one() -> None:
+    """Links of both ends, lines counted together; a node that said nothing adds nothing."""
+    reading = engine_log.read(
+        {
+            "gpu01": [Answer(node="gpu01", code=0, out=LINE.format("gpu01", "send"))],
+            "gpu02": [Answer(node="gpu02", code=0, out=LINE.format("gpu02", "receive") * 2)],
+            "gpu03": [Answer(node="gpu03", code=1, err="No such container")],
+        }
+    )
+
+    assert {link.host for link in reading.links} == {"gpu01", "gpu02"}
+    assert (reading.network_links, reading.groups) == (3, (("gpu01", "gpu02"),))

@@ -1,0 +1,287 @@
+"""The network check as a plan: who is asked what, how long it may take, what is measured again, and what is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from launcher.checks.shape import Finding
+from launcher.model import Answer, Inventory
+from launcher.plan import network
+from launcher.plan.network import Ask, Proof
+from launcher.plan.observe import observe
+from launcher.tools.docker import Image
+from launcher.tools.host import HostFacts
+from tests.fakes import FakeTransport
+from tests.plan.case import bring_up
+from tests.plan.conftest import Load
+from tests.simulated import World
+
+NODES = (
+    "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}, {host: gpu02, ip: 10.0.0.12, gpus: 4, head: true}, "
+    "{host: gpu03, ip: 10.0.0.13, gpus: 6}]"
+)
+ASK = Ask(nonce="f00d")
+
+
+def word(argv: Sequence[str], option: str) -> str:
+    """Return the value of an option."""
+    return argv[list(argv).index(option) + 1]
+
+
+def up(inventory: Inventory) -> tuple[World, dict[str, HostFacts]]:
+    """Bring a world up and look at it."""
+    world = World(inventory)
+    bring_up(inventory, world, {})
+    return world, observe(inventory, FakeTransport(world.answer), [inventory.image])
+
+
+def judged(world: World, facts: dict[str, HostFacts], ask: Ask, proof: Proof) -> Sequence[Finding]:
+    """Run the gate once."""
+    gate = network.gate(world.inventory, facts, ask, proof)
+    answers: dict[str, list[Answer]] = {}
+    for answer in FakeTransport(world.answer).run(gate.ask):
+        answers.setdefault(answer.node, []).append(answer)
+    return gate.judge(answers)
+
+
+def test_the_head_is_rank_0_wherever_it_stands(load: Load) -> None:
+    """All ranks meet there; the others follow in the inventory's order, and every node is told the same."""
+    asked = {each.node: each.argv for each in network.commands(load(nodes=NODES), {}, ASK)}
+
+    assert {name: word(argv, "--node-rank") for name, argv in asked.items()} == {"gpu02": "0", "gpu01": "1", "gpu03": "2"}
+    assert {word(argv, "--nodes") for argv in asked.values()} == {"gpu02=10.0.0.12,gpu01=10.0.0.11,gpu03=10.0.0.13"}
+    assert {word(argv, "--master") for argv in asked.values()} == {"10.0.0.12"}
+    assert {word(argv, "--nonce") for argv in asked.values()} == {"f00d"}
+
+
+@pytest.mark.parametrize(("asked", "each"), [(None, "4"), (2, "2")])
+def test_every_node_has_as_many_ranks_as_the_smallest_has_gpus(load: Load, asked: int | None, each: str) -> None:
+    """Ranks of a pair talk one to one, so that their number must be equal."""
+    commands = network.commands(load(nodes=NODES), {}, replace(ASK, ranks_per_node=asked))
+
+    assert {word(command.argv, "--ranks-per-node") for command in commands} == {each}
+
+
+@pytest.mark.parametrize(
+    ("ask", "nodes", "seconds"),
+    [
+        (ASK, 2, 90 + 25 * 3),
+        (ASK, 3, 90 + 25 * 4),
+        (replace(ASK, pair_timeout=5.0), 3, 90 + 10 * 4),
+        (replace(ASK, deadline=30.0), 3, 30),
+    ],
+)
+def test_every_wait_ends(load: Load, ask: Ask, nodes: int, seconds: float) -> None:
+    """Rounds of pairs and the reduction at their worst, and time to start; who waits outside waits longer, and for two runs."""
+    inventory = load(nodes=NODES if nodes == 3 else "")
+    commands = network.commands(inventory, {}, ask)
+
+    assert network.deadline(inventory, ask) == seconds
+    assert {float(word(each.argv, "--deadline")) for each in commands} == {seconds}
+    assert all(each.timeout > seconds for each in commands)
+    assert network.gate(inventory, {}, ask, Proof()).deadline > 2 * seconds
+
+
+def test_probes_wait_for_each_other_and_end_with_the_connection(load: Load) -> None:
+    """All at once, whatever the cap, with standard input held open: its end tells them that nobody waits any more."""
+    for command in network.commands(load(nodes=NODES), {}, ASK):
+        assert (command.together, command.hold_stdin, command.stdin is not None) == (True, True, True)
+
+
+@pytest.mark.parametrize(("accelerator", "backend"), [("cpu", "gloo"), ("nvidia", "nccl"), ("amd", "nccl")])
+def test_the_backend_is_the_accelerators(load: Load, accelerator: str, backend: str) -> None:
+    """RCCL answers to NCCL's name."""
+    commands = network.commands(load(f"accelerator: {accelerator}"), {}, ASK)
+
+    assert {word(each.argv, "--backend") for each in commands} == {backend}
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_it_runs_in_the_containers_that_will_serve(load: Load, fresh: bool) -> None:
+    """In Ray's where those run; in throw-away ones with the same devices where they do not, or where ranks will be new."""
+    _, facts = up(load("network: {fabric: infiniband}\nsecrets: {HF_TOKEN: {env: X}}"))
+    commands = network.commands(load("network: {fabric: infiniband}"), facts, replace(ASK, fresh=fresh))
+    argv = commands[0].argv
+
+    assert argv[:2] == ("docker", "run" if fresh else "exec")
+    assert ("--running" in argv) is not fresh
+    if fresh:
+        assert {"--rm", "/dev/infiniband", "IPC_LOCK", "memlock=-1"} <= set(argv)
+        assert word(argv, "--gpus") == "8"
+        assert "secrets" not in " ".join(argv)
+
+
+def test_without_a_container_and_without_an_image_nothing_is_measured(load: Load) -> None:
+    """The node is named, and so is the way out."""
+    inventory = load()
+    world = World(inventory)
+    world.machines["gpu02"].images.clear()
+    facts = observe(inventory, FakeTransport(world.answer), [inventory.image])
+    findings = network.prepare(inventory, facts).stages[0].gates[0].judge({})
+
+    assert [(each.node, each.status) for each in findings] == [("gpu01", "pass"), ("gpu02", "fail")]
+    assert "vlaunch up" in findings[1].fix
+
+
+def test_a_doubtful_pair_is_measured_twice_and_the_better_figures_count(load: Load) -> None:
+    """Slow and nothing else: other traffic does that too. What is kept is what was told."""
+    world, facts = up(load(nodes=NODES))
+    world.rates["gpu01", "gpu02"], world.rates["gpu03", "gpu02"] = [1e8, 2e9], [2e9, 1e8]
+    proof = Proof()
+    first, second = judged(world, facts, ASK, proof), judged(world, facts, ASK, proof)
+
+    assert [each.status for each in first] == ["wait"]
+    assert [each.status for each in second] == ["pass"]
+    assert proof.verdict is not None
+    assert proof.verdict.passed
+    assert {cell.bandwidth for cell in proof.verdict.cells} == {2e9}
+
+
+def test_a_pair_that_stays_slow_fails_at_the_second_time(load: Load) -> None:
+    """Not measured for ever."""
+    world, facts = up(load(nodes=NODES))
+    world.rates["gpu01", "gpu02"] = world.rates["gpu02", "gpu01"] = 1e8
+    proof = Proof()
+    first, second = judged(world, facts, ASK, proof), judged(world, facts, ASK, proof)
+
+    assert [each.status for each in first] == ["wait"]
+    assert [(each.node, each.status) for each in second if each.status == "fail"] == [("gpu01 ↔ gpu02", "fail")]
+
+
+@pytest.mark.parametrize("spoil", ["level", "missing"])
+def test_what_is_beyond_doubt_is_not_measured_twice(load: Load, spoil: str) -> None:
+    """A transport below the level, or no report: a second look would show the same."""
+    world, facts = up(load(nodes=NODES))
+    if spoil == "missing":
+        world.reports["gpu03"] = "killed"
+    found = judged(world, facts, replace(ASK, require="rdma" if spoil == "level" else None), Proof())
+
+    assert "fail" in {each.status for each in found}
+    assert "wait" not in {each.status for each in found}
+
+
+def record(world: World, facts: dict[str, HostFacts], ask: Ask = ASK) -> dict[str, Any]:
+    """Measure, keep the verdict, and read it back."""
+    proof = Proof()
+    judged(world, facts, ask, proof)
+    step = network.record(world.inventory, facts, proof, taken="today")
+    assert world.answer(step.command) is not None
+    answer = world.answer(network.ask_record(world.inventory, facts))
+    assert answer is not None
+    return network.parse_record(answer)
+
+
+def test_a_record_proves_what_it_is_about(load: Load) -> None:
+    """The very containers, at the level that was asked for, or above."""
+    inventory = load("network: {fabric: infiniband}")
+    world, facts = up(inventory)
+    world.links["gpu01", "gpu02"] = "NET/IB/0"
+    kept = record(world, facts, replace(ASK, require="rdma"))
+
+    def proves(require: Any, **changed: Any) -> bool:
+        return network.proven(inventory, facts, {**kept, **changed}, require=require, collective=True)
+
+    assert [proves(level) for level in ("any", "rdma", "gdrdma")] == [True, True, False]
+    assert not proves("rdma", incarnation="another")
+    assert not proves("rdma", passed=False)
+    assert not network.proven(inventory, {}, kept, require="any", collective=False)
+    assert not network.proven(inventory, facts, {**kept, "collective": False}, require="any", collective=True)
+    assert network.proven(inventory, facts, {**kept, "collective": False}, require="any", collective=False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "required", "proves"),
+    [
+        ("auto", "any", True),
+        ("auto", "gdrdma", True),
+        ("any", "any", False),
+        ("rdma", "rdma", False),
+        ("gdrdma", "gdrdma", True),
+    ],
+)
+def test_auto_is_covered_by_auto_and_by_the_highest(load: Load, asked: str, required: str, proves: bool) -> None:
+    """What it stands for was found on the nodes, and a lower level that somebody asked for says nothing of it."""
+    inventory = load()
+    world, facts = up(inventory)
+    kept = {**record(world, facts), "asked": asked, "required": required}
+
+    assert network.proven(inventory, facts, kept, require=None, collective=False) is proves
+
+
+def test_a_container_that_started_again_is_another_incarnation(load: Load) -> None:
+    """Docker restarts it under the same id."""
+    world, facts = up(load())
+    before = network.incarnation(world.inventory, facts)
+    world.container("gpu02")["State"]["StartedAt"] = "2026-11-21T01:00:00Z"
+    after = network.incarnation(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
+    world.stop("gpu01")
+    gone = network.incarnation(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
+
+    assert before
+    assert after not in ("", before)
+    assert gone == ""
+
+
+GOOD = {"incarnation": "i", "taken": "t", "passed": True, "asked": "auto", "required": "any", "summary": "s"}
+FIGURES = {"reduce_latency": 1e-5, "algbw": 1e9, "send_latency": 1e-5, "bandwidth": 1e9, "tcp": False}
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (json.dumps(GOOD), GOOD),
+        (json.dumps({**GOOD, "figures": FIGURES}), {**GOOD, "figures": FIGURES}),
+        (json.dumps({**GOOD, "figures": {**FIGURES, "algbw": 0}}), GOOD),
+        (json.dumps({**GOOD, "figures": {**FIGURES, "algbw": "fast"}}), GOOD),
+        (json.dumps({**GOOD, "figures": {**FIGURES, "algbw": float("inf")}}), GOOD),
+        (json.dumps({**GOOD, "figures": [1]}), GOOD),
+        (json.dumps({**GOOD, "passed": "yes"}), {}),
+        (json.dumps({**GOOD, "required": "rocket"}), {}),
+        (json.dumps({**GOOD, "taken": None}), {}),
+        ('{"passed": true}', {}),
+        ("", {}),
+        ("{", {}),
+        ("null", {}),
+        ("[" * 100_000, {}),
+    ],
+)
+def test_a_record_that_is_not_whole_proves_nothing(text: str, kept: dict[str, Any]) -> None:
+    """A file on a node may hold anything."""
+    assert network.parse_record(Answer(node="gpu01", code=0, out=text)) == kept
+
+
+def test_nothing_is_kept_of_what_was_not_measured(load: Load) -> None:
+    """A dry run's step has nothing to write, and shows that."""
+    inventory = load()
+    step = network.record(inventory, {}, Proof(), taken="today")
+
+    assert step.command.stdin is not None
+    assert step.command.stdin() == b"{}"
+    assert step.command.shown_stdin == "printf '{}'"
+
+
+def test_numbers_that_json_has_not_are_left_out(load: Load) -> None:
+    """In what is printed and in what is kept."""
+    world, facts = up(load())
+    world.rates["gpu01", "gpu02"] = float("nan")
+    proof = Proof()
+    judged(world, facts, ASK, proof)
+    judged(world, facts, ASK, proof)
+    assert proof.verdict is not None
+
+    for said in (network.as_json(proof.verdict), network.as_record(world.inventory, facts, proof, taken="today")):
+        assert json.loads(json.dumps(said, allow_nan=False)) == json.loads(json.dumps(said))
+
+
+def test_images_are_enough(load: Load) -> None:
+    """A node whose Ray container does not run has the image for a throw-away one."""
+    inventory = load()
+    image = Image(id="i", identity="i", digests=(), architecture="amd64", labels={})
+    facts = {node.name: HostFacts(images={inventory.image: image}) for node in inventory.nodes}
+
+    assert {each.status for each in network.prepare(inventory, facts).stages[0].gates[0].judge({})} == {"pass"}
