@@ -63,7 +63,6 @@ def judge(
     level: tuple[Level, str],
     *,
     collective: bool = True,
-    seconds: float = 0.0,
 ) -> Verdict:
     """Judge every direction between every two nodes, and the ranks themselves.
 
@@ -73,7 +72,6 @@ def judge(
         missing: nodes whose probe said nothing that can be read, and why.
         level: what is required, and why.
         collective: whether collectives will cross nodes, so that a failing all_reduce is a failure and not a warning.
-        seconds: how long it took.
     """
     names = tuple(node.name for node in inventory.nodes)
     findings = [*blame.nodes(inventory, reports, missing), *_versions(reports)]
@@ -95,7 +93,7 @@ def judge(
         findings=tuple(findings),
         collective=first,
         ranks=sum(len(each.ranks) for each in reports.values()),
-        seconds=seconds,
+        seconds=max((each.seconds for each in reports.values()), default=0.0),
         versions=next((each.versions for each in reports.values() if each.versions), {}),
     )
 

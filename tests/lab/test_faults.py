@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.lab import faults, hosts, layout, processes, remove
+from launcher.lab import faults, hosts, layout, machine, processes, remove
 from launcher.lab.layout import Host, Lab
 from tests.lab.test_lifecycle import DIRECTORY, NAME, quiet, reaches, ssh, start
 
@@ -105,7 +105,8 @@ def test_faults_do_what_they_say_and_heal(lab: Lab) -> None:
     faults.unplug(second)
     assert not hosts.ssh_answers(second)
     faults.plug(second)
-    assert reaches(lab, "node1", "node2")
+    # The kernel takes up to a second to notice a cable.
+    machine.await_true(lambda: reaches(lab, "node1", "node2"), what="the way to a host that was plugged in again", timeout=10)
     old = processes.init_of(second)
     faults.reboot(lab, second)
     assert processes.init_of(second) != old
