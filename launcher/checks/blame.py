@@ -147,7 +147,7 @@ def _why(inventory: Inventory, cell: Cell, reports: Mapping[str, Report]) -> tup
     if cell.bandwidth is None or cell.transport.startswith("NET/") or not cell.transport:
         for name in (cell.source, cell.target):
             if (report := reports.get(name)) is not None and (found := _cause(report, cell)) is not None:
-                return f"{cell.text}: {found[0]} on {name}", found[1], found[2]
+                return f"{cell.text}: {found[0]} on {name}", found[1], _on_host(inventory, name, found[2])
     if cell.bandwidth is None:
         fix = f"allow TCP between {a.ip} and {b.ip} on all ports, then run `vlaunch check --group network`"
         return cell.text, "", fix
@@ -157,6 +157,13 @@ def _why(inventory: Inventory, cell: Cell, reports: Mapping[str, Report]) -> tup
     interface = b.interface or "eth0"
     fix = f"compare the links: `vlaunch check --only link-speed`, and `ethtool {interface}` on {a.name} and {b.name}"
     return cell.text, "", fix
+
+
+def _on_host(inventory: Inventory, name: str, fix: str) -> str:
+    """Where the inventory has the fabric already, its devices are missing on the node itself."""
+    if inventory.fabric == "ethernet" or "set `network: {fabric:" not in fix:
+        return fix
+    return f"run `sudo modprobe -a mlx5_ib ib_uverbs` on {name}, see `ls /dev/infiniband` there, then `vlaunch down` and `up`"
 
 
 def _below(cell: Cell) -> Level:

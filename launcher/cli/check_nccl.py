@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from launcher.checks.network import Verdict
     from launcher.cli.session import Session
-    from launcher.plan.network import Ask
+    from launcher.plan.verdict import Ask
 
 Require = Literal["auto", "any", "rdma", "gdrdma"]
 
@@ -72,7 +72,7 @@ def check_nccl(
             raise click.UsageError("--html shows what was measured; a log alone has no figures")
         return _from_logs((*logs, *paths), inventory, require, as_json=as_json, strict=strict)
     from launcher.cli import expected, session
-    from launcher.plan.network import Ask
+    from launcher.plan.verdict import Ask
     from launcher.ui.progress import printer
 
     if len(paths) > 1:
@@ -104,15 +104,17 @@ def measure(session: Session, ask: Ask) -> Verdict:
     from launcher import apply as runner
     from launcher.events import Event
     from launcher.plan import network as plan
+    from launcher.plan import verdict as kept
     from launcher.plan.observe import observe
     from launcher.plan.shape import Plan, Stage
+    from launcher.plan.verdict import Proof
     from launcher.ui.progress import show_all
 
     began = time.monotonic()
     inventory, to = session.inventory, session.to
     facts = observe(inventory, session.transport, [inventory.image], survey=True, clock=time.time)
     show_all(runner.apply(plan.prepare(inventory, facts), session.transport), to)
-    proof = plan.Proof()
+    proof = Proof()
     gate = plan.gate(inventory, facts, ask, proof)
     to.show(Event(kind="stage", stage="network", text="Prove the network between the nodes", state="running"))
     to.show(Event(kind="wait", stage="network", text=gate.doing, state="running", deadline=plan.deadline(inventory, ask)))
@@ -122,10 +124,9 @@ def measure(session: Session, ask: Ask) -> Verdict:
         gate.judge(runner.ask(session.transport, gate))
     assert proof.verdict is not None  # noqa: S101 - the judge has just put it there
     to.show(Event(kind="step", stage="network", text="measured", state="ok", seconds=time.monotonic() - began))
-    if plan.incarnation(inventory, facts):
-        keep = plan.record(inventory, facts, proof, taken=now())
-        kept = Plan(verb="check-nccl", stages=(Stage(id="verdict", title="Keep the verdict", steps=(keep,)),))
-        show_all(runner.apply(kept, session.transport), to)
+    if kept.incarnation(inventory, facts):
+        keep = Stage(id="verdict", title="Keep the verdict", steps=(kept.record(inventory, facts, proof, taken=now()),))
+        show_all(runner.apply(Plan(verb="check-nccl", stages=(keep,)), session.transport), to)
     return proof.verdict
 
 
@@ -141,7 +142,7 @@ def code(verdict: Verdict, *, strict: bool) -> int:
 
 
 def _show(verdict: Verdict, *, as_json: bool) -> None:
-    from launcher.plan.network import as_json as plain
+    from launcher.plan.verdict import as_json as plain
     from launcher.ui import network
     from launcher.ui.status import console
 

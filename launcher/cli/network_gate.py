@@ -12,8 +12,9 @@ from launcher.cli import expected
 from launcher.cli.check_nccl import now
 from launcher.errors import GateError, VlaunchError
 from launcher.events import Event
-from launcher.plan import engine_log, network, running
+from launcher.plan import engine_log, network, running, verdict
 from launcher.plan.stop import plan_stop
+from launcher.plan.verdict import Ask, Proof
 from launcher.tools import symptoms
 from launcher.ui.progress import show_all
 from launcher.watch import by_node
@@ -25,35 +26,33 @@ if TYPE_CHECKING:
     from launcher.plan.shape import Stage
 
 
-def prove(inventory: Inventory, seen: Seen, request: Request) -> tuple[tuple[Stage, ...], str]:
-    """Return the stages that prove the network, and what is known of it already.
+def prove(inventory: Inventory, seen: Seen, request: Request) -> tuple[tuple[Stage, ...], tuple[str, ...]]:
+    """Return the stages that prove the network, and what is known of it already, in words.
 
     What was proven for this very incarnation of the cluster is not proven again; `mp` ranks are new containers every time.
     """
     placed = request.placement
     if len(placed.nodes) == 1:
-        return (), ""
+        return (), ()
     split = network.split(inventory, placed, seen.config)
-    known = network.proven(inventory, seen.facts, seen.network, require=None, collective=placed.crosses)
+    known = verdict.proven(inventory, seen.facts, seen.network, require=None, collective=placed.crosses)
     if request.backend == "ray" and known:
         figures = crossing.kept(seen.network)
-        cost = f"; {crossing.judge(split, figures).text}" if split is not None and figures is not None else ""
-        return (), f"network proven {seen.network['taken']}: {seen.network['summary']}{cost}"
+        costs = (crossing.judge(split, figures).text,) if split is not None and figures is not None else ()
+        return (), (f"network proven {seen.network['taken']}: {seen.network['summary']}", *costs)
     if request.backend == "mp":  # its ranks are where they are placed; Ray may place them on any node
         names = [name for name, _ in placed.nodes]
         inventory = replace(inventory, nodes=tuple(node for node in inventory.nodes if node.name in names))
     nonce = secrets.token_hex(4) if seen.facts else "NONCE"
-    ask = network.Ask(
-        nonce=nonce, collective=placed.crosses, crossing=split, known=expected.load(), fresh=request.backend == "mp"
-    )
-    return network.stages(inventory, seen.facts, ask, network.Proof(), taken=now()), ""
+    ask = Ask(nonce=nonce, collective=placed.crosses, crossing=split, known=expected.load(), fresh=request.backend == "mp")
+    return network.stages(inventory, seen.facts, ask, Proof(), taken=now()), ()
 
 
-def noted(start: Start, known: str) -> Start:
+def noted(start: Start, known: tuple[str, ...]) -> Start:
     """Add what is known of the network to what is said before a start."""
     if start.attached or not known:
         return start
-    return replace(start, plan=replace(start.plan, notes=(*start.plan.notes, known)))
+    return replace(start, plan=replace(start.plan, notes=(*start.plan.notes, *known)))
 
 
 def confirm(session: Session, seen: Seen, request: Request, start: Start, *, allow: bool) -> str:
@@ -66,12 +65,12 @@ def confirm(session: Session, seen: Seen, request: Request, start: Start, *, all
     nodes = [name for name, _ in request.placement.nodes]
     if len(nodes) == 1:
         return ""
-    asked = [network.ask_record(inventory, seen.facts), *engine_log.ask(inventory, request.backend, nodes, start.job or "rank")]
+    asked = [verdict.ask_record(inventory, seen.facts), *engine_log.ask(inventory, request.backend, nodes, start.job or "rank")]
     answers = by_node(session.transport, asked)
-    kept = network.parse_record(answers[inventory.head.name].pop(0))
+    kept = verdict.parse_record(answers[inventory.head.name].pop(0))
     gpus = sorted({gpu.name for each in seen.facts.values() for gpu in each.gpus or ()})
     # A gate has just been passed, or the record is of these very containers; any other record is of something else.
-    ours = (not start.attached and not allow) or network.proven(
+    ours = (not start.attached and not allow) or verdict.proven(
         inventory, seen.facts, kept, require=None, collective=request.placement.crosses
     )
     if ours and kept.get("passed"):

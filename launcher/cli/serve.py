@@ -140,7 +140,7 @@ class _Asked:
             model=self.model, placement=placement.choose(inventory, tp, pp, seen.config, backend=self.backend),
             backend=self.backend, host=self.host, port=self.port, args=self.args,
         )  # fmt: skip
-        prove, known = ((), "") if self.skip_network_check else network_gate.prove(inventory, seen, request)
+        prove, known = ((), ()) if self.skip_network_check else network_gate.prove(inventory, seen, request)
         if self.backend == "ray":
             start = plan_serve(inventory, seen, request, prove=prove, replace_other=self.replace_other)
             return request, network_gate.noted(start, known)

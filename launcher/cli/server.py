@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.checks.ray import read_payload
 from launcher.errors import NodeError, RequestError, UnreadableAnswer
-from launcher.plan import network, running
+from launcher.plan import running, verdict
 from launcher.plan.observe import observe
 from launcher.plan.serve import Seen, ask_model
 from launcher.tools import model as models
@@ -30,7 +30,7 @@ def look(session: Session, *, model: str = "", host: str = "", port: int = 0, he
     jobs = [running.ask_jobs(inventory, host or inventory.serve.bind, port or inventory.ports.api)]
     if not running.head_runs(inventory, facts):
         jobs = []
-    answers = by_node(session.transport, [*jobs, network.ask_record(inventory, facts), *asked])
+    answers = by_node(session.transport, [*jobs, verdict.ask_record(inventory, facts), *asked])
     of_head = answers[inventory.head.name]
     said: dict[str, Any] = {}
     if jobs:
@@ -38,7 +38,7 @@ def look(session: Session, *, model: str = "", host: str = "", port: int = 0, he
             said = read_payload(of_head.pop(0))
         except UnreadableAnswer as error:
             said = {"error": error.message}
-    kept = network.parse_record(of_head.pop(0))
+    kept = verdict.parse_record(of_head.pop(0))
     seen = {node: models.parse_look(each[0]) for node, each in answers.items() if each}
     return Seen(facts=facts, said=said, models=seen, network=kept)
 

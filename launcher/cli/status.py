@@ -49,9 +49,9 @@ def status(
 def look(session: Session) -> ClusterStatus:
     """Observe the cluster once."""
     from launcher.plan import status as plan
-    from launcher.plan.network import parse_record
     from launcher.plan.observe import commands, read
     from launcher.plan.running import find
+    from launcher.plan.verdict import parse_record
 
     inventory = session.inventory
     nodes = [node for node in inventory.nodes if node.name not in session.missing]

@@ -8,8 +8,9 @@ for file in /run/vlaunch/secrets/*; do
   value=$(cat "$file") || exit 1
   export "$name=$value"
 done
-# A restarted container keeps its layer: the note of a dead Ray session would send `ray start --head` to a cluster that is gone.
-rm -f /tmp/ray/ray_current_cluster
+# A restarted container keeps its layer: the note of a dead Ray session would send `ray start --head` to a cluster that is gone,
+# and NCCL's logs of a job that had the same name would be read as the new one's.
+rm -f /tmp/ray/ray_current_cluster /tmp/vlaunch-nccl.*
 if [ "$1" = ray ] && ! command -v ray >/dev/null; then
   echo "entry.sh: this image has no Ray (stock vLLM images carry none since v0.18): let vlaunch build the derived image" >&2
   exit 127

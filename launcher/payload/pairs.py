@@ -242,6 +242,7 @@ class Probe:
         flying, talk = {}, None
         while (left or flying) and time.monotonic() < until:
             now = time.monotonic()
+            met = peer["name"] in self.talks
             for port in [port for port, at in left.items() if at <= now]:
                 del left[port]
                 sock = self.socket(socket.SOCK_STREAM)
@@ -249,28 +250,29 @@ class Probe:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                 code = sock.connect_ex((peer["ip"], port))
                 if code in (0, errno.EINPROGRESS):
-                    flying[sock] = (port, now)
+                    flying[sock] = (port, now, met)
                 else:
-                    self.landed(peer, seen, port, code, left)
+                    self.landed(peer, seen, port, code, None if met else left)
                     sock.close()
             for sock in ready(list(flying), 0.02):
-                port, _ = flying.pop(sock)
+                port, _, met = flying.pop(sock)
                 code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                self.landed(peer, seen, port, code, left)
+                self.landed(peer, seen, port, code, None if met else left)
                 if port == self.port and not code:
                     talk = self.greet(peer, seen, sock)
                 else:
                     sock.close()
-            for sock in [sock for sock, (_, begun) in flying.items() if time.monotonic() - begun > self.patience]:
-                port, _ = flying.pop(sock)
+            for sock in [sock for sock, (_, begun, _) in flying.items() if time.monotonic() - begun > self.patience]:
+                port = flying.pop(sock)[0]
                 seen["ports"][str(port)] = "timed out"
                 sock.close()
-        for sock, (port, _) in flying.items():
+        for sock, (port, _, _) in flying.items():
             seen["ports"].setdefault(str(port), "timed out")
             sock.close()
         return talk
 
-    def landed(self, peer, seen, port, code, left):
+    def landed(self, peer, seen, port, code, again):
+        """Note what became of a connection; `again` takes the port of one that is to be tried once more, if that may be."""
         seen["errors"].pop(str(port), None)
         if code in (0, errno.ECONNRESET):  # a reset comes after the connection stood
             seen["ports"][str(port)] = "open"
@@ -279,9 +281,9 @@ class Probe:
         words = {errno.ECONNREFUSED: "refused", errno.ETIMEDOUT: "timed out"}
         routes = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
         seen["ports"][str(port)] = words.get(code, "no route" if code in routes else "error")
-        # Refused may only mean that the peer has not begun: unless we met it, we come again.
-        if code == errno.ECONNREFUSED and peer["name"] not in self.talks:
-            left[port] = time.monotonic() + 0.05
+        # Refused may only mean that the peer had not begun: unless we had met it before we knocked, we come again.
+        if code == errno.ECONNREFUSED and again is not None:
+            again[port] = time.monotonic() + 0.05
 
     def greet(self, peer, seen, sock):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))

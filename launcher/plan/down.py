@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from launcher.checks.shape import Finding
 from launcher.model import Inventory, Node
-from launcher.plan import containers, network
+from launcher.plan import containers, verdict
 from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
 from launcher.tools import docker
 from launcher.tools.host import HostFacts
@@ -35,7 +35,7 @@ def plan_down(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Plan:
             title="removing helper files and secrets",
             command=Command(
                 node=node.name,
-                argv=("sh", "-c", _CLEAR, "clear", containers.state_dir(inventory, node, facts[node.name]), network.FILE),
+                argv=("sh", "-c", _CLEAR, "clear", containers.state_dir(inventory, node, facts[node.name]), verdict.FILE),
                 timeout=30,
             ),
         )

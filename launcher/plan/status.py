@@ -9,7 +9,7 @@ from typing import Any, Literal
 from launcher.checks.ray import read_payload
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Inventory, Node, Secret
-from launcher.plan import containers, network, running
+from launcher.plan import containers, running, verdict
 from launcher.plan.running import Running
 from launcher.plan.watched import endpoint
 from launcher.tools import docker, payload, ray
@@ -80,7 +80,7 @@ def ask_ray(inventory: Inventory, facts: Mapping[str, HostFacts]) -> list[Comman
     """Return what to ask the head about Ray and its jobs, and about the network: nothing when its container does not run."""
     if inventory.head.name not in facts or not running.head_runs(inventory, facts):
         return []
-    return [running.ask_jobs(inventory, inventory.serve.bind, inventory.ports.api), network.ask_record(inventory, facts)]
+    return [running.ask_jobs(inventory, inventory.serve.bind, inventory.ports.api), verdict.ask_record(inventory, facts)]
 
 
 def ask_server(inventory: Inventory, server: Running) -> list[Command]:
@@ -145,9 +145,9 @@ def drift(inventory: Inventory, node: Node, facts: HostFacts) -> tuple[str, ...]
 
 def _network(inventory: Inventory, facts: Mapping[str, HostFacts], kept: Mapping[str, Any]) -> str:
     """Say what is proven of the network between these very containers; empty where there is none, or nobody to ask."""
-    if len(inventory.nodes) == 1 or not network.incarnation(inventory, facts):
+    if len(inventory.nodes) == 1 or not verdict.incarnation(inventory, facts):
         return ""
-    if kept.get("incarnation") != network.incarnation(inventory, facts):
+    if kept.get("incarnation") != verdict.incarnation(inventory, facts):
         return "not proven for these containers: `vlaunch check-nccl`"
     return f"{'proven' if kept.get('passed') else 'failed'} {kept.get('taken', '')}: {kept.get('summary', '')}"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.checks import blame
+from launcher.checks import blame, transport
 from launcher.checks.network import UNMEASURED, Cell
 from launcher.checks.shape import Finding
 from launcher.tools.inside import Inside
@@ -86,9 +86,9 @@ def test_a_pair_that_did_not_connect_gets_the_addresses_to_open() -> None:
 @pytest.mark.parametrize(
     ("report", "text", "fix"),
     [
-        ({"log": "n2:1:2 [0] NCCL INFO NET/IB : No device found.\n"}, " on n2", "fabric:"),
+        ({"log": "n2:1:2 [0] NCCL INFO NET/IB : No device found.\n"}, " on n2", "modprobe"),
         ({"env": {"NCCL_IB_DISABLE": "1"}}, " on n2", "NCCL_IB_DISABLE"),
-        ({"inside": Inside(running=True, infiniband=())}, " on n2", "vlaunch up"),
+        ({"inside": Inside(running=True, infiniband=())}, " on n2", "modprobe"),
         ({}, "", "with `network: {require: any}` it is allowed"),
     ],
 )
@@ -164,3 +164,11 @@ def test_a_node_without_report_and_one_with_an_error() -> None:
     assert "sport = :29500" in one.fix
     assert "vlaunch logs n2" in two.fix
     assert three_.text == "its probe gave no report: ended with exit code 1: no such file"
+
+
+def test_without_a_fabric_the_fix_is_the_inventory() -> None:
+    """Containers get RDMA devices only when it says so."""
+    reports = healthy(via="NET/Socket/0", log="n1:1:2 [0] NCCL INFO NET/IB : No device found.\n")
+    seen = transport.judge(three(""), reports, {}, ("rdma", "every node has an active RDMA port"))
+
+    assert "network: {fabric: infiniband}" in seen.findings[0].fix

@@ -202,7 +202,7 @@ def test_the_cause_is_read_from_what_the_node_wrote() -> None:
 
     assert blamed(seen) == ["n3"]
     assert "No device found" in seen.findings[0].evidence
-    assert "fabric: infiniband" in seen.findings[0].fix
+    assert "sudo modprobe -a mlx5_ib" in seen.findings[0].fix
 
 
 def test_a_silent_nccl_proves_nothing() -> None:

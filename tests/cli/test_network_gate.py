@@ -233,7 +233,7 @@ def test_ranks_of_cpus_have_no_log_of_nccl(cluster: Cluster) -> None:
     ran = cluster.run(*SERVE)
 
     assert ran.code == 0, ran.err
-    assert network_row(ran).startswith("1 pairs over Gloo/TCP")
+    assert network_row(ran).startswith("1 pair over Gloo/TCP")
     assert network_row(ran).endswith("(proven before the start)")
 
 

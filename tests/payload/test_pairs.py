@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -11,9 +12,11 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
+import launcher
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer
 from launcher.tools import pairs
@@ -115,6 +118,32 @@ def test_a_refused_port_is_final_once_the_peer_was_met() -> None:
 
     assert (knock.ports[16379], knock.ports[18265], knock.ports[HIGH]) == ("refused", "open", "open")
     assert time.monotonic() - began < 5
+
+
+def test_a_refusal_from_before_the_peer_was_met_is_not_its_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peer begins, and greets us, while a knock of ours is still on its way back."""
+    monkeypatch.syspath_prepend(str(Path(launcher.__file__).parent / "payload"))
+    program = importlib.import_module("pairs")
+    peer = {"name": "b", "ip": IPS["b"], "ports": []}
+    with socket.socket() as door:
+        door.bind((IPS["b"], HIGH + 1))
+
+        class Late(program.Probe):  # type: ignore[misc]
+            def __init__(self) -> None:
+                self.ip, self.port, self.patience, self.talks = IPS["a"], HIGH + 1, 0.5, dict[str, object]()
+
+            def landed(self, *words: object) -> None:
+                door.listen()
+                self.talks["b"] = ["met"]
+                super().landed(*words)
+
+            def greet(self, *_: object) -> str:
+                return "talk"
+
+        seen: dict[str, dict[str, str]] = {"ports": {}, "errors": {}}
+        talk = Late().connect(peer, seen, time.monotonic() + 5)
+
+    assert (talk, seen) == ("talk", {"ports": {str(HIGH + 1): "open"}, "errors": {}})
 
 
 def test_a_stranger_at_the_high_port_is_recognised() -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from launcher.checks.shape import Finding
 from launcher.model import Answer, Inventory
-from launcher.plan import network
-from launcher.plan.network import Ask, Proof
+from launcher.plan import network, verdict
 from launcher.plan.observe import observe
+from launcher.plan.verdict import Ask, Proof
 from launcher.tools.docker import Image
 from launcher.tools.host import HostFacts
 from tests.fakes import FakeTransport
@@ -169,11 +169,11 @@ def record(world: World, facts: dict[str, HostFacts], ask: Ask = ASK) -> dict[st
     """Measure, keep the verdict, and read it back."""
     proof = Proof()
     judged(world, facts, ask, proof)
-    step = network.record(world.inventory, facts, proof, taken="today")
+    step = verdict.record(world.inventory, facts, proof, taken="today")
     assert world.answer(step.command) is not None
-    answer = world.answer(network.ask_record(world.inventory, facts))
+    answer = world.answer(verdict.ask_record(world.inventory, facts))
     assert answer is not None
-    return network.parse_record(answer)
+    return verdict.parse_record(answer)
 
 
 def test_a_record_proves_what_it_is_about(load: Load) -> None:
@@ -184,14 +184,14 @@ def test_a_record_proves_what_it_is_about(load: Load) -> None:
     kept = record(world, facts, replace(ASK, require="rdma"))
 
     def proves(require: Any, **changed: Any) -> bool:
-        return network.proven(inventory, facts, {**kept, **changed}, require=require, collective=True)
+        return verdict.proven(inventory, facts, {**kept, **changed}, require=require, collective=True)
 
     assert [proves(level) for level in ("any", "rdma", "gdrdma")] == [True, True, False]
     assert not proves("rdma", incarnation="another")
     assert not proves("rdma", passed=False)
-    assert not network.proven(inventory, {}, kept, require="any", collective=False)
-    assert not network.proven(inventory, facts, {**kept, "collective": False}, require="any", collective=True)
-    assert network.proven(inventory, facts, {**kept, "collective": False}, require="any", collective=False)
+    assert not verdict.proven(inventory, {}, kept, require="any", collective=False)
+    assert not verdict.proven(inventory, facts, {**kept, "collective": False}, require="any", collective=True)
+    assert verdict.proven(inventory, facts, {**kept, "collective": False}, require="any", collective=False)
 
 
 @pytest.mark.parametrize(
@@ -210,17 +210,17 @@ def test_auto_is_covered_by_auto_and_by_the_highest(load: Load, asked: str, requ
     world, facts = up(inventory)
     kept = {**record(world, facts), "asked": asked, "required": required}
 
-    assert network.proven(inventory, facts, kept, require=None, collective=False) is proves
+    assert verdict.proven(inventory, facts, kept, require=None, collective=False) is proves
 
 
 def test_a_container_that_started_again_is_another_incarnation(load: Load) -> None:
     """Docker restarts it under the same id."""
     world, facts = up(load())
-    before = network.incarnation(world.inventory, facts)
+    before = verdict.incarnation(world.inventory, facts)
     world.container("gpu02")["State"]["StartedAt"] = "2026-11-21T01:00:00Z"
-    after = network.incarnation(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
+    after = verdict.incarnation(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
     world.stop("gpu01")
-    gone = network.incarnation(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
+    gone = verdict.incarnation(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
 
     assert before
     assert after not in ("", before)
@@ -252,13 +252,13 @@ FIGURES = {"reduce_latency": 1e-5, "algbw": 1e9, "send_latency": 1e-5, "bandwidt
 )
 def test_a_record_that_is_not_whole_proves_nothing(text: str, kept: dict[str, Any]) -> None:
     """A file on a node may hold anything."""
-    assert network.parse_record(Answer(node="gpu01", code=0, out=text)) == kept
+    assert verdict.parse_record(Answer(node="gpu01", code=0, out=text)) == kept
 
 
 def test_nothing_is_kept_of_what_was_not_measured(load: Load) -> None:
     """A dry run's step has nothing to write, and shows that."""
     inventory = load()
-    step = network.record(inventory, {}, Proof(), taken="today")
+    step = verdict.record(inventory, {}, Proof(), taken="today")
 
     assert step.command.stdin is not None
     assert step.command.stdin() == b"{}"
@@ -274,7 +274,7 @@ def test_numbers_that_json_has_not_are_left_out(load: Load) -> None:
     judged(world, facts, ASK, proof)
     assert proof.verdict is not None
 
-    for said in (network.as_json(proof.verdict), network.as_record(world.inventory, facts, proof, taken="today")):
+    for said in (verdict.as_json(proof.verdict), verdict.as_record(world.inventory, facts, proof, taken="today")):
         assert json.loads(json.dumps(said, allow_nan=False)) == json.loads(json.dumps(said))
 
 

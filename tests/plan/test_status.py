@@ -12,7 +12,7 @@ import pytest
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Inventory, Secret
-from launcher.plan import network, running, status
+from launcher.plan import running, status, verdict
 from launcher.plan.observe import observe
 from launcher.plan.status import ClusterStatus
 from launcher.tools.docker import parse_image
@@ -41,7 +41,7 @@ def look(world: World, *missing: str, inventory: Inventory | None = None) -> Clu
     said = status.Said()
     if asked := status.ask_ray(inventory, facts):
         answer, kept = transport.run(asked)
-        said = status.Said(ray=status.hear(answer), network=network.parse_record(kept))
+        said = status.Said(ray=status.hear(answer), network=verdict.parse_record(kept))
     for server in running.find(inventory, facts, said.ray)[:1]:
         about, completion = transport.run(status.ask_server(inventory, server))
         said = dataclasses.replace(said, server=status.hear(about), completion=status.hear(completion))
