@@ -7,6 +7,7 @@ first, round by round, so that a pair that hangs spares the others; then all ran
 from __future__ import annotations
 
 import json
+import math
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -172,7 +173,7 @@ def _value(key: str, hint: Any, value: object) -> object:
         return tuple(value)
     if origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
         return {name: str(each) for name, each in value.items()}
-    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         return float(value)
     if origin is None and isinstance(hint, type) and type(value) is hint:
         return value

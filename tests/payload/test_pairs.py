@@ -137,7 +137,8 @@ def test_a_refusal_from_before_the_peer_was_met_is_not_its_last_word(monkeypatch
                 self.talks["b"] = ["met"]
                 super().landed(*words)
 
-            def greet(self, *_: object) -> str:
+            def greet(self, _: object, __: object, sock: socket.socket) -> str:
+                sock.close()
                 return "talk"
 
         seen: dict[str, dict[str, str]] = {"ports": {}, "errors": {}}
