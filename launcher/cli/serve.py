@@ -196,7 +196,7 @@ def _apply(session: Session, request: Request, start: Start, *, skipped: bool) -
 
     for note in start.plan.notes:
         session.to.show(Event(kind="note", stage="placement", text=note))
-    if skipped and len(request.placement.nodes) > 1:
+    if skipped and not start.attached and len(request.placement.nodes) > 1:
         text = "THE NETWORK BETWEEN THE NODES IS NOT PROVEN, as asked: it may be slow TCP, or hang (`vlaunch check-nccl`)"
         session.to.show(Event(kind="warning", stage="network", text=text, state="warn"))
     if start.attached:
