@@ -12,8 +12,10 @@ VLAUNCH := $(BIN)/vlaunch
 
 demo: .venv/installed
 	$(SUDO) $(VLAUNCH) lab up --install-missing
+	$(VLAUNCH) check $(LAB)/inventory.yaml
 	$(VLAUNCH) up $(LAB)/inventory.yaml
 	$(VLAUNCH) exec --head -- ray status
+	$(VLAUNCH) check-nccl
 	$(VLAUNCH) serve
 	$(VLAUNCH) exec --head -- ray status
 	$(VLAUNCH) chat --max-tokens 24 "What is a pipeline stage?"

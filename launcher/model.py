@@ -12,7 +12,10 @@ from typing import Literal
 Accelerator = Literal["nvidia", "amd", "cpu"]
 Backend = Literal["ray", "mp"]
 Fabric = Literal["ethernet", "infiniband", "roce"]
-Level = Literal["any", "rdma", "gdrdma"]  # what the network between nodes must at least be: any, RDMA, GPUDirect RDMA
+# What the network between nodes must at least be, the least first.
+Level = Literal["any", "rdma", "gdrdma"]
+LEVELS: tuple[Level, ...] = ("any", "rdma", "gdrdma")
+LEVEL_WORDS: Mapping[Level, str] = {"any": "any transport", "rdma": "RDMA", "gdrdma": "RDMA with GPUDirect"}
 Argv = tuple[str, ...]
 
 

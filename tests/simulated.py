@@ -82,6 +82,11 @@ class World:
         if argv[:2] == ("python3", "-c"):
             return self._knocked(machine, argv)
         docker = machine.node.docker
+        if argv[:2] == ("rm", "-f"):
+            failed = self._change(machine, command, "rm")
+            for path in argv[2:]:
+                machine.files.pop(path.partition(f"/{self.inventory.cluster}/")[2], None)
+            return failed or Answer(node=command.node, code=0)
         if argv[: len(docker)] != docker:
             return None
         return self._docker(machine, command, argv[len(docker) :])
@@ -105,6 +110,8 @@ class World:
     def _verb(self, command: Command) -> str:
         if command.argv[:2] == ("sh", "-c"):
             return command.argv[3]
+        if command.argv[:2] == ("rm", "-f"):
+            return "forget" if command.argv[2].endswith("/network.json") else "rm"
         rest = command.argv[len(self.machines[command.node].node.docker) :]
         return rest[rest.index("/opt/vlaunch/head.py") + 1] if rest[0] == "exec" else rest[0]
 

@@ -25,12 +25,30 @@ def image_cuda(inventory: Inventory, facts: HostFacts) -> str:
     return image.env.get("CUDA_VERSION", "") or (required[1] if required else "")
 
 
+def tag_cuda(image: str) -> str:
+    """Return the CUDA version that an image's name tells, or nothing: vLLM's own tags without a suffix, and `-cu129`.
+
+    vLLM's image is built with CUDA 13 since 0.20 (https://github.com/vllm-project/vllm/releases/tag/v0.20.0); other builds of
+    it name their version in a suffix.
+    """
+    tag = image.partition("@")[0]
+    suffix = re.search(r"-cu(\d\d)(\d)(?![\d.])", tag)
+    if suffix:
+        return f"{suffix[1]}.{suffix[2]}"
+    own = re.fullmatch(r"(?:docker\.io/)?vllm/vllm-openai:v(\d+)\.(\d+)(?:\.\d+)*", tag)
+    return "13" if own and (int(own[1]), int(own[2])) >= (0, 20) else ""
+
+
 def _driver(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     reached = evidence.reached(inventory)
     seen = {node.name: evidence.facts[node.name].gpus for node in reached}
     versions = {name: gpus[0].driver for name, gpus in seen.items() if gpus}
     findings = [skipped(name, "`nvidia-smi` gave no driver version") for name in seen if name not in versions]
     cuda = next(filter(None, (image_cuda(inventory, evidence.facts[node.name]) for node in reached)), "")
+    there = any(evidence.facts[node.name].images.get(inventory.image) for node in reached)
+    told = "of the image"
+    if not there:
+        cuda, told = tag_cuda(inventory.image), "by the image's tag"
     common = usual(versions)
     for name, version in versions.items():
         old = _too_old(name, version, cuda, inventory, evidence)
@@ -43,8 +61,9 @@ def _driver(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
                 )
             )
         else:
-            known = f"for CUDA {cuda} of the image" if cuda else "the image's CUDA is not known yet"
-            findings.append(passed(name, f"driver {version}, {known}"))
+            unknown = "the image does not say its CUDA" if there else "the image is not here yet, so its CUDA is not known"
+            held = passed(name, f"driver {version}, for CUDA {cuda} {told}")
+            findings.append(held if cuda else skipped(name, f"driver {version}; {unknown}"))
     return findings
 
 

@@ -79,6 +79,8 @@ def _errors(inventory: Inventory, node: Node, survey: Survey) -> Finding:
         )  # fmt: skip
     if survey.xid is None:
         return skipped(node, "the kernel's log may not be read, so nothing is known of Xid errors", fix=_READ_LOG)
+    if not survey.gpus:
+        return skipped(node, "no Xid, but `nvidia-smi` told nothing of memory errors")
     counted = [gpu for gpu in survey.gpus if gpu.ecc_errors is not None]
     return passed(
         node, "no uncorrected memory error and no Xid" if counted else "no Xid; these GPUs do not count memory errors"

@@ -82,7 +82,24 @@ def _hostname(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
             node, f"its name `{name}` resolves to nothing",
             fix=f"run on {node.name}: `echo '{node.ip} {name}' | sudo tee -a /etc/hosts`",
         )  # fmt: skip
-    return passed(node, "its own name resolves to an address that others can reach")
+    networks = [f"{each.ip}/{each.prefix}" for each in facts.addresses or () if each.ip == node.ip]
+    near = [address for address in survey.own_names if address == node.ip or _within(address, networks)]
+    if near:
+        return passed(node, "its own name resolves to an address on the cluster's network")
+    if not networks:
+        return skipped(node, "its addresses are not known, so what its own name resolves to was not compared")
+    return warned(
+        node, f"its name `{name}` resolves to {', '.join(survey.own_names[:3])}, which is not on the network of {node.ip}",
+        fix=f"give the name this address on {node.name}: `echo '{node.ip} {name}' | sudo tee -a /etc/hosts`, with no other line "
+        "of the name before it",
+    )  # fmt: skip
+
+
+def _within(address: str, networks: Sequence[str]) -> bool:
+    try:
+        return any(ipaddress.ip_address(address) in ipaddress.ip_interface(each).network for each in networks)
+    except ValueError:
+        return False
 
 
 def _loopback(address: str) -> bool:

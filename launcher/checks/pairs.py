@@ -131,7 +131,8 @@ def _interface(inventory: Inventory, evidence: Evidence, name: str) -> str:
 def _open(source: Node, target: Node, _: str, __: Knock) -> str:
     return (
         f"allow all TCP from {source.ip} on {target.name} (Ray, NCCL and Gloo pick high ports): "
-        f"`sudo iptables -I INPUT -p tcp -s {source.ip} -j ACCEPT`, or `sudo ufw allow from {source.ip}`; "
+        f"`sudo iptables -I INPUT -p tcp -s {source.ip} -j ACCEPT`, `sudo ufw allow from {source.ip}`, "
+        f"or with firewalld `sudo firewall-cmd --zone=trusted --add-source={source.ip}`; "
         f"look also at what {source.name} may send and at what lies between"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
@@ -10,16 +11,16 @@ from typing import Literal
 
 from launcher.checks import blame, levels
 from launcher.checks.network import UNMEASURED, Cell, Verdict, rate
-from launcher.checks.shape import Finding
-from launcher.model import Inventory, Level
+from launcher.checks.shape import Finding, Status
+from launcher.model import LEVEL_WORDS, LEVELS, Inventory, Level
 from launcher.tools import nccl
 from launcher.tools.expectations import Expectations
-from launcher.tools.network import Report, Transfer
+from launcher.tools.network import Collective, Report, Transfer
 
-_ORDER: tuple[Level, ...] = ("any", "rdma", "gdrdma")
-WORDS: Mapping[Level, str] = {"any": "any transport", "rdma": "RDMA", "gdrdma": "RDMA with GPUDirect"}
 # A pair with less than this share of the others' median bandwidth is not like them: a quarter is no noise, a half may be.
 _BROKEN, _SLOW = 1 / 4, 1 / 2
+# The process that wrote of a link between nodes: `host:pid:tid [dev] NCCL INFO Channel …`.
+_WRITER = re.compile(r"^\S+?:(\d+):\d+ .*Channel .* via (?:NET/|P2P/MNNVL)", re.MULTILINE)
 
 
 def required(
@@ -53,7 +54,8 @@ def required(
     found = [known.gpu(name) for name in gpus if name]
     if found and all(each is not None and each.gpudirect for each in found):
         return "gdrdma", f"`fabric: {inventory.fabric}`, and {names} can GPUDirect"
-    return "rdma", f"`fabric: {inventory.fabric}`" + (f"; GPUDirect is not expected of {names}" if names else "")
+    expected = "not expected of" if found and all(each is not None for each in found) else "not known of"
+    return "rdma", f"`fabric: {inventory.fabric}`" + (f"; GPUDirect is {expected} {names}" if names else "")
 
 
 def judge(
@@ -78,11 +80,8 @@ def judge(
     cells = [_cell(inventory, reports, source, target, level[0]) for source, target in permutations(names, 2)]
     cells = _outliers(cells)
     findings += blame.cells(inventory, cells, reports)
-    first = next((reports[name].collective for name in names if name in reports and reports[name].collective), None)
-    if first is not None and (first.error or not first.correct):
-        trouble = first.error or "the sum that came back is wrong"
-        status = "fail" if collective and not first.error.startswith("not tried") else "warn"
-        findings.append(Finding(node="", status=status, text=f"all_reduce over all ranks: {trouble}"))  # type: ignore[arg-type]
+    whole, trouble = _collective(names, reports, collective)
+    findings += [*trouble, *_some_rdma(inventory, reports, level[0])]
     backend = next((each.backend for each in reports.values()), "nccl" if inventory.accelerator != "cpu" else "gloo")
     return Verdict(
         backend=backend,
@@ -91,11 +90,35 @@ def judge(
         why=level[1],
         cells=tuple(cells),
         findings=tuple(findings),
-        collective=first,
+        collective=whole,
         ranks=sum(len(each.ranks) for each in reports.values()),
         seconds=max((each.seconds for each in reports.values()), default=0.0),
         versions=next((each.versions for each in reports.values() if each.versions), {}),
     )
+
+
+def _collective(names: Sequence[str], reports: Mapping[str, Report], needed: bool) -> tuple[Collective | None, list[Finding]]:
+    """Return the worst that any node saw of the all_reduce, and what is wrong with it: every rank must have the right sum."""
+    seen = [reports[name].collective for name in names if name in reports]
+    worst = min((each for each in seen if each), key=lambda each: (not each.error, each.correct, each.busbw or 0), default=None)
+    if worst is None or None in seen or len(seen) < len(names):
+        trouble = "was not measured on every node"
+    elif worst.error or not worst.correct:
+        trouble = worst.error or "the sum that came back is wrong"
+    else:
+        return worst, []
+    status: Status = "fail" if needed and not trouble.startswith("not tried") else "warn"
+    return worst, [Finding(node="", status=status, text=f"all_reduce over all ranks: {trouble}")]
+
+
+def _some_rdma(inventory: Inventory, reports: Mapping[str, Report], level: Level) -> list[Finding]:
+    """One node without an active RDMA port takes the whole cluster down to TCP, which must not go unsaid."""
+    lacking = [name for name, report in reports.items() if not report.rdma]
+    if level != "any" or inventory.require == "any" or not lacking or len(lacking) == len(reports):
+        return []
+    text = "has no active RDMA port, the other nodes have: all of them use TCP for it"
+    fix = "bring its port up (`ibstat`, `vlaunch check --group rdma`), or say `network: {require: any}` in the inventory"
+    return [Finding(node=name, status="warn", text=text, fix=fix) for name in lacking]
 
 
 def better(first: Mapping[str, Report], second: Mapping[str, Report]) -> dict[str, Report]:
@@ -146,9 +169,9 @@ def _cell(inventory: Inventory, reports: Mapping[str, Report], source: str, targ
     elif failed is not None:
         text = failed.error or "the data that arrived is not the data that was sent"
     elif worth is None:
-        text = "NCCL wrote nothing about its links, so that nothing proves what they are"
-    elif _ORDER.index(worth) < _ORDER.index(level):
-        text = f"{transport} is below what is required: {WORDS[level]}"
+        text = "NCCL did not write of this link on every rank of both nodes, so that nothing proves what it is"
+    elif LEVELS.index(worth) < LEVELS.index(level):
+        text = f"{transport} is below what is required: {LEVEL_WORDS[level]}"
     return Cell(
         source=source,
         target=target,
@@ -171,7 +194,13 @@ def _transport(
     if any(report.backend == "gloo" for report, _ in both):
         node = inventory.node(source)
         return "Gloo/TCP", node.interface or "", None, "any"
-    reading = nccl.merge([nccl.read([report.pair_logs.get(peer, "").encode()]) for report, peer in both])
+    logs = [report.pair_logs.get(peer, "") for report, peer in both]
+    # Each end has its own say, and so has each rank: one line proves one link.
+    if len(both) < 2 or any(
+        len(set(_WRITER.findall(text))) < len(report.ranks) for text, (report, _) in zip(logs, both, strict=True)
+    ):
+        return "", "", None, None
+    reading = nccl.merge([nccl.read([text.encode()]) for text in logs])
     found = levels.worst(reading)
     if found is None:
         return "", "", None, None
@@ -196,7 +225,7 @@ def _outliers(cells: Sequence[Cell]) -> list[Cell]:
         measured = [each for each in cells if each.bandwidth is not None and each is not cell]
         elsewhere = [each for each in measured if {each.source, each.target} != {cell.source, cell.target}]
         others = [each.bandwidth for each in elsewhere or measured if each.bandwidth is not None]
-        share = cell.bandwidth / median(others) if cell.bandwidth is not None and others else 1.0
+        share = cell.bandwidth / median(others) if cell.bandwidth is not None and others and median(others) else 1.0
         if cell.status != "pass" or cell.bandwidth is None or share >= _SLOW:
             found.append(cell)
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher.apply import apply
 from launcher.checks import crossing, levels, transport
@@ -12,14 +12,17 @@ from launcher.cli import expected
 from launcher.cli.check_nccl import now
 from launcher.errors import GateError, VlaunchError
 from launcher.events import Event
+from launcher.model import fold
 from launcher.plan import engine_log, network, running, verdict
 from launcher.plan.stop import plan_stop
 from launcher.plan.verdict import Ask, Proof
-from launcher.tools import symptoms
+from launcher.tools import nccl, symptoms
 from launcher.ui.progress import show_all
 from launcher.watch import by_node
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from launcher.cli.session import Session
     from launcher.model import Inventory
     from launcher.plan.serve import Request, Seen, Start
@@ -79,15 +82,15 @@ def confirm(session: Session, seen: Seen, request: Request, start: Start, *, all
         before, (level, _) = "not proven", transport.required(inventory, gpus=gpus, rdma=(), known=expected.load())
     if inventory.accelerator == "cpu":
         return symptoms.plain(before)
-    reading = engine_log.read({name: said for name, said in answers.items() if said})
+    logs = {name: engine_log.read({name: answers.get(name, [])}) for name in nodes}
+    silent = [name for name, reading in logs.items() if levels.worst(reading) is None]
+    if silent:
+        text = f"{fold(silent)}: the ranks' own logs tell of no link between nodes; what they use is not confirmed"
+        _warn(session, text + _silenced(inventory))
+    reading = nccl.merge(logs.values())
     link = levels.worst(reading)
     if link is None:
-        _warn(
-            session,
-            f"the ranks' own logs tell of no link between nodes, so that what they use is not confirmed{_silenced(inventory)}",
-        )
-        return symptoms.plain(f"{before}; not confirmed by the engine's own logs")
-    text = symptoms.plain(f"{link.title}, {reading.network_links} links (from the engine's own logs)")
+        return _keep(session, seen, kept, start.job, f"{before}; not confirmed by the engine's own logs")
     # Ranks of one server need not all share a communicator: what matters here is the level alone.
     told = [each for each in levels.judge(replace(reading, groups=()), level, ", ".join(gpus)) if each.status != "pass"]
     failures = [each for each in told if each.status == "fail"]
@@ -100,7 +103,20 @@ def confirm(session: Session, seen: Seen, request: Request, start: Start, *, all
         )
     for each in told:
         _warn(session, each.text)
-    return text
+    unsure = f"; {fold(silent)} not confirmed" if silent else ""
+    return _keep(
+        session, seen, kept, start.job, f"{link.title}, {reading.network_links} links (from the engine's own logs){unsure}"
+    )
+
+
+def _keep(session: Session, seen: Seen, kept: Mapping[str, Any], job: str, text: str) -> str:
+    """Keep what the engine's logs say beside the verdict, for `status`; returns it, fit for a terminal."""
+    said = symptoms.plain(text)
+    if kept:
+        step = verdict.confirmed(session.inventory, seen.facts, kept, server=job, said=said)
+        for _ in session.transport.run([step.command]):
+            pass
+    return said
 
 
 def _silenced(inventory: Inventory) -> str:

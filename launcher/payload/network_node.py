@@ -28,6 +28,7 @@ _TELLING = re.compile(
     r"Channel .* via |Using |NET/|WARN|Bootstrap|set by environment|NCCL version|RCCL version|commId|GPU ?Direct|GDR"
     r"|MNNVL|DMA-BUF|nvidia.peermem|[Ee]rror|[Ff]ail|[Uu]nable|No route|refused|timed out|[Pp]lugin|OOB "
 )
+_LINK = re.compile(r"Channel .* via ")
 _ONCE = re.compile(r"NET/.* : Using|Using network|Bootstrap ?: Using|set by environment|GPU Direct RDMA|NCCL version|WARN")
 
 
@@ -128,8 +129,16 @@ def pair_log(folder: str, pid: int, start: int, end: int, limit: int) -> str:
     """What a process wrote between two sizes of its log, after what it said before of devices: it looks at those once."""
     for path in glob.glob(os.path.join(folder, f"nccl.*.{pid}.log")):
         data = _read(path).encode()
-        before = "".join(f"{line}\n" for line in data[:start].decode(errors="replace").splitlines() if _ONCE.search(line))
-        return capped(before + data[start:end].decode(errors="replace"), limit)
+        once: dict[str, str] = {}
+        for line in data[:start].decode(errors="replace").splitlines():
+            if _ONCE.search(line):
+                once.setdefault(line.partition(" NCCL ")[2] or line, line)  # each communicator says it again
+        own = data[start:end].decode(errors="replace").splitlines()
+        links = [line for line in own if _LINK.search(line)]
+        # The links first: they are what must not be left out.
+        return capped(
+            "".join(f"{line}\n" for line in (*links, *once.values(), *(each for each in own if each not in links))), limit
+        )
     return ""
 
 

@@ -124,7 +124,12 @@ def gate(inventory: Inventory, facts: Mapping[str, HostFacts], ask: Ask, proof: 
 def stages(inventory: Inventory, facts: Mapping[str, HostFacts], ask: Ask, proof: Proof, *, taken: str) -> tuple[Stage, ...]:
     """Return the gate, and, behind it, the step that keeps the verdict: what comes after them has a network that was proven."""
     return (
-        Stage(id="network", title="Prove the network between the nodes", gates=(gate(inventory, facts, ask, proof),)),
+        Stage(
+            id="network",
+            title="Prove the network between the nodes",
+            steps=(verdict.forget(inventory, facts),),
+            gates=(gate(inventory, facts, ask, proof),),
+        ),
         Stage(id="verdict", title="Keep the verdict", steps=(verdict.record(inventory, facts, proof, taken=taken),)),
     )
 

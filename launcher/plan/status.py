@@ -121,7 +121,7 @@ def read(inventory: Inventory, facts: Mapping[str, HostFacts], said: Said, missi
         endpoint=endpoint(inventory, server.host, server.port)
         if server
         else endpoint(inventory, inventory.serve.bind, inventory.ports.api),
-        network=_network(inventory, facts, said.network),
+        network=_network(inventory, facts, said.network, server),
     )
 
 
@@ -143,13 +143,20 @@ def drift(inventory: Inventory, node: Node, facts: HostFacts) -> tuple[str, ...]
     return tuple(said)
 
 
-def _network(inventory: Inventory, facts: Mapping[str, HostFacts], kept: Mapping[str, Any]) -> str:
-    """Say what is proven of the network between these very containers; empty where there is none, or nobody to ask."""
+def _network(inventory: Inventory, facts: Mapping[str, HostFacts], kept: Mapping[str, Any], server: Running | None) -> str:
+    """Say what is proven of the network between these very containers, and what a server's own logs say of it.
+
+    Empty where there is no network, or nobody to ask.
+    """
     if len(inventory.nodes) == 1 or not verdict.incarnation(inventory, facts):
         return ""
     if kept.get("incarnation") != verdict.incarnation(inventory, facts):
         return "not proven for these containers: `vlaunch check-nccl`"
-    return f"{'proven' if kept.get('passed') else 'failed'} {kept.get('taken', '')}: {kept.get('summary', '')}"
+    said = f"{'proven' if kept.get('passed') else 'failed'} {kept.get('taken', '')}: {kept.get('summary', '')}"
+    if server is None or inventory.accelerator == "cpu":
+        return said
+    own = kept.get("said") if kept.get("server") == server.id else ""
+    return f"{said}; the server: {own or 'its own logs were not looked at, the same `vlaunch serve` does'}"
 
 
 def _node(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from launcher.checks import crossing, network
 from launcher.checks.network import Verdict
-from launcher.model import Answer, Inventory, Level
+from launcher.model import LEVELS, Answer, Inventory, Level
 from launcher.plan import containers
 from launcher.plan.shape import Step
 from launcher.tools import network as probe
@@ -20,7 +20,6 @@ from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
 FILE = "network.json"
-_LEVELS: tuple[Level, ...] = ("any", "rdma", "gdrdma")
 # Written whole, as secrets are: a reader never sees half of it.
 _STORE = 'umask 022 && mkdir -p "$1" && chmod 711 "$1" && new=$1/.$2.$$ && cat > "$new" && mv "$new" "$1/$2"'
 
@@ -65,19 +64,31 @@ def incarnation(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str:
 
 def record(inventory: Inventory, facts: Mapping[str, HostFacts], proof: Proof, *, taken: str) -> Step:
     """Write the verdict down on the head, for `serve` and `status`."""
+    return _store(inventory, facts, lambda: as_record(inventory, facts, proof, taken=taken))
+
+
+def confirmed(inventory: Inventory, facts: Mapping[str, HostFacts], kept: Mapping[str, Any], *, server: str, said: str) -> Step:
+    """Write down, beside the verdict, what the own logs of a server (its job's name) say of its ranks' links."""
+    return _store(inventory, facts, lambda: {**kept, "server": server, "said": said})
+
+
+def _store(inventory: Inventory, facts: Mapping[str, HostFacts], said: Callable[[], Mapping[str, Any]]) -> Step:
     head = inventory.head
-
-    def text() -> bytes:
-        return json.dumps(as_record(inventory, facts, proof, taken=taken)).encode()
-
     directory = containers.state_dir(inventory, head, facts.get(head.name))
     return Step(
         title="keeping the verdict on the head",
         command=Command(
-            node=head.name, argv=("sh", "-c", _STORE, "keep", directory, FILE), timeout=30, stdin=text,
-            shown_stdin="printf '{}'",
+            node=head.name, argv=("sh", "-c", _STORE, "keep", directory, FILE), timeout=30,
+            stdin=lambda: json.dumps(said()).encode(), shown_stdin="printf '{}'",
         ),
     )  # fmt: skip
+
+
+def forget(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Step:
+    """Remove the last verdict before another is made: a check that fails must not leave an older proof behind."""
+    head = inventory.head
+    path = f"{containers.state_dir(inventory, head, facts.get(head.name))}/{FILE}"
+    return Step(title="forgetting the last verdict", command=Command(node=head.name, argv=("rm", "-f", path), timeout=30))
 
 
 def as_record(inventory: Inventory, facts: Mapping[str, HostFacts], proof: Proof, *, taken: str) -> dict[str, Any]:
@@ -94,6 +105,7 @@ def as_record(inventory: Inventory, facts: Mapping[str, HostFacts], proof: Proof
         "passed": verdict.passed,
         "asked": (ask.require if ask is not None else None) or inventory.require,
         "required": verdict.required,
+        "ranks_per_node": (ask.ranks_per_node if ask is not None else None) or 0,
         "collective": verdict.collective is not None and not verdict.collective.error and verdict.collective.correct,
         "summary": summary(verdict),
         **({"figures": asdict(measured)} if (measured := crossing.figures(verdict)) is not None else {}),
@@ -119,7 +131,8 @@ def parse_record(answer: Answer) -> dict[str, Any]:
         not isinstance(found, dict)
         or not isinstance(found.get("passed"), bool)
         or not all(isinstance(found.get(word), str) for word in ("incarnation", "taken", "required", "summary"))
-        or found["required"] not in _LEVELS
+        or not isinstance(found.get("ranks_per_node"), int)
+        or found["required"] not in LEVELS
     ):
         return {}
     figures = found.pop("figures", None)
@@ -136,18 +149,18 @@ def proven(
     What `auto` stands for depends on what was found on the nodes: only a verdict on `auto` covers it, and the highest level.
     """
     here, wanted, level = incarnation(inventory, facts), require or inventory.require, kept.get("required")
-    if level not in _LEVELS:
+    if level not in LEVELS:
         return False
     covers = (
-        kept.get("asked") == "auto" or level == _LEVELS[-1]
-        if wanted == "auto"
-        else _LEVELS.index(level) >= _LEVELS.index(wanted)
+        kept.get("asked") == "auto" or level == LEVELS[-1] if wanted == "auto" else LEVELS.index(level) >= LEVELS.index(wanted)
     )
     return (
         bool(here)
         and kept.get("incarnation") == here
         and kept.get("passed") is True
         and (not collective or kept.get("collective") is True)
+        # 0: one for each GPU. With fewer, some GPUs and their network cards were never tried.
+        and (kept.get("ranks_per_node") == 0 or kept.get("ranks_per_node", -1) >= min(node.gpus for node in inventory.nodes))
         and covers
     )
 

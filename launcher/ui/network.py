@@ -9,6 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from launcher.checks.network import Cell, Verdict, rate
+from launcher.model import LEVEL_WORDS
 from launcher.tools import symptoms
 from launcher.ui import findings
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 # What a transport's mark in a matrix stands for, best first.
 MARKS = {"MNNVL": "multi-node NVLink", "GDR": "RDMA with GPUDirect", "RDMA": "RDMA without GPUDirect", "TCP": "TCP sockets",
          "?": "unknown"}  # fmt: skip
-_LEVELS = {"any": "any transport", "rdma": "RDMA", "gdrdma": MARKS["GDR"]}
 _ORDER = {"fail": 0, "warn": 1, "skip": 2, "pass": 3}
 _STYLES = {"fail": "red bold", "warn": "yellow", "skip": "dim", "pass": ""}
 _MOST = 8  # nodes in a matrix that a person can still read line by line
@@ -51,7 +51,7 @@ def span(seconds: float) -> str:
 
 def summary(verdict: Verdict) -> str:
     """Return the verdict in one line, without its word: what is required and why, and what all ranks together reached."""
-    said = [f"required: {_LEVELS[verdict.required]}" + (f" ({verdict.why})" if verdict.why else "")]
+    said = [f"required: {LEVEL_WORDS[verdict.required]}" + (f" ({verdict.why})" if verdict.why else "")]
     if not verdict.cells:
         said.append("nothing was measured")
     together = verdict.collective

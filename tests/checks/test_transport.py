@@ -214,6 +214,58 @@ def test_a_silent_nccl_proves_nothing() -> None:
     assert "nothing proves" in seen.findings[0].text
 
 
+@pytest.mark.parametrize("silent", ["n1", "n2"])
+def test_each_end_must_have_written_of_the_link(silent: str) -> None:
+    """One line proves one link: what the other end uses is not known from it."""
+    reports = healthy(via=GDR)
+    other = {"n1": "n2", "n2": "n1"}[silent]
+    reports[silent] = replace(reports[silent], pair_logs={**reports[silent].pair_logs, other: ""})
+    seen = verdict(reports, RDMA)
+
+    assert blamed(seen) == ["n1 ↔ n2"]
+
+
+def test_each_rank_must_have_written_of_its_link() -> None:
+    """Two ranks a node, and the log of one: the other may be on TCP."""
+    reports = healthy(via=GDR)
+    two = {k: replace(r, ranks=(*r.ranks, replace(r.ranks[0], local_rank=1))) for k, r in reports.items()}
+
+    assert not verdict(two, RDMA).passed
+    logs = {k: {peer: text + text.replace(":7:", ":8:") for peer, text in r.pair_logs.items()} for k, r in two.items()}
+    assert verdict({k: replace(r, pair_logs=logs[k]) for k, r in two.items()}, RDMA).passed
+
+
+@pytest.mark.parametrize(
+    "spoilt", [Collective(ranks=3, correct=False, busbw=1e9), Collective(ranks=3, error="not over after 20 s"), None]
+)
+def test_the_all_reduce_of_every_node_counts(spoilt: Collective | None) -> None:
+    """Not only the first node's."""
+    reports = healthy()
+    reports["n2"] = replace(reports["n2"], collective=spoilt)
+
+    assert not verdict(reports).passed
+    assert transport.judge(three(), reports, {}, ANY, collective=False).passed
+
+
+def test_one_node_without_rdma_is_told() -> None:
+    """It takes the whole cluster down to TCP."""
+    reports = {k: replace(r, rdma=("mlx5_0:1",) if k != "n3" else ()) for k, r in healthy(via="NET/Socket/0").items()}
+    seen = verdict(reports, "")
+
+    assert seen.passed
+    assert [(f.node, f.status) for f in seen.findings] == [("n3", "warn")]
+    assert verdict(reports, "network: {require: any}").findings == ()
+
+
+def test_no_figures_at_all_do_not_divide() -> None:
+    """A bandwidth of nothing is no traceback."""
+    zero = healthy()
+    for a, b in (("n1", "n2"), ("n1", "n3"), ("n2", "n3")):
+        zero = between(zero, a, b, bandwidth=0.0)
+
+    assert len(verdict(zero).cells) == 6
+
+
 def test_other_versions_are_told() -> None:
     """Ranks of different NCCLs hang or fail."""
     reports = healthy()

@@ -64,7 +64,7 @@ def test_the_network_is_proven_before_the_start(ready: Cluster) -> None:
     ran = ready.run(*SERVE)
 
     assert ran.code == 0, ran.err
-    assert ready.world.verbs() == ["gpu01: keep", "gpu01: submit"]
+    assert ready.world.verbs() == ["gpu01: forget", "gpu01: keep", "gpu01: submit", "gpu01: keep"]
     assert len(measured(ready)) == 2
     assert network_row(ran) == "NET/Socket, 2 links (from the engine's own logs)"
 
@@ -119,7 +119,8 @@ def test_a_network_that_fails_starts_nothing(cluster: Cluster, spoil: str) -> No
     assert ran.code == 1
     assert ("gpu01 ↔ gpu02" if spoil == "level" else "gpu02: its probe gave no report") in ran.err
     assert "hint: " in ran.err
-    assert cluster.world.sent() == []
+    assert cluster.world.verbs() == ["gpu01: forget"]
+    assert "network.json" not in cluster.world.machines["gpu01"].files
     assert cluster.world.jobs == []
 
 
@@ -198,6 +199,21 @@ def test_rdma_where_it_is_required_is_in_the_summary(cluster: Cluster) -> None:
     assert (done["kind"], done["data"]["network"]) == ("done", "NET/IB, 2 links (from the engine's own logs)")
 
 
+def test_a_node_whose_ranks_are_silent_is_named(cluster: Cluster) -> None:
+    """The other node's lines do not speak for it; `status` repeats what was seen."""
+    cluster.write(ROCE + INVENTORY)
+    assert cluster.run("up").code == 0
+    cluster.world.links["gpu01", "gpu02"] = RDMA
+    answering(cluster, RDMA)
+    cluster.world.machines["gpu02"].engine_log = "gpu02:7:9 [0] NCCL INFO Using network Socket\n"
+    ran = cluster.run(*SERVE)
+
+    assert ran.code == 0, ran.err
+    assert "gpu02: the ranks' own logs tell of no link between nodes" in ran.err
+    assert "gpu02 not confirmed" in network_row(ran)
+    assert "gpu02 not confirmed" in json.loads(cluster.run("status", "--json").out)["network"]
+
+
 @pytest.mark.parametrize(("env", "named"), [("", False), ("env: {NCCL_DEBUG: WARN}\n", True)])
 def test_silent_ranks_are_a_warning_and_never_a_pass(cluster: Cluster, env: str, named: bool) -> None:
     """Nothing was seen: the server stays, and the summary does not say that its network is confirmed."""
@@ -209,7 +225,7 @@ def test_silent_ranks_are_a_warning_and_never_a_pass(cluster: Cluster, env: str,
     ran = cluster.run(*SERVE)
 
     assert ran.code == 0, ran.err
-    assert "warning the ranks' own logs tell of no link between nodes" in ran.err
+    assert "the ranks' own logs tell of no link between nodes" in ran.err
     assert ("take NCCL_DEBUG out of `env:`" in ran.err) is named
     assert network_row(ran).endswith("not confirmed by the engine's own logs")
     assert "2 pairs" not in network_row(ran)

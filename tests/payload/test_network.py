@@ -128,7 +128,7 @@ def test_what_ranks_tell_becomes_the_report(tmp_path: Path) -> None:
     assert report["env"]["NCCL_DEBUG_FILE"] == "/mine"
     assert report["env"]["NCCL_IB_HCA"] == "mlx5_0"
     assert "nothing" not in report["log"]
-    pair = ["NET/IB : Using [0]mlx5_0:1/RoCE", "Channel 00/1 : 0[0] -> 1[0] [send] via NET/IB/0"]
+    pair = ["Channel 00/1 : 0[0] -> 1[0] [send] via NET/IB/0", "NET/IB : Using [0]mlx5_0:1/RoCE"]
     assert report["pair_logs"] == {"a": "".join(f"{line}\n" for line in pair * 2)}
     assert [path.name for path in tmp_path.iterdir()] == ["stub.py"]
 
@@ -381,3 +381,15 @@ def test_a_failed_pair_names_what_was_done_and_with_whom(payload: SimpleNamespac
     assert work.told(None) == "sending, rank 1 (b) on the other side: no end after 8 s"
     assert work.told(OSError("reset")) == "sending, rank 1 (b) on the other side: reset"
     assert work.told(payload.work.Failed("no eth9")) == "no eth9"
+
+
+def test_a_link_is_never_cut_for_what_every_communicator_repeats(payload: SimpleNamespace, tmp_path: Path) -> None:
+    """With many nodes the share of a pair is small, and NCCL tells of its devices again for each of them."""
+    devices = "".join(f"n1:7:9 [0] NCCL INFO NET/IB : GPU Direct RDMA Enabled for HCA {i} 'mlx5_{i}'\n" for i in range(8))
+    link = "n1:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA\n"
+    (tmp_path / "nccl.n1.7.log").write_text(devices * 60 + devices + link)
+    start = len(devices * 60)
+    kept = payload.node.pair_log(str(tmp_path), 7, start, start + len(devices + link), 1500)
+
+    assert kept.startswith(link)
+    assert kept.count("GPU Direct RDMA Enabled for HCA 3 ") <= 2

@@ -227,8 +227,25 @@ def test_a_container_that_started_again_is_another_incarnation(load: Load) -> No
     assert gone == ""
 
 
-GOOD = {"incarnation": "i", "taken": "t", "passed": True, "asked": "auto", "required": "any", "summary": "s"}
+GOOD = {
+    "incarnation": "i",
+    "taken": "t",
+    "passed": True,
+    "asked": "auto",
+    "required": "any",
+    "summary": "s",
+    "ranks_per_node": 0,
+}
 FIGURES = {"reduce_latency": 1e-5, "algbw": 1e9, "send_latency": 1e-5, "bandwidth": 1e9, "tcp": False}
+
+
+def test_fewer_ranks_than_gpus_prove_less_than_a_server_uses(load: Load) -> None:
+    """Seven of eight network cards were never tried."""
+    world, facts = up(load())
+    one, all_ = record(world, facts, replace(ASK, ranks_per_node=1)), record(world, facts)
+
+    assert not verdict.proven(world.inventory, facts, one, require=None, collective=False)
+    assert verdict.proven(world.inventory, facts, all_, require=None, collective=False)
 
 
 @pytest.mark.parametrize(
