@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from launcher.checks import causes
+from launcher.checks import causes, kinds
 from launcher.checks.network import UNMEASURED, Cell
 from launcher.checks.shape import Finding
 from launcher.model import Inventory, Level, Node, natural
@@ -167,7 +167,7 @@ def _on_host(inventory: Inventory, name: str, fix: str) -> str:
 
 
 def _below(cell: Cell) -> Level:
-    return "any" if cell.transport == "NET/Socket" else "rdma"
+    return "any" if kinds.over_tcp(cell.transport) else "rdma"
 
 
 def _cause(report: Report, cell: Cell) -> tuple[str, str, str] | None:
@@ -176,7 +176,7 @@ def _cause(report: Report, cell: Cell) -> tuple[str, str, str] | None:
     return causes.cause(
         warnings=reading.warnings, using=reading.using, env=report.env,
         infiniband=inside.infiniband if inside else None, memlock=inside.memlock if inside else None,
-        gpudirect=cell.transport not in ("", "NET/Socket"),
+        gpudirect=bool(cell.transport) and not kinds.over_tcp(cell.transport),
     )  # fmt: skip
 
 

@@ -11,13 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from launcher.checks import kinds
+
 # NCCL registers buffers of every channel, some hundreds of MiB a rank; Docker's own default is 64 KiB or 8 MiB.
 ENOUGH_MEMLOCK = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """A pattern in what NCCL wrote, what is the matter, and the fix; `{0}` stands for the pattern's group.
+    """A pattern in what NCCL wrote, what is the matter, and the fix; `{0}` in both stands for the pattern's group.
 
     `explains` is what it is a cause of: TCP in place of RDMA, RDMA without GPUDirect, or anything.
     """
@@ -45,7 +47,7 @@ TABLE = (
         explains="tcp",
     ),
     Cause(
-        pattern=rf"NCCL_NET{_SET}(Socket)\b",
+        pattern=rf"NCCL_NET{_SET}((?i:Socket))\b",  # NCCL compares names without regard to case
         cause="NCCL is told to use TCP by `NCCL_NET={0}`",
         fix="take `NCCL_NET` out of `env:` in the inventory and out of the image, then run `vlaunch up`",
         explains="tcp",
@@ -60,7 +62,8 @@ TABLE = (
     Cause(  # a missing libnccl-net.so, with no name in it, is no fault: no plugin is installed, and none is asked for
         pattern=r"(?:Could not find|No plugin found|Plugin load).*?(lib[nr]ccl-net-[\w-]+\.so)"
         r"|(lib[nr]ccl-net[\w.-]*?): (?:undefined symbol|.*GLIBC)|(lib[nr]ccl-net-[\w-]+\.so)\S*: cannot open"
-        r"|[Ff]ailed to (?:load|initialize) .{0,40}plugin|Failed to find ncclNetPlugin symbol",
+        # `NET plugin IB` and `Socket` are NCCL's own since 2.26: that one has no device is told by another line.
+        r"|[Ff]ailed to (?:load|initialize) .{0,40}plugin(?! (?:IB|Socket)\b)|Failed to find ncclNetPlugin symbol",
         cause="the network plugin {0} failed to load",
         fix="install the plugin in the image, or take `NCCL_NET_PLUGIN` out of `env:` in the inventory, then run `vlaunch up`",
         explains="tcp",
@@ -76,7 +79,7 @@ TABLE = (
         fix=_FABRIC,
         explains="tcp",
     ),
-    Cause(pattern=r"Cannot allocate memory", cause=_MEMLOCK, fix=_MEMLOCK_FIX),
+    Cause(pattern=r"(?:ibv_|reg_mr).*Cannot allocate memory", cause=_MEMLOCK, fix=_MEMLOCK_FIX),
     Cause(
         pattern=r"ibv_modify_qp failed|GID (?:table|index)|incorrect GID|(?:local|remote) ?GID",
         cause="the two ends do not agree on a GID",
@@ -94,14 +97,14 @@ TABLE = (
         fix="allow TCP between the nodes on all ports and compare their `network: {interface: …}`: "
         "`vlaunch check --only ports-reachable`",
     ),
-    Cause(
-        pattern=rf"NCCL_NET_GDR_LEVEL{_SET}(LOC|0)\b",
-        cause="GPUDirect is switched off by `NCCL_NET_GDR_LEVEL={0}`",
-        fix="take `NCCL_NET_GDR_LEVEL` out of `env:` in the inventory, then run `vlaunch up`",
+    Cause(  # without DMA-BUF, GPUDirect needs the module nvidia_peermem
+        pattern=rf"(NCCL_NET_GDR_LEVEL){_SET}(?:LOC|0)\b|(NCCL_DMABUF_ENABLE){_SET}0\b",
+        cause="GPUDirect is switched off by `{0}`",
+        fix="take `{0}` out of `env:` in the inventory, then run `vlaunch up`",
         explains="no-gpudirect",
     ),
     Cause(
-        pattern=r"GPU Direct RDMA Disabled for .*?(HCA \d+(?: '[^']+')?)|DMA-?BUF|peermem",
+        pattern=r"GPU Direct RDMA Disabled for .*?(HCA \d+(?: '[^']+')?)|(?<!NCCL_)DMA-?BUF(?! is available)|peermem",
         cause="GPUDirect RDMA is off {0}",
         fix="load the driver's module on the node: `sudo modprobe nvidia_peermem` (or use a driver and kernel with DMA-BUF); "
         "where it is loaded, see with `nvidia-smi topo -m` whether GPU and NIC are near enough for NCCL_NET_GDR_LEVEL",
@@ -129,25 +132,29 @@ def cause(
         memlock: bytes the container may lock, `None` when there is no limit or nobody looked.
         gpudirect: RDMA works, and only the lack of GPUDirect is to be explained.
     """
-    tcp = not using or any(name == "Socket" for name in using)
-    rdma = not using or any(name != "Socket" for name in using)
+    tcp = not using or any(kinds.is_tcp(name) for name in using)
+    rdma = not using or any(not kinds.is_tcp(name) for name in using)
     lines = [*(f"{name} set by environment to {value}" for name, value in sorted(env.items())), *warnings]
     found = {each: seen for each in TABLE if (seen := _seen(each, lines)) is not None}
     switched_off = [each for each in found if each.explains == "tcp" and "NCCL_IB_DISABLE" in each.pattern]
     if tcp and not gpudirect and infiniband is not None and not infiniband and not switched_off:
         return _NO_DEVICES, "/dev/infiniband is missing or empty", _FABRIC
-    hca = next((match[1] for line in lines if (match := re.search(rf"NCCL_IB_HCA{_SET}(\S+)", line))), None)
+    # `^` excludes names, so that none of them need be there; `=` asks for whole names.
+    hca = next((match[1] for line in lines if (match := re.search(rf"NCCL_IB_HCA{_SET}=?(?!\^)(\S+)", line))), None)
+    nothing = any(each.pattern == _NO_DEVICE for each in found)
     for each, (line, name) in found.items():
         if (each.explains == "tcp" and not tcp) or (each.explains == "no-gpudirect" and not rdma):
             continue
         if gpudirect and each.explains != "no-gpudirect":
             continue
+        if nothing and not name and "plugin" in each.cause:
+            continue  # a plugin that found no device could not start: the device is what is missing
         if each.pattern == _NO_DEVICE and hca is not None:
             return (
                 f"no RDMA device of this node is called `{hca}`", f"NCCL_IB_HCA={hca}; {line}",
                 "see `ls /sys/class/infiniband` on the node, and give it its own `network: {hca: […]}` in the inventory",
             )  # fmt: skip
-        return " ".join(each.cause.format(name).split()), line, each.fix
+        return " ".join(each.cause.format(name).split()), line, each.fix.replace("{0}", name)
     if memlock is not None and memlock < ENOUGH_MEMLOCK and not gpudirect:
         return _MEMLOCK, f"it may lock {memlock // 1024} KiB", _MEMLOCK_FIX
     return None

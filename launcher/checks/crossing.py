@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from launcher.checks.kinds import over_tcp
 from launcher.checks.network import Verdict, rate
 from launcher.checks.shape import Finding
 
@@ -52,7 +53,7 @@ def figures(verdict: Verdict) -> Figures | None:
         algbw=whole.algbw,
         send_latency=median(latency for latency, _ in sends if latency is not None),
         bandwidth=min(bandwidth for _, bandwidth in sends if bandwidth is not None),
-        tcp=any(cell.transport in ("NET/Socket", "Gloo/TCP") for cell in verdict.cells),
+        tcp=any(over_tcp(cell.transport) for cell in verdict.cells),
     )
 
 

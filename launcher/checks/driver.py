@@ -28,8 +28,8 @@ def image_cuda(inventory: Inventory, facts: HostFacts) -> str:
 def tag_cuda(image: str) -> str:
     """Return the CUDA version that an image's name tells, or nothing: vLLM's own tags without a suffix, and `-cu129`.
 
-    vLLM's image is built with CUDA 13 since 0.20 (https://github.com/vllm-project/vllm/releases/tag/v0.20.0); other builds of
-    it name their version in a suffix.
+    vLLM's image is built with CUDA 13 since 0.20 (https://github.com/NVIDIA/Model-Optimizer/pull/2042); its other builds name
+    their version in a suffix.
     """
     tag = image.partition("@")[0]
     suffix = re.search(r"-cu(\d\d)(\d)(?![\d.])", tag)
@@ -51,7 +51,7 @@ def _driver(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
         cuda, told = tag_cuda(inventory.image), "by the image's tag"
     common = usual(versions)
     for name, version in versions.items():
-        old = _too_old(name, version, cuda, inventory, evidence)
+        old = _too_old(name, version, cuda, there, inventory, evidence)
         if old is not None:
             findings.append(old)
         elif version != common and common is not None:
@@ -67,7 +67,10 @@ def _driver(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     return findings
 
 
-def _too_old(name: str, version: str, cuda: str, inventory: Inventory, evidence: Evidence) -> Finding | None:
+def _too_old(
+    name: str, version: str, cuda: str, there: bool, inventory: Inventory, evidence: Evidence
+) -> Finding | None:  # fmt: skip
+    told = " of the image, which" if there else ", which the image's tag tells and which"
     branch = re.match(r"\d+", version)
     if branch is None:
         return skipped(name, f"the driver's version cannot be read: {version}")
@@ -78,7 +81,7 @@ def _too_old(name: str, version: str, cuda: str, inventory: Inventory, evidence:
     if need is not None and int(branch[0]) < need:
         compat = "" if expected and not expected.datacenter else "; on data-centre GPUs the image's `cuda-compat` may bridge it"
         return failed(
-            name, f"driver {version} is too old for CUDA {cuda} of the image, which needs {need} or newer",
+            name, f"driver {version} is too old for CUDA {cuda}{told} needs {need} or newer",
             fix=f"install driver {need} or newer on {name}{_older_image(inventory, major)}{compat}",
         )  # fmt: skip
     if expected is not None and expected.driver is not None and int(branch[0]) < expected.driver:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from launcher.checks.kinds import over_tcp
 from launcher.checks.network import Cell, Verdict, rate
 from launcher.checks.rdma import in_use
 from launcher.checks.shape import Finding
@@ -30,7 +31,7 @@ def judge(
     for cell in verdict.cells:
         if cell.bandwidth is None or cell.status == "fail" or cell.transport.endswith("MNNVL"):
             continue
-        tcp = cell.transport.endswith(("/TCP", "/Socket"))
+        tcp = over_tcp(cell.transport)
         ends = [_end(inventory.node(name), facts.get(name), known, ranks_per_node, tcp) for name in (cell.source, cell.target)]
         if any(end is None for end in ends):
             continue

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
-from pathlib import PurePosixPath
 
+from launcher.checks.disk import DISK
 from launcher.checks.ports import PORTS
-from launcher.checks.shape import Check, Evidence, Finding, each, passed, skipped
+from launcher.checks.shape import Check, Finding, each, skipped
 from launcher.checks.shape import failed as _fail
 from launcher.model import Inventory, Node
 from launcher.tools.host import HostFacts
-
-# Room to work with: logs, what vLLM compiles, and Ray where it is put on top of the image.
-_GIB = 1024**3
-_ROOM = {"nvidia": 5 * _GIB, "amd": 5 * _GIB, "cpu": 1 * _GIB}
-# An image that must be pulled: vllm/vllm-openai is 28.6 GB unpacked (https://github.com/vllm-project/vllm/pull/22377); the
-# CPU build has no CUDA libraries, and a tenth of that.
-_IMAGE = {"nvidia": 30 * _GIB, "amd": 30 * _GIB, "cpu": 3 * _GIB}
-# Free space is told in steps, so that nodes that differ by a few files are told once.
-_STEPS = (1, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
 
 def _docker(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
@@ -127,52 +117,6 @@ def _address(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | No
     return None
 
 
-def _disk(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
-    return [_room(inventory, evidence, node) for node in evidence.reached(inventory)]
-
-
-def _room(inventory: Inventory, evidence: Evidence, node: Node) -> Finding:
-    facts, room = evidence.facts[node.name], _ROOM[inventory.accelerator]
-    # Also an image that vlaunch made of the inventory's counts: nothing is pulled for it.
-    pulled = any(image is not None for image in facts.images.values()) or bool(facts.containers)
-    missing, told = _model(evidence, node)
-    home = str(PurePosixPath(node.hf_home).parent)
-    if facts.disk_free is not None and facts.disk_free < missing + room:
-        larger = "set `hf_home:` to a larger disk, or free some space there"
-        return _short(node, home, facts.disk_free, missing + room, "for the model" if missing else "", larger)
-    need = room if pulled else max(room, _IMAGE[inventory.accelerator])
-    if facts.docker_disk_free is not None and facts.docker_disk_free < need:
-        prune = "free some space (`docker system prune -a` removes images that no container uses), or give Docker a larger disk: "
-        fix = prune + "`data-root` in /etc/docker/daemon.json"
-        return _short(node, "Docker's own directory", facts.docker_disk_free, need, "" if pulled else "to pull the image", fix)
-    if facts.disk_free is None:
-        return skipped(node, "`df` gave no answer; free space is not known")
-    if facts.docker_disk_free is None and not pulled:
-        return skipped(node, "the image is not here yet, and what is free in Docker's own directory is not known")
-    image = "the image is here" if pulled else f"room for the image ({need / _GIB:.0f} GiB)"
-    return passed(node, f"{image}, more than {_step(facts.disk_free)} free under {home}; {told}")
-
-
-def _short(node: Node, place: str, free: int, need: int, why: str, fix: str) -> Finding:
-    text = f"{free / _GIB:.1f} GiB free under {place}, {need / _GIB:.0f} GiB needed {why}".rstrip()
-    return _fail(node, text, fix=fix)
-
-
-def _model(evidence: Evidence, node: Node) -> tuple[int, str]:
-    """Return the bytes of the model that a node lacks, as far as another node's files tell its size, with the words for it."""
-    sizes = [sum(files.values()) for files in evidence.files.values() if files]
-    if not sizes or evidence.model.startswith("/"):
-        return 0, "the model's size is not known"
-    has = sum((evidence.files.get(node.name) or {}).values())
-    missing = max(0, max(sizes) - has)
-    return missing, f"the model needs {missing / _GIB:.0f} GiB" if missing else "the model is here"
-
-
-def _step(free: int) -> str:
-    step = max((each for each in _STEPS if each * _GIB <= free), default=0)
-    return f"{step} GiB" if step < 1000 else f"{step // 1000} TiB" if step else "0 GiB"
-
-
 def _rdma(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
     if inventory.fabric == "ethernet" or facts.infiniband:
         return None
@@ -241,11 +185,5 @@ CHECKS = (
         group="rdma",
     ),
     PORTS,
-    Check(
-        id="disk",
-        what="there is room for the image, and for the model where its size is known",
-        why="a full disk ends the pull, the build or the download half-way",
-        judge=_disk,
-        group="storage",
-    ),
+    DISK,
 )

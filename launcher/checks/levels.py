@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
-from launcher.checks import causes
+from launcher.checks import causes, kinds
+from launcher.checks.kinds import Worst, worst
 from launcher.checks.shape import Finding
-from launcher.model import Level, fold
+from launcher.model import LEVEL_WORDS, LEVELS, Level, fold
+from launcher.tools import nccl
 from launcher.tools.nccl import Link, Reading
 
-_ORDER = ("Socket", "RDMA", "GPUDirect", "MNNVL")  # worst first
-_WORTH: dict[str, Level] = {"Socket": "any", "RDMA": "rdma", "GPUDirect": "gdrdma", "MNNVL": "gdrdma"}
-_LEVELS: tuple[Level, ...] = ("any", "rdma", "gdrdma")
-_WANTED = {"any": "any network", "rdma": "RDMA", "gdrdma": "GPUDirect RDMA"}
+__all__ = ["Worst", "as_json", "judge", "judge_files", "worst"]
+
 _HOW = (
     "take the log of a run that sends between nodes, on all nodes, with `NCCL_DEBUG=INFO` and "
     "`NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET`: NCCL connects at the first collective that crosses nodes, not at its start; "
@@ -22,35 +22,13 @@ _HOW = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worst:
-    """The worst inter-node network of a log: its name, whether it is GPUDirect, the level it is worth, and its links."""
-
-    network: str
-    gpudirect: bool
-    level: Level
-    links: tuple[Link, ...]
-
-    @property
-    def title(self) -> str:
-        """Its name as in NCCL's own lines: `NET/IB/GDRDMA`, `P2P/MNNVL`."""
-        return "P2P/MNNVL" if self.network == "MNNVL" else f"NET/{self.network}" + "/GDRDMA" * self.gpudirect
-
-
-def worst(reading: Reading) -> Worst | None:
-    """Return the worst network: TCP before RDMA, RDMA before GPUDirect, that before MNNVL; `None` without inter-node links."""
-    links = reading.links
-    kind = min((_kind(link) for link in links), key=_ORDER.index, default=None)
-    if kind is None:
-        return None
-    those = tuple(link for link in links if _kind(link) == kind)
-    return Worst(network=those[0].network, gpudirect=kind == "GPUDirect", level=_WORTH[kind], links=those)
-
-
 def as_json(reading: Reading) -> dict[str, Any]:
-    """Return what the log proves as plain data; `gpudirect` is `None` without network links, `network` without any link."""
-    found = worst(reading)
-    net = [link for link in reading.links if link.network != "MNNVL"]
+    """Return what the log proves as plain data; `gpudirect` is `None` without network links, `network` without any link.
+
+    Links inside a host are no part of either; they are marked as `inside`.
+    """
+    found, near = worst(reading), nccl.inside(reading)
+    net = [link for link in reading.links if link.network != "MNNVL" and link not in near]
     return {
         "network": found.network if found else None,
         "gpudirect": all(link.gpudirect for link in net) if net else None,
@@ -60,6 +38,7 @@ def as_json(reading: Reading) -> dict[str, Any]:
             {
                 "from": link.source, "to": link.target, "channel": link.channel, "direction": link.direction or None,
                 "network": link.network, "device": link.device, "gpudirect": link.gpudirect, "host": link.host,
+                **({"inside": True} if link in near else {}),
             }
             for link in reading.links
         ],
@@ -89,25 +68,71 @@ def judge(reading: Reading, require: Level | Literal["auto"], hardware: str = ""
         found.append(Finding(node="", status="fail", text=text, fix="give the logs of one job at a time"))
     network = worst(reading)
     found.append(_nothing(reading) if network is None else _level(reading, network, require, hardware))
+    if network is not None and require != "any":
+        found += [_emulated(host, names) for host, names in kinds.emulated(reading).items()]
+    seen, ranks = nccl.unseen(reading)
+    if network is not None and ranks:
+        text = f"the log has links of {seen} of {ranks} ranks: what the others use is not known"
+        fix = "give the logs of all ranks; where Ray brought them together, take them with `RAY_DEDUP_LOGS=0`"
+        found.append(Finding(node="", status="warn", text=text, fix=fix))
+    if reading.alarms and all(each.status == "pass" for each in found):
+        found.append(_alarmed(reading))
     if reading.truncated:
         text = "the log is cut off: what comes after is not known"
         found.append(Finding(node="", status="warn", text=text, fix="take the whole log, once the job has ended"))
+    if reading.overflow:
+        text = f"the log has more than {nccl.MAX_LINKS} different links: of the rest only the kind was looked at"
+        found.append(Finding(node="", status="warn", text=text, fix="give the logs of one job at a time"))
     return tuple(found)
 
 
-def _kind(link: Link) -> str:
-    if link.network in ("Socket", "MNNVL"):
-        return link.network
-    return "GPUDirect" if link.gpudirect else "RDMA"
+def judge_files(readings: Mapping[str, Reading], require: Level | Literal["auto"]) -> tuple[Finding, ...]:
+    """Judge several logs of one job, by name: all as one, and each that by itself proves nothing."""
+    found = judge(nccl.merge(readings.values()), require)
+    if len(readings) == 1:
+        return found
+    each = [
+        replace(_nothing(reading), status="warn" if _near(reading) else "fail", text=f"{name}: {_nothing(reading).text}")
+        for name, reading in readings.items()
+        if worst(reading) is None
+    ]
+    return (*found, *each)
+
+
+def _emulated(host: str, names: Sequence[str]) -> Finding:
+    text = f"the RDMA device {', '.join(names)} is software over the kernel's network: no faster than TCP"
+    fix = "name the NIC's own devices in `network: {hca: […]}`; `rdma link` shows which are there"
+    return Finding(node=host, status="warn", text=text, fix=fix)
+
+
+def _alarmed(reading: Reading) -> Finding:
+    hosts = sorted({host for text in reading.alarms for host in reading.told_by.get(text, ()) if host})
+    count = len(reading.alarms)
+    text = "NCCL gave a warning" if count == 1 else f"NCCL gave {count} different warnings"
+    return Finding(
+        node=fold(hosts) if hosts else "", status="warn", text=f"{text}, though its links are good",
+        evidence="\n".join(reading.alarms[:2]),
+        fix="look for it in the log; of the network see `vlaunch check --group network`",
+    )  # fmt: skip
+
+
+def _near(reading: Reading) -> dict[str, int]:
+    """Count the links inside nodes, by kind."""
+    counts = dict(reading.local)
+    for link in nccl.inside(reading):
+        counts[f"NET/{link.network}"] = counts.get(f"NET/{link.network}", 0) + 1
+    return counts
 
 
 def _nothing(reading: Reading) -> Finding:
-    if not reading.lines:
+    if near := _near(reading):
+        said = "it has only links inside nodes: " + ", ".join(f"{count} {kind}" for kind, count in sorted(near.items()))
+    elif reading.collnet:
+        said = f"it has only links of CollNet ({reading.collnet}), which replace no link between ranks"
+    elif reading.truncated:
+        said = "it is cut off before the first link"
+    elif not reading.lines:
         said = "it is empty"
-    elif reading.local:
-        said = "it has only links inside nodes: " + ", ".join(
-            f"{count} {kind}" for kind, count in sorted(reading.local.items())
-        )
     elif reading.using:
         said = f"`Using network {reading.using[0]}` is what NCCL intends, not what a link uses"
     elif reading.warnings or reading.versions:
@@ -122,24 +147,24 @@ def _nothing(reading: Reading) -> Finding:
 
 
 def _level(reading: Reading, found: Worst, require: Level | Literal["auto"], hardware: str) -> Finding:
-    total = len(reading.links)
+    total = len(kinds.crossing(reading))
     every = f"all {total} links" if total > 1 else "the one link"
     count = f"{len(found.links)} of {total} links" if len(found.links) < total else every
     is_said = f"{found.title}" + " (TCP)" * (found.level == "any") + f" on {count} between nodes"
     needed: Level = "rdma" if require == "auto" else require
-    if _LEVELS.index(found.level) < _LEVELS.index(needed):
-        return _below(reading, found, require, f"{is_said}, where {_WANTED[needed]} is required")
+    if LEVELS.index(found.level) < LEVELS.index(needed):
+        return _below(reading, found, require, f"{is_said}, where {LEVEL_WORDS[needed]} is required")
     if require == "auto" and found.level == "rdma":
         if "GB10" in hardware:
             return Finding(node="", status="pass", text=f"{is_said}; GPUDirect is not expected of {hardware}")
-        why, evidence, fix, _ = _why(reading, found.links)
+        why, evidence, fix, _ = _why(reading, found)
         fix = fix or "where these GPUs have no GPUDirect, say `--require rdma`"
         return Finding(node="", status="warn", text=f"{is_said}: GPUDirect is not used{why}", evidence=evidence, fix=fix)
     return Finding(node="", status="pass", text=is_said)
 
 
 def _below(reading: Reading, found: Worst, require: Level | Literal["auto"], text: str) -> Finding:
-    why, evidence, fix, host = _why(reading, found.links)
+    why, evidence, fix, host = _why(reading, found)
     hosts = [host] if host else sorted({link.host for link in found.links if link.host})
     allow = (
         "if these nodes have no RDMA, say `--require any`"
@@ -159,11 +184,11 @@ def _below(reading: Reading, found: Worst, require: Level | Literal["auto"], tex
     )
 
 
-def _why(reading: Reading, links: Sequence[Link]) -> tuple[str, str, str, str]:
+def _why(reading: Reading, found: Worst) -> tuple[str, str, str, str]:
     """Return the likely cause as the end of a sentence, its evidence, the fix, and the host that it was found on."""
-    hosts = sorted({link.host for link in links if link.host})
-    using = tuple({link.network: None for link in links})
-    direct = "Socket" not in using
+    hosts = sorted({link.host for link in found.links if link.host})
+    direct = found.level != "any"
+    using = tuple({link.network: None for link in found.links}) if direct else ("Socket",)
     for host in hosts:
         told = [text for text in reading.warnings if host in reading.told_by.get(text, ())]
         if (why := causes.cause(warnings=told, using=using, env={}, gpudirect=direct)) is not None:

@@ -90,8 +90,7 @@ def _hostname(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
         return skipped(node, "its addresses are not known, so what its own name resolves to was not compared")
     return warned(
         node, f"its name `{name}` resolves to {', '.join(survey.own_names[:3])}, which is not on the network of {node.ip}",
-        fix=f"give the name this address on {node.name}: `echo '{node.ip} {name}' | sudo tee -a /etc/hosts`, with no other line "
-        "of the name before it",
+        fix=f"run on {node.name}: `echo '{node.ip} {name}' | sudo tee -a /etc/hosts`, and take out other lines of the name",
     )  # fmt: skip
 
 

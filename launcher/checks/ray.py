@@ -160,7 +160,7 @@ def explain_logs(findings: Sequence[Finding], logs: Mapping[str, Answer]) -> Seq
         if answer is None or each.status not in ("fail", "wait"):
             explained.append(each)
             continue
-        if "No such container" in answer.err:
+        if not answer.ok and "No such container" in answer.out + answer.err:
             # Somebody removed it between the question and this one: that it had ended was only a step on the way.
             explained.append(_gone(each.node, answer))
             continue

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
 from launcher.checks.alike import having, usual
 from launcher.checks.host import no_rdma
 from launcher.checks.shape import Check, Evidence, Finding, failed, passed, skipped, surveyed, surveys, warned
-from launcher.model import Inventory, Node
+from launcher.model import Inventory, Node, fold
 from launcher.tools.survey import RdmaDevice, RdmaPort, Survey
 
 
@@ -42,27 +43,71 @@ def _port(word: str) -> int | None:
 def _unused(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     found, findings = surveys(inventory, evidence)
     up = {name: active(survey) for name, survey in found.items()}
-    everywhere = len(up) == len(inventory.nodes) > 1 and all(up.values())
+    have, lacking = [name for name in up if up[name]], [name for name in up if not up[name]]
+    unseen = [node.name for node in inventory.nodes if node.name not in up]
+    judge = warned if evidence.required == "any" else failed
     for name, ports in up.items():
-        if not everywhere:
+        if ports and inventory.accelerator == "cpu":
+            findings.append(passed(name, "processors talk over TCP (Gloo), which uses no RDMA"))
+        elif ports and len(inventory.nodes) < 2:
+            findings.append(passed(name, "a single node needs no network"))
+        elif not have or inventory.accelerator == "cpu":
+            findings.append(passed(name, "no active RDMA port"))
+        elif not ports:
+            fix = f"look for the port: `ibstat` on {name}; where {name} is to have none, leave it out or `--skip rdma-unused`"
             findings.append(
-                passed(name, f"RDMA here, not on every node: {', '.join(ports)}" if ports else "no active RDMA port")
-            )
-            continue
-        fabric = "roce" if any(_is_ethernet(port) for device in found[name].rdma for port in device.ports) else "infiniband"
-        judge = warned if evidence.required == "any" else failed
-        findings.append(
-            judge(
-                name, f"has active RDMA ports that the cluster will not use: {', '.join(ports)}",
-                fix=f"set `network: {{fabric: {fabric}}}` in the inventory",
-            )
-        )  # fmt: skip
+                judge(name, f"no active RDMA port, while {fold(have)} has some: all are left to TCP",
+                      evidence=_states(found[name]), fix=fix)
+            )  # fmt: skip
+        elif lacking:
+            findings.append(
+                judge(name, f"has active RDMA ports, which stay unused because {fold(lacking)} has none: {', '.join(ports)}",
+                      fix=f"mend {fold(lacking)}, then set `network: {{fabric: {_fabric(found[name])}}}` in the inventory")
+            )  # fmt: skip
+        elif unseen:
+            findings.append(skipped(name, f"has active RDMA ports; whether {fold(unseen)} has any is not known"))
+        else:
+            findings.append(
+                judge(
+                    name, f"has active RDMA ports that the cluster will not use: {', '.join(ports)}",
+                    fix=f"set `network: {{fabric: {_fabric(found[name])}}}` in the inventory{_plugin(found[name])}",
+                )
+            )  # fmt: skip
     return findings
 
 
 def active(survey: Survey) -> list[str]:
-    """Return a node's RDMA ports whose link is up, such as `mlx5_0:1`."""
-    return [f"{device.name}:{port.number}" for device in survey.rdma for port in device.ports if port.state == "ACTIVE"]
+    """Return a node's RDMA ports whose link is up, such as `mlx5_0:1`, without those that are made of software."""
+    return [
+        f"{device.name}:{port.number}"
+        for device in survey.rdma
+        if not _SOFTWARE.match(device.name)
+        for port in device.ports
+        if port.state == "ACTIVE"
+    ]
+
+
+# Soft RoCE and Soft iWARP, by the names that rdma-core's documentation gives them: RDMA in form, sockets in fact.
+_SOFTWARE = re.compile(r"rxe|siw")
+
+
+def _states(survey: Survey) -> str:
+    return "\n".join(
+        f"{device.name}:{port.number} is {port.state or '?'} ({port.physical or '?'})"
+        for device in survey.rdma
+        for port in device.ports
+    )
+
+
+def _fabric(survey: Survey) -> str:
+    return "roce" if any(_is_ethernet(port) for device in survey.rdma for port in device.ports) else "infiniband"
+
+
+def _plugin(survey: Survey) -> str:
+    """Say what a fabric needs besides the devices when it is neither InfiniBand nor Ethernet, as AWS's EFA is."""
+    layers = {port.link_layer for device in survey.rdma for port in device.ports if port.state == "ACTIVE"}
+    known = layers & {"InfiniBand", "Ethernet", ""}
+    return "" if known else ", with an image that has NCCL's plugin for it (aws-ofi-nccl for EFA)"
 
 
 def _is_ethernet(port: RdmaPort) -> bool:
@@ -99,7 +144,7 @@ def _names_none(inventory: Inventory) -> str:
 
 def _link(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     found, findings = surveys(inventory, evidence)
-    rates = dict[str, str]()
+    rates, dead = dict[str, str](), dict[str, str]()
     for name, survey in found.items():
         node = inventory.node(name)
         ports = in_use(node, survey)
@@ -112,17 +157,19 @@ def _link(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
         else:
             counted = Counter(f"{port.rate:g} Gbit/s {port.link_layer}".strip() for _, port in up)
             rates[name] = ", ".join(f"{count} × {text}" for text, count in sorted(counted.items()))
+            # A port that nobody named may be unused on purpose; it is told, so that nobody takes it for counted.
+            dead[name] = "".join(f"; {device.name}:{port.number} is {port.state or '?'}" for device, port in down)
     common = usual(rates)
     for name, text in rates.items():
         slow = _slow(inventory.node(name), found[name], evidence)
         if text != common and common is not None:
             fix = f"look at `rdma link` and `ibstat` on {name}: cable, switch port, `hca:` of the inventory"
-            findings.append(warned(name, f"{text}, while {having(rates, common)} has {common}", fix=fix))
+            findings.append(warned(name, f"{text}, while {having(rates, common)} has {common}{dead[name]}", fix=fix))
         elif slow:
             fix = f"look at the cable and the switch port: `ibstat` or `sudo ethtool` on {name}"
-            findings.append(warned(name, f"{text}: {slow}", fix=fix))
+            findings.append(warned(name, f"{text}: {slow}{dead[name]}", fix=fix))
         else:
-            findings.append(passed(name, text))
+            findings.append(passed(name, text + dead[name]))
     return findings
 
 
@@ -145,7 +192,7 @@ def _slow(node: Node, survey: Survey, evidence: Evidence) -> str:
 CHECKS = (
     Check(
         id="rdma-unused",
-        what="no RDMA that all nodes have is left unused",
+        what="no RDMA is left unused",
         why="with `fabric: ethernet` the containers get no RDMA device, and NCCL uses TCP without a word",
         judge=_unused,
         group="rdma",

@@ -101,10 +101,10 @@ def _collective(names: Sequence[str], reports: Mapping[str, Report], needed: boo
     """Return the worst that any node saw of the all_reduce, and what is wrong with it: every rank must have the right sum."""
     seen = [reports[name].collective for name in names if name in reports]
     worst = min((each for each in seen if each), key=lambda each: (not each.error, each.correct, each.busbw or 0), default=None)
-    if worst is None or None in seen or len(seen) < len(names):
-        trouble = "was not measured on every node"
-    elif worst.error or not worst.correct:
+    if worst is not None and (worst.error or not worst.correct):
         trouble = worst.error or "the sum that came back is wrong"
+    elif worst is None or None in seen or len(seen) < len(names):
+        trouble = "was not measured on every node"
     else:
         return worst, []
     status: Status = "fail" if needed and not trouble.startswith("not tried") else "warn"

@@ -176,6 +176,9 @@ def _page(verdict: Verdict, cluster: str, path: Path) -> None:
 
 
 def _from_logs(files: tuple[str, ...], inventory: str | None, asked: Require | None, *, as_json: bool, strict: bool) -> int:
+    for name in files:
+        if Path(name).suffix in (".yaml", ".yml"):
+            raise click.UsageError(f"{name} is no log but an inventory: name it with `-i {name}`")
     from launcher.checks import levels
     from launcher.checks.shape import worst
     from launcher.tools import nccl
@@ -186,8 +189,9 @@ def _from_logs(files: tuple[str, ...], inventory: str | None, asked: Require | N
         from launcher.cli import session
 
         require = session.read(None, inventory).require
-    reading = nccl.merge([nccl.read(_blocks(name)) for name in files])
-    found = levels.judge(reading, require)
+    readings = {name: nccl.read(_blocks(name)) for name in dict.fromkeys(files)}
+    reading = nccl.merge(readings.values())
+    found = levels.judge_files(readings, require)
     status = worst(found)
     if as_json:
         said = [{"status": f.status, "node": f.node, "text": f.text, "evidence": f.evidence, "fix": f.fix} for f in found]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,11 @@ from launcher.model import Fabric, fold, natural
 from launcher.tools.survey import RdmaDevice, RdmaPort
 
 _LAYERS: dict[str, Fabric] = {"InfiniBand": "infiniband", "Ethernet": "roce"}
+# Soft RoCE and Soft iWARP, by the names that rdma-core's documentation gives them: sockets underneath, so no gain over TCP.
+_SOFTWARE = re.compile(r"rxe|siw")
+# AWS's EFA is neither InfiniBand nor Ethernet. It needs /dev/infiniband in the containers as those do, and besides an image
+# with NCCL's plugin for it (https://github.com/aws/aws-ofi-nccl), which vLLM's own does not have: nothing to choose unasked.
+_EFA = re.compile(r"efa|rdmap\d+s\d+")
 # From near to far (`nvidia-smi topo -m`).
 _NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS")
 # An IPv4 address in the GID table: RoCE v2 carries it in UDP over IPv4.
@@ -38,7 +44,7 @@ class Rdma:
 def choose(hosts: Sequence[Probed], order: Sequence[str]) -> Rdma:
     """Choose InfiniBand when all hosts have a port that is ACTIVE, else RoCE, else plain Ethernet."""
     for layer, fabric in _LAYERS.items():
-        usable = [[pair for pair in _ports(host) if _fits(pair[1], layer)] for host in hosts]
+        usable = [[pair for pair in _ports(host) if _fits(*pair, layer)] for host in hosts]
         have = [name for name, pairs in zip(order, usable, strict=True) if pairs]
         if len(have) == len(hosts):
             return _chosen(hosts, order, fabric, usable)
@@ -51,8 +57,14 @@ def _ports(host: Probed) -> Iterator[tuple[RdmaDevice, RdmaPort]]:
             yield device, port
 
 
-def _fits(port: RdmaPort, layer: str) -> bool:
-    return port.state == "ACTIVE" and port.link_layer == layer and (layer == "InfiniBand" or bool(_v2(port)))
+def _fits(device: RdmaDevice, port: RdmaPort, layer: str) -> bool:
+    if _SOFTWARE.match(device.name) or port.state != "ACTIVE" or port.link_layer != layer:
+        return False
+    return layer == "InfiniBand" or bool(_v2(port))
+
+
+def _is_efa(device: RdmaDevice, port: RdmaPort) -> bool:
+    return port.link_layer not in _LAYERS and (_EFA.match(device.name) or device.model.lower().startswith("efa")) is not None
 
 
 def _v2(port: RdmaPort) -> list[int]:
@@ -62,7 +74,6 @@ def _v2(port: RdmaPort) -> list[int]:
 def _chosen(
     hosts: Sequence[Probed], order: Sequence[str], fabric: Fabric, usable: Sequence[list[tuple[RdmaDevice, RdmaPort]]]
 ) -> Rdma:
-    fastest = max(port.rate for pairs in usable for _, port in pairs)
     left_out: dict[str, list[str]] = {}
     taken: dict[str, list[str]] = {}
     found = []
@@ -73,7 +84,7 @@ def _chosen(
             if (device, port) in kept:
                 taken.setdefault(_about(host, device, port), []).append(name)
             else:
-                left_out.setdefault(f"not {_spelled(device, port)}: {_reason(port, fabric, own)}", []).append(name)
+                left_out.setdefault(f"not {_spelled(device, port)}: {_reason(device, port, fabric, own)}", []).append(name)
         found.append(
             Devices(
                 hca=tuple(_spelled(device, port) for device, port in kept),
@@ -84,22 +95,24 @@ def _chosen(
     kind = "InfiniBand" if fabric == "infiniband" else "RoCE v2"
     counts = sorted({len(each.hca) for each in found})
     many = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    why = [f"{fabric}: {many} ACTIVE {kind} port{'s' if counts != [1] else ''} at {fastest:g} Gbit/s on each host"]
+    rates = sorted({max(port.rate for _, port in pairs) for pairs in usable})
+    fast = f"{rates[0]:g} Gbit/s" if len(rates) == 1 else f"{rates[0]:g} to {rates[-1]:g} Gbit/s"
+    why = [f"{fabric}: {many} ACTIVE {kind} port{'s' if counts != [1] else ''} at {fast} on each host"]
     for text, names in (*taken.items(), *left_out.items()):
         why.append(text + ("" if len(names) == len(hosts) else f" (on {fold(names)})"))
     bare = [name for host, name in zip(hosts, order, strict=True) if not host.facts.infiniband]
     warnings = (
         [f"{fold(bare)}: RDMA ports are ACTIVE, but /dev/infiniband is not there: `sudo modprobe ib_uverbs`"] if bare else []
     )
-    mixed = [
-        name for host, name in zip(hosts, order, strict=True) if any(_fits(port, "InfiniBand") for _, port in _ports(host))
-    ]
+    mixed = [name for host, name in zip(hosts, order, strict=True) if any(_fits(*pair, "InfiniBand") for pair in _ports(host))]
     if fabric == "roce" and mixed:
         lacking = [name for name in order if name not in mixed]
         warnings.append(f"{fold(lacking)}: no ACTIVE InfiniBand port, which {fold(mixed)} has: RoCE is all that they share")
-    rates = {max(port.rate for _, port in pairs) for pairs in usable}
     if len(counts) > 1 or len(rates) > 1:
-        told = "; ".join(f"{name} {len(each.hca)}" for name, each in zip(order, found, strict=True))
+        told = "; ".join(
+            f"{name} {len(each.hca)}" + (f" at {max(port.rate for _, port in pairs):g} Gbit/s" if len(rates) > 1 else "")
+            for name, each, pairs in zip(order, found, usable, strict=True)
+        )
         warnings.append(f"the hosts have different numbers or rates of RDMA ports ({told}): the slowest sets the pace")
     return Rdma(fabric=fabric, hosts=tuple(found), why=tuple(why), warnings=tuple(warnings))
 
@@ -127,7 +140,9 @@ def _spelled(device: RdmaDevice, port: RdmaPort) -> str:
     return device.name if len(device.ports) == 1 else f"{device.name}:{port.number}"
 
 
-def _reason(port: RdmaPort, fabric: Fabric, own: float) -> str:
+def _reason(device: RdmaDevice, port: RdmaPort, fabric: Fabric, own: float) -> str:
+    if _SOFTWARE.match(device.name):
+        return "RDMA made of software, over the same network as TCP"
     if port.state != "ACTIVE":
         return f"its port is {port.state}"
     if _LAYERS.get(port.link_layer) != fabric:
@@ -147,10 +162,15 @@ def _gid(ports: Sequence[RdmaPort]) -> int | None:
 
 def _ethernet(hosts: Sequence[Probed], order: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Say why there is no RDMA; a fabric that only some hosts have is worth a warning."""
-    have = [name for host, name in zip(hosts, order, strict=True) if any(p.state == "ACTIVE" for _, p in _ports(host))]
-    some = [name for host, name in zip(hosts, order, strict=True) if host.survey.rdma]
-    if not some:
-        return {"why": ("ethernet: no host has an RDMA device",)}
+    real = [[pair for pair in _ports(host) if not _SOFTWARE.match(pair[0].name)] for host in hosts]
+    have = [name for pairs, name in zip(real, order, strict=True) if any(port.state == "ACTIVE" for _, port in pairs)]
+    if not any(real):
+        soft = any(host.survey.rdma for host in hosts)
+        return {"why": ("ethernet: no host has an RDMA device" + (" but those made of software (rxe, siw)" if soft else ""),)}
+    if all(any(_is_efa(*pair) and pair[1].state == "ACTIVE" for pair in pairs) for pairs in real):
+        text = "the hosts' RDMA is AWS EFA, which NCCL uses through a plugin that vLLM's own image does not have"
+        fix = "with an image that has aws-ofi-nccl, set `network: {fabric: infiniband}`, which hands out the devices"
+        return {"why": (f"ethernet: {text}",), "warnings": (f"{text}: the network is left to TCP; {fix}",)}
     lacking = [name for name in order if name not in have]
     states = {
         f"{_spelled(device, port)}: {port.state} {port.link_layer}{'' if _v2(port) else ', no RoCE v2 address'}": None
@@ -158,6 +178,7 @@ def _ethernet(hosts: Sequence[Probed], order: Sequence[str]) -> dict[str, tuple[
         for device, port in _ports(host)
     }
     text = f"no ACTIVE RDMA port on {fold(lacking)}" if lacking else "the hosts' RDMA ports are not of one fabric"
+    text += f", which {fold(have)} has" if lacking and have else ""
     return {
         "why": (f"ethernet: {text}", *states),
         "warnings": (f"{text}: the network is left to TCP, which is many times slower; see `ibv_devinfo` there",),

@@ -24,9 +24,15 @@ _OWN = (
 )
 
 
+# What an administrator puts on top of a card; it has the card's speed, or says one of its own when nothing is below it.
+_ON_TOP = re.compile(r"(?:v?m?br|vlan|macvlan|ipvlan).*|.+\.\d+")
+_BOND = re.compile(r"bond|team")
+_ALONE = "one address and no network around it"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """An address of a host on one of its interfaces."""
+    """An address of a host on one of its interfaces; `physical`: a card is it, or is below it; `card`: is it."""
 
     interface: str
     ip: str
@@ -35,6 +41,7 @@ class Place:
     mtu: int
     physical: bool
     default: bool
+    card: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +72,10 @@ def choose(hosts: Sequence[Probed], netdevs: Mapping[int, frozenset[str]], order
                 there[at] = place
     common = {network: places for network, places in seen.items() if len(places) == len(hosts) and _distinct(places)}
     if not common:
-        raise _none(hosts, order)
+        lone = _lone(hosts, order)
+        if lone is None:
+            raise _none(hosts, order)
+        return lone
     best = max(common, key=lambda network: (_common_merit(common[network], netdevs), -int(network.network_address)))
     chosen = common[best]
     why = [f"{best}: {_about(chosen, netdevs)}"]
@@ -106,11 +116,38 @@ def _places(host: Probed) -> list[tuple[Place, str]]:
                 continue
             place = Place(
                 interface=nic.name, ip=str(address.ip), network=address.network, speed=max(0, nic.speed or 0), mtu=nic.mtu,
-                physical=nic.physical or re.match(r"bond|team", nic.name) is not None,
-                default=nic.name == host.survey.default_nic,
+                physical=_backed(nic, nics), default=nic.name == host.survey.default_nic,
+                card=_is_card(nic),
             )  # fmt: skip
             found.append((place, _reason(nic, address)))
     return found
+
+
+def _is_card(nic: Nic) -> bool:
+    return nic.physical or _BOND.match(nic.name) is not None
+
+
+def _backed(nic: Nic, nics: Sequence[Nic]) -> bool:
+    """Return whether a card is an interface, or is below it: of its name (`ens1.100`), or as fast as it is."""
+    if _is_card(nic):
+        return True
+    cards = [each for each in nics if _is_card(each) and each.up]
+    named = any(each.name == nic.name.rpartition(".")[0] for each in cards)
+    return named or (_ON_TOP.fullmatch(nic.name) is not None and any(each.speed == nic.speed for each in cards if each.speed))
+
+
+def _lone(hosts: Sequence[Probed], order: Sequence[str]) -> Shared | None:
+    """Take the addresses of the default route where each stands alone (/32), as on Google Cloud: its router joins them."""
+    alone = [[place for place, reason in _places(host) if place.default and reason == _ALONE] for host in hosts]
+    if len(hosts) < 2 or not all(alone) or not _distinct({at: places[0] for at, places in enumerate(alone)}):
+        return None
+    kept = tuple(places[0] for places in alone)
+    around = kept[0].network
+    while not all(place.network.subnet_of(around) for place in kept):
+        around = around.supernet()
+    text = "the hosts share no subnet: each has an address of its own (/32) on the default route, and a router between them"
+    warning = "the hosts' addresses are in no common subnet (/32): `vlaunch check` tries whether they reach each other"
+    return Shared(network=around, places=kept, why=(text,), warnings=(warning, *_mtus(kept, order)))
 
 
 def _reason(nic: Nic, address: ipaddress.IPv4Interface) -> str:
@@ -123,27 +160,30 @@ def _reason(nic: Nic, address: ipaddress.IPv4Interface) -> str:
         return "link-local, an address that may change at every start"
     if address.is_unspecified or address.is_multicast or address.network.prefixlen == 0:
         return "no address of a host"
-    return "one address and no network around it" if address.network.prefixlen == 32 else ""
+    return _ALONE if address.network.prefixlen == 32 else ""
 
 
 def _distinct(places: Mapping[int, Place]) -> bool:
     return len({place.ip for place in places.values()}) == len(places)
 
 
-def _merit(place: Place, netdevs: frozenset[str] | None) -> tuple[bool, bool, int, bool]:
-    return place.interface in (netdevs or ()), place.physical, place.speed, place.default
+_Merit = tuple[bool, bool, int, bool, bool]
 
 
-def _common_merit(places: Mapping[int, Place], netdevs: Mapping[int, frozenset[str]]) -> tuple[bool, bool, int, bool]:
+def _merit(place: Place, netdevs: frozenset[str] | None) -> _Merit:
+    return place.interface in (netdevs or ()), place.physical, place.speed, place.card, place.default
+
+
+def _common_merit(places: Mapping[int, Place], netdevs: Mapping[int, frozenset[str]]) -> _Merit:
     merits = [_merit(place, netdevs.get(at)) for at, place in places.items()]
     return (
         all(each[0] for each in merits), all(each[1] for each in merits), min(each[2] for each in merits),
-        all(each[3] for each in merits),
+        all(each[3] for each in merits), all(each[4] for each in merits),
     )  # fmt: skip
 
 
 def _about(places: Mapping[int, Place], netdevs: Mapping[int, frozenset[str]]) -> str:
-    rdma, _, speed, default = _common_merit(places, netdevs)
+    rdma, _, speed, _, default = _common_merit(places, netdevs)
     said = ["on all hosts" if len(places) > 1 else "an address of this host"]
     said += ["on an interface of the RDMA devices"] if rdma else []
     said += [f"{speed / 1000:g} Gbit/s"] if speed else []
@@ -169,7 +209,9 @@ def _worse(chosen: Mapping[int, Place], other: Mapping[int, Place], netdevs: Map
         return "not on physical interfaces"
     if best[2] != less[2]:
         return f"slower ({less[2] / 1000:g} Gbit/s)" if less[2] else "of unknown speed"
-    return "without the default route" if best[3] != less[3] else "one is enough"
+    if best[3] != less[3]:
+        return "on top of another interface"
+    return "without the default route" if best[4] != less[4] else "one is enough"
 
 
 def _none(hosts: Sequence[Probed], order: Sequence[str]) -> RequestError:

@@ -10,7 +10,7 @@ from launcher.tools import docker, nccl
 from launcher.transport import Command
 
 _FOLDER = "/tmp/vlaunch-nccl"
-_TELLING = "Channel|NET/|Using |WARN|Bootstrap|set by environment|GPU Direct|commId|NCCL version"
+_TELLING = "Channel|nNodes|NET/|Using |WARN|Bootstrap|set by environment|GPU Direct|commId|NCCL version"
 _LIMIT = 8_000_000
 
 

@@ -34,6 +34,22 @@ def groups(ends: Iterable[End], communicators: Mapping[str, Collection[str]]) ->
     return tuple(sorted(tuple(sorted(hosts)) for hosts in found.values() if not known.isdisjoint(hosts)))
 
 
+def near(ends: Iterable[tuple[tuple[int, int, str], str, str]]) -> frozenset[tuple[int, int, str]]:
+    """Return the (rank, rank, channel) of which one and the same host wrote the `send` and the `receive`, and nobody else any.
+
+    Hosts without a name, or with one that somebody put in place of theirs (`<node>`), could be any.
+    """
+    sides: dict[tuple[int, int, str], dict[str, set[str]]] = {}
+    for key, direction, host in ends:
+        sides.setdefault(key, {}).setdefault(direction, set()).add(host)
+    found = set()
+    for key, hosts in sides.items():
+        sent, received = hosts.get("send", set()), hosts.get("receive", set())
+        if len(sent) == 1 and sent == received and len(hosts) == 2 and not any(not h or h.startswith("<") for h in sent):
+            found.add(key)
+    return frozenset(found)
+
+
 def _top(top: dict[str, str], host: str) -> str:
     while (up := top.setdefault(host, host)) != host:
         top[host] = top[up]

@@ -23,7 +23,8 @@ class Said:
     """What one line says; `network` with a `source` is a link, `local` the kind of a link inside a node.
 
     `cut` is for the last line of a log that does not end with a line break: `surely` when it breaks off within a word that
-    matters, `maybe` when `/GDRDMA` could have followed.
+    matters, `maybe` when `/GDRDMA` could have followed. `alarm`: NCCL itself calls the warning WARN. `rank` of `ranks` goes
+    with `communicator`; `nodes` is how many nodes a communicator has; `provider` is libfabric's.
     """
 
     host: str = ""
@@ -43,6 +44,12 @@ class Said:
     gdr_disabled: str = ""
     warning: str = ""
     cut: str = ""
+    alarm: bool = False
+    provider: str = ""
+    collnet: bool = False
+    rank: int = 0
+    ranks: int = 0
+    nodes: int = 0
 
 
 # `Ring` until 2.6; the brackets hold a bus id (hexadecimal), a device number, or are missing (2.4).
@@ -66,7 +73,10 @@ _LOCAL = re.compile(r"(P2P|SHM|NVLS)\b|direct (shared) memory")
 _USING = re.compile(r"(?:Using network|Assigned NET plugin) ([^\r\n]{1,64}?)(?: to comm\b.*| comm 0x.*)?\s*$")
 _DEVICES = re.compile(r"NET/([^:/]{1,40}?) ?: Using ?(\[\d.*)")
 _DEVICE = re.compile(r"\[(\d{1,6})\]([^\s;]{1,80})")
-_COMMUNICATOR = re.compile(r"\brank \d+ nranks \d+ .*\bcommId (0x[0-9a-fA-F]{1,32})")
+_COMMUNICATOR = re.compile(r"\brank (\d{1,9}) nranks (\d{1,9}) .*\bcommId (0x[0-9a-fA-F]{1,32})")
+_NODES = re.compile(r"\bnRanks \d{1,9} nNodes (\d{1,9})\b")
+# aws-ofi-nccl: `Selected Provider is efa (found 4 nics)`, later `Selected provider is efa, fabric is efa (found 4 nics)`.
+_PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w.;-]{1,60})")
 _VERSION = re.compile(r"(?:\b[NR]CCL version ?:? ?|\bnccl==)(\d[\w.+-]{0,40})")
 _GDR_OFF = re.compile(r"GPU Direct RDMA Disabled for (?:[^/]{0,60}/ )?(HCA \d{1,6})(?: '([^']{1,60})')?")
 # Sentences that are worth showing although they are not called a warning.
@@ -80,29 +90,85 @@ _TELLING = re.compile(
     r"|Cannot allocate memory|ibv_\w+ failed|GID (?:table|index)|(?:local|remote) ?GID|incorrect GID|unhandled system error"
     r"|DMA-?BUF (?!is available)|peermem"
 )
+# Where a record begins: `host:pid:tid [device] NCCL INFO`, or `… [device] file.cc:12 (function) NCCL WARN`.
+_START = re.compile(rb"([\w.<>-]+):\d{1,10}:\d{1,10} \[\d{1,4}\] (?=[NR]CCL |[\w./]+:\d{1,6} )")
+# What a path ends with, when the next record's host follows it without a break.
+_PATH_END = re.compile(rb"GDRDMA|Shared|MNNVL|IPC|CUMEM|read|direct|CE|\d{1,4}(?=[A-Za-z_])")
+_ESCAPED = (
+    (b"\\n", b"\n"), (b"\\r", b"\n"), (b"\\t", b" "), (b"\\u003e", b">"), (b"\\u003E", b">"), (b"\\u003c", b"<"),
+    (b"\\u001b", b"\x1b"), (b"\\/", b"/"), (b'"', b"\n"),
+)  # fmt: skip
 _PREFIX = re.compile(r"([A-Za-z0-9_.<][\w.<>-]*|):\d{1,10}:\d{1,10}$")
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
 
 
 def split(chunks: Iterable[bytes]) -> Iterator[tuple[list[bytes], bool]]:
-    """Yield the lines of a stream, many at a time, `MAX_LINE` bytes of each at most; false with a last line that has no end."""
+    """Yield the lines of a stream, many at a time, `MAX_LINE` bytes of each at most; false with a last line that has no end.
+
+    A carriage return ends a line, too; what stands escaped in JSON (or in Python's `repr`) comes as the lines it stands for.
+    """
     rest: list[bytes] = []
     size = 0
+    for block in _newlines(chunks):
+        first, *more = block.split(b"\n")
+        if size <= MAX_LINE:
+            rest.append(first)
+            size += len(first)
+        if more:
+            lines = [b"".join(rest), *more]
+            last = lines.pop()
+            escaped = _escaped(block) or _escaped(lines[0])
+            lines = [line[:MAX_LINE] for line in lines]
+            yield [part for line in lines for part in _plain(line)] if escaped else lines, True
+            rest, size = [last], len(last)
+    line = b"".join(rest)[:MAX_LINE]
+    if line:
+        *lines, last = _plain(line)
+        if lines:
+            yield lines, True
+        yield [last], False
+
+
+def unglue(line: bytes) -> list[bytes]:
+    """Return the records of a line to which several processes have written without a line break between them."""
+    starts = list(_START.finditer(line))
+    cuts = [0]
+    for start in starts[1:]:
+        host, at = start[1], start.start()
+        if host.endswith(starts[0][1]):
+            at = start.end(1) - len(starts[0][1])
+        elif line[at - 1 : at] == b"/" and (match := _PATH_END.match(host)):
+            at += match.end()
+        cuts.append(at)
+    return [line[a:b] for a, b in zip(cuts, [*cuts[1:], len(line)], strict=True)]
+
+
+def _newlines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield blocks in which every line ends with a line feed alone."""
+    held = b""
     for chunk in chunks:
         for at in range(0, len(chunk), BLOCK):
             block = chunk[at : at + BLOCK]
-            first, *more = block.split(b"\n")
-            if size <= MAX_LINE:
-                rest.append(first)
-                size += len(first)
-            if more:
-                lines = [b"".join(rest), *more]
-                last = lines.pop()
-                yield [line[:MAX_LINE] for line in lines], True
-                rest, size = [last], len(last)
-    line = b"".join(rest)[:MAX_LINE]
-    if line:
-        yield [line], False
+            if held or b"\r" in block:
+                block = held + block
+                held = b"\r" if block.endswith(b"\r") else b""
+                block = (block[:-1] if held else block).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+            yield block
+    if held:
+        yield b"\n"
+
+
+def _escaped(text: bytes) -> bool:
+    return b"\\n" in text or b"\\u003" in text or b'{"' in text
+
+
+def _plain(line: bytes) -> list[bytes]:
+    """Return what a line of JSON stands for: its strings, each line of them by itself."""
+    if not _escaped(line):
+        return [line]
+    for code, meaning in _ESCAPED:
+        line = line.replace(code, meaning)
+    return line.split(b"\n")
 
 
 def said(text: str) -> Said | None:
@@ -113,7 +179,7 @@ def said(text: str) -> Said | None:
     if not info:
         head, info, body = text.partition("CCL WARN ")
         if info:
-            return Said(host=_host(head), warning=body[:MAX_TEXT], version=_version(body))
+            return Said(host=_host(head), warning=body[:MAX_TEXT], version=_version(body), alarm=True)
         head, body = "", text
     if " via " in body and (match := _CHANNEL.search(body)):
         return _link(_host(head), match)
@@ -129,7 +195,14 @@ def _host(head: str) -> str:
 
 def _other(text: str) -> Said | None:
     if match := _COMMUNICATOR.search(text):
-        return Said(communicator="" if int(match[1], 16) == 0 else match[1].lower())
+        known = int(match[3], 16) != 0
+        return Said(communicator=match[3].lower() if known else "", rank=int(match[1]), ranks=int(match[2]))
+    if match := _NODES.search(text):
+        return Said(nodes=int(match[1]))
+    if match := _PROVIDER.search(text):
+        return Said(provider=match[1].lower())
+    if " via COLLNET/" in text:
+        return Said(collnet=True)
     if match := _DEVICES.search(text):
         return Said(fabric=match[1], devices=tuple((int(at), name) for at, name in _DEVICE.findall(match[2])))
     if match := _USING.search(text):

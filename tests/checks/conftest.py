@@ -39,8 +39,8 @@ def good() -> Callable[..., HostFacts]:
                 Address(interface="lo", ip="127.0.0.1", prefix=8, up=True),
                 Address(interface="eth0", ip=ip, prefix=24, up=True),
             ),
-            listening=frozenset({("0.0.0.0", 22)}), disk_free=1 << 40, infiniband=("uverbs0",), gpus=(gpu, gpu), amd_gpus=2,
-            docker_version="28.3.0", runtimes=("nvidia", "runc"),
+            listening=frozenset({("0.0.0.0", 22)}), disk_free=1 << 40, docker_disk_free=1 << 40,
+            infiniband=("uverbs0",), gpus=(gpu, gpu), amd_gpus=2, docker_version="28.3.0", runtimes=("nvidia", "runc"),
         )  # fmt: skip
         return dataclasses.replace(facts, **changed)
 

@@ -13,6 +13,14 @@ SOCKET, IB = ("Socket",), ("IB",)
     ("line", "using", "cause", "fix"),
     [
         ("NCCL_IB_DISABLE set by environment to 1.", SOCKET, "switched off by `NCCL_IB_DISABLE=1`", "NCCL_IB_DISABLE"),
+        ("NCCL_NET set by environment to socket", SOCKET, "told to use TCP by `NCCL_NET=socket`", "NCCL_NET"),
+        (
+            "NCCL_NET_GDR_LEVEL set by environment to LOC",
+            IB,
+            "switched off by `NCCL_NET_GDR_LEVEL`",
+            "take `NCCL_NET_GDR_LEVEL`",
+        ),
+        ("NCCL_DMABUF_ENABLE set by environment to 0.", IB, "off by `NCCL_DMABUF_ENABLE`", "take `NCCL_DMABUF_ENABLE` out"),
         ("NCCL_NET set by environment to Socket", SOCKET, "told to use TCP", "NCCL_NET"),
         ("Failed to open libibverbs.so[.1]", SOCKET, "no libibverbs", "libibverbs1"),
         (
@@ -48,6 +56,9 @@ def test_causes(line: str, using: tuple[str, ...], cause: str, fix: str) -> None
         "NET/Plugin: Failed to find ncclNetPlugin_v10 symbol.",
         "NCCL_IB_DISABLE set by environment to 0.",
         "NCCL_IB_HCA set to mlx5_0",
+        "NET/Plugin: Failed to initialize NET plugin IB",
+        "NET/Plugin: Failed to initialize NET plugin Socket",
+        "RuntimeError: CUDA out of memory: Cannot allocate memory",
     ],
 )
 def test_what_is_no_cause(line: str) -> None:
@@ -96,3 +107,43 @@ def test_what_explains_tcp_is_no_cause_where_rdma_is_used() -> None:
 
     assert causes.cause(warnings=("NET/IB : No device found.",), using=IB, env={}) is None
     assert causes.cause(warnings=(off,), using=SOCKET, env={}) is None
+
+
+@pytest.mark.parametrize("line", ["NCCL_DMABUF_ENABLE set by environment to 1.", "DMA-BUF is available on GPU device 0"])
+def test_what_does_not_switch_gpudirect_off(line: str) -> None:
+    """Asking for DMA-BUF is no evidence that it is missing."""
+    assert causes.cause(warnings=(line,), using=IB, env={}, gpudirect=True) is None
+
+
+@pytest.mark.parametrize("plugin", ["IB", "IBext_v8"])
+def test_a_plugin_without_a_device_is_not_to_blame(plugin: str) -> None:
+    """The missing device is."""
+    lines = (f"NET/Plugin: Failed to initialize NET plugin {plugin}", "NET/IB : No device found.")
+    found = causes.cause(warnings=lines, using=SOCKET, env={})
+
+    assert found is not None
+    assert found[0] == "NCCL found no RDMA device in the container"
+
+
+def test_a_plugin_that_is_not_there_explains_that_no_device_was_found() -> None:
+    """NCCL's own RDMA cannot use what the plugin is for."""
+    lines = ("NET/IB : No device found.", "NET/Plugin: libnccl-net-ofi.so: cannot open shared object file")
+    found = causes.cause(warnings=lines, using=SOCKET, env={})
+
+    assert found is not None
+    assert "libnccl-net-ofi.so failed to load" in found[0]
+
+
+@pytest.mark.parametrize(("hca", "said"), [("^mlx5_bond_0", "NCCL found no"), ("=mlx5_9", "is called `mlx5_9`")])
+def test_marks_before_the_names_of_devices(hca: str, said: str) -> None:
+    """What is excluded need not be there; `=` is no part of a name."""
+    found = causes.cause(warnings=("NET/IB : No device found.",), using=SOCKET, env={"NCCL_IB_HCA": hca})
+
+    assert found is not None
+    assert said in found[0]
+
+
+@pytest.mark.parametrize("name", ["FastSocket", "SOCKET"])
+def test_sockets_under_another_name(name: str) -> None:
+    """They are TCP for the table, too."""
+    assert causes.cause(warnings=("NET/IB : No device found.",), using=(name,), env={}) is not None

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from launcher.checks.catalogue import run
+from launcher.checks.driver import tag_cuda
 from launcher.tools.docker import Image
 from tests.checks.spoiled import GPU, IMAGE, NODES, Case, findings, named, turns_red
 
@@ -61,11 +63,61 @@ def test_data_centre_gpus_are_told_of_cuda_compat_and_others_are_not() -> None:
     )
 
 
+def test_an_image_that_is_not_here_is_judged_by_its_tag() -> None:
+    """vLLM's own tags tell their CUDA."""
+    turns_red(
+        Case(
+            id="driver",
+            red=dict.fromkeys(NODES, "fail"),
+            text="driver 535.10 is too old for CUDA 13, which the image's tag tells and which needs 580",
+            fix="or set `image: vllm/vllm-openai:v0.32.0-cu129`",
+            facts={"*": {"images": {}, "gpus": (replace(GPU, driver="535.10"),) * 2}},
+        )
+    )
+
+
 @pytest.mark.parametrize(
-    ("images", "text"), [({}, "the image's CUDA is not known yet"), ({IMAGE: CUDA12}, "for CUDA 12.9 of the image")]
+    ("image", "cuda"),
+    [
+        ("vllm/vllm-openai:v0.20.0", "13"),
+        ("docker.io/vllm/vllm-openai:v1.0", "13"),
+        ("vllm/vllm-openai:v0.19.1", ""),
+        ("vllm/vllm-openai:v0.32.0-cu129", "12.9"),
+        ("vllm/vllm-openai:nightly-cu130", "13.0"),
+        ("vllm/vllm-openai:latest", ""),
+        ("vllm/vllm-openai", ""),
+        ("vllm/vllm-openai:v0.32.0-arm64", ""),
+        ("vllm/vllm-openai-cpu:v0.32.0", ""),
+        ("registry.example/vllm:v0.32.0", ""),
+        ("vllm/vllm-openai@sha256:" + "0" * 64, ""),
+    ],
+)
+def test_tags_tell_a_cuda_version_or_nothing(image: str, cuda: str) -> None:
+    """Nothing is guessed of other people's images."""
+    assert tag_cuda(image) == cuda
+
+
+@pytest.mark.parametrize(
+    ("image", "images", "reason"),
+    [
+        ("vllm/vllm-openai:latest", {}, "the image is not here yet, so its CUDA is not known"),
+        (IMAGE, {IMAGE: replace(CUDA12, env={})}, "the image does not say its CUDA"),
+    ],
+)
+def test_a_driver_that_is_held_against_nothing_is_not_green(image: str, images: dict[str, Image], reason: str) -> None:
+    """An old driver may be too old for what will be pulled."""
+    case = Case(id="driver", red={}, text="", fix="", facts={"*": {"images": images}})
+    made, evidence = case.seen()
+    (result,) = run(replace(made, image=image), evidence, ids=["driver"])
+
+    assert {(each.status, each.text) for each in result.findings} == {("skip", f"driver 580.95.05; {reason}")}
+
+
+@pytest.mark.parametrize(
+    ("images", "text"), [({}, "for CUDA 13 by the image's tag"), ({IMAGE: CUDA12}, "for CUDA 12.9 of the image")]
 )
 def test_a_green_driver_tells_what_it_was_held_against(images: dict[str, Image], text: str) -> None:
-    """The image may not be there yet."""
+    """The image itself, or its tag while it is not there."""
     found = findings(Case(id="driver", red={}, text="", fix="", facts={"*": {"images": images}}))
 
     assert {(each.status, each.text) for each in found} == {("pass", f"driver 580.95.05, {text}")}

@@ -80,6 +80,7 @@ CASES = (
 
 UNKNOWN = (
     (Case(id="gpu-errors", red={}, text="", fix="", survey={"gpu01": {"xid": None}}), "kernel's log may not be read"),
+    (Case(id="gpu-errors", red={}, text="", fix="", survey={"gpu01": {"gpus": ()}}), "told nothing of memory errors"),
     (Case(id="gpu-memory", red={}, text="", fix="", survey={"gpu01": {"gpu_processes": None}}), "did not tell which"),
     (
         Case(id="gpu-model", red={}, text="", fix="", more="accelerator: amd", facts={"*": {"gpus": None, "amd_gpus": 2}}),

@@ -208,18 +208,7 @@ def test_ports_are_not_the_clusters_own_when_its_container_has_ended(load: Load,
     assert first("ports", load, good(listening=frozenset({("0.0.0.0", 6379)}), containers=(ended,))).status == "fail"
 
 
-@pytest.mark.parametrize(("more", "room", "status"), [("", 4, "fail"), ("", 5, "pass"), ("accelerator: cpu", 2, "pass")])
-def test_there_must_be_room(more: str, room: int, status: str, load: Load, good: Good) -> None:
-    """For the GPU images more than for the CPU build."""
-    found = first("disk", load, good(disk_free=room * 1024**3), more)
-
-    assert found.status == status
-    if status == "fail":
-        assert found.text == "4.0 GiB free under /data, 5 GiB needed"
-        assert "docker system prune" in found.fix
-
-
-@pytest.mark.parametrize(("id_", "missing"), [("address", "addresses"), ("ports", "listening"), ("disk", "disk_free")])
+@pytest.mark.parametrize(("id_", "missing"), [("address", "addresses"), ("ports", "listening")])
 def test_what_could_not_be_looked_at_is_skipped_with_its_reason(id_: str, missing: str, load: Load, good: Good) -> None:
     """Never green."""
     found = first(id_, load, good(**{missing: None}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,116 @@ def test_only_what_explains_the_lack_of_gpudirect_is_its_cause() -> None:
 
     assert "GPUDirect RDMA is off for HCA 0 'rocep1s0f1' on spark2" in found.text
     assert "nvidia_peermem" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("via", "provider", "level"),
+    [
+        ("FastSocket/0", "", "any"), ("SOCKET/0", "", "any"),
+        ("AWS Libfabric/0", "tcp", "any"), ("OFI/0/GDRDMA", "sockets", "any"), ("AWS Libfabric/0", "udp;ofi_rxd", "any"),
+        ("AWS Libfabric/0", "efa", "rdma"), ("OFI/0/GDRDMA", "verbs;ofi_rxm", "gdrdma"), ("AWS Libfabric/0", "", "rdma"),
+        ("GPUDirectTCPX_v7/0/GDRDMA", "", "gdrdma"), ("FasTrak/1", "", "rdma"), ("IB/0", "tcp", "rdma"),
+    ],
+)  # fmt: skip
+def test_what_a_network_is_worth(via: str, provider: str, level: str) -> None:
+    """Sockets are TCP under any name, and so is libfabric over them."""
+    more = f"gpu01:1:2 [0] NCCL INFO NET/OFI Selected Provider is {provider} (found 1 nics)\n" if provider else ""
+    found = levels.worst(log(f"NET/{via}", more=more))
+
+    assert found is not None
+    assert found.level == level
+
+
+def test_the_provider_is_the_one_of_the_host() -> None:
+    """Another host's says nothing of this one's link."""
+    more = (
+        "gpu02:1:2 [0] NCCL INFO NET/OFI Selected Provider is tcp\ngpu01:1:2 [0] NCCL INFO NET/OFI Selected Provider is efa\n"
+    )
+
+    assert levels.judge(log("NET/AWS Libfabric/0/GDRDMA", more=more), "gdrdma")[0].status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("device", "statuses"), [("rxe0", ["pass", "warn"]), ("siw_eth0", ["pass", "warn"]), ("mlx5_0", ["pass"])]
+)
+def test_rdma_in_software_warns(device: str, statuses: list[str]) -> None:
+    """Soft RoCE and soft iWARP look like RDMA and are no faster than TCP."""
+    found = levels.judge(
+        log(RDMA, more=f"gpu01:1:2 [0] NCCL INFO NET/IB : Using [0]{device}:1/RoCE ; OOB eth0:10.0.0.1<0>\n"), "rdma"
+    )
+
+    assert [each.status for each in found] == statuses
+    assert len(found) == 1 or (found[1].node, device in found[1].text) == ("gpu01", True)
+
+
+BACK = "gpu01:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [receive] via NET/Socket/0\n"
+
+
+def test_links_inside_a_host_are_no_verdict() -> None:
+    """They are listed and counted, and prove nothing about the network between nodes."""
+    near = log(TCP, more=BACK)
+    said = levels.as_json(near)
+    (found,) = levels.judge(near, "any")
+
+    assert (said["network"], said["gpudirect"], said["network_links"]) == (None, None, 2)
+    assert [each["inside"] for each in said["links"]] == [True, True]
+    assert (found.status, "only links inside nodes: 2 NET/Socket" in found.text) == ("fail", True)
+
+
+def test_links_between_nodes_are_judged_without_those_inside() -> None:
+    """TCP within a host does not lower what is between hosts."""
+    far = "gpu0{0}:1:2 [0] NCCL INFO Channel 01/0 : 1[0] -> 2[0] [{1}] via NET/IB/0/GDRDMA\n"
+    reading = log(TCP, more=BACK + far.format(1, "send") + far.format(2, "receive"))
+
+    assert [each.text for each in levels.judge(reading, "gdrdma")] == ["NET/IB/GDRDMA on all 2 links between nodes"]
+    assert levels.as_json(reading)["network"] == "IB"
+
+
+def test_a_log_of_some_ranks_only_warns() -> None:
+    """A communicator of 2 of which one host's log is here."""
+    more = "gpu01:1:2 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1 commId 0x11 - Init START\n"
+    found = levels.judge(log(DIRECT, more=more), "gdrdma")
+
+    assert [each.status for each in found] == ["pass", "warn"]
+    assert "links of 1 of 2 ranks" in found[1].text
+
+
+def test_trouble_after_good_links_warns() -> None:
+    """The first two of NCCL's own warnings are shown; where the verdict is red anyway, its cause is."""
+    line = "gpu02:1:2 [0] transport/net_ib.cc:2453 NCCL WARN NET/IB: Got completion from peer 10.0.0.{0} with status=12\n"
+    more = "".join(line.format(at) for at in range(3))
+    found = levels.judge(log(DIRECT, more=more), "gdrdma")
+
+    assert [(each.status, each.node) for each in found] == [("pass", ""), ("warn", "gpu02")]
+    assert (found[1].evidence.count("status=12"), "3 different warnings" in found[1].text) == (2, True)
+    assert [each.status for each in levels.judge(log(RDMA, more=more), "gdrdma")] == ["fail"]
+
+
+def test_too_many_links_are_not_a_log_that_is_cut() -> None:
+    """Each is said in its own words."""
+    found = levels.judge(replace(log(DIRECT), overflow=True), "gdrdma")
+
+    assert (len(found), "more than 100000 different links" in found[1].text) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("gpu01:1:2 [0] NCCL INFO CollNet 00/0 : 1 [send] via COLLNET/SHARP/0/GDRDMA\n", "only links of CollNet (1)"),
+        ("gpu01:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/I", "cut off before the first link"),
+    ],
+)
+def test_what_a_log_without_links_has(more: str, said: str) -> None:
+    """It is of NCCL, and says so."""
+    assert said in levels.judge(log(more=more), "any")[0].text
+
+
+def test_a_worthless_file_among_good_ones_is_named() -> None:
+    """One that proves nothing fails with its name; one with links inside its node alone warns."""
+    files = {"good": log(DIRECT), "empty": log(), "near": log("P2P/CUMEM"), "using": read("using-only")}
+    found = levels.judge_files(files, "any")
+
+    assert [(each.status, each.text.partition(":")[0]) for each in found[-3:]] == [
+        ("fail", "empty"), ("warn", "near"), ("fail", "using"),
+    ]  # fmt: skip
+    assert [each.status for each in levels.judge_files({"good": log(DIRECT)}, "any")] == ["pass"]

@@ -37,6 +37,16 @@ CASES = (
         fix="/etc/hosts",
         survey={"gpu01": {"own_names": ()}},
     ),
+    *(
+        Case(
+            id="hostname",
+            red={"gpu01": "warn"},
+            text=f"its name `gpu01` resolves to {address}, which is not on the network of 10.0.0.11",
+            fix="echo '10.0.0.11 gpu01' | sudo tee -a /etc/hosts",
+            survey={"gpu01": {"own_names": (address,)}},
+        )
+        for address in ("fe80::1%eth0", "172.17.0.1", "10.1.0.1")
+    ),
     Case(
         id="interface",
         red={"gpu02": "fail"},
@@ -59,6 +69,7 @@ UNKNOWN = (
     (Case(id="mtu", red={}, text="", fix="", survey={"gpu01": {"nics": None}}), "10.0.0.11 was not surveyed"),
     (Case(id="link-speed", red={}, text="", fix="", survey={"*": {"nics": (replace(ETH0, speed=None),)}}), "tells no speed"),
     (Case(id="hostname", red={}, text="", fix="", survey={"gpu01": {"own_names": None}}), "is not known"),
+    (Case(id="hostname", red={}, text="", fix="", facts={"gpu01": {"addresses": None}}), "was not compared"),
 )
 
 
@@ -84,6 +95,13 @@ def test_nccl_takes_prefixes_and_gloo_whole_names(given: str, status: str) -> No
     found = findings(Case(id="interface", red={}, text="", fix="", more=f"env: {{{given}}}"))
 
     assert {each.status for each in found} == {status}
+
+
+def test_one_address_on_the_clusters_network_is_enough() -> None:
+    """Resolvers list link-local addresses beside it."""
+    names = {"gpu01": {"own_names": ("fe80::1%eth0", "10.0.0.11")}}
+
+    assert {each.status for each in findings(Case(id="hostname", red={}, text="", fix="", survey=names))} == {"pass"}
 
 
 def test_of_two_nodes_the_second_is_told_apart_from_the_head() -> None:

@@ -18,7 +18,7 @@ CASES = (
         id="ports-reachable",
         red={"gpu01": "fail"},
         text="gpu02 → gpu01: TCP 6379 timed out",
-        fix="-s 10.0.0.12 -j ACCEPT",
+        fix="with firewalld `sudo firewall-cmd --zone=trusted --add-source=10.0.0.12`",
         knocks={("gpu02", "gpu01"): {"ports": {6379: "timed out", 43210: "open"}}},
     ),
     Case(

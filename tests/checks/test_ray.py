@@ -216,9 +216,11 @@ def test_a_container_removed_between_two_questions_is_gone() -> None:
     """`docker rm -f` kills before it removes: the state said 137, the log is asked when nothing is left."""
     state = Finding(node="a", status="fail", text="its container ended with exit code 137 (0 restarts)", fix="look")
     said = "Error response from daemon: No such container: vlaunch-lab-node1"
-    (found,) = ray.explain_logs([state], {"a": Answer(node="a", code=1, err=said)})
+    (found,) = ray.explain_logs([state], {"a": Answer(node="a", code=1, out=said)})  # both streams come as one
+    (other,) = ray.explain_logs([state], {"a": Answer(node="a", code=0, out=said)})  # a log that speaks of another
 
     assert (found.text, found.evidence, found.fix) == ("its container is gone", said, "run `vlaunch up` again")
+    assert other.text == state.text
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,14 @@ CASES = (
         evidence={"required": "rdma"},
     ),
     Case(
+        id="rdma-unused",
+        red=dict.fromkeys(NODES, "warn"),
+        text="rdmap16s27:1",
+        fix="with an image that has NCCL's plugin for it (aws-ofi-nccl for EFA)",
+        more="",
+        survey={"*": {"rdma": (replace(HCA, name="rdmap16s27", ports=(replace(PORT, link_layer="Unknown"),)),)}},
+    ),
+    Case(
         id="rdma-devices",
         red={"gpu02": "fail"},
         text="no /dev/infiniband",
@@ -84,11 +92,25 @@ def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
     turns_red(case)
 
 
-def test_rdma_on_some_nodes_only_is_no_loss_to_the_cluster() -> None:
-    """All would have to have it."""
-    found = findings(Case(id="rdma-unused", red={}, text="", fix="", more="", survey={"gpu02": {"rdma": ()}}))
+def test_one_node_that_lost_its_port_is_told_with_what_it_costs_the_others() -> None:
+    """All are left to TCP by it, so the others are named, too."""
+    down = replace(HCA, ports=(replace(PORT, state="DOWN", physical="Polling"),))
+    found = findings(Case(id="rdma-unused", red={}, text="", fix="", more="", survey={"gpu02": {"rdma": (down,)}}))
 
-    assert [each.text for each in found][:2] == ["RDMA here, not on every node: mlx5_0:1", "no active RDMA port"]
+    assert [(each.status, each.text) for each in found[:2]] == [
+        ("warn", "has active RDMA ports, which stay unused because gpu02 has none: mlx5_0:1"),
+        ("warn", "no active RDMA port, while gpu[01,03] has some: all are left to TCP"),
+    ]
+    assert found[0].fix == "mend gpu02, then set `network: {fabric: roce}` in the inventory"
+    assert found[1].evidence == "mlx5_0:1 is DOWN (Polling)"
+
+
+@pytest.mark.parametrize("more", ["accelerator: cpu", ""])
+def test_what_cannot_be_used_is_not_called_unused(more: str) -> None:
+    """Processors talk over TCP, and Soft RoCE is sockets underneath."""
+    devices = (HCA,) if more else (replace(HCA, name="rxe0"), replace(HCA, name="siw0"))
+    found = findings(Case(id="rdma-unused", red={}, text="", fix="", more=more, survey={"*": {"rdma": devices}}))
+
     assert {each.status for each in found} == {"pass"}
 
 
@@ -101,13 +123,16 @@ def test_nccl_takes_prefixes_of_device_names_unless_told_otherwise(value: str, s
 
 
 def test_a_port_that_nobody_named_may_be_down() -> None:
-    """NCCL skips it."""
+    """NCCL skips it; it is told all the same."""
     second = replace(HCA, name="mlx5_1", ports=(replace(PORT, state="DOWN"),))
     case = Case(
         id="rdma-link", red={}, text="", fix="", more="network: {fabric: roce}", survey={"gpu01": {"rdma": (HCA, second)}}
     )
 
-    assert {(each.status, each.text) for each in findings(case)} == {("pass", "1 × 400 Gbit/s Ethernet")}
+    assert {(each.status, each.text) for each in findings(case)} == {
+        ("pass", "1 × 400 Gbit/s Ethernet; mlx5_1:1 is DOWN"),
+        ("pass", "1 × 400 Gbit/s Ethernet"),
+    }
 
 
 def test_a_node_that_was_not_reached_may_have_no_rdma() -> None:
@@ -116,4 +141,4 @@ def test_a_node_that_was_not_reached_may_have_no_rdma() -> None:
     _, evidence = case.seen()
     two = {name: evidence.facts[name] for name in ("gpu01", "gpu02")}
 
-    assert [each.status for each in findings(replace(case, evidence={"facts": two}))] == ["pass", "pass", "skip"]
+    assert [each.status for each in findings(replace(case, evidence={"facts": two}))] == ["skip", "skip", "skip"]

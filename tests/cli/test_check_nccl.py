@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from collections.abc import Callable
@@ -235,6 +236,23 @@ def test_several_logs_are_one_job(cluster: Cluster, tmp_path: Path) -> None:
     assert cluster.run("check-nccl", "--from-log", good, good).code == 0
 
 
+def test_a_worthless_log_among_good_ones(cluster: Cluster, tmp_path: Path) -> None:
+    """It is named, and the whole does not pass."""
+    good = log(tmp_path / "good.log", GDR)
+    (tmp_path / "empty.log").write_bytes(b"")
+    ran = cluster.run("check-nccl", "--from-log", good, str(tmp_path / "empty.log"))
+
+    assert ran.code == 1
+    assert f"{tmp_path / 'empty.log'}: the log proves nothing" in ran.out
+
+
+def test_a_packed_log(cluster: Cluster, tmp_path: Path) -> None:
+    """It is read as it is."""
+    (tmp_path / "a.log.gz").write_bytes(gzip.compress(Path(log(tmp_path / "a.log", GDR)).read_bytes()))
+
+    assert cluster.run("check-nccl", "--from-log", str(tmp_path / "a.log.gz")).code == 0
+
+
 def test_the_inventory_says_what_is_required_of_a_log(cluster: Cluster, tmp_path: Path) -> None:
     """Unless the command line does."""
     cluster.write("network: {fabric: roce, require: gdrdma}\n" + INVENTORY)
@@ -317,6 +335,8 @@ def test_a_log_that_cannot_be_read_is_a_wrong_request(
     [
         (["a.yaml", "b.yaml"], "one inventory at a time"),
         (["--from-log", "a.log", "--html", "b.html"], "a log alone has no figures"),
+        (["inv.yaml", "--from-log", "a.log"], "name it with `-i inv.yaml`"),
+        (["--from-log", "inv.yml"], "name it with `-i inv.yml`"),
         (["--require", "fast"], "fast"),
         (["--ranks-per-node", "0"], "--ranks-per-node"),
     ],

@@ -54,7 +54,39 @@ def test_rdma_on_some_hosts_only_is_ethernet_with_a_warning() -> None:
     found = chosen((roce("mlx5_0", "eth0"),), ())
 
     assert (found.fabric, found.hosts[0].hca) == ("ethernet", ())
-    assert found.warnings[0].startswith("no ACTIVE RDMA port on h2: the network is left to TCP")
+    assert found.warnings[0].startswith("no ACTIVE RDMA port on h2, which h1 has: the network is left to TCP")
+
+
+def test_efa_is_called_by_its_name() -> None:
+    """It is neither InfiniBand nor RoCE, and vLLM's own image cannot use it."""
+    (port,) = infiniband("x").ports
+    for layer in ("Unknown", "Unspecified"):
+        efa = RdmaDevice(name="rdmap16s27", ports=(replace(port, link_layer=layer, rate=100.0),))
+        found = chosen((efa,), (efa,))
+
+        assert (found.fabric, found.hosts[0].hca) == ("ethernet", ())
+        assert "AWS EFA" in found.why[0]
+        assert "aws-ofi-nccl" in found.warnings[0]
+
+
+def test_rdma_made_of_software_is_never_chosen() -> None:
+    """It is no faster than TCP: not beside a card, and not alone."""
+    soft = (roce("rxe0", "eth0", rate=100.0), roce("siw0", "eth0", rate=100.0))
+    mixed = chosen((*soft, roce("mlx5_0", "eth0")), (*soft, roce("mlx5_0", "eth0")))
+    alone = chosen(soft, soft)
+
+    assert [each.hca for each in mixed.hosts] == [("mlx5_0",), ("mlx5_0",)]
+    assert "not rxe0: RDMA made of software, over the same network as TCP" in mixed.why
+    assert (alone.fabric, alone.warnings) == ("ethernet", ())
+    assert alone.why == ("ethernet: no host has an RDMA device but those made of software (rxe, siw)",)
+
+
+def test_rates_that_differ_between_hosts_are_told_as_they_are() -> None:
+    """Each host's own, with a warning."""
+    found = chosen((infiniband("mlx5_0", rate=400.0),), (infiniband("mlx5_0", rate=200.0),))
+
+    assert found.why[0] == "infiniband: 1 ACTIVE InfiniBand port at 200 to 400 Gbit/s on each host"
+    assert "(h1 1 at 400 Gbit/s; h2 1 at 200 Gbit/s)" in found.warnings[0]
 
 
 def test_a_port_without_roce_v2_is_not_one_of_roce() -> None:

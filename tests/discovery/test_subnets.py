@@ -47,6 +47,57 @@ def test_physical_goes_before_fast() -> None:
     assert str(found.network) == "10.1.0.0/24"
 
 
+@pytest.mark.parametrize("fast", ["ens1f0.100", "br0", "vmbr1", "vlan100", "bond0"])
+def test_what_lies_on_a_fast_card_is_as_good_as_the_card(fast: str) -> None:
+    """The card itself has no address then, and management is slower."""
+    cards = (nic("eno1", "", 1000), nic("ens1f0", "", 100_000))
+    hosts = [
+        host(f"h{at}", *cards, nic("mgmt0", f"10.0.0.{at}/24", 1000), nic(fast, f"10.1.0.{at}/24", 100_000, physical=False))
+        for at in (1, 2)
+    ]
+
+    assert str(chosen(*hosts).network) == "10.1.0.0/24"
+
+
+def test_a_bridge_with_nothing_fast_below_it_is_not_fast() -> None:
+    """It says 10 Gbit/s for what is virtual."""
+    found = chosen(*pair(("br0", "10.0.0.N/24", 10_000, False), ("eth1", "10.1.0.N/24", 1000, True)))
+
+    assert str(found.network) == "10.1.0.0/24"
+    assert "not br0 10.0.0.0/24: also on all hosts, but not on physical interfaces" in found.why
+
+
+def test_of_equally_fast_ones_the_card_itself_goes_first() -> None:
+    """Before what lies on it."""
+    found = chosen(*pair(("eth1.7", "10.0.0.N/24", 1000, False), ("eth1", "10.1.0.N/24", 1000, True), default="eth1.7"))
+
+    assert str(found.network) == "10.1.0.0/24"
+    assert "not eth1.7 10.0.0.0/24: also on all hosts, but on top of another interface" in found.why
+
+
+def test_addresses_that_stand_alone_are_taken_from_the_default_route() -> None:
+    """Google Cloud gives /32 and routes between them; that it works is for `check` to see."""
+    hosts = [host(f"h{at}", nic("ens4", f"10.128.0.{at}/32"), BRIDGE, default="ens4") for at in (2, 3)]
+    found = chosen(*hosts)
+
+    assert [(place.interface, place.ip) for place in found.places] == [("ens4", "10.128.0.2"), ("ens4", "10.128.0.3")]
+    assert "`vlaunch check`" in found.warnings[0]
+    assert discover(hosts, Wishes()).nodes[1].ip == "10.128.0.3"
+
+
+@pytest.mark.parametrize(
+    "second",
+    [nic("ens4", "10.128.0.2/32"), nic("ens4", "10.128.0.3/32", up=False), nic("ens5", "10.128.0.3/32"), nic("ens4")],
+)
+def test_addresses_that_stand_alone_are_not_taken_otherwise(second: Nic) -> None:
+    """Twice the same one, on a link that is down, beside the default route, or on some hosts only."""
+    hosts = [host("h1", nic("ens4", "10.128.0.2/32")), host("h2", second, default="ens4")]
+
+    with pytest.raises(RequestError) as raised:
+        chosen(*hosts)
+    assert raised.value.message == "the hosts share no network, so they cannot be one cluster"
+
+
 def test_the_interface_of_the_rdma_devices_goes_first() -> None:
     """RoCE addresses are those of its interfaces."""
     hosts = pair(("eth0", "10.0.0.N/24", 400_000, True), ("eth1", "10.1.0.N/24", 100_000, True))

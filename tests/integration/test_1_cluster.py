@@ -123,15 +123,6 @@ def test_serve_again_attaches(practice: Practice) -> None:
     assert ran.seconds < 30
 
 
-def test_whoever_skips_the_network_check_is_told(practice: Practice) -> None:
-    """It is said loudly, and nothing is measured."""
-    ran = practice.vlaunch("serve", "--skip-network-check", timeout=120)
-
-    assert ran.code == 0, ran.said
-    assert "THE NETWORK BETWEEN THE NODES IS NOT PROVEN" in ran.err
-    assert "Prove the network" not in ran.err
-
-
 def test_chat(practice: Practice) -> None:
     """`chat` prints the model's words, and only those, on standard output."""
     ran = practice.vlaunch("chat", "--max-tokens", "8", "Say hello")

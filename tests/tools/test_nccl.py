@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import re
 import tracemalloc
 from collections.abc import Callable
@@ -12,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.tools import nccl, nccl_lines
+from launcher.tools import nccl, nccl_found, nccl_lines
 from launcher.tools.nccl import Link, Reading
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "nccl"
@@ -252,12 +255,13 @@ def test_long_lines_are_cut() -> None:
 
 
 def test_the_worst_is_kept_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With more links than are kept, the log counts as cut, and a kind that comes late is not lost."""
-    monkeypatch.setattr(nccl, "MAX_LINKS", 3)
+    """With more links than are kept, that is said, and a kind that comes late is not lost."""
+    monkeypatch.setattr(nccl_found, "MAX_LINKS", 3)
     line = "n:1:2 [0] NCCL INFO Channel 00/0 : {}[0] -> 1[0] [send] via NET/IB/0/GDRDMA\n"
     reading = said("".join(line.format(rank) for rank in range(9)) + line.format(0).replace("IB/0/GDRDMA", "Socket/0"))
 
-    assert ([link.network for link in reading.links], reading.truncated) == (["IB", "IB", "IB", "Socket"], True)
+    assert [link.network for link in reading.links] == ["IB", "IB", "IB", "Socket"]
+    assert (reading.overflow, reading.truncated) == (True, False)
     assert reading.network_links == 10
 
 
@@ -320,3 +324,117 @@ def test_a_line_without_end_does_not_fill_the_memory() -> None:
     tracemalloc.stop()
 
     assert peak < 8 << 20
+
+
+LINK = "gpu0{0}:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [{1}] via NET/{2}"
+GOOD, BAD = LINK.format(1, "send", "IB/0/GDRDMA"), LINK.format(2, "receive", "Socket/0")
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        f"{GOOD}\r{BAD}\r",
+        f"{GOOD}\r\n{BAD}\r\n",
+        f"{GOOD}{BAD}\n",
+        f"{GOOD} {BAD}",
+        f"{GOOD}\x1b[36m(RayWorkerProc pid=2)\x1b[0m {BAD}\n",
+        f"{BAD}{GOOD}\n",
+        f'{{"message": "{GOOD}\\n{BAD}\\n", "stream": "stderr"}}\n',
+        f'{{"message":"{GOOD}\\r\\n{BAD}"}}',
+        f'{{"message":"{GOOD}"}}\n{{"message":"{BAD}"}}\n'.replace(">", "\\u003e"),
+        f'{{\n  "log": "{GOOD}\\n",\n  "more": "{BAD}\\n"\n}}\n'.replace("NET/", "NET\\/"),
+        f"b'{GOOD}\\n{BAD}\\n'\n",
+    ],
+)
+@pytest.mark.parametrize("step", [1, 7, 1 << 20])
+def test_records_that_share_a_line(log: str, step: int) -> None:
+    """Carriage returns, records without a break between them, and JSON hide no link, however the log is cut into blocks."""
+    raw = log.encode()
+    reading = nccl.read(raw[at : at + step] for at in range(0, len(raw), step))
+
+    assert {(link.host, link.network, link.device, link.gpudirect) for link in reading.links} == {
+        ("gpu01", "IB", 0, True), ("gpu02", "Socket", 0, False),
+    }  # fmt: skip
+
+
+def test_warnings_that_share_a_line() -> None:
+    """A warning behind a link of the same line is read, too."""
+    reading = said(f"{GOOD}gpu01:1:2 [0] transport/net_ib.cc:2453 NCCL WARN NET/IB: Got completion with status=12\n")
+
+    assert (reading.links[0].gpudirect, reading.alarms) == (True, ("NET/IB: Got completion with status=12",))
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [gzip.compress, bz2.compress, lzma.compress, lambda raw: gzip.compress(raw[:50]) + gzip.compress(raw[50:])],
+)
+@pytest.mark.parametrize("step", [1, 1 << 20])
+def test_packed_logs(pack: Callable[[bytes], bytes], step: int) -> None:
+    """A compressed log is read like any other, also one of several members."""
+    packed = pack(f"{GOOD}\n{BAD}\n".encode())
+
+    assert nccl.read(packed[at : at + step] for at in range(0, len(packed), step)) == said(f"{GOOD}\n{BAD}\n")
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_packed_log_that_is_cut_off(pack: Callable[[bytes], bytes]) -> None:
+    """What is missing at its end is known."""
+    assert nccl.read([pack(f"{GOOD}\n{BAD}\n".encode() * 99)[:-3]]).truncated
+
+
+@pytest.mark.parametrize("order", ["utf-16", "utf-16-be"])
+@pytest.mark.parametrize("step", [1, 1 << 20])
+def test_utf_16(order: str, step: int) -> None:
+    """So PowerShell writes what is redirected."""
+    raw = (b"" if order == "utf-16" else b"\xfe\xff") + f"{GOOD}\r\n{BAD}\r\n".encode(order)
+
+    assert len(nccl.read(raw[at : at + step] for at in range(0, len(raw), step)).links) == 2
+
+
+def test_a_packed_log_does_not_fill_the_memory() -> None:
+    """However much a small file unpacks to."""
+    packed = gzip.compress(b"x" * (64 << 20))
+    tracemalloc.start()
+    nccl.read([packed])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 32 << 20
+
+
+NEAR = "".join(LINK.format(1, way, "Socket/0") + "\n" for way in ("send", "receive"))
+
+
+@pytest.mark.parametrize(
+    ("log", "count"),
+    [
+        (NEAR, 2),
+        (NEAR.splitlines()[0] + "\n", 0),  # the other end is not known
+        (NEAR + BAD + "\n", 0),  # two hosts received
+        (NEAR.replace("gpu01", "<node>"), 0),
+        (NEAR + "gpu01:1:2 [0] NCCL INFO comm 0x1 rank 0 nRanks 2 nNodes 2 localRanks 1 localRank 0 MNNVL 0\n", 0),
+        (NEAR + "gpu01:1:2 [0] NCCL INFO comm 0x1 rank 0 nRanks 2 nNodes 1 localRanks 2 localRank 0 MNNVL 0\n", 2),
+    ],
+)
+def test_links_of_a_network_inside_a_host(log: str, count: int) -> None:
+    """Both ends must be in one host, and no doubt about who that is."""
+    assert len(nccl.inside(said(log))) == count
+
+
+def test_collnet_and_libfabrics_provider_are_told() -> None:
+    """In the words of both generations of aws-ofi-nccl, per host."""
+    line = "{0}:1:2 [0] NCCL INFO {1}\n"
+    reading = said(
+        line.format("a", "NET/OFI Selected Provider is efa (found 4 nics)")
+        + line.format("b", "NET/OFI Selected provider is tcp;ofi_rxm, fabric is 10.0.0.0/24 (found 1 nics)")
+        + line.format("a", "CollNet 00/0 : 1 [send] via COLLNET/SHARP/0/GDRDMA")
+    )
+
+    assert (dict(reading.providers), reading.collnet) == ({"a": ("efa",), "b": ("tcp;ofi_rxm",)}, 1)
+    assert nccl.merge([reading]) == reading
+
+
+@pytest.mark.parametrize(("name", "seen"), [("vllm-tp2-pp2", (0, 0)), ("two-jobs", (0, 0)), ("2.18-efa-torchrun", (2, 16))])
+def test_ranks_of_which_nothing_is_known(name: str, seen: tuple[int, int]) -> None:
+    """A communicator says how many ranks it has; what is between them must be in the log."""
+    assert nccl.unseen(read(name)) == seen

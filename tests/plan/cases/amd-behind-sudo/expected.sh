@@ -24,7 +24,7 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # gate address: the declared address is on the declared interface
 # gate rdma-devices: RDMA devices are there
 # gate ports: the cluster's ports are free
-# gate disk: there is room for the image and the model
+# gate disk: there is room for the image, and for the model where its size is known
 # note: mi01: not there yet
 # note: mi02: not there yet
 

@@ -22,7 +22,7 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # gate docker: Docker answers
 # gate address: the declared address is on the declared interface
 # gate ports: the cluster's ports are free
-# gate disk: there is room for the image and the model
+# gate disk: there is room for the image, and for the model where its size is known
 # note: node1: not there yet
 # note: node2: not there yet
 

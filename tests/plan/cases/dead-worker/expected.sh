@@ -22,7 +22,7 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # gate docker: Docker answers
 # gate address: the declared address is on the declared interface
 # gate ports: the cluster's ports are free
-# gate disk: there is room for the image and the model
+# gate disk: there is room for the image, and for the model where its size is known
 # note: node2: its container is exited (exit code 137)
 # note: a server or job that runs in these containers ends with them
 

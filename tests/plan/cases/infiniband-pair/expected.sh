@@ -25,7 +25,7 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # gate address: the declared address is on the declared interface
 # gate rdma-devices: RDMA devices are there
 # gate ports: the cluster's ports are free
-# gate disk: there is room for the image and the model
+# gate disk: there is room for the image, and for the model where its size is known
 
 # == Have the image on every node
 on gpu02 docker pull --quiet vllm/vllm-openai:v0.32.0

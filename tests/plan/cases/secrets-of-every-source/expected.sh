@@ -23,7 +23,7 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # gate gpu-runtime: Docker can hand out GPUs
 # gate address: the declared address is on the declared interface
 # gate ports: the cluster's ports are free
-# gate disk: there is room for the image and the model
+# gate disk: there is room for the image, and for the model where its size is known
 # note: gpu01: not there yet
 
 # == Compare the image between the nodes

@@ -1,0 +1,106 @@
+"""Room for the image and for the model."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.tools.docker import Container
+from tests.checks.spoiled import MODEL, NODES, Case, findings, named, turns_red
+
+GIB = 1024**3
+BIG = {"model.safetensors": 800 * GIB}
+
+CASES = (
+    Case(
+        id="disk",
+        red={"gpu02": "fail"},
+        text="4.0 GiB free under /data, 5 GiB needed",
+        fix="set `hf_home:` to a larger disk",
+        facts={"gpu02": {"disk_free": 4 * GIB}},
+    ),
+    Case(
+        id="disk",
+        red={"gpu02": "fail"},
+        text="29.0 GiB free under Docker's own directory, 30 GiB needed to pull the image",
+        fix="`docker system prune -a`",
+        facts={"gpu02": {"docker_disk_free": 29 * GIB, "images": {}}},
+    ),
+    Case(
+        id="disk",
+        red={"gpu03": "fail"},
+        text="4.0 GiB free under Docker's own directory, 5 GiB needed",
+        fix="`data-root`",
+        facts={"gpu03": {"docker_disk_free": 4 * GIB}},
+    ),
+    Case(
+        id="disk",
+        red={"gpu03": "fail"},
+        text="500.0 GiB free under /data, 805 GiB needed for the model",
+        fix="larger disk",
+        facts={"gpu03": {"disk_free": 500 * GIB}},
+        files={"gpu01": BIG, "gpu02": BIG, "gpu03": None},
+        also=("model",),
+    ),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
+    """On the right node, with its words and a fix."""
+    turns_red(case)
+
+
+@pytest.mark.parametrize(
+    ("changed", "files", "text"),
+    [
+        ({}, BIG, "the image is here, more than 1 TiB free under /data; the model is here"),
+        ({"images": {}}, None, "room for the image (30 GiB), more than 1 TiB free under /data; the model's size is not known"),
+        ({"disk_free": 6 * GIB}, None, "the image is here, more than 5 GiB free under /data; the model's size is not known"),
+    ],
+)
+def test_green_says_no_more_than_is_known(changed: dict[str, object], files: dict[str, int] | None, text: str) -> None:
+    """A model that no node has may be of any size."""
+    found = findings(Case(id="disk", red={}, text="", fix="", facts={"*": changed}, files=dict.fromkeys(NODES, files)))
+
+    assert {(each.status, each.text) for each in found} == {("pass", text)}
+
+
+def test_a_cluster_of_cpus_needs_less() -> None:
+    """Its image has no CUDA libraries."""
+    facts = {"disk_free": 2 * GIB, "docker_disk_free": 4 * GIB, "images": {}}
+    found = findings(Case(id="disk", red={}, text="", fix="", more="accelerator: cpu", facts={"*": facts}))
+
+    assert {each.status for each in found} == {"pass"}
+
+
+def test_a_node_that_runs_the_cluster_pulls_nothing() -> None:
+    """Its containers are made of an image of ours, which may have another name."""
+    ours = Container(
+        name="vlaunch-c-gpu01", id="1", role="head", node="gpu01", image="i", status="running", spec="", exit_code=0,
+        restarts=0, env={}, labels={},
+    )  # fmt: skip
+    facts = {"docker_disk_free": 6 * GIB, "images": {}, "containers": (ours,)}
+
+    assert findings(Case(id="disk", red={}, text="", fix="", facts={"gpu01": facts}))[0].status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [({"disk_free": None}, "`df` gave no answer"), ({"docker_disk_free": None, "images": {}}, "Docker's own directory is not")],
+)
+def test_what_was_not_seen_is_skipped_with_its_reason(changed: dict[str, object], reason: str) -> None:
+    """Never green."""
+    found = findings(Case(id="disk", red={}, text="", fix="", facts={"gpu01": changed}))[0]
+
+    assert found.status == "skip"
+    assert reason in found.text
+
+
+def test_a_model_that_is_a_path_is_not_counted() -> None:
+    """It need not be on the same disk."""
+    case = Case(
+        id="disk", red={}, text="", fix="", facts={"gpu03": {"disk_free": 500 * GIB}},
+        files={"gpu01": BIG, "gpu02": BIG, "gpu03": None}, evidence={"model": f"/models/{MODEL}"},
+    )  # fmt: skip
+
+    assert [each.status for each in findings(case)] == ["pass"] * 3
