@@ -144,7 +144,7 @@ def _why(inventory: Inventory, cell: Cell, reports: Mapping[str, Report]) -> tup
             "see `ip -br link` there, give that node its own `network: {interface: …}` in the inventory, then run `vlaunch up`"
         )
         return cell.text, "", fix
-    if cell.bandwidth is None or cell.transport.startswith("NET/") or not cell.transport:
+    if not cell.transport.startswith("Gloo"):
         for name in (cell.source, cell.target):
             if (report := reports.get(name)) is not None and (found := _cause(report, cell)) is not None:
                 return f"{cell.text}: {found[0]} on {name}", found[1], _on_host(inventory, name, found[2])
@@ -171,8 +171,9 @@ def _below(cell: Cell) -> Level:
 
 
 def _cause(report: Report, cell: Cell) -> tuple[str, str, str] | None:
+    """Return what NCCL's lines and the container say of a link; missing devices explain TCP, not a link that never came up."""
     reading = nccl.read([report.log.encode()])
-    inside = report.inside
+    inside = report.inside if cell.bandwidth is not None else None
     return causes.cause(
         warnings=reading.warnings, using=reading.using, env=report.env,
         infiniband=inside.infiniband if inside else None, memlock=inside.memlock if inside else None,

@@ -10,6 +10,7 @@ from launcher.checks import transport
 from launcher.checks.network import Verdict
 from launcher.model import Level
 from launcher.tools import expectations
+from launcher.tools.inside import Inside
 from launcher.tools.network import Collective, RankReport, Report
 from tests.checks.reports import GDR, NAMES, between, healthy, linked, three
 
@@ -115,6 +116,16 @@ def test_a_node_whose_variable_names_no_interface_of_its_own_is_named_once(other
     assert blamed(seen) == ["n2"]
     assert seen.findings[0].text == error
     assert seen.findings[0].fix.startswith("take GLOO_SOCKET_IFNAME out of `env:`")
+
+
+@pytest.mark.parametrize("via", ["", "NET/Socket/0"])
+def test_a_cut_pair_is_no_lack_of_rdma(via: str) -> None:
+    """No container of this cluster has /dev/infiniband; that is not why two of them cannot talk."""
+    inside = Inside(running=True, infiniband=(), memlock=65536)
+    broken = between(healthy(via=via, inside=inside), "n2", "n3", error="timed out", bandwidth=None, latency=None)
+    seen = verdict(broken, "" if via else "accelerator: cpu")
+
+    assert "10.0.0.2" in seen.findings[0].fix
 
 
 def test_wrong_data_fails_whatever_the_bandwidth() -> None:
