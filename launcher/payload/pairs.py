@@ -26,12 +26,8 @@ RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset, so that no por
 SMALL = 256  # bytes of the smallest IP packet tried
 # Sizes that networks really have: tunnels, PPPoE, InfiniBand, jumbo frames, less what encapsulations take.
 USUAL = (576, 1280, 1380, 1400, 1420, 1450, 1472, 1480, 1492, 1500, 2044, 4092, 4096, 8900, 8950, 8972, 9000)
-MTU_DISCOVER = {socket.AF_INET: (socket.IPPROTO_IP, 10), socket.AF_INET6: (socket.IPPROTO_IPV6, 23)}
-PROBE = 3  # IP_PMTUDISC_PROBE: set "do not fragment" and ignore what the kernel believes about the path (ip(7))
-
-
-def family(ip):
-    return socket.AF_INET6 if ":" in ip else socket.AF_INET
+HEAD = 28  # bytes of the headers of IPv4 and UDP; an inventory has no IPv6 addresses
+MTU_DISCOVER, PROBE = 10, 3  # IP_PMTUDISC_PROBE: "do not fragment", whatever the kernel believes about the path (ip(7))
 
 
 class Talk:
@@ -146,7 +142,7 @@ class Probe:
         self.listen(self.port, "high")  # last: who is greeted there may rely on the other ports
 
     def socket(self, kind, port=0):
-        sock = socket.socket(family(self.ip), kind)
+        sock = socket.socket(socket.AF_INET, kind)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((self.ip, port))
         return sock
@@ -252,12 +248,12 @@ class Probe:
                 if code in (0, errno.EINPROGRESS):
                     flying[sock] = (port, now, met)
                 else:
-                    self.landed(peer, seen, port, code, None if met else left)
+                    self.landed(seen, port, code, None if met else left)
                     sock.close()
             for sock in ready(list(flying), 0.02):
                 port, _, met = flying.pop(sock)
                 code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                self.landed(peer, seen, port, code, None if met else left)
+                self.landed(seen, port, code, None if met else left)
                 if port == self.port and not code:
                     talk = self.greet(peer, seen, sock)
                 else:
@@ -271,7 +267,7 @@ class Probe:
             sock.close()
         return talk
 
-    def landed(self, peer, seen, port, code, again):
+    def landed(self, seen, port, code, again):
         """Note what became of a connection; `again` takes the port of one that is to be tried once more, if that may be."""
         seen["errors"].pop(str(port), None)
         if code in (0, errno.ECONNRESET):  # a reset comes after the connection stood
@@ -298,34 +294,33 @@ class Probe:
 
     def largest(self, ip):
         """Return the size of the largest IP packet that comes through in one piece, at most the MTU; None when none does."""
-        head = 48 if family(ip) == socket.AF_INET6 else 28
         sock = self.socket(socket.SOCK_DGRAM)
-        sock.setsockopt(*(MTU_DISCOVER[sock.family] + (PROBE,)))
+        sock.setsockopt(socket.IPPROTO_IP, MTU_DISCOVER, PROBE)
         try:
-            if self.passed(sock, ip, [self.mtu], head):
+            if self.passed(sock, ip, [self.mtu]):
                 return self.mtu
             low, high = 0, self.mtu
             sizes = [SMALL] + [size for size in USUAL if SMALL < size < self.mtu]
             while high - low > 1 and time.monotonic() < self.end:
-                through = self.passed(sock, ip, sizes, head)
+                through = self.passed(sock, ip, sizes)
                 if not through and not low:
                     return None
                 low = max([*through, low])
                 high = min([size for size in sizes if size > low] + [high])
                 sizes = sorted({low + max(1, (high - low) * part // 17) for part in range(1, 17)} - {low, high})
             # A loaded node may have lost all three of the first: nothing is called broken that passes now.
-            return self.mtu if self.passed(sock, ip, [self.mtu], head) else low
+            return self.mtu if self.passed(sock, ip, [self.mtu]) else low
         finally:
             sock.close()
 
-    def passed(self, sock, ip, sizes, head):
+    def passed(self, sock, ip, sizes):
         """Send a datagram of each size, up to three times, and return those that were acknowledged."""
         missing, begun = set(sizes), time.monotonic()
         for wait in (0.1, 0.2, 0.4):
             for size in sorted(missing):
                 packet = f"{self.nonce}|{self.name}|{size}|".encode()
                 with contextlib.suppress(OSError):  # EMSGSIZE: our own interface is smaller; refused: an earlier one was
-                    sock.sendto(packet.ljust(size - head, b"."), (ip, self.port))
+                    sock.sendto(packet.ljust(size - HEAD, b"."), (ip, self.port))
                 if len(missing) > 1:
                     time.sleep(0.001)  # a burst of large ones would overflow the other side's buffer
             begun += wait
@@ -379,13 +374,11 @@ def ready_to_read(sock, seconds):
 
 def end_with_input():
     """Leave when the input ends after a line; input without any line says nothing."""
-    try:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         if sys.stdin.readline():
             while sys.stdin.readline():
                 pass
             os._exit(1)
-    except (OSError, ValueError, AttributeError):
-        pass
 
 
 def main():

@@ -32,7 +32,7 @@ else
   login=local
   set -- "$name" "$@"
 fi
-file=$(mktemp "$SENT/XXXXXX")
+file=$(mktemp -p "$SENT")
 cat >"$file.stdin"
 printf '%s\\0' "$login" "$options" "$@" >"$file"
 echo "$file" >>"$SENT/order"
