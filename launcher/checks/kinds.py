@@ -54,7 +54,7 @@ def over_tcp(transport: str) -> bool:
     return transport.endswith("/TCP") or is_tcp(transport.removeprefix("NET/").removesuffix("/GDRDMA"))
 
 
-def crossing(reading: Reading) -> tuple[Link, ...]:
+def between_nodes(reading: Reading) -> tuple[Link, ...]:
     """Return the links between nodes: all but those of which both ends are in one host."""
     near = nccl.inside(reading)
     return tuple(link for link in reading.links if link not in near)
@@ -64,7 +64,7 @@ def worst(reading: Reading) -> Worst | None:
     """Return the worst network: TCP before RDMA, RDMA before GPUDirect, that before MNNVL; `None` without inter-node links."""
     everywhere = [name for names in reading.providers.values() for name in names]
     sorts: dict[Kind, list[Link]] = {}
-    for link in crossing(reading):
+    for link in between_nodes(reading):
         sorts.setdefault(_kind(link, reading.providers.get(link.host, everywhere)), []).append(link)
     kind = min(sorts, key=ORDER.index, default=None)
     if kind is None:
@@ -76,7 +76,7 @@ def worst(reading: Reading) -> Worst | None:
 def emulated(reading: Reading) -> dict[str, list[str]]:
     """Return the hosts whose links between nodes use RDMA that is made in software, with the names of those devices."""
     found: dict[str, list[str]] = {}
-    for link in crossing(reading):
+    for link in between_nodes(reading):
         name = reading.devices.get(link.host, {}).get(link.device, "") if link.device is not None else ""
         name = name.partition(":")[0]
         if _EMULATED.fullmatch(name) and not is_tcp(link.network) and name not in found.setdefault(link.host, []):

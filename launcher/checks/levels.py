@@ -147,7 +147,7 @@ def _nothing(reading: Reading) -> Finding:
 
 
 def _level(reading: Reading, found: Worst, require: Level | Literal["auto"], hardware: str) -> Finding:
-    total = len(kinds.crossing(reading))
+    total = len(kinds.between_nodes(reading))
     every = f"all {total} links" if total > 1 else "the one link"
     count = f"{len(found.links)} of {total} links" if len(found.links) < total else every
     is_said = f"{found.title}" + " (TCP)" * (found.level == "any") + f" on {count} between nodes"

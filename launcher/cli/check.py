@@ -49,7 +49,7 @@ def check(
     Nothing is changed on a node. PASS, WARN, FAIL, or SKIP with the reason: what could not be looked at is never green.
     """
     from launcher.checks import catalogue
-    from launcher.cli import session
+    from launcher.cli import expected, session
     from launcher.cli.evidence import gather
     from launcher.ui import checks as ui
     from launcher.ui.progress import printer
@@ -61,11 +61,12 @@ def check(
         ui.show_list(chosen, as_json=as_json)
         return 0
     wanted = session.read(path, inventory)
+    known = expected.load(expect)
     with (
         printer(quiet=as_json) as to,
         session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, partial=True) as reached,
     ):
-        evidence = gather(reached, chosen, model=model or wanted.serve.model or "", expect=expect, offline=offline)
+        evidence = gather(reached, chosen, model=model or wanted.serve.model or "", known=known, offline=offline)
     results = catalogue.run(wanted, evidence, [each.id for each in chosen])
     ui.show(results, as_json=as_json)
     worst = {result.status for result in results}

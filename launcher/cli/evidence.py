@@ -7,12 +7,10 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from launcher.checks import transport
 from launcher.checks.rdma import active
 from launcher.checks.shape import Check, Evidence, Group, Hub
-from launcher.cli import expected
 from launcher.cli.session import Session
 from launcher.errors import RequestError, UnreadableAnswer, VlaunchError
 from launcher.events import Event
@@ -20,6 +18,7 @@ from launcher.model import Answer, Secret
 from launcher.plan import containers, observe, preflight
 from launcher.tools import inside, pairs
 from launcher.tools import model as models
+from launcher.tools.expectations import Expectations
 from launcher.watch import by_node
 
 _KNOCKS: tuple[Group, ...] = ("ports", "network")
@@ -27,11 +26,10 @@ _INSIDE: tuple[Group, ...] = ("rdma", "image", "memory", "accelerator")
 _HIGH = range(40000, 60000)
 
 
-def gather(session: Session, checks: Sequence[Check], *, model: str, expect: Path | None, offline: bool) -> Evidence:
+def gather(session: Session, checks: Sequence[Check], *, model: str, known: Expectations, offline: bool) -> Evidence:
     """Ask all nodes that were reached what the checks need; what could not be asked is in the evidence with its reason."""
     inventory, to = session.inventory, session.to
     groups = {check.group for check in checks}
-    wanted = expected.load(expect)
     nodes = [node for node in inventory.nodes if node.name not in session.missing]
     began = time.monotonic()
     to.show(Event(kind="stage", stage="check", text="Look at the nodes", state="running"))
@@ -43,9 +41,9 @@ def gather(session: Session, checks: Sequence[Check], *, model: str, expect: Pat
         inventory,
         gpus=[gpu.name for each in facts.values() for gpu in each.gpus or ()],
         rdma=[name for name, each in facts.items() if each.survey is not None and active(each.survey)],
-        known=wanted,
+        known=known,
     )
-    evidence = Evidence(facts=facts, missing=missing, model=model, expectations=wanted, required=level)
+    evidence = Evidence(facts=facts, missing=missing, model=model, expectations=known, required=level)
     to.show(Event(kind="step", stage="check", text="surveyed", state="ok", seconds=time.monotonic() - began))
     if groups & set(_INSIDE):
         evidence = _look_inside(session, evidence)

@@ -280,3 +280,19 @@ def test_a_pipe_gets_neither_colour_nor_folded_rows(cluster: Cluster) -> None:
 
     assert "\x1b" not in ran.out + ran.err
     assert max(map(len, ran.out.splitlines())) > 100
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_expectations_that_cannot_be_read_stop_before_a_node_is_reached(
+    cluster: Cluster, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that is named, and the user's own in the place where it always is."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(cluster.path.parent))
+    own = cluster.path.parent / ("mine.yaml" if named else "vlaunch/expectations.yaml")
+    own.parent.mkdir(exist_ok=True)
+    own.write_text("gpus: 7\n")
+    ran = cluster.run("check", *(["--expect", str(own)] if named else []))
+
+    assert ran.code == 2
+    assert own.name in ran.err
+    assert cluster.asked == []  # no fleet was made, so nothing was connected to

@@ -11,9 +11,9 @@ import pytest
 
 from launcher.checks import catalogue
 from launcher.checks.shape import Evidence, Hub
-from launcher.cli import evidence
+from launcher.cli import evidence, expected
 from launcher.cli.session import Session
-from launcher.errors import ConnectError, RequestError
+from launcher.errors import ConnectError
 from launcher.inventory.load import loads
 from launcher.model import Answer, Secret
 from launcher.remote import hub
@@ -46,7 +46,7 @@ def gather(
     session: Any = Session(
         inventory=of.inventory, fleet=None, transport=transport, to=Silent(), missing=lost,  # type: ignore[arg-type]
     )  # fmt: skip
-    found = evidence.gather(session, catalogue.select(only=ids), model=model, expect=None, offline=offline)
+    found = evidence.gather(session, catalogue.select(only=ids), model=model, known=expected.load(), offline=offline)
     return found, transport.commands
 
 
@@ -180,14 +180,3 @@ def test_the_token_goes_to_hugging_face_and_nowhere_else(monkeypatch: pytest.Mon
         ("org/m", None),
     ]
     assert "hf_thisMustStayHidden" not in repr(commands)
-
-
-def test_expectations_that_cannot_be_read_stop_before_a_node_is_asked(tmp_path: Path) -> None:
-    """The user's own file, in the place where it always is."""
-    (tmp_path / "vlaunch").mkdir()
-    (tmp_path / "vlaunch" / "expectations.yaml").write_text("gpus: 7\n")
-    of = world()
-
-    with pytest.raises(RequestError):
-        gather(of)
-    assert of.changes == []
