@@ -7,12 +7,12 @@ are decimal. Nesting and the count of values after aliases are bounded, so that 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import yaml
 
-from launcher.inventory.mistakes import Mistake, Where, name, shown
+from launcher.inventory.mistakes import Mistake, Where, name, shown, spell
 
 MAX_DEPTH = 24
 MAX_VALUES = 20_000
@@ -33,6 +33,17 @@ class Document:
             where = where[:-1]
         return self.lines.get(where, 1)
 
+    def told(self, mistakes: Iterable[Mistake]) -> list[tuple[int, str]]:
+        """Return the line and the words of each mistake, in the order of lines, each once."""
+        return sorted({(mistake.line or self.line(mistake.where), self._words(mistake)) for mistake in mistakes})
+
+    def _words(self, mistake: Mistake) -> str:
+        where = mistake.where[:-1] if mistake.about_key else mistake.where
+        # `ray: 2.6` stands for `ray.version`: the path ends where the file does.
+        while where and where not in self.lines:
+            where = where[:-1]
+        return f"{spell(where)}: {mistake.text}" if where else mistake.text
+
 
 class Written(float):
     """A decimal number that remembers how it was written: `1.50` in `env` must reach the node as `1.50`."""
@@ -43,8 +54,14 @@ class Written(float):
         return self.text
 
 
-def parse(text: str) -> Document:
-    """Read YAML; mistakes are in the result. A file that is no YAML at all gives one mistake and no data."""
+def parse(text: str, *, first: str = "cluster", example: str = "inventory/example.yaml") -> Document:
+    """Read YAML; mistakes are in the result. A file that is no YAML at all gives one mistake and no data.
+
+    Args:
+        text: what is in the file.
+        first: the key that such files start with.
+        example: the file that shows what to write.
+    """
     try:
         root = _compose(text)
     except yaml.reader.ReaderError as error:
@@ -57,8 +74,8 @@ def parse(text: str) -> Document:
     except (ValueError, RecursionError) as error:  # a bad \x escape, or a chain of tokens too deep for Python's stack
         return _unreadable(1, f"not valid YAML: {type(error).__name__}")
     if root is None:
-        return _unreadable(1, "the file is empty; `inventory/example.yaml` shows what to write")
-    return _convert(root)
+        return _unreadable(1, f"the file is empty; `{example}` shows what to write")
+    return _convert(root, first)
 
 
 def _compose(text: str) -> yaml.Node | None:
@@ -70,7 +87,7 @@ def _compose(text: str) -> yaml.Node | None:
     return node
 
 
-def _convert(root: yaml.Node) -> Document:
+def _convert(root: yaml.Node, first: str) -> Document:
     reader = _Reader()
     try:
         data = reader.value(root, (), 0)
@@ -78,7 +95,7 @@ def _convert(root: yaml.Node) -> Document:
         return _unreadable(error.line, str(error))
     mistakes = reader.mistakes
     if not isinstance(data, dict):
-        text = f"should be a mapping that starts with `cluster:`, not {shown(data)}"
+        text = f"should be a mapping that starts with `{first}:`, not {shown(data)}"
         return Document(data=None, lines=reader.lines, mistakes=(*mistakes, Mistake(where=(), text=text)))
     return Document(data=data, lines=reader.lines, mistakes=tuple(mistakes))
 
@@ -205,7 +222,7 @@ class _Reader:
         except (KeyError, ValueError):
             tag = "?"
         if tag not in ("str", "merge"):
-            self._mistake(where, node, f"the tag `{name(str(node.tag))}` is not used in an inventory; remove it")
+            self._mistake(where, node, f"the tag `{name(str(node.tag))}` is not used here; remove it")
         return text
 
     def _spend(self, node: yaml.Node, depth: int) -> None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pydantic import ValidationError
-
-from launcher.inventory import merge, words
+from launcher.inventory import merge
 from launcher.inventory.document import Document
 from launcher.inventory.mistakes import Mistake, Where
+from launcher.inventory.salvage import validated
 from launcher.inventory.schema import InventoryFile
 
 # Stand-ins for required keys whose values could not be used, so that the rest is still checked.
 _STAND_INS: Mapping[str, object] = {"cluster": "x", "image": "x", "gpus": 1, "source": "/x", "target": "/x"}
-_ROUNDS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,53 +40,17 @@ class Draft:
 
 def draft(document: Document, folder: Path) -> tuple[Draft | None, list[Mistake]]:
     """Validate each value by itself. With mistakes, the draft stands on what is left; it is None when too little is."""
-    data: Any = document.data
-    mistakes: list[Mistake] = []
-    for attempt in range(_ROUNDS):
-        try:
-            file = InventoryFile.model_validate(data)
-        except ValidationError as error:
-            found = [words.mistake(one) for one in error.errors(include_url=False)]
-            if attempt == 0:
-                mistakes = found
-            for mistake in found:
-                _mend(data, mistake.where)
-            continue
-        broken = frozenset(mistake.where for mistake in mistakes)
-        return Draft(file=file, placed=merge.place(file, folder), document=document, broken=broken), mistakes
-    return None, mistakes
+    file, mistakes = validated(document.data, InventoryFile, _stand_in)
+    if file is None:
+        return None, mistakes
+    broken = frozenset(mistake.where for mistake in mistakes)
+    return Draft(file=file, placed=merge.place(file, folder), document=document, broken=broken), mistakes
 
 
-def _mend(data: Any, where: Where) -> None:
-    """Take out the value at `where`, or put a stand-in there."""
-    for at, step in enumerate(where):
-        last = at == len(where) - 1
-        inside = None if last else _get(data, step)
-        if isinstance(inside, (dict, list)):
-            data = inside
-            continue
-        if isinstance(data, list) and isinstance(step, int) and step < len(data):
-            # A list item that is no mapping: nodes become an empty one, which the next round fills in.
-            data[step] = {} if where[0] == "nodes" and len(where) <= 2 else None
-            if data[step] is None:
-                del data[step]
-        elif isinstance(data, dict):
-            _mend_key(data, str(step), where)
-        return
-
-
-def _mend_key(data: dict[str, object], key: str, where: Where) -> None:
-    if key == "host" and where[0] == "nodes":
-        data[key] = f"unreadable-{where[1]}"
-    elif key in _STAND_INS and (len(where) == 1 or where[0] in ("nodes", "mounts")):
-        data[key] = _STAND_INS[key]
-    else:
-        data.pop(key, None)
-
-
-def _get(data: Any, step: str | int) -> Any:
-    if isinstance(data, dict):
-        return data.get(str(step))
-    if isinstance(data, list) and isinstance(step, int) and step < len(data):
-        return data[step]
-    return None
+def _stand_in(where: Where) -> object:
+    key, home = where[-1], where[0]
+    if isinstance(key, int):
+        return {} if home == "nodes" and len(where) == 2 else None
+    if key == "host" and home == "nodes":
+        return f"unreadable-{where[1]}"
+    return _STAND_INS.get(key) if len(where) == 1 or home in ("nodes", "mounts") else None

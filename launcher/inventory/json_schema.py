@@ -9,15 +9,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-from launcher.inventory.schema import InventoryFile
+from launcher.inventory.schema import InventoryFile, Section
 
 
-def json_schema() -> dict[str, Any]:
-    """Return the schema; a test keeps `schema.json` in step with it."""
-    schema = InventoryFile.model_json_schema(mode="validation")
+def json_schema(root: type[Section] = InventoryFile) -> dict[str, Any]:
+    """Return the schema of files that are a `root`; a test keeps `schema.json` in step with it."""
+    schema = root.model_json_schema(mode="validation")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
+def write(root: type[Section], path: Path) -> None:
+    """Write the schema where editors find it."""
+    text = json.dumps(json_schema(root), indent=2, ensure_ascii=False)
+    path.write_text(f"{text}\n", encoding="utf-8")
+
+
 if __name__ == "__main__":
-    text = json.dumps(json_schema(), indent=2, ensure_ascii=False)
-    Path(__file__).with_name("schema.json").write_text(f"{text}\n", encoding="utf-8")
+    write(InventoryFile, Path(__file__).with_name("schema.json"))

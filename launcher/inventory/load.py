@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.errors import InventoryError
-from launcher.inventory import document, merge, node_rules, rules
+from launcher.inventory import document, merge, node_rules, rules, text
 from launcher.inventory.document import Document
 from launcher.inventory.draft import Draft, draft
-from launcher.inventory.mistakes import Mistake, spell
+from launcher.inventory.mistakes import Mistake
 from launcher.model import Inventory
 
 MAX_BYTES = 256 * 1024
@@ -19,9 +19,9 @@ def load(path: Path) -> Inventory:
     return loads(_read(path), path)
 
 
-def loads(text: str, path: Path) -> Inventory:
-    """Check `text` as if it were the file at `path`, from whose folder relative paths start."""
-    read = document.parse(text)
+def loads(content: str, path: Path) -> Inventory:
+    """Check `content` as if it were the file at `path`, from whose folder relative paths start."""
+    read = document.parse(content)
     if read.data is None:
         raise _error(path, read, list(read.mistakes))
     made, mistakes = draft(read, path.parent.absolute())
@@ -40,42 +40,15 @@ def _broken_rules(made: Draft) -> list[Mistake]:
 
 def _read(path: Path) -> str:
     try:
-        if path.is_dir():
-            raise _unusable(path, "is a directory; name the YAML file in it")
-        if path.exists() and not path.is_file():
-            raise _unusable(path, "is not a regular file")
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise _unusable(path, f"cannot be read: {reason.lower()}") from error
-    if len(content) > MAX_BYTES:
-        raise _unusable(path, f"is larger than {MAX_BYTES // 1024} KiB, which no inventory needs to be")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        text = f"the byte 0x{content[error.start]:02x} is not UTF-8; save the file as UTF-8"
-        raise InventoryError(f"`{path}` cannot be used", [f"{path}:{line}: {text}"]) from error
-
-
-def _unusable(path: Path, text: str) -> InventoryError:
-    hint = "start from inventory/example.yaml, which explains every key"
-    return InventoryError(f"`{path}` cannot be used", [f"{path}:1: {text}"], hint=hint)
+        return text.read(path, most=MAX_BYTES, kind="inventory")
+    except text.Unusable as error:
+        lines = [f"{path}:{error.line}: {error}"]
+        hint = "" if error.encoding else "start from inventory/example.yaml, which explains every key"
+        raise InventoryError(f"`{path}` cannot be used", lines, hint=hint) from error
 
 
 def _error(path: Path, read: Document, mistakes: list[Mistake]) -> InventoryError:
-    lines = sorted({(mistake.line or read.line(mistake.where), _told(mistake, read)) for mistake in mistakes})
+    lines = read.told(mistakes)
     number = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
     hint = "every key is explained in inventory/example.yaml; nothing was touched"
     return InventoryError(f"{number} in `{path}`", [f"{path}:{line}: {told}" for line, told in lines], hint=hint)
-
-
-def _told(mistake: Mistake, read: Document) -> str:
-    where = mistake.where
-    if mistake.about_key:
-        where = where[:-1]
-    # `ray: 2.6` stands for `ray.version`: the path ends where the file does.
-    while where and where not in read.lines:
-        where = where[:-1]
-    return f"{spell(where)}: {mistake.text}" if where else mistake.text

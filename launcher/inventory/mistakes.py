@@ -1,4 +1,4 @@
-"""One mistake in an inventory: where it is and what to write instead; how paths and values are spelled."""
+"""One mistake in a file: where it is and what to write instead; how paths and values are spelled."""
 
 from __future__ import annotations
 

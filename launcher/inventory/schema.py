@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
 
 from launcher.inventory import values
 from launcher.model import Ports, ServeDefaults
@@ -14,7 +15,12 @@ _PORTS = Ports()
 
 
 class Section(BaseModel):
-    """A mapping in the file. A known key without a value counts as not written."""
+    """A mapping in the file. A known key without a value counts as not written.
+
+    `entries` names the lists whose items have keys of the top level too, and what one item is called.
+    """
+
+    entries: ClassVar[Mapping[str, str]] = {}
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
 
@@ -23,10 +29,16 @@ class Section(BaseModel):
     def _drop_unset(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        return {key: item for key, item in value.items() if item is not None or key not in cls.model_fields}
+        known = cls.known()
+        return {key: item for key, item in value.items() if item is not None or key not in known}
+
+    @classmethod
+    def known(cls) -> dict[str, FieldInfo]:
+        """Return the fields by the keys they have in the file, where a key may be a word of Python's, such as `class`."""
+        return {field.alias or name: field for name, field in cls.model_fields.items()}
 
 
-def _shorthand(key: str, *kinds: type) -> Callable[[object], object]:
+def shorthand(key: str, *kinds: type) -> Callable[[object], object]:
     """Let `section: VALUE` stand for `section: {key: VALUE}`."""
 
     def read(value: object) -> object:
@@ -107,10 +119,11 @@ class PortsSection(Section):
     worker_max: values.Port = Field(default=_PORTS.worker_max, description="Last port for Ray's worker processes.")
     api: values.Port = Field(default=_PORTS.api, description="The OpenAI-compatible endpoint, on the head.")
     mp_master: values.Port = Field(default=_PORTS.mp_master, description="Where vLLM's `mp` ranks meet, on the head.")
+    dp_rpc: values.Port = Field(default=_PORTS.dp_rpc, description="Where replicas of the `mp` backend meet, on the head.")
     probe: values.Port = Field(default=_PORTS.probe, description="Where the ranks of the network check meet, on the head.")
 
 
-RayItem = Annotated[RaySection, BeforeValidator(_shorthand("version", str, float), json_schema_input_type=str | RaySection)]
+RayItem = Annotated[RaySection, BeforeValidator(shorthand("version", str, float), json_schema_input_type=str | RaySection)]
 
 
 def _argument(value: object) -> object:
@@ -126,6 +139,7 @@ class ServeSection(Section):
     model: values.Model | None = Field(default=None, description="Model to serve.")
     tp: int | None = Field(default=None, ge=1, le=1024, description="Tensor parallel size; GPUs per node by default.")
     pp: int | None = Field(default=None, ge=1, le=1024, description="Pipeline parallel size; the number of nodes by default.")
+    dp: int = Field(default=1, ge=1, le=1024, description="Replicas of the model behind one endpoint (data parallel size).")
     backend: Literal["ray", "mp"] = Field(default="ray", description="ray, or mp: vLLM's own multi-node mode, without Ray.")
     bind: values.Bind = Field(default=ServeDefaults().bind, description="Address the endpoint listens on.")
     args: list[Argument] = Field(default_factory=list, description="More arguments for `vllm serve`, each word an item.")
@@ -178,6 +192,8 @@ class NodeSection(Section):
 
 class InventoryFile(Section):
     """A vlaunch inventory: the machines, and what to run on them."""
+
+    entries: ClassVar[Mapping[str, str]] = {"nodes": "a node"}
 
     cluster: values.ClusterName = Field(description="Name of the cluster; part of container names and labels.")
     image: values.Image = Field(description="vLLM image, the same on every node; a tag or a digest.")

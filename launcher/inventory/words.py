@@ -6,11 +6,10 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from launcher.inventory.mistakes import Mistake, Where, did_you_mean, name, shown
-from launcher.inventory.schema import InventoryFile, NodeSection
+from launcher.inventory.schema import Section
 
 _KINDS = {
     "int_type": "a whole number",
@@ -30,28 +29,28 @@ _KINDS = {
 }
 
 
-def mistake(error: ErrorDetails) -> Mistake:
-    """Put one pydantic error into words."""
+def mistake(error: ErrorDetails, root: type[Section]) -> Mistake:
+    """Put one pydantic error of a file that is a `root` into words."""
     where: Where = tuple(error["loc"])
     if where and where[-1] == "[key]":
         where = where[:-1]
     kind = error["type"]
     if kind == "extra_forbidden":
-        return Mistake(where=where, text=_unknown(where), about_key=True)
+        return Mistake(where=where, text=_unknown(where, root), about_key=True)
     if kind == "missing":
-        return Mistake(where=where, text=_missing(where), about_key=True)
-    return Mistake(where=where, text=_wrong(error, where))
+        return Mistake(where=where, text=_missing(where, root), about_key=True)
+    return Mistake(where=where, text=_wrong(error, where, root))
 
 
-def _wrong(error: ErrorDetails, where: Where) -> str:
-    context: dict[str, Any] = error.get("ctx", {})
+def _wrong(error: ErrorDetails, where: Where, root: type[Section]) -> str:
+    context: dict[str, Any] = {key: _whole(item) for key, item in error.get("ctx", {}).items()}
     value = error["input"]
     if error["type"] == "plainly":
         return str(context["text"])
     if error["type"] == "should":
         return str(context["text"]) + _but(value, where)
     if error["type"] == "literal_error":
-        known = _options(where)
+        known = _options(where, root)
         near = did_you_mean(value, known) if isinstance(value, str) else ""
         return f"should be {_one_of(known)}" + _but(value, where) + near
     expected = _KINDS.get(error["type"])
@@ -65,6 +64,10 @@ def _wrong(error: ErrorDetails, where: Where) -> str:
     return text
 
 
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _but(value: object, where: Where) -> str:
     """The `not …` half. Below `secrets` a value may be the secret itself, written in the wrong place."""
     if "secrets" in where and isinstance(value, (str, int, float)):
@@ -72,50 +75,65 @@ def _but(value: object, where: Where) -> str:
     return f", not {shown(value)}"
 
 
-def _missing(where: Where) -> str:
-    field = _section(where[:-1]).model_fields.get(str(where[-1]))
+def _missing(where: Where, root: type[Section]) -> str:
+    field = _section(where[:-1], root).known().get(str(where[-1]))
     about = f": {field.description.rstrip('.')}" if field and field.description else ""
     return f"`{where[-1]}` is missing{about}"
 
 
-def _unknown(where: Where) -> str:
-    section, key = _section(where[:-1]), str(where[-1])
-    known = list(section.model_fields)
+def _unknown(where: Where, root: type[Section]) -> str:
+    section, key = _section(where[:-1], root), str(where[-1])
+    known = list(section.known())
     text = f"unknown key `{name(key)}`"
-    homes = [home for home in _homes(key) if home != "nodes"] if section is InventoryFile else []
+    homes = [home for home in _homes(key, root) if home not in root.entries] if section is root else []
     if homes:
         return f"{text} here; it belongs under `{homes[0]}`"
-    if key in InventoryFile.model_fields:
-        also = " or in a node" if key in NodeSection.model_fields else ""
+    if key in root.known():
+        also = "".join(f" or in {entry}" for home, entry in root.entries.items() if home in _homes(key, root))
         return f"{text} here; it belongs at the top level{also}"
     return text + (did_you_mean(key, known) or f"; known here: {', '.join(known)}")
 
 
-def _homes(key: str) -> Iterator[str]:
-    for section_name, field in InventoryFile.model_fields.items():
-        yield from (section_name for section in _sections(field.annotation) if key in section.model_fields)
+def _homes(key: str, root: type[Section]) -> Iterator[str]:
+    for section_name, field in root.known().items():
+        yield from (section_name for section in _sections(field.annotation) if key in section.known())
 
 
-def _section(where: Where) -> type[BaseModel]:
+def _section(where: Where, root: type[Section]) -> type[Section]:
     """Find the section that the keys at `where` belong to, by walking the schema along the path."""
-    section: type[BaseModel] = InventoryFile
-    for step in where:
-        field = section.model_fields.get(step) if isinstance(step, str) else None
-        if field is not None:
-            section = next(_sections(field.annotation), section)
+    section, steps = root, iter(where)
+    for step in steps:
+        field = section.known().get(step) if isinstance(step, str) else None
+        if field is None:
+            continue
+        inside = next(_sections(field.annotation), None)
+        if inside is None:
+            return Section  # what follows are names of the user's
+        section = inside
+        if _named(field.annotation):
+            next(steps, None)
     return section
 
 
-def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+def _named(annotation: Any) -> bool:
+    """Tell whether a field is a mapping from names of the user's."""
+    return typing.get_origin(annotation) is dict or any(_named(inner) for inner in typing.get_args(annotation))
+
+
+def _sections(annotation: Any) -> Iterator[type[Section]]:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
         yield annotation
     for inner in typing.get_args(annotation):
         yield from _sections(inner)
 
 
-def _options(where: Where) -> list[str]:
-    field = _section(where[:-1]).model_fields[str(where[-1])]
-    return list(_literals(field.annotation))
+def _options(where: Where, root: type[Section]) -> list[str]:
+    """Return the words that are allowed at `where`, or in the list or mapping around it."""
+    for length in range(len(where), 0, -1):
+        field = _section(where[: length - 1], root).known().get(str(where[length - 1]))
+        if field is not None:
+            return list(_literals(field.annotation))
+    return []
 
 
 def _literals(annotation: Any) -> Iterator[str]:

@@ -1,0 +1,176 @@
+"""A job as the driver in the cluster reads it: `job.json`, with what its answers follow from (`meaning`), and a digest of that.
+
+What is not in `meaning` may change between two runs of a job: it makes answers come sooner or later, not other ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from launcher.batch.inputs import Shipped
+from launcher.batch.shape import DataParallel, Job, Source
+from launcher.model import Inventory
+
+VERSION = 1
+
+
+def work_folder(inventory: Inventory, name: str) -> str:
+    """Return the folder of the job `name` on the head, which its container sees at the same path."""
+    return f"{jobs_folder(inventory)}/{name}"
+
+
+def jobs_folder(inventory: Inventory) -> str:
+    """Return the folder on the head that holds the cluster's batch jobs."""
+    return f"{inventory.head.hf_home.rstrip('/')}/vlaunch/{inventory.cluster}/batch"
+
+
+def described(job: Job, shipped: Sequence[Shipped], inventory: Inventory, *, retry_errors: bool = False) -> dict[str, Any]:
+    """Return `job.json` of `job` on the cluster of `inventory`, with the files that are `shipped` to it.
+
+    Args:
+        job: the checked job.
+        shipped: what `inputs.shipped` found.
+        inventory: the cluster.
+        retry_errors: answer the error rows of earlier runs again.
+    """
+    work = work_folder(inventory, job.name)
+    what = meaning(job, shipped)
+    return {
+        "version": VERSION,
+        "name": job.name,
+        "cluster": inventory.cluster,
+        "mode": job.mode,
+        "work": work,
+        "out": f"{work}/output" if job.write.to.where == "control" else job.write.to.text,
+        "gather": job.write.to.where == "control",
+        "meaning": what,
+        "digest": digest(what),
+        "model": job.model,
+        "read": {
+            "sources": _sources(job, shipped, work),
+            "shown": [source.shown for source in job.read.sources],
+            "format": job.read.format,
+            "id": job.read.id,
+            "limit": job.read.limit,
+            "row_bytes": job.read.row_bytes,
+        },
+        "prompt": _prompt(job),
+        "sampling": dict(job.sampling),
+        "keep": None if job.keep is None else dict(job.keep),
+        "engine": {
+            "args": dict(job.engine.args),
+            "tp": job.engine.tp,
+            "pp": job.engine.pp,
+            "replicas": list(job.engine.replicas),
+            "batch_size": job.engine.batch_size,
+            "placement": job.engine.placement.upper().replace("-", "_"),
+        },
+        "data_parallel": None if job.data_parallel is None else _ranks(job.data_parallel, inventory),
+        "predict": _predict(job),
+        "preprocess": _preprocess(job),
+        "write": {"format": job.write.format, "rows_per_file": job.write.rows_per_file, "seconds": job.write.seconds},
+        "limits": {"restarts": job.limits.restarts, "stall": job.limits.stall, "errors": job.limits.errors},
+        "retry_errors": retry_errors,
+    }
+
+
+def meaning(job: Job, shipped: Sequence[Shipped]) -> dict[str, Any]:
+    """Return all that a job's answers follow from, flat, by the keys of a job file; files by their names and contents."""
+    flat: dict[str, Any] = {"mode": job.mode, "model": job.model}
+    rows = [one for one in shipped if one.source is not None]
+    flat |= {f"input {one.label}": _content(one) for one in rows}
+    flat |= {f"code {one.label}": _content(one) for one in shipped if one.source is None}
+    read = job.read
+    flat["input order"] = [one.label for one in rows] or None
+    flat["read.paths"] = [source.text for source in read.sources if source.where != "control"] or None
+    flat |= {"read.format": read.format, "read.id": read.id, "read.limit": read.limit, "read.row_bytes": read.row_bytes}
+    if (prompt := _prompt(job)) is not None:
+        flat |= {"prompt.column": prompt["column"], "prompt.template": prompt["template"]}
+        for at, message in enumerate(prompt["chat"]):
+            flat[f"prompt.chat[{at}]"] = f"{message['role']}: {message['content']}"
+        flat |= {f"prompt.chat_args.{key}": value for key, value in prompt["chat_args"].items()}
+    flat |= {f"sampling.{key}": value for key, value in job.sampling.items()}
+    flat["keep"] = (
+        None if job.keep is None else [name if kind is None else f"{name}: {kind}" for name, kind in job.keep.items()]
+    )
+    if job.predict is not None:
+        flat["predict.class"] = job.predict.target
+        flat |= {f"predict.args.{key}": value for key, value in job.predict.args.items()}
+    if job.preprocess is not None:
+        flat["preprocess.function"] = job.preprocess.target
+    flat |= {"write.path": _to(job.write.to), "write.format": job.write.format}
+    return {key: value for key, value in flat.items() if value not in (None, "")}
+
+
+def digest(what: dict[str, Any]) -> str:
+    """Return the SHA-256 of a `meaning`."""
+    return hashlib.sha256(json.dumps(what, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
+
+
+def _content(one: Shipped) -> str:
+    return f"{one.sha256}, {one.bytes} bytes"
+
+
+def _to(source: Source) -> str:
+    # Where on this machine answers are gathered to may change: they are the same answers.
+    return "gathered" if source.where == "control" else source.shown
+
+
+def _sources(job: Job, shipped: Sequence[Shipped], work: str) -> list[str]:
+    paths: list[str] = []
+    for at, source in enumerate(job.read.sources):
+        paths += [f"{work}/{one.to}" for one in shipped if one.source == at] if source.where == "control" else [source.text]
+    return paths
+
+
+def _prompt(job: Job) -> dict[str, Any] | None:
+    prompt = job.prompt
+    if prompt is None:
+        return None
+    return {
+        "column": prompt.column,
+        "template": prompt.template,
+        "chat": [{"role": message.role, "content": message.content} for message in prompt.chat],
+        "chat_args": dict(prompt.chat_args),
+    }
+
+
+def _ranks(ranks: DataParallel, inventory: Inventory) -> dict[str, Any]:
+    return {
+        "size": ranks.size,
+        "expert_parallel": ranks.expert_parallel,
+        "timeout": ranks.timeout,
+        "round_rows": ranks.round_rows,
+        "port": inventory.ports.mp_master,
+        "nodes": [{"ip": node.ip, "gpus": node.gpus} for node in (inventory.head, *inventory.workers)],
+        "master": inventory.head.ip,
+    }
+
+
+def _predict(job: Job) -> dict[str, Any] | None:
+    stage = job.predict
+    if stage is None:
+        return None
+    return {
+        "target": stage.target,
+        "args": dict(stage.args),
+        "num_gpus": stage.num_gpus,
+        "num_cpus": stage.num_cpus,
+        "batch_size": stage.batch_size,
+        "replicas": list(stage.replicas),
+    }
+
+
+def _preprocess(job: Job) -> dict[str, Any] | None:
+    stage = job.preprocess
+    if stage is None:
+        return None
+    return {
+        "target": stage.target,
+        "num_cpus": stage.num_cpus,
+        "batch_size": stage.batch_size,
+        "replicas": list(stage.replicas),
+    }

@@ -1,0 +1,262 @@
+"""A job from the flags of `vlaunch batch`: the common case without a file, and a few settings over one.
+
+Flags become what a file would say, so that the same rules judge them; their mistakes name the flag.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from launcher.batch import formats, inputs, load, places
+from launcher.batch.described import digest, meaning
+from launcher.batch.places import Bounds, Misplaced
+from launcher.batch.refused import JobError, count
+from launcher.batch.rules import argument
+from launcher.batch.shape import Job
+from launcher.inventory.document import Document
+from launcher.inventory.mistakes import Mistake, Where, shown
+from launcher.inventory.mistakes import name as label
+
+_HINT = "`vlaunch batch --help` explains every flag; nothing was touched"
+_REQUIRED = {"model": "Model that answers", "input": "Where rows come from", "output": "Folder of the answers"}
+# Where each flag is written in a file. `--system` and `--chat` turn the prompt into messages.
+_PLACES: Mapping[str, Where] = {
+    "name": ("job",),
+    "model": ("model",),
+    "input": ("read", "paths"),
+    "format": ("read", "format"),
+    "id": ("read", "id"),
+    "limit": ("read", "limit"),
+    "output": ("write", "path"),
+    "output_format": ("write", "format"),
+    "column": ("prompt", "column"),
+    "template": ("prompt", "template"),
+    "system": ("prompt", "chat"),
+    "chat": ("prompt", "chat"),
+    "keep": ("keep",),
+    "max_tokens": ("sampling", "max_tokens"),
+    "temperature": ("sampling", "temperature"),
+    "tp": ("engine", "tp"),
+    "pp": ("engine", "pp"),
+    "replicas": ("engine", "replicas"),
+    "batch_size": ("engine", "batch_size"),
+    "data_parallel_size": ("data_parallel", "size"),
+}
+# What may change between two runs of a job, and so may be said beside its file.
+_TUNING = ("tp", "pp", "replicas", "batch_size", "engine_arg")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """What was said on the command line; what was not is None, empty or False.
+
+    `system` and `chat` send the prompt as a chat's user message; `engine_arg` are texts NAME=VALUE.
+    """
+
+    model: str | None = None
+    input: tuple[str, ...] = ()
+    output: str | None = None
+    name: str | None = None
+    format: str | None = None
+    output_format: str | None = None
+    id: str | None = None
+    limit: int | None = None
+    column: str | None = None
+    template: str | None = None
+    system: str | None = None
+    chat: bool = False
+    keep: tuple[str, ...] = ()
+    max_tokens: int | None = None
+    temperature: float | None = None
+    tp: int | None = None
+    pp: int | None = None
+    replicas: str | None = None
+    batch_size: int | None = None
+    data_parallel_size: int | None = None
+    engine_arg: tuple[str, ...] = ()
+
+    def said(self) -> dict[str, Any]:
+        """Return the flags that were given, by their names."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in values.items() if value is not None and value != () and value is not False}
+
+
+def job(flags: Flags, folder: Path) -> Job:
+    """Return the job that the flags alone describe; relative paths start at `folder`. Raises JobError.
+
+    Its name follows from what it does, unless `--name` gives one: the same command is the same job.
+    """
+    said = flags.said()
+    wrong = [(f"--{name}", f"is missing: {what}") for name, what in _REQUIRED.items() if name not in said]
+    within = Bounds(folder=folder)
+    where, mistakes = _written(said)
+    wrong += mistakes
+    for both in ("column", "template"), ("system", "chat"):
+        if all(name in said for name in both):
+            wrong.append((f"--{both[1]}", f"should be left out with --{both[0]}"))
+            where.pop(_PLACES[both[0]], None)
+    if flags.system is not None or flags.chat:
+        wrong += _messages(flags, within, where)
+    made, found = load.check(_document(where), within, name="batch")
+    missing = {_PLACES[name] for name in _REQUIRED if name not in said}
+    wrong += [(_flag(one.where, said), one.text) for one in found if not _is_missing(one, missing)]
+    if wrong or made is None:
+        raise _refused(wrong)
+    return made if flags.name else replace(made, name=f"{_about(made)}-{_digest(made)[:8]}")
+
+
+def _about(made: Job) -> str:
+    """Return a word for a job that has no name: what its first input is called, as far as a name may hold it."""
+    last = re.split(r"[/:]+", made.read.sources[0].text.rstrip("/*"))[-1].partition(".")[0]
+    return load.name_of(Path(last))[:24].strip("-_.") or "rows"
+
+
+def over(path: Path, flags: Flags, *, allow: Sequence[Path] = ()) -> Job:
+    """Return the job of the file at `path` with the flags over it; raises JobError.
+
+    Only what may change between two runs can be said beside a file: the rest is what the job means.
+    """
+    said = flags.said()
+    content = load.parse(load.read(path))
+    refused = [
+        (_spelled(name), f"cannot be combined with a job file; change it in {path.name}, or leave the file out")
+        for name in said
+        if name not in _TUNING
+    ]
+    stage = "predict" if "predict" in (content.data or {}) else "engine"
+    where, wrong = _written({name: value for name, value in said.items() if name in _TUNING}, stage)
+    refused += wrong
+    made, mistakes = load.check(_overlaid(content, where), places.bounds(path, allow), name=load.name_of(path))
+    # A mistake about a section is the flag's when the file has no such section.
+    own = [one for one in mistakes if one.where in where or (one.where not in content.lines and _holds(one.where, where))]
+    lines = [f"{path}:{line}: {told}" for line, told in content.told([one for one in mistakes if one not in own])]
+    refused += [(_flag(one.where, said), one.text) for one in own]
+    if refused or made is None:
+        raise _refused(refused, lines)
+    return replace(made, path=path)
+
+
+def _written(said: Mapping[str, Any], stage: str = "engine") -> tuple[dict[Where, object], list[tuple[str, str]]]:
+    """Return what a file would say, by its places, and what cannot be said in one."""
+    where: dict[Where, object] = {}
+    wrong: list[tuple[str, str]] = []
+    for name, value in said.items():
+        if name == "engine_arg":
+            for text in value:
+                key, equals, rest = text.partition("=")
+                if not equals:
+                    wrong.append(("--engine-arg", f"should be NAME=VALUE, not {shown(text)}"))
+                elif ("engine", "args", key) in where:
+                    wrong.append(("--engine-arg", f"should name {shown(key)} once"))
+                else:
+                    where["engine", "args", key] = _value(rest)
+        elif name not in ("system", "chat"):
+            place = _PLACES[name]
+            own = (stage, *place[1:]) if name in ("replicas", "batch_size") else place
+            where[own] = list(value) if isinstance(value, tuple) else value
+    return where, wrong
+
+
+def _messages(flags: Flags, within: Bounds, where: dict[Where, object]) -> list[tuple[str, str]]:
+    """Write the prompt as messages: the system's, if any, and the user's."""
+    where.pop(("prompt", "column"), None)
+    content = where.pop(("prompt", "template"), None)
+    if content is None:
+        column = flags.column or ("text" if _is_text(flags, within) else "prompt")
+        if not column.isidentifier():
+            flag = "--system" if flags.system is not None else "--chat"
+            return [("--column", f"{shown(column)} should be written with --template beside {flag}, which makes a template")]
+        content = f"{{{{ {column} }}}}"
+    system = [{"role": "system", "content": flags.system}] if flags.system is not None else []
+    where["prompt", "chat"] = [*system, {"role": "user", "content": content}]
+    return []
+
+
+def _is_text(flags: Flags, within: Bounds) -> bool:
+    if flags.format is not None or not flags.input:
+        return flags.format == "text"
+    try:
+        source = places.source(flags.input[0], within)
+        name = inputs.found(source, within)[0].path.name if source.where == "control" else source.text
+    except Misplaced:  # told by the check
+        return False
+    return formats.of(name) == "text"
+
+
+def _value(text: str) -> object:
+    """Read the value of NAME=VALUE: JSON where it is JSON, Python's True, False and None, else text."""
+    words: dict[str, object] = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        value: object = json.loads(text, parse_constant=str)
+    except (ValueError, RecursionError):
+        return text
+    return value
+
+
+def _document(where: Mapping[Where, object]) -> Document:
+    return _overlaid(Document(data={}, lines={}, mistakes=()), where)
+
+
+def _overlaid(document: Document, where: Mapping[Where, object]) -> Document:
+    """Return the document as if it also said what `where` does. Its mappings are copied where they change."""
+    data, lines = dict(document.data or {}), dict(document.lines)
+    for place, value in where.items():
+        inside: dict[str, Any] = data
+        for at, step in enumerate(place[:-1], start=1):
+            deeper = inside.get(str(step))
+            inside[str(step)] = dict(deeper) if isinstance(deeper, dict) else {"class": deeper} if deeper else {}
+            inside = inside[str(step)]
+            lines.setdefault(place[:at], 1)
+        for other in [key for key in inside if place[:2] == ("engine", "args") and argument(key) == argument(str(place[-1]))]:
+            del inside[other]
+        inside[str(place[-1])] = value
+        lines[place] = 1
+    return Document(data=data if document.data is not None else None, lines=lines, mistakes=document.mistakes)
+
+
+def _flag(where: Where, said: Iterable[str]) -> str:
+    """Return the flag that a mistake at `where` is about: the given one, where several write there."""
+    if where[:2] == ("engine", "args"):
+        return f"--engine-arg {label(str(where[2]))}" if len(where) > 2 else "--engine-arg"
+    if where[:1] == ("predict",):
+        where = ("engine", *where[1:])
+    if where[:2] == ("prompt", "chat"):
+        user = next((name for name in ("template", "column") if name in said), "chat")
+        return "--system" if "system" in said and where[2:3] == (0,) else f"--{user}"
+    near = [name for name, place in _PLACES.items() if place[: len(where)] == where or where[: len(place)] == place]
+    given = [name for name in near if name in said] or near
+    return _spelled(given[0]) if given and where else ""
+
+
+def _holds(section: Where, where: Iterable[Where]) -> bool:
+    return bool(section) and any(place[: len(section)] == section for place in where)
+
+
+def _is_missing(mistake: Mistake, missing: set[Where]) -> bool:
+    """Tell whether the mistake is only that a flag, which was told already, is missing."""
+    if mistake.about_key and any(place[:1] == mistake.where[:1] for place in missing):
+        return True
+    return mistake.where == () and ("model",) in missing
+
+
+def _spelled(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _digest(made: Job) -> str:
+    what = meaning(made, ())
+    what |= {f"read {at}": source.text for at, source in enumerate(made.read.sources)}
+    return digest(what | {"write": made.write.to.text})
+
+
+def _refused(wrong: Sequence[tuple[str, str]], lines: Sequence[str] = ()) -> JobError:
+    told = [*lines, *(f"{flag}: {text}" if flag else text for flag, text in dict.fromkeys(wrong))]
+    where = "the job" if lines else "the flags"
+    return JobError(f"{count(len(told))} in {where}", told, hint=_HINT)

@@ -1,0 +1,222 @@
+"""Rules between the keys of a job, each a function that yields what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.batch import formats, templates
+from launcher.batch.draft import Draft
+from launcher.batch.schema import PromptSection
+from launcher.inventory.mistakes import Mistake, Where, shown
+from launcher.inventory.rules import SECRET_VALUE
+
+# What a row of answers has besides the kept columns (launcher/payload/batch/engine.py).
+ANSWER = ("answer", "finish_reason", "prompt_tokens", "output_tokens")
+ROW = "row"
+# vLLM's arguments that follow from the job, and what to write instead.
+_OWNED = {
+    "model": "write `model` at the top level",
+    "tensor_parallel_size": "write `engine.tp`",
+    "pipeline_parallel_size": "write `engine.pp`",
+    "distributed_executor_backend": "it follows from `mode` and `engine.placement`",
+    "enable_return_routed_experts": "answers have no column for it",
+    "headless": "vlaunch starts the ranks",
+    "hf_token": "give the token to the containers with `secrets` in the inventory",
+    "api_key": "a batch job has no endpoint",
+    "nnodes": "vlaunch places the replicas",
+    "node_rank": "vlaunch places the replicas",
+    "master_addr": "vlaunch chooses where ranks meet",
+    "master_port": "vlaunch chooses where ranks meet",
+    "device_ids": "Ray gives each replica its GPUs",
+    "skip_tokenizer_init": "answers are text",
+    "stream_interval": "a batch job does not stream",
+    "runner": "a batch job generates text; use `predict` for other kinds of models",
+    "convert": "a batch job generates text; use `predict` for other kinds of models",
+    "task": "a batch job generates text; use `predict` for other kinds of models",
+}
+_SHORT = {"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "tensor_parallel": "tensor_parallel_size"}
+_MODEL_KEYS = ("model", "prompt", "sampling", "engine")
+
+
+def modes(draft: Draft) -> Iterator[Mistake]:
+    """Each mode has sections of its own."""
+    if draft.sound("mode"):
+        yield from _who_answers(draft)
+        yield from _ranks(draft)
+
+
+def _who_answers(draft: Draft) -> Iterator[Mistake]:
+    file, mode = draft.file, draft.mode
+    if mode == "predict":
+        if file.predict is None and draft.sound("predict"):
+            yield Mistake(where=("mode",), text="should come with `predict`, which names the class")
+        for key in _MODEL_KEYS:
+            if draft.written(key):
+                why = "the class knows its model; give it what it needs in `predict.args`"
+                yield Mistake(where=(key,), text=f"should be left out with `predict`: {why}")
+    else:
+        if file.model is None and draft.sound("model"):
+            yield Mistake(where=(), text="`model` is missing: Model that answers, such as Qwen/Qwen3-8B; or `predict`")
+        if draft.written("predict"):
+            yield Mistake(where=("predict",), text=f"should be left out with `mode: {mode}`; it belongs to `mode: predict`")
+
+
+def _ranks(draft: Draft) -> Iterator[Mistake]:
+    file, mode = draft.file, draft.mode
+    if mode != "data-parallel" and draft.written("data_parallel"):
+        yield Mistake(where=("data_parallel",), text=f"should be left out with `mode: {mode}`")
+    if mode == "data-parallel":
+        if file.data_parallel is None and draft.sound("data_parallel"):
+            yield Mistake(where=("mode",), text="should come with `data_parallel`, which says how many ranks: {size: 2}")
+        if draft.written("preprocess"):
+            text = "should be left out with `mode: data-parallel`, whose ranks take rows as they are"
+            yield Mistake(where=("preprocess",), text=text)
+        for key, instead in (("replicas", "`data_parallel.size` is"), ("batch_size", "`data_parallel.round_rows` is")):
+            if draft.written("engine", key):
+                yield Mistake(where=("engine", key), text=f"should be left out with `mode: data-parallel`: {instead} its place")
+
+
+def prompts(draft: Draft) -> Iterator[Mistake]:
+    """A prompt has one form, and its templates can be read and depend on the row."""
+    prompt = draft.file.prompt
+    if prompt is None or not draft.sound("prompt"):
+        return
+    forms = [key for key in ("column", "template", "chat") if getattr(prompt, key) is not None]
+    broken = [key for key in ("column", "template", "chat") if any(one[:2] == ("prompt", key) for one in draft.broken)]
+    if len(forms) != 1 and not broken:
+        yield Mistake(where=("prompt",), text=f"should have one of `column`, `template` and `chat`, not {_joined(forms)}")
+    if prompt.chat_args and prompt.chat is None and not broken:
+        yield Mistake(where=("prompt", "chat_args"), text="should come with `chat`: they go to the chat template")
+    if broken:
+        return
+    named: set[str] = set()
+    wrong = False
+    for where, template in _templates(prompt):
+        for text in templates.mistakes(template):
+            wrong = True
+            yield Mistake(where=where, text=text)
+        named |= templates.columns(template)
+    if not wrong and not named and forms in (["template"], ["chat"]):
+        where = ("prompt", forms[0])
+        word = prompt.template.strip() if prompt.template and prompt.template.strip().isidentifier() else "text"
+        advice = f"{{{{ {word} }}}}" if forms == ["chat"] else f"{{{{ {word} }}}}, or `prompt: {{column: {word}}}`"
+        yield Mistake(where=where, text=f"names no column, so that all rows would ask the same; write {advice}")
+
+
+def sampling(draft: Draft) -> Iterator[Mistake]:
+    """Bounds have an order, and an answer has one shape."""
+    values = draft.file.sampling
+    most = values.max_tokens or DEFAULT_TOKENS
+    if values.min_tokens is not None and values.min_tokens > most:
+        text = f"should be at most `max_tokens`, which is {most}"
+        yield Mistake(where=("sampling", "min_tokens"), text=text)
+    shape = values.structured_outputs
+    where = ("sampling", "structured_outputs")
+    if shape is not None and draft.sound(*where) and not any(one[:2] == where for one in draft.broken):
+        keys = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+        given = [key for key in keys if getattr(shape, "json_" if key == "json" else key) is not None]
+        if len(given) != 1:
+            yield Mistake(where=where, text=f"should have one of {_quoted(keys)}, not {_joined(given)}")
+        if "json" in given and not isinstance(shape.json_, (dict, str)):
+            yield Mistake(where=(*where, "json"), text="should be a JSON Schema, as a mapping or as text")
+
+
+def kept(draft: Draft) -> Iterator[Mistake]:
+    """No kept column has the name of one that the job writes."""
+    own = (ROW,) if draft.mode == "predict" else (ROW, *ANSWER)
+    for column in draft.file.keep or {}:
+        if column in own:
+            at = ("keep", column) if draft.written("keep", column) else ("keep",)
+            text = f"should not name `{column}`, which the job writes itself; call it something else in the input"
+            yield Mistake(where=at, text=text)
+
+
+def arguments(draft: Draft) -> Iterator[Mistake]:
+    """vLLM's arguments are written once, and none is one that the job sets."""
+    seen: dict[str, str] = {}
+    for written in draft.file.engine.args:
+        name = argument(written)
+        where: Where = ("engine", "args", written)
+        owned = _OWNED.get(_SHORT.get(name, name))
+        if name in seen:
+            yield Mistake(where=where, text=f"is `{seen[name]}` in another spelling")
+        elif owned is not None:
+            yield Mistake(where=where, text=f"should be left out: {owned}")
+        elif name.startswith("data_parallel"):
+            yield Mistake(where=where, text="should be left out: write `data_parallel` at the top level")
+        elif name == "enable_expert_parallel" and draft.mode == "data-parallel":
+            yield Mistake(where=where, text="should be left out: write `data_parallel.expert_parallel`")
+        seen.setdefault(name, written)
+
+
+def secrets(draft: Draft) -> Iterator[Mistake]:
+    """Nothing that looks like a secret is written in the file."""
+    file = draft.file
+    places: list[tuple[Where, object]] = [(("engine", "args", key), value) for key, value in file.engine.args.items()]
+    if file.predict is not None:
+        places += [(("predict", "args", key), value) for key, value in file.predict.args.items()]
+    if file.prompt is not None:
+        places += [(("prompt", "chat_args", key), value) for key, value in file.prompt.chat_args.items()]
+    places.append((("model",), file.model))
+    for where, value in places:
+        if any(SECRET_VALUE.search(text) for text in _texts(value)):
+            yield Mistake(where=where, text="a secret should not be written here; use `secrets` in the inventory")
+
+
+def stages(draft: Draft) -> Iterator[Mistake]:
+    """Ray gives a replica a part of one GPU, or whole ones."""
+    predict = draft.file.predict
+    if predict is not None and predict.num_gpus > 1 and predict.num_gpus != int(predict.num_gpus):
+        text = f"should be a whole number above 1, or a part of one GPU, not {predict.num_gpus:g}"
+        yield Mistake(where=("predict", "num_gpus"), text=text)
+
+
+def places(draft: Draft) -> Iterator[Mistake]:
+    """All input has one format, and the output is not among it."""
+    found = draft.found
+    if draft.file.read.format is None and draft.sound("read", "format") and found.sources:
+        for where, text in formats.mistakes(found.sources, found.names):
+            yield Mistake(where=("read", *where), text=text)
+    if found.to is None:
+        return
+    for source in found.sources:
+        # `**` goes through all folders below the part before it.
+        root, _, _ = source.text.partition("/**")
+        if source.where == found.to.where and f"{found.to.text.rstrip('/')}/".startswith(f"{root.rstrip('/')}/"):
+            text = f"should not lie in the input {shown(source.shown)}, which would read the answers again"
+            yield Mistake(where=("write", "path"), text=text)
+
+
+DEFAULT_TOKENS = 512
+ALL = (modes, prompts, sampling, kept, arguments, secrets, stages, places)
+
+
+def argument(written: str) -> str:
+    """Return the Python name of an engine argument: `--max-model-len` → `max_model_len`."""
+    return written.removeprefix("--").replace("-", "_")
+
+
+def _templates(prompt: PromptSection) -> Iterator[tuple[Where, str]]:
+    if prompt.template is not None:
+        yield ("prompt", "template"), prompt.template
+    for at, message in enumerate(prompt.chat or []):
+        yield ("prompt", "chat", at, "content"), message.content
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from (str(key), *_texts(item))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+
+
+def _quoted(keys: tuple[str, ...]) -> str:
+    return f"{', '.join(f'`{key}`' for key in keys[:-1])} and `{keys[-1]}`"
+
+
+def _joined(keys: list[str]) -> str:
+    return " and ".join(f"`{key}`" for key in keys) or "none of them"

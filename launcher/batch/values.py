@@ -1,0 +1,126 @@
+"""The types of single values in a job file: what each may look like, and how its short forms are read."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator
+
+from launcher.batch.shape import ColumnType
+from launcher.inventory.values import Like, plainly, should
+
+MOST = 4096
+_LONGEST_TEMPLATE = 256 * 1024
+_RANGE = re.compile(r"([0-9]{1,6})(?: ?- ?([0-9]{1,6}))?")
+
+# Nothing that ends a line, moves the cursor or turns the direction of writing: paths and columns are shown to people.
+_SHOWN = r"[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]"
+
+JobName = Annotated[
+    str,
+    Like(r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?", "a name of at most 40 lower-case letters, digits, `-`, `_` and `.`"),
+]
+Column = Annotated[str, Like(rf"{_SHOWN}{{1,255}}", "the name of a column, on one line")]
+Place = Annotated[
+    str, Like(rf"{_SHOWN}+", "a path on this machine, a path on the nodes as nodes:/path, or s3://…, gs://… or hdfs://…")
+]
+LocalPlace = Annotated[str, Like(rf"{_SHOWN}+", "a path on this machine, on one line")]
+Target = Annotated[
+    str,
+    Like(
+        r"(?:[^:\x00-\x1f\x7f]+\.py|[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*):[A-Za-z_][A-Za-z0-9_]*",
+        "FILE.py:NAME or MODULE:NAME",
+    ),
+]
+Argument = Annotated[str, Like(r"(?:--)?[A-Za-z][A-Za-z0-9_-]{0,99}", "the name of an argument, such as max_model_len")]
+
+
+def _template(value: str) -> str:
+    if not value.strip():
+        raise should("should be a template that is not empty")
+    if len(value) > _LONGEST_TEMPLATE:
+        raise plainly(f"should be at most {_LONGEST_TEMPLATE // 1024} KiB long")
+    return value
+
+
+Template = Annotated[str, AfterValidator(_template)]
+
+
+def _words(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _listed(item: Any) -> Any:
+    """A list of `item`s that may be written as one of them."""
+    return Annotated[list[item], BeforeValidator(_words, json_schema_input_type=str | list[str])]
+
+
+Places = _listed(Place)
+Texts = _listed(str)
+
+
+def _replicas(value: object) -> tuple[int, int]:
+    wrong = should("should be a whole number such as 2, or the least and the most such as [1, 4]")
+    if isinstance(value, str) and (match := _RANGE.fullmatch(value.strip())):
+        value = [int(match[1]), int(match[2] or match[1])]
+    if isinstance(value, tuple):
+        value = list(value)
+    numbers = value if isinstance(value, list) else [value, value]
+    whole = [number for number in numbers if isinstance(number, int) and not isinstance(number, bool)]
+    if len(numbers) != 2 or len(whole) != 2:
+        raise wrong
+    least, most = whole
+    if not 1 <= least <= MOST or not 1 <= most <= MOST:
+        raise plainly(f"should be at least 1 and at most {MOST}")
+    if least > most:
+        raise plainly(f"should have the least first: {most} to {least}, not {least} to {most}")
+    return least, most
+
+
+Replicas = Annotated[Any, BeforeValidator(_replicas, json_schema_input_type=int | str | list[int])]
+
+
+def _placement(value: object) -> object:
+    """Take Ray's spelling, too: `STRICT_PACK`."""
+    return value.lower().replace("_", "-") if isinstance(value, str) else value
+
+
+Placed = BeforeValidator(_placement)
+
+
+def _one_answer(value: object) -> object:
+    if value != 1 or isinstance(value, bool):
+        raise plainly("should be left out: each row has exactly one answer; repeat the row in the input to ask more than once")
+    return value
+
+
+One = Annotated[int, BeforeValidator(_one_answer)]
+
+
+def _kept(value: object) -> object:
+    if not isinstance(value, list):
+        return value
+    for column in value:
+        if not isinstance(column, str):
+            raise plainly("should be a list of columns, or a mapping from each column to its type")
+        if value.count(column) > 1:
+            raise should("should name each column once")
+    return dict.fromkeys(value)
+
+
+Kept = BeforeValidator(_kept, json_schema_input_type=list[str] | dict[str, ColumnType | None])
+
+
+def plain(value: object) -> object:
+    """Return `value` as JSON has it: a decimal number no longer remembers how it was written."""
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return value
+
+
+Plain = BeforeValidator(plain)

@@ -1,0 +1,76 @@
+"""What the tests of jobs share: a folder with input, a good job to spoil, and its mistakes without the file name."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.batch.load import loads
+from launcher.batch.refused import JobError
+from launcher.batch.shape import Job
+from launcher.inventory.load import loads as load_inventory
+from launcher.model import Inventory
+
+Load = Callable[..., Job]
+Mistakes = Callable[..., list[str]]
+
+_TOP = {"model": "model: m", "read": "read: data/chat.jsonl", "write": "write: out"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of a job: input of each format, and some Python."""
+    home = tmp_path / "job"
+    (home / "data").mkdir(parents=True)
+    (home / "data" / "chat.jsonl").write_text('{"id": 1, "text": "a"}\n')
+    (home / "data" / "more.jsonl").write_text('{"id": 2, "text": "b"}\n')
+    (home / "data" / "_SUCCESS").write_text("")
+    (home / "data" / ".hidden.jsonl").write_text("{}\n")
+    (home / "prompts.txt").write_text("one\ntwo\n")
+    (home / "mine.py").write_text("import math\n\nclass Mine:\n    pass\n\ndef ready(batch):\n    return batch\n")
+    return home
+
+
+@pytest.fixture
+def load_text(folder: Path) -> Load:
+    """Load a good job with `more` keys (from line 4 on); `read`, `write` and `model` are replaced where they are given."""
+
+    def load(more: str = "", *, allow: tuple[Path, ...] = (), **top: str | None) -> Job:
+        lines = [line for key, line in (_TOP | top).items() if line is not None]
+        text = "\n".join([*lines, textwrap.dedent(more).strip("\n")])
+        return loads(text, folder / "test.yaml", allow=allow)
+
+    return load
+
+
+@pytest.fixture
+def mistakes(load_text: Load, folder: Path) -> Mistakes:
+    """The mistakes of a job that `load_text` would load, each as `LINE: path: text`; none is an empty list."""
+
+    def find(more: str = "", **options: str | None) -> list[str]:
+        try:
+            load_text(more, **options)
+        except JobError as error:
+            return [line.removeprefix(f"{folder / 'test.yaml'}:").replace(str(folder), "HERE") for line in error.mistakes]
+        return []
+
+    return find
+
+
+@pytest.fixture
+def inventory() -> Inventory:
+    """Two nodes with two GPUs each, the second one the head, and a mount."""
+    return load_inventory(
+        textwrap.dedent("""\
+            cluster: pair
+            image: vllm/vllm-openai:v0.32.0
+            mounts: ["/data/in:/data/in:ro", "/data/shared:/data/shared"]
+            nodes:
+              - {host: a, ip: 10.0.0.11, gpus: 2}
+              - {host: b, ip: 10.0.0.12, gpus: 2, head: true}
+            """),
+        Path("/etc/vlaunch/pair.yaml"),
+    )

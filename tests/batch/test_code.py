@@ -1,0 +1,110 @@
+"""The Python that a job brings along."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.batch import code
+from launcher.batch.places import Bounds, Misplaced
+from tests.batch.conftest import Mistakes
+
+
+def _target(folder: Path, written: str) -> tuple[str, dict[str, Path]]:
+    return code.target(written, Bounds(folder=folder, inside=(folder,)))
+
+
+def test_a_file_is_shipped_and_its_module_is_named(folder: Path) -> None:
+    """From wherever it lies, by its own name."""
+    (folder / "sub").mkdir()
+    (folder / "sub" / "theirs.py").write_text("from x import Theirs\n")
+
+    assert _target(folder, "mine.py:Mine") == ("mine:Mine", {"mine.py": folder / "mine.py"})
+    assert _target(folder, "sub/theirs.py:Theirs") == ("theirs:Theirs", {"theirs.py": folder / "sub" / "theirs.py"})
+
+
+def test_a_module_is_not_shipped(folder: Path) -> None:
+    """It is the image's, or comes with `files`."""
+    assert _target(folder, "package.module:Class") == ("package.module:Class", {})
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("none.py:Mine", "names no file: there is no HERE/none.py"),
+        ("mine.py:Mien", '"mine.py" has no `Mien`; did you mean `Mine`?'),
+        ("my-file.py:Mine", 'should be a file whose name is a Python name, such as my_model.py, not "my-file.py"'),
+        ("json.py:Mine", "should be a file of another name: `json` is a module that others import"),
+        ("torch.py:Mine", "should be a file of another name: `torch` is a module that others import"),
+    ],
+)
+def test_what_cannot_be_imported_there_is_told_here(folder: Path, written: str, told: str) -> None:
+    """Before anything is shipped."""
+    for name in ("my-file.py", "json.py", "torch.py"):
+        (folder / name).write_text("class Mine: ...\n")
+
+    with pytest.raises(Misplaced) as caught:
+        _target(folder, written)
+    assert str(caught.value).replace(str(folder), "HERE") == told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class Mine[T]: ...",
+        "from x import *",
+        "import Mine",
+        "Mine = make()",
+        "if x:\n    Mine = 1",
+        "(((",
+        "\0",
+        "'\\d'; Mine = 1",
+    ],
+)
+def test_what_may_be_there_is_not_refused(folder: Path, text: str) -> None:
+    """A newer Python reads more than this one, and names are made in many ways."""
+    (folder / "other.py").write_text(text)
+
+    assert _target(folder, "other.py:Mine")[0] == "other:Mine"
+
+
+def test_files_keep_their_names_and_folders_theirs(folder: Path) -> None:
+    """So that a package stays a package; what Python leaves behind stays at home."""
+    for name in ("pkg/__init__.py", "pkg/a/b.py", "pkg/__pycache__/b.pyc", "pkg/.git/x", "notes.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("")
+    within = Bounds(folder=folder, inside=(folder,))
+
+    assert code.files("notes.txt", within) == {"notes.txt": folder / "notes.txt"}
+    assert sorted(code.files("pkg", within)) == ["pkg/__init__.py", "pkg/a/b.py"]
+    assert sorted(code.files("pkg/a", within)) == ["a/b.py"]
+
+
+def test_a_name_that_a_command_would_trip_over_is_refused(folder: Path) -> None:
+    """Names travel in commands and messages."""
+    (folder / "pkg").mkdir()
+    (folder / "pkg" / "a\nb.py").write_text("")
+
+    with pytest.raises(Misplaced, match="should have a plain name there"):
+        code.files("pkg", Bounds(folder=folder))
+
+
+def test_an_empty_folder_of_code_is_told(folder: Path) -> None:
+    """It was surely meant to hold something."""
+    (folder / "empty").mkdir()
+
+    with pytest.raises(Misplaced, match="holds no file"):
+        code.files("empty", Bounds(folder=folder))
+
+
+def test_two_files_of_one_name_are_refused(mistakes: Mistakes, folder: Path) -> None:
+    """One would replace the other."""
+    (folder / "sub").mkdir()
+    (folder / "sub" / "mine.py").write_text("")
+
+    assert mistakes("predict: {class: 'mine.py:Mine', files: [sub/mine.py]}", model=None) == [
+        '3: predict.files[0]: should not ship another file as "mine.py": HERE/mine.py has that name already'
+    ]
+    assert mistakes("preprocess: mine.py:ready\npredict: {class: 'mine.py:Mine', files: [mine.py]}", model=None) == []
+    assert mistakes("preprocess: sub/mine.py:ready\npredict: mine.py:Mine", model=None) != []

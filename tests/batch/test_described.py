@@ -1,0 +1,150 @@
+"""`job.json`, and what a job's answers follow from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.batch import described, inputs
+from launcher.batch.shape import Job
+from launcher.model import Inventory
+from launcher.payload.batch import job as driver
+from tests.batch.conftest import Load
+
+_CHAT = "prompt: {chat: [{role: user, content: '{{ text }}'}], chat_args: {thinking: false}}"
+
+
+def _described(job: Job, inventory: Inventory, **options: Any) -> dict[str, Any]:
+    return described.described(job, inputs.shipped(job), inventory, **options)
+
+
+def _digest(job: Job, inventory: Inventory) -> str:
+    return str(_described(job, inventory)["digest"])
+
+
+def test_the_driver_is_told_everything(load_text: Load, inventory: Inventory) -> None:
+    """Paths as it sees them: shipped input lies in the job's folder on the head."""
+    job = load_text(
+        f"{_CHAT}\nkeep: {{id: integer}}\nengine: {{placement: strict-pack}}", read="read: [data, 'nodes:/data/in/*.jsonl']"
+    )
+
+    told = _described(job, inventory)
+
+    work = "/data/huggingface/vlaunch/pair/batch/test"
+    assert (told["version"], told["name"], told["cluster"], told["mode"]) == (1, "test", "pair", "engine")
+    assert (told["work"], told["out"], told["gather"]) == (work, f"{work}/output", True)
+    assert told["read"]["sources"] == [
+        f"{work}/input/0000-chat.jsonl",
+        f"{work}/input/0001-more.jsonl",
+        "/data/in/*.jsonl",
+    ]
+    assert told["read"]["shown"] == ["data", "nodes:/data/in/*.jsonl"]
+    assert told["prompt"] == {
+        "column": None,
+        "template": None,
+        "chat": [{"role": "user", "content": "{{ text }}"}],
+        "chat_args": {"thinking": False},
+    }
+    assert told["engine"]["placement"] == "STRICT_PACK"
+    assert (told["keep"], told["predict"], told["data_parallel"]) == ({"id": "integer"}, None, None)
+    assert json.loads(json.dumps(told)) == told
+
+
+@pytest.mark.parametrize(
+    ("more", "model"),
+    [
+        (_CHAT, "model: m"),
+        ("data_parallel: {size: 4, expert_parallel: true}\nengine: {tp: 2, args: {dtype: half}}", "model: m"),
+        ("predict: {class: 'mine.py:Mine', args: {a: 1.5}, num_gpus: 0.5}\npreprocess: mine.py:ready", None),
+    ],
+)
+def test_the_driver_reads_what_is_written(
+    load_text: Load, inventory: Inventory, tmp_path: Path, more: str, model: str | None
+) -> None:
+    """Both sides mean the same by each word."""
+    told = _described(load_text(more, model=model), inventory, retry_errors=True)
+    (tmp_path / "job.json").write_text(json.dumps(told))
+
+    read = driver.read(str(tmp_path))
+
+    assert (read.name, read.mode, read.digest, read.retry_errors) == ("test", told["mode"], told["digest"], True)
+    assert list(read.read.sources) == told["read"]["sources"]
+    for part in ("predict", "preprocess", "data_parallel", "prompt"):
+        assert (getattr(read, part) is None) is (told[part] is None)
+
+
+def test_ranks_are_told_the_nodes_with_the_head_first(load_text: Load, inventory: Inventory) -> None:
+    """Rank 0 is where they meet."""
+    told = _described(load_text("data_parallel: 4"), inventory)["data_parallel"]
+
+    assert told == {
+        "size": 4,
+        "expert_parallel": None,
+        "timeout": 600.0,
+        "round_rows": 256,
+        "port": 29501,
+        "nodes": [{"ip": "10.0.0.12", "gpus": 2}, {"ip": "10.0.0.11", "gpus": 2}],
+        "master": "10.0.0.12",
+    }
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "engine: {tp: 2}",
+        "engine: {replicas: 2}",
+        "engine: {batch_size: 8}",
+        "engine: {placement: spread}",
+        "engine: {args: {dtype: half}}",
+        "limits: {restarts: 1, stall: 5, errors: 2}",
+    ],
+)
+def test_how_fast_a_job_runs_may_change(load_text: Load, inventory: Inventory, more: str) -> None:
+    """It gives the same answers."""
+    assert _digest(load_text(more), inventory) == _digest(load_text(), inventory)
+    other = load_text(write="write: {path: elsewhere, rows_per_file: 5, seconds: 5}")
+    assert _digest(other, inventory) == _digest(load_text(), inventory)
+
+
+@pytest.mark.parametrize(
+    ("more", "top"),
+    [
+        ("", {"model": "model: n"}),
+        ("prompt: {column: text}", {}),
+        ("sampling: {seed: 1}", {}),
+        ("keep: [id]", {}),
+        ("keep: []", {}),
+        ("", {"read": "read: {paths: data/chat.jsonl, limit: 1}"}),
+        ("", {"read": "read: {paths: data/chat.jsonl, id: id}"}),
+        ("", {"read": "read: data"}),
+        ("", {"write": "write: {path: out, format: jsonl}"}),
+        ("", {"write": "write: s3://b/c"}),
+        ("data_parallel: 2", {}),
+    ],
+)
+def test_what_a_job_means_may_not_change(load_text: Load, inventory: Inventory, more: str, top: dict[str, str]) -> None:
+    """Half of its answers would be others."""
+    assert _digest(load_text(more, **top), inventory) != _digest(load_text(), inventory)
+
+
+def test_contents_count_and_folders_do_not(load_text: Load, inventory: Inventory, folder: Path) -> None:
+    """A job that was moved is the same; one whose input was edited is not."""
+    before = _digest(load_text("predict: mine.py:Mine", model=None), inventory)
+    moved = folder / "moved"
+    moved.mkdir()
+    (folder / "data" / "chat.jsonl").rename(moved / "chat.jsonl")
+    assert _digest(load_text("predict: mine.py:Mine", read="read: moved/chat.jsonl", model=None), inventory) == before
+
+    (folder / "mine.py").write_text("class Mine: x = 1\n")
+    assert _digest(load_text("predict: mine.py:Mine", read="read: moved/chat.jsonl", model=None), inventory) != before
+
+
+def test_the_order_of_input_counts(load_text: Load, inventory: Inventory) -> None:
+    """Rows are known by their numbers."""
+    one = load_text(read="read: [data/chat.jsonl, data/more.jsonl]")
+    other = load_text(read="read: [data/more.jsonl, data/chat.jsonl]")
+
+    assert _digest(one, inventory) != _digest(other, inventory)

@@ -1,0 +1,104 @@
+"""The jobs in `examples/`: they load, editors accept them, and reference.yaml shows every key there is."""
+
+from __future__ import annotations
+
+import json
+import re
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from launcher.batch.load import load, parse
+from launcher.batch.schema import JobFile
+from launcher.inventory.salvage import validated
+from launcher.inventory.schema import Section
+
+_ROOT = Path(__file__).parents[2]
+_EXAMPLES = sorted((_ROOT / "examples").glob("*.yaml"))
+_FIRST_LINE = "# yaml-language-server: $schema="
+
+
+def _whole() -> str:
+    """The reference with its alternatives: lines that are commented out without a space."""
+    text = (_ROOT / "examples" / "reference.yaml").read_text(encoding="utf-8")
+    return re.sub(r"^( *)#(?=[a-z])", r"\1", text, flags=re.MULTILINE)
+
+
+def test_there_is_an_example_for_each_kind_of_job() -> None:
+    """Somebody starts from each."""
+    expected = {"reference", "chat", "text-generation", "torch-module", "preprocess", "data-parallel"}
+
+    assert expected <= {path.stem for path in _EXAMPLES}
+
+
+@pytest.mark.parametrize("path", _EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_loads(path: Path) -> None:
+    """As it is, without editing and without `--allow`."""
+    job = load(path)
+
+    assert job.name == path.stem
+    assert job.read.sources
+
+
+@pytest.mark.parametrize("path", _EXAMPLES, ids=lambda path: path.stem)
+def test_editors_accept_an_example(path: Path) -> None:
+    """The schema that its first line points to exists and fits."""
+    text = path.read_text(encoding="utf-8")
+    first = text.splitlines()[0]
+    assert first.startswith(_FIRST_LINE)
+    schema = json.loads((path.parent / first.removeprefix(_FIRST_LINE)).read_text(encoding="utf-8"))
+
+    jsonschema.validate(parse(text).data, schema, cls=jsonschema.Draft202012Validator)
+
+
+def test_the_reference_shows_every_key() -> None:
+    """At its own place, not only by name."""
+    shown = {tuple(step for step in where if not isinstance(step, int)) for where in parse(_whole()).lines}
+
+    assert [".".join(key) for key in _keys(JobFile) if key not in shown] == []
+
+
+def test_each_value_of_the_reference_is_a_good_one() -> None:
+    """Alternatives included: by itself each is what its key takes."""
+    whole = parse(_whole())
+    assert whole.mistakes == ()
+
+    _, mistakes = validated(whole.data, JobFile, lambda where: None)
+    assert mistakes == []
+
+
+def test_the_reference_tells_the_defaults() -> None:
+    """A value that is called the default is the default."""
+    text = _whole()
+    document = parse(text)
+    called = {number for number, line in enumerate(text.splitlines(), start=1) if re.search(r"\S:\s.*\(default\)$", line)}
+    file, _ = validated(document.data, JobFile, lambda where: None)
+
+    told = 0
+    for where, line in document.lines.items():
+        if line in called and where and not isinstance(where[-1], int):
+            section: Any = file
+            for step in where[:-1]:
+                section = getattr(section, str(step))
+            default = type(section).known()[str(where[-1])].default
+            assert (where, getattr(section, str(where[-1]))) == (where, default)
+            told += 1
+    assert told == len(called) >= 12
+
+
+def _keys(section: type[Section]) -> Iterator[tuple[str, ...]]:
+    for name, field in section.known().items():
+        yield (name,)
+        for inner in _sections(field.annotation):
+            yield from ((name, *key) for key in _keys(inner))
+
+
+def _sections(annotation: Any) -> Iterator[type[Section]]:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    for inner in typing.get_args(annotation):
+        yield from _sections(inner)

@@ -1,0 +1,97 @@
+"""Whether a job can run on a cluster at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from launcher.batch import fits
+from launcher.batch.refused import JobError
+from launcher.errors import PlacementError
+from launcher.model import Inventory
+from tests.batch.conftest import Load
+
+
+@pytest.mark.parametrize(
+    ("more", "top"),
+    [
+        ("", {}),
+        ("engine: {tp: 2, replicas: [1, 8]}", {}),
+        ("engine: {tp: 2, placement: strict-spread}", {}),
+        ("data_parallel: 4", {}),
+        ("predict: {class: 'a:B', num_gpus: 2}", {"model": None}),
+        ("", {"read": "read: nodes:/data/in/a.csv", "write": "write: nodes:/data/shared/out"}),
+        ("", {"write": "write: nodes:/data/huggingface/out"}),
+        ("", {"write": "write: s3://b/out"}),
+    ],
+)
+def test_what_fits_is_let_through(load_text: Load, inventory: Inventory, more: str, top: dict[str, str | None]) -> None:
+    """The least that it needs is there; the most may be more than there is."""
+    fits.check(load_text(more, **top), inventory)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("engine: {replicas: [5, 6]}", "it takes 5 GPUs at least, and the nodes have 4"),
+        ("engine: {tp: 4, placement: strict-pack}", "tp 4 x pp 1 takes 4 GPUs on one node, and no node has more than 2"),
+        ("engine: {tp: 3, placement: strict-spread}", "tp 3 x pp 1 takes 3 nodes with one GPU each, and there are 2"),
+        ("data_parallel: 5", "it takes 5 GPUs at least, and the nodes have 4"),
+        ("data_parallel: 1\nengine: {tp: 4}", "a rank takes 4 GPUs on one node, and no node has more than 2"),
+        ("data_parallel: 1\nengine: {tp: 2, pp: 2}", "a rank takes 4 GPUs on one node, and no node has more than 2"),
+    ],
+)
+def test_what_never_fits_is_told_before_anything_is_touched(
+    load_text: Load, inventory: Inventory, more: str, told: str
+) -> None:
+    """Instead of waiting for ever."""
+    with pytest.raises(PlacementError) as caught:
+        fits.check(load_text(more), inventory)
+
+    assert str(caught.value) == f"`test` does not fit `pair`: {told}"
+    assert caught.value.hint
+
+
+def test_a_class_has_gpus_only_where_there_are_some(load_text: Load, inventory: Inventory) -> None:
+    """With `accelerator: cpu` none are counted."""
+    job = load_text("predict: {class: 'a:B', num_gpus: 0.5}", model=None)
+
+    fits.check(job, inventory)
+    with pytest.raises(PlacementError, match="asks for GPUs, and the nodes have none"):
+        fits.check(job, replace(inventory, accelerator="cpu"))
+    with pytest.raises(PlacementError, match="asks for 3 GPUs, and no node has more than 2"):
+        fits.check(load_text("predict: {class: 'a:B', num_gpus: 3}", model=None), inventory)
+
+
+def test_paths_on_the_nodes_are_ones_that_containers_see(load_text: Load, inventory: Inventory) -> None:
+    """Else answers would be lost with the container."""
+    job = load_text(read="read: nodes:/data/input/a.csv", write="write: nodes:/data/in/out")
+
+    with pytest.raises(JobError) as caught:
+        fits.check(job, inventory)
+    assert caught.value.mistakes == (
+        "nodes:/data/input/a.csv: is in none of the folders that the containers share with the nodes: /data/huggingface, "
+        "/data/in, /data/shared",
+        "nodes:/data/in/out: is mounted read-only",
+    )
+    assert "pair.yaml" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("more", "top", "what"),
+    [
+        ("data_parallel: 3\nengine: {tp: 2}", {}, "3 ranks"),
+        ("engine: {tp: 2, replicas: 3, placement: strict-pack}", {}, "3 replicas"),
+        ("predict: {class: 'a:B', num_gpus: 2, replicas: 3}", {"model": None}, "3 replicas of its class"),
+    ],
+)
+def test_gpus_that_are_left_over_on_each_node_are_no_room(
+    load_text: Load, inventory: Inventory, more: str, top: dict[str, str | None], what: str
+) -> None:
+    """There are six, and pairs of them only twice."""
+    three = replace(inventory, nodes=tuple(replace(node, gpus=3) for node in inventory.nodes))
+    text = f"it takes {what} with 2 GPUs on one node each, and the nodes have room for 2"
+    with pytest.raises(PlacementError, match=text):
+        fits.check(load_text(more, **top), three)
+    fits.check(load_text(more.replace(": 3", ": 2"), **top), three)

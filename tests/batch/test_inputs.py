@@ -1,0 +1,164 @@
+"""Which files are shipped, and what is in them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from launcher.batch import inputs, places
+from launcher.batch.places import Bounds, Misplaced
+from launcher.errors import RequestError
+from tests.batch.conftest import Load, Mistakes
+
+
+def _labels(folder: Path, text: str) -> list[str]:
+    within = Bounds(folder=folder, inside=(folder,))
+    return [one.label for one in inputs.found(places.source(text, within), within)]
+
+
+def _told(folder: Path, text: str) -> str:
+    with pytest.raises(Misplaced) as caught:
+        _labels(folder, text)
+    return str(caught.value)
+
+
+def test_files_folders_and_patterns_in_the_order_of_their_names(folder: Path) -> None:
+    """Hidden files and those of other tools are left out, at any depth."""
+    (folder / "data" / "a").mkdir()
+    (folder / "data" / "a" / "z.jsonl").write_text("{}\n")
+    (folder / "data" / "_old").mkdir()
+    (folder / "data" / "_old" / "x.jsonl").write_text("{}\n")
+
+    assert _labels(folder, "data/more.jsonl") == ["more.jsonl"]
+    assert _labels(folder, "data") == ["a/z.jsonl", "chat.jsonl", "more.jsonl"]
+    assert _labels(folder, "data/*.jsonl") == ["chat.jsonl", "more.jsonl"]
+    assert _labels(folder, "data/*") == ["a/z.jsonl", "chat.jsonl", "more.jsonl"]
+    assert _labels(folder, "data/**/*.jsonl") == ["a/z.jsonl", "chat.jsonl", "more.jsonl"]
+    assert _labels(folder, "*/[cm]*.jsonl") == ["data/chat.jsonl", "data/more.jsonl"]
+    assert _labels(folder, "data/.hidden.jsonl") == [".hidden.jsonl"]
+
+
+def test_a_name_with_brackets_is_a_name_where_it_exists(folder: Path) -> None:
+    """Not a pattern; also as a folder on the way to one."""
+    (folder / "a[1]").mkdir()
+    (folder / "a[1]" / "x[2].jsonl").write_text("{}\n")
+
+    assert _labels(folder, "a[1]/x[2].jsonl") == ["x[2].jsonl"]
+    assert _labels(folder, "a[1]/*.jsonl") == ["x[2].jsonl"]
+    assert _told(folder, "a[1]/none.jsonl") == f"names no file: there is no '{folder / 'a[1]' / 'none.jsonl'}'"
+
+
+def test_nothing_found_is_told_with_the_place(folder: Path) -> None:
+    """So that the typing mistake is seen."""
+    (folder / "empty").mkdir()
+
+    assert _told(folder, "a*/../x.csv") == 'should be a pattern without `..` behind it, not "a*/../x.csv"'
+    assert _told(folder, "**/a/**/x.csv") == 'should have `**` once, not "**/a/**/x.csv"'
+    assert _told(folder, "data/none.jsonl") == f"names no file: there is no {folder / 'data' / 'none.jsonl'}"
+    assert _told(folder, "data/*.csv") == f'names no file: nothing matches "data/*.csv" in {folder / "data"}'
+    assert _told(folder, "none/*.csv") == f"names no file: there is no {folder / 'none'}"
+    assert _told(folder, "empty") == f'names no file: nothing matches "empty" in {folder / "empty"}'
+
+
+def test_what_is_no_file_is_refused(folder: Path) -> None:
+    """A pipe would be waited for, a device never ends, and a link to a folder may lead in a circle."""
+    os.mkfifo(folder / "pipe")
+    (folder / "broken").symlink_to(folder / "nothing")
+    (folder / "tree").mkdir()
+    (folder / "tree" / "loop").symlink_to(folder)
+
+    assert _told(folder, "pipe") == '"pipe" is not a regular file'
+    assert _told(folder, "broken") == f"names no file: there is no {folder / 'nothing'}"
+    assert _told(folder, "tree/*") == f"{folder / 'tree' / 'loop'} is a link to a folder; name that folder itself"
+    assert _told(folder, "tree") == f"{folder / 'tree' / 'loop'} is a link to a folder; name that folder itself"
+    assert "outside the job's folder" in _told(folder, "/dev/zero")
+
+
+def test_too_many_files_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before they are all looked at."""
+    monkeypatch.setattr(inputs, "MOST_FILES", 1)
+
+    assert _told(folder, "data") == '"data" names more than 1 files'
+
+
+def test_a_file_is_read_once(mistakes: Mistakes, folder: Path) -> None:
+    """Each row has one answer: by whatever names it is reached."""
+    (folder / "data" / "again.jsonl").symlink_to(folder / "data" / "chat.jsonl")
+
+    assert mistakes(read="read: data") == ['2: read: "chat.jsonl" is read twice, by data and data: each row has one answer']
+    assert mistakes(read="read: [data/chat.jsonl, data/again.jsonl]") == [
+        '2: read: "chat.jsonl" is read twice, by data/chat.jsonl and data/again.jsonl: each row has one answer'
+    ]
+
+
+def test_every_file_is_shipped_with_its_size_and_hash(load_text: Load, folder: Path) -> None:
+    """Rows first, in their order, by safe names; then code by its own."""
+    (folder / "odd").mkdir()
+    (folder / "odd" / "chat.jsonl").write_text("x" * 5_000_000)
+    (folder / "odd" / "a b;c.jsonl").write_text("")
+    job = load_text("predict: mine.py:Mine", read="read: [data/more.jsonl, odd, data/chat.jsonl]", model=None)
+
+    told: list[int] = []
+    shipped = inputs.shipped(job, told.append)
+
+    assert [(one.to, one.label, one.source) for one in shipped] == [
+        ("input/0000-more.jsonl", "more.jsonl", 0),
+        ("input/0001-a_b_c.jsonl", "a b;c.jsonl", 1),
+        ("input/0002-chat.jsonl", "chat.jsonl", 1),
+        ("input/0003-chat.jsonl", "chat.jsonl (2)", 2),
+        ("code/mine.py", "mine.py", None),
+    ]
+    for one in shipped:
+        content = one.path.read_bytes()
+        assert (one.bytes, one.sha256) == (len(content), hashlib.sha256(content).hexdigest())
+    assert sum(told) == sum(one.bytes for one in shipped)
+    assert len(told) > len(shipped) - 1
+
+
+def test_a_file_that_went_away_is_told(load_text: Load, folder: Path) -> None:
+    """Between the check and the reading."""
+    job = load_text()
+    (folder / "data" / "chat.jsonl").unlink()
+
+    with pytest.raises(RequestError) as caught:
+        inputs.shipped(job)
+    assert str(caught.value) == "the input of `test` cannot be read"
+    assert f"there is no {folder / 'data' / 'chat.jsonl'}" in caught.value.evidence
+
+
+def test_a_link_that_was_put_there_after_the_check_leads_nowhere(load_text: Load, folder: Path) -> None:
+    """What may be read is checked again when it is read."""
+    job = load_text()
+    outside = folder.parent / "secret"
+    outside.write_text("secret")
+    (folder / "data" / "chat.jsonl").unlink()
+    (folder / "data" / "chat.jsonl").symlink_to(outside)
+
+    with pytest.raises(RequestError) as caught:
+        inputs.shipped(job)
+    assert "outside the job's folder" in caught.value.evidence
+
+
+def test_large_code_is_refused(load_text: Load, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it together."""
+    monkeypatch.setattr(inputs, "MOST_CODE", 2**20)
+    (folder / "a.bin").write_bytes(bytes(600_000))
+    (folder / "b.bin").write_bytes(bytes(600_000))
+    job = load_text("predict: {class: 'mine.py:Mine', files: [a.bin, b.bin]}", model=None)
+
+    with pytest.raises(RequestError) as caught:
+        inputs.shipped(job)
+    assert str(caught.value) == "the code of the job is larger than 1 MiB"
+
+
+def test_line_ends_are_left_as_they_are(load_text: Load, folder: Path) -> None:
+    """The reader knows them; the bytes are the user's."""
+    content = textwrap.dedent("""{"text": "a"}\r\n{"text": "b"}\r\n""").encode()
+    (folder / "data" / "chat.jsonl").write_bytes(content)
+
+    (one,) = inputs.shipped(load_text())
+    assert one.sha256 == hashlib.sha256(content).hexdigest()

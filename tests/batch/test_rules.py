@@ -1,0 +1,260 @@
+"""Rules between the keys of a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.batch.conftest import Load, Mistakes
+
+_PREDICT = "predict: mine.py:Mine"
+
+
+def test_modes_follow_from_the_sections_that_are_there(load_text: Load) -> None:
+    """Nobody has to write `mode`."""
+    assert load_text().mode == "engine"
+    assert load_text("data_parallel: 2").mode == "data-parallel"
+    assert load_text(_PREDICT, model=None).mode == "predict"
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("mode: predict", "4: mode: should come with `predict`, which names the class"),
+        ("mode: data-parallel", "4: mode: should come with `data_parallel`, which says how many ranks: {size: 2}"),
+        ("mode: engine\ndata_parallel: 2", "5: data_parallel: should be left out with `mode: engine`"),
+        (
+            "mode: engine\npredict: mine.py:Mine",
+            "5: predict: should be left out with `mode: engine`; it belongs to `mode: predict`",
+        ),
+        (
+            "data_parallel: 2\nengine: {replicas: 2}",
+            "5: engine.replicas: should be left out with `mode: data-parallel`: `data_parallel.size` is its place",
+        ),
+        (
+            "data_parallel: 2\nengine: {batch_size: 2}",
+            "5: engine.batch_size: should be left out with `mode: data-parallel`: `data_parallel.round_rows` is its place",
+        ),
+        (
+            "data_parallel: 2\npreprocess: mine.py:ready",
+            "5: preprocess: should be left out with `mode: data-parallel`, whose ranks take rows as they are",
+        ),
+        ("mode: offline", '4: mode: should be engine, predict or data-parallel, not "offline"'),
+    ],
+)
+def test_a_mode_takes_its_own_sections(mistakes: Mistakes, more: str, told: str) -> None:
+    """What would be ignored is refused."""
+    assert told in mistakes(more)
+
+
+def test_predict_takes_nothing_of_a_models(mistakes: Mistakes) -> None:
+    """Its class knows its own model."""
+    told = mistakes(f"{_PREDICT}\nprompt: '{{{{ a }}}}'\nsampling: {{seed: 1}}\nengine: {{tp: 2}}")
+
+    assert [line.split(":")[1].strip() for line in told] == ["model", "prompt", "sampling", "engine"]
+    assert all("should be left out with `predict`" in line for line in told)
+
+
+def test_preprocess_comes_before_a_class_or_an_engine(load_text: Load, folder: Path) -> None:
+    """On CPUs, with the files it needs."""
+    job = load_text("preprocess: {function: 'mine.py:ready', replicas: [1, 3]}")
+
+    assert job.preprocess is not None
+    assert (job.preprocess.target, job.preprocess.replicas) == ("mine:ready", (1, 3))
+    assert job.preprocess.code == {"mine.py": folder / "mine.py"}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "told"),
+    [
+        ("{}", "4: prompt: should have one of `column`, `template` and `chat`, not none of them"),
+        (
+            "{column: a, chat: [{role: user, content: '{{ a }}'}]}",
+            "4: prompt: should have one of `column`, `template` and `chat`, not `column` and `chat`",
+        ),
+        ("{column: a, chat_args: {x: 1}}", "4: prompt.chat_args: should come with `chat`: they go to the chat template"),
+        (
+            "text",
+            "4: prompt: names no column, so that all rows would ask the same; write {{ text }}, or `prompt: {column: text}`",
+        ),
+        (
+            "{chat: [{role: user, content: hello}]}",
+            "4: prompt.chat: names no column, so that all rows would ask the same; write {{ text }}",
+        ),
+        (
+            "{chat: [{role: usr, content: '{{ a }}'}]}",
+            '4: prompt.chat[0].role: should be system, user, assistant, developer or tool, not "usr"; did you mean `user`?',
+        ),
+        ("{chat: []}", "4: prompt.chat: should be a list that is not empty, not a list"),
+        ("' '", '4: prompt: should be a template that is not empty, not " "'),
+        ("'{{ a }'", "4: prompt: is no template: unexpected '}'"),
+    ],
+)
+def test_a_prompt_has_one_form_that_can_be_read(mistakes: Mistakes, prompt: str, told: str) -> None:
+    """And that depends on the row."""
+    assert mistakes(f"prompt: {prompt}") == [told]
+
+
+@pytest.mark.parametrize(("read", "column"), [("data/chat.jsonl", "prompt"), ("prompts.txt", "text")])
+def test_a_prompt_that_is_left_out_is_a_column(load_text: Load, read: str, column: str) -> None:
+    """The one that text files have, or the one of the obvious name."""
+    prompt = load_text(read=f"read: {read}").prompt
+
+    assert prompt is not None
+    assert prompt.column == column
+
+
+@pytest.mark.parametrize(
+    ("sampling", "told"),
+    [
+        ("{n: 1, min_tokens: 5, max_tokens: 4}", "4: sampling.min_tokens: should be at most `max_tokens`, which is 4"),
+        (
+            "{structured_outputs: {}}",
+            "4: sampling.structured_outputs: should have one of `json`, `regex`, `choice`, `grammar`, `json_object` and "
+            "`structural_tag`, not none of them",
+        ),
+        (
+            "{structured_outputs: {regex: a, choice: [b]}}",
+            "4: sampling.structured_outputs: should have one of `json`, `regex`, `choice`, `grammar`, `json_object` and "
+            "`structural_tag`, not `regex` and `choice`",
+        ),
+        (
+            "{structured_outputs: {json: 5}}",
+            "4: sampling.structured_outputs.json: should be a JSON Schema, as a mapping or as text",
+        ),
+        (
+            "{structured_outputs: {jsn: {}}}",
+            "4: sampling.structured_outputs: unknown key `jsn`; did you mean `json`?",
+        ),
+        ("{top_p: 0}", "4: sampling.top_p: should be greater than 0, not 0"),
+        ("{top_p: 1.5}", "4: sampling.top_p: should be at most 1, not 1.5"),
+        ("{tempereture: 1}", "4: sampling: unknown key `tempereture`; did you mean `temperature`?"),
+    ],
+)
+def test_sampling_is_what_vllm_takes(mistakes: Mistakes, sampling: str, told: str) -> None:
+    """Told here, instead of by a replica ten minutes later."""
+    assert told in mistakes(f"sampling: {sampling}")
+
+
+def test_sampling_holds_what_is_written_and_a_length(load_text: Load) -> None:
+    """vLLM's own default of 16 tokens would cut every answer."""
+    assert load_text().sampling == {"max_tokens": 512}
+    job = load_text("sampling: {n: 1, stop: END, structured_outputs: {json: {type: object}}}")
+    assert job.sampling == {"max_tokens": 512, "stop": ["END"], "structured_outputs": {"json": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ("{pipeline-parallel-size: 2}", "engine.args.pipeline-parallel-size: should be left out: write `engine.pp`"),
+        ("{--tp: 2}", "engine.args.--tp: should be left out: write `engine.tp`"),
+        ("{model: x}", "engine.args.model: should be left out: write `model` at the top level"),
+        (
+            "{data_parallel_rank: 1}",
+            "engine.args.data_parallel_rank: should be left out: write `data_parallel` at the top level",
+        ),
+        ("{dtype: auto, --dtype: half}", "engine.args.--dtype: is `dtype` in another spelling"),
+        (
+            "{hf_overrides: {a: [sk-0123456789abcdef0123]}}",
+            "engine.args.hf_overrides: a secret should not be written here; use `secrets` in the inventory",
+        ),
+        ("{'a b': 1}", 'engine.args.a b: should be the name of an argument, such as max_model_len, not "a b"'),
+    ],
+)
+def test_an_engine_argument_is_one_that_is_free_to_choose(mistakes: Mistakes, args: str, told: str) -> None:
+    """Those that the job sets are refused with what to write instead."""
+    assert mistakes(f"engine: {{args: {args}}}") == [f"4: {told}"]
+
+
+def test_expert_parallel_is_an_argument_without_ranks_only(mistakes: Mistakes) -> None:
+    """With ranks there is a key for it."""
+    args = "engine: {args: {enable_expert_parallel: true}}"
+
+    assert mistakes(args) == []
+    assert mistakes(f"{args}\ndata_parallel: 2") == [
+        "4: engine.args.enable_expert_parallel: should be left out: write `data_parallel.expert_parallel`"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "replicas"),
+    [("2", (2, 2)), ("[1, 4]", (1, 4)), ("1-4", (1, 4)), ("1 - 4", (1, 4)), ('"3"', (3, 3))],
+)
+def test_replicas_are_a_number_or_a_range(load_text: Load, written: str, replicas: tuple[int, int]) -> None:
+    """In any of the forms people write."""
+    assert load_text(f"engine: {{replicas: {written}}}").engine.replicas == replicas
+
+
+@pytest.mark.parametrize("written", ["0", "[0, 1]", "[2, 1]", "true", "[1]", "many", "[1, 2, 3]", "1.5", "5000"])
+def test_replicas_are_at_least_one_and_in_order(mistakes: Mistakes, written: str) -> None:
+    """Whatever else is one mistake at that key."""
+    (line,) = mistakes(f"engine: {{replicas: {written}}}")
+
+    assert line.startswith("4: engine.replicas: should ")
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [
+        ("[id, text]", {"id": None, "text": None}),
+        ("{id: integer, text: }", {"id": "integer", "text": None}),
+        ("[]", {}),
+        ("", None),
+    ],
+)
+def test_columns_are_kept_by_name_with_a_type_or_without(load_text: Load, keep: str, kept: dict[str, str] | None) -> None:
+    """An empty list keeps none; nothing keeps all."""
+    assert load_text(f"keep: {keep}").keep == kept
+
+
+@pytest.mark.parametrize(
+    ("keep", "told"),
+    [
+        ("[answer]", "4: keep: should not name `answer`, which the job writes itself; call it something else in the input"),
+        ("{row: text}", "4: keep.row: should not name `row`, which the job writes itself; call it something else in the input"),
+        ("[id, id]", "4: keep: should name each column once, not a list"),
+        ("[1]", "4: keep: should be a list of columns, or a mapping from each column to its type"),
+        ("id", '4: keep: should be a mapping of keys to values, not "id"'),
+        ("{id: integr}", '4: keep.id: should be text, integer, number, boolean or json, not "integr"; did you mean `integer`?'),
+    ],
+)
+def test_kept_columns_are_the_inputs_own(mistakes: Mistakes, keep: str, told: str) -> None:
+    """And each is named once."""
+    assert mistakes(f"keep: {keep}") == [told]
+
+
+def test_a_class_may_return_a_column_called_answer(mistakes: Mistakes) -> None:
+    """Only `row` is always the job's own."""
+    assert mistakes(f"{_PREDICT}\nkeep: [answer]", model=None) == []
+
+
+@pytest.mark.parametrize(
+    ("gpus", "fine"), [("0", True), ("0.5", True), ("1", True), ("2", True), ("2.0", True), ("1.5", False), ("-1", False)]
+)
+def test_a_replica_has_a_part_of_a_gpu_or_whole_ones(mistakes: Mistakes, gpus: str, fine: bool) -> None:
+    """As Ray gives them out."""
+    assert (mistakes(f"predict: {{class: 'mine.py:Mine', num_gpus: {gpus}}}", model=None) == []) is fine
+
+
+@pytest.mark.parametrize(
+    ("read", "write", "fine"),
+    [
+        ("data", "data/out", False),
+        ("data", "data", False),
+        ("data/*.jsonl", "data", True),
+        ("data", "data-out", True),
+        ("data/**/*.jsonl", "data/out", False),
+        ("{paths: 'nodes:/d', format: text}", "nodes:/d/out", False),
+        ("{paths: 'nodes:/d', format: text}", "nodes:/dd", True),
+        ("{paths: 's3://b/d', format: text}", "s3://b/d/out", False),
+        ("{paths: 's3://b/d/', format: text}", "s3://b/d", False),
+        ("{paths: 's3://b/d', format: text}", "s3://b/dd", True),
+    ],
+)
+def test_answers_do_not_go_into_the_input(mistakes: Mistakes, read: str, write: str, fine: bool) -> None:
+    """A second run would read them."""
+    told = mistakes(read=f"read: {read}", write=f"write: {write}")
+
+    assert (told == []) is fine
+    assert all("would read the answers again" in line for line in told)
