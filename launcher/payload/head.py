@@ -34,10 +34,14 @@ def secret(name: str) -> str:
         return ""
 
 
-def request(url: str, token: str, body: object = None, timeout: float = 10.0, method: str | None = None):
-    """Open a loopback URL; the token travels in a header."""
+def request(
+    url: str, token: str, body: object = None, timeout: float = 10.0, method: str | None = None, engine: int | None = None
+):
+    """Open a loopback URL; the token travels in a header, and so does the replica that is to answer."""
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+    if engine is not None:
+        headers["X-data-parallel-rank"] = str(engine)  # vllm/entrypoints/generate/base/serving.py
     # ProxyHandler({}): a proxy in the container's environment must not see loopback requests or their tokens.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     return opener.open(urllib.request.Request(url, data, headers, method=method), timeout=timeout)
@@ -54,10 +58,12 @@ def api_url(args: argparse.Namespace, path: str) -> str:
     return f"http://{host}:{args.api}{path}"
 
 
-def api(args: argparse.Namespace, path: str, body: object = None, timeout: float = 10.0) -> tuple[int, str]:
+def api(
+    args: argparse.Namespace, path: str, body: object = None, timeout: float = 10.0, engine: int | None = None
+) -> tuple[int, str]:
     """Return status and text of vLLM's answer; 0 when nobody listens or it takes too long."""
     try:
-        with request(api_url(args, path), secret("VLLM_API_KEY"), body, timeout) as answer:
+        with request(api_url(args, path), secret("VLLM_API_KEY"), body, timeout, engine=engine) as answer:
             return answer.status, answer.read().decode(errors="replace")
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode(errors="replace")
@@ -107,22 +113,43 @@ def jobs(args: argparse.Namespace) -> object:
 
 
 def shown(job: dict[str, object]) -> dict[str, object]:
-    wanted = ("submission_id", "status", "message", "metadata", "start_time", "end_time", "driver_exit_code")
+    wanted = ("submission_id", "job_id", "status", "message", "metadata", "start_time", "end_time", "driver_exit_code")
     return {key: job.get(key) for key in wanted}
 
 
 def server(args: argparse.Namespace) -> dict[str, object]:
-    """What vLLM's API says: `/health`, the models, and the capacity line of `/metrics`."""
+    """What vLLM's API says: `/health`, the models, and the capacity in `/metrics`."""
     health, said = api(args, "/health", timeout=5)
     answer: dict[str, object] = {"health": health, "health_said": said[:300] if health == 0 else ""}
     if health == 200:
         status, text = api(args, "/v1/models")
         answer["models"] = [each["id"] for each in json.loads(text)["data"]] if status == 200 else []
         answer["models_status"] = status
-        _, metrics = api(args, "/metrics")
-        found = re.search(r"^vllm:cache_config_info\{(.*)\} ", metrics, re.M)
-        answer["capacity"] = dict(re.findall(r'(\w+)="([^"]*)"', found[1])) if found else {}
+        answer["capacity"] = capacity(api(args, "/metrics")[1])
     return answer
+
+
+def capacity(metrics: str) -> dict[str, str]:
+    """The labels of `vllm:cache_config_info`, a line for each replica; tokens and concurrency are a replica's and added up."""
+    lines = re.findall(r"^vllm:cache_config_info\{(.*)\} ", metrics, re.M)
+    each = [dict(re.findall(r'(\w+)="([^"]*)"', line)) for line in lines]
+    total = dict(each[0]) if each else {}
+    for name, number in (("kv_cache_size_tokens", int), ("kv_cache_max_concurrency", float)):
+        try:
+            total[name] = str(sum(number(labels[name]) for labels in each)) if len(each) > 1 else total[name]
+        except (KeyError, ValueError):
+            continue
+    return total
+
+
+def finished(args: argparse.Namespace) -> dict[int, float]:
+    """How many requests each replica has finished; empty where vLLM does not count."""
+    counts: dict[int, float] = {}
+    for labels, number in re.findall(r"^vllm:request_success_total\{(.*)\} (\S+)", api(args, "/metrics")[1], re.M):
+        found = re.search(r'\bengine="(\d+)"', labels)
+        if found:
+            counts[int(found[1])] = counts.get(int(found[1]), 0.0) + float(number)
+    return counts
 
 
 def submit(args: argparse.Namespace) -> object:
@@ -217,11 +244,12 @@ def watch(args: argparse.Namespace) -> object:
 
 
 def complete(args: argparse.Namespace) -> object:
-    """Ask for a completion and return what came back: the only proof of being ready."""
+    """Ask for a completion and return what came back: the only proof of being ready. Of several replicas, each is asked."""
     status, text = api(args, "/v1/models")
     if status != 200:
         return {"status": status, "error": text[:500]}
     model = json.loads(text)["data"][0]["id"]
+    before = finished(args) if args.engines > 1 else {}
     started = time.monotonic()
     ask = {"model": model, "max_tokens": args.max_tokens, "temperature": 0}
     path, body = "/v1/chat/completions", {**ask, "messages": [{"role": "user", "content": args.prompt}]}
@@ -241,7 +269,36 @@ def complete(args: argparse.Namespace) -> object:
         "tokens": (answer.get("usage") or {}).get("completion_tokens", 0),
         "system_fingerprint": answer.get("system_fingerprint") or "",
         "seconds": round(time.monotonic() - started, 3),
+        **({"replicas": replicas(args, path, body, before)} if args.engines > 1 else {}),
     }
+
+
+def replicas(args: argparse.Namespace, path: str, body: object, before: dict[int, float]) -> list[dict[str, object]]:
+    """Ask every replica at once; one has answered when a request came back and its own count of finished ones has grown."""
+    found: list[dict[str, object]] = [{} for _ in range(args.engines)]
+
+    def ask(number: int) -> None:
+        started = time.monotonic()
+        status, text = api(args, path, body, args.timeout, number)
+        seconds = round(time.monotonic() - started, 3)
+        found[number] = {"status": status, "seconds": seconds, "error": "" if status == 200 else text[:500]}
+
+    asked = [threading.Thread(target=ask, args=(number,)) for number in range(args.engines)]
+    for each in asked:
+        each.start()
+    for each in asked:
+        each.join()
+    if not before:  # vLLM counts nothing (`--disable-log-stats`): the answers have to do.
+        return [{**each, "answered": each["status"] == 200} for each in found]
+    came = 1 + sum(each["status"] == 200 for each in found)  # the one before these went to some replica too
+    grown: dict[int, float] = {}
+
+    def counted() -> bool:
+        grown.update({number: count - before.get(number, 0.0) for number, count in finished(args).items()})
+        return all(grown.get(number, 0) > 0 for number in range(args.engines)) or sum(grown.values()) >= came
+
+    until(counted, 5)  # Counts follow the answers a moment later.
+    return [{**each, "answered": each["status"] == 200 and grown.get(number, 0) > 0} for number, each in enumerate(found)]
 
 
 def no_chat(status: int, said: str) -> bool:
@@ -316,6 +373,7 @@ def main() -> int:
     parser.add_argument("--prompt", default="Say hello.")
     parser.add_argument("--max-tokens", type=int, default=8)
     parser.add_argument("--timeout", type=float, default=60.0)
+    parser.add_argument("--engines", type=int, default=1)
     parser.add_argument("--peers", nargs="*", default=[])
     args = parser.parse_args()
     try:

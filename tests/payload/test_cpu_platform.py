@@ -16,6 +16,19 @@ import pytest
 
 from launcher.tools import cpu_plugin
 
+EXPERTS = ("model_executor", "layers", "fused_moe", "experts")
+TENSOR = """
+class Tensor(list):
+    "One row, with what the plugin asks of it."
+    dtype = "int32"
+    def long(self): return self
+    def to(self, dtype): return self
+    def __lt__(self, limit): return [each < limit for each in self]
+    def __getitem__(self, at): return Tensor(self[each] for each in at) if isinstance(at, list) else list.__getitem__(self, at)
+    def clamp(self, min): return Tensor(max(min, each) for each in self)
+    def masked_fill(self, mask, value): return Tensor(value if hit else each for each, hit in zip(self, mask))
+    def masked_fill_(self, mask, value): self[:] = self.masked_fill(mask, value)
+"""
 STAND_INS = {
     "vllm/__init__.py": "",
     "vllm/utils/__init__.py": "",
@@ -27,10 +40,22 @@ STAND_INS = {
 class CpuCommunicator:
     device_group = None
     names_agree = True
+    def __init__(self, unique_name="tp:0"):
+        self.unique_name = unique_name
     def _all_group_ranks_share_shm_group_name(self):
         return self.names_agree
 """,
-    "torch/__init__.py": "class Tensor: ...\n",
+    **{f"vllm/{'/'.join(EXPERTS[:depth])}/__init__.py": "" for depth in range(1, len(EXPERTS) + 1)},
+    f"vllm/{'/'.join(EXPERTS)}/cpu_moe.py": """
+class CPUUnquantizedExperts:
+    def apply(self, output, hidden_states, w1, w2, topk_weights, topk_ids, activation, global_num_experts, expert_map,
+              a1q_scale, a2_scale, workspace13, workspace2, expert_tokens_meta, apply_router_weight_on_input):
+        self.asked = topk_weights, topk_ids
+
+class X86CPUUnquantizedExperts(CPUUnquantizedExperts):
+    pass
+""",
+    "torch/__init__.py": TENSOR,
     "torch/distributed.py": "class ProcessGroup: ...\n",
 }
 
@@ -115,11 +140,49 @@ print(json.dumps(group._all_group_ranks_share_shm_group_name()))
     assert said(site, program) is shared
 
 
+@pytest.mark.parametrize(
+    ("expert_map", "weighed", "asked", "output"),
+    [
+        (None, False, [[0.5, 0.3, 0.2], [1, 3, 2]], [7.0, 8.0, 9.0]),
+        ([-1, -1, 0, 1], False, [[0.0, 0.3, 0.2], [0, 1, 0]], [7.0, 8.0, 9.0]),
+        ([-1, -1, 0, 1], True, [[0.0, 0.3, 0.2], [0, 1, 0]], [0.0, 8.0, 9.0]),
+    ],
+    ids=["all experts here", "half of them here", "weighed before"],
+)
+def test_the_kernel_is_asked_for_local_experts_only(
+    site: Path, expert_map: list[int] | None, weighed: bool, asked: list[list[float]], output: list[float]
+) -> None:
+    """An expert of another rank weighs nothing; where the kernel does not weigh, its row is cleared. Twice mended is once."""
+    program = f"""
+import json, torch
+from vlaunch_cpu_ray import communicator
+for _ in range(2):
+    communicator.RayCpuCommunicator("ep:0")
+from vllm.model_executor.layers.fused_moe.experts.cpu_moe import X86CPUUnquantizedExperts
+experts, T, given = X86CPUUnquantizedExperts(), torch.Tensor, {expert_map}
+out = T([7.0, 8.0, 9.0])
+experts.apply(out, 0, 0, 0, T([0.5, 0.3, 0.2]), T([1, 3, 2]), 0, 4, T(given) if given else None, 0, 0, 0, 0, 0, {weighed})
+print(json.dumps([experts.asked, out]))
+"""
+    assert said(site, program) == [asked, output]
+
+
+def test_other_groups_leave_the_experts_alone(site: Path) -> None:
+    """A dense model never imports them."""
+    program = """
+import json, sys
+from vlaunch_cpu_ray import communicator
+communicator.RayCpuCommunicator("tp:0")
+print(json.dumps([name for name in sys.modules if name.endswith("cpu_moe")]))
+"""
+    assert said(site, program) == []
+
+
 def test_the_source_needs_nothing_but_vllm_torch_and_the_standard_library() -> None:
     """It runs inside the image, where there is no launcher."""
     for file in cpu_plugin.SOURCE.glob("*.py"):
         tree = ast.parse(file.read_text())
-        names = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        names = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
         names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
         assert {name.split(".")[0] for name in names} <= {"vllm", "torch", *sys.stdlib_module_names}
 

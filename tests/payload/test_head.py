@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,42 @@ CHAT = {
 }
 
 
+@dataclass
+class Replicas:
+    """Replicas behind one API: they count what they finished, and the one that is named answers, if names are `obeyed`."""
+
+    finished: list[int] = field(default_factory=lambda: [7, 7])
+    refusing: dict[int, tuple[int, str]] = field(default_factory=dict)
+    obeyed: bool = True
+    counting: bool = True
+
+    def answer(self, number: int | None) -> Any:
+        """Answer as the replica that was named; the first, when none was, or names mean nothing."""
+        chosen = number if number is not None and self.obeyed else 0
+        if chosen in self.refusing:
+            return self.refusing[chosen]
+        self.finished[chosen] += 1
+        return CHAT
+
+    def metrics(self) -> str:
+        """Print what vLLM prints: a counter for each replica and reason, and the capacity once for each."""
+        lines = [
+            f'vllm:request_success_total{{engine="{number}",finished_reason="{reason}",model_name="m"}} {count}'
+            for number, finished in enumerate(self.finished)
+            for reason, count in (("stop", "2.0"), ("length", f"{finished - 2}.0"))
+        ]
+        labels = 'kv_cache_max_concurrency="64.0",kv_cache_size_tokens="32768",num_gpu_blocks="512"'
+        capacity = [f'vllm:cache_config_info{{engine="{number}",{labels}}} 1.0' for number in range(len(self.finished))]
+        return "\n".join([*capacity, *(lines if self.counting else [])]) + "\n"
+
+
 class Server:
     """Answers by path: a value, or a function of the request's body; (status, value) for anything but 200."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Any] = {}
         self.asked: list[tuple[str, str, str, Any]] = []
+        self.replicas: Replicas | None = None
         owner = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -41,6 +72,11 @@ class Server:
                 path = self.path.partition("?")[0]
                 owner.asked.append((self.command, path, self.headers.get("Authorization") or "", asked))
                 found = owner.answers.get(path, (404, "no such path"))
+                rank = self.headers.get("X-data-parallel-rank")
+                if owner.replicas and self.command == "POST":
+                    found = owner.replicas.answer(None if rank is None else int(rank))
+                elif owner.replicas and path == "/metrics":
+                    found = owner.replicas.metrics()
                 found = found(asked) if callable(found) else found
                 status, said = found if isinstance(found, tuple) else (200, found)
                 self.send_response(status)
@@ -132,6 +168,51 @@ def test_complete(server: Server, run: Any) -> None:
     assert (said["text"], said["tokens"], said["system_fingerprint"]) == ("Hi", 1, "vllm-0.32.0-pp2-x")
     assert server.asked[-1][:3] == ("POST", "/v1/chat/completions", "Bearer api-key")
     assert server.asked[-1][3]["messages"] == [{"role": "user", "content": "Say hello."}]
+
+
+def test_every_replica_is_asked(server: Server, run: Any) -> None:
+    """One completion goes where vLLM sends it, and one more to each replica, whose own counters prove the answer."""
+    server.replicas = Replicas()
+    _, (said,) = run("complete", "--engines", "2")
+
+    assert [(each["status"], each["answered"], each["error"]) for each in said["replicas"]] == [(200, True, "")] * 2
+    assert server.replicas.finished == [9, 8]
+    assert {call[2] for call in server.asked} == {"Bearer api-key"}
+
+
+def test_an_answer_that_no_counter_confirms_is_none_of_that_replica(server: Server, run: Any) -> None:
+    """A vLLM that does not read the header lets another replica answer; the one that was asked has not proven anything."""
+    server.replicas = Replicas(obeyed=False)
+    _, (said,) = run("complete", "--engines", "2")
+
+    assert [each["answered"] for each in said["replicas"]] == [True, False]
+
+
+def test_without_counters_answers_have_to_do(server: Server, run: Any) -> None:
+    """`--disable-log-stats` leaves no counters."""
+    server.replicas = Replicas(counting=False)
+    _, (said,) = run("complete", "--engines", "2")
+
+    assert [each["answered"] for each in said["replicas"]] == [True, True]
+
+
+def test_a_replica_that_refuses(server: Server, run: Any) -> None:
+    """Its words come along, and the others' answers stand."""
+    server.replicas = Replicas(refusing={1: (500, "EngineDeadError")})
+    _, (said,) = run("complete", "--engines", "2")
+
+    assert [(each["status"], each["answered"]) for each in said["replicas"]] == [(200, True), (500, False)]
+    assert said["replicas"][1]["error"] == "EngineDeadError"
+
+
+def test_capacity_of_replicas_is_added_up(server: Server, run: Any) -> None:
+    """vLLM prints tokens and concurrency of one replica in each line, and the sum of all blocks."""
+    server.replicas = Replicas(finished=[7, 7, 7])
+    _, (said,) = run("server")
+
+    assert said["capacity"]["kv_cache_size_tokens"] == "98304"
+    assert said["capacity"]["kv_cache_max_concurrency"] == "192.0"
+    assert said["capacity"]["num_gpu_blocks"] == "512"
 
 
 def test_complete_without_a_chat_template(server: Server, run: Any) -> None:

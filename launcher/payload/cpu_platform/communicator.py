@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 from vllm.utils.network_utils import get_ip
+
+from . import experts
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -43,6 +46,12 @@ def reduce_scatter_uneven(tensor: torch.Tensor, sizes: list[int], rank: int, gro
 
 class RayCpuCommunicator(CpuCommunicator):
     """The stock communicator, for ranks that may live on different hosts."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.unique_name.startswith("ep"):
+            # The group of experts is made in each worker, after vLLM is imported and before the model is loaded.
+            experts.mend()
 
     def _all_group_ranks_share_shm_group_name(self) -> bool:
         # Under Ray the stock test is always true: all ranks derive the name from one port number.

@@ -1,0 +1,219 @@
+"""The driver of a batch job: `python3 -m vlaunch_batch WORK`, a Ray job on the head. The only process that writes answers."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+from . import budget, failures, ledger, sink, source, summary, survey
+from . import job as jobs
+from .progress import Progress
+
+MODES = {"engine": ".engine", "predict": ".predict", "data-parallel": ".ranks"}
+PATIENCE = 5.0  # seconds to wait for the lock: who looks whether a driver lives holds it for an instant
+TICK = 1.0  # seconds between two looks at the clock, the watchdog and the signals
+STOPPED = 128 + signal.SIGTERM
+WORKING, STOPPING = threading.Event(), threading.Event()  # of this process, for the signal handler
+
+
+class Stop(Exception):
+    """Somebody asked this job to stop."""
+
+
+def main(work: str) -> int:
+    """Run the job of a work folder to its end, or as far as it goes; return the exit status."""
+    try:
+        held = lock(work)
+        job = jobs.read(work)
+    except jobs.Failed as refused:
+        sys.stderr.write(f"{refused.message}\n{refused.evidence}\nhint: {refused.hint}\n")
+        return 1
+    WORKING.clear()
+    STOPPING.clear()
+    signal.signal(signal.SIGTERM, asked_to_stop)
+    with held, Progress(job) as progress:
+        return watched(job, progress)
+
+
+def asked_to_stop(*_: object) -> None:
+    """Stop at once while looking at the input; while rows are worked on, between two blocks of them."""
+    if STOPPING.is_set():
+        return  # the first one is being seen to: another must not come between it and its last words
+    STOPPING.set()
+    if not WORKING.is_set():
+        raise Stop
+
+
+def lock(work: str) -> Any:
+    """Hold WORK/lock for as long as this process lives.
+
+    Raises:
+        Refused: Another driver of this job lives, or the folder can hold no lock.
+    """
+    path = os.path.join(work, "lock")
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            os.makedirs(work, exist_ok=True)
+            file = open(path, "a")  # noqa: SIM115 - held until the process ends
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                    return file
+                why = "its folder was removed meanwhile"  # what is held is not what the next driver will look at
+            except (BlockingIOError, FileNotFoundError) as error:
+                why = str(error)
+            except OSError:
+                file.close()
+                raise
+        except OSError as error:
+            hint = "see that `hf_home` is on a filesystem with locks, that the head's container may write there, and has space"
+            raise jobs.Refused(f"{path} cannot be locked", str(error), hint) from error
+        file.close()
+        if time.monotonic() >= until:
+            raise jobs.Refused(f"another driver works in {work}", why, "wait for it, or stop it with `vlaunch stop`")
+        time.sleep(0.1)
+
+
+def watched(job: jobs.Job, progress: Any) -> int:
+    """Run the job; whatever ends it is said in the progress, the summary and the log."""
+    books = Books(job, progress)
+    try:
+        books.open()
+        WORKING.set()  # from here on a signal must not come between rows and their file
+        if books.pending:
+            work(job, progress, books)
+        books.close()
+        left = books.left()
+        if left:
+            raise jobs.Failed(f"{left} rows never came back", hint="run the job again: it goes on with those rows")
+        summary.write(job, books.manifest, books.ledger, progress, "done")
+    except Stop:
+        return books.end("stopped", progress, None)
+    except jobs.Refused as refused:
+        return books.end("refused", progress, refused)
+    except Exception as problem:  # the last place where it can be put into words
+        if not isinstance(problem, jobs.Failed):
+            traceback.print_exc()
+        return books.end("failed", progress, failures.explain(problem, job.mode))
+    progress.set("done")
+    return 0
+
+
+class Books:
+    """Input and output of one run: what there is, what is accounted for, and the file that is being written."""
+
+    def __init__(self, job: jobs.Job, progress: Any) -> None:
+        self.job, self.progress = job, progress
+        self.manifest: survey.Manifest | None = None
+        self.ledger: ledger.Ledger | None = None
+        self.sink: sink.Sink | None = None
+        self.pending: dict[int, list[tuple[int, int]]] = {}
+
+    def open(self) -> None:
+        """Find out what is left to do."""
+        self.progress.set("reading", "looking at the input")
+        self.manifest = survey.survey(self.job, self.progress.say)
+        self.ledger = ledger.recover(self.job, self.manifest, self.job.retry_errors)
+        self.progress.begin(self.manifest.rows, self.ledger.done, self.ledger.errors)
+        self.pending = dict(self.ledger.all_pending(self.manifest))
+        self.sink = sink.Sink(self.job, self.ledger, self.manifest, self.progress)
+
+    def left(self) -> int:
+        """Return how many rows are not accounted for."""
+        assert self.ledger is not None and self.manifest is not None  # noqa: S101 - opened
+        return source.count(self.ledger.all_pending(self.manifest))
+
+    def close(self) -> None:
+        self.progress.set("finishing", "writing the last rows")
+        assert self.sink is not None  # noqa: S101 - opened
+        self.sink.close()
+
+    def end(self, state: str, progress: Any, failed: jobs.Failed | None) -> int:
+        """Keep what is answered, and say how the run ended."""
+        WORKING.set()  # nor between a failure and its words
+        try:
+            if self.sink is not None:
+                self.sink.flush()
+        except Exception as problem:  # often the very thing that ended the run
+            failed = failed or failures.explain(problem, self.job.mode)
+            state = "failed" if state == "stopped" else state
+        if failed is not None:
+            sys.stderr.write(f"error: {failed.message}\n{failed.evidence}\nhint: {failed.hint}\n")
+            progress.fail(failed.message, failed.evidence, failed.hint, state=state)
+        else:
+            progress.set(state)
+        try:
+            summary.write(self.job, self.manifest, self.ledger, progress, state)
+        except OSError as problem:  # a full disk, mostly: that it is full has been said
+            sys.stderr.write(f"summary.json cannot be written: {problem}\n")
+        return STOPPED if state == "stopped" else 1
+
+
+def work(job: jobs.Job, progress: Any, books: Books) -> None:
+    """Take rows from the pipeline into the sink until there are no more."""
+    progress.set("loading", "starting the pipeline")
+    pipeline = importlib.import_module(MODES[job.mode], __package__)
+    assert books.sink is not None  # noqa: S101 - opened
+    for rows in pumped(pipeline.run(job, books.manifest, books.pending, progress)):
+        if rows:
+            books.sink.add(rows)
+        books.sink.tick()
+        signal.signal(signal.SIGTERM, asked_to_stop)  # Ray, once it is connected, has put a handler of its own below it
+        watch = budget.Watch.current
+        if watch is not None and watch.verdict is not None:
+            raise watch.verdict
+        if STOPPING.is_set():
+            raise Stop
+
+
+def pumped(results: Iterator[list[dict[str, Any]]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield what a pipeline yields, and an empty list whenever it has been silent for a second.
+
+    The pipeline runs in a thread, so that the clock, the watchdog and SIGTERM are seen to while it blocks.
+    """
+    taken: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=2)
+
+    def pump() -> None:
+        try:
+            for rows in results:
+                taken.put(("rows", rows))
+            taken.put(("end", None))
+        except BaseException as problem:  # raised again where it is seen
+            taken.put(("problem", problem))
+
+    threading.Thread(target=pump, name="pipeline", daemon=True).start()
+    while True:
+        try:
+            kind, value = taken.get(timeout=TICK)
+        except queue.Empty:
+            yield []
+            continue
+        if kind == "rows":
+            yield value
+        elif kind == "problem":
+            # Code that ends its process, as with `sys.exit`, must not end this one before it has said why.
+            raise value if isinstance(value, Exception) else RuntimeError(repr(value)) from value
+        else:
+            return
+
+
+if __name__ == "__main__":
+    status = 1
+    try:
+        status = main(sys.argv[1])
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of a pipeline that was given up may hang in Ray; its actors end with this process.
+    os._exit(status)

@@ -1,0 +1,157 @@
+"""Batches of users' code: rows into columns and back, and which rows of a batch are at fault when it raises. Nothing of Ray."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+Answer = dict[str, Any] | str  # a row's new columns, or the reason why it has none
+
+
+class NotABatch(TypeError):
+    """What the user's code returned has no columns at all: it is wrong whatever the rows are."""
+
+
+def halved(rows: Sequence[Row], call: Callable[[Sequence[Row]], list[Answer]], notes: list[str]) -> list[Answer]:
+    """Call the user's code on rows; when it raises, on each half of them, down to the rows that are at fault.
+
+    A batch of n rows takes at most 2n - 1 calls.
+
+    Args:
+        notes: is told, once, when a batch did not fit into memory.
+
+    Raises:
+        NotABatch: from `call`: no row is at fault.
+    """
+    if not rows:
+        return []
+    try:
+        return call(rows)
+    except NotABatch:
+        raise
+    except (Exception, SystemExit) as problem:  # it is the user's code: anything may come
+        said = last_line(problem)
+        if poisoned(problem):
+            leave(said)
+        if out_of_memory(problem):
+            release()
+            if len(rows) > 1 and not notes:
+                notes.append(f"a batch of {len(rows)} rows did not fit into memory and was halved: lower `batch_size`")
+    # Outside the handler: its traceback keeps the failed batch alive, and with it the memory that the halves need.
+    if len(rows) == 1:
+        return [said]
+    middle = len(rows) // 2
+    return halved(rows[:middle], call, notes) + halved(rows[middle:], call, notes)
+
+
+def columns(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return rows as Ray Data's guides show batches: one NumPy array per column, stacked when all rows have the same shape.
+
+    A row that lacks a column has None there.
+    """
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: array([row.get(name) for row in rows]) for name in names}
+
+
+def array(values: list[Any]) -> Any:
+    """Return a column's values as an array: of numbers where they are numbers of one shape, else of objects."""
+    import numpy as np
+
+    kinds = {type(value) for value in values}
+    numbers = kinds <= {bool} or kinds <= {int, float} or kinds <= {list}
+    if numbers or all(issubclass(kind, (np.ndarray, np.generic)) for kind in kinds):
+        try:
+            made = np.asarray(values)
+            if made.dtype.kind in "biufM":
+                return made
+        except (ValueError, OverflowError):  # ragged, or larger than 64 bits
+            pass
+    objects = np.empty(len(values), dtype=object)
+    for index, value in enumerate(values):
+        objects[index] = value
+    return objects
+
+
+def answers(made: Any, rows: int) -> list[Answer]:
+    """Return a batch of answers row by row. A dict of columns, a data frame and an Arrow table are batches.
+
+    Raises:
+        NotABatch: It is none of them.
+        ValueError: A column does not have a value for each row.
+    """
+    if hasattr(made, "to_pydict"):
+        made = made.to_pydict()
+    elif hasattr(made, "columns") and not isinstance(made, Mapping):
+        made = {name: made[name] for name in made.columns}
+    if not isinstance(made, Mapping):
+        raise NotABatch(f"the code returned {type(made).__name__}, not a dict of columns")
+    if not made:
+        raise NotABatch("the code returned no columns")
+    plain = {str(name): listed(name, values) for name, values in made.items()}
+    for name, values in plain.items():
+        if len(values) != rows:
+            raise ValueError(f"the code returned {len(values)} values of `{name}` for {rows} {'row' if rows == 1 else 'rows'}")
+    return [dict(zip(plain, values, strict=True)) for values in zip(*plain.values(), strict=True)]
+
+
+def listed(name: Any, values: Any) -> list[Any]:
+    """Return a column as plain Python values."""
+    values = fetched(values)
+    kind = getattr(getattr(values, "dtype", None), "kind", "")
+    if kind == "M":
+        values = values.astype("datetime64[us]")  # nanoseconds would become whole numbers
+    if hasattr(values, "tolist") and kind != "O":
+        values = values.tolist()
+    if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
+        raise ValueError(f"the code returned {type(values).__name__} as `{name}`, not a value for each row")
+    return [plainly(value) for value in values]
+
+
+def plainly(value: Any) -> Any:
+    value = fetched(value)
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def fetched(value: Any) -> Any:
+    """Return a tensor as an array in host memory, anything else as it is."""
+    if not hasattr(value, "detach"):
+        return value
+    value = value.detach().cpu()
+    return (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
+
+
+def last_line(problem: BaseException) -> str:
+    """Return what Python would print last for this exception."""
+    name, lines = type(problem).__name__, str(problem).strip().splitlines()
+    if out_of_memory(problem):
+        return f"{name}: {lines[0] if lines else ''} (this row alone does not fit into memory)"[:2000]
+    return f"{name}: {lines[-1]}"[:2000] if lines else name
+
+
+def out_of_memory(problem: BaseException) -> bool:
+    known = isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError"
+    return known or "out of memory" in str(problem).lower()
+
+
+def poisoned(problem: BaseException) -> bool:
+    """Say whether this process cannot use its device any more: after such an error every call fails, whatever the rows."""
+    text = str(problem)
+    known = type(problem).__name__ == "AcceleratorError" or "CUDA error" in text or "HIP error" in text
+    return known and not out_of_memory(problem)
+
+
+def leave(said: str) -> None:
+    """End this process, so that Ray starts the replica anew and hands its batches out again."""
+    sys.stderr.write(f"the device is unusable after this error, the replica is restarted: {said}\n")
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def release() -> None:
+    """Give cached device memory back before a smaller batch is tried."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()

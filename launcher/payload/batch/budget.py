@@ -1,0 +1,256 @@
+"""Watches the replicas of a job from the side: how many are up, what they wait for, and when restarting them leads nowhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .job import Failed
+
+SECONDS = 2.0  # between two looks
+LOADING = 7200.0  # seconds for the first replica to load the model, once it has a place
+QUEUE = 7 * 86400.0  # seconds to wait for a place that others hold
+LOOK = 10  # seconds that a question to Ray's dashboard may take
+LINES = 15  # of a dead replica's log that are shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The replicas at one moment. `placed` counts those that have a process somewhere but still load."""
+
+    ready: int = 0
+    placed: int = 0
+    waiting: int = 0
+    restarts: int = 0
+    processes: Mapping[str, tuple[str, int]] | None = None  # actor → node and pid, of those that are up
+    causes: tuple[str, ...] = ()
+
+
+def seen(table: Mapping[str, Mapping[str, Any]], actor: str) -> Seen:
+    """Count the replicas in Ray's table of actors."""
+    mine = {name: row for name, row in table.items() if actor in row["ActorClassName"]}
+    up = {name: row for name, row in mine.items() if row["State"] == "ALIVE"}
+    coming = [row for row in mine.values() if row["State"] in ("PENDING_CREATION", "RESTARTING", "DEPENDENCIES_UNREADY")]
+    placed = [row for row in coming if row["State"] == "PENDING_CREATION" and row["Address"]["NodeID"].strip("f")]
+    return Seen(
+        ready=len(up), placed=len(placed), waiting=len(coming) - len(placed),
+        restarts=sum(int(row["NumRestarts"]) for row in mine.values()),
+        processes={name: (row["Address"]["NodeID"], int(row["Pid"])) for name, row in up.items()},
+        causes=tuple(filter(None, (cause(row.get("DeathCause")) for row in mine.values() if row["State"] != "ALIVE"))),
+    )  # fmt: skip
+
+
+def cause(death: Any) -> str:
+    """Return why Ray says that an actor died, as one line."""
+    for name in ("actor_died_error_context", "creation_task_failure_context", "oom_context"):
+        context = getattr(death, name, None)
+        if context is not None and context.ByteSize():
+            said = getattr(context, "error_message", "") or getattr(context, "formatted_exception_string", "")
+            if said:
+                return " ".join(said.split())
+    return ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Budget:
+    """How much patience is left. Pure: it is told what is seen and when, and says when enough is enough."""
+
+    restarts: int
+    stall: float
+    started: float
+    total: int = 0  # restarts so far
+    idle: int = 0  # restarts since a row was finished
+    rows: int = 0
+    least: int = 1  # replicas that must be up before a row is handed out
+    placed: float | None = None  # since when there has been a replica that loads
+    up: float | None = None  # when so many were ready
+    moved: float = 0.0  # when a row was last finished
+
+    def look(self, now: float, rows: int, found: Seen) -> Failed | None:
+        """Take note of one moment; return why the job should end, if it should."""
+        if rows > self.rows:
+            self.rows, self.moved, self.idle = rows, now, 0
+        if self.up is None and (found.ready >= self.least or self.rows):
+            self.up = now
+        fresh = max(0, found.restarts - self.total)
+        self.total += fresh
+        self.idle += fresh
+        if self.idle > self.restarts:
+            hint = "see why it dies below; raise `limits.restarts` only if it would have worked in the end"
+            return Failed(f"replicas were restarted {self.idle} times and no row was finished in between", hint=hint)
+        if self.up is None:
+            self.placed = (self.placed if self.placed is not None else now) if found.placed else None
+            if self.placed is not None and now - self.placed > LOADING:
+                hint = "see whether the model loads at all with `vlaunch serve`"
+                return Failed(f"no replica was ready within {LOADING / 60:.0f} minutes", hint=hint)
+            if self.placed is None and now - self.started > QUEUE:
+                hint = "see what `ray status` says is free; the same command waits again"
+                return Failed(f"there was no room for a replica within {QUEUE / 86400:.0f} days", hint=hint)
+        elif now - max(self.up, self.moved) > self.stall:
+            hint = "run the job again: it goes on with the rows that are left; raise `limits.stall` if rows take this long"
+            died = f", and replicas were restarted {self.idle} times" if self.idle else ""
+            return Failed(f"no row was finished for {self.stall:.0f} seconds{died}", hint=hint)
+        return None
+
+
+class Watch:
+    """A thread that looks every two seconds while rows are worked on. `verdict` says why the job should end, once it should."""
+
+    current: Watch | None = None  # the one of this process, for whoever can end it
+
+    def __init__(self, job: Any, progress: Any, actor: str, replicas: tuple[int, int], needs: Mapping[str, float]) -> None:
+        self.progress, self.actor, self.replicas, self.needs = progress, actor, replicas, needs
+        self.budget = Budget(restarts=job.limits.restarts, stall=job.limits.stall, least=replicas[0], started=time.monotonic())
+        self.rows = 0
+        self.verdict: Failed | None = None
+        self.state: tuple[str, str] | None = None
+        self.missing, self.asked = "", float("-inf")
+        self.known: dict[str, tuple[str, int]] = {}
+        self.gone: list[tuple[str, int]] = []  # processes of replicas that were up and are not
+        self.stop = threading.Event()
+        self.thread = threading.Thread(target=self.watch, name="budget", daemon=True)
+
+    def __enter__(self) -> Watch:
+        Watch.current = self
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        self.thread.join(timeout=2 * LOOK)
+        Watch.current = None
+
+    def finished(self, rows: int) -> None:
+        """Take note of rows that came out of the pipeline."""
+        self.rows += rows
+
+    def watch(self) -> None:
+        while not self.stop.wait(SECONDS if self.state else 0):
+            try:
+                self.look(seen(actors(), self.actor))
+            except Exception as problem:  # Ray's answers failing for a moment must not end the watching
+                sys.stderr.write(f"budget: {type(problem).__name__}: {problem}\n")
+                self.state = self.state or ("", "")
+
+    def look(self, found: Seen) -> None:
+        """Tell the progress what is seen, and judge it."""
+        processes = dict(found.processes or {})
+        self.gone += [process for name, process in self.known.items() if processes.get(name) != process]
+        self.known = processes
+        self.progress.replicas(found.ready, self.replicas[1])
+        self.progress.restarted(found.restarts)
+        self.tell(found)
+        ended = self.budget.look(time.monotonic(), self.rows, found)
+        if ended and self.verdict is None:
+            ended.evidence = "\n".join([*found.causes[:1], *self.last_lines()])
+            self.verdict = ended
+
+    def tell(self, found: Seen) -> None:
+        """Say what the job is doing when that changed; what a waiting job waits for is looked at each time."""
+        if found.ready and (found.ready >= self.replicas[0] or self.rows):
+            state, text = "running", ""
+        elif found.placed:
+            state, text = "loading", f"{found.ready} of {self.replicas[0]} replicas are ready"
+        elif found.waiting:
+            state, text = "waiting", self.lack()
+        else:
+            state, text = "loading", "starting replicas"
+        if self.rows == 0 and state == "running":
+            text = "waiting for the first rows"
+        if (state, text) != self.state:
+            self.state = (state, text)
+            self.progress.set(state, text)
+
+    def lack(self) -> str:
+        """Return what replicas wait for, asked for anew every ten seconds."""
+        if time.monotonic() - self.asked > LOOK:
+            self.missing, self.asked = missing(self.needs, self.replicas[0]), time.monotonic()
+        return self.missing
+
+    def last_lines(self) -> list[str]:
+        """Return the end of the log of the replica that died last."""
+        for node, pid in reversed(self.gone):
+            lines = guarded(lambda node=node, pid=pid: tail(node, pid), [])
+            if lines:
+                return [f"the log of process {pid} ended with:", *lines]
+        return []
+
+
+def actors() -> dict[str, dict[str, Any]]:
+    """Ask the head for this job's actors: one request to the store, not to the dashboard."""
+    import ray
+
+    worker = ray._private.worker.global_worker
+    return dict(ray._private.state.state.actor_table(None, job_id=worker.current_job_id))
+
+
+def tail(node: str, pid: int) -> list[str]:
+    """Return the last lines that a worker process wrote."""
+    from ray.util.state import get_log
+
+    lines: list[str] = []
+    for suffix in ("out", "err"):
+        text = "".join(get_log(node_id=node, pid=pid, suffix=suffix, tail=10 * LINES, timeout=LOOK))
+        lines += [line for line in text.splitlines() if line and not line.startswith(":")][
+            -LINES:
+        ]  # `:` begins Ray's own marks
+    return lines
+
+
+def guarded(ask: Callable[[], Any], otherwise: Any) -> Any:
+    """Return an answer, or something else when there is none: what is asked for only explains."""
+    try:
+        return ask()
+    except Exception:
+        return otherwise
+
+
+def missing(needs: Mapping[str, float], replicas: int) -> str:
+    """Say what replicas lack and who holds it."""
+    free, total = guarded(resources, ({}, {}))
+    return lacking(needs, replicas, free, total, guarded(holders, ()))
+
+
+def resources() -> tuple[dict[str, float], dict[str, float]]:
+    """Return what the cluster has free, and what it has."""
+    import ray
+
+    return ray.available_resources(), ray.cluster_resources()
+
+
+def lacking(
+    needs: Mapping[str, float], replicas: int, free: Mapping[str, float], total: Mapping[str, float], held: Iterable[str]
+) -> str:
+    """Put into words what is free, what is needed, and who holds the rest."""
+    wants = [(name, amount) for name, amount in needs.items() if amount]
+    each = " and ".join(f"{amount:g} {name}" for name, amount in wants) or "a free process"
+    have = ", ".join(f"{free.get(name, 0):g} of {total.get(name, 0):g} {name} free" for name, _ in wants)
+    short = [name for name, amount in wants if total.get(name, 0) < amount]
+    text = f"waiting for {each} for {f'each of {replicas} replicas' if replicas > 1 else 'one replica'}; {have}"
+    if short:
+        return f"{text}; the cluster has fewer {' and '.join(short)} in all than one replica needs"
+    names = "; ".join(dict.fromkeys(held))
+    return f"{text}; held by {names}" if names else text
+
+
+def holders() -> list[str]:
+    """Return who has resources now: actors and placement groups of other jobs, by what they are."""
+    from ray.util.state import list_actors, list_jobs
+
+    names = {str(job.job_id): job.submission_id or job.entrypoint for job in list_jobs(limit=1000, timeout=LOOK)}
+    import ray
+
+    mine = ray.get_runtime_context().get_job_id()
+    held: dict[str, dict[str, float]] = {}
+    for actor in list_actors(filters=[("state", "=", "ALIVE")], detail=True, limit=1000, timeout=LOOK):
+        if actor.job_id == mine or not actor.required_resources:
+            continue
+        sums = held.setdefault(names.get(str(actor.job_id)) or f"job {actor.job_id}", {})
+        for name, amount in actor.required_resources.items():
+            if name in ("CPU", "GPU"):
+                sums[name] = sums.get(name, 0) + amount
+    return [f"{who} ({', '.join(f'{amount:g} {name}' for name, amount in sums.items())})" for who, sums in held.items() if sums]

@@ -1,0 +1,81 @@
+"""The driver's connection to Ray, and how Ray Data is set for a job: quiet, and without a clock of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def connect(*, logs: bool) -> None:
+    """Join the cluster that RAY_ADDRESS names; `logs` sends what replicas print to this job's log.
+
+    Raises:
+        ConnectionError: No cluster is there. Ray is never started here.
+    """
+    import ray
+
+    if ray.is_initialized():
+        return
+    os.environ["RAY_SCHEDULER_EVENTS"] = "0"  # `budget` says what is missing, in words
+    logging.getLogger("ray._private.worker").setLevel(logging.ERROR)  # it warns that SIGTERM is ours
+    path = os.pathsep.join(dict.fromkeys(part for part in (LIBRARY, os.environ.get("PYTHONPATH", "")) if part))
+    ray.init(
+        address=os.environ.get("RAY_ADDRESS") or "auto", log_to_driver=logs, logging_level=logging.WARNING,
+        runtime_env={"env_vars": {"PYTHONPATH": path}},
+    )  # fmt: skip
+
+
+def settings() -> Any:
+    """Set Ray Data for a batch job and return its context."""
+    from ray.data import DataContext
+
+    context = DataContext.get_current()
+    context.enable_progress_bars = False
+    context.enable_operator_progress_bars = False
+    context.print_on_execution_start = False
+    context.execution_no_progress_timeout_s = -1  # loading a large model takes longer; `budget` watches instead
+    for name in ("ray.data", "ray.llm"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    return context
+
+
+def gate(least: int) -> Any:
+    """Return what so many replicas wait at until all of them are loaded, or None for one.
+
+    The first one would take every row while the others still load. Ray Data can wait itself (`wait_for_min_actors_s`), but then
+    nothing is read meanwhile either.
+    """
+    import ray
+
+    return ray.remote(num_cpus=0, max_concurrency=1000)(Gate).remote(least) if least > 1 else None
+
+
+class Gate:
+    """Opens when so many have arrived, and stays open: a replica that is started again finds it so."""
+
+    def __init__(self, least: int) -> None:
+        import asyncio
+
+        self.left, self.open = least, asyncio.Event()
+
+    async def arrive(self) -> None:
+        self.left -= 1
+        if self.left <= 0:
+            self.open.set()
+        await self.open.wait()
+
+
+def arrive(at: Any) -> None:
+    """Wait at a gate, on a replica that is ready. No deadline: `budget` watches the replicas."""
+    if at is not None:
+        import ray
+
+        ray.get(at.arrive.remote())
+
+
+def stream(dataset: Any) -> Any:
+    """Yield the dataset's blocks as Arrow tables, in the order in which they are finished."""
+    yield from dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1)

@@ -1,0 +1,159 @@
+"""Types of kept columns: found out from the first rows, then each later value must fit, for a Parquet file has one schema."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+# What a value is called to people; `any` is kept as text, whatever it is.
+WORDS = {
+    "text": "text", "integer": "whole numbers", "number": "numbers", "boolean": "true or false", "json": "JSON",
+    "binary": "bytes", "any": "other values",
+}  # fmt: skip
+LARGEST = 2**63
+TRUTHS = {"true": True, "false": False, "1": True, "0": False, "": None}
+
+
+def kind(value: Any) -> str:
+    """The type of one value; `big` is a whole number that no column holds, `none` fits every type."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "integer" if -LARGEST <= value < LARGEST else "big"
+    for types, name in ((float, "number"), (str, "text"), (bytes, "binary"), ((list, tuple, dict), "json")):
+        if isinstance(value, types):
+            return name
+    return "any"
+
+
+def inferred(kinds: Iterable[str]) -> str:
+    """The type that holds all of these: one kind's own, numbers for whole and other numbers, JSON for any other mixture."""
+    seen = set(kinds) - {"none"}
+    if not seen or (seen <= {"any", "text"} and "any" in seen):
+        return "any"
+    if seen == {"integer", "number"}:
+        return "number"
+    return seen.pop() if len(seen) == 1 and "big" not in seen else "json"
+
+
+def fitting(column: str, wanted: str, declared: bool) -> Callable[[Any], Any]:
+    """Return what turns a value into one of a type. It raises ValueError with the reason for one that does not fit."""
+    change = {
+        "text": as_any if declared else only(str), "any": as_any, "json": to_json, "binary": only(bytes), "integer": as_integer,
+        "number": as_number, "boolean": as_boolean,
+    }[wanted]  # fmt: skip
+
+    def fitted(value: Any) -> Any:
+        if value is None:
+            return None
+        try:
+            return change(value)
+        except (ValueError, TypeError, OverflowError) as error:
+            if isinstance(error, UnicodeError):
+                raise
+            found = "a number too large for 64 bits" if kind(value) == "big" else WORDS[kind(value)]
+            before = "is declared as" if declared else "the rows before it"
+            remedy = "" if declared else f"; say `keep: {{{column}: text}}`"
+            raise ValueError(f"column {column} holds {found}, {before} {WORDS[wanted]}{remedy}") from error
+
+    return fitted
+
+
+def only(type_: type) -> Callable[[Any], Any]:
+    def same(value: Any) -> Any:
+        if isinstance(value, type_):
+            return value
+        raise TypeError
+
+    return same
+
+
+def as_any(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (bool, int, float, list, tuple, dict, bytes)):
+        said = to_json(value)
+        return json.loads(said) if isinstance(value, bytes) else said
+    said = plain(value)
+    return said if isinstance(said, str) else to_json(said)
+
+
+def as_integer(value: Any) -> int | None:
+    if isinstance(value, bool):
+        raise TypeError
+    if isinstance(value, str):
+        value = value.strip()
+        if not value:
+            return None  # an empty cell of a CSV
+        if len(value) > 30:
+            raise ValueError
+    number = int(value) if isinstance(value, (int, str)) else float(value)
+    if number != int(number) or not -LARGEST <= number < LARGEST:
+        raise ValueError
+    return int(number)
+
+
+def as_number(value: Any) -> float | None:
+    if isinstance(value, bool):
+        raise TypeError
+    if isinstance(value, str) and not value.strip():
+        return None
+    return float(value)
+
+
+def as_boolean(value: Any) -> bool | None:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        word = value.strip().lower()
+        if word in TRUTHS:
+            return TRUTHS[word]
+    raise TypeError
+
+
+def to_json(value: Any) -> str:
+    return json.dumps(finite(value), ensure_ascii=False, default=plain)
+
+
+def finite(value: Any) -> Any:
+    """The same value without NaN and infinities, for which JSON has no word: they become null. A copy only if need be."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(each) for each in value]
+    return value
+
+
+def plain(value: Any) -> Any:
+    """What JSON says for a value that it does not know: numpy's, dates, decimals, bytes (base64).
+
+    Raises:
+        TypeError: nothing sensible.
+    """
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return base64.b64encode(value).decode()
+    for method in ("tolist", "item", "isoformat"):
+        if callable(found := getattr(value, method, None)):
+            return finite(found())
+    if type(value).__name__ in ("Decimal", "UUID", "timedelta", "MonthDayNano"):
+        return str(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=str)
+    raise TypeError(f"a value of type {type(value).__name__} has no form in JSON")
+
+
+def arrow(wanted: str) -> Any:
+    """Pyarrow's type of a column."""
+    import pyarrow
+
+    known = {
+        "integer": pyarrow.int64, "number": pyarrow.float64, "boolean": pyarrow.bool_, "binary": pyarrow.binary,
+    }  # fmt: skip
+    return known.get(wanted, pyarrow.string)()

@@ -1,0 +1,294 @@
+"""The ranks of a data-parallel run as processes: where they start, what they have in hand, how they end, and their logs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import failures
+from .budget import QUEUE
+from .job import Failed, Job
+from .postmortem import SEEN, blamed, died, evidence, how, said, tail
+from .rank import Card, Rank, Setting
+
+GRACE = 10.0  # seconds in which the rank at fault may show itself before another one, which lost it, is blamed
+PORTS = 8  # vLLM uses a few from the one it is given
+ENDING = 20.0  # seconds for the processes of all ranks to be gone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A rank's place: the node with this address."""
+
+    rank: int
+    ip: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.ip}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Task:
+    """Work that a rank has; `doing` names it, `tag` is the caller's."""
+
+    ref: Any
+    doing: str
+    tag: Any = None
+    limit: float
+    hint: str = ""
+    began: float = field(default_factory=time.monotonic)
+
+
+class Crew:
+    """All ranks. As a context manager: they start inside, and no process of theirs is left behind it.
+
+    A rank does its work in the order given, so only its first task is looked at; its time runs from when it became the first.
+    Every failure is a failure of the job: raises Failed, naming the rank, with the end of its log.
+    """
+
+    def __init__(self, job: Job, seats: Sequence[Seat], progress: Any, *, together: bool) -> None:
+        self.job, self.seats, self.progress, self.together = job, seats, progress, together
+        self.actors: list[Any] = []
+        self.nodes: list[str] = []
+        self.cards: dict[int, Card] = {}
+        self.tasks: dict[int, deque[Task]] = {seat.rank: deque() for seat in seats}
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def start(self, settings: Sequence[Setting], text: str) -> None:
+        """Start the ranks on their nodes and load the model; `text` says what they are."""
+        import ray
+
+        self.locate()
+        each = self.job.engine.tp * self.job.engine.pp
+        stall = self.job.limits.stall
+        actor = ray.remote(Rank)
+        for node in self.nodes:
+            options = actor.options(num_gpus=each, num_cpus=0, max_restarts=0, scheduling_strategy=pinned(node))
+            self.actors.append(options.remote(self.job, self.together))
+        self.progress.replicas(0, len(self.seats))
+        self.progress.set("waiting", f"{text}: waiting for {each} free accelerator{'s' * (each > 1)} for each")
+        hint = "`vlaunch jobs` shows what holds accelerators"
+        for seat, actor in zip(self.seats, self.actors, strict=True):
+            self.put(seat.rank, actor.hello.remote(), doing="has not started", limit=QUEUE, hint=hint)
+        while self.busy:
+            self.cards.update((rank, card) for rank, _, card in self.finished())
+        self.progress.set("loading", text)
+        hint = "a larger `limits.stall` gives it longer"
+        for seat, setting in zip(self.seats, settings, strict=True):
+            ref = self.actors[seat.rank].load.remote(setting)
+            self.put(seat.rank, ref, doing="has not loaded the model", limit=stall, hint=hint)
+        ready = 0
+        while self.busy:
+            ready += len(self.finished())
+            self.progress.replicas(ready, len(self.seats))
+        self.progress.set("running", text)
+
+    def locate(self) -> None:
+        """Find Ray's names for the nodes."""
+        self.nodes = self.nodes or [self.node(seat) for seat in self.seats]
+
+    def port(self, first: int) -> int:
+        """Return where the ranks can meet: `first`, or the next port on the first rank's node that nobody listens on."""
+        import ray
+
+        self.locate()
+        found = int(ray.get(self.there(0, free_port, first), timeout=60))
+        if found != first:
+            self.progress.warn(f"port {first} on {self.seats[0].ip} is taken: the ranks meet at {found}")
+        return found
+
+    def node(self, seat: Seat) -> str:
+        """Find Ray's name for a rank's node."""
+        import ray
+
+        alive = {node["NodeManagerAddress"]: str(node["NodeID"]) for node in ray.nodes() if node["Alive"]}
+        if seat.ip not in alive:
+            there = f"Ray's nodes: {', '.join(sorted(alive))}"
+            raise Failed(f"{seat}: Ray has no such node", there, "run `vlaunch up`: it starts what is missing")
+        return alive[seat.ip]
+
+    def give(self, rank: int, tag: Any, rows: Sequence[tuple[int, bytes]]) -> None:
+        """Let a rank answer rows (their numbers and pickled columns), after what it has in hand."""
+        parallel = self.job.data_parallel
+        assert parallel is not None  # noqa: S101 - the mode says so
+        said = f"has not answered {len(rows)} row{'s' * (len(rows) != 1)}"
+        hint = "a larger `data_parallel.timeout` or a smaller `data_parallel.round_rows` gives each round longer"
+        self.put(rank, self.actors[rank].answer.remote(rows), doing=said, limit=parallel.timeout, hint=hint, tag=tag)
+
+    def put(self, rank: int, ref: Any, *, doing: str, limit: float, hint: str, tag: Any = None) -> None:
+        """Note that a rank has something to do."""
+        self.tasks[rank].append(Task(ref=ref, doing=doing, limit=limit, hint=hint, tag=tag))
+
+    @property
+    def busy(self) -> bool:
+        """Whether any rank has something to do."""
+        return any(self.tasks.values())
+
+    def load(self, rank: int) -> int:
+        """Return how much a rank has in hand."""
+        return len(self.tasks[rank])
+
+    def finished(self) -> list[tuple[int, Any, Any]]:
+        """Wait until a rank has finished something; return rank, tag and result of each that has."""
+        import ray
+
+        first = {rank: tasks[0] for rank, tasks in self.tasks.items() if tasks}
+        end = min(task.began + task.limit for task in first.values())
+        refs = [task.ref for task in first.values()]
+        ready, _ = ray.wait(refs, num_returns=1, timeout=max(0.0, end - time.monotonic()))
+        if ready:
+            ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
+        found, lost = [], {}
+        for rank, task in first.items():
+            if task.ref in ready:
+                result = self.result(task)
+                if isinstance(result, BaseException):
+                    lost[rank] = result
+                    continue
+                self.tasks[rank].popleft()
+                if self.tasks[rank]:
+                    self.tasks[rank][0].began = time.monotonic()
+                found.append((rank, task.tag, result))
+        if lost:
+            self.blame(lost)
+        late = [rank for rank, task in first.items() if task.ref not in ready and time.monotonic() >= task.began + task.limit]
+        if late:
+            task = first[late[0]]
+            notes = [f"nor has {self.seats[rank]}" for rank in late[1:]]
+            message = f"{self.seats[late[0]]} {task.doing} within {task.limit:g} s"
+            raise Failed(message, evidence(self.log(late[0]), notes), task.hint)
+        return found
+
+    def result(self, task: Task) -> Any:
+        """Return what a finished task returned or raised."""
+        import ray
+
+        try:
+            return ray.get(task.ref, timeout=30)
+        except Exception as problem:  # of any kind: it is judged by whom it blames
+            return problem
+
+    def blame(self, lost: dict[int, BaseException]) -> None:
+        """Raise Failed for the rank that failed first, with the end of its log."""
+        import ray
+
+        others = {rank: tasks[0] for rank, tasks in self.tasks.items() if tasks and rank not in lost}
+        if others:
+            ready, _ = ray.wait([task.ref for task in others.values()], num_returns=len(others), timeout=GRACE)
+            results = {rank: self.result(task) for rank, task in others.items() if task.ref in ready}
+            lost = {**lost, **{rank: each for rank, each in results.items() if isinstance(each, BaseException)}}
+        logs = {rank: self.log(rank) for rank in lost}
+        rank = blamed(lost, logs)
+        problem, lines = lost[rank], logs[rank]
+        known = failures.recognised("\n".join([said(problem), *lines]), self.job.mode)
+        notes = [f"{'Ray' if died(problem) else self.seats[rank]}: {said(problem)}"[:400]] if died(problem) or known else []
+        notes += [f"{self.seats[other]} then failed too: {said(each)}" for other, each in lost.items() if other != rank]
+        what = known.message if known else how(problem, lines)
+        message = f"{self.seats[rank]} {'ended' if died(problem) else 'failed'}: {what}"
+        hint = known.hint if known else "run the job again once the cause is gone: it goes on where it stopped"
+        raise Failed(message, evidence(lines, notes), hint) from problem
+
+    def log(self, rank: int) -> list[str]:
+        """Return the last lines of a rank's log, or why there are none."""
+        import ray
+
+        if rank not in self.cards:
+            return []
+        try:
+            return list(ray.get(self.there(rank, tail, self.cards[rank].log, SEEN), timeout=15))
+        except Exception as problem:  # the failure itself matters more
+            return [f"(its log {self.cards[rank].log} cannot be read: {said(problem)})"]
+
+    def there(self, rank: int, what: Any, *args: Any) -> Any:
+        """Call a function on a rank's node, beside the rank."""
+        import ray
+
+        options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": pinned(self.nodes[rank])}
+        return ray.remote(what).options(**options).remote(*args)
+
+    def end(self) -> None:
+        """End all ranks at once, and wait until their engines' processes are gone: a run after this one needs their devices."""
+        import ray
+
+        for actor in self.actors:
+            ray.kill(actor, no_restart=True)
+        refs = [self.there(rank, sweep, card.pid, ENDING / 2) for rank, card in self.cards.items()]
+        self.actors, self.cards = [], {}
+        done, late = ray.wait(refs, num_returns=len(refs), timeout=ENDING) if refs else ([], [])
+        for ref in done:
+            try:
+                for line in ray.get(ref, timeout=5):
+                    self.progress.warn(line)
+            except Exception as problem:  # a node that is gone has no processes left
+                self.progress.warn(f"a node was not looked at for what its rank left behind: {said(problem)}")
+        if late:
+            self.progress.warn("a node has not said whether its rank's processes are gone")
+
+
+def pinned(node: str) -> Any:
+    """Return the scheduling strategy for this node and no other."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+
+
+def free_port(first: int) -> int:
+    """Return the first of `PORTS` ports in a row that nobody listens on. Runs on the first rank's node.
+
+    vLLM takes the next port when one is taken, but only in the rank that listens: the others would wait at the first for ever.
+    """
+    import socket
+
+    for start in range(first, min(first + 100 * PORTS, 65536 - PORTS), PORTS):
+        with contextlib.ExitStack() as held:
+            try:
+                for port in range(start, start + PORTS):
+                    listener = held.enter_context(socket.socket())
+                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what an ended run left counts as free
+                    listener.bind(("", port))
+                return start
+            except OSError:
+                continue
+    raise OSError(f"no {PORTS} free ports in a row from {first} on")
+
+
+def sweep(group: int, seconds: float) -> list[str]:
+    """End what is left of a rank's process group; return a line when some of it does not go. Runs on the rank's node."""
+    import os
+    import signal
+
+    end = time.monotonic() + seconds
+    while left := members(group):
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except ProcessLookupError:
+            return []
+        if time.monotonic() > end:
+            return [f"processes of a rank are still there: {' '.join(map(str, left))}"]
+        time.sleep(0.05)  # they are not this process's children, so there is nothing to wait for
+    return []
+
+
+def members(group: int) -> list[int]:
+    """Return the processes of a group that still run; what is only not reaped yet holds nothing."""
+    import os
+
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat") as file:
+                state, _, of = file.read().rpartition(")")[2].split()[:3]
+        except (OSError, ValueError):
+            continue
+        if int(of) == group and state not in "ZX":
+            found.append(int(name))
+    return found

@@ -1,0 +1,198 @@
+"""Result rows as the bytes of a file. All answer files of a job have one schema; a row that does not fit it is told apart."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from . import columns
+from .job import Job
+from .manifest import Manifest
+from .places import Place
+
+Row = dict[str, Any]
+FIXED = {"answer": "text", "finish_reason": "text", "prompt_tokens": "integer", "output_tokens": "integer"}
+OWN = frozenset(("row", "_row", "_error", "_stage", "_raw", "_keep", "_data"))
+KIND = b"vlaunch.kind"  # in a column's metadata: how its values are brought to its type
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """Bytes of a file, the numbers of its rows in order, and the rows that do not fit with the reasons."""
+
+    data: bytes
+    numbers: list[int]
+    misfits: list[tuple[Row, str]]
+
+
+class Encoder:
+    """Encodes answers. A Parquet schema that follows from the class's own columns is learned from the first file, and kept."""
+
+    ending = "jsonl"
+
+    def __init__(self, job: Job, manifest: Manifest, out: Place) -> None:
+        self.job, self.types = job, dict(manifest.types)
+        self.stored = out.child("ledger").child("schema.json")
+        self.schema: Any = None
+        self.left_out: set[str] = set()  # kept columns that the first rows did not have
+        if job.write.format == "parquet":
+            self.ending = "parquet"
+            self.schema = self.known()
+
+    def encode(self, rows: list[Row]) -> Encoded:
+        """Encode rows in the order of their numbers."""
+        rows = sorted(rows, key=lambda row: row["_row"])
+        if self.job.write.format == "parquet" and self.schema is None:
+            self.schema = self.learned(rows)
+        whole = self.parquet if self.job.write.format == "parquet" else self.jsonl
+        misfits: list[tuple[Row, str]] = []
+        try:
+            data = whole(rows)
+        except Exception:  # one row spoils them all: find it
+            misfits = [(row, why) for row in rows if (why := self.wrong(whole, row))]
+            spoiled = {row["_row"] for row, _ in misfits}
+            rows = [row for row in rows if row["_row"] not in spoiled]
+            data = whole(rows) if rows else b""
+        return Encoded(data=data, numbers=[row["_row"] for row in rows], misfits=misfits)
+
+    def wrong(self, whole: Callable[[list[Row]], bytes], row: Row) -> str:
+        """Why a row cannot be written; nothing if it can."""
+        try:
+            whole([row])
+        except Exception as error:  # what a class returned may raise anything
+            return str(error).splitlines()[0][:500] if str(error) else type(error).__name__
+        return ""
+
+    def jsonl(self, rows: list[Row]) -> bytes:
+        return b"".join(json_line({"row": row["_row"], **kept(row), **outputs(row)}) for row in rows)
+
+    def parquet(self, rows: list[Row]) -> bytes:
+        import pyarrow
+        import pyarrow.parquet
+
+        keeps = [kept(row) for row in rows] if self.types or self.job.keep is None else [{}] * len(rows)
+        names = set(self.schema.names)
+        if self.job.mode == "predict":
+            for row in rows:
+                if extra := row.keys() - names - OWN:
+                    raise ValueError(f"column {min(extra)} is new: the rows of the first file lack it")
+        for keep in keeps:
+            self.left_out |= keep.keys() - names
+        arrays = []
+        for field in self.schema:
+            if field.name == "row":
+                values: list[Any] = [row["_row"] for row in rows]
+            elif (kind := (field.metadata or {}).get(KIND, b"").decode()) == "kept":
+                values = [keep.get(field.name) for keep in keeps]
+            else:
+                values = [row.get(field.name) for row in rows]
+                if kind in CHANGES:
+                    change = CHANGES[kind]
+                    values = [None if value is None else change(value) for value in values]
+            try:
+                arrays.append(pyarrow.array(values, type=field.type))
+            except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
+                raise ValueError(f"column {field.name} does not hold {field.type} as before: {error}") from error
+        sink = pyarrow.BufferOutputStream()
+        schema = pyarrow.schema([field.remove_metadata() for field in self.schema])
+        pyarrow.parquet.write_table(pyarrow.Table.from_arrays(arrays, schema=schema), sink, compression="zstd")
+        return sink.getvalue().to_pybytes()
+
+    def known(self) -> Any:
+        """The schema, where it follows from the job alone or an earlier run learned it; else None."""
+        import pyarrow
+
+        if self.job.mode == "predict":
+            if not self.stored.exists():
+                return None
+            data = base64.b64decode(json.loads(self.stored.read())["schema"])
+            return pyarrow.ipc.read_schema(pyarrow.py_buffer(data))
+        made = [pyarrow.field(name, columns.arrow(type_)) for name, type_ in FIXED.items()]
+        return self.with_kept(made)
+
+    def learned(self, rows: list[Row]) -> Any:
+        """The schema that the first rows make; it is stored, for the files to come."""
+        made = [outputs(row) for row in rows]
+        names = dict.fromkeys(name for row in made for name in row)
+        schema = self.with_kept([inferred(name, [row.get(name) for row in made]) for name in names])
+        data = base64.b64encode(schema.serialize().to_pybytes()).decode()
+        self.stored.write_atomic(json.dumps({"schema": data}).encode())
+        return schema
+
+    def with_kept(self, made: list[Any]) -> Any:
+        """The columns in their order: the number, those that are kept, the results; of two of one name the result stays."""
+        import pyarrow
+
+        own = {"row", *(field.name for field in made)}
+        keep = [
+            pyarrow.field(name, columns.arrow(type_), metadata={KIND: b"kept"})
+            for name, type_ in self.types.items()
+            if name not in own
+        ]
+        made = [field for field in made if field.name != "row"]
+        return pyarrow.schema([pyarrow.field("row", pyarrow.int64(), nullable=True), *keep, *made])
+
+
+def inferred(name: str, values: list[Any]) -> Any:
+    """The column that holds these values: Arrow's own type for plain values and lists of them, JSON for the rest."""
+    import pyarrow
+
+    types = pyarrow.types
+    try:
+        found = pyarrow.array(values).type
+    except (pyarrow.ArrowException, TypeError, ValueError, OverflowError):
+        return pyarrow.field(name, pyarrow.string(), metadata={KIND: b"json"})
+    inner = found
+    while types.is_list(inner) or types.is_large_list(inner) or types.is_fixed_size_list(inner):
+        inner = inner.value_type
+    if types.is_null(found):
+        return pyarrow.field(name, pyarrow.string(), metadata={KIND: b"any"})
+    if types.is_nested(inner) or types.is_null(inner):
+        return pyarrow.field(name, pyarrow.string(), metadata={KIND: b"json"})
+    return pyarrow.field(name, found)
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {"json": columns.to_json, "any": columns.as_any}
+
+
+def kept(row: Row) -> Row:
+    return pickle.loads(row["_keep"]) if row["_keep"] else {}  # noqa: S301 - pickled by this job's own readers
+
+
+def outputs(row: Row) -> Row:
+    return {name: value for name, value in row.items() if name not in OWN}
+
+
+def json_line(values: Row) -> bytes:
+    """One line of JSON; NaN and infinities become null, for which JSON has no words."""
+    try:
+        said = json.dumps(values, ensure_ascii=False, allow_nan=False, default=columns.plain)
+    except ValueError:
+        said = columns.to_json(values)
+    return said.encode() + b"\n"
+
+
+def error_lines(job: Job, rows: list[Row]) -> bytes:
+    """Error rows as lines of JSON."""
+    lines = []
+    for row in rows:
+        id_ = {job.read.id: kept(row).get(job.read.id)} if job.read.id else {}
+        said = {"row": row["_row"], **id_, "reason": row["_error"], "stage": row.get("_stage") or "inference"}
+        line = {**said, "input": row.get("_raw") or ""}
+        try:
+            lines.append(json_line(line))
+        except (TypeError, ValueError, RecursionError):  # half a surrogate pair, or an id that JSON has no form for
+            safe = {name: None if value is None else readable(value) for name, value in line.items()}
+            lines.append(json_line({**safe, "row": row["_row"]}))
+    return b"".join(lines)
+
+
+def readable(value: Any) -> str:
+    try:
+        return str(value).encode("utf-8", "backslashreplace").decode()
+    except RecursionError:
+        return "(nested too deep to be shown)"

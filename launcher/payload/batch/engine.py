@@ -1,0 +1,232 @@
+"""Mode `engine`: vLLM replicas as Ray Data LLM builds them, fed with prompts that are made row by row on CPUs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from . import cluster, source
+
+SEQUENCES = 1024  # vLLM's largest default for `max_num_seqs`; which default holds depends on the device
+OVERLAP = 2  # batches wait for their slowest row: twice the rows that an engine runs at once keep it full
+ACTOR = "Replica"  # how Ray names the actors of the inference stage (with more around it)
+FIELDS = ("answer", "finish_reason", "prompt_tokens", "output_tokens")
+
+
+def run(job: Any, manifest: Any, pending: Mapping[int, list[tuple[int, int]]], progress: Any) -> Iterator[list[dict[str, Any]]]:
+    """Yield answered and failed rows, in blocks, until every pending row came by."""
+    from . import budget, predict, prompts
+
+    prompts.Prompter(job)  # a template that is wrong in itself is refused here, not on every row
+    cluster.connect(logs=False)
+    cluster.settings()
+    rows = source.count(pending)
+    most = job.engine.replicas[1]
+    batch = source.batch_rows(job.engine.batch_size, rows, most)
+    data = source.dataset(job, manifest, pending, batch)
+    if job.preprocess:
+        data = predict.preprocess(data, job)
+    data = processor(job, batch, rows)(data)
+    with budget.Watch(job, progress, ACTOR, job.engine.replicas, needs(job)) as watch:
+        for table in cluster.stream(data):
+            found = [result(row) for row in table.column("__data").to_pylist()]
+            watch.finished(len(found))
+            yield found
+
+
+def needs(job: Any) -> dict[str, float]:
+    """Return the Ray resources of one replica."""
+    each = job.engine.tp * job.engine.pp
+    return {"GPU": float(each), "CPU": float(each)}
+
+
+def concurrency(args: Mapping[str, Any], batch: int) -> int:
+    """Return how many batches one replica should have in hand so that vLLM always has rows to run."""
+    sequences = int(args.get("max_num_seqs") or SEQUENCES)
+    return min(64, max(4, math.ceil(OVERLAP * sequences / batch)))
+
+
+def config(job: Any, batch: int, rows: int) -> dict[str, Any]:
+    """Return the arguments of Ray Data LLM's `vLLMEngineProcessorConfig`."""
+    args = dict(job.engine.args)
+    args.pop("model", None)
+    args["tensor_parallel_size"] = job.engine.tp
+    args["pipeline_parallel_size"] = job.engine.pp
+    args.setdefault("disable_log_stats", True)  # else every batch writes a line
+    least, most = job.engine.replicas
+    concurrent = concurrency(args, batch)
+    mine = source.in_flight(concurrent + 2, batch, rows, most)
+    placement: dict[str, Any] = {"bundle_per_worker": {"GPU": 1, "CPU": 1}}
+    if job.engine.tp * job.engine.pp > 1:
+        placement["strategy"] = job.engine.placement
+    return {
+        "model_source": job.model, "engine_kwargs": args, "batch_size": batch, "concurrency": (least, most),
+        "max_concurrent_batches": min(concurrent, mine), "max_tasks_in_flight_per_actor": mine,
+        "placement_group_config": placement, "should_continue_on_error": True, "log_engine_metrics": False,
+        "chat_template_stage": False, "tokenize_stage": False, "detokenize_stage": False,
+    }  # fmt: skip
+
+
+def processor(job: Any, batch: int, rows: int) -> Any:
+    """Return Ray Data LLM's processor for this job: prompts, then engines whose rows are ready to be written."""
+    from ray.data.llm import build_processor, vLLMEngineProcessorConfig
+
+    light = {"num_cpus": source.LIGHT, "concurrency": max(2, job.engine.replicas[1])}
+    asked = vLLMEngineProcessorConfig(**config(job, batch, rows))
+    built = build_processor(asked, preprocess=Prepare(job), preprocess_map_kwargs=light)
+    stage = built.get_stage_by_name("vLLMEngineStage")
+    stage.fn = replica(numbered(job.sampling), cluster.gate(job.engine.replicas[0]))
+    built.postprocess = None  # a task for each block, only to rename columns: `result` does it
+    return built
+
+
+class Prepare:
+    """One row of input → one request, or the reason why there is none. A row cannot stop the job here."""
+
+    def __init__(self, job: Any) -> None:
+        self.job = job
+        self.made: tuple[Any, Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"job": self.job, "made": None}
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return the columns to add; the columns that are no longer needed leave the row."""
+        import pickle
+
+        data = row.pop("_data")
+        empty = {"prompt": "", "tokenized_prompt": [], "sampling_params": {"n": 1}}
+        if row["_error"]:
+            return {**empty, "__inference_error__": row["_error"]}
+        self.tools()  # a tokenizer that cannot be had is no row's error: it would make one of every row
+        try:
+            row["_raw"] = row["_raw"] or source.shown(data)
+            return {**empty, **self.request(pickle.loads(data)), "__inference_error__": ""}  # noqa: S301 - of our own read task
+        except Exception as problem:  # whatever a hostile row does to a template is that row's own error
+            row["_stage"] = "prompt"
+            return {**empty, "__inference_error__": reason(problem)}
+
+    def request(self, columns: dict[str, Any]) -> dict[str, Any]:
+        """Return `prompt`, or `tokenized_prompt` for a chat (whose template has put the special tokens there already)."""
+        prompter, tokenizer = self.tools()
+        prompt = prompter(columns)
+        if isinstance(prompt, str):
+            prompt.encode()
+            return {"prompt": prompt}
+        text = prompter.chat(tokenizer, prompt)
+        return {"tokenized_prompt": tokenizer(text, add_special_tokens=False)["input_ids"]}
+
+    def tools(self) -> tuple[Any, Any]:
+        """Return this process's prompter and, for chats, its tokenizer."""
+        if self.made is None:
+            from .prompts import Prompter
+
+            tokenizer = None
+            if self.job.prompt is not None and self.job.prompt.chat:
+                from transformers import AutoTokenizer
+
+                name = self.job.engine.args.get("tokenizer") or self.job.model
+                trust = bool(self.job.engine.args.get("trust_remote_code"))
+                revision = self.job.engine.args.get("tokenizer_revision") or self.job.engine.args.get("revision")  # as in vLLM
+                tokenizer = AutoTokenizer.from_pretrained(name, revision=revision or "main", trust_remote_code=trust)
+            self.made = (Prompter(self.job), tokenizer)
+        return self.made
+
+
+def reason(problem: BaseException) -> str:
+    """Return what to write into an error row for this exception."""
+    if isinstance(problem, UnicodeEncodeError):
+        return "the prompt holds half of a surrogate pair, which is not text"
+    name = type(problem).__name__
+    text = str(problem).strip()
+    return text if name == "PromptError" else f"{name}: {text}" if text else name
+
+
+class NoAnswer(Exception):
+    """What vLLM says of a request that it cannot do."""
+
+
+def replica(sampling: dict[str, Any], gate: Any = None) -> type:
+    """Return Ray Data LLM's engine stage, with the sampling parameters as they were written and only the answer as output."""
+    from ray.llm._internal.batch.stages.vllm_engine_stage import vLLMEngineStageUDF
+
+    class Replica(vLLMEngineStageUDF):
+        """One vLLM engine."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            check(sampling)
+            super().__init__(*args, **kwargs)
+            self.finished: dict[tuple[int, int], str] = {}
+            self.generate, self.llm._generate_async = self.llm._generate_async, self.remembering
+            cluster.arrive(gate)
+
+        async def remembering(self, request: Any) -> Any:
+            """Generate; keep why it ended, and why it could not, which the stage around it leaves out."""
+            try:
+                output = await self.generate(request)
+            except Exception as problem:
+                if str(problem).strip() or problem.__cause__ is None:
+                    raise
+                raise NoAnswer(reason(problem.__cause__)) from problem
+            ended = output.outputs[0].finish_reason or ""
+            if ended in ("abort", "error"):
+                raise NoAnswer(f"vLLM ended this request: {ended}")
+            self.finished[request.idx_in_batch, request.request_id] = ended
+            return output
+
+        async def _generate_with_error_handling(self, row: dict[str, Any], batch_uuid: Any) -> dict[str, Any]:
+            index = row[self.IDX_IN_BATCH_COLUMN]
+            row["sampling_params"] = dict(sampling)
+            if len(row["tokenized_prompt"]):
+                row["prompt"] = None
+            else:
+                del row["tokenized_prompt"]
+            out = await super()._generate_with_error_handling(row, batch_uuid)
+            for name in ("prompt", "tokenized_prompt", "sampling_params"):
+                row.pop(name, None)
+            if not out["__inference_error__"]:
+                row["_raw"] = ""  # only for error rows
+            return {
+                self.IDX_IN_BATCH_COLUMN: index, "answer": out["generated_text"], "prompt_tokens": out["num_input_tokens"],
+                "output_tokens": out["num_generated_tokens"],
+                "__inference_error__": out["__inference_error__"].removeprefix("NoAnswer: "),
+                "finish_reason": self.finished.pop((index, out["request_id"]), ""),
+            }  # fmt: skip
+
+    return Replica
+
+
+def check(sampling: Mapping[str, Any]) -> None:
+    """Make vLLM's sampling parameters once, on a replica that is about to load: what is wrong in them is wrong for every row.
+
+    Raises:
+        Failed: vLLM does not take them.
+    """
+    import vllm
+    from vllm.sampling_params import StructuredOutputsParams
+
+    from .job import Failed
+
+    plain = dict(sampling)
+    structured = plain.pop("structured_outputs", None)
+    try:
+        made = StructuredOutputsParams(**structured) if structured else None
+        vllm.SamplingParams(**plain, structured_outputs=made)
+    except Exception as problem:
+        raise Failed("vLLM refuses these sampling parameters", reason(problem), "change `sampling` as that says") from problem
+
+
+def numbered(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sampling parameters as vLLM takes them: JSON has made text of the token numbers that a bias is for."""
+    bias = sampling.get("logit_bias")
+    return {**sampling, "logit_bias": {int(token): value for token, value in bias.items()}} if bias else dict(sampling)
+
+
+def result(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row as the sink takes it."""
+    error = row.get("__inference_error__") or ""
+    kept = {"_row": row["_row"], "_error": error, "_keep": row["_keep"]}
+    if error:
+        return {**kept, "_stage": row["_stage"] or "inference", "_raw": row["_raw"]}
+    return {**kept, "_stage": "", "_raw": "", **{name: row[name] for name in FIELDS}}

@@ -1,0 +1,181 @@
+"""What went wrong, in plain words: what Ray, vLLM and users' code raise becomes a message, the lines that show it, a hint."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from .job import Failed
+
+LINES = 12
+NOISE = re.compile(
+    r"^\s*$|^\s*[\^~]+\s*$|^The above exception was|^During handling of the above|^Failed to apply UDF|^To change retry"
+    r"|\bSystemException\b|\bUserCodeException\b|^StopIteration|ObjectRefStreamEndOfStreamError|\(pid=\d+, ip=|^Traceback \("
+)
+RAISED = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt|NotABatch)\b(?::.*)?)$")
+VLLM = ("engine", "data-parallel")
+ALL = (*VLLM, "predict")
+GPU = r"(?i)(?:CUDA|HIP) out of memory|torch(?:\.cuda)?\.OutOfMemoryError"
+HOST = r"(?i)OutOfMemoryError: Task was killed|node running low on memory|ray\.exceptions\.OutOfMemory|NODE_OUT_OF_MEMORY"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A failure that is recognised by a pattern anywhere in its text. `{0}` is the pattern's first group that matched."""
+
+    pattern: str
+    message: str
+    hint: str
+    modes: tuple[str, ...] = ALL
+
+
+KNOWN = (
+    Known(
+        pattern=r"(?i)No space left on device|Errno 28\b|Disk quota exceeded",
+        message="the disk is full",
+        hint="free space (`df -h`), or write elsewhere with `write.path`; then run the job again: it goes on",
+    ),
+    Known(
+        pattern=r"(?i)gated repo|GatedRepoError|Access to model .* is restricted|401 Client Error.*huggingface",
+        message="the model is gated, and this cluster may not download it",
+        hint="accept its licence with your account, and put that account's HF_TOKEN into the inventory's secrets",
+    ),
+    Known(
+        pattern=r"(?i)RepositoryNotFoundError|is not a local folder and is not a valid model identifier"
+        r"|Repo id must be in the form|can't load (?:the )?(?:configuration|model)|LocalEntryNotFoundError"
+        r"|OfflineModeIsEnabled|Cannot find (?:an appropriate|any) cached snapshot|Invalid repository ID or local directory",
+        message="the model is not there: not on this node, and not to be downloaded",
+        hint="check `model`: a name that the cluster can download, or a path that every node has",
+    ),
+    Known(
+        pattern=r"(?i)No available memory for the cache blocks|larger than the (?:maximum number of tokens|available KV cache)",
+        message="the model fits, but there is no room left for its key-value cache",
+        hint="lower `engine.args.max_model_len`, raise `engine.args.gpu_memory_utilization`, or set `engine.tp` higher",
+        modes=VLLM,
+    ),
+    Known(
+        pattern=r"(?i)Free memory on device .* is less than desired GPU memory utilization",
+        message="another process holds memory of this GPU",
+        hint="see which with `nvidia-smi` on that node, or lower `engine.args.gpu_memory_utilization`",
+        modes=VLLM,
+    ),
+    Known(
+        pattern=GPU,
+        message="a GPU ran out of memory",
+        hint="lower `engine.args.gpu_memory_utilization` or `engine.args.max_model_len`, or set `engine.tp` higher",
+        modes=VLLM,
+    ),
+    Known(
+        pattern=GPU,
+        message="a GPU ran out of memory",
+        hint="lower `predict.batch_size`, or give each replica more of a GPU with `predict.num_gpus`",
+        modes=("predict",),
+    ),
+    Known(
+        pattern=HOST,
+        message="a node ran out of host memory, and Ray ended a replica",
+        hint="lower `engine.replicas` or `engine.batch_size`, or use nodes with more memory",
+        modes=VLLM,
+    ),
+    Known(
+        pattern=HOST,
+        message="a node ran out of host memory, and Ray ended a replica",
+        hint="raise `predict.num_cpus` (fewer replicas on a node), or lower `predict.batch_size`",
+        modes=("predict",),
+    ),
+    Known(
+        pattern=r"EngineArgs\.__init__\(\) got an unexpected keyword argument '(\w+)'",
+        message="vLLM has no engine argument `{0}`",
+        hint="compare `engine.args` with `vllm serve --help` (with `_` where that has `-`)",
+        modes=VLLM,
+    ),
+    Known(
+        pattern=r"TypeError: (\S+ (?:got an unexpected keyword|takes no arguments|missing \d+ required).*)",
+        message="the class cannot be made: {0}",
+        hint="compare `predict.args` with the arguments of its `__init__`",
+        modes=("predict",),
+    ),
+    Known(
+        pattern=r"ModuleNotFoundError: No module named '([^']+)'",
+        message="the code imports `{0}`, which this image does not have",
+        hint="use an image that has it, or ship the module with the code",
+    ),
+    Known(
+        pattern=r"ImportError: (\S+ has no `.+`)",
+        message="{0}",
+        hint="compare `predict.class` or `preprocess.function` with the names in that file",
+    ),
+    Known(
+        pattern=r"validation errors? for (\w+)",
+        message="vLLM refuses these engine arguments (`{0}`)",
+        hint="change `engine.args` as the lines above say",
+        modes=VLLM,
+    ),
+    Known(
+        pattern=r"(?i)Placement group (?:creation )?timed out|Cannot provide a placement group",
+        message="replicas of this size cannot be placed on the cluster",
+        hint="compare `engine.tp`, `engine.pp` and `engine.placement` with what `vlaunch status` shows",
+        modes=("engine",),
+    ),
+    Known(
+        pattern=r"Failed to connect to GCS|Could not find any running Ray|GCS (?:server )?(?:has )?(?:died|is down)",
+        message="the head's Ray cannot be reached",
+        hint="see `vlaunch status`, then run the job again: it goes on where it stopped",
+    ),
+)
+
+
+def explain(problem: BaseException, mode: str) -> Failed:
+    """Return a failure in words for whatever ended the pipeline."""
+    for each in chain(problem):
+        if isinstance(each, Failed):
+            return each
+    text = "\n".join(full(each) for each in chain(problem))
+    return recognised(text, mode) or unknown(problem, text)
+
+
+def recognised(text: str, mode: str) -> Failed | None:
+    """Return the failure that a text is known for."""
+    for known in KNOWN:
+        found = re.search(known.pattern, text) if mode in known.modes else None
+        if found:
+            groups = [group for group in found.groups() if group is not None]
+            return Failed(known.message.format(*groups or [""]), evidence(text, found.group(0)), known.hint)
+    return None
+
+
+def unknown(problem: BaseException, text: str) -> Failed:
+    """Return a failure that nobody has put into words: what was raised last is the message."""
+    lines = [line for line in text.splitlines() if not NOISE.search(line)]
+    raised = [found.group(1) for line in lines if (found := RAISED.match(line))]
+    last = raised[-1] if raised else lines[-1].strip() if lines else type(problem).__name__
+    hint = "the whole traceback is in the job's log; run the job again once the cause is gone: it goes on where it stopped"
+    return Failed(last[:300], "\n".join(line[:400] for line in lines[-LINES:]), hint)
+
+
+def evidence(text: str, found: str) -> str:
+    """Return the line that gave it away, with those around it that say more."""
+    lines = [line for line in text.splitlines() if not NOISE.search(line)]
+    first = found.splitlines()[0] if found else ""
+    at = next((index for index, line in enumerate(lines) if first and first in line), None)
+    shown = lines[-4:] if at is None else lines[max(0, at - 1) : at + 3]
+    return "\n".join(line[:400] for line in shown)
+
+
+def chain(problem: BaseException) -> list[BaseException]:
+    """Return an exception with everything it was raised from; Ray keeps the original in `cause`."""
+    out: list[BaseException] = []
+    todo: list[Any] = [problem]
+    while todo:
+        each = todo.pop(0)
+        if isinstance(each, BaseException) and each not in out:
+            out.append(each)
+            todo += [getattr(each, "cause", None), each.__cause__, each.__context__]
+    return out
+
+
+def full(problem: BaseException) -> str:
+    """Return what an exception says, with its name; Ray's own say the remote traceback."""
+    text = str(problem)
+    return text if "Traceback" in text else f"{type(problem).__name__}: {text}"

@@ -1,0 +1,73 @@
+"""Sets of row numbers as few intervals."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+
+Run = tuple[int, int]  # first and last
+
+
+def runs(numbers: Iterable[int]) -> list[Run]:
+    """The intervals that some numbers, in ascending order, make up."""
+    found: list[Run] = []
+    first = last = None
+    for number in numbers:
+        if last is not None and number == last + 1:
+            last = number
+            continue
+        if first is not None and last is not None:
+            found.append((first, last))
+        first = last = number
+    if first is not None and last is not None:
+        found.append((first, last))
+    return found
+
+
+class Intervals:
+    """Disjoint intervals that do not touch, in ascending order."""
+
+    def __init__(self, found: Iterable[Run] = ()) -> None:
+        self.firsts: list[int] = []
+        self.lasts: list[int] = []
+        for first, last in found:
+            self.add(first, last)
+
+    def __iter__(self) -> Iterator[Run]:
+        return zip(self.firsts, self.lasts, strict=True)
+
+    def __len__(self) -> int:
+        """How many intervals there are, not numbers."""
+        return len(self.firsts)
+
+    def __contains__(self, number: int) -> bool:
+        at = bisect_right(self.firsts, number) - 1
+        return at >= 0 and number <= self.lasts[at]
+
+    def add(self, first: int, last: int) -> None:
+        """Add an interval; it melts together with those that it meets."""
+        low = bisect_left(self.lasts, first - 1)
+        high = bisect_right(self.firsts, last + 1)
+        if low < high:
+            first, last = min(first, self.firsts[low]), max(last, self.lasts[high - 1])
+        self.firsts[low:high] = [first]
+        self.lasts[low:high] = [last]
+
+    def meets(self, first: int, last: int) -> bool:
+        """Whether any of these numbers is in the set."""
+        low = bisect_left(self.lasts, first)
+        return low < len(self.firsts) and self.firsts[low] <= last
+
+    def missing(self, first: int, last: int) -> list[Run]:
+        """Those of these numbers that are not in the set."""
+        found = []
+        at = bisect_left(self.lasts, first)
+        while first <= last:
+            if at == len(self.firsts) or self.firsts[at] > last:
+                found.append((first, last))
+                break
+            if self.firsts[at] > first:
+                found.append((first, self.firsts[at] - 1))
+            first = self.lasts[at] + 1
+            at += 1
+        return found

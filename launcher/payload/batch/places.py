@@ -1,0 +1,256 @@
+"""Files by path or address: listing, reading, and writing whole, on a local disk or through pyarrow's filesystems."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .job import Refused
+
+# Their folders are only prefixes of names, and an object appears whole when its upload is complete.
+OBJECT_STORES = ("s3", "gcs", "abfs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A file: its path or address (as `opened` takes it), its size, and a mark that changes when the file does."""
+
+    path: str
+    bytes: int
+    mark: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A file or folder: pyarrow's filesystem and the path inside it; `where` is the path or address it was opened by."""
+
+    filesystem: Any
+    path: str
+    where: str
+    local: bool
+
+    def child(self, name: str) -> Place:
+        path, where = f"{self.path.rstrip('/')}/{name}", joined(self.where, name)
+        return Place(filesystem=self.filesystem, path=path, where=where, local=self.local)
+
+    def found(self) -> Found | None:
+        """Return the file that is there, or None."""
+        info = self.filesystem.get_file_info(self.path)
+        return noted(info, self.where) if info.is_file else None
+
+    def exists(self) -> bool:
+        return self.filesystem.get_file_info(self.path).type.name != "NotFound"
+
+    def sizes(self) -> dict[str, int]:
+        """Names of everything inside a folder, and their sizes; nothing when it is absent."""
+        from pyarrow import fs
+
+        listed = self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
+        return {info.base_name: info.size or 0 for info in listed}
+
+    def names(self) -> list[str]:
+        return sorted(self.sizes())
+
+    def open_input(self) -> Any:
+        """Open for reading at any offset."""
+        return self.filesystem.open_input_file(self.path)
+
+    def read(self) -> bytes:
+        with self.open_input() as file:
+            return file.read()
+
+    def staged(self, data: bytes, aside: Place | None = None) -> Callable[[], None]:
+        """Bring a whole file as far as it goes unseen; the function that is returned makes it appear, whole, under its name.
+
+        On disks that is a hidden file (in the folder `aside`, where nobody looks for data) and a rename; an object store shows
+        an object only when it is complete.
+        """
+        folder, _, name = self.path.rpartition("/")
+        hidden = f"{aside.path if aside else folder}/.{name}.new"
+        if self.local:
+            write_synced(hidden, data)
+            return lambda: rename_synced(hidden, self.path)
+        if self.filesystem.type_name != "hdfs":
+            return lambda: self.put(self.path, data)
+        self.put(hidden, data)
+        return lambda: self.move(hidden)
+
+    def write_atomic(self, data: bytes) -> None:
+        """Write a whole file: a reader sees the old content or the new, also after a power cut."""
+        self.staged(data)()
+
+    def put(self, path: str, data: bytes) -> None:
+        # One write and one close: were there anything between that could fail, closing would publish a part of it.
+        stream = self.filesystem.open_output_stream(path)
+        stream.write(data)
+        stream.close()
+
+    def move(self, hidden: str) -> None:
+        if self.exists():
+            self.filesystem.delete_file(self.path)  # HDFS does not rename over a file
+        self.filesystem.move(hidden, self.path)
+
+    def delete(self) -> None:
+        """Delete a file; nothing happens when it is absent."""
+        try:
+            self.filesystem.delete_file(self.path)
+        except FileNotFoundError:
+            return
+        if self.local:
+            sync_folder(os.path.dirname(self.path))
+
+    def make_folder(self) -> None:
+        if self.local:
+            os.makedirs(self.path, exist_ok=True)
+            sync_folder(os.path.dirname(self.path))
+        elif self.filesystem.type_name not in OBJECT_STORES:
+            self.filesystem.create_dir(self.path, recursive=True)
+
+
+def opened(where: str) -> Place:
+    """Open a path or an address (`s3://…`, `gs://…`, `hdfs://…`).
+
+    Raises:
+        Refused: this image's pyarrow cannot reach such an address.
+    """
+    if where.startswith("file://"):
+        where = where[len("file://") :]
+    if "://" not in where:
+        from pyarrow import fs
+
+        path = os.path.abspath(where)
+        return Place(filesystem=fs.LocalFileSystem(), path=path, where=path, local=True)
+    scheme, _, rest = where.partition("://")
+    rest, _, query = rest.partition("?")
+    host, _, path = rest.partition("/")
+    try:
+        filesystem, base = connect(f"{scheme}://{host}{'' if scheme in ('s3', 'gs') else '/'}{'?' + query if query else ''}")
+    except (OSError, ValueError, ImportError, NotImplementedError) as error:
+        hint = "see that the image has the library for it and that the job's secrets and environment fit"
+        raise Refused(f"{masked(where)} cannot be opened", brief(error), hint) from error
+    # Not parsed as part of the address: a path may hold spaces, `%` and `*`.
+    return Place(filesystem=filesystem, path=f"{base.rstrip('/')}/{path}".rstrip("/") or "/", where=where, local=False)
+
+
+@functools.lru_cache(maxsize=64)
+def connect(address: str) -> tuple[Any, str]:
+    """Pyarrow's filesystem for a bucket or host, and the path in it at which the address begins. Kept: connecting is slow."""
+    from pyarrow import fs
+
+    return fs.FileSystem.from_uri(address)
+
+
+def files(where: str) -> list[Found]:
+    """The files of a path, an address, a folder (recursively) or a glob, sorted; hidden ones and `_…` are left out.
+
+    Raises:
+        Refused: there is none.
+    """
+    try:
+        place = opened(where)
+        info = place.filesystem.get_file_info(place.path)
+        if info.is_file:
+            return [noted(info, place.where)]
+        if info.type.name == "Directory":
+            found = [noted(each, joined(place.where, below)) for each, below in inside(place, deep=True)]
+        else:
+            found = list(matching(place))
+    except OSError as error:
+        raise Refused(
+            f"{masked(where)} cannot be listed", brief(error), "see that the path is right and may be read"
+        ) from error
+    if not found:
+        raise Refused(
+            f"{masked(where)}: no such file", hint="see that the path is right, and that the head's container sees it"
+        )
+    return sorted(found, key=lambda each: each.path)
+
+
+def matching(place: Place) -> Iterator[Found]:
+    """The files that a glob names: `*` and `?` stay within a name, `**` goes through folders."""
+    parts = place.path.split("/")
+    plain = next((index for index, part in enumerate(parts) if re.search(r"[*?\[]", part)), None)
+    if plain is None:
+        return
+    pattern = globbed("/".join(parts[plain:]))
+    root = "/".join(parts[:plain]) or "/"
+    start = re.search(r"/[^/]*[*?\[]", place.where)  # where the first name with a wildcard begins
+    above = place.where[: start.start()] if start else place.where
+    base = Place(filesystem=place.filesystem, path=root, where=above, local=place.local)
+    query = "?" + place.where.partition("?")[2] if "?" in place.where and not place.local else ""
+    for info, below in inside(base, deep=len(parts) - plain > 1 or "**" in parts[-1]):
+        if pattern.fullmatch(below):
+            yield noted(info, f"{above}/{below}{query}")
+
+
+def inside(place: Place, deep: bool) -> Iterator[tuple[Any, str]]:
+    """Files in a folder with their paths relative to it."""
+    from pyarrow import fs
+
+    selector = fs.FileSelector(place.path, allow_not_found=True, recursive=deep)
+    prefix = place.path.rstrip("/") + "/"
+    for info in place.filesystem.get_file_info(selector):
+        below = info.path[len(prefix) :] if info.path.startswith(prefix) else info.path.lstrip("/")[len(prefix.lstrip("/")) :]
+        if info.is_file and not any(part[:1] in "._" for part in below.split("/")):
+            yield info, below
+
+
+def globbed(pattern: str) -> re.Pattern[str]:
+    """Turn a glob into a regular expression."""
+    out = ""
+    for piece in re.findall(r"\*\*/|\*\*|\*|\?|\[[^\]]+\]|.", pattern, re.S):
+        known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+        if piece in known:
+            out += known[piece]
+        elif len(piece) > 1:
+            out += "[" + piece[1:-1].replace("\\", "\\\\").replace("!", "^", piece[1] == "!") + "]"
+        else:
+            out += re.escape(piece)
+    return re.compile(out, re.S)
+
+
+def joined(where: str, name: str) -> str:
+    """A name below a path or an address; an address keeps its query at the end."""
+    if "://" not in where:
+        return f"{where.rstrip('/')}/{name}"
+    address, mark, query = where.partition("?")
+    return f"{address.rstrip('/')}/{name}{mark}{query}"
+
+
+def noted(info: Any, where: str) -> Found:
+    return Found(path=where, bytes=info.size or 0, mark=f"{info.size or 0}-{info.mtime_ns or 0}")
+
+
+def masked(text: str) -> str:
+    """A text without the keys and passwords of the addresses in it."""
+    return re.sub(r"://[^/@\s]*@", "://", text)
+
+
+def brief(error: BaseException) -> str:
+    """The first lines of what a library says: pyarrow lists every folder it looked in."""
+    return masked("\n".join(str(error).splitlines()[:5])[:1000])
+
+
+def write_synced(path: str, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def rename_synced(hidden: str, path: str) -> None:
+    os.replace(hidden, path)
+    sync_folder(os.path.dirname(path))
+
+
+def sync_folder(path: str) -> None:
+    """Make a rename or a deletion in a folder last through a power cut."""
+    folder = os.open(path or "/", os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,134 @@
+"""Mode `predict`, and `preprocess` of any mode: the user's Python as stages of actors, called on batches of rows."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from . import batches, cluster, shipped, source
+
+ACTOR = "Replica"  # how Ray names the actors of the inference stage (with more around it)
+IN_FLIGHT = 4  # batches on their way to one replica: the next ones are fetched while it works
+CARRIED = ("_row", "_error", "_stage", "_raw", "_keep")
+
+
+def run(job: Any, manifest: Any, pending: Mapping[int, list[tuple[int, int]]], progress: Any) -> Iterator[list[dict[str, Any]]]:
+    """Yield answered and failed rows, in blocks, until every pending row came by."""
+    from . import budget
+
+    cluster.connect(logs=True)
+    cluster.settings()
+    asked = job.predict
+    rows, (_, most) = source.count(pending), asked.replicas
+    batch = source.batch_rows(asked.batch_size, rows, most)
+    data = source.dataset(job, manifest, pending, batch)
+    if job.preprocess:
+        data = preprocess(data, job)
+    made = {
+        "code": shipped.pack(job.work),
+        "target": asked.target,
+        "args": dict(asked.args),
+        "gate": cluster.gate(asked.replicas[0]),
+    }
+    data = staged(data, Replica, asked, batch, source.in_flight(IN_FLIGHT, batch, rows, most), made)
+    with budget.Watch(job, progress, ACTOR, asked.replicas, {"GPU": asked.num_gpus, "CPU": asked.num_cpus}) as watch:
+        for table in cluster.stream(data):
+            for note in sorted({note for note in table.column("_note").to_pylist() if note}):
+                progress.warn(note)
+            found = [result(row) for row in table.drop_columns(["_note"]).to_pylist()]
+            watch.finished(len(found))
+            yield found
+
+
+def preprocess(data: Any, job: Any) -> Any:
+    """Put the user's function in front of inference, as a stage of its own, so that both work at the same time."""
+    asked = job.preprocess
+    made = {"code": shipped.pack(job.work), "target": asked.target}
+    return staged(data, Preprocess, asked, asked.batch_size, IN_FLIGHT, made)
+
+
+def staged(data: Any, stage: type, asked: Any, batch: int, held: int, made: dict[str, Any]) -> Any:
+    """Add a stage of actors to a dataset."""
+    from ray.data import ActorPoolStrategy
+
+    least, most = asked.replicas
+    pool = ActorPoolStrategy(min_size=least, max_size=most, max_tasks_in_flight_per_actor=held)
+    return data.map_batches(
+        stage, batch_size=batch, batch_format="pyarrow", compute=pool, fn_constructor_kwargs=made,
+        num_cpus=asked.num_cpus, num_gpus=getattr(asked, "num_gpus", 0) or None,
+    )  # fmt: skip
+
+
+def result(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row as the sink takes it."""
+    out = row.pop("_out")
+    return {**pickle.loads(out), **row} if out else row  # noqa: S301 - pickled by our own replica
+
+
+class Replica:
+    """One copy of the user's class. What its constructor raises ends the job."""
+
+    def __init__(self, code: dict[str, bytes], target: str, args: dict[str, Any], gate: Any = None) -> None:
+        self.call = shipped.load(code, target)(**args)
+        cluster.arrive(gate)
+
+    def __call__(self, table: Any) -> Any:
+        """Answer a block; rows that failed before pass by."""
+        import pyarrow as pa
+
+        rows = table.to_pylist()
+        notes: list[str] = []
+        answered = attempt(rows, self.call, notes)
+        out = [{**finished(row, answer), "_note": "".join(notes)} for row, answer in zip(rows, answered, strict=True)]
+        text, data = pa.large_string(), pa.large_binary()
+        fields = {"_row": pa.int64(), "_error": text, "_stage": text, "_raw": text, "_keep": data, "_out": data, "_note": text}
+        return pa.table({name: pa.array([row[name] for row in out], type=kind) for name, kind in fields.items()})
+
+
+class Preprocess:
+    """The user's function: batch in, batch out, a row for each row."""
+
+    def __init__(self, code: dict[str, bytes], target: str) -> None:
+        self.call = shipped.load(code, target)
+
+    def __call__(self, table: Any) -> Any:
+        """Return the block with the rows' new columns; a row that the function fails on carries its reason from here."""
+        rows = table.to_pylist()
+        answered = attempt(rows, self.call, [])
+        return source.block([prepared(row, answer) for row, answer in zip(rows, answered, strict=True)])
+
+
+def attempt(rows: Sequence[Mapping[str, Any]], code: Callable[[Any], Any], notes: list[str]) -> list[batches.Answer]:
+    """Return each row's answer, or the reason why it has none; reasons from earlier stages stay."""
+
+    def call(part: Sequence[batches.Row]) -> list[batches.Answer]:
+        return batches.answers(code(batches.columns(part)), len(part))
+
+    good = [index for index, row in enumerate(rows) if not row["_error"]]
+    data = [pickle.loads(rows[index]["_data"]) for index in good]  # noqa: S301 - pickled by our own read task
+    answered: list[batches.Answer] = [row["_error"] for row in rows]
+    for index, answer in zip(good, batches.halved(data, call, notes), strict=True):
+        answered[index] = answer
+    return answered
+
+
+def finished(row: Mapping[str, Any], answer: batches.Answer) -> dict[str, Any]:
+    """Return a row with its answer; what is needed only for an error row stays behind."""
+    carried = {name: row[name] for name in CARRIED}
+    if isinstance(answer, dict):
+        return {**carried, "_raw": "", "_out": pickle.dumps(answer)}
+    return {**carried, "_error": answer, "_stage": row["_stage"] or "inference", "_raw": raw(row), "_out": b""}
+
+
+def prepared(row: Mapping[str, Any], answer: batches.Answer) -> dict[str, Any]:
+    """Return a row with what the function made of its columns."""
+    row = {**row, "_raw": raw(row)}  # of the input: the columns are others from here on
+    if isinstance(answer, dict):
+        return {**row, "_data": pickle.dumps(answer)}
+    return {**row, "_error": answer, "_stage": row["_stage"] or "preprocess", "_data": b""}
+
+
+def raw(row: Mapping[str, Any]) -> str:
+    """Return what an error row shows of its input."""
+    return row["_raw"] or (source.shown(row["_data"]) if row["_data"] else "")

@@ -1,0 +1,174 @@
+"""A row becomes a prompt: a column, a template, or chat messages. Templates run in a sandbox and have no loader."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .job import Job, Refused
+
+LARGEST = 64 * 2**20  # characters that a template may make of one row
+A_VALUE = {type(None): "null", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object"}
+
+
+class PromptError(Exception):
+    """Why a row has no prompt."""
+
+
+class Prompter:
+    """Makes prompts. Construct it once per process: it compiles the templates and does not travel, a job does.
+
+    Raises:
+        Refused: a template is wrong in itself.
+    """
+
+    def __init__(self, job: Job) -> None:
+        prompt = job.prompt
+        if prompt is None:
+            raise Refused("the job has no prompt", hint="say under `prompt` which column or template makes one")
+        self.column = prompt.column
+        self.chat_args = dict(prompt.chat_args)
+        environment = sandbox()
+        self.template = None if prompt.template is None else Template(environment, "prompt.template", prompt.template)
+        self.messages = [
+            (message.role, Template(environment, f"prompt.chat[{index}].content", message.content))
+            for index, message in enumerate(prompt.chat)
+        ]
+
+    def __call__(self, columns: Mapping[str, Any]) -> str | list[dict[str, str]]:
+        """Make a prompt (column, template) or messages (chat).
+
+        Raises:
+            PromptError: this row has none.
+        """
+        if self.messages:
+            made = [{"role": role, "content": template(columns)} for role, template in self.messages]
+            if not any(message["content"].strip() for message in made if message["role"] != "system"):
+                raise PromptError("the prompt is empty")
+            return made
+        text = self.template(columns) if self.template is not None else self.of_column(columns)
+        if not text.strip():
+            raise PromptError("the prompt is empty")
+        return text
+
+    def of_column(self, columns: Mapping[str, Any]) -> str:
+        if self.column not in columns:
+            raise PromptError(f"the prompt is column `{self.column}`, which this row lacks")
+        value = columns[self.column]
+        if not isinstance(value, str):
+            raise PromptError(f"column `{self.column}` holds {A_VALUE.get(type(value), type(value).__name__)}, not text")
+        return value
+
+    def chat(self, tokenizer: Any, messages: list[dict[str, str]]) -> str:
+        """Put messages through the model's chat template, with the job's `chat_args`, ready for an answer.
+
+        The text holds the template's own special tokens: tokenise it with `add_special_tokens=False`.
+
+        Raises:
+            PromptError: the template refuses these messages.
+        """
+        asked = {"add_generation_prompt": True, **self.chat_args, "tokenize": False}
+        try:
+            return str(tokenizer.apply_chat_template(messages, **asked))
+        except Exception as error:  # a model's template raises what it likes
+            raise PromptError(f"the model's chat template refuses it: {said(error)}") from error
+
+
+class Template:
+    """A compiled template, and what it says of a row that does not fit it."""
+
+    def __init__(self, environment: Any, where: str, source: str) -> None:
+        import jinja2
+
+        try:
+            self.compiled = environment.from_string(source)
+        except (jinja2.TemplateError, RecursionError, ValueError) as error:
+            line = getattr(error, "lineno", None)
+            raise Refused(f"{where} is not a template", f"{f'line {line}: ' if line else ''}{said(error)}") from error
+
+    def __call__(self, columns: Mapping[str, Any]) -> str:
+        import jinja2
+
+        parts, length = [], 0
+        try:
+            # `row` reaches columns whose names are no identifiers: {{ row["the title"] }}
+            for part in self.compiled.generate({"row": columns, **columns}):
+                length += len(part)
+                if length > LARGEST:
+                    raise PromptError(f"the template makes more than {LARGEST:,} characters of it")
+                parts.append(part)
+        except jinja2.UndefinedError as error:
+            raise PromptError(lacking(str(error))) from error
+        except PromptError:
+            raise
+        except RecursionError as error:
+            raise PromptError("the template calls itself without end") from error
+        except MemoryError as error:
+            raise PromptError("the template needs more memory than there is") from error
+        except Exception as error:  # a filter on a value that it cannot take raises anything
+            raise PromptError(f"the template fails on this row: {said(error)}") from error
+        return "".join(parts)
+
+
+def lacking(error: str) -> str:
+    """Say what a template missed in jinja2's words: 'title' is undefined."""
+    found = re.fullmatch(r"'(.+)' is undefined", error)
+    if found:
+        return f"the template names `{found[1]}`, which this row lacks"
+    inner = re.fullmatch(r"'(.+) object' has no attribute '(.+)'", error)
+    return (
+        f"the template asks {inner[1]} for `{inner[2]}`, which it lacks"
+        if inner
+        else f"the template fails on this row: {error}"
+    )
+
+
+def said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:300]
+
+
+def sandbox() -> Any:
+    """An environment in which templates cannot run code, change values, load files, or make a huge value of a small one."""
+    import jinja2
+    import jinja2.sandbox
+
+    class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+        intercepted_binops = frozenset(("*", "**", "%"))
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            if operator == "%":
+                narrow(left)
+            if operator == "**" and (abs(right) > 1000 or abs(left) > 10**6):
+                raise OverflowError("the power is too large")
+            if operator == "*":
+                for one, other in ((left, right), (right, left)):
+                    if isinstance(one, (str, bytes, list, tuple)) and isinstance(other, int) and len(one) * other > LARGEST:
+                        raise OverflowError("the text is too large")
+            return super().call_binop(context, operator, left, right)
+
+    environment = Environment(undefined=jinja2.StrictUndefined, autoescape=False, loader=None)
+    filters = environment.filters
+    for name in ("center", "indent"):
+        filters[name] = bounded(filters[name])
+    form = filters["format"]
+    filters["format"] = lambda text, *args, **named: narrow(text) or form(text, *args, **named)
+    return environment
+
+
+def narrow(text: Any) -> None:
+    """Refuse a format that makes a huge text: a width of five digits, or one that comes from a value."""
+    if isinstance(text, str) and re.search(r"%[^a-zA-Z%]*(\d{5}|\*)", text):
+        raise OverflowError("a width in the format is too large")
+
+
+def bounded(change: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that makes no huge text of a small one."""
+
+    def checked(value: Any, *args: Any, **named: Any) -> Any:
+        for width in (*args, *named.values()):
+            if isinstance(width, int) and width > 10_000:
+                raise OverflowError(f"a width of {width} is too large")
+        return change(value, *args, **named)
+
+    return checked

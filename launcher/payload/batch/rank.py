@@ -1,0 +1,213 @@
+"""One rank of a data-parallel run: a Ray actor on its node that holds one vLLM engine and answers slices of rows."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .engine import numbered
+from .job import Job
+from .prompts import Prompter
+
+# An engine has processes of its own, which a killed actor would leave behind with the device memory that they hold. This one
+# has neither parent nor group in common with them: it waits for the actor's end, of any kind, and ends the rest of the group.
+_AFTER = """
+import os, select, signal, sys
+leader = int(sys.argv[1])
+if os.fork():
+    os._exit(0)
+os.setsid()
+try:
+    end = select.poll()
+    end.register(os.pidfd_open(leader), select.POLLIN)
+    end.poll()
+except ProcessLookupError:
+    pass
+try:
+    os.killpg(leader, signal.SIGKILL)
+except ProcessLookupError:
+    pass
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """Where a rank is: its process, which is also its process group, and the log on its node."""
+
+    pid: int
+    log: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How a rank loads: environment variables that vLLM reads, and arguments of `vllm.LLM`."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What became of one row: output columns, or an error and the stage it happened in."""
+
+    row: int
+    error: str = ""
+    stage: str = ""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Rank:
+    """The actor. `together` says that the ranks meet in every step of their models: none may do more steps than another."""
+
+    def __init__(self, job: Job, together: bool) -> None:
+        self.job, self.together = job, together
+        self.llm: Any = None
+
+    def hello(self) -> Card:
+        """Make this process one that leaves nothing behind and has one log; return where it is."""
+        os.dup2(1, 2)  # one log, in the order in which things happened
+        os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # a child that crashes in native code says where
+        if os.getpgid(0) != os.getpid():
+            os.setpgid(0, 0)
+        subprocess.run([sys.executable, "-c", _AFTER, str(os.getpid())], check=True, timeout=60)
+        return Card(pid=os.getpid(), log=os.readlink("/proc/self/fd/1"))
+
+    def load(self, setting: Setting) -> None:
+        """Load the model. What another run left of the variables in this environment does not count."""
+        for name in [name for name in os.environ if name.startswith("VLLM_DP_")]:
+            del os.environ[name]
+        os.environ.update(setting.environment)
+        from vllm import LLM
+
+        self.params = sampling(self.job.sampling)
+        self.prompter = Prompter(self.job)
+        self.llm = LLM(**setting.arguments)
+        self.tokenizer = self.llm.get_tokenizer()
+
+    def answer(self, rows: Sequence[tuple[int, bytes]]) -> list[Answer]:
+        """Answer rows (their numbers and pickled columns), each exactly once and in their order."""
+        asked: list[list[int]] = []
+        found: list[Answer] = []
+        for row, data in rows:
+            try:
+                asked.append(self.tokens(pickle.loads(data)))  # noqa: S301 - the driver's own
+                found.append(Answer(row=row))
+            except Exception as problem:  # whatever a hostile row does to a template is that row's own error
+                found.append(Answer(row=row, error=reason(problem), stage="prompt"))
+        outputs = iter(self.step(asked) if self.together else self.alone(asked))
+        return [each if each.error else finished(each.row, next(outputs)) for each in found]
+
+    def tokens(self, columns: Mapping[str, Any]) -> list[int]:
+        """Make a row's prompt.
+
+        Everything that vLLM would refuse is refused here: it takes a batch as a whole or not at all.
+
+        Raises:
+            ValueError, PromptError: this row has no prompt, or one that the model cannot take.
+        """
+        prompt = self.prompter(columns)
+        chat = not isinstance(prompt, str)
+        text = self.prompter.chat(self.tokenizer, prompt) if not isinstance(prompt, str) else prompt
+        text.encode()
+        most = int(self.llm.model_config.max_model_len)
+        if len(text) > most * getattr(self.tokenizer, "max_chars_per_token", len(text)):
+            raise ValueError(f"the prompt has {len(text)} characters, more than {most} tokens can hold (max_model_len)")
+        # A chat template has put the special tokens there already.
+        ids = list(self.tokenizer.encode(text, add_special_tokens=not chat))
+        if not ids:
+            raise ValueError("the prompt is empty")
+        if len(ids) >= most:
+            raise ValueError(f"the prompt has {len(ids)} tokens; with an answer, max_model_len takes {most - 1}")
+        return ids
+
+    def step(self, asked: list[list[int]]) -> list[Any]:
+        """Generate in step with the other ranks: exactly once in each round, never without a prompt.
+
+        An engine without a request takes no steps, and the others would wait for it in their next collective for ever. Engines
+        also agree now and then whether any has something left: one that was still being given its prompts, and had finished the
+        first of them, would go on alone. So engines pause together, which is when all have finished the round before, take all
+        prompts, and go on together. There is no second try.
+        """
+        from vllm import SamplingParams
+
+        self.llm.sleep(level=0, mode="keep")
+        given = asked or [list(self.tokenizer.encode("placeholder")) or [0]]
+        self.llm.enqueue(prompts(given), self.params if asked else SamplingParams(max_tokens=1), use_tqdm=False)
+        self.llm.wake_up(tags=["scheduling"])
+        outputs = list(self.llm.wait_for_completion(use_tqdm=False))
+        if len(outputs) != len(given):
+            raise RuntimeError(f"vLLM was given {len(asked)} prompts and returned {len(outputs)} answers")
+        return outputs if asked else []
+
+    def alone(self, asked: list[list[int]]) -> list[Any]:
+        """Generate; when vLLM refuses the batch, ask row by row, so that only the row it means is an error."""
+        if not asked:
+            return []
+        try:
+            return list(self.generate(asked, self.params))
+        except Exception as problem:
+            if dead(problem):
+                raise
+        outputs: list[Any] = []
+        for ids in asked:
+            try:
+                outputs.extend(self.generate([ids], self.params))
+            except Exception as problem:
+                if dead(problem):
+                    raise
+                outputs.append(problem)
+        return outputs
+
+    def generate(self, asked: list[list[int]], params: Any) -> Any:
+        """Let the engine answer prompts of token ids, in their order."""
+        return self.llm.generate(prompts(asked), params, use_tqdm=False)
+
+
+def prompts(asked: list[list[int]]) -> list[dict[str, list[int]]]:
+    """Return prompts as vLLM takes those that are tokens already."""
+    return [{"prompt_token_ids": ids} for ids in asked]
+
+
+def sampling(asked: Mapping[str, Any]) -> Any:
+    """Make vLLM's sampling parameters of a job's."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    made = numbered(asked)
+    if isinstance(made.get("structured_outputs"), Mapping):
+        made["structured_outputs"] = StructuredOutputsParams(**made["structured_outputs"])
+    return SamplingParams(**made)
+
+
+def finished(row: int, output: Any) -> Answer:
+    """Turn an output of vLLM, or the exception in place of one, into an answer."""
+    if isinstance(output, BaseException):
+        return Answer(row=row, error=reason(output), stage="inference")
+    first = output.outputs[0]
+    if first.finish_reason in ("abort", "error"):
+        return Answer(row=row, error=f"vLLM ended this request: {first.finish_reason}", stage="inference")
+    columns = {
+        "answer": first.text, "finish_reason": first.finish_reason or "", "prompt_tokens": len(output.prompt_token_ids),
+        "output_tokens": len(first.token_ids),
+    }  # fmt: skip
+    return Answer(row=row, columns=columns)
+
+
+def dead(problem: BaseException) -> bool:
+    """Tell whether an exception means that the engine is gone, not that a request was wrong."""
+    return type(problem).__name__.startswith("EngineDead")
+
+
+def reason(problem: BaseException) -> str:
+    """Return what to write into an error row for this exception."""
+    if isinstance(problem, UnicodeEncodeError):
+        return "the prompt holds half of a surrogate pair, which is not text"
+    text, name = str(problem).strip(), type(problem).__name__
+    if text and name in ("PromptError", "ValueError", "VLLMValidationError"):
+        return text
+    return f"{name}: {text}" if text else name

@@ -1,0 +1,229 @@
+"""The only writer: gathers result rows and commits them as whole files, each row once."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .encode import Encoder, Row, error_lines, kept, outputs
+from .job import Failed, Job
+from .ledger import Ledger
+from .lines import SHOWN
+from .manifest import Manifest
+from .places import brief, masked
+from .progress import Progress
+
+LARGEST = 64 << 20  # bytes of rows, about, after which a file is committed whatever `rows_per_file` says
+SMALL = frozenset((int, float, bool, type(None)))
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Buffer:
+    """Rows that wait for their file."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.bytes = 0
+        self.since = 0.0
+
+    def add(self, rows: list[Row]) -> None:
+        if not self.rows:
+            self.since = time.monotonic()
+        self.rows += rows
+        self.bytes += weight(rows)
+
+    def take(self, count: int) -> list[Row]:
+        """Take the first rows out."""
+        self.bytes = self.bytes * (len(self.rows) - count) // len(self.rows)
+        taken, self.rows = self.rows[:count], self.rows[count:]
+        return taken
+
+
+def weight(rows: list[Row]) -> int:
+    """Bytes of rows, about."""
+    total = 64 * len(rows)
+    for row in rows:
+        for value in row.values():
+            kind = type(value)
+            if kind is str or kind is bytes:
+                total += len(value)
+            elif kind not in SMALL:
+                total += 8 * len(value) if hasattr(value, "__len__") else 64
+    return total
+
+
+class Sink:
+    """Buffers rows and commits a file when there are `rows_per_file`, or 64 MB, or after `seconds`.
+
+    Raises:
+        Failed: from any method: no space left, the folder cannot be written, or more error rows than `limits.errors` (what
+            came before is committed first).
+    """
+
+    def __init__(self, job: Job, ledger: Ledger, manifest: Manifest, progress: Progress) -> None:
+        self.job, self.ledger, self.progress = job, ledger, progress
+        self.buffers = {"rows": Buffer(), "errors": Buffer()}
+        self.broken: Failed | None = None
+        self.warned: set[str] = set()
+        with self.explained():
+            self.encoder = Encoder(job, manifest, ledger.out)
+        self.check()
+
+    def add(self, rows: list[Row]) -> int:
+        """Take result rows; duplicates are dropped. Return how many were new. Counts them (and tokens) in the progress."""
+        if self.broken:
+            raise self.broken
+        good = [row for row in rows if not row["_error"]]
+        bad = [row for row in rows if row["_error"]] if len(good) < len(rows) else []
+        good, bad = self.new("rows", good), self.new("errors", bad)
+        tokens_in = tokens_out = 0
+        if self.job.mode != "predict":
+            tokens_in = sum(row.get("prompt_tokens") or 0 for row in good)
+            tokens_out = sum(row.get("output_tokens") or 0 for row in good)
+        self.progress.count(len(good), len(bad), tokens_in, tokens_out)
+        for kind, new in (("rows", good), ("errors", bad)):
+            if not new:
+                continue
+            buffer = self.buffers[kind]
+            buffer.add(new)
+            while len(buffer.rows) >= self.job.write.rows_per_file:
+                self.commit(kind, self.job.write.rows_per_file)
+            if buffer.bytes >= LARGEST:
+                self.commit(kind, len(buffer.rows))
+        self.check()
+        return len(good) + len(bad)
+
+    def tick(self) -> None:
+        """Commit what has waited for `write.seconds`; call it about once a second."""
+        now = time.monotonic()
+        if any(buffer.rows and now - buffer.since >= self.job.write.seconds for buffer in self.buffers.values()):
+            self.flush()
+            self.check()
+
+    def flush(self) -> None:
+        """Commit everything."""
+        if not any(buffer.rows for buffer in self.buffers.values()):
+            return
+        if self.broken:
+            raise self.broken
+        # Answers first: those that cannot be written become error rows.
+        for kind, buffer in self.buffers.items():
+            while buffer.rows:
+                self.commit(kind, min(len(buffer.rows), self.job.write.rows_per_file))
+
+    def close(self) -> None:
+        """Flush; the sink takes nothing more."""
+        self.flush()
+        self.check()
+        self.broken = Failed("the output is closed")
+
+    def new(self, kind: str, rows: list[Row]) -> list[Row]:
+        """Those rows that were not accounted for."""
+        numbers = self.ledger.add(kind, [row["_row"] for row in rows])
+        if len(numbers) == len(rows):
+            return rows
+        wanted = set(numbers)
+        return [row for row in rows if row["_row"] in wanted and not wanted.discard(row["_row"])]  # type: ignore[func-returns-value]
+
+    def commit(self, kind: str, count: int) -> None:
+        """Commit so many rows of a buffer as one file.
+
+        They leave the buffer first: were this to end in between, they would be done again by the next run, never written twice.
+        """
+        with self.explained(), unstopped():
+            taken = self.buffers[kind].take(count)
+            if kind == "errors":
+                taken.sort(key=lambda row: row["_row"])
+                self.ledger.commit(kind, [row["_row"] for row in taken], error_lines(self.job, taken), "jsonl")
+                return
+            encoded = self.encoder.encode(taken)
+            if encoded.numbers:
+                self.ledger.commit(kind, encoded.numbers, encoded.data, self.encoder.ending)
+            if encoded.misfits:
+                self.turn(encoded.misfits)
+            for name in self.encoder.left_out - self.warned:
+                self.warned.add(name)
+                self.progress.warn(f"column {name} is not kept: the first rows lack it; name it under `keep`")
+
+    def turn(self, misfits: list[tuple[Row, str]]) -> None:
+        """Answers that cannot be written become error rows."""
+        self.ledger.turned(len(misfits))
+        self.progress.count(-len(misfits), len(misfits))
+        rows = [{**row, "_error": why, "_stage": "write", "_raw": row.get("_raw") or shown(row)} for row, why in misfits]
+        self.buffers["errors"].add(rows)
+
+    def check(self) -> None:
+        """See that there are not too many error rows.
+
+        Raises:
+            Failed: there are.
+        """
+        limit = self.job.limits.errors
+        if limit is None or self.ledger.errors <= limit:
+            return
+        self.flush()
+        folder = masked(self.ledger.out.child("errors").where)
+        raise Failed(
+            f"{self.ledger.errors} rows have failed, and `limits.errors` is {limit}",
+            f"reasons are in {folder}",
+            "see why they fail; then raise `limits.errors`, or run again with `--retry-errors`",
+        )
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """What a filesystem raises is said in words; after it, this sink writes nothing more.
+
+        A file whose commit failed may exist all the same (an answer of an object store may be lost): to try again here could
+        write its rows twice. The next run looks.
+        """
+        try:
+            yield
+        except Failed as failed:
+            self.broken = failed
+            raise
+        except OSError as error:
+            self.broken = told(error, masked(self.ledger.out.where))
+            raise self.broken from error
+        except BaseException as error:
+            self.broken = Failed("the output could not be written", f"{type(error).__name__}: {brief(error)}")
+            raise
+
+
+def told(error: OSError, folder: str) -> Failed:
+    """Say what a filesystem's error means for the job."""
+    again = "then run `vlaunch batch` again, which goes on where it stopped"
+    if error.errno in FULL or "No space left" in str(error) or "quota" in str(error).lower():
+        return Failed(f"no space is left for answers in {folder}", brief(error), f"free some there (`df -h {folder}`), {again}")
+    if isinstance(error, PermissionError) or error.errno == errno.EROFS or "ACCESS_DENIED" in str(error):
+        return Failed(f"{folder} may not be written", brief(error), f"allow the head's container to write there, {again}")
+    return Failed(f"{folder} cannot be written", brief(error), f"see that it is there and may be written, {again}")
+
+
+def shown(row: Row) -> str:
+    """An answer that could not be written, as far as an error row shows it."""
+    return str({**kept(row), **outputs(row)})[:SHOWN].encode("utf-8", "backslashreplace").decode()[:SHOWN]
+
+
+@contextmanager
+def unstopped() -> Iterator[None]:
+    """Let a signal that asks to stop wait until a file is committed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[tuple[int, Any]] = []
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    before = {each: handler for each, handler in before.items() if callable(handler)}
+    for each in before:
+        signal.signal(each, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    for number, frame in came[:1]:
+        before[number](number, frame)  # type: ignore[operator]

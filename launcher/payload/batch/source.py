@@ -1,0 +1,147 @@
+"""Ray Data's view of the input: read tasks over the splits that still have rows to do, in blocks of one batch each."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pickle
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from . import lines
+
+TASKS = 4_000  # read tasks of one job at most: planning costs about a millisecond for each
+ROWS = 2_000  # rows that one should have at least: a thousand splits with one row left each are not a thousand tasks
+BYTES = 8 * 2**20  # and no more than this in one block
+HEAD = {"node:__internal_head__": 0.001}  # what Ray calls the head node
+READERS = 2  # processes that read: each gives tens of thousands of rows a second, and costs a second to start
+LIGHT = 0.25  # CPUs that a read or a prompt task claims: a small cluster must not be starved by its own pipeline
+
+Intervals = list[tuple[int, int]]
+S = TypeVar("S")
+
+
+def count(pending: Mapping[int, Intervals]) -> int:
+    """Return how many rows are still to be done."""
+    return sum(last - first + 1 for ranges in pending.values() for first, last in ranges)
+
+
+def batch_rows(wanted: int, pending: int, replicas: int) -> int:
+    """Return the rows of one batch: what was asked for, less when there would not be two batches for each replica."""
+    return max(1, min(wanted, math.ceil(pending / (2 * max(1, replicas)))))
+
+
+def in_flight(wanted: int, batch: int, rows: int, replicas: int) -> int:
+    """Return how many batches one replica may hold: never more than its share, or the first one up would take them all."""
+    share = math.ceil(math.ceil(rows / batch) / max(1, replicas))
+    return max(1, min(wanted, share))
+
+
+def group(splits: Iterable[S], sizes: Iterable[int], total: int) -> Iterator[list[S]]:
+    """Put neighbouring splits together until a read task has enough rows."""
+    enough = max(ROWS, math.ceil(total / TASKS))
+    task: list[S] = []
+    held = 0
+    for split, size in zip(splits, sizes, strict=True):
+        task.append(split)
+        held += size
+        if held >= enough:
+            yield task
+            task, held = [], 0
+    if task:
+        yield task
+
+
+def dataset(job: Any, manifest: Any, pending: Mapping[int, Intervals], batch: int) -> Any:
+    """Return a Ray Data dataset of the pending rows, in blocks of `batch` rows.
+
+    A read task yields blocks as large as Ray Data likes them (128 MB); a streaming repartition cuts them, so that no replica is
+    handed everything at once.
+    """
+    import ray.data
+    from ray.data import Datasource
+    from ray.data.block import BlockMetadata
+    from ray.data.datasource import ReadTask
+
+    splits = [split for split in manifest.splits if pending.get(split.index)]
+    sizes = [count({0: pending[split.index]}) for split in splits]
+    total = sum(sizes)
+
+    class Rows(Datasource):
+        """The pending rows of this job."""
+
+        def estimate_inmemory_data_size(self) -> int | None:
+            return None
+
+        def get_read_tasks(
+            self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
+        ) -> list[Any]:
+            """Return one task per group of splits, whatever parallelism Ray Data has in mind."""
+            tasks = []
+            for part in group(splits, sizes, total):
+                todo = {split.index: pending[split.index] for split in part}
+                meta = BlockMetadata(num_rows=count(todo), size_bytes=None, input_files=None, exec_stats=None)
+                tasks.append(ReadTask(partial(read, job, thin(manifest, part), todo), meta))
+            return tasks
+
+    found = ray.data.read_datasource(Rows(), num_cpus=LIGHT, concurrency=READERS, **where(job.read.sources))
+    found = found.repartition(target_num_rows_per_block=batch)
+    claims = getattr(found._logical_plan.dag, "ray_remote_args", None)
+    if isinstance(claims, dict):  # `repartition` has no argument for it, and would claim a whole CPU to cut a block
+        claims["num_cpus"] = LIGHT
+    return found
+
+
+def where(sources: Iterable[str]) -> dict[str, Any]:
+    """Return where read tasks may run: paths are those of the head, if only one of the sources is a path."""
+    return {} if all("://" in source for source in sources) else {"resources": HEAD}
+
+
+def thin(manifest: Any, splits: Sequence[Any]) -> Any:
+    """Return the manifest with only these splits and their files: what travels with a read task must not grow with the job."""
+    places = {file: place for place, file in enumerate(sorted({split.file for split in splits}))}
+    return dataclasses.replace(
+        manifest, files=tuple(manifest.files[file] for file in places),
+        splits=tuple(dataclasses.replace(split, file=places[split.file]) for split in splits),
+    )  # fmt: skip
+
+
+def read(job: Any, manifest: Any, pending: Mapping[int, Intervals]) -> Iterator[Any]:
+    """Yield the pending rows of this (thin) manifest's splits in blocks: a split can be a whole compressed file."""
+    from . import rows
+
+    for split in manifest.splits:
+        found: list[dict[str, Any]] = []
+        size = 0
+        for row in rows.read_split(job, manifest, split, list(pending[split.index])):
+            found.append(row)
+            size += len(row["_data"]) + len(row["_keep"]) + len(row["_raw"])
+            if len(found) >= ROWS or size >= BYTES:
+                yield block(found)
+                found, size = [], 0
+        if found:
+            yield block(found)
+
+
+def shown(data: bytes) -> str:
+    """Return a row's columns, pickled, as its error row shows them."""
+    columns = pickle.loads(data)  # noqa: S301 - pickled by our own read task
+    if list(columns) == ["text"] and isinstance(columns["text"], str):
+        return lines.shown(columns["text"])
+    try:
+        return lines.shown(json.dumps(columns, ensure_ascii=False, default=str))
+    except (TypeError, ValueError):  # a Parquet map whose keys are not text
+        return lines.shown(columns)
+    except RecursionError:  # it was read where more of the stack was left
+        return "(nested too deep to be shown)"
+
+
+def block(found: Sequence[Mapping[str, Any]]) -> Any:
+    """Return rows as an Arrow table whose schema does not depend on them: what users' columns hold travels pickled."""
+    import pyarrow as pa
+
+    text, data = pa.large_string(), pa.large_binary()
+    fields = {"_row": pa.int64(), "_error": text, "_stage": text, "_raw": text, "_keep": data, "_data": data}
+    return pa.table({name: pa.array([row[name] for row in found], type=kind) for name, kind in fields.items()})

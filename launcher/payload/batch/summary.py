@@ -1,0 +1,75 @@
+"""What a job came to: `summary.json`, in the work folder after every run and beside the answers when the job is done.
+
+Rates and seconds are those of the last run, counts and tokens those of all.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import time
+from typing import Any
+
+from .job import Job
+from .ledger import Ledger
+from .manifest import Manifest
+from .places import opened
+from .progress import Progress
+
+
+def write(job: Job, manifest: Manifest | None, ledger: Ledger | None, progress: Progress, state: str) -> dict[str, Any]:
+    """Write the summary of a job whose run ended in `state` (done, failed, stopped, refused) and return it."""
+    place = opened(os.path.join(job.work, "summary.json"))
+    before = earlier(place)
+    seconds = time.monotonic() - progress.begun
+    # A run that was refused did not come to count: what the run before it said still holds.
+    done = ledger.done if ledger else before.get("done", 0)
+    errors = ledger.errors if ledger else before.get("errors", 0)
+    engine_seconds = (progress.last_result or 0.0) - (progress.first_result or 0.0)
+    made = progress.done + progress.errors - progress.before
+    runs = [*before.get("runs", []), *progress.lost, this_run(progress, seconds, state)]
+    tokens_in, tokens_out = (sum(int(run.get(name) or 0) for run in runs) for name in ("tokens_in", "tokens_out"))
+    summary = {
+        "job": job.name, "state": state, "mode": job.mode, "model": job.model,
+        "rows": manifest.rows if manifest else before.get("rows"), "done": done, "errors": errors, "seconds": round(seconds, 3),
+        "rows_per_second": rate(made, seconds), "tokens_in": tokens_in, "tokens_out": tokens_out,
+        "tokens_per_second": rate(progress.tokens_out, seconds), "engine_seconds": round(engine_seconds, 3),
+        "versions": versions(), "digest": job.digest, "runs": runs,
+    }  # fmt: skip
+    data = json.dumps(summary, ensure_ascii=False, indent=2).encode("utf-8", "backslashreplace") + b"\n"
+    if state == "done":  # first: when it fails, the run is not among those before it yet
+        opened(job.out).child("summary.json").write_atomic(data)
+    place.write_atomic(data)
+    return summary
+
+
+def this_run(progress: Progress, seconds: float, state: str) -> dict[str, Any]:
+    return {
+        "started": round(progress.started, 3), "seconds": round(seconds, 3), "done": progress.done - progress.done_before,
+        "errors": progress.errors - progress.errors_before, "tokens_in": progress.tokens_in,
+        "tokens_out": progress.tokens_out, "ended": state,
+    }  # fmt: skip
+
+
+def earlier(place: Any) -> dict[str, Any]:
+    try:
+        found = json.loads(place.read())
+        return found if isinstance(found, dict) and isinstance(found.get("runs", []), list) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def rate(amount: int, seconds: float) -> float:
+    return round(amount / seconds, 3) if seconds > 0 else 0.0
+
+
+def versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name in ("vllm", "ray", "torch"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found

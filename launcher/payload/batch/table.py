@@ -1,0 +1,119 @@
+"""Records of a CSV file and their sizes: a quoted newline does not end a record, a broken record does not end the file."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .lines import SHOWN, Long, shown
+
+DELIMITERS = (",", ";", "\t")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record: its cells, or what is wrong with it; `size` bytes of the file, `raw` is how it looks there."""
+
+    cells: list[str]
+    error: str
+    raw: str
+    size: int
+
+
+class Cursor:
+    """Hands lines to `csv.reader` and remembers what the present record took; a line that is none raises `csv.Error`.
+
+    An iterator with its own state and not a generator: it must go on after it raised.
+    """
+
+    def __init__(self, parts: Iterator[bytes | Long], limit: int) -> None:
+        self.parts, self.limit = parts, limit
+        self.begin()
+
+    def begin(self) -> None:
+        """A new record begins."""
+        self.size, self.head, self.error, self.quotes = 0, b"", "", 0
+
+    def __iter__(self) -> Cursor:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self.parts)
+        self.size += 1 + (line.length if isinstance(line, Long) else len(line))
+        if isinstance(line, Long) or self.size > self.limit + 1:
+            if isinstance(line, Long):
+                self.head = self.head or line.head
+            else:
+                self.pass_rest(line)
+            raise csv.Error(f"larger than {self.limit:,} bytes")
+        self.quotes += line.count(b'"')
+        if len(self.head) < SHOWN:
+            self.head += (b"\n" if self.head else b"") + line[:SHOWN]
+        try:
+            return line.decode() + "\n"
+        except UnicodeDecodeError as error:
+            self.error = f"not UTF-8: {error.reason} at byte {error.start} of the line"
+            return line.decode("utf-8", "replace") + "\n"
+
+    def pass_rest(self, line: bytes | Long) -> None:
+        """Read to the line that closes the quote of a record over the limit."""
+        while True:
+            self.quotes += line.count(b'"') if isinstance(line, bytes) else 0
+            following = next(self.parts, None) if self.quotes % 2 else None
+            if following is None:
+                return
+            line = following
+            self.size += 1 + (line.length if isinstance(line, Long) else len(line))
+
+
+def records(parts: Iterator[bytes | Long], delimiter: str, limit: int) -> Iterator[Record]:
+    """Yield the records that some lines hold. The lines must begin where a record does."""
+    csv.field_size_limit(max(limit + 1, csv.field_size_limit()))
+    cursor = Cursor(parts, limit)
+    reader = csv.reader(cursor, delimiter=delimiter, strict=True)
+    while True:
+        cursor.begin()
+        try:
+            cells, error = next(reader), ""
+        except StopIteration:
+            return
+        except csv.Error as said:
+            cells, error = [], reason(str(said), cursor.quotes)
+        if not cursor.size:
+            return
+        raw = shown(cursor.head.rstrip(b"\r"))
+        if not error and not cells:
+            error = "the line is empty"
+        yield Record(cells, cursor.error or error, raw, cursor.size)
+
+
+def reason(said: str, quotes: int) -> str:
+    if "unexpected end of data" in said:
+        return "not CSV: a quote that begins in this row is never closed"
+    if said.startswith("larger"):
+        return f"the row is {said}"
+    return f"not CSV: {said}" + (" (a quote in it is not closed)" if quotes % 2 else "")
+
+
+def header(first: Record, delimiter: str) -> tuple[str, ...]:
+    """Names of columns; one without a name is called by its place.
+
+    Raises:
+        ValueError: this cannot be a header.
+    """
+    if first.error:
+        raise ValueError(first.error)
+    names = [cell.strip() or f"column_{index}" for index, cell in enumerate(first.cells, 1)]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"two columns are called `{twice[0]}`")
+    return tuple(names)
+
+
+def guessed(path: str, line: bytes) -> str:
+    """What separates cells: a tab by the file's ending, else the first of `,` `;` and tab that the header has."""
+    name = path.partition("?")[0].lower()
+    if any(name.endswith(ending) for ending in (".tsv", ".tsv.gz", ".tsv.zst")):
+        return "\t"
+    return next((each for each in DELIMITERS if each.encode() in line), ",")

@@ -1,0 +1,324 @@
+"""Runs inside the head container: keeps the folders of batch jobs and prints one JSON object, without importing Ray or pyarrow.
+
+Standard library only, so that an answer costs a Python start. A path that is given to it is relative and stays in its folder.
+Usage: desk.py list ROOT… | look|prepare|outputs|remove WORK | put|get WORK PATH --offset N … | follow WORK --job SUBMISSION …
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+import time
+
+PATIENCE = 1.0  # seconds to wait for a job's lock: who looks whether its driver lives holds it for an instant
+CHUNK = 1 << 20
+MOST = 16 << 20  # bytes of one piece of output
+NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?", re.ASCII)
+WORK = re.compile(rf"/(?:.+/)?vlaunch/[^/]+/batch/{NAME.pattern}", re.ASCII)
+OUTPUT = re.compile(r"(rows|errors)/part-(\d{6,12})\.(parquet|jsonl)|summary\.json", re.ASCII)
+OURS = re.compile(
+    r"(part-\d{6,12}\.(parquet|jsonl|json)|(job|schema)\.json)|\.(part-\d{6,12}|job|schema)\.[a-z]+\.new", re.ASCII
+)
+
+
+class Refused(Exception):
+    """What was asked for is not done."""
+
+
+def list_(args: argparse.Namespace) -> object:
+    """Every job in some folders."""
+    found = []
+    for root in [args.work, *args.more]:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(root) as entries:
+            found += [each.path for each in entries if NAME.fullmatch(each.name) and each.is_dir(follow_symlinks=False)]
+    return {"jobs": [looked for work in sorted(found) if (looked := entry(work))["job"]]}
+
+
+def look(args: argparse.Namespace) -> object:
+    return entry(args.work) if os.path.isdir(args.work) else {"absent": True}
+
+
+def entry(work: str) -> dict[str, object]:
+    """One job: what it is, how far it is, whether its driver lives, and which files it was sent."""
+    sent: dict[str, int] = {}
+    for folder in ("input", "code"):
+        for above, _, names in os.walk(os.path.join(work, folder)):
+            for name in names:
+                info = os.lstat(os.path.join(above, name))
+                if stat.S_ISREG(info.st_mode):
+                    sent[os.path.relpath(os.path.join(above, name), work)] = info.st_size
+    return {
+        "name": os.path.basename(work.rstrip("/")),
+        "folder": work,
+        "job": read(work, "job.json"),
+        "progress": read(work, "progress.json"),
+        "summary": read(work, "summary.json"),
+        "alive": alive(work),
+        "inputs": sent,
+    }
+
+
+def read(work: str, name: str) -> dict[str, object]:
+    """What a JSON file says; nothing where there is none, or it is not whole."""
+    try:
+        # Not blocking: a pipe in its place would wait for ever.
+        descriptor = os.open(os.path.join(work, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, encoding="utf-8") as file:
+            found = json.load(file)
+            return found if isinstance(found, dict) else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def alive(work: str) -> bool:
+    """Whether a driver holds the lock: the kernel lets go of it however the driver ends."""
+    try:
+        lock = os.open(os.path.join(work, "lock"), os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+
+
+def prepare(args: argparse.Namespace) -> object:
+    """Write `job.json` from standard input, in place of an older one at once."""
+    data = sys.stdin.buffer.read()
+    if not isinstance(json.loads(data), dict):
+        raise Refused("what was sent describes no job")
+    for folder in ("input", "code"):
+        os.makedirs(os.path.join(owned(args.work), folder), exist_ok=True)
+    hidden = os.path.join(args.work, ".job.json")
+    with opened(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(hidden, os.path.join(args.work, "job.json"))
+    return {"bytes": len(data)}
+
+
+def put(args: argparse.Namespace) -> object:
+    """Append standard input to a file on its way; with `--last`, verify it and give it its name.
+
+    What lies after the offset is that of a piece which was sent before and is sent again.
+    """
+    path = inside(owned(args.work), args.path, make=True)
+    part = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.part")
+    with opened(part, os.O_RDWR | os.O_CREAT) as file:
+        have = os.fstat(file.fileno()).st_size
+        if args.offset > have:
+            return {"error": f"{args.path} has {have} bytes, not {args.offset}", "have": have}
+        file.truncate(args.offset)
+        file.seek(args.offset)
+        shutil.copyfileobj(sys.stdin.buffer, file, CHUNK)
+        size = file.tell()
+        if args.last:
+            file.flush()
+            file.seek(0)
+            found = digest(file)
+            if found != args.last:
+                file.truncate(0)
+                return {"error": f"{args.path} did not arrive as it was sent: sha256 {found}, not {args.last}", "have": 0}
+            os.fsync(file.fileno())
+    if args.last:
+        os.replace(part, path)
+    return {"bytes": size}
+
+
+def digest(file: object) -> str:
+    found = hashlib.sha256()
+    for block in iter(lambda: file.read(CHUNK), b""):
+        found.update(block)
+    return found.hexdigest()
+
+
+def outputs(args: argparse.Namespace) -> object:
+    """The committed files, as the ledger knows them; and the summary beside them."""
+    out = local_output(args.work)
+    files = []
+    folder = os.path.join(out, "ledger")
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    for name in names:
+        said = read(folder, name) if re.fullmatch(r"part-\d{6,12}\.json", name) else {}
+        path = str(said.get("part") or "")
+        if OUTPUT.fullmatch(path) and size_of(os.path.join(out, path)) == said.get("bytes"):
+            files.append({"path": path, "bytes": said["bytes"], "sha256": said.get("sha256", "")})
+    summary = os.path.join(out, "summary.json")
+    if size_of(summary) is not None:
+        with opened(summary, os.O_RDONLY) as file:
+            data = file.read()
+        files.append({"path": "summary.json", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+    return {"files": files}
+
+
+def size_of(path: str) -> int | None:
+    """Bytes of a file that is one; None for anything else."""
+    try:
+        info = os.lstat(path)
+    except OSError:
+        return None
+    return info.st_size if stat.S_ISREG(info.st_mode) else None
+
+
+def get(args: argparse.Namespace) -> object:
+    """A piece of an output file."""
+    if not OUTPUT.fullmatch(args.path):
+        raise Refused(f"{args.path} is no output of a job")
+    if not 0 <= args.bytes <= MOST or args.offset < 0:
+        raise Refused(f"a piece has at most {MOST} bytes")
+    with opened(inside(local_output(args.work), args.path), os.O_RDONLY) as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(args.offset)
+        return {"data": base64.b64encode(file.read(args.bytes)).decode(), "size": size}
+
+
+def local_output(work: str) -> str:
+    """The folder that a job writes to, if it is one of this machine."""
+    job = read(work, "job.json")
+    if not job:
+        raise Refused(f"{work} holds no job")
+    out = str(job.get("out") or "")
+    if not out.startswith("/"):
+        raise Refused(f"{job.get('name')} writes to {out or 'nothing'}, which is no folder of this machine")
+    return out
+
+
+def remove(args: argparse.Namespace) -> object:
+    """Remove a job's folder, and of its output what it wrote. Holds the job's lock, so that no driver starts meanwhile."""
+    work = owned(args.work)
+    if not os.path.lexists(work):
+        return {"removed": []}
+    with opened(os.path.join(work, "lock"), os.O_RDWR | os.O_CREAT) as lock:
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise Refused(f"the driver of {os.path.basename(work)} still runs") from None
+                time.sleep(0.05)
+        job = read(work, "job.json")
+        out = str(job.get("out") or "")
+        removed = remove_output(out, job) if out.startswith("/") else []
+        shutil.rmtree(work)
+    return {"removed": [*removed, work]}
+
+
+def remove_output(out: str, job: dict[str, object]) -> list[str]:
+    """Remove what a job wrote to a folder that carries its mark; the mark goes last, other files stay."""
+    mark = read(os.path.join(out, "ledger"), "job.json")
+    if not mark or mark.get("job") != job.get("name") or mark.get("cluster", job.get("cluster")) != job.get("cluster"):
+        return []
+    for folder in ("rows", "errors", "ledger"):
+        path = os.path.join(out, folder)
+        if os.path.islink(path) or not os.path.isdir(path):
+            continue
+        for name in sorted(os.listdir(path), key=lambda name: name == "job.json"):
+            if OURS.fullmatch(name):
+                os.unlink(os.path.join(path, name))
+    for name in ("summary.json", ".summary.json.new"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(out, name))
+    for path in (*(os.path.join(out, folder) for folder in ("rows", "errors", "ledger")), out):
+        with contextlib.suppress(OSError):  # somebody else's files are in it
+            os.rmdir(path)
+    return [out]
+
+
+def follow(args: argparse.Namespace) -> object:
+    """Ray's word on a job, what its log gained since an offset, and the driver's own progress."""
+    import head
+
+    state = head.job(args)
+    try:
+        with open(os.path.join(head.LOGS, f"job-driver-{args.job}.log"), "rb") as file:
+            file.seek(args.offset)
+            chunk = file.read(CHUNK)
+    except FileNotFoundError:
+        chunk = b""
+    # Only whole lines, as in `head.watch`: half a line would be judged twice, or not at all.
+    end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
+    if end == 0 and (len(chunk) == CHUNK or state.get("status") in head.OVER):
+        end = len(chunk)
+    return {
+        "job": head.shown(state),
+        "log": chunk[:end].decode(errors="replace"),
+        "offset": args.offset + end,
+        "progress": read(args.work, "progress.json"),
+    }
+
+
+def owned(work: str) -> str:
+    """The folder of a job: of the form that this program gives them, and no link."""
+    if not WORK.fullmatch(work) or os.path.normpath(work) != work or os.path.islink(work):
+        raise Refused(f"{work} is no folder of a batch job")
+    return work
+
+
+def inside(folder: str, path: str, make: bool = False) -> str:
+    """A path in a folder; none of its parts is a link or leads out."""
+    parts = path.split("/")
+    if not path or os.path.isabs(path) or any(part in ("", ".", "..") for part in parts) or "\0" in path:
+        raise Refused(f"{path!r} is no path inside a job's folder")
+    at = folder
+    for part in parts[:-1]:
+        at = os.path.join(at, part)
+        if make:
+            os.makedirs(at, exist_ok=True)
+        if os.path.islink(at):
+            raise Refused(f"{path!r} leads through a link")
+    found = os.path.join(at, parts[-1])
+    if os.path.islink(found):
+        raise Refused(f"{path!r} is a link")
+    return found
+
+
+def opened(path: str, flags: int):
+    """Open a file that is no link; new ones are for the owner alone."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o600)
+    return os.fdopen(descriptor, "rb" if flags == os.O_RDONLY else "r+b" if flags & os.O_RDWR else "wb")
+
+
+VERBS = {
+    "list": list_, "look": look, "put": put, "prepare": prepare, "outputs": outputs, "get": get, "remove": remove,
+    "follow": follow,
+}  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("verb", choices=VERBS)
+    parser.add_argument("work")
+    parser.add_argument("path", nargs="?", default="")
+    parser.add_argument("more", nargs="*", default=[])
+    parser.add_argument("--offset", type=int, default=0)
+    parser.add_argument("--bytes", type=int, default=CHUNK)
+    parser.add_argument("--last", default="")
+    parser.add_argument("--job", default="")
+    parser.add_argument("--dashboard", type=int, default=8265)
+    args = parser.parse_args()
+    args.more = [each for each in (args.path, *args.more) if each]
+    try:
+        answer = VERBS[args.verb](args)
+    except (Refused, OSError, ValueError, KeyError, TypeError) as error:
+        answer = {"error": str(error) or type(error).__name__}
+    print(json.dumps(answer), flush=True)
+    return 1 if "error" in answer else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

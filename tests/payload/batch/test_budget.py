@@ -1,0 +1,152 @@
+"""When a job gives up on its replicas, what it says that it waits for, and which actors it counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.payload.batch import budget
+from launcher.payload.batch.budget import Budget, Seen
+
+
+def actor(state: str, restarts: int = 0, node: str = "a1", name: str = "MapWorker(MapBatches(Replica))") -> dict[str, Any]:
+    address = {"NodeID": node}
+    return {"ActorClassName": name, "State": state, "NumRestarts": restarts, "Address": address, "Pid": 7, "DeathCause": None}
+
+
+def budgeted(**changes: Any) -> Budget:
+    return Budget(**{"restarts": 2, "stall": 60.0, "started": 0.0, **changes})
+
+
+def test_only_replicas_are_counted() -> None:
+    """Not the actors of a preprocess stage or of Ray Data itself; a place that is all f is no place."""
+    found = budget.seen(
+        {
+            "1": actor("ALIVE", restarts=1), "2": actor("PENDING_CREATION"), "3": actor("PENDING_CREATION", node="ffff"),
+            "4": actor("RESTARTING", restarts=3), "5": actor("ALIVE", name="MapWorker(MapBatches(Preprocess))"),
+            "6": actor("DEAD", 2),
+        },
+        "Replica",
+    )  # fmt: skip
+    assert (found.ready, found.placed, found.waiting, found.restarts) == (1, 1, 2, 6)
+    assert found.processes == {"1": ("a1", 7)}
+
+
+def test_restarts_without_a_finished_row_in_between_end_the_job() -> None:
+    """A loop is one that finishes nothing: rows in between give new patience."""
+    watched = budgeted()
+    assert watched.look(1, 10, Seen(ready=1, restarts=0)) is None
+    assert watched.look(2, 10, Seen(ready=1, restarts=2)) is None
+    assert watched.look(3, 11, Seen(ready=1, restarts=2)) is None
+    assert watched.look(4, 11, Seen(ready=1, restarts=4)) is None
+    ended = watched.look(5, 11, Seen(ready=0, waiting=1, restarts=5))
+    assert ended is not None
+    assert ended.message == "replicas were restarted 3 times and no row was finished in between"
+
+
+def test_silence_ends_the_job_once_a_replica_is_up() -> None:
+    """Counted from the last row, or from when the first replica was ready: loading does not count."""
+    watched = budgeted()
+    assert watched.look(1_000, 0, Seen(placed=1)) is None
+    assert watched.look(1_010, 0, Seen(ready=1)) is None
+    assert watched.look(1_069, 5, Seen(ready=1)) is None
+    assert watched.look(1_128, 5, Seen(ready=1)) is None
+    ended = watched.look(1_130, 5, Seen(ready=1))
+    assert ended is not None
+    assert ended.message == "no row was finished for 60 seconds"
+
+
+def test_loading_has_a_patience_of_its_own() -> None:
+    """Long, but not without end."""
+    watched = budgeted()
+    assert watched.look(5_000, 0, Seen(waiting=1)) is None
+    assert watched.look(9_000, 0, Seen(placed=1)) is None
+    assert watched.look(9_000 + budget.LOADING, 0, Seen(placed=1)) is None
+    ended = watched.look(9_001 + budget.LOADING, 0, Seen(placed=1))
+    assert ended is not None
+    assert ended.message == "no replica was ready within 120 minutes"
+
+
+def test_the_clock_of_rows_runs_when_all_replicas_are_up() -> None:
+    """No row is handed out before: one that is ready waits for one that loads."""
+    watched = budgeted(least=2)
+    assert watched.look(100, 0, Seen(ready=1, placed=1)) is None
+    assert watched.look(1_000, 0, Seen(ready=1, placed=1)) is None
+    assert watched.look(1_001, 0, Seen(ready=2)) is None
+    assert watched.look(1_062, 0, Seen(ready=2)) is not None
+
+
+def test_waiting_for_room_may_take_days() -> None:
+    """A job that was told to queue outlasts the work of others, but not everything."""
+    watched = budgeted()
+    assert watched.look(budget.QUEUE, 0, Seen(waiting=1)) is None
+    ended = watched.look(budget.QUEUE + 1, 0, Seen(waiting=1))
+    assert ended is not None
+    assert ended.message == "there was no room for a replica within 7 days"
+
+
+def test_a_waiting_job_says_what_it_lacks_and_who_holds_it() -> None:
+    """Amounts that are free and in all, and the holders by name, each once."""
+    text = budget.lacking(
+        {"GPU": 2.0, "CPU": 1.0}, 2, {"CPU": 6.0}, {"GPU": 2.0, "CPU": 8.0}, ["serve (2 GPU)", "serve (2 GPU)"]
+    )
+    assert text == "waiting for 2 GPU and 1 CPU for each of 2 replicas; 0 of 2 GPU free, 6 of 8 CPU free; held by serve (2 GPU)"
+
+
+def test_what_the_cluster_can_never_give_is_said() -> None:
+    """No one holds it: it is not there."""
+    text = budget.lacking({"GPU": 4.0, "CPU": 0.0}, 1, {"GPU": 2.0}, {"GPU": 2.0}, ["serve (1 GPU)"])
+    assert text == "waiting for 4 GPU for one replica; 2 of 2 GPU free; the cluster has fewer GPU in all than one replica needs"
+
+
+class Told:
+    """Stands for the progress: keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.states: list[tuple[str, str]] = []
+
+    def set(self, state: str, text: str = "") -> None:
+        self.states.append((state, text))
+
+    def replicas(self, ready: int, wanted: int) -> None:
+        self.ready = (ready, wanted)
+
+    def restarted(self, restarts: int) -> None:
+        self.restarts = restarts
+
+
+class Asked:
+    """Stands for the job: only its limits are looked at."""
+
+    class limits:
+        restarts = 0
+        stall = 60.0
+
+
+@pytest.fixture
+def watch() -> budget.Watch:
+    return budget.Watch(Asked(), Told(), "Replica", (1, 2), {"GPU": 1.0})
+
+
+def test_states_are_said_once_when_they_change(watch: budget.Watch) -> None:
+    """Loading, waiting for the first rows, running."""
+    for found in (Seen(placed=1), Seen(placed=1), Seen(ready=1), Seen(ready=1)):
+        watch.look(found)
+    watch.finished(3)
+    watch.look(Seen(ready=2))
+    assert watch.progress.states == [
+        ("loading", "0 of 1 replicas are ready"), ("running", "waiting for the first rows"), ("running", ""),
+    ]  # fmt: skip
+    assert watch.progress.ready == (2, 2)
+
+
+def test_a_verdict_is_given_once_and_carries_the_cause(watch: budget.Watch) -> None:
+    """The first reason stands, with what Ray says of the dead."""
+    watch.look(Seen(ready=1))
+    watch.look(Seen(waiting=1, restarts=1, causes=("the worker crashed",)))
+    verdict = watch.verdict
+    assert verdict is not None
+    assert verdict.evidence == "the worker crashed"
+    watch.look(Seen(waiting=1, restarts=9))
+    assert watch.verdict is verdict

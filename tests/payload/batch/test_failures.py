@@ -1,0 +1,52 @@
+"""What ended a pipeline is told in plain words, with the line that shows it and the setting to change."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.payload.batch import failures
+from launcher.payload.batch.job import Failed
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "message", "hint"),
+    [
+        ("engine", "torch.OutOfMemoryError: CUDA out of memory. Tried", "a GPU ran out of memory", "engine.args"),
+        ("predict", "torch.OutOfMemoryError: CUDA out of memory. Tried", "a GPU ran out of memory", "predict.batch_size"),
+        ("predict", "OutOfMemoryError: Task was killed due to the node running low", "host memory", "num_cpus"),
+        ("engine", "OSError: [Errno 28] No space left on device", "the disk is full", "write.path"),
+        ("engine", "huggingface_hub.errors.GatedRepoError: 403", "gated", "HF_TOKEN"),
+        ("engine", "HFValidationError: Repo id must be in the form 'repo_name'", "the model is not there", "check `model`"),
+        ("engine", "EngineArgs.__init__() got an unexpected keyword argument 'foo'", "argument `foo`", "vllm serve"),
+        ("engine", "ValidationError: 2 validation errors for ModelConfig", "`ModelConfig`", "engine.args"),
+        ("predict", "ModuleNotFoundError: No module named 'numpyx'", "imports `numpyx`", "ship the module"),
+        ("predict", "ImportError: my_model has no `Nope`", "my_model has no `Nope`", "predict.class"),
+        ("predict", "TypeError: C() takes no arguments", "cannot be made: C() takes no arguments", "predict.args"),
+        ("engine", "ValueError: No available memory for the cache blocks.", "key-value cache", "max_model_len"),
+    ],
+)  # fmt: skip
+def test_common_causes_are_recognised(mode: str, text: str, message: str, hint: str) -> None:
+    """Wherever in the traceback their line is."""
+    problem = RuntimeError(f"Traceback (most recent call last):\n  File x\n{text}\nfurther advice")
+    failed = failures.explain(problem, mode)
+    assert message in failed.message
+    assert hint in failed.hint
+    assert text in failed.evidence
+
+
+def test_what_nobody_knows_ends_with_its_own_last_line() -> None:
+    """Ray's wrapping around it is left out."""
+    mine = "Traceback (most recent call last):\n  File a\nValueError: the seventh seal\n\n"
+    ray = "The above exception was the direct cause\n\nray.exceptions.UserCodeException: UDF failed to process a data block."
+    text = mine + ray
+    failed = failures.explain(RuntimeError(text), "predict")
+    assert failed.message == "ValueError: the seventh seal"
+    assert "UDF failed" not in failed.evidence
+
+
+def test_a_failure_that_is_in_words_already_stays_as_it_is() -> None:
+    """Also inside what Ray wraps around a task's exception."""
+    inner = Failed("rows.jsonl changed while it was read", "12 bytes", "run it again")
+    outer = RuntimeError("a task failed")
+    outer.cause = inner  # type: ignore[attr-defined]  # as Ray keeps it
+    assert failures.explain(outer, "engine") is inner

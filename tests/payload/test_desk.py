@@ -1,0 +1,264 @@
+"""The program that keeps the folders of batch jobs on the head, run as it is run there."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.payload.batch.jobs import job, surveyed
+from tests.payload.batch.test_ledger import run
+
+DESK = Path(__file__).parent.parent.parent / "launcher" / "payload" / "desk.py"
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """Where a job of a cluster lies."""
+    return tmp_path / "vlaunch" / "lab" / "batch" / "demo"
+
+
+def ask(*argv: str | Path, stdin: bytes = b"", **environment: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, DESK, *map(str, argv)],
+        input=stdin, capture_output=True, timeout=30, check=False, env={**os.environ, **environment},
+    )  # fmt: skip
+    assert done.stderr == b""
+    answer = json.loads(done.stdout)
+    assert done.returncode == (1 if "error" in answer else 0)
+    return answer  # type: ignore[no-any-return]
+
+
+def prepared(work: Path, **more: Any) -> dict[str, Any]:
+    said = {"version": 1, "name": "demo", "cluster": "lab", "work": str(work), "out": str(work / "output"), **more}
+    return ask("prepare", work, stdin=json.dumps(said).encode())
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_a_job_is_prepared_and_looked_at(work: Path) -> None:
+    """What is not there is absent; what is there is told whole."""
+    assert ask("look", work) == {"absent": True}
+    prepared(work)
+    (work / "progress.json").write_text('{"state": "running"}')
+    (work / "summary.json").write_text("{ half")
+    found = ask("look", work)
+
+    assert (found["name"], found["folder"], found["job"]["out"]) == ("demo", str(work), str(work / "output"))
+    assert (found["progress"], found["summary"], found["alive"], found["inputs"]) == ({"state": "running"}, {}, False, {})
+    assert prepared(work, digest="new") == {"bytes": len((work / "job.json").read_bytes())}
+    assert ask("look", work)["job"]["digest"] == "new"
+
+
+def test_a_hundred_jobs_are_listed_in_half_a_second(work: Path) -> None:
+    """Of several folders; what is no job is left out."""
+    for number in range(100):
+        folder = work.parent / f"job-{number:03}"
+        (folder / "input").mkdir(parents=True)
+        (folder / "input" / "0000-a").write_bytes(b"x" * number)
+        (folder / "job.json").write_text(
+            json.dumps({"name": f"job-{number:03}", "meaning": {str(n): "x" * 50 for n in range(50)}})
+        )
+    (work.parent / "empty").mkdir()
+    (work.parent / "A file").touch()
+    (work.parent / "link").symlink_to(work.parent / "job-000")
+    started = os.times()
+    found = ask("list", work.parent, work / "nowhere")["jobs"]
+    used = sum(os.times()[2:4]) - sum(started[2:4])
+
+    assert [each["name"] for each in found] == [f"job-{number:03}" for number in range(100)]
+    assert found[7]["inputs"] == {"input/0000-a": 7}
+    assert used < 0.5
+
+
+def test_a_driver_is_alive_while_it_holds_its_lock(work: Path) -> None:
+    """Whatever its progress says; to look does not take the lock from it."""
+    prepared(work)
+    with (work / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert ask("look", work)["alive"] is True
+        assert "still runs" in ask("remove", work)["error"]
+    assert ask("look", work)["alive"] is False
+
+
+def test_files_come_in_pieces(work: Path) -> None:
+    """They have their name when they are whole; a piece that is sent again replaces what came of it before."""
+    prepared(work)
+    data = os.urandom(100_000)
+    assert ask("put", work, "input/0000-a.jsonl", "--offset", "0", stdin=data[:40_000]) == {"bytes": 40_000}
+    assert ask("look", work)["inputs"] == {"input/.0000-a.jsonl.part": 40_000}
+    assert ask("put", work, "input/0000-a.jsonl", "--offset", "50000", stdin=b"x")["have"] == 40_000
+    assert ask("put", work, "input/0000-a.jsonl", "--offset", "30000", stdin=data[30_000:60_000]) == {"bytes": 60_000}
+    rest = ("put", work, "input/0000-a.jsonl", "--offset", "60000", "--last", sha(data))
+    assert ask(*rest, stdin=data[60_000:]) == {"bytes": 100_000}
+
+    assert (work / "input" / "0000-a.jsonl").read_bytes() == data
+    assert ask("look", work)["inputs"] == {"input/0000-a.jsonl": 100_000}
+
+
+def test_a_file_that_arrives_otherwise_than_it_was_sent_is_not_taken(work: Path) -> None:
+    """It must be sent again from its beginning."""
+    prepared(work)
+    found = ask("put", work, "code/deep/m.py", "--offset", "0", "--last", sha(b"good"), stdin=b"bad")
+    assert found["have"] == 0
+    assert "did not arrive as it was sent" in found["error"]
+    assert not (work / "code" / "deep" / "m.py").exists()
+
+    assert ask("put", work, "code/deep/m.py", "--offset", "0", "--last", sha(b""), stdin=b"") == {"bytes": 0}
+
+
+@pytest.mark.parametrize(
+    "path", ["../out", "/etc/passwd", "input/../../x", "input//x", "", "input/./x", "link/x", "input/link"]
+)
+def test_paths_that_lead_out_are_refused(work: Path, tmp_path: Path, path: str) -> None:
+    """By dots, from the root, or through links."""
+    prepared(work)
+    (tmp_path / "target").mkdir()
+    (tmp_path / "file").write_text("mine")
+    (work / "link").symlink_to(tmp_path / "target")
+    (work / "input" / "link").symlink_to(tmp_path / "file")
+
+    assert "error" in ask("put", work, path, "--offset", "0", "--last", sha(b"x"), stdin=b"x")
+    assert "error" in ask("get", work, path, "--offset", "0", "--bytes", "5")
+    assert (list((tmp_path / "target").iterdir()), (tmp_path / "file").read_text()) == ([], "mine")
+
+
+@pytest.mark.parametrize(
+    "folder", ["elsewhere", "vlaunch/lab/batch", "vlaunch/lab/batch/../../demo", "vlaunch/lab/batch/A b", "link"]
+)
+def test_folders_that_are_no_job_s_are_left_alone(tmp_path: Path, folder: str) -> None:
+    """Nothing is made there, nor removed."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+
+    for verb in ("prepare", "remove", "put"):
+        assert "is no folder of a batch job" in ask(verb, tmp_path / folder, "input/a", stdin=b"{}")["error"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "link"]
+
+
+def test_outputs_are_those_that_are_committed(tmp_path: Path, work: Path) -> None:
+    """With sizes and digests from the ledger; a file without its entry, or of another size, is none."""
+    work.parent.mkdir(parents=True)
+    (tmp_path / "in.jsonl").write_bytes(b'{"n": 1}\n' * 12)
+    asked = job(tmp_path, tmp_path / "in.jsonl", work=str(work), out=str(work / "output"), write={"rows_per_file": 5})
+    prepared(work)
+    run(asked, surveyed(asked))
+    out = work / "output"
+    (out / "summary.json").write_text("{}")
+    (out / "rows" / "part-000099.jsonl").touch()
+    files = {each["path"]: each for each in ask("outputs", work)["files"]}
+
+    assert sorted(files) == ["errors/part-000003.jsonl", "rows/part-000001.jsonl", "rows/part-000002.jsonl", "summary.json"]
+    for path, each in files.items():
+        data = b""
+        while len(data) < each["bytes"]:
+            piece = ask("get", work, path, "--offset", str(len(data)), "--bytes", "100")
+            assert piece["size"] == each["bytes"]
+            data += base64.b64decode(piece["data"])
+        assert sha(data) == each["sha256"]
+    (out / "rows" / "part-000001.jsonl").write_text("cut")
+    assert len(ask("outputs", work)["files"]) == 3
+    assert "is no output" in ask("get", work, "ledger/job.json")["error"]
+    assert "error" in ask("get", work, "rows/part-000001.jsonl", "--bytes", str(1 << 30))
+
+
+def test_a_remote_output_is_not_asked_for_here(work: Path) -> None:
+    """It is where it was written."""
+    prepared(work, out="s3://b/o")
+
+    assert "no folder of this machine" in ask("outputs", work)["error"]
+
+
+def test_a_job_is_removed_with_what_it_wrote_and_nothing_else(tmp_path: Path, work: Path) -> None:
+    """Other files in its output folder stay; a folder of another job stays whole."""
+    work.parent.mkdir(parents=True)
+    out = tmp_path / "out"
+    (tmp_path / "in.jsonl").write_bytes(b'{"n": 1}\n' * 12)
+    asked = job(tmp_path, tmp_path / "in.jsonl", work=str(work))
+    run(asked, surveyed(asked))
+    (out / "rows" / "notes.txt").touch()
+    prepared(work, out=str(out), name="other")
+    assert ask("remove", work) == {"removed": [str(work)]}
+    assert (out / "ledger" / "job.json").exists()
+    prepared(work, out=str(out))
+
+    assert ask("remove", work) == {"removed": [str(out), str(work)]}
+    assert ask("remove", work) == {"removed": []}
+    assert [str(path.relative_to(out)) for path in out.rglob("*")] == ["rows", "rows/notes.txt"]
+    assert not work.exists()
+
+
+@pytest.fixture
+def dashboard() -> Iterator[int]:
+    """Ray's job API, which knows one job."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.path == "/api/jobs/batch-demo-1"
+            self.send_response(200 if known else 404)
+            self.end_headers()
+            self.wfile.write(json.dumps({"submission_id": "batch-demo-1", "status": "RUNNING", "message": "ok"}).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_running_job_is_followed(work: Path, tmp_path: Path, dashboard: int) -> None:
+    """Whole new lines of its log, Ray's word, and its own progress."""
+    prepared(work)
+    (work / "progress.json").write_text(json.dumps({"state": "running", "updated": time.time()}))
+    (tmp_path / "job-driver-batch-demo-1.log").write_bytes(b"old\nnew \xff line\nhalf")
+    argv = ("follow", work, "--job", "batch-demo-1", "--offset", "4", "--dashboard", str(dashboard))
+    found = ask(*argv, VLAUNCH_RAY_LOGS=str(tmp_path))
+
+    assert (found["job"]["status"], found["log"], found["offset"]) == ("RUNNING", "new � line\n", 15)
+    assert found["progress"]["state"] == "running"
+    gone = ask("follow", work, "--job", "gone", "--dashboard", str(dashboard), VLAUNCH_RAY_LOGS=str(tmp_path))
+    assert (gone["job"]["status"], gone["log"]) == ("ABSENT", "")
+
+
+def test_without_ray_a_job_cannot_be_followed(work: Path) -> None:
+    """The error says what did not answer."""
+    assert "refused" in ask("follow", work, "--job", "j", "--dashboard", "1")["error"]
+
+
+def test_a_look_at_the_lock_does_not_keep_a_job_from_being_removed(work: Path) -> None:
+    """Who looks holds it for an instant."""
+    prepared(work)
+    with (work / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        end = threading.Timer(0.5, fcntl.flock, (lock, fcntl.LOCK_UN))
+        end.start()
+        assert str(work) in ask("remove", work)["removed"]
+        end.join()
+
+
+def test_what_is_no_json_file_says_nothing(work: Path) -> None:
+    """Neither a pipe, which would be waited for, nor brackets without end."""
+    prepared(work)
+    os.mkfifo(work / "summary.json")
+    (work / "progress.json").write_text("[" * 200_000)
+    said = ask("look", work)
+    assert (said["progress"], said["summary"]) == ({}, {})
