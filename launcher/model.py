@@ -106,6 +106,7 @@ class Ports:
     worker_max: int = 19999
     api: int = 8000
     mp_master: int = 29501
+    dp_rpc: int = 29550
     probe: int = 29500
 
 
@@ -116,6 +117,7 @@ class ServeDefaults:
     model: str | None = None
     tp: int | None = None
     pp: int | None = None
+    dp: int = 1
     backend: Backend = "ray"
     bind: str = "0.0.0.0"  # noqa: S104 - users reach the endpoint from outside
     args: tuple[str, ...] = ()

@@ -1,6 +1,7 @@
-"""Which TP × PP, and why: from the cluster's GPUs and, where it could be read, the model's `config.json`. Pure arithmetic.
+"""Which TP × PP, and how many replicas of it: from the cluster's GPUs and, where it could be read, the model's `config.json`.
 
-Sources: vLLM's parallelism guide (TP inside a node, PP between nodes) and the checks of `vllm/config/model.py` (0.32).
+Pure arithmetic. Sources: vLLM's parallelism guide (TP inside a node, PP between nodes), the checks of `vllm/config/model.py`
+and, for replicas, of `vllm/v1/engine/utils.py` (0.32).
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from typing import Any
 from launcher.errors import PlacementError
 from launcher.model import Backend, Inventory
 
+_EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     """A split of a model, the reason for it, and how many ranks each node is expected to hold.
 
-    `warnings` say what works but costs something: TP across the network, GPUs left over.
+    `warnings` say what works but costs something: TP across the network, GPUs left over. `dp` is how many replicas of the
+    split there are; `experts` is how many the model has: 0 of a dense one, `None` where nobody could tell.
     """
 
     tp: int
@@ -27,16 +31,50 @@ class Placement:
     why: str
     nodes: tuple[tuple[str, int], ...]
     warnings: tuple[str, ...] = ()
+    dp: int = 1
+    experts: int | None = None
+
+    @property
+    def each(self) -> int:
+        """Ranks, and so GPUs, of one replica."""
+        return self.tp * self.pp
 
     @property
     def world(self) -> int:
         """Ranks, and so GPUs, in all."""
-        return self.tp * self.pp
+        return self.each * self.dp
+
+    @property
+    def words(self) -> str:
+        """Name the split for people."""
+        return (f"DP {self.dp} × " if self.dp > 1 else "") + f"TP {self.tp} × PP {self.pp}"
 
     @property
     def crosses(self) -> bool:
         """True when a TP group has ranks on several nodes: a group is local exactly when no node's share ends inside it."""
         return self.tp > 1 and any(end % self.tp for end in accumulate(count for _, count in self.nodes))
+
+    @property
+    def spans(self) -> bool:
+        """True when a replica has ranks on several nodes."""
+        return any(end % self.each for end in accumulate(count for _, count in self.nodes))
+
+    @property
+    def replicas(self) -> tuple[tuple[str, int], ...]:
+        """Each node with the number of replicas that begin on it."""
+        ends = list(accumulate(count for _, count in self.nodes))
+        begun = [-(-end // self.each) for end in (0, *ends)]
+        return tuple((name, begun[i + 1] - begun[i]) for i, (name, _) in enumerate(self.nodes))
+
+    @property
+    def coupled(self) -> bool:
+        """True when replicas exchange tokens in every layer: those of a mixture of experts, or of a model nobody could read."""
+        return self.dp > 1 and self.experts != 0
+
+    @property
+    def networked(self) -> bool:
+        """True when ranks exchange tensors over the network; replicas of a dense model inside nodes do not."""
+        return len(self.nodes) > 1 and (self.dp == 1 or self.spans or self.coupled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +85,7 @@ class ModelShape:
     kv_heads: int | None = None
     layers: int | None = None
     hidden: int | None = None
+    experts: int | None = None
 
 
 def choose(
@@ -55,6 +94,7 @@ def choose(
     pp: int | None,
     model_config: Mapping[str, Any] | None = None,
     *,
+    dp: int | None = None,
     backend: Backend = "ray",
 ) -> Placement:
     """Choose a split: TP = GPUs per node and PP = nodes, unless something else is asked for.
@@ -64,12 +104,15 @@ def choose(
         tp: tensor parallel size, or None to derive it.
         pp: pipeline parallel size, or None to derive it.
         model_config: the model's `config.json`, or None when nobody could read it.
+        dp: replicas of the split behind one endpoint; with more than one, each takes an equal part of the GPUs.
         backend: who hands out the ranks; each does it in its own way.
 
     Raises:
         PlacementError: the split cannot run; the message says why, the hint what would.
     """
     shape = shape_of(model_config)
+    if dp is not None and dp > 1:
+        return _replicate(inventory, dp, tp, pp, shape, backend)
     chosen_tp, chosen_pp, why = _sizes(inventory, tp, pp)
     wrong = impossible(inventory, chosen_tp, chosen_pp, shape)
     if wrong:
@@ -80,7 +123,7 @@ def choose(
         )
     mp = backend == "mp"
     nodes = share(inventory, chosen_tp, chosen_pp) if mp else _fill(inventory, chosen_tp * chosen_pp)
-    placed = Placement(tp=chosen_tp, pp=chosen_pp, why=why, nodes=nodes)
+    placed = Placement(tp=chosen_tp, pp=chosen_pp, why=why, nodes=nodes, experts=shape.experts)
     return replace(placed, warnings=tuple(_warnings(inventory, placed, shape)))
 
 
@@ -103,15 +146,16 @@ def shape_of(config: Mapping[str, Any] | None) -> ModelShape:
         kv_heads=number("num_key_value_heads", "num_kv_heads", "n_head_kv"),
         layers=number("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
         hidden=number("hidden_size", "n_embd", "d_model"),
+        experts=_experts(config) if heads is not None else None,
     )
 
 
-def impossible(inventory: Inventory, tp: int, pp: int, shape: ModelShape) -> str:
+def impossible(inventory: Inventory, tp: int, pp: int, shape: ModelShape, dp: int = 1) -> str:
     """Return why a split cannot run, in words; empty when nothing known speaks against it."""
     if tp < 1 or pp < 1:
         return "both must be at least 1"
-    if tp * pp > inventory.gpus:
-        return f"it needs {tp * pp} GPUs, the cluster has {inventory.gpus}"
+    if tp * pp * dp > inventory.gpus:
+        return f"it needs {tp * pp * dp} GPUs, the cluster has {inventory.gpus}"
     if shape.heads is not None and shape.heads % tp:
         return f"the model's {shape.heads} attention heads cannot be divided by TP {tp}"
     if shape.kv_heads is not None and shape.kv_heads % tp and tp % shape.kv_heads:
@@ -139,6 +183,113 @@ def share(inventory: Inventory, tp: int, pp: int) -> tuple[tuple[str, int], ...]
         evidence=_brings(inventory),
         hint="use `--backend ray`, or a TP × PP that every node takes the same part of",
     )
+
+
+def fit(inventory: Inventory, dp: int, each: int, *, spanning: bool) -> tuple[tuple[str, int], ...]:
+    """Hand out replicas of `each` ranks: whole ones inside nodes, the head's first, on as few nodes as hold them.
+
+    With `spanning`, one that is larger than a node takes several whole ones, as vLLM's Ray backend can (strategy `span` of
+    `create_dp_placement_groups`, vllm/v1/engine/utils.py). Empty when they do not fit, or the head would hold none.
+    """
+    ordered = (inventory.head, *sorted(inventory.workers, key=lambda node: -node.gpus))
+    size = inventory.head.gpus
+    if spanning and each > size:
+        wanted, alike = each * dp // size, all(node.gpus == size for node in ordered)
+        fits = alike and each % size == 0 and wanted <= len(ordered)
+        return tuple((node.name, size) for node in ordered[:wanted]) if fits else ()
+    left, nodes = dp, []
+    for node in ordered:
+        here = min(left, node.gpus // each)
+        if here:
+            nodes.append((node.name, here * each))
+        left -= here
+    return () if left or nodes[0][0] != inventory.head.name else tuple(nodes)
+
+
+def _replicate(inventory: Inventory, dp: int, tp: int | None, pp: int | None, shape: ModelShape, backend: Backend) -> Placement:
+    chosen_tp, chosen_pp, why = _replica_sizes(inventory, dp, tp, pp)
+    each = chosen_tp * chosen_pp
+    wrong = impossible(inventory, chosen_tp, chosen_pp, shape, dp)
+    nodes = () if wrong else fit(inventory, dp, each, spanning=backend == "ray")
+    if not nodes:
+        wide = backend == "mp" and bool(fit(inventory, dp, each, spanning=True)) if not wrong else False
+        raise PlacementError(
+            f"{dp} replicas of TP {chosen_tp} × PP {chosen_pp} cannot run: {wrong or _unfit(inventory, each, wide)}",
+            evidence=f"{why}; {_brings(inventory)}",
+            hint=_other_replicas(inventory, dp, shape) + (", or `--backend ray` for replicas of several nodes" if wide else ""),
+        )
+    placed = Placement(tp=chosen_tp, pp=chosen_pp, why=why, nodes=nodes, dp=dp, experts=shape.experts)
+    warnings = _warnings(inventory, placed, shape)
+    if backend == "ray" and shape.experts and len(nodes) > 1:
+        warnings.append(
+            "replicas of a mixture of experts on several nodes have open reports of hangs under Ray (vLLM issues 44878, 43420 "
+            "and 32400): `--backend mp` is the way to prefer"
+        )
+    return replace(placed, warnings=tuple(warnings))
+
+
+def _replica_sizes(inventory: Inventory, dp: int, tp: int | None, pp: int | None) -> tuple[int, int, str]:
+    """Give each replica an equal part of the GPUs, as TP where it stays inside a node."""
+    total, size = inventory.gpus, max(node.gpus for node in inventory.nodes)
+    if tp is not None:
+        return tp, pp or 1, "as asked" if pp is not None else f"TP {tp} as asked; a replica inside a node needs no pipeline"
+    part = total // dp
+    if part and (total % dp or part % (pp or 1)):
+        asked = f"{dp} replicas" + (f" of PP {pp}" if pp is not None else "")
+        raise PlacementError(
+            f"the cluster's {total} GPUs cannot be divided equally between {asked}",
+            evidence=_brings(inventory),
+            hint=_other_replicas(inventory, dp, ModelShape()),
+        )
+    if pp is not None:
+        return max(1, part // pp), pp, f"PP {pp} as asked, the TP that gives each replica {part} of {total} GPUs"
+    if part == 0:
+        return 1, 1, "a replica has one GPU at least"
+    why = f"each replica gets {part} of {total} GPUs"
+    if part > size and part % size == 0:
+        return size, part // size, f"{why}: TP = GPUs per node, PP = its nodes"
+    return part, 1, f"{why} as TP"
+
+
+def _unfit(inventory: Inventory, each: int, wide: bool) -> str:
+    if wide:
+        return f"a replica needs {each} GPUs and so several nodes, and the mp backend keeps replicas inside nodes"
+    if inventory.head.gpus < each and any(node.gpus >= each for node in inventory.workers):
+        return f"a replica needs {each} GPUs, and the head, which must hold one, has {inventory.head.gpus}"
+    held = sum(node.gpus // each for node in inventory.nodes)
+    return f"only {held} of them can stay inside nodes" if held else f"a replica needs {each} GPUs, more than any node has"
+
+
+def _other_replicas(inventory: Inventory, dp: int, shape: ModelShape) -> str:
+    """Name up to three ways that work on either backend: as many replicas as asked first, then those that use most GPUs."""
+    sizes = range(1, inventory.head.gpus + 1)
+    most = {tp: sum(node.gpus // tp for node in inventory.nodes) for tp in sizes}
+    options = [
+        (count, tp)
+        for tp in sizes
+        for count in {min(dp, most[tp]), most[tp]}
+        if count > 1 and not impossible(inventory, tp, 1, shape, count)
+    ]
+    # One way for each number of replicas: the largest TP that leaves no GPU of the head over, else the largest.
+    best = dict(sorted(options, key=lambda each: (inventory.head.gpus % each[1] == 0, each[1])))
+    options = sorted(best.items(), key=lambda each: (each[0] != dp, -each[0] * each[1], abs(each[0] - dp), -each[1]))
+    if not options:
+        return "no two replicas of this model fit inside nodes"
+    return "these work: " + ", ".join(f"`--data-parallel-size {count} --tp {tp}`" for count, tp in options[:3])
+
+
+def _experts(config: Mapping[str, Any]) -> int:
+    """Count a model's experts, wherever in its parts they are named (vLLM's `get_num_experts`); 0 of a dense one."""
+    found = [0]
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            found.append(_experts(value))
+        elif isinstance(value, list) and name == "block_configs":
+            found += [_experts(block) for block in value if isinstance(block, Mapping)]
+        elif name in _EXPERTS:
+            numbers = value if isinstance(value, list) else [value]
+            found += [each for each in numbers if isinstance(each, int) and not isinstance(each, bool)]
+    return max(found)
 
 
 def _sizes(inventory: Inventory, tp: int | None, pp: int | None) -> tuple[int, int, str]:

@@ -32,7 +32,10 @@ _LEFT = ("remove what is left of it: `vlaunch stop`",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A server that has answered. `seconds` is how long the watching took, `answer_seconds` the completion alone."""
+    """A server that has answered, and so has each of its replicas, where there are several.
+
+    `seconds` is how long the watching took, `answer_seconds` the completion alone, `replicas` each replica's.
+    """
 
     endpoint: str
     model: str
@@ -42,6 +45,7 @@ class Served:
     capacity: vllm.Capacity
     seconds: float
     answer_seconds: float
+    replicas: tuple[float, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,6 +60,7 @@ class _State:
     lost_since: float | None = None
     refusals: list[str] = field(default_factory=list)
     told: str = ""
+    silent: str = ""
 
     @property
     def text(self) -> str:
@@ -204,12 +209,19 @@ def _first_answer(
     except UnreadableAnswer:
         return None
     status, error = said.get("status", 0), str(said.get("error", ""))
+    replicas = said.get("replicas") or ()
+    missing = [(number, each) for number, each in enumerate(replicas) if not each["answered"]]
+    state.silent = f"no answer yet from {', '.join(f'DP{number}' for number, _ in missing)}" if missing else ""
+    if missing:  # One replica's answer is not all replicas': what any of them says against it counts.
+        refused = [(each["status"], f"DP{n}: {each['error']}") for n, each in missing if each["status"] not in (0, 200)]
+        status, error = next(iter(refused), (0, ""))
     if status == 200 and said.get("tokens", 0) > 0:
         ranks = watched.read_ranks(by_node(transport, watched.ask_ranks))
         return Served(
             endpoint=watched.endpoint, model=said["model"], fingerprint=said["system_fingerprint"], text=said["text"],
             ranks=ranks, capacity=vllm.capacity(seen.server.get("capacity") or {}, state.text),
             seconds=clock() - began, answer_seconds=float(said["seconds"]),
+            replicas=tuple(float(each["seconds"]) for each in replicas),
         )  # fmt: skip
     if status in (401, 403):
         raise NodeError(
@@ -227,7 +239,7 @@ def _first_answer(
 
 
 def _waiting(state: _State, now: float, timeout: float) -> Event:
-    how_far = vllm.shards(list(state.lines)[-20:]) if state.phase == "load" else ""
+    how_far = vllm.shards(list(state.lines)[-20:]) if state.phase == "load" else state.silent
     text = vllm.title(state.phase) + (f" ({how_far})" if how_far else "")
     changed, state.told = text != state.told, text
     return Event(
@@ -239,7 +251,7 @@ def _waiting(state: _State, now: float, timeout: float) -> Event:
 def _too_late(watched: Watched, state: _State, timeout: float) -> DeadlineError:
     return DeadlineError(
         "",
-        f"no answer from the server within {timeout:.0f}s; it is still {vllm.title(state.phase)}",
+        f"no answer from the server within {timeout:.0f}s; {state.silent or f'it is still {vllm.title(state.phase)}'}",
         evidence=list(state.lines)[-8:],
         hint="it goes on: watch it again with the same `vlaunch serve`, see `vlaunch logs -f`, or end it with `vlaunch stop`",
     )
@@ -264,4 +276,5 @@ def summary(served: Served) -> dict[str, Any]:
         "system_fingerprint": served.fingerprint,
         "seconds": round(served.seconds, 1),
         "first_answer_seconds": served.answer_seconds,
+        **({"replica_seconds": list(served.replicas)} if served.replicas else {}),
     }

@@ -11,7 +11,10 @@ import argparse
 import hashlib
 import io
 import json
+import subprocess
+import sys
 import tarfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from launcher.transport import Command
 
 Json = dict[str, Any]
 FIXTURES = Path(__file__).parent / "fixtures"
+_DESK = Path(__file__).parents[1] / "launcher" / "payload" / "desk.py"
 _RAY_IMAGE = FIXTURES / "image" / "vllm-cpu-0.32.0-ray-2.60.0.json"
 
 
@@ -69,6 +73,8 @@ class World:
         self.reports: dict[str, Json | str] = {}
         self.knocks: dict[tuple[str, str], Json | str] = {}
         self.jobs: list[Json] = []
+        # What a submitted job does; it is called with the job, and changes it and the files on the head as it goes.
+        self.driver: Callable[[Json], None] = lambda job: None
         self._made = 0
         if image:
             for machine in self.machines.values():
@@ -113,7 +119,8 @@ class World:
         if command.argv[:2] == ("rm", "-f"):
             return "forget" if command.argv[2].endswith("/network.json") else "rm"
         rest = command.argv[len(self.machines[command.node].node.docker) :]
-        return rest[rest.index("/opt/vlaunch/head.py") + 1] if rest[0] == "exec" else rest[0]
+        program = next((each for each in rest if each.startswith("/opt/vlaunch/")), "")
+        return rest[rest.index(program) + 1] if rest[0] == "exec" else rest[0]
 
     def _change(self, machine: Machine, command: Command, word: str) -> Answer | None:
         """Record a change; a failure that the test planned is its answer, and nothing happens."""
@@ -127,6 +134,8 @@ class World:
             return Answer(node=name, code=0, out=out + self._survey(machine, command.stdin()) if command.stdin else out)
         if word == "model":
             return self._model(machine, command.argv)
+        if word == "batches":
+            return Answer(node=name, code=0, out="".join(f"{each.name}/\n" for each in Path(rest[0]).glob("*")))
         if word == "logs":
             return Answer(node=name, code=0, out=machine.logs)
         if word == "verdict":
@@ -240,6 +249,8 @@ class World:
             return self._measured(machine, argv)
         if argv[:2] == ("python3", "/opt/vlaunch/head.py"):
             return self._head(machine, command, argv)
+        if argv[:2] == ("python3", "/opt/vlaunch/desk.py"):
+            return self._desk(machine, command, argv)
         if argv == ("ray", "status"):
             return Answer(node=node, code=0, out=self._ray_status())
         return self._exec_shell(machine, argv)
@@ -262,6 +273,34 @@ class World:
                 job["status"] = "STOPPED" if job["submission_id"] in argv else job["status"]
             return failed if failed is not None else Answer(node=node, code=0, out="{}")
         return Answer(node=node, code=0, out=json.dumps(self._payload(verb)) + "\n")
+
+    def _desk(self, machine: Machine, command: Command, argv: Argv) -> Answer:
+        """Answer with the program itself, on this machine's own files: `hf_home` must be a folder of the test's."""
+        node, verb = machine.node.name, argv[2]
+        if verb in ("put", "prepare", "remove"):
+            failed = self._change(machine, command, verb)
+            if failed is not None:
+                return failed
+        if verb in self.said:
+            return Answer(node=node, code=1 if "error" in self.said[verb] else 0, out=json.dumps(self.said[verb]))
+        if verb == "follow":
+            return Answer(node=node, code=0, out=json.dumps(self._followed(argv)))
+        stdin = command.stdin() if command.stdin is not None else b""
+        # Secrets of whoever runs the tests are no part of a container's environment.
+        program = [sys.executable, "-S", str(_DESK), *argv[2:]]
+        ran = subprocess.run(program, input=stdin, capture_output=True, env={}, check=False)
+        return Answer(node=node, code=ran.returncode, out=ran.stdout.decode(), err=ran.stderr.decode())
+
+    def _followed(self, argv: Argv) -> Json:
+        """Answer `follow`: Ray's word is what `jobs` say, and its log their `log`."""
+        wanted, offset = argv[argv.index("--job") + 1], int(argv[argv.index("--offset") + 1])
+        job = next((each for each in self.jobs if each["submission_id"] == wanted), {"status": "ABSENT"})
+        progress = Path(argv[3]) / "progress.json"
+        log = str(job.get("log", ""))
+        return {
+            "job": {key: job.get(key) for key in ("submission_id", "status", "message", "driver_exit_code")},
+            "log": log[offset:], "offset": len(log), "progress": json.loads(progress.read_text()) if progress.exists() else {},
+        }  # fmt: skip
 
     def network(self, machine: Machine, words: Argv) -> Json:
         """Return what the network probe of a machine would print: one rank, every pair as `links` says, TCP by default."""
@@ -334,6 +373,7 @@ class World:
         assert command.stdin is not None
         asked = json.loads(command.stdin())
         self.jobs.append({**asked, "status": "RUNNING", "message": ""})
+        self.driver(self.jobs[-1])
         return Answer(node=machine.node.name, code=0, out="{}")
 
     def _survey(self, machine: Machine, clock: bytes) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import PlacementError
-from launcher.model import Inventory, Node
+from launcher.model import Backend, Inventory, Node
 from launcher.placement import Placement, choose, impossible, shape_of
 
 LLAMA_70B = {"num_attention_heads": 64, "num_key_value_heads": 8, "num_hidden_layers": 80}
@@ -147,3 +147,148 @@ def test_shape_of(config: dict[str, object] | None, heads: int | None, layers: i
     shape = shape_of(config)
 
     assert (heads, layers) == (shape.heads, shape.layers)
+
+
+MOE = {"num_attention_heads": 32, "num_key_value_heads": 4, "num_hidden_layers": 48, "num_experts": 128}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "dp", "tp", "pp", "backend", "words", "replicas"),
+    [
+        ((8, 8), 2, None, None, "mp", "DP 2 × TP 8 × PP 1", {"n0": 1, "n1": 1}),  # a node each
+        ((8, 8), 4, None, None, "ray", "DP 4 × TP 4 × PP 1", {"n0": 2, "n1": 2}),
+        ((8, 8), 16, None, None, "ray", "DP 16 × TP 1 × PP 1", {"n0": 8, "n1": 8}),
+        ((8,), 2, None, None, "mp", "DP 2 × TP 4 × PP 1", {"n0": 2}),
+        ((8, 4), 3, None, None, "mp", "DP 3 × TP 4 × PP 1", {"n0": 2, "n1": 1}),
+        ((8, 8), 2, 4, None, "mp", "DP 2 × TP 4 × PP 1", {"n0": 2}),  # as few nodes as hold them
+        ((8, 8), 2, 4, 2, "mp", "DP 2 × TP 4 × PP 2", {"n0": 1, "n1": 1}),
+        ((8, 8), 2, None, 2, "mp", "DP 2 × TP 4 × PP 2", {"n0": 1, "n1": 1}),
+        ((4, 4, 8), 3, 4, None, "mp", "DP 3 × TP 4 × PP 1", {"n0": 1, "n2": 2}),  # the larger node before the smaller
+        ((8, 8, 8, 8), 2, None, None, "ray", "DP 2 × TP 8 × PP 2", {"n0": 1, "n1": 0, "n2": 1, "n3": 0}),
+        ((1, 1), 2, None, None, "mp", "DP 2 × TP 1 × PP 1", {"n0": 1, "n1": 1}),
+    ],
+)
+def test_replicas(
+    gpus: tuple[int, ...],
+    dp: int,
+    tp: int | None,
+    pp: int | None,
+    backend: Backend,
+    words: str,
+    replicas: dict[str, int],
+) -> None:
+    """Each replica gets an equal part of the GPUs, inside a node where it can; the head always holds the first."""
+    placed = choose(cluster(*gpus), tp, pp, dp=dp, backend=backend)
+
+    assert (placed.words, dict(placed.replicas)) == (words, replicas)
+    assert placed.world == sum(count for _, count in placed.nodes)
+    assert placed.spans is (0 in replicas.values())
+    assert not placed.crosses
+
+
+@pytest.mark.parametrize(
+    ("gpus", "dp", "tp", "pp", "backend", "reason"),
+    [
+        ((8, 8), 3, None, None, "mp", "16 GPUs cannot be divided equally between 3 replicas"),
+        ((8, 8), 2, None, 3, "ray", "between 2 replicas of PP 3"),
+        ((8, 8), 20, None, None, "mp", "it needs 20 GPUs, the cluster has 16"),
+        ((8, 8, 8, 8), 2, None, None, "mp", "several nodes, and the mp backend keeps replicas inside nodes"),
+        ((8, 4), 2, None, None, "ray", "only 1 of them can stay inside nodes"),
+        ((4, 8), 2, 6, None, "ray", "the head, which must hold one, has 4"),
+        ((4, 8, 8), 2, 8, None, "mp", "the head, which must hold one, has 4"),
+        ((4, 4), 1, 2, None, "ray", ""),
+        ((6, 6, 6), 2, 8, 1, "ray", "a replica needs 8 GPUs, more than any node has"),
+    ],
+)
+def test_replicas_that_cannot_be(
+    gpus: tuple[int, ...], dp: int, tp: int | None, pp: int | None, backend: Backend, reason: str
+) -> None:
+    """They are refused with the reason, and each way that the hint offers works on either backend."""
+    if not reason:
+        assert choose(cluster(*gpus), tp, pp, dp=dp) == choose(cluster(*gpus), tp, pp)
+        return
+    with pytest.raises(PlacementError, match=reason) as refused:
+        choose(cluster(*gpus), tp, pp, dp=dp, backend=backend)
+    offered = re.findall(r"--data-parallel-size (\d+) --tp (\d+)", refused.value.hint)
+
+    assert offered
+    assert dp >= 16 or offered[0][0] == str(dp)
+    for count, size in offered:
+        for each in ("ray", "mp"):
+            assert choose(cluster(*gpus), int(size), None, dp=int(count), backend=each).dp == int(count)
+    assert ("`--backend ray`" in refused.value.hint) is ("mp backend keeps" in reason)
+
+
+def test_replicas_need_heads_that_can_be_divided() -> None:
+    """The model's shape counts for each replica."""
+    with pytest.raises(PlacementError, match="28 attention heads cannot be divided by TP 8") as refused:
+        choose(cluster(8, 8), None, None, QWEN_7B, dp=2)
+
+    assert refused.value.hint.startswith("these work: `--data-parallel-size 2 --tp 4`")
+
+
+def test_two_replicas_on_one_gpu_have_no_way_out() -> None:
+    """Nothing is made up where nothing works."""
+    with pytest.raises(PlacementError) as refused:
+        choose(cluster(1), None, None, dp=2)
+
+    assert "`--data-parallel-size" not in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("config", "gpus", "coupled", "networked"),
+    [
+        (LLAMA_70B, (8, 8), False, False),  # dense replicas are engines of their own
+        (MOE, (8, 8), True, True),
+        (None, (8, 8), True, True),  # nobody could read it, so the worst is assumed
+        (MOE, (8,), True, False),
+        (LLAMA_70B, (8,), False, False),
+    ],
+)
+def test_what_replicas_exchange(
+    config: dict[str, object] | None, gpus: tuple[int, ...], coupled: bool, networked: bool
+) -> None:
+    """Replicas of a mixture of experts meet in every layer; those of a dense model never."""
+    placed = choose(cluster(*gpus), None, None, config, dp=2)
+
+    assert (placed.coupled, placed.networked) == (coupled, networked)
+
+
+def test_one_copy_over_several_nodes_needs_the_network() -> None:
+    """Without replicas it is the split that crosses nodes."""
+    assert choose(cluster(8, 8), None, None, LLAMA_70B).networked
+    assert not choose(cluster(8, 8), 8, 1, LLAMA_70B).networked
+    assert choose(cluster(8, 8, 8, 8), None, None, LLAMA_70B, dp=2).networked
+
+
+@pytest.mark.parametrize(
+    ("backend", "config", "gpus", "warned"),
+    [("ray", MOE, (8, 8), True), ("mp", MOE, (8, 8), False), ("ray", LLAMA_70B, (8, 8), False), ("ray", MOE, (8,), False)],
+)
+def test_a_mixture_of_experts_over_nodes_under_ray_is_warned_of(
+    backend: Backend, config: dict[str, object], gpus: tuple[int, ...], warned: bool
+) -> None:
+    """There are open reports of hangs, and a backend without them."""
+    warnings = choose(cluster(*gpus), None, None, config, dp=2, backend=backend).warnings
+
+    assert any("`--backend mp` is the way to prefer" in each for each in warnings) is warned
+
+
+@pytest.mark.parametrize(
+    ("config", "experts"),
+    [
+        (LLAMA_70B, 0),
+        (MOE, 128),
+        ({**LLAMA_70B, "n_routed_experts": 256}, 256),
+        ({**LLAMA_70B, "num_local_experts": 8}, 8),
+        ({**LLAMA_70B, "moe_num_experts": [64, 64]}, 64),
+        ({"text_config": MOE}, 128),
+        ({**LLAMA_70B, "thinker_config": {"text_config": MOE}}, 128),
+        ({**LLAMA_70B, "block_configs": [{"block_type": "mamba"}, {"block_type": "moe", "n_routed_experts": 32}]}, 32),
+        ({"architectures": ["x"]}, None),
+        (None, None),
+    ],
+)
+def test_experts(config: dict[str, object] | None, experts: int | None) -> None:
+    """They are found where models name them; a config that says nothing of attention is not taken for a dense model's."""
+    assert experts == shape_of(config).experts

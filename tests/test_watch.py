@@ -96,8 +96,11 @@ def look(text: str = "", status: str = "RUNNING", health: int = 0, **more: Any) 
     }  # fmt: skip
 
 
-def follow(world: World, *, mp: bool = False, timeout: float = 600, attached: bool = False) -> tuple[list[Event], Served]:
-    request = Request(model="m", placement=choose(INVENTORY, 1, 2), backend="ray", host="0.0.0.0", port=8000)
+def follow(
+    world: World, *, mp: bool = False, timeout: float = 600, attached: bool = False, dp: int = 1
+) -> tuple[list[Event], Served]:
+    split = choose(INVENTORY, 1, 2 // dp, dp=dp)
+    request = Request(model="m", placement=split, backend="ray", host="0.0.0.0", port=8000)
     watched = as_ranks(INVENTORY, request) if mp else as_job(INVENTORY, request, "serve-1")
     events: list[Event] = []
     generator = watch(
@@ -253,6 +256,61 @@ def test_a_server_that_somebody_stops() -> None:
         follow(World([look(), look(dying), look(status="STOPPED")]))
 
     assert [event for event in stopped.value.events if event.kind == "warning"] == []  # type: ignore[attr-defined]
+
+
+def replicas(*answered: bool, **last: Any) -> dict[str, Any]:
+    """What the head says of a completion and of each replica's; `last` is of the last one."""
+    each = [{"status": 200, "seconds": 0.25, "error": "", "answered": done} for done in answered]
+    return {**ANSWERED, "replicas": [*each[:-1], {**each[-1], **last}]}
+
+
+def test_every_replica_must_answer() -> None:
+    """A completion of one replica ends no wait; who is missing is said, and all are asked again."""
+    world = World([look(health=200)], completions=[replicas(True, False), replicas(True, True)])
+    events, served = follow(world, dp=2)
+
+    assert world.asked == 2
+    assert served.replicas == (0.25, 0.25)
+    assert summary(served)["replica_seconds"] == [0.25, 0.25]
+    assert any("no answer yet from DP1" in event.text for event in events if event.kind == "wait")
+
+
+def test_a_replica_that_only_refuses() -> None:
+    """Three refusals of one replica are enough, although the others answer."""
+    refused = replicas(True, False, status=500, error="EngineCore is sad")
+    world = World([look(health=200)], completions=[refused])
+    with pytest.raises(NodeError, match="gives no completion") as failed:
+        follow(world, dp=2)
+
+    assert (world.asked, failed.value.evidence) == (3, "500: DP1: EngineCore is sad")
+
+
+def test_a_replica_that_stays_silent() -> None:
+    """The deadline names it."""
+    world = World([look(health=200)], completions=[replicas(False, True, status=0, error="timed out")])
+    with pytest.raises(DeadlineError, match="within 20s; no answer yet from DP0"):
+        follow(world, dp=2, timeout=20)
+
+
+@pytest.mark.parametrize(("dp", "engines"), [(1, ()), (2, ("--engines", "2"))])
+def test_replicas_are_asked_for(dp: int, engines: tuple[str, ...]) -> None:
+    """The head is told how many there are, and has time for two rounds of them."""
+    request = Request(model="m", placement=choose(INVENTORY, 1, 2 // dp, dp=dp), backend="mp", host="::", port=8000)
+    for watched in (as_job(INVENTORY, request, "serve-1"), as_ranks(INVENTORY, request)):
+        asked = watched.complete(60)
+
+        assert asked.argv[-len(engines) :] == engines or not engines
+        assert ("--engines" in asked.argv) is bool(engines)
+        assert asked.timeout == 60 * dp + 30
+
+
+def test_replicas_are_told_by_their_containers() -> None:
+    """The log of each rank container tells which replicas it holds."""
+    looks: list[dict[str, Any] | Answer] = [{"log": log("serve_mp_dp2_node0_ok"), "health": 200, "capacity": CAPACITY}]
+    logs = {"n1": log("serve_mp_dp2_node0_ok"), "n2": log("serve_mp_dp2_node1_ok")}
+    _, served = follow(World(looks, completions=[replicas(True, True)], logs=logs), mp=True, dp=2)
+
+    assert served.ranks == {"n1": ("DP0",), "n2": ("DP1",)}
 
 
 @pytest.mark.parametrize("status", [401, 403])

@@ -183,7 +183,7 @@ def read_payload(answer: Answer) -> dict[str, Any]:
     """Read the one JSON object that `payload/head.py` prints; raises UnreadableAnswer (also for its own `error`)."""
     try:
         said = json.loads(answer.out.strip().splitlines()[-1])
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, RecursionError):
         raise UnreadableAnswer(f"{answer.node}: the head container gave no answer", evidence=answer.tail) from None
     if not isinstance(said, dict):
         raise UnreadableAnswer(f"{answer.node}: the head container gave no answer", evidence=answer.tail)

@@ -1,17 +1,29 @@
-"""Judges of a server to be (cluster whole, model on every node, GPUs and port free), and of one that was stopped."""
+"""Judges of a server or a batch job to be (cluster whole, model on every node, room for it), and of one that was stopped."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from launcher.checks.shape import Finding
 from launcher.model import Inventory, Node
-from launcher.tools import ray
+from launcher.tools import desk, ray
 from launcher.tools.host import HostFacts
 from launcher.tools.model import ModelSeen
 
 OVER = ("SUCCEEDED", "FAILED", "STOPPED", "ABSENT")
+_SPARE = 64 * 2**20  # bytes that stay free beside a batch job's files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Something that runs and may hold accelerators, of which Ray knows or not; `end` is the command that ends it."""
+
+    what: str
+    gpus: float
+    end: str
+    in_ray: bool = True
 
 
 def cluster(
@@ -84,19 +96,106 @@ def model(nodes: Sequence[Node], name: str, seen: Mapping[str, ModelSeen], offli
     return findings
 
 
-def free_gpus(inventory: Inventory, tp: int, pp: int, said: Mapping[str, Any]) -> list[Finding]:
-    """Judge that Ray has as many free GPUs as there will be ranks; vLLM would wait half an hour for them."""
-    busy = busy_gpus(said)
-    free = inventory.gpus - busy
-    if free >= tp * pp:
+def free_gpus(inventory: Inventory, needs: int, split: str, said: Mapping[str, Any], freed: float = 0.0) -> list[Finding]:
+    """Judge that Ray has as many free GPUs as a split, told in words, needs; vLLM would wait half an hour for them.
+
+    `freed` are those of servers that make room for it.
+    """
+    holders = batch_holders(said)
+    # A batch job that has just begun holds nothing yet, but soon will.
+    free = max(0.0, inventory.gpus - max(busy_gpus(said) - freed, sum(each.gpus for each in holders)))
+    if free >= needs:
         return [Finding(node="", status="pass", text=f"{free:g} of {inventory.gpus} GPUs are free in Ray")]
     return [
         Finding(
             node="", status="fail",
-            text=f"{free:g} of {inventory.gpus} GPUs are free in Ray, TP {tp} × PP {pp} needs {tp * pp}",
-            fix="see who holds them: `vlaunch exec --head -- ray list placement-groups`",
+            text=f"{free:g} of {inventory.gpus} GPUs are free in Ray, {split} needs {needs}{_held(holders)}",
+            fix="\n".join(f"wait for it, or end it: `{each.end}`" for each in holders)
+            or "see who holds them: `vlaunch exec --head -- ray list placement-groups`",
         )
     ]  # fmt: skip
+
+
+def claimed(job: Mapping[str, Any]) -> float:
+    """Return how many accelerators a batch's Ray job needs at least, as its metadata says."""
+    try:
+        return max(0.0, float((job.get("metadata") or {}).get(desk.GPUS, 0)))
+    except ValueError:
+        return 0.0
+
+
+def batch_holders(said: Mapping[str, Any]) -> list[Holder]:
+    """Return the batch jobs that run and need accelerators."""
+    return [
+        Holder(what=f"batch job `{name}`", gpus=claimed(job), end=f"vlaunch stop {name}")
+        for job in said.get("jobs", ())
+        if job["status"] not in OVER and (name := (job.get("metadata") or {}).get(desk.NAME)) and claimed(job)
+    ]
+
+
+def batch_room(
+    inventory: Inventory, least: float, most: float, said: Mapping[str, Any], holders: Sequence[Holder], *, queue: bool
+) -> list[Finding]:
+    """Judge that a batch job can begin now; with `queue` it may wait for what others hold."""
+    outside = [each for each in holders if not each.in_ray]
+    if outside and inventory.accelerator != "cpu":
+        text = f"{outside[0].what} runs outside of Ray, which would give its GPUs to the job"
+        fix = f"end it: `{outside[0].end}`; a server beside batch jobs needs `--backend ray`"
+        return [Finding(node="", status="fail", text=text, fix=fix)]
+    # Who has just begun holds nothing yet, but soon will.
+    free = max(0.0, inventory.gpus - max(busy_gpus(said), sum(each.gpus for each in holders)))
+    unit = "slots" if inventory.accelerator == "cpu" else "GPUs"
+    text = f"{free:g} of {inventory.gpus} {unit} are free in Ray"
+    if free >= least:
+        room = f"; of {most:g} that the job would use" if free < most else ""
+        return [Finding(node="", status="pass", text=text + room)]
+    text += f", the job needs {least:g}{_held(holders)}"
+    if queue:
+        return [Finding(node="", status="warn", text=f"{text}; it waits for them")]
+    ends = ", ".join(f"`{each.end}`" for each in holders)
+    who = f"end what holds them: {ends}" if ends else "see who holds them: `vlaunch exec --head -- ray list placement-groups`"
+    return [Finding(node="", status="fail", text=text, fix=f"{who}\nor submit it, to wait for them: `--queue`")]
+
+
+def batch_disk(node: Node, need: int, facts: HostFacts) -> list[Finding]:
+    """Judge that the head has room for what is shipped, and for as much output again."""
+    if facts.disk_free is None:
+        return [Finding(node=node.name, status="skip", text=f"nobody could say how much room {node.hf_home} has")]
+    wanted = 2 * need + _SPARE
+    if facts.disk_free >= wanted:
+        return [Finding(node=node.name, status="pass", text=f"{_size(facts.disk_free)} free under {node.hf_home}")]
+    return [
+        _fail(
+            node, f"{_size(facts.disk_free)} free under {node.hf_home}, the job's files need about {_size(wanted)}",
+            fix="free some space there, remove jobs that are done (`vlaunch jobs --remove NAME`),\n"
+            "or read from and write to a path of the nodes (`nodes:/…`) or an object store",
+        )
+    ]  # fmt: skip
+
+
+def batch_stopped(jobs: Sequence[str], said: Mapping[str, Any], alive: Sequence[str]) -> list[Finding]:
+    """Judge that batch jobs are over, their drivers gone, and nothing of theirs left in Ray.
+
+    Args:
+        jobs: their Ray jobs.
+        said: what the head said about Ray, or its `error`.
+        alive: the names of those whose driver still holds its lock.
+    """
+    if "error" in said and "jobs" not in said:
+        text, fix = f"Ray cannot be asked any more: {said['error']}", "look at `vlaunch status`"
+        return [Finding(node="", status="fail", text=text, fix=fix)]
+    states = {job["submission_id"]: job["status"] for job in said["jobs"]}
+    left = [f"job {name} is {states[name]}" for name in jobs if states.get(name, "ABSENT") not in OVER]
+    left += [f"the driver of `{name}` still lives" for name in alive]
+    # Ray's own numbers of the jobs: what others hold is not ours to wait for.
+    own = {job.get("job_id") for job in said["jobs"] if job["submission_id"] in jobs} - {None, ""}
+    groups = [row for row in _rows(said.get("groups")) if row.get("creator_job_id") in own and row.get("state") != "REMOVED"]
+    actors = [row for row in _rows(said.get("actors")) if row.get("job_id") in own and row.get("state") == "ALIVE"]
+    left += [f"{len(found)} {what} still there" for found, what in ((actors, "actors"), (groups, "placement groups")) if found]
+    if left:
+        fix = "run the same command again; `vlaunch down` ends everything"
+        return [Finding(node="", status="wait", text="; ".join(left), fix=fix)]
+    return [Finding(node="", status="pass", text="the job is gone; what was done stays")]
 
 
 def busy_gpus(said: Mapping[str, Any]) -> float:
@@ -148,6 +247,15 @@ def _rows(answer: Any) -> list[dict[str, Any]]:
     except (KeyError, TypeError):
         return []
     return [row for row in rows if isinstance(row, dict)]
+
+
+def _held(holders: Sequence[Holder]) -> str:
+    named = [f"{each.what} holds {each.gpus:g}" if each.gpus else each.what for each in holders]
+    return f": {', '.join(named)}" if named else ""
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
 def _fail(node: Node, text: str, *, evidence: str = "", fix: str = "") -> Finding:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 import click
 
 from launcher.cli import options
+
+if TYPE_CHECKING:
+    from launcher.cli.session import Session
+    from launcher.tools.host import HostFacts
 
 
 @click.command()
@@ -18,9 +25,10 @@ def down(
     """Remove the cluster's containers, helper files and secrets from every node, and verify that they are gone.
 
     Safe at any moment and as often as wanted. A node that cannot be reached is named, the others are cleaned all the same,
-    and the exit code is 1. Images and models stay.
+    and the exit code is 1. Images and models stay, and what batch jobs did.
     """
     from launcher.apply import apply
+    from launcher.batch.described import jobs_folder
     from launcher.cli import session
     from launcher.errors import GateError, NodeError, VlaunchError, together
     from launcher.events import Event
@@ -69,4 +77,18 @@ def down(
             text = f"cluster {wanted.cluster} is down on {fold(names)}"
             if not plan.steps:
                 text += "; there was nothing to remove"
+            if left := _left(reached, facts):
+                where = f"{jobs_folder(wanted)} on {wanted.head.name}"
+                note = f"what batch jobs did stays in {where}: {', '.join(left[:5])}{' …' if len(left) > 5 else ''}"
+                to.show(Event(kind="note", stage="batch", text=note, data={"jobs": list(left)}))
             to.show(Event(kind="done", text=text, state="ok", data={"changed": len(plan.steps)}))
+
+
+def _left(session: Session, facts: Mapping[str, HostFacts]) -> tuple[str, ...]:
+    """Return the batch jobs whose folders stay on the head."""
+    from launcher.plan.batches import ask_left, read_left
+
+    if session.inventory.head.name not in facts:
+        return ()
+    (answer,) = session.transport.run([ask_left(session.inventory)])
+    return read_left(answer)

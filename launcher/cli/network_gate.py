@@ -21,12 +21,16 @@ from launcher.ui.progress import show_all
 from launcher.watch import by_node
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from launcher.cli.session import Session
     from launcher.model import Inventory
+    from launcher.placement import Placement
     from launcher.plan.serve import Request, Seen, Start
     from launcher.plan.shape import Stage
+
+
+_APART = "replicas of a dense model exchange nothing: only requests and answers pass between the nodes"
 
 
 def prove(inventory: Inventory, seen: Seen, request: Request) -> tuple[tuple[Stage, ...], tuple[str, ...]]:
@@ -35,20 +39,39 @@ def prove(inventory: Inventory, seen: Seen, request: Request) -> tuple[tuple[Sta
     What was proven for this very incarnation of the cluster is not proven again; `mp` ranks are new containers every time.
     """
     placed = request.placement
-    if len(placed.nodes) == 1:
-        return (), ()
+    if not placed.networked:
+        return (), (f"{_APART}, and its network needs no proof",) if len(placed.nodes) > 1 else ()
     split = network.split(inventory, placed, seen.config)
-    known = verdict.proven(inventory, seen.facts, seen.network, require=None, collective=placed.crosses)
+    together = placed.crosses or placed.coupled
+    known = verdict.proven(inventory, seen.facts, seen.network, require=None, collective=together)
     if request.backend == "ray" and known:
         figures = crossing.kept(seen.network)
         costs = (crossing.judge(split, figures).text,) if split is not None and figures is not None else ()
-        return (), (f"network proven {seen.network['taken']}: {seen.network['summary']}", *costs)
+        return (), (
+            *_exchange(placed, request.args),
+            f"network proven {seen.network['taken']}: {seen.network['summary']}",
+            *costs,
+        )
     if request.backend == "mp":  # its ranks are where they are placed; Ray may place them on any node
         names = [name for name, _ in placed.nodes]
         inventory = replace(inventory, nodes=tuple(node for node in inventory.nodes if node.name in names))
     nonce = secrets.token_hex(4) if seen.facts else "NONCE"
-    ask = Ask(nonce=nonce, collective=placed.crosses, crossing=split, known=expected.load(), fresh=request.backend == "mp")
-    return network.stages(inventory, seen.facts, ask, Proof(), taken=now()), ()
+    ask = Ask(nonce=nonce, collective=together, crossing=split, known=expected.load(), fresh=request.backend == "mp")
+    return network.stages(inventory, seen.facts, ask, Proof(), taken=now()), _exchange(placed, request.args)
+
+
+def _exchange(placed: Placement, args: Sequence[str]) -> tuple[str, ...]:
+    """Say why replicas need the network, where they do."""
+    if not placed.coupled or len(placed.nodes) == 1:
+        return ()
+    if placed.experts is None:
+        return ("whether the model is a mixture of experts is not known, so its replicas are taken to exchange tokens",)
+    spread = any(word.replace("_", "-") in ("--enable-expert-parallel", "-ep") for word in args)
+    how = "are spread over" if spread else "are split over"
+    return (
+        f"the model's {placed.experts} experts {how} all {placed.dp * placed.tp} ranks of a stage: every such layer exchanges "
+        "tokens between the nodes, so the network is proven with collectives over all ranks",
+    )
 
 
 def noted(start: Start, known: tuple[str, ...]) -> Start:
@@ -66,15 +89,15 @@ def confirm(session: Session, seen: Seen, request: Request, start: Start, *, all
     """
     inventory = session.inventory
     nodes = [name for name, _ in request.placement.nodes]
-    if len(nodes) == 1:
-        return ""
+    if not request.placement.networked:
+        return _APART if len(nodes) > 1 else ""
     asked = [verdict.ask_record(inventory, seen.facts), *engine_log.ask(inventory, request.backend, nodes, start.job or "rank")]
     answers = by_node(session.transport, asked)
     kept = verdict.parse_record(answers[inventory.head.name].pop(0))
     gpus = sorted({gpu.name for each in seen.facts.values() for gpu in each.gpus or ()})
     # A gate has just been passed, or the record is of these very containers; any other record is of something else.
     ours = (not start.attached and not allow) or verdict.proven(
-        inventory, seen.facts, kept, require=None, collective=request.placement.crosses
+        inventory, seen.facts, kept, require=None, collective=request.placement.crosses or request.placement.coupled
     )
     if ours and kept.get("passed"):
         before, level = f"{kept['summary']} (proven before the start)", kept["required"]

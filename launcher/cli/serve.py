@@ -38,6 +38,7 @@ class _Command(click.Command):
 @click.option("--model", metavar="MODEL", help="Name on Hugging Face, or a path that every node has.")
 @click.option("--tp", type=click.IntRange(1), help="Tensor parallel size (default: GPUs per node).")
 @click.option("--pp", type=click.IntRange(1), help="Pipeline parallel size (default: nodes).")
+@click.option("--data-parallel-size", "--dp", "dp", type=click.IntRange(1), help="Replicas behind one endpoint (default: 1).")
 @click.option("--backend", type=click.Choice(["ray", "mp"]), help="Ray (default), or vLLM's own multi-node mode.")
 @click.option("--port", type=click.IntRange(1, 65535), help="The API's port (default: the inventory's).")
 @click.option("--bind", metavar="IP", help="The API's address on the head (default: the inventory's).")
@@ -56,6 +57,7 @@ def serve(
     model: str | None,
     tp: int | None,
     pp: int | None,
+    dp: int | None,
     backend: Backend | None,
     port: int | None,
     bind: str | None,
@@ -86,7 +88,7 @@ def serve(
     if name is None:
         raise RequestError("no model is named", hint="add `--model MODEL`, or `serve: {model: …}` in the inventory")
     asked = _Asked(
-        model=name, tp=tp, pp=pp, backend=backend or wanted.serve.backend, host=_address(bind or wanted.serve.bind),
+        model=name, tp=tp, pp=pp, dp=dp, backend=backend or wanted.serve.backend, host=_address(bind or wanted.serve.bind),
         port=port or wanted.ports.api, args=_arguments(wanted, args), replace_other=replace_other,
         skip_network_check=skip_network_check, dry_run=dry_run,
     )  # fmt: skip
@@ -116,6 +118,7 @@ class _Asked:
     model: str
     tp: int | None
     pp: int | None
+    dp: int | None
     backend: Backend
     host: str
     port: int
@@ -134,10 +137,10 @@ class _Asked:
         from launcher.remote.secrets import resolve
 
         # Half of a split from the command line and half from the inventory would be nobody's wish.
-        given = self.tp is not None or self.pp is not None
-        tp, pp = (self.tp, self.pp) if given else (inventory.serve.tp, inventory.serve.pp)
+        flags, defaults = (self.tp, self.pp, self.dp), inventory.serve
+        tp, pp, dp = flags if any(each is not None for each in flags) else (defaults.tp, defaults.pp, defaults.dp)
         request = Request(
-            model=self.model, placement=placement.choose(inventory, tp, pp, seen.config, backend=self.backend),
+            model=self.model, placement=placement.choose(inventory, tp, pp, seen.config, dp=dp, backend=self.backend),
             backend=self.backend, host=self.host, port=self.port, args=self.args,
         )  # fmt: skip
         prove, known = ((), ()) if self.skip_network_check else network_gate.prove(inventory, seen, request)
@@ -147,7 +150,8 @@ class _Asked:
         unseen = dict.fromkeys(inventory.secrets, Secret(""))
         given_secrets = resolve(inventory.secrets, inventory.path.parent) if seen.facts else unseen
         secrets = prepare.with_token(inventory, seen.facts, given_secrets, make=not self.dry_run)
-        return request, plan_ranks(inventory, seen, request, secrets, prove=prove, replace_other=self.replace_other)
+        start = plan_ranks(inventory, seen, request, secrets, prove=prove, replace_other=self.replace_other)
+        return request, network_gate.noted(start, known)
 
 
 def _arguments(inventory: Inventory, args: Sequence[str]) -> tuple[str, ...]:
@@ -196,7 +200,7 @@ def _apply(session: Session, request: Request, start: Start, *, skipped: bool) -
 
     for note in start.plan.notes:
         session.to.show(Event(kind="note", stage="placement", text=note))
-    if skipped and not start.attached and len(request.placement.nodes) > 1:
+    if skipped and not start.attached and request.placement.networked:
         text = "THE NETWORK BETWEEN THE NODES IS NOT PROVEN, as asked: it may be slow TCP, or hang (`vlaunch check-nccl`)"
         session.to.show(Event(kind="warning", stage="network", text=text, state="warn"))
     if start.attached:
@@ -274,12 +278,14 @@ def _rows(served: Served, network: str) -> list[str]:
     from launcher.tools import symptoms
 
     ranks = "; ".join(f"{node}: {', '.join(names)}" for node, names in served.ranks.items())
+    answered = ", ".join(f"DP{number} in {seconds:.1f}s" for number, seconds in enumerate(served.replicas))
     tokens, times = served.capacity.tokens, served.capacity.concurrency
     holds = "not known" if tokens is None else f"{tokens:,} tokens"
     rows = {
         "endpoint": served.endpoint,
         "model": served.model,
         "placement": ranks or "not known",
+        **({"replicas": f"all {len(served.replicas)} have answered: {answered}"} if answered else {}),
         **({"network": network} if network else {}),
         "KV cache": holds + (f", {times:g} requests of full length at once" if times else ""),
         "fingerprint": served.fingerprint or "none given",

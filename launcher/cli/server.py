@@ -1,7 +1,9 @@
-"""What `serve`, `chat` and `stop` begin with: look at the nodes, and ask the head which server runs."""
+"""What `serve`, `batch`, `chat` and `stop` begin with: look at the nodes, and ask the head which server and which jobs run."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from launcher.watch import by_node
 
 if TYPE_CHECKING:
     from launcher.cli.session import Session
+    from launcher.plan.batches import BatchStatus
     from launcher.plan.running import Running
 
 
@@ -51,6 +54,17 @@ def the_server(session: Session, seen: Seen) -> Running:
             raise silent(session, seen)
         raise RequestError("no server runs on this cluster", hint="start one: `vlaunch serve --model MODEL`")
     return found[0]
+
+
+def the_batch(found: Sequence[BatchStatus], name: str) -> BatchStatus:
+    """Return the batch job called `name`; raises RequestError when there is none."""
+    for each in found:
+        if each.name == name:
+            return each
+    near = difflib.get_close_matches(name, [each.name for each in found], n=1)
+    raise RequestError(
+        f"no batch job `{name}`" + (f"; did you mean `{near[0]}`?" if near else ""), hint="see which there are: `vlaunch jobs`"
+    )
 
 
 def silent(session: Session, seen: Seen) -> NodeError:

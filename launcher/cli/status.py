@@ -27,7 +27,7 @@ _EVERY = 2.0  # seconds between two looks
 def status(
     path: str | None, inventory: str | None, accept_new_host_keys: bool, verbose: bool, as_json: bool, watch: bool
 ) -> int:
-    """Show nodes, containers, Ray, GPUs, ranks, the server, and how all that differs from the inventory.
+    """Show nodes, containers, Ray, GPUs, ranks, the server, batch jobs that run, and how all that differs from the inventory.
 
     The server is `answering` only when a completion has just come back. The exit code is 1 when the cluster is not whole.
     """
@@ -63,6 +63,9 @@ def look(session: Session) -> ClusterStatus:
     for server in find(inventory, facts, said.ray)[:1]:
         about, completion = session.transport.run(plan.ask_server(inventory, server))
         said = replace(said, server=plan.hear(about), completion=plan.hear(completion))
+    if asked := plan.ask_batches(inventory, said.ray):
+        (about,) = session.transport.run(asked)
+        said = replace(said, batches=plan.hear_batches(about))
     return plan.read(
         inventory,
         facts,
@@ -73,7 +76,7 @@ def look(session: Session) -> ClusterStatus:
 
 def _print(seen: ClusterStatus, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps({**asdict(seen), "whole": seen.whole}))
+        click.echo(json.dumps({**asdict(seen), "batches": [each.as_json() for each in seen.batches], "whole": seen.whole}))
         return
     from launcher.ui.status import console, render
 

@@ -1,4 +1,4 @@
-"""Put the tiny random model on every practice host: made once, inside the image, and the same bytes everywhere."""
+"""Put the tiny random models on every practice host: made once, inside the image, and the same bytes everywhere."""
 
 from __future__ import annotations
 
@@ -11,38 +11,48 @@ from launcher.lab.layout import HF_HOME, Host, Lab
 from launcher.lab.machine import Say
 
 NAME = "tiny-llama"
-_SCRIPT = Path(__file__).with_name("tiny_llama.py")
+MOE = "tiny-moe"
+# In this order: the mixture of experts takes the tokenizer of the first one.
+_SCRIPTS = {NAME: Path(__file__).with_name("tiny_llama.py"), MOE: Path(__file__).with_name("tiny_moe.py")}
 
 
 def ensure(lab: Lab, cache: Path, archive: Path, say: Say) -> None:
-    """Give every host of `lab` that lacks it the model, making it first where the cache has none."""
-    script = _SCRIPT.read_text()
-    cached = cache / f"model-{hashlib.sha256((archive.name + script).encode()).hexdigest()[:12]}"
+    """Give every host of `lab` that lacks them the models, making them first where the cache has none."""
+    cached = cache / f"model-{_digest(archive)}"
     if not cached.exists():
-        say("making the tiny model")
-        _make(lab.hosts[0], script, cached)
+        say("making the tiny models")
+        _make(lab.hosts[0], cached)
     for host in lab.hosts:
-        target = hosts.hf_home(host) / NAME
-        if not _same(cached, target):
-            shutil.rmtree(target, ignore_errors=True)
-            shutil.copytree(cached, target)
+        for name in _SCRIPTS:
+            target = hosts.hf_home(host) / name
+            if not _same(cached / name, target):
+                shutil.rmtree(target, ignore_errors=True)
+                shutil.copytree(cached / name, target)
 
 
-def _make(host: Host, script: str, cached: Path) -> None:
-    making = hosts.hf_home(host) / f".{NAME}"
+def _digest(archive: Path) -> str:
+    """Stand for all that the models are made of: the image, and what runs in it."""
+    made_of = archive.name + "".join(script.read_text() for script in _SCRIPTS.values())
+    return hashlib.sha256(made_of.encode()).hexdigest()[:12]
+
+
+def _make(host: Host, cached: Path) -> None:
+    making = hosts.hf_home(host) / ".models"
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir()
-    (making / _SCRIPT.name).write_text(script)
     inside = f"{HF_HOME}/{making.name}"
-    machine.run(
-        *hosts.docker_argv(host, "run", "--rm", "--network", "none", "--volume", f"{inside}:{inside}"),
-        *("--entrypoint", "python3", image.NAME, f"{inside}/{_SCRIPT.name}", inside),
-        timeout=300,
-        what="making the tiny model",
-    )
-    (making / _SCRIPT.name).unlink()
-    for path in making.iterdir():
-        path.chmod(0o644)
+    for name, script in _SCRIPTS.items():
+        (making / name).mkdir()
+        (making / script.name).write_text(script.read_text())
+        machine.run(
+            *hosts.docker_argv(host, "run", "--rm", "--network", "none", "--volume", f"{inside}:{inside}"),
+            *("--entrypoint", "python3", image.NAME, f"{inside}/{script.name}", f"{inside}/{name}", f"{inside}/{NAME}"),
+            timeout=300,
+            what=f"making the model {name}",
+        )
+        (making / script.name).unlink()
+        for path in (making / name).iterdir():
+            path.chmod(0o644)
     for old in cached.parent.glob("model-*"):
         shutil.rmtree(old)
     shutil.copytree(making, cached.with_suffix(".partial"))

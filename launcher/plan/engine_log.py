@@ -14,12 +14,12 @@ _TELLING = "Channel|nNodes|NET/|Using |WARN|Bootstrap|set by environment|GPU Dir
 _LIMIT = 8_000_000
 
 
-def environment(inventory: Inventory, job: str) -> Argv:
-    """Return what to put before the engine's command so that every rank of a Ray job writes a log of its own.
+def environment(inventory: Inventory, job: str, more: Mapping[str, str] | None = None) -> Argv:
+    """Return what to put before the engine's command so that every rank of a Ray job writes a log of its own, and `more`.
 
     Ray's driver hands its environment to the workers (vLLM's ray_executor_v2.py), so that the head need only be told.
     """
-    settings = variables(inventory, job)
+    settings = variables(inventory, job) | dict(more or {})
     return ("env", *(f"{name}={value}" for name, value in sorted(settings.items()))) if settings else ()
 
 

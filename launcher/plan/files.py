@@ -18,7 +18,9 @@ from launcher.transport import Command
 
 _FOLDER = Path(__file__).parent.parent / "payload"
 _NETWORK = ("network.py", "network_lanes.py", "network_node.py", "network_rank.py", "network_work.py")
-_FILES = ("entry.sh", "head.py", *_NETWORK)
+# What runs inside batch jobs is a package of its own, so that none of its modules hides another one's name.
+_BATCH = {f"lib/vlaunch_batch/{file.name}": file for file in sorted((_FOLDER / "batch").glob("*.py"))}
+_FILES = {**{name: _FOLDER / name for name in ("entry.sh", "head.py", "desk.py", *_NETWORK)}, **_BATCH}
 # The directory is made private first; tar and mv replace files whole, so that a container never reads half of one. The name on
 # the way is the node's own: several nodes may share a home.
 _UNPACK = 'umask 022 && mkdir -p "$1/payload" && chmod 711 "$1" && tar -xf - -C "$1/payload"'
@@ -33,8 +35,8 @@ def payload_tar() -> bytes:
     """Return the payload as a tar archive, the same bytes every time."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for name in _FILES:
-            data = (_FOLDER / name).read_bytes()
+        for name, file in _FILES.items():
+            data = file.read_bytes()
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(data), 0o755
             archive.addfile(entry, io.BytesIO(data))
@@ -44,7 +46,7 @@ def payload_tar() -> bytes:
 @cache
 def payload_digests() -> Mapping[str, str]:
     """Return the sha256 of each payload file under its path below the state directory."""
-    return {f"payload/{name}": hashlib.sha256((_FOLDER / name).read_bytes()).hexdigest() for name in _FILES}
+    return {f"payload/{name}": hashlib.sha256(file.read_bytes()).hexdigest() for name, file in _FILES.items()}
 
 
 def steps(

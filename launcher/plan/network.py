@@ -138,12 +138,12 @@ def split(inventory: Inventory, placed: Placement, config: Mapping[str, Any] | N
     """Return the split whose cost is worth telling: its TP groups cross nodes, and the model's shape is known."""
     shape = placement.shape_of(config)
     inside = min(node.gpus for node in inventory.nodes)
-    while inside > 1 and placed.world % inside:
+    while inside > 1 and placed.each % inside:
         inside -= 1
     if not placed.crosses or shape.layers is None or shape.hidden is None:
         return None
     return crossing.Crossing(
-        tp=placed.tp, pp=placed.pp, instead=(inside, placed.world // inside), layers=shape.layers, hidden=shape.hidden
+        tp=placed.tp, pp=placed.pp, instead=(inside, placed.each // inside), layers=shape.layers, hidden=shape.hidden
     )
 
 

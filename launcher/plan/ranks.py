@@ -1,15 +1,21 @@
-"""The `mp` backend: vLLM's own multi-node mode, one container a node, no Ray. Plans only; waiting is `plan/watched.py`."""
+"""The `mp` backend: vLLM's own multi-node mode, one container a node, no Ray. Plans only; waiting is `plan/watched.py`.
+
+One model over several nodes is one engine of which each node runs some ranks; replicas are engines that stay inside nodes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
 
 from launcher.checks import serving
 from launcher.checks.shape import Finding
-from launcher.model import Inventory, Node, Secret
+from launcher.model import Argv, Inventory, Node, Secret
 from launcher.placement import Placement, share
 from launcher.plan import containers, engine_log, files, running
-from launcher.plan.serve import Request, Seen, Start, model_gate, notes, port_gate, refuse_others
+from launcher.plan.running import Running
+from launcher.plan.serve import Request, Seen, Start, freed, model_gate, notes, port_gate, refuse_others
 from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
 from launcher.plan.stop import plan_stop
 from launcher.plan.up import same_image
@@ -19,7 +25,8 @@ from launcher.transport import Command
 
 def nodes_of(inventory: Inventory, placement: Placement) -> tuple[Node, ...]:
     """Return the nodes that get a container, the head first; raises PlacementError."""
-    return tuple(inventory.node(name) for name, _ in share(inventory, placement.tp, placement.pp))
+    shares = placement.nodes if placement.dp > 1 else share(inventory, placement.tp, placement.pp)
+    return tuple(inventory.node(name) for name, _ in shares)
 
 
 def specs(inventory: Inventory, seen: Seen, request: Request, secrets: Mapping[str, Secret]) -> dict[str, docker.ContainerSpec]:
@@ -28,16 +35,20 @@ def specs(inventory: Inventory, seen: Seen, request: Request, secrets: Mapping[s
     return {
         node.name: containers.rank_spec(
             inventory, node, seen.facts.get(node.name), inventory.image, secrets,
-            argv=vllm.serve(
-                request.model, tp=request.placement.tp, pp=request.placement.pp, backend="mp",
-                host=request.host, port=request.port, args=request.args,
-                multi_node=vllm.rank_of(len(nodes), rank, inventory.head.ip, inventory.ports.mp_master),
-            ),
-            labels=request.labels,
-            env=engine_log.variables(inventory),
+            argv=request.command(own), labels=request.labels, env=engine_log.variables(inventory),
         )
-        for rank, node in enumerate(nodes)
+        for node, own in zip(nodes, _own(inventory, request.placement, len(nodes)), strict=True)
     }  # fmt: skip
+
+
+def _own(inventory: Inventory, placement: Placement, count: int) -> list[Argv]:
+    """Return what differs per node: its rank, or its replicas."""
+    head, ports = inventory.head.ip, inventory.ports
+    if placement.dp == 1:
+        return [vllm.rank_of(count, rank, head, ports.mp_master) for rank in range(count)]
+    held = [replicas for _, replicas in placement.replicas]
+    starts = [0, *accumulate(held)]
+    return [vllm.replicas_of(local, start, head, ports.dp_rpc) for local, start in zip(held, starts, strict=False)]
 
 
 def plan_ranks(
@@ -80,8 +91,9 @@ def plan_ranks(
     )
     gates = (
         model_gate(inventory, seen, request),
-        *([] if found else [_gpus_gate(inventory, seen), port_gate(inventory, seen.facts, request)]),
-        *([] if found or len(nodes) == 1 else [_master_gate(inventory, seen)]),
+        _gpus_gate(inventory, seen, found),
+        *([] if found else [port_gate(inventory, seen.facts, request)]),
+        *([] if found or len(nodes) == 1 else [_meeting_gate(inventory, seen, request.placement)]),
     )
     stages = (
         *([Stage(id="preflight", title="Look at the nodes and the model", gates=gates)] if seen.facts else []),
@@ -100,23 +112,34 @@ def _rank(seen: Seen, inventory: Inventory, node: Node) -> docker.Container | No
     return facts.container(containers.rank_name(inventory, node)) if facts else None
 
 
-def _gpus_gate(inventory: Inventory, seen: Seen) -> Gate:
+def _gpus_gate(inventory: Inventory, seen: Seen, found: Sequence[Running]) -> Gate:
     def judge(_: Answers) -> list[Finding]:
-        if "error" in seen.said:
+        if "error" in seen.said and not found:
             text = f"Ray does not say what it holds: {seen.said['error']}"
             return [Finding(node=inventory.head.name, status="fail", text=text, fix="look at `vlaunch status`")]
-        busy = serving.busy_gpus(seen.said)
-        if not busy:
+        batches = serving.batch_holders(seen.said)
+        busy = max(serving.busy_gpus(seen.said) - freed(found), sum(each.gpus for each in batches))
+        if busy <= 0:
             return [Finding(node="", status="pass", text="nothing in Ray holds GPUs")]
-        fix = "wait for that work, or stop it: `vlaunch stop`"
-        return [Finding(node="", status="fail", text=f"work in Ray holds {busy:g} of {inventory.gpus} GPUs", fix=fix)]
+        who = ", ".join(each.what for each in batches) or "work in Ray"
+        ends = ", ".join(f"`{each.end}`" for each in batches)
+        look = "see who holds them: `vlaunch exec --head -- ray list placement-groups`"
+        fix = f"wait for it, or end it: {ends}" if ends else look
+        return [Finding(node="", status="fail", text=f"{who} holds {busy:g} of {inventory.gpus} GPUs", fix=fix)]
 
     return Gate(id="free-gpus", what="nothing in Ray holds the GPUs", judge=judge)
 
 
-def _master_gate(inventory: Inventory, seen: Seen) -> Gate:
+def _meeting_gate(inventory: Inventory, seen: Seen, placement: Placement) -> Gate:
+    """Nobody has the port on the head where the nodes' processes meet."""
+    key, id, use = "mp_master", "mp-port", "vLLM's rendezvous"
+    if placement.dp > 1:
+        key, id, use = "dp_rpc", "dp-port", "the replicas' rendezvous"
+    number: int = getattr(inventory.ports, key)
+
     def judge(_: Answers) -> list[Finding]:
         head = inventory.head
-        return [serving.port(head, inventory.ports.mp_master, "vLLM's rendezvous", seen.facts[head.name])]
+        found = serving.port(head, number, use, seen.facts[head.name])
+        return [replace(found, fix=found.fix.replace("choose another with `--port`", f"set `ports: {{{key}: …}}`"))]
 
-    return Gate(id="mp-port", what=f"port {inventory.ports.mp_master} is free on the head", judge=judge)
+    return Gate(id=id, what=f"port {number} is free on the head", judge=judge)

@@ -1,24 +1,29 @@
-"""Which server runs already, read from Ray's jobs and the labels of rank containers: there is no state file to ask."""
+"""Which server and which batch jobs run already, from Ray's jobs and the labels of rank containers: no state file is asked."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from launcher.checks.serving import OVER
+from launcher.checks import serving
+from launcher.checks.serving import OVER, Holder
 from launcher.model import Backend, Inventory, Node
 from launcher.plan import containers
-from launcher.tools import docker, payload
+from launcher.tools import desk, docker, payload
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
-MODEL, ARGS, TP, PP, HOST, PORT = (f"vlaunch.{name}" for name in ("model", "args", "tp", "pp", "host", "port"))
+MODEL, ARGS, TP, PP, HOST, PORT, DP = (f"vlaunch.{name}" for name in ("model", "args", "tp", "pp", "host", "port", "dp"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A server that is starting or serving. `id` is its Ray job, or empty; `digest` is of what was asked for."""
+    """A server that is starting or serving. `id` is its Ray job, or empty; `digest` is of what was asked for.
+
+    `gpus` is TP × PP × replicas, or 0 where nobody wrote it down; `replicas` are those of data parallelism.
+    """
 
     backend: Backend
     model: str
@@ -27,11 +32,24 @@ class Running:
     port: int
     id: str = ""
     nodes: tuple[str, ...] = ()
+    gpus: float = 0.0
+    replicas: int = 1
 
     @property
     def what(self) -> str:
         """Name it for people."""
         return f"Ray job {self.id}" if self.backend == "ray" else "the rank containers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A batch job that waits or runs. `id` is its Ray job, `gpus` what it needs at least, `started` seconds since 1970."""
+
+    name: str
+    id: str
+    work: str = ""
+    gpus: float = 0.0
+    started: float = 0.0
 
 
 def head_runs(inventory: Inventory, facts: Mapping[str, HostFacts]) -> bool:
@@ -64,6 +82,27 @@ def find(inventory: Inventory, facts: Mapping[str, HostFacts], said: Mapping[str
     return found
 
 
+def batches(said: Mapping[str, Any]) -> list[Batch]:
+    """Return the batch jobs that are not over."""
+    return [
+        Batch(
+            name=labels[desk.NAME], id=job["submission_id"], work=str(labels.get(desk.WORK, "")),
+            gpus=serving.claimed(job), started=float(job.get("start_time") or 0) / 1000,
+        )
+        for job in said.get("jobs", ())
+        if job["status"] not in OVER and desk.NAME in (labels := job.get("metadata") or {})
+    ]  # fmt: skip
+
+
+def holders(inventory: Inventory, facts: Mapping[str, HostFacts], said: Mapping[str, Any]) -> list[Holder]:
+    """Return who may hold accelerators: the server, and batch jobs."""
+    servers = [
+        Holder(what=f"the server of {each.model}", gpus=each.gpus, end="vlaunch stop", in_ray=each.backend == "ray")
+        for each in find(inventory, facts, said)
+    ]
+    return [*servers, *serving.batch_holders(said)]
+
+
 def ended_ranks(inventory: Inventory, facts: Mapping[str, HostFacts]) -> list[Node]:
     """Return the nodes that still have a rank container which has ended."""
     return [
@@ -80,8 +119,10 @@ def _rank(inventory: Inventory, node: Node, facts: Mapping[str, HostFacts]) -> d
 def _from_labels(
     backend: Backend, labels: Mapping[str, str], inventory: Inventory, *, id: str = "", nodes: tuple[str, ...] = ()
 ) -> Running:
-    port = labels.get(PORT, "")
+    port, split = labels.get(PORT, ""), [labels.get(TP, ""), labels.get(PP, ""), labels.get(DP, "1")]
+    gpus = float(math.prod(int(each) for each in split)) if all(each.isdecimal() for each in split) else 0.0
     return Running(
-        backend=backend, model=labels.get(MODEL, "?"), digest=labels.get(ARGS, ""), id=id, nodes=nodes,
+        backend=backend, model=labels.get(MODEL, "?"), digest=labels.get(ARGS, ""), id=id, nodes=nodes, gpus=gpus,
+        replicas=int(split[2]) if split[2].isdecimal() else 1,
         host=labels.get(HOST) or inventory.serve.bind, port=int(port) if port.isdigit() else inventory.ports.api,
     )  # fmt: skip

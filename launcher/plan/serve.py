@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -39,9 +40,16 @@ class Request:
     @property
     def argv(self) -> Argv:
         """The command of the only process (Ray) or of one node (`mp`, without what differs per node)."""
+        return self.command()
+
+    def command(self, own: Argv = ()) -> Argv:
+        """Return the command of one process, with the options that are its own."""
+        split = self.placement
+        if self.backend == "ray" and split.dp > 1:
+            own = (*vllm.ray_replicas(split.replicas[0][1], split.spans), *own)
         return vllm.serve(
-            self.model, tp=self.placement.tp, pp=self.placement.pp, backend=self.backend,
-            host=self.host, port=self.port, args=self.args,
+            self.model, tp=split.tp, pp=split.pp, dp=split.dp, backend=self.backend,
+            host=self.host, port=self.port, args=self.args, multi_node=own,
         )  # fmt: skip
 
     @property
@@ -55,6 +63,7 @@ class Request:
         return {
             running.MODEL: self.model, running.ARGS: self.digest, running.HOST: self.host, running.PORT: str(self.port),
             running.TP: str(self.placement.tp), running.PP: str(self.placement.pp),
+            **({running.DP: str(self.placement.dp)} if self.placement.dp > 1 else {}),
         }  # fmt: skip
 
 
@@ -92,7 +101,7 @@ def ask_model(inventory: Inventory, facts: Mapping[str, HostFacts], name: str) -
     ]
 
 
-def plan_files(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Plan:
+def plan_files(inventory: Inventory, facts: Mapping[str, HostFacts], *, verb: str = "serve") -> Plan:
     """Bring the helper programs of running containers up to date: what is asked next must understand the question."""
     steps = tuple(
         step
@@ -100,7 +109,7 @@ def plan_files(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Plan:
         if node.name in facts and facts[node.name].containers
         for step in files.steps(inventory, node, facts[node.name], {}, fresh=False)
     )
-    return Plan(verb="serve", stages=(Stage(id="files", title="Update helper files", steps=steps),) if steps else ())
+    return Plan(verb=verb, stages=(Stage(id="files", title="Update helper files", steps=steps),) if steps else ())
 
 
 def plan_serve(
@@ -127,7 +136,7 @@ def plan_serve(
     job = _next_id(request.digest, [each["submission_id"] for each in seen.said.get("jobs", ())])
     gates = (
         *_gates(inventory, seen, request),
-        *([] if found else [_gate("free-gpus", "Ray has enough free GPUs", partial(_free, inventory, seen, request))]),
+        _gate("free-gpus", "Ray has enough free GPUs", partial(_free, inventory, seen, request, freed(found))),
         *([] if any(each.port == request.port for each in found) else [port_gate(inventory, seen.facts, request)]),
     )
     stages = (
@@ -152,9 +161,12 @@ def notes(request: Request, found: Sequence[Running]) -> tuple[str, ...]:
     """Say in words what will be placed where, and what makes room for it."""
     split = request.placement
     expected = ", ".join(f"{count} on {name}" for name, count in split.nodes)
+    whole = ", ".join(f"{count} on {name}" for name, count in split.replicas if count)
+    behind = f"{split.dp} replicas ({whole}) answer behind one endpoint, to which vLLM balances requests"
     return (
         *(f"{each.what} ({each.model}) is stopped to make room" for each in found),
-        f"TP {split.tp} × PP {split.pp} ({split.why}): ranks expected {expected}",
+        f"{split.words} ({split.why}): ranks expected {expected}",
+        *([behind] if split.dp > 1 else []),
         *split.warnings,
     )
 
@@ -187,8 +199,15 @@ def _gates(inventory: Inventory, seen: Seen, request: Request) -> tuple[Gate, ..
     return (whole, model_gate(inventory, seen, request))
 
 
-def _free(inventory: Inventory, seen: Seen, request: Request) -> Sequence[Finding]:
-    return serving.free_gpus(inventory, request.placement.tp, request.placement.pp, seen.said)
+def freed(found: Sequence[Running]) -> float:
+    """Return how many of Ray's GPUs are free when servers have made room; no limit where nobody knows what they hold."""
+    held = [each.gpus for each in found if each.backend == "ray"]
+    return sum(held) if all(held) else math.inf
+
+
+def _free(inventory: Inventory, seen: Seen, request: Request, freed: float) -> Sequence[Finding]:
+    split = request.placement
+    return serving.free_gpus(inventory, split.world, split.words, seen.said, freed)
 
 
 def _gate(id: str, what: str, findings: Any) -> Gate:
@@ -204,7 +223,7 @@ def _next_id(digest: str, taken: Sequence[str]) -> str:
 
 
 def _submit(inventory: Inventory, request: Request, job: str) -> Step:
-    argv = (*engine_log.environment(inventory, job), *request.argv)
+    argv = (*engine_log.environment(inventory, job, _placing(inventory, request)), *request.argv)
     asked = json.dumps({"argv": argv, "submission_id": job, "metadata": request.labels})
     head = inventory.head
     inside = docker.exec_(head.docker, containers.name(inventory, head), *payload.submit(inventory.ports), stdin=True)
@@ -214,6 +233,17 @@ def _submit(inventory: Inventory, request: Request, job: str) -> Step:
             node=head.name, argv=inside, timeout=90, stdin=asked.encode, shown_stdin=f"printf %s {shlex.quote(asked)}"
         ),
     )
+
+
+def _placing(inventory: Inventory, request: Request) -> Mapping[str, str]:
+    """Return the variables that place replicas; what the user sets on the head stays as it is."""
+    split, head = request.placement, inventory.head
+    if split.dp == 1:
+        return {}
+    nodes = [inventory.node(name) for name, _ in split.nodes]
+    alike = len({node.gpus for node in nodes}) == 1
+    wanted = vllm.ray_replica_env([node.ip for node in nodes], spans=split.spans, alike=alike)
+    return {name: value for name, value in wanted.items() if name not in head.env}
 
 
 def _inside(inventory: Inventory, node: Node, facts: HostFacts | None, argv: Argv) -> Argv | None:

@@ -9,10 +9,13 @@ from typing import Any, Literal
 from launcher.checks.ray import read_payload
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Inventory, Node, Secret
-from launcher.plan import containers, running, verdict
+from launcher.plan import batches, containers, running, verdict
+from launcher.plan.batch import ask_list
+from launcher.plan.batches import BatchStatus
 from launcher.plan.running import Running
 from launcher.plan.watched import endpoint
 from launcher.tools import docker, payload, ray
+from launcher.tools.desk import Entry, parse_list
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
@@ -58,6 +61,7 @@ class ClusterStatus:
     server: ServerStatus
     endpoint: str
     network: str = ""
+    batches: tuple[BatchStatus, ...] = ()
 
     @property
     def whole(self) -> bool:
@@ -67,13 +71,14 @@ class ClusterStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """What the head answered: about Ray and its jobs, the last verdict on the network, and the server; `error` where it could
-    not answer."""
+    """What the head answered: about Ray and its jobs, the last verdict on the network, the server, and batch jobs; `error`
+    where it could not answer."""
 
     ray: Mapping[str, Any] = field(default_factory=dict)
     network: Mapping[str, Any] = field(default_factory=dict)
     server: Mapping[str, Any] = field(default_factory=dict)
     completion: Mapping[str, Any] = field(default_factory=dict)
+    batches: tuple[Entry, ...] = ()
 
 
 def ask_ray(inventory: Inventory, facts: Mapping[str, HostFacts]) -> list[Command]:
@@ -88,8 +93,21 @@ def ask_server(inventory: Inventory, server: Running) -> list[Command]:
     head = inventory.head
     ports, host = replace(inventory.ports, api=server.port), payload.api_host(server.host)
     inside = containers.name(inventory, head) if server.backend == "ray" else containers.rank_name(inventory, head)
-    verbs = (payload.server(ports, host), payload.complete(ports, host, "Say hello.", 1, 20))
+    verbs = (payload.server(ports, host), payload.complete(ports, host, "Say hello.", 1, 20, server.replicas))
     return [Command(node=head.name, argv=docker.exec_(head.docker, inside, *verb), timeout=40) for verb in verbs]
+
+
+def ask_batches(inventory: Inventory, said: Mapping[str, Any]) -> list[Command]:
+    """Return what to ask about batch jobs: nothing when none runs."""
+    return [ask_list(inventory)] if running.batches(said) else []
+
+
+def hear_batches(answer: Answer) -> tuple[Entry, ...]:
+    """Read what lies on the head of batch jobs; nothing when that cannot be read."""
+    try:
+        return parse_list(answer)
+    except UnreadableAnswer:
+        return ()
 
 
 def hear(answer: Answer) -> dict[str, Any]:
@@ -122,6 +140,7 @@ def read(inventory: Inventory, facts: Mapping[str, HostFacts], said: Said, missi
         if server
         else endpoint(inventory, inventory.serve.bind, inventory.ports.api),
         network=_network(inventory, facts, said.network, server),
+        batches=tuple(each for each in batches.read(inventory, said.batches, said.ray) if each.runs),
     )
 
 

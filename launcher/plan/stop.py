@@ -1,4 +1,4 @@
-"""Everything that ends a server, and the gate that proves that it is gone. The cluster stays."""
+"""Everything that ends a server or batch jobs, and the gates that prove that they are gone. The cluster stays."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from launcher.checks.shape import Finding
 from launcher.errors import UnreadableAnswer
 from launcher.model import Inventory, Node
 from launcher.plan import containers, running
-from launcher.plan.running import Running
+from launcher.plan.batch import ask_list
+from launcher.plan.running import Batch, Running
 from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
-from launcher.tools import payload
+from launcher.tools import desk, payload
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
@@ -49,6 +50,35 @@ def plan_stop(inventory: Inventory, facts: Mapping[str, HostFacts], found: Seque
         )
         stages.append(Stage(id="ranks", title="Stop the ranks", steps=steps, gates=(_no_rank(inventory, ranks),)))
     return Plan(verb="stop", stages=tuple(stages))
+
+
+def plan_stop_batches(inventory: Inventory, found: Sequence[Batch], grace: float) -> Plan:
+    """Stop batch jobs; `grace` is in seconds, then they are killed."""
+
+    def judge(answers: Answers) -> Sequence[Finding]:
+        try:
+            about_ray, about_jobs = answers[inventory.head.name]
+            said, entries = read_payload(about_ray), desk.parse_list(about_jobs)
+        except UnreadableAnswer as error:
+            return [Finding(node="", status="wait", text=error.message, fix="look at `vlaunch jobs`")]
+        alive = [entry.name for entry in entries if entry.alive and entry.name in {each.name for each in found}]
+        return serving.batch_stopped([each.id for each in found], said, alive)
+
+    gate = Gate(
+        id="batch-gone",
+        what="the jobs' drivers are gone, and what they held is free",
+        ask=(running.ask_jobs(inventory, inventory.serve.bind, inventory.ports.api), ask_list(inventory)),
+        judge=judge,
+        deadline=60,
+    )
+    steps = tuple(
+        Step(
+            title=f"stopping batch job {each.name} (Ray job {each.id})",
+            command=running.in_ray(inventory, payload.stop(inventory.ports, each.id, grace), timeout=grace + 60),
+        )
+        for each in found
+    )
+    return Plan(verb="stop", stages=(Stage(id="stop", title="Stop batch jobs", steps=steps, gates=(gate,)),) if steps else ())
 
 
 def _stop_job(inventory: Inventory, job: Running, grace: float) -> Step:

@@ -68,7 +68,7 @@ def as_job(inventory: Inventory, request: Request, job: str) -> Watched:
         endpoint=endpoint(inventory, request.host, request.port),
         ask=lambda offset: [inside(payload.watch(here.ports, host, job, offset), 60)],
         read=lambda answers, offset: _read_job(answers[inventory.head.name][0]),
-        complete=lambda timeout: inside(payload.complete(here.ports, host, _PROMPT, _TOKENS, timeout), timeout + 30),
+        complete=partial(_complete, inside, here, host, request.placement.dp),
         ask_ranks=(inside(payload.jobs(here.ports, host), 60),),
         read_ranks=lambda answers: _read_actors(inventory, answers),
     )
@@ -100,10 +100,10 @@ def as_ranks(inventory: Inventory, request: Request) -> Watched:
         endpoint=endpoint(inventory, request.host, request.port),
         ask=ask,
         read=lambda answers, offset: _read_ranks(nodes, answers, offset),
-        complete=lambda timeout: inside(payload.complete(here.ports, host, _PROMPT, _TOKENS, timeout), timeout + 30),
+        complete=partial(_complete, inside, here, host, request.placement.dp),
         ask_ranks=tuple(log(node, 5000) for node in nodes),
         read_ranks=lambda answers: {
-            node.name: tuple(vllm.assigned(answers[node.name][0].out).values()) for node in nodes
+            node.name: _read_held(answers[node.name][0].out, request.placement.dp) for node in nodes
         },
         evidence=tuple(log(node, 300) for node in nodes if node is not head),
     )  # fmt: skip
@@ -117,6 +117,12 @@ def endpoint(inventory: Inventory, bind: str, port: int) -> str:
 
 def _exec(node: Node, name: str, argv: Argv, timeout: float) -> Command:
     return Command(node=node.name, argv=docker.exec_(node.docker, name, *argv), timeout=timeout)
+
+
+def _complete(inside: Callable[[Argv, float], Command], here: Inventory, host: str, replicas: int, timeout: float) -> Command:
+    """Ask for a completion, and, when it is there, for one of each replica."""
+    argv = payload.complete(here.ports, host, _PROMPT, _TOKENS, timeout, replicas)
+    return inside(argv, timeout * min(replicas, 2) + 30)
 
 
 def _read_job(answer: Answer) -> Seen:
@@ -174,6 +180,11 @@ def _trouble(answer: Answer) -> str:
         return "is gone"
     killed = " (it was killed: by hand, or for lack of memory)" if found[0].exit_code == 137 else ""
     return "" if found[0].running else f"ended with exit code {found[0].exit_code}{killed}"
+
+
+def _read_held(log: str, replicas: int) -> tuple[str, ...]:
+    """Read what a container holds: ranks of the one engine, or whole replicas."""
+    return vllm.replicas(log) if replicas > 1 else tuple(vllm.assigned(log).values())
 
 
 def _read_actors(inventory: Inventory, answers: Answers) -> Mapping[str, tuple[str, ...]]:

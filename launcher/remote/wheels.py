@@ -22,11 +22,11 @@ from launcher.errors import RequestError
 from launcher.remote import pip
 from launcher.tools import purewheel
 from launcher.tools.derived import WheelFile, WheelSet
-from launcher.tools.image import ImagePython, normalise
+from launcher.tools.image import RAY_EXTRAS, ImagePython, normalise
 
 _UNFINISHED = ".resolving-"
 _A_DAY = 86400.0  # seconds
-_SCHEME = 1  # raise it when the same inputs would be resolved differently
+_SCHEME = 2  # raise it when the same inputs would be resolved differently
 _VERSION = re.compile(r"(\d+!)?\d+(\.\d+)*((a|b|rc)\d+)?(\.?post\d+)?(\.?dev\d+)?(\+[A-Za-z0-9]+(\.[A-Za-z0-9]+)*)?")
 
 
@@ -38,7 +38,7 @@ def resolve(
     timeout: float = 600.0,
     progress: pip.Progress = lambda _: None,
 ) -> WheelSet:
-    """Return the wheels that give the image `ray[default]` of a version, from the cache when they are there.
+    """Return the wheels that give the image Ray of a version, with RAY_EXTRAS, from the cache when they are there.
 
     Args:
         cache: a folder of our own; its content may be deleted at any time.
@@ -59,7 +59,7 @@ def resolve(
         work = Path(folder)
         got = work / "got"
         constraints = _stand_ins(image, work)
-        pip.download(f"ray[default]=={version}", image, constraints, got, timeout=timeout, progress=progress)
+        pip.download(f"ray[{RAY_EXTRAS}]=={version}", image, constraints, got, timeout=timeout, progress=progress)
         files = tuple(_keep(path, cache) for path in sorted(got.glob("*.whl")) if _is_new(path, image))
     _remember(entry, files)
     return WheelSet(ray=version, files=files)

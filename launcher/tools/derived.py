@@ -19,10 +19,11 @@ from pathlib import Path
 from launcher.errors import RequestError
 from launcher.model import Argv
 from launcher.tools import cpu_plugin
-from launcher.tools.image import ImagePython
+from launcher.tools.image import RAY_EXTRAS, ImagePython
 
 BASE = "vlaunch.base"
 RAY = "vlaunch.ray"
+EXTRAS = "vlaunch.ray.extras"
 PLUGIN = "vlaunch.plugin"
 CONTENT = "vlaunch.image.content"
 REPOSITORY = "vlaunch/ray"
@@ -95,7 +96,7 @@ def fits(labels: Mapping[str, str], *, identity: str, ray: str | None, plugin: t
 
     Indexes gain releases, so that the same wish may resolve to other wheels tomorrow; what all nodes have is good as it is.
     """
-    wanted = {BASE: identity, PLUGIN: plugin_mark(plugin), **({RAY: ray} if ray else {})}
+    wanted = {BASE: identity, EXTRAS: RAY_EXTRAS, PLUGIN: plugin_mark(plugin), **({RAY: ray} if ray else {})}
     return CONTENT in labels and all(labels.get(name) == value for name, value in wanted.items())
 
 
@@ -104,11 +105,13 @@ def dockerfile(base: str, image: ImagePython, *, identity: str, ray: str, plugin
 
     The installation ends with importing Ray, so that an image in which it cannot start is never tagged.
     """
-    proof = f'import ray; assert ray.__version__ == "{ray}", ray.__version__' if ray else f"import {cpu_plugin.PACKAGE}"
+    proof = (
+        f'import ray, pyarrow; assert ray.__version__ == "{ray}", ray.__version__' if ray else f"import {cpu_plugin.PACKAGE}"
+    )
     folder = "/tmp/vlaunch-wheels"
     lines = [
         f"FROM {base}",
-        f'LABEL {BASE}="{identity}" {RAY}="{ray}" {PLUGIN}="{plugin}"',
+        f'LABEL {BASE}="{identity}" {RAY}="{ray}" {EXTRAS}="{RAY_EXTRAS}" {PLUGIN}="{plugin}"',
         *(_let_vllm_load_the_plugin(image) if plugin else []),
         *(["USER 0"] if image.uid else []),
         f"COPY wheels/ {folder}/",

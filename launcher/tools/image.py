@@ -12,8 +12,10 @@ from typing import Any
 from launcher.errors import UnreadableAnswer
 from launcher.model import Argv
 
-# What `ray[default]` adds to `ray` (its dashboard, state API, job submission and metrics): distribution names.
-RAY_DEFAULT = (
+# The parts of Ray we need: its dashboard, state API and job submission, and Ray Data for batches.
+RAY_EXTRAS = "default,data"
+# What `ray[default,data]` adds to `ray`: distribution names.
+RAY_PARTS = (
     "aiohttp",
     "aiohttp-cors",
     "colorful",
@@ -27,6 +29,10 @@ RAY_DEFAULT = (
     "requests",
     "smart-open",
     "virtualenv",
+    "fsspec",
+    "numpy",
+    "pandas",
+    "pyarrow",
 )
 
 _MARK = "vlaunch-image"
@@ -86,8 +92,8 @@ class ImagePython:
 
     @property
     def ray_complete(self) -> bool:
-        """True when Ray is there with its dashboard, which status, the state API and job submission need."""
-        return self.ray is not None and all(name in self.distributions for name in RAY_DEFAULT)
+        """True when Ray is there with its dashboard, which status and job submission need, and with what Ray Data needs."""
+        return self.ray is not None and all(name in self.distributions for name in RAY_PARTS)
 
     @property
     def vllm(self) -> str | None:

@@ -160,14 +160,14 @@ class Found:
         )  # fmt: skip
 
     def _rank(self, communicator: str, size: int, ranks: Mapping[int, str]) -> None:
-        """Note who is which rank; a log of many communicators keeps as many ranks as links."""
+        """Note who is which rank, by its first word: equal lines are counted together. As many ranks are kept as links."""
         self.sizes[communicator] = max(self.sizes.get(communicator, 0), size)
         known = self.ranks.setdefault(communicator, {})
         for rank, host in ranks.items():
             if rank not in known and self.announced >= MAX_LINKS:
                 return
             self.announced += rank not in known
-            known[rank] = host
+            known.setdefault(rank, host)
 
     def _warn(self, text: str, hosts: Iterable[str], *, alarm: bool) -> None:
         if text not in self.warnings and len(self.warnings) >= MAX_WARNINGS:

@@ -42,11 +42,12 @@ def server(ports: Ports, api_host: str) -> Argv:
     return (*_HEAD, "server", *_where(ports, api_host))
 
 
-def complete(ports: Ports, api_host: str, prompt: str, max_tokens: int, timeout: float) -> Argv:
-    """Ask for a completion."""
+def complete(ports: Ports, api_host: str, prompt: str, max_tokens: int, timeout: float, replicas: int = 1) -> Argv:
+    """Ask for a completion; of several replicas, each for one more."""
     return (
         *_HEAD, "complete", *_where(ports, api_host), "--prompt", prompt,
         "--max-tokens", str(max_tokens), "--timeout", str(timeout),
+        *(("--engines", str(replicas)) if replicas > 1 else ()),
     )  # fmt: skip
 
 

@@ -123,14 +123,16 @@ def parse_status(text: str) -> RayStatus:
 def parse_ranks(actors: Any, nodes: tuple[RayNode, ...]) -> Mapping[str, tuple[str, ...]]:
     """Read which address holds which rank, from the names of living actors.
 
-    vLLM names them `vllm_Worker_<instance>_TP0_PP1` and leaves out a dimension of size one (v1/executor/ray_executor_v2.py).
+    vLLM names them `vllm_Worker_<instance>_TP0_PP1` and leaves out a dimension of size one (v1/executor/ray_executor_v2.py);
+    the instance of a replica ends in `_dp1` (v1/engine/utils.py).
     """
     by_id = {node.id: node.ip for node in nodes}
     ranks: dict[str, list[str]] = {}
     for row in _result(actors, "actors"):
-        match = re.fullmatch(r"vllm_Worker_\w*?\d((?:_[A-Z]+\d+)*)", row.get("name") or "")
+        match = re.fullmatch(r"vllm_Worker_\w*?\d(?:_dp(\d+))?((?:_[A-Z]+\d+)*)", row.get("name") or "")
         if match and row.get("state") == "ALIVE":
-            name = match[1].replace("_", " ").strip() or "the only rank"
+            replica = f"DP{match[1]}" if match[1] else ""
+            name = f"{replica}{match[2].replace('_', ' ')}".strip() or "the only rank"
             ranks.setdefault(by_id.get(row.get("node_id", ""), "?"), []).append(name)
     return {ip: tuple(sorted(names)) for ip, names in sorted(ranks.items())}
 

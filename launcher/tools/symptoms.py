@@ -12,28 +12,38 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symptom:
-    """A pattern, its cause and the fix. `fatal` means that waiting any longer is of no use."""
+    """A pattern, its cause and the fix. `fatal` means that waiting any longer is of no use.
+
+    `batch` is the fix where it is a batch job's, and another one.
+    """
 
     pattern: str
     cause: str
     fix: str
     fatal: bool = True
+    batch: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """A symptom that was seen, with its line."""
+    """A symptom that was seen, with its line; `batch` is the fix for a batch job."""
 
     line: str
     cause: str
     fix: str
     fatal: bool
+    batch: str = ""
 
 
 TABLE = (
     Symptom(
         pattern=r"ray: (?:command )?not found|this image has no Ray",
         cause="the image has no Ray",  # vllm PR 36170; production-stack 995; gpustack 5430
+        fix="run `vlaunch up`, which adds it",
+    ),
+    Symptom(
+        pattern=r"No module named '(?:pyarrow|pandas|fsspec)|pip install [\"']?ray\[data",
+        cause="the image has no Ray Data",
         fix="run `vlaunch up`, which adds it",
     ),
     Symptom(
@@ -56,6 +66,7 @@ TABLE = (
         pattern=r"no space left on device|No space left on device",
         cause="the disk is full",
         fix="free some space: `docker system prune`, `df -h`",
+        batch="free some space on the head, or remove jobs that are over: `vlaunch jobs --remove NAME`",
     ),
     Symptom(
         pattern=r"toomanyrequests|pull access denied|manifest unknown|manifest for .* not found",
@@ -120,6 +131,7 @@ TABLE = (
         pattern=r"Total number of attention heads \(\d+\) must be divisible by tensor parallel size",
         cause="this model's attention heads cannot be split this way",
         fix="choose a `--tp` that divides them",
+        batch="choose a `tp` under `engine:` that divides them",
     ),
     Symptom(
         pattern=r"World size \(\d+\) is larger than the number of available GPUs",
@@ -171,12 +183,14 @@ TABLE = (
         pattern=r"Free memory on device .* is less than desired GPU memory utilization",
         cause="something else holds GPU memory",  # vllm 20305
         fix="see who: `vlaunch exec --host -- nvidia-smi`, or lower it: `-- --gpu-memory-utilization 0.8`",
+        batch="see who: `vlaunch exec --host -- nvidia-smi`, or lower `gpu_memory_utilization` under `engine: {args: …}`",
     ),
     Symptom(
         pattern=r"No available memory for the cache blocks|larger than the (?:maximum|available KV cache memory)|"
         r"torch\.OutOfMemoryError|CUDA out of memory",
         cause="the model and its KV cache do not fit",
         fix="lower `--max-model-len`, raise `--gpu-memory-utilization`, or use more GPUs",
+        batch="under `engine:` lower `max_model_len` or raise `gpu_memory_utilization` in `args`, or use a larger `tp`",
     ),
     Symptom(
         pattern=r"Error 80[34]|unsupported display driver / cuda driver combination",
@@ -190,8 +204,9 @@ TABLE = (
     ),
     Symptom(
         pattern=r"killed due to memory pressure \(OOM\)|OutOfMemoryError: \d+ task",
-        cause="a node ran out of host memory while loading",  # vllm 2669
+        cause="a node ran out of host memory",  # vllm 2669
         fix="use a node with more memory than one rank's share of the checkpoint",
+        batch="under `predict:` or `preprocess:` raise `num_cpus`, so that fewer run on a node, or lower `batch_size`",
     ),
     Symptom(
         pattern=r"unrecognized arguments: .*|error: argument .*",
@@ -205,9 +220,16 @@ TABLE = (
         fatal=False,
     ),
     Symptom(
+        # vLLM 0.32, distributed/device_communicators: the CPU communicator lacks both; ours, in the derived image, has them.
+        pattern=r"device_communicator\.(?:all_gatherv|reduce_scatterv)\(.*|NotImplementedError.*(?:all_gatherv|reduce_scatterv)",
+        cause="vLLM's CPU build cannot spread a mixture of experts over ranks without Ray",
+        fix="serve it with `--backend ray`, whose image has what is missing",
+    ),
+    Symptom(
         pattern=r"RayWorkerProc rank=\d+ died unexpectedly|EngineDeadError|EngineCore encountered a fatal error",
         cause="a rank died",
         fix="look at every node: `vlaunch logs`, then start again: `vlaunch serve`",
+        batch="look at every node: `vlaunch logs`",
     ),
     Symptom(
         pattern=r"Failed core proc\(s\): \{.*: -9\b",
@@ -228,7 +250,10 @@ def first(text: str) -> Match | None:
     for symptom in TABLE:
         for line in lines:
             if re.search(symptom.pattern, line):
-                return Match(line=line.strip()[:400], cause=symptom.cause, fix=symptom.fix, fatal=symptom.fatal)
+                return Match(
+                    line=line.strip()[:400], cause=symptom.cause, fix=symptom.fix, fatal=symptom.fatal,
+                    batch=symptom.batch or symptom.fix,
+                )  # fmt: skip
     return None
 
 

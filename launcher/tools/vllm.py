@@ -35,7 +35,10 @@ PHASES = (
     Phase(id="start", title="starting vLLM", pattern=r"(?!)"),
     Phase(id="config", title="reading the model's configuration", pattern=r"non-default args:|Resolved architecture:"),
     Phase(id="engine", title="starting the engine", pattern=r"Initializing a V1 LLM engine"),
-    Phase(id="placement", title="placing ranks on GPUs", pattern=r"(?:Creating a new|Waiting for creating a) placement group"),
+    Phase(
+        id="placement", title="placing ranks on GPUs",
+        pattern=r"(?:Creating a new|Waiting for creating a) placement group|Creating placement groups for data parallel",
+    ),
     Phase(id="workers", title="connecting the ranks", pattern=r"world_size=\d+ rank=\d+|Bootstrap : Using|vLLM is using nccl"),
     Phase(id="load", title="loading weights", pattern=r"Starting to load model|Loading \S+ checkpoint shards"),
     Phase(
@@ -49,6 +52,7 @@ PHASES = (
 )  # fmt: skip
 
 _SHARDS = re.compile(r"Loading \S+ checkpoint shards:\s+(\d+)% Completed \| (\d+)/(\d+)")
+_ENGINE = re.compile(r"EngineCore_DP(\d+)\b")
 _ASSIGNED = re.compile(r"rank (\d+) in world size \d+ is assigned as DP rank \d+, PP rank (\d+), .*?\bTP rank (\d+)")
 _KV_LINE = re.compile(r"KV cache size: ([\d,]+) tokens")
 _CONCURRENCY = re.compile(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x")
@@ -80,21 +84,32 @@ _OURS = {
     "--master-addr": "`--backend mp`, which sets it on each node",
     "--master-port": "`ports: {mp_master: …}` in the inventory",
     "--headless": "`--backend mp`, which sets it where it belongs",
-    "--data-parallel*": "one server for each replica; `serve` splits one model by TP and PP",
-    "-dp*": "one server for each replica; `serve` splits one model by TP and PP",
+    "--data-parallel*": "`--data-parallel-size` of vlaunch, which sets what belongs to it on each node",
+    "-dp*": "`--data-parallel-size` of vlaunch, which sets what belongs to it on each node",
     "--uds": "`--bind` and `--port` of vlaunch; the server is asked over TCP",
     "--ssl-*": "a TLS proxy in front of the endpoint; the server is asked over plain HTTP",
 }
 
 
 def serve(
-    model: str, *, tp: int, pp: int, backend: str, host: str, port: int, args: Sequence[str] = (), multi_node: Argv = ()
+    model: str,
+    *,
+    tp: int,
+    pp: int,
+    backend: str,
+    host: str,
+    port: int,
+    args: Sequence[str] = (),
+    dp: int = 1,
+    multi_node: Argv = (),
 ) -> Argv:
     """Serve a model (`vllm serve`). Our own options come last: of an option given twice, vLLM takes the last."""
     executor = ("--distributed-executor-backend", backend) if backend == "ray" or tp * pp > 1 else ()
+    replicas = ("--data-parallel-size", str(dp), "--data-parallel-backend", backend) if dp > 1 else ()
+    words = without_api(args) if "--headless" in multi_node else args
     return (
-        "vllm", "serve", model, *args,
-        "--tensor-parallel-size", str(tp), "--pipeline-parallel-size", str(pp), *executor, *multi_node,
+        "vllm", "serve", model, *words,
+        "--tensor-parallel-size", str(tp), "--pipeline-parallel-size", str(pp), *executor, *replicas, *multi_node,
         "--host", host, "--port", str(port),
     )  # fmt: skip
 
@@ -105,6 +120,45 @@ def rank_of(nnodes: int, rank: int, master: str, port: int) -> Argv:
         return ()
     headless = ("--headless",) if rank else ()
     return ("--nnodes", str(nnodes), "--node-rank", str(rank), "--master-addr", master, "--master-port", str(port), *headless)
+
+
+def replicas_of(local: int, start: int, head: str, port: int) -> Argv:
+    """Return the options of a node that runs `local` replicas from number `start` on; only the first node has an API.
+
+    vLLM balances requests over all replicas behind that API (v1/engine/core_client.py, `DPLBAsyncMPClient`).
+    """
+    where = ("--data-parallel-address", head, "--data-parallel-rpc-port", str(port))
+    own = ("--data-parallel-size-local", str(local), *where)
+    return (*own, "--data-parallel-start-rank", str(start), "--headless") if start else own
+
+
+def ray_replicas(local: int, spans: bool) -> Argv:
+    """Return the options that make Ray's head node run `local` replicas; those that span nodes are counted by vLLM itself."""
+    return () if spans else ("--data-parallel-size-local", str(local))
+
+
+def ray_replica_env(nodes: Sequence[str], *, spans: bool, alike: bool) -> Mapping[str, str]:
+    """Return the variables that make vLLM place replicas where we expect them: on these addresses.
+
+    Its default (`strict`) puts as many on every node as on the head, and passes over nodes that hold fewer; `fill` takes what
+    each can hold, `span` several nodes for each (`create_dp_placement_groups` in v1/engine/utils.py).
+    """
+    strategy = "span" if spans else "strict" if alike else "fill"
+    return {"VLLM_RAY_DP_PACK_STRATEGY": strategy, "VLLM_RAY_DP_PLACEMENT_NODE_IPS": ",".join(nodes)}
+
+
+def without_api(args: Sequence[str]) -> tuple[str, ...]:
+    """Leave out how many API servers are wanted, which vLLM refuses from a process that has none."""
+    kept, skip = list[str](), False
+    for word in args:
+        name = word.partition("=")[0].replace("_", "-")
+        if skip:
+            skip = False
+        elif name in ("--api-server-count", "-asc"):
+            skip = "=" not in word
+        else:
+            kept.append(word)
+    return tuple(kept)
 
 
 def collisions(args: Sequence[str]) -> list[str]:
@@ -158,6 +212,11 @@ def assigned(text: str) -> Mapping[int, str]:
     """Read which ranks a log's processes took: `{1: 'TP0 PP1'}`."""
     found = {int(m[1]): (int(m[2]), int(m[3])) for line in text.splitlines() if (m := _ASSIGNED.search(line))}
     return {rank: f"TP{tp} PP{pp}" for rank, (pp, tp) in sorted(found.items())}
+
+
+def replicas(text: str) -> tuple[str, ...]:
+    """Read which replicas a container's log is of: `('DP0', 'DP1')`."""
+    return tuple(f"DP{number}" for number in sorted({int(match[1]) for match in _ENGINE.finditer(text)}))
 
 
 def capacity(labels: Mapping[str, str], log: str = "") -> Capacity:

@@ -152,7 +152,8 @@ def plain_line(event: Event) -> str:
     if event.kind == "stage":
         return f"== {text}" if event.state == "running" else ""
     if event.kind == "wait":
-        return f"  waiting: {text}" if event.state == "running" else ""
+        # What tells how far it is does more than wait.
+        return f"  {'' if event.data else 'waiting: '}{text}" if event.state == "running" else ""
     if event.kind == "step" and event.state == "running":
         return f"  {where}{text} …" if event.data.get("slow") else ""
     word = _SIGNS[event.state][1]

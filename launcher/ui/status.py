@@ -1,4 +1,4 @@
-"""A cluster's status as a table, with the server's line below it."""
+"""A cluster's status as a table, with the server's line and those of batch jobs below it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from launcher.model import fold
 from launcher.plan.status import ClusterStatus, NodeStatus, ServerStatus
 from launcher.tools import symptoms
+from launcher.ui import jobs
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -44,6 +45,7 @@ def render(status: ClusterStatus) -> RenderableType:
     if status.network:
         lines.append(_plain(f"network: {status.network}", "" if status.network.startswith("proven") else "yellow"))
     lines.append(_server(status.server, status.endpoint))
+    lines += jobs.lines(status.batches)
     return Group(*lines)
 
 

@@ -136,8 +136,8 @@ def test_busy_gpus_of_a_recorded_cluster() -> None:
 
 def test_free_gpus() -> None:
     """Too few free GPUs are refused with both numbers."""
-    (enough,) = serving.free_gpus(INVENTORY, 1, 2, {})
-    (short,) = serving.free_gpus(INVENTORY, 1, 2, {"groups": table(group(gpus=1))})
+    (enough,) = serving.free_gpus(INVENTORY, 2, "TP 1 × PP 2", {})
+    (short,) = serving.free_gpus(INVENTORY, 2, "TP 1 × PP 2", {"groups": table(group(gpus=1))})
 
     assert enough.status == "pass"
     assert (short.status, short.text) == ("fail", "1 of 2 GPUs are free in Ray, TP 1 × PP 2 needs 2")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from launcher.errors import ConnectError
 from launcher.model import Answer
 from launcher.transport import Command
-from tests.cli.conftest import Cluster
+from tests.cli.conftest import INVENTORY, Cluster
 
 
 @pytest.fixture
@@ -92,6 +94,19 @@ def test_a_docker_that_does_not_answer_is_not_called_clean(up: Cluster) -> None:
     assert "gpu02" in ran.err.split("error: ", 1)[1]
     assert "is down" not in ran.err
     assert empty(up, "gpu01")
+
+
+def test_what_batch_jobs_did_stays_and_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    """Their folders outlive the cluster; whoever removes everything must know that they are there."""
+    cluster.write(f"{INVENTORY}hf_home: {tmp_path}/hf\n")
+    folder = tmp_path / "hf" / "vlaunch" / "c" / "batch"
+    (folder / "reviews").mkdir(parents=True)
+    assert cluster.run("up").code == 0
+
+    ran = cluster.run("down")
+
+    assert f"what batch jobs did stays in {folder} on gpu01: reviews" in ran.err
+    assert (folder / "reviews").is_dir()
 
 
 def test_no_secret_is_needed(up: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from tests.cli.conftest import INVENTORY, SECRET, Cluster, Ran
 RDMA, TCP = "NET/IB/0", "NET/Socket/0"
 SERVE = ("serve", "--model", "org/m")
 ROCE = "network: {fabric: roce, require: rdma}\n"
+MOE = {"num_attention_heads": 64, "num_key_value_heads": 8, "num_hidden_layers": 48, "num_experts": 128}
 CONFIG = {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8}
 
 
@@ -316,3 +317,65 @@ def test_a_dry_run_proves_nothing_and_shows_no_secret(ready: Cluster, flags: lis
     assert ran.out == again.out
     assert SECRET not in ran.out + ran.err
     assert (measured(ready), ready.world.changes) == ([], [])
+
+
+def replicated(cluster: Cluster, config: Any) -> Cluster:
+    """Let a model of this configuration answer as two replicas."""
+    each = {"status": 200, "seconds": 0.1, "error": "", "answered": True}
+    cluster.world.said["complete"]["replicas"] = [each, each]
+    for machine in cluster.world.machines.values():
+        machine.config = config
+    return cluster
+
+
+def test_replicas_of_a_dense_model_need_no_proof(ready: Cluster) -> None:
+    """They are engines of their own: nothing is measured, no log is asked for links, and why is said."""
+    ran = replicated(ready, CONFIG).run(*SERVE, "--data-parallel-size", "2")
+
+    assert (ran.code, measured(ready)) == (0, [])
+    assert ready.world.verbs() == ["gpu01: submit"]
+    assert "replicas of a dense model exchange nothing" in ran.err
+    assert network_row(ran).startswith("replicas of a dense model exchange nothing")
+    assert "replicas     all 2 have answered: DP0 in 0.1s, DP1 in 0.1s" in ran.out
+
+
+def test_skipping_where_nothing_is_to_prove_is_no_warning(ready: Cluster) -> None:
+    """A loud word about a network that is not used would only teach to pass over it."""
+    ran = replicated(ready, CONFIG).run(*SERVE, "--dp", "2", "--skip-network-check")
+
+    assert ran.code == 0
+    assert "NOT PROVEN" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("config", "args", "said"),
+    [
+        (MOE, [], "the model's 128 experts are split over all 16 ranks"),
+        (MOE, ["--", "--enable-expert-parallel"], "the model's 128 experts are spread over all 16 ranks"),
+        (None, [], "whether the model is a mixture of experts is not known"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["ray", "mp"])
+def test_replicas_that_exchange_tokens_need_a_proof(
+    ready: Cluster, backend: str, config: Any, args: list[str], said: str
+) -> None:
+    """Every layer of a mixture of experts crosses the nodes: measured with collectives, and why is said."""
+    asked = (*SERVE, "--dp", "2", "--backend", backend, "--no-wait", *args)
+    ran = replicated(ready, config).run(*asked)
+
+    assert ran.code == 0, ran.err
+    assert len(measured(ready)) == 2
+    assert said in ran.err
+    assert json.loads(ready.world.machines["gpu01"].files["network.json"])["collective"] is True
+
+
+def test_replicas_do_not_rely_on_a_verdict_without_collectives(ready: Cluster) -> None:
+    """A split that sends from stage to stage was proven with less."""
+    replicated(ready, MOE)
+    assert ready.run("check-nccl").code == 0
+    kept = json.loads(ready.world.machines["gpu01"].files["network.json"])
+    ready.world.machines["gpu01"].files["network.json"] = json.dumps({**kept, "collective": False}).encode()
+    measured(ready)
+    ran = ready.run(*SERVE, "--dp", "2", "--no-wait")
+
+    assert (ran.code, len(measured(ready))) == (0, 2)

@@ -42,6 +42,10 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         (["--", "--hf-token", SECRET], "`--hf-token`: use HF_TOKEN under `secrets:`"),
         (["--", "--seed", "1", f"--override={SECRET}"], "argument 3 after `--` looks like a secret"),
         (["--dry-run", "--offline", "--tp", "32"], "needs 32 GPUs, the cluster has 16"),
+        (["--data-parallel-size", "0"], "0 is not in the range x>=1"),
+        (["--", "--data-parallel-size", "2"], "`--data-parallel-size`: use `--data-parallel-size` of vlaunch"),
+        (["--", "-dpl", "2"], "`-dpl`: use `--data-parallel-size` of vlaunch"),
+        (["--dry-run", "--offline", "--dp", "3"], "16 GPUs cannot be divided equally between 3 replicas"),
         (["--dry-run", "--offline", "--backend", "mp", "--tp", "16", "--pp", "2"], "needs 32 GPUs"),
     ],
 )
@@ -84,6 +88,40 @@ def test_flags_replace_the_whole_split(inventory: str, capsys: pytest.CaptureFix
     run(["serve", "-i", inventory, "--dry-run", "--offline", "--tp", "8"])
 
     assert "TP 8 × PP 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "split"),
+    [
+        ([], "TP 4 × PP 4 (as asked)"),
+        (["--data-parallel-size", "2"], "DP 2 × TP 8 × PP 1"),
+        (["--dp", "4", "--tp", "2"], "DP 4 × TP 2 × PP 1"),
+        (["--dp", "1"], "TP 8 × PP 2"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["ray", "mp"])
+def test_replicas_on_the_command_line(
+    inventory: str, backend: str, words: list[str], split: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Replicas are part of a split: given on the command line, they make the inventory's void, and two scripts are equal."""
+    asked = ["serve", "-i", inventory, "--dry-run", "--offline", "--backend", backend, *words]
+    texts = [(run(asked), capsys.readouterr().out) for _ in range(2)]
+
+    assert texts[0] == texts[1]
+    assert texts[0][0] == 0
+    assert f"note: {split}" in texts[0][1]
+    assert ("--data-parallel-size" in texts[0][1]) is split.startswith("DP")
+
+
+def test_replicas_of_the_inventory(inventory: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the file asks for holds where the flags are silent, and one flag replaces all of it."""
+    path = Path(inventory)
+    path.write_text(INVENTORY.replace("tp: 4, pp: 4", "tp: 4, dp: 3"), encoding="utf-8")
+
+    assert run(["serve", "-i", inventory, "--dry-run", "--offline"]) == 0
+    assert "DP 3 × TP 4 × PP 1" in capsys.readouterr().out
+    assert run(["serve", "-i", inventory, "--dry-run", "--offline", "--tp", "8"]) == 0
+    assert "note: TP 8 × PP 2" in capsys.readouterr().out
 
 
 def test_mp_names_the_nodes_that_get_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

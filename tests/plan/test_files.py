@@ -41,6 +41,16 @@ def test_the_archive_is_the_same_bytes_every_time_and_nobodys(tmp_path: Path) ->
     assert {(entry.mtime, entry.uid, entry.uname, entry.mode) for entry in entries} == {(0, 0, "", 0o755)}
 
 
+def test_the_programs_of_the_head_and_the_package_of_batch_jobs_are_shipped() -> None:
+    """The package has a folder of its own, which alone is put on a job's path; nothing else of the launcher travels."""
+    there = {path.removeprefix("payload/") for path in files.payload_digests()}
+    batch = sorted((Path(files.__file__).parents[1] / "payload" / "batch").glob("*.py"))
+
+    assert {"entry.sh", "head.py", "desk.py"} <= there
+    assert {name for name in there if "/" in name} == {f"lib/vlaunch_batch/{path.name}" for path in batch}
+    assert "lib/vlaunch_batch/__init__.py" in there
+
+
 def test_files_are_written_only_where_they_differ(load: Load) -> None:
     """By the sha256 of what is there."""
     inventory = load()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import PlacementError, RequestError
-from launcher.model import Inventory, Node, Secret
+from launcher.model import Backend, Inventory, Node, Secret
 from launcher.placement import choose
 from launcher.plan import containers, running
 from launcher.plan.ranks import nodes_of, plan_ranks, specs
@@ -179,6 +179,121 @@ def test_ranks_do_not_need_ray() -> None:
     assert all("base:1" in argv for _, argv in sent(plan, "ranks"))
 
 
+def replicated(
+    backend: Any = "mp", dp: int = 4, tp: int | None = None, inventory: Inventory = INVENTORY, **more: Any
+) -> Request:
+    placed = choose(inventory, tp, None, dp=dp, backend=backend)
+    return request(backend, placement=placed, **more)
+
+
+def option(argv: tuple[str, ...] | list[str], name: str) -> str:
+    return argv[argv.index(name) + 1] if name in argv else ""
+
+
+def test_replicas_of_mp() -> None:
+    """Each node runs its own, numbered on from the head's, which alone has an API; all meet at the head."""
+    plan = plan_ranks(INVENTORY, seen(ray=False), replicated(), SECRETS).plan
+    ((first, one), (second, two)) = sent(plan, "ranks")
+
+    assert (first, second) == ("n1", "n2")
+    for argv in (one, two):
+        assert option(argv, "--data-parallel-size") == "4"
+        assert option(argv, "--data-parallel-size-local") == "2"
+        assert option(argv, "--data-parallel-address") == "10.0.0.1"
+        assert option(argv, "--data-parallel-rpc-port") == "29550"
+        assert option(argv, "--tensor-parallel-size") == "4"
+        assert "--nnodes" not in argv
+        assert "vlaunch.dp=4" in argv
+    assert ("--headless" in one, option(one, "--data-parallel-start-rank")) == (False, "")
+    assert ("--headless" in two, option(two, "--data-parallel-start-rank")) == (True, "2")
+
+
+def test_uneven_nodes_hold_what_they_can() -> None:
+    """The first node's share begins at nothing, the next where it ends."""
+    nodes = tuple(Node(name=f"n{i}", host="h", ip=f"10.0.0.{i}", gpus=g, head=i == 0) for i, g in enumerate((4, 2, 8)))
+    inventory = replace(INVENTORY, nodes=nodes)
+    plan = plan_ranks(inventory, Seen(), replicated(dp=7, tp=2, inventory=inventory), SECRETS).plan
+    shares = [
+        (node, option(argv, "--data-parallel-size-local"), option(argv, "--data-parallel-start-rank"))
+        for node, argv in sent(plan, "ranks")
+    ]
+
+    assert shares == [("n0", "2", ""), ("n2", "4", "2"), ("n1", "1", "6")]
+
+
+def test_the_same_replicas_attach() -> None:
+    """Another number of replicas is another server."""
+    asked = replicated()
+    there = seen(ranks=started(specs(INVENTORY, seen(), asked, SECRETS), asked))
+    start = plan_ranks(INVENTORY, there, asked, SECRETS)
+
+    assert (start.attached, start.plan.steps) == (True, ())
+    with pytest.raises(RequestError, match="another server runs"):
+        plan_ranks(INVENTORY, there, replicated(dp=2, tp=4), SECRETS)
+
+
+def test_the_port_where_replicas_meet_is_looked_at() -> None:
+    """It is taken, and what to change is named; ranks of one model meet at another."""
+    there = seen(ray=False)
+    taken = {**there.facts, "n1": replace(there.facts["n1"], listening=frozenset({("0.0.0.0", 29550)}))}
+    for asked, id, status in ((replicated(), "dp-port", "fail"), (request("mp"), "mp-port", "pass")):
+        plan = plan_ranks(INVENTORY, replace(there, facts=taken), asked, SECRETS).plan
+        (found,) = next(g for stage in plan.stages for g in stage.gates if g.id == id).judge({})
+
+        assert found.status == status
+        assert status == "pass" or "`ports: {dp_rpc: …}`" in found.fix
+    one_node = plan_ranks(INVENTORY, there, replicated(dp=2, tp=4), SECRETS).plan
+    assert not [g for stage in one_node.stages for g in stage.gates if g.id.endswith("-port") and g.id != "api-port"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "dp", "local", "strategy"), [((8, 8), 4, "2", "strict"), ((8, 4), 3, "2", "fill"), ((4, 4, 4, 4), 2, "", "span")]
+)
+def test_replicas_in_ray(gpus: tuple[int, ...], dp: int, local: str, strategy: str) -> None:
+    """One job on the head; where the replicas belong is in its environment."""
+    nodes = tuple(Node(name=f"n{i + 1}", host="h", ip=f"10.0.0.{i + 1}", gpus=g, head=i == 0) for i, g in enumerate(gpus))
+    inventory = replace(INVENTORY, nodes=nodes)
+    (step,) = plan_serve(inventory, Seen(), replicated("ray", dp=dp, inventory=inventory)).plan.steps
+    assert step.command.stdin is not None
+    body = json.loads(step.command.stdin())
+
+    assert option(body["argv"], "--data-parallel-size") == body["metadata"]["vlaunch.dp"] == str(dp)
+    assert option(body["argv"], "--data-parallel-backend") == "ray"
+    assert option(body["argv"], "--data-parallel-size-local") == local
+    assert f"VLLM_RAY_DP_PACK_STRATEGY={strategy}" in body["argv"]
+    assert f"VLLM_RAY_DP_PLACEMENT_NODE_IPS={','.join(node.ip for node in nodes)}" in body["argv"]
+
+
+def test_the_users_own_placement_of_replicas_stays() -> None:
+    """A variable that the inventory sets is not set again; a single replica has none of these."""
+    inventory = replace(INVENTORY, nodes=(replace(NODES[0], env={"VLLM_RAY_DP_PACK_STRATEGY": "fill"}), NODES[1]))
+    for asked, expected in ((replicated("ray"), ["VLLM_RAY_DP_PLACEMENT_NODE_IPS"]), (request(), [])):
+        (step,) = plan_serve(inventory, Seen(), asked).plan.steps
+        assert step.command.stdin is not None
+        words = json.loads(step.command.stdin())["argv"]
+
+        assert [word.partition("=")[0] for word in words if word.startswith("VLLM_RAY_DP")] == expected
+
+
+def test_all_replicas_need_free_gpus() -> None:
+    """Ray would let vLLM wait for the last replica without a word."""
+    group = {"state": "CREATED", "bundles": [{"unit_resources": {"GPU": 1.0}}]}
+    plan = plan_serve(INVENTORY, seen(groups={"data": {"result": {"result": [group]}}}), replicated("ray")).plan
+    (found,) = next(g for stage in plan.stages for g in stage.gates if g.id == "free-gpus").judge({})
+
+    assert (found.status, found.text[:70]) == ("fail", "15 of 16 GPUs are free in Ray, DP 4 × TP 4 × PP 1 needs 16")
+
+
+@pytest.mark.parametrize("backend", ["ray", "mp"])
+def test_replicas_are_told(backend: str) -> None:
+    """Where they will be, and how they answer."""
+    asked = replicated(backend)
+    start = plan_serve(INVENTORY, seen(), asked) if backend == "ray" else plan_ranks(INVENTORY, seen(), asked, SECRETS)
+
+    assert start.plan.notes[0].startswith("DP 4 × TP 4 × PP 1 (each replica gets 4 of 16 GPUs as TP)")
+    assert start.plan.notes[1].startswith("4 replicas (2 on n1, 2 on n2) answer behind one endpoint")
+
+
 def test_the_same_ranks_attach() -> None:
     """Containers with the same hash that all run are watched, and nothing is sent."""
     asked = request("mp")
@@ -220,6 +335,35 @@ def test_mp_is_refused_while_ray_holds_gpus() -> None:
     (found,) = next(gate for gate in gates if gate.id == "free-gpus").judge({})
 
     assert (found.status, found.text) == ("fail", "work in Ray holds 1 of 16 GPUs")
+
+
+@pytest.mark.parametrize("backend", ["ray", "mp"])
+@pytest.mark.parametrize(("theirs", "status"), [("12", "fail"), ("0", "pass")])
+def test_a_server_is_not_replaced_by_one_that_lacks_room(backend: Backend, theirs: str, status: str) -> None:
+    """What the old one holds is counted as free, what a batch job needs is not."""
+    batch = {"submission_id": "b-1", "status": "RUNNING", "metadata": {"vlaunch.batch": "b", "vlaunch.gpus": theirs}}
+    old = job(request(model="org/other"))
+    group = {"state": "CREATED", "bundles": [{"unit_resources": {"GPU": 1.0}}] * 16}
+    there = seen(old, batch, groups={"data": {"result": {"result": [group]}}})
+    start = (
+        plan_serve(INVENTORY, there, request(), replace_other=True)
+        if backend == "ray"
+        else plan_ranks(INVENTORY, there, request("mp"), SECRETS, replace_other=True)
+    )
+    gates = [gate for stage in start.plan.stages for gate in stage.gates]
+    (found,) = next(gate for gate in gates if gate.id == "free-gpus").judge({})
+
+    assert found.status == status
+
+
+def test_mp_is_refused_beside_a_batch_job_that_has_just_begun() -> None:
+    """It holds nothing yet; who it is and how to end it is told."""
+    batch = {"submission_id": "b-1", "status": "RUNNING", "metadata": {"vlaunch.batch": "b", "vlaunch.gpus": "2"}}
+    gates = [gate for stage in plan_ranks(INVENTORY, seen(batch), request("mp"), SECRETS).plan.stages for gate in stage.gates]
+    (found,) = next(gate for gate in gates if gate.id == "free-gpus").judge({})
+
+    assert (found.status, found.text) == ("fail", "batch job `b` holds 2 of 16 GPUs")
+    assert found.fix == "wait for it, or end it: `vlaunch stop b`"
 
 
 def test_mp_is_refused_while_ray_does_not_say_what_it_holds() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,14 +36,14 @@ class Shelf:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def add(self, name: str, version: str, *requires: str, tags: str = "py3-none-any", extra: str = "") -> None:
-        lines = [f"Provides-Extra: {extra}\n"] if extra else []
+    def add(self, name: str, version: str, *requires: str, tags: str = "py3-none-any", extras: Sequence[str] = ()) -> None:
+        lines = [f"Provides-Extra: {extra}\n" for extra in extras]
         text = "".join([*lines, *(f"Requires-Dist: {line}\n" for line in requires)])
         file, data = purewheel.build(name, version, metadata=text)
         (self.folder / file.replace("py3-none-any", tags)).write_bytes(data)
 
     def ray(self, *requires: str, version: str = "2.60.0", tags: str = "cp399-cp399-manylinux2014_x86_64") -> None:
-        self.add("ray", version, *requires, tags=tags, extra="default")
+        self.add("ray", version, *requires, tags=tags, extras=("default", "data"))
 
     def clear(self) -> None:
         for path in self.folder.iterdir():
@@ -214,6 +214,19 @@ def test_ray_itself_is_not_fetched_again_when_only_its_dashboard_is_missing(shel
     shelf.add("colorful", "0.5.8")
 
     assert names(wheels.resolve(replace(IMAGE, distributions={"ray": "2.60.0"}), "2.60.0", cache)) == ["colorful"]
+
+
+def test_an_image_with_ray_gets_what_batches_need_for_its_own_ray(shelf: Shelf, cache: Path) -> None:
+    """`ray[data]` of the Ray that is there, which may ask for another pyarrow than a newer Ray does."""
+    shelf.ray('pyarrow>=9,<20; extra == "data"', 'unwanted; extra == "serve"', version="2.56.1")
+    shelf.ray('pyarrow>=20; extra == "data"')
+    for version in ("19.0", "24.0"):
+        shelf.add("pyarrow", version)
+
+    found = wheels.resolve(replace(IMAGE, distributions={"ray": "2.56.1"}), "2.56.1", cache)
+
+    assert [file.name for file in found.files] == ["pyarrow-19.0-py3-none-any.whl"]
+    assert found.ray == "2.56.1"
 
 
 def test_pip_is_ended_at_the_deadline(shelf: Shelf, cache: Path) -> None:

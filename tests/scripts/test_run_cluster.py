@@ -18,6 +18,7 @@ from launcher.model import Inventory, Node, Ports, RaySettings, Secret, SecretSo
 from launcher.plan import containers
 from launcher.tools import docker
 from launcher.tools.host import Address, HostFacts
+from launcher.tools.image import RAY_EXTRAS
 
 _ROOT = Path(__file__).parents[2]
 _SCRIPT = _ROOT / "scripts" / "run_cluster.sh"
@@ -131,6 +132,7 @@ _WORKER = replace(_HEAD, name="gpu02", host="gpu02", ip="10.0.0.12", head=False)
 _BASE = Inventory(path=Path("inventory.yaml"), cluster="vllm", image=_IMAGE, nodes=(_HEAD, _WORKER))
 _WITH_TOKEN = {"RAY_AUTH_TOKEN": Secret(_TOKEN)}
 _HCA = ("mlx5_0", "mlx5_1")
+_NOT_RAYS = {"api", "mp_master", "dp_rpc", "probe"}
 _CPU = replace(
     _BASE,
     accelerator="cpu",
@@ -141,7 +143,7 @@ _CPU = replace(
 )  # fmt: skip
 _CPU_WORDS = (
     "--accelerator=cpu", "--no-token", "--object-store", "200000000",
-    *(f"--port={name}={getattr(_CPU.ports, name)}" for name in Ports.__slots__ if name not in ("api", "mp_master", "probe")),
+    *(f"--port={name}={getattr(_CPU.ports, name)}" for name in Ports.__slots__ if name not in _NOT_RAYS),
 )  # fmt: skip
 _CASES = {
     "head, nvidia, rdma": Case(
@@ -234,13 +236,13 @@ def test_every_port_of_a_node_can_be_told(machine: Machine) -> None:
     """Ray's ports of the model, by the same names and with the same defaults."""
     shown = machine.run("--help").stdout
 
-    for name in set(Ports.__slots__) - {"api", "mp_master", "probe"}:
+    for name in set(Ports.__slots__) - _NOT_RAYS:
         assert f"{name}={getattr(Ports(), name)}" in shown
 
 
 def test_the_advice_names_the_launchers_ray() -> None:
-    """Somebody who builds the image by hand gets the version that `vlaunch up` would add."""
-    assert f'ray[default]=={RaySettings().version}\\"' in _SCRIPT.read_text()
+    """Somebody who builds the image by hand gets the version and the parts that `vlaunch up` would add."""
+    assert f'ray[{RAY_EXTRAS}]=={RaySettings().version}\\"' in _SCRIPT.read_text()
 
 
 def test_the_entry_script_is_the_launchers(machine: Machine, listening: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import shlex
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -161,3 +162,36 @@ def test_the_build_reads_standard_input_and_has_no_network(python: ImagePython, 
     assert argv[argv.index("--network") + 1] == "none"
     assert argv[argv.index("--tag") + 1] == recipe.tag
     assert f"vlaunch.image.content={recipe.tag[-12:]}" in argv
+
+
+def labels(recipe: Recipe) -> dict[str, str]:
+    """Return the labels that an image built from a recipe carries."""
+    line = next(line for line in recipe.dockerfile.splitlines() if line.startswith("LABEL "))
+    written = dict(word.split("=", 1) for word in shlex.split(line.removeprefix("LABEL ")))
+    return {**written, derived.CONTENT: recipe.content}
+
+
+def test_what_is_built_is_known_by_its_labels(python: ImagePython, wheels: WheelSet) -> None:
+    """The next look finds the image that this recipe made, with or without the plugin, and takes it for no other."""
+    plain, plugged = labels(made(python, wheels)), labels(made(python, wheels, PLUGIN))
+
+    assert derived.fits(plain, identity=IDENTITY, ray="2.60.0", plugin=None)
+    assert derived.fits(plugged, identity=IDENTITY, ray="2.60.0", plugin=PLUGIN)
+    assert not derived.fits(plain, identity=IDENTITY, ray="2.60.0", plugin=PLUGIN)
+    assert not derived.fits(plain, identity="sha256:" + "cd" * 32, ray="2.60.0", plugin=None)
+    assert not derived.fits(plain, identity=IDENTITY, ray="2.61.0", plugin=None)
+
+
+@pytest.mark.parametrize("extras", [None, "default"])
+def test_an_older_derived_image_is_built_anew(python: ImagePython, wheels: WheelSet, extras: str | None) -> None:
+    """One from before batches has Ray without Ray Data: no label of its parts, or fewer of them."""
+    older = labels(made(python, wheels))
+    del older[derived.EXTRAS]
+    older |= {derived.EXTRAS: extras} if extras else {}
+
+    assert not derived.fits(older, identity=IDENTITY, ray="2.60.0", plugin=None)
+
+
+def test_what_batches_import_is_proven_when_the_image_is_built(python: ImagePython, wheels: WheelSet) -> None:
+    """An image in which pyarrow cannot be loaded is never tagged."""
+    assert "import ray, pyarrow" in made(python, wheels).dockerfile

@@ -30,7 +30,7 @@ def test_an_image_without_ray_is_read_as_recorded() -> None:
     assert image.wanted_ray(found, "2.60.0") == "2.60.0"
 
 
-def test_an_image_with_ray_and_its_dashboard_lacks_nothing() -> None:
+def test_an_image_with_ray_its_dashboard_and_ray_data_lacks_nothing() -> None:
     """Nothing is asked for, whatever the inventory's version: the image's own wins."""
     found = image.parse_probe(recorded("vllm-cpu-0.32.0-ray-2.60.0.json"))
 
@@ -38,10 +38,11 @@ def test_an_image_with_ray_and_its_dashboard_lacks_nothing() -> None:
     assert image.wanted_ray(found, "2.99.0") is None
 
 
-def test_ray_without_its_dashboard_is_completed_at_its_own_version() -> None:
-    """Plain `ray` has no state API and no job submission; the rest of `ray[default]` comes at the version that is there."""
+@pytest.mark.parametrize("missing", ["aiohttp-cors", "pyarrow", "pandas", "fsspec"])
+def test_ray_without_a_part_of_it_is_completed_at_its_own_version(missing: str) -> None:
+    """Plain `ray` has no state API and no job submission, `ray[default]` no Ray Data; the rest comes for the same Ray."""
     said = json.loads(recorded("vllm-cpu-0.32.0-ray-2.60.0.json"))
-    del said["distributions"]["aiohttp-cors"]
+    del said["distributions"][missing]
 
     found = image.parse_probe(json.dumps(said))
 

@@ -188,3 +188,12 @@ def test_ranks_of_two_dimensions_and_of_one_rank_are_named() -> None:
     ]
 
     assert ray.parse_ranks(listed(rows), nodes) == {"10.0.0.1": ("TP0 PP0", "TP1 PP0"), "?": ("the only rank",)}
+
+
+def test_ranks_of_replicas() -> None:
+    """vLLM numbers a replica in the instance's name, before the rank's own place."""
+    names = ("vllm_Worker_1795224958186317851_dp0", "vllm_Worker_1795224958186317851_dp1_TP0", "vllm_Worker_17_dp10_TP1_PP2")
+    rows = [{"name": name, "state": "ALIVE", "node_id": "a"} for name in names]
+    nodes = (ray.RayNode(id="a", ip="10.0.0.1", alive=True, head=True, gpus=1.0, message=""),)
+
+    assert ray.parse_ranks(listed(rows), nodes) == {"10.0.0.1": ("DP0", "DP1 TP0", "DP10 TP1 PP2")}

@@ -43,6 +43,58 @@ def test_ranks_of_several_nodes() -> None:
     assert vllm.rank_of(1, 0, "10.0.0.1", 29501) == ()
 
 
+def test_replicas_say_so() -> None:
+    """One process of one replica is told nothing; the executor of each follows from its own split."""
+    plain = vllm.serve("m", tp=1, pp=1, dp=1, backend="mp", host="::", port=1)
+    two = vllm.serve("m", tp=2, pp=1, dp=4, backend="ray", host="::", port=1, multi_node=vllm.ray_replicas(2, spans=False))
+
+    assert not any("data-parallel" in word for word in plain)
+    assert two[7:] == (
+        "--distributed-executor-backend", "ray", "--data-parallel-size", "4", "--data-parallel-backend", "ray",
+        "--data-parallel-size-local", "2", "--host", "::", "--port", "1",
+    )  # fmt: skip
+    assert vllm.ray_replicas(1, spans=True) == ()
+
+
+def test_replicas_of_several_nodes() -> None:
+    """Only the first node has an API: a start rank without `--headless` would mean another way of balancing."""
+    common = ("--data-parallel-size-local", "2", "--data-parallel-address", "10.0.0.1", "--data-parallel-rpc-port", "29550")
+
+    assert common == vllm.replicas_of(2, 0, "10.0.0.1", 29550)
+    assert (*common, "--data-parallel-start-rank", "2", "--headless") == vllm.replicas_of(2, 2, "10.0.0.1", 29550)
+
+
+@pytest.mark.parametrize(
+    ("spans", "alike", "strategy"), [(False, True, "strict"), (False, False, "fill"), (True, True, "span")]
+)
+def test_where_ray_puts_replicas(spans: bool, alike: bool, strategy: str) -> None:
+    """On the nodes that were chosen, whatever else is in the cluster."""
+    assert vllm.ray_replica_env(["10.0.0.1", "10.0.0.2"], spans=spans, alike=alike) == {
+        "VLLM_RAY_DP_PACK_STRATEGY": strategy,
+        "VLLM_RAY_DP_PLACEMENT_NODE_IPS": "10.0.0.1,10.0.0.2",
+    }
+
+
+@pytest.mark.parametrize("count", [("--api-server-count", "4"), ("--api_server_count=4",), ("-asc", "4")])
+def test_a_process_without_an_api_is_not_told_how_many(count: tuple[str, ...]) -> None:
+    """vLLM refuses the two together; the node that has the API keeps it."""
+    args = ("--seed", "1", *count, "--dtype", "auto")
+    given = {"tp": 1, "pp": 1, "dp": 2, "backend": "mp", "host": "::", "port": 1, "args": args}
+    first = vllm.serve("m", **given, multi_node=vllm.replicas_of(1, 0, "10.0.0.1", 1))  # type: ignore[arg-type]
+    second = vllm.serve("m", **given, multi_node=vllm.replicas_of(1, 1, "10.0.0.1", 1))  # type: ignore[arg-type]
+
+    assert first[3 : 3 + len(args)] == args
+    assert second[3:7] == ("--seed", "1", "--dtype", "auto")
+
+
+def test_replicas_of_a_log() -> None:
+    """The processes of an engine say which replica it is; the log of a single engine names none."""
+    assert vllm.replicas(log("serve_mp_dp2_node0_ok")) == ("DP0",)
+    assert vllm.replicas(log("serve_mp_dp2_node1_ok")) == ("DP1",)
+    assert vllm.replicas("(EngineCore_DP10 pid=1)\n(EngineCore_DP2 pid=1)\n(EngineCore_DP2 pid=1)") == ("DP2", "DP10")
+    assert vllm.replicas(log("serve_mp_pp2_node0_ok")) == ()
+
+
 @pytest.mark.parametrize(
     ("args", "named"),
     [
@@ -78,6 +130,8 @@ def test_collisions(args: tuple[str, ...], named: list[str]) -> None:
         ("serve_ray_pp2_ok", ALL),
         ("serve_ray_tp2_ok", without("warm-up")),
         ("serve_mp_pp2_node0_ok", without("placement")),
+        ("serve_mp_dp2_node0_ok", without("placement")),
+        ("serve_ray_dp2_ok", without("engine")),
         ("pending_placement_group_ok", without("warm-up")),
         ("fail_gloo_loopback", ["config", "engine", "placement", "workers"]),
         ("fail_cpu_platform_refuses_ray", ["config", "engine"]),

@@ -1,0 +1,323 @@
+"""`vlaunch batch`: answer every row of a job's input on the cluster, watch it, and gather the answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from launcher.cli import batch_flags, options
+
+if TYPE_CHECKING:
+    from launcher.batch.shape import Job
+    from launcher.cli.session import Session
+    from launcher.events import Event
+    from launcher.gather import Target
+    from launcher.model import Inventory
+    from launcher.plan.batch import Options, Request, Seen, Start
+    from launcher.plan.shape import Plan
+    from launcher.tools.desk import Progress
+    from launcher.ui.progress import Printer
+
+T = TypeVar("T")
+
+_TELL = 10.0  # seconds between two lines where every line stays
+
+
+@click.command()
+@options.reaching
+@options.as_json
+@batch_flags.job
+@click.option("--restart", is_flag=True, help="Begin anew: remove what an earlier run of this job did.")
+@click.option("--retry-errors", is_flag=True, help="Try the rows again that ended as errors.")
+@click.option("--queue", is_flag=True, help="Submit it although others hold what it needs, and let it wait for them.")
+@click.option("--detach", is_flag=True, help="Submit it and return at once.")
+@click.option("--strict", is_flag=True, help="End with exit code 3 when rows ended as errors.")
+@click.option("--dry-run", is_flag=True, help="Print the script that would be sent; change nothing.")
+@click.option("--offline", is_flag=True, help="With --dry-run: touch no node, and assume that nothing is there yet.")
+def batch(
+    inventory: str | None,
+    accept_new_host_keys: bool,
+    verbose: bool,
+    as_json: bool,
+    restart: bool,
+    retry_errors: bool,
+    queue: bool,
+    detach: bool,
+    strict: bool,
+    dry_run: bool,
+    offline: bool,
+    **asked: Any,
+) -> int:
+    """Answer every row of JOB's input: each ends once, as an answer or as an error with its reason.
+
+    The job runs on the cluster. Ctrl-C stops the watching, never the job; the same command watches it again, or goes on where
+    it stopped, whatever ended it. Exit codes: 0 every row is accounted for, 1 it failed, 2 the request was wrong.
+    """
+    from launcher.cli import session
+    from launcher.plan.batch import Options, Seen, plan_batch
+    from launcher.plan.script import script
+    from launcher.ui.progress import printer
+
+    if offline and not dry_run:
+        raise click.UsageError("--offline goes with --dry-run: no row is answered without the nodes")
+    if restart and retry_errors:
+        raise click.UsageError("--restart begins anew, --retry-errors goes on: choose one")
+    if detach and strict:
+        raise click.UsageError("--strict judges how the job ends, and --detach does not wait for that: choose one")
+    job = batch_flags.read(asked)
+    wanted = session.read(None, inventory)
+    how = Options(restart=restart, retry_errors=retry_errors, queue=queue)
+    with printer(as_json=as_json, quiet=dry_run) as to:
+        request = _request(wanted, job, to)
+        if offline:
+            click.echo(script(wanted, [plan_batch(wanted, Seen(), request, how).plan]), nl=False)
+            return 0
+        with session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose) as reached:
+            code, rows = _run(reached, request, how, dry_run=dry_run, detach=detach, strict=strict)
+    if not as_json or dry_run:
+        for row in rows:
+            click.echo(row, nl=not dry_run)
+    return code
+
+
+def _request(inventory: Inventory, job: Job, to: Printer) -> Request:
+    """Read the files that are shipped, and describe the job as its driver will read it."""
+    from launcher.batch import fits, inputs
+    from launcher.batch.described import described
+    from launcher.events import Event
+    from launcher.gather import size
+    from launcher.plan.batch import Request
+
+    fits.check(job, inventory)
+    began = told = time.monotonic()
+    read = 0
+
+    def progress(count: int) -> None:
+        nonlocal read, told
+        read, now = read + count, time.monotonic()
+        if now - told >= 1:
+            told = now
+            to.show(Event(kind="wait", stage="input", text=f"reading the input, {size(read)}", data={"bytes": read}))
+
+    files = inputs.shipped(job, progress)
+    if time.monotonic() - began >= 1:
+        text = f"read the input: {len(files)} files, {size(read)}"
+        to.show(Event(kind="step", stage="input", text=text, state="ok", seconds=time.monotonic() - began))
+    return Request(job=job, described=described(job, files, inventory), files=files)
+
+
+def _run(
+    session: Session, request: Request, how: Options, *, dry_run: bool, detach: bool, strict: bool
+) -> tuple[int, list[str]]:
+    """Look, decide, begin and watch; returns the exit code, and what to print when the display has been put away."""
+    from dataclasses import replace
+
+    from launcher import gather
+    from launcher.events import Event
+    from launcher.plan.batch import plan_batch
+    from launcher.plan.script import script
+    from launcher.tools import symptoms
+
+    first, seen = _look(session, request, dry_run=dry_run)
+    start = plan_batch(session.inventory, seen, request, how)
+    target = _target(session.inventory, request)
+    if target is not None:
+        gather.check(target, begun=not seen.entry.absent, restart=how.restart)
+    already = _already(request, seen, start)
+    if dry_run:
+        noted = replace(start.plan, notes=(*start.plan.notes, *already))
+        return 0, [script(session.inventory, [*first, noted])]
+    for note in start.plan.notes:
+        session.to.show(Event(kind="note", stage="batch", text=note))
+    for text in already:
+        session.to.show(Event(kind="note", stage="batch", text=text, state="unchanged"))
+    if start.finished:
+        return _finish(session, request, target, seen.entry.progress, strict=strict, began=time.monotonic())
+    try:
+        _apply(session, start, target, clear=how.restart or start.anew)
+    except KeyboardInterrupt:
+        text = "interrupted while the job was begun: `vlaunch jobs` says whether it runs; the same command goes on"
+        session.to.show(Event(kind="warning", stage="batch", text=text, state="warn"))
+        return 130, []
+    if detach:
+        fetches = " and gathers its answers" if target is not None else ""
+        text = f"{start.job} {'runs' if start.attached else 'is submitted'}; without --detach, "
+        text += f"the same command watches it{fetches}; `vlaunch jobs` lists it"
+        session.to.show(Event(kind="done", stage="batch", text=text, state="ok", data={"job": start.job}))
+        return 0, [symptoms.plain(start.job)]
+    return _watch(session, request, start, target, strict=strict)
+
+
+def _already(request: Request, seen: Seen, start: Start) -> list[str]:
+    """Say why nothing is submitted, if nothing is."""
+    from launcher.plan import howfar
+
+    if start.attached:
+        return [f"this job runs already as Ray job {start.job}; watching it"]
+    if not start.finished:
+        return []
+    said = [f"every row was done before: {howfar.rows(seen.entry.progress)}; nothing was submitted"]
+    # Files of this machine have been read again, and are the same; the others only a driver can read.
+    if unread := [source.shown for source in request.job.read.sources if source.where != "control"]:
+        said.append(f"not looked at again: {', '.join(unread)}; if it has changed, begin anew with --restart")
+    return said
+
+
+def _look(session: Session, request: Request, *, dry_run: bool) -> tuple[list[Plan], Seen]:
+    """Look at nodes, Ray, the model and the job's folder. The program that is asked is brought up to date before."""
+    from launcher.apply import apply
+    from launcher.cli import server
+    from launcher.errors import UnreadableAnswer
+    from launcher.plan import running
+    from launcher.plan.batch import Seen, ask_entry
+    from launcher.plan.serve import plan_files
+    from launcher.tools import desk
+    from launcher.ui.progress import show_all
+
+    inventory = session.inventory
+    found = server.look(session, model=request.job.model if request.job.mode != "predict" else "")
+    files = plan_files(inventory, found.facts, verb="batch")
+    if not dry_run:
+        show_all(apply(files, session.transport), session.to)
+    entry = desk.Entry(absent=True)
+    if running.head_runs(inventory, found.facts):
+        (answer,) = session.transport.run([ask_entry(inventory, request.work)])
+        try:
+            entry = desk.parse_entry(answer)
+        except UnreadableAnswer:
+            # A dry run may not bring the helper file there that would know.
+            if not (dry_run and files.steps):
+                raise
+    return [files], Seen(facts=found.facts, said=found.said, models=found.models, entry=entry)
+
+
+def _target(inventory: Inventory, request: Request) -> Target | None:
+    """Return the folder of this machine that takes the output, if it is one of this machine."""
+    from launcher.gather import Target
+
+    to = request.job.write.to
+    if to.where != "control":
+        return None
+    return Target(
+        path=Path(to.text), shown=to.shown, cluster=inventory.cluster, job=request.job.name, digest=request.digest
+    )  # fmt: skip
+
+
+def _apply(session: Session, start: Start, target: Target | None, *, clear: bool) -> None:
+    """Begin. The output folder is made this job's when nothing is in the way any more, and before the first row is answered."""
+    from launcher import gather
+    from launcher.apply import apply
+
+    claimed = False
+    pieces = sum(len(stage.steps) for stage in start.plan.stages if stage.id == "ship")
+    for event in _shipping(apply(start.plan, session.transport), pieces):
+        if event.stage == "prepare" and target is not None and not claimed:
+            gather.claim(target, clear=clear)
+            claimed = True
+        session.to.show(event)
+
+
+def _shipping(events: Iterable[Event], pieces: int) -> Iterator[Event]:
+    """Show pieces of files on their way as one display that goes on, instead of a line each."""
+    from launcher.events import Event
+
+    began = told = time.monotonic()
+    sent: list[str] = []
+    for event in events:
+        if event.stage == "ship" and event.kind == "stage" and event.state == "ok":
+            files = len(set(sent))
+            text = f"{files} file{'' if files == 1 else 's'} sent in {pieces} piece{'' if pieces == 1 else 's'}"
+            yield Event(kind="step", stage="ship", text=text, state="ok", seconds=event.seconds)
+        if event.stage != "ship" or event.kind != "step" or event.state not in ("running", "ok"):
+            yield event
+            continue
+        now = time.monotonic()
+        if event.state == "ok":
+            sent.append(event.text)
+        tell, told = (True, now) if now - told >= _TELL else (False, told)
+        text = f"{event.text}, {len(sent)} of {pieces} pieces sent"
+        yield Event(
+            kind="wait",
+            stage="ship",
+            text=text,
+            state="running" if tell else "",
+            seconds=now - began,
+            data={"pieces": len(sent)},
+        )
+
+
+def _watch(session: Session, request: Request, start: Start, target: Target | None, *, strict: bool) -> tuple[int, list[str]]:
+    from launcher.events import Event
+    from launcher.watch_batch import Watched, watch
+
+    name, began = request.job.name, time.monotonic()
+    session.to.show(Event(kind="stage", stage="batch", text=f"Watch {start.job}", state="running"))
+    watched = Watched(name=name, work=request.work, job=start.job)
+    try:
+        events = watch(session.inventory, watched, session.transport, attached=start.attached)
+        progress = _through(session, events)
+    except KeyboardInterrupt:
+        text = f"stopped watching; the job goes on. Watch it again with the same command, or end it with `vlaunch stop {name}`"
+        session.to.show(Event(kind="warning", stage="batch", text=text, state="warn"))
+        return 130, []
+    return _finish(session, request, target, progress, strict=strict, began=began)
+
+
+def _through(session: Session, events: Generator[Event, None, T]) -> T:
+    """Show events, and return what comes of them."""
+    while True:
+        try:
+            session.to.show(next(events))
+        except StopIteration as over:
+            result: T = over.value
+            return result
+
+
+def _finish(
+    session: Session, request: Request, target: Target | None, progress: Progress, *, strict: bool, began: float
+) -> tuple[int, list[str]]:
+    """Gather, and tell how it ended."""
+    from launcher import gather
+    from launcher.events import Event
+    from launcher.plan import howfar
+    from launcher.watch_batch import data
+
+    if target is not None:
+        # Meanwhile another job may have written there.
+        gather.check(target, begun=True, restart=False)
+        gather.claim(target, clear=False)
+        try:
+            _through(session, gather.gather(session.inventory, request.work, target, session.transport))
+        except KeyboardInterrupt:
+            text = "stopped gathering; every row is done, and the same command fetches what is missing"
+            session.to.show(Event(kind="warning", stage="gather", text=text, state="warn"))
+            return 130, []
+    where = request.job.write.to.shown
+    text = f"{howfar.rows(progress)} are accounted for, {progress.errors:,} of them as errors"
+    session.to.show(
+        Event(
+            kind="done", stage="batch", text=text, state="warn" if progress.errors else "ok",
+            seconds=time.monotonic() - began, data={**data(progress), "output": where},
+        )
+    )  # fmt: skip
+    return 3 if strict and progress.errors else 0, _rows(request, progress, where)
+
+
+def _rows(request: Request, progress: Progress, where: str) -> list[str]:
+    from launcher.plan import howfar
+
+    done, took = progress.accounted - progress.before, progress.updated - progress.started
+    tokens = f"{progress.tokens_in:,} in, {progress.tokens_out:,} out"
+    again = f", see {where.rstrip('/')}/errors; try them again with --retry-errors"
+    rows = {
+        "job": request.job.name,
+        "answers": f"{progress.done:,} in {where.rstrip('/')}/rows",
+        "errors": f"{progress.errors:,}{again if progress.errors else ''}",
+        **({"tokens": tokens} if progress.tokens_in or progress.tokens_out else {}),
+        **({"speed": f"{howfar.rate(done / took)} rows/s over {howfar.duration(took)}"} if done and took > 0 else {}),
+    }
+    return [f"{label:<8} {value}" for label, value in rows.items()]

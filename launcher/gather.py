@@ -1,0 +1,302 @@
+"""Bring a batch's output from the head to this machine: only what is missing, whole files only, each verified.
+
+Nothing on this machine is replaced or removed but files that carry the names of a batch's parts, in a folder that carries the
+mark of this very job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from launcher.errors import NodeError, RequestError, UnreadableAnswer, VlaunchError
+from launcher.events import Event
+from launcher.model import Inventory
+from launcher.plan import transfer
+from launcher.tools import desk
+from launcher.tools.desk import Output
+from launcher.transport import Command, Transport
+
+PIECE = 4 * 2**20  # bytes of one answer: an answer is cut at 8 MiB, and base64 makes it a third longer
+_STAGE = "gather"
+_MARK = ".vlaunch-batch.json"
+_LOST = 45.0  # seconds without an answer until gathering is given up
+_TELL = 10.0  # seconds between two lines where every line stays
+_FOLDERS = ("rows", "errors")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A folder of this machine that holds the output of one job: `digest` says of what it is made."""
+
+    path: Path
+    shown: str
+    cluster: str
+    job: str
+    digest: str
+
+    @property
+    def mark(self) -> dict[str, str]:
+        """What the folder says of itself."""
+        return {"cluster": self.cluster, "job": self.job, "digest": self.digest}
+
+    def parts(self) -> list[str]:
+        """Return the output files that are there, as paths relative to the folder."""
+        return sorted(name for name in self._names() if desk.OUTPUT.fullmatch(name))
+
+    def strangers(self) -> list[str]:
+        """Return what lies among the output and is none of a job's files; halves that a gathering left are none either."""
+        whole = ((name, name.replace("/.part-", "/part-").removesuffix("~")) for name in self._names())
+        return sorted(name for name, meant in whole if not desk.OUTPUT.fullmatch(meant))
+
+    def _names(self) -> Iterator[str]:
+        for folder in _FOLDERS:
+            if (self.path / folder).is_dir():
+                yield from (f"{folder}/{each.name}" for each in (self.path / folder).iterdir())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """What was done: files that were fetched, that were there already, and that were removed; `bytes` of the fetched."""
+
+    fetched: int
+    kept: int
+    removed: int
+    bytes: int
+
+
+def check(target: Target, *, begun: bool, restart: bool) -> None:
+    """See that the folder may take the output; touches nothing.
+
+    Args:
+        target: the folder.
+        begun: the head has, or had, rows of this job.
+        restart: the job is begun anew, so that older output of it will be removed.
+
+    Raises:
+        RequestError: the folder holds something else.
+    """
+    other = "name another folder (`write:`, or `--output`), or move it away"
+    for path in (target.path, *(target.path / folder for folder in _FOLDERS)):
+        if path.exists() and not path.is_dir():
+            raise RequestError(f"the output should be a folder, and {path} is none", hint=other)
+    # Where a link leads is not what was named: a job that somebody else wrote may have brought it along.
+    if links := [folder for folder in _FOLDERS if (target.path / folder).is_symlink()]:
+        raise RequestError(f"{target.shown} holds links, through which nothing is written", evidence=links, hint=other)
+    mark = _read_mark(target)
+    strangers = target.strangers()
+    if mark is None and os.path.lexists(target.path / "summary.json"):
+        strangers.append("summary.json")
+    if strangers:
+        raise RequestError(
+            f"{target.shown} holds files that are no output of vlaunch", evidence=_some(strangers), hint=other
+        )  # fmt: skip
+    parts = target.parts()
+    if not parts:
+        return
+    if mark is None or (mark.get("job"), mark.get("cluster")) != (target.job, target.cluster):
+        whose = f"batch job `{mark.get('job')}` of cluster {mark.get('cluster')}" if mark else "another batch job"
+        raise RequestError(f"{target.shown} holds the output of {whose}", evidence=_some(parts), hint=other)
+    again = "begin anew with `--restart`, which removes it; or name another folder"
+    if mark.get("digest") != target.digest and not restart:
+        raise RequestError(
+            f"{target.shown} holds output that `{target.job}` made of another input, or with other settings",
+            evidence=_some(parts), hint=again,
+        )  # fmt: skip
+    if not begun and not restart:
+        raise RequestError(
+            f"{target.shown} holds output of `{target.job}`, of which the head knows nothing any more",
+            evidence=_some(parts), hint=again,
+        )  # fmt: skip
+
+
+def claim(target: Target, *, clear: bool) -> None:
+    """Make the folder this job's; with `clear` older output of it is removed. Raises VlaunchError when it cannot be written."""
+    with _writing(target):
+        target.path.mkdir(parents=True, exist_ok=True)
+        if clear:
+            for name in (*target.parts(), "summary.json"):
+                (target.path / name).unlink(missing_ok=True)
+        if _read_mark(target) != target.mark:
+            _write(target.path / _MARK, json.dumps(target.mark).encode())
+
+
+def gather(
+    inventory: Inventory,
+    work: str,
+    target: Target,
+    transport: Transport,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Generator[Event, None, Gathered]:
+    """Fetch every output file that is missing here or differs, and remove error files whose rows have been tried again.
+
+    Raises:
+        NodeError: the head cannot be asked any more, or what it sent is not what it announced.
+        VlaunchError: this machine cannot take the files.
+    """
+    ask = _Asking(transport, clock, sleep)
+    yield Event(kind="stage", stage=_STAGE, text=f"Gather the output in {target.shown}", state="running")
+    listed = ask.until_read(transfer.inside(inventory, desk.outputs(work), timeout=900), desk.parse_outputs)
+    if not listed:
+        raise NodeError(
+            inventory.head.name, f"has no output of `{target.job}` any more, not even a summary",
+            hint="somebody removed it from the job's folder on the head; begin anew with `--restart`",
+        )  # fmt: skip
+    # The summary comes last: who sees it has all the rest.
+    files = sorted(listed, key=lambda each: (each.path == "summary.json", each.path))
+    with _writing(target):
+        missing = [each for each in files if not _same(target.path / each.path, each)]
+    gone = [name for name in target.parts() if name not in {each.path for each in files}]
+    if unknown := [name for name in gone if name.startswith("rows/")]:
+        raise NodeError(
+            inventory.head.name, f"does not know answers that {target.shown} holds", evidence=_some(unknown),
+            hint="somebody changed the job's folder on the head; begin anew with `--restart`, or name another folder",
+        )  # fmt: skip
+    total, so_far, told = sum(each.bytes for each in missing), 0, clock()
+    for at, each in enumerate(missing, start=1):
+        with _writing(target):
+            (target.path / each.path).parent.mkdir(parents=True, exist_ok=True)
+            for count in _fetch(inventory, work, target.path / each.path, each, ask):
+                so_far += count
+                text = f"gathering file {at} of {len(missing)}, {size(so_far)} of {size(total)}"
+                tell, told = (True, clock()) if clock() - told >= _TELL else (False, told)
+                yield Event(
+                    kind="wait", stage=_STAGE, text=text, state="running" if tell else "",
+                    data={"bytes": so_far, "total": total},
+                )  # fmt: skip
+    with _writing(target):
+        for name in gone:
+            (target.path / name).unlink(missing_ok=True)
+    done = Gathered(fetched=len(missing), kept=len(files) - len(missing), removed=len(gone), bytes=total)
+    yield Event(kind="step", stage=_STAGE, text=_told(done), state="ok" if missing or gone else "unchanged")
+    return done
+
+
+def size(count: int) -> str:
+    """Write down how many bytes something has."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if count >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count} bytes"
+
+
+class _Asking:
+    """Asks until there is an answer that can be read; a connection may break and come back."""
+
+    def __init__(self, transport: Transport, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
+        self._transport, self._clock, self._sleep = transport, clock, sleep
+
+    def until_read(self, command: Command, read: Callable[..., T]) -> T:
+        began = self._clock()
+        while True:
+            (answer,) = self._transport.run([command])
+            try:
+                return read(answer)
+            except UnreadableAnswer as error:
+                # Only silence may pass: who answers nonsense once will do it again.
+                if answer.code != 255 or self._clock() - began >= _LOST:
+                    raise NodeError(
+                        "", f"the output cannot be gathered: {error.message}", evidence=error.evidence,
+                        hint="it stays on the head: the same command fetches what is missing",
+                    ) from None  # fmt: skip
+            self._sleep(1.0)
+
+
+def _fetch(inventory: Inventory, work: str, path: Path, file: Output, ask: _Asking) -> Iterator[int]:
+    """Fetch one file into a hidden one beside it, and rename it when it is what was announced."""
+    digest, offset = hashlib.sha256(), 0
+    part = path.with_name(f".{path.name}~")
+    try:
+        with _new(part) as target:
+            while offset < file.bytes:
+                count = min(PIECE, file.bytes - offset)
+                command = transfer.inside(inventory, desk.get(work, file.path, offset, count), timeout=120)
+                data, whole = ask.until_read(command, desk.parse_piece)
+                if len(data) != count or whole != file.bytes:
+                    raise _altered(inventory, file)
+                target.write(data)
+                digest.update(data)
+                offset += count
+                yield count
+            target.flush()
+            os.fsync(target.fileno())
+        if digest.hexdigest() != file.sha256:
+            raise _altered(inventory, file)
+        part.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def _altered(inventory: Inventory, file: Output) -> NodeError:
+    return NodeError(
+        inventory.head.name, f"{file.path} changed while it was fetched", hint="run the same command again",
+    )  # fmt: skip
+
+
+def _same(path: Path, file: Output) -> bool:
+    """True when a file of this machine is the one that the head has."""
+    if not path.is_file() or path.stat().st_size != file.bytes:
+        return False
+    digest = hashlib.sha256()
+    with path.open("rb") as content:
+        while chunk := content.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest() == file.sha256
+
+
+def _read_mark(target: Target) -> dict[str, str] | None:
+    try:
+        said = json.loads((target.path / _MARK).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return {str(key): str(value) for key, value in said.items()} if isinstance(said, dict) else None
+
+
+def _write(path: Path, data: bytes) -> None:
+    part = path.with_name(f"{path.name}~")
+    with _new(part) as target:
+        target.write(data)
+    part.replace(path)
+
+
+def _new(path: Path) -> BinaryIO:
+    """Open a file that is new: a link in its place would be written through, to wherever it leads."""
+    path.unlink(missing_ok=True)
+    return path.open("xb")
+
+
+@contextlib.contextmanager
+def _writing(target: Target) -> Iterator[None]:
+    """Say what this machine's own troubles mean for the output."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise VlaunchError(
+            f"{target.shown} cannot take the output: {'this machine’s disk is full' if full else error}",
+            hint=f"{'free some space' if full else 'see that it can be written'}; the output stays on the head, and the same "
+            "command fetches what is missing",
+        ) from None
+
+
+def _some(names: list[str]) -> list[str]:
+    return [*names[:5], *([f"… and {len(names) - 5} more"] if len(names) > 5 else [])]
+
+
+def _told(done: Gathered) -> str:
+    if not done.fetched and not done.removed:
+        return f"all {done.kept} files are there"
+    removed = f"; {done.removed} removed, whose error rows were tried again" if done.removed else ""
+    return f"{done.fetched} file{'' if done.fetched == 1 else 's'} fetched ({size(done.bytes)}){removed}"

@@ -1,0 +1,282 @@
+"""From a checked job and what was seen, everything that starts a batch as a Ray job. Watching it is `launcher.watch_batch`."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from launcher.batch import fits
+from launcher.batch.described import jobs_folder
+from launcher.batch.difference import difference
+from launcher.batch.inputs import Shipped
+from launcher.batch.shape import Job
+from launcher.checks import serving
+from launcher.checks.shape import Finding
+from launcher.errors import RequestError
+from launcher.model import Inventory
+from launcher.plan import containers, howfar, running, transfer
+from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
+from launcher.tools import desk, docker, payload
+from launcher.tools.host import HostFacts
+from launcher.tools.model import ModelSeen
+from launcher.transport import Command
+
+_PACKAGE = ("env", "PYTHONPATH=/opt/vlaunch/lib", "python3", "-m", "vlaunch_batch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A batch job that is asked for: as it was checked, as its driver reads it, and the files of this machine that it needs."""
+
+    job: Job
+    described: Mapping[str, Any]
+    files: tuple[Shipped, ...] = ()
+
+    @property
+    def work(self) -> str:
+        """The job's folder on the head."""
+        return str(self.described["work"])
+
+    @property
+    def digest(self) -> str:
+        """What is equal exactly when the same rows get the same answers."""
+        return str(self.described["digest"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a job is to be begun, beyond what it is."""
+
+    restart: bool = False
+    retry_errors: bool = False
+    queue: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What was observed before anything is decided: nodes, Ray, the model on each node, and the job's folder on the head."""
+
+    facts: Mapping[str, HostFacts] = field(default_factory=dict)
+    said: Mapping[str, Any] = field(default_factory=dict)
+    models: Mapping[str, ModelSeen] = field(default_factory=dict)
+    entry: desk.Entry = field(default_factory=lambda: desk.Entry(absent=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What will be done. `job` is the Ray job to watch; `attached`: it runs already; `finished`: there is nothing left to do.
+
+    `anew` means that what an earlier run of this name left is removed.
+    """
+
+    plan: Plan
+    job: str = ""
+    attached: bool = False
+    finished: bool = False
+    anew: bool = False
+
+
+def ask_list(inventory: Inventory) -> Command:
+    """Ask the head for all batch jobs."""
+    return transfer.inside(inventory, desk.list_(jobs_folder(inventory)), timeout=60)
+
+
+def ask_entry(inventory: Inventory, work: str) -> Command:
+    """Ask the head for one batch job."""
+    return transfer.inside(inventory, desk.look(work), timeout=60)
+
+
+def plan_batch(inventory: Inventory, seen: Seen, request: Request, options: Options) -> Start:
+    """Decide what the same command means now: begin, go on, watch, or nothing at all.
+
+    Raises:
+        RequestError: this is not the job that was begun under its name, it runs and is not to, or it can never fit.
+    """
+    entry, name = seen.entry, request.job.name
+    fits.check(request.job, inventory)
+    runs = next((each for each in running.batches(seen.said) if each.name == name), None)
+    live = runs is not None or entry.alive
+    if live and options.restart:
+        raise RequestError(f"batch job `{name}` runs", hint=f"stop it first: `vlaunch stop {name}`")
+    changed = bool(entry.digest) and entry.digest != request.digest
+    if changed and not options.restart and (live or _begun(entry)):
+        raise _changed(request, entry, live=live)
+    if live:
+        if options.retry_errors:
+            hint = "run the same command again when it has ended; without --retry-errors it is watched"
+            raise RequestError(f"batch job `{name}` runs; its error rows can be tried again when it is over", hint=hint)
+        if runs is None and "error" in seen.said:
+            text = f"`{name}` runs, and Ray does not say as which job: {seen.said['error']}"
+            raise RequestError(text, hint="look at `vlaunch status`, then run the same command again")
+        if runs is None:
+            raise RequestError(f"the driver of an earlier run of `{name}` is still ending", hint="run the same command again")
+        return Start(plan=Plan(verb="batch", stages=()), job=runs.id, attached=True)
+    # Who ended early has not counted what was there: only of one that is done it is known that there are none.
+    again = options.retry_errors and not options.restart and not entry.absent
+    retry = again and (entry.progress.errors > 0 or entry.progress.state != "done")
+    if entry.progress.state == "done" and not options.restart and not retry:
+        notes = ("there are no error rows to try again",) if options.retry_errors else ()
+        return Start(plan=Plan(verb="batch", stages=(), notes=notes), finished=True)
+    anew = (options.restart or changed) and not entry.absent
+    return _begin(inventory, seen, request, options, anew=anew, retry=retry)
+
+
+def _begin(inventory: Inventory, seen: Seen, request: Request, options: Options, *, anew: bool, retry: bool) -> Start:
+    job = _next_id(request.job.name, seen)
+    # What an earlier run brought is what this one would bring: the same digest says so.
+    have = {} if anew or seen.entry.digest != request.digest else seen.entry.inputs
+    ship = transfer.steps(inventory, request.work, have, request.files)
+    gates = _gates(inventory, seen, request, options, have)
+    # Where the output lies beyond the head's reach, in an object store, the driver clears it itself.
+    fresh = anew or options.restart
+    clear = Step(
+        title=f"removing what an earlier run of {request.job.name} left",
+        command=transfer.inside(inventory, desk.remove(request.work), timeout=300),
+    )
+    stages = (
+        *([Stage(id="preflight", title="Look at the cluster and the model", gates=gates)] if seen.facts else []),
+        *([Stage(id="clear", title="Begin anew", steps=(clear,))] if anew else []),
+        Stage(
+            id="prepare", title="Write the job down on the head", steps=(_prepare(inventory, request, retry=retry, anew=fresh),)
+        ),
+        *([Stage(id="ship", title="Send the job's files to the head", steps=tuple(ship))] if ship else []),
+        Stage(id="submit", title="Submit the job to Ray", steps=(_submit(inventory, request, job),)),
+    )
+    plan = Plan(verb="batch", stages=stages, notes=notes(request, seen.entry, anew=anew, retry=retry))
+    return Start(plan=plan, job=job, anew=anew)
+
+
+def notes(request: Request, entry: desk.Entry, *, anew: bool, retry: bool) -> tuple[str, ...]:
+    """Say in words what will be done, and from where it goes on."""
+    job, progress = request.job, entry.progress
+    said = [f"{job.name}: {_what(job)}, answers to {job.write.to.shown}"]
+    if anew and progress.accounted:
+        said.append(f"begins anew; what was done ({howfar.rows(progress)}) is removed")
+    elif (progress.accounted or progress.rows is not None) and progress.state != "done":
+        said.append(f"goes on where it stopped: {howfar.rows(progress)} are done")
+    if retry:
+        count = f"{progress.errors:,} " if progress.errors else ""
+        said.append(f"{count}error row{' is' if progress.errors == 1 else 's are'} tried again")
+    if not anew and entry.job:
+        said += [f"changed since the last run: {line}" for line in difference(_tuning(entry.job), _tuning(request.described))]
+    return tuple(said)
+
+
+def _what(job: Job) -> str:
+    if job.predict is not None and job.mode == "predict":
+        return job.predict.target
+    least, most = job.engine.replicas
+    if job.data_parallel is not None:
+        return f"{job.model}, {job.data_parallel.size} data-parallel ranks × TP {job.engine.tp}"
+    count = f"{least}" if least == most else f"{least} to {most}"
+    return f"{job.model}, {count} × (TP {job.engine.tp} × PP {job.engine.pp})"
+
+
+def _tuning(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what may change between two runs of a job, flat, by the keys of a job file."""
+    flat: dict[str, Any] = {}
+    for name in ("engine", "data_parallel", "predict", "preprocess", "write", "limits"):
+        section = described.get(name)
+        for key, value in section.items() if isinstance(section, Mapping) else ():
+            pairs = value.items() if isinstance(value, Mapping) else ()
+            flat |= {f"{name}.{key}.{inner}": each for inner, each in pairs} or {f"{name}.{key}": value}
+    return flat
+
+
+def _begun(entry: desk.Entry) -> bool:
+    """True when a driver has ever worked on the job there: what it did would be lost."""
+    return bool(entry.progress.state or entry.progress.updated or entry.summary)
+
+
+def _changed(request: Request, entry: desk.Entry, *, live: bool) -> RequestError:
+    name = request.job.name
+    begin = f"begin anew with `--restart`, which removes what is done ({howfar.rows(entry.progress)})"
+    named = "`job:` in its file" if request.job.path else "`--name`"
+    hints = [
+        f"stop it first: `vlaunch stop {name}`; then {begin}" if live else begin,
+        f"or keep both: give this one another name ({named}), and another output",
+    ]
+    return RequestError(
+        f"`{name}` is not the job that {'runs' if live else 'was begun'} under this name",
+        evidence=difference(entry.meaning, request.described["meaning"]),
+        hint="\n".join(hints),
+    )
+
+
+def _gates(inventory: Inventory, seen: Seen, request: Request, options: Options, have: Mapping[str, int]) -> tuple[Gate, ...]:
+    names = {node.name: containers.name(inventory, node) for node in inventory.nodes}
+    job = request.job
+    least, most = job.gpus
+    send = sum(each.bytes for each in transfer.missing(have, request.files))
+    whole = _gate(
+        "cluster", "the cluster is up: every node is in Ray",
+        partial(serving.cluster, inventory, seen.facts, seen.said, names),
+    )  # fmt: skip
+    offline = {node.name: node.env.get("HF_HUB_OFFLINE", "0") not in ("0", "") for node in inventory.nodes}
+    model = _gate(
+        "model", "every node has the model, or may download it",
+        partial(serving.model, inventory.nodes, job.model, seen.models, offline),
+    )  # fmt: skip
+    room = _gate(
+        "room", "Ray has room for the job",
+        partial(
+            serving.batch_room, inventory, least, most, seen.said, running.holders(inventory, seen.facts, seen.said),
+            queue=options.queue,
+        ),
+    )  # fmt: skip
+    disk = _gate(
+        "disk", "the head has room for the job's files",
+        partial(serving.batch_disk, inventory.head, send, seen.facts.get(inventory.head.name, HostFacts())),
+    )  # fmt: skip
+    return (
+        whole,
+        *([model] if job.mode != "predict" else []),
+        *([room] if least else []),
+        *([disk] if send else []),
+    )
+
+
+def _gate(id: str, what: str, findings: Any) -> Gate:
+    def judge(_: Answers) -> Sequence[Finding]:
+        return list(findings())
+
+    return Gate(id=id, what=what, judge=judge)
+
+
+def _next_id(name: str, seen: Seen) -> str:
+    """Return a name that neither Ray nor the job's own folder has known: old progress must not be taken for the new one's."""
+    taken = [str(each["submission_id"]) for each in seen.said.get("jobs", ())]
+    used = [
+        int(match[1])
+        for each in (*taken, seen.entry.progress.submission)
+        if (match := re.fullmatch(rf"batch-{re.escape(name)}-(\d+)", each))
+    ]
+    return f"batch-{name}-{max(used, default=0) + 1}"
+
+
+def _prepare(inventory: Inventory, request: Request, *, retry: bool, anew: bool) -> Step:
+    text = json.dumps({**request.described, "retry_errors": retry, "restart": anew})
+    return Step(
+        title="writing job.json",
+        command=transfer.inside(
+            inventory, desk.prepare(request.work), timeout=60, stdin=text.encode, shown=f"printf %s {shlex.quote(text)}"
+        ),
+    )
+
+
+def _submit(inventory: Inventory, request: Request, job: str) -> Step:
+    metadata = {desk.NAME: request.job.name, desk.WORK: request.work, desk.GPUS: f"{request.job.gpus[0]:g}"}
+    asked = json.dumps({"argv": (*_PACKAGE, request.work), "submission_id": job, "metadata": metadata})
+    head = inventory.head
+    inside = docker.exec_(head.docker, containers.name(inventory, head), *payload.submit(inventory.ports), stdin=True)
+    return Step(
+        title=f"submitting {request.job.name} as Ray job {job}",
+        command=Command(
+            node=head.name, argv=inside, timeout=90, stdin=asked.encode, shown_stdin=f"printf %s {shlex.quote(asked)}"
+        ),
+    )

@@ -1,0 +1,74 @@
+"""Batch jobs as a table, and as lines below a cluster's status."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from launcher.plan import howfar
+from launcher.plan.batches import BatchStatus
+from launcher.tools import symptoms
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+_COLOURS = {
+    "running": "green", "done": "green", "failed": "red", "refused": "red", "interrupted": "red", "stopped": "yellow",
+    "prepared": "dim",
+}  # fmt: skip
+
+
+def render(jobs: Sequence[BatchStatus], remarks: Sequence[str] = ()) -> RenderableType:
+    """Return the table; below it what ails single jobs, and `remarks`."""
+    from rich.console import Group
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("NAME", "STATE"):
+        table.add_column(name, overflow="fold")
+    for name in ("ROWS", "DONE", "ERRORS", "ROWS/S", "ETA"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("STARTED", no_wrap=True)
+    for each in jobs:
+        progress = each.progress
+        fast = each.state == "running" and progress.rows_per_second > 0
+        table.add_row(
+            _plain(each.name), coloured(each.state), "-" if progress.rows is None else f"{progress.rows:,}",
+            f"{progress.done:,}", f"{progress.errors:,}", howfar.rate(progress.rows_per_second) if fast else "-",
+            howfar.duration(progress.eta) if fast and progress.eta is not None else "-", _time(progress.started),
+        )  # fmt: skip
+    told = [f"  {each.name}: {each.detail}" for each in jobs if each.detail and each.state not in ("running", "done")]
+    return Group(table, *(_plain(line) for line in (*told, *remarks)))
+
+
+def lines(jobs: Sequence[BatchStatus]) -> list[Text]:
+    """Return one line for each job."""
+    found = []
+    for each in jobs:
+        line = _plain(f"batch {each.name}: ").append_text(coloured(each.state))
+        line.append_text(_plain(f"  {howfar.line(each.progress)}" if each.state == "running" else f"  {each.detail}"))
+        found.append(line)
+    return found
+
+
+def coloured(state: str) -> Text:
+    """Return a job's state in its colour."""
+    return _plain(state, _COLOURS.get(state, "yellow"))
+
+
+def _time(seconds: float) -> str:
+    if not seconds:
+        return "-"
+    try:
+        return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
+    except (OverflowError, OSError, ValueError):
+        return "-"
+
+
+def _plain(words: str, style: str = "") -> Text:
+    """Return words as they are: neither rich's markup nor a terminal's codes, for the head has had a hand in them."""
+    from rich.text import Text
+
+    return Text(symptoms.plain(words), style=style)

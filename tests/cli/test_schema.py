@@ -1,0 +1,25 @@
+"""`vlaunch schema`: the schemas for editors."""
+
+from __future__ import annotations
+
+import json
+
+from click.testing import CliRunner
+
+from launcher.batch.schema import JobFile
+from launcher.cli.schema import schema
+from launcher.inventory.json_schema import json_schema
+
+
+def test_the_inventorys_schema_is_printed_by_default() -> None:
+    """As JSON, and nothing else."""
+    result = CliRunner().invoke(schema, [])
+
+    assert (result.exit_code, json.loads(result.stdout)) == (0, json_schema())
+
+
+def test_a_jobs_schema_is_printed_on_request() -> None:
+    """For the files of `vlaunch batch`."""
+    result = CliRunner().invoke(schema, ["--job"])
+
+    assert (result.exit_code, json.loads(result.stdout)) == (0, json_schema(JobFile))

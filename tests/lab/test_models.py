@@ -1,0 +1,96 @@
+"""The practice models: made once, both of them, and the same bytes on every host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.lab import hosts, layout, machine, models
+from launcher.lab.layout import Host, Lab
+
+
+class Docker:
+    """Runs the scripts in no container: writes what they would into the host's folder."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[str, str]] = []
+
+    def __call__(self, *argv: str, timeout: float, what: str) -> None:
+        script, target, other = argv[-3:]
+        home = next(Path(word.split("=", 1)[1]) for word in argv if word.startswith("home="))
+        folder = home / Path(target).parent.name
+        assert (folder / Path(script).name).exists()
+        self.made.append((Path(script).name, Path(other).name))
+        weights = folder / Path(target).name / "model.safetensors"
+        weights.write_text(f"{Path(script).name} with {sorted(path.name for path in (folder / Path(other).name).iterdir())}")
+        weights.chmod(0o600)
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """Two hosts with folders for models."""
+    made = layout.make(name="vlaunch-lab", directory=tmp_path / "lab", subnet="10.77.0.0/24", nodes=2, gpus=1)
+    for host in made.hosts:
+        hosts.hf_home(host).mkdir(parents=True)
+    return made
+
+
+@pytest.fixture
+def docker(monkeypatch: pytest.MonkeyPatch) -> Docker:
+    """What stands in for Docker."""
+
+    def argv(host: Host, *words: str) -> tuple[str, ...]:
+        return (f"home={hosts.hf_home(host)}", *words)
+
+    one = Docker()
+    monkeypatch.setattr(machine, "run", one)
+    monkeypatch.setattr(hosts, "docker_argv", argv)
+    return one
+
+
+def held(lab: Lab, name: str) -> list[str]:
+    """The weights of a model on each host."""
+    return [(hosts.hf_home(host) / name / "model.safetensors").read_text() for host in lab.hosts]
+
+
+def test_both_models_are_made_once_and_put_on_every_host(lab: Lab, docker: Docker, tmp_path: Path) -> None:
+    """The mixture of experts second: it takes the tokenizer of the first. What another image made goes."""
+    cache = tmp_path / "cache"
+    said: list[str] = []
+    (cache / "model-of-before").mkdir(parents=True)
+
+    for _ in range(2):
+        models.ensure(lab, cache, Path("image-1.tar"), said.append)
+
+    assert docker.made == [("tiny_llama.py", "tiny-llama"), ("tiny_moe.py", "tiny-llama")]
+    assert said == ["making the tiny models"]
+    assert held(lab, models.NAME) == ["tiny_llama.py with []"] * 2
+    assert held(lab, models.MOE) == ["tiny_moe.py with ['model.safetensors']"] * 2
+    assert len(list(cache.iterdir())) == 1
+    for host in lab.hosts:
+        assert sorted(path.name for path in hosts.hf_home(host).iterdir()) == ["tiny-llama", "tiny-moe"]
+        assert (hosts.hf_home(host) / models.MOE / "model.safetensors").stat().st_mode & 0o777 == 0o644
+
+
+def test_another_image_makes_them_anew(lab: Lab, docker: Docker, tmp_path: Path) -> None:
+    """Its libraries may write other bytes."""
+    for archive in ("image-1.tar", "image-2.tar"):
+        models.ensure(lab, tmp_path / "cache", Path(archive), lambda _: None)
+
+    assert len(docker.made) == 4
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+@pytest.mark.parametrize("name", [models.NAME, models.MOE])
+def test_a_host_whose_copy_differs_is_given_it_again(lab: Lab, docker: Docker, tmp_path: Path, name: str) -> None:
+    """A file that is gone, changed, or too many; the other host and model are left alone."""
+    models.ensure(lab, tmp_path / "cache", Path("image-1.tar"), lambda _: None)
+    before: Any = held(lab, name)
+    (hosts.hf_home(lab.hosts[1]) / name / "model.safetensors").write_text("broken")
+
+    models.ensure(lab, tmp_path / "cache", Path("image-1.tar"), lambda _: None)
+
+    assert held(lab, name) == before
+    assert len(docker.made) == 2

@@ -1,0 +1,155 @@
+"""What the same `vlaunch batch` means now: begin, go on, watch, nothing, or no."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.batch.described import described
+from launcher.batch.inputs import shipped
+from launcher.batch.load import loads
+from launcher.batch.shape import Job
+from launcher.errors import RequestError
+from launcher.model import Inventory
+from launcher.plan.batch import Options, Request, Seen, Start, plan_batch
+from launcher.tools.desk import Entry, Progress
+
+Load = Callable[..., Inventory]
+JOB = "model: org/m\nread: in.txt\nwrite: out\n"
+
+
+@pytest.fixture
+def request_(load: Load, tmp_path: Path) -> Request:
+    """A job of one small file."""
+    (tmp_path / "in.txt").write_text("a\nb\n")
+    return ask(load(), loads(JOB, tmp_path / "j.yaml"))
+
+
+def ask(inventory: Inventory, job: Job) -> Request:
+    files = shipped(job)
+    return Request(job=job, described=described(job, files, inventory), files=files)
+
+
+def there(request: Request, state: str = "", **more: Any) -> Entry:
+    """The job's folder as an earlier run of the same job left it."""
+    progress = Progress(state=state, updated=1.0 if state else 0.0, rows=2, **more)
+    return Entry(
+        name="j", job=dict(request.described), progress=progress, inputs={each.to: each.bytes for each in request.files}
+    )
+
+
+def ray(*states: str) -> dict[str, Any]:
+    jobs = [
+        {"submission_id": f"batch-j-{at}", "status": state, "metadata": {"vlaunch.batch": "j", "vlaunch.gpus": "1"}}
+        for at, state in enumerate(states, start=1)
+    ]
+    return {"jobs": jobs}
+
+
+def decide(load: Load, request: Request, entry: Entry | None = None, said: dict[str, Any] | None = None, **how: bool) -> Start:
+    seen = Seen(said=said or {}, entry=entry or Entry(absent=True))
+    return plan_batch(load(), seen, request, Options(**how))
+
+
+def stages(start: Start) -> list[str]:
+    return [stage.id for stage in start.plan.stages]
+
+
+def test_a_new_job(load: Load, request_: Request) -> None:
+    """It is written down before its files are sent, so that the next run knows whose they are."""
+    start = decide(load, request_)
+
+    assert (stages(start), start.job) == (["prepare", "ship", "submit"], "batch-j-1")
+
+
+@pytest.mark.parametrize("state", ["running", "failed", "refused", "stopped", "starting"])
+def test_a_job_that_ended_is_gone_on_with(load: Load, request_: Request, state: str) -> None:
+    """However it ended; nothing is sent twice."""
+    start = decide(load, request_, there(request_, state, done=1, submission="batch-j-3"), ray("FAILED"))
+
+    assert (stages(start), start.job) == (["prepare", "submit"], "batch-j-4")
+    assert "goes on where it stopped: 1 of 2 rows are done" in start.plan.notes
+
+
+def test_a_job_that_is_done(load: Load, request_: Request) -> None:
+    """There is nothing to do, until error rows are to be tried again."""
+    done, failed = there(request_, "done", done=2), there(request_, "done", done=1, errors=1)
+
+    assert decide(load, request_, done).finished
+    assert decide(load, request_, done, retry_errors=True).finished
+    assert decide(load, request_, failed).finished
+    assert stages(decide(load, request_, failed, retry_errors=True)) == ["prepare", "submit"]
+
+
+@pytest.mark.parametrize("retry", [True, False])
+def test_error_rows_are_tried_again_only_when_asked(load: Load, request_: Request, retry: bool) -> None:
+    """The driver reads it in job.json."""
+    start = decide(load, request_, there(request_, "failed", done=1, errors=1), retry_errors=retry)
+    stdin = start.plan.steps[0].command.stdin
+
+    assert stdin is not None
+    assert json.loads(stdin())["retry_errors"] is retry
+
+
+def test_error_rows_that_nobody_has_counted_yet(load: Load, request_: Request) -> None:
+    """A driver that ended early counted nothing; that they are to be tried again is not forgotten."""
+    start = decide(load, request_, there(request_, "failed"), retry_errors=True)
+    stdin = start.plan.steps[0].command.stdin
+
+    assert stdin is not None
+    assert json.loads(stdin())["retry_errors"] is True
+    assert "error rows are tried again" in start.plan.notes
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
+def test_a_job_that_runs(load: Load, request_: Request, state: str) -> None:
+    """Is watched."""
+    start = decide(load, request_, there(request_, "running"), ray("FAILED", state))
+
+    assert (start.attached, start.job, stages(start)) == (True, "batch-j-2", [])
+
+
+def test_a_driver_that_is_still_ending(load: Load, request_: Request) -> None:
+    """Ray calls its job over, but it still holds the lock: a second one would stand in its way."""
+    entry = there(request_, "running")
+    ending = Entry(name="j", job=entry.job, progress=entry.progress, alive=True)
+    with pytest.raises(RequestError, match="is still ending"):
+        decide(load, request_, ending, ray("STOPPED"))
+
+
+def test_a_driver_that_lives_while_ray_is_silent(load: Load, request_: Request) -> None:
+    """Nothing is begun beside it."""
+    entry = there(request_, "running")
+    lives = Entry(name="j", job=entry.job, progress=entry.progress, alive=True)
+    with pytest.raises(RequestError, match="Ray does not say as which job: timed out"):
+        decide(load, request_, lives, {"error": "timed out"})
+
+
+def test_begin_anew(load: Load, request_: Request) -> None:
+    """What was there is removed, and everything is sent."""
+    start = decide(load, request_, there(request_, "done", done=2), restart=True)
+
+    assert (stages(start), start.anew) == (["clear", "prepare", "ship", "submit"], True)
+
+
+def test_files_of_another_job_are_not_taken_for_this_ones(load: Load, request_: Request, tmp_path: Path) -> None:
+    """They may have the same size."""
+    entry = there(request_)
+    (tmp_path / "in.txt").write_text("c\nd\n")
+    start = decide(load, ask(load(), request_.job), entry)
+
+    assert stages(start) == ["clear", "prepare", "ship", "submit"]
+
+
+def test_another_job_of_this_name(load: Load, request_: Request, tmp_path: Path) -> None:
+    """Is refused with what differs."""
+    (tmp_path / "in.txt").write_text("c\n")
+    with pytest.raises(RequestError) as raised:
+        decide(load, ask(load(), request_.job), there(request_, "failed", done=1))
+
+    assert raised.value.evidence == "input in.txt: changed (4 → 2 bytes)"
+    assert "`--restart`, which removes what is done (1 of 2 rows)" in raised.value.hint
