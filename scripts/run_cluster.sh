@@ -322,7 +322,7 @@ json_words() {
 
 plan_container() {
   local common ray shm=(--ipc host) options=() labels name word
-  local words=(AUTOSCALER_UPDATE_INTERVAL_S=1 RAY_USAGE_STATS_ENABLED=0 "RAY_ADDRESS=$head_ip:${port[gcs]}" "VLLM_HOST_IP=$node_ip" "HF_HOME=$hf_home"
+  local words=(AUTOSCALER_UPDATE_INTERVAL_S=1 RAY_worker_niceness=0 RAY_USAGE_STATS_ENABLED=0 "RAY_ADDRESS=$head_ip:${port[gcs]}" "VLLM_HOST_IP=$node_ip" "HF_HOME=$hf_home"
     "NCCL_SOCKET_IFNAME==$interface" "GLOO_SOCKET_IFNAME=$interface" "TP_SOCKET_IFNAME=$interface") # `=`: the whole name, to NCCL
   if [ -n "$token_auth" ]; then
     words+=(RAY_AUTH_MODE=token "RAY_AUTH_TOKEN_PATH=$SECRETS/$TOKEN")
@@ -413,7 +413,7 @@ check_image() {
   [[ $said == *"no Ray"* ]] || return 0
   fail 1 "$image has no Ray" "stock vLLM images carry none since v0.18. \`vlaunch up\` builds an image that does.
 Or build one on every node:
-  printf 'FROM %s\\nRUN uv pip install --system \"ray[default]==2.60.0\"\\n' $image | docker build -t vllm-ray -
+  printf 'FROM %s\\nRUN uv pip install --system \"ray[default,data]==2.60.0\"\\n' $image | docker build -t vllm-ray -
 and name that image instead$(known_images)"
 }
 

@@ -1,0 +1,242 @@
+"""`vlaunch batch` against the engine called directly, two replicas against one, a resume without work, and the driver's memory.
+
+    python benchmarks/batch.py [INVENTORY] [--rows 2000] [--rounds 3] [--large 1000000] [--only speed|memory]
+
+The default inventory is the practice cluster's, which must be up with nothing running on it. `speed` answers the same rows by
+the same greedy engine in three ways that take turns: in one process on the head (`LLM.generate`), with one replica, with two.
+`memory` sends many rows through a class that does nothing. The jobs, called `bench-…`, are removed in the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launcher.inventory.load import load
+from launcher.model import Inventory
+
+VLAUNCH = str(Path(sys.executable).parent / "vlaunch")
+LAB = Path("/var/lib/vlaunch-lab/inventory.yaml")
+GOALS = {"direct": 0.9, "memory": 1.5}
+TOKENS = 16
+TEXT = "What comes after %d?"
+# vLLM on the CPUs of a small machine.
+ON_CPU = {
+    "dtype": "float32", "max_model_len": 512, "enforce_eager": True, "kv_cache_memory_bytes": 67108864, "max_num_seqs": 64,
+}  # fmt: skip
+# The engine called directly, on the rows that `rows` makes: seconds to load it, and seconds for all rows.
+DIRECT = """\
+import json, sys, time
+began = time.monotonic()
+from vllm import LLM, SamplingParams
+asked = json.loads(sys.argv[1])
+llm = LLM(asked["model"], **asked["args"])
+prompts = [asked["prompt"].replace("{{ text }}", asked["text"] % n) for n in range(asked["rows"])]
+loaded = time.monotonic()
+out = llm.generate(prompts, SamplingParams(**asked["sampling"]), use_tqdm=False)
+ended = time.monotonic()
+tokens = sum(len(each.outputs[0].token_ids) for each in out)
+print("\\nFOUND" + json.dumps({"load": loaded - began, "answer": ended - loaded, "rows": len(out), "tokens": tokens}))
+"""
+# The most memory that the driver ever had, once a second until it is gone.
+WATCH = """\
+deadline=$(($(date +%s) + 120)) pid=
+until [ "$pid" ]; do
+  [ "$(date +%s)" -lt $deadline ] || exit 1
+  sleep 0.2
+  for each in $(grep -lza '/NAME$' /proc/[0-9]*/cmdline 2>/dev/null); do
+    each=${each%/cmdline}
+    grep -qza '^vlaunch_batch$' "$each/cmdline" && pid=${each#/proc/}
+  done
+done
+while now=$(awk '/VmHWM/ {print $2}' /proc/$pid/status 2>/dev/null) && [ -n "$now" ]; do most=$now; sleep 1; done
+echo "$most"
+"""
+IDLE = """\
+class Idle:
+    def __call__(self, batch):
+        return {"length": [len(text) for text in batch["text"]]}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """A cluster, a folder for job files, and what is measured with."""
+
+    inventory: Inventory
+    folder: Path
+    model: str
+    args: dict[str, Any]
+    rows: int
+
+    def job(self, name: str, rows: int, **sections: Any) -> Path:
+        """Write a job and its input."""
+        source = self.folder / f"rows-{rows}.jsonl"
+        if not source.exists():
+            with source.open("w") as out:
+                out.writelines(json.dumps({"id": n, "text": TEXT % n}) + "\n" for n in range(rows))
+        write = {"path": f"{name}-out", "rows_per_file": 100_000, "seconds": 600}
+        path = self.folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump({"job": name, "read": source.name, "write": write, "keep": ["id"], **sections}))
+        return path
+
+    def vlaunch(self, *words: str, timeout: float = 3600) -> str:
+        """Run `vlaunch` on the cluster, and end the program when it fails."""
+        command = [VLAUNCH, words[0], "-i", str(self.inventory.path), *words[1:]]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL)
+        if done.returncode != 0:
+            said = f"{done.stdout[-2000:]}{done.stderr[-3000:]}"
+            sys.exit(f"vlaunch {' '.join(words)[:200]} ended with {done.returncode}:\n{said}")
+        return done.stdout
+
+    def summary(self, name: str) -> dict[str, Any]:
+        """Return what a job has written about itself."""
+        said: dict[str, Any] = json.loads((self.folder / f"{name}-out" / "summary.json").read_text())
+        return said
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One way of answering all rows: seconds in which rows came, seconds from the first to the last moment, tokens."""
+
+    answering: float
+    whole: float
+    tokens: int
+
+
+def prompt(bench: Bench) -> dict[str, Any]:
+    """Return what both ways of asking share."""
+    sampling = {"temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}
+    return {"model": bench.model, "prompt": "Answer: {{ text }}", "sampling": sampling}
+
+
+def direct(bench: Bench) -> Run:
+    """Answer the rows in one process on the head."""
+    asked = {**prompt(bench), "args": {**bench.args, "disable_log_stats": True}, "rows": bench.rows, "text": TEXT}
+    began = time.monotonic()
+    out = bench.vlaunch("exec", "--head", "--timeout", "3600", "--", "python3", "-c", DIRECT, json.dumps(asked))
+    whole = time.monotonic() - began
+    said = json.loads(out.rpartition("FOUND")[2].splitlines()[0])
+    assert said["rows"] == bench.rows
+    return Run(answering=said["answer"], whole=whole, tokens=said["tokens"])
+
+
+def batch(bench: Bench, replicas: int) -> Run:
+    """Answer the rows with `vlaunch batch`."""
+    name = f"bench-{replicas}"
+    path = bench.job(name, bench.rows, engine={"args": bench.args, "replicas": replicas}, **prompt(bench))
+    began = time.monotonic()
+    bench.vlaunch("batch", str(path), "--restart")
+    whole = time.monotonic() - began
+    summary = bench.summary(name)
+    assert (summary["done"], summary["errors"]) == (bench.rows, 0)
+    return Run(answering=summary["engine_seconds"], whole=whole, tokens=summary["tokens_out"])
+
+
+def speed(bench: Bench, rounds: int) -> None:
+    """Compare the three ways, then time a run that has nothing to do, and print the tables."""
+    ways = {"direct": direct, "one replica": lambda bench: batch(bench, 1), "two replicas": lambda bench: batch(bench, 2)}
+    if bench.inventory.gpus < 2:
+        del ways["two replicas"]
+    runs: dict[str, list[Run]] = {name: [] for name in ways}
+    again = []
+    for number in range(rounds):
+        for name in list(ways) if number % 2 == 0 else reversed(ways):
+            runs[name].append(ways[name](bench))
+            last = runs[name][-1]
+            print(f"round {number + 1}: {name} {last.answering:.1f} s of {last.whole:.1f} s", file=sys.stderr)
+        began = time.monotonic()
+        bench.vlaunch("batch", str(bench.folder / "bench-1.yaml"))
+        again.append(time.monotonic() - began)
+    if len({run.tokens for each in runs.values() for run in each}) > 1:
+        sys.exit(f"the ways did not do the same work: {runs}")
+    print(f"\n{bench.rows:,} rows of {TOKENS} tokens each, {rounds} rounds:\n")
+    print("| | rows/s while answering | lowest–highest | against direct | goal | whole, s | against direct |")
+    print("|---|---|---|---|---|---|---|")
+    for name, each in runs.items():
+        rates = [bench.rows / run.answering for run in each]
+        ratio = statistics.median(theirs.answering / ours.answering for ours, theirs in zip(each, runs["direct"], strict=True))
+        whole = statistics.median(theirs.whole / ours.whole for ours, theirs in zip(each, runs["direct"], strict=True))
+        goal = f"≥ {GOALS['direct']} {_met(ratio >= GOALS['direct'])}" if name == "one replica" else ""
+        print(
+            f"| {name} | {statistics.median(rates):.0f} | {min(rates):.0f}–{max(rates):.0f} | {ratio:.2f}× | {goal} | "
+            f"{statistics.median(run.whole for run in each):.1f} | {whole:.2f}× |"
+        )
+    print(f"\nA run with nothing to do: {statistics.median(again):.1f} s ({min(again):.1f}–{max(again):.1f}).")
+
+
+def memory(bench: Bench, large: int) -> None:
+    """Send few and many rows through a class that does nothing, and print the most memory that the driver had."""
+    (bench.folder / "idle.py").write_text(IDLE)
+    found = {}
+    for rows in (10_000, large):
+        name = f"bench-rows-{rows}"
+        path = bench.job(name, rows, predict={"class": "idle.py:Idle", "batch_size": 1000})
+        watch = [VLAUNCH, "exec", "-i", str(bench.inventory.path), "--head", "--timeout", "3600", "--", "sh", "-c",
+                 WATCH.replace("NAME", name)]  # fmt: skip
+        with subprocess.Popen(watch, stdout=subprocess.PIPE, text=True) as watching:
+            began = time.monotonic()
+            bench.vlaunch("batch", str(path), "--restart")
+            seconds = time.monotonic() - began
+            said = watching.communicate(timeout=60)[0]
+        if watching.returncode != 0:
+            sys.exit(f"the driver of {name} was not seen")
+        assert bench.summary(name)["done"] == rows
+        found[rows] = (int(said.split()[-1]) / 1024, bench.summary(name)["rows_per_second"], seconds)
+        print(f"{rows:,} rows: {found[rows][0]:.0f} MB, {seconds:.1f} s", file=sys.stderr)
+    ratio = found[large][0] / found[10_000][0]
+    print("\n| rows | most memory of the driver | rows/s | whole, s |\n|---|---|---|---|")
+    for rows, (size, rate, seconds) in found.items():
+        print(f"| {rows:,} | {size:.0f} MB | {rate:,.0f} | {seconds:.1f} |")
+    goal = f"goal ≤ {GOALS['memory']}× {_met(ratio <= GOALS['memory'])}"
+    print(f"\n{large:,} rows take {ratio:.2f}× the memory of 10,000 ({goal}).")
+
+
+def _met(yes: bool) -> str:
+    return "met" if yes else "missed"
+
+
+def main() -> None:
+    """Measure, and remove what was made."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("inventory", nargs="?", type=Path, default=LAB)
+    parser.add_argument("--rows", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--large", type=int, default=1_000_000, help="rows of the second measurement of memory")
+    parser.add_argument("--model", help="by default the inventory's")
+    parser.add_argument("--engine-args", type=json.loads, help="vLLM's engine arguments, as JSON")
+    parser.add_argument("--only", choices=("speed", "memory"))
+    args = parser.parse_args()
+    inventory = load(args.inventory)
+    model = args.model or inventory.serve.model
+    if model is None:
+        sys.exit("no model is named: add --model")
+    # On GPUs vLLM chooses well; on CPUs it would take most of the memory.
+    given = args.engine_args if args.engine_args is not None else ON_CPU if inventory.accelerator == "cpu" else {}
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(inventory=inventory, folder=Path(folder), model=model, args=given, rows=args.rows)
+        try:
+            if args.only != "memory":
+                speed(bench, args.rounds)
+            if args.only != "speed":
+                memory(bench, args.large)
+        finally:
+            made = [path.stem for path in Path(folder).glob("bench-*.yaml")]
+            subprocess.run(
+                [VLAUNCH, "jobs", "-i", str(inventory.path), *(word for name in made for word in ("--remove", name))],
+                capture_output=True, timeout=300, check=False,
+            )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
