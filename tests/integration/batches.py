@@ -40,6 +40,11 @@ class Batch:
         return (self.folder or self.practice.folder) / f"{self.name}.yaml"
 
     @property
+    def input(self) -> Path:
+        """The input that `write` makes."""
+        return self.path.with_suffix(".jsonl")
+
+    @property
     def out(self) -> Path:
         """Where its answers are gathered."""
         return self.path.parent / "out" / self.name
@@ -51,11 +56,11 @@ class Batch:
 
     def write(self, rows: list[Any] | None = None, **sections: Any) -> Batch:
         """Write the job file, and its input: rows as JSON, or lines as they are where they are bytes."""
-        source = self.path.with_suffix(".jsonl")
         if rows is not None:
-            source.write_bytes(b"".join((row if isinstance(row, bytes) else json.dumps(row).encode()) + b"\n" for row in rows))
+            lines = (row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows)
+            self.input.write_bytes(b"".join(line + b"\n" for line in lines))
         document = {
-            "read": source.name,
+            "read": self.input.name,
             "write": {"path": f"out/{self.name}", "rows_per_file": 50, "seconds": 1},
             **sections,
         }

@@ -139,7 +139,7 @@ def refused(ran: Ran, *words: str) -> None:
 @pytest.fixture(scope="module")
 def chat(up: Practice) -> Batch:
     """A thousand chat rows for two replicas of vLLM on two nodes."""
-    return Batch(up, "chat").write(
+    return Batch(up, "thousand").write(
         questions(1000),
         model=MODEL,
         prompt={"chat": CHAT},
@@ -167,7 +167,7 @@ def test_a_server_is_refused_while_a_batch_has_the_slots(chat: Batch) -> None:
     if ran.code == 0:
         chat.practice.vlaunch("stop")
 
-    refused(ran, "chat")
+    refused(ran, chat.name)
 
 
 def test_no_secret_is_in_a_command_line(chat: Batch, store: Store) -> None:
@@ -192,7 +192,7 @@ def test_jobs_shows_how_far_it_is(chat: Batch) -> None:
     ran = chat.practice.vlaunch("jobs", "--json")
 
     assert ran.code == 0, ran.said
-    (job,) = [each for each in json.loads(ran.out)["jobs"] if each["name"] == "chat"]
+    (job,) = [each for each in json.loads(ran.out)["jobs"] if each["name"] == chat.name]
     assert job["rows"] == 1000
     assert 0 < job["done"] <= 1000
 
@@ -236,19 +236,19 @@ def test_a_second_run_has_nothing_to_do(chat: Batch) -> None:
 
 def test_another_job_or_another_input_is_refused(chat: Batch) -> None:
     """With what is different, and how to begin anew; what is there stays."""
-    text, rows = chat.path.read_text(), (chat.practice.folder / "chat.jsonl").read_bytes()
+    text, rows = chat.path.read_text(), chat.input.read_bytes()
     try:
         chat.path.write_text(text.replace("max_tokens: 384", "max_tokens: 385"))
         job = chat.run()
         chat.path.write_text(text)
-        (chat.practice.folder / "chat.jsonl").write_bytes(rows + b'{"id": "late", "question": "And?"}\n')
+        chat.input.write_bytes(rows + b'{"id": "late", "question": "And?"}\n')
         data = chat.run()
     finally:
         chat.path.write_text(text)
-        (chat.practice.folder / "chat.jsonl").write_bytes(rows)
+        chat.input.write_bytes(rows)
 
     refused(job, "sampling.max_tokens", "384", "385", "--restart")
-    refused(data, "chat.jsonl", "--restart")
+    refused(data, chat.input.name, "--restart")
     chat.each_once(1000)
 
 
