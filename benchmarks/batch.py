@@ -3,7 +3,8 @@
     python benchmarks/batch.py [INVENTORY] [--rows 2000] [--rounds 3] [--large 1000000] [--only speed|memory]
 
 The default inventory is the practice cluster's, which must be up with nothing running on it. `speed` answers the same rows by
-the same greedy engine in three ways that take turns: in one process on the head (`LLM.generate`), with one replica, with two.
+the same greedy engine in four ways that take turns: in one process on the head (`LLM.generate`, and `AsyncLLM`, which Ray Data
+LLM uses), with one replica, with two.
 `memory` sends many rows through a class that does nothing. The jobs, called `bench-…`, are removed in the end.
 """
 
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,36 @@ ended = time.monotonic()
 tokens = sum(len(each.outputs[0].token_ids) for each in out)
 print("\\nFOUND" + json.dumps({"load": loaded - began, "answer": ended - loaded, "rows": len(out), "tokens": tokens}))
 """
+# The same by the engine class that servers and Ray Data LLM use, as many rows at a time as Ray Data LLM lets in.
+ASYNC = """\
+import asyncio, json, math, sys, time
+began = time.monotonic()
+from vllm import AsyncEngineArgs, SamplingParams
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+asked = json.loads(sys.argv[1])
+
+async def main():
+    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=asked["model"], **asked["args"]))
+    prompts = [asked["prompt"].replace("{{ text }}", asked["text"] % n) for n in range(asked["rows"])]
+    room = asyncio.Semaphore(math.ceil(1.1 * (asked["args"].get("max_num_seqs") or 1024)))
+
+    async def one(number, prompt):
+        sampling = SamplingParams(**asked["sampling"], output_kind=RequestOutputKind.FINAL_ONLY)
+        async with room:
+            async for out in llm.generate(prompt, sampling, str(number)):
+                pass
+        return out
+
+    loaded = time.monotonic()
+    out = await asyncio.gather(*(one(*each) for each in enumerate(prompts)))
+    ended = time.monotonic()
+    tokens = sum(len(each.outputs[0].token_ids) for each in out)
+    print("\\nFOUND" + json.dumps({"load": loaded - began, "answer": ended - loaded, "rows": len(out), "tokens": tokens}))
+    llm.shutdown()
+
+asyncio.run(main())
+"""
 # The most memory that the driver ever had, once a second until it is gone.
 WATCH = """\
 deadline=$(($(date +%s) + 120)) pid=
@@ -61,6 +93,15 @@ until [ "$pid" ]; do
 done
 while now=$(awk '/VmHWM/ {print $2}' /proc/$pid/status 2>/dev/null) && [ -n "$now" ]; do most=$now; sleep 1; done
 echo "$most"
+"""
+# When the engines of a job were given their first rows, by Ray's own records, in seconds.
+GIVEN = """\
+import sys
+from ray.util.state import list_jobs, list_tasks
+jobs = [each for each in list_jobs(detail=True) if sys.argv[1] in (each.submission_id or "")]
+job = max(jobs, key=lambda each: each.start_time).job_id
+tasks = list_tasks(filters=[("job_id", "=", job)], detail=True, limit=9999)
+print("FOUND", min(each.start_time_ms for each in tasks if "Replica" in each.name and "submit" in each.name) / 1000)
 """
 IDLE = """\
 class Idle:
@@ -107,7 +148,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One way of answering all rows: seconds in which rows came, seconds from the first to the last moment, tokens."""
+    """One way of answering all rows: seconds from the engine's first row to the last answer, seconds in all, tokens."""
 
     answering: float
     whole: float
@@ -120,11 +161,11 @@ def prompt(bench: Bench) -> dict[str, Any]:
     return {"model": bench.model, "prompt": "Answer: {{ text }}", "sampling": sampling}
 
 
-def direct(bench: Bench) -> Run:
+def direct(bench: Bench, program: str = DIRECT) -> Run:
     """Answer the rows in one process on the head."""
     asked = {**prompt(bench), "args": {**bench.args, "disable_log_stats": True}, "rows": bench.rows, "text": TEXT}
     began = time.monotonic()
-    out = bench.vlaunch("exec", "--head", "--timeout", "3600", "--", "python3", "-c", DIRECT, json.dumps(asked))
+    out = bench.vlaunch("exec", "--head", "--timeout", "3600", "--", "python3", "-c", program, json.dumps(asked))
     whole = time.monotonic() - began
     said = json.loads(out.rpartition("FOUND")[2].splitlines()[0])
     assert said["rows"] == bench.rows
@@ -140,12 +181,20 @@ def batch(bench: Bench, replicas: int) -> Run:
     whole = time.monotonic() - began
     summary = bench.summary(name)
     assert (summary["done"], summary["errors"]) == (bench.rows, 0)
-    return Run(answering=summary["engine_seconds"], whole=whole, tokens=summary["tokens_out"])
+    out = bench.vlaunch("exec", "--head", "--", "python3", "-c", GIVEN, name)
+    given = float(out.rpartition("FOUND")[2].split()[0])
+    ended = summary["runs"][-1]["started"] + summary["last_row_after"]
+    return Run(answering=ended - given, whole=whole, tokens=summary["tokens_out"])
 
 
 def speed(bench: Bench, rounds: int) -> None:
     """Compare the three ways, then time a run that has nothing to do, and print the tables."""
-    ways = {"direct": direct, "one replica": lambda bench: batch(bench, 1), "two replicas": lambda bench: batch(bench, 2)}
+    ways: dict[str, Callable[[Bench], Run]] = {
+        "direct": direct,
+        "direct, `AsyncLLM`": lambda bench: direct(bench, ASYNC),
+        "one replica": lambda bench: batch(bench, 1),
+        "two replicas": lambda bench: batch(bench, 2),
+    }
     if bench.inventory.gpus < 2:
         del ways["two replicas"]
     runs: dict[str, list[Run]] = {name: [] for name in ways}

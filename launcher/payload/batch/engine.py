@@ -155,8 +155,12 @@ def replica(sampling: dict[str, Any], gate: Any = None) -> type:
         """One vLLM engine."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
+            from vllm.sampling_params import RequestOutputKind
+
             check(sampling)
             super().__init__(*args, **kwargs)
+            # Else vLLM hands out every row at every token.
+            self.asked = {**sampling, "output_kind": RequestOutputKind.FINAL_ONLY}
             self.finished: dict[tuple[int, int], str] = {}
             self.generate, self.llm._generate_async = self.llm._generate_async, self.remembering
             cluster.arrive(gate)
@@ -177,7 +181,7 @@ def replica(sampling: dict[str, Any], gate: Any = None) -> type:
 
         async def _generate_with_error_handling(self, row: dict[str, Any], batch_uuid: Any) -> dict[str, Any]:
             index = row[self.IDX_IN_BATCH_COLUMN]
-            row["sampling_params"] = dict(sampling)
+            row["sampling_params"] = dict(self.asked)
             if len(row["tokenized_prompt"]):
                 row["prompt"] = None
             else:

@@ -67,7 +67,7 @@ def dataset(job: Any, manifest: Any, pending: Mapping[int, Intervals], batch: in
 
     splits = [split for split in manifest.splits if pending.get(split.index)]
     sizes = [count({0: pending[split.index]}) for split in splits]
-    total = sum(sizes)
+    parts = list(group(splits, sizes, sum(sizes)))
 
     class Rows(Datasource):
         """The pending rows of this job."""
@@ -80,13 +80,16 @@ def dataset(job: Any, manifest: Any, pending: Mapping[int, Intervals], batch: in
         ) -> list[Any]:
             """Return one task per group of splits, whatever parallelism Ray Data has in mind."""
             tasks = []
-            for part in group(splits, sizes, total):
+            for part in parts:
                 todo = {split.index: pending[split.index] for split in part}
                 meta = BlockMetadata(num_rows=count(todo), size_bytes=None, input_files=None, exec_stats=None)
                 tasks.append(ReadTask(partial(read, job, thin(manifest, part), todo), meta))
             return tasks
 
-    found = ray.data.read_datasource(Rows(), num_cpus=LIGHT, concurrency=READERS, **where(job.read.sources))
+    # Were there fewer tasks than blocks asked for, Ray Data would cut what each one reads into hundreds of tiny blocks.
+    found = ray.data.read_datasource(
+        Rows(), num_cpus=LIGHT, concurrency=READERS, override_num_blocks=len(parts), **where(job.read.sources)
+    )
     found = found.repartition(target_num_rows_per_block=batch)
     claims = getattr(found._logical_plan.dag, "ray_remote_args", None)
     if isinstance(claims, dict):  # `repartition` has no argument for it, and would claim a whole CPU to cut a block

@@ -27,7 +27,6 @@ def write(job: Job, manifest: Manifest | None, ledger: Ledger | None, progress: 
     # A run that was refused did not come to count: what the run before it said still holds.
     done = ledger.done if ledger else before.get("done", 0)
     errors = ledger.errors if ledger else before.get("errors", 0)
-    engine_seconds = (progress.last_result or 0.0) - (progress.first_result or 0.0)
     made = progress.done + progress.errors - progress.before
     runs = [*before.get("runs", []), *progress.lost, this_run(progress, seconds, state)]
     tokens_in, tokens_out = (sum(int(run.get(name) or 0) for run in runs) for name in ("tokens_in", "tokens_out"))
@@ -35,7 +34,8 @@ def write(job: Job, manifest: Manifest | None, ledger: Ledger | None, progress: 
         "job": job.name, "state": state, "mode": job.mode, "model": job.model,
         "rows": manifest.rows if manifest else before.get("rows"), "done": done, "errors": errors, "seconds": round(seconds, 3),
         "rows_per_second": rate(made, seconds), "tokens_in": tokens_in, "tokens_out": tokens_out,
-        "tokens_per_second": rate(progress.tokens_out, seconds), "engine_seconds": round(engine_seconds, 3),
+        "tokens_per_second": rate(progress.tokens_out, seconds), "first_row_after": after(progress.first_result, progress),
+        "last_row_after": after(progress.last_result, progress),
         "versions": versions(), "digest": job.digest, "runs": runs,
     }  # fmt: skip
     data = json.dumps(summary, ensure_ascii=False, indent=2).encode("utf-8", "backslashreplace") + b"\n"
@@ -43,6 +43,11 @@ def write(job: Job, manifest: Manifest | None, ledger: Ledger | None, progress: 
         opened(job.out).child("summary.json").write_atomic(data)
     place.write_atomic(data)
     return summary
+
+
+def after(moment: float | None, progress: Progress) -> float | None:
+    """Return the seconds from the begin of the run to this moment of it."""
+    return None if moment is None else round(moment - progress.begun, 3)
 
 
 def this_run(progress: Progress, seconds: float, state: str) -> dict[str, Any]:
