@@ -126,7 +126,7 @@ class Bench:
         if not source.exists():
             with source.open("w") as out:
                 out.writelines(json.dumps({"id": n, "text": TEXT % n}) + "\n" for n in range(rows))
-        write = {"path": f"{name}-out", "rows_per_file": 100_000, "seconds": 600}
+        write = {"path": f"{name}-out"}
         path = self.folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump({"job": name, "read": source.name, "write": write, "keep": ["id"], **sections}))
         return path
