@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from typing import Any
+
+from . import source
 
 LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -50,7 +53,10 @@ def gate(least: int) -> Any:
     """
     import ray
 
-    return ray.remote(num_cpus=0, max_concurrency=1000)(Gate).remote(least) if least > 1 else None
+    if least < 2:
+        return None
+    # On the head: a gate on a node that dies would take every replica with it that still waits.
+    return ray.remote(num_cpus=0, max_concurrency=1000, resources=source.HEAD)(Gate).remote(least)
 
 
 class Gate:
@@ -73,7 +79,8 @@ def arrive(at: Any) -> None:
     if at is not None:
         import ray
 
-        ray.get(at.arrive.remote())
+        with contextlib.suppress(ray.exceptions.RayActorError):  # without a gate rows are shared less evenly, no more
+            ray.get(at.arrive.remote())
 
 
 def stream(dataset: Any) -> Any:

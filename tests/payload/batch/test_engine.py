@@ -198,3 +198,21 @@ def test_replicas_wait_for_each_other_and_a_late_one_for_nobody() -> None:
         return seen
 
     assert sorted(asyncio.run(asyncio.wait_for(arrivals(), 10))) == ["again", "first", "second"]
+
+
+def test_a_gate_that_died_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its node may die while a replica waits, or before."""
+    ray, errors = ModuleType("ray"), ModuleType("ray.exceptions")
+
+    class RayActorError(Exception):
+        pass
+
+    def get(_: Any) -> None:
+        raise RayActorError("the actor died because its node has died")
+
+    errors.RayActorError = RayActorError  # type: ignore[attr-defined]
+    ray.exceptions, ray.get = errors, get  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setitem(sys.modules, "ray.exceptions", errors)
+
+    cluster.arrive(SimpleNamespace(arrive=SimpleNamespace(remote=lambda: None)))
