@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ PIECE = 4 * 2**20  # bytes of one answer: an answer is cut at 8 MiB, and base64 
 _STAGE = "gather"
 _MARK = ".vlaunch-batch.json"
 _LOST = 45.0  # seconds without an answer until gathering is given up
+_SPARE = 2**30  # bytes that stay free on this machine
 _TELL = 10.0  # seconds between two lines where every line stays
 _FOLDERS = ("rows", "errors")
 T = TypeVar("T")
@@ -164,6 +166,7 @@ def gather(
             hint="somebody changed the job's folder on the head; begin anew with `--restart`, or name another folder",
         )  # fmt: skip
     total, so_far, told = sum(each.bytes for each in missing), 0, clock()
+    _see_room(target, total)
     for at, each in enumerate(missing, start=1):
         with _writing(target):
             (target.path / each.path).parent.mkdir(parents=True, exist_ok=True)
@@ -181,6 +184,19 @@ def gather(
     done = Gathered(fetched=len(missing), kept=len(files) - len(missing), removed=len(gone), bytes=total)
     yield Event(kind="step", stage=_STAGE, text=_told(done), state="ok" if missing or gone else "unchanged")
     return done
+
+
+def _see_room(target: Target, total: int) -> None:
+    """Raise VlaunchError when what is announced would fill the disk of this machine, which others need too."""
+    with _writing(target):
+        disk = shutil.disk_usage(target.path)
+    # A part of a small disk, as file systems themselves keep it back, and of a large one what nobody misses.
+    room = disk.free - min(disk.total // 20, _SPARE)
+    if total > max(room, 0):
+        raise VlaunchError(
+            f"{target.shown} has room for {size(max(room, 0))}, the output that is missing there has {size(total)}",
+            hint="free some space, or name another folder (`write:`, or `--output`); the output stays on the head",
+        )
 
 
 def size(count: int) -> str:

@@ -6,6 +6,7 @@ Fabric's own `run` starts three threads per command and polls; a hundred nodes f
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ GRACE: Final = 10.0  # seconds beyond the node's own deadline before this side s
 OPEN_TIMEOUT: Final = 30.0
 _LINGER: Final = 1.0  # seconds to wait for output that a child in the background still holds open
 _CHUNK: Final = 256 * 2**10
+_NO_STATUS: Final = 254  # stands for an exit status that no process has
 _PACKET: Final = 32 * 2**10 - 64  # what paramiko sends at once
 
 Lost = "the connection was lost"
@@ -69,7 +71,7 @@ def run(
     start = time.monotonic()
     out, err = Output(marker, on_line), Output(marker, on_error_line)
     stdin = command.stdin() if command.stdin is not None else b""
-    line = envelope.wrap(command.argv, timeout=command.timeout, stdin=len(stdin), marker=marker, hold=command.hold_stdin)
+    line = envelope.wrap(command.words, timeout=command.timeout, stdin=len(stdin), marker=marker, hold=command.hold_stdin)
     wake = _Wake()
     late = False
     try:
@@ -82,12 +84,14 @@ def run(
             channel.in_stderr_buffer.set_event(wake)
             channel.status_event = wake
             channel.event = _Reply()
+            # A window that never opens ends what is written into it, at the latest together with the command.
+            channel.settimeout(None if math.isinf(command.timeout) else command.timeout + GRACE)
             channel.exec_command(line)
             _send(channel, stdin)
             late = not _listen(channel, wake, out, err, deadline=start + command.timeout + GRACE)
         except (paramiko.SSHException, EOFError, OSError):
-            _drain(channel, out, err)  # what it said before the connection broke is the evidence
-        code, ended = channel.exit_status, channel.eof_received
+            _rest(channel, out, err)  # what it said before the connection broke is the evidence
+        code, ended = _status(channel.exit_status), channel.eof_received
     seconds = time.monotonic() - start
     said, complained = out.end(), err.end()
     timed_out = late or (code in (124, -1) and seconds >= command.timeout)
@@ -109,7 +113,7 @@ def _listen(channel: paramiko.Channel, wake: _Wake, out: Output, err: Output, *,
         heard = _drain(channel, out, err)
         status = channel.exit_status != -1
         if channel.closed or (channel.eof_received and status):
-            _drain(channel, out, err)
+            _rest(channel, out, err)
             return True
         now = time.monotonic()
         if heard or not idle_since:
@@ -118,19 +122,34 @@ def _listen(channel: paramiko.Channel, wake: _Wake, out: Output, err: Output, *,
             return False
         if status and now >= idle_since + _LINGER:
             return True
+        if heard:
+            continue  # there may be more already
         until = min(deadline, idle_since + _LINGER) if status else deadline
         wake.wait(min(max(0.0, until - now), threading.TIMEOUT_MAX))
 
 
 def _drain(channel: paramiko.Channel, out: Output, err: Output) -> bool:
+    """Read what is there of each stream, once: who never stops talking must not keep this side from looking at the clock."""
     heard = False
-    while channel.recv_ready():
+    if channel.recv_ready():
         out.feed(channel.recv(_CHUNK))
         heard = True
-    while channel.recv_stderr_ready():
+    if channel.recv_stderr_ready():
         err.feed(channel.recv_stderr(_CHUNK))
         heard = True
     return heard
+
+
+def _rest(channel: paramiko.Channel, out: Output, err: Output) -> None:
+    """Read what has arrived of a command that is over; no more can come than fits the window."""
+    until = time.monotonic() + _LINGER
+    while _drain(channel, out, err) and time.monotonic() < until:
+        pass
+
+
+def _status(said: int) -> int:
+    """Return an exit status as POSIX knows them; the protocol has room for more, of which 256 would pass for success."""
+    return said if said <= 255 else _NO_STATUS
 
 
 def _send(channel: paramiko.Channel, data: bytes) -> None:

@@ -11,21 +11,28 @@ import secrets
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any, Final
 
 import docker
 import paramiko
-from docker.constants import DEFAULT_DOCKER_API_VERSION
+import requests
+from docker.constants import DEFAULT_DOCKER_API_VERSION, STREAM_HEADER_SIZE_BYTES
 from docker.transport.basehttpadapter import BaseHTTPAdapter
 from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool
 
+from launcher.errors import NodeError
 from launcher.model import Node
 from launcher.remote import docker_errors, envelope
 from launcher.remote.output import Output
 
 _DIAL_TIMEOUT: Final = 20.0  # seconds for the docker client on the node to start
+_NOISE: Final = 64 * 2**10  # bytes of a login shell's before it starts
+_LIMIT: Final = 32 * 2**20  # bytes of one answer
+_TIMEOUT: Final = 60.0  # seconds for one answer
+_PIECE: Final = 64 * 2**10
 _IDLE: Final = 4  # channels kept open; sshd allows ten sessions per connection (MaxSessions)
 _PROGRAM: Final = 'echo "$1"; echo "$1" >&2; shift; exec "$@"'  # the marker, after whatever a login shell prints
 
@@ -55,6 +62,12 @@ def errors(node: str) -> Iterator[None]:
         yield
     except docker_errors.KINDS as error:
         raise docker_errors.node_error(node, error) from error
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        # The SDK takes an answer's form for granted.
+        raise NodeError(
+            node, "Docker's API said something that cannot be read", evidence=repr(error)[:300],
+            hint="`docker version` on the node",
+        ) from error  # fmt: skip
 
 
 class _Client(docker.APIClient):
@@ -65,6 +78,7 @@ class _Client(docker.APIClient):
         self._dial = dial
         self._custom_adapter = _Adapter(dial)
         self.mount("http+docker://", self._custom_adapter)
+        self._unmount("http://", "https://")  # type: ignore[attr-defined]  # a node may redirect us to itself, and nowhere else
         # The SDK looks for a raw socket under a paramiko file when the address says so, and under a plain one otherwise.
         self.base_url = "http+docker://localhost" if dial.transport is None else "http+docker://ssh"
         self._version = self._retrieve_server_version()  # type: ignore[attr-defined]
@@ -72,6 +86,15 @@ class _Client(docker.APIClient):
     def close(self) -> None:
         super().close()
         self._dial.close()
+
+    def _multiplexed_response_stream_helper(self, response: Any) -> Iterator[bytes]:
+        """Read a log's frames in pieces: the SDK reads each whole, and its header may announce 4 GB."""
+        self._disable_socket_timeout(self._get_raw_response_socket(response))  # type: ignore[attr-defined]
+        while len(header := response.raw.read(STREAM_HEADER_SIZE_BYTES)) == STREAM_HEADER_SIZE_BYTES:
+            left = int.from_bytes(header[4:], "big")
+            while left and (data := response.raw.read(min(left, _PIECE))):
+                left -= len(data)
+                yield data
 
 
 class _Dial:
@@ -112,7 +135,8 @@ class _Dial:
             contextlib.closing(self._start(self.transport)) as channel,
         ):
             channel.shutdown_write()
-            while data := channel.recv_stderr(65536):
+            until = time.monotonic() + _DIAL_TIMEOUT
+            while time.monotonic() < until and (data := channel.recv_stderr(65536)):
                 output.feed(data)
         return output.end()
 
@@ -126,11 +150,14 @@ class _Dial:
 
     def _remote(self, transport: paramiko.Transport) -> paramiko.Channel:
         channel = self._start(transport)
-        said = b""
+        said = bytearray()
+        until = time.monotonic() + _DIAL_TIMEOUT
         while not said.endswith(f"{self._marker}\n".encode()):
             data = channel.recv(4096)
-            if not data:
-                raise ConnectionError(said.decode("utf-8", errors="replace") or "the login shell ended at once")
+            if not data or len(said) > _NOISE or time.monotonic() > until:
+                channel.close()
+                why = "the login shell does not stop talking" if data else "the login shell ended at once"
+                raise ConnectionError(said[-2000:].decode("utf-8", errors="replace") if said and not data else why)
             said += data
         return channel
 
@@ -200,6 +227,19 @@ class _Adapter(BaseHTTPAdapter):
     def __init__(self, dial: _Dial) -> None:
         self._pool = _Pool(dial)
         super().__init__()
+
+    def send(self, request: Any, stream: bool = False, *others: Any, **options: Any) -> requests.Response:
+        """Send a request; an answer that is read whole, and every refusal, is bounded in size and time."""
+        response = super().send(request, True, *others, **options)
+        if not stream or response.status_code >= 400:
+            until, kept = time.monotonic() + _TIMEOUT, bytearray()
+            for piece in response.iter_content(_PIECE):
+                kept += piece
+                if len(kept) > _LIMIT or time.monotonic() > until:
+                    response.close()
+                    raise ConnectionError(f"an answer of more than {_LIMIT >> 20} MiB, or {_TIMEOUT:.0f} seconds")
+            response._content = bytes(kept)
+        return response
 
     def get_connection(self, url: str | bytes, proxies: object = None) -> _Pool:
         """Every address is the one daemon."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 LIMIT: Final = 8 * 2**20  # bytes kept of each stream of one command
+LONGEST_LINE: Final = 2**20  # bytes of one line that is followed
 TRUNCATED: Final = "\n…[truncated]"
 _NOISE: Final = 64 * 2**10  # bytes looked through for the marker
 
@@ -21,48 +22,65 @@ class Output:
     def __init__(self, marker: str, on_line: Callable[[str], None] | None = None) -> None:
         self._marker = marker.encode() + b"\n"
         self._started = False
-        self._on_line = on_line
-        self._parts: list[bytes] = []
-        self._size = 0
+        self._lines = Lines(on_line) if on_line is not None else None
+        self._kept = bytearray()
         self._cut = False
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes."""
         if not self._started:
-            data = b"".join([*self._parts, data])
-            _, found, rest = data.partition(self._marker)
+            self._kept += data
+            _, found, rest = self._kept.partition(self._marker)
             if not found:
-                self._parts = [data[-_NOISE:]]
+                del self._kept[:-_NOISE]
                 return
-            self._started, self._parts, data = True, [], rest
-        if self._on_line is not None:
-            self._follow(data, self._on_line)
-        elif data:
-            room = LIMIT - self._size
-            self._cut = self._cut or len(data) > room
-            self._parts.append(data[: max(room, 0)])
-            self._size += len(self._parts[-1])
+            self._started, self._kept, data = True, bytearray(), bytes(rest)
+        if self._lines is not None:
+            self._lines.feed(data)
+            return
+        room = LIMIT - len(self._kept)
+        self._cut = self._cut or len(data) > room
+        if room > 0:
+            self._kept += data[:room]
 
     def end(self) -> str:
         """Return the text kept; the noise itself when the command never started, for it then says why."""
-        data = b"".join(self._parts)
-        if self._on_line is not None and self._started:
-            if data:
-                self._on_line(_text(data))
+        if self._lines is not None and self._started:
+            self._lines.end()
             return ""
-        return _text(data) + (TRUNCATED if self._cut else "")
-
-    def _follow(self, data: bytes, on_line: Callable[[str], None]) -> None:
-        *lines, rest = data.split(b"\n")
-        if lines:
-            lines[0] = b"".join([*self._parts, lines[0]])
-            self._parts, self._size = [], 0
-            for text in lines:
-                on_line(_text(text))
-        if self._size < LIMIT:  # a line longer than this is cut
-            self._parts.append(rest)
-            self._size += len(rest)
+        return _text(self._kept) + (TRUNCATED if self._cut else "")
 
 
-def _text(data: bytes) -> str:
+class Lines:
+    """Bytes as whole lines of text; of a line that is too long the beginning counts.
+
+    Args:
+        on_line: called with each line, without its line break.
+    """
+
+    def __init__(self, on_line: Callable[[str], None]) -> None:
+        self._on_line = on_line
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
+        *whole, rest = data.split(b"\n")
+        for line in whole:
+            self._keep(line)
+            self._on_line(_text(self._rest))
+            self._rest.clear()
+        self._keep(rest)
+
+    def end(self) -> None:
+        """Hand over a last line that has no line break."""
+        if self._rest:
+            self._on_line(_text(self._rest))
+            self._rest.clear()
+
+    def _keep(self, data: bytes) -> None:
+        if (room := LONGEST_LINE - len(self._rest)) > 0:
+            self._rest += data[:room]
+
+
+def _text(data: bytes | bytearray) -> str:
     return data.decode("utf-8", errors="replace")

@@ -68,7 +68,7 @@ def platform_tags(image: ImagePython) -> tuple[str, ...]:
             f" it runs {image.implementation} on {image.machine} with {image.libc or 'a C library other than glibc'}",
             hint="choose an image with glibc on x86_64 or aarch64, or one that has Ray in it",
         )
-    match = re.fullmatch(r"2\.(\d+)", image.libc_version)
+    match = re.fullmatch(r"2\.([0-9]{1,3})", image.libc_version)
     if match is None:
         raise UnreadableAnswer("cannot read the image's glibc version", evidence=image.libc_version)
     tags: list[str] = []

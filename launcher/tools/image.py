@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Argv
+from launcher.tools import untrusted
 
 # The parts of Ray we need: its dashboard, state API and job submission, and Ray Data for batches.
 RAY_EXTRAS = "default,data"
@@ -36,6 +36,7 @@ RAY_PARTS = (
 )
 
 _MARK = "vlaunch-image"
+_LONGEST = 2**20  # characters of an answer: a hundred times what an image of vLLM says
 _PROBE = """\
 import importlib.metadata as m, importlib.util as u, json, os, platform, shutil, sys, sysconfig
 d = {}
@@ -60,6 +61,11 @@ print(json.dumps({
     "distributions": dict(sorted(d.items())),
 }))
 """
+# Names and versions become files on this machine, constraints of pip, and lines of a Dockerfile that is built on every node:
+# what is no name (packaging.python.org, "Name format") or no version is left out.
+_DISTRIBUTION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,126}")
+_WORD = re.compile(r"[A-Za-z0-9._,:+ -]{0,500}")
 # Changes when the question does: part of the name under which an answer may be kept.
 PROBE_ID = hashlib.sha256(_PROBE.encode()).hexdigest()[:8]
 
@@ -118,23 +124,44 @@ def parse_probe(text: str) -> ImagePython:
     Raises:
         UnreadableAnswer: with the line, when it is not there or not whole.
     """
-    line = next((line for line in reversed(text.splitlines()) if _MARK in line), None)
-    if line is None:
+    line = telling(text)
+    if not line:
         raise UnreadableAnswer(
             "the image's python3 did not say what it has",
             evidence=text.strip().splitlines()[-6:],
             hint="the image must contain `python3` (try `docker run --rm --entrypoint python3 IMAGE -V`)",
         )
     try:
-        said: dict[str, Any] = json.loads(line)
+        said: dict[str, Any] = untrusted.loads(line)
         said.pop("probe")
-        said["distributions"] = {normalise(name): str(version) for name, version in said["distributions"].items()}
-        found = ImagePython(**said)
+        said["distributions"] = {
+            normalise(name): version
+            for name, version in said["distributions"].items()
+            if _DISTRIBUTION.fullmatch(name) and isinstance(version, str) and _VERSION.fullmatch(version)
+        }
+        found = _sound(ImagePython(**said))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UnreadableAnswer(f"cannot read what the image says about its Python ({error})", evidence=line) from error
-    if not re.fullmatch(r"\d+\.\d+\.\d+\S*", str(found.python)):
-        raise UnreadableAnswer(f"cannot read the image's Python version {found.python!r}", evidence=line)
+        raise UnreadableAnswer(f"cannot read what the image says about its Python ({error})", evidence=line[:2000]) from error
+    if not re.fullmatch(r"[0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4}[A-Za-z0-9.+_-]{0,40}", found.python):
+        raise UnreadableAnswer(f"cannot read the image's Python version {found.python[:80]!r}", evidence=line[:2000])
     return found
+
+
+def _sound(found: ImagePython) -> ImagePython:
+    """Return it when every field has its kind; raises TypeError."""
+    for each in fields(found):
+        value = getattr(found, each.name)
+        kind = {"uid": int, "uv": bool, "pip": bool, "managed": bool, "distributions": dict, "env": dict}.get(each.name, str)
+        if type(value) is not kind or (isinstance(value, str) and not _WORD.fullmatch(value)):
+            raise TypeError(f"`{each.name}` is {value!r:.80}")
+    if not all(isinstance(value, str) and _WORD.fullmatch(value) for value in found.env.values()) or found.uid < 0:
+        raise TypeError("`env` or `uid` holds something else")
+    return found
+
+
+def telling(text: str) -> str:
+    """Return the line of an answer that says something, which is all of it that is worth keeping; empty when there is none."""
+    return next((line for line in reversed(text.splitlines()) if _MARK in line and len(line) <= _LONGEST), "")
 
 
 def normalise(name: str) -> str:

@@ -1,0 +1,81 @@
+"""What a node wrote, before anybody reads it: JSON without surprises, and lines without end made short.
+
+A node may be broken, or somebody else's. What it answers is bounded by the transport; here it is bounded in what it can mean.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, Final
+
+LONGEST: Final = 4000  # characters of a line that are looked at: patterns take a square of a line's length at their worst
+_LINES: Final = 100_000
+_DEEPEST: Final = 50  # levels of nesting; what we ask for has less than ten
+_DIGITS: Final = 40  # of a whole number: more than any count, size or time has
+_SHOWN: Final = 300
+
+
+def loads(text: str) -> Any:
+    """Read JSON as a node wrote it.
+
+    Raises ValueError, and nothing else, for what is no JSON, and for what Python takes for it though RFC 8259 does not say
+    what it means: NaN and Infinity, numbers that no float holds, nesting without end. Halves of UTF-16 pairs, which nobody can
+    print, become question marks.
+    """
+    try:
+        value = json.loads(text, parse_constant=_no_number, parse_float=_float, parse_int=_int)
+        if "\\ud" in text or "\\uD" in text:  # most are whole pairs
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if text.count("[") + text.count("{") > _DEEPEST:
+        _shallow(value)
+    return value
+
+
+def cut(text: str, *, last: bool = False) -> str:
+    """Return text without the ends of lines that are too long; of too many lines the first are there, or the `last`."""
+    if len(text) <= LONGEST:
+        return text
+    lines = text.split("\n")
+    return "\n".join(line[:LONGEST] for line in (lines[-_LINES:] if last else lines[:_LINES]))
+
+
+def shown(value: object) -> str:
+    """Return the beginning of a value as evidence, whatever it is."""
+    try:
+        return (value if isinstance(value, str) else json.dumps(value))[:_SHOWN]
+    except (TypeError, ValueError, RecursionError):
+        return type(value).__name__
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number")
+
+
+def _float(word: str) -> float:
+    value = float(word)
+    return value if math.isfinite(value) else _no_number(word[:_SHOWN])
+
+
+def _int(word: str) -> int:
+    if len(word) > _DIGITS:
+        raise ValueError("a number has too many digits")
+    return int(word)
+
+
+def _shallow(value: object) -> None:
+    """Raise ValueError for deep nesting; level by level, for who recurses meets the end of the stack."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, (dict, list))
+            for inner in (each.values() if isinstance(each, dict) else each)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return
+    raise ValueError("nested too deeply")

@@ -1,0 +1,115 @@
+"""Good answers, to be spoiled: recorded ones where there are, else what the simulated nodes say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from launcher.inventory.load import loads
+from launcher.model import Inventory, Secret
+from launcher.plan import observe
+from tests.plan import case
+from tests.simulated import World
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+NODES = "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 2}, {host: gpu02, ip: 10.0.0.12, gpus: 2}]"
+
+
+@cache
+def inventory() -> Inventory:
+    """Two nodes."""
+    return loads(f"cluster: c\nimage: vllm/vllm-openai:v0.32.0\n{NODES}\n", Path("inventory.yaml"))
+
+
+def world() -> World:
+    """Two nodes that are up."""
+    made = World(inventory())
+    case.bring_up(inventory(), made, {"RAY_AUTH_TOKEN": Secret("tok")})
+    return made
+
+
+@cache
+def probes() -> tuple[tuple[str, str], ...]:
+    """What both nodes answer when they are surveyed."""
+    made = world()
+    asked = observe.commands(inventory(), [inventory().image], survey=True, clock=lambda: 1e9)
+    return tuple((command.node, made.answer(command).out) for command in asked)  # type: ignore[union-attr]
+
+
+@cache
+def surveys() -> tuple[str, ...]:
+    """Recorded answers of real nodes."""
+    return tuple(path.read_text() for path in sorted((FIXTURES / "host").glob("*.txt")))
+
+
+@cache
+def jobs() -> Mapping[str, Any]:
+    """What the head says of its jobs while a server and a batch run."""
+    said: dict[str, Any] = json.loads((FIXTURES / "ray" / "head-jobs.json").read_text())
+    text = json.dumps(said).replace("10.77.0.11", "10.0.0.11").replace("10.77.0.12", "10.0.0.12")
+    said = json.loads(text)
+    said["jobs"] = [job("serve-0123-1", {"vlaunch.model": "m", "vlaunch.tp": "2", "vlaunch.pp": "1", "vlaunch.port": "8000"}),
+                    job("batch-rows-1", {"vlaunch.batch": "rows", "vlaunch.work": "/w/rows", "vlaunch.gpus": "1"})]  # fmt: skip
+    bundle = {"bundle_id": "0", "unit_resources": {"GPU": 1.0, "CPU": 1.0}}
+    said["groups"] = {"data": {"result": {"result": [{"state": "CREATED", "creator_job_id": "01", "bundles": [bundle]}]}}}
+    here = said["nodes"]["data"]["result"]["result"][0]["node_id"]
+    actor = {"name": "vllm_Worker_ab1_TP0_PP1", "state": "ALIVE", "node_id": here,
+             "job_id": "01", "placement_group_id": None, "required_resources": {"GPU": 1.0}}  # fmt: skip
+    said["actors"] = {"data": {"result": {"result": [actor]}}}
+    said["supervised"] = {
+        "version": 1, "id": "0123", "model": "m", "job": "serve-0123-1", "state": "ready", "since": 1e9, "doing": "",
+        "age": 3.0, "ready_at": 1e9, "canary": {"at": 1e9, "ok": True}, "restarts": [1e9], "restarts_left": 2,
+        "wanted": True, "written": 1e9,
+        "metadata": {"vlaunch.model": "m"},
+        "faults": [{"at": 1e9, "what": "rank 1 died", "node": "10.0.0.12", "rank": "1", "evidence": "a line", "in_flight": 2,
+                    "last_good": 1e9, "ready_again_after": 30.5}],
+    }  # fmt: skip
+    return said
+
+
+def job(name: str, metadata: Mapping[str, str]) -> dict[str, Any]:
+    """A Ray job that runs."""
+    return {"submission_id": name, "job_id": "01", "status": "RUNNING", "message": "", "metadata": dict(metadata),
+            "start_time": 1_790_000_000_000, "end_time": None, "driver_exit_code": None}  # fmt: skip
+
+
+COMPLETION: Mapping[str, Any] = {
+    "status": 200, "path": "/v1/chat/completions", "model": "m", "text": "Hello", "tokens": 8, "system_fingerprint": "v-tp2",
+    "seconds": 0.4, "replicas": [{"status": 200, "seconds": 0.1, "error": "", "answered": True}],
+}  # fmt: skip
+SERVER: Mapping[str, Any] = {
+    "health": 200, "health_said": "", "models": ["m"], "models_status": 200,
+    "capacity": {"kv_cache_size_tokens": "1000", "kv_cache_max_concurrency": "3.5", "num_gpu_blocks": "10", "block_size": "16"},
+}  # fmt: skip
+WATCH: Mapping[str, Any] = {
+    "job": job("serve-0123-1", {"vlaunch.model": "m"}), "offset": 80, **SERVER,
+    "log": "Starting vLLM API server\nLoading safetensors checkpoint shards: 50% Completed | 1/2\nValueError: x\n",
+}  # fmt: skip
+PROGRESS: Mapping[str, Any] = {
+    "state": "running", "text": "", "submission": "batch-rows-1", "started": 1e9, "updated": 1e9 + 60, "rows": 1000, "done": 10,
+    "errors": 1, "before": 0, "tokens_in": 5, "tokens_out": 5, "rows_per_second": 3.0, "tokens_per_second": 9.0, "eta": 300.0,
+    "replicas": {"ready": 1, "wanted": 2}, "restarts": 1, "warnings": ["slow"],
+    "error": {"message": "no", "evidence": ["a", "b"], "hint": "c"},
+}  # fmt: skip
+ENTRY: Mapping[str, Any] = {
+    "name": "rows", "folder": "/w/rows", "job": {"name": "rows", "digest": "d", "meaning": {"model": "m", "prompt": {"a": 1}},
+                                                 "engine": {"tp": 1, "args": {"x": 1}}},
+    "progress": PROGRESS, "summary": {"rows": 1}, "alive": True, "inputs": {"inputs/a.jsonl": 12, "inputs/.b.part": 3},
+}  # fmt: skip
+FOLLOW: Mapping[str, Any] = {"job": job("batch-rows-1", {}), "log": "one\ntwo\n", "offset": 8, "progress": PROGRESS}
+OUTPUTS: Mapping[str, Any] = {
+    "files": [{"path": "rows/part-000001.jsonl", "bytes": 12, "sha256": "ab" * 32},
+              {"path": "summary.json", "bytes": 2, "sha256": "cd" * 32}],
+}  # fmt: skip
+PAIRS: Mapping[str, Any] = {
+    "mtu": 1500, "unheld": {"6379": "in use"},
+    "peers": {"gpu02": {"ports": {"6380": "open", "40123": "timed out"}, "bulk": True, "largest": 1500,
+                        "errors": {"40123": "no answer"}, "heard": True}},
+}  # fmt: skip
+RECORD: Mapping[str, Any] = {
+    "incarnation": "ab", "taken": "2026-11-20", "passed": True, "asked": "auto", "required": "any", "ranks_per_node": 0,
+    "collective": True, "summary": "1 pair over TCP", "figures": {"algbw": 1e9, "bandwidth": 1e9, "latency": 1e-5, "size": 1},
+}  # fmt: skip

