@@ -1,0 +1,115 @@
+"""`vlaunch lock`: who works on the cluster, and how to be rid of a lock that nobody will give back."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.cli import options
+from launcher.ui import json_line
+
+if TYPE_CHECKING:
+    from launcher.cli.session import Session
+    from launcher.tools.lock import Owner
+
+
+@click.command()
+@options.reaching
+@options.as_json
+@click.option("--break", "broken", is_flag=True, help="Take the lock away from whoever holds it.")
+@click.option("--yes", is_flag=True, help="With --break: do not ask.")
+def lock(inventory: str | None, accept_new_host_keys: bool, verbose: bool, as_json: bool, broken: bool, yes: bool) -> None:
+    """Show who holds the cluster's lock. Commands that change the cluster take it, and give it back however they end.
+
+    Only a head that has lost its connection to a launcher without a word still holds a lock that is nobody's: --break shows
+    whose it is, asks, and ends its process on the head. A launcher that still works stops before its next step.
+    """
+    from launcher.cli import session
+    from launcher.ui.progress import printer
+
+    if yes and not broken:
+        raise click.UsageError("--yes goes with --break")
+    wanted = session.read(None, inventory)
+    with (
+        printer(quiet=True) as to,
+        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, nodes=[wanted.head]) as reached,
+    ):
+        owner = look(reached)
+        freed = False
+        if broken and owner is not None:
+            _ask(reached, owner, yes=yes)
+            freed = _break(reached, owner)
+    _print(wanted.cluster, owner, freed, as_json=as_json)
+
+
+def look(session: Session) -> Owner | None:
+    """Ask the head who holds the lock."""
+    from launcher.tools import lock as tool
+    from launcher.transport import Command
+
+    head = session.inventory.head
+    argv = tool.look(head.state_dir or "", session.inventory.cluster)
+    (answer,) = session.transport.run([Command(node=head.name, argv=argv, timeout=20)])
+    return tool.parse_look(answer)
+
+
+def _ask(session: Session, owner: Owner, *, yes: bool) -> None:
+    """Show whose lock it is, and have it confirmed."""
+    from launcher.errors import NodeError, RequestError
+    from launcher.tools import symptoms
+
+    head = session.inventory.head.name
+    if not owner.pid:
+        raise NodeError(
+            head, f"does not say which process holds the lock of cluster {session.inventory.cluster}",
+            hint=f"on {head}: `fuser -v ~/.vlaunch/locks/{session.inventory.cluster}`",
+        )  # fmt: skip
+    click.echo(symptoms.plain(f"held by {owner.words}, process {owner.pid} on {head}"), err=True)
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise RequestError("nobody can be asked whether the lock should be broken", hint="say it: `vlaunch lock --break --yes`")
+    click.confirm("Break it? What its command is doing is left half-done", abort=True, err=True)
+
+
+def _break(session: Session, owner: Owner) -> bool:
+    """End the holder's process; returns whether that was needed. An audit line says who did it."""
+    from launcher.errors import LockError
+    from launcher.tools import lock as tool
+    from launcher.transport import Command
+
+    head, cluster, by = session.inventory.head, session.inventory.cluster, session.author
+    record = session.transport.record("lock", {head.name: (f"breaking the lock of {owner.who}@{owner.host}",)})
+    command = Command(
+        node=head.name, argv=tool.break_(head.state_dir or "", cluster, owner), timeout=40,
+        stdin=partial(tool.said, by.who, by.host, by.command), before=record[head.name],
+    )  # fmt: skip
+    (answer,) = session.transport.run([command])
+    word = answer.out.strip()
+    if answer.ok and word in ("freed", "free"):
+        return word == "freed"
+    if answer.ok and word in ("changed", "stranger"):
+        raise LockError(head.name, "the lock has changed hands meanwhile", hint="look again: `vlaunch lock`")
+    raise LockError(
+        head.name, f"the process {owner.pid} that holds the lock could not be ended", evidence=answer.tail,
+        hint=f"its login, or root, can do it: on {head.name}, `kill {owner.pid}`",
+    )  # fmt: skip
+
+
+def _print(cluster: str, owner: Owner | None, freed: bool, *, as_json: bool) -> None:
+    from launcher.tools import symptoms
+
+    if as_json:
+        said = {} if owner is None else {key: value for key, value in asdict(owner).items() if key != "raw"}
+        held = owner is not None and not freed
+        click.echo(json_line.dumps({"cluster": cluster, "held": held, "broken": freed, "owner": said}))
+    elif owner is None:
+        click.echo(f"{cluster}: nobody holds the lock")
+    elif freed:
+        click.echo(symptoms.plain(f"{cluster}: broken; it was held by {owner.words}"))
+    else:
+        click.echo(symptoms.plain(f"{cluster}: held by {owner.words}"))

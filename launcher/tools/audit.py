@@ -1,0 +1,149 @@
+"""The audit trail of a node: how a line is appended before something changes, and how the lines are read back."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from launcher.errors import UnreadableAnswer
+from launcher.model import Answer, Argv
+
+FILE = "audit"  # {state_dir}/audit/{cluster}.ndjson
+# A line of at most this many bytes is one write of every shell (dash buffers 8 KiB, bash and busybox a block of 4 KiB), and one
+# write to a file that is open for appending is never mixed with another one's.
+LONGEST = 4000
+_COMMAND = 1000
+_TEXT = 2000
+
+# Arguments: state directory ("" = ~/.vlaunch), cluster, the line, `strict` or `lenient`; then the command that is run.
+# The folder's own set-group-ID bit says that several logins share it. One old file of a megabyte is kept.
+_APPEND = r"""
+s=$1 c=$2 line=$3 how=$4
+shift 4
+[ -n "$s" ] || s=$HOME/.vlaunch
+d=$s/audit f=$s/audit/$c.ndjson
+(
+  umask 022
+  [ -d "$s" ] || mkdir -p "$s" || exit
+  if [ -g "$d" ]; then umask 007; else umask 077; fi
+  mkdir -p "$d" || exit
+  size=$(wc -c 2>/dev/null <"$f")
+  [ "${size:-0}" -lt 1000000 ] || mv -f "$f" "$f.1"
+  printf "%s\n" "$line" >>"$f"
+) || [ "$how" = lenient ] || { echo "vlaunch: the audit line could not be written to $f" >&2; exit 73; }
+exec "$@"
+"""
+_READ = r"""
+s=$1 c=$2 count=$3
+[ -n "$s" ] || s=$HOME/.vlaunch
+f=$s/audit/$c.ndjson
+for each in "$f.1" "$f"; do
+  [ ! -e "$each" ] || [ -r "$each" ] || { echo "$each may not be read by this login" >&2; exit 77; }
+done
+cat "$f.1" "$f" 2>/dev/null | tail -n "$count"
+exit 0
+"""
+# Options whose value nobody should read, and passwords within addresses.
+_OPTION = re.compile(r"(--[\w-]*(?:token|secret|passwo?r?d|api-?key|credentials?)[\w-]*)(=.+)?", re.IGNORECASE)
+_VALUE = re.compile(r"(?<![A-Za-z0-9])(?:hf_|sk-|ghp_|nvapi-)[A-Za-z0-9_-]{16,}")
+_ADDRESS = re.compile(r"(\w://)[^/@\s]+@")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One line: who did what, from where. `at` is the launcher's clock; `id` is the same for all lines of one command."""
+
+    at: str
+    who: str
+    host: str
+    verb: str
+    command: str
+    node: str
+    changes: tuple[str, ...] = ()
+    id: str = ""
+    inventory: str = ""
+    vlaunch: str = ""
+
+
+def append(state_dir: str, cluster: str, entry: Entry, *, strict: bool = True) -> Argv:
+    """Return the words in front of a command that append a line first; when that fails, the command runs unless `strict`."""
+    return ("sh", "-c", _APPEND, "audit", state_dir, cluster, line(entry), "strict" if strict else "lenient")
+
+
+def read(state_dir: str, cluster: str, last: int = 0) -> Argv:
+    """Print a node's last lines, the newest last; all of them when `last` is 0."""
+    return ("sh", "-c", _READ, "audit", state_dir, cluster, str(last) if last else "+1")
+
+
+def line(entry: Entry) -> str:
+    """Return an entry as one line of JSON, short enough to be written at once; changes that find no room are counted."""
+    changes = counted(entry.changes)
+    kept = replace(entry, changes=tuple(changes), command=entry.command[:_COMMAND])
+    while len(text := json.dumps(asdict(kept))) > LONGEST and changes:
+        changes.pop()
+        kept = replace(kept, changes=(*changes, f"… {len(entry.changes)} in all"))
+    return text if len(text) <= LONGEST else json.dumps(asdict(replace(kept, command=kept.command[:100])))
+
+
+def counted(changes: Sequence[str]) -> list[str]:
+    """Return each title once, with how often it comes."""
+    times = {title: changes.count(title) for title in dict.fromkeys(changes)}
+    return [title if count == 1 else f"{title} (× {count})" for title, count in times.items()]
+
+
+def parse(answer: Answer) -> tuple[list[Entry], int]:
+    """Read a node's lines; returns the entries, and how many lines are none.
+
+    Raises:
+        UnreadableAnswer: the node gave none.
+    """
+    if not answer.ok:
+        raise UnreadableAnswer(f"{answer.node}: its audit trail cannot be read", evidence=answer.tail)
+    entries, strange = [], 0
+    for text in answer.out.splitlines():
+        entry = _entry(text, answer.node)
+        if entry is not None:
+            entries.append(entry)
+        elif text.strip():
+            strange += 1
+    return entries, strange
+
+
+def command_line(words: Sequence[str]) -> str:
+    """Return a command line as people read it, without what looks like a secret."""
+    shown: list[str] = []
+    hide = False
+    for word in words:
+        option = _OPTION.fullmatch(word)
+        if hide and not word.startswith("-"):
+            shown.append("***")
+        elif option is not None:
+            shown.append(f"{option[1]}=***" if option[2] else word)
+        else:
+            shown.append(_ADDRESS.sub(r"\1***@", _VALUE.sub("***", word)))
+        hide = option is not None and not option[2]
+    return " ".join(shown)
+
+
+def _entry(text: str, node: str) -> Entry | None:
+    try:
+        said: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(said, Mapping) or not all(isinstance(said.get(key), str) for key in ("at", "who", "host", "verb")):
+        return None
+    changes = said.get("changes")
+    return Entry(
+        at=said["at"][:40], who=said["who"][:200], host=said["host"][:200], verb=said["verb"][:40],
+        command=_text(said, "command"), node=_text(said, "node") or node, id=_text(said, "id"),
+        inventory=_text(said, "inventory"), vlaunch=_text(said, "vlaunch"),
+        changes=tuple(each[:_TEXT] for each in changes if isinstance(each, str)) if isinstance(changes, list) else (),
+    )  # fmt: skip
+
+
+def _text(said: Mapping[str, Any], key: str) -> str:
+    value = said.get(key)
+    return value[:_TEXT] if isinstance(value, str) else ""

@@ -1,0 +1,150 @@
+"""What is written down of a command, on which nodes, and how `vlaunch audit` tells it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Any
+
+import pytest
+
+from launcher import __version__
+from launcher.errors import ConnectError
+from launcher.model import Answer
+from launcher.transport import Command
+from tests.cli.conftest import INVENTORY, SECRET, Cluster
+
+
+def lines(cluster: Cluster) -> dict[str, list[dict[str, Any]]]:
+    """The lines that each node was sent, in order; they are not sent again."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for command in cluster.commands:
+        if command.before:
+            assert command.before[:2] == ("sh", "-c") and command.before[3] == "audit"
+            assert command.before[5] == "c"
+            found.setdefault(command.node, []).append(json.loads(command.before[6]))
+    cluster.commands.clear()
+    return found
+
+
+def trail(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, said: dict[str, Answer]) -> None:
+    """Let the nodes answer the question for their trails."""
+    handler = cluster.world.answer
+
+    def answer(command: Command) -> Answer | None:
+        return said[command.node] if command.argv[3:4] == ("audit",) else handler(command)
+
+    monkeypatch.setattr(cluster.world, "answer", answer)
+
+
+def line(**changes: object) -> str:
+    said = {"at": "2026-11-21T21:00:05Z", "who": "anna", "host": "laptop", "verb": "up", "command": "vlaunch up", "id": "1"}
+    return json.dumps({**said, "changes": ["starting"], **changes}) + "\n"
+
+
+def test_each_node_that_changes_keeps_one_line(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In front of the first thing that changes it; with who, what, and the inventory it came from."""
+    monkeypatch.setenv("LOGNAME", "anna")
+    assert cluster.run("up", "--verbose").code == 0
+    first = {}
+    for command in cluster.commands:
+        if command in cluster.world.changes:
+            first.setdefault(command.node, command)
+    assert set(first) == {"gpu01", "gpu02"} and all(command.before for command in first.values())
+    found = lines(cluster)
+
+    for name in ("gpu01", "gpu02"):
+        (said,) = found[name]
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", said["at"])
+        assert (said["who"], said["verb"], said["node"], said["vlaunch"]) == ("anna", "up", name, __version__)
+        assert said["command"] == "vlaunch up --verbose"
+        assert said["inventory"] == hashlib.sha256(INVENTORY.encode()).hexdigest()[:12]
+        assert f"starting the Ray {'head' if name == 'gpu01' else 'worker'}" in said["changes"]
+    assert found["gpu01"][0]["id"] == found["gpu02"][0]["id"]
+
+
+def test_what_changes_nothing_leaves_no_line(cluster: Cluster) -> None:
+    """A second `up`, and a dry run, whose script has none either."""
+    cluster.run("up")
+    cluster.commands.clear()
+    assert cluster.run("up").code == 0
+    dry = cluster.run("down", "--dry-run")
+
+    assert (dry.code, lines(cluster)) == (0, {})
+    assert "audit" not in dry.out
+
+
+@pytest.mark.parametrize("secret", [SECRET, "it has no form of its own"])
+def test_no_secret_is_in_a_line(cluster: Cluster, secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the cluster's nor what somebody types; the cluster's own token is none of a line's business either."""
+    monkeypatch.setenv("HF_TOKEN", secret)
+    cluster.run("up")
+    token = cluster.world.machines["gpu01"].files["secrets/RAY_AUTH_TOKEN"].decode()
+    cluster.run("serve", "--model", f"x {secret}", "--skip-network-check", "--no-wait")
+    assert "gpu01: submit" in cluster.world.verbs()
+    text = json.dumps([command.before for command in cluster.commands] + [command.argv for command in cluster.held])
+
+    assert "serve --model" in text
+    assert secret not in text
+    assert token not in text
+
+
+@pytest.mark.parametrize(("words", "strict"), [(["up"], "strict"), (["down"], "lenient")])
+def test_a_full_disk_keeps_nobody_from_cleaning_up(cluster: Cluster, words: list[str], strict: str) -> None:
+    """Whoever builds needs the disk anyway."""
+    if words == ["down"]:
+        cluster.run("up")
+        cluster.commands.clear()
+    cluster.run(*words)
+
+    assert {command.before[7] for command in cluster.commands if command.before} == {strict}
+
+
+def test_down_says_that_the_trail_stays_and_where(cluster: Cluster) -> None:
+    """It is the one thing that does, besides images, models, and what batches did."""
+    cluster.run("up")
+    ran = cluster.run("down")
+
+    assert ran.code == 0
+    assert "who changed what stays on each node: /root/.vlaunch/audit/c.ndjson (`vlaunch audit`)" in ran.err
+
+
+def test_the_trails_of_all_nodes_are_read_as_one(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest last; what two nodes say is said once; odd lines are counted."""
+    late = line(at="2026-11-21T22:00:00Z", who="bob", command="vlaunch down", changes=["removing", "clearing"])
+    said = {"gpu01": Answer(node="gpu01", code=0, out=late + line()), "gpu02": Answer(node="gpu02", code=0, out=line() + "{\n")}
+    trail(cluster, monkeypatch, said)
+    ran = cluster.run("audit")
+
+    assert ran.code == 0
+    assert ran.out.splitlines() == [
+        "2026-11-21T21:00:05Z  anna@laptop  gpu[01-02]  vlaunch up: starting",
+        "2026-11-21T22:00:00Z  bob@laptop  gpu01  vlaunch down: removing; clearing",
+    ]
+    assert "gpu02: 1 line of its trail cannot be read" in ran.err
+    machine = json.loads(cluster.run("audit", "--json", "--last", "1").out)
+    assert [(each["who"], each["nodes"]) for each in machine["entries"]] == [("bob", ["gpu01"])]
+    assert (machine["silent"], machine["unreadable"]) == ({}, {"gpu02": 1})
+
+
+def test_nodes_that_cannot_be_read_are_named(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not reached, or not readable: the rest is told, and the exit code is 1."""
+    refused = "/root/.vlaunch/audit/c.ndjson may not be read by this login"
+    trail(cluster, monkeypatch, {"gpu01": Answer(node="gpu01", code=77, err=refused)})
+    cluster.missing["gpu02"] = ConnectError("gpu02", "cannot be reached: no route to host")
+    ran = cluster.run("audit")
+
+    assert (ran.code, ran.out) == (1, "")
+    assert f"gpu01: its audit trail cannot be read; {refused}" in ran.err
+    assert "gpu02: cannot be reached: no route to host" in ran.err
+
+
+def test_what_stands_in_a_trail_draws_on_no_terminal(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it make two lines of one."""
+    wild = line(who="\x1b[2J\x9b1mx", command="a\nb\r\x07", changes=["\x1b]0;title\x07c"])
+    trail(cluster, monkeypatch, {name: Answer(node=name, code=0, out=wild) for name in ("gpu01", "gpu02")})
+    ran = cluster.run("audit")
+
+    assert not set("\x1b\x07\x9b\r") & set(ran.out + ran.err)
+    assert len(ran.out.splitlines()) == 1
