@@ -8,59 +8,113 @@ import shlex
 import signal
 import stat
 import subprocess
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
+import click
+
+from launcher import redaction
 from launcher.errors import RequestError
 from launcher.model import Secret, SecretSource
 
 COMMAND_SECONDS = 30.0
 _MAX_BYTES = 64 * 1024
-# Shorter values would blank out ordinary words.
-_SHORTEST_REDACTED = 6
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
-def resolve(sources: Mapping[str, SecretSource], base: Path, *, seconds: float = COMMAND_SECONDS) -> dict[str, Secret]:
-    """Return each secret's value; relative files start at `base`, and a command may take `seconds`.
+def resolve(
+    sources: Mapping[str, SecretSource],
+    base: Path,
+    *,
+    seconds: float = COMMAND_SECONDS,
+    ask: Callable[[str, str], str] | None = None,
+) -> dict[str, Secret]:
+    """Return each secret's value; from here on no output of the program shows it.
 
-    Raises RequestError that names every secret which could not be had, and why, without showing any value.
+    Args:
+        sources: where each comes from.
+        base: where relative files start.
+        seconds: how long a command may take.
+        ask: asks a person, with a secret's name and the question; in the terminal, once, when it is left out.
+
+    Raises:
+        RequestError: names every secret that could not be had, and why, without showing any value. Nobody is asked for
+            anything before all the others are there.
     """
     secrets: dict[str, Secret] = {}
     failures: list[str] = []
-    for name, source in sources.items():
+    for name, source in sorted(sources.items(), key=lambda item: item[1].prompt is not None):
         try:
-            secrets[name] = Secret(_checked(_fetch(source, base, seconds)))
+            if source.prompt is not None and failures and (ask is not None or sys.stdin.isatty()):
+                continue
+            value = _checked(_fetch(name, source, base, seconds, ask or from_terminal))
         except _Unavailable as error:
             failures.append(f"{name}: {error}")
+        else:
+            redaction.learn(value)
+            secrets[name] = Secret(value)
     if failures:
         number = "1 secret" if len(failures) == 1 else f"{len(failures)} secrets"
         hint = "`secrets` in the inventory says where each value comes from"
         raise RequestError(f"{number} could not be fetched", evidence=failures, hint=hint)
-    return secrets
+    return {name: secrets[name] for name in sources}
+
+
+def ask_first(sources: Mapping[str, SecretSource]) -> None:
+    """Ask a person for what has to be typed, before a display takes the terminal; `resolve` does not ask for it again."""
+    for name, source in sources.items():
+        if source.prompt is not None and sys.stdin.isatty():
+            from_terminal(name, source.prompt)
+
+
+def recall(sources: Mapping[str, SecretSource], base: Path) -> None:
+    """Hide the values that can be had without asking anybody or running anything, for commands that do not need them.
+
+    They turn up in logs all the same. What cannot be had is no failure here.
+    """
+    for source in sources.values():
+        if source.env is None and source.file is None:
+            continue
+        try:
+            redaction.learn(_checked(_from_env(source.env) if source.env is not None else _from_file(str(source.file), base)))
+        except _Unavailable:
+            continue
 
 
 def redact(text: str, secrets: Mapping[str, Secret] | Iterable[Secret]) -> str:
-    """Replace every value of at least six characters by `***`, the longest first."""
+    """Replace every value of at least six characters by `***`, the longest first, whether or not the program knows it."""
     known = secrets.values() if isinstance(secrets, Mapping) else secrets
-    values = {secret.reveal() for secret in known}
-    for value in sorted(values, key=len, reverse=True):
-        if len(value) >= _SHORTEST_REDACTED:
-            text = text.replace(value, "***")
-    return text
+    pattern = redaction.matching(secret.reveal() for secret in known)
+    return text if pattern is None else pattern.sub(redaction.MASK, text)
+
+
+@cache
+def from_terminal(name: str, question: str) -> str:
+    """Ask in the terminal without showing what is typed; the same question is asked once."""
+    if not sys.stdin.isatty():
+        text = (
+            "is asked for in the terminal, and there is none; run it in one, or name another source: `env`, `file`, `command`"
+        )
+        raise _Unavailable(text)
+    value: str = click.prompt(question if name in question else f"{question} ({name})", hide_input=True, err=True)
+    return value
 
 
 class _Unavailable(Exception):
     """Why one secret could not be had."""
 
 
-def _fetch(source: SecretSource, base: Path, seconds: float) -> str:
+def _fetch(name: str, source: SecretSource, base: Path, seconds: float, ask: Callable[[str, str], str]) -> str:
     if source.env is not None:
         return _from_env(source.env)
     if source.file is not None:
         return _from_file(source.file, base)
     if source.command is not None:
         return _from_command(source.command, seconds)
+    if source.prompt is not None:
+        return ask(name, source.prompt)
     raise _Unavailable("has no source")
 
 

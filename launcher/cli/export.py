@@ -1,0 +1,29 @@
+"""`vlaunch export`: what the inventory means, written down for other programs."""
+
+from __future__ import annotations
+
+import click
+
+from launcher.cli import options
+
+
+@click.group()
+def export() -> None:
+    """Write down what the inventory means for other programs; no node is reached."""
+
+
+@export.command()
+@click.argument("path", metavar="[INVENTORY]", required=False)
+@options.inventory
+@click.option(
+    "--format", "form", type=click.Choice(["nft", "iptables", "ufw"]), default="nft", show_default=True, help="Whose language."
+)
+def firewall(path: str | None, inventory: str | None, form: str) -> None:
+    """Print the packet filter for the nodes: open between them, closed to others but for SSH and the endpoint.
+
+    The text is the same for every node, and the same each time. Read it, then load it on each node as root.
+    """
+    from launcher.cli import session
+    from launcher.export import firewall as made
+
+    click.echo(made.FORMATS[form](made.rules(session.read(path, inventory))), nl=False)

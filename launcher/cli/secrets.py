@@ -1,0 +1,251 @@
+"""`vlaunch secrets`: where secrets come from and where they lie, and new ones for the cluster. Values are never shown."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.cli import options
+from launcher.ui import json_line
+
+if TYPE_CHECKING:
+    from launcher.cli.session import Session
+    from launcher.model import Inventory, Secret, SecretSource
+    from launcher.plan.running import Running
+    from launcher.plan.shape import Plan
+    from launcher.tools.secret_files import SecretFile
+
+
+@click.group()
+def secrets() -> None:
+    """Show where secrets come from and where they lie, and make new ones. Values are never shown."""
+
+
+@secrets.command(name="list")
+@click.argument("path", metavar="[INVENTORY]", required=False)
+@options.reaching
+@options.as_json
+def list_(path: str | None, inventory: str | None, accept_new_host_keys: bool, verbose: bool, as_json: bool) -> int:
+    """Show each secret with its source, who uses it, and its file on every node with its age.
+
+    The exit code is 1 when a node cannot be asked, when a file is readable by others, or when one lies there that is nobody's.
+    """
+    from launcher.cli import session
+    from launcher.model import fold
+    from launcher.ui.progress import printer
+    from launcher.ui.secrets import render
+    from launcher.ui.status import console
+
+    wanted = session.read(path, inventory)
+    with (
+        printer(quiet=True) as to,
+        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, partial=True) as reached,
+    ):
+        files = _files(reached)
+    rows = _rows(wanted)
+    known = [row["name"] for row in rows]
+    remarks = [f"{name}: {error.message.removeprefix(f'{name}: ')}" for name, error in reached.missing.items()]
+    remarks += [line for node, found in files.items() for line in _remarks(node, found, known)]
+    if as_json:
+        nodes = {node: [asdict(each) for each in found] for node, found in files.items()}
+        said = {"cluster": wanted.cluster, "secrets_in": wanted.secrets_in, "secrets": rows, "nodes": nodes, "remarks": remarks}
+        click.echo(json_line.dumps(said))
+    else:
+        console().print(render(rows, files, remarks, fold([node.name for node in wanted.nodes])))
+    return 1 if remarks else 0
+
+
+@secrets.command()
+@click.argument("names", metavar="[NAME…]", nargs=-1)
+@options.reaching
+@options.as_json
+@options.lock_wait
+@click.option("--yes", is_flag=True, help="Do not ask, although a server or batch job ends.")
+@click.option("--join-timeout", default=180.0, show_default=True, help="Seconds for all nodes to be in Ray.")
+def rotate(
+    names: tuple[str, ...],
+    inventory: str | None,
+    accept_new_host_keys: bool,
+    verbose: bool,
+    as_json: bool,
+    lock_wait: int,
+    yes: bool,
+    join_timeout: float,
+) -> None:
+    """Give the cluster a new Ray token, and fetch the other secrets from their sources again; or only those that are named.
+
+    RAY_AUTH_TOKEN is the token's name. Containers start anew with the new values, so what runs in them ends; a supervised
+    server comes back by itself.
+    """
+    from launcher.cli import session
+    from launcher.cli.locked import locked
+    from launcher.remote.secrets import resolve
+    from launcher.ui.progress import printer
+
+    wanted = session.read(None, inventory)
+    token = _asked(wanted, names)
+    given = {**resolve(wanted.secrets, wanted.path.parent), **token}
+    with (
+        printer(as_json=as_json) as to,
+        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose) as reached,
+        locked(reached, wait=lock_wait) as ours,
+    ):
+        _rotate(ours, given, yes=yes, join_timeout=join_timeout)
+
+
+def _asked(inventory: Inventory, names: Sequence[str]) -> dict[str, Secret]:
+    """Return a new token when one is asked for; raises RequestError when a name is none."""
+    import secrets as random
+
+    from launcher import redaction
+    from launcher.errors import RequestError
+    from launcher.model import Secret
+    from launcher.tools import ray
+
+    known = [row["name"] for row in _rows(inventory)]
+    if strange := [name for name in names if name not in known]:
+        raise RequestError(
+            f"no secret `{strange[0]}` in this cluster"
+            if len(strange) == 1
+            else f"no secrets {', '.join(strange)} in this cluster",
+            hint=f"known are: {', '.join(known)}" if known else "the inventory names none under `secrets:`",
+        )
+    if not inventory.ray.token_auth or ray.TOKEN in inventory.secrets or (names and ray.TOKEN not in names):
+        return {}
+    token = Secret(random.token_hex(32))
+    redaction.learn(token)
+    return {ray.TOKEN: token}
+
+
+def _rotate(session: Session, given: Mapping[str, Secret], *, yes: bool, join_timeout: float) -> None:
+    """Say what ends, have it confirmed, and let `up` do the rest: other secrets are another cluster than the one that runs."""
+    from launcher.cli.server import look
+    from launcher.cli.up import bring_up
+    from launcher.errors import RequestError
+    from launcher.events import Event
+    from launcher.plan import containers, running
+
+    inventory, to = session.inventory, session.to
+    seen = look(session)
+    if not any(seen.facts[node.name].container(containers.name(inventory, node)) for node in inventory.nodes):
+        raise RequestError(
+            f"cluster {inventory.cluster} has no Ray container that could get new secrets",
+            hint="`vlaunch up` fetches every secret anew; a server of the mp backend gets them with `vlaunch serve --replace`",
+        )
+    servers, batches = running.find(inventory, seen.facts, seen.said), running.batches(seen.said)
+    if not _changes(bring_up(session, given, dry_run=True, join_timeout=join_timeout)):
+        text = "every source gives the value that the cluster has already; nothing was changed"
+        to.show(Event(kind="done", stage="secrets", text=text, state="ok", data={"changed": 0}))
+        return
+    ends = [f"the server of {each.model}" for each in servers if each.backend == "ray"]
+    ends += [f"batch job {each.name}" for each in batches]
+    text = f"all Ray containers of {inventory.cluster} start anew" + (f"; this ends {', '.join(ends)}" if ends else "")
+    to.show(Event(kind="warning", stage="secrets", text=text, state="warn", data={"ends": ends}))
+    if not yes:
+        _confirm(session)
+    bring_up(session, given, dry_run=False, join_timeout=join_timeout)
+    for text in _after(servers, [each.name for each in batches]):
+        to.show(Event(kind="note", stage="secrets", text=text))
+
+
+def _changes(plans: Sequence[Plan]) -> bool:
+    return any(plan.steps for plan in plans)
+
+
+def _confirm(session: Session) -> None:
+    from launcher.errors import RequestError
+
+    if not sys.stdin.isatty():
+        raise RequestError(
+            "nobody can be asked whether the containers may start anew", hint="say it: `vlaunch secrets rotate --yes`"
+        )
+    with session.to.paused():
+        click.confirm("Go on?", abort=True, err=True)
+
+
+def _after(servers: Sequence[Running], batches: Sequence[str]) -> list[str]:
+    """Say how what ended comes back."""
+    said = [
+        f"the server of {each.model} comes back by itself if it is supervised; else run `vlaunch serve` again"
+        for each in servers
+        if each.backend == "ray"
+    ]
+    said += [
+        f"the server of {each.model} is not in Ray and keeps the old values: run its `vlaunch serve` with `--replace`"
+        for each in servers
+        if each.backend == "mp"
+    ]
+    return said + [f"batch job {name} goes on where it was when you run its `vlaunch batch` again" for name in batches]
+
+
+def _rows(inventory: Inventory) -> list[dict[str, str]]:
+    """Return what is known of each secret without asking anybody."""
+    from launcher.tools import ray
+
+    rows = [{"name": name, "source": _source(each), "used_by": _use(name)} for name, each in sorted(inventory.secrets.items())]
+    if inventory.ray.token_auth and ray.TOKEN not in inventory.secrets:
+        rows.append({"name": ray.TOKEN, "source": "made by `vlaunch up`", "used_by": _use(ray.TOKEN)})
+    return rows
+
+
+def _source(source: SecretSource) -> str:
+    if source.env is not None:
+        return f"environment variable {source.env}"
+    if source.file is not None:
+        return f"file {source.file}"
+    if source.command is not None:
+        # Its arguments may be nobody's business.
+        return f"command {source.command.split()[0]}"
+    return "asked for in the terminal"
+
+
+def _use(name: str) -> str:
+    known = {
+        "RAY_AUTH_TOKEN": "Ray: all its ports but metrics",
+        "VLLM_API_KEY": "the endpoint asks for it",
+        "HF_TOKEN": "downloads from Hugging Face",
+    }
+    return known.get(name, "environment of the containers")
+
+
+def _files(session: Session) -> dict[str, tuple[SecretFile, ...]]:
+    """Ask every node that is reached; raises UnreadableAnswer and NodeError."""
+    from launcher.errors import NodeError, UnreadableAnswer
+    from launcher.tools import host, secret_files
+    from launcher.transport import Command
+
+    inventory = session.inventory
+    asked = [
+        Command(
+            node=node.name, timeout=120,
+            argv=host.probe(
+                node.docker, cluster=inventory.cluster, state_dir=node.state_dir or "", hf_home=node.hf_home,
+                accelerator=inventory.accelerator, images=(), more=secret_files.SCRIPT,
+            ),
+        )
+        for node in inventory.nodes
+        if node.name not in session.missing
+    ]  # fmt: skip
+    found: dict[str, tuple[SecretFile, ...]] = {}
+    for answer in session.transport.run(asked):
+        try:
+            found[answer.node] = secret_files.parse(answer.out)
+        except UnreadableAnswer as error:
+            raise NodeError(answer.node, error.message, evidence=answer.err.strip()[-300:]) from None
+    return {node.name: found[node.name] for node in inventory.nodes if node.name in found}
+
+
+def _remarks(node: str, files: Sequence[SecretFile], known: Sequence[str]) -> list[str]:
+    said = []
+    for each in files:
+        if not each.private:
+            who = "" if each.own else ", of another user"
+            right = "700" if not each.name else "600"
+            said.append(f"{node}: {each.path} has mode {each.mode}{who}; on it: `chmod {right} {each.path}`")
+        if each.name and each.name not in known:
+            said.append(f"{node}: {each.path} is no secret of this inventory; `vlaunch down` removes it")
+    return said

@@ -1,0 +1,187 @@
+"""`vlaunch secrets`: what is told of secrets, and new ones."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from launcher import redaction
+from launcher.remote.secrets import from_terminal
+from tests.cli.conftest import INVENTORY, SECRET, Cluster
+
+KEY = "key-thatMustStayHidden"
+
+
+@pytest.fixture
+def keyed(cluster: Cluster, tmp_path: Path) -> Cluster:
+    """A cluster that is up and has a key from a file."""
+    (tmp_path / "key").write_text(KEY)
+    (tmp_path / "key").chmod(0o600)
+    cluster.write(INVENTORY.replace("{HF_TOKEN: {env: HF_TOKEN}}", "{HF_TOKEN: {env: HF_TOKEN}, VLLM_API_KEY: {file: key}}"))
+    assert cluster.run("up").code == 0
+    cluster.world.changes.clear()
+    return cluster
+
+
+def _token(cluster: Cluster) -> set[bytes]:
+    return {machine.files["secrets/RAY_AUTH_TOKEN"] for machine in cluster.world.machines.values()}
+
+
+def test_the_list_shows_everything_but_values(keyed: Cluster) -> None:
+    """Names, sources, uses, files with their modes and ages."""
+    ran = keyed.run("secrets", "list", "--json")
+    said = json.loads(ran.out)
+
+    assert (ran.code, ran.err) == (0, "")
+    assert {row["name"]: row["source"] for row in said["secrets"]} == {
+        "HF_TOKEN": "environment variable HF_TOKEN", "VLLM_API_KEY": "file key", "RAY_AUTH_TOKEN": "made by `vlaunch up`",
+    }  # fmt: skip
+    files = {node: {each["name"]: each for each in found} for node, found in said["nodes"].items()}
+    assert files["gpu02"]["HF_TOKEN"] == {
+        "name": "HF_TOKEN", "path": "/root/.vlaunch/c/secrets/HF_TOKEN", "place": "disk", "mode": "600", "own": True,
+        "age": 60.0,
+    }  # fmt: skip
+    assert set(files["gpu01"]) == {"", "HF_TOKEN", "VLLM_API_KEY", "RAY_AUTH_TOKEN"}
+    for text in (ran.out, keyed.run("secrets", "list").out):
+        assert not any(value in text for value in (SECRET, KEY, *(each.decode() for each in _token(keyed))))
+
+
+def test_the_list_for_people(keyed: Cluster) -> None:
+    """One row each."""
+    ran = keyed.run("secrets", "list")
+
+    rows = {line.split()[0]: line for line in ran.out.splitlines()}
+    assert "all (gpu[01-02])" in rows["HF_TOKEN"]
+    assert rows["RAY_AUTH_TOKEN"].split()[-2:] == ["600", "1m 00s"] or "1m 00s" in rows["RAY_AUTH_TOKEN"]
+    assert "/root/.vlaunch/c/secrets on gpu[01-02]: mode 700" in ran.out
+
+
+def test_files_that_others_can_read_are_told(keyed: Cluster) -> None:
+    """With the command that mends it; so is a file that no inventory names. Scripts see it from the exit code."""
+    keyed.world.machines["gpu02"].modes["HF_TOKEN"] = "644 0"
+    keyed.world.machines["gpu02"].files["secrets/OLD"] = b"x"
+    ran = keyed.run("secrets", "list", "--json")
+
+    assert ran.code == 1
+    assert json.loads(ran.out)["remarks"] == [
+        "gpu02: /root/.vlaunch/c/secrets/HF_TOKEN has mode 644; on it: `chmod 600 /root/.vlaunch/c/secrets/HF_TOKEN`",
+        "gpu02: /root/.vlaunch/c/secrets/OLD is no secret of this inventory; `vlaunch down` removes it",
+    ]
+
+
+def test_rotate_gives_every_node_a_new_token(keyed: Cluster) -> None:
+    """And containers that know it; the same one everywhere."""
+    (before,) = _token(keyed)
+    ran = keyed.run("secrets", "rotate", "--yes")
+
+    assert ran.code == 0, ran.err
+    (after,) = _token(keyed)
+    assert len(after) == 64
+    assert after != before
+    assert [verb for verb in keyed.world.verbs() if verb.endswith(": run")] == ["gpu01: run", "gpu02: run"]
+    assert "all Ray containers of c start anew" in ran.err
+    assert before.decode() not in ran.err
+    assert after.decode() not in ran.err
+    assert keyed.run("up").code == 0
+    assert _token(keyed) == {after}
+
+
+def test_rotate_one_secret_keeps_the_token(keyed: Cluster, tmp_path: Path) -> None:
+    """The source has a new value; the file on each node gets it."""
+    before = _token(keyed)
+    (tmp_path / "key").write_text("another-key")
+    ran = keyed.run("secrets", "rotate", "VLLM_API_KEY", "--yes")
+
+    assert ran.code == 0, ran.err
+    assert _token(keyed) == before
+    assert {machine.files["secrets/VLLM_API_KEY"] for machine in keyed.world.machines.values()} == {b"another-key"}
+
+
+def test_rotate_with_the_same_value_changes_nothing(keyed: Cluster) -> None:
+    """It says that the source is what has to change; nobody is asked."""
+    ran = keyed.run("secrets", "rotate", "VLLM_API_KEY")
+
+    assert (ran.code, keyed.world.changes) == (0, [])
+    assert "every source gives the value that the cluster has already" in ran.err
+
+
+def test_rotate_says_what_ends_and_asks(keyed: Cluster) -> None:
+    """Without a terminal nothing is done."""
+    keyed.world.jobs.append(
+        {"submission_id": "s1", "status": "RUNNING", "metadata": {"vlaunch.model": "org/m", "vlaunch.args": "x"}, "message": ""}
+    )
+    ran = keyed.run("secrets", "rotate")
+
+    assert (ran.code, keyed.world.changes) == (2, [])
+    assert "this ends the server of org/m" in ran.err
+    assert "vlaunch secrets rotate --yes" in ran.err
+    ran = keyed.run("secrets", "rotate", "--yes")
+    assert ran.code == 0
+    assert "the server of org/m comes back by itself if it is supervised" in ran.err
+
+
+def test_rotate_knows_its_names(keyed: Cluster) -> None:
+    """A wrong one touches nothing."""
+    ran = keyed.run("secrets", "rotate", "HF_TOKN", "--yes")
+
+    assert (ran.code, keyed.asked[1:], keyed.world.changes) == (2, [], [])
+    assert "no secret `HF_TOKN` in this cluster" in ran.err
+    assert "HF_TOKEN, VLLM_API_KEY, RAY_AUTH_TOKEN" in ran.err
+
+
+def test_rotate_brings_up_no_cluster(cluster: Cluster) -> None:
+    """That is for `up` to do."""
+    ran = cluster.run("secrets", "rotate", "--yes")
+
+    assert (ran.code, cluster.world.changes) == (2, [])
+    assert "`vlaunch up` fetches every secret anew" in ran.err
+
+
+def test_a_prompt_is_asked_once_and_only_where_the_value_is_needed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`up` asks, unseen; `status`, `check` and a dry run without nodes do not."""
+    asked: list[str] = []
+
+    def answer(text: str, **how: object) -> str:
+        assert how == {"hide_input": True, "err": True}
+        asked.append(text)
+        return SECRET
+
+    from_terminal.cache_clear()
+    monkeypatch.setattr(click, "prompt", answer)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    cluster.write(INVENTORY.replace("{env: HF_TOKEN}", "{prompt: Token of the hub}"))
+    for words in (["status"], ["check", "--model", "org/m"], ["up", "--dry-run", "--offline"], ["secrets", "list"]):
+        cluster.run(*words)
+    assert asked == []
+    ran = cluster.run("up")
+    assert (ran.code, asked) == (0, ["Token of the hub (HF_TOKEN)"])
+    assert cluster.world.machines["gpu02"].files["secrets/HF_TOKEN"] == SECRET.encode()
+    from_terminal.cache_clear()
+
+
+def test_a_prompt_without_a_terminal_is_one_of_all_mistakes(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told together with the others, before any node is reached."""
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
+    cluster.write(INVENTORY.replace("{HF_TOKEN: {env: HF_TOKEN}}", "{A_KEY: {prompt: true}, HF_TOKEN: {env: HF_TOKEN}}"))
+    ran = cluster.run("up")
+
+    assert (ran.code, cluster.asked) == (2, [])
+    assert "2 secrets could not be fetched" in ran.err
+    assert "A_KEY: is asked for in the terminal, and there is none" in ran.err
+    assert "HF_TOKEN: the environment variable" in ran.err
+
+
+def test_values_are_hidden_in_commands_that_do_not_need_them(cluster: Cluster) -> None:
+    """A log line that holds one is shown without it."""
+    cluster.run("up")
+    redaction.forget()  # as another process
+    cluster.logs = {"gpu01": {"head": f"debug: Authorization {SECRET}\n".encode()}, "gpu02": {}}
+    ran = cluster.run("logs")
+
+    assert SECRET not in ran.out
+    assert "Authorization ***" in ran.out

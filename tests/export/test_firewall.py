@@ -1,0 +1,120 @@
+"""The nodes' packet filter, from the inventory alone."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.main import run
+from launcher.export.firewall import DYNAMIC, FORMATS, WHAT, Door, rules
+from launcher.inventory.load import loads
+from launcher.model import Ports
+from tests import golden
+
+GOLDEN = Path(__file__).parent / "golden"
+NODES = """\
+cluster: big.one-2
+image: vllm/vllm-openai:v0.32.0
+ssh: {user: ops}
+nodes:
+  - {host: gpu01, ip: 10.0.0.11, gpus: 8}
+  - {host: gpu02, ip: 10.0.0.12, gpus: 8, ssh: {port: 2222}}
+"""
+CASES = {
+    "everywhere": NODES,
+    "one-address": NODES + "serve: {bind: 192.0.2.7}\nports: {api: 9000, gcs: 7000}\n",
+    "loopback": NODES + "serve: {bind: 127.0.0.1}\n",
+    "long-name": NODES.replace("big.one-2", "a-cluster-with-a-name-of-forty-letters-x"),
+}
+
+
+def _text(case: str, form: str) -> str:
+    return FORMATS[form](rules(loads(CASES[case], Path("inventory.yaml"))))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("case", CASES)
+def test_text(case: str, form: str) -> None:
+    """As it was read and approved."""
+    golden.check(GOLDEN / f"{case}.{form}", _text(case, form))
+
+
+def test_every_port_has_words() -> None:
+    """A port that is added to the inventory cannot be forgotten here."""
+    assert [each.name for each in fields(Ports) if each.name != "worker_max"] == list(WHAT)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_port_is_closed_but_the_endpoint(case: str) -> None:
+    """Whatever the inventory calls them."""
+    inventory = loads(CASES[case], Path("inventory.yaml"))
+    made = rules(inventory)
+    closed = {port for door in made.closed for port in range(door.low, door.high + 1)}
+    ports = {getattr(inventory.ports, each.name) for each in fields(Ports)}
+
+    assert ports - closed == ({inventory.ports.api} if inventory.serve.bind == "0.0.0.0" else set())
+    assert set(range(inventory.ports.worker_min, inventory.ports.worker_max + 1)) <= closed
+    assert set(range(DYNAMIC[0], DYNAMIC[1] + 1)) <= closed
+
+
+def test_the_endpoint_is_open_where_it_is_bound() -> None:
+    """On all addresses, on one, or on none."""
+    opened = {case: rules(loads(text, Path("inventory.yaml"))).open for case, text in CASES.items()}
+    logins = (Door(low=22, high=22, what="SSH, from operators"), Door(low=2222, high=2222, what="SSH, from operators"))
+
+    assert opened["everywhere"] == (*logins, Door(low=8000, high=8000, what=WHAT["api"]))
+    assert opened["one-address"] == (*logins, Door(low=9000, high=9000, what=WHAT["api"], address="192.0.2.7"))
+    assert opened["loopback"] == logins
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_is_open_comes_before_what_is_closed(form: str) -> None:
+    """The first rule that matches decides."""
+    lines = _text("one-address", form).splitlines()
+    opened = [at for at, line in enumerate(lines) if re.search(r"\baccept\b|ACCEPT|ufw allow", line) and "policy" not in line]
+    closed = [at for at, line in enumerate(lines) if re.search(r"\bdrop\b|DROP|ufw deny", line) and not line.startswith("#")]
+
+    assert opened
+    assert closed
+    if form != "iptables":  # it has two tables, one after the other
+        assert max(opened) < min(closed)
+    else:
+        half = lines.index("COMMIT")
+        assert max(at for at in opened if at < half) < min(closed)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nft_reads_it(case: str, tmp_path: Path) -> None:
+    """The syntax is nft's own."""
+    nft = shutil.which("nft") or shutil.which("nft", path="/usr/sbin:/sbin")
+    if nft is None:
+        pytest.skip("nft is not installed: `sudo apt-get install nftables`")
+    file = tmp_path / "rules.nft"
+    file.write_text(_text(case, "nft"))
+    ran = subprocess.run([nft, "--check", "--file", str(file)], capture_output=True, text=True, check=False)
+    if "Operation not permitted" in ran.stderr or "must be root" in ran.stderr:
+        pytest.skip("nft reads no rules for this user")
+
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("form", ["iptables", "ufw"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_shell_reads_it(case: str, form: str) -> None:
+    """Each is a script."""
+    assert subprocess.run(["sh", "-n"], input=_text(case, form), text=True, check=False).returncode == 0
+
+
+def test_the_command_reaches_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It prints the rules and nothing else."""
+    path = tmp_path / "inventory.yaml"
+    path.write_text(NODES)
+
+    assert run(["export", "firewall", str(path), "--format", "ufw"]) == 0
+    out, err = capsys.readouterr()
+    assert (out, err) == (_text("everywhere", "ufw"), "")

@@ -1,0 +1,117 @@
+"""docs/security.md says what the code does."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from launcher.export.firewall import DYNAMIC
+from launcher.inventory.load import loads
+from launcher.inventory.schema import InventoryFile, SecretSection
+from launcher.model import Ports
+from launcher.plan import containers
+from launcher.tools import docker, ray
+
+TEXT = (Path(__file__).parent.parent / "docs" / "security.md").read_text(encoding="utf-8")
+INVENTORY = """\
+cluster: c
+image: vllm/vllm-openai:v0.32.0
+nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}, {host: gpu02, ip: 10.0.0.12, gpus: 8}]
+"""
+
+
+def _table(heading: str) -> list[list[str]]:
+    """Return the rows of the first table behind some words."""
+    lines = TEXT.partition(heading)[2].splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith("|"))
+    rows = []
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows[2:]
+
+
+PORTS = {row[0].strip("`"): row for row in _table("## Ports")}
+
+
+def test_every_port_is_in_the_table_with_its_default() -> None:
+    """In the order of the inventory's keys, none more and none less."""
+    assert {name: row[1] for name, row in PORTS.items()} == {each.name: str(each.default) for each in fields(Ports)}
+    assert list(PORTS) == [each.name for each in fields(Ports)]
+
+
+@pytest.mark.parametrize("name", PORTS)
+def test_a_port_is_on_the_nodes_that_the_table_says(name: str) -> None:
+    """What only the head is told is on the head; vLLM's own and the check's are not told to Ray."""
+    inventory = loads(INVENTORY, Path("inventory.yaml"))
+    number = str(getattr(inventory.ports, name))
+    head, worker = ray.start_head(inventory.head, inventory), ray.start_worker(inventory.workers[0], inventory)
+    if number in head:
+        assert PORTS[name][2] == ("every node" if number in worker else "head")
+    else:
+        assert name in ("api", "mp_master", "dp_rpc", "group", "probe")
+        assert PORTS[name][2] == "head"
+
+
+def test_the_dashboard_is_bound_to_loopback() -> None:
+    """As the table says; and the range that the kernel hands out is the one that the firewall closes."""
+    inventory = loads(INVENTORY, Path("inventory.yaml"))
+    words = ray.start_head(inventory.head, inventory)
+
+    assert words[words.index("--dashboard-host") + 1] == PORTS["dashboard"][3]
+    assert f"{DYNAMIC[0]} to {DYNAMIC[1]}" in TEXT
+    assert inventory.serve.bind == "0.0.0.0"
+    assert "by default all addresses" in PORTS["api"][3]
+
+
+def test_what_asks_for_the_token_is_told_to_ask() -> None:
+    """By the mode that every Ray container gets, and by nothing else."""
+    inventory = loads(INVENTORY, Path("inventory.yaml"))
+    spec = containers.ray_spec(inventory, inventory.head, None, "x:1", {})
+
+    assert spec.env["RAY_AUTH_MODE"] == "token"
+    assert "`RAY_AUTH_MODE=token`" in TEXT
+    assert all(
+        "Ray token" in PORTS[name][5] for name in PORTS if name not in ("metrics_export", "api", "mp_master", "dp_rpc", "probe")
+    )
+
+
+def test_every_source_of_secrets_and_every_place_is_told() -> None:
+    """Keys of the inventory, with both words of `secrets_in`."""
+    section = TEXT.partition("\n## Secrets\n")[2].partition("\n## ")[0]
+
+    assert [name for name in SecretSection.model_fields if f"{{{name}:" not in section] == []
+    assert [row[0] for row in _table("**On the nodes.**")] == ["`disk`", "`memory`"]
+    assert "secrets_in" in InventoryFile.model_fields
+    assert containers.SECRETS in section
+
+
+def test_the_rights_of_containers_are_as_told() -> None:
+    """Never privileged; the host's network always; IPC_LOCK only with RDMA."""
+    for fabric in ("ethernet", "infiniband", "roce"):
+        inventory = loads(f"{INVENTORY}network: {{fabric: {fabric}}}\n", Path("inventory.yaml"))
+        spec = containers.ray_spec(inventory, inventory.head, None, "x:1", {})
+        words = docker.run(("docker",), spec)
+
+        assert "--privileged" not in words
+        assert words[words.index("--network") + 1] == "host"
+        assert words[words.index("--ipc") + 1] == "host"
+        assert ("IPC_LOCK" in words) == (fabric != "ethernet")
+
+
+def test_sudo_runs_docker_and_nothing_else() -> None:
+    """The only words of the program that begin with sudo are those of `docker:`; hints are for people."""
+    code = Path(containers.__file__).parent.parent
+    found = [
+        str(path.relative_to(code))
+        for folder in ("cli", "payload", "plan", "remote", "tools")
+        for path in sorted((code / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value == "sudo"
+    ]
+
+    assert found == ["cli/look.py"]  # `init` tries whether Docker needs it
