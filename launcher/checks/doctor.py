@@ -1,0 +1,280 @@
+"""What went wrong, from what nodes told: the known failures that logs show, the most likely first. It looks at nothing else."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from launcher.tools import log_times, symptoms
+from launcher.tools.diagnosis_read import Log, State, Told
+from launcher.tools.symptoms import Symptom
+
+DOCS = "docs/troubleshooting.md"
+
+# now: it stands in the way; perhaps: it may be harmless; after: it follows from something else; over: a server has been ready
+# since, or it happened long before the last failure.
+Kind = Literal["now", "perhaps", "after", "over"]
+KINDS: tuple[Kind, ...] = ("now", "perhaps", "after", "over")
+
+_INCIDENT = 1800.0  # seconds: what happened longer before the last failure belongs to another one
+_SHOWN = 3  # lines of evidence of one finding
+_EACH = 200  # lines of one log that count for one finding
+_WIDTH = 300  # characters of evidence
+_READY = re.compile(r"Application startup complete")
+# What dies after it was told to is no symptom, until the next one starts in the same log.
+_TURNS = re.compile(r"(\*\*\* SIGTERM received)|Initializing a V1 LLM engine|starting the engine again")
+# These say what is the case, whatever happened when: they come before what only logs tell.
+_UNREACHABLE = "node-unreachable"
+_FIRST = ("server-died", "supervisor-gave-up", _UNREACHABLE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A line, where it stands, and when it was written (seconds since 1970, by that node's clock)."""
+
+    node: str
+    what: str
+    line: str
+    at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosed:
+    """One known failure that was seen: on which nodes, how often, and its first lines, one a node where there are several."""
+
+    id: str
+    kind: Kind
+    cause: str
+    fix: str
+    source: str
+    nodes: tuple[str, ...]
+    count: int
+    evidence: tuple[Trace, ...]
+
+    @property
+    def docs(self) -> str:
+        """Where the documentation tells more."""
+        return f"{DOCS}#{self.id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """All that was found, the most likely first, and what was looked at; `gaps` are (node, what could not be seen, why)."""
+
+    findings: tuple[Diagnosed, ...]
+    nodes: tuple[str, ...]
+    logs: int
+    lines: int
+    gaps: tuple[tuple[str, str, str], ...] = ()
+    ready: float | None = None
+
+    @property
+    def found(self) -> bool:
+        """True when something stands in the way, or has failed for a reason that is not known."""
+        return any(each.kind in ("now", "after") for each in self.findings)
+
+
+def diagnose(
+    told: Mapping[str, Told],
+    missing: Mapping[str, str],
+    *,
+    rdma: bool,
+    now: float,
+    since: float | None = None,
+) -> Diagnosis:
+    """Judge what nodes told.
+
+    Args:
+        told: by node, in the order in which they are shown.
+        missing: nodes that could not be asked, with the reason.
+        rdma: whether the inventory promises RDMA between the nodes.
+        now: seconds since 1970.
+        since: how many seconds back lines count; a line without a time always does.
+    """
+    seen: dict[str, list[Trace]] = {}
+    ready = _ready(told, now)
+    for name, node in told.items():
+        for log in (*node.logs, *_state_logs(node), *_record_logs(node)):
+            _search(log, name, seen, rdma=rdma, now=now, oldest=None if since is None else now - since)
+    for name, reason in missing.items():
+        line = f"node cannot be reached: {reason}"[:_WIDTH]
+        seen.setdefault(_UNREACHABLE, []).append(Trace(node=name, what="login", line=line, at=now))
+    findings = [_found(symptom, seen[symptom.id]) for symptom in symptoms.TABLE if symptom.id in seen]
+    return Diagnosis(
+        findings=tuple(_ranked(findings, ready)),
+        nodes=tuple(told),
+        logs=sum(len(node.logs) for node in told.values()),
+        lines=sum(node.lines for node in told.values()),
+        gaps=tuple((name, what, why) for name, node in told.items() for what, why in node.gaps.items()),
+        ready=ready,
+    )
+
+
+def _search(log: Log, node: str, seen: dict[str, list[Trace]], *, rdma: bool, now: float, oldest: float | None) -> None:
+    """Note every line of a log that is in the table, for the first entry only: causes stand before what they bring about."""
+    text = "\n".join(log.lines)
+    starts = [0]
+    for line in log.lines:
+        starts.append(starts[-1] + len(line) + 1)
+    told_to_end = _told_to_end(text, starts)
+    taken = set[int]()
+    times: list[float | None] = []
+    for symptom in symptoms.TABLE:
+        if symptom.rdma and not rdma:
+            continue
+        for number in _lines(symptom, text, starts):
+            if number in taken or (symptom.after and any(number in each for each in told_to_end)):
+                continue
+            taken.add(number)
+            times = times or log_times.times(log, now)
+            when = times[number]
+            if oldest is None or when is None or when >= oldest:
+                line = log.lines[number].strip()[:_WIDTH]
+                seen.setdefault(symptom.id, []).append(Trace(node=node, what=log.what, line=line, at=when))
+
+
+def _told_to_end(text: str, starts: Sequence[int]) -> list[range]:
+    """Return the lines between the word to end and the next start."""
+    found, since = list[range](), -1
+    for match in _TURNS.finditer(text):
+        number = bisect_right(starts, match.start()) - 1
+        if match[1]:
+            since = number if since < 0 else since
+        elif since >= 0:
+            found.append(range(since, number))
+            since = -1
+    return found if since < 0 else [*found, range(since, len(starts))]
+
+
+def _lines(symptom: Symptom, text: str, starts: Sequence[int]) -> Iterator[int]:
+    """Yield the numbers of the lines that match, each once; the text is searched as a whole, which makes it quick."""
+    place, pattern = 0, re.compile(symptom.pattern, re.MULTILINE)
+    for _ in range(_EACH):
+        match = pattern.search(text, place)
+        if match is None:
+            return
+        number = bisect_right(starts, match.start()) - 1
+        yield number
+        place = starts[number + 1]
+
+
+def _state_logs(node: Told) -> list[Log]:
+    """Say in lines what Docker knows of containers, so that the same table judges them."""
+    refused = node.gaps.get("containers")
+    logs = [Log(part="ids", what="Docker", lines=(refused,))] if refused else []
+    for state in node.states:
+        lines = _state_lines(state)
+        stamp = state.finished if state.status in ("exited", "dead", "restarting") else state.started
+        stamps = dict.fromkeys(range(len(lines)), stamp)
+        logs.append(Log(part="state", what="Docker", lines=tuple(lines), stamps=stamps))
+    return logs
+
+
+def _state_lines(state: State) -> list[str]:
+    lines = [f"{state.name}: {state.error}"] if state.error else []
+    if state.oom:
+        lines.append(f"container {state.name} was killed for lack of memory (OOMKilled)")
+    if state.status == "restarting":
+        lines.append(f"container {state.name} keeps ending: {state.restarts} restarts, the last exit code {state.exit_code}")
+    elif state.status in ("exited", "dead") and state.role != "probe":
+        killed = " (it was killed: by hand, or for lack of memory)" if state.exit_code == 137 and not state.oom else ""
+        lines.append(f"container {state.name} ended with exit code {state.exit_code}{killed}")
+    return lines
+
+
+def _record_logs(node: Told) -> list[Log]:
+    """Say in lines what the supervisor wrote down: its faults, with the lines it kept of each, and that it gave up."""
+    record = node.kept.get("server")
+    if not isinstance(record, dict):
+        return []
+    faults = record.get("faults")
+    logs = []
+    for fault in faults[-20:] if isinstance(faults, list) else ():
+        if not isinstance(fault, dict):
+            continue
+        rank = _text(fault.get("rank"))
+        where = " on ".join(word for word in (f"rank {rank}" if rank.isdigit() else rank, _text(fault.get("node"))) if word)
+        again = _number(fault.get("ready_again_after"))
+        back = "" if again is None else f"; ready again after {again:.0f} s"
+        said = f"supervisor: fault: {_text(fault.get('what'))}{f' ({where})' if where else ''}{back}"
+        kept = [symptoms.plain(each)[:1000] for each in str(fault.get("evidence") or "").splitlines()[-40:]]
+        logs.append(_log([said, *kept], _number(fault.get("at"))))
+    if record.get("state") == "gave-up":
+        since = _number(record.get("since"))
+        logs.append(_log([f"supervisor: gave up: {_text(record.get('doing')) or 'no restarts are left'}"], since))
+    return logs
+
+
+def _log(lines: Sequence[str], at: float | None) -> Log:
+    stamps = {} if at is None else dict.fromkeys(range(len(lines)), log_times.write(at))
+    return Log(part="record", what="supervisor", lines=tuple(lines), stamps=stamps)
+
+
+def _ready(told: Mapping[str, Told], now: float) -> float | None:
+    """Return when a server was last ready: what happened before has been overcome."""
+    found = list[float]()
+    for node in told.values():
+        record = node.kept.get("server")
+        if isinstance(record, dict) and record.get("state") == "ready" and (at := _number(record.get("ready_at"))) is not None:
+            found.append(at)
+        for log in node.logs:
+            numbers = [number for number, line in enumerate(log.lines) if _READY.search(line)]
+            found += [at for number in numbers[-1:] if (at := log_times.times(log, now)[number]) is not None]
+    return max(found, default=None)
+
+
+def _found(symptom: Symptom, traces: Sequence[Trace]) -> Diagnosed:
+    """Make one finding of all lines of an entry; whether it is over is told apart later, when all are known."""
+    nodes = tuple(dict.fromkeys(each.node for each in traces))
+    kind: Kind = "after" if symptom.after else "now" if symptom.fatal else "perhaps"
+    return Diagnosed(
+        id=symptom.id, kind=kind, cause=symptom.cause, fix=symptom.fix, source=symptom.source, nodes=nodes,
+        count=len(traces), evidence=tuple(traces),
+    )  # fmt: skip
+
+
+def _ranked(findings: Sequence[Diagnosed], ready: float | None) -> list[Diagnosed]:
+    """Put the most likely first: what stands in the way before what may and what follows, the earlier before the later, more
+    nodes before fewer; the table's order decides the rest. What is over comes last."""
+    failed = [found for found in findings if found.kind != "perhaps" and found.id != _UNREACHABLE]
+    times = [each.at for found in failed for each in found.evidence if each.at is not None]
+    start = max(times, default=0.0) - _INCIDENT
+    told: list[tuple[tuple[Any, ...], Diagnosed]] = []
+    for place, found in enumerate(findings):
+        of_now = [each for each in found.evidence if not _over(found, each, start, ready)]
+        kind: Kind = found.kind if of_now else "over"
+        lines = sorted(of_now or found.evidence, key=lambda each: (each.at is None, each.at or 0.0))
+        first = min((each.at for each in lines if each.at is not None), default=float("inf"))
+        order = _FIRST.index(found.id) if found.id in _FIRST else len(_FIRST)
+        nodes = tuple(node for node in found.nodes if any(each.node == node for each in lines))
+        shown = tuple(_shown(lines, latest=found.id in _FIRST))
+        judged = replace(found, kind=kind, nodes=nodes, count=len(lines), evidence=shown)
+        told.append(((KINDS.index(kind), order, first, -len(nodes), place), judged))
+    return [found for _, found in sorted(told, key=lambda each: each[0])]
+
+
+def _over(found: Diagnosed, trace: Trace, start: float, ready: float | None) -> bool:
+    if trace.at is None or found.id == _UNREACHABLE:
+        return False
+    return trace.at < start or (ready is not None and trace.at <= ready)
+
+
+def _shown(lines: Sequence[Trace], *, latest: bool) -> list[Trace]:
+    """Choose the lines to show: the first of each node, then other ones; of what repeats itself as a state, the last."""
+    ordered = list(reversed(lines)) if latest else list(lines)
+    firsts = {each.node: each for each in reversed(ordered)}
+    chosen = [each for each in ordered if firsts[each.node] is each]
+    words = {each.line for each in chosen}
+    chosen += [each for each in ordered if each.line not in words]
+    return list(dict.fromkeys(chosen))[:_SHOWN]
+
+
+def _text(value: object) -> str:
+    return symptoms.plain(" ".join(str(value).split()))[:_WIDTH] if isinstance(value, (str, int)) else ""
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e11 else None

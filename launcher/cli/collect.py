@@ -1,0 +1,184 @@
+"""`vlaunch collect`: everything that a bug report needs in one file, without secrets."""
+
+from __future__ import annotations
+
+import json
+import platform
+import secrets
+import sys
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from launcher.cli import options
+from launcher.ui.progress import Silent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from launcher.cli.bundle import Bundle
+    from launcher.cli.session import Session
+    from launcher.events import Event
+    from launcher.model import Answer, Inventory
+    from launcher.ui.progress import Printer
+
+_AT_ONCE = 8  # nodes whose logs are held in memory
+_LIBRARIES = ("fabric", "paramiko", "docker", "click", "rich", "pydantic", "PyYAML", "requests")
+# What one survey of a node answers; the other checks start containers or knock at ports.
+_GROUPS = ("reach", "host", "docker", "storage")
+_README = """\
+What `vlaunch collect` found on cluster {cluster}. Look at it before you share it: values that vlaunch knows as secrets and what
+looks like one are replaced by ***, but names of machines and models, addresses, paths, and what users wrote into logs are not.
+
+inventory.yaml   as it was given; secrets are named by their sources only
+versions.json    vlaunch, Python, its libraries
+status.json      `vlaunch status --json`
+checks.json      the checks that need no container
+doctor.json      `vlaunch doctor --json`
+events.ndjson    what happened while this was collected
+nodes/           for each node: Docker's word on its containers (variables without their values), the ends of all logs, the
+                 supervisor's record, the audit trail, and what could not be seen
+{unknown}"""
+
+
+class _Kept(Silent):
+    """Shows events as another printer does, and keeps them."""
+
+    def __init__(self, inner: Printer) -> None:
+        self._inner = inner
+        self.events: list[dict[str, Any]] = []
+
+    def show(self, event: Event) -> None:
+        """Keep and show one event."""
+        self.events.append(dict(event.as_json()))
+        self._inner.show(event)
+
+
+@click.command()
+@options.reaching
+@click.option("-o", "--output", metavar="FILE", help="The file to write (default: a new `vlaunch-CLUSTER-TIME.tar.gz` here).")
+def collect(inventory: str | None, accept_new_host_keys: bool, verbose: bool, output: str | None) -> None:
+    """Write a bundle for a bug report: inventory, versions, status, checks, diagnosis, and the logs of all nodes.
+
+    Secrets are taken out by their values, and so is what looks like one. Look at it before you share it. Nothing is changed
+    on any node; nodes that cannot be reached are told of in it.
+    """
+    from launcher.cli import session
+    from launcher.cli.bundle import target, writing
+    from launcher.ui.progress import printer
+
+    wanted = session.read(None, inventory)
+    path = target(output, wanted.cluster)
+    unknown = _learn(wanted)
+    with printer() as shown, writing(path) as bundle:
+        kept = _Kept(shown)
+        with session.reach(
+            wanted, kept, accept_new_host_keys=accept_new_host_keys, verbose=verbose, partial=True
+        ) as reached:  # fmt: skip
+            _gather(reached, bundle, unknown)
+        bundle.add("events.ndjson", "".join(f"{json.dumps(each)}\n" for each in kept.events))
+    click.echo(path)
+    for name, size in sorted(bundle.sizes.items()):
+        click.echo(f"  {size:>10,}  {name}", err=True)
+    if unknown:
+        click.echo(f"not known here, and so only recognised by their form: {', '.join(unknown)}", err=True)
+    click.echo(f"look at it before you share it: `tar -xzOf {path} | less`", err=True)
+
+
+def _learn(wanted: Inventory) -> list[str]:
+    """Hide the value of every secret that can be had without asking a person; return the names of the others."""
+    from launcher.errors import RequestError
+    from launcher.remote.secrets import resolve
+
+    unknown = []
+    for name, source in wanted.secrets.items():
+        try:
+            if source.prompt is not None:
+                raise RequestError(name)
+            resolve({name: source}, wanted.path.parent)
+        except RequestError:
+            unknown.append(name)
+    return unknown
+
+
+def _gather(session: Session, bundle: Bundle, unknown: Sequence[str]) -> None:
+    from launcher.cli.doctor import examine
+    from launcher.ui import doctor as ui
+
+    wanted = session.inventory
+    more = f"\nNot known on this machine, and so only recognised by their form: {', '.join(unknown)}\n" if unknown else ""
+    bundle.add("README.txt", _README.format(cluster=wanted.cluster, unknown=more))
+    bundle.add("versions.json", json.dumps(_versions(wanted), indent=1))
+    # These come before any log: they learn the Ray token of each node, which logs must not show.
+    bundle.add("status.json", _said(lambda: _status(session)))
+    bundle.add("checks.json", _said(lambda: _checks(session)))
+    bundle.add("inventory.yaml", wanted.path.read_text(encoding="utf-8", errors="replace"))
+    bundle.add("doctor.json", _said(lambda: ui.plain(examine(session, wanted.nodes))))
+    _nodes(session, bundle)
+
+
+def _nodes(session: Session, bundle: Bundle) -> None:
+    from launcher.events import Event
+    from launcher.plan import collect as plan
+    from launcher.watch import by_node
+
+    wanted, mark = session.inventory, f"@@{secrets.token_hex(12)}"
+    numbers = {node.name: number for number, node in enumerate(wanted.nodes, 1)}
+    for name, error in session.missing.items():
+        folder = plan.folder(numbers[name], wanted.node(name))
+        bundle.add(f"{folder}/not-seen.txt", f"{error.message}\n{error.evidence}\n")
+    there = [node for node in wanted.nodes if node.name not in session.missing]
+    for start in range(0, len(there), _AT_ONCE):
+        some = there[start : start + _AT_ONCE]
+        said: dict[str, list[Answer]] = by_node(session.transport, plan.commands(wanted, some, mark))
+        for node in some:
+            for name, text in plan.files(said[node.name], mark).items():
+                bundle.add(f"{plan.folder(numbers[node.name], node)}/{name}", text)
+            session.to.show(Event(kind="step", stage="collect", node=node.name, text="collected", state="ok"))
+
+
+def _said(ask: Callable[[], object]) -> str:
+    """Return an answer as JSON, or why there is none: what is broken is what a bug report is about."""
+    from launcher.errors import VlaunchError
+
+    try:
+        answer = ask()
+    except VlaunchError as error:
+        answer = {"error": error.message, "evidence": error.evidence}
+    return json.dumps(answer, indent=1, default=str)
+
+
+def _status(session: Session) -> object:
+    from dataclasses import asdict
+
+    from launcher.cli.status import look
+
+    seen = look(session)
+    return {**asdict(seen), "batches": [each.as_json() for each in seen.batches], "whole": seen.whole}
+
+
+def _checks(session: Session) -> object:
+    from launcher.checks import catalogue
+    from launcher.cli import expected
+    from launcher.cli.evidence import gather
+    from launcher.ui import checks as ui
+
+    chosen = catalogue.select(group=_GROUPS)
+    evidence = gather(session, chosen, model="", known=expected.load(None), offline=True)
+    return ui.plain(catalogue.run(session.inventory, evidence, [each.id for each in chosen]))
+
+
+def _versions(wanted: Inventory) -> dict[str, object]:
+    from launcher import __version__
+
+    found = {}
+    for name in _LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "absent"
+    return {
+        "vlaunch": __version__, "python": sys.version, "platform": platform.platform(), "libraries": found,
+        "image": wanted.image, "ray": wanted.ray.version, "accelerator": wanted.accelerator,
+    }  # fmt: skip

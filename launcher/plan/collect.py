@@ -1,0 +1,98 @@
+"""What a bug report's bundle asks of each node, and the files that its answers become. File names are ours, never a node's."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from launcher.model import Answer, Inventory, Node
+from launcher.redaction import MASK
+from launcher.tools import audit, diagnosis, untrusted
+from launcher.tools.diagnosis import INSIDE, INSPECT, KERNEL, LOGS, RECORD, STATE
+from launcher.tools.diagnosis_read import Log, read
+from launcher.transport import Command
+
+_TIMEOUT = 240.0
+_LINES = 50_000
+# An answer is kept up to 8 MiB: four containers' logs must fit into one, and so must three jobs' and what stands with them.
+_LOG, _JOB = 1_800_000, 1_500_000
+_AUDIT = 2000  # lines
+_NAMES = {"log": "container", "driver": "job-driver", "worker": "ray-worker", "ray": "ray", "nccl": "nccl", "kernel": "kernel"}
+# Variables whose values tell of the network, the GPUs and the engine; of all others only the names are kept.
+_TELLING = re.compile(
+    r"(?:NCCL|GLOO|TP|UCX|VLLM|RAY|CUDA|NVIDIA|OMP|HIP|ROCR|TORCH|PYTORCH)_\w+|HF_H\w+|HF_TOKEN_PATH|PATH|LD_LIBRARY_PATH"
+)
+_HIDDEN = re.compile(r"KEY|TOKEN(?!_PATH$)|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
+
+
+def commands(inventory: Inventory, nodes: Sequence[Node], mark: str) -> list[Command]:
+    """Return what is asked of each node, in order; `mark` must be new."""
+    asked = []
+    for node in nodes:
+        ask = partial(
+            diagnosis.ask, node.docker, mark=mark, cluster=inventory.cluster, state_dir=node.state_dir or "", lines=_LINES
+        )
+        questions = (
+            ask(parts=(STATE, RECORD, KERNEL, INSPECT), size=_LOG),
+            ask(parts=(LOGS,), size=_LOG),
+            ask(parts=(INSIDE,), size=_JOB),
+            audit.read(node.state_dir or "", inventory.cluster, _AUDIT),
+        )
+        asked += [Command(node=node.name, argv=argv, timeout=_TIMEOUT) for argv in questions]
+    return asked
+
+
+def files(answers: Sequence[Answer], mark: str) -> dict[str, str]:
+    """Return the files of one node from its answers, in the order asked; what could not be had is in `not-seen.txt`."""
+    about, logs, inside, trail = answers
+    told = [read(answer.out, mark) for answer in (about, logs, inside)]
+    gaps = [f"{what}: {why}" for what, why in told[0].gaps.items()]
+    gaps += [f"{answer.tail[-300:]}" for answer in answers if not answer.ok]
+    found: dict[str, str] = {
+        "state.json": json.dumps([asdict(each) for each in told[0].states], indent=1) if told[0].states else "",
+        "containers.json": _inspected(told[0].inspect),
+        "supervisor.json": json.dumps(told[0].kept, indent=1) if told[0].kept else "",
+        "audit.ndjson": trail.out if trail.ok else "",
+    }
+    count: Counter[str] = Counter()
+    for each in told:
+        for log in each.logs:
+            kind = _NAMES.get(log.part.partition("-")[0], "other")
+            count[kind] += 1
+            found[f"{kind}-{count[kind]}.log"] = _written(log)
+    found["not-seen.txt"] = "\n".join(dict.fromkeys(gaps))
+    return {name: text for name, text in found.items() if text.strip()}
+
+
+def folder(number: int, node: Node) -> str:
+    """Return the folder of a node in the bundle."""
+    return f"nodes/{number:02d}-{re.sub(r'[^A-Za-z0-9_-]', '_', node.name)[:40]}"
+
+
+def _written(log: Log) -> str:
+    lines = (f"{log.stamps[at]} {line}" if at in log.stamps else line for at, line in enumerate(log.lines))
+    return "\n".join(lines) + "\n"
+
+
+def _inspected(text: str) -> str:
+    """Return what Docker knows of containers, without the values of variables that tell nothing, or too much."""
+    try:
+        found: Any = untrusted.loads(text) if text.strip() else []
+    except ValueError:
+        return ""
+    for each in found if isinstance(found, list) else ():
+        config = each.get("Config") if isinstance(each, dict) else None
+        if isinstance(config, dict):
+            env = config.get("Env")
+            config["Env"] = [_variable(str(pair)) for pair in env] if isinstance(env, list) else []
+    return json.dumps(found, indent=1) if found else ""
+
+
+def _variable(pair: str) -> str:
+    name, _, value = pair.partition("=")
+    return f"{name}={value if _TELLING.fullmatch(name) and not _HIDDEN.search(name) else MASK}"

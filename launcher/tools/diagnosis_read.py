@@ -1,0 +1,169 @@
+"""How a node's answer to `diagnosis.ask` is read. It may be cut anywhere, and hold anything: nothing here raises for that."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.tools import symptoms, untrusted
+
+_ROLES = ("head", "worker", "rank", "probe")
+_LINE = 1000  # characters of a line that are looked at: patterns take longer than linear time on lines without an end
+_STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)\s?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What Docker says of a container. Times are as Docker writes them; `role` is one of ours, or empty."""
+
+    name: str
+    role: str
+    status: str
+    exit_code: int = 0
+    oom: bool = False
+    error: str = ""
+    started: str = ""
+    finished: str = ""
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """Lines of one log, oldest first, without terminal codes. `part` is its place in the answer, `what` its name for people.
+
+    `stamps` are the times that Docker put before lines, by the line's number; `zone` is how many seconds its own times are
+    ahead of UTC.
+    """
+
+    part: str
+    what: str
+    lines: tuple[str, ...]
+    stamps: Mapping[int, str] = field(default_factory=dict)
+    zone: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a node told. `gaps` are the parts that could not be had, with the reason; `kept` are the supervisor's files."""
+
+    clock: float | None = None
+    states: tuple[State, ...] = ()
+    logs: tuple[Log, ...] = ()
+    kept: Mapping[str, Any] = field(default_factory=dict)
+    inspect: str = ""
+    gaps: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def lines(self) -> int:
+        """How many lines of logs there are."""
+        return sum(len(log.lines) for log in self.logs)
+
+
+def read(text: str, mark: str) -> Told:
+    """Read an answer; what is missing or makes no sense is left out, and said in `gaps` where somebody should know."""
+    parts = _parts(text, mark)
+    gaps: dict[str, str] = {}
+    states = tuple(_states(parts.get("state", [("", 1)])[0][0]))
+    said, code = parts.get("ids", [("", 1)])[0]
+    if code != 0:
+        gaps["containers"] = _words(said) or "the node did not tell which there are"
+    if "kernel" in parts and parts["kernel"][0][1] != 0:
+        gaps["kernel log"] = "it may only be read by root there"
+    logs = list[Log]()
+    zone = _zone(parts.get("zone", [("", 1)])[0][0])
+    for name, answers in parts.items():
+        for out, _ in answers:
+            if (what := _what(name, states)) and (log := _log(name, what, out, zone)).lines:
+                logs.append(log)
+    clock = parts.get("clock", [("", 1)])[0][0].strip()
+    return Told(
+        clock=float(clock) if re.fullmatch(r"\d{9,11}", clock) else None,
+        states=states,
+        logs=tuple(logs),
+        kept={name: value for name in ("server", "wanted", "answered") if (value := _json(parts, name)) is not None},
+        inspect=parts["inspect"][0][0] if "inspect" in parts else "",
+        gaps=gaps,
+    )
+
+
+def _parts(text: str, mark: str) -> dict[str, list[tuple[str, int | None]]]:
+    """Return what stands behind each mark; an answer that was cut has no exit status, and its last line may be half of one."""
+    found: dict[str, list[tuple[str, int | None]]] = {}
+    for piece in f"\n{text}".split(f"\n{mark} ")[1:]:
+        name, _, body = piece.partition("\n")
+        if match := re.fullmatch(r"rc (\d{1,3})", name.strip()):
+            for answers in list(found.values())[-1:]:
+                if answers[-1][1] is None:
+                    answers[-1] = (answers[-1][0], int(match[1]))
+        elif re.fullmatch(r"[a-z]{1,12}(?:-\d{1,2})?", name.strip()):
+            # Several containers answer to the same names; the newest answer is the last of the dictionary.
+            answers = found.pop(name.strip(), [])
+            found[name.strip()] = [*answers, (body.removesuffix("\n"), None)]
+    return found
+
+
+def _what(name: str, states: tuple[State, ...]) -> str:
+    kind, _, number = name.partition("-")
+    if kind == "log" and number:
+        place = int(number) - 1
+        role = states[place].role if 0 <= place < len(states) else ""
+        return {"rank": "rank container", "probe": "probe container"}.get(role, "container")
+    return {"kernel": "kernel", "nccl": "NCCL", "driver": "job driver", "worker": "Ray worker", "ray": "Ray"}.get(kind, "")
+
+
+def _log(name: str, what: str, text: str, zone: float) -> Log:
+    lines, stamps = list[str](), dict[int, str]()
+    for line in _lines(text):
+        if name.startswith("log-") and (match := _STAMP.match(line)):
+            stamps[len(lines)] = match[1] + match[2]
+            line = line[match.end() :]  # noqa: PLW2901 - the line without its stamp
+        lines.append(line[:_LINE])
+    return Log(part=name, what=what, lines=tuple(lines), stamps=stamps, zone=0.0 if name.startswith("log-") else zone)
+
+
+def _lines(text: str) -> tuple[str, ...]:
+    clean = symptoms.plain(text.replace("\r", "\n"))
+    return tuple(line for line in clean.split("\n") if line.strip())
+
+
+def _states(text: str) -> list[State]:
+    found = []
+    for line in text.splitlines():
+        try:
+            said = untrusted.loads(line)
+            state = said["state"]
+            found.append(
+                State(
+                    name=_words(str(said["name"]).lstrip("/")),
+                    role=said["role"] if said["role"] in _ROLES else "",
+                    status=_words(str(state["Status"])),
+                    exit_code=int(state.get("ExitCode") or 0),
+                    oom=state.get("OOMKilled") is True,
+                    error=_words(str(state.get("Error") or "")),
+                    started=str(state.get("StartedAt") or ""),
+                    finished=str(state.get("FinishedAt") or ""),
+                    restarts=int(said.get("restarts") or 0),
+                )
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+            continue
+    return found
+
+
+def _json(parts: Mapping[str, list[tuple[str, int | None]]], name: str) -> Any:
+    out, code = parts.get(name, [("", 1)])[0]
+    try:
+        return untrusted.loads(out) if code == 0 else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _zone(text: str) -> float:
+    match = re.fullmatch(r"([+-])(\d\d)(\d\d)", text.strip())
+    return (1 if match[1] == "+" else -1) * (int(match[2]) * 3600.0 + int(match[3]) * 60) if match else 0.0
+
+
+def _words(text: str) -> str:
+    return symptoms.plain(" ".join(text.split()))[:300]

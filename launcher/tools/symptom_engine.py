@@ -1,0 +1,253 @@
+"""The known failures of the network, of memory and of the engine, and what only tells that something has failed before."""
+
+from __future__ import annotations
+
+from launcher.tools.symptom import Symptom
+
+NETWORK = (
+    Symptom(
+        id="gloo-interface",
+        pattern=r"connectFullMesh",
+        cause="Gloo took the wrong network interface",
+        fix="set `network: {interface: …}` in the inventory, then run `vlaunch up`",
+        source="vllm 7074, 5094; gpustack 2125",
+    ),
+    Symptom(
+        id="nccl-interface",
+        pattern=r"Bootstrap : no socket interface found",
+        cause="NCCL found no such network interface",
+        fix="correct `network: {interface: …}` in the inventory, then run `vlaunch up`",
+        source="NCCL 2.30, bootstrap.cc; sglang 3820",
+    ),
+    Symptom(
+        id="memlock",
+        pattern=r"ibv_reg_mr.*Cannot allocate memory",
+        cause="NCCL may not lock the memory that RDMA needs",
+        fix="set `network: {fabric: infiniband}` (adds IPC_LOCK and memlock), then run `vlaunch up`",
+        source="spark-vllm-docker 389; mlperf 664",
+    ),
+    Symptom(
+        id="nccl-system-error",
+        pattern=r"unhandled system error",
+        cause="NCCL may not lock memory, or shared memory is too small",
+        fix="set `network: {fabric: infiniband}` (adds IPC_LOCK and memlock) and `shm: host`, then run `vlaunch up`",
+        source="vLLM's troubleshooting page; vllm 10626",
+    ),
+    Symptom(
+        id="shm-too-small",
+        pattern=r"creating shared memory segment /dev/shm/nccl-|exceeds (?:memory available in )?/dev/shm",
+        cause="/dev/shm in the container is too small",
+        fix="set `shm: host` or a larger size in the inventory, then run `vlaunch up`",
+        source="vllm 1710, 18831; MiniMax-01 42; Ray 2.60, _private/services.py",
+    ),
+)
+
+MEMORY = (
+    Symptom(
+        id="gpu-memory-held",
+        pattern=r"Free memory on device .* is less than desired GPU memory utilization",
+        cause="something else holds GPU memory",
+        fix="see who: `vlaunch exec --host -- nvidia-smi`, or lower it: `-- --gpu-memory-utilization 0.8`",
+        source="vllm 20305, 42017, 20860",
+        batch="see who: `vlaunch exec --host -- nvidia-smi`, or lower `gpu_memory_utilization` under `engine: {args: …}`",
+    ),
+    Symptom(
+        id="gpu-memory-short",
+        pattern=r"No available memory for the cache blocks|larger than the (?:maximum|available KV cache memory)|"
+        r"torch\.OutOfMemoryError|CUDA out of memory",
+        cause="the model and its KV cache do not fit",
+        fix="lower `--max-model-len`, raise `--gpu-memory-utilization`, or use more GPUs",
+        source="vLLM 0.32, v1/core/kv_cache_utils.py",
+        batch="under `engine:` lower `max_model_len` or raise `gpu_memory_utilization` in `args`, or use a larger `tp`",
+    ),
+    Symptom(
+        id="driver-too-old",
+        pattern=r"Error 80[34]|unsupported display driver / cuda driver combination",
+        cause="the driver is too old for the image's CUDA",
+        fix="update the driver (CUDA 13 images need 580 or newer), or use the image's `-cu129` tag",
+        source="gpustack 4678; llm-d 706; vllm 4940",
+    ),
+    Symptom(
+        id="gpu-fault",
+        pattern=r"NVRM: Xid \([^)\n]*\): (?!(?:13|31|43|45)\b)\d+",  # Those four are an application's own doing.
+        cause="a GPU, or its link, has a fault",
+        fix="see `vlaunch check --only gpu-errors`; take the node out of the inventory, and reboot it",
+        source="NVIDIA's Xid catalog",
+    ),
+    Symptom(
+        id="cpu-head-size",
+        pattern=r"Unsupported CPU attention configuration",
+        cause="vLLM's CPU attention does not support this model's head size",
+        fix="choose a model with a head size of 32, 64, 80, 96, 112, 128, 192 or 256",
+        source="met with vLLM 0.32",
+    ),
+    Symptom(
+        id="host-memory",
+        pattern=r"killed due to memory pressure \(OOM\)|OutOfMemoryError: \d+ task",
+        cause="a node ran out of host memory",
+        fix="use a node with more memory than one rank's share of the checkpoint",
+        source="vllm 2669, 1160",
+        batch="under `predict:` or `preprocess:` raise `num_cpus`, so that fewer run on a node, or lower `batch_size`",
+    ),
+    Symptom(
+        id="kernel-oom",
+        pattern=r"[Oo]ut of memory: Killed process|oom-kill:constraint|^container \S+ was killed for lack of memory",
+        cause="the kernel killed a process for lack of host memory",
+        fix="use a node with more memory than one rank's share of the checkpoint, or end what else runs there",
+        source="Linux, mm/oom_kill.c; Docker's OOMKilled",
+    ),
+)
+
+ENGINE = (
+    Symptom(
+        id="unknown-argument",
+        pattern=r"unrecognized arguments: .*|error: argument .*",
+        cause="vLLM does not know one of the arguments after `--`",
+        fix="see what it takes: `vlaunch exec --head -- vllm serve --help=all`",
+        source="Python's argparse",
+    ),
+    Symptom(
+        id="compiled-graph-timeout",
+        pattern=r"RayChannelTimeoutError",
+        cause="a rank did not answer in time in Ray's compiled graph, which only vLLM's old executor uses",
+        fix="set no VLLM_USE_RAY_V2_EXECUTOR_BACKEND under `env:`; to stay with it, raise RAY_CGRAPH_get_timeout there",
+        source="vllm 27116, 29373, 19703",
+    ),
+    Symptom(
+        # vLLM 0.32, distributed/device_communicators: the CPU communicator lacks both; ours, in the derived image, has them.
+        id="cpu-experts",
+        pattern=r"device_communicator\.(?:all_gatherv|reduce_scatterv)\(.*|NotImplementedError.*(?:all_gatherv|reduce_scatterv)",
+        cause="vLLM's CPU build cannot spread a mixture of experts over ranks without Ray",
+        fix="serve it with `--backend ray`, whose image has what is missing",
+        source="met with vLLM 0.32",
+    ),
+    Symptom(
+        id="node-unreachable",
+        pattern=r"^node cannot be reached: ",
+        cause="this node cannot be logged in to: it is off, or cut off from here",
+        fix="see what is wrong: `vlaunch check --only ssh`",
+        source="this machine's own login",
+    ),
+    Symptom(
+        id="supervisor-gave-up",
+        pattern=r"^supervisor: gave up",
+        cause="the server died more often than its restarts allow, and stays down",
+        fix="mend what the other findings name, then start it again: `vlaunch serve`",
+        source="the supervisor's record",
+    ),
+    Symptom(
+        id="server-died",
+        pattern=r"^supervisor: fault: ",
+        cause="the supervisor found the server dead",
+        fix="see whether it is back: `vlaunch status`",
+        source="the supervisor's record",
+    ),
+    # From here on: what may be harmless, and what only tells that something else has failed.
+    Symptom(
+        id="rank-silent",
+        pattern=r"RPC call to \w+ timed out|No available shared memory broadcast block found",
+        cause="a rank does not answer: it hangs, or the network between the nodes does",
+        fix="look at every node: `vlaunch logs`",
+        source="vllm 46611, 50835, 43420",
+        fatal=False,
+    ),
+    Symptom(
+        id="nccl-unreachable",
+        pattern=r"returned (?:No route to host|Connection refused|Connection timed out|Network is unreachable), retrying|"
+        r"socketPollConnect: connect returned",
+        cause="NCCL cannot reach another node: a firewall, or the wrong interface",
+        fix="allow TCP between the nodes on all ports; see which do not pass: `vlaunch check --group ports`",
+        source="NCCL 2.30, os/linux.cc; vllm 13200; LlamaFactory 8045",
+        fatal=False,
+    ),
+    Symptom(
+        id="rdma-unseen",
+        pattern=r"NET/IB : No device found",
+        cause="NCCL sees no RDMA device and goes over TCP, although the inventory promises RDMA",
+        fix="see why: `vlaunch check --group rdma`, then run `vlaunch up` and `vlaunch check-nccl`",
+        source="NCCL 2.30, net_ib/init.cc; vllm PR 42075, 7429; nccl 451",
+        fatal=False,
+        rdma=True,
+    ),
+    Symptom(
+        id="rdma-libraries",
+        pattern=r"undefined symbol: mlx5dv_",
+        cause="the container mixes its own RDMA libraries with the host's, or they are too old for NCCL",
+        fix="mount no libraries of the host under `mounts:`; see what NCCL uses instead: `vlaunch check-nccl`",
+        source="vllm 42750; HAMi-core 261",
+        fatal=False,  # NCCL does without the newer functions.
+        rdma=True,
+    ),
+    Symptom(
+        id="object-store",
+        pattern=r"object store is using \S+ instead of /dev/shm",
+        cause="/dev/shm is smaller than Ray's object store, which goes to the disk and is slow",
+        fix="set `shm: host` or a larger size in the inventory, or a smaller `ray: {object_store: …}`, then run `vlaunch up`",
+        source="gpustack 5014; Ray 2.60, _private/services.py",
+        fatal=False,
+    ),
+    Symptom(
+        id="hf-lock",
+        pattern=r"[Ll]ock acquisition failed|[Ss]till waiting to acquire lock on|The file lock '.*' could not be acquired",
+        cause="several processes download the same model at once, or a dead one left its lock behind",
+        fix="fetch it first, on each node once; with nothing running, remove the `.locks` folder under `hf_home`",
+        source="huggingface_hub 2543; vllm PR 21406",
+        fatal=False,
+    ),
+    Symptom(
+        id="cache-permission",
+        pattern=r"PermissionError: .*(?:cache|huggingface|hub)\b|Permission denied: '[^'\n]*(?:cache|huggingface|hub)\b",
+        cause="the container may not write to the model's cache, which another user made",
+        fix="give it back: `sudo chown -R USER` on `hf_home` of that node",
+        source="aixcl 696; llm-d 485",
+        fatal=False,  # What needs the file ends by itself.
+    ),
+    Symptom(
+        id="engine-slow",
+        pattern=r"Timed out waiting for engine core processes to start",
+        cause="the engine was not ready in vLLM's own time",
+        fix="set VLLM_ENGINE_READY_TIMEOUT_S higher under `env:`, or put the model on a faster disk",
+        source="vLLM 0.32, envs.py",
+        after=True,
+    ),
+    Symptom(
+        id="rank-died",
+        pattern=r"RayWorkerProc rank=\d+ died unexpectedly|EngineDeadError|EngineCore encountered a fatal error",
+        cause="a rank died",
+        fix="look at every node: `vlaunch logs`, then start again: `vlaunch serve`",
+        source="vLLM 0.32, v1/executor/ray_executor_v2.py",
+        after=True,
+        batch="look at every node: `vlaunch logs`",
+    ),
+    Symptom(
+        id="engine-killed",
+        pattern=r"Failed core proc\(s\): \{.*: -9\b",
+        cause="the engine was killed, most likely for lack of host memory",
+        fix="see whether the kernel did it: `vlaunch exec --host -- dmesg | tail`",
+        source="vLLM 0.32, v1/engine/utils.py",
+    ),
+    Symptom(
+        id="engine-failed",
+        pattern=r"Engine core initialization failed|WorkerProc hit an exception",
+        cause="the engine failed",
+        fix="read the lines above it: `vlaunch logs`",
+        source="vLLM 0.32, v1/engine/core.py",
+        after=True,
+    ),
+    Symptom(
+        id="container-restarts",
+        pattern=r"^container \S+ keeps ending: ",
+        cause="Docker starts this container again and again",
+        fix="read what it says before it ends: `vlaunch logs`",
+        source="Docker's state of the container",
+        after=True,
+    ),
+    Symptom(
+        id="container-ended",
+        pattern=r"^container \S+ ended",
+        cause="a container of the cluster has ended; with `--backend mp` the others may go on as if nothing had happened",
+        fix="read its last lines: `vlaunch logs`; then `vlaunch stop` and `vlaunch serve`, or `vlaunch up`",
+        source="vllm 32136; Docker's state of the container",
+        after=True,
+    ),
+)

@@ -1,0 +1,235 @@
+"""What logs show to have gone wrong: the cause before what follows from it, and what is over last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.checks.doctor import Diagnosis, diagnose
+from launcher.tools import symptoms
+from launcher.tools.diagnosis_read import Log, State, Told
+from launcher.tools.log_times import write
+
+NOW = 1795300000.0  # 2026-11-21 22:26:40 UTC
+VLLM = Path(__file__).parent.parent / "fixtures" / "vllm"
+GLOO = "RuntimeError: Gloo connectFullMesh failed with no error"
+DEAD = "EngineCore encountered a fatal error."
+
+
+def log(*lines: str | tuple[float, str], part: str = "driver-1", what: str = "job driver") -> Log:
+    """Return a log; a line may come with how many seconds ago it was written."""
+    stamps = {at: write(NOW - each[0]) for at, each in enumerate(lines) if isinstance(each, tuple)}
+    return Log(part=part, what=what, lines=tuple(each if isinstance(each, str) else each[1] for each in lines), stamps=stamps)
+
+
+def judge(*nodes: Told | Log, rdma: bool = False, since: float | None = None, **missing: str) -> Diagnosis:
+    """Judge what nodes told; each log is a node's only one."""
+    told = {f"gpu{at:02d}": each if isinstance(each, Told) else Told(logs=(each,)) for at, each in enumerate(nodes, 1)}
+    return diagnose(told, missing, rdma=rdma, now=NOW, since=since)
+
+
+def kinds(found: Diagnosis) -> list[tuple[str, str]]:
+    """Return kind and id of each finding."""
+    return [(each.kind, each.id) for each in found.findings]
+
+
+def fault(**more: object) -> dict[str, object]:
+    """Return what a supervisor writes down of a fault, a minute ago."""
+    return {
+        "at": NOW - 60, "what": "a rank died", "node": "gpu02", "rank": "TP1", "evidence": "", "ready_again_after": None, **more
+    }  # fmt: skip
+
+
+def test_a_cause_comes_before_what_follows_from_it() -> None:
+    """Though it was written later: workers' lines reach the driver late."""
+    found = judge(log((50, DEAD), (40, GLOO)))
+
+    assert kinds(found) == [("now", "gloo-interface"), ("after", "rank-died")]
+    assert found.found
+    assert found.findings[0].docs == "docs/troubleshooting.md#gloo-interface"
+
+
+def test_of_two_causes_the_earlier_comes_first() -> None:
+    """By the times of their lines, not by the table."""
+    found = judge(log((40, GLOO), (50, "Unsupported CPU attention configuration: head_dim=16")))
+
+    assert kinds(found) == [("now", "cpu-head-size"), ("now", "gloo-interface")]
+
+
+def test_of_what_nobody_timed_more_nodes_come_first_and_then_the_table() -> None:
+    """What several nodes say is no accident."""
+    one, both = "unhandled system error", "ray: command not found"
+    found = judge(log("OSError: No space left on device", one, both), log(both), log(one))
+
+    assert kinds(found) == [("now", "ray-missing"), ("now", "nccl-system-error"), ("now", "disk-full")]
+
+
+def test_what_may_be_harmless_is_told_and_no_failure() -> None:
+    """The exit code follows `found`."""
+    found = judge(log((5, "OSError: [Errno 98] Address already in use")))
+
+    assert kinds(found) == [("perhaps", "port-taken")]
+    assert not found.found
+
+
+def test_a_line_counts_for_one_entry_only() -> None:
+    """The first in the table: it is the cause."""
+    assert kinds(judge(log(f"{DEAD} {GLOO}"))) == [("now", "gloo-interface")]
+
+
+def test_equal_findings_of_several_nodes_are_one() -> None:
+    """With a line of each, the earliest of each node, and how many there are."""
+    found = judge(log((9, GLOO), (8, GLOO)), log((7, GLOO + " either")), log("fine")).findings
+
+    assert [(each.nodes, each.count) for each in found] == [(("gpu01", "gpu02"), 3)]
+    assert [(each.node, each.at) for each in found[0].evidence] == [("gpu01", NOW - 9), ("gpu02", NOW - 7)]
+
+
+def test_what_was_before_the_server_was_ready_is_over() -> None:
+    """It has been overcome; on other nodes as well."""
+    found = judge(log((90, DEAD), (60, "INFO:     Application startup complete.")), log((100, GLOO)))
+
+    assert kinds(found) == [("over", "gloo-interface"), ("over", "rank-died")]
+    assert not found.found
+    assert found.ready == NOW - 60
+
+
+def test_what_happens_after_the_server_was_ready_counts() -> None:
+    """It died later."""
+    found = judge(log((90, GLOO), (60, "Application startup complete."), (30, DEAD)))
+
+    assert kinds(found) == [("after", "rank-died"), ("over", "gloo-interface")]
+
+
+def test_another_day_s_failure_is_over() -> None:
+    """More than half an hour before the last one."""
+    assert kinds(judge(log((90000, GLOO), (30, "CUDA out of memory")))) == [
+        ("now", "gpu-memory-short"), ("over", "gloo-interface")
+    ]  # fmt: skip
+
+
+def test_since_leaves_out_what_is_older() -> None:
+    """Not what has no time."""
+    found = judge(log("no space left on device"), log((500, GLOO), (30, DEAD)), since=60)
+
+    assert kinds(found) == [("now", "disk-full"), ("after", "rank-died")]
+
+
+def test_who_was_told_to_end_may_die() -> None:
+    """Until the next start in the same log; a cause is one all the same."""
+    told, start = "*** SIGTERM received at time=1795299000", "INFO Initializing a V1 LLM engine (v0.32.0)"
+
+    assert kinds(judge(log(told, DEAD))) == []
+    assert kinds(judge(log(DEAD, told))) == [("after", "rank-died")]
+    assert kinds(judge(log(told, DEAD, start, DEAD))) == [("after", "rank-died")]
+    assert kinds(judge(log(told, GLOO))) == [("now", "gloo-interface")]
+
+
+@pytest.mark.parametrize(("rdma", "ids"), [(False, []), (True, [("perhaps", "rdma-unseen")])])
+def test_tcp_is_a_fault_only_where_rdma_is_promised(rdma: bool, ids: list[tuple[str, str]]) -> None:
+    """On Ethernet NCCL finds no device, as it should."""
+    assert kinds(judge(log("NCCL INFO NET/IB : No device found."), rdma=rdma)) == ids
+
+
+def test_a_node_that_cannot_be_reached_comes_first_and_makes_nothing_old() -> None:
+    """It explains what the others complain about, however long ago."""
+    found = judge(log((9000, DEAD), (9001, GLOO)), gpu07="no answer from gpu07:22 within 10s")
+
+    assert kinds(found) == [("now", "node-unreachable"), ("now", "gloo-interface"), ("after", "rank-died")]
+    assert found.findings[0].evidence[0].line == "node cannot be reached: no answer from gpu07:22 within 10s"
+
+
+def test_the_supervisor_s_last_fault_comes_first() -> None:
+    """With the lines that it kept, which the table knows too."""
+    record = {"state": "recovering", "faults": [fault(what="no completion within 8 s", rank="1", evidence=f"x\n{GLOO}")]}
+    found = judge(Told(kept={"server": record}), gpu09="gone")
+
+    assert kinds(found) == [("now", "server-died"), ("now", "node-unreachable"), ("now", "gloo-interface")]
+    assert found.findings[0].evidence[0].line == "supervisor: fault: no completion within 8 s (rank 1 on gpu02)"
+    assert found.findings[2].evidence[0].what == "supervisor"
+
+
+def test_of_several_faults_the_last_is_shown_first() -> None:
+    """Its line is the news."""
+    record = {"state": "recovering", "faults": [fault(at=NOW - 200, what="old"), fault(what="new")]}
+    (found,) = judge(Told(kept={"server": record})).findings
+
+    assert "new" in found.evidence[0].line
+
+
+def test_a_supervisor_that_gave_up_says_so() -> None:
+    """No restarts are left."""
+    record = {"state": "gave-up", "since": NOW - 10, "doing": "no restarts are left", "faults": [fault()]}
+
+    assert kinds(judge(Told(kept={"server": record}))) == [("now", "server-died"), ("now", "supervisor-gave-up")]
+
+
+def test_a_fault_that_was_recovered_from_is_over() -> None:
+    """The supervisor did its work."""
+    record = {"state": "ready", "ready_at": NOW - 20, "faults": [fault(ready_again_after=40.0)]}
+    found = judge(Told(kept={"server": record}))
+
+    assert (kinds(found), found.found) == ([("over", "server-died")], False)
+    assert "ready again after 40 s" in found.findings[0].evidence[0].line
+
+
+@pytest.mark.parametrize("strange", [[], "x", {"faults": "x"}, {"faults": [1, None, {"at": "x", "what": {}}]}, {"state": []}])
+def test_a_strange_record_is_borne(strange: object) -> None:
+    """A container may write what it likes."""
+    judge(Told(kept={"server": strange}))
+
+
+@pytest.mark.parametrize(
+    ("state", "ids"),
+    [
+        (State(name="c", role="head", status="running"), []),
+        (State(name="c", role="rank", status="exited", exit_code=1), [("after", "container-ended")]),
+        (State(name="c", role="probe", status="exited", exit_code=1), []),
+        (State(name="c", role="worker", status="restarting", restarts=9), [("after", "container-restarts")]),
+        (State(name="c", role="rank", status="exited", exit_code=137, oom=True), [
+            ("now", "kernel-oom"), ("after", "container-ended")
+        ]),
+        (State(name="c", role="head", status="created", error='could not select device driver ""'), [("now", "gpu-runtime")]),
+    ],
+)  # fmt: skip
+def test_docker_s_word_on_containers_is_evidence(state: State, ids: list[tuple[str, str]]) -> None:
+    """Logs do not say who killed them."""
+    assert kinds(judge(Told(states=(state,)))) == ids
+
+
+def test_a_node_that_refuses_docker_is_told_with_its_fix() -> None:
+    """What could not be had is evidence too."""
+    found = judge(Told(gaps={"containers": "permission denied while trying to connect to the Docker daemon socket"}))
+
+    assert kinds(found) == [("now", "docker-permission")]
+    assert found.gaps == (("gpu01", "containers", "permission denied while trying to connect to the Docker daemon socket"),)
+
+
+@pytest.mark.parametrize("path", sorted(VLLM.glob("*_ok.log")), ids=lambda path: path.stem)
+def test_healthy_starts_have_nothing_in_their_way(path: Path) -> None:
+    """Warnings are over once the server is ready."""
+    assert not judge(log(*path.read_text(encoding="utf-8").splitlines())).found
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("fail_gloo_loopback", "gloo-interface"),
+        ("fail_netcut", "node-lost"),
+        ("fail_rank_killed", "rank-died"),
+        ("fail_cpu_platform_refuses_ray", "cpu-without-ray"),
+    ],
+)
+def test_recorded_failures_give_their_cause(name: str, first: str) -> None:
+    """Before everything that they bring about."""
+    text = symptoms.plain((VLLM / f"{name}.log").read_text(encoding="utf-8"))
+
+    assert judge(log(*text.split("\n"))).findings[0].id == first
+
+
+def test_many_lines_are_quick_and_few_are_kept() -> None:
+    """A node may say the same for hours; lines are counted up to a limit for each log."""
+    (found,) = judge(log(*[GLOO] * 20000)).findings
+
+    assert (found.count, len(found.evidence)) == (200, 1)

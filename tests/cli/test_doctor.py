@@ -1,0 +1,177 @@
+"""`vlaunch doctor` on simulated nodes: what it asks, what it says, and how it ends."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from launcher.errors import ConnectError
+from launcher.model import Answer
+from tests.cli.conftest import SECRET, Cluster
+from tests.cli.told import Telling, state, tell
+
+GLOO = "2026-11-21T20:14:00.1Z RuntimeError: Gloo connectFullMesh failed with no error"
+DEAD = "2026-11-21T20:14:05.1Z ERROR EngineCore encountered a fatal error."
+
+
+def test_the_cause_is_told_first_with_its_fix(cluster: Cluster) -> None:
+    """What was seen, where, why, what to do, and where more is written."""
+    tell(
+        cluster, gpu01=Telling(parts={"log-1": f"fine\n{DEAD}"}), gpu02=Telling(parts={"log-1": GLOO, "driver-1": "x"})
+    )  # fmt: skip
+    ran = cluster.run("doctor")
+    lines = ran.out.splitlines()
+
+    assert ran.code == 1
+    assert lines[0] == "most likely first"
+    assert lines[1] == "  FOUND  gpu02: Gloo took the wrong network interface"
+    assert "gpu02, container, 2026-11-21" in lines[2]
+    assert lines[2].endswith("RuntimeError: Gloo connectFullMesh failed with no error")
+    assert lines[3:5] == [
+        "         fix: set `network: {interface: …}` in the inventory, then run `vlaunch up`",
+        "         see: docs/troubleshooting.md#gloo-interface",
+    ]
+    assert "  THEN   gpu01: a rank died" in lines
+    assert "looked at 4 lines of 3 logs on gpu[01-02]" in lines
+    assert cluster.world.changes == []
+
+
+def test_each_node_is_asked_once(cluster: Cluster) -> None:
+    """With what the user wants to know."""
+    tell(cluster)
+    cluster.run("doctor", "--since", "1h30m")
+
+    assert [(each.node, each.argv[3], each.argv[9]) for each in cluster.commands] == [
+        ("gpu01", "doctor", "5400s"), ("gpu02", "doctor", "5400s")
+    ]  # fmt: skip
+    assert cluster.commands[0].argv[4] == cluster.commands[1].argv[4]
+    cluster.commands.clear()
+    cluster.run("doctor", "gpu02")
+    assert [each.node for each in cluster.commands] == ["gpu02"]
+
+
+def test_nothing_found_says_what_was_looked_at_and_what_next(cluster: Cluster) -> None:
+    """Exit code 0."""
+    tell(cluster, gpu01=Telling(parts={"log-1": "fine\nfine"}))
+    ran = cluster.run("doctor")
+
+    assert ran.code == 0
+    assert ran.out.splitlines()[:2] == ["no known failure was found", "looked at 2 lines of 1 log on gpu[01-02]"]
+    assert "`vlaunch check`" in ran.out
+    assert "`vlaunch logs --tail 1000`" in ran.out
+
+
+def test_what_may_be_harmless_does_not_fail(cluster: Cluster) -> None:
+    """It is told, though."""
+    tell(cluster, gpu01=Telling(parts={"driver-1": "OSError: [Errno 98] Address already in use"}))
+    ran = cluster.run("doctor")
+
+    assert ran.code == 0
+    assert "  MAYBE  gpu01: a port is taken" in ran.out
+
+
+def test_a_node_that_is_away_is_a_finding_and_hides_no_other(cluster: Cluster) -> None:
+    """It comes first."""
+    cluster.missing["gpu01"] = ConnectError("gpu01", "no answer from gpu01:22 within 10s")
+    tell(cluster, gpu02=Telling(parts={"log-1": GLOO}))
+    ran = cluster.run("doctor")
+
+    assert ran.code == 1
+    assert ran.out.splitlines()[1] == "  FOUND  gpu01: this node cannot be logged in to: it is off, or cut off from here"
+    assert "no answer from gpu01:22 within 10s" in ran.out
+    assert "gpu02: Gloo took" in ran.out
+
+
+@pytest.mark.parametrize(
+    "instead",
+    [
+        Answer(node="gpu02", code=255, err="the connection was lost"),
+        Answer(node="gpu02", code=124, timed_out=True, seconds=240),
+        Answer(node="gpu02", code=0, out="motd of the day"),
+    ],
+)
+def test_a_node_that_does_not_answer_the_question_is_one_too(cluster: Cluster, instead: Answer) -> None:
+    """Whatever it says instead."""
+    tell(cluster, gpu02=Telling(instead=instead))
+    ran = cluster.run("doctor", "--json")
+
+    assert [(each["id"], each["nodes"]) for each in json.loads(ran.out)["findings"]] == [("node-unreachable", ["gpu02"])]
+
+
+def test_the_supervisor_s_last_fault_is_the_first_evidence(cluster: Cluster) -> None:
+    """With rank and node."""
+    record = {"state": "recovering", "faults": [{"at": 1795299000, "what": "rank died", "node": "gpu02", "rank": "TP1"}]}
+    tell(cluster, gpu01=Telling(parts={"server": json.dumps(record), "log-1": GLOO}))
+    lines = cluster.run("doctor").out.splitlines()
+
+    assert lines[1] == "  FOUND  gpu01: the supervisor found the server dead"
+    assert lines[2].endswith("supervisor: fault: rank died (TP1 on gpu02)")
+
+
+def test_json_is_one_document(cluster: Cluster) -> None:
+    """With everything that the table shows."""
+    tell(cluster, gpu01=Telling(parts={"state": state("c", "rank", "exited", ExitCode=137, OOMKilled=True), "log-1": DEAD}))
+    ran = cluster.run("doctor", "--json")
+    said = json.loads(ran.out)
+
+    assert (ran.code, ran.err, said["found"]) == (1, "", True)
+    assert [(each["id"], each["kind"]) for each in said["findings"]] == [
+        ("kernel-oom", "now"), ("rank-died", "after"), ("container-ended", "after")
+    ]  # fmt: skip
+    assert set(said["findings"][0]) == {"id", "kind", "cause", "fix", "source", "nodes", "count", "evidence", "docs"}
+    assert said["looked"] == {"nodes": ["gpu01", "gpu02"], "logs": 1, "lines": 1, "ready": None}
+
+
+def test_nothing_of_a_log_reaches_the_terminal_as_it_is(cluster: Cluster) -> None:
+    """Neither codes nor secrets nor markup."""
+    line = f"\x1b]0;t\x07\x1b[2J[bold]connectFullMesh {SECRET}\r"
+    tell(
+        cluster,
+        gpu01=Telling(
+            parts={"log-1": line, "state": state("c\x1b[2J", "rank", "exited", Error="\x1b[31m no space left on device")}
+        ),
+    )
+    ran = cluster.run("doctor")
+
+    assert "\x1b" not in ran.out
+    assert SECRET not in ran.out
+    assert "[bold]connectFullMesh ***" in ran.out
+
+    tell(cluster, gpu01=Telling(instead=Answer(node="gpu01", code=1, err=f"\x1b[2Jno {SECRET}")))
+    ran = cluster.run("doctor")
+    assert "it answered something else: no ***" in ran.out
+    assert "\x1b" not in ran.out
+
+
+def test_what_could_not_be_seen_is_said_once_for_equal_nodes(cluster: Cluster) -> None:
+    """A kernel log is often root's."""
+    answer = "\n{mark} clock\n1795300000\n{mark} rc 0\n{mark} kernel\n\n{mark} rc 9\n{mark} ids\n\n{mark} rc 0\n"
+    tell(cluster)
+    inner = cluster.world.answer
+
+    def told(command: object) -> Answer | None:
+        said = inner(command)  # type: ignore[arg-type]
+        mark = command.argv[4]  # type: ignore[attr-defined]
+        return said and Answer(node=said.node, code=0, out=answer.format(mark=mark))
+
+    cluster.world.answer = told  # type: ignore[method-assign, assignment]
+
+    assert "not seen: gpu[01-02]: kernel log: it may only be read by root there" in cluster.run("doctor").out
+
+
+@pytest.mark.parametrize("words", [["--since", "10"], ["--since", "x"], ["--since", ""], ["gpu09"]])
+def test_a_wrong_request_touches_no_node(cluster: Cluster, words: list[str]) -> None:
+    """Exit code 2."""
+    ran = cluster.run("doctor", *words)
+
+    assert (ran.code, ran.out, cluster.commands) == (2, "", [])
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", "90s"), ("30m", "1800s"), ("1D2h", "93600s")])
+def test_durations(cluster: Cluster, text: str, seconds: str) -> None:
+    """As people write them."""
+    tell(cluster)
+    cluster.run("doctor", "--since", text)
+
+    assert cluster.commands[0].argv[9] == seconds

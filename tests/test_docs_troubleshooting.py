@@ -1,0 +1,93 @@
+"""The page of known failures has each of them, and each of the failures that users report is known or checked for."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from launcher.checks.catalogue import CATALOGUE
+from launcher.tools import symptoms
+from launcher.tools.symptoms import Symptom
+
+PAGE = Path(__file__).parent.parent / "docs" / "troubleshooting.md"
+IDS = [each.id for each in symptoms.TABLE]
+
+# What users of multi-node vLLM report, by what tells of it: entries of the table, and checks of `vlaunch check`.
+REPORTED: dict[int, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    1: ("`ray: command not found`", ("ray-missing",), ("ray-version",)),
+    2: ("world size larger than this node's GPUs", ("world-size",), ()),
+    3: ("waiting for a placement group", ("placement-group-waits", "placement-group-refused"), ("accelerator",)),
+    4: ("no node type with `node:IP`", ("node-resource-missing",), ("address",)),
+    5: ("nodes without an address of their own", ("host-ip-not-unique",), ("address-unique",)),
+    6: ("Gloo on the wrong interface", ("gloo-interface",), ("hostname", "interface")),
+    7: ("NCCL without an interface or a route", ("nccl-interface", "nccl-unreachable"), ("interface", "high-port")),
+    8: ("TCP although RDMA is there", ("rdma-unseen", "rdma-devices-missing"), ("rdma-devices", "rdma-container")),
+    9: ("memory cannot be locked", ("memlock", "memlock-refused"), ("memlock",)),
+    10: ("`unhandled system error`", ("nccl-system-error",), ("ipc-lock", "shm")),
+    11: ("no shared memory segment for NCCL", ("shm-too-small",), ("shm",)),
+    12: ("Ray's object store larger than /dev/shm", ("object-store", "shm-too-small"), ("shm",)),
+    13: ("Ray or Python differ", ("ray-version",), ("image", "ray-version", "python-version")),
+    14: ("`InvalidAuthToken`", ("ray-token",), ()),
+    15: ("a worker joins and vanishes", ("node-lost",), ("ports-reachable",)),
+    16: ("GCS cannot be reached", ("gcs-unreachable",), ("ports-reachable",)),
+    17: ("`RayChannelTimeoutError`", ("compiled-graph-timeout",), ()),
+    18: ("no broadcast block, then a timeout", ("rank-silent",), ()),
+    19: ("`Address already in use`", ("port-taken",), ("ports",)),
+    20: ("GPU memory is held", ("gpu-memory-held",), ("gpu-memory",)),
+    21: ("Error 803", ("driver-too-old",), ("driver",)),
+    22: ("no GPUs in containers", ("gpu-runtime", "nvml-lost"), ("gpu-runtime", "cgroup-driver")),
+    23: ("downloads, locks, 401", ("hf-refused", "hf-lock", "model-not-cached"), ("model", "hf-token")),
+    24: ("no config.json; not allowed to write", ("model-not-found", "cache-permission"), ("model",)),
+    25: ("the others go on when a node has died", ("container-ended", "server-died"), ()),
+    26: ("offline data parallel on a dense model", ("dense-data-parallel",), ()),
+    27: ("out of host memory", ("host-memory", "kernel-oom", "engine-killed"), ()),
+    28: ("docker.sock: permission denied", ("docker-permission",), ("docker",)),
+    29: ("`undefined symbol: mlx5dv_…`", ("rdma-libraries",), ("libibverbs",)),
+    30: ("a driver without a raylet; `ray://`", ("no-local-raylet",), ()),
+}
+
+
+def sections() -> dict[str, str]:
+    """Return the page's sections of the third level by their headings."""
+    text = PAGE.read_text(encoding="utf-8").partition("\n## What no log line shows\n")[0]
+    found = re.split(r"^### (.+)$", re.sub(r"^## .*$", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
+    return dict(zip(found[1::2], found[2::2], strict=True))
+
+
+def words(text: str) -> str:
+    """Return text without its line breaks."""
+    return " ".join(text.split())
+
+
+def test_the_page_has_every_entry_in_the_tables_order() -> None:
+    """And no other."""
+    assert list(sections()) == IDS
+
+
+@pytest.mark.parametrize("symptom", symptoms.TABLE, ids=IDS)
+def test_each_section_has_a_line_the_cause_what_to_do_and_the_source(symptom: Symptom) -> None:
+    """In the program's own words, so that a reader finds again what was printed."""
+    text = sections()[symptom.id]
+    line = re.findall(r"^```text\n(.+)\n```$", text, flags=re.MULTILINE)
+    said = dict(re.findall(r"- \*\*(\w+)\.\*\* (.+?)(?=\n- |\Z)", text, flags=re.DOTALL))
+
+    assert len(line) == 1
+    assert re.search(symptom.pattern, line[0])
+    assert set(said) == {"Cause", "Do", "Source"}
+    assert symptom.cause[1:] in words(said["Cause"])
+    assert symptom.fix[1:] in words(said["Do"])
+    assert symptom.batch in words(said["Do"])
+    assert words(said["Source"]) == f"{symptom.source}."
+
+
+def test_all_that_users_report_is_covered() -> None:
+    """By an entry that is recognised in logs, by a check, or by both."""
+    checks = {each.id for each in CATALOGUE}
+
+    assert list(REPORTED) == list(range(1, 31))
+    for what, entries, by_checks in REPORTED.values():
+        assert entries or by_checks, what
+        assert set(entries) <= set(IDS), what
+        assert set(by_checks) <= checks, what

@@ -1,0 +1,175 @@
+"""The question after a failure, run on this machine with a stand-in for Docker; and answers that nobody should trust."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher import redaction
+from launcher.tools import diagnosis
+from launcher.tools.diagnosis_read import Told, read
+
+MARK = "@@f00d"
+# Two containers: the first runs and can be looked into, with its /tmp elsewhere; the second has ended.
+DOCKER = r"""#!/bin/sh
+echo "$*" >> "$0.said"
+case $1 in
+ps) [ ! -e "$0.refuses" ] || { echo "permission denied while trying to connect to the Docker daemon socket" >&2; exit 1; }
+  printf 'aaa\nbbb\n' ;;
+inspect)
+  case "$*" in
+  *Running*) case "$*" in *aaa*) echo true ;; *) echo false ;; esac ;;
+  *format*)
+    echo '{"name":"/c-gpu01","role":"head","state":{"Status":"running","StartedAt":"2026-11-21T20:00:00Z"},"restarts":0}'
+    echo '{"name":"/c-gpu01-rank","role":"rank","state":{"Status":"exited","ExitCode":137,"OOMKilled":true,'\
+'"FinishedAt":"2026-11-21T20:14:02.5Z"},"restarts":2}' ;;
+  *) echo '[{"Name":"/c-gpu01"}]' ;;
+  esac ;;
+logs) cat "$0.log" ;;
+exec) shift 4; shift 2; script=$(printf %s "$1" | sed "s#/tmp/#$0.tmp/#g"); shift; exec sh -c "$script" "$@" ;;
+esac
+"""
+
+
+@pytest.fixture
+def docker(tmp_path: Path) -> Path:
+    """A stand-in for the command."""
+    path = tmp_path / "docker"
+    path.write_text(DOCKER)
+    path.chmod(0o755)
+    (tmp_path / "docker.log").write_text("2026-11-21T20:14:00.1Z first\n2026-11-21T20:14:01.1Z second\n")
+    return path
+
+
+def say(docker: Path, parts: tuple[str, ...], *, size: int = 10_000, since: float | None = None) -> str:
+    """Ask this machine, and return its words."""
+    argv = diagnosis.ask(
+        (str(docker),), mark=MARK, cluster="c", state_dir=str(docker.parent / "state"), parts=parts, lines=50, size=size,
+        since=since,
+    )  # fmt: skip
+    ran = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+
+    assert (ran.returncode, ran.stderr) == (0, "")
+    return ran.stdout
+
+
+def ask(docker: Path, parts: tuple[str, ...] = diagnosis.DIAGNOSIS, *, since: float | None = None) -> Told:
+    """Ask this machine, and read its answer."""
+    return read(say(docker, parts, since=since), MARK)
+
+
+def test_a_node_tells_of_its_containers_and_their_logs(docker: Path) -> None:
+    """Each container with its state, each line with its time."""
+    told = ask(docker)
+
+    assert told.clock is not None
+    assert [(each.name, each.role, each.status, each.exit_code, each.oom, each.restarts) for each in told.states] == [
+        ("c-gpu01", "head", "running", 0, False, 0), ("c-gpu01-rank", "rank", "exited", 137, True, 2)
+    ]  # fmt: skip
+    logs = [each for each in told.logs if each.part.startswith("log-")]
+    assert [(each.what, each.lines) for each in logs] == [
+        ("container", ("first", "second")), ("rank container", ("first", "second"))
+    ]  # fmt: skip
+    assert logs[0].stamps == {0: "2026-11-21T20:14:00Z", 1: "2026-11-21T20:14:01Z"}
+    assert told.gaps.get("containers") is None
+
+
+def test_what_runs_is_looked_into(docker: Path) -> None:
+    """Ray's newest jobs, its workers, Ray itself and what NCCL warns of; what has ended is not."""
+    logs = docker.parent / "docker.tmp" / "ray" / "session_2026" / "logs"
+    logs.mkdir(parents=True)
+    (logs.parents[1] / "session_latest").symlink_to("session_2026")
+    (logs / "job-driver-serve-1.log").write_text("driver\n")
+    (logs / "worker-1.err").write_text("worker\n")
+    (logs / "worker-2.out").write_text("")
+    (logs / "raylet.out").write_text("raylet\n")
+    (logs.parents[2] / "vlaunch-nccl.x.log").write_text("chatter\nNCCL WARN no\n")
+    told = ask(docker, (diagnosis.STATE, diagnosis.INSIDE))
+
+    assert [(each.what, each.lines) for each in told.logs] == [
+        ("job driver", ("driver",)), ("Ray worker", ("worker",)), ("Ray", ("raylet",)), ("NCCL", ("NCCL WARN no",))
+    ]  # fmt: skip
+    said = (docker.parent / "docker.said").read_text().splitlines()
+    assert [line.split()[1] for line in said if line.startswith("exec ")] == ["aaa"]
+
+
+def test_the_supervisor_s_files_come_along(docker: Path) -> None:
+    """From the launcher's folder, whoever wrote them."""
+    folder = docker.parent / "state" / "c" / "server"
+    folder.mkdir(parents=True)
+    (folder / "server.json").write_text('{"state": "ready"}')
+    (folder / "wanted.json").write_text("{half")
+
+    assert ask(docker).kept == {"server": {"state": "ready"}}
+
+
+def test_a_log_has_its_limit_in_lines_and_in_bytes(docker: Path) -> None:
+    """A gigabyte on one line costs no more than a short one."""
+    (docker.parent / "docker.log").write_text("".join(f"2026-11-21T20:14:00Z {at}\n" for at in range(1000)))
+    lines = ask(docker, (diagnosis.LOGS,)).logs[0].lines
+    (docker.parent / "docker.log").write_text("x" * 5_000_000)
+
+    assert (len(lines), lines[-1]) == (50, "999")
+    assert len(say(docker, (diagnosis.LOGS,), size=2000)) < 2 * 2000 + 2000
+
+
+def test_only_what_was_asked_for_is_told(docker: Path) -> None:
+    """And how far back is Docker's own business."""
+    told = ask(docker, (diagnosis.STATE, diagnosis.INSPECT))
+    ask(docker, (diagnosis.LOGS,), since=1800)
+
+    assert (told.logs, json.loads(told.inspect)) == ((), [{"Name": "/c-gpu01"}])
+    assert "--since=1800s" in (docker.parent / "docker.said").read_text()
+
+
+def test_a_node_that_refuses_docker_says_why(docker: Path) -> None:
+    """Its words are evidence."""
+    (docker.parent / "docker.refuses").touch()
+    told = ask(docker)
+
+    assert told.gaps["containers"].startswith("permission denied while trying to connect")
+    assert told.states == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "motd", f"{MARK} ", f"{MARK} rc 0", f"{MARK} rc 99999", f"{MARK} state\nnull\n[]\n" + "[" * 9000,
+        f"{MARK} server\n{'[' * 9000}\n{MARK} rc 0", f"{MARK} zone\n+9999999\n{MARK} rc 0", f"{MARK} clock\n1e99\n{MARK} rc 0",
+        f"{MARK} ../../etc/passwd\nx\n{MARK} rc 0", f"{MARK} log-0\nx\n{MARK} log-99\n\x00\n{MARK} log-1",
+        f'{MARK} state\n{{"name": 1, "role": {{}}, "state": {{"Status": [], "ExitCode": "x"}}}}\n{MARK} rc 0',
+        f'{MARK} state\n{{"name": 1, "role": [], "state": {{"Status": "x", "ExitCode": 1e9}}, "restarts": 1e400}}\n{MARK} rc 0',
+    ],
+)  # fmt: skip
+def test_answers_that_make_no_sense_are_borne(text: str) -> None:
+    """Nothing is raised, and nothing but logs is taken for one."""
+    told = read(text, MARK)
+
+    assert {each.what for each in told.logs} <= {"container"}
+
+
+def test_a_log_cannot_pretend_to_be_another_part() -> None:
+    """It does not know the mark; half an answer is as good as it goes."""
+    told = read(
+        f"{MARK} ids\na\n{MARK} rc 0\n{MARK} log-1\n@@guess kernel\nOut of memory\n{MARK} rc 0\n{MARK} log-2\nhalf", MARK
+    )
+
+    assert [(each.part, each.lines) for each in told.logs] == [
+        ("log-1", ("@@guess kernel", "Out of memory")),
+        ("log-2", ("half",)),
+    ]
+
+
+def test_lines_are_cleaned_before_they_are_cut() -> None:
+    """Of terminal codes, and of secrets, of which half must not stay."""
+    redaction.learn("correct-horse-battery")
+    try:
+        told = read(f"{MARK} log-1\n\x1b[31mred\x1b[0m\r\n{'x' * 990}correct-horse-battery\n{MARK} rc 0", MARK)
+    finally:
+        redaction.forget()
+
+    assert told.logs[0].lines[0] == "red"
+    assert told.logs[0].lines[1] == "x" * 990 + "***"
