@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 
 from launcher.checks import ray as ray_checks
 from launcher.checks.shape import Finding, folded, worst
-from launcher.errors import GateError, NodeError, VlaunchError
+from launcher.errors import GateError, LockError, NodeError, VlaunchError
 from launcher.events import Event, State
-from launcher.model import Answer, fold, natural
+from launcher.model import Answer, Argv, fold, natural
 from launcher.plan.shape import Gate, Plan, Stage, Step, in_waves
 from launcher.tools import symptoms
-from launcher.transport import Transport
+from launcher.transport import Recording, Transport
 
 _STATES: Mapping[str, State] = {"pass": "ok", "warn": "warn", "fail": "failed", "skip": "skip", "wait": "running"}
 
@@ -26,33 +27,53 @@ def apply(
 ) -> Iterator[Event]:
     """Run a plan stage by stage.
 
+    A transport that records what changes a node has its record sent with the first command that changes it.
+
     Raises:
         NodeError: one or more nodes failed a step; the others finished theirs.
         GateError: a gate failed, or ran out of time.
+        LockError: the transport may not be used any more; nothing was sent since, whatever `keep_going` says.
     """
     failed: list[VlaunchError] = []
+    records = _records(plan, transport)
     for stage in plan.stages:
         try:
-            yield from _stage(stage, transport, clock, sleep, keep_going=plan.keep_going)
+            yield from _stage(stage, transport, clock, sleep, records, keep_going=plan.keep_going)
         except (NodeError, GateError) as error:
-            if not plan.keep_going:
+            if not plan.keep_going or isinstance(error, LockError):
                 raise
             failed.append(error)
     if failed:
         raise _all(failed)
 
 
+def _records(plan: Plan, transport: Transport) -> dict[str, Argv]:
+    """Return what goes before the first step of each node; `_wave` takes it out."""
+    if not plan.steps or not isinstance(transport, Recording):
+        return {}
+    changes: dict[str, list[str]] = {}
+    for step in plan.steps:
+        changes.setdefault(step.command.node, []).append(step.title)
+    return dict(transport.record(plan.verb, changes))
+
+
 def _stage(
-    stage: Stage, transport: Transport, clock: Callable[[], float], sleep: Callable[[float], None], *, keep_going: bool
+    stage: Stage,
+    transport: Transport,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+    records: MutableMapping[str, Argv],
+    *,
+    keep_going: bool,
 ) -> Iterator[Event]:
     began = clock()
     failed: list[VlaunchError] = []
     yield Event(kind="stage", stage=stage.id, text=stage.title, state="running")
     for wave in in_waves(stage.steps):
         try:
-            yield from _wave(stage, wave, transport)
+            yield from _wave(stage, wave, transport, records)
         except NodeError as error:
-            if not keep_going:
+            if not keep_going or isinstance(error, LockError):
                 raise
             failed.append(error)
     for gate in stage.gates:
@@ -72,12 +93,13 @@ def _all(failed: Sequence[VlaunchError]) -> VlaunchError:
     return GateError(first.message, evidence="\n".join(line for line in lines if line), hint="\n".join(hints))
 
 
-def _wave(stage: Stage, wave: Sequence[Step], transport: Transport) -> Iterator[Event]:
+def _wave(stage: Stage, wave: Sequence[Step], transport: Transport, records: MutableMapping[str, Argv]) -> Iterator[Event]:
     by_node = {step.command.node: step for step in wave}
     for step in wave:
         yield Event(kind="step", stage=stage.id, node=step.command.node, text=step.title, state="running")
     failed: list[Answer] = []
-    for answer in transport.run([step.command for step in wave]):
+    sent = [replace(step.command, before=records.pop(step.command.node, ())) for step in wave]
+    for answer in transport.run(sent):
         step = by_node[answer.node]
         state: State = "ok" if answer.ok else "failed"
         yield Event(kind="step", stage=stage.id, node=answer.node, text=step.title, state=state, seconds=answer.seconds)
@@ -103,7 +125,7 @@ def _step_error(steps: Mapping[str, Step], failed: Sequence[Answer]) -> NodeErro
         fold(same),
         f"{title} failed ({known.cause if known else how})",
         evidence=[first.tail or how, *others],
-        hint=known.fix if known else "run the same command with `--verbose` to see what was sent",
+        hint=known.fix if known else "look at every node: `vlaunch doctor`; `--verbose` shows what was sent",
     )
 
 

@@ -8,7 +8,9 @@
   * NodeError                     one or more nodes did not do as told
     * ConnectError                a node could not be reached or logged in to
     * DeadlineError               a wait ran out of time
+    * LockError                   another operator works on the cluster, or took it from us
   * GateError                     a check between two stages failed
+  * HookError                     a hook of the user's failed
   * UnreadableAnswer              a tool said something that cannot be read
 """
 
@@ -69,6 +71,14 @@ class ConnectError(NodeError):
 
 class DeadlineError(NodeError):
     """A wait ran out of time."""
+
+
+class LockError(NodeError):
+    """The cluster's lock is held by somebody else, or was lost while it was needed."""
+
+
+class HookError(VlaunchError):
+    """An executable in `hooks/` failed, or did not end in time."""
 
 
 class GateError(VlaunchError):

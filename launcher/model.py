@@ -11,6 +11,7 @@ from typing import Literal
 
 Accelerator = Literal["nvidia", "amd", "cpu"]
 Backend = Literal["ray", "mp"]
+SecretsIn = Literal["disk", "memory"]
 Fabric = Literal["ethernet", "infiniband", "roce"]
 # What the network between nodes must at least be, the least first.
 Level = Literal["any", "rdma", "gdrdma"]
@@ -38,11 +39,12 @@ class Secret:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretSource:
-    """Where the inventory says a secret comes from; exactly one field is set."""
+    """Where the inventory says a secret comes from; exactly one field is set. `prompt` is the question to ask a person."""
 
     env: str | None = None
     file: str | None = None
     command: str | None = None
+    prompt: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +109,16 @@ class Ports:
     api: int = 8000
     mp_master: int = 29501
     dp_rpc: int = 29550
+    group: int = 29560
     probe: int = 29500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeDefaults:
-    """What `vlaunch serve` uses where its flags are silent. `tp`/`pp` of `None` mean: derive from the cluster."""
+    """What `vlaunch serve` uses where its flags are silent. `tp`/`pp` of `None` mean: derive from the cluster.
+
+    With `supervise` the server is looked at every `canary` seconds, and started again at most `restarts` times in an hour.
+    """
 
     model: str | None = None
     tp: int | None = None
@@ -121,15 +127,22 @@ class ServeDefaults:
     backend: Backend = "ray"
     bind: str = "0.0.0.0"  # noqa: S104 - users reach the endpoint from outside
     args: tuple[str, ...] = ()
+    supervise: bool = True
+    canary: float = 5.0
+    restarts: int = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """A bind mount, the same on every node."""
+    """A bind mount, the same on every node.
+
+    Docker makes a missing source as an empty directory of root's; with `must_exist` the container does not start instead.
+    """
 
     source: str
     target: str
     read_only: bool = False
+    must_exist: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +160,7 @@ class Inventory:
     shm: int | Literal["host"] = "host"
     mounts: tuple[Mount, ...] = ()
     secrets: Mapping[str, SecretSource] = field(default_factory=dict)
+    secrets_in: SecretsIn = "disk"
     ports: Ports = field(default_factory=Ports)
     serve: ServeDefaults = field(default_factory=ServeDefaults)
     cap: int = 32

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from launcher.model import Answer, Argv
 
@@ -18,6 +18,9 @@ class Command:
     it any more. `together` means that the command waits for those of other nodes: all of them run at once, whatever the cap.
 
     `shown_stdin` is how a script would produce the same bytes (shell words for the left side of a pipe).
+
+    `before` are words that are sent in front of `argv` and end by running it: what must be done first on the node costs no
+    round trip of its own. People and scripts are shown `argv` alone.
     """
 
     node: str
@@ -27,6 +30,12 @@ class Command:
     shown_stdin: str = ""
     hold_stdin: bool = False
     together: bool = False
+    before: Argv = ()
+
+    @property
+    def words(self) -> Argv:
+        """What the node is sent."""
+        return (*self.before, *self.argv)
 
 
 class Transport(Protocol):
@@ -39,4 +48,13 @@ class Transport(Protocol):
         is an `Answer` with code 255. Closing the iterator (or KeyboardInterrupt) cancels what is still running, and leaves
         no process behind on a node.
         """
+        ...
+
+
+@runtime_checkable
+class Recording(Transport, Protocol):
+    """A transport that has it written down, on the node itself, what will be changed there."""
+
+    def record(self, verb: str, changes: Mapping[str, Sequence[str]]) -> Mapping[str, Argv]:
+        """Return, for each node of `changes`, what goes `before` the first command that changes it."""
         ...

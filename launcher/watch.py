@@ -8,15 +8,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.checks.ray import read_payload
 from launcher.errors import DeadlineError, NodeError, UnreadableAnswer
 from launcher.events import Event, State
 from launcher.model import Answer
+from launcher.plan.supervised import STARTING
 from launcher.plan.watched import Seen, Watched
-from launcher.tools import symptoms, vllm
+from launcher.tools import symptoms, untrusted, vllm
 from launcher.transport import Command, Transport
 
 _EVERY = 1.0
@@ -61,6 +62,7 @@ class _State:
     refusals: list[str] = field(default_factory=list)
     told: str = ""
     silent: str = ""
+    doing: str = ""
 
     @property
     def text(self) -> str:
@@ -97,10 +99,13 @@ def watch(
         if seen is not None:
             yield from _progress(state, seen, clock(), quiet=quiet)
             quiet = False
-            yield from _symptoms(state, seen, clock())
+            if seen.doing:
+                state.fatal_since = None  # What died is being brought back.
+            else:
+                yield from _symptoms(state, seen, clock())
             _raise_if_over(watched, transport, state, seen, clock())
             # A completion that comes back outdoes whatever the log says.
-            if seen.server.get("health") == 200:
+            if seen.server.get("health") == 200 and seen.doing in ("", STARTING):
                 yield _waiting(state, clock(), timeout)
                 served = _first_answer(watched, transport, state, seen, clock, began=state.began, timeout=timeout)
                 if served is not None:
@@ -130,14 +135,20 @@ def _look(watched: Watched, transport: Transport, state: _State, now: float) -> 
             ) from None  # fmt: skip
         return None
     state.lost_since = None
-    state.offset = seen.offset
-    state.lines.extend(symptoms.plain(line) for line in seen.lines)
+    state.offset, state.doing = seen.offset, seen.doing
+    if seen.anew:
+        state.lines.clear()
+        state.phase, state.phase_began, state.fatal_since = vllm.PHASES[0].id, now, None
+        state.refusals.clear()
+    # Thousands of them are kept: none may be as long as a node likes.
+    seen = replace(seen, lines=tuple(symptoms.plain(line[: untrusted.LONGEST]) for line in seen.lines))
+    state.lines.extend(seen.lines)
     return seen
 
 
 def _progress(state: _State, seen: Seen, now: float, *, quiet: bool) -> list[Event]:
     events = []
-    for phase in vllm.phase_after(state.phase, [symptoms.plain(line) for line in seen.lines]):
+    for phase in vllm.phase_after(state.phase, seen.lines):
         if not quiet:
             took = now - state.phase_began
             events.append(Event(kind="step", stage=_STAGE, text=vllm.title(state.phase), state="ok", seconds=took))
@@ -187,7 +198,7 @@ def _raise_if_over(watched: Watched, transport: Transport, state: _State, seen: 
         "",
         f"the server {'cannot go on' if hung else 'did not start'}: {cause[:_LINE] + ('…' if len(cause) > _LINE else '')}",
         evidence=[*dict.fromkeys(line for line in shown if line), *tail],
-        hint="\n".join((known.fix if known else "read the whole log: `vlaunch logs`", *(_LEFT if hung or told else ()))),
+        hint="\n".join((known.fix if known else "look at every node: `vlaunch doctor`", *(_LEFT if hung or told else ()))),
     )
 
 
@@ -218,9 +229,10 @@ def _first_answer(
     if status == 200 and said.get("tokens", 0) > 0:
         ranks = watched.read_ranks(by_node(transport, watched.ask_ranks))
         return Served(
-            endpoint=watched.endpoint, model=said["model"], fingerprint=said["system_fingerprint"], text=said["text"],
+            endpoint=watched.endpoint, model=said.get("model") or "", fingerprint=said.get("system_fingerprint") or "",
+            text=said.get("text") or "",
             ranks=ranks, capacity=vllm.capacity(seen.server.get("capacity") or {}, state.text),
-            seconds=clock() - began, answer_seconds=float(said["seconds"]),
+            seconds=clock() - began, answer_seconds=float(said.get("seconds", 0)),
             replicas=tuple(float(each["seconds"]) for each in replicas),
         )  # fmt: skip
     if status in (401, 403):
@@ -241,6 +253,8 @@ def _first_answer(
 def _waiting(state: _State, now: float, timeout: float) -> Event:
     how_far = vllm.shards(list(state.lines)[-20:]) if state.phase == "load" else state.silent
     text = vllm.title(state.phase) + (f" ({how_far})" if how_far else "")
+    if state.doing:
+        text = f"recovering: {text if state.doing == STARTING else state.doing}"
     changed, state.told = text != state.told, text
     return Event(
         kind="wait", stage=_STAGE, text=text, state="running" if changed else "",

@@ -16,7 +16,7 @@ from launcher.errors import DeadlineError, NodeError, UnreadableAnswer
 from launcher.events import Event
 from launcher.model import Inventory
 from launcher.plan import howfar, transfer
-from launcher.tools import desk, symptoms
+from launcher.tools import desk, symptoms, untrusted
 from launcher.tools.desk import Follow, Progress
 from launcher.transport import Transport
 
@@ -24,6 +24,7 @@ _STAGE = "batch"
 _EVERY = 1.0
 _TELL = 10.0  # seconds between two lines where every line stays
 _LOST = 45.0  # seconds without an answer until watching is given up
+_WARNINGS = 200  # that are told, and remembered as told
 _SILENT = 300.0  # seconds without a word of the driver, which speaks every second, until it is taken to hang
 _LAST = 30.0  # seconds for a driver that has said how it ended to end
 
@@ -107,7 +108,7 @@ def _look(inventory: Inventory, watched: Watched, transport: Transport, state: _
             ) from None  # fmt: skip
         return None
     state.lost_since, state.offset = None, seen.offset
-    state.lines.extend(symptoms.plain(each) for each in seen.lines)
+    state.lines.extend(symptoms.plain(each[: untrusted.LONGEST]) for each in seen.lines)
     # What an earlier run of the job left there says nothing of this one.
     if seen.progress.submission != watched.job:
         seen = replace(seen, progress=Progress(rows=seen.progress.rows, done=seen.progress.done, errors=seen.progress.errors))
@@ -125,7 +126,7 @@ def _changes(state: _State, progress: Progress, now: float, *, quiet: bool) -> l
             events.append(Event(kind="step", stage=_STAGE, text=doing, state="ok", seconds=now - state.since))
         state.since = now
     for text in progress.warnings:
-        if text not in state.warned:
+        if text not in state.warned and len(state.warned) < _WARNINGS:
             state.warned.add(text)
             events.append(Event(kind="warning", stage=_STAGE, text=text, state="warn"))
     return events

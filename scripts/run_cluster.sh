@@ -6,6 +6,7 @@ shopt -u patsub_replacement 2>/dev/null || true # bash 5.2 gives `&` a meaning t
 
 PAYLOAD=/opt/vlaunch
 SECRETS=/run/vlaunch/secrets
+SERVER=/var/lib/vlaunch
 TOKEN=RAY_AUTH_TOKEN
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
@@ -322,7 +323,9 @@ json_words() {
 
 plan_container() {
   local common ray shm=(--ipc host) options=() labels name word
-  local words=(AUTOSCALER_UPDATE_INTERVAL_S=1 RAY_worker_niceness=0 RAY_USAGE_STATS_ENABLED=0 "RAY_ADDRESS=$head_ip:${port[gcs]}" "VLLM_HOST_IP=$node_ip" "HF_HOME=$hf_home"
+  local words=(AUTOSCALER_UPDATE_INTERVAL_S=1 RAY_gcs_rpc_server_reconnect_timeout_s=15
+    RAY_health_check_failure_threshold=5 RAY_health_check_period_ms=1000 RAY_health_check_timeout_ms=3000 RAY_worker_niceness=0
+    RAY_USAGE_STATS_ENABLED=0 "RAY_ADDRESS=$head_ip:${port[gcs]}" "VLLM_HOST_IP=$node_ip" "HF_HOME=$hf_home"
     "NCCL_SOCKET_IFNAME==$interface" "GLOO_SOCKET_IFNAME=$interface" "TP_SOCKET_IFNAME=$interface") # `=`: the whole name, to NCCL
   if [ -n "$token_auth" ]; then
     words+=(RAY_AUTH_MODE=token "RAY_AUTH_TOKEN_PATH=$SECRETS/$TOKEN")
@@ -342,7 +345,8 @@ plan_container() {
   [ -z "$rdma" ] || options+=(--device /dev/infiniband --cap-add IPC_LOCK)
   [ "$accelerator" != amd ] || options+=(--group-add video --security-opt seccomp=unconfined)
   [ -z "$rdma" ] || options+=(--ulimit memlock=-1 --ulimit stack=67108864)
-  options+=(--volume "$state/payload:$PAYLOAD:ro" --volume "$state/secrets:$SECRETS:ro" --volume "$hf_home:$hf_home")
+  options+=(--volume "$state/payload:$PAYLOAD:ro" --volume "$state/secrets:$SECRETS:ro" --volume "$state/server:$SERVER"
+    --volume "$hf_home:$hf_home")
   for name in $(sorted "${!env[@]}"); do options+=(--env "$name=${env[$name]}"); done
 
   common=(--num-gpus "$gpus")
@@ -471,6 +475,8 @@ if [ "$1" = ray ] && ! command -v ray >/dev/null; then
   echo "entry.sh: this image has no Ray (stock vLLM images carry none since v0.18): let vlaunch build the derived image" >&2
   exit 127
 fi
+# What was served before this container restarted is served again, without anybody's doing.
+if [ "$1 $2 $3" = "ray start --head" ] && [ -f /opt/vlaunch/supervisor.py ]; then python3 /opt/vlaunch/supervisor.py boot & fi
 exec "$@"
 ENTRY
 }
@@ -487,12 +493,14 @@ write_files() {
   local name
   (
     umask 022
-    mkdir -p "$state/payload" && chmod 711 "$state" &&
+    mkdir -p "$state/payload" "$state/server" && chmod 711 "$state" &&
       entry_sh >"$state/payload/.entry.sh" &&
       chmod 755 "$state/payload/.entry.sh" &&
       mv "$state/payload/.entry.sh" "$state/payload/entry.sh" || exit 1
-    # It answers what `vlaunch status` asks the head; a copy of this script alone does without.
-    [ ! -f "$HERE/../launcher/payload/head.py" ] || install -m 755 "$HERE/../launcher/payload/head.py" "$state/payload/head.py"
+    # They answer what `vlaunch status` asks the head, and look after servers; a copy of this script alone does without.
+    for name in head.py head_api.py record.py supervisor.py supervisor_boot.py supervisor_look.py; do
+      [ ! -f "$HERE/../launcher/payload/$name" ] || install -m 755 "$HERE/../launcher/payload/$name" "$state/payload/$name"
+    done
   ) || fail 1 "the helper files cannot be written to $state" "say --state-dir"
   mkdir -p "$state/secrets" && chmod 700 "$state/secrets"
   # What is mounted becomes a variable of the container: a secret that is not given any more must go.
@@ -548,7 +556,7 @@ say_next() {
 remove_all() {
   local ids said
   if [ -n "$dry_run" ]; then
-    say "would remove what \`docker ps --all --filter label=vlaunch.cluster=$cluster\` shows, $state/payload and $state/secrets"
+    say "would remove what \`docker ps --all --filter label=vlaunch.cluster=$cluster\` shows, and $state/payload, secrets and server"
     return 0
   fi
   check_docker
@@ -559,7 +567,7 @@ remove_all() {
   fi
   said=$(docker ps --all --quiet --filter "label=vlaunch.cluster=$cluster") && [ -z "$said" ] ||
     fail 1 "containers of $cluster are left" "run it again" "$said"
-  rm -rf "$state/payload" "$state/secrets"
+  rm -rf "$state/payload" "$state/secrets" "$state/server"
   rmdir "$state" 2>/dev/null || [ ! -d "$state" ] || say "note: $state holds other files and stays"
   say "cluster $cluster: ${#ids[@]} containers removed; nothing of it is left on this machine"
 }

@@ -8,23 +8,24 @@ would take for something else ends up in the wrong place here as well.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import io
 import json
-import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from launcher.model import Answer, Argv, Inventory, Node
+from launcher.payload import desk
 from launcher.transport import Command
 
 Json = dict[str, Any]
 FIXTURES = Path(__file__).parent / "fixtures"
-_DESK = Path(__file__).parents[1] / "launcher" / "payload" / "desk.py"
 _RAY_IMAGE = FIXTURES / "image" / "vllm-cpu-0.32.0-ray-2.60.0.json"
 
 
@@ -34,7 +35,8 @@ class Machine:
 
     `survey` replaces parts of the survey's answer (`None`: the tool is not there) and `inside` fields of a container's look, or
     all of it when it is text; `unreadable` is what the node says instead of a model's files, `model` its files with their
-    sizes, `config` its `config.json`, `engine_log` what vLLM's ranks wrote of NCCL.
+    sizes, `config` its `config.json`, `engine_log` what vLLM's ranks wrote of NCCL, `memory` where secrets may lie in memory,
+    `kept` those that do, `modes` mode and owner of a secret's file where they are not what they should be.
     """
 
     node: Node
@@ -55,6 +57,9 @@ class Machine:
     model: dict[str, int] | None = None
     config: Json | None = None
     engine_log: str = ""
+    memory: str = ""
+    kept: dict[str, bytes] = field(default_factory=dict)
+    modes: dict[str, str] = field(default_factory=dict)
 
 
 class World:
@@ -91,6 +96,9 @@ class World:
         if argv[:2] == ("rm", "-f"):
             failed = self._change(machine, command, "rm")
             for path in argv[2:]:
+                if machine.memory and path.startswith(machine.memory):
+                    del machine.kept[path.rpartition("/")[2]]
+                    continue
                 machine.files.pop(path.partition(f"/{self.inventory.cluster}/")[2], None)
             return failed or Answer(node=command.node, code=0)
         if argv[: len(docker)] != docker:
@@ -131,6 +139,8 @@ class World:
         name, word, rest = machine.node.name, command.argv[3], command.argv[4:]
         if word == "probe":
             out = self.probe(machine, *rest)
+            if "@@secrets" in command.argv[2]:
+                out += self._secrets(machine)
             return Answer(node=name, code=0, out=out + self._survey(machine, command.stdin()) if command.stdin else out)
         if word == "model":
             return self._model(machine, command.argv)
@@ -140,27 +150,46 @@ class World:
             return Answer(node=name, code=0, out=machine.logs)
         if word == "verdict":
             return Answer(node=name, code=0, out=machine.files.get("network.json", b"").decode())
-        if word in ("unpack", "store", "keep", "clear"):
+        if word == "answered":
+            texts = [machine.files.get(f"server/{each}.json", b"").decode() for each in ("answered", "wanted")]
+            return Answer(node=name, code=0, out="".join(f"{text}\n\x1e\n" for text in texts))
+        if word in ("unpack", "server", "store", "keep", "clear", "forget", "want", "unwant"):
             failed = self._change(machine, command, word)
             if failed is not None:
                 return failed
-            if word == "unpack":
-                assert command.stdin is not None
-                with tarfile.open(fileobj=io.BytesIO(command.stdin())) as archive:
-                    for entry in archive:
-                        file = archive.extractfile(entry)
-                        machine.files[f"payload/{entry.name}"] = file.read() if file else b""
-            elif word in ("store", "keep"):
-                assert command.stdin is not None
-                machine.files[f"secrets/{rest[1]}" if word == "store" else rest[1]] = command.stdin()
-            else:
-                machine.files.clear()
+            self._write(machine, command)
             return Answer(node=name, code=0)
-        if rest[len(machine.node.docker) : len(machine.node.docker) + 2] == ("ps", "--all"):  # what is left after `down`
+        if rest[len(machine.node.docker) + 1 : len(machine.node.docker) + 3] == ("ps", "--all"):  # what is left after `down`
             lines = [f"container {each['Id'][:12]}" for each in machine.containers.values()]
             lines += [f"directory {word}"] if machine.files else []
+            lines += [f"directory {rest[0]}"] if machine.kept else []
             return Answer(node=name, code=0, out="".join(f"{line}\n" for line in lines))
         return None
+
+    def _write(self, machine: Machine, command: Command) -> None:
+        """Do to a machine's files what a script of the plans does."""
+        word, rest, stdin = command.argv[3], command.argv[4:], command.stdin
+        if word == "unpack":
+            assert stdin is not None
+            with tarfile.open(fileobj=io.BytesIO(stdin())) as archive:
+                for entry in archive:
+                    file = archive.extractfile(entry)
+                    machine.files[f"payload/{entry.name}"] = file.read() if file else b""
+        elif word in ("store", "keep"):
+            assert stdin is not None
+            if machine.memory and rest[0].startswith(machine.memory):
+                machine.kept[rest[1]] = stdin()
+            else:
+                machine.files[f"secrets/{rest[1]}" if word == "store" else rest[1]] = stdin()
+        elif word == "forget":
+            machine.kept.clear()
+        elif word in ("want", "unwant"):
+            for each in rest[1:]:
+                machine.files.pop(f"server/{each}", None)
+            if stdin is not None:
+                machine.files["server/wanted.json"] = stdin()
+        elif word == "clear":
+            machine.files.clear()
 
     def _docker(self, machine: Machine, command: Command, words: Argv) -> Answer | None:
         name, verb = machine.node.name, words[0]
@@ -286,10 +315,12 @@ class World:
         if verb == "follow":
             return Answer(node=node, code=0, out=json.dumps(self._followed(argv)))
         stdin = command.stdin() if command.stdin is not None else b""
-        # Secrets of whoever runs the tests are no part of a container's environment.
-        program = [sys.executable, "-S", str(_DESK), *argv[2:]]
-        ran = subprocess.run(program, input=stdin, capture_output=True, env={}, check=False)
-        return Answer(node=node, code=ran.returncode, out=ran.stdout.decode(), err=ran.stderr.decode())
+        # In this process: to start one for each question would take longer than all the rest. tests/payload starts it.
+        out = io.StringIO()
+        words, given = list(argv[1:]), io.TextIOWrapper(io.BytesIO(stdin))
+        with mock.patch.multiple(sys, argv=words, stdin=given), contextlib.redirect_stdout(out):
+            code = desk.main()
+        return Answer(node=node, code=code, out=out.getvalue())
 
     def _followed(self, argv: Argv) -> Json:
         """Answer `follow`: Ray's word is what `jobs` say, and its log their `log`."""
@@ -398,6 +429,19 @@ class World:
         told = {name: (text or "", 127 if text is None else 0) for name, text in parts.items()}
         return "".join(f"\n@@vlaunch {name}\n{text}\n@@vlaunch rc {code}\n" for name, (text, code) in told.items())
 
+    def _secrets(self, machine: Machine) -> str:
+        """Return what is told of the files with secrets; each is a minute old, and as private as it should be."""
+        state = f"{machine.home}/.vlaunch/{self.inventory.cluster}/secrets"
+        on_disk = [name.removeprefix("secrets/") for name in machine.files if name.startswith("secrets/")]
+        lines = []
+        for place, folder, names in (
+            ("disk", state, on_disk),
+            ("memory", f"{machine.memory}/{self.inventory.cluster}/secrets", [*machine.kept]),
+        ):
+            lines += [f"{place} 700 0 940 {folder}"] if names else []
+            lines += [f"{place} {machine.modes.get(each, '600 0')} 940 {folder}/{each}" for each in names]
+        return "\n".join(["", "@@secrets 1000 0", *lines, "@@secrets end", ""])
+
     def _payload(self, verb: str) -> Json:
         empty: Json = {"data": {"result": {"result": []}}}
         answers: Json = {
@@ -461,7 +505,9 @@ class World:
             ("toolkit", "", 127),
             *([("gpus", gpus, 0)] if accelerator == "nvidia" else [("gpus", kfd, 0)] if accelerator == "amd" else []),
             ("files", "".join(f"{digest}  ./{name}\n" for name, digest in files.items()), 0 if machine.files else 1),
-            ("token", secrets.get("RAY_AUTH_TOKEN", b"").decode(), 0),
+            ("memory", machine.memory or "no place", 0 if machine.memory else 1),
+            ("kept", "\n".join(machine.kept), 0 if machine.kept else 1),
+            ("token", (secrets.get("RAY_AUTH_TOKEN") or machine.kept.get("RAY_AUTH_TOKEN", b"")).decode(), 0),
             ("secrets", "\n".join(secrets), 0),
             ("docker", '{"Version": "28.3.0"}' if good else machine.docker_error, 0 if good else 1),
             ("info", json.dumps(info) if good else machine.docker_error, 0 if good else 1),
@@ -491,7 +537,7 @@ def read_run(words: Argv) -> Json:
     parser.add_argument("--detach", action="store_true")
     for single in ("name", "network", "ipc", "shm-size", "restart", "gpus", "entrypoint"):
         parser.add_argument(f"--{single}")
-    for many in ("device", "cap-add", "group-add", "security-opt", "ulimit", "volume", "env", "label"):
+    for many in ("device", "cap-add", "group-add", "security-opt", "ulimit", "volume", "mount", "env", "label"):
         parser.add_argument(f"--{many}", action="append", default=[])
     parser.add_argument("image")
     parser.add_argument("command", nargs=argparse.REMAINDER)

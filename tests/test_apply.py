@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
 import pytest
 
 from launcher.apply import apply
 from launcher.checks.shape import Finding, Status
-from launcher.errors import GateError, NodeError
+from launcher.errors import GateError, LockError, NodeError
 from launcher.events import Event
-from launcher.model import Answer
+from launcher.model import Answer, Argv
 from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
 from launcher.transport import Command
 from tests.fakes import FakeTransport
@@ -342,3 +342,60 @@ def test_cleaning_up_goes_as_far_as_it_can() -> None:
     assert caught.value.message == "b: removing b failed (exit 1)"
     assert "gpu01: it is fail" in caught.value.evidence
     assert "mend it" in caught.value.hint
+
+
+class Recording(FakeTransport):
+    """Has written down what a plan changes; `recorded` is what it was told."""
+
+    def __init__(self, handler: Callable[[Command], Answer | None]) -> None:
+        super().__init__(handler)
+        self.recorded: list[tuple[str, dict[str, list[str]]]] = []
+
+    def record(self, verb: str, changes: Mapping[str, Sequence[str]]) -> Mapping[str, Argv]:
+        self.recorded.append((verb, {node: list(titles) for node, titles in changes.items()}))
+        return {node: ("write", node) for node in changes}
+
+
+def test_what_changes_a_node_is_recorded_with_the_first_step() -> None:
+    """All of it at once, and not a command more is sent; looking at a node leaves no record."""
+    gate = Gate(id="g", what="it holds", judge=statuses("pass"), ask=(Command(node="c", argv=("ask",)),))
+    stages = (
+        stage(gates=(gate,)),
+        stage(step("a", "one"), step("a", "two"), step("b", "one"), id_="t"),
+        stage(step("b", "three")),
+    )
+    transport, plain = Recording(good), FakeTransport(good)
+    run(plan(*stages), transport)
+    run(plan(*stages), plain)
+
+    assert transport.recorded == [("up", {"a": ["one", "two"], "b": ["one", "three"]})]
+    assert [(each.node, each.before) for each in transport.commands] == [
+        ("c", ()), ("a", ("write", "a")), ("b", ("write", "b")), ("a", ()), ("b", ()),
+    ]  # fmt: skip
+    assert [each.argv for each in transport.commands] == [each.argv for each in plain.commands]
+    assert not any(each.before for each in plain.commands)
+
+
+def test_a_plan_without_steps_records_nothing() -> None:
+    """It changes nothing."""
+    transport = Recording(good)
+    run(plan(stage(gates=(Gate(id="g", what="it holds", judge=statuses("pass")),))), transport)
+
+    assert transport.recorded == []
+
+
+def test_a_lock_that_is_lost_ends_also_what_goes_as_far_as_it_can() -> None:
+    """What another operator does now is not to be cleaned away."""
+
+    class Lost(FakeTransport):
+        def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
+            if self.commands:
+                raise LockError("a", "the lock was lost")
+            return super().run(commands)
+
+    transport = Lost(good)
+    cleaning = Plan(verb="down", stages=(stage(step("a")), stage(step("b"), id_="t")), keep_going=True)
+
+    with pytest.raises(LockError):
+        run(cleaning, transport)
+    assert [each.node for each in transport.commands] == ["a"]

@@ -135,6 +135,43 @@ def test_a_start_is_told_in_phases() -> None:
     assert served.fingerprint == "vllm-pp2"
 
 
+def recovering(text: str, doing: str, state: str = "recovering", **more: Any) -> dict[str, Any]:
+    return {**look(text, **more), "supervised": {"id": "1", "state": state, "doing": doing, "wanted": True, "age": 1}}
+
+
+AGAIN = "vlaunch supervisor: starting the engine again (restart 1 of 3 in 3600s)\n"
+
+
+def test_a_server_that_recovers_is_waited_for() -> None:
+    """What its log says of the engine that died is no end, nor what a dead engine's API answers; nodes have their names."""
+    dead = log("fail_rank_killed")
+    world = World(
+        [
+            look(log("serve_ray_pp2_ok")),
+            *[recovering(dead, "waiting for 10.0.0.2 to be in Ray again", health=200)] * 12,
+            recovering(AGAIN + log("serve_ray_pp2_ok"), "starting the engine"),
+            look(health=200),
+        ],
+        completions=[ANSWERED],
+    )
+    events, served = follow(world)
+    waited = [event.text for event in events if event.kind == "wait"]
+
+    assert served.fingerprint == "vllm-pp2"
+    assert "recovering: waiting for n2 to be in Ray again" in waited
+    assert any(text.startswith("recovering: getting the first answer") for text in waited)
+    assert not [event for event in events if event.kind == "warning"]
+    assert world.asked == 1
+
+
+def test_a_supervisor_that_gave_up() -> None:
+    """Its reason comes before Ray's."""
+    with pytest.raises(NodeError) as raised:
+        follow(World([recovering("bye\n", "no restart is left of 3 in 1 h", state="gave-up", status="FAILED")]))
+
+    assert "gave up: no restart is left of 3 in 1 h" in str(raised.value)
+
+
 def test_what_was_observed() -> None:
     """Endpoint, ranks by node, capacity and times come back as they were seen."""
     _, served = follow(World([look(health=200)]))
@@ -172,7 +209,7 @@ def test_attaching_tells_no_phases_of_the_past() -> None:
         ("fail_cpu_platform_refuses_ray", "no Ray platform plugin", "current platform cpu does not support ray"),
         ("fail_gloo_loopback", "wrong network interface", "connectFullMesh failed"),
         ("fail_cpu_shm_across_hosts", "the engine failed: RuntimeError: open shm", "open shm in SHMManager failed"),
-        ("fail_validation", "not supported/useful for dense models", "failed with exit code 1"),
+        ("fail_validation", "this model is dense", "not supported/useful for dense models"),
     ],
 )
 def test_a_start_that_fails(name: str, cause: str, line: str) -> None:
@@ -186,6 +223,16 @@ def test_a_start_that_fails(name: str, cause: str, line: str) -> None:
     assert line in failed.value.evidence
     assert failed.value.hint
     assert world.now < 10
+
+
+def test_a_failure_that_nobody_knows_leads_to_the_doctor() -> None:
+    """Its exception is told, and what looks at all nodes is named."""
+    text = log("fail_validation").replace("not supported/useful for dense models", "of a new kind")
+    with pytest.raises(NodeError) as failed:
+        follow(World([*in_pieces(text, 5), look(status="FAILED", driver_exit_code=1)]))
+
+    assert "Offline data parallel mode is of a new kind" in failed.value.message
+    assert failed.value.hint.startswith("look at every node: `vlaunch doctor`")
 
 
 def test_a_fatal_line_is_told_at_once() -> None:

@@ -27,7 +27,7 @@ def _fixed(inventory: Inventory, knock: Knock) -> set[int]:
     """Return the ports of a knock that the inventory gives; the others were picked by a kernel, as NCCL's and Gloo's are."""
     ports = inventory.ports
     given = {port for node in inventory.nodes for port in ports_of(inventory, node)}
-    given |= {ports.mp_master, ports.dp_rpc}
+    given |= {ports.mp_master, ports.dp_rpc, ports.group}
     return {port for port in knock.ports if port in given or ports.worker_min <= port <= ports.worker_max}
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launcher.checks.shape import Finding, worst
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Inventory, Node
-from launcher.tools import docker, ray, symptoms
+from launcher.tools import docker, head_answer, ray, symptoms, untrusted
 
 Answers = Mapping[str, Sequence[Answer]]
 
@@ -59,8 +58,8 @@ def _table(answers: Sequence[Answer]) -> tuple[dict[str, Any], tuple[ray.RayNode
     """Read the head's second answer: all of it, and the node table, `None` while there is none."""
     try:
         said = read_payload(answers[1])
-        return said, ray.parse_nodes(said["nodes"])
-    except (UnreadableAnswer, KeyError) as error:
+        return said, ray.parse_nodes(said.get("nodes"))
+    except UnreadableAnswer as error:
         return {"error": str(error)}, None
 
 
@@ -144,7 +143,8 @@ def container_trouble(node: Node, answer: Answer, *, joined: bool = False) -> Fi
     container = found[0]
     if container.running and (joined or container.restarts < 3):
         return None
-    if container.status == "restarting" and container.restarts < 2:
+    # A worker loses its head when that restarts, and does so itself until it finds it: it may have done so for months.
+    if container.status == "restarting" and (joined or container.restarts < 2):
         return _wait(node, "its container restarts")
     return _fail(
         node, f"its container ended with exit code {container.exit_code} ({container.restarts} restarts)",
@@ -182,11 +182,13 @@ def _gone(node: str, answer: Answer) -> Finding:
 def read_payload(answer: Answer) -> dict[str, Any]:
     """Read the one JSON object that `payload/head.py` prints; raises UnreadableAnswer (also for its own `error`)."""
     try:
-        said = json.loads(answer.out.strip().splitlines()[-1])
-    except (ValueError, IndexError, RecursionError):
+        said = untrusted.loads(answer.out.strip().splitlines()[-1])
+    except (ValueError, IndexError):
         raise UnreadableAnswer(f"{answer.node}: the head container gave no answer", evidence=answer.tail) from None
     if not isinstance(said, dict):
         raise UnreadableAnswer(f"{answer.node}: the head container gave no answer", evidence=answer.tail)
+    if trouble := head_answer.trouble(said):
+        raise UnreadableAnswer(f"{answer.node}: the head container's answer cannot be read", evidence=trouble)
     if "error" in said and not answer.ok:
         raise UnreadableAnswer(f"{answer.node}: {said['error']}", evidence=str(said["error"]))
     return said

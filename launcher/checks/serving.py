@@ -119,7 +119,7 @@ def free_gpus(inventory: Inventory, needs: int, split: str, said: Mapping[str, A
 def claimed(job: Mapping[str, Any]) -> float:
     """Return how many accelerators a batch's Ray job needs at least, as its metadata says."""
     try:
-        return max(0.0, float((job.get("metadata") or {}).get(desk.GPUS, 0)))
+        return _positive(float((job.get("metadata") or {}).get(desk.GPUS, 0)))
     except ValueError:
         return 0.0
 
@@ -129,7 +129,7 @@ def batch_holders(said: Mapping[str, Any]) -> list[Holder]:
     return [
         Holder(what=f"batch job `{name}`", gpus=claimed(job), end=f"vlaunch stop {name}")
         for job in said.get("jobs", ())
-        if job["status"] not in OVER and (name := (job.get("metadata") or {}).get(desk.NAME)) and claimed(job)
+        if job["status"] not in OVER and (name := desk.named(job.get("metadata") or {})) and claimed(job)
     ]
 
 
@@ -181,14 +181,14 @@ def batch_stopped(jobs: Sequence[str], said: Mapping[str, Any], alive: Sequence[
         said: what the head said about Ray, or its `error`.
         alive: the names of those whose driver still holds its lock.
     """
-    if "error" in said and "jobs" not in said:
-        text, fix = f"Ray cannot be asked any more: {said['error']}", "look at `vlaunch status`"
+    if "jobs" not in said:
+        text, fix = f"Ray cannot be asked any more: {said.get('error', 'no answer')}", "look at `vlaunch status`"
         return [Finding(node="", status="fail", text=text, fix=fix)]
     states = {job["submission_id"]: job["status"] for job in said["jobs"]}
     left = [f"job {name} is {states[name]}" for name in jobs if states.get(name, "ABSENT") not in OVER]
     left += [f"the driver of `{name}` still lives" for name in alive]
     # Ray's own numbers of the jobs: what others hold is not ours to wait for.
-    own = {job.get("job_id") for job in said["jobs"] if job["submission_id"] in jobs} - {None, ""}
+    own = [job["job_id"] for job in said["jobs"] if job["submission_id"] in jobs and job.get("job_id")]
     groups = [row for row in _rows(said.get("groups")) if row.get("creator_job_id") in own and row.get("state") != "REMOVED"]
     actors = [row for row in _rows(said.get("actors")) if row.get("job_id") in own and row.get("state") == "ALIVE"]
     left += [f"{len(found)} {what} still there" for found, what in ((actors, "actors"), (groups, "placement groups")) if found]
@@ -201,11 +201,10 @@ def batch_stopped(jobs: Sequence[str], said: Mapping[str, Any], alive: Sequence[
 def busy_gpus(said: Mapping[str, Any]) -> float:
     """Count the GPUs that living placement groups reserve, and those of actors outside of any."""
     groups = [row for row in _rows(said.get("groups")) if row.get("state") not in ("REMOVED", "PENDING", "INFEASIBLE")]
-    reserved = sum(
-        float((bundle.get("unit_resources") or {}).get("GPU", 0)) for row in groups for bundle in row.get("bundles") or ()
-    )
+    bundles = [each for row in groups if isinstance(found := row.get("bundles"), list) for each in found]
+    reserved = sum(_gpus(bundle.get("unit_resources")) for bundle in bundles if isinstance(bundle, dict))
     alone = [row for row in _rows(said.get("actors")) if row.get("state") == "ALIVE" and not row.get("placement_group_id")]
-    return reserved + sum(float((row.get("required_resources") or {}).get("GPU", 0)) for row in alone)
+    return reserved + sum(_gpus(row.get("required_resources")) for row in alone)
 
 
 def port(node: Node, number: int, use: str, facts: HostFacts) -> Finding:
@@ -222,14 +221,14 @@ def port(node: Node, number: int, use: str, facts: HostFacts) -> Finding:
 
 def stopped(inventory: Inventory, jobs: Sequence[str], said: Mapping[str, Any]) -> list[Finding]:
     """Judge that jobs are over, that no rank is left, that Ray's GPUs are free again and the API port closed."""
-    if "error" in said and "jobs" not in said:
-        text, fix = f"cannot be asked any more: {said['error']}", "look at `vlaunch status`"
+    if "jobs" not in said:
+        text, fix = f"cannot be asked any more: {said.get('error', 'no answer')}", "look at `vlaunch status`"
         return [Finding(node=inventory.head.name, status="fail", text=text, fix=fix)]
     states = {job["submission_id"]: job["status"] for job in said["jobs"]}
     left = [f"job {name} is {states[name]}" for name in jobs if states.get(name, "ABSENT") not in OVER]
     # Ranks and GPUs of other work, a batch job say, are not ours to wait for.
     if all(state in OVER for name, state in states.items() if name not in jobs):
-        ranks = ray.parse_ranks(said["actors"], ray.parse_nodes(said["nodes"]))
+        ranks = ray.parse_ranks(said.get("actors"), ray.parse_nodes(said.get("nodes")))
         left += [f"{ip} still holds {', '.join(names)}" for ip, names in ranks.items()]
         if busy := busy_gpus(said):
             left.append(f"{busy:g} GPUs are still reserved in Ray")
@@ -244,9 +243,18 @@ def stopped(inventory: Inventory, jobs: Sequence[str], said: Mapping[str, Any]) 
 def _rows(answer: Any) -> list[dict[str, Any]]:
     try:
         rows = answer["data"]["result"]["result"]
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, IndexError):
         return []
-    return [row for row in rows if isinstance(row, dict)]
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def _gpus(resources: object) -> float:
+    count = resources.get("GPU", 0) if isinstance(resources, dict) else 0
+    return _positive(count) if isinstance(count, (int, float)) else 0.0
+
+
+def _positive(count: float) -> float:
+    return float(count) if 0 <= count < 1e9 else 0.0
 
 
 def _held(holders: Sequence[Holder]) -> str:

@@ -38,6 +38,7 @@ _TELL = 10.0  # seconds between two lines where every line stays
 @click.option("--strict", is_flag=True, help="End with exit code 3 when rows ended as errors.")
 @click.option("--dry-run", is_flag=True, help="Print the script that would be sent; change nothing.")
 @click.option("--offline", is_flag=True, help="With --dry-run: touch no node, and assume that nothing is there yet.")
+@options.lock_wait
 def batch(
     inventory: str | None,
     accept_new_host_keys: bool,
@@ -50,6 +51,7 @@ def batch(
     strict: bool,
     dry_run: bool,
     offline: bool,
+    lock_wait: int,
     **asked: Any,
 ) -> int:
     """Answer every row of JOB's input: each ends once, as an answer or as an error with its reason.
@@ -77,7 +79,7 @@ def batch(
             click.echo(script(wanted, [plan_batch(wanted, Seen(), request, how).plan]), nl=False)
             return 0
         with session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose) as reached:
-            code, rows = _run(reached, request, how, dry_run=dry_run, detach=detach, strict=strict)
+            code, rows = _run(reached, request, how, dry_run=dry_run, detach=detach, strict=strict, lock_wait=lock_wait)
     if not as_json or dry_run:
         for row in rows:
             click.echo(row, nl=not dry_run)
@@ -111,38 +113,44 @@ def _request(inventory: Inventory, job: Job, to: Printer) -> Request:
 
 
 def _run(
-    session: Session, request: Request, how: Options, *, dry_run: bool, detach: bool, strict: bool
+    session: Session, request: Request, how: Options, *, dry_run: bool, detach: bool, strict: bool, lock_wait: int
 ) -> tuple[int, list[str]]:
-    """Look, decide, begin and watch; returns the exit code, and what to print when the display has been put away."""
+    """Look, decide, begin and watch; returns the exit code, and what to print when the display has been put away.
+
+    The cluster's lock is held until the job is submitted, and not while it is watched.
+    """
     from dataclasses import replace
 
     from launcher import gather
+    from launcher.cli.locked import locked
     from launcher.events import Event
     from launcher.plan.batch import plan_batch
     from launcher.plan.script import script
     from launcher.tools import symptoms
 
-    first, seen = _look(session, request, dry_run=dry_run)
-    start = plan_batch(session.inventory, seen, request, how)
-    target = _target(session.inventory, request)
-    if target is not None:
-        gather.check(target, begun=not seen.entry.absent, restart=how.restart)
-    already = _already(request, seen, start)
-    if dry_run:
-        noted = replace(start.plan, notes=(*start.plan.notes, *already))
-        return 0, [script(session.inventory, [*first, noted])]
-    for note in start.plan.notes:
-        session.to.show(Event(kind="note", stage="batch", text=note))
-    for text in already:
-        session.to.show(Event(kind="note", stage="batch", text=text, state="unchanged"))
+    with locked(session, wait=lock_wait, unless=dry_run) as ours:
+        first, seen = _look(ours, request, dry_run=dry_run)
+        start = plan_batch(session.inventory, seen, request, how)
+        target = _target(session.inventory, request)
+        if target is not None:
+            gather.check(target, begun=not seen.entry.absent, restart=how.restart)
+        already = _already(request, seen, start)
+        if dry_run:
+            noted = replace(start.plan, notes=(*start.plan.notes, *already))
+            return 0, [script(session.inventory, [*first, noted])]
+        for note in start.plan.notes:
+            session.to.show(Event(kind="note", stage="batch", text=note))
+        for text in already:
+            session.to.show(Event(kind="note", stage="batch", text=text, state="unchanged"))
+        try:
+            if not start.finished:
+                _apply(ours, start, target, clear=how.restart or start.anew)
+        except KeyboardInterrupt:
+            text = "interrupted while the job was begun: `vlaunch jobs` says whether it runs; the same command goes on"
+            session.to.show(Event(kind="warning", stage="batch", text=text, state="warn"))
+            return 130, []
     if start.finished:
         return _finish(session, request, target, seen.entry.progress, strict=strict, began=time.monotonic())
-    try:
-        _apply(session, start, target, clear=how.restart or start.anew)
-    except KeyboardInterrupt:
-        text = "interrupted while the job was begun: `vlaunch jobs` says whether it runs; the same command goes on"
-        session.to.show(Event(kind="warning", stage="batch", text=text, state="warn"))
-        return 130, []
     if detach:
         fetches = " and gathers its answers" if target is not None else ""
         text = f"{start.job} {'runs' if start.attached else 'is submitted'}; without --detach, "

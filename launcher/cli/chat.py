@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import deque
 from typing import TYPE_CHECKING
 
 import click
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from launcher.transport import Command
 
 Messages = list[dict[str, str]]
+
+_LONGEST = 2**26  # characters of an answer; the longest context of a model is a tenth of it
 
 
 @click.command()
@@ -65,12 +68,12 @@ def _answer(session: Session, running: Running, messages: Messages, max_tokens: 
     """Stream one answer to standard output and return it."""
     from launcher.errors import NodeError
     from launcher.model import Answer
-    from launcher.tools import symptoms
+    from launcher.tools import symptoms, untrusted
 
     clean = symptoms.plain if sys.stdout.isatty() else str
     pieces: list[str] = []
-    complaints: list[str] = []
-    code = 0
+    complaints: deque[str] = deque(maxlen=6)
+    code = said_already = 0
     for item in session.fleet.stream([_command(session, running, messages, max_tokens, timeout)]):
         if isinstance(item, Answer):
             code = item.code
@@ -79,18 +82,23 @@ def _answer(session: Session, running: Running, messages: Messages, max_tokens: 
             complaints.append(item.text)
             continue
         try:
-            said = json.loads(item.text)
+            said = untrusted.loads(item.text)
         except ValueError:
+            said = None
+        if isinstance(said, dict) and "error" in said:
+            raise _refused(running, said)
+        if not isinstance(said, dict) or not isinstance(said.get("text"), str):
             complaints.append(item.text)
             continue
-        if "error" in said:
-            raise _refused(running, said)
+        said_already += len(said["text"])
+        if said_already > _LONGEST:
+            raise NodeError(session.inventory.head.name, "the answer does not end", hint="look at the server: `vlaunch status`")
         pieces.append(said["text"])
         sys.stdout.write(clean(said["text"]))
         sys.stdout.flush()
     if code:
         raise NodeError(
-            session.inventory.head.name, f"the answer broke off (exit code {code})", evidence=complaints[-6:],
+            session.inventory.head.name, f"the answer broke off (exit code {code})", evidence=list(complaints),
             hint="look at the server: `vlaunch status`, `vlaunch logs`",
         )  # fmt: skip
     sys.stdout.write("\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from launcher.cli import options
+from launcher.ui import json_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +45,7 @@ Require = Literal["auto", "any", "rdma", "gdrdma"]
     "--expect", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Your figures of GPUs and NICs (YAML)."
 )
 @click.option("--strict", is_flag=True, help="Exit with 3 when there is a warning.")
+@options.lock_wait
 def check_nccl(
     paths: tuple[str, ...],
     inventory: str | None,
@@ -59,6 +60,7 @@ def check_nccl(
     pair_timeout: float,
     expect: Path | None,
     strict: bool,
+    lock_wait: int,
 ) -> int:
     """Measure every pair of nodes in the containers that will serve, and say what they talk over.
 
@@ -72,6 +74,7 @@ def check_nccl(
             raise click.UsageError("--html shows what was measured; a log alone has no figures")
         return _from_logs((*logs, *paths), inventory, require, as_json=as_json, strict=strict)
     from launcher.cli import expected, session
+    from launcher.cli.locked import locked
     from launcher.plan.verdict import Ask
     from launcher.ui.progress import printer
 
@@ -91,8 +94,9 @@ def check_nccl(
     with (
         printer(quiet=as_json) as to,
         session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose) as reached,
+        locked(reached, wait=lock_wait) as ours,
     ):
-        verdict = measure(reached, ask)
+        verdict = measure(ours, ask)
     _show(verdict, as_json=as_json)
     if html is not None:
         _page(verdict, wanted.cluster, html)
@@ -147,7 +151,7 @@ def _show(verdict: Verdict, *, as_json: bool) -> None:
     from launcher.ui.status import console
 
     if as_json:
-        click.echo(json.dumps(plain(verdict)))
+        click.echo(json_line.dumps(plain(verdict)))
     else:
         console().print(network.render(verdict))
 
@@ -169,9 +173,11 @@ def _writable(path: Path) -> None:
 
 def _page(verdict: Verdict, cluster: str, path: Path) -> None:
     from launcher import __version__
+    from launcher.redaction import redact
     from launcher.ui import network_page
 
-    path.write_text(network_page.page(verdict, cluster=cluster, taken=now(), version=__version__), encoding="utf-8")
+    page = network_page.page(verdict, cluster=cluster, taken=now(), version=__version__)
+    path.write_text(redact(page), encoding="utf-8")
     click.echo(f"wrote {path}", err=True)
 
 
@@ -195,7 +201,9 @@ def _from_logs(files: tuple[str, ...], inventory: str | None, asked: Require | N
     status = worst(found)
     if as_json:
         said = [{"status": f.status, "node": f.node, "text": f.text, "evidence": f.evidence, "fix": f.fix} for f in found]
-        click.echo(json.dumps({**levels.as_json(reading), "required": require, "passed": status != "fail", "findings": said}))
+        click.echo(
+            json_line.dumps({**levels.as_json(reading), "required": require, "passed": status != "fail", "findings": said})
+        )
     else:
         ui.show(found)
     return 1 if status == "fail" else 3 if strict and status == "warn" else 0

@@ -109,6 +109,8 @@ def _hub(session: Session, model: str, *, offline: bool) -> Hub:
     if all(node.env.get("HF_HUB_OFFLINE", "0") not in ("", "0") for node in inventory.nodes):
         return Hub(status="not asked", text="HF_HUB_OFFLINE is set: the nodes ask nobody either")
     source = {name: each for name, each in inventory.secrets.items() if name == "HF_TOKEN"}
+    if any(each.prompt is not None for each in source.values()):
+        return Hub(status="not asked", text="HF_TOKEN is typed in when it is needed, and a check asks nobody for it")
     try:
         token: Secret | None = resolve(source, inventory.path.parent).get("HF_TOKEN")
     except RequestError as error:

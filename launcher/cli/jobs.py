@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
 
 from launcher.cli import options
+from launcher.ui import json_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,25 +21,32 @@ if TYPE_CHECKING:
 @options.reaching
 @options.as_json
 @click.option("--remove", "names", metavar="NAME", multiple=True, help="Remove a job that is over, and its output on the head.")
-def jobs(inventory: str | None, accept_new_host_keys: bool, verbose: bool, as_json: bool, names: tuple[str, ...]) -> None:
+@options.lock_wait
+def jobs(
+    inventory: str | None, accept_new_host_keys: bool, verbose: bool, as_json: bool, names: tuple[str, ...], lock_wait: int
+) -> None:
     """Show the batch jobs that the head knows: those that run, and those that are over.
 
     A job is `interrupted` when its driver ended without a word; the same `vlaunch batch` goes on with it.
     """
     from launcher.cli import session
+    from launcher.cli.locked import locked
     from launcher.ui.progress import printer
 
+    if lock_wait and not names:
+        raise click.UsageError("--lock-wait goes with --remove: to look takes no lock")
     wanted = session.read(None, inventory)
     with (
         printer(as_json=as_json and bool(names), quiet=not names) as to,
         session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, nodes=[wanted.head]) as reached,
+        locked(reached, wait=lock_wait, unless=not names) as ours,
     ):
-        seen, found = look(reached, update=bool(names))
+        seen, found = look(ours, update=bool(names))
         if names:
-            _remove(reached, found, names)
+            _remove(ours, found, names)
             return
     if as_json:
-        click.echo(json.dumps({"cluster": wanted.cluster, "jobs": [each.as_json() for each in found]}))
+        click.echo(json_line.dumps({"cluster": wanted.cluster, "jobs": [each.as_json() for each in found]}))
         return
     _print(reached, seen, found)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import math
 import queue
 import threading
@@ -20,8 +19,9 @@ if TYPE_CHECKING:
     from launcher.model import Inventory, Node
     from launcher.transport import Command
 
-Lines = queue.Queue[tuple[str, str] | None]
+Merged = queue.Queue[tuple[str, str] | None]
 
+_MOST = 50  # containers of a cluster on a node that are read
 _LIMIT = 60.0  # seconds to read the server's log, unless it is followed
 # The newest log of a served model inside the head container; Ray keeps one per submitted job.
 _SERVER = (
@@ -61,7 +61,10 @@ def logs(
 
 def _merged(session: Session, nodes: Sequence[Node], *, follow: bool, tail: int) -> Iterator[tuple[str, str]]:
     """Yield (where, line) of all logs as lines come; containers through the Docker API, the server's through the head."""
-    lines: Lines = queue.Queue(maxsize=1000)
+    from launcher.errors import DeadlineError
+    from launcher.model import fold
+
+    lines: Merged = queue.Queue(maxsize=1000)
     readers = [threading.Thread(target=_containers, args=(session, node, lines, follow, tail), daemon=True) for node in nodes]
     if session.inventory.head in nodes:
         readers.append(threading.Thread(target=_server, args=(session, lines, follow, tail), daemon=True))
@@ -69,14 +72,20 @@ def _merged(session: Session, nodes: Sequence[Node], *, follow: bool, tail: int)
         reader.start()
     open_ = len(readers)
     while open_:
-        item = lines.get()
+        try:
+            item = lines.get(timeout=None if follow else _LIMIT + 20)
+        except queue.Empty:
+            raise DeadlineError(
+                fold([node.name for node in nodes]), "does not come to the end of its logs",
+                hint="ask one node after the other: `vlaunch logs NODE`",
+            ) from None  # fmt: skip
         if item is None:
             open_ -= 1
         else:
             yield item
 
 
-def _containers(session: Session, node: Node, lines: Lines, follow: bool, tail: int) -> None:
+def _containers(session: Session, node: Node, lines: Merged, follow: bool, tail: int) -> None:
     """Put the lines of all containers of a node; each is read by a thread of its own, for a followed one does not end."""
     from launcher.errors import VlaunchError
     from launcher.remote import docker_api
@@ -85,7 +94,7 @@ def _containers(session: Session, node: Node, lines: Lines, follow: bool, tail: 
     try:
         client = session.fleet.docker(node.name)
         with docker_api.errors(node.name):
-            found = client.containers(all=True, filters={"label": f"{CLUSTER}={session.inventory.cluster}"})
+            found = list(client.containers(all=True, filters={"label": f"{CLUSTER}={session.inventory.cluster}"}))[:_MOST]
         readers = [
             threading.Thread(target=_container, args=(client, node, each, lines, follow, tail), daemon=True) for each in found
         ]
@@ -99,32 +108,47 @@ def _containers(session: Session, node: Node, lines: Lines, follow: bool, tail: 
         lines.put(None)
 
 
-def _container(client: APIClient, node: Node, each: dict[str, Any], lines: Lines, follow: bool, tail: int) -> None:
+def _container(client: APIClient, node: Node, each: dict[str, Any], lines: Merged, follow: bool, tail: int) -> None:
     from launcher.errors import VlaunchError
     from launcher.remote import docker_api
+    from launcher.remote.output import Lines
     from launcher.tools.docker import ROLE
 
-    where = f"{node.name}/rank" if each["Labels"].get(ROLE) == "rank" else node.name
-    rest, decoder = "", codecs.getincrementaldecoder("utf-8")(errors="replace")
+    where = node.name
+    count = 0
+
+    def line(text: str) -> None:
+        nonlocal count
+        count += 1
+        if follow or count <= tail:  # whatever comes beyond was not asked for
+            lines.put((where, text))
+
+    whole = Lines(line)
     try:
         with docker_api.errors(node.name):
+            where += "/rank" if each["Labels"].get(ROLE) == "rank" else ""
             for chunk in client.logs(each["Id"], stream=True, follow=follow, tail=tail):
-                *whole, rest = (rest + decoder.decode(chunk)).split("\n")
-                for line in whole:
-                    lines.put((where, line))
+                whole.feed(chunk)
+                if count > tail and not follow:
+                    return
+        whole.end()
     except VlaunchError as error:
+        whole.end()
         lines.put((where, f"[{error.message}]"))
-    if rest:
-        lines.put((where, rest))
 
 
-def _server(session: Session, lines: Lines, follow: bool, tail: int) -> None:
+def _server(session: Session, lines: Merged, follow: bool, tail: int) -> None:
     from launcher.model import Answer
 
+    said = 0
     try:
         for item in session.fleet.stream([_server_log(session.inventory, follow, tail)]):
-            if not isinstance(item, Answer) and not item.error:
-                lines.put(("server", item.text))
+            if isinstance(item, Answer) or item.error:
+                continue
+            said += 1
+            if said > tail and not follow:
+                return
+            lines.put(("server", item.text))
     finally:
         lines.put(None)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import threading
 from collections.abc import Sequence
+from types import TracebackType
 
 import click
 
 from launcher import __version__
 from launcher.errors import VlaunchError
+from launcher.redaction import guarded
 
 # name → (module, attribute, one line of help), in the order in which people need them.
 COMMANDS = {
@@ -19,15 +22,22 @@ COMMANDS = {
     "up": ("launcher.cli.up", "up", "bring the cluster up, or to the inventory's state"),
     "check-nccl": ("launcher.cli.check_nccl", "check_nccl", "prove the network between the containers that will serve"),
     "serve": ("launcher.cli.serve", "serve", "start the server and wait until it has answered"),
+    "rollback": ("launcher.cli.rollback", "rollback", "return to the server that answered before"),
     "batch": ("launcher.cli.batch", "batch", "answer every row of a file, and lose none"),
     "jobs": ("launcher.cli.jobs", "jobs", "batch jobs: how far they are"),
     "status": ("launcher.cli.status", "status", "what is there: nodes, containers, Ray, server, drift"),
     "chat": ("launcher.cli.chat", "chat", "talk to the served model"),
     "logs": ("launcher.cli.logs", "logs", "logs of all nodes, each line with its node"),
+    "doctor": ("launcher.cli.doctor", "doctor", "what went wrong: known failures in the logs of all nodes, with fixes"),
+    "collect": ("launcher.cli.collect", "collect", "a bundle for a bug report, without secrets"),
     "exec": ("launcher.cli.exec", "exec_", "run a command in every node's container"),
     "tunnel": ("launcher.cli.tunnel", "tunnel", "make the API reachable on this machine"),
     "stop": ("launcher.cli.stop", "stop", "stop the server, or batch jobs; the cluster stays"),
     "down": ("launcher.cli.down", "down", "remove everything from every node, verified"),
+    "lock": ("launcher.cli.lock", "lock", "who works on the cluster; break a lock that is left over"),
+    "audit": ("launcher.cli.audit", "audit", "who changed what on the nodes, and when"),
+    "secrets": ("launcher.cli.secrets", "secrets", "where secrets come from and lie; make new ones"),
+    "export": ("launcher.cli.export", "export", "firewall rules for the nodes, as text"),
     "lab": ("launcher.cli.lab", "lab", "a practice cluster on this machine"),
     "schema": ("launcher.cli.schema", "schema", "the inventory's JSON Schema, for editors"),
     "completion": ("launcher.cli.completion", "completion", "shell completion for bash, zsh or fish"),
@@ -82,13 +92,20 @@ def cli() -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the program and exit: 0 done, 1 it failed, 2 the request was wrong, 130 interrupted."""
+    sys.excepthook = uncaught
+    threading.excepthook = lambda args: uncaught(args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback)
     sys.exit(run(argv))
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code; errors are shown, tracebacks only with `--verbose`."""
+    """Run one command line and return its exit code; errors are shown, tracebacks only with `--verbose`, secrets never."""
+    with guarded():
+        return _run(argv)
+
+
+def _run(argv: Sequence[str] | None) -> int:
     try:
-        result = cli.main(argv, prog_name="vlaunch", standalone_mode=False)
+        result = cli.main(argv, prog_name="vlaunch", standalone_mode=False, obj=_words(argv))
     except VlaunchError as error:
         return _failed(error, argv)
     except click.exceptions.Exit as error:
@@ -113,10 +130,22 @@ def _failed(error: VlaunchError, argv: Sequence[str] | None) -> int:
     """Show an error, and where it came from when that was asked for; returns the exit code."""
     from launcher.ui import errors
 
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = _words(argv)
     if "--verbose" in words[: words.index("--") if "--" in words else None]:
-        import traceback
-
-        traceback.print_exc()
+        uncaught(type(error), error, error.__traceback__)
     errors.show(error)
     return error.exit_code
+
+
+def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print a traceback. In its texts is what nodes have said, which may no more draw on the terminal than anything else."""
+    import traceback
+
+    from launcher.tools import symptoms
+
+    for line in "".join(traceback.format_exception(kind, error, trace)).splitlines():
+        click.echo(symptoms.plain(line), err=True)
+
+
+def _words(argv: Sequence[str] | None) -> list[str]:
+    return list(sys.argv[1:] if argv is None else argv)

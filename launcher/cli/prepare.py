@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets as random
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from launcher import redaction
 from launcher.cli.session import Session
 from launcher.errors import NodeError
 from launcher.events import Event
@@ -17,6 +19,7 @@ from launcher.tools import cpu_plugin, derived, image, ray
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
+_KEPT = 100  # answers of images
 _PLACE = "made-from-the-image"
 
 
@@ -30,11 +33,16 @@ def cache() -> Path:
 def with_token(
     inventory: Inventory, facts: Mapping[str, HostFacts], secrets: Mapping[str, Secret], *, make: bool = True
 ) -> dict[str, Secret]:
-    """Add the cluster's Ray token: the one the head already has, or a new one of 32 random bytes (empty unless `make`)."""
-    if not inventory.ray.token_auth:
+    """Add the cluster's Ray token: the one the head already has, or a new one of 32 random bytes (empty unless `make`).
+
+    A token that is among the secrets already stays.
+    """
+    if ray.TOKEN in secrets or not inventory.ray.token_auth:
         return dict(secrets)
     there = facts[inventory.head.name].token if inventory.head.name in facts else ""
-    return {**secrets, ray.TOKEN: Secret(there or (random.token_hex(32) if make else ""))}
+    token = Secret(there or (random.token_hex(32) if make else ""))
+    redaction.learn(token)
+    return {**secrets, ray.TOKEN: token}
 
 
 def unknown_image(inventory: Inventory) -> RayImage:
@@ -125,9 +133,17 @@ def _ask(session: Session, identity: str) -> image.ImagePython:
     session.to.show(Event(kind="step", stage="ray-image", node=head.name, text=text, state="ok", seconds=answer.seconds))
     kept.parent.mkdir(parents=True, exist_ok=True)
     part = kept.with_suffix(".part")
-    part.write_text(answer.out, encoding="utf-8")
+    part.write_text(image.telling(answer.out), encoding="utf-8")
     part.replace(kept)
+    _forget_old(kept.parent)
     return found
+
+
+def _forget_old(folder: Path) -> None:
+    """Keep the newest answers: whoever says each time that it has another image must not fill the disk."""
+    with contextlib.suppress(OSError):  # another run may do the same right now
+        for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)[_KEPT:]:
+            old.unlink(missing_ok=True)
 
 
 def _shown(recipe: derived.Recipe | None) -> str:

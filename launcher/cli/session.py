@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.author import Author, Recorder, author
 from launcher.cli.find import find_inventory
 from launcher.errors import ConnectError, together
 from launcher.events import Event
 from launcher.inventory.load import load
 from launcher.model import Answer, Inventory, Node, fold
 from launcher.tools import symptoms
-from launcher.transport import Command, Transport
+from launcher.transport import Command, Recording, Transport
 from launcher.ui.progress import Printer
 
 if TYPE_CHECKING:
@@ -26,18 +27,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """An inventory and open connections to its nodes; `missing` are the nodes that could not be reached."""
+    """An inventory and open connections to its nodes; `missing` are the nodes that could not be reached.
+
+    What is changed through `transport` by a plan leaves a line on the node, with the name of `author`.
+    """
 
     inventory: Inventory
     fleet: Fleet
-    transport: Transport
+    transport: Recording
     to: Printer
+    author: Author = field(default_factory=author)
     missing: dict[str, ConnectError] = field(default_factory=dict)
 
 
 def read(argument: str | None, option: str | None) -> Inventory:
-    """Find and load the inventory, as every command does."""
-    return load(find_inventory(argument, option))
+    """Find and load the inventory, as every command does; the secrets it names are not shown from here on."""
+    from launcher.remote.secrets import recall
+
+    inventory = load(find_inventory(argument, option))
+    recall(inventory.secrets, inventory.path.parent)
+    return inventory
 
 
 @contextmanager
@@ -73,7 +82,9 @@ def reach(
         if missing and not partial:
             raise together(list(missing.values()))
         transport: Transport = Verbose(fleet) if verbose else fleet
-        yield Session(inventory=inventory, fleet=fleet, transport=transport, to=to, missing=missing)
+        by = author()
+        recorder = Recorder(transport, inventory, by)
+        yield Session(inventory=inventory, fleet=fleet, transport=recorder, to=to, author=by, missing=missing)
 
 
 class Verbose:

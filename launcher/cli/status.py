@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli import options
+from launcher.ui import json_line
 
 if TYPE_CHECKING:
     from launcher.cli.session import Session
@@ -76,7 +76,7 @@ def look(session: Session) -> ClusterStatus:
 
 def _print(seen: ClusterStatus, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps({**asdict(seen), "batches": [each.as_json() for each in seen.batches], "whole": seen.whole}))
+        click.echo(json_line.dumps({**asdict(seen), "batches": [each.as_json() for each in seen.batches], "whole": seen.whole}))
         return
     from launcher.ui.status import console, render
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 @options.as_json
 @click.option("--grace", type=click.FloatRange(0), default=15.0, show_default=True, help="Seconds to end politely.")
 @click.option("--dry-run", is_flag=True, help="Print the script that would be sent; change nothing.")
+@options.lock_wait
 @click.argument("names", metavar="[JOB]...", nargs=-1)
 def stop(
     inventory: str | None,
@@ -28,6 +29,7 @@ def stop(
     as_json: bool,
     grace: float,
     dry_run: bool,
+    lock_wait: int,
     names: tuple[str, ...],
 ) -> None:
     """Stop the server, or the batch JOBs that are named, and verify that nothing of them is left. The cluster stays.
@@ -36,6 +38,7 @@ def stop(
     `vlaunch batch` goes on with it.
     """
     from launcher.cli import session
+    from launcher.cli.locked import locked
     from launcher.ui.progress import printer
 
     wanted = session.read(None, inventory)
@@ -44,11 +47,12 @@ def stop(
         session.reach(
             wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, nodes=[wanted.head] if names else None
         ) as reached,
+        locked(reached, wait=lock_wait, unless=dry_run) as ours,
     ):
         if names:
-            _batches(reached, names, grace, dry_run=dry_run)
+            _batches(ours, names, grace, dry_run=dry_run)
         else:
-            _server(reached, grace, dry_run=dry_run)
+            _server(ours, grace, dry_run=dry_run)
 
 
 def _server(session: Session, grace: float, *, dry_run: bool) -> None:

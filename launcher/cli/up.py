@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 @options.as_json
 @click.option("--dry-run", is_flag=True, help="Print the script that would be sent; change nothing.")
 @click.option("--offline", is_flag=True, help="With --dry-run: touch no node, and assume that nothing is there yet.")
+@options.lock_wait
+@options.no_hooks
 @click.option("--join-timeout", default=180.0, show_default=True, help="Seconds for all nodes to be in Ray.")
 def up(
     path: str | None,
@@ -31,6 +33,8 @@ def up(
     as_json: bool,
     dry_run: bool,
     offline: bool,
+    lock_wait: int,
+    no_hooks: bool,
     join_timeout: float,
 ) -> None:
     """Bring the cluster up, or to the inventory's state.
@@ -39,6 +43,8 @@ def up(
     """
     from launcher.cli import session
     from launcher.cli.find import remember
+    from launcher.cli.hooks import hooks
+    from launcher.cli.locked import locked
     from launcher.plan.script import script
     from launcher.remote.secrets import resolve
     from launcher.ui.progress import printer
@@ -49,14 +55,19 @@ def up(
     if offline:
         click.echo(script(wanted, _unseen(wanted)), nl=False)
         return
+    programs = hooks(wanted, "up", skip=no_hooks, dry_run=dry_run)
     given = resolve(wanted.secrets, wanted.path.parent)
     with (
         printer(as_json=as_json, quiet=dry_run) as to,
+        programs.watching(to),
         session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose) as reached,
     ):
-        plans = bring_up(reached, given, dry_run=dry_run, join_timeout=join_timeout)
+        with locked(reached, wait=lock_wait, unless=dry_run) as ours:
+            programs.pre(to)
+            plans = bring_up(ours, given, dry_run=dry_run, join_timeout=join_timeout)
         if not dry_run:
             remember(wanted.path)
+            programs.post(to)
     if dry_run:
         click.echo(script(wanted, plans), nl=False)
 

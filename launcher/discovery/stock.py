@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from launcher.errors import UnreadableAnswer
-from launcher.tools import derived
+from launcher.tools import derived, untrusted
 from launcher.tools import docker as docker_tool
 
 _MARK = "@@stock"
@@ -70,18 +70,18 @@ def parse(text: str) -> Stock:
             last = homes[-1]
             homes[-1] = Home(path=last.path, models=tuple(dict.fromkeys((*last.models, name))), free=last.free)
         elif word == "amd":
-            amd = int(rest) if rest.strip().isdigit() else 0
+            amd = int(rest) if re.fullmatch(r"\s*[0-9]{1,6}\s*", rest) else 0
     return Stock(homes=tuple(homes), images=_images(images.strip()), amd_gpus=amd)
 
 
 def _free(line: str) -> int | None:
-    match = re.search(r"\s(\d+)\s+\d+%\s", line)
+    match = re.search(r"\s([0-9]{1,18})\s+[0-9]{1,3}%\s", line[:1000])
     return int(match[1]) * 1024 if match else None
 
 
 def _images(text: str) -> dict[str, str]:
     try:
-        listed = json.loads(text or "[]")
+        listed = untrusted.loads(text or "[]")
     except ValueError:
         raise UnreadableAnswer("`docker image inspect` did not answer in JSON", evidence=text[:300]) from None
     found: dict[str, str] = {}
@@ -89,5 +89,7 @@ def _images(text: str) -> dict[str, str]:
         image = docker_tool.parse_image(json.dumps([item]))
         if image is None or derived.CONTENT in image.labels:
             continue
-        found |= dict.fromkeys((tag for tag in item.get("RepoTags") or () if "vllm" in tag.lower()), image.identity)
+        listed_tags = item.get("RepoTags")
+        tags = [tag for tag in listed_tags if isinstance(tag, str)] if isinstance(listed_tags, list) else []
+        found |= dict.fromkeys((tag for tag in tags if "vllm" in tag.lower()), image.identity)
     return found

@@ -43,7 +43,8 @@ def inventory(file: InventoryFile, placed: list[Placed], path: Path) -> model.In
         require=file.network.require,
         shm=file.shm,
         mounts=tuple(model.Mount(**mount.model_dump()) for mount in file.mounts),
-        secrets={name: _secret(source) for name, source in file.secrets.items()},
+        secrets={name: _secret(name, source) for name, source in file.secrets.items()},
+        secrets_in=file.secrets_in,
         ports=model.Ports(**file.ports.model_dump()),
         serve=model.ServeDefaults(**{**file.serve.model_dump(), "args": tuple(file.serve.args)}),
         cap=file.cap,
@@ -99,5 +100,6 @@ def _expanded(path: Path) -> Path:
         return path
 
 
-def _secret(source: SecretSection) -> model.SecretSource:
-    return model.SecretSource(**source.model_dump())
+def _secret(name: str, source: SecretSection) -> model.SecretSource:
+    asked = f"Value of {name}" if source.prompt is True else source.prompt
+    return model.SecretSource(**{**source.model_dump(), "prompt": asked})

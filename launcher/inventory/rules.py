@@ -18,11 +18,19 @@ _SECRET_NAME = re.compile(
 )
 # Not in the middle of a word: `task-…` is none.
 SECRET_VALUE = re.compile(r"(?<![A-Za-z0-9])(?:hf_|sk-|ghp_|nvapi-)[A-Za-z0-9_-]{16,}")
+# launcher/tools/audit.py and launcher/tools/lock.py: beside the clusters' folders in `state_dir`.
+_OWN_FOLDERS = ("audit", "locks")
 _OWNED_ENV = {
     "VLLM_HOST_IP": "the launcher sets it on each node from `ip`",
     "RAY_ADDRESS": "the launcher sets it from the head's `ip` and `ports.gcs`",
     "RAY_AUTH_MODE": "set `ray.token_auth` instead",
 }
+
+
+def name(draft: Draft) -> Iterator[Mistake]:
+    """A cluster's folder on the nodes has its name, and must not be one in which all clusters keep something."""
+    if draft.file.cluster in _OWN_FOLDERS:
+        yield Mistake(where=("cluster",), text="should be another name: nodes have a folder of this name for all clusters")
 
 
 def ports(draft: Draft) -> Iterator[Mistake]:
@@ -119,7 +127,10 @@ def secrets(draft: Draft) -> Iterator[Mistake]:
     for name, source in draft.file.secrets.items():
         unread = any(where[:2] == ("secrets", name) for where in draft.broken)
         if len(source.model_dump(exclude_none=True)) != 1 and not unread:
-            yield Mistake(where=("secrets", name), text="should have exactly one of `env`, `file` and `command`")
+            yield Mistake(where=("secrets", name), text="should have exactly one of `env`, `file`, `command` and `prompt`")
+        if isinstance(source.prompt, str) and SECRET_VALUE.search(source.prompt):
+            text = "should be the question; the value is typed when it is asked for"
+            yield Mistake(where=("secrets", name, "prompt"), text=text)
         if name in _OWNED_ENV:
             yield Mistake(where=("secrets", name), text=f"should be removed; {_OWNED_ENV[name]}")
 
@@ -160,7 +171,7 @@ def docker(draft: Draft) -> Iterator[Mistake]:
             yield Mistake(where=where, text="should name docker once")
 
 
-ALL = (ports, placement, memory, network, environment, secrets, arguments, mounts, docker)
+ALL = (name, ports, placement, memory, network, environment, secrets, arguments, mounts, docker)
 
 
 def _hcas(draft: Draft) -> Iterator[tuple[Where, list[str]]]:

@@ -96,11 +96,14 @@ class NetworkSection(NodeNetworkSection):
 
 
 class SecretSection(Section):
-    """Where a secret comes from: exactly one of the three. Its value is never written in the inventory."""
+    """Where a secret comes from: exactly one of the four. Its value is never written in the inventory."""
 
     env: values.EnvName | None = Field(default=None, description="Environment variable of the launcher.")
     file: values.LocalPath | None = Field(default=None, description="File on this machine, mode 0600, with only the value.")
     command: values.NonEmpty | None = Field(default=None, description="Command on this machine that prints it (no shell).")
+    prompt: values.Question | None = Field(
+        default=None, description="true, or the text to show: it is asked for in the terminal."
+    )
 
 
 class PortsSection(Section):
@@ -120,6 +123,7 @@ class PortsSection(Section):
     api: values.Port = Field(default=_PORTS.api, description="The OpenAI-compatible endpoint, on the head.")
     mp_master: values.Port = Field(default=_PORTS.mp_master, description="Where vLLM's `mp` ranks meet, on the head.")
     dp_rpc: values.Port = Field(default=_PORTS.dp_rpc, description="Where replicas of the `mp` backend meet, on the head.")
+    group: values.Port = Field(default=_PORTS.group, description="Where supervised `mp` ranks meet, on the head.")
     probe: values.Port = Field(default=_PORTS.probe, description="Where the ranks of the network check meet, on the head.")
 
 
@@ -143,6 +147,9 @@ class ServeSection(Section):
     backend: Literal["ray", "mp"] = Field(default="ray", description="ray, or mp: vLLM's own multi-node mode, without Ray.")
     bind: values.Bind = Field(default=ServeDefaults().bind, description="Address the endpoint listens on.")
     args: list[Argument] = Field(default_factory=list, description="More arguments for `vllm serve`, each word an item.")
+    supervise: bool = Field(default=True, description="Start the server again when a rank, a node or the engine dies.")
+    canary: float = Field(default=5.0, ge=1, le=300, description="Seconds between two looks at whether it lives.")
+    restarts: int = Field(default=3, ge=0, le=100, description="Restarts within an hour, until it is given up.")
 
 
 class MountSection(Section):
@@ -214,6 +221,9 @@ class InventoryFile(Section):
     mounts: list[MountItem] = Field(default_factory=list, description="More directories to mount into the containers.")
     secrets: dict[values.EnvName, SecretSection] = Field(
         default_factory=dict, description="Environment variables whose values come from elsewhere and are never shown."
+    )
+    secrets_in: Literal["disk", "memory"] = Field(
+        default="disk", description="Where secrets lie on the nodes; in memory, a rebooted node needs `vlaunch up`."
     )
     ports: PortsSection = Field(default_factory=PortsSection, description="TCP ports, free on every node.")
     serve: ServeSection = Field(default_factory=ServeSection, description="Defaults of `vlaunch serve`.")

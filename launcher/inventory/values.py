@@ -220,6 +220,15 @@ Size = Annotated[int, BeforeValidator(_size, json_schema_input_type=int | str)]
 Shm = Annotated[Any, BeforeValidator(_shm, json_schema_input_type=int | str)]
 
 
+def _question(value: object) -> bool | str:
+    if value is True or (isinstance(value, str) and re.fullmatch(r"[^\x00-\x1f\x7f]{1,200}", value)):
+        return value
+    raise should("should be true, or a line of text to ask with")
+
+
+Question = Annotated[Any, BeforeValidator(_question, json_schema_input_type=bool | str)]
+
+
 def _env_value(value: object) -> str:
     if isinstance(value, bool):
         word = "true" if value else "false"

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
 
 from launcher.lab import hosts, machine, network, processes, render
 from launcher.lab.layout import Host, Lab
 
 _INSIDE, _OUTSIDE = "inside", "outside"  # the two ends of a host's cable
+_FILLER = ".filler"
+_MEMORY = Path("/sys/fs/cgroup/memory")  # where the kernel accounts memory apart from the rest (cgroup v1)
+_UNIFIED = Path("/sys/fs/cgroup")
 
 
 def enter(host: Host, *argv: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
@@ -27,6 +34,20 @@ def block(host: Host, other: Host) -> None:
     """Drop TCP connections that `other` opens to `host`, and only those: a firewall that is open one way. SSH still works."""
     rule = ("INPUT", "-s", other.ip, "-p", "tcp", "--syn", "!", "--dport", "22")
     _filter(host, "-I", *rule, "-m", "comment", "--comment", network.CUT, "-j", "DROP")
+
+
+def deafen(host: Host, other: Host) -> None:
+    """Drop whatever `other` sends to `host`, but not what `host` sends: a cable that is broken one way. SSH still works."""
+    _filter(host, "-I", "INPUT", "-s", other.ip, "-m", "comment", "--comment", network.CUT, "-j", "DROP")
+
+
+def reset_ssh(host: Host) -> int:
+    """Reset a host's SSH connections, as a firewall does that forgets them; new ones work. Returns how many there were.
+
+    The kernel must be able to close sockets (`ss --kill`, CONFIG_INET_DIAG_DESTROY); without that it is always 0.
+    """
+    words = ("--kill", "--no-header", "--tcp", "state", "established", "sport", "=", ":22")
+    return len(machine.run("ip", "netns", "exec", host.netns, "ss", *words).splitlines())
 
 
 def close_port(host: Host, port: int) -> None:
@@ -121,7 +142,7 @@ def name_on_loopback(lab: Lab, host: Host, *, yes: bool = True) -> None:
 
 
 def heal(host: Host, other: Host | None = None) -> None:
-    """Undo `cut`, `block`, `close_port` and `drop_large` on a host, towards `other` or towards all."""
+    """Undo `cut`, `block`, `deafen`, `close_port` and `drop_large` on a host, towards `other` or towards all."""
     network.unfilter(host, *(() if other is None else (f"{other.ip}/32",)))
     machine.run("ip", "link", "set", host.link, "gso_max_segs", "65535")
 
@@ -144,6 +165,94 @@ def kill_sshd(host: Host) -> None:
 def kill_dockerd(host: Host) -> None:
     """Kill a host's Docker daemon and its containerd; containers go on without them."""
     _kill(host, "dockerd", "containerd")
+
+
+def kill_container(host: Host, name: str) -> None:
+    """Kill the main process of a container past Docker, as a crash or the kernel does: its restart policy applies."""
+    inside = machine.run(*hosts.docker_argv(host, "inspect", "--format", "{{.State.Pid}}", name)).strip()
+    found = [p for p in processes.on_host(host) if len(p.pids) > 1 and p.pids[1] == int(inside)]
+    processes.end(found)
+
+
+def kill_inside(host: Host, pid: int) -> None:
+    """Kill a process of a container by the number that it has inside."""
+    # Only containers have a third level of numbers: the machine's, the host's, their own.
+    for process in processes.on_host(host):
+        if len(process.pids) > 2 and process.pids[-1] == pid:
+            processes.kill(process.pid, signal.SIGKILL)
+
+
+def small_disk(host: Host, path: str, megabytes: int) -> None:
+    """Put a small file system over a directory of a host; what is below it is hidden until `remove_disk`."""
+    machine.run(*hosts.enter_argv(host, "mkdir", "-p", path))
+    machine.run(*hosts.enter_argv(host, "mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=711", "vlaunch-small", path))
+
+
+def fill(host: Host, path: str) -> None:
+    """Fill the file system of a directory to its last byte."""
+    enter(host, "sh", "-c", 'cat /dev/zero >"$1" 2>/dev/null; true', "fill", f"{path}/{_FILLER}")
+
+
+def drain(host: Host, path: str) -> None:
+    """Undo `fill`."""
+    enter(host, "rm", "-f", f"{path}/{_FILLER}")
+
+
+def remove_disk(host: Host, path: str) -> None:
+    """Undo `small_disk`; nothing happens where there is none."""
+    # Some folders of a host are mounts of its own, which stay.
+    script = 'while grep -q "^vlaunch-small $1 " /proc/mounts; do umount --lazy "$1" || exit; done'
+    machine.run(*hosts.enter_argv(host, "sh", "-c", script, "sh", path))
+
+
+def squeeze(host: Host, *, spare: int = 64 << 20, hog: int = 512 << 20, seconds: float = 8.0) -> int | None:
+    """Leave a host's containers `spare` bytes of memory, and let a program beside them take `hog` bytes for a while.
+
+    The kernel then ends processes. Returns how many, but for those whose container has ended with them; None where this machine
+    does not account the containers' memory.
+    """
+    group = _memory_group(host)
+    if group is None:
+        return None
+    folder, limit, unlimited, held, killed = group
+    own = folder / "hog"  # a group that has groups may hold no process of its own in cgroup v2
+    own.mkdir(exist_ok=True)
+    before = _kills(folder, killed)
+    (folder / limit).write_text(str(_count(folder / "memory.stat", held) + spare))
+    take = f"[bytearray(b'x' * (1 << 20)) for _ in range({hog >> 20})]"
+    program = f"import time; time.sleep(0.5); held = {take}; time.sleep({seconds})"
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL) as process:
+        try:
+            with suppress(ProcessLookupError):
+                (own / "cgroup.procs").write_text(str(process.pid))
+            process.wait(timeout=seconds + 10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        finally:
+            (folder / limit).write_text(unlimited)
+            with suppress(OSError):  # the group of a process that has just ended stays busy for a moment; `lab down` removes it
+                own.rmdir()
+    return max(0, _kills(folder, killed) - before)
+
+
+def _memory_group(host: Host) -> tuple[Path, str, str, str, str] | None:
+    """Return the control group of a host's containers, and what limit, no limit, use and kills are called there."""
+    old, new = _MEMORY / host.lab / host.name, _UNIFIED / host.lab / host.name
+    if (old / "memory.limit_in_bytes").exists():
+        return old, "memory.limit_in_bytes", "-1", "total_rss", "memory.oom_control"
+    if (new / "memory.max").exists():
+        return new, "memory.max", "max", "anon", "memory.events"
+    return None
+
+
+def _kills(folder: Path, name: str) -> int:
+    return sum(_count(path, "oom_kill") for path in folder.rglob(name))  # each group counts its own
+
+
+def _count(path: Path, name: str) -> int:
+    words = path.read_text().split()
+    return int(words[words.index(name) + 1]) if name in words else 0
 
 
 def power_off(host: Host) -> None:

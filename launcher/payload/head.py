@@ -16,59 +16,18 @@ import shlex
 import signal
 import socket
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
 
-SECRETS = os.environ.get("VLAUNCH_SECRETS", "/run/vlaunch/secrets")
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # its siblings, also when it is loaded as a module
+
+import record
+from head_api import api, chat, complete, no_chat, ray, request, say, secret, until  # noqa: F401 - siblings find all here
+
 LOGS = os.environ.get("VLAUNCH_RAY_LOGS", "/tmp/ray/session_latest/logs")
+AGAIN = "starting the engine again"  # what the supervisor says in the job's log: what is above is of another engine
 OVER = ("SUCCEEDED", "FAILED", "STOPPED", "ABSENT")
-
-
-def secret(name: str) -> str:
-    try:
-        with open(os.path.join(SECRETS, name), encoding="utf-8") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
-def request(
-    url: str, token: str, body: object = None, timeout: float = 10.0, method: str | None = None, engine: int | None = None
-):
-    """Open a loopback URL; the token travels in a header, and so does the replica that is to answer."""
-    data = None if body is None else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
-    if engine is not None:
-        headers["X-data-parallel-rank"] = str(engine)  # vllm/entrypoints/generate/base/serving.py
-    # ProxyHandler({}): a proxy in the container's environment must not see loopback requests or their tokens.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    return opener.open(urllib.request.Request(url, data, headers, method=method), timeout=timeout)
-
-
-def ray(args: argparse.Namespace, path: str, body: object = None, method: str | None = None) -> object:
-    with request(f"http://127.0.0.1:{args.dashboard}{path}", secret("RAY_AUTH_TOKEN"), body, method=method) as answer:
-        text = answer.read().decode()
-        return json.loads(text) if text else None
-
-
-def api_url(args: argparse.Namespace, path: str) -> str:
-    host = f"[{args.api_host}]" if ":" in args.api_host else args.api_host
-    return f"http://{host}:{args.api}{path}"
-
-
-def api(
-    args: argparse.Namespace, path: str, body: object = None, timeout: float = 10.0, engine: int | None = None
-) -> tuple[int, str]:
-    """Return status and text of vLLM's answer; 0 when nobody listens or it takes too long."""
-    try:
-        with request(api_url(args, path), secret("VLLM_API_KEY"), body, timeout, engine=engine) as answer:
-            return answer.status, answer.read().decode(errors="replace")
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode(errors="replace")
-    except OSError as error:
-        return 0, str(error)
 
 
 def nodes(args: argparse.Namespace) -> object:
@@ -99,7 +58,7 @@ def reachable(address: str) -> bool:
 
 
 def jobs(args: argparse.Namespace) -> object:
-    """Submitted jobs, Ray's node table, living actors, placement groups, and what vLLM's API says."""
+    """Submitted jobs, Ray's node table, living actors, placement groups, the supervisor's word, and what vLLM's API says."""
     listed = ray(args, "/api/jobs/")
     alive = "filter_keys=state&filter_predicates=%3D&filter_values=ALIVE"
     return {
@@ -118,9 +77,9 @@ def shown(job: dict[str, object]) -> dict[str, object]:
 
 
 def server(args: argparse.Namespace) -> dict[str, object]:
-    """What vLLM's API says: `/health`, the models, and the capacity in `/metrics`."""
+    """What vLLM's API says: `/health`, the models, and the capacity in `/metrics`; and what its supervisor wrote down."""
     health, said = api(args, "/health", timeout=5)
-    answer: dict[str, object] = {"health": health, "health_said": said[:300] if health == 0 else ""}
+    answer: dict[str, object] = {"health": health, "health_said": said[:300] if health == 0 else "", "supervised": supervised()}
     if health == 200:
         status, text = api(args, "/v1/models")
         answer["models"] = [each["id"] for each in json.loads(text)["data"]] if status == 200 else []
@@ -142,27 +101,52 @@ def capacity(metrics: str) -> dict[str, str]:
     return total
 
 
-def finished(args: argparse.Namespace) -> dict[int, float]:
-    """How many requests each replica has finished; empty where vLLM does not count."""
-    counts: dict[int, float] = {}
-    for labels, number in re.findall(r"^vllm:request_success_total\{(.*)\} (\S+)", api(args, "/metrics")[1], re.M):
-        found = re.search(r'\bengine="(\d+)"', labels)
-        if found:
-            counts[int(found[1])] = counts.get(int(found[1]), 0.0) + float(number)
-    return counts
+def supervised() -> dict[str, object]:
+    """What the supervisor of the present server wrote down (`record.py`) and how many seconds ago; empty without one."""
+    said, wanted = record.read(record.SERVER) or {}, record.read(record.WANTED) or {}
+    if not said or (wanted and wanted.get("id") != said.get("id")):
+        return {}
+    age = round(max(0.0, time.time() - said.get("written", 0)), 1)
+    return {**said, "age": age, "wanted": bool(wanted), **{key: wanted.get(key) for key in ("backend", "metadata")}}
 
 
 def submit(args: argparse.Namespace) -> object:
     """Submit a Ray job; standard input is `{"argv": […], "submission_id": …, "metadata": {…}}`.
 
-    Its processes carry the job's name in VLAUNCH_JOB, by which `stop` finds them.
+    Its processes carry the job's name in VLAUNCH_JOB, by which `stop` finds them. A server comes with `wanted` (`record.py`):
+    its supervisor is what Ray starts then. With `wanted: null` nobody supervises it.
     """
     asked = json.load(sys.stdin)
     name = asked["submission_id"]
+    if "wanted" not in asked:
+        return post(args, name, asked["argv"], asked["metadata"])
+    if not os.path.isdir(record.FOLDER):
+        return {"error": f"the head's container has no {record.FOLDER}: run `vlaunch up`, which starts it anew"}
+    with record.locked():
+        if not asked["wanted"]:
+            record.remove(record.WANTED)
+            record.remove(record.SERVER)
+            return post(args, name, asked["argv"], asked["metadata"])
+        # First what is wanted, then the job: a head that dies in between starts it when it is back.
+        record.write(record.WANTED, {**asked["wanted"], "job": name})
+        record.renew(asked["wanted"])
+        answer = post(args, name, supervisor(name), asked["metadata"])
+        if "error" in answer:
+            record.remove(record.WANTED)
+        return answer
+
+
+def supervisor(job: str, *more: str) -> tuple[str, ...]:
+    """Return what Ray starts for a server that is supervised."""
+    return ("python3", os.path.join(os.path.dirname(os.path.abspath(__file__)), "supervisor.py"), "run", "--job", job, *more)
+
+
+def post(args: argparse.Namespace, name: str, argv: object, metadata: object) -> dict[str, object]:
+    """Hand a job to Ray; what it says against it is an `error`."""
     body = {
-        "entrypoint": shlex.join(("exec", "env", f"VLAUNCH_JOB={name}", *asked["argv"])),
+        "entrypoint": shlex.join(("exec", "env", f"VLAUNCH_JOB={name}", *argv)),
         "submission_id": name,
-        "metadata": asked["metadata"],
+        "metadata": metadata,
     }
     try:
         return ray(args, "/api/jobs/", body)
@@ -174,7 +158,12 @@ def submit(args: argparse.Namespace) -> object:
 
 
 def stop(args: argparse.Namespace) -> object:
-    """Stop a job; then its processes, if they ignore the polite signal (vLLM does while it waits for a placement group)."""
+    """Stop a job; then its processes, if they ignore the polite signal (vLLM does while it waits for a placement group).
+
+    What is stopped is not wanted any more, whatever becomes of the rest.
+    """
+    if is_wanted(args.job):
+        record.remove(record.WANTED)
     try:
         ray(args, f"/api/jobs/{args.job}/stop", {}, "POST")
     except urllib.error.HTTPError as error:
@@ -194,11 +183,10 @@ def stop(args: argparse.Namespace) -> object:
     return {**answer, "error": f"processes {left} do not end"} if left else answer
 
 
-def until(true, seconds: float) -> None:
-    """Wait until a condition holds, or for so many seconds."""
-    deadline = time.monotonic() + seconds
-    while not true() and time.monotonic() < deadline:
-        time.sleep(0.3)
+def is_wanted(name: str) -> bool:
+    """True for the jobs of the server that should run: its supervisor starts it under another number when a head is back."""
+    wanted = record.read(record.WANTED)
+    return bool(wanted) and re.fullmatch(rf"serve-{re.escape(str(wanted.get('id')))}-\d+", name) is not None
 
 
 def processes(submission: str) -> list[int]:
@@ -226,8 +214,16 @@ def job(args: argparse.Namespace) -> dict[str, object]:
 
 
 def watch(args: argparse.Namespace) -> object:
-    """The job's state, what its log gained since `--offset` bytes, and what vLLM's API says."""
+    """The job's state, what its log gained since `--offset` bytes, and what vLLM's API says.
+
+    A job that Ray forgot when its head restarted goes on under its next name: that one is watched.
+    """
     state = job(args)
+    if state.get("status") == "ABSENT" and is_wanted(args.job):
+        stem = args.job.rpartition("-")[0] + "-"
+        later = [each for each in ray(args, "/api/jobs/") if str(each.get("submission_id") or "").startswith(stem)]
+        state = max(later, key=lambda each: each.get("start_time") or 0, default={"status": "PENDING"})
+        args.job = state.get("submission_id") or args.job
     text, offset = "", args.offset
     try:
         with open(os.path.join(LOGS, f"job-driver-{args.job}.log"), "rb") as file:
@@ -241,118 +237,6 @@ def watch(args: argparse.Namespace) -> object:
         end = len(chunk)
     text, offset = chunk[:end].decode(errors="replace"), offset + end
     return {"job": shown(state), "log": text, "offset": offset, **server(args)}
-
-
-def complete(args: argparse.Namespace) -> object:
-    """Ask for a completion and return what came back: the only proof of being ready. Of several replicas, each is asked."""
-    status, text = api(args, "/v1/models")
-    if status != 200:
-        return {"status": status, "error": text[:500]}
-    model = json.loads(text)["data"][0]["id"]
-    before = finished(args) if args.engines > 1 else {}
-    started = time.monotonic()
-    ask = {"model": model, "max_tokens": args.max_tokens, "temperature": 0}
-    path, body = "/v1/chat/completions", {**ask, "messages": [{"role": "user", "content": args.prompt}]}
-    status, text = api(args, path, body, args.timeout)
-    if no_chat(status, text):
-        path, body = "/v1/completions", {**ask, "prompt": args.prompt}
-        status, text = api(args, path, body, args.timeout)
-    if status != 200:
-        return {"status": status, "error": text[:1000], "path": path}
-    answer = json.loads(text)
-    choice = answer["choices"][0]
-    return {
-        "status": status,
-        "path": path,
-        "model": model,
-        "text": choice.get("text") or (choice.get("message") or {}).get("content") or "",
-        "tokens": (answer.get("usage") or {}).get("completion_tokens", 0),
-        "system_fingerprint": answer.get("system_fingerprint") or "",
-        "seconds": round(time.monotonic() - started, 3),
-        **({"replicas": replicas(args, path, body, before)} if args.engines > 1 else {}),
-    }
-
-
-def replicas(args: argparse.Namespace, path: str, body: object, before: dict[int, float]) -> list[dict[str, object]]:
-    """Ask every replica at once; one has answered when a request came back and its own count of finished ones has grown."""
-    found: list[dict[str, object]] = [{} for _ in range(args.engines)]
-
-    def ask(number: int) -> None:
-        started = time.monotonic()
-        status, text = api(args, path, body, args.timeout, number)
-        seconds = round(time.monotonic() - started, 3)
-        found[number] = {"status": status, "seconds": seconds, "error": "" if status == 200 else text[:500]}
-
-    asked = [threading.Thread(target=ask, args=(number,)) for number in range(args.engines)]
-    for each in asked:
-        each.start()
-    for each in asked:
-        each.join()
-    if not before:  # vLLM counts nothing (`--disable-log-stats`): the answers have to do.
-        return [{**each, "answered": each["status"] == 200} for each in found]
-    came = 1 + sum(each["status"] == 200 for each in found)  # the one before these went to some replica too
-    grown: dict[int, float] = {}
-
-    def counted() -> bool:
-        grown.update({number: count - before.get(number, 0.0) for number, count in finished(args).items()})
-        return all(grown.get(number, 0) > 0 for number in range(args.engines)) or sum(grown.values()) >= came
-
-    until(counted, 5)  # Counts follow the answers a moment later.
-    return [{**each, "answered": each["status"] == 200 and grown.get(number, 0) > 0} for number, each in enumerate(found)]
-
-
-def no_chat(status: int, said: str) -> bool:
-    """True when a model cannot chat: base models have no chat template."""
-    return status in (400, 404) and ("chat template" in said or "does not support Chat" in said)
-
-
-def chat(args: argparse.Namespace) -> None:
-    """Stream one answer: a line of JSON a piece. The list of messages is a line of standard input."""
-    messages = json.loads(sys.stdin.readline())
-    threading.Thread(target=end_with_input, daemon=True).start()
-    status, text = api(args, "/v1/models")
-    if status != 200:
-        say({"error": text[:500], "status": status})
-        return
-    ask = {"model": json.loads(text)["data"][0]["id"], "max_tokens": args.max_tokens, "stream": True}
-    error = stream(args, "/v1/chat/completions", {**ask, "messages": messages})
-    if error is not None and no_chat(error["status"], error["error"]):
-        error = stream(args, "/v1/completions", {**ask, "prompt": messages[-1]["content"]})
-    if error is not None:
-        say(error)
-
-
-def end_with_input() -> None:
-    """End this process when its standard input ends: nobody waits for the answer any more, and vLLM must not go on with it."""
-    # Not through sys.stdin: a thread that waits inside its buffer breaks the interpreter's own end.
-    while os.read(0, 4096):
-        pass
-    os._exit(1)
-
-
-def stream(args: argparse.Namespace, path: str, body: object) -> dict[str, object] | None:
-    """Print each piece of an answer as it comes; return the error, if there is one."""
-    try:
-        with request(api_url(args, path), secret("VLLM_API_KEY"), body, args.timeout) as answer:
-            for raw in answer:
-                line = raw.decode(errors="replace").strip()
-                if not line.startswith("data: ") or line == "data: [DONE]":
-                    continue
-                piece = json.loads(line[6:])
-                if "error" in piece:
-                    return {"status": 500, "error": json.dumps(piece["error"])[:500]}
-                choice = (piece.get("choices") or [{}])[0]
-                said = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-                say({"text": said, "system_fingerprint": piece.get("system_fingerprint") or ""})
-    except urllib.error.HTTPError as error:
-        return {"status": error.code, "error": error.read().decode(errors="replace")[:500]}
-    except OSError as error:
-        return {"status": 0, "error": str(error)}
-    return None
-
-
-def say(answer: dict[str, object]) -> None:
-    print(json.dumps(answer), flush=True)
 
 
 VERBS = {

@@ -254,7 +254,7 @@ def _next_id(name: str, seen: Seen) -> str:
     used = [
         int(match[1])
         for each in (*taken, seen.entry.progress.submission)
-        if (match := re.fullmatch(rf"batch-{re.escape(name)}-(\d+)", each))
+        if (match := re.fullmatch(rf"batch-{re.escape(name)}-([0-9]{{1,9}})", each))
     ]
     return f"batch-{name}-{max(used, default=0) + 1}"
 

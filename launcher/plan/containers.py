@@ -13,6 +13,7 @@ from launcher.tools.host import HostFacts
 
 PAYLOAD = "/opt/vlaunch"
 SECRETS = "/run/vlaunch/secrets"
+SERVER = "/var/lib/vlaunch"  # what is served, and how it goes: payload/record.py
 _RDMA_ULIMITS = {"memlock": "-1", "stack": "67108864"}
 
 
@@ -36,6 +37,13 @@ def state_dir(inventory: Inventory, node: Node, facts: HostFacts | None) -> str:
     """Return the directory on a node that holds the cluster's small files; the home is assumed when nobody was asked."""
     home = facts.home if facts else ("/root" if node.ssh.user in (None, "root") else f"/home/{node.ssh.user}")
     return f"{node.state_dir or home + '/.vlaunch'}/{inventory.cluster}"
+
+
+def secrets_base(inventory: Inventory, node: Node, facts: HostFacts | None) -> str:
+    """Return the directory on a node that holds `secrets/`; a place in memory is assumed when nobody was asked."""
+    if inventory.secrets_in == "disk":
+        return state_dir(inventory, node, facts)
+    return f"{(facts.memory if facts else '') or '/run/vlaunch-' + (node.ssh.user or 'root')}/{inventory.cluster}"
 
 
 def ray_spec(
@@ -68,11 +76,12 @@ def rank_spec(
     argv: Argv,
     labels: Mapping[str, str],
     env: Mapping[str, str],
+    restart: str = "no",
 ) -> docker.ContainerSpec:
     """Return one node's container of the `mp` backend, which runs vLLM itself; `env` is the engine's own."""
     return _spec(
         inventory, node, facts, secrets, image=image, name=rank_name(inventory, node),
-        role="rank", argv=argv, env=env, labels=labels, restart="no",
+        role="rank", argv=argv, env=env, labels=labels, restart=restart,
     )  # fmt: skip
 
 
@@ -82,7 +91,7 @@ def probe_spec(inventory: Inventory, node: Node, facts: HostFacts | None, argv: 
         inventory, node, facts, {}, image=inventory.image, name=f"vlaunch-{inventory.cluster}-{node.name}-probe",
         role="probe", argv=argv, env={}, restart="no",
     )  # fmt: skip
-    return replace(spec, mounts=tuple(mount for mount in spec.mounts if mount.target != SECRETS))
+    return replace(spec, mounts=tuple(mount for mount in spec.mounts if mount.target not in (SECRETS, SERVER)))
 
 
 def _spec(
@@ -114,7 +123,14 @@ def _spec(
         env={**_node_env(inventory, node, facts, secrets), **env, **node.env},
         mounts=(
             Mount(source=f"{directory}/payload", target=PAYLOAD, read_only=True),
-            Mount(source=f"{directory}/secrets", target=SECRETS, read_only=True),
+            Mount(
+                source=f"{secrets_base(inventory, node, facts)}/secrets",
+                target=SECRETS,
+                read_only=True,
+                # After a reboot there is nothing in memory, and a directory made by Docker would look like no secrets.
+                must_exist=inventory.secrets_in == "memory",
+            ),
+            Mount(source=f"{directory}/server", target=SERVER),
             Mount(source=node.hf_home, target=node.hf_home),
             *inventory.mounts,
         ),
@@ -154,8 +170,14 @@ def _ray_env(inventory: Inventory) -> dict[str, str]:
     # by itself on the head, and not on workers, when it finds a token file.
     # The interval: `ray status` is renewed every five seconds otherwise, and shows yesterday's cluster meanwhile.
     # The niceness: Ray gives its workers, and so vLLM, 15 unless told otherwise, behind everything else on the node.
+    # Ray's looks at its nodes: a closed port is a dead node after 5 s (15 by default), silence after 20 s (65).
+    # The reconnection: workers end 15 s after they have lost the head (60), restart, and join the one that is back.
     env = {
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "15",
+        "RAY_health_check_failure_threshold": "5",
+        "RAY_health_check_period_ms": "1000",
+        "RAY_health_check_timeout_ms": "3000",
         "RAY_worker_niceness": "0",
         "RAY_ADDRESS": f"{inventory.head.ip}:{inventory.ports.gcs}",
         "RAY_USAGE_STATS_ENABLED": "0",

@@ -15,11 +15,14 @@ from launcher.transport import Command
 # Only what vlaunch put there: a directory that holds something else is left, and said to be.
 # Several nodes may share a home: another one may have been quicker.
 _CLEAR = (
-    'rm -rf "$1/payload" "$1/secrets" "$1/$2" "$1/.$2."* && { rmdir "$1" 2>/dev/null || [ ! -d "$1" ]; } && '
+    'rm -rf "$1/payload" "$1/secrets" "$1/server" "$1/$2" "$1/.$2."* && { rmdir "$1" 2>/dev/null || [ ! -d "$1" ]; } && '
     '{ rmdir "${1%/*}" 2>/dev/null || true; }'
 )
+_FORGET = 'rm -rf "$1/secrets" && rmdir "$1" && { rmdir "${1%/*}" 2>/dev/null || true; }'
+# $1 is the place in memory, or empty.
 _LEFT = (
-    'ids=$("$@") || exit 1; [ -z "$ids" ] || printf "container %.12s\\n" $ids; [ ! -e "$0" ] || printf "directory %s\\n" "$0"'
+    'm=$1; shift; ids=$("$@") || exit 1; [ -z "$ids" ] || printf "container %.12s\\n" $ids; for d in "$0" ${m:+"$m"}; do '
+    '[ ! -e "$d" ] || printf "directory %s\\n" "$d"; done'
 )
 
 
@@ -42,6 +45,14 @@ def plan_down(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Plan:
         for node in nodes
         if facts[node.name].has_directory
     )
+    clear += tuple(
+        Step(
+            title="removing secrets from memory",
+            command=Command(node=node.name, argv=("sh", "-c", _FORGET, "forget", in_memory), timeout=30),
+        )
+        for node in nodes
+        if facts[node.name].in_memory is not None and (in_memory := _in_memory(inventory, facts[node.name]))
+    )
     stages = (
         Stage(id="workers", title="Remove workers", steps=workers + ranks),
         Stage(id="head", title="Remove the head", steps=rest),
@@ -62,11 +73,16 @@ def _removals(node: Node, facts: HostFacts, wanted: Callable[[str], bool]) -> li
     ]
 
 
+def _in_memory(inventory: Inventory, facts: HostFacts) -> str:
+    return f"{facts.memory}/{inventory.cluster}" if facts.memory else ""
+
+
 def _absent(inventory: Inventory, nodes: Sequence[Node], facts: Mapping[str, HostFacts]) -> Gate:
     def ask(node: Node) -> Command:
         directory = containers.state_dir(inventory, node, facts[node.name])
+        in_memory = _in_memory(inventory, facts[node.name])
         listing = docker.list_ids(node.docker, inventory.cluster)
-        return Command(node=node.name, argv=("sh", "-c", _LEFT, directory, *listing), timeout=30)
+        return Command(node=node.name, argv=("sh", "-c", _LEFT, directory, in_memory, *listing), timeout=30)
 
     def judge(answers: Answers) -> Sequence[Finding]:
         return [_judge(node, answers) for node in nodes]

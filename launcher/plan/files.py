@@ -17,13 +17,24 @@ from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
 _FOLDER = Path(__file__).parent.parent / "payload"
+_SUPERVISOR = ("record.py", "head_api.py", "supervisor.py", "supervisor_boot.py", "supervisor_look.py")
 _NETWORK = ("network.py", "network_lanes.py", "network_node.py", "network_rank.py", "network_work.py")
 # What runs inside batch jobs is a package of its own, so that none of its modules hides another one's name.
 _BATCH = {f"lib/vlaunch_batch/{file.name}": file for file in sorted((_FOLDER / "batch").glob("*.py"))}
-_FILES = {**{name: _FOLDER / name for name in ("entry.sh", "head.py", "desk.py", *_NETWORK)}, **_BATCH}
+_GROUP = ("group.py", "group_canary.py", "group_engine.py", "group_lead.py", "group_wire.py")
+_PROGRAMS = ("entry.sh", "head.py", "desk.py", *_SUPERVISOR, *_GROUP, *_NETWORK)
+_FILES = {**{name: _FOLDER / name for name in _PROGRAMS}, **_BATCH}
 # The directory is made private first; tar and mv replace files whole, so that a container never reads half of one. The name on
 # the way is the node's own: several nodes may share a home.
-_UNPACK = 'umask 022 && mkdir -p "$1/payload" && chmod 711 "$1" && tar -xf - -C "$1/payload"'
+# `server` is made by the login, so that it may remove it: Docker would make it as root's. What runs in the container is root,
+# or the login itself, where Docker is rootless.
+_UNPACK = 'umask 022 && mkdir -p "$1/payload" "$1/server" && chmod 711 "$1" && tar -xf - -C "$1/payload"'
+_FOLDER_OF_SERVER = 'umask 022 && mkdir -p "$1/server" && chmod 711 "$1"'
+# A directory in /dev/shm may be somebody else's, who was there first.
+_OWN = (
+    'umask 077 && mkdir -p "$1/secrets" && for d in "${1%/*}" "$1" "$1/secrets"; do [ -O "$d" ] && [ ! -L "$d" ] || '
+    '{ echo "$d belongs to somebody else" >&2; exit 1; }; done && '
+)
 _STORE = (
     'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && '
     'mv "$new" "$1/secrets/$2"'
@@ -66,15 +77,22 @@ def steps(
                 ),
             )
         )  # fmt: skip
+    elif fresh:
+        argv = ("sh", "-c", _FOLDER_OF_SERVER, "server", directory)
+        steps.append(
+            Step(title="making the folder of the server's record", command=Command(node=node.name, argv=argv, timeout=30))
+        )
     if fresh:
-        old = [name for name in (facts.secret_names if facts else ()) if name not in secrets]
+        base, memory = containers.secrets_base(inventory, node, facts), inventory.secrets_in == "memory"
+        store = _OWN + _STORE if memory else _STORE
+        steps += _elsewhere(inventory, node, facts)
+        there = (facts.in_memory if memory else facts.secret_names) if facts else ()
+        old = [name for name in there or () if name not in secrets]
         if old:
             steps.append(
                 Step(
                     title="removing secrets that are not in the inventory any more",
-                    command=Command(
-                        node=node.name, argv=("rm", "-f", *(f"{directory}/secrets/{name}" for name in old)), timeout=30
-                    ),
+                    command=Command(node=node.name, argv=("rm", "-f", *(f"{base}/secrets/{name}" for name in old)), timeout=30),
                 )
             )
         for name, value in sorted(secrets.items()):
@@ -82,7 +100,7 @@ def steps(
                 Step(
                     title=f"writing secret {name}",
                     command=Command(
-                        node=node.name, argv=("sh", "-c", _STORE, "store", directory, name), timeout=30,
+                        node=node.name, argv=("sh", "-c", store, "store", base, name), timeout=30,
                         stdin=partial(_bytes, value),
                         shown_stdin=_shown(inventory, name),
                     ),
@@ -91,13 +109,29 @@ def steps(
     return steps
 
 
+def _elsewhere(inventory: Inventory, node: Node, facts: HostFacts | None) -> list[Step]:
+    """Remove the secrets from where they lay before `secrets_in` was changed."""
+    if facts is None:
+        return []
+    if inventory.secrets_in == "disk":
+        base = f"{facts.memory}/{inventory.cluster}" if facts.in_memory else ""
+    else:
+        base = containers.state_dir(inventory, node, facts) if facts.secret_names else ""
+    names = facts.in_memory if inventory.secrets_in == "disk" else facts.secret_names
+    if not base:
+        return []
+    argv = ("rm", "-f", *(f"{base}/secrets/{name}" for name in names or ()))
+    title = "removing secrets from where they lay before"
+    return [Step(title=title, command=Command(node=node.name, argv=argv, timeout=30))]
+
+
 def _bytes(value: Secret) -> bytes:
     return value.reveal().encode()
 
 
 def _shown(inventory: Inventory, name: str) -> str:
     source = inventory.secrets.get(name)
-    if source is None:
+    if source is None or source.prompt is not None:
         return f'printf %s "${{{name}:?}}"'
     if source.env is not None:
         return f'printf %s "${{{source.env}:?}}"'

@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from launcher.checks import images
 from launcher.checks import ray as ray_checks
+from launcher.checks.shape import Finding
 from launcher.model import Inventory, Node
 from launcher.plan import containers
-from launcher.plan.shape import Gate
+from launcher.plan.shape import Answers, Gate
 from launcher.tools import docker, payload
+from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
 _VERSIONS = (
     "import json, platform; from importlib.metadata import version; "
     'print(json.dumps({"ray": version("ray"), "python": platform.python_version()}))'
 )
+
+
+def memory(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Gate:
+    """With `secrets_in: memory`, every node has a place for them that no disk holds and no logout empties."""
+
+    def judge(_: Answers) -> list[Finding]:
+        return [_memory(node, facts[node.name]) for node in inventory.nodes]
+
+    return Gate(id="secrets-in-memory", what="every node has a place in memory for the secrets", judge=judge)
+
+
+def _memory(node: Node, facts: HostFacts) -> Finding:
+    if facts.memory:
+        return Finding(node=node.name, status="pass", text=f"secrets lie in {facts.memory}")
+    linger = f"run `sudo loginctl enable-linger {facts.user}` on {node.name}, log in as root, or set `secrets_in: disk`"
+    return Finding(
+        node=node.name,
+        status="fail",
+        text="has no place in memory for secrets",
+        evidence=facts.said.get("memory", ""),
+        fix=linger,
+    )
 
 
 def versions(nodes: Sequence[Node], tag: str, ray_version: str, python_version: str) -> Gate:

@@ -77,7 +77,11 @@ def read(answers: Mapping[str, Sequence[Answer]]) -> tuple[dict[str, probe.Repor
     reports, missing = {}, {}
     for node, said in answers.items():
         try:
-            reports[node] = probe.parse_report(said[-1])
+            report = probe.parse_report(said[-1])
+            if report.node == node:
+                reports[node] = report
+            else:
+                missing[node] = "the network probe answered for another node"
         except UnreadableAnswer as error:
             told = error.evidence.strip().splitlines()[-1:]
             missing[node] = ": ".join((error.message.removeprefix(f"{node}: "), *told))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from launcher import redaction
 from launcher.errors import ConnectError, NodeError, UnreadableAnswer, together
 from launcher.model import Answer, Inventory, Node
 from launcher.tools import host
@@ -76,9 +77,11 @@ def _facts(answer: Answer) -> host.HostFacts:
     if answer.code == 255:
         raise ConnectError(node, "connection lost", evidence=answer.tail, hint="run the same command again")
     try:
-        return host.parse_probe(answer.out)
+        facts = host.parse_probe(answer.out)
     except UnreadableAnswer as error:
         raise NodeError(node, error.message, evidence=error.evidence or answer.tail) from None
+    redaction.learn(facts.token)
+    return facts
 
 
 def observe(

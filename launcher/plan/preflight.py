@@ -79,7 +79,8 @@ def between(inventory: Inventory, node: Node) -> tuple[int, ...]:
     """Return the fixed ports of a node that the other nodes must reach; a worker port stands for all of them."""
     ports = inventory.ports
     everywhere = (ports.node_manager, ports.object_manager, ports.worker_min)
-    return (ports.gcs, ports.client, ports.mp_master, ports.dp_rpc, ports.probe, *everywhere) if node.head else everywhere
+    of_head = (ports.gcs, ports.client, ports.mp_master, ports.dp_rpc, ports.group, ports.probe)
+    return (*of_head, *everywhere) if node.head else everywhere
 
 
 def _inside(inventory: Inventory, node: Node, facts: HostFacts) -> Argv | None:

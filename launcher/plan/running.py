@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from launcher.checks import serving
 from launcher.checks.serving import OVER, Holder
 from launcher.model import Backend, Inventory, Node
-from launcher.plan import containers
+from launcher.plan import containers, supervised
 from launcher.tools import desk, docker, payload
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
@@ -69,7 +70,10 @@ def ask_jobs(inventory: Inventory, host: str, port: int) -> Command:
 
 
 def find(inventory: Inventory, facts: Mapping[str, HostFacts], said: Mapping[str, Any]) -> list[Running]:
-    """Return what runs: jobs that are not over, and rank containers of which at least one runs."""
+    """Return what runs: jobs that are not over, and rank containers of which at least one runs.
+
+    A server that comes back by itself runs too, though Ray, which restarted with its head, does not know of it yet.
+    """
     found = [
         _from_labels("ray", job["metadata"], inventory, id=job["submission_id"])
         for job in said.get("jobs", ())
@@ -77,6 +81,9 @@ def find(inventory: Inventory, facts: Mapping[str, HostFacts], said: Mapping[str
     ]
     ranks = {node.name: rank for node in inventory.nodes if (rank := _rank(inventory, node, facts)) is not None}
     running = [rank for rank in ranks.values() if rank.running]
+    kept = supervised.read(inventory, said.get("supervised"))
+    if kept is not None and kept.waits and not (found or running) and (labels := supervised.labels(said["supervised"])):
+        found.append(_from_labels("ray", labels, inventory, id=f"serve-{kept.id}-0"))
     if running:
         found.append(_from_labels("mp", running[0].labels, inventory, nodes=tuple(ranks)))
     return found
@@ -90,7 +97,7 @@ def batches(said: Mapping[str, Any]) -> list[Batch]:
             gpus=serving.claimed(job), started=float(job.get("start_time") or 0) / 1000,
         )
         for job in said.get("jobs", ())
-        if job["status"] not in OVER and desk.NAME in (labels := job.get("metadata") or {})
+        if job["status"] not in OVER and desk.named(labels := job.get("metadata") or {})
     ]  # fmt: skip
 
 
@@ -120,9 +127,11 @@ def _from_labels(
     backend: Backend, labels: Mapping[str, str], inventory: Inventory, *, id: str = "", nodes: tuple[str, ...] = ()
 ) -> Running:
     port, split = labels.get(PORT, ""), [labels.get(TP, ""), labels.get(PP, ""), labels.get(DP, "1")]
-    gpus = float(math.prod(int(each) for each in split)) if all(each.isdecimal() for each in split) else 0.0
+    counts = [int(each) if re.fullmatch("[0-9]{1,6}", each) else None for each in split]
+    gpus = float(math.prod(each for each in counts if each is not None)) if None not in counts else 0.0
     return Running(
         backend=backend, model=labels.get(MODEL, "?"), digest=labels.get(ARGS, ""), id=id, nodes=nodes, gpus=gpus,
-        replicas=int(split[2]) if split[2].isdecimal() else 1,
-        host=labels.get(HOST) or inventory.serve.bind, port=int(port) if port.isdigit() else inventory.ports.api,
+        replicas=1 if counts[2] is None else counts[2],
+        host=labels.get(HOST) or inventory.serve.bind,
+        port=int(port) if re.fullmatch("[0-9]{1,5}", port) else inventory.ports.api,
     )  # fmt: skip

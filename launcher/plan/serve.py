@@ -17,10 +17,11 @@ from launcher.checks.shape import Finding
 from launcher.errors import RequestError
 from launcher.model import Argv, Backend, Inventory, Node
 from launcher.placement import Placement
-from launcher.plan import containers, engine_log, files, running
+from launcher.plan import containers, engine_log, files, running, supervised
 from launcher.plan.running import Running
 from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
 from launcher.plan.stop import plan_stop
+from launcher.plan.supervised import Policy
 from launcher.tools import docker, model, payload, vllm
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
@@ -56,6 +57,15 @@ class Request:
     def digest(self) -> str:
         """Eight hex digits that are equal exactly when the same server is asked for."""
         return hashlib.sha256(json.dumps(self.argv).encode()).hexdigest()[:8]
+
+    @property
+    def asked_for(self) -> dict[str, Any]:
+        """What a later run needs to ask for the same server again (`plan/rollback.py`)."""
+        split = self.placement
+        return {
+            "model": self.model, "backend": self.backend, "host": self.host, "port": self.port,
+            "tp": split.tp, "pp": split.pp, "dp": split.dp, "args": list(self.args),
+        }  # fmt: skip
 
     @property
     def labels(self) -> dict[str, str]:
@@ -120,8 +130,11 @@ def plan_serve(
     prove: Sequence[Stage] = (),
     replace_other: bool = False,
     grace: float = 15,
+    supervise: Policy | None = None,
 ) -> Start:
     """Submit the server as a Ray job, unless the same one runs already; `prove` comes before anything that runs is stopped.
+
+    With `supervise`, what Ray runs is a supervisor of vLLM, not vLLM itself.
 
     Raises:
         RequestError: another server runs, and it is not to be replaced.
@@ -143,7 +156,7 @@ def plan_serve(
         *([Stage(id="preflight", title="Look at the cluster and the model", gates=gates)] if seen.facts else []),
         *prove,
         *stops.stages,
-        Stage(id="submit", title="Submit the server to Ray", steps=(_submit(inventory, request, job),)),
+        Stage(id="submit", title="Submit the server to Ray", steps=(_submit(inventory, seen, request, job, supervise),)),
     )
     return Start(plan=Plan(verb="serve", stages=stages, notes=notes(request, found)), job=job)
 
@@ -218,14 +231,21 @@ def _gate(id: str, what: str, findings: Any) -> Gate:
 
 
 def _next_id(digest: str, taken: Sequence[str]) -> str:
-    used = [int(match[1]) for each in taken if (match := re.fullmatch(rf"serve-{digest}-(\d+)", each))]
+    used = [int(match[1]) for each in taken if (match := re.fullmatch(rf"serve-{digest}-([0-9]{{1,9}})", each))]
     return f"serve-{digest}-{max(used, default=0) + 1}"
 
 
-def _submit(inventory: Inventory, request: Request, job: str) -> Step:
-    argv = (*engine_log.environment(inventory, job, _placing(inventory, request)), *request.argv)
-    asked = json.dumps({"argv": argv, "submission_id": job, "metadata": request.labels})
-    head = inventory.head
+def _submit(inventory: Inventory, seen: Seen, request: Request, job: str, supervise: Policy | None) -> Step:
+    head, placing = inventory.head, _placing(inventory, request)
+    own: dict[str, Any] = {"argv": (*engine_log.environment(inventory, job, placing), *request.argv), "wanted": None}
+    if supervise is not None:
+        image = seen.facts[head.name].images.get(inventory.image) if head.name in seen.facts else None
+        wanted = supervised.wanted(
+            inventory, request, supervise, argv=request.argv, env={**engine_log.variables(inventory, job), **placing},
+            image=image.identity if image else "", host=payload.api_host(request.host),
+        )  # fmt: skip
+        own = {"wanted": wanted}
+    asked = json.dumps({**own, "submission_id": job, "metadata": request.labels})
     inside = docker.exec_(head.docker, containers.name(inventory, head), *payload.submit(inventory.ports), stdin=True)
     return Step(
         title=f"submitting {request.model} as Ray job {job}",

@@ -9,17 +9,19 @@ from typing import Any, Literal
 from launcher.checks.ray import read_payload
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Inventory, Node, Secret
-from launcher.plan import batches, containers, running, verdict
+from launcher.plan import batches, containers, running, supervised, verdict
 from launcher.plan.batch import ask_list
 from launcher.plan.batches import BatchStatus
 from launcher.plan.running import Running
+from launcher.plan.supervised import Supervision
 from launcher.plan.watched import endpoint
 from launcher.tools import docker, payload, ray
 from launcher.tools.desk import Entry, parse_list
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
-ServerState = Literal["answering", "silent", "starting", "failed", "none", "unknown"]
+ServerState = Literal["answering", "silent", "starting", "recovering", "gave-up", "failed", "none", "unknown"]
+_RED = ("silent", "recovering", "gave-up", "failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,7 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
-    """The server. It is `answering` only when a completion has just come back."""
+    """The server. It is `answering` only when a completion has just come back; `supervision` is what its supervisor says."""
 
     state: ServerState
     backend: str = ""
@@ -50,11 +52,13 @@ class ServerStatus:
     seconds: float = 0.0
     kv_tokens: int | None = None
     concurrency: float | None = None
+    supervision: Supervision | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStatus:
-    """Everything that `status` shows. It is `whole` when every node is in Ray (or holds a rank) and nothing has drifted."""
+    """Everything that `status` shows. It is `whole` when every node is in Ray (or holds a rank), nothing has drifted, and no
+    server is dead that should run."""
 
     cluster: str
     nodes: tuple[NodeStatus, ...]
@@ -65,8 +69,10 @@ class ClusterStatus:
 
     @property
     def whole(self) -> bool:
-        """True when every container runs as the inventory says and every node is in the cluster."""
-        return all(n.container == "running" and n.ray in ("alive", "-") and not n.drift and not n.trouble for n in self.nodes)
+        """True when every container runs as the inventory says, every node is in the cluster, and no server is dead."""
+        dead = self.server.state in _RED
+        good = (n.container == "running" and n.ray in ("alive", "-") and not n.drift and not n.trouble for n in self.nodes)
+        return not dead and all(good)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,18 +213,26 @@ def _server(inventory: Inventory, facts: Mapping[str, HostFacts], said: Said, se
     if server is None:
         return _no_server(inventory, facts[inventory.head.name], said)
     capacity = said.server.get("capacity") or {}
+    kept = supervised.read(inventory, said.server.get("supervised") or said.ray.get("supervised"))
+    kept = kept if kept is not None and kept.id == server.digest else None
     if said.completion.get("status") == 200:
         return ServerStatus(
             state="answering", backend=server.backend, model=said.completion.get("model") or server.model,
             fingerprint=str(said.completion.get("system_fingerprint", "")),
             seconds=float(said.completion.get("seconds", 0)),
             kv_tokens=_number(capacity.get("kv_cache_size_tokens"), int),
-            concurrency=_number(capacity.get("kv_cache_max_concurrency"), float),
+            concurrency=_number(capacity.get("kv_cache_max_concurrency"), float), supervision=kept,
         )  # fmt: skip
+    if kept is not None and kept.state in ("recovering", "gave-up"):
+        state: ServerState = "recovering" if kept.state == "recovering" else "gave-up"
+        return ServerStatus(state=state, backend=server.backend, model=server.model, detail=kept.doing, supervision=kept)
     if said.server.get("health") == 200:
         why = f"/health says 200, no completion: {str(said.completion.get('error', ''))[:200]}"
-        return ServerStatus(state="silent", backend=server.backend, model=server.model, detail=why)
-    return ServerStatus(state="starting", backend=server.backend, model=server.model)
+        return ServerStatus(state="silent", backend=server.backend, model=server.model, detail=why, supervision=kept)
+    if kept is not None and kept.state == "ready":
+        why = f"it has answered, and does not now: {str(said.completion.get('error', ''))[:200]}"
+        return ServerStatus(state="silent", backend=server.backend, model=server.model, detail=why, supervision=kept)
+    return ServerStatus(state="starting", backend=server.backend, model=server.model, supervision=kept)
 
 
 def _no_server(inventory: Inventory, head: HostFacts, said: Said) -> ServerStatus:
@@ -231,6 +245,9 @@ def _no_server(inventory: Inventory, head: HostFacts, said: Said) -> ServerStatu
         return ServerStatus(state="unknown", detail=str(said.ray["error"])[:200])
     jobs = [job for job in said.ray.get("jobs", ()) if running.MODEL in (job.get("metadata") or {})]
     last = max(jobs, key=lambda job: job.get("end_time") or 0, default=None)
+    kept = supervised.read(inventory, said.ray.get("supervised"))
+    if kept is not None and kept.state == "gave-up":
+        return ServerStatus(state="gave-up", backend="ray", model=kept.model, detail=kept.doing, supervision=kept)
     if last is not None and last.get("status") == "FAILED":
         why = str(last.get("message", ""))[:200]
         return ServerStatus(state="failed", backend="ray", model=last["metadata"][running.MODEL], detail=why)
@@ -239,6 +256,6 @@ def _no_server(inventory: Inventory, head: HostFacts, said: Said) -> ServerStatu
 
 def _number(text: Any, kind: type[Any]) -> Any:
     try:
-        return kind(float(text))
-    except (TypeError, ValueError):
+        return kind(float(text)) if abs(float(text)) < 1e15 else None
+    except (TypeError, ValueError, OverflowError):
         return None

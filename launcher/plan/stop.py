@@ -8,7 +8,7 @@ from launcher.checks import serving
 from launcher.checks.ray import read_payload
 from launcher.checks.shape import Finding
 from launcher.errors import UnreadableAnswer
-from launcher.model import Inventory, Node
+from launcher.model import Argv, Inventory, Node
 from launcher.plan import containers, running
 from launcher.plan.batch import ask_list
 from launcher.plan.running import Batch, Running
@@ -17,8 +17,11 @@ from launcher.tools import desk, payload
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
-# Asked to end first, so that vLLM frees its GPUs and shared memory itself.
-_END = 'g=$1 n=$2; shift 2; "$@" stop --time "$g" "$n" >/dev/null; exec "$@" rm --force --volumes "$n"'
+# Not wanted any more, whatever becomes of the rest. Asked to end first, so that vLLM frees its GPUs and shared memory itself.
+_END = (
+    'g=$1 n=$2; rm -f "$3/server/wanted.json"; shift 3; "$@" stop --time "$g" "$n" >/dev/null; '
+    'exec "$@" rm --force --volumes "$n"'
+)
 
 
 def plan_stop(inventory: Inventory, facts: Mapping[str, HostFacts], found: Sequence[Running], grace: float) -> Plan:
@@ -40,11 +43,7 @@ def plan_stop(inventory: Inventory, facts: Mapping[str, HostFacts], found: Seque
         steps = tuple(
             Step(
                 title="stopping the rank's container",
-                command=Command(
-                    node=node.name,
-                    argv=("sh", "-c", _END, "end", f"{grace:.0f}", containers.rank_name(inventory, node), *node.docker),
-                    timeout=grace + 60,
-                ),
+                command=Command(node=node.name, argv=_end(inventory, node, facts, grace), timeout=grace + 60),
             )
             for node in ranks
         )
@@ -101,6 +100,12 @@ def _gone(inventory: Inventory, jobs: Sequence[Running]) -> Gate:
         judge=judge,
         deadline=60,
     )
+
+
+def _end(inventory: Inventory, node: Node, facts: Mapping[str, HostFacts], grace: float) -> Argv:
+    directory = containers.state_dir(inventory, node, facts.get(node.name))
+    name = containers.rank_name(inventory, node)
+    return ("sh", "-c", _END, "end", f"{grace:.0f}", name, directory, *node.docker)
 
 
 def _no_rank(inventory: Inventory, nodes: Sequence[Node]) -> Gate:

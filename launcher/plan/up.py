@@ -60,7 +60,7 @@ def plan_up(
     specs = {
         node.name: containers.ray_spec(inventory, node, facts.get(node.name), image.tag, secrets) for node in inventory.nodes
     }
-    reasons = {node.name: _reasons(inventory, facts, node, specs[node.name]) for node in inventory.nodes}
+    reasons = {node.name: _reasons(inventory, facts, node, specs[node.name], secrets) for node in inventory.nodes}
     if reasons[inventory.head.name] is not None:
         for node in inventory.workers:
             reasons[node.name] = reasons[node.name] or ["the head starts anew"]
@@ -107,7 +107,8 @@ def _image(facts: Facts, node: Node, image: str) -> docker.Image | None:
 
 def _preflight(inventory: Inventory, facts: Facts, ports: bool) -> tuple[Gate, ...]:
     checks = [check for check in host.CHECKS if check.applies(inventory) and (ports or check.id != "ports")]
-    return tuple(_observed_gate(check, inventory, facts) for check in checks)
+    memory = () if inventory.secrets_in == "disk" else (gates.memory(inventory, facts),)
+    return (*(_observed_gate(check, inventory, facts) for check in checks), *memory)
 
 
 def _observed_gate(check: Check, inventory: Inventory, facts: Facts) -> Gate:
@@ -157,7 +158,9 @@ def _image_gates(inventory: Inventory, facts: Facts, image: RayImage) -> tuple[G
     return (gates.versions(fresh, image.tag, image.ray_version, image.python_version),) if fresh else ()
 
 
-def _reasons(inventory: Inventory, facts: Facts, node: Node, spec: docker.ContainerSpec) -> list[str] | None:
+def _reasons(
+    inventory: Inventory, facts: Facts, node: Node, spec: docker.ContainerSpec, secrets: Mapping[str, Secret]
+) -> list[str] | None:
     """Why a node's container must start anew, in words; `None` when it must not."""
     if node.name not in facts:
         return ["not there yet"]
@@ -169,6 +172,8 @@ def _reasons(inventory: Inventory, facts: Facts, node: Node, spec: docker.Contai
         return docker.differences(there, spec, base.env if base else {})
     if not there.running:
         return [f"its container is {there.status} (exit code {there.exit_code})"]
+    if inventory.secrets_in == "memory" and not set(secrets) <= set(facts[node.name].in_memory or ()):
+        return ["its secrets are gone: a reboot empties what lies in memory"]
     return None
 
 

@@ -12,7 +12,7 @@ from launcher.checks import ray as ray_checks
 from launcher.checks.serving import OVER
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv, Inventory, Node
-from launcher.plan import containers
+from launcher.plan import containers, supervised
 from launcher.plan.ranks import nodes_of
 from launcher.plan.serve import Request, at_port
 from launcher.plan.shape import Answers
@@ -28,7 +28,8 @@ _PROMPT, _TOKENS = "Say hello.", 8
 class Seen:
     """One look. `ended` is a sentence on how the server ended, and what its end said; `culprits` are the nodes to blame.
 
-    `stopped` means that somebody ended it, so that nothing has gone wrong.
+    `stopped` means that somebody ended it, so that nothing has gone wrong; `doing` is what its supervisor does to bring a dead
+    server back. With `anew`, another engine has begun: what was seen before is of one that is gone.
     """
 
     lines: tuple[str, ...] = ()
@@ -37,6 +38,8 @@ class Seen:
     culprits: tuple[str, ...] = ()
     stopped: bool = False
     server: Mapping[str, Any] = field(default_factory=dict)
+    doing: str = ""
+    anew: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +70,7 @@ def as_job(inventory: Inventory, request: Request, job: str) -> Watched:
         head=inventory.head.name,
         endpoint=endpoint(inventory, request.host, request.port),
         ask=lambda offset: [inside(payload.watch(here.ports, host, job, offset), 60)],
-        read=lambda answers, offset: _read_job(answers[inventory.head.name][0]),
+        read=lambda answers, offset: _read_job(inventory, answers[inventory.head.name][0]),
         complete=partial(_complete, inside, here, host, request.placement.dp),
         ask_ranks=(inside(payload.jobs(here.ports, host), 60),),
         read_ranks=lambda answers: _read_actors(inventory, answers),
@@ -99,7 +102,7 @@ def as_ranks(inventory: Inventory, request: Request) -> Watched:
         head=head.name,
         endpoint=endpoint(inventory, request.host, request.port),
         ask=ask,
-        read=lambda answers, offset: _read_ranks(nodes, answers, offset),
+        read=lambda answers, offset: _read_ranks(inventory, nodes, answers, offset),
         complete=partial(_complete, inside, here, host, request.placement.dp),
         ask_ranks=tuple(log(node, 5000) for node in nodes),
         read_ranks=lambda answers: {
@@ -125,9 +128,9 @@ def _complete(inside: Callable[[Argv, float], Command], here: Inventory, host: s
     return inside(argv, timeout * min(replicas, 2) + 30)
 
 
-def _read_job(answer: Answer) -> Seen:
+def _read_job(inventory: Inventory, answer: Answer) -> Seen:
     said = ray_checks.read_payload(answer)
-    if "job" not in said:
+    if "job" not in said or "log" not in said or "offset" not in said:
         raise UnreadableAnswer(f"{answer.node}: {said.get('error', 'the head gave no answer')}", evidence=answer.tail)
     state, message = said["job"].get("status"), str(said["job"].get("message") or "")
     ended = ""
@@ -138,17 +141,24 @@ def _read_job(answer: Answer) -> Seen:
         ended = f"Ray job {said['job'].get('submission_id') or ''} {how}".replace("  ", " ")
         # Ray repeats the last lines of the log; without a log they are all there is.
         ended += f"\n{message}" if not said["log"] and message else ""
+    kept = supervised.read(inventory, said.get("supervised"))
+    if kept is not None and kept.state == "gave-up" and ended:
+        ended = f"its supervisor gave up: {kept.doing}\n{ended}"
+    lines = [each for each in re.split(r"[\r\n]+", said["log"]) if each.strip()]
+    begun = [number for number, line in enumerate(lines) if supervised.AGAIN in line]
     return Seen(
-        lines=tuple(each for each in re.split(r"[\r\n]+", said["log"]) if each.strip()),
+        lines=tuple(lines[begun[-1] + 1 :] if begun else lines),
         offset=int(said["offset"]),
         ended=ended,
         culprits=(answer.node,) if ended else (),
         stopped=state == "STOPPED",
         server=said,
+        doing=kept.doing if kept is not None and kept.state == "recovering" and not ended else "",
+        anew=bool(begun),
     )
 
 
-def _read_ranks(nodes: Sequence[Node], answers: Answers, offset: int) -> Seen:
+def _read_ranks(inventory: Inventory, nodes: Sequence[Node], answers: Answers, offset: int) -> Seen:
     ended, culprits = [], []
     for node in nodes:
         trouble = _trouble(answers[node.name][0])
@@ -156,19 +166,28 @@ def _read_ranks(nodes: Sequence[Node], answers: Answers, offset: int) -> Seen:
             ended.append(f"the rank on {node.name} {trouble}")
             culprits.append(node.name)
     log, said = answers[nodes[0].name][1:3]
+    try:
+        server = {} if nodes[0].name in culprits else ray_checks.read_payload(said)
+    except UnreadableAnswer:
+        server = {}
+    kept = supervised.read(inventory, server.get("supervised"))
+    if kept is not None and kept.state == "gave-up":
+        ended, culprits = [f"its supervisor gave up: {kept.doing}"], [kept.fault.node if kept.fault else nodes[0].name]
+    elif kept is not None:
+        ended, culprits = [], []  # Rank 0 waits for a container that has ended, and starts everything again.
     # Whole lines only, unless nothing more will come. Offsets count bytes, as `tail -c` does.
     end = len(log.out) if ended else max(log.out.rfind("\n"), log.out.rfind("\r")) + 1
     text = log.out[:end] if log.ok else ""
-    try:
-        server = {} if ended else ray_checks.read_payload(said)
-    except UnreadableAnswer:
-        server = {}
+    lines = [each for each in re.split(r"[\r\n]+", text) if each.strip()]
+    begun = [number for number, line in enumerate(lines) if supervised.AGAIN in line]
     return Seen(
-        lines=tuple(each for each in re.split(r"[\r\n]+", text) if each.strip()),
+        lines=tuple(lines[begun[-1] + 1 :] if begun else lines),
         offset=offset + len(text.encode()),
         ended="; ".join(ended),
         culprits=tuple(culprits),
-        server=server,
+        server={} if ended else server,
+        doing=kept.doing if kept is not None and kept.state == "recovering" and not ended else "",
+        anew=bool(begun),
     )
 
 
@@ -189,6 +208,6 @@ def _read_held(log: str, replicas: int) -> tuple[str, ...]:
 
 def _read_actors(inventory: Inventory, answers: Answers) -> Mapping[str, tuple[str, ...]]:
     said = ray_checks.read_payload(answers[inventory.head.name][0])
-    by_ip = ray.parse_ranks(said["actors"], ray.parse_nodes(said["nodes"]))
+    by_ip = ray.parse_ranks(said.get("actors"), ray.parse_nodes(said.get("nodes")))
     names = {node.ip: node.name for node in inventory.nodes}
     return {names.get(ip, ip): ranks for ip, ranks in by_ip.items()}

@@ -6,6 +6,7 @@ or all at once with `connect`; one that broke opens again when it is next needed
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import secrets
 import threading
@@ -20,6 +21,7 @@ from launcher.errors import ConnectError
 from launcher.model import Answer, Inventory
 from launcher.remote import channel, local
 from launcher.remote.connect import Connector
+from launcher.remote.held import Held
 from launcher.remote.login import AskPassphrase
 from launcher.remote.running import Running
 from launcher.transport import Command
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from launcher.remote.tunnel import Tunnel
 
 
+_AHEAD: Final = 1000  # lines that a followed node may be ahead of who reads them
+_POLL: Final = 0.5  # seconds between looks at whether anybody still reads
 _REMEMBERED: Final = 5.0  # seconds: commands of one batch share a failure, a later look tries the node again
 
 
@@ -93,6 +97,16 @@ class Fleet:
         A timeout of infinity follows until the caller stops; closing the iterator ends the commands.
         """
         return self._work(commands, follow=True)
+
+    def hold(self, command: Command) -> Held:
+        """Start a command that lives beside all others, until its `end` is called or the fleet closes."""
+
+        def run(running: Running, lines: queue.SimpleQueue[Line | Answer | BaseException]) -> Answer:
+            return self._one(command, running, lines)
+
+        held = Held(command.node, run)
+        self._closing.append(held.end)
+        return held
 
     def docker(self, node: str) -> docker.APIClient:
         """Return the Docker API of `node`, over its SSH connection; raises ConnectError or NodeError.
@@ -163,8 +177,8 @@ class Fleet:
         waiting: queue.SimpleQueue[list[Command]] = queue.SimpleQueue()
         for batch in per_node.values():
             waiting.put(batch)
-        answers: queue.SimpleQueue[Line | Answer | BaseException] = queue.SimpleQueue()
-        running = Running()
+        answers = _Answers(_AHEAD if follow else 0)
+        running = answers.running
         all_at_once = follow or any(command.together for command in commands)
         width = len(per_node) if all_at_once else self._width(len(per_node))
         for _ in range(width):
@@ -183,7 +197,7 @@ class Fleet:
     def _worker(
         self,
         waiting: queue.SimpleQueue[list[Command]],
-        answers: queue.SimpleQueue[Line | Answer | BaseException],
+        answers: _Answers,
         running: Running,
         follow: bool,
     ) -> None:
@@ -199,7 +213,7 @@ class Fleet:
             answers.put(error)
 
     def _one(
-        self, command: Command, running: Running, lines: queue.SimpleQueue[Line | Answer | BaseException] | None
+        self, command: Command, running: Running, lines: _Answers | queue.SimpleQueue[Line | Answer | BaseException] | None
     ) -> Answer:
         def said(text: str) -> None:
             if lines is not None:
@@ -231,6 +245,21 @@ class Fleet:
 
     def _width(self, wanted: int) -> int:
         return max(1, min(wanted, self.inventory.cap))
+
+
+class _Answers(queue.Queue[Line | Answer | BaseException]):
+    """What workers hand over. Who is too far ahead waits: a node that prints without end must not fill our memory."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self.running = Running()
+
+    def put(self, item: Line | Answer | BaseException, block: bool = True, timeout: float | None = None) -> None:
+        """Hand over; in vain once all is cancelled and nobody reads any more."""
+        while not self.running.cancelled:
+            with contextlib.suppress(queue.Full):
+                super().put(item, timeout=_POLL)
+                return
 
 
 class _Link:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
+from launcher.tools import untrusted
 
 _DESK = ("python3", "/opt/vlaunch/desk.py")
 # What the metadata of a batch's Ray job tells a later run.
@@ -23,7 +23,15 @@ NAME, WORK, GPUS = "vlaunch.batch", "vlaunch.work", "vlaunch.gpus"
 OUTPUT = re.compile(r"rows/part-\d{6,12}\.(?:parquet|jsonl)|errors/part-\d{6,12}\.jsonl|summary\.json", re.ASCII)
 _JOB = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?", re.ASCII)
 OVER = ("done", "failed", "refused", "stopped")
+_LARGEST = 2**53  # bytes of a file, of which no disk has as many
+_WARNINGS = 50
 _TEXT = 4000  # characters of a sentence that came from the head
+
+
+def named(metadata: Mapping[str, Any]) -> str:
+    """Return the name of a batch that a Ray job's metadata give; empty for a name that no job of ours has."""
+    name = metadata.get(NAME)
+    return name if isinstance(name, str) and _JOB.fullmatch(name) else ""
 
 
 def list_(*roots: str) -> Argv:
@@ -179,7 +187,7 @@ def parse_outputs(answer: Answer) -> tuple[Output, ...]:
     except (KeyError, TypeError):
         raise UnreadableAnswer(f"{answer.node}: the list of output files cannot be read", evidence=answer.tail) from None
     for each in found:
-        sound = type(each.bytes) is int and each.bytes >= 0 and isinstance(each.sha256, str)
+        sound = type(each.bytes) is int and 0 <= each.bytes < _LARGEST and isinstance(each.sha256, str)
         if not isinstance(each.path, str) or not OUTPUT.fullmatch(each.path) or not sound:
             raise UnreadableAnswer(
                 f"{answer.node}: names an output file that no job of vlaunch writes; nothing of it was taken",
@@ -203,17 +211,18 @@ def parse_follow(answer: Answer) -> Follow:
     """Read the answer to `follow`; raises UnreadableAnswer."""
     said = parse(answer)
     job, offset = said.get("job"), said.get("offset")
-    if not isinstance(job, dict) or not job.get("status") or type(offset) is not int:
+    if not isinstance(job, dict) or not job.get("status") or type(offset) is not int or not 0 <= offset < _LARGEST:
         raise UnreadableAnswer(
             f"{answer.node}: {_text(said.get('error')) or 'Ray does not say how the job stands'}", evidence=answer.tail
         )
-    code = job.get("driver_exit_code")
+    code, log = job.get("driver_exit_code"), said.get("log")
+    log = log if isinstance(log, str) else ""
     return Follow(
         status=_text(job.get("status")),
         message=_text(job.get("message")),
         exit_code=code if type(code) is int else None,
         progress=parse_progress(said.get("progress")),
-        lines=tuple(each for each in re.split(r"[\r\n]+", str(said.get("log") or "")) if each.strip()),
+        lines=tuple(each for each in re.split(r"[\r\n]+", untrusted.cut(log)) if each.strip()),
         offset=offset,
     )
 
@@ -242,7 +251,7 @@ def parse_progress(said: object) -> Progress:
         ready=_count(replicas.get("ready")),
         wanted=_count(replicas.get("wanted")),
         restarts=_count(given.get("restarts")),
-        warnings=tuple(_text(each) for each in warnings if isinstance(each, str)),
+        warnings=tuple(_text(each) for each in warnings[-_WARNINGS:] if isinstance(each, str)),
         error=Trouble(
             message=_text(error.get("message")), evidence=_lines(error.get("evidence")), hint=_lines(error.get("hint"))
         )
@@ -254,8 +263,8 @@ def parse_progress(said: object) -> Progress:
 def parse(answer: Answer) -> dict[str, Any]:
     """Read the one JSON object that the desk prints; raises UnreadableAnswer, also for its own `error`."""
     try:
-        said = json.loads(answer.out.strip().splitlines()[-1])
-    except (ValueError, IndexError, RecursionError):
+        said = untrusted.loads(answer.out.strip().splitlines()[-1])
+    except (ValueError, IndexError):
         said = None
     if not isinstance(said, dict):
         raise UnreadableAnswer(f"{answer.node}: the head container gave no answer", evidence=answer.tail)
@@ -273,7 +282,7 @@ def _entry(said: Mapping[str, Any]) -> Entry:
         progress=parse_progress(said.get("progress")),
         summary=_object(said.get("summary")),
         alive=said.get("alive") is True,
-        inputs={name: size for name, size in inputs.items() if isinstance(name, str) and type(size) is int},
+        inputs={name: size for name, size in inputs.items() if isinstance(name, str) and type(size) is int and size >= 0},
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Argv, Mount
+from launcher.tools import untrusted
 
 CLUSTER = "vlaunch.cluster"
 ROLE = "vlaunch.role"
@@ -105,7 +106,8 @@ def run(docker: Argv, spec: ContainerSpec, *, once: bool = False) -> Argv:
         *_each("--device", spec.devices), *_each("--cap-add", spec.cap_add), *_each("--group-add", spec.groups),
         *_each("--security-opt", spec.security),
         *_each("--ulimit", (f"{name}={value}" for name, value in sorted(spec.ulimits.items()))),
-        *_each("--volume", (f"{m.source}:{m.target}{':ro' if m.read_only else ''}" for m in spec.mounts)),
+        *_each("--volume", (f"{m.source}:{m.target}{':ro' if m.read_only else ''}" for m in spec.mounts if not m.must_exist)),
+        *_each("--mount", (_bind(mount) for mount in spec.mounts if mount.must_exist)),
         *_each("--env", (f"{name}={value}" for name, value in sorted(spec.env.items()))),
         *_each("--label", (f"{name}={value}" for name, value in sorted(labels.items()))),
         "--entrypoint", spec.entrypoint, spec.image, *spec.command,
@@ -207,7 +209,7 @@ def _shown(value: str | None) -> str:
 def _readable(what: str, text: str) -> Iterator[None]:
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise UnreadableAnswer(f"`{what}` said something that cannot be read", evidence=text[:300]) from None
 
 
@@ -216,46 +218,67 @@ def _image(item: dict[str, Any]) -> Image:
     content = [item.get("RootFS"), item.get("Architecture")]
     content += [config.get(key) or None for key in ("Env", "Entrypoint", "Cmd", "User", "WorkingDir")]
     return Image(
-        id=item["Id"],
+        id=_text(item["Id"]),
         identity=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
-        digests=tuple(item.get("RepoDigests") or ()),
-        architecture=item.get("Architecture", ""),
-        labels=dict(config.get("Labels") or {}),
+        digests=_texts(item.get("RepoDigests")),
+        architecture=_text(item.get("Architecture", "")),
+        labels=_labels(config),
         env=_env(config),
     )
 
 
 def _env(config: Mapping[str, Any]) -> dict[str, str]:
-    pairs = (pair.partition("=") for pair in config.get("Env") or ())
+    pairs = (pair.partition("=") for pair in _texts(config.get("Env")))
     return {name: value for name, _, value in pairs}
+
+
+def _labels(config: Mapping[str, Any]) -> dict[str, str]:
+    return {str(name): _text(value) for name, value in dict(config.get("Labels") or {}).items()}
+
+
+def _text(value: object) -> str:
+    """Return what must be text; raises TypeError: what becomes a word of a command later must not fail there."""
+    if not isinstance(value, str) or "\0" in value:
+        raise TypeError(f"not text: {value!r:.80}")
+    return value
+
+
+def _texts(values: object) -> tuple[str, ...]:
+    if not isinstance(values, (list, type(None))):
+        raise TypeError(f"not a list: {values!r:.80}")
+    return tuple(_text(each) for each in values or ())
 
 
 def _container(item: dict[str, Any]) -> Container:
     config, state = item["Config"], item["State"]
-    labels = config.get("Labels") or {}
+    labels = _labels(config)
     return Container(
-        name=item["Name"].lstrip("/"),
-        id=item["Id"],
+        name=_text(item["Name"]).lstrip("/"),
+        id=_text(item["Id"]),
         role=labels.get(ROLE, ""),
         node=labels.get(NODE, ""),
-        image=config.get("Image", ""),
-        status=state.get("Status", "unknown"),
+        image=_text(config.get("Image", "")),
+        status=_text(state.get("Status", "unknown")),
         spec=labels.get(SPEC, ""),
         exit_code=int(state.get("ExitCode", 0)),
         restarts=int(item.get("RestartCount", 0)),
         env=_env(config),
-        labels=dict(labels),
-        error=state.get("Error", ""),
-        argv=tuple(config.get("Cmd") or ()),
-        started=state.get("StartedAt", ""),
+        labels=labels,
+        error=_text(state.get("Error", "")),
+        argv=_texts(config.get("Cmd")),
+        started=_text(state.get("StartedAt", "")),
     )
 
 
 def _objects(text: str) -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = json.loads(text) if text.strip() else []
+    items: list[dict[str, Any]] = untrusted.loads(text) if text.strip() else []
     if not isinstance(items, list):
         raise TypeError("not a list")
     return items
+
+
+def _bind(mount: Mount) -> str:
+    return f"type=bind,source={mount.source},target={mount.target}{',readonly' if mount.read_only else ''}"
 
 
 def _each(option: str, values: Any) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from launcher.tools import untrusted
 from launcher.tools.survey import GpuProcess, GpuState
 
 _UNDERLINE = re.compile(r"\x1b\[[0-9;]*m")  # the header of `topo -m` is underlined even into a pipe
@@ -18,7 +19,7 @@ def read(states: str | None, topo: str | None, numa: str) -> tuple[GpuState, ...
     near = affinity(topo or "")
     nodes = dict(re.findall(r"^([0-9a-f:.]+)/numa_node:(\d{1,4})$", numa, re.MULTILINE | re.ASCII))
     found = []
-    for line in (states or "").splitlines():
+    for line in untrusted.cut(states or "").splitlines():
         fields = [each.strip() for each in line.split(",")]
         if len(fields) != 4 or not re.fullmatch("[0-9]{1,4}", fields[0]):
             continue
@@ -43,7 +44,7 @@ def affinity(text: str) -> dict[str, Mapping[str, str]]:
 
     Columns are `NIC0` with a legend below the table, in older drivers the devices' own names.
     """
-    lines = [_UNDERLINE.sub("", line) for line in text.splitlines()]
+    lines = [_UNDERLINE.sub("", line) for line in untrusted.cut(text).splitlines()]
     legend = {match[1]: match[2] for line in lines if (match := re.fullmatch(r"\s*(NIC\d+): (\S+)\s*", line))}
     header = next((line for line in lines if re.match(r"\s*GPU0\s", line)), "")
     columns = header.partition("CPU Affinity")[0].split()
@@ -60,6 +61,7 @@ def affinity(text: str) -> dict[str, Mapping[str, str]]:
 def read_processes(text: str) -> tuple[GpuProcess, ...]:
     """Read `--query-compute-apps=gpu_uuid,pid,process_name,used_memory`, and for each process its user and control groups."""
     owners: dict[int, tuple[str, str]] = {}
+    text = untrusted.cut(text)
     for line in text.splitlines():
         if match := re.match(r"@(\d{1,9}) (\S*) (.*)", line, re.ASCII):
             # Docker: /docker/ID (cgroup v1) or …/docker-ID.scope (systemd); Podman libpod-ID, containerd cri-containerd-ID.

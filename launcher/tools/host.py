@@ -6,7 +6,6 @@ with its exit status, so that a missing tool is a fact and not an error.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any
 from launcher.errors import UnreadableAnswer
 from launcher.model import Argv
 from launcher.tools import docker as docker_tool
-from launcher.tools import survey_read, survey_script
+from launcher.tools import survey_read, survey_script, untrusted
 from launcher.tools.survey import Survey
 
 _MARK = "@@vlaunch"
@@ -33,6 +32,24 @@ part() {
 sh_c() { name=$1; text=$2; shift 2; part "$name" sh -c "$text" probe "$@"; }
 [ -n "$state" ] || state=$HOME/.vlaunch
 dir=$state/$cluster
+# Where secrets may lie without a disk: a file system in memory that only this login writes to, or /dev/shm. What logind
+# removes at the end of a session is no such place (RemoveIPC, RuntimeDirectory: logind.conf(5)), unless the login lingers.
+memory='
+  if [ "$(id -u)" = 0 ]; then set -- /run /dev/shm; else
+    set -- "/run/user/$(id -u)" /dev/shm
+    if [ -d /run/systemd/seats ] && [ ! -e "/var/lib/systemd/linger/$(id -un)" ]; then
+      echo "files in memory end with the session of a login that does not linger"; exit 1
+    fi
+  fi
+  for each; do
+    [ -d "$each" ] && [ -w "$each" ] || continue
+    case $(stat -f -c %T "$each" 2>/dev/null) in tmpfs | ramfs) printf "%s/vlaunch-%s" "$each" "$(id -un)"; exit ;; esac
+  done
+  echo "neither /run, /run/user nor /dev/shm is a file system in memory that the login may write to"; exit 1'
+mem=$(timeout -k 2 15 sh -c "$memory") || mem=
+# What others put there first is not ours to read.
+if [ -e "$mem" ] || [ -L "$mem" ]; then { [ -O "$mem" ] && [ ! -L "$mem" ]; } || mem=; fi
+[ -z "$mem" ] || mem=$mem/$cluster
 part home printf %s "$HOME"
 part user id -un
 part hostname uname -n
@@ -44,8 +61,11 @@ sh_c toolkit 'command -v nvidia-container-runtime-hook nvidia-container-toolkit'
 query=index,name,memory.total,memory.used,driver_version
 [ "$accelerator" != nvidia ] || part gpus nvidia-smi "--query-gpu=$query" --format=csv,noheader,nounits
 [ "$accelerator" != amd ] || sh_c gpus 'grep -l "simd_count [1-9]" /sys/class/kfd/kfd/topology/nodes/*/properties'
-sh_c files 'cd "$1" 2>/dev/null && find . -type f ! -path "./secrets/*" -exec sha256sum {} +' "$dir"
-sh_c token 'cat "$1/secrets/RAY_AUTH_TOKEN" 2>/dev/null' "$dir"
+# A supervisor may replace its files meanwhile: that one is gone is no reason to doubt the others.
+sh_c files 'cd "$1" 2>/dev/null || exit; find . -type f ! -path "./secrets/*" -exec sha256sum {} + 2>/dev/null; :' "$dir"
+part memory sh -c "$memory"
+sh_c kept '[ -d "$1" ] && ls "$1/secrets"' "$mem"
+sh_c token 'for each; do cat "$each/secrets/RAY_AUTH_TOKEN" 2>/dev/null && break; done' "$dir" "$mem"
 sh_c secrets 'ls "$1/secrets" 2>/dev/null' "$dir"
 part docker "$@" version --format '{{json .Server}}'
 docker=$answers
@@ -89,7 +109,11 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """What a node was when it was looked at. A part that could not be asked is `None` and its words are in `said`."""
+    """What a node was when it was looked at. A part that could not be asked is `None` and its words are in `said`.
+
+    `secret_names` are the secrets on its disk, `in_memory` those in memory, or `None` where the cluster has no folder there;
+    `memory` is where such a folder may be, empty where there is no such place.
+    """
 
     home: str = "/root"
     user: str = ""
@@ -105,6 +129,8 @@ class HostFacts:
     has_directory: bool = False
     token: str = field(default="", repr=False)
     secret_names: tuple[str, ...] = ()
+    memory: str = ""
+    in_memory: tuple[str, ...] | None = None
     docker_version: str | None = None
     runtimes: tuple[str, ...] = ()
     toolkit: bool = False
@@ -137,7 +163,8 @@ def probe(
 
     With `survey` it also tells what it is made of (`HostFacts.survey`). A line on standard input is then taken as the
     launcher's clock at the moment it was sent, in seconds since 1970. `more` is shell that runs last, with `$hf` the Hugging
-    Face home and `"$@"` what starts docker; what it prints is left alone.
+    Face home, `$dir` and `$mem` the cluster's folders on disk and in memory, and `"$@"` what starts docker; what it prints is
+    left alone.
     """
     script = (survey_script.CLOCK + _SCRIPT + survey_script.PARTS if survey else _SCRIPT) + more
     return (
@@ -149,8 +176,9 @@ def parse_probe(text: str) -> HostFacts:
     """Read the probe's answer; raises UnreadableAnswer when it is not one."""
     try:
         return _read(text)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise UnreadableAnswer(f"the node's answer to the probe cannot be read ({error!r})", evidence=_shown(text)) from None
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        why = f"{error!r:.200}"
+        raise UnreadableAnswer(f"the node's answer to the probe cannot be read ({why})", evidence=_shown(text)) from None
 
 
 def _read(text: str) -> HostFacts:
@@ -187,9 +215,11 @@ def _read(text: str) -> HostFacts:
             if re.fullmatch(r"[0-9a-f]{64}", digest)
         },
         has_directory=good("files") is not None,
-        token=said("token").strip(),
+        token=_token(said("token").strip()),
         secret_names=tuple(said("secrets").split()),
-        docker_version=_json(version, "docker version").get("Version") if version and version.startswith("{") else None,
+        memory=good("memory") or "",
+        in_memory=None if good("kept") is None else tuple(said("kept").split()),
+        docker_version=_version(version) if version and version.startswith("{") else None,
         runtimes=tuple(sorted((info_json.get("Runtimes") or {}).keys())),
         toolkit=bool(said("toolkit").strip()),
         images={name: None if out is None else docker_tool.parse_image(out) for name, out in images.items()},
@@ -223,17 +253,39 @@ def _parts(text: str) -> dict[str, tuple[str, int]]:
 
 def _json(text: str, what: str) -> Any:
     try:
-        return json.loads(text)
+        return untrusted.loads(text)
     except ValueError:
         raise UnreadableAnswer(f"`{what}` did not answer in JSON", evidence=text[:300]) from None
+
+
+def _token(text: str) -> str:
+    """Return a token as a header can carry it: from here it goes to all nodes, and is taken out of whatever is shown."""
+    return text if re.fullmatch(r"[\x21-\x7e]{0,4096}", text) else ""
+
+
+def _version(text: str) -> str | None:
+    said = _json(text, "docker version").get("Version")
+    return None if said is None else str(_of(str, said))
+
+
+def _of(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.80} is no {kind.__name__}")
+    return value
+
+
+def _interface(name: Any) -> str:
+    if not isinstance(name, str) or not re.fullmatch(r"[^\s/]{1,64}", name):  # as the kernel has it (dev_valid_name)
+        raise TypeError(f"{name!r:.80} is no network interface")
+    return name
 
 
 def _addresses(text: str) -> tuple[Address, ...]:
     return tuple(
         Address(
-            interface=link["ifname"],
-            ip=each["local"],
-            prefix=each["prefixlen"],
+            interface=_interface(link["ifname"]),
+            ip=_of(str, each["local"]),
+            prefix=_of(int, each["prefixlen"]),
             up="UP" in link.get("flags", ()),
         )
         for link in _json(text, "ip -j addr")
@@ -246,14 +298,14 @@ def _listening(text: str) -> frozenset[tuple[str, int]]:
     found = set[tuple[str, int]]()
     for line in text.splitlines():
         words = line.split()
-        if len(words) >= 4 and (match := re.fullmatch(r"\[?([^\]]*?)\]?(?:%\w+)?:(\d+)", words[3])):
+        if len(words) >= 4 and (match := re.fullmatch(r"\[?([^\]]*?)\]?(?:%\w+)?:([0-9]{1,5})", words[3][:200])):
             found.add((match[1], int(match[2])))
     return frozenset(found)
 
 
 def _df(text: str) -> int:
     words = text.splitlines()[-1].split()
-    if len(words) < 4 or not words[3].isdigit():
+    if len(words) < 4 or not re.fullmatch("[0-9]{1,18}", words[3]):
         raise UnreadableAnswer("`df -Pk` did not answer with a table", evidence=text[:300])
     return int(words[3]) * 1024
 
@@ -262,9 +314,9 @@ def _gpus(text: str) -> tuple[Gpu, ...]:
     found = []
     for line in text.splitlines():
         fields = [each.strip() for each in line.split(",")]
-        if len(fields) != 5 or not fields[0].isdigit():
+        if len(fields) != 5 or not re.fullmatch("[0-9]{1,4}", fields[0]):
             raise UnreadableAnswer("`nvidia-smi` answered with a line that is not a GPU", evidence=line[:300])
         # GB10 shares the host's memory and reports `[N/A]` for its own.
-        memory = [int(each) if each.isdigit() else 0 for each in fields[2:4]]
+        memory = [int(each) if re.fullmatch("[0-9]{1,12}", each) else 0 for each in fields[2:4]]
         found.append(Gpu(index=int(fields[0]), name=fields[1], memory_total=memory[0], memory_used=memory[1], driver=fields[4]))
     return tuple(found)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
+from launcher.tools import untrusted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ def parse_look(answer: Answer, *, running: bool = True) -> Inside:
         return Inside(running=running, error=answer.tail or f"exit status {answer.code}")
     line = answer.out.strip().rpartition("\n")[2]
     try:
-        return _inside(json.loads(line), running)
+        return _inside(untrusted.loads(line), running)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UnreadableAnswer(f"the container's answer has another form ({error!r})", evidence=answer.out[-300:]) from None
 

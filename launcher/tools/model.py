@@ -79,8 +79,8 @@ def parse_look(answer: Answer) -> ModelSeen:
     if not answer.ok:
         return ModelSeen(where="unknown")
     try:
-        config = json.loads(answer.out)
-    except ValueError:
+        config = json.loads(answer.out)  # with Infinity, which some models have there
+    except (ValueError, RecursionError):
         return ModelSeen(where="there")
     digest = hashlib.sha256(answer.out.encode()).hexdigest()
     return ModelSeen(where="there", config=config if isinstance(config, dict) else None, digest=digest)

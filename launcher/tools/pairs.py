@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
+from launcher.tools import untrusted
 
 Reached = Literal["open", "timed out", "refused", "no route", "error"]
 
@@ -95,7 +96,9 @@ def parse(answer: Answer) -> tuple[Knock, ...]:
     try:
         return tuple(_knock(answer.node, target, seen, said["mtu"]) for target, seen in said["peers"].items())
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UnreadableAnswer(f"the pair probe's answer has another form ({error!r})", evidence=answer.out[-400:]) from None
+        raise UnreadableAnswer(
+            f"the pair probe's answer has another form ({error!r:.200})", evidence=answer.out[-400:]
+        ) from None
 
 
 def parse_unheld(answer: Answer) -> dict[int, str]:
@@ -103,7 +106,9 @@ def parse_unheld(answer: Answer) -> dict[int, str]:
     try:
         return {int(port): str(words) for port, words in _said(answer)["unheld"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UnreadableAnswer(f"the pair probe's answer has another form ({error!r})", evidence=answer.out[-400:]) from None
+        raise UnreadableAnswer(
+            f"the pair probe's answer has another form ({error!r:.200})", evidence=answer.out[-400:]
+        ) from None
 
 
 def _source() -> str:
@@ -113,7 +118,7 @@ def _source() -> str:
 def _said(answer: Answer) -> dict[str, Any]:
     line = answer.out.strip().rpartition("\n")[2]
     try:
-        said = json.loads(line)
+        said = untrusted.loads(line)
     except ValueError:
         said = None
     if not isinstance(said, dict):

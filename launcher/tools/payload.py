@@ -56,6 +56,14 @@ def chat(ports: Ports, api_host: str, max_tokens: int, timeout: float) -> Argv:
     return (*_HEAD, "chat", *_where(ports, api_host), "--max-tokens", str(max_tokens), "--timeout", str(timeout))
 
 
+def group(command: Argv, *, rank: int, of: int, head: str, port: int, id: str, node: str, api_host: str, api: int) -> Argv:
+    """Run one rank of a server together with the others, all or none; `id` is of the server, so that no other one joins."""
+    return (
+        "python3", "/opt/vlaunch/group.py", "--rank", str(rank), "--of", str(of), "--head", head, "--port", str(port),
+        "--id", id, "--node", node, "--api-host", api_host, "--api", str(api), "--", *command,
+    )  # fmt: skip
+
+
 def api_host(bind: str) -> str:
     """Return the address under which vLLM answers on its own node, for what it was told to bind to."""
     return "127.0.0.1" if bind in ("0.0.0.0", "::", "") else bind  # noqa: S104 - compared, not bound

@@ -6,7 +6,6 @@ read strictly all the same, because it is what they will compare us with.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +13,9 @@ from typing import Any
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Argv, Inventory, Node
+from launcher.tools import untrusted
 
+_AMOUNT = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)"
 TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105 - the file's name
 
 
@@ -77,12 +78,12 @@ def parse_nodes(answer: Any) -> tuple[RayNode, ...]:
     try:
         nodes = [
             RayNode(
-                id=row["node_id"],
-                ip=row["node_ip"],
+                id=_text(row["node_id"]),
+                ip=_text(row["node_ip"]),
                 alive=row["state"] == "ALIVE",
                 head=bool(row.get("is_head_node")),
                 gpus=float((row.get("resources_total") or {}).get("GPU", 0)),
-                message=row.get("state_message") or "",
+                message=_text(row.get("state_message") or ""),
             )
             for row in rows
         ]
@@ -96,7 +97,7 @@ def parse_status(text: str) -> RayStatus:
     """Read `ray status`; raises UnreadableAnswer when its sections are not there."""
     sections: dict[str, list[str]] = {}
     current = ""
-    for line in text.splitlines():
+    for line in untrusted.cut(text).splitlines():
         if re.fullmatch(r"[A-Z][A-Za-z_ ]*(?: [a-z_]+)?:", line.rstrip()):
             current = line.strip().rstrip(":")
             sections[current] = []
@@ -107,9 +108,9 @@ def parse_status(text: str) -> RayStatus:
     if "Active" not in sections:
         raise UnreadableAnswer("`ray status` printed no `Active:` section", evidence=text[-400:])
     usage = sections.get("Total Usage", sections.get("Usage", []))
-    gpu = next((m for line in usage if (m := re.match(r"([\d.]+)/([\d.]+) GPU\b", line))), None)
+    gpu = next((m for line in usage if (m := re.match(rf"{_AMOUNT}/{_AMOUNT} GPU\b", line))), None)
     lines = [*sections["Active"], *sections.get("Idle", [])]
-    counts = [re.match(r"(\d+) \S+", line) for line in lines]
+    counts = [re.match(r"([0-9]{1,9}) \S+", line) for line in lines]
     if None in counts:
         raise UnreadableAnswer("`ray status` names a node in a form that cannot be read", evidence=lines)
     return RayStatus(
@@ -129,19 +130,28 @@ def parse_ranks(actors: Any, nodes: tuple[RayNode, ...]) -> Mapping[str, tuple[s
     by_id = {node.id: node.ip for node in nodes}
     ranks: dict[str, list[str]] = {}
     for row in _result(actors, "actors"):
-        match = re.fullmatch(r"vllm_Worker_\w*?\d(?:_dp(\d+))?((?:_[A-Z]+\d+)*)", row.get("name") or "")
+        called, where = row.get("name") or "", row.get("node_id") or ""
+        if not isinstance(called, str) or not isinstance(where, str):
+            raise UnreadableAnswer("Ray's list of actors has a row that cannot be read", evidence=untrusted.shown(row))
+        match = re.fullmatch(r"vllm_Worker_\w*?\d(?:_dp(\d+))?((?:_[A-Z]+\d+)*)", called[:200])
         if match and row.get("state") == "ALIVE":
             replica = f"DP{match[1]}" if match[1] else ""
             name = f"{replica}{match[2].replace('_', ' ')}".strip() or "the only rank"
-            ranks.setdefault(by_id.get(row.get("node_id", ""), "?"), []).append(name)
+            ranks.setdefault(by_id.get(where, "?"), []).append(name)
     return {ip: tuple(sorted(names)) for ip, names in sorted(ranks.items())}
 
 
 def _result(answer: Any, what: str) -> list[dict[str, Any]]:
     try:
         rows = answer["data"]["result"]["result"]
-    except (KeyError, TypeError):
-        raise UnreadableAnswer(f"Ray's list of {what} cannot be read", evidence=json.dumps(answer)[:300]) from None
-    if not isinstance(rows, list):
-        raise UnreadableAnswer(f"Ray's list of {what} cannot be read", evidence=json.dumps(answer)[:300])
+    except (KeyError, TypeError, IndexError):
+        rows = None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UnreadableAnswer(f"Ray's list of {what} cannot be read", evidence=untrusted.shown(answer))
     return rows
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"not text: {value!r:.80}")
+    return value

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from launcher.tools import gpu_survey, rdma
+from launcher.tools import gpu_survey, rdma, untrusted
 from launcher.tools.survey import ModelCache, Nic, Survey
 
 Parts = Mapping[str, tuple[str, int]]
@@ -49,7 +48,7 @@ def read(parts: Parts, info: Mapping[str, Any]) -> Survey | None:
         gpus=gpu_survey.read(good("gpustate"), good("topo"), said("gpunuma")),
         gpu_processes=None if apps is None else gpu_survey.read_processes(apps),
         driver_cuda=gpu_survey.read_cuda(said("cuda")),
-        xid=None if xid is None else tuple(xid.splitlines()),
+        xid=None if xid is None else tuple(untrusted.cut(xid).splitlines()),
         modules=tuple(sorted(set(said("modules").split()))),
         docker_storage=str(info.get("Driver") or ""),
         docker_cgroup=" v".join(cgroup),
@@ -98,7 +97,7 @@ def _synced(text: str | None) -> bool | None:
 
 def _json(text: str | None) -> list[dict[str, Any]]:
     try:
-        rows = json.loads(text or "[]")
+        rows = untrusted.loads(text or "[]")
     except ValueError:
         return []
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
@@ -124,7 +123,9 @@ def _nics(parts: Parts, text: str) -> tuple[Nic, ...] | None:
     nics = []
     for row in links:
         name, mtu, flags = row.get("ifname"), row.get("mtu"), row.get("flags")
-        if not isinstance(name, str) or not isinstance(mtu, int) or not isinstance(flags, list):
+        if not isinstance(name, str) or type(mtu) is not int or not isinstance(flags, list):
+            continue
+        if not re.fullmatch(r"[^\s/]{1,64}", name) or not 0 <= mtu < 2**31:
             continue
         # A port whose cable is out keeps UP and loses LOWER_UP (ip-link(8)).
         nics.append(

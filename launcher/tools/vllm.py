@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.model import Argv
-from launcher.tools import symptoms
+from launcher.tools import symptoms, untrusted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +51,12 @@ PHASES = (
     Phase(id="answer", title="getting the first answer", pattern=r"Application startup complete"),
 )  # fmt: skip
 
+_MOST = 2 * 2**20  # characters of a log
 _SHARDS = re.compile(r"Loading \S+ checkpoint shards:\s+(\d+)% Completed \| (\d+)/(\d+)")
-_ENGINE = re.compile(r"EngineCore_DP(\d+)\b")
-_ASSIGNED = re.compile(r"rank (\d+) in world size \d+ is assigned as DP rank \d+, PP rank (\d+), .*?\bTP rank (\d+)")
+_ENGINE = re.compile(r"EngineCore_DP([0-9]{1,6})\b")
+_ASSIGNED = re.compile(
+    r"rank ([0-9]{1,6}) in world size \d+ is assigned as DP rank \d+, PP rank ([0-9]{1,6}), .*?\bTP rank ([0-9]{1,6})"
+)
 _KV_LINE = re.compile(r"KV cache size: ([\d,]+) tokens")
 _CONCURRENCY = re.compile(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x")
 # `ValueError: …`, `pydantic_core._pydantic_core.ValidationError: …`, `AssertionError`: how Python ends a traceback.
@@ -210,7 +213,7 @@ def shards(lines: Sequence[str]) -> str:
 
 def assigned(text: str) -> Mapping[int, str]:
     """Read which ranks a log's processes took: `{1: 'TP0 PP1'}`."""
-    found = {int(m[1]): (int(m[2]), int(m[3])) for line in text.splitlines() if (m := _ASSIGNED.search(line))}
+    found = {int(m[1]): (int(m[2]), int(m[3])) for line in untrusted.cut(text).splitlines() if (m := _ASSIGNED.search(line))}
     return {rank: f"TP{tp} PP{pp}" for rank, (pp, tp) in sorted(found.items())}
 
 
@@ -225,19 +228,22 @@ def capacity(labels: Mapping[str, str], log: str = "") -> Capacity:
     if tokens is None:
         blocks, size = _number(labels.get("num_gpu_blocks")), _number(labels.get("block_size"))
         line = _KV_LINE.search(log)
-        tokens = float(line[1].replace(",", "")) if line else (blocks * size if blocks and size else None)
+        tokens = _number(line[1].replace(",", "")) if line else (blocks * size if blocks and size else None)
     if concurrency is None and (line := _CONCURRENCY.search(log)):
-        concurrency = float(line[1])
+        concurrency = _number(line[1])
     return Capacity(tokens=None if tokens is None else int(tokens), concurrency=concurrency)
 
 
 def root_cause(text: str) -> str:
     """Return the exception that a failed start is about: the first that does not only report another, a worker's preferred."""
-    found, lines = [], [symptoms.plain(line) for line in text.splitlines()]
-    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+    found, lines = [], untrusted.cut(text[-_MOST:], last=True).splitlines()
+    for each, after in zip(lines, [*lines, ""][1:], strict=True):
+        if "Error" not in each and "Exception" not in each:
+            continue
+        line = symptoms.plain(each)
         if match := _RAISED.search(line):
             # pydantic says what is wrong on the line after.
-            detail = _DETAIL.search(after) if "ValidationError" in line else None
+            detail = _DETAIL.search(symptoms.plain(after)) if "ValidationError" in line else None
             raised = detail[1].strip() if detail else match[1].strip()
             found.append((bool(_CONSEQUENCE.search(raised)), "Worker" not in line[: match.start(1)], raised))
     # Stable: what came first stays first among equals. Workers' lines reach the driver's log late.
@@ -246,6 +252,7 @@ def root_cause(text: str) -> str:
 
 def _number(text: str | None) -> float | None:
     try:
-        return float(text) if text is not None else None
+        value = float(text) if text is not None else None
     except ValueError:
         return None
+    return value if value is not None and 0 <= value < 1e15 else None

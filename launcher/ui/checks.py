@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import click
 from launcher.checks.catalogue import Result
 from launcher.checks.shape import Check, Finding, Status, folded
 from launcher.tools import symptoms
+from launcher.ui import json_line
 from launcher.ui.findings import WORDS
 from launcher.ui.status import console
 
@@ -27,7 +27,7 @@ _MEANT: dict[Status, str] = {"pass": "passed", "warn": "with a warning", "fail":
 def show(results: Sequence[Result], *, as_json: bool) -> None:
     """Print the results on standard output."""
     if as_json:
-        click.echo(json.dumps(plain(results)))
+        click.echo(json_line.dumps(plain(results)))
         return
     to = console()
     to.print(render(results))
@@ -82,7 +82,7 @@ def show_list(checks: Sequence[Check], *, as_json: bool) -> None:
     """Print what each check proves."""
     if as_json:
         said = [{"id": each.id, "group": each.group, "what": each.what, "why": each.why} for each in checks]
-        click.echo(json.dumps(said))
+        click.echo(json_line.dumps(said))
         return
     from rich.table import Table
 
@@ -118,13 +118,13 @@ def _folded(result: Result) -> list[Finding]:
 def _story(check: Check, finding: Finding) -> Text:
     from rich.text import Text
 
-    where = f"{symptoms.plain(finding.node)}: " if finding.node else ""
-    text = Text(where + (symptoms.plain(finding.text) or check.what))
+    where = f"{symptoms.brief(finding.node)}: " if finding.node else ""
+    text = Text(where + (symptoms.brief(finding.text) or check.what))
     if finding.status != "pass":
         for line in finding.evidence.splitlines()[:6]:
-            text.append(f"\n  {symptoms.plain(line)}", style="dim")
+            text.append(f"\n  {symptoms.brief(line)}", style="dim")
         for line in finding.fix.splitlines():
-            text.append("\n  fix: ", style="cyan").append(symptoms.plain(line))
+            text.append("\n  fix: ", style="cyan").append(symptoms.brief(line))
         if finding.status == "fail":
             text.append(f"\n  why: {check.why}", style="dim")
     return text

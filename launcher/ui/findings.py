@@ -31,13 +31,13 @@ def one(finding: Finding, *, indent: int = 0) -> list[Text]:
     from rich.text import Text
 
     word, colour = WORDS[finding.status]
-    where = f"{symptoms.plain(finding.node)}: " if finding.node else ""
-    line = Text(" " * indent).append(word, style=colour).append(f"  {where}{symptoms.plain(finding.text)}")
+    where = f"{symptoms.brief(finding.node)}: " if finding.node else ""
+    line = Text(" " * indent).append(word, style=colour).append(f"  {where}{symptoms.brief(finding.text)}")
     lines = [line]
     margin = " " * (indent + 6)
     if finding.status != "pass":
-        lines += [Text(f"{margin}{symptoms.plain(text)}", style="dim") for text in finding.evidence.splitlines()[:8]]
-        lines += [Text(margin).append("fix: ", style="cyan").append(symptoms.plain(text)) for text in finding.fix.splitlines()]
+        lines += [Text(f"{margin}{symptoms.brief(text)}", style="dim") for text in finding.evidence.splitlines()[:8]]
+        lines += [Text(margin).append("fix: ", style="cyan").append(symptoms.brief(text)) for text in finding.fix.splitlines()]
     return lines
 
 

@@ -71,4 +71,4 @@ def _plain(words: str, style: str = "") -> Text:
     """Return words as they are: neither rich's markup nor a terminal's codes, for the head has had a hand in them."""
     from rich.text import Text
 
-    return Text(symptoms.plain(words), style=style)
+    return Text(symptoms.brief(words), style=style)

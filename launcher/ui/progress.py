@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +15,7 @@ import click
 from launcher.events import Event, State
 from launcher.model import fold, natural
 from launcher.tools import symptoms
+from launcher.ui import json_line
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -113,7 +113,7 @@ class JsonLines(Silent):
 
     def show(self, event: Event) -> None:
         """Print the event as JSON."""
-        click.echo(json.dumps(event.as_json()))
+        click.echo(json_line.dumps(event.as_json()))
 
 
 class PlainLines(Silent):
@@ -141,7 +141,7 @@ class PlainLines(Silent):
 
 def cleaned(event: Event) -> Event:
     """Return the event without terminal codes: parts of it were read from nodes."""
-    return replace(event, text=symptoms.plain(event.text), node=symptoms.plain(event.node))
+    return replace(event, text=symptoms.brief(event.text), node=symptoms.brief(event.node))
 
 
 def plain_line(event: Event) -> str:

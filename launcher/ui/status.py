@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from launcher.model import fold
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 _COLOURS = {
     "running": "green", "alive": "green", "answering": "green", "starting": "yellow", "none": "dim", "absent": "yellow",
 }  # fmt: skip
+_LINE = 200  # characters of a line of evidence
 
 
 def console() -> Console:
@@ -53,7 +55,7 @@ def _plain(words: str, style: str = "") -> Text:
     """Return words as they are: neither rich's markup nor a terminal's codes, for nodes have had a hand in them."""
     from rich.text import Text
 
-    return Text(symptoms.plain(words), style=style)
+    return Text(symptoms.brief(words), style=style)
 
 
 def _coloured(word: str) -> Text:
@@ -83,4 +85,25 @@ def _server(server: ServerStatus, endpoint: str) -> Text:
         line.append_text(_plain(f"  {endpoint}")).append("\n        ").append_text(_plain(", ".join(said)))
     elif server.detail:
         line.append_text(_plain(f"  {server.detail}"))
+    for each in _supervised(server):
+        line.append("\n        ").append_text(_plain(each))
     return line
+
+
+def _supervised(server: ServerStatus) -> list[str]:
+    """Say how many restarts are left, and what the last fault was."""
+    kept = server.supervision
+    if kept is None:
+        return []
+    left = f"{kept.restarts_left} restarts left" if kept.restarts_left != 1 else "1 restart left"
+    if kept.fault is None:
+        return [f"supervised, {left}"]
+    fault, when = kept.fault, datetime.fromtimestamp(kept.fault.at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    where = " on ".join(each for each in (f"rank {fault.rank}" if fault.rank else "", fault.node) if each)
+    after = "not ready since" if fault.ready_again_after is None else f"ready again after {fault.ready_again_after:.0f}s"
+    lost = "" if fault.lost is None else f", {fault.lost} requests lost" if fault.lost != 1 else ", 1 request lost"
+    said = f"{fault.what}{f' ({where})' if where else ''}"
+    return [
+        f"supervised, {left}; last fault of {kept.faults} at {when}: {said}; {after}{lost}",
+        *(f"  {line[:_LINE]}" for line in fault.evidence[:2]),
+    ]

@@ -52,6 +52,14 @@ def cluster(load: Load, said: Answer, *, head: Answer | None = None, worker: Ans
     return {each.node: each for each in found if "`ray status`" not in each.text}
 
 
+def test_a_worker_that_restarts_because_its_head_did(load: Load) -> None:
+    """Until somebody could know whether it has joined, it is waited for, however often it has restarted in its life."""
+    nobody = Answer(node="gpu01", code=1, err="the dashboard does not answer")
+    found = cluster(load, nobody, worker=state("gpu02", status="restarting", restarts=7, code=1))
+
+    assert (found["gpu02"].status, found["gpu02"].text) == ("wait", "its container restarts")
+
+
 def test_exactly_the_declared_nodes_with_their_gpus_pass(load: Load) -> None:
     """Each named with what it brought."""
     found = cluster(load, table(*BOTH))

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import json
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,23 @@ class FakeDocker:
             self._all_read.wait(timeout=5)
 
 
+class FakeHeld:
+    """A command that lives beside the others: says these lines, and ends with an answer when it is told to."""
+
+    def __init__(self, said: Iterable[Line | Answer], ended: Callable[[], None] = lambda: None) -> None:
+        self._said = list(said)
+        self._ended = ended
+        self.over: Answer | None = None
+
+    def next(self, timeout: float) -> Line | Answer | None:
+        found = self._said.pop(0) if self._said else None
+        self.over = found if isinstance(found, Answer) else self.over
+        return found
+
+    def end(self) -> None:
+        self._ended()
+
+
 class Tunnel:
     """A tunnel that ends at once."""
 
@@ -96,6 +113,10 @@ class Cluster:
     server_log: list[str] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
     followed: list[Command] = field(default_factory=list)
+    held: list[Command] = field(default_factory=list)
+    lock: list[Line | Answer] = field(default_factory=lambda: [Line(node="gpu01", text="locked")])
+    holders: list[FakeHeld] = field(default_factory=list)
+    trace: list[str] = field(default_factory=list)
     forwards: list[tuple[Any, ...]] = field(default_factory=list)
     asked: list[dict[str, Any]] = field(default_factory=list)
 
@@ -138,8 +159,15 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         def connect(self, nodes: Iterable[str] | None = None) -> dict[str, ConnectError]:
             return {name: error for name, error in made.missing.items() if nodes is None or name in set(nodes)}
 
+        def hold(self, command: Command) -> FakeHeld:
+            made.held.append(command)
+            made.trace.append("hold")
+            made.holders.append(FakeHeld(made.lock, lambda: made.trace.append("free")))
+            return made.holders[-1]
+
         def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
             made.commands.extend(commands)
+            made.trace.append("run")
             lost = [command.node for command in commands if command.node in made.missing]
             assert not lost, f"asked although not reached: {lost}"
             return FakeTransport(made.world.answer).run(commands)

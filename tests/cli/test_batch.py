@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +32,11 @@ def batch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Batch:
     return bring_up(cluster)
 
 
+def at_fsync(patch: pytest.MonkeyPatch, does: Callable[[int], None]) -> None:
+    """Let something else happen when gathered bytes are to reach the disk; the head's own are another matter."""
+    patch.setattr(gather, "os", SimpleNamespace(**{**vars(os), "fsync": does}))
+
+
 def test_every_row_is_answered_and_gathered(batch: Batch) -> None:
     """Written down, shipped, submitted, watched, gathered; and what was asked for is told."""
     ran = batch.run()
@@ -43,6 +50,17 @@ def test_every_row_is_answered_and_gathered(batch: Batch) -> None:
     ]  # fmt: skip
     assert "answers  10 in out/rows" in ran.out
     assert "10 of 10 rows are accounted for, 0 of them as errors" in ran.err
+
+
+def test_a_job_is_watched_and_gathered_without_the_lock(batch: Batch) -> None:
+    """It is held until the job is submitted; others may work on the cluster for the hours that rows take."""
+    trace = batch.cluster.trace
+    trace.clear()
+    batch.run()
+    at = trace.index("free")
+
+    assert (trace[0], trace.count("hold")) == ("hold", 1)
+    assert "run" in trace[:at] and trace[at + 1 :].count("run") >= 2
 
 
 def test_what_is_submitted(batch: Batch) -> None:
@@ -315,7 +333,7 @@ def test_ctrl_c_stops_the_gathering(batch: Batch, monkeypatch: pytest.MonkeyPatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("launcher.gather.os.fsync", interrupt)
+        at_fsync(patch, interrupt)
         ran = batch.run()
     left = list(batch.gathered())
     again = batch.run()
@@ -533,14 +551,13 @@ def test_a_head_that_lies_about_the_output(batch: Batch, files: list[dict[str, A
 
 def test_this_machines_disk_is_full(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     """No half file stays, and the same command goes on."""
-    real = os.fsync
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("launcher.gather.os.fsync", full)
-    ran = batch.run()
-    monkeypatch.setattr("launcher.gather.os.fsync", real)
+    with monkeypatch.context() as patch:
+        at_fsync(patch, full)
+        ran = batch.run()
     left = list(batch.gathered())
     again = batch.run()
 

@@ -68,6 +68,32 @@ def test_a_path_that_has_the_beginning_of_a_secret_in_it_is_none(inventory: str,
     assert template[1] in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "file", "supervised"),
+    [
+        ((), "", True),
+        (("--no-supervise",), "", False),
+        ((), "supervise: false, ", False),
+        ((), "restarts: 7, canary: 2.5, ", True),
+    ],
+)
+def test_a_server_is_supervised(
+    inventory: str, words: tuple[str, ...], file: str, supervised: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless the command line or the inventory says otherwise; how patiently, the inventory says."""
+    path = Path(inventory)
+    path.write_text(INVENTORY.replace("serve: {", f"serve: {{{file}"), encoding="utf-8")
+    code = run(["serve", "-i", inventory, "--dry-run", "--offline", "--timeout", "77", *words])
+    text = capsys.readouterr().out
+
+    assert code == 0
+    assert ('"supervise": true' in text, '"wanted": null' in text) == (supervised, not supervised)
+    if supervised:
+        expected = '"canary": 2.5, "timeout": 8, "restarts": 7' if file else '"canary": 5.0, "timeout": 8, "restarts": 3'
+        assert expected in text
+        assert '"start_timeout": 77.0' in text
+
+
 @pytest.mark.parametrize("backend", ["ray", "mp"])
 def test_an_offline_script(inventory: str, backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The script is bash, names secrets by their source, and carries the inventory's defaults."""

@@ -238,12 +238,14 @@ def test_mp_backend(practice: Practice) -> None:
 
 
 def test_down_leaves_nothing(practice: Practice) -> None:
-    """`down` removes containers, files and secrets of every node; the check is made past SSH."""
+    """`down` removes containers, files and secrets of every node, but for who changed what; the check is made past SSH."""
     practice.write()
     ran = practice.vlaunch("down")
 
     assert ran.code == 0, ran.said
     assert practice.containers() == {}
     for host in practice.lab.hosts:
-        assert practice.on(host.name, "ls", "-A", "/root/.vlaunch") == ""
+        left = practice.on(host.name, "sh", "-c", "cd /root/.vlaunch && find . -type f").split()
+        assert set(left) <= {"./audit/lab.ndjson", "./locks/lab"}, left
+        assert '"verb": "down"' in practice.on(host.name, "tail", "-n", "1", "/root/.vlaunch/audit/lab.ndjson")
         assert "ray" not in practice.on(host.name, "ps", "-eo", "args")

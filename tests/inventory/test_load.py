@@ -70,7 +70,7 @@ def test_every_mistake_is_reported_at_once_in_the_order_of_lines(tmp_path: Path)
         '1: cluster: should be a name of at most 40 lower-case letters, digits, `-`, `_` and `.`, not "pair; reboot"',
         "3: unknown key `netwrok`; did you mean `network`?",
         "5: env.HF_TOKEN: should be removed; it is a secret (line 7)",
-        "7: secrets.HF_TOKEN: should have exactly one of `env`, `file` and `command`",
+        "7: secrets.HF_TOKEN: should have exactly one of `env`, `file`, `command` and `prompt`",
         '9: serve.backend: should be ray or mp, not "rai"; did you mean `ray`?',
         '13: nodes[0].gpus: should be a whole number, not "eight"',
         "14: nodes[0]: unknown key `gpu`; did you mean `gpus`?",

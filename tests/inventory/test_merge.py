@@ -121,7 +121,8 @@ def test_everything_else_arrives_in_the_model(load_text: Load) -> None:
         cap: 5
         network: {fabric: infiniband, require: rdma}
         mounts: ["/a:/b:ro", {source: /c, target: /d}]
-        secrets: {A: {env: B}, C: {file: keys/d}, E: {command: pass show e}}
+        secrets: {A: {env: B}, C: {file: keys/d}, E: {command: pass show e}, F: {prompt: true}, G: {prompt: Say}}
+        secrets_in: memory
         ports: {api: 9000}
         serve: {model: org/name, tp: 8, pp: 2, backend: mp, bind: 127.0.0.1, args: [--x, 1]}
         """
@@ -134,6 +135,9 @@ def test_everything_else_arrives_in_the_model(load_text: Load) -> None:
         "A": SecretSource(env="B"),
         "C": SecretSource(file="keys/d"),
         "E": SecretSource(command="pass show e"),
+        "F": SecretSource(prompt="Value of F"),
+        "G": SecretSource(prompt="Say"),
     } == inventory.secrets
+    assert inventory.secrets_in == "memory"
     assert Ports(api=9000) == inventory.ports
     assert ServeDefaults(model="org/name", tp=8, pp=2, backend="mp", bind="127.0.0.1", args=("--x", "1")) == inventory.serve

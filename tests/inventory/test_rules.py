@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from launcher.errors import InventoryError
+from launcher.inventory.load import load as load_file
 from launcher.model import Inventory
+from launcher.tools import audit, lock
 
 Load = Callable[..., Inventory]
 Mistakes = Callable[..., list[str]]
@@ -166,10 +170,26 @@ def test_what_the_launcher_sets_cannot_be_set(mistakes: Mistakes, name: str) -> 
         assert "should be removed; " in mistake
 
 
-@pytest.mark.parametrize("source", ["{}", "{env: A, file: a}", "{env: A, command: a, file: b}"])
+@pytest.mark.parametrize("source", ["{}", "{env: A, file: a}", "{env: A, command: a, file: b}", "{env: A, prompt: true}"])
 def test_a_secret_has_exactly_one_source(mistakes: Mistakes, source: str) -> None:
     """None is as wrong as two."""
-    assert mistakes(f"secrets: {{A: {source}}}") == ["3: secrets.A: should have exactly one of `env`, `file` and `command`"]
+    text = "should have exactly one of `env`, `file`, `command` and `prompt`"
+    assert mistakes(f"secrets: {{A: {source}}}") == [f"3: secrets.A: {text}"]
+
+
+@pytest.mark.parametrize("source", ["false", "3", '""', "[hf_0123456789abcdefghij]", "{a: b}"])
+def test_a_prompt_is_true_or_a_question(mistakes: Mistakes, source: str) -> None:
+    """What is written in its place may be the value itself, so it is not shown."""
+    (mistake,) = mistakes(f"secrets: {{A: {{prompt: {source}}}}}")
+
+    assert mistake.startswith("3: secrets.A.prompt: should be true, or a line of text to ask with, not ")
+    assert "hf_" not in mistake
+
+
+def test_a_question_is_not_the_answer(mistakes: Mistakes) -> None:
+    """A token where the question belongs."""
+    text = "should be the question; the value is typed when it is asked for"
+    assert mistakes("secrets: {A: {prompt: hf_0123456789abcdefghij}}") == [f"3: secrets.A.prompt: {text}"]
 
 
 _API_KEY = "a key should not be an argument, which `ps` shows; use `secrets: {VLLM_API_KEY: {env: VLLM_API_KEY}}`"
@@ -235,3 +255,16 @@ def test_calls_of_docker_that_would_hang(mistakes: Mistakes, words: str, expecte
 def test_docker_by_sudo_without_a_password(load_text: Load) -> None:
     """The form that works."""
     assert load_text("docker: [sudo, -n, docker]").head.docker == ("sudo", "-n", "docker")
+
+
+@pytest.mark.parametrize("name", [audit.FILE, lock.FILE])
+def test_a_cluster_is_not_called_what_all_clusters_share(name: str, tmp_path: Path) -> None:
+    """Its folder would be the one where the locks, or who changed what, of all of them lie."""
+    path = tmp_path / "inventory.yaml"
+    path.write_text(f"cluster: {name}\nimage: x:1\nnodes: [{{host: a, ip: 10.0.0.1, gpus: 1}}]\n")
+
+    with pytest.raises(InventoryError) as caught:
+        load_file(path)
+    assert [each.partition(": ")[2] for each in caught.value.mistakes] == [
+        "cluster: should be another name: nodes have a folder of this name for all clusters"
+    ]

@@ -130,6 +130,46 @@ def test_firewalls_are_open_one_way_or_but_for_one_port(lab: Lab) -> None:
         assert reaches(lab, "node2", "node1", 7001)
 
 
+def test_a_deaf_host(lab: Lab) -> None:
+    """It hears nothing of the other one, whoever begins; this machine's SSH is heard, and `heal` mends it."""
+    first, second = lab.hosts
+    faults.deafen(second, first)
+    assert not reaches(lab, "node1", "node2")
+    assert not reaches(lab, "node2", "node1")
+    assert ssh(lab, "root", "node2", "true").returncode == 0
+    faults.heal(second)
+    assert reaches(lab, "node1", "node2")
+
+
+def test_ssh_connections_are_reset(lab: Lab) -> None:
+    """Those that stand break at once, and the next one works."""
+    first = lab.hosts[0]
+    argv = ("ssh", "-F", "none", "-i", str(lab.identity), "-o", f"UserKnownHostsFile={lab.known_hosts}", f"root@{first.ip}")
+    with subprocess.Popen([*argv, "echo open; sleep 60"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        assert faults.reset_ssh(first) == 1
+        process.communicate(timeout=10)
+    assert process.returncode == 255
+    assert ssh(lab, "root", "node1", "true").returncode == 0
+
+
+def test_a_small_disk_is_full(lab: Lab) -> None:
+    """Of one folder and on one host; drained it takes files again, and what was below it comes back."""
+    first, second = lab.hosts
+    assert ssh(lab, "root", "node1", "echo old > /srv/kept").returncode == 0
+    faults.small_disk(first, "/srv", 1)
+    faults.fill(first, "/srv")
+    full = ssh(lab, "root", "node1", "echo new > /srv/file")
+    assert "No space left on device" in full.stderr
+    assert ssh(lab, "root", second.name, "echo new > /srv/file").returncode == 0
+    faults.drain(first, "/srv")
+    assert ssh(lab, "root", "node1", "echo new > /srv/file").returncode == 0
+    faults.remove_disk(first, "/srv")
+    faults.remove_disk(first, "/srv")
+    assert ssh(lab, "root", "node1", "cat /srv/kept").stdout == "old\n"
+
+
 def test_large_packets_are_lost_in_one_direction(lab: Lab) -> None:
     """What is larger than the size does not come from the other host; smaller ones pass, and large ones once healed."""
     first, second = lab.hosts

@@ -143,6 +143,7 @@ def test_the_cache_and_the_inventorys_mounts_are_there(load: Load) -> None:
     assert [(each.source, each.target, each.read_only) for each in found.mounts] == [
         ("/home/ops/.vlaunch/c/payload", "/opt/vlaunch", True),
         ("/home/ops/.vlaunch/c/secrets", "/run/vlaunch/secrets", True),
+        ("/home/ops/.vlaunch/c/server", "/var/lib/vlaunch", False),
         ("/models/hf", "/models/hf", False),
         ("/a", "/b", True),
     ]

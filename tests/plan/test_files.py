@@ -67,6 +67,7 @@ def test_secrets_are_written_when_a_container_is_about_to_start(load: Load) -> N
     inventory = load()
 
     assert titles(files.steps(inventory, inventory.head, WRITTEN, SECRETS, fresh=True)) == [
+        "making the folder of the server's record",
         "writing secret HF_TOKEN",
         "writing secret RAY_AUTH_TOKEN",
     ]

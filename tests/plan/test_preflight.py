@@ -87,7 +87,7 @@ def test_ports_between_nodes(load: Load) -> None:
     head, worker = preflight.between(inventory, inventory.head), preflight.between(inventory, inventory.workers[0])
 
     assert set(worker) == {6380, 6381, 10002}
-    assert set(head) == {*worker, 6379, 10001, 29501, 29550, 29500}
+    assert set(head) == {*worker, 6379, 10001, 29501, 29550, 29560, 29500}
 
 
 def test_every_node_knocks_at_all_the_others_at_once(load: Load) -> None:

@@ -17,6 +17,7 @@ from launcher.plan.ranks import nodes_of, plan_ranks, specs
 from launcher.plan.script import script
 from launcher.plan.serve import Request, Seen, ask_model, model_gate, plan_files, plan_serve
 from launcher.plan.stop import plan_stop
+from launcher.plan.supervised import Policy
 from launcher.tools import docker, payload
 from launcher.tools.docker import Container, ContainerSpec
 from launcher.tools.host import HostFacts
@@ -108,6 +109,82 @@ def test_the_script_pipes_what_the_run_sends() -> None:
     assert 'printf %s \'{"argv"' in text
     assert "it'\"'\"'s" in text
     assert "# gate free-gpus" in text
+
+
+def supervised_body(asked: Request, inventory: Inventory = INVENTORY) -> dict[str, Any]:
+    plan = plan_serve(inventory, seen(), asked, supervise=Policy(canary=2, restarts=1, start_timeout=60)).plan
+    (step,) = plan.steps
+    assert step.command.stdin is not None
+    found: dict[str, Any] = json.loads(step.command.stdin())
+    return found
+
+
+def test_submission_to_a_supervisor() -> None:
+    """It gets everything that a start needs, also one without the launcher; no value of a secret is among it."""
+    asked = request()
+    body = supervised_body(asked)
+    wanted = body["wanted"]
+
+    assert "argv" not in body
+    assert (wanted["id"], wanted["argv"], wanted["metadata"]) == (asked.digest, list(asked.argv), asked.labels)
+    assert wanted["cluster"] == {"nodes": {"10.0.0.1": 8, "10.0.0.2": 8}, "needs": 16, "port": INVENTORY.ports.node_manager}
+    assert wanted["env"]["NCCL_DEBUG_FILE"] == f"/tmp/vlaunch-nccl.{body['submission_id']}.%h.%p.log"
+    assert (wanted["api"], wanted["dashboard"], wanted["image"]) == ({"host": "127.0.0.1", "port": 8000}, 8265, "1")
+    assert {"canary": 2, "restarts": 1, "start_timeout": 60}.items() <= wanted["policy"].items()
+
+
+def test_submission_without_a_supervisor() -> None:
+    """vLLM is the job, and what was wanted before is forgotten."""
+    (step,) = plan_serve(INVENTORY, seen(), request()).plan.steps
+    assert step.command.stdin is not None
+    body = json.loads(step.command.stdin())
+
+    assert (body["wanted"], body["argv"][-len(request().argv) :]) == (None, list(request().argv))
+
+
+def recovering(asked: Request, **more: Any) -> dict[str, Any]:
+    """Return what the head says of a server that waits to be handed to Ray."""
+    return {
+        "id": asked.digest,
+        "state": "recovering",
+        "wanted": True,
+        "age": 2,
+        "backend": "ray",
+        "metadata": asked.labels,
+        **more,
+    }
+
+
+def test_a_server_that_comes_back_by_itself_runs() -> None:
+    """The head has restarted, and Ray has no job of it yet: it is watched, refused, or stopped like any other."""
+    asked = request()
+    there = seen(supervised=recovering(asked))
+    found = running.find(INVENTORY, there.facts, there.said)
+    start = plan_serve(INVENTORY, there, asked)
+
+    assert [(each.id, each.model, each.gpus) for each in found] == [(f"serve-{asked.digest}-0", "org/m", 16)]
+    assert (start.attached, start.job) == (True, f"serve-{asked.digest}-0")
+    with pytest.raises(RequestError, match="another server runs"):
+        plan_serve(INVENTORY, there, replace(asked, model="other"))
+    assert "--job" in plan_stop(INVENTORY, there.facts, found, 15).steps[0].command.argv
+
+
+@pytest.mark.parametrize(
+    "more", [{"age": 600}, {"wanted": False}, {"state": "gave-up"}, {"metadata": None}, {"id": 7}, {"backend": "mp"}]
+)
+def test_a_server_that_does_not_come_back_does_not_run(more: dict[str, Any]) -> None:
+    """What a supervisor wrote long ago, or of a server that was stopped, holds nobody up."""
+    there = seen(supervised=recovering(request(), **more))
+
+    assert running.find(INVENTORY, there.facts, there.said) == []
+
+
+def test_a_job_outdoes_what_its_supervisor_wrote() -> None:
+    """While Ray knows the server, there is one, not two."""
+    asked = request()
+    there = seen(job(asked), supervised=recovering(asked))
+
+    assert [each.id for each in running.find(INVENTORY, there.facts, there.said)] == [f"serve-{asked.digest}-1"]
 
 
 def test_the_same_request_attaches() -> None:

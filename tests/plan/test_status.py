@@ -135,6 +135,87 @@ def test_a_docker_that_does_not_answer_is_trouble(world: World) -> None:
     assert (seen.nodes[1].trouble, seen.whole) == ("permission denied", False)
 
 
+FAULT = {
+    "at": 1000.5, "what": "a rank is dead", "node": "10.0.0.12", "rank": "PP1", "evidence": "10.0.0.12: killed\n\nmore",
+    "in_flight": 4, "ready_again_after": 71.2,
+}  # fmt: skip
+
+
+def supervised(world: World, state: str, *listed: dict[str, Any], **more: Any) -> None:
+    """Make the head say that a server is supervised."""
+    jobs(world, *listed)
+    said = {"id": "d1", "state": state, "model": "m", "restarts_left": 2, "faults": [FAULT], "wanted": True, "age": 1, **more}
+    world.said["jobs"]["supervised"] = said
+
+
+def of_job(state: str = "RUNNING") -> dict[str, Any]:
+    return {"submission_id": "serve-d1-1", "status": state, "metadata": {"vlaunch.model": "m", "vlaunch.args": "d1"}}
+
+
+def test_the_last_fault_is_told(world: World) -> None:
+    """An answer is an answer; what happened before stands beside it, with nodes' names in the place of addresses."""
+    supervised(world, "ready", of_job())
+    world.said["complete"] = {"status": 200, "model": "m", "seconds": 0.1}
+    seen = look(world)
+    kept = seen.server.supervision
+    assert kept is not None
+    assert kept.fault is not None
+
+    assert (seen.server.state, seen.whole, kept.restarts_left) == ("answering", True, 2)
+    assert (kept.fault.node, kept.fault.rank, kept.fault.lost) == ("gpu02", "PP1", 4)
+    assert (kept.fault.evidence, kept.fault.ready_again_after) == (("gpu02: killed", "more"), 71.2)
+
+
+@pytest.mark.parametrize("listed", [[of_job()], []], ids=["its job runs", "before Ray has its job"])
+def test_a_server_that_recovers_is_red(world: World, listed: list[dict[str, Any]]) -> None:
+    """And what is waited for is said."""
+    more = {"doing": "waiting for 10.0.0.12 to be in Ray again", "metadata": of_job()["metadata"], "backend": "ray"}
+    supervised(world, "recovering", *listed, **more)
+    seen = look(world)
+
+    assert (seen.server.state, seen.server.detail) == ("recovering", "waiting for gpu02 to be in Ray again")
+    assert not seen.whole
+
+
+def test_a_server_that_was_given_up_is_red(world: World) -> None:
+    """With the reason, not only Ray's exit code."""
+    supervised(world, "gave-up", of_job("FAILED"), doing="no restart is left of 3 in 1 h", restarts_left=0)
+    seen = look(world)
+
+    assert (seen.server.state, seen.server.detail, seen.whole) == ("gave-up", "no restart is left of 3 in 1 h", False)
+
+
+def test_a_server_that_has_answered_and_does_not_is_red(world: World) -> None:
+    """It is not `starting`, though its supervisor has not noticed yet."""
+    supervised(world, "ready", of_job())
+    seen = look(world)
+
+    assert (seen.server.state, seen.whole) == ("silent", False)
+
+
+def test_the_record_of_another_server_is_not_its_own(world: World) -> None:
+    """Somebody has just started another one."""
+    supervised(world, "recovering", of_job(), id="d2")
+
+    assert look(world).server.state == "starting"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [], "x", {"id": 1, "state": "ready"}, {"id": "d1"}, {"id": "d1", "state": []},
+        {"id": "d1", "state": "ready", "faults": 3, "age": "old", "restarts_left": None},
+        {"id": "d1", "state": "ready", "faults": [None, {"at": "x", "in_flight": "y", "evidence": 3}]},
+    ],
+)  # fmt: skip
+def test_a_record_may_be_anything(world: World, said: Any) -> None:
+    """Nodes answer what they like."""
+    jobs(world, of_job())
+    world.said["jobs"]["supervised"] = said
+
+    assert look(world).server.state in ("starting", "silent")
+
+
 def test_drift_is_said_in_words(world: World, load: Load) -> None:
     """The inventory has another environment than the container."""
     changed = load("env: {A: '1'}")
@@ -201,7 +282,7 @@ def test_healthy_without_a_completion_is_silent(world: World) -> None:
         ([job("FAILED", message="old", end_time=5), job("STOPPED", end_time=9)], "none", ""),
         ([job("STOPPED", end_time=5), job("FAILED", message="new", end_time=9)], "failed", "new"),
         ([job("FAILED", message="old", end_time=5), job("RUNNING")], "starting", ""),
-        ([{"status": "RUNNING", "metadata": None}], "none", ""),
+        ([{"submission_id": "other", "status": "RUNNING", "metadata": None}], "none", ""),
         ([], "none", ""),
     ],
 )

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher import redaction
 from launcher.errors import RequestError
 from launcher.model import Secret, SecretSource
-from launcher.remote.secrets import redact, resolve
+from launcher.remote.secrets import from_terminal, recall, redact, resolve
 
 VALUE = "s3cret-value"
 
@@ -186,6 +187,62 @@ def test_commands_that_cannot_be_run(tmp_path: Path, command: str, expected: str
 def test_a_source_that_says_nothing_is_an_error(tmp_path: Path) -> None:
     """The loader refuses it; so does this."""
     assert _failure(SecretSource(), tmp_path) == "has no source"
+
+
+def test_a_person_is_asked_last_and_not_for_nothing(tmp_path: Path) -> None:
+    """When something else is missing, nobody types anything first; the order of the inventory is kept."""
+    asked: list[tuple[str, str]] = []
+
+    def ask(name: str, question: str) -> str:
+        asked.append((name, question))
+        return VALUE
+
+    sources = {"A": SecretSource(prompt="Say"), "B": SecretSource(file="key")}
+    with pytest.raises(RequestError) as caught:
+        resolve(sources, tmp_path, ask=ask)
+    assert (asked, caught.value.evidence.startswith("B: ")) == ([], True)
+    _file(tmp_path / "key", "of-b-value")
+    assert list(resolve(sources, tmp_path, ask=ask)) == ["A", "B"]
+    assert asked == [("A", "Say")]
+
+
+def test_a_typed_value_is_checked_like_any_other(tmp_path: Path) -> None:
+    """A pasted line break would end up in a header."""
+    with pytest.raises(RequestError) as caught:
+        resolve({"A": SecretSource(prompt="Say")}, tmp_path, ask=lambda *_: f"{VALUE}\nmore")
+
+    assert "should be one line" in caught.value.evidence
+    assert VALUE not in caught.value.evidence
+
+
+def test_without_a_terminal_all_prompts_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what else there is."""
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
+    from_terminal.cache_clear()
+    with pytest.raises(RequestError) as caught:
+        resolve({"A": SecretSource(prompt="x"), "B": SecretSource(prompt="y"), "C": SecretSource(file="no")}, tmp_path)
+
+    assert caught.value.message == "3 secrets could not be fetched"
+    assert [line[:2] for line in caught.value.evidence.splitlines()] == ["C:", "A:", "B:"]
+    assert "`env`, `file`, `command`" in caught.value.evidence
+
+
+def test_values_are_hidden_as_soon_as_they_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of a fetch that fails for another one; `recall` asks nobody and complains of nothing."""
+    _file(tmp_path / "key", VALUE)
+    with pytest.raises(RequestError):
+        resolve({"A": SecretSource(file="key"), "B": SecretSource(file="no")}, tmp_path)
+    assert redaction.redact(f"x{VALUE}") == "x***"
+    redaction.forget()
+    monkeypatch.delenv("NOT_THERE", raising=False)
+    ran = tmp_path / "ran"
+    sources = {
+        "A": SecretSource(env="NOT_THERE"), "B": SecretSource(file="key"), "C": SecretSource(command=f"touch {ran}"),
+        "D": SecretSource(prompt="x"), "E": SecretSource(file="no"),
+    }  # fmt: skip
+    recall(sources, tmp_path)
+    assert redaction.redact(f"x{VALUE}") == "x***"
+    assert not ran.exists()
 
 
 def test_redaction_replaces_every_value_the_longest_first() -> None:

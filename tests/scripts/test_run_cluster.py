@@ -132,7 +132,7 @@ _WORKER = replace(_HEAD, name="gpu02", host="gpu02", ip="10.0.0.12", head=False)
 _BASE = Inventory(path=Path("inventory.yaml"), cluster="vllm", image=_IMAGE, nodes=(_HEAD, _WORKER))
 _WITH_TOKEN = {"RAY_AUTH_TOKEN": Secret(_TOKEN)}
 _HCA = ("mlx5_0", "mlx5_1")
-_NOT_RAYS = {"api", "mp_master", "dp_rpc", "probe"}
+_NOT_RAYS = {"api", "mp_master", "dp_rpc", "group", "probe"}
 _CPU = replace(
     _BASE,
     accelerator="cpu",

@@ -169,7 +169,11 @@ def test_nothing_is_no_container_and_no_image() -> None:
 
 
 @given(
-    st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda c: st.lists(c) | st.dictionaries(st.text(), c))
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda c: st.lists(c, max_size=3) | st.dictionaries(st.text(max_size=8), c, max_size=3),
+        max_leaves=8,
+    )
 )
 def test_no_json_breaks_the_reading_of_containers(value: Any) -> None:
     """Containers, or unreadable; nothing else comes out."""

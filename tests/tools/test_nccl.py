@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from launcher.tools import nccl, nccl_found, nccl_lines
@@ -286,8 +286,15 @@ def test_no_bytes_are_too_strange_and_blocks_do_not_matter(log: bytes, cuts: lis
     assert nccl.read(log[a:b] for a, b in pairwise(at)) == nccl.read([log])
 
 
+def announced(host: str) -> bytes:
+    """The line in which a host says that it is rank 0."""
+    return f"{host}:5:6 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1 commId 0x1 - Init\n".encode()
+
+
 @settings(max_examples=30, deadline=None)
 @given(SOUP, st.integers(1, 7))
+# Two hosts announce the same rank, and the first one says so again: the first word counts, and not the last.
+@example(announced("a") + announced("b") + announced("a"), 1)
 def test_counting_in_portions_does_not_matter(log: bytes, soon: int) -> None:
     """How many lines are counted before they are understood changes nothing."""
     before = nccl._SOON

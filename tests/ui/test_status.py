@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from launcher.plan.status import ClusterStatus, NodeStatus, ServerStatus
+from launcher.plan.supervised import Fault, Supervision
 from launcher.ui.status import render
 from tests import golden
 
@@ -63,6 +65,12 @@ ANSWERING = ServerStatus(
 )
 
 
+FAULT = Fault(
+    at=1_700_000_000.0, what="a rank is dead", node="gpu02", rank="PP1", evidence=("Worker died", "more", "most"), lost=4
+)
+SUPERVISION = Supervision(id="1", state="recovering", restarts_left=2, faults=2, fault=FAULT)
+
+
 def drawn(width: int, *, nodes: tuple[NodeStatus, ...] = NODES, server: ServerStatus = ANSWERING) -> str:
     """Render a status as a console of this width prints it, without colour."""
     console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
@@ -89,6 +97,16 @@ def test_the_table(width: int) -> None:
         ServerStatus(state="failed", backend="ray", model="m", detail="exit code 1"),
         ServerStatus(state="silent", backend="ray", model="m", detail="/health says 200, no completion: no"),
         ServerStatus(state="unknown", detail="the head cannot be reached"),
+        ServerStatus(
+            state="recovering", backend="ray", model="m", detail="waiting for gpu02 to be in Ray again", supervision=SUPERVISION
+        ),
+        ServerStatus(
+            state="gave-up",
+            backend="ray",
+            model="m",
+            detail="no restart is left of 1 in 1 h",
+            supervision=replace(SUPERVISION, restarts_left=1, fault=replace(FAULT, ready_again_after=71.2, lost=1)),
+        ),
     ],
     ids=lambda server: server.state,
 )
@@ -113,7 +131,11 @@ def test_what_nodes_say_cannot_draw_on_the_terminal() -> None:
         trouble=bad,
     )
     states = ("answering", "failed")
-    servers = [ServerStatus(state=state, backend="ray", model=bad, detail=bad, fingerprint=bad) for state in states]  # type: ignore[arg-type]
+    fault = Fault(at=0, what=bad, node=bad, rank=bad, evidence=(bad,))
+    kept = Supervision(id=bad, state=bad, fault=fault)
+    servers = [
+        ServerStatus(state=state, backend="ray", model=bad, detail=bad, fingerprint=bad, supervision=kept) for state in states
+    ]  # type: ignore[arg-type]
 
     for server in servers:
         assert not {"\x1b", "\x07", "\x9b"} & set(drawn(300, nodes=(node,), server=server))

@@ -137,7 +137,6 @@ def test_no_columns_at_all_is_no_batch() -> None:
 
 def test_rows_become_arrays_as_the_guides_show() -> None:
     """Numbers of one shape are stacked; the ragged, the mixed and the missing are objects."""
-    pytest.importorskip("numpy")
     made = batches.columns([{"v": [1.0, 2.0], "s": "a", "r": [1], "m": 1}, {"v": [3.0, 4.0], "s": "b", "r": [1, 2]}])
     assert made["v"].shape == (2, 2)
     assert made["s"].tolist() == ["a", "b"]

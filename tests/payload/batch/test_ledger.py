@@ -141,20 +141,28 @@ def test_a_crash_at_any_step_loses_no_row_and_doubles_none(
             return
 
 
-@pytest.mark.parametrize("at", [3, 11, 19, 26, 33])
-def test_a_killed_process_loses_no_row(tmp_path: Path, at: int) -> None:
-    """The same with a process that really ends, without a word."""
-    asked, manifest = prepared(tmp_path)
+KILLED = (3, 11, 19, 26, 33)
+
+
+def test_killed_processes_lose_no_row(tmp_path: Path) -> None:
+    """The same with processes that really end, without a word."""
     script = (
         "import os, pytest; from pathlib import Path; from tests.payload.batch import test_ledger as it\n"
-        f"asked, manifest = it.prepared(Path({str(tmp_path)!r}))\n"
-        f"with it.crashing(pytest.MonkeyPatch(), {at}, lambda: os._exit(9)): it.run(asked, manifest)"
+        "for at in it.KILLED:\n"
+        "    if not (child := os.fork()):\n"
+        f"        asked, manifest = it.prepared(Path({str(tmp_path)!r}) / str(at))\n"
+        "        with it.crashing(pytest.MonkeyPatch(), at, lambda: os._exit(9)): it.run(asked, manifest)\n"
+        "        os._exit(0)\n"
+        "    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9, at"
     )
+    for at in KILLED:
+        (tmp_path / str(at)).mkdir()
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
 
-    assert done.returncode == 9, done.stderr
-    run(asked, manifest)
-    complete(tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    for at in KILLED:
+        run(*prepared(tmp_path / str(at)))
+        complete(tmp_path / str(at) / "out")
 
 
 def test_numbers_of_parts_are_never_used_again(tmp_path: Path) -> None:

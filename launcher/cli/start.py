@@ -1,0 +1,227 @@
+"""From a server that is asked for to one that has answered: what `serve` and `rollback` share."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from launcher.cli.hooks import Hooks
+    from launcher.cli.session import Session
+    from launcher.model import Backend, Inventory
+    from launcher.plan.serve import Request, Seen, Start
+    from launcher.plan.shape import Plan
+    from launcher.plan.supervised import Policy
+    from launcher.plan.watched import Watched
+    from launcher.watch import Served
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The command line, put together with the inventory."""
+
+    model: str
+    tp: int | None
+    pp: int | None
+    dp: int | None
+    backend: Backend
+    host: str
+    port: int
+    args: tuple[str, ...]
+    replace_other: bool
+    skip_network_check: bool = False
+    dry_run: bool = False
+    supervise: Policy | None = None
+
+    def about(self, inventory: Inventory) -> dict[str, str]:
+        """Return what hooks are told of the server."""
+        from launcher.plan.watched import endpoint
+
+        return {"model": self.model, "endpoint": endpoint(inventory, self.host, self.port)}
+
+    def request(self, inventory: Inventory, config: Mapping[str, Any] | None) -> Request:
+        """Place the model, whose `config.json` may not be known; raises PlacementError."""
+        from launcher import placement
+        from launcher.plan.serve import Request
+
+        # Half of a split from the command line and half from the inventory would be nobody's wish.
+        flags, defaults = (self.tp, self.pp, self.dp), inventory.serve
+        tp, pp, dp = flags if any(each is not None for each in flags) else (defaults.tp, defaults.pp, defaults.dp)
+        return Request(
+            model=self.model, placement=placement.choose(inventory, tp, pp, config, dp=dp, backend=self.backend),
+            backend=self.backend, host=self.host, port=self.port, args=self.args,
+        )  # fmt: skip
+
+    def plan(self, inventory: Inventory, seen: Seen) -> tuple[Request, Start]:
+        """Place the model and plan its start; raises RequestError and PlacementError."""
+        from launcher.cli import network_gate, prepare
+        from launcher.model import Secret
+        from launcher.plan.ranks import plan_ranks
+        from launcher.plan.serve import plan_serve
+        from launcher.remote.secrets import resolve
+
+        request = self.request(inventory, seen.config)
+        prove, known = ((), ()) if self.skip_network_check else network_gate.prove(inventory, seen, request)
+        if self.backend == "ray":
+            start = plan_serve(
+                inventory, seen, request, prove=prove, replace_other=self.replace_other, supervise=self.supervise
+            )
+            return request, network_gate.noted(start, known)
+        unseen = dict.fromkeys(inventory.secrets, Secret(""))
+        given_secrets = resolve(inventory.secrets, inventory.path.parent) if seen.facts else unseen
+        secrets = prepare.with_token(inventory, seen.facts, given_secrets, make=not self.dry_run)
+        start = plan_ranks(
+            inventory, seen, request, secrets, prove=prove, replace_other=self.replace_other, supervise=self.supervise
+        )
+        return request, network_gate.noted(start, known)
+
+
+def policy(inventory: Inventory, timeout: float) -> Policy:
+    """Return how the inventory wants servers supervised; a start may take `timeout` seconds."""
+    from launcher.plan.supervised import Policy
+
+    return Policy(canary=inventory.serve.canary, restarts=inventory.serve.restarts, start_timeout=timeout)
+
+
+def start(
+    session: Session, asked: Asked, hooks: Hooks, *, lock_wait: int, timeout: float, no_wait: bool = False
+) -> tuple[int, list[str]]:
+    """Prove the network, start the server and wait until it has answered; print the script instead for a dry run.
+
+    Returns the exit code, and what to print when the display of progress has been put away. Raises VlaunchError.
+    """
+    from launcher.cli.locked import locked
+    from launcher.plan.script import script
+
+    about = asked.about(session.inventory)
+    # Held until the server is submitted: others may work on the cluster while a model loads.
+    with locked(session, wait=lock_wait, unless=asked.dry_run) as ours:
+        hooks.pre(session.to, **about)
+        first, seen, request, begun = _prepare(ours, asked)
+        if asked.dry_run:
+            click.echo(script(session.inventory, [*first, begun.plan]), nl=False)
+            return 0, []
+        _apply(ours, request, begun, skipped=asked.skip_network_check)
+    code, rows = _wait(session, seen, request, begun, timeout=timeout, no_wait=no_wait, allow=asked.skip_network_check)
+    if code == 0 and not no_wait:
+        hooks.post(session.to, **about)
+    return code, rows
+
+
+def _prepare(session: Session, asked: Asked) -> tuple[list[Plan], Seen, Request, Start]:
+    """Look, and plan. What must be there to be asked (helper files; for `mp` the image) is brought up to date before."""
+    from launcher.apply import apply
+    from launcher.cli.server import look
+    from launcher.plan.serve import plan_files
+    from launcher.plan.up import plan_image
+    from launcher.ui.progress import show_all
+
+    inventory = session.inventory
+    seen = look(session, model=asked.model, host=asked.host, port=asked.port)
+    first = [plan_files(inventory, seen.facts)]
+    if asked.backend == "mp":
+        first.append(plan_image(inventory, seen.facts, ports=False))
+    if not asked.dry_run:
+        for plan in first:
+            show_all(apply(plan, session.transport), session.to)
+        if any(plan.steps for plan in first):
+            seen = look(session, model=asked.model, host=asked.host, port=asked.port)
+    request, start = asked.plan(inventory, seen)
+    return first, seen, request, start
+
+
+def _apply(session: Session, request: Request, start: Start, *, skipped: bool) -> None:
+    from launcher.apply import apply
+    from launcher.events import Event
+    from launcher.ui.progress import show_all
+
+    for note in start.plan.notes:
+        session.to.show(Event(kind="note", stage="placement", text=note))
+    if skipped and not start.attached and request.placement.networked:
+        text = "THE NETWORK BETWEEN THE NODES IS NOT PROVEN, as asked: it may be slow TCP, or hang (`vlaunch check-nccl`)"
+        session.to.show(Event(kind="warning", stage="network", text=text, state="warn"))
+    if start.attached:
+        what = f" as Ray job {start.job}" if start.job else ""
+        text = f"this server runs already{what}; watching it"
+        session.to.show(Event(kind="note", stage="serve", text=text, state="unchanged"))
+    elif "VLLM_API_KEY" not in session.inventory.secrets and not ipaddress.ip_address(request.host).is_loopback:
+        text = f"whoever can reach port {request.port} may use the model: give VLLM_API_KEY under `secrets:` to ask for a key"
+        session.to.show(Event(kind="warning", stage="serve", text=text, state="warn"))
+    show_all(apply(start.plan, session.transport), session.to)
+
+
+def _wait(
+    session: Session, seen: Seen, request: Request, start: Start, *, timeout: float, no_wait: bool, allow: bool
+) -> tuple[int, list[str]]:
+    """Return the exit code, and what to print when the display of progress has been put away."""
+    from launcher.events import Event
+    from launcher.plan import watched as ways
+
+    inventory = session.inventory
+    ray = request.backend == "ray"
+    watched = ways.as_job(inventory, request, start.job) if ray else ways.as_ranks(inventory, request)
+    if no_wait:
+        again = "" if start.attached else ", and watch it with the same command without --no-wait"
+        text = f"{watched.what} {'runs' if start.attached else 'starts'}; see `vlaunch status`{again}"
+        session.to.show(Event(kind="done", stage="serve", text=text, state="ok", data={"endpoint": watched.endpoint}))
+        return 0, [watched.endpoint]
+    session.to.show(Event(kind="stage", stage="serve", text="Wait for the first answer", state="running"))
+    try:
+        served = _watch(session, watched, start, timeout)
+    except KeyboardInterrupt:
+        text = f"stopped watching; {watched.what} goes on. Watch it again with the same command, or end it with `vlaunch stop`"
+        session.to.show(Event(kind="warning", stage="serve", text=text, state="warn"))
+        return 130, []
+    from launcher.cli import network_gate
+    from launcher.watch import summary
+
+    network = network_gate.confirm(session, seen, request, start, allow=allow)
+    text = f"{served.model} answers at {served.endpoint}; talk to it with `vlaunch chat`"
+    session.to.show(
+        Event(
+            kind="done",
+            stage="serve",
+            text=text,
+            state="ok",
+            seconds=served.seconds,
+            data={**summary(served), "network": network},
+        )
+    )
+    return 0, _rows(served, network)
+
+
+def _watch(session: Session, watched: Watched, start: Start, timeout: float) -> Served:
+    from launcher.watch import watch
+
+    events = watch(watched, session.transport, timeout=timeout, attached=start.attached)
+    while True:
+        try:
+            session.to.show(next(events))
+        except StopIteration as over:
+            served: Served = over.value
+            return served
+
+
+def _rows(served: Served, network: str) -> list[str]:
+    from launcher.tools import symptoms
+
+    ranks = "; ".join(f"{node}: {', '.join(names)}" for node, names in served.ranks.items())
+    answered = ", ".join(f"DP{number} in {seconds:.1f}s" for number, seconds in enumerate(served.replicas))
+    tokens, times = served.capacity.tokens, served.capacity.concurrency
+    holds = "not known" if tokens is None else f"{tokens:,} tokens"
+    rows = {
+        "endpoint": served.endpoint,
+        "model": served.model,
+        "placement": ranks or "not known",
+        **({"replicas": f"all {len(served.replicas)} have answered: {answered}"} if answered else {}),
+        **({"network": network} if network else {}),
+        "KV cache": holds + (f", {times:g} requests of full length at once" if times else ""),
+        "fingerprint": served.fingerprint or "none given",
+        "ready after": f"{served.seconds:.1f}s, of which {served.answer_seconds:.1f}s for the first answer",
+    }
+    return [f"{label:<12} {symptoms.plain(value)}" for label, value in rows.items()]

@@ -1,0 +1,192 @@
+"""What the programs inside the head container ask: Ray's dashboard and vLLM's API over loopback, and completions of vLLM.
+
+Standard library only. Secrets are read from the mounted files, and travel in headers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+
+SECRETS = os.environ.get("VLAUNCH_SECRETS", "/run/vlaunch/secrets")
+
+
+def secret(name: str) -> str:
+    try:
+        with open(os.path.join(SECRETS, name), encoding="utf-8") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def request(
+    url: str, token: str, body: object = None, timeout: float = 10.0, method: str | None = None, engine: int | None = None
+):
+    """Open a loopback URL; the token travels in a header, and so does the replica that is to answer."""
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+    if engine is not None:
+        headers["X-data-parallel-rank"] = str(engine)  # vllm/entrypoints/generate/base/serving.py
+    # ProxyHandler({}): a proxy in the container's environment must not see loopback requests or their tokens.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    return opener.open(urllib.request.Request(url, data, headers, method=method), timeout=timeout)
+
+
+def ray(args: argparse.Namespace, path: str, body: object = None, method: str | None = None, timeout: float = 10.0) -> object:
+    with request(f"http://127.0.0.1:{args.dashboard}{path}", secret("RAY_AUTH_TOKEN"), body, timeout, method) as answer:
+        text = answer.read().decode()
+        return json.loads(text) if text else None
+
+
+def api_url(args: argparse.Namespace, path: str) -> str:
+    host = f"[{args.api_host}]" if ":" in args.api_host else args.api_host
+    return f"http://{host}:{args.api}{path}"
+
+
+def api(
+    args: argparse.Namespace, path: str, body: object = None, timeout: float = 10.0, engine: int | None = None
+) -> tuple[int, str]:
+    """Return status and text of vLLM's answer; 0 when nobody listens or it takes too long."""
+    try:
+        with request(api_url(args, path), secret("VLLM_API_KEY"), body, timeout, engine=engine) as answer:
+            return answer.status, answer.read().decode(errors="replace")
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode(errors="replace")
+    except OSError as error:
+        return 0, str(error)
+
+
+def until(true, seconds: float) -> None:
+    """Wait until a condition holds, or for so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.3)
+
+
+def finished(args: argparse.Namespace) -> dict[int, float]:
+    """How many requests each replica has finished; empty where vLLM does not count."""
+    counts: dict[int, float] = {}
+    for labels, number in re.findall(r"^vllm:request_success_total\{(.*)\} (\S+)", api(args, "/metrics")[1], re.M):
+        found = re.search(r'\bengine="(\d+)"', labels)
+        if found:
+            counts[int(found[1])] = counts.get(int(found[1]), 0.0) + float(number)
+    return counts
+
+
+def complete(args: argparse.Namespace) -> object:
+    """Ask for a completion and return what came back: the only proof of being ready. Of several replicas, each is asked."""
+    status, text = api(args, "/v1/models")
+    if status != 200:
+        return {"status": status, "error": text[:500]}
+    model = json.loads(text)["data"][0]["id"]
+    before = finished(args) if args.engines > 1 else {}
+    started = time.monotonic()
+    ask = {"model": model, "max_tokens": args.max_tokens, "temperature": 0}
+    path, body = "/v1/chat/completions", {**ask, "messages": [{"role": "user", "content": args.prompt}]}
+    status, text = api(args, path, body, args.timeout)
+    if no_chat(status, text):
+        path, body = "/v1/completions", {**ask, "prompt": args.prompt}
+        status, text = api(args, path, body, args.timeout)
+    if status != 200:
+        return {"status": status, "error": text[:1000], "path": path}
+    answer = json.loads(text)
+    choice = answer["choices"][0]
+    return {
+        "status": status,
+        "path": path,
+        "model": model,
+        "text": choice.get("text") or (choice.get("message") or {}).get("content") or "",
+        "tokens": (answer.get("usage") or {}).get("completion_tokens", 0),
+        "system_fingerprint": answer.get("system_fingerprint") or "",
+        "seconds": round(time.monotonic() - started, 3),
+        **({"replicas": replicas(args, path, body, before)} if args.engines > 1 else {}),
+    }
+
+
+def replicas(args: argparse.Namespace, path: str, body: object, before: dict[int, float]) -> list[dict[str, object]]:
+    """Ask every replica at once; one has answered when a request came back and its own count of finished ones has grown."""
+    found: list[dict[str, object]] = [{} for _ in range(args.engines)]
+
+    def ask(number: int) -> None:
+        started = time.monotonic()
+        status, text = api(args, path, body, args.timeout, number)
+        seconds = round(time.monotonic() - started, 3)
+        found[number] = {"status": status, "seconds": seconds, "error": "" if status == 200 else text[:500]}
+
+    asked = [threading.Thread(target=ask, args=(number,)) for number in range(args.engines)]
+    for each in asked:
+        each.start()
+    for each in asked:
+        each.join()
+    if not before:  # vLLM counts nothing (`--disable-log-stats`): the answers have to do.
+        return [{**each, "answered": each["status"] == 200} for each in found]
+    came = 1 + sum(each["status"] == 200 for each in found)  # the one before these went to some replica too
+    grown: dict[int, float] = {}
+
+    def counted() -> bool:
+        grown.update({number: count - before.get(number, 0.0) for number, count in finished(args).items()})
+        return all(grown.get(number, 0) > 0 for number in range(args.engines)) or sum(grown.values()) >= came
+
+    until(counted, 5)  # Counts follow the answers a moment later.
+    return [{**each, "answered": each["status"] == 200 and grown.get(number, 0) > 0} for number, each in enumerate(found)]
+
+
+def no_chat(status: int, said: str) -> bool:
+    """True when a model cannot chat: base models have no chat template."""
+    return status in (400, 404) and ("chat template" in said or "does not support Chat" in said)
+
+
+def chat(args: argparse.Namespace) -> None:
+    """Stream one answer: a line of JSON a piece. The list of messages is a line of standard input."""
+    messages = json.loads(sys.stdin.readline())
+    threading.Thread(target=end_with_input, daemon=True).start()
+    status, text = api(args, "/v1/models")
+    if status != 200:
+        say({"error": text[:500], "status": status})
+        return
+    ask = {"model": json.loads(text)["data"][0]["id"], "max_tokens": args.max_tokens, "stream": True}
+    error = stream(args, "/v1/chat/completions", {**ask, "messages": messages})
+    if error is not None and no_chat(error["status"], error["error"]):
+        error = stream(args, "/v1/completions", {**ask, "prompt": messages[-1]["content"]})
+    if error is not None:
+        say(error)
+
+
+def end_with_input() -> None:
+    """End this process when its standard input ends: nobody waits for the answer any more, and vLLM must not go on with it."""
+    # Not through sys.stdin: a thread that waits inside its buffer breaks the interpreter's own end.
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
+def stream(args: argparse.Namespace, path: str, body: object) -> dict[str, object] | None:
+    """Print each piece of an answer as it comes; return the error, if there is one."""
+    try:
+        with request(api_url(args, path), secret("VLLM_API_KEY"), body, args.timeout) as answer:
+            for raw in answer:
+                line = raw.decode(errors="replace").strip()
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                piece = json.loads(line[6:])
+                if "error" in piece:
+                    return {"status": 500, "error": json.dumps(piece["error"])[:500]}
+                choice = (piece.get("choices") or [{}])[0]
+                said = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+                say({"text": said, "system_fingerprint": piece.get("system_fingerprint") or ""})
+    except urllib.error.HTTPError as error:
+        return {"status": error.code, "error": error.read().decode(errors="replace")[:500]}
+    except OSError as error:
+        return {"status": 0, "error": str(error)}
+    return None
+
+
+def say(answer: dict[str, object]) -> None:
+    print(json.dumps(answer), flush=True)

@@ -1,0 +1,276 @@
+"""What the supervisor asks Ray's dashboard and vLLM's API, all of it on loopback, and what their answers mean.
+
+Standard library only. It decides nothing: `supervisor.py` does. Whoever cannot be asked raises one of `SILENT`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import re
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import head
+
+SILENT = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, http.client.HTTPException)
+ENDED = "the engine has ended its ranks"
+_PROMPT = "Say hello."
+_RANK = re.compile(r"vllm_Worker_\w*?\d(?:_dp(\d+))?((?:_[A-Z]+\d+)*)")  # as launcher/tools/ray.py reads it
+_ENGINE = re.compile(r"EngineCore|RayWorker")  # classes of vLLM whose actors have no such name
+_CONSEQUENCE = re.compile(r"owner .*(?:died|exited)|owner.?has|ray\.kill|job .*finished|driver|intended|out of scope", re.I)
+_TELLING = re.compile(
+    r"died unexpectedly|encountered a fatal error|EngineDeadError|Error:|Exception:|CUDA error|out of memory|Killed|"
+    r"NCCL WARN|Connection closed|Connection reset|SIGSEGV|Segmentation fault|Aborted|timed out"
+)
+_TALK = re.compile(r"\b(?:WARNING|INFO|DEBUG) \d\d-\d\d ")  # of vLLM: what it goes on after
+_PROGRESS = re.compile(
+    r"^vllm:(?:generation_tokens_total|prompt_tokens_total|iteration_tokens_total_(?:count|sum)|num_preemptions_total|"
+    r"kv_cache_usage_perc|gpu_cache_usage_perc|request_success_total)(?:\{[^\n]*\})? \S+$",
+    re.M,
+)
+_IN_FLIGHT = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^\n]*\})? (\S+)$", re.M)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a server is dead: what happened, to which rank on which node, and the words of whoever said so."""
+
+    what: str
+    node: str = ""
+    rank: str = ""
+    evidence: str = ""
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What vLLM counts: `progress` is equal exactly when nothing has moved, `in_flight` are the requests it has, if it says."""
+
+    progress: tuple[str, ...]
+    in_flight: int | None
+
+
+class Canary(threading.Thread):
+    """A completion of one token, asked for in the background: `status` and `said` are there when it has ended."""
+
+    def __init__(self, look: Look, timeout: float, replica: int | None) -> None:
+        super().__init__(daemon=True)
+        self.look, self.timeout, self.replica = look, timeout, replica
+        self.status, self.said, self.began, self.seconds = 0, "", time.monotonic(), 0.0
+        self.start()
+
+    def run(self) -> None:
+        """Ask."""
+        try:
+            self.status, self.said = head.api(self.look.args, self.look.path, self.look.body, self.timeout, self.replica)
+        except SILENT as error:
+            self.status, self.said = 0, f"{type(error).__name__}: {error}"
+        self.seconds = time.monotonic() - self.began
+
+    @property
+    def late(self) -> bool:
+        """True when it was the deadline that ended it."""
+        return self.status == 0 and "timed out" in self.said
+
+
+class Look:
+    """Asks about one server. `wanted` says where it is (`record.py`), `job` is its Ray job."""
+
+    def __init__(self, wanted: dict[str, Any], job: str = "") -> None:
+        self.wanted, self.job = wanted, job
+        self.replicas = int((wanted.get("metadata") or {}).get("vlaunch.dp", 1))
+        self.args = argparse.Namespace(
+            dashboard=wanted["dashboard"], api_host=wanted["api"]["host"], api=wanted["api"]["port"], job=job,
+            engines=self.replicas, prompt=_PROMPT, max_tokens=1, timeout=60.0,
+        )  # fmt: skip
+        self.path, self.body = "/v1/completions", {}
+        self.ranks: dict[str, tuple[str, str]] = {}  # Ray's id of each rank's actor → its name and address
+
+    def rows(self, what: str, **filters: str) -> list[dict[str, Any]]:
+        """Ask for one of Ray's tables."""
+        chosen = "".join(f"&filter_keys={key}&filter_predicates=%3D&filter_values={value}" for key, value in filters.items())
+        answer: Any = head.ray(self.args, f"/api/v0/{what}?detail=1&limit=10000{chosen}", timeout=3)
+        return answer["data"]["result"]["result"]
+
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        """Return Ray's nodes by address; a living one hides the dead rows that it left behind."""
+        table: dict[str, dict[str, Any]] = {}
+        for row in self.rows("nodes"):
+            if row["state"] == "ALIVE" or row["node_ip"] not in table:
+                table[row["node_ip"]] = row
+        return table
+
+    # ---- before it can start ----
+
+    def lacking(self) -> str:
+        """Say what a start still waits for, empty when nothing: declared nodes and GPUs, and what a dead server still holds."""
+        table, cluster = self.nodes(), self.wanted["cluster"]
+        gone = [ip for ip in cluster["nodes"] if not self._there(table.get(ip), ip)]
+        if gone:
+            return f"waiting for {', '.join(gone)} to be in Ray again"
+        brought = {ip: float((table[ip].get("resources_total") or {}).get("GPU", 0)) for ip in cluster["nodes"]}
+        few = [f"{ip} ({brought[ip]:g} of {gpus})" for ip, gpus in cluster["nodes"].items() if brought[ip] < gpus]
+        if few:
+            return f"waiting for GPUs in Ray: {', '.join(few)}"
+        free = sum(brought.values()) - self._reserved()
+        needs = float(cluster.get("needs", 0))
+        return f"waiting until Ray has freed {needs:g} GPUs; {free:g} are free" if free < needs else ""
+
+    def _there(self, row: dict[str, Any] | None, ip: str) -> bool:
+        """True for a living node. Ray notices some seconds late that a container has died; its port is closed at once."""
+        port = self.wanted["cluster"].get("port")
+        return row is not None and row["state"] == "ALIVE" and (not port or head.reachable(f"{ip}:{port}"))
+
+    def _reserved(self) -> float:
+        groups = [row for row in self.rows("placement_groups") if row.get("state") not in ("REMOVED", "PENDING", "INFEASIBLE")]
+        held = [bundle.get("unit_resources") or {} for row in groups for bundle in row.get("bundles") or ()]
+        alone = [row for row in self.rows("actors", state="ALIVE") if not row.get("placement_group_id")]
+        held += [row.get("required_resources") or {} for row in alone]
+        return sum(float(each.get("GPU", 0)) for each in held)
+
+    # ---- its first answer ----
+
+    def answers(self) -> bool:
+        """True when a completion has come back, and one of each replica; what to ask from then on is remembered."""
+        try:
+            if head.api(self.args, "/health", timeout=5)[0] != 200:
+                return False
+            said: Any = head.complete(self.args)
+        except SILENT:
+            return False
+        if said.get("status") != 200 or not all(each["answered"] for each in said.get("replicas", ())):
+            return False
+        self.path = said["path"]
+        ask = {"model": said["model"], "max_tokens": 1, "temperature": 0}
+        chat = self.path.endswith("chat/completions")
+        self.body = {**ask, "messages": [{"role": "user", "content": _PROMPT}]} if chat else {**ask, "prompt": _PROMPT}
+        return True
+
+    def meet(self) -> None:
+        """Remember the server's ranks: the living actors of vLLM that the newest driver of its Ray job started."""
+        ips = {row["node_id"]: row["node_ip"] for row in self.rows("nodes")}
+        named = [(row, name) for row in self.rows("actors", state="ALIVE") if (name := _rank(row))]
+        own = head.job(self.args).get("job_id")
+        ours = [each for each in named if each[0].get("job_id") == own] or named
+        self.ranks = {row["actor_id"]: (name, ips.get(row.get("node_id", ""), "")) for row, name in ours}
+
+    # ---- whether it lives ----
+
+    def dead(self) -> Fault | None:
+        """Return what Ray has noticed: a node with ranks that is gone, or a rank that is dead."""
+        table = self.nodes()
+        for rank, ip in self.ranks.values():
+            row = table.get(ip)
+            if ip and (row is None or row["state"] != "ALIVE"):
+                why = str((row or {}).get("state_message") or "it is not in Ray's table any more")
+                return Fault("a node with ranks is gone from Ray", node=ip, rank=rank, evidence=why)
+        alive = {row["actor_id"] for row in self.rows("actors", state="ALIVE")}
+        missing = [actor for actor in self.ranks if actor not in alive]
+        return self._blamed(missing) if missing else None
+
+    def culprit(self) -> Fault | None:
+        """Return the rank that died of itself; the others were ended with the engine."""
+        try:
+            found = self.dead() or self._closed()
+        except SILENT:
+            return None
+        return found if found is not None and found.rank else None
+
+    def _blamed(self, missing: list[str]) -> Fault:
+        """Name the first of the dead ranks whose death is no consequence of another's."""
+        found = []
+        for actor in missing[:64]:
+            rank, ip = self.ranks[actor]
+            row = next(iter(self.rows("actors", actor_id=actor)), {})
+            why = _words(row.get("death_cause")) or f"Ray says {row.get('state', 'nothing')} of it"
+            found.append(Fault("a rank is dead", node=ip, rank=rank, evidence=why))
+        first = min(found, key=lambda each: bool(_CONSEQUENCE.search(each.evidence)))
+        return first if not _CONSEQUENCE.search(first.evidence) else self._closed() or Fault(ENDED, evidence=first.evidence)
+
+    def _closed(self) -> Fault | None:
+        """Return a rank whose node has just died: the engine may notice before Ray does, and ends the other ranks."""
+        port = self.wanted["cluster"].get("port")
+        for ip, rank in {ip: rank for rank, ip in self.ranks.values()}.items():
+            if port and ip and not head.reachable(f"{ip}:{port}"):
+                said = f"nothing listens on {ip}:{port}: its container is gone, or its network"
+                return Fault("a node with ranks is gone", node=ip, rank=rank, evidence=said)
+        return None
+
+    def counters(self) -> Counters | None:
+        """Return what vLLM counts; None when it does not say in time. Aborted requests, the canaries', are no progress."""
+        try:
+            status, text = head.api(self.args, "/metrics", timeout=2)
+        except SILENT:
+            return None
+        if status != 200:
+            return None
+        lines = [line for line in _PROGRESS.findall(text) if 'finished_reason="abort"' not in line]
+        flying = _IN_FLIGHT.findall(text)
+        return Counters(tuple(lines), int(sum(map(float, flying))) if flying else None)
+
+    def health(self) -> int:
+        """Return the status of `/health`: 503 says that the engine is dead."""
+        try:
+            return head.api(self.args, "/health", timeout=2)[0]
+        except SILENT:
+            return 0
+
+    # ---- its log ----
+
+    @property
+    def log(self) -> str:
+        """Where the output of the job goes."""
+        return os.path.join(head.LOGS, f"job-driver-{self.job}.log")
+
+    def log_size(self) -> int:
+        """Return how many bytes the log has."""
+        try:
+            return os.path.getsize(self.log)
+        except OSError:
+            return 0
+
+    def log_since(self, offset: int) -> str:
+        """Return the telling lines that the log gained since so many bytes, else its last ones."""
+        try:
+            with open(self.log, "rb") as file:
+                file.seek(max(offset, self.log_size() - (1 << 17)))
+                text = file.read(1 << 17).decode(errors="replace")
+        except OSError:
+            return ""
+        lines = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip() and "vlaunch supervisor:" not in line]
+        telling = [line[:300] for line in lines if _TELLING.search(line) and not _TALK.search(line)]
+        # What came first is the cause; what follows mostly reports it again.
+        return "\n".join(telling[:6] or [line[:300] for line in lines[-6:]])
+
+
+def beside(fault: Fault, other: Fault | None) -> Fault:
+    """Add to a fault which rank and node are to blame, where another look knows it."""
+    if other is None or fault.rank:
+        return fault
+    evidence = "\n".join(each for each in (other.evidence, fault.evidence) if each)
+    return replace(fault, node=other.node, rank=other.rank, evidence=evidence)
+
+
+def _rank(row: dict[str, Any]) -> str:
+    """Return the name of the rank that an actor is; empty when it is none of vLLM's."""
+    match = _RANK.fullmatch(row.get("name") or "")
+    if match is None:
+        return "an engine" if _ENGINE.search(row.get("class_name") or "") else ""
+    replica = f"DP{match[1]}" if match[1] else ""
+    return f"{replica}{match[2].replace('_', ' ')}".strip() or "the only rank"
+
+
+def _words(cause: Any) -> str:
+    """Return what Ray says of a death, from whichever of its forms."""
+    if not isinstance(cause, dict):
+        return str(cause or "")
+    for each in cause.values():
+        if isinstance(each, dict):
+            said = each.get("error_message") or each.get("reason") or each.get("formatted_exception_string")
+            if said:
+                return " ".join(str(said).split())[:600]
+    return json.dumps(cause)[:300]

@@ -1,0 +1,239 @@
+"""The campaign's pure parts: which runs there are, how a run is judged, and the table. Nothing is broken here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.faults import __main__ as command
+from benchmarks.faults import cases, inject, judge, table, verbs
+from benchmarks.faults.cases import BY_ID, FAULTS, REAL, STAND_IN, Case
+from benchmarks.faults.judge import Outage, Run, Sample
+
+BEGAN = 1000.0
+
+
+def run(**changes: Any) -> Run:
+    """Return a run that is good, with changes."""
+    good = {"fault": "gcs", "verb": "serve", "seed": 1, "engine": STAND_IN, "host": "node1", "moment": 3.0}
+    return Run(**{**good, **changes})
+
+
+def stream(words: str, *, every: float = 1.0) -> list[Sample]:
+    """Return requests that end one after the other, `.` answered and `x` failed; the fault is at the first one's begin."""
+    return [
+        Sample(began=BEGAN + at * every, ended=BEGAN + (at + 0.9) * every, ok=word == ".") for at, word in enumerate(words)
+    ]  # fmt: skip
+
+
+# -- Cases -------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_fault_can_be_made_to_happen() -> None:
+    """By its name."""
+    assert set(inject._INJECT) == set(BY_ID)
+
+
+def test_the_campaign_is_as_large_as_was_promised() -> None:
+    """Three seeds of every fault for `up`, two for the others, each run once."""
+    found = list(cases.campaign())
+
+    assert len({case.key for case in found}) == len(found)
+    for verb, seeds in (("up", 3), ("serve", 2), ("batch", 2)):
+        for fault in FAULTS:
+            number = sum(case.fault == fault.id and case.verb == verb for case in found)
+            assert number == (seeds if cases.applies(fault, verb, STAND_IN) else 0), (fault.id, verb)
+
+
+def test_every_fault_comes_once_before_any_comes_again() -> None:
+    """So that a campaign that is cut short has seen all of them."""
+    seeds = [case.seed for case in cases.campaign(verbs=["up"])]
+
+    assert seeds == sorted(seeds)
+
+
+def test_the_same_case_meets_the_same_host_at_the_same_moment() -> None:
+    """Whatever was run before; other seeds meet another moment, and the hosts take turns."""
+    one, other = Case(fault="raylet", verb="up", seed=1), Case(fault="raylet", verb="up", seed=2)
+
+    assert one.moment(30) == Case(fault="raylet", verb="up", seed=1).moment(30)
+    assert one.moment(30) != other.moment(30)
+    assert {one.host, other.host} == {"node1", "node2"}
+    assert all(0 < case.moment(30) < 30 for case in cases.campaign())
+
+
+def test_a_narrower_campaign() -> None:
+    """By command, fault, seeds and engine."""
+    found = list(cases.campaign(verbs=["batch"], only=["engine", "gcs"], seeds=1, engine=REAL))
+
+    assert [case.key for case in found] == [("engine", "batch", 1, REAL), ("gcs", "batch", 1, REAL)]
+
+
+# -- What clients saw --------------------------------------------------------------------------------------------------------
+
+
+def test_no_outage() -> None:
+    """Without a failed request; one that had failed before the fault is not the fault's."""
+    before = [Sample(began=BEGAN - 2, ended=BEGAN - 1, ok=False)]
+
+    assert judge.outage(before + stream("..."), BEGAN) == Outage()
+
+
+def test_an_outage_ends_with_the_first_answer_after_the_last_failure() -> None:
+    """An answer between failures is none to rely on."""
+    seen = judge.outage(stream(".xx.x..."), BEGAN)
+
+    assert seen.failed == 3
+    assert seen.first == pytest.approx(BEGAN + 1.9)
+    assert seen.again == pytest.approx(BEGAN + 5.9)
+
+
+def test_an_outage_without_an_end() -> None:
+    """There is no time to tell."""
+    assert judge.outage(stream("..xx"), BEGAN).again is None
+
+
+@pytest.mark.parametrize(
+    ("words", "settled"),
+    [
+        pytest.param("." * 10, False, id="nothing yet"),
+        pytest.param("." * 30, True, id="nothing happened"),
+        pytest.param(".xx" + "." * 3, False, id="just back"),
+        pytest.param(".xx" + "." * 8, True, id="back for good"),
+        pytest.param("x" * 60, False, id="never back"),
+    ],
+)
+def test_when_watching_may_end(words: str, settled: bool) -> None:
+    """After calm, whether or not there was a storm."""
+    assert judge.settled(stream(words), BEGAN, BEGAN + len(words), quiet=20, calm=5) is settled
+
+
+# -- Lies --------------------------------------------------------------------------------------------------------------------
+
+
+def test_status_that_says_answering_while_nothing_is_answered() -> None:
+    """It may say so when one of the requests of the same seconds was answered."""
+    status = {"server": {"state": "answering"}}
+
+    assert judge.lying(status, BEGAN, BEGAN + 3, stream("xxx"))
+    assert not judge.lying(status, BEGAN, BEGAN + 3, stream("x.x"))
+    assert not judge.lying({"server": {"state": "silent"}}, BEGAN, BEGAN + 3, stream("xxx"))
+
+
+def test_a_record_that_stays_green() -> None:
+    """For longer than a fault may stay unseen; red in time is fine, and so is green after the first answer."""
+    dark = stream("x" * 30 + ".....")
+    green = [(BEGAN + second, "ready") for second in range(35)]
+    red = [(when, "ready" if when < BEGAN + 12 or when > BEGAN + 31 else "recovering") for when, _ in green]
+
+    assert "30 s" in judge.green_while_dead(green, dark, BEGAN)[0]
+    assert judge.green_while_dead(red, dark, BEGAN) == []
+    assert judge.green_while_dead(green, stream("." * 30), BEGAN) == []
+
+
+# -- Rows, leftovers, words --------------------------------------------------------------------------------------------------
+
+
+def test_rows_lost_and_doubled() -> None:
+    """Each is counted."""
+    assert judge.rows_amiss([0, 1, 2, 3], 4) == (0, 0)
+    assert judge.rows_amiss([0, 2, 2, 2], 4) == (2, 2)
+
+
+def test_what_is_left_over() -> None:
+    """Only what was not there before."""
+    assert judge.left_over(["node1: mount /"], ["node1: mount /", "node1: container a"]) == ["node1: container a"]
+
+
+def test_last_words() -> None:
+    """The error outdoes its hint."""
+    assert judge.last_words("Look\nerror: node2: gone\n\nhint: run\n") == "error: node2: gone"
+    assert judge.last_words("one\ntwo\n\n") == "two"
+    assert judge.last_words("") == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"hung": ["`vlaunch up`"]}, "hung"),
+        ({"lies": ["`status` said whole"]}, "green while dead"),
+        ({"lost": 1}, "1 rows lost"),
+        ({"doubled": 2}, "2 rows doubled"),
+        ({"leftovers": ["node1: container a"]}, "left over"),
+        ({"broken": ["`vlaunch up` ended with 1"]}, "afterwards"),
+    ],
+)
+def test_one_of_them_is_enough(changes: dict[str, Any], word: str) -> None:
+    """A run is good only when nothing at all is wrong with it."""
+    assert run().ok
+    assert not run(**changes).ok
+    assert word in run(**changes).why[0]
+
+
+def test_a_run_in_which_nothing_was_tried_is_not_good() -> None:
+    """Nor is it bad."""
+    assert not run(void="no rank runs").ok
+    assert run(void="no rank runs").why == []
+
+
+# -- Results and table -------------------------------------------------------------------------------------------------------
+
+
+def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """The last run of a key counts; a line that was cut off, or is of the future, does no harm."""
+    path = tmp_path / "results.jsonl"
+    first, second = run(detected=3.2, lost=1), run(detected=4.0)
+    later = json.dumps({**second.as_json(), "unknown": 1}) + "\n"
+    path.write_text(verbs.as_line(first) + json.dumps({"of": "up real", "duration": 21.5}) + "\n" + later + '{"fault": "g')
+
+    assert command.load(path) == ({second.key: second}, {"up real": 21.5})
+    assert command.load(tmp_path / "absent") == ({}, {})
+
+
+def test_a_line_of_the_table() -> None:
+    """Medians, ranges, and what cells may not hold."""
+    runs = [
+        run(detected=4.0, ready=20.0, requests=50, failed=5, alone=True, said="a | b"),
+        run(seed=2, detected=6.0, ready=30.0, requests=50, failed=7, alone=False, lost=1),
+    ]
+    line = table.table(runs, "serve").splitlines()[2]
+
+    assert line.split(" | ")[1:3] == ["2", "1"]
+    assert "a \\| b" in line
+    assert "5.0 s (4–6) | 25.0 s (20–30) (by hand) | 12 of 100" in line
+
+
+def test_the_report_names_what_is_bad_and_what_was_not_run() -> None:
+    """With the seed, so that it can be done again."""
+    text = table.report([run(lies=["`status` said whole"]), run(fault="disk", void="no disk")])
+
+    assert "- `serve`, gcs, seed 1, node1: green while dead: `status` said whole" in text
+    assert "`up`: 42 of 42 runs" in text
+    assert "- `serve`, disk, seed 1: no disk" in text
+    assert "| a disk of the head is full |" not in text
+
+
+def test_the_page_keeps_what_is_around_the_table() -> None:
+    """And a page without marks is refused."""
+    page = f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n"
+
+    assert table.written(page, "new") == f"before\n{table.BEGIN}\n\nnew\n\n{table.END}\nafter\n"
+    with pytest.raises(ValueError, match="campaign: begin"):
+        table.written("nothing", "new")
+
+
+def test_the_page_shows_the_results() -> None:
+    """The table in the documentation is what the results file gives."""
+    runs, _ = command.load(command.RESULTS)
+    page = command.PAGE.read_text()
+
+    assert table.written(page, table.report(list(runs.values()))) == page
+
+
+def test_a_void_run_may_be_replaced() -> None:
+    """By the same key."""
+    assert replace(run(), void="nothing").key == run().key

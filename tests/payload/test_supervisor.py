@@ -1,0 +1,554 @@
+"""The supervisor of a server, run as Ray runs it, over stand-ins for Ray's dashboard and for vLLM."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.payload.test_head import Server
+
+FOLDER = Path(__file__).parents[2] / "launcher" / "payload"
+JOB = "serve-0123abcd-1"
+PATIENCE = 20.0
+
+# Stands for vLLM: an API that does what the file `mode` says, ends when the file `exit` is there, and counts.
+ENGINE = r"""
+import http.server, json, os, pathlib, sys, threading, time
+here, port, count = pathlib.Path(sys.argv[1]), int(sys.argv[2]), 0
+with open(here / "starts", "a") as file:
+    file.write(f"{os.getpid()}\n")
+if (here / "exit").exists():
+    print("ValueError: there is no such option", flush=True)
+    sys.exit(int((here / "exit").read_text()))
+class Handler(http.server.BaseHTTPRequestHandler):
+    def _answer(self):
+        global count
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        mode = (here / "mode").read_text() if (here / "mode").exists() else "ok"
+        status, said = 200, ""
+        if mode == "busy":
+            count += 1
+        if self.path == "/health":
+            status = 503 if mode == "dead" else 200
+        elif self.path == "/metrics":
+            said = (f'vllm:generation_tokens_total{{engine="0"}} {count}.0\n'
+                    'vllm:request_success_total{finished_reason="abort"} %s\n' % time.time() +
+                    'vllm:num_requests_running{engine="0"} 2.0\nvllm:num_requests_waiting{engine="0"} 1.0\n')
+        elif self.path == "/v1/models":
+            said = json.dumps({"data": [{"id": "m"}]})
+        elif mode in ("hang", "busy"):
+            time.sleep(3)
+        elif mode == "dead":
+            status, said = 500, '{"error": "EngineDeadError"}'
+        elif mode == "odd":
+            status, said = 500, "{}"
+        else:
+            said = json.dumps({"choices": [{"message": {"content": "Hi"}}], "usage": {"completion_tokens": 1}})
+        try:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(said.encode())
+        except OSError:
+            pass
+    do_GET = do_POST = _answer
+    def log_message(self, *_):
+        pass
+http.server.ThreadingHTTPServer.daemon_threads = True
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+def rows(*found: dict[str, Any]) -> dict[str, Any]:
+    return {"data": {"result": {"result": list(found)}}}
+
+
+def node(number: int, state: str = "ALIVE", gpus: float = 1.0) -> dict[str, Any]:
+    """Return a row of Ray's node table."""
+    return {
+        "node_id": f"id{number}", "node_ip": f"127.0.0.{number}", "state": state, "resources_total": {"GPU": gpus},
+        "state_message": "health check failed" if state == "DEAD" else None,
+    }  # fmt: skip
+
+
+def rank(number: int, state: str = "ALIVE", **more: Any) -> dict[str, Any]:
+    """Return a row of Ray's actor table."""
+    return {
+        "actor_id": f"a{number}", "name": f"vllm_Worker_17_PP{number}", "state": state, "job_id": "05000000",
+        "node_id": f"id{number + 1}", "placement_group_id": "g", **more,
+    }  # fmt: skip
+
+
+@dataclass
+class Stage:
+    """A folder of the record, a fake Ray, and the supervisors that were started."""
+
+    ray: Server
+    folder: Path
+    api: int
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def wanted(self, **policy: float) -> dict[str, Any]:
+        """Write down what is wanted."""
+        wanted: dict[str, Any] = {
+            "version": 1, "id": "0123abcd", "backend": "ray", "model": "m", "env": {"MARK": f"of {JOB}"}, "image": "i",
+            "argv": [sys.executable, "-c", ENGINE, str(self.folder), str(self.api)], "metadata": {"vlaunch.model": "m"},
+            "cluster": {"nodes": {"127.0.0.1": 1, "127.0.0.2": 1}, "needs": 2, "port": 0},
+            "api": {"host": "127.0.0.1", "port": self.api}, "dashboard": self.ray.port, "supervise": True, "job": JOB,
+            "policy": {
+                "canary": 0.1, "timeout": 0.4, "restarts": 2, "window": 3600, "grace": 3, "start_timeout": 8, "stuck": 0.9,
+                **policy,
+            },
+        }  # fmt: skip
+        (self.folder / "wanted.json").write_text(json.dumps(wanted))
+        return wanted
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start the supervisor; its output is the log of the job."""
+        log = (self.folder / f"job-driver-{JOB}.log").open("a")
+        process = subprocess.Popen(
+            [sys.executable, str(FOLDER / "supervisor.py"), *(words or ("run", "--job", JOB))],
+            stdout=log, stderr=subprocess.STDOUT, text=True,
+            env={
+                **os.environ, "VLAUNCH_STATE": str(self.folder), "VLAUNCH_RAY_LOGS": str(self.folder),
+                "VLAUNCH_SECRETS": str(self.folder / "none"), "VLAUNCH_JOB": f"{JOB}-{self.api}",
+            },
+        )  # fmt: skip
+        log.close()
+        self.started.append(process)
+        return process
+
+    @property
+    def log(self) -> str:
+        """What the supervisor and the engine printed."""
+        return (self.folder / f"job-driver-{JOB}.log").read_text()
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The record."""
+        try:
+            found: dict[str, Any] = json.loads((self.folder / "server.json").read_text())
+        except FileNotFoundError:
+            found = {"state": "", "faults": [], "restarts": []}
+        return found
+
+    @property
+    def engines(self) -> list[int]:
+        """The processes of every engine that was started."""
+        file = self.folder / "starts"
+        return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+    def is_wanted(self) -> bool:
+        """Whether wanted.json is there."""
+        return (self.folder / "wanted.json").exists()
+
+    def mode(self, mode: str) -> None:
+        """Make the engine behave."""
+        (self.folder / "mode.new").write_text(mode)
+        (self.folder / "mode.new").replace(self.folder / "mode")
+
+    def until(self, true: Callable[[], object], what: str = "") -> None:
+        """Wait for a condition."""
+        deadline = time.monotonic() + PATIENCE
+        while not true():
+            assert time.monotonic() < deadline, f"{what or 'waited'}: {self.said}\n{self.log}"
+            time.sleep(0.02)
+
+    def until_ready(self, engines: int = 1) -> None:
+        """Wait until so many engines were started and the last one has answered, and a canary came back since."""
+        since = time.time()
+        self.until(lambda: len(self.engines) == engines and self.said["state"] == "ready", f"ready {engines}")
+        self.until(lambda: (self.said["canary"] or {"at": 0})["at"] >= since, "a canary")
+
+    def actors(self, *found: dict[str, Any]) -> None:
+        """Set Ray's actors: the table is filtered as Ray does."""
+        self.ray.tables["/api/v0/actors"] = list(found)
+
+
+class Dashboard(Server):
+    """A server that filters Ray's tables by the query, as the dashboard does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: dict[str, list[dict[str, Any]]] = {}
+        handler: Any = self.http.RequestHandlerClass
+        answer = handler._answer
+
+        def filtered(this: Any) -> None:
+            path, _, query = this.path.partition("?")
+            if path in self.tables:
+                words = dict(each.partition("=")[::2] for each in query.split("&"))
+                key, value = words.get("filter_keys"), words.get("filter_values")
+                self.answers[path] = rows(*(row for row in self.tables[path] if key is None or row.get(key) == value))
+            answer(this)
+
+        handler.do_GET = handler.do_POST = filtered
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    with Dashboard() as ray, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+        free.close()
+        made = Stage(ray=ray, folder=tmp_path, api=port)
+        ray.tables |= {
+            "/api/v0/nodes": [node(1), node(2)],
+            "/api/v0/actors": [rank(0), rank(1)],
+            "/api/v0/placement_groups": [],
+        }
+        ray.answers[f"/api/jobs/{JOB}"] = {"submission_id": JOB, "status": "RUNNING", "job_id": "05000000"}
+        ray.answers["/api/jobs/"] = []
+        made.wanted()
+        yield made
+        for process in made.started:
+            process.kill()
+            process.wait()
+        for pid in made.engines:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+def gone(pid: int) -> bool:
+    """Return whether a process has ended; who has to reap it may be slow."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_ready_by_a_completion(stage: Stage) -> None:
+    """What has answered is remembered; canaries are noted with the requests that were there."""
+    stage.start()
+    stage.until_ready()
+    (last,) = json.loads((stage.folder / "answered.json").read_text())
+
+    assert (last["wanted"]["id"], stage.said["job"], stage.said["restarts_left"]) == ("0123abcd", JOB, 2)
+    assert (stage.said["faults"], stage.said["canary"]["in_flight"]) == ([], 3)
+
+
+def test_a_first_start_that_fails_is_not_tried_again(stage: Stage) -> None:
+    """A mistake in the arguments is the user's to mend: the job fails with vLLM's own exit code, and nobody wants it again."""
+    (stage.folder / "exit").write_text("2")
+    process = stage.start()
+
+    assert process.wait(PATIENCE) == 2
+    assert (len(stage.engines), stage.said["state"], stage.is_wanted()) == (1, "stopped", False)
+    assert "never answered" in stage.said["doing"]
+
+
+def test_an_image_without_vllm(stage: Stage) -> None:
+    """The job ends as a shell would end it."""
+    wanted = stage.wanted()
+    (stage.folder / "wanted.json").write_text(json.dumps({**wanted, "argv": ["/no/vllm", "serve"]}))
+    process = stage.start()
+
+    assert process.wait(PATIENCE) == 127
+    assert "/no/vllm: No such file" in stage.log
+    assert not stage.is_wanted()
+
+
+def test_an_engine_that_is_killed_comes_back(stage: Stage) -> None:
+    """What happened is written down with how long it took, and the job's log says where another engine begins."""
+    stage.start()
+    stage.until_ready()
+    os.kill(stage.engines[0], signal.SIGKILL)
+    stage.until_ready(2)
+    (fault,) = stage.said["faults"]
+
+    assert fault["what"] == "vLLM was killed by signal 9"
+    assert 0 < fault["ready_again_after"] < PATIENCE
+    assert (fault["in_flight"], stage.said["restarts_left"]) == (3, 1)
+    assert "vlaunch supervisor: starting the engine again (restart 1 of 2" in stage.log
+
+
+@pytest.mark.parametrize(("mode", "what"), [("dead", "its API answers 500"), ("odd", "its API answers 500")])
+def test_an_engine_that_refuses_is_dead(stage: Stage, mode: str, what: str) -> None:
+    """EngineDeadError is death at once; an odd 500 is asked again before it is."""
+    stage.start()
+    stage.until_ready()
+    stage.mode(mode)
+    stage.until(lambda: stage.said["faults"], "a fault")
+    stage.mode("ok")
+    stage.until_ready(2)
+
+    assert stage.said["faults"][0]["what"] == what
+    assert gone(stage.engines[0])
+
+
+def test_a_dead_rank_is_named(stage: Stage) -> None:
+    """With its node and Ray's own words; that the others were ended with it is no cause."""
+    stage.start()
+    stage.until_ready()
+    ended = {"actor_died_error_context": {"error_message": "The actor is dead because its owner has died."}}
+    killed = {"actor_died_error_context": {"error_message": "Worker died: connection error code 2. End of file."}}
+    stage.actors(rank(0, "DEAD", death_cause=ended), rank(1, "DEAD", death_cause=killed))
+    stage.until(lambda: stage.said["faults"], "a fault")
+    stage.actors(rank(0), rank(1))
+    stage.until_ready(2)
+    fault = stage.said["faults"][0]
+
+    assert (fault["what"], fault["rank"], fault["node"]) == ("a rank is dead", "PP1", "127.0.0.2")
+    assert "connection error code 2" in fault["evidence"]
+
+
+def test_a_node_that_ray_still_thinks_alive_is_named(stage: Stage) -> None:
+    """The engine is quicker and has ended its other rank: not that one is to blame, but the node where nobody listens."""
+    wanted = stage.wanted()
+    wanted["cluster"]["port"] = stage.ray.port  # it listens on 127.0.0.1 alone
+    (stage.folder / "wanted.json").write_text(json.dumps(wanted))
+    stage.start()
+    stage.until_ready()
+    ended = {"actor_died_error_context": {"error_message": "The actor is dead because it was killed by `ray.kill`."}}
+    stage.actors(rank(0, "DEAD", death_cause=ended), rank(1))
+    stage.until(lambda: stage.said["faults"], "a fault")
+    fault = stage.said["faults"][0]
+
+    assert (fault["what"], fault["rank"], fault["node"]) == ("a node with ranks is gone", "PP1", "127.0.0.2")
+
+
+def test_an_engine_that_ends_its_ranks_blames_none(stage: Stage) -> None:
+    """All nodes are there: what the log says is the evidence."""
+    stage.start()
+    stage.until_ready()
+    with (stage.folder / f"job-driver-{JOB}.log").open("a") as log:
+        log.write("RuntimeError: out of luck\n")
+    ended = {"actor_died_error_context": {"error_message": "The actor is dead because its owner has died."}}
+    stage.actors(rank(0, "DEAD", death_cause=ended), rank(1, "DEAD", death_cause=ended))
+    stage.until(lambda: stage.said["faults"], "a fault")
+    fault = stage.said["faults"][0]
+
+    assert (fault["what"], fault["rank"], fault["node"]) == ("the engine has ended its ranks", "", "")
+    assert "RuntimeError: out of luck" in fault["evidence"]
+
+
+def test_a_node_that_went_away_is_waited_for(stage: Stage) -> None:
+    """However long it takes: what is waited for is said, and no restart is used up meanwhile."""
+    stage.start()
+    stage.until_ready()
+    stage.ray.tables["/api/v0/nodes"] = [node(1), node(2, "DEAD")]
+    stage.until(lambda: "waiting for 127.0.0.2" in stage.said["doing"], "waiting")
+    waiting = stage.said
+    stage.ray.tables["/api/v0/nodes"] = [node(2), node(1), node(2, "DEAD")]  # it left its dead row behind
+    stage.until_ready(2)
+
+    assert (waiting["state"], waiting["restarts"], len(stage.said["restarts"])) == ("recovering", [], 1)
+    assert (waiting["faults"][0]["node"], waiting["faults"][0]["evidence"]) == ("127.0.0.2", "health check failed")
+
+
+def test_what_the_dead_server_holds_is_waited_for(stage: Stage) -> None:
+    """vLLM would wait for its placement group without a word."""
+    stage.start()
+    stage.until_ready()
+    group = {"state": "CREATED", "creator_job_id": "05000000", "bundles": [{"unit_resources": {"GPU": 1.0}}]}
+    stage.ray.tables["/api/v0/placement_groups"] = [group]
+    os.kill(stage.engines[0], signal.SIGKILL)
+    stage.until(lambda: "has freed 2 GPUs; 1 are free" in stage.said["doing"], "waiting")
+    stage.ray.tables["/api/v0/placement_groups"] = [{**group, "state": "REMOVED"}]
+    stage.until_ready(2)
+
+
+def test_the_budget_ends(stage: Stage) -> None:
+    """Restarts that fail count; then it gives up with the reason, and a head that restarts does not begin anew."""
+    process = stage.start()
+    stage.until_ready()
+    (stage.folder / "exit").write_text("1")
+    os.kill(stage.engines[0], signal.SIGKILL)
+
+    assert process.wait(PATIENCE) == 1
+    assert (stage.said["state"], stage.said["restarts_left"], len(stage.engines)) == ("gave-up", 0, 3)
+    assert "no restart is left of 2 in 1 h" in stage.said["doing"]
+    assert "vlaunch supervisor: GIVING UP" in stage.log
+    assert "there is no such option" in stage.said["faults"][-1]["evidence"]
+    assert not stage.is_wanted()
+
+
+def test_a_node_that_leaves_during_a_restart(stage: Stage) -> None:
+    """vLLM would wait for it for half an hour."""
+    stage.start()
+    stage.until_ready()
+    stage.mode("hang")
+    os.kill(stage.engines[0], signal.SIGKILL)
+    stage.until(lambda: len(stage.engines) == 2, "a second engine")
+    stage.ray.tables["/api/v0/nodes"] = [node(1), node(2, "DEAD")]
+    stage.until(lambda: len(stage.said["faults"]) == 2, "a second fault")
+
+    assert stage.said["faults"][1]["what"] == "a node left Ray while the engine started"
+
+
+def test_a_busy_server_lives(stage: Stage) -> None:
+    """Canaries come back late, and tokens are counted: nothing is wrong, for longer than a server may stand still."""
+    stage.start()
+    stage.until_ready()
+    stage.mode("busy")
+    time.sleep(1.8)
+
+    assert (stage.said["faults"], stage.said["state"], len(stage.engines)) == ([], "ready", 1)
+
+
+def test_a_server_that_stands_still_is_dead(stage: Stage) -> None:
+    """No answer, and nothing moves but the number of aborted requests, which are the canaries."""
+    stage.start()
+    stage.until_ready()
+    stage.mode("hang")
+    stage.until(lambda: stage.said["faults"], "a fault")
+    stage.mode("ok")
+    stage.until_ready(2)
+
+    assert "no completion came back" in stage.said["faults"][0]["what"]
+
+
+def test_a_dashboard_that_is_silent_is_no_fault(stage: Stage) -> None:
+    """The canary's word is enough; only a restart waits for Ray."""
+    stage.start()
+    stage.until_ready()
+    stage.ray.tables.clear()
+    stage.ray.answers.clear()
+    stage.until_ready()
+    os.kill(stage.engines[0], signal.SIGKILL)
+    stage.until(lambda: stage.said["doing"] == "waiting for Ray's dashboard to answer", "waiting")
+
+    assert len(stage.said["faults"]) == 1
+
+
+def test_stop(stage: Stage) -> None:
+    """The engine is ended politely, and no fault is made of it."""
+    process = stage.start()
+    stage.until_ready()
+    process.terminate()
+
+    assert process.wait(PATIENCE) == 143
+    assert (stage.said["state"], stage.said["faults"]) == ("stopped", [])
+    assert gone(stage.engines[0])
+
+
+def test_a_server_that_nobody_wants_any_more_does_not_come_back(stage: Stage) -> None:
+    """It was stopped while it waited for a node."""
+    process = stage.start()
+    stage.until_ready()
+    stage.ray.tables["/api/v0/nodes"] = [node(1)]
+    stage.until(lambda: stage.said["state"] == "recovering", "recovering")
+    (stage.folder / "wanted.json").unlink()
+
+    assert process.wait(PATIENCE) == 0
+    assert (stage.said["state"], len(stage.engines)) == ("stopped", 1)
+
+
+def test_the_engine_ends_with_its_supervisor(stage: Stage) -> None:
+    """However that ends: what nobody looks after must not hold GPUs."""
+    process = stage.start()
+    stage.until_ready()
+    process.kill()
+    process.wait()
+
+    stage.until(lambda: gone(stage.engines[0]), "the engine")
+
+
+def test_a_node_whose_port_is_closed_is_not_there(stage: Stage) -> None:
+    """Ray notices some seconds late that a container has died: its word alone is not enough to begin."""
+    wanted = stage.wanted()
+    wanted["cluster"] = {"nodes": {"127.0.0.1": 1}, "needs": 1, "port": stage.api}
+    sys.path.insert(0, str(FOLDER))
+    try:
+        import supervisor_look  # type: ignore[import-not-found]
+    finally:
+        sys.path.remove(str(FOLDER))
+    look = supervisor_look.Look(wanted, JOB)
+
+    assert look.lacking() == "waiting for 127.0.0.1 to be in Ray again"
+    look.wanted["cluster"]["port"] = stage.ray.port
+    assert look.lacking() == ""
+
+
+# ---- a head that restarts ----------------------------------------------------------------------------------------------------
+
+
+def had_answered(stage: Stage, restarts: int = 0) -> None:
+    """Leave behind what a server that answered leaves, when its head is switched off."""
+    wanted = json.loads((stage.folder / "wanted.json").read_text())
+    (stage.folder / "answered.json").write_text(json.dumps([{"at": 1, "wanted": wanted}]))
+    kept = {"id": "0123abcd", "state": "ready", "faults": [], "restarts": [time.time()] * restarts, "canary": {"in_flight": 4}}
+    (stage.folder / "server.json").write_text(json.dumps(kept))
+
+
+def submitted(stage: Stage) -> list[dict[str, Any]]:
+    return [body for verb, path, _, body in stage.ray.asked if (verb, path) == ("POST", "/api/jobs/")]
+
+
+def test_boot_brings_the_server_back(stage: Stage) -> None:
+    """Under the next number, with the same labels, when the cluster is whole; the restart counts."""
+    had_answered(stage)
+    stage.ray.tables["/api/v0/nodes"] = [node(1)]
+    process = stage.start("boot")
+    stage.until(lambda: "waiting for 127.0.0.2" in stage.said.get("doing", ""), "waiting")
+    assert submitted(stage) == []
+    stage.ray.tables["/api/v0/nodes"] = [node(1), node(2)]
+
+    assert process.wait(PATIENCE) == 0
+    (body,) = submitted(stage)
+    assert (body["submission_id"], body["metadata"]) == ("serve-0123abcd-2", {"vlaunch.model": "m"})
+    assert body["entrypoint"].startswith("exec env VLAUNCH_JOB=serve-0123abcd-2 python3 ")
+    assert body["entrypoint"].endswith("/supervisor.py run --job serve-0123abcd-2 --again")
+    assert json.loads((stage.folder / "wanted.json").read_text())["env"] == {"MARK": "of serve-0123abcd-2"}
+    assert (stage.said["state"], len(stage.said["restarts"]), stage.said["faults"][0]["in_flight"]) == ("recovering", 1, 4)
+
+
+@pytest.mark.parametrize("meanwhile", ["a server", "nothing wanted", "another wanted"])
+def test_boot_obeys_a_launcher(stage: Stage, meanwhile: str) -> None:
+    """Whoever starts or stops something while the head comes up has the last word."""
+    had_answered(stage)
+    stage.ray.tables["/api/v0/nodes"] = []
+    process = stage.start("boot")
+    stage.until(lambda: stage.said["state"] == "recovering", "waiting")
+    if meanwhile == "a server":
+        stage.ray.answers["/api/jobs/"] = [{"submission_id": "x", "status": "PENDING", "metadata": {"vlaunch.model": "o"}}]
+    elif meanwhile == "nothing wanted":
+        (stage.folder / "wanted.json").unlink()
+    else:
+        (stage.folder / "wanted.json").write_text('{"id": "other"}')
+    stage.ray.tables["/api/v0/nodes"] = [node(1), node(2)]
+
+    assert process.wait(PATIENCE) == 0
+    assert submitted(stage) == []
+
+
+def test_boot_tries_until_ray_takes_the_job(stage: Stage) -> None:
+    """A head that has just started answers before it can run jobs."""
+    had_answered(stage)
+    stage.ray.answers["/api/jobs/"] = lambda body: (500, "No available agent to submit job") if body else []
+    process = stage.start("boot")
+    stage.until(lambda: len(submitted(stage)) >= 2, "two tries")
+    stage.ray.answers["/api/jobs/"] = lambda body: {"submission_id": "x"} if body else []
+
+    assert process.wait(PATIENCE) == 0
+    assert len(stage.said["restarts"]) == 1
+
+
+def test_boot_gives_up_without_a_restart_left(stage: Stage) -> None:
+    """A head that crashes again and again is not served on for ever."""
+    had_answered(stage, restarts=2)
+    process = stage.start("boot")
+
+    assert process.wait(PATIENCE) == 1
+    assert (stage.said["state"], submitted(stage), stage.is_wanted()) == ("gave-up", [], False)
+
+
+def test_boot_without_anything_wanted(stage: Stage) -> None:
+    """A new head knows of no server; what is left of an old one's record would be a lie."""
+    had_answered(stage)
+    (stage.folder / "wanted.json").unlink()
+
+    assert stage.start("boot").wait(PATIENCE) == 0
+    assert not (stage.folder / "server.json").exists()

@@ -1,0 +1,87 @@
+"""Which server a rollback returns to, from what the head has written down."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import RequestError
+from launcher.model import Answer, Inventory, Node
+from launcher.plan import rollback
+
+INVENTORY = Inventory(
+    path=Path("inventory.yaml"),
+    cluster="c",
+    image="base:1",
+    nodes=(Node(name="n1", host="n1", ip="10.0.0.1", gpus=8, head=True),),
+)
+
+
+def kept(id: str, **changes: Any) -> dict[str, Any]:
+    asked = {
+        "model": f"org/{id}",
+        "backend": "ray",
+        "host": "0.0.0.0",
+        "port": 8000,
+        "tp": 8,
+        "pp": 2,
+        "dp": 1,
+        "args": ["--x", "1"],
+    }
+    return {"at": 1.5, "wanted": {"id": id, "image": "sha256:1", "asked_for": {**asked, **changes}}}
+
+
+def answer(answered: Any, wanted: Any = None) -> Answer:
+    texts = [each if isinstance(each, str) else json.dumps(each) if each is not None else "" for each in (answered, wanted)]
+    return Answer(node="n1", code=0, out="".join(f"{text}\n\x1e\n" for text in texts), err="", seconds=0.1)
+
+
+def test_the_newest_other_one_is_chosen() -> None:
+    """Not the one that is wanted now, whether it has answered or not."""
+    found, wanted = rollback.read(answer([kept("a"), kept("b")], {"id": "a"}))
+
+    assert wanted == "a"
+    assert [each.id for each in found] == ["a", "b"]
+    assert rollback.choose(found, wanted, "sha256:1").id == "b"
+    assert rollback.choose(found, "never-answered", "sha256:1").id == "a"
+    assert rollback.choose(found, "", "").what == "org/a (TP=8 PP=2, ray) --x 1"
+
+
+def test_nothing_to_return_to_is_said() -> None:
+    """With what is known."""
+    with pytest.raises(RequestError, match="no other server has answered") as none:
+        rollback.choose((), "a", "")
+    with pytest.raises(RequestError) as one:
+        rollback.choose(rollback.read(answer([kept("a")]))[0], "a", "")
+
+    assert "none is written down" in none.value.evidence
+    assert "org/a" in one.value.evidence
+
+
+def test_another_image_is_refused() -> None:
+    """The same words would start another server."""
+    found, _ = rollback.read(answer([kept("b")]))
+
+    with pytest.raises(RequestError, match="another image"):
+        rollback.choose(found, "a", "sha256:2")
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["", "nonsense", "{}", "[1, null, {}]", [kept("a", tp="x")], [kept("a", backend="other")], [kept("a", args="--x")],
+     [{"at": 1, "wanted": {"id": "a"}}], [{"at": "x", **{"wanted": kept("a")["wanted"]}}], [kept("a", port=1e400)]],
+)  # fmt: skip
+def test_what_cannot_be_read_did_not_answer(said: Any) -> None:
+    """A node may say anything."""
+    assert rollback.read(answer(said)) == ((), "")
+
+
+def test_the_head_is_asked_without_its_containers() -> None:
+    """In the launcher's folder there."""
+    command = rollback.ask(INVENTORY, {})
+
+    assert command.node == "n1"
+    assert command.argv[-1] == "/root/.vlaunch/c"
