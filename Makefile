@@ -8,7 +8,7 @@ LAB := /var/lib/vlaunch-lab
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 VLAUNCH := $(BIN)/vlaunch
 
-.PHONY: demo test machine lint unit lab-tests lock clean-lab
+.PHONY: demo test machine lint unit lab-tests faults lock clean-lab
 
 demo: .venv/installed
 	$(SUDO) $(VLAUNCH) lab up --install-missing
@@ -38,11 +38,16 @@ lint: .venv/installed
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/shellcheck scripts/*.sh launcher/payload/*.sh launcher/lab/*.sh
 
+# With byte code kept, whatever the environment says: compiling all tests anew in each process takes seconds.
 unit: .venv/installed
-	$(BIN)/pytest -q -m "not lab" -n auto
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "not lab" -n auto
 
 lab-tests: .venv/installed
 	$(SUDO) $(BIN)/pytest -q -m lab --durations=15
+
+# The fault campaign, or what is missing of it: hours. FAULTS="--verb up --seeds 1" narrows it; results go on where they stopped.
+faults: .venv/installed
+	code=0; $(SUDO) $(BIN)/python -m benchmarks.faults $(FAULTS) || code=$$?; $(BIN)/python -m benchmarks.faults --report && exit $$code
 
 .venv/installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
