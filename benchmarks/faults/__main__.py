@@ -1,0 +1,108 @@
+"""Run the campaign, or what is missing of it, and write its table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.faults import cases, judge, table
+from benchmarks.faults.cases import REAL, STAND_IN, VERBS
+from benchmarks.faults.judge import Run
+
+ROOT = Path(__file__).parents[2]
+RESULTS = Path(__file__).with_name("results.jsonl")
+PAGE = ROOT / "docs" / "reliability.md"
+
+
+def load(path: Path) -> tuple[dict[tuple[str, str, int, str], Run], dict[str, float]]:
+    """Read the results: the last run of each key, and how long the commands take. A line that was cut off is passed over."""
+    runs: dict[tuple[str, str, int, str], Run] = {}
+    durations: dict[str, float] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            document: dict[str, Any] = json.loads(line)
+        except ValueError:
+            continue
+        if "duration" in document:
+            durations[document["of"]] = float(document["duration"])
+        else:
+            found = judge.read(document)
+            runs[found.key] = found
+    return runs, durations
+
+
+def options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
+    parser.add_argument("--verb", action="append", choices=VERBS, help="only this command; may be given again")
+    parser.add_argument("--only", action="append", choices=list(cases.BY_ID), metavar="FAULT", help="only this fault; again")
+    parser.add_argument("--seeds", type=int, help="seeds of each fault (default: 3 for up, 2 for the others, 1 with --real)")
+    parser.add_argument("--real", action="store_true", help="with vLLM itself, instead of the stand-in")
+    parser.add_argument("--again", action="store_true", help="run also what was run before and was not good")
+    parser.add_argument("--until", metavar="HH:MM", help="begin no run after this time of the day (UTC)")
+    parser.add_argument("--folder", type=Path, help="keep inventories, jobs and what the commands said here")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--report", action="store_true", help="run nothing; write the table into docs/reliability.md")
+    parser.add_argument("--list", action="store_true", help="run nothing; list what would be run")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run what is missing; the exit code is 1 when a run was not good."""
+    args = options()
+    runs, durations = load(args.results)
+    if args.report:
+        PAGE.write_text(table.written(PAGE.read_text(), table.report(list(runs.values()))))
+        return 0
+    engine = REAL if args.real else STAND_IN
+    seeds = 1 if args.real and args.seeds is None else args.seeds
+    verbs = [verb for verb in args.verb or VERBS if not (args.real and verb == "up")]
+    wanted = [
+        case
+        for case in cases.campaign(verbs=verbs, only=args.only or (), seeds=seeds, engine=engine)
+        if case.key not in runs or (args.again and not runs[case.key].ok)
+    ]
+    if args.list:
+        print("\n".join(f"{case.verb} {case.fault} seed {case.seed} on {case.host}" for case in wanted))
+        return 0
+    return campaign(args, wanted, durations) if wanted else 0
+
+
+def campaign(args: argparse.Namespace, wanted: list[cases.Case], durations: dict[str, float]) -> int:
+    """Bring the hosts up and do one run after the other; each is written down as soon as it is over."""
+    if os.geteuid() != 0:
+        sys.exit("practice hosts need root: `sudo make faults`")
+    from benchmarks.faults import practice, verbs
+
+    good = True
+    with tempfile.TemporaryDirectory(prefix="faults-") as temporary, args.results.open("a") as results:
+        folder = args.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        hosts = practice.bring_up(folder)
+        for number, case in enumerate(wanted):
+            if args.until and time.strftime("%H:%M", time.gmtime()) >= args.until:
+                print(f"it is {args.until}: {len(wanted) - number} runs are left", file=sys.stderr)
+                break
+            of = f"{case.verb} {case.engine}"
+            if of not in durations:
+                durations[of] = verbs.measure(hosts, case.verb, case.engine)
+                results.write(json.dumps({"of": of, "duration": round(durations[of], 1)}) + "\n")
+            began = time.monotonic()
+            run = verbs.run(hosts, case, durations[of])
+            results.write(verbs.as_line(run))
+            results.flush()
+            good = good and run.ok
+            about = f"[{number + 1}/{len(wanted)}] {case.verb} {case.fault} seed {case.seed} on {case.host}, {run.moment:.1f} s"
+            words = "void: " + run.void if run.void else "good" if run.ok else "; ".join(run.why)
+            print(f"{about}, {time.monotonic() - began:.0f} s: {words}", file=sys.stderr, flush=True)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

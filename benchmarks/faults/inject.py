@@ -1,0 +1,251 @@
+"""How each fault is made to happen on the practice hosts, and how it is put right."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.faults import jobs
+from benchmarks.faults.cases import DISKS, REAL, Case
+from benchmarks.faults.practice import Practice, Started, running, until
+from launcher.lab import faults
+from launcher.lab.layout import Host
+
+_BACK = 2.0  # seconds until systemd would start a daemon again
+_OFF = 3.0
+_FIND = 40.0  # seconds to wait for something that is to be killed
+_DISK = 12  # MiB of the small file system
+_RATE = "20mbit"  # at which a job's large input takes several seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What a fault meets."""
+
+    practice: Practice
+    case: Case
+    launcher: Started | None = None
+
+    @property
+    def host(self) -> Host:
+        """The host that it meets; the head where it meets none."""
+        return self.practice.host(self.case.host) if self.case.host.startswith("node") else self.practice.head
+
+    @property
+    def other(self) -> Host:
+        """Another host."""
+        return next(host for host in self.practice.lab.hosts if host is not self.host and host.name != self.host.name)
+
+
+class NothingThere(Exception):
+    """What was to be broken did not exist."""
+
+
+def prepare(scene: Scene) -> None:
+    """Do what must be done before the command starts."""
+    if scene.case.fault == "disk":
+        faults.small_disk(scene.host, DISKS[scene.case.verb], _DISK)
+    elif _in_transfer(scene.case):
+        faults.slow(scene.practice.head, _RATE)
+
+
+def inject(scene: Scene) -> str:
+    """Let the fault happen; returns what is worth noting. Raises NothingThere when there is nothing to break."""
+    return _INJECT[scene.case.fault](scene) or ""
+
+
+def heal(scene: Scene) -> None:
+    """Put right what does not heal by itself."""
+    fault = scene.case.fault
+    if fault in ("cut", "cut-5s"):
+        faults.plug(scene.host)
+    elif fault == "one-way":
+        faults.heal(scene.host)
+    elif _in_transfer(scene.case):
+        faults.unslow(scene.practice.head)
+    elif fault == "disk":
+        faults.drain(scene.host, DISKS[scene.case.verb])
+
+
+def mend(scene: Scene) -> None:
+    """See that the hosts are whole, whatever became of the run."""
+    for host in scene.practice.lab.hosts:
+        faults.plug(host)
+        faults.power_on(scene.practice.lab, host)
+    heal(scene)
+
+
+def tidy(scene: Scene) -> None:
+    """Undo `prepare`."""
+    if scene.case.fault == "disk":
+        faults.remove_disk(scene.host, DISKS[scene.case.verb])
+
+
+def _kill(host: Host, *words: str, name: str = "", wait: float = _FIND, launcher: Started | None = None) -> None:
+    """Kill one process of a host by its name or by words of its command line, as soon as there is one."""
+    found: list[int] = []
+
+    def look() -> bool:
+        found[:] = [each.pid for each, line in running(host, *words) if (not name or each.name == name) and not _wraps(line)]
+        return bool(found) or (launcher is not None and launcher.over)
+
+    if not until(look, wait) or not found:
+        raise NothingThere(f"no {name or words[0]} on {host.name}")
+    os.kill(found[0], signal.SIGKILL)
+
+
+def _wraps(line: str) -> bool:
+    """Tell whether a command line only names the program that it has started, or will."""
+    return "supervisor.py" in line or "entry.sh" in line or line.startswith(("/bin/sh", "sh ", "bash "))
+
+
+def _launcher(scene: Scene) -> None:
+    if scene.launcher is None or scene.launcher.over:
+        raise NothingThere("the launcher has ended")
+    os.kill(scene.launcher.process.pid, signal.SIGKILL)
+
+
+def _supervisor(scene: Scene) -> None:
+    pids = [each.pid for each, line in running(scene.host, "supervisor.py") if not line.startswith(("/bin/sh", "sh ", "bash "))]
+    if not pids:
+        raise NothingThere("no supervisor runs")
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _api(scene: Scene) -> None:
+    try:
+        _kill(scene.host, "VLLM::APIServer", wait=1)
+    except NothingThere:
+        _kill(scene.host, "vllm", "serve", "--host", wait=5)
+
+
+def _rank(scene: Scene) -> None:
+    """A rank of vLLM, or a worker of a batch; by Ray's own table of actors, which knows the process."""
+    wanted = "vllm_Worker_" if scene.case.verb == "serve" else ""
+
+    def found() -> list[tuple[str, int]]:
+        each = [row for row in scene.practice.actors() if str(row.get("name") or "").startswith(wanted)]
+        if not wanted:
+            each = [row for row in each if "Replica" in str(row.get("class_name"))]
+        return [(str(row["host"]), int(row["pid"])) for row in each if row["host"]]
+
+    until(found, _FIND, every=1.0)
+    ranks = sorted(found())
+    if not ranks:
+        raise NothingThere("no rank runs")
+    host, pid = next((each for each in ranks if each[0] == scene.host.name), ranks[0])
+    faults.kill_inside(scene.practice.host(host), pid)
+
+
+def _container(scene: Scene) -> None:
+    _has_container(scene)
+    faults.kill_container(scene.host, scene.practice.container(scene.host))
+
+
+def _docker_kill(scene: Scene) -> None:
+    _has_container(scene)
+    scene.practice.docker(scene.host, "kill", scene.practice.container(scene.host))
+
+
+def _has_container(scene: Scene) -> None:
+    name = scene.practice.container(scene.host)
+
+    def there() -> bool:
+        return name in scene.practice.docker(scene.host, "ps", "--format", "{{.Names}}").split()
+
+    if not until(there, _FIND):
+        raise NothingThere(f"no container on {scene.host.name}")
+
+
+def _back(kill: Callable[[Host], None]) -> Callable[[Scene], None]:
+    def fault(scene: Scene) -> None:
+        kill(scene.host)
+        time.sleep(_BACK)
+        faults.power_on(scene.practice.lab, scene.host)
+
+    return fault
+
+
+def _cut_for_a_while(scene: Scene) -> None:
+    faults.unplug(scene.host)
+    time.sleep(5)
+    faults.plug(scene.host)
+
+
+def _memory(scene: Scene) -> str:
+    _has_container(scene)
+    killed = faults.squeeze(scene.host)
+    if killed is None:
+        raise NothingThere("this machine does not account the memory of containers")
+    return f"the kernel ended {killed} processes"
+
+
+def _reboot(scene: Scene) -> None:
+    faults.power_off(scene.host)
+    time.sleep(_OFF)
+    faults.power_on(scene.practice.lab, scene.host)
+
+
+def chooses(case: Case) -> bool:
+    """Tell whether a fault finds its random moment itself."""
+    return _in_transfer(case)
+
+
+def _in_transfer(case: Case) -> bool:
+    """Tell whether connections are reset while a job's input travels."""
+    return (case.fault, case.verb) == ("ssh-reset", "batch")
+
+
+def _ssh_reset(scene: Scene) -> str:
+    host = scene.host
+    if _in_transfer(scene.case):
+        host, wanted = scene.practice.head, scene.case.fraction * jobs.PADDED
+        arrived = until(lambda: jobs.arrived(scene.practice, scene.case) >= wanted, _FIND, every=0.1)
+        if not arrived:
+            raise NothingThere("the input did not travel")
+    if not (count := faults.reset_ssh(host)):
+        raise NothingThere("there was no SSH connection")
+    return f"{count} connections reset"
+
+
+def _engine(scene: Scene) -> None:
+    # A batch without data parallelism has one engine a replica, wherever Ray has put it.
+    hosts = scene.practice.lab.hosts if scene.case.engine == REAL and scene.case.verb == "batch" else (scene.host,)
+    until(lambda: any(True for host in hosts for _ in running(host, "VLLM::EngineCore")), _FIND)
+    for host in hosts:
+        if any(True for _ in running(host, "VLLM::EngineCore")):
+            _kill(host, "VLLM::EngineCore")
+            return
+    raise NothingThere("no engine runs")
+
+
+_INJECT: dict[str, Callable[[Scene], str | None]] = {
+    "launcher": _launcher,
+    "driver": lambda scene: _kill(scene.host, "-m vlaunch_batch"),
+    "supervisor": _supervisor,
+    "engine": _engine,
+    "api": _api,
+    "rank": _rank,
+    "raylet": lambda scene: _kill(scene.host, name="raylet", launcher=_starting(scene)),
+    "gcs": lambda scene: _kill(scene.host, name="gcs_server", launcher=_starting(scene)),
+    "container": _container,
+    "docker-kill": _docker_kill,
+    "dockerd": _back(faults.kill_dockerd),
+    "sshd": _back(faults.kill_sshd),
+    "cut-5s": _cut_for_a_while,
+    "cut": lambda scene: faults.unplug(scene.host),
+    "one-way": lambda scene: faults.deafen(scene.host, scene.other),
+    "disk": lambda scene: faults.fill(scene.host, DISKS[scene.case.verb]),
+    "memory": _memory,
+    "reboot": _reboot,
+    "ssh-reset": _ssh_reset,
+}
+
+
+def _starting(scene: Scene) -> Started | None:
+    """Return the launcher while it brings the processes up that are waited for."""
+    return scene.launcher if scene.case.verb == "up" else None

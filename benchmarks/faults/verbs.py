@@ -1,0 +1,328 @@
+"""One run of each command: begin with nothing, start it, let the fault happen, look, heal, do it again, take it all down."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+
+from benchmarks.faults import inject, jobs, judge
+from benchmarks.faults.cases import BY_ID, REAL, Case
+from benchmarks.faults.inject import NothingThere, Scene
+from benchmarks.faults.judge import Run
+from benchmarks.faults.practice import API_KEY, Practice, Ran, Started, traces, until
+from benchmarks.faults.traffic import Traffic, ask
+from launcher.errors import VlaunchError
+from launcher.lab.render import MODEL
+
+DEADLINES = {"up": 420.0, "serve": 420.0, "batch": 420.0, "status": 90.0, "down": 180.0}
+_SETTLE = 6.0  # seconds that processes and containers may take to be gone after `down`
+_UNDER_LOAD = 10.0  # a server's fault happens within so many seconds under load
+_LASTS = 35.0  # seconds until somebody comes and heals what lasts
+_RECOVERS = {REAL: 300.0}
+_RECOVERS_STAND_IN = 150.0
+_QUIET = 22.0  # without a failed request for so long, nothing has happened
+_CALM = 5.0
+_SURE = 5.0  # seconds after which a dead part counts against a command that says done
+
+
+@dataclass(slots=True)
+class Stage:
+    """A run as it goes: the case, the hosts, and what is written down of it."""
+
+    practice: Practice
+    case: Case
+    run: Run
+    before: list[str] = field(default_factory=list)
+
+    @property
+    def inventory(self) -> str:
+        """The inventory that it works with; only servers have a stand-in."""
+        return "stand-in.yaml" if self.case.verb == "serve" and self.case.engine != REAL else "real.yaml"
+
+    def vlaunch(self, *words: str, timeout: float | None = None) -> Ran:
+        """Run a command to its end; one that has no end is written down."""
+        ran = self.practice.vlaunch(self.inventory, *words, timeout=timeout or DEADLINES[words[0]])
+        if ran.hung:
+            self.run.hung.append(f"`vlaunch {words[0]}`")
+        return ran
+
+    def must(self, *words: str) -> Ran:
+        """Run a command that has to work; what it says is written down when it does not."""
+        ran = self.vlaunch(*words)
+        if ran.code != 0:
+            self.run.broken.append(f"`vlaunch {words[0]}` ended with {ran.code}: {judge.last_words(ran.said)}")
+        return ran
+
+
+def run(practice: Practice, case: Case, seconds: float) -> Run:
+    """Do one run; `seconds` is how long the command takes when nothing happens."""
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    span = seconds if case.verb != "serve" or BY_ID[case.fault].early else _UNDER_LOAD
+    about = Run(
+        fault=case.fault, verb=case.verb, seed=case.seed, engine=case.engine, host=case.host, moment=case.moment(span), at=now
+    )  # fmt: skip
+    stage = Stage(practice, case, about)
+    scene = Scene(practice=practice, case=case)
+    stage.vlaunch("down")
+    try:
+        inject.prepare(scene)
+        stage.before = traces(practice)
+        _FLOWS[case.verb](stage, scene)
+    except (NothingThere, VlaunchError) as error:
+        about.void = str(error)
+    inject.mend(scene)
+    _end(stage)
+    inject.tidy(scene)
+    return about
+
+
+def _end(stage: Stage) -> None:
+    """Take everything down, and look what is left."""
+    stage.must("down")
+    left: list[str] = []
+
+    def gone() -> bool:
+        left[:] = judge.left_over(stage.before, traces(stage.practice))
+        return not left
+
+    until(gone, _SETTLE, every=1.0)
+    stage.run.leftovers = list(left)
+
+
+def measure(practice: Practice, verb: str, engine: str) -> float:
+    """Return how long a command takes when nothing happens; ends the program when it does not work even then."""
+    case = Case(fault="launcher", verb=verb, seed=0, engine=engine)
+    stage = Stage(practice, case, Run(fault="", verb=verb, seed=0, engine=engine, host="", moment=0))
+    stage.must("down")
+    stage.must("up")  # which may build the image
+    if verb == "up":
+        stage.must("down")
+        ran = stage.must("up")
+    elif verb == "serve":
+        ran = stage.must(*_serve_words(case))
+    else:
+        job = jobs.write(practice, case)
+        ran = stage.must("batch", str(job))
+        jobs.forget(practice, job)
+    stage.must("down")
+    if stage.run.why:
+        raise SystemExit(f"`{verb}` does not work without a fault: {stage.run.why}\n{ran.said[-3000:]}")
+    return ran.seconds
+
+
+def _happen(stage: Stage, scene: Scene) -> float:
+    """Let the fault happen; returns when it did."""
+    moment = time.time()
+    if note := inject.inject(scene):
+        stage.run.notes.append(note)
+    return moment
+
+
+def _status(stage: Stage) -> tuple[dict[str, object], float, float]:
+    began = time.time()
+    seen = stage.vlaunch("status", "--json").document
+    return seen, began, time.time()
+
+
+def _broken_while_whole(stage: Stage) -> None:
+    """Ask `status` while something may be dead, and compare."""
+    dead = stage.practice.dead()
+    seen, _, _ = _status(stage)
+    still = [each for each in stage.practice.dead() if each in dead]
+    if seen.get("whole") and still:
+        stage.run.lies.append(f"`status` said whole with {', '.join(still)}")
+
+
+# -- up ----------------------------------------------------------------------------------------------------------------------
+
+
+def _up(stage: Stage, scene: Scene) -> None:
+    started = stage.practice.start(stage.inventory, "up")
+    fault, ran = _during(stage, scene, started)
+    if ran.code == 0 and ran.seconds - stage.run.moment > _SURE and not BY_ID[stage.case.fault].lasts:
+        until(lambda: not stage.practice.dead(), _SURE)
+        if dead := stage.practice.dead():
+            stage.run.lies.append(f"`up` said done with {', '.join(dead)}")
+    _broken_while_whole(stage)
+    inject.heal(scene)
+    again = stage.must("up")
+    stage.run.ready = round(time.time() - fault, 1)
+    if again.code == 0 and not _status(stage)[0].get("whole"):
+        stage.run.broken.append("`status` does not say whole after `up`")
+
+
+def _during(stage: Stage, scene: Scene, started: Started) -> tuple[float, Ran]:
+    """Let the fault happen while a command runs, and wait for the command's end."""
+    if not inject.chooses(stage.case):
+        until(lambda: started.over, stage.run.moment, every=0.02)
+    try:
+        fault = _happen(stage, Scene(practice=scene.practice, case=scene.case, launcher=started))
+    finally:
+        ran = started.wait(DEADLINES[stage.case.verb])
+    ended = time.time()
+    if ran.hung:
+        stage.run.hung.append(f"`vlaunch {stage.case.verb}`")
+    stage.run.code, stage.run.said = ran.code, judge.last_words(ran.said)
+    if ran.code > 0:
+        stage.run.detected = round(max(0.0, ended - fault), 1)
+    return fault, ran
+
+
+# -- serve -------------------------------------------------------------------------------------------------------------------
+
+
+def _serve_words(case: Case) -> tuple[str, ...]:
+    # What is tested with the stand-in is the supervisor; the proof of the network has nothing to do with it.
+    return ("serve",) if case.engine == REAL else ("serve", "--skip-network-check")
+
+
+def _serve(stage: Stage, scene: Scene) -> None:
+    if stage.must("up").code != 0:
+        return
+    if BY_ID[stage.case.fault].early:
+        started = stage.practice.start(stage.inventory, *_serve_words(stage.case))
+        fault, _ = _during(stage, scene, started)
+        limit = _recovers(stage.case)
+        if until(lambda: _answers(stage.practice), limit, every=1.0):
+            stage.run.ready, stage.run.alone = round(time.time() - fault, 1), True
+    elif stage.must(*_serve_words(stage.case)).code == 0:
+        with _traffic(stage.practice) as traffic, _states(stage.practice) as states:
+            _under_load(stage, scene, traffic, states)
+    else:
+        return
+    stage.must("up")
+    stage.must(*_serve_words(stage.case))
+    if not _answers(stage.practice):
+        stage.run.broken.append("no completion after `serve`")
+
+
+def _under_load(stage: Stage, scene: Scene, traffic: Traffic, states: list[tuple[float, str]]) -> None:
+    """Let the fault happen to a server that answers requests, and watch until it answers again."""
+    lasts = BY_ID[stage.case.fault].lasts
+    until(lambda: len(traffic.samples) >= 4, 30)
+    time.sleep(stage.run.moment)
+    fault = _happen(stage, scene)
+    until(lambda: _noticed(stage.practice, traffic, fault), _LASTS if lasts else _QUIET)
+    seen, began, ended = _status(stage)
+    stage.run.lies += judge.lying(seen, began, ended, list(traffic.samples))
+    healed = fault
+    if lasts:
+        time.sleep(max(0.0, fault + _LASTS - time.time()))
+        inject.heal(scene)
+        healed = time.time()
+    if stage.case.fault != "docker-kill":  # which stops a container for Docker too: it stays down until `up`
+
+        def settled() -> bool:
+            return judge.settled(list(traffic.samples), fault, time.time(), quiet=_QUIET, calm=_CALM)
+
+        until(settled, _recovers(stage.case))
+    out = judge.outage(list(traffic.samples), fault)
+    _note_outage(stage, out, healed, traffic)
+    faults = [each for each in stage.practice.record("server.json").get("faults", ()) if each["at"] >= fault - 1]
+    if faults:
+        stage.run.detected = round(max(0.0, faults[0]["at"] - fault), 1)
+        stage.run.said = str(faults[0]["what"])
+    else:
+        stage.run.said = _said(seen)
+    limit = judge.GREEN_SILENT if BY_ID[stage.case.fault].silent else judge.GREEN
+    stage.run.lies += judge.green_while_dead(list(states), list(traffic.samples), fault, limit)
+
+
+def _note_outage(stage: Stage, out: judge.Outage, healed: float, traffic: Traffic) -> None:
+    run = stage.run
+    run.requests, run.failed = len(traffic.samples), out.failed
+    if out.first is None:
+        run.notes.append("no request failed")
+        return
+    run.alone = out.again is not None
+    if out.again is not None:
+        run.ready = round(max(0.0, out.again - healed), 1)
+    elif stage.case.fault != "docker-kill":
+        run.broken.append(f"the server did not come back by itself within {_recovers(stage.case):.0f} s")
+
+
+def _noticed(practice: Practice, traffic: Traffic, fault: float) -> bool:
+    """Tell whether the supervisor has seen a fault, or clients have for as long as it may take."""
+    if any(each["at"] >= fault for each in practice.record("server.json").get("faults", ())):
+        return True
+    first = judge.outage(list(traffic.samples), fault).first
+    return first is not None and time.time() - first > 15
+
+
+def _said(seen: dict[str, object]) -> str:
+    server = seen.get("server")
+    if not isinstance(server, dict):
+        return "`status` gave no answer"
+    return f"{server.get('state', '')}: {server.get('detail', '')}".rstrip(": ")
+
+
+def _recovers(case: Case) -> float:
+    return _RECOVERS.get(case.engine, _RECOVERS_STAND_IN)
+
+
+def _url(practice: Practice) -> str:
+    return f"http://{practice.head.ip}:8000/v1"
+
+
+def _answers(practice: Practice) -> bool:
+    return ask(_url(practice), API_KEY, MODEL, 15).ok
+
+
+def _traffic(practice: Practice) -> Traffic:
+    return Traffic(_url(practice), API_KEY, MODEL)
+
+
+@contextmanager
+def _states(practice: Practice) -> Iterator[list[tuple[float, str]]]:
+    """Read the server's record again and again while the block is entered."""
+    states: list[tuple[float, str]] = []
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.3):
+            states.append((time.time(), str(practice.record("server.json").get("state", ""))))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield states
+    finally:
+        over.set()
+        thread.join(5)
+
+
+# -- batch -------------------------------------------------------------------------------------------------------------------
+
+
+def _batch(stage: Stage, scene: Scene) -> None:
+    if stage.must("up").code != 0:
+        return
+    job = jobs.write(stage.practice, stage.case)
+    started = stage.practice.start(stage.inventory, "batch", str(job))
+    try:
+        fault, ran = _during(stage, scene, started)
+        inject.heal(scene)
+        stage.must("up")
+        again = stage.must("batch", str(job))
+        stage.run.ready = round(time.time() - fault, 1) if ran.code != 0 else None
+        if again.code == 0:
+            stage.run.rows = jobs.ROWS
+            stage.run.lost, stage.run.doubled = judge.rows_amiss(jobs.rows(job), jobs.ROWS)
+            stage.run.broken += jobs.torn(job)
+    finally:
+        shutil.rmtree(jobs.output(job), ignore_errors=True)
+        jobs.forget(stage.practice, job)
+
+
+_FLOWS: dict[str, Callable[[Stage, Scene], None]] = {"up": _up, "serve": _serve, "batch": _batch}
+
+
+def as_line(run: Run) -> str:
+    """Return the line of the results file for a run."""
+    return json.dumps(run.as_json(), ensure_ascii=False) + "\n"
