@@ -37,6 +37,14 @@ def load(path: Path) -> tuple[dict[tuple[str, str, int, str], Run], dict[str, fl
     return runs, durations
 
 
+def mend(path: Path) -> None:
+    """End a last line that was cut off, so that the next one is a line of its own."""
+    text = path.read_text() if path.exists() else ""
+    if text and not text.endswith("\n"):
+        with path.open("a") as results:
+            results.write("\n")
+
+
 def options() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
@@ -81,6 +89,7 @@ def campaign(args: argparse.Namespace, wanted: list[cases.Case], durations: dict
     from benchmarks.faults import practice, verbs
 
     good = True
+    mend(args.results)
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary, args.results.open("a") as results:
         folder = args.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)

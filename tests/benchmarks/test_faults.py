@@ -194,6 +194,20 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert command.load(tmp_path / "absent") == ({}, {})
 
 
+def test_a_campaign_that_was_killed_goes_on_with_a_line_of_its_own(tmp_path: Path) -> None:
+    """Else the run after a line that was cut off would be lost with it."""
+    path = tmp_path / "results.jsonl"
+    command.mend(path)
+    assert not path.exists()
+    path.write_text('{"fault": "g')
+    for _ in range(2):
+        command.mend(path)
+    with path.open("a") as results:
+        results.write(verbs.as_line(run()))
+
+    assert command.load(path)[0] == {run().key: run()}
+
+
 def test_a_line_of_the_table() -> None:
     """Medians, ranges, and what cells may not hold."""
     runs = [

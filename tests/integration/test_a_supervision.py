@@ -26,7 +26,7 @@ pytestmark = pytest.mark.lab
 
 LOG = logging.getLogger(__name__)  # shown with `pytest -o log_cli=true --log-cli-level=INFO`
 DETECTED = 15.0  # seconds
-AGAIN = 1.3  # times a cold start
+AGAIN = 3.0  # times a cold start, at which a recovery has failed; what it takes is measured by the fault campaign
 REBOOT = 90.0  # seconds more that daemons and Ray may take to come up
 
 
