@@ -49,7 +49,9 @@ def cluster(
     if findings:
         return findings
     if "nodes" not in said:
-        return [_fail(inventory.head, f"Ray does not answer: {said.get('error', 'no reason given')}", fix="run `vlaunch up`")]
+        why = str(said.get("error", "no reason given"))
+        fix = "it may be busy: run the same command again" if "timed out" in why else "run `vlaunch up`"
+        return [_fail(inventory.head, f"Ray does not answer: {why}", fix=fix)]
     alive = {each.ip for each in ray.parse_nodes(said["nodes"]) if each.alive}
     return [
         Finding(node=node.name, status="pass", text="")

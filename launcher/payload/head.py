@@ -19,6 +19,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # its siblings, also when it is loaded as a module
 
@@ -59,16 +60,21 @@ def reachable(address: str) -> bool:
 
 def jobs(args: argparse.Namespace) -> object:
     """Submitted jobs, Ray's node table, living actors, placement groups, the supervisor's word, and what vLLM's API says."""
-    listed = ray(args, "/api/jobs/")
     alive = "filter_keys=state&filter_predicates=%3D&filter_values=ALIVE"
-    return {
-        "jobs": [shown(job) for job in listed if job.get("submission_id")],
-        "nodes": ray(args, "/api/v0/nodes?detail=1&limit=10000"),
-        "actors": ray(args, f"/api/v0/actors?detail=1&limit=10000&{alive}"),
-        "groups": ray(args, "/api/v0/placement_groups?detail=1&limit=10000"),
-        "listening": reachable(f"{args.api_host}:{args.api}"),
-        **server(args),
+    tables = {
+        "nodes": "/api/v0/nodes?detail=1&limit=10000",
+        "actors": f"/api/v0/actors?detail=1&limit=10000&{alive}",
+        "groups": "/api/v0/placement_groups?detail=1&limit=10000",
     }
+    with ThreadPoolExecutor() as pool:  # a busy dashboard is slow to begin with each
+        listed = pool.submit(ray, args, "/api/jobs/")
+        asked = {name: pool.submit(ray, args, path) for name, path in tables.items()}
+        return {
+            "jobs": [shown(job) for job in listed.result() if job.get("submission_id")],
+            **{name: table.result() for name, table in asked.items()},
+            "listening": reachable(f"{args.api_host}:{args.api}"),
+            **server(args),
+        }
 
 
 def shown(job: dict[str, object]) -> dict[str, object]:

@@ -15,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 
+PATIENCE = 25.0  # seconds for Ray's dashboard, which gets its turn late on a head whose engines have every core
 SECRETS = os.environ.get("VLAUNCH_SECRETS", "/run/vlaunch/secrets")
 
 
@@ -39,7 +40,9 @@ def request(
     return opener.open(urllib.request.Request(url, data, headers, method=method), timeout=timeout)
 
 
-def ray(args: argparse.Namespace, path: str, body: object = None, method: str | None = None, timeout: float = 10.0) -> object:
+def ray(
+    args: argparse.Namespace, path: str, body: object = None, method: str | None = None, timeout: float = PATIENCE
+) -> object:
     with request(f"http://127.0.0.1:{args.dashboard}{path}", secret("RAY_AUTH_TOKEN"), body, timeout, method) as answer:
         text = answer.read().decode()
         return json.loads(text) if text else None
