@@ -69,6 +69,15 @@ def test_a_whole_cluster() -> None:
     assert worst(serving.cluster(INVENTORY, facts(n1="running", n2="running"), said, NAMES)) == "pass"
 
 
+def test_a_ray_that_is_only_slow_is_not_brought_up_again() -> None:
+    """Engines may have every core of a small head."""
+    (slow,) = serving.cluster(INVENTORY, facts(n1="running", n2="running"), {"error": "n1: timed out"}, NAMES)
+    (gone,) = serving.cluster(INVENTORY, facts(n1="running", n2="running"), {"error": "connection refused"}, NAMES)
+
+    assert "run the same command again" in slow.fix
+    assert "vlaunch up" in gone.fix
+
+
 @pytest.mark.parametrize(
     ("status", "said", "expected"),
     [
