@@ -17,7 +17,7 @@ ROWS = 2_000  # rows that one should have at least: a thousand splits with one r
 BYTES = 8 * 2**20  # and no more than this in one block
 HEAD = {"node:__internal_head__": 0.001}  # what Ray calls the head node
 READERS = 2  # processes that read: each gives tens of thousands of rows a second, and costs a second to start
-LIGHT = 0.25  # CPUs that a read or a prompt task claims: a small cluster must not be starved by its own pipeline
+LIGHT = 0  # CPUs that a task of ours claims: replicas may have claimed all there are, and would wait for its rows for ever
 
 Intervals = list[tuple[int, int]]
 S = TypeVar("S")
@@ -61,7 +61,7 @@ def dataset(job: Any, manifest: Any, pending: Mapping[int, Intervals], batch: in
     handed everything at once.
     """
     import ray.data
-    from ray.data import Datasource
+    from ray.data import Datasource, TaskPoolStrategy
     from ray.data.block import BlockMetadata
     from ray.data.datasource import ReadTask
 
@@ -91,9 +91,11 @@ def dataset(job: Any, manifest: Any, pending: Mapping[int, Intervals], batch: in
         Rows(), num_cpus=LIGHT, concurrency=READERS, override_num_blocks=len(parts), **where(job.read.sources)
     )
     found = found.repartition(target_num_rows_per_block=batch)
-    claims = getattr(found._logical_plan.dag, "ray_remote_args", None)
-    if isinstance(claims, dict):  # `repartition` has no argument for it, and would claim a whole CPU to cut a block
+    cut = found._logical_plan.dag
+    claims = getattr(cut, "ray_remote_args", None)
+    if isinstance(claims, dict):  # `repartition` has no arguments for these: it would claim a whole CPU to cut a block
         claims["num_cpus"] = LIGHT
+        object.__setattr__(cut, "compute", TaskPoolStrategy(size=READERS))
     return found
 
 
