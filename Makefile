@@ -8,7 +8,7 @@ LAB := /var/lib/vlaunch-lab
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 VLAUNCH := $(BIN)/vlaunch
 
-.PHONY: demo test machine lint unit lab-tests faults lock clean-lab
+.PHONY: demo test machine lint unit lab-tests long-tests faults lock clean-lab
 
 demo: .venv/installed
 	$(SUDO) $(VLAUNCH) lab up --install-missing
@@ -43,7 +43,11 @@ unit: .venv/installed
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "not lab" -n auto
 
 lab-tests: .venv/installed
-	$(SUDO) $(BIN)/pytest -q -m lab --durations=15
+	$(SUDO) $(BIN)/pytest -q -m "lab and not long" --durations=15
+
+# Servers that die in every way, and a login that may do little: a quarter of an hour that `make test` has no room for.
+long-tests: machine
+	$(SUDO) $(BIN)/pytest -q -m long --durations=15
 
 # The fault campaign, or what is missing of it: hours. FAULTS="--verb up --seeds 1" narrows it; results go on where they stopped.
 faults: .venv/installed

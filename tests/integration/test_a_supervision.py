@@ -22,7 +22,7 @@ from launcher.lab import faults
 from tests.integration.batches import kill_one, running
 from tests.integration.conftest import API_KEY, Practice, Ran
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.long]
 
 LOG = logging.getLogger(__name__)  # shown with `pytest -o log_cli=true --log-cli-level=INFO`
 DETECTED = 15.0  # seconds

@@ -14,7 +14,7 @@ import pytest
 
 from tests.integration.conftest import API_KEY, HF_TOKEN, Practice
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.long]
 
 Document = dict[str, Any]
 # What a GET or POST without a token, with a wrong one, and with the right one is answered, from inside the head's container.
