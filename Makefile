@@ -25,9 +25,12 @@ demo: .venv/installed
 
 test: machine lint unit lab-tests
 
-# sshd for the tests of the transport, Docker and the rest for the practice hosts, a browser for the page of the network check.
+# sshd for the tests of the transport, Docker and the rest for the practice hosts, a browser for the page of the network check,
+# nft to read the firewall rules.
 machine: .venv/installed
 	$(SUDO) $(VLAUNCH) lab install
+	command -v nft >/dev/null || { $(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
+		apt-get install --yes --quiet --no-install-recommends nftables; }
 	command -v chromium >/dev/null || { $(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
 		apt-get install --yes --quiet --no-install-recommends chromium fonts-dejavu-core; }
 

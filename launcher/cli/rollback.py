@@ -38,8 +38,8 @@ def rollback(
 ) -> int:
     """Start the server that answered last, other than the one that is wanted now, and wait until it has answered again.
 
-    Model, arguments and split are those of then; the head keeps them of the last five servers that have answered. What runs now
-    is stopped. The hooks are those of `serve`.
+    Model, arguments and split are those of then; the head keeps them of the last five supervised servers that have answered.
+    What runs now is stopped. The hooks are those of `serve`.
     """
     from launcher.cli import session
     from launcher.cli.hooks import hooks
