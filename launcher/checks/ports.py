@@ -26,7 +26,16 @@ def ports_of(inventory: Inventory, node: Node) -> dict[int, str]:
         ports.api: "vLLM API",
         ports.probe: "network check",
     }
-    return {**common, **head} if node.head else common
+    return {**common, **head, **_of_ranks(inventory)} if node.head else common
+
+
+def _of_ranks(inventory: Inventory) -> dict[int, str]:
+    """Return what the `mp` backend needs on the head, where the inventory's server has it on several nodes."""
+    ports, serve = inventory.ports, inventory.serve
+    if serve.backend == "ray" or len(inventory.nodes) == 1:
+        return {}
+    meet = {ports.dp_rpc: "the replicas' rendezvous"} if serve.dp > 1 else {ports.mp_master: "vLLM's rendezvous"}
+    return {**meet, ports.group: "the supervisors' rendezvous"} if serve.supervise else meet
 
 
 def _ports(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:

@@ -12,7 +12,7 @@ def export() -> None:
     """Write down what the inventory means for other programs; no node is reached."""
 
 
-@export.command()
+@export.command(short_help="the packet filter for the nodes")
 @click.argument("path", metavar="[INVENTORY]", required=False)
 @options.inventory
 @click.option(
@@ -25,5 +25,8 @@ def firewall(path: str | None, inventory: str | None, form: str) -> None:
     """
     from launcher.cli import session
     from launcher.export import firewall as made
+    from launcher.remote import ssh_config
 
-    click.echo(made.FORMATS[form](made.rules(session.read(path, inventory))), nl=False)
+    wanted, config = session.read(path, inventory), ssh_config.load()
+    logins = [ssh_config.port_of(config, node) for node in wanted.nodes if node.connection == "ssh"]
+    click.echo(made.FORMATS[form](made.rules(wanted, logins)), nl=False)

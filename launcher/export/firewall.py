@@ -11,7 +11,7 @@ import hashlib
 import ipaddress
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from launcher.model import Inventory, Ports
@@ -19,6 +19,8 @@ from launcher.model import Inventory, Ports
 # What the kernel hands out to who asks for any port (net.ipv4.ip_local_port_range). Ray's metrics of the autoscaler (44217) and
 # the dashboard (44227), which cannot be set on its command line, lie in it as well.
 DYNAMIC = (32768, 60999)
+# From `mp_master` on: the ranks of a data-parallel batch use up to so many (payload/batch/crew.py).
+MP_PORTS = 8
 
 WHAT: Mapping[str, str] = {
     "gcs": "Ray's cluster store",
@@ -59,17 +61,17 @@ class Filter:
     closed: tuple[Door, ...]
 
 
-def rules(inventory: Inventory) -> Filter:
-    """Decide what is open to whom."""
+def rules(inventory: Inventory, logins: Iterable[int]) -> Filter:
+    """Decide what is open to whom; `logins` are the ports that the nodes' SSH is reached at."""
     ports, bind = inventory.ports, ipaddress.ip_address(inventory.serve.bind)
-    logins = sorted({node.ssh.port or 22 for node in inventory.nodes if node.connection == "ssh"})
-    doors = [Door(low=port, high=port, what="SSH, from operators") for port in logins]
+    doors = [Door(low=port, high=port, what="SSH, from operators") for port in sorted(set(logins))]
     if not bind.is_loopback:
         # It may have more addresses than the one in the inventory, so only a chosen one is written down.
         address = "" if bind.is_unspecified else str(bind)
         doors.append(Door(low=ports.api, high=ports.api, what=WHAT["api"], address=address))
+    last = {"worker_min": ports.worker_max, "mp_master": min(ports.mp_master + MP_PORTS - 1, 65535)}
     closed = [
-        Door(low=number, high=ports.worker_max if each.name == "worker_min" else number, what=f"{each.name}: {WHAT[each.name]}")
+        Door(low=number, high=last.get(each.name, number), what=f"{each.name}: {WHAT[each.name]}")
         for each in fields(Ports)
         if each.name != "worker_max"
         for number in (getattr(ports, each.name),)

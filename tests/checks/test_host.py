@@ -196,6 +196,28 @@ def test_a_worker_needs_only_its_own_ports(load: Load, good: Good) -> None:
     assert judge("ports", load(), gpu01=good(), gpu02=own)[1].text == "port 6380 (Ray node manager) is taken"
 
 
+@pytest.mark.parametrize(
+    ("serve", "nodes", "taken"),
+    [
+        ("serve: {backend: mp}", "", "29501 (vLLM's rendezvous), 29560 (the supervisors' rendezvous)"),
+        ("serve: {backend: mp, dp: 2}", "", "29550 (the replicas' rendezvous), 29560 (the supervisors' rendezvous)"),
+        ("serve: {backend: mp, supervise: false}", "", "29501 (vLLM's rendezvous)"),
+        ("serve: {dp: 2}", "", ""),
+        ("serve: {backend: mp}", "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 2}]", ""),
+    ],
+)
+def test_the_ports_of_ranks_are_needed_where_the_server_has_them(
+    serve: str, nodes: str, taken: str, load: Load, good: Good
+) -> None:
+    """On the head, for ranks on several nodes without Ray."""
+    busy = frozenset(("0.0.0.0", port) for port in (29501, 29550, 29560))
+    inventory = load(serve, nodes)
+    facts = {node.name: good(node.ip, listening=busy) for node in inventory.nodes}
+    texts = [each.text for each in judge("ports", inventory, **facts) if each.status == "fail"]
+
+    assert texts == ([f"port {taken} is taken"] if taken else [])
+
+
 def test_ports_held_by_the_clusters_own_containers_are_not_taken(load: Load, good: Good) -> None:
     """A second `up` finds them in use, by what it started itself."""
     assert first("ports", load, good(listening=frozenset({("0.0.0.0", 6379)}), containers=(RUNNING,))).status == "pass"

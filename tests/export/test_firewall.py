@@ -1,4 +1,4 @@
-"""The nodes' packet filter, from the inventory alone."""
+"""The nodes' packet filter, from the inventory and the ports of SSH."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.main import run
-from launcher.export.firewall import DYNAMIC, FORMATS, WHAT, Door, rules
+from launcher.export.firewall import DYNAMIC, FORMATS, MP_PORTS, WHAT, Door, rules
 from launcher.inventory.load import loads
 from launcher.model import Ports
+from launcher.payload.batch import crew
 from tests import golden
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -25,6 +26,7 @@ nodes:
   - {host: gpu01, ip: 10.0.0.11, gpus: 8}
   - {host: gpu02, ip: 10.0.0.12, gpus: 8, ssh: {port: 2222}}
 """
+LOGINS = (2222, 22)
 CASES = {
     "everywhere": NODES,
     "one-address": NODES + "serve: {bind: 192.0.2.7}\nports: {api: 9000, gcs: 7000}\n",
@@ -34,7 +36,7 @@ CASES = {
 
 
 def _text(case: str, form: str) -> str:
-    return FORMATS[form](rules(loads(CASES[case], Path("inventory.yaml"))))
+    return FORMATS[form](rules(loads(CASES[case], Path("inventory.yaml")), LOGINS))
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -53,7 +55,7 @@ def test_every_port_has_words() -> None:
 def test_every_port_is_closed_but_the_endpoint(case: str) -> None:
     """Whatever the inventory calls them."""
     inventory = loads(CASES[case], Path("inventory.yaml"))
-    made = rules(inventory)
+    made = rules(inventory, LOGINS)
     closed = {port for door in made.closed for port in range(door.low, door.high + 1)}
     ports = {getattr(inventory.ports, each.name) for each in fields(Ports)}
 
@@ -62,9 +64,19 @@ def test_every_port_is_closed_but_the_endpoint(case: str) -> None:
     assert set(range(DYNAMIC[0], DYNAMIC[1] + 1)) <= closed
 
 
+@pytest.mark.parametrize(("first", "last"), [(29501, 29508), (30000, 30007), (65530, 65535)])
+def test_all_ports_that_ranks_of_a_batch_use_are_closed(first: int, last: int) -> None:
+    """As many in a row as a batch looks for; there is none above the highest."""
+    inventory = loads(f"{NODES}ports: {{mp_master: {first}}}\n", Path("inventory.yaml"))
+    (door,) = (door for door in rules(inventory, LOGINS).closed if door.what.startswith("mp_master:"))
+
+    assert crew.PORTS == MP_PORTS
+    assert (door.low, door.high) == (first, last)
+
+
 def test_the_endpoint_is_open_where_it_is_bound() -> None:
     """On all addresses, on one, or on none."""
-    opened = {case: rules(loads(text, Path("inventory.yaml"))).open for case, text in CASES.items()}
+    opened = {case: rules(loads(text, Path("inventory.yaml")), LOGINS).open for case, text in CASES.items()}
     logins = (Door(low=22, high=22, what="SSH, from operators"), Door(low=2222, high=2222, what="SSH, from operators"))
 
     assert opened["everywhere"] == (*logins, Door(low=8000, high=8000, what=WHAT["api"]))
@@ -110,11 +122,28 @@ def test_a_shell_reads_it(case: str, form: str) -> None:
     assert subprocess.run(["sh", "-n"], input=_text(case, form), text=True, check=False).returncode == 0
 
 
-def test_the_command_reaches_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reaches_nobody(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It prints the rules and nothing else."""
+    monkeypatch.setenv("HOME", str(tmp_path))
     path = tmp_path / "inventory.yaml"
     path.write_text(NODES)
 
     assert run(["export", "firewall", str(path), "--format", "ufw"]) == 0
     out, err = capsys.readouterr()
     assert (out, err) == (_text("everywhere", "ufw"), "")
+
+
+def test_ssh_stays_open_where_the_launcher_connects(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The inventory's port, else that of ~/.ssh/config; a port among those that are closed would lock operators out."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text("Host gpu*\n  Port 10022\n")
+    path = tmp_path / "inventory.yaml"
+    path.write_text(NODES)
+
+    assert run(["export", "firewall", str(path), "--format", "ufw"]) == 0
+    assert re.findall(r"ufw allow (\d+)/tcp .*SSH", capsys.readouterr().out) == ["2222", "10022"]
