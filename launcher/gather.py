@@ -149,7 +149,7 @@ def gather(
     """
     ask = _Asking(transport, clock, sleep)
     yield Event(kind="stage", stage=_STAGE, text=f"Gather the output in {target.shown}", state="running")
-    listed = ask.until_read(transfer.inside(inventory, desk.outputs(work), timeout=900), desk.parse_outputs)
+    listed = _list(inventory, work, ask)
     if not listed:
         raise NodeError(
             inventory.head.name, f"has no output of `{target.job}` any more, not even a summary",
@@ -184,6 +184,18 @@ def gather(
     done = Gathered(fetched=len(missing), kept=len(files) - len(missing), removed=len(gone), bytes=total)
     yield Event(kind="step", stage=_STAGE, text=_told(done), state="ok" if missing or gone else "unchanged")
     return done
+
+
+def _list(inventory: Inventory, work: str, ask: _Asking) -> list[Output]:
+    """Ask for all output files, page after page; a page that would not lead on is the last one."""
+    found: dict[str, Output] = {}
+    start = ""
+    while True:
+        page, after = ask.until_read(transfer.inside(inventory, desk.outputs(work, start), timeout=900), desk.parse_outputs)
+        found |= {each.path: each for each in page}
+        if after <= start:
+            return list(found.values())
+        start = after
 
 
 def _see_room(target: Target, total: int) -> None:

@@ -121,3 +121,21 @@ def test_a_head_that_has_no_output_any_more(tmp_path: Path) -> None:
     """Is not taken for one of which everything is there already."""
     with pytest.raises(NodeError, match="has no output of `j` any more"):
         run(tmp_path, lambda _: Answer(node="n1", code=0, out='{"files": []}'))
+
+
+def test_a_list_of_files_in_pages(tmp_path: Path) -> None:
+    """Is asked for to its end; a page that leads back is the last one."""
+    starts: list[str] = []
+
+    def paged(command: Command) -> Answer:
+        if "outputs" not in command.argv:
+            return head(command)
+        starts.append(command.argv[-1] if "--from" in command.argv else "")
+        number, after = {1: (1, 2), 2: (2, 3), 3: (3, 2)}[len(starts)]
+        file = {**FILES["files"][0], "path": f"rows/part-{number:06}.jsonl"}
+        return Answer(node="n1", code=0, out=json.dumps({"files": [file], "next": f"part-{after:06}.json"}))
+
+    run(tmp_path, paged)
+
+    assert starts == ["", "part-000002.json", "part-000003.json"]
+    assert sorted(each.name for each in (tmp_path / "rows").iterdir()) == [f"part-00000{number}.jsonl" for number in (1, 2, 3)]

@@ -15,6 +15,8 @@ from launcher.batch.shape import DataParallel, Job, Source
 from launcher.model import Inventory
 
 VERSION = 1
+# The engine arguments that say which model answers: the others are about its speed and its room.
+_WHICH = ("revision", "code_revision", "tokenizer", "tokenizer_revision", "hf_config_path", "hf_overrides")
 
 
 def work_folder(inventory: Inventory, name: str) -> str:
@@ -45,13 +47,11 @@ def described(job: Job, shipped: Sequence[Shipped], inventory: Inventory, *, ret
         "mode": job.mode,
         "work": work,
         "out": f"{work}/output" if job.write.to.where == "control" else job.write.to.text,
-        "gather": job.write.to.where == "control",
         "meaning": what,
         "digest": digest(what),
         "model": job.model,
         "read": {
             "sources": _sources(job, shipped, work),
-            "shown": [source.shown for source in job.read.sources],
             "format": job.read.format,
             "id": job.read.id,
             "limit": job.read.limit,
@@ -92,6 +92,7 @@ def meaning(job: Job, shipped: Sequence[Shipped]) -> dict[str, Any]:
         for at, message in enumerate(prompt["chat"]):
             flat[f"prompt.chat[{at}]"] = f"{message['role']}: {message['content']}"
         flat |= {f"prompt.chat_args.{key}": value for key, value in prompt["chat_args"].items()}
+    flat |= {f"engine.args.{key}": job.engine.args.get(key) for key in _WHICH}
     flat |= {f"sampling.{key}": value for key, value in job.sampling.items()}
     flat["keep"] = (
         None if job.keep is None else [name if kind is None else f"{name}: {kind}" for name, kind in job.keep.items()]
@@ -146,7 +147,6 @@ def _ranks(ranks: DataParallel, inventory: Inventory) -> dict[str, Any]:
         "round_rows": ranks.round_rows,
         "port": inventory.ports.mp_master,
         "nodes": [{"ip": node.ip, "gpus": node.gpus} for node in (inventory.head, *inventory.workers)],
-        "master": inventory.head.ip,
     }
 
 

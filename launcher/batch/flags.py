@@ -15,7 +15,7 @@ from typing import Any
 from launcher.batch import formats, inputs, load, places
 from launcher.batch.described import digest, meaning
 from launcher.batch.places import Bounds, Misplaced
-from launcher.batch.refused import JobError, count
+from launcher.batch.refused import JobError, count, refused
 from launcher.batch.rules import argument
 from launcher.batch.shape import Job
 from launcher.inventory.document import Document
@@ -120,24 +120,31 @@ def over(path: Path, flags: Flags, *, allow: Sequence[Path] = ()) -> Job:
     """Return the job of the file at `path` with the flags over it; raises JobError.
 
     Only what may change between two runs can be said beside a file: the rest is what the job means.
+
+    Args:
+        path: the file. Relative paths in it start at its folder, and must lead into it.
+        flags: what was said beside it.
+        allow: more folders that its paths may lead into.
     """
     said = flags.said()
     content = load.parse(load.read(path))
-    refused = [
+    wrong = [
         (_spelled(name), f"cannot be combined with a job file; change it in {path.name}, or leave the file out")
         for name in said
         if name not in _TUNING
     ]
     stage = "predict" if "predict" in (content.data or {}) else "engine"
-    where, wrong = _written({name: value for name, value in said.items() if name in _TUNING}, stage)
-    refused += wrong
+    where, unwritten = _written({name: value for name, value in said.items() if name in _TUNING}, stage)
+    wrong += unwritten
     made, mistakes = load.check(_overlaid(content, where), places.bounds(path, allow), name=load.name_of(path))
     # A mistake about a section is the flag's when the file has no such section.
     own = [one for one in mistakes if one.where in where or (one.where not in content.lines and _holds(one.where, where))]
-    lines = [f"{path}:{line}: {told}" for line, told in content.told([one for one in mistakes if one not in own])]
-    refused += [(_flag(one.where, said), one.text) for one in own]
-    if refused or made is None:
-        raise _refused(refused, lines)
+    wrong += [(_flag(one.where, said), one.text) for one in own]
+    of_file = refused(path, content, [one for one in mistakes if one not in own])
+    if wrong:
+        raise _refused(wrong, of_file.mistakes)
+    if made is None:
+        raise of_file
     return replace(made, path=path)
 
 

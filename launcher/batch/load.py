@@ -1,32 +1,20 @@
-"""The door: a job file in, a checked `Job` or every mistake at once out. Looks at files of this machine only."""
+"""What is written, in and beside a job file, becomes a checked `Job` or every mistake at once. Looks at this machine only."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from launcher.batch import build, places, rules
+from launcher.batch import build, rules
 from launcher.batch.draft import draft
 from launcher.batch.places import Bounds
-from launcher.batch.refused import HINT, JobError, refused
+from launcher.batch.refused import HINT, JobError
 from launcher.batch.shape import Job
 from launcher.inventory import document, text
 from launcher.inventory.document import Document
 from launcher.inventory.mistakes import Mistake
 
 MAX_BYTES = 1024 * 1024
-
-
-def load(path: Path, *, allow: Sequence[Path] = ()) -> Job:
-    """Read and check the job file at `path`; raises JobError with one line per mistake, sorted by line.
-
-    Args:
-        path: the file. Relative paths in it start at its folder, and must lead into it.
-        allow: more folders that its paths may lead into.
-    """
-    return loads(read(path), path, allow=allow)
 
 
 def read(path: Path) -> str:
@@ -36,15 +24,6 @@ def read(path: Path) -> str:
     except text.Unusable as error:
         hint = "" if error.encoding else HINT
         raise JobError(f"`{path}` cannot be used", [f"{path}:{error.line}: {error}"], hint=hint) from error
-
-
-def loads(content: str, path: Path, *, allow: Sequence[Path] = ()) -> Job:
-    """Check `content` as if it were the file at `path`."""
-    written = parse(content)
-    job, mistakes = check(written, places.bounds(path, allow), name=name_of(path))
-    if job is None:
-        raise refused(path, written, mistakes)
-    return replace(job, path=path)
 
 
 def parse(content: str) -> Document:

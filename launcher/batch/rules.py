@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import PurePath
 
 from launcher.batch import formats, templates
 from launcher.batch.draft import Draft
@@ -13,6 +14,8 @@ from launcher.inventory.rules import SECRET_VALUE
 # What a row of answers has besides the kept columns (launcher/payload/batch/engine.py).
 ANSWER = ("answer", "finish_reason", "prompt_tokens", "output_tokens")
 ROW = "row"
+# What an error row has besides the row's id (launcher/payload/batch/encode.py).
+ERROR = (ROW, "reason", "stage", "input")
 # vLLM's arguments that follow from the job, and what to write instead.
 _OWNED = {
     "model": "write `model` at the top level",
@@ -122,7 +125,10 @@ def sampling(draft: Draft) -> Iterator[Mistake]:
 
 
 def kept(draft: Draft) -> Iterator[Mistake]:
-    """No kept column has the name of one that the job writes."""
+    """No kept column, and no id, has the name of one that the job writes."""
+    if draft.file.read.id in ERROR:
+        text = f"should not be `{draft.file.read.id}`, which error rows have already; call it something else in the input"
+        yield Mistake(where=("read", "id"), text=text)
     own = (ROW,) if draft.mode == "predict" else (ROW, *ANSWER)
     for column in draft.file.keep or {}:
         if column in own:
@@ -182,7 +188,11 @@ def places(draft: Draft) -> Iterator[Mistake]:
     for source in found.sources:
         # `**` goes through all folders below the part before it.
         root, _, _ = source.text.partition("/**")
-        if source.where == found.to.where and f"{found.to.text.rstrip('/')}/".startswith(f"{root.rstrip('/')}/"):
+        inside = f"{found.to.text.rstrip('/')}/".startswith(f"{root.rstrip('/')}/")
+        # Of what a pattern names on this machine, folders are read, too.
+        to = PurePath(found.to.text)
+        named = source.where == "control" and any(path.match(source.text) for path in (to, *to.parents))
+        if source.where == found.to.where and (inside or named):
             text = f"should not lie in the input {shown(source.shown)}, which would read the answers again"
             yield Mistake(where=("write", "path"), text=text)
 

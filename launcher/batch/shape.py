@@ -1,7 +1,7 @@
 """The nouns of a batch job: what was asked for, checked, with every default filled in. Values only.
 
-`launcher.batch.load` makes a `Job` from a file, `launcher.batch.flags` from a command line; `launcher.batch.described` writes
-it for the driver inside the cluster (`launcher/payload/batch/job.py`).
+`launcher.batch.flags` makes a `Job` of a command line, and of the file it names; `launcher.batch.described` writes it for the
+driver inside the cluster (`launcher/payload/batch/job.py`).
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ def batch(
     """Answer every row of JOB's input: each ends once, as an answer or as an error with its reason.
 
     The job runs on the cluster. Ctrl-C stops the watching, never the job; the same command watches it again, or goes on where
-    it stopped, whatever ended it. Exit codes: 0 every row is accounted for, 1 it failed, 2 the request was wrong.
+    it stopped, whatever ended it. Exit codes: 0 every row is accounted for, 1 it failed, 2 the request was wrong, 3 rows ended
+    as errors (--strict), 130 stopped watching.
     """
     from launcher.cli import session
     from launcher.plan.batch import Options, Seen, plan_batch

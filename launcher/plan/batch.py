@@ -270,7 +270,7 @@ def _prepare(inventory: Inventory, request: Request, *, retry: bool, anew: bool)
 
 
 def _submit(inventory: Inventory, request: Request, job: str) -> Step:
-    metadata = {desk.NAME: request.job.name, desk.WORK: request.work, desk.GPUS: f"{request.job.gpus[0]:g}"}
+    metadata = {desk.NAME: request.job.name, desk.GPUS: f"{request.job.gpus[0]:g}"}
     asked = json.dumps({"argv": (*_PACKAGE, request.work), "submission_id": job, "metadata": metadata})
     head = inventory.head
     inside = docker.exec_(head.docker, containers.name(inventory, head), *payload.submit(inventory.ports), stdin=True)

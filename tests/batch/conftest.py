@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.batch.load import loads
+from launcher.batch.flags import Flags, over
 from launcher.batch.refused import JobError
 from launcher.batch.shape import Job
 from launcher.inventory.load import loads as load_inventory
@@ -41,7 +41,9 @@ def load_text(folder: Path) -> Load:
     def load(more: str = "", *, allow: tuple[Path, ...] = (), **top: str | None) -> Job:
         lines = [line for key, line in (_TOP | top).items() if line is not None]
         text = "\n".join([*lines, textwrap.dedent(more).strip("\n")])
-        return loads(text, folder / "test.yaml", allow=allow)
+        path = folder / "test.yaml"
+        path.write_text(text, encoding="utf-8")
+        return over(path, Flags(), allow=allow)
 
     return load
 

@@ -12,7 +12,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from launcher.batch.load import load, parse
+from launcher.batch.flags import Flags, over
+from launcher.batch.load import parse
 from launcher.batch.schema import JobFile
 from launcher.inventory.salvage import validated
 from launcher.inventory.schema import Section
@@ -38,7 +39,7 @@ def test_there_is_an_example_for_each_kind_of_job() -> None:
 @pytest.mark.parametrize("path", _EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_loads(path: Path) -> None:
     """As it is, without editing and without `--allow`."""
-    job = load(path)
+    job = over(path, Flags())
 
     assert job.name == path.stem
     assert job.read.sources

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.batch.load import load, loads
+from launcher.batch.flags import Flags, over
 from launcher.batch.refused import JobError
 from launcher.batch.schema import JobFile
 from launcher.batch.shape import Job
@@ -25,8 +25,10 @@ _values = fuzz.values(
 
 
 def _load(text: str, folder: Path) -> None:
+    path = folder / "fuzz.yaml"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
     try:
-        job = loads(text, folder / "fuzz.yaml")
+        job = over(path, Flags())
     except JobError as error:
         fuzz.check(error.mistakes, f"{folder}/fuzz.yaml")
     else:
@@ -40,7 +42,7 @@ def test_arbitrary_bytes(folder: Path, content: bytes) -> None:
     path = folder / "fuzz.yaml"
     path.write_bytes(content)
     try:
-        assert isinstance(load(path), Job)
+        assert isinstance(over(path, Flags()), Job)
     except JobError as error:
         assert all(len(line.splitlines()) == 1 for line in error.mistakes)
 

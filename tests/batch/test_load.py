@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.batch.load import load, name_of
+from launcher.batch.flags import Flags, over
+from launcher.batch.load import name_of
 from launcher.batch.refused import JobError
 from launcher.batch.shape import Job, Limits, Message
 
@@ -39,7 +40,7 @@ data_parallel: {timeout: 0}
 
 def _mistakes(path: Path) -> list[str]:
     with pytest.raises(JobError) as caught:
-        load(path)
+        over(path, Flags())
     return list(caught.value.mistakes)
 
 
@@ -48,7 +49,7 @@ def test_a_good_file_becomes_a_job_named_after_it(folder: Path) -> None:
     path = folder / "My Chat.yaml"
     path.write_text(GOOD)
 
-    job = load(path)
+    job = over(path, Flags())
 
     assert isinstance(job, Job)
     assert (job.name, job.mode, job.path, job.model) == ("my-chat", "engine", path, "Qwen/Qwen3-8B")
@@ -104,7 +105,7 @@ def test_the_error_says_how_many_and_where_to_look(folder: Path) -> None:
     path.write_text("read: data/chat.jsonl\nwrite: out\n")
 
     with pytest.raises(JobError) as caught:
-        load(path)
+        over(path, Flags())
 
     assert str(caught.value) == f"1 mistake in `{path}`"
     assert caught.value.evidence == f"{path}:1: `model` is missing: Model that answers, such as Qwen/Qwen3-8B; or `predict`"

@@ -208,6 +208,14 @@ def test_columns_are_kept_by_name_with_a_type_or_without(load_text: Load, keep: 
     assert load_text(f"keep: {keep}").keep == kept
 
 
+@pytest.mark.parametrize(("id", "fine"), [("id", True), ("answer", True), ("row", False), ("reason", False), ("input", False)])
+def test_an_id_has_a_name_that_error_rows_have_not(mistakes: Mistakes, id: str, fine: bool) -> None:
+    """It would take the place of the row's number, or be lost."""
+    text = f"2: read.id: should not be `{id}`, which error rows have already; call it something else in the input"
+
+    assert mistakes(read=f"read: {{paths: data/chat.jsonl, id: {id}}}") == ([] if fine else [text])
+
+
 @pytest.mark.parametrize(
     ("keep", "told"),
     [
@@ -244,6 +252,8 @@ def test_a_replica_has_a_part_of_a_gpu_or_whole_ones(mistakes: Mistakes, gpus: s
         ("data", "data", False),
         ("data/*.jsonl", "data", True),
         ("data", "data-out", True),
+        ("data/*", "data/out", False),
+        ("data/*.jsonl", "data/out", True),
         ("data/**/*.jsonl", "data/out", False),
         ("{paths: 'nodes:/d', format: text}", "nodes:/d/out", False),
         ("{paths: 'nodes:/d', format: text}", "nodes:/dd", True),

@@ -71,7 +71,7 @@ def test_what_is_submitted(batch: Batch) -> None:
 
     assert job["submission_id"] == "batch-job-1"
     assert job["argv"] == ["env", "PYTHONPATH=/opt/vlaunch/lib", "python3", "-m", "vlaunch_batch", work]
-    assert job["metadata"] == {"vlaunch.batch": "job", "vlaunch.work": work, "vlaunch.gpus": "1"}
+    assert job["metadata"] == {"vlaunch.batch": "job", "vlaunch.gpus": "1"}
 
 
 def test_a_second_run_has_nothing_to_do(batch: Batch) -> None:

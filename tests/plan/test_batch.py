@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from launcher.batch.described import described
+from launcher.batch.flags import Flags, over
 from launcher.batch.inputs import shipped
-from launcher.batch.load import loads
 from launcher.batch.shape import Job
 from launcher.errors import RequestError
 from launcher.model import Inventory
@@ -26,7 +26,8 @@ JOB = "model: org/m\nread: in.txt\nwrite: out\n"
 def request_(load: Load, tmp_path: Path) -> Request:
     """A job of one small file."""
     (tmp_path / "in.txt").write_text("a\nb\n")
-    return ask(load(), loads(JOB, tmp_path / "j.yaml"))
+    (tmp_path / "j.yaml").write_text(JOB)
+    return ask(load(), over(tmp_path / "j.yaml", Flags()))
 
 
 def ask(inventory: Inventory, job: Job) -> Request:

@@ -66,7 +66,7 @@ class Budget:
     idle: int = 0  # restarts since a row was finished
     rows: int = 0
     least: int = 1  # replicas that must be up before a row is handed out
-    placed: float | None = None  # since when there has been a replica that loads
+    placed: float | None = None  # since when so many have had a place
     up: float | None = None  # when so many were ready
     moved: float = 0.0  # when a row was last finished
 
@@ -83,7 +83,9 @@ class Budget:
             hint = "see why it dies below; raise `limits.restarts` only if it would have worked in the end"
             return Failed(f"replicas were restarted {self.idle} times and no row was finished in between", hint=hint)
         if self.up is None:
-            self.placed = (self.placed if self.placed is not None else now) if found.placed else None
+            # Those that are loaded hold their places and wait for the last one: while it queues, no clock of theirs runs.
+            room = found.ready + found.placed >= self.least
+            self.placed = (self.placed if self.placed is not None else now) if room else None
             if self.placed is not None and now - self.placed > LOADING:
                 hint = "see whether the model loads at all with `vlaunch serve`"
                 return Failed(f"no replica was ready within {LOADING / 60:.0f} minutes", hint=hint)
@@ -108,6 +110,7 @@ class Watch:
         self.rows = 0
         self.verdict: Failed | None = None
         self.state: tuple[str, str] | None = None
+        self.last = Seen()
         self.missing, self.asked = "", float("-inf")
         self.known: dict[str, tuple[str, int]] = {}
         self.gone: list[tuple[str, int]] = []  # processes of replicas that were up and are not
@@ -131,10 +134,14 @@ class Watch:
     def watch(self) -> None:
         while not self.stop.wait(SECONDS if self.state else 0):
             try:
-                self.look(seen(actors(), self.actor))
-            except Exception as problem:  # Ray's answers failing for a moment must not end the watching
+                self.last = seen(actors(), self.actor)
+            except Exception as problem:  # Ray's silence ends neither the watching nor the patience
                 sys.stderr.write(f"budget: {type(problem).__name__}: {problem}\n")
+            try:
+                self.look(self.last)
+            except Exception as problem:
                 self.state = self.state or ("", "")
+                sys.stderr.write(f"budget: {type(problem).__name__}: {problem}\n")
 
     def look(self, found: Seen) -> None:
         """Tell the progress what is seen, and judge it."""
@@ -153,7 +160,7 @@ class Watch:
         """Say what the job is doing when that changed; what a waiting job waits for is looked at each time."""
         if found.ready and (found.ready >= self.replicas[0] or self.rows):
             state, text = "running", ""
-        elif found.placed:
+        elif found.placed and found.ready + found.placed >= self.replicas[0]:
             state, text = "loading", f"{found.ready} of {self.replicas[0]} replicas are ready"
         elif found.waiting:
             state, text = "waiting", self.lack()

@@ -17,6 +17,7 @@ from .places import Place
 Row = dict[str, Any]
 FIXED = {"answer": "text", "finish_reason": "text", "prompt_tokens": "integer", "output_tokens": "integer"}
 OWN = frozenset(("row", "_row", "_error", "_stage", "_raw", "_keep", "_data"))
+REASON = 2000  # characters of the reason in an error row: vLLM's or a class's own words may hold a whole prompt
 KIND = b"vlaunch.kind"  # in a column's metadata: how its values are brought to its type
 
 
@@ -64,11 +65,11 @@ class Encoder:
         try:
             whole([row])
         except Exception as error:  # what a class returned may raise anything
-            return str(error).splitlines()[0][:500] if str(error) else type(error).__name__
+            return str(error).strip().partition("\n")[0][:500] or type(error).__name__
         return ""
 
     def jsonl(self, rows: list[Row]) -> bytes:
-        return b"".join(json_line({"row": row["_row"], **kept(row), **outputs(row)}) for row in rows)
+        return b"".join(json_line({"row": 0, **kept(row), **outputs(row)} | {"row": row["_row"]}) for row in rows)
 
     def parquet(self, rows: list[Row]) -> bytes:
         import pyarrow
@@ -181,7 +182,7 @@ def error_lines(job: Job, rows: list[Row]) -> bytes:
     lines = []
     for row in rows:
         id_ = {job.read.id: kept(row).get(job.read.id)} if job.read.id else {}
-        said = {"row": row["_row"], **id_, "reason": row["_error"], "stage": row.get("_stage") or "inference"}
+        said = {"row": row["_row"], **id_, "reason": row["_error"][:REASON], "stage": row.get("_stage") or "inference"}
         line = {**said, "input": row.get("_raw") or ""}
         try:
             lines.append(json_line(line))

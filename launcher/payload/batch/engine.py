@@ -50,7 +50,6 @@ def concurrency(args: Mapping[str, Any], batch: int) -> int:
 def config(job: Any, batch: int, rows: int) -> dict[str, Any]:
     """Return the arguments of Ray Data LLM's `vLLMEngineProcessorConfig`."""
     args = dict(job.engine.args)
-    args.pop("model", None)
     args["tensor_parallel_size"] = job.engine.tp
     args["pipeline_parallel_size"] = job.engine.pp
     args.setdefault("disable_log_stats", True)  # else every batch writes a line
@@ -76,7 +75,7 @@ def processor(job: Any, batch: int, rows: int) -> Any:
     asked = vLLMEngineProcessorConfig(**config(job, batch, rows))
     built = build_processor(asked, preprocess=Prepare(job), preprocess_map_kwargs=light)
     stage = built.get_stage_by_name("vLLMEngineStage")
-    stage.fn = replica(numbered(job.sampling), cluster.gate(job.engine.replicas[0]))
+    stage.fn = replica(job.sampling, cluster.gate(job.engine.replicas[0]))
     built.postprocess = None  # a task for each block, only to rename columns: `result` does it
     return built
 
@@ -147,7 +146,7 @@ class NoAnswer(Exception):
     """What vLLM says of a request that it cannot do."""
 
 
-def replica(sampling: dict[str, Any], gate: Any = None) -> type:
+def replica(sampling: Mapping[str, Any], gate: Any = None) -> type:
     """Return Ray Data LLM's engine stage, with the sampling parameters as they were written and only the answer as output."""
     from ray.llm._internal.batch.stages.vllm_engine_stage import vLLMEngineStageUDF
 
@@ -219,12 +218,6 @@ def check(sampling: Mapping[str, Any]) -> None:
         vllm.SamplingParams(**plain, structured_outputs=made)
     except Exception as problem:
         raise Failed("vLLM refuses these sampling parameters", reason(problem), "change `sampling` as that says") from problem
-
-
-def numbered(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Return sampling parameters as vLLM takes them: JSON has made text of the token numbers that a bias is for."""
-    bias = sampling.get("logit_bias")
-    return {**sampling, "logit_bias": {int(token): value for token, value in bias.items()}} if bias else dict(sampling)
 
 
 def result(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -76,7 +76,13 @@ KNOWN = (
         pattern=HOST,
         message="a node ran out of host memory, and Ray ended a replica",
         hint="lower `engine.replicas` or `engine.batch_size`, or use nodes with more memory",
-        modes=VLLM,
+        modes=("engine",),
+    ),
+    Known(
+        pattern=HOST,
+        message="a node ran out of host memory, and Ray ended a rank",
+        hint="lower `data_parallel.size` or `data_parallel.round_rows`, or use nodes with more memory",
+        modes=("data-parallel",),
     ),
     Known(
         pattern=HOST,

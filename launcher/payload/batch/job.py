@@ -29,7 +29,6 @@ class Refused(Failed):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
     sources: tuple[str, ...]
-    shown: tuple[str, ...]
     format: str
     id: str | None = None
     limit: int | None = None
@@ -71,7 +70,6 @@ class DataParallel:
     size: int
     port: int
     nodes: tuple[Node, ...]
-    master: str
     expert_parallel: bool | None = None
     timeout: float = 600.0
     round_rows: int = 256
@@ -119,7 +117,6 @@ class Job:
     work: str
     out: str
     read: Read
-    gather: bool = False
     meaning: Mapping[str, Any] = field(default_factory=dict)
     digest: str = ""
     model: str = ""
@@ -163,7 +160,7 @@ def job(asked: Mapping[str, Any]) -> Job:
     return known(
         Job,
         asked,
-        read=known(Read, asked["read"], sources=tuple(asked["read"]["sources"]), shown=tuple(asked["read"].get("shown") or ())),
+        read=known(Read, asked["read"], sources=tuple(asked["read"]["sources"])),
         prompt=prompt and known(Prompt, prompt, chat=tuple(known(Message, each) for each in prompt.get("chat") or ())),
         engine=ranged(Engine, asked.get("engine") or {}),
         data_parallel=parallel

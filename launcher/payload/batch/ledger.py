@@ -36,7 +36,6 @@ class Entry:
     rows: tuple[Run, ...]
     count: int
     bytes: int
-    sha256: str
 
 
 class Ledger:
@@ -45,7 +44,7 @@ class Ledger:
     def __init__(self, out: Place, rows: int) -> None:
         self.out, self.rows = out, rows
         self.taken = Intervals()
-        self.done = self.errors = self.dropped = 0
+        self.done = self.errors = 0
         self.next = 1
 
     def pending(self, split: Split) -> list[Run]:
@@ -57,7 +56,7 @@ class Ledger:
         return {split.index: left for split in manifest.splits if (left := self.pending(split))}
 
     def add(self, kind: str, rows: Iterable[int]) -> list[int]:
-        """Account for rows (`rows` or `errors`); return the new ones in the order given. `dropped` counts the others."""
+        """Account for rows (`rows` or `errors`); return the new ones in the order given."""
         given = list(rows)
         found = runs(sorted(given))
         sound = all(first >= 0 and last < self.rows and not self.taken.meets(first, last) for first, last in found)
@@ -67,7 +66,6 @@ class Ledger:
             new = given
         else:
             new = [number for number in given if self.take(number)]
-        self.dropped += len(given) - len(new)
         if kind == "rows":
             self.done += len(new)
         else:
@@ -181,8 +179,7 @@ def claim(job: Job, manifest: Manifest, out: Place) -> None:
     if mark.exists():
         try:
             found = json.loads(mark.read())
-            owner, meaning = (found["job"], found.get("cluster", job.cluster)), dict(found["meaning"])
-            origin = found.get("input", mine["input"])
+            owner, meaning, origin = (found["job"], found["cluster"]), dict(found["meaning"]), found["input"]
         except (ValueError, KeyError, TypeError) as error:
             raise Refused(
                 f"{shown}/ledger/job.json is not this program's", str(error), "name another folder to write to"
@@ -243,7 +240,7 @@ def entry(name: str, said: dict[str, Any]) -> Entry:
         raise ValueError("its count is not that of its rows")
     return Entry(
         number=int(part[1]), part=said["part"], kind=said["kind"], rows=rows, count=int(said["count"]),
-        bytes=int(said["bytes"]), sha256=str(said.get("sha256", "")),
+        bytes=int(said["bytes"]),
     )  # fmt: skip
 
 
@@ -270,7 +267,7 @@ def erase(job: Job) -> None:
     except (ValueError, TypeError) as error:
         where = f"{masked(out.where)}/ledger/job.json"
         raise Refused(f"{where} is not this program's", str(error), "name another folder to write to, or empty it") from error
-    if (found.get("job"), found.get("cluster", job.cluster)) != (job.name, job.cluster):
+    if (found.get("job"), found.get("cluster")) != (job.name, job.cluster):
         raise Refused(f"{masked(out.where)} belongs to the job `{found.get('job')}`", hint="name another folder to write to")
     for kind in (*KINDS, "ledger"):
         for name in out.child(kind).names():

@@ -45,9 +45,8 @@ class Progress:
         self.ready = self.wanted = 0
         self.warnings: list[str] = []
         self.error: dict[str, str] | None = None
-        # (when, rows of this run, output tokens)
         self.lost = lost(self.path)
-        self.window: deque[tuple[float, int, int]] = deque()
+        self.window: deque[tuple[float, int, int]] = deque()  # when, rows of this run, output tokens
         self.first_result: float | None = None
         self.last_result: float | None = None
 

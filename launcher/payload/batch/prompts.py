@@ -9,6 +9,7 @@ from typing import Any
 from .job import Job, Refused
 
 LARGEST = 64 * 2**20  # characters that a template may make of one row
+PADDING = ("center", "expandtabs", "ljust", "rjust", "zfill")  # methods of texts that take a width
 A_VALUE = {type(None): "null", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object"}
 
 
@@ -129,7 +130,7 @@ def said(error: BaseException) -> str:
 
 
 def sandbox() -> Any:
-    """An environment in which templates cannot run code, change values, load files, or make a huge value of a small one."""
+    """An environment in which templates cannot run code, change values or load files, nor pad and repeat without end."""
     import jinja2
     import jinja2.sandbox
 
@@ -146,6 +147,11 @@ def sandbox() -> Any:
                     if isinstance(one, (str, bytes, list, tuple)) and isinstance(other, int) and len(one) * other > LARGEST:
                         raise OverflowError("the text is too large")
             return super().call_binop(context, operator, left, right)
+
+        def call(self, context: Any, called: Any, /, *args: Any, **named: Any) -> Any:
+            if getattr(called, "__name__", "") in PADDING and isinstance(getattr(called, "__self__", None), (str, bytes)):
+                small(*args, *named.values())
+            return super().call(context, called, *args, **named)
 
     environment = Environment(undefined=jinja2.StrictUndefined, autoescape=False, loader=None)
     filters = environment.filters
@@ -166,9 +172,14 @@ def bounded(change: Callable[..., Any]) -> Callable[..., Any]:
     """A filter that makes no huge text of a small one."""
 
     def checked(value: Any, *args: Any, **named: Any) -> Any:
-        for width in (*args, *named.values()):
-            if isinstance(width, int) and width > 10_000:
-                raise OverflowError(f"a width of {width} is too large")
+        small(*args, *named.values())
         return change(value, *args, **named)
 
     return checked
+
+
+def small(*widths: Any) -> None:
+    """Refuse to pad a text to a width of five digits and more."""
+    for width in widths:
+        if isinstance(width, int) and width > 10_000:
+            raise OverflowError(f"a width of {width} is too large")

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .engine import numbered
 from .job import Job
 from .prompts import Prompter
 
@@ -149,7 +148,7 @@ class Rank:
         if not asked:
             return []
         try:
-            return list(self.generate(asked, self.params))
+            return self.generate(asked, self.params)
         except Exception as problem:
             if dead(problem):
                 raise
@@ -163,9 +162,12 @@ class Rank:
                 outputs.append(problem)
         return outputs
 
-    def generate(self, asked: list[list[int]], params: Any) -> Any:
+    def generate(self, asked: list[list[int]], params: Any) -> list[Any]:
         """Let the engine answer prompts of token ids, in their order."""
-        return self.llm.generate(prompts(asked), params, use_tqdm=False)
+        outputs = list(self.llm.generate(prompts(asked), params, use_tqdm=False))
+        if len(outputs) != len(asked):  # whose answers they are, nobody could tell
+            raise RuntimeError(f"vLLM was given {len(asked)} prompts and returned {len(outputs)} answers")
+        return outputs
 
 
 def prompts(asked: list[list[int]]) -> list[dict[str, list[int]]]:
@@ -178,7 +180,7 @@ def sampling(asked: Mapping[str, Any]) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 
-    made = numbered(asked)
+    made = dict(asked)
     if isinstance(made.get("structured_outputs"), Mapping):
         made["structured_outputs"] = StructuredOutputsParams(**made["structured_outputs"])
     return SamplingParams(**made)

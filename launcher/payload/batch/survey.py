@@ -40,12 +40,13 @@ def survey(job: Job, say: Callable[[str], None]) -> Manifest:
 
 
 def marked(job: Job) -> list[Found]:
-    """The input files in their order. Those that were shipped are known by their digest: when they came here says nothing."""
+    """The input files, source by source, each once.
+
+    Those that were shipped are known by their digest: when they came here says nothing.
+    """
     found = {each.path: each for source in job.read.sources for each in files(source)}
     shipped = os.path.join(job.work, "input") + "/"
-    return [
-        replace(found[path], mark="" if path.startswith(shipped) else found[path].mark) for path in sorted(found)
-    ]  # fmt: skip
+    return [replace(each, mark="" if path.startswith(shipped) else each.mark) for path, each in found.items()]
 
 
 def confirmed(job: Job, place: Place, listed: list[Found]) -> Manifest:

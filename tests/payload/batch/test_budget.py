@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -66,6 +67,15 @@ def test_loading_has_a_patience_of_its_own() -> None:
     ended = watched.look(9_001 + budget.LOADING, 0, Seen(placed=1))
     assert ended is not None
     assert ended.message == "no replica was ready within 120 minutes"
+
+
+def test_replicas_that_wait_for_the_last_ones_place_do_not_load() -> None:
+    """They hold their places behind the gate; what another job holds may take days to come."""
+    watched = budgeted(least=2)
+    assert watched.look(0, 0, Seen(placed=1, waiting=1)) is None
+    assert watched.look(2 * budget.LOADING, 0, Seen(placed=1, waiting=1)) is None
+    assert watched.look(2 * budget.LOADING, 0, Seen(placed=2)) is None
+    assert watched.look(3 * budget.LOADING + 1, 0, Seen(placed=2)) is not None
 
 
 def test_the_clock_of_rows_runs_when_all_replicas_are_up() -> None:
@@ -139,6 +149,34 @@ def test_states_are_said_once_when_they_change(watch: budget.Watch) -> None:
         ("loading", "0 of 1 replicas are ready"), ("running", "waiting for the first rows"), ("running", ""),
     ]  # fmt: skip
     assert watch.progress.ready == (2, 2)
+
+
+def test_a_job_of_which_one_replica_has_no_place_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And says for what, although another one is loaded."""
+    monkeypatch.setattr(budget, "missing", lambda needs, replicas: "waiting for 1 GPU")
+    watch = budget.Watch(Asked(), Told(), "Replica", (2, 2), {"GPU": 1.0})
+    watch.look(Seen(placed=1, waiting=1))
+    watch.look(Seen(placed=2))
+
+    assert watch.progress.states == [("waiting", "waiting for 1 GPU"), ("loading", "0 of 2 replicas are ready")]
+
+
+def test_the_clock_goes_on_while_ray_says_nothing(watch: budget.Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that does not answer any more is no reason to wait for ever."""
+
+    def actors() -> dict[str, Any]:
+        raise ConnectionError("no answer")
+
+    monkeypatch.setattr(budget, "actors", actors)
+    monkeypatch.setattr(budget, "SECONDS", 0.01)
+    watch.last, watch.budget.stall = Seen(ready=1), 0.0
+    with watch:
+        until = time.monotonic() + 10
+        while watch.verdict is None and time.monotonic() < until:
+            time.sleep(0.01)
+
+    assert watch.verdict is not None
+    assert watch.verdict.message.startswith("no row was finished")
 
 
 def test_a_verdict_is_given_once_and_carries_the_cause(watch: budget.Watch) -> None:

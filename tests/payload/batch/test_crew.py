@@ -140,7 +140,7 @@ def hired(progress: Progress, *, timeout: float = 60.0, ips: tuple[str, ...] = (
     job = made({
         "name": "j", "cluster": "c", "mode": "data-parallel", "work": "/w", "out": "/o", "engine": {"tp": 2, "pp": 2},
         "read": {"sources": [], "format": "jsonl"}, "limits": {"stall": 0.05},
-        "data_parallel": {"size": 2, "port": 1, "nodes": [], "master": "", "timeout": timeout},
+        "data_parallel": {"size": 2, "port": 1, "nodes": [], "timeout": timeout},
     })  # fmt: skip
     return crew.Crew(job, [crew.Seat(rank=rank, ip=ip) for rank, ip in enumerate(ips)], progress, together=True)
 

@@ -14,6 +14,7 @@ from launcher.payload.batch.job import Failed
         ("engine", "torch.OutOfMemoryError: CUDA out of memory. Tried", "a GPU ran out of memory", "engine.args"),
         ("predict", "torch.OutOfMemoryError: CUDA out of memory. Tried", "a GPU ran out of memory", "predict.batch_size"),
         ("predict", "OutOfMemoryError: Task was killed due to the node running low", "host memory", "num_cpus"),
+        ("data-parallel", "OutOfMemoryError: Task was killed due to the node running low", "host memory", "data_parallel.size"),
         ("engine", "OSError: [Errno 28] No space left on device", "the disk is full", "write.path"),
         ("engine", "huggingface_hub.errors.GatedRepoError: 403", "gated", "HF_TOKEN"),
         ("engine", "HFValidationError: Repo id must be in the form 'repo_name'", "the model is not there", "check `model`"),

@@ -14,13 +14,13 @@ from launcher.payload.batch.job import Refused
 
 WHOLE: dict[str, Any] = {
     "version": 1, "name": "demo", "cluster": "lab", "mode": "data-parallel", "work": "/elsewhere", "out": "s3://b/o",
-    "gather": False, "meaning": {"model": "m"}, "digest": "d", "model": "m", "later": "unknown to this version",
-    "read": {"sources": ["/a"], "shown": ["a"], "format": "csv", "id": "id", "limit": 5, "row_bytes": 99},
+    "meaning": {"model": "m"}, "digest": "d", "model": "m", "later": "unknown to this version",
+    "read": {"sources": ["/a"], "format": "csv", "id": "id", "limit": 5, "row_bytes": 99},
     "prompt": {"column": None, "template": None, "chat": [{"role": "user", "content": "{{ q }}"}], "chat_args": {"x": 1}},
     "sampling": {"max_tokens": 3}, "keep": {"a": None, "b": "text"},
     "engine": {"args": {"dtype": "float32"}, "tp": 2, "pp": 1, "replicas": [1, 4], "batch_size": 8, "placement": "SPREAD"},
     "data_parallel": {
-        "size": 2, "expert_parallel": None, "timeout": 60, "round_rows": 16, "port": 29500, "master": "10.0.0.1",
+        "size": 2, "expert_parallel": None, "timeout": 60, "round_rows": 16, "port": 29500,
         "nodes": [{"ip": "10.0.0.1", "gpus": 1}, {"ip": "10.0.0.2", "gpus": 1}],
     },
     "predict": {"target": "m:C", "args": {}, "num_gpus": 0.5, "num_cpus": 2, "batch_size": 4, "replicas": [1, 2]},

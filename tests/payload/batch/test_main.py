@@ -32,8 +32,8 @@ def work(tmp_path: Path) -> Path:
     folder.mkdir()
     asked = {
         "version": 1, "name": "demo", "cluster": "lab", "mode": "engine", "work": str(folder), "out": str(tmp_path / "out"),
-        "gather": True, "meaning": {"model": "tiny"}, "digest": "d1", "model": "tiny", "prompt": {"column": "text"},
-        "read": {"sources": [str(source)], "shown": ["in.jsonl"], "format": "jsonl"}, "keep": {},
+        "meaning": {"model": "tiny"}, "digest": "d1", "model": "tiny", "prompt": {"column": "text"},
+        "read": {"sources": [str(source)], "format": "jsonl"}, "keep": {},
         "write": {"format": "jsonl", "rows_per_file": 4, "seconds": 30},
     }  # fmt: skip
     (folder / "job.json").write_text(json.dumps(asked))

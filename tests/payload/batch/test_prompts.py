@@ -73,6 +73,8 @@ def test_chats_are_messages(tmp_path: Path) -> None:
         ("{{ '%1000000000d'|format(1) }}", "OverflowError"),
         ("{{ text|center(1000000000) }}", "OverflowError"),
         ("{{ text|indent(1000000000) }}", "OverflowError"),
+        ("{{ text.ljust(1000000000) }}", "OverflowError"),
+        ("{{ text.zfill(width) }}", "OverflowError"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "calls itself without end"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
         ("{{ text + 1 }}", "TypeError"),
@@ -82,7 +84,7 @@ def test_chats_are_messages(tmp_path: Path) -> None:
 def test_a_template_that_fails_on_a_row_is_that_row_s_error(tmp_path: Path, template: str, reason: str) -> None:
     """Hostile or mistaken: no code runs, no memory is eaten, the reason is one line."""
     with pytest.raises(PromptError, match=reason) as raised:
-        prompter(tmp_path, template=template)({"text": "abc", "a": {}, "items": []})
+        prompter(tmp_path, template=template)({"text": "abc", "a": {}, "items": [], "width": 10**9})
     assert len(str(raised.value)) < 500
 
 

@@ -163,6 +163,18 @@ def test_what_vllm_refuses_costs_one_row_of_an_engine_of_its_own() -> None:
     assert (answers[1].error, answers[1].stage) == ("RuntimeError: no bad here", "inference")
 
 
+def test_answers_of_an_earlier_batch_are_nobodys() -> None:
+    """More answers than prompts: which are whose is not known, and none is given to a row."""
+    one = made()
+    generate = one.llm.generate
+    one.llm.generate = lambda prompts, params, use_tqdm: generate([*prompts[:1], *prompts], params, use_tqdm)
+
+    answers = one.answer(rows("one", "two"))
+
+    assert [(answer.row, answer.columns) for answer in answers] == [(10, {}), (11, {})]
+    assert answers[0].error == "RuntimeError: vLLM was given 1 prompts and returned 2 answers"
+
+
 @pytest.mark.usefixtures("vllm")
 def test_a_rank_in_step_never_calls_its_engine_twice() -> None:
     """A second call would wait for ranks that do not call theirs."""
@@ -220,10 +232,9 @@ def test_a_request_that_vllm_gave_up_is_an_error_row() -> None:
 @pytest.mark.usefixtures("vllm")
 def test_sampling_parameters_are_vllms() -> None:
     """Those that are objects there are made of what the job has."""
-    made = rank.sampling({"max_tokens": 3, "structured_outputs": {"regex": "a"}, "logit_bias": {"7": -1.0}})
+    made = rank.sampling({"max_tokens": 3, "structured_outputs": {"regex": "a"}})
 
     assert (made.max_tokens, made.structured_outputs) == (3, ("structured", {"regex": "a"}))
-    assert made.logit_bias == {7: -1.0}
 
 
 @pytest.mark.usefixtures("vllm")

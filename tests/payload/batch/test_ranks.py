@@ -30,7 +30,7 @@ def job(*, model: str = "m", tp: int = 1, pp: int = 1, args: dict[str, Any] | No
         "name": "j", "cluster": "c", "mode": "data-parallel", "work": "/w", "out": "/o", "model": model,
         "read": {"sources": [], "format": "jsonl"}, "prompt": {"column": "t"},
         "engine": {"tp": tp, "pp": pp, "args": args or {}},
-        "data_parallel": {"size": 2, "port": 29600, "nodes": NODES, "master": "10.0.0.1", "round_rows": 4, **parallel},
+        "data_parallel": {"size": 2, "port": 29600, "nodes": NODES, "round_rows": 4, **parallel},
     })  # fmt: skip
 
 

@@ -65,7 +65,7 @@ def test_rows_that_come_twice_are_dropped(tmp_path: Path, source: Path) -> None:
     found.close()
 
     assert [row["row"] for row in lines(tmp_path / "out", "rows")] == [1, 2]
-    assert (found.ledger.dropped, found.progress.done, found.progress.errors) == (3, 2, 0)
+    assert (found.ledger.done, found.progress.done, found.progress.errors) == (2, 2, 0)
 
 
 def test_a_file_has_as_many_rows_as_asked(tmp_path: Path, source: Path) -> None:
@@ -155,6 +155,31 @@ def test_json_lines_hold_what_json_can_say(tmp_path: Path, source: Path) -> None
         {"row": 3, "a": "é"},
     ]
     assert [each["row"] for each in lines(tmp_path / "out", "errors")] == [1, 2]
+
+
+def test_a_column_of_the_input_never_takes_the_place_of_the_number(tmp_path: Path, source: Path) -> None:
+    """All columns are kept, and one of them is called `row`."""
+    found = begun(job(tmp_path, source, keep=None))
+    found.add([answered(4, _keep=pickle.dumps({"row": "mine", "n": 1}))])
+    found.close()
+
+    (row,) = lines(tmp_path / "out", "rows")
+    assert (row["row"], row["n"], next(iter(row))) == (4, 1, "row")
+
+
+def test_a_row_that_fails_without_a_word_is_told_apart_all_the_same(tmp_path: Path, source: Path) -> None:
+    """What a class returned may raise anything, even nothing but the end of a line."""
+
+    class Mute:
+        def tolist(self) -> None:
+            raise RuntimeError("\n")
+
+    found = begun(job(tmp_path, source, mode="predict"))
+    found.add([predicted(0, a=Mute()), predicted(1, a="b")])
+    found.close()
+
+    assert lines(tmp_path / "out", "rows") == [{"row": 1, "a": "b"}]
+    assert [each["reason"] for each in lines(tmp_path / "out", "errors")] == ["RuntimeError"]
 
 
 def test_too_many_errors_end_the_job_after_a_commit(tmp_path: Path, source: Path) -> None:
@@ -268,6 +293,12 @@ def test_a_signal_waits_for_the_file(tmp_path: Path, source: Path, monkeypatch: 
     assert len(lines(tmp_path / "out", "rows")) == 1
     found.flush()
     assert len(lines(tmp_path / "out", "rows")) == 1
+
+
+def test_a_reason_without_end_is_cut(tmp_path: Path) -> None:
+    """What vLLM or a class says of a row may hold all of its prompt."""
+    (line,) = encode.error_lines(job(tmp_path), [{**failed(3), "_error": "x" * 100_000}]).splitlines()
+    assert json.loads(line)["reason"] == "x" * 2000
 
 
 def test_an_id_nested_too_deep_for_json_costs_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,16 @@ def sound(manifest: Manifest) -> None:
     assert sum(split.rows for split in manifest.splits) == manifest.rows == sum(file.rows for file in manifest.files)
 
 
-def test_rows_are_numbered_over_all_files_in_the_order_of_their_names(tmp_path: Path) -> None:
+def test_rows_are_numbered_source_by_source(tmp_path: Path) -> None:
+    """As they are written down: `limit` takes the first ones."""
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text(f'{{"from": "{name}"}}\n')
+    found = read_all(job(tmp_path, tmp_path / "b.jsonl", tmp_path / "a.jsonl"))
+
+    assert [row["_data"]["from"] for row in found] == ["b.jsonl", "a.jsonl"]
+
+
+def test_the_files_of_a_folder_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
     """Folders are searched through but for hidden files and `_…`; a file that is named twice counts once."""
     for name in ("b.jsonl", "sub/a.jsonl", ".hidden.jsonl", "_SUCCESS", "sub/.x/y.jsonl"):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
