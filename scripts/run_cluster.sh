@@ -324,7 +324,7 @@ json_words() {
 plan_container() {
   local common ray shm=(--ipc host) options=() labels name word
   local words=(AUTOSCALER_UPDATE_INTERVAL_S=1 RAY_gcs_rpc_server_reconnect_timeout_s=15
-    RAY_health_check_failure_threshold=5 RAY_health_check_period_ms=1000 RAY_health_check_timeout_ms=3000 RAY_worker_niceness=0
+    RAY_health_check_failure_threshold=5 RAY_health_check_period_ms=1000 RAY_worker_niceness=0
     RAY_USAGE_STATS_ENABLED=0 "RAY_ADDRESS=$head_ip:${port[gcs]}" "VLLM_HOST_IP=$node_ip" "HF_HOME=$hf_home"
     "NCCL_SOCKET_IFNAME==$interface" "GLOO_SOCKET_IFNAME=$interface" "TP_SOCKET_IFNAME=$interface") # `=`: the whole name, to NCCL
   if [ -n "$token_auth" ]; then
@@ -475,8 +475,10 @@ if [ "$1" = ray ] && ! command -v ray >/dev/null; then
   echo "entry.sh: this image has no Ray (stock vLLM images carry none since v0.18): let vlaunch build the derived image" >&2
   exit 127
 fi
-# What was served before this container restarted is served again, without anybody's doing.
-if [ "$1 $2 $3" = "ray start --head" ] && [ -f /opt/vlaunch/supervisor.py ]; then python3 /opt/vlaunch/supervisor.py boot & fi
+# What was served before this container restarted, or its supervisor died, is served again, without anybody's doing.
+if [ "$1 $2 $3" = "ray start --head" ] && [ -f /opt/vlaunch/supervisor.py ]; then
+  (python3 /opt/vlaunch/supervisor.py boot; exec python3 /opt/vlaunch/supervisor.py watch) &
+fi
 exec "$@"
 ENTRY
 }

@@ -162,7 +162,7 @@ class World:
         if rest[len(machine.node.docker) + 1 : len(machine.node.docker) + 3] == ("ps", "--all"):  # what is left after `down`
             lines = [f"container {each['Id'][:12]}" for each in machine.containers.values()]
             lines += [f"directory {word}"] if machine.files else []
-            lines += [f"directory {rest[0]}"] if machine.kept else []
+            lines += [f"directory {machine.memory}/{self.inventory.cluster}"] if machine.kept else []
             return Answer(node=name, code=0, out="".join(f"{line}\n" for line in lines))
         return None
 
@@ -507,6 +507,7 @@ class World:
             ("files", "".join(f"{digest}  ./{name}\n" for name, digest in files.items()), 0 if machine.files else 1),
             ("memory", machine.memory or "no place", 0 if machine.memory else 1),
             ("kept", "\n".join(machine.kept), 0 if machine.kept else 1),
+            ("folders", f"{machine.memory}/{self.inventory.cluster}" if machine.kept else "", 0),
             ("token", (secrets.get("RAY_AUTH_TOKEN") or machine.kept.get("RAY_AUTH_TOKEN", b"")).decode(), 0),
             ("secrets", "\n".join(secrets), 0),
             ("docker", '{"Version": "28.3.0"}' if good else machine.docker_error, 0 if good else 1),

@@ -33,7 +33,7 @@ _SERVER = (
 @click.command()
 @options.reaching
 @click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
-@click.option("--tail", default=100, show_default=True, help="Lines of each log to begin with.")
+@click.option("--tail", type=click.IntRange(0), default=100, show_default=True, help="Lines of each log to begin with.")
 @click.argument("names", metavar="[NODE]...", nargs=-1)
 def logs(
     inventory: str | None, accept_new_host_keys: bool, verbose: bool, follow: bool, tail: int, names: tuple[str, ...]

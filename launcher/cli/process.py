@@ -27,8 +27,12 @@ def dead(text: str) -> bool:
 
 
 def _place() -> str:
-    """Return the machine's present run, and which processes are seen: a container sees others than its host."""
+    """Return the machine's present run, and which processes are seen: a container sees others than its host.
+
+    Where other users' processes are hidden (`hidepid` of /proc) one that lives would pass for a dead one: nothing is known.
+    """
     try:
+        (_PROC / "1/stat").read_bytes()
         run = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{run}:{(_PROC / 'self/ns/pid').readlink()}"
     except (OSError, ValueError):

@@ -74,6 +74,7 @@ def serve(
     """Prove the network, start the server, wait for a completion, and print where it is and how much it holds.
 
     Everything after `--` goes to `vllm serve`. Ctrl-C stops the watching, never the server; the same command watches it again.
+    What no flag says is as in `serve:` of the inventory; of --tp, --pp and --dp, one leaves out all three there.
     """
     from launcher.cli import rollback, session
     from launcher.cli.hooks import hooks

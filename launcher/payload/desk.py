@@ -1,7 +1,8 @@
 """Runs inside the head container: keeps the folders of batch jobs and prints one JSON object, without importing Ray or pyarrow.
 
 Standard library only, so that an answer costs a Python start. A path that is given to it is relative and stays in its folder.
-Usage: desk.py list ROOT… | look|prepare|outputs|remove WORK | put|get WORK PATH --offset N … | follow WORK --job SUBMISSION …
+Usage: desk.py list ROOT… | look|prepare|remove WORK | outputs WORK --from NAME | put|get WORK PATH --offset N … |
+follow WORK --job SUBMISSION …
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ import time
 PATIENCE = 1.0  # seconds to wait for a job's lock: who looks whether its driver lives holds it for an instant
 CHUNK = 1 << 20
 MOST = 16 << 20  # bytes of one piece of output
+PAGE = 20_000  # output files of one answer, of which the launcher keeps 8 MiB
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?", re.ASCII)
 WORK = re.compile(rf"/(?:.+/)?vlaunch/[^/]+/batch/{NAME.pattern}", re.ASCII)
 OUTPUT = re.compile(r"(rows|errors)/part-(\d{6,12})\.(parquet|jsonl)|summary\.json", re.ASCII)
+LEDGER = re.compile(r"part-\d{6,12}\.json", re.ASCII)
 OURS = re.compile(
     r"(part-\d{6,12}\.(parquet|jsonl|json)|(job|schema)\.json)|\.(part-\d{6,12}|job|schema)\.[a-z]+\.new", re.ASCII
 )
@@ -35,36 +38,32 @@ class Refused(Exception):
 
 
 def list_(args: argparse.Namespace) -> object:
-    """Every job in some folders."""
+    """How every job in some folders stands; not what they are made of, which would make the answer too long."""
     found = []
     for root in [args.work, *args.more]:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(root) as entries:
             found += [each.path for each in entries if NAME.fullmatch(each.name) and each.is_dir(follow_symlinks=False)]
-    return {"jobs": [looked for work in sorted(found) if (looked := entry(work))["job"]]}
+    return {"jobs": [standing(work) for work in sorted(found) if read(work, "job.json")]}
 
 
 def look(args: argparse.Namespace) -> object:
-    return entry(args.work) if os.path.isdir(args.work) else {"absent": True}
-
-
-def entry(work: str) -> dict[str, object]:
-    """One job: what it is, how far it is, whether its driver lives, and which files it was sent."""
+    """One job: how it stands, what it is, what it came to, and which files it was sent."""
+    if not os.path.isdir(args.work):
+        return {"absent": True}
     sent: dict[str, int] = {}
     for folder in ("input", "code"):
-        for above, _, names in os.walk(os.path.join(work, folder)):
+        for above, _, names in os.walk(os.path.join(args.work, folder)):
             for name in names:
                 info = os.lstat(os.path.join(above, name))
                 if stat.S_ISREG(info.st_mode):
-                    sent[os.path.relpath(os.path.join(above, name), work)] = info.st_size
-    return {
-        "name": os.path.basename(work.rstrip("/")),
-        "folder": work,
-        "job": read(work, "job.json"),
-        "progress": read(work, "progress.json"),
-        "summary": read(work, "summary.json"),
-        "alive": alive(work),
-        "inputs": sent,
-    }
+                    sent[os.path.relpath(os.path.join(above, name), args.work)] = info.st_size
+    said = {"job": read(args.work, "job.json"), "summary": read(args.work, "summary.json"), "inputs": sent}
+    return {**standing(args.work), **said}
+
+
+def standing(work: str) -> dict[str, object]:
+    """How far a job is, and whether its driver lives."""
+    return {"name": os.path.basename(work.rstrip("/")), "progress": read(work, "progress.json"), "alive": alive(work)}
 
 
 def read(work: str, name: str) -> dict[str, object]:
@@ -146,13 +145,18 @@ def digest(file: object) -> str:
 
 
 def outputs(args: argparse.Namespace) -> object:
-    """The committed files, as the ledger knows them; and the summary beside them."""
+    """The committed files, as the ledger knows them: those from a name on, and where the next page begins.
+
+    The summary beside them is on the last page.
+    """
     out = local_output(args.work)
     files = []
     folder = os.path.join(out, "ledger")
-    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    for name in names:
-        said = read(folder, name) if re.fullmatch(r"part-\d{6,12}\.json", name) else {}
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    for name in sorted(each for each in names if LEDGER.fullmatch(each) and each >= args.start):
+        if len(files) == PAGE:
+            return {"files": files, "next": name}
+        said = read(folder, name)
         path = str(said.get("part") or "")
         if OUTPUT.fullmatch(path) and size_of(os.path.join(out, path)) == said.get("bytes"):
             files.append({"path": path, "bytes": said["bytes"], "sha256": said.get("sha256", "")})
@@ -221,7 +225,7 @@ def remove(args: argparse.Namespace) -> object:
 def remove_output(out: str, job: dict[str, object]) -> list[str]:
     """Remove what a job wrote to a folder that carries its mark; the mark goes last, other files stay."""
     mark = read(os.path.join(out, "ledger"), "job.json")
-    if not mark or mark.get("job") != job.get("name") or mark.get("cluster", job.get("cluster")) != job.get("cluster"):
+    if not mark or mark.get("job") != job.get("name") or mark.get("cluster") != job.get("cluster"):
         return []
     for folder in ("rows", "errors", "ledger"):
         path = os.path.join(out, folder)
@@ -305,6 +309,7 @@ def main() -> int:
     parser.add_argument("work")
     parser.add_argument("path", nargs="?", default="")
     parser.add_argument("more", nargs="*", default=[])
+    parser.add_argument("--from", dest="start", default="")
     parser.add_argument("--offset", type=int, default=0)
     parser.add_argument("--bytes", type=int, default=CHUNK)
     parser.add_argument("--last", default="")

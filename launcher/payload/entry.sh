@@ -15,6 +15,8 @@ if [ "$1" = ray ] && ! command -v ray >/dev/null; then
   echo "entry.sh: this image has no Ray (stock vLLM images carry none since v0.18): let vlaunch build the derived image" >&2
   exit 127
 fi
-# What was served before this container restarted is served again, without anybody's doing.
-if [ "$1 $2 $3" = "ray start --head" ] && [ -f /opt/vlaunch/supervisor.py ]; then python3 /opt/vlaunch/supervisor.py boot & fi
+# What was served before this container restarted, or its supervisor died, is served again, without anybody's doing.
+if [ "$1 $2 $3" = "ray start --head" ] && [ -f /opt/vlaunch/supervisor.py ]; then
+  (python3 /opt/vlaunch/supervisor.py boot; exec python3 /opt/vlaunch/supervisor.py watch) &
+fi
 exec "$@"

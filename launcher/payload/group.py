@@ -168,7 +168,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--api-host", default="127.0.0.1")
     parser.add_argument("--api", type=int, default=8000)
     parser.add_argument("--restarts", type=int, default=3)
-    policy = {"canary": 5, "timeout": 8, "window": 3600, "grace": 15, "start-timeout": 1800}
+    policy = {"canary": 5, "timeout": 8, "window": 3600, "grace": 5, "start-timeout": 1800}
     timing = {"every": 1, "silence": 10, "settle": 1, "stuck": 30}
     for name, seconds in {**policy, **timing}.items():
         parser.add_argument(f"--{name}", type=float, default=float(seconds))

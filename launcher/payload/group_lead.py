@@ -230,6 +230,8 @@ class Lead:
         missing = [rank for rank in range(1, self.args.of) if rank not in self.members]
         busy = [rank for rank, member in self.members.items() if member.said.get("state") != "idle"]
         busy += [0] if self.engine.state != "idle" else []
+        if self.ever and not busy:
+            self.record.reached("stopped")
         if missing or busy:
             named = ", ".join(self._named(rank) for rank in missing or sorted(busy))
             self._doing(f"waiting for {named} to come back" if missing else f"stopping the engine of {named}")
@@ -242,6 +244,8 @@ class Lead:
         self.canary = Watch(self.wanted, self.args.canary, self.args.timeout, self.args.stuck)
         self.canary.start()
         self.record.set("recovering" if self.ever else "starting", "starting the engine")
+        if self.ever:
+            self.record.reached("started")
         self.tell(now=True)
 
     def _watch(self) -> None:

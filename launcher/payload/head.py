@@ -59,20 +59,25 @@ def reachable(address: str) -> bool:
 
 
 def jobs(args: argparse.Namespace) -> object:
-    """Submitted jobs, Ray's node table, living actors, placement groups, the supervisor's word, and what vLLM's API says."""
+    """Submitted jobs, Ray's tables, the supervisor's word, what vLLM's API says, and which peers' raylets do not listen.
+
+    Ray's node table has a dead node alive for some seconds more.
+    """
     alive = "filter_keys=state&filter_predicates=%3D&filter_values=ALIVE"
     tables = {
         "nodes": "/api/v0/nodes?detail=1&limit=10000",
         "actors": f"/api/v0/actors?detail=1&limit=10000&{alive}",
         "groups": "/api/v0/placement_groups?detail=1&limit=10000",
     }
-    with ThreadPoolExecutor() as pool:  # a busy dashboard is slow to begin with each
+    with ThreadPoolExecutor(32) as pool:  # a busy dashboard is slow to begin with each
+        knocks = {each: pool.submit(reachable, each) for each in args.peers}
         listed = pool.submit(ray, args, "/api/jobs/")
         asked = {name: pool.submit(ray, args, path) for name, path in tables.items()}
         return {
             "jobs": [shown(job) for job in listed.result() if job.get("submission_id")],
             **{name: table.result() for name, table in asked.items()},
             "listening": reachable(f"{args.api_host}:{args.api}"),
+            "unreachable": [each for each, knock in knocks.items() if not knock.result()],
             **server(args),
         }
 
@@ -169,7 +174,13 @@ def stop(args: argparse.Namespace) -> object:
     What is stopped is not wanted any more, whatever becomes of the rest.
     """
     if is_wanted(args.job):
+        # A head that comes back may have handed it to Ray since, under its next number, or be about to.
+        args.job = (record.read(record.WANTED) or {}).get("job") or args.job
         record.remove(record.WANTED)
+        with record.locked():
+            if is_wanted(args.job):
+                args.job = (record.read(record.WANTED) or {}).get("job") or args.job
+                record.remove(record.WANTED)
     try:
         ray(args, f"/api/jobs/{args.job}/stop", {}, "POST")
     except urllib.error.HTTPError as error:
@@ -196,17 +207,18 @@ def is_wanted(name: str) -> bool:
 
 
 def processes(submission: str) -> list[int]:
-    """Pids whose environment names the job: the driver and everything it started on this node. Zombies have none."""
-    wanted = f"VLAUNCH_JOB={submission}".encode()
-    found = []
-    for path in glob.glob("/proc/[0-9]*/environ"):
-        try:
-            with open(path, "rb") as file:
-                if wanted in file.read().split(b"\0"):
-                    found.append(int(path.split("/")[2]))
-        except OSError:
-            continue
-    return sorted(found)
+    """Pids whose environment names the job: the driver and everything it started on this node."""
+    pids = [int(path.split("/")[2]) for path in glob.glob("/proc/[0-9]*")]
+    return sorted(pid for pid in pids if belongs(pid, submission))
+
+
+def belongs(pid: object, submission: str) -> bool:
+    """True while a process runs whose environment names the job. Zombies have none."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return f"VLAUNCH_JOB={submission}".encode() in file.read().split(b"\0")
+    except OSError:
+        return False
 
 
 def job(args: argparse.Namespace) -> dict[str, object]:
@@ -222,17 +234,18 @@ def job(args: argparse.Namespace) -> dict[str, object]:
 def watch(args: argparse.Namespace) -> object:
     """The job's state, what its log gained since `--offset` bytes, and what vLLM's API says.
 
-    A job that Ray forgot when its head restarted goes on under its next name: that one is watched.
+    A server whose head restarted, or whose supervisor died, goes on under its next name: that one is watched.
     """
+    if is_wanted(args.job):
+        args.job = (record.read(record.WANTED) or {}).get("job") or args.job
     state = job(args)
-    if state.get("status") == "ABSENT" and is_wanted(args.job):
-        stem = args.job.rpartition("-")[0] + "-"
-        later = [each for each in ray(args, "/api/jobs/") if str(each.get("submission_id") or "").startswith(stem)]
-        state = max(later, key=lambda each: each.get("start_time") or 0, default={"status": "PENDING"})
-        args.job = state.get("submission_id") or args.job
+    if comes_back(args.job, state.get("status")):
+        state = {"status": "PENDING"}
     text, offset = "", args.offset
     try:
         with open(os.path.join(LOGS, f"job-driver-{args.job}.log"), "rb") as file:
+            if file.seek(0, os.SEEK_END) < offset:
+                offset = 0  # of the log before
             file.seek(offset)
             chunk = file.read(1 << 20)
     except FileNotFoundError:
@@ -243,6 +256,15 @@ def watch(args: argparse.Namespace) -> object:
         end = len(chunk)
     text, offset = chunk[:end].decode(errors="replace"), offset + end
     return {"job": shown(state), "log": text, "offset": offset, **server(args)}
+
+
+def comes_back(name: str, status: object) -> bool:
+    """True for a server that is handed to Ray again: Ray forgot its job, or it had answered and its supervisor died.
+
+    A supervisor that gives up, or ends for any other reason of its own, does not want the server any more.
+    """
+    answered = supervised().get("state") in ("ready", "recovering")
+    return is_wanted(name) and (status == "ABSENT" or (status == "FAILED" and answered))
 
 
 VERBS = {

@@ -63,8 +63,9 @@ def wants(wanted: Mapping[str, Any], folder: str = "") -> bool:
 
 
 def forget(wanted: Mapping[str, Any], folder: str = "") -> None:
-    """Do not want a server any more, unless another one is wanted by now."""
-    if wants(wanted, folder):
+    """Do not want a server any more, unless another one is wanted by now, or the same one under a later job."""
+    now = read(WANTED, folder) or {}
+    if all(now.get(name) == wanted.get(name) for name in ("id", "job")):
         remove(WANTED, folder)
 
 
@@ -101,16 +102,17 @@ class Record:
     """
 
     def __init__(
-        self, wanted: Mapping[str, Any], job: str = "", folder: str = "", clock: Callable[[], float] = time.time
-    ) -> None:
+        self, wanted: Mapping[str, Any], job: str = "", folder: str = "", clock: Callable[[], float] = time.time,
+        *, state: str = "starting",
+    ) -> None:  # fmt: skip
         self.folder, self.clock = folder, clock
         before = read(SERVER, folder) or {}
         same = before.get("id") == wanted.get("id")  # a head that was restarted goes on with the same server
         policy = wanted.get("policy") or {}
         self.most, self.window = int(policy.get("restarts", 3)), float(policy.get("window", 3600))
         self.said: dict[str, Any] = {
-            "version": 1, "id": wanted.get("id"), "model": wanted.get("model"), "job": job, "state": "starting",
-            "since": clock(), "doing": "", "ready_at": None, "canary": None,
+            "version": 1, "id": wanted.get("id"), "model": wanted.get("model"), "job": job, "pid": os.getpid(),
+            "state": state, "since": clock(), "doing": "", "ready_at": None, "canary": None,
             "restarts": list(before.get("restarts", ())) if same else [],
             "faults": list(before.get("faults", ())) if same else [],
         }  # fmt: skip
@@ -143,17 +145,25 @@ class Record:
             *self.said["faults"],
             {
                 "at": self.clock(), "what": what, "node": node, "rank": rank, "evidence": evidence[-EVIDENCE:],
-                "in_flight": in_flight, "last_good": (self.said["canary"] or {}).get("at"), "ready_again_after": None,
+                "in_flight": in_flight, "last_good": (self.said["canary"] or {}).get("at"), "phases": {},
+                "ready_again_after": None,
             },
         ][-FAULTS:]  # fmt: skip
         self.save()
 
-    def ready(self) -> None:
-        """Write down that a completion has come back."""
-        now = self.clock()
+    def reached(self, phase: str) -> None:
+        """Write down how many seconds after the last fault a phase of the recovery was over: stopped, whole, or started."""
         last = self.said["faults"][-1] if self.said["faults"] else None
-        if last is not None and last["ready_again_after"] is None:
-            last["ready_again_after"] = round(now - last["at"], 3)
+        if last is not None and last["ready_again_after"] is None and phase not in last.setdefault("phases", {}):
+            last["phases"][phase] = round(self.clock() - last["at"], 3)
+            self.save()
+
+    def ready(self) -> None:
+        """Write down that a completion has come back, which ends every fault since the last one."""
+        now = self.clock()
+        for each in self.said["faults"]:
+            if each["ready_again_after"] is None:
+                each["ready_again_after"] = round(now - each["at"], 3)
         self.set("ready", ready_at=now)
 
     def may_restart(self) -> bool:

@@ -1,15 +1,15 @@
 """Keeps one server running: a Ray job on the head that starts vLLM, knows ready from dead, and starts it again.
 
 `supervisor.py run --job ID [--again]` is what Ray runs; `supervisor.py boot` runs beside a head that has just started, and
-hands the server to Ray again that was wanted before. Both find what is wanted in `wanted.json` (`record.py`) and write
-down how it goes in `server.json`. Standard library only.
+hands the server to Ray again that was wanted before; `supervisor.py watch` goes on there, and does so when a supervisor died.
+All find what is wanted in `wanted.json` (`record.py`) and write down how it goes in `server.json`. Standard library only.
 
 How soon a dead server is noticed, with a canary every 5 s and 8 s for its answer:
 - vLLM's own process ended: 0.5 s.
 - A rank's process died: Ray knows at once; a node's container: after 5 s (`plan/containers.py` sets Ray's own looks). Its
   records are read before every canary and each second while one is on its way: within 10 s. Mostly the engine notices
   sooner, and its process ends, or its API answers a canary with EngineDeadError: within 5 s.
-- A node that swallows packets: Ray takes it for dead after 20 s.
+- A node that swallows packets: Ray takes it for dead after a minute, unless the next rule does before.
 - Nothing died, and nothing is answered (a GPU that hangs): canaries come back late, and vLLM's counters do not move. A
   late canary alone means nothing, for the server may be busy, and nor do counters that stand still for a moment, for one
   long step, or a kernel that is compiled late, stops all. Both for `STUCK` seconds mean death.
@@ -29,7 +29,7 @@ from typing import Any
 
 import head
 import record
-from supervisor_boot import boot, say
+from supervisor_boot import boot, say, watch
 from supervisor_look import SILENT, Canary, Counters, Fault, Look, beside
 
 STUCK = 30.0  # seconds without an answer and without any movement of the counters
@@ -53,7 +53,7 @@ class Supervisor:
         policy = wanted.get("policy") or {}
         self.every, self.timeout = float(policy.get("canary", 5)), float(policy.get("timeout", 8))
         self.stuck = float(policy.get("stuck", STUCK))
-        self.grace, self.deadline = float(policy.get("grace", 15)), float(policy.get("start_timeout", 1800))
+        self.grace, self.deadline = float(policy.get("grace", 5)), float(policy.get("start_timeout", 1800))
         self.child: subprocess.Popen[bytes] | None = None
         self.offset = 0  # where the log of the present engine begins
         self.in_flight: int | None = None
@@ -80,11 +80,14 @@ class Supervisor:
             )  # fmt: skip
             self.record.set("recovering", "ending what is left of the engine")
             self.end_engine()
+            self.record.reached("stopped")
+            if record.wants(self.wanted) and not self.record.said["restarts_left"]:
+                return self.give_up(fault)
             if not self.wait_for_cluster():
                 self.record.set("stopped", "it is not wanted any more")
                 return 0
-            if not self.record.may_restart():
-                return self.give_up(fault)
+            self.record.reached("whole")
+            self.record.may_restart()  # one was left, and meanwhile none was taken
             used = self.record.most - self.record.said["restarts_left"]
             say(f"{head.AGAIN} (restart {used} of {self.record.most} in {self.record.window:g}s)")
 
@@ -101,6 +104,8 @@ class Supervisor:
             start_new_session=True,
             preexec_fn=_die_with_us,  # noqa: PLW1509
         )
+        if self.again:
+            self.record.reached("started")
 
     def until_ready(self) -> Fault | None:
         """Wait for the first answer. The first start of all has no deadline, as without a supervisor; later ones have."""
@@ -169,6 +174,7 @@ class Supervisor:
             self.odd = 0
             now = self.look.counters()
             self.in_flight = now.in_flight if now else None
+            self.doubt("")
             self.record.alive(canary.seconds, self.in_flight)
             if not self.look.ranks:
                 with contextlib.suppress(*SILENT):
@@ -189,15 +195,24 @@ class Supervisor:
     def late(self, before: Counters | None) -> Fault | None:
         """Judge a server whose canary did not come back in time: busy, or dead."""
         after, now = self.look.counters(), time.monotonic()
-        if before is not None and after is not None and after.progress != before.progress:
+        # Without counters (`--disable-log-stats`) nobody knows whether it is busy.
+        if before is not None and after is not None and (after.progress != before.progress or not after.progress):
             self.still_since, self.in_flight = None, after.in_flight
+            self.doubt("")
             return None
         if self.still_since is None:
             self.still_since = now - self.timeout
         still = now - self.still_since
+        said = f"no completion came back for {still:.0f}s, and nothing else moved"
         if still < self.stuck:
+            self.doubt(said)
             return None
-        return self.explained(Fault(f"no completion came back for {still:.0f}s, and nothing else moved"))
+        return self.explained(Fault(said))
+
+    def doubt(self, why: str) -> None:
+        """Write down why a server that is ready may not be; empty when nothing speaks against it."""
+        if why != self.record.said["doing"]:
+            self.record.set("ready", why)
 
     def ended(self, when: str = "") -> Fault | None:
         """Return the fault of a vLLM whose process has ended."""
@@ -220,22 +235,22 @@ class Supervisor:
         """Add which rank is to blame, and what the log says."""
         log = self.look.log_since(self.offset)
         told = Fault(fault.what, fault.node, fault.rank, "\n".join(each for each in (fault.evidence, log) if each))
-        return beside(told, self.look.culprit() if self.look.ranks else None)
+        return beside(told, (self.look.culprit() or self.look.accused(log)) if self.look.ranks else None)
 
     def wait_for_cluster(self) -> bool:
         """Wait until the cluster is whole, twice in a row and however long it takes; False when the server is not wanted."""
-        whole = 0
-        while whole < 2:
+        self.look.steady = 0
+        while True:
             if not record.wants(self.wanted):
                 return False
             try:
                 doing = self.look.lacking()
             except SILENT:
                 doing = "waiting for Ray's dashboard to answer"
-            whole = 0 if doing else whole + 1
             self.record.set("recovering", doing or "the cluster is whole again")
+            if self.look.steady == 2:
+                return True
             time.sleep(min(1.0, self.every))
-        return True
 
     def end_engine(self) -> None:
         """End vLLM politely, then by force, and everything of this job that it may have left on this node."""
@@ -309,12 +324,14 @@ def _stop(_number: int, _frame: object) -> None:
 def main() -> int:
     """Run what the command line says."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("verb", choices=("run", "boot"))
+    parser.add_argument("verb", choices=("run", "boot", "watch"))
     parser.add_argument("--job", default="")
     parser.add_argument("--again", action="store_true")
     args = parser.parse_args()
     if args.verb == "boot":
         return boot()
+    if args.verb == "watch":
+        watch()
     wanted = record.read(record.WANTED)
     if not wanted:
         say(f"there is no {record.WANTED} in {record.FOLDER}: nobody wants a server")
@@ -325,7 +342,8 @@ def main() -> int:
     try:
         return supervisor.run()
     except (FileNotFoundError, PermissionError) as error:  # as a shell says it of a program that is not there
-        say(f"{error.filename}: {error.strerror}")
+        supervisor.record.set("stopped", f"{error.filename}: {error.strerror}")
+        say(supervisor.record.said["doing"])
         record.forget(wanted)
         return 127
     except Stopped:

@@ -19,10 +19,13 @@ import head
 
 SILENT = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, http.client.HTTPException)
 ENDED = "the engine has ended its ranks"
+GONE = 10.0  # seconds for which Ray may take a node for alive whose port was closed; `plan/containers.py` lets it notice in 5
+PATIENCE = 15.0  # seconds for each of Ray's tables that a start waits for: the record has to be written within a minute
 _PROMPT = "Say hello."
 _RANK = re.compile(r"vllm_Worker_\w*?\d(?:_dp(\d+))?((?:_[A-Z]+\d+)*)")  # as launcher/tools/ray.py reads it
 _ENGINE = re.compile(r"EngineCore|RayWorker")  # classes of vLLM whose actors have no such name
 _CONSEQUENCE = re.compile(r"owner .*(?:died|exited)|owner.?has|ray\.kill|job .*finished|driver|intended|out of scope", re.I)
+_DIED = re.compile(r"rank=\[?(\d+)\b.{0,40} died unexpectedly")  # v1/executor/ray_executor_v2.py of vLLM 0.32
 _TELLING = re.compile(
     r"died unexpectedly|encountered a fatal error|EngineDeadError|Error:|Exception:|CUDA error|out of memory|Killed|"
     r"NCCL WARN|Connection closed|Connection reset|SIGSEGV|Segmentation fault|Aborted|timed out"
@@ -89,11 +92,15 @@ class Look:
         )  # fmt: skip
         self.path, self.body = "/v1/completions", {}
         self.ranks: dict[str, tuple[str, str]] = {}  # Ray's id of each rank's actor → its name and address
+        self.driver = ""  # Ray's id of who started them
+        self.steady = 0  # looks in a row to which nothing was lacking, and Ray's nodes were the same
+        self.ids: list[str] = []  # of these nodes
+        self.closed: dict[str, float] = {}  # Ray's id of a node → when its port was last found closed
 
-    def rows(self, what: str, **filters: str) -> list[dict[str, Any]]:
-        """Ask for one of Ray's tables."""
+    def rows(self, what: str, patience: float = 3, **filters: str) -> list[dict[str, Any]]:
+        """Ask for one of Ray's tables; `patience` are the seconds for it."""
         chosen = "".join(f"&filter_keys={key}&filter_predicates=%3D&filter_values={value}" for key, value in filters.items())
-        answer: Any = head.ray(self.args, f"/api/v0/{what}?detail=1&limit=10000{chosen}", timeout=3)
+        answer: Any = head.ray(self.args, f"/api/v0/{what}?detail=1&limit=10000{chosen}", timeout=patience)
         return answer["data"]["result"]["result"]
 
     def nodes(self) -> dict[str, dict[str, Any]]:
@@ -107,28 +114,46 @@ class Look:
     # ---- before it can start ----
 
     def lacking(self) -> str:
-        """Say what a start still waits for, empty when nothing: declared nodes and GPUs, and what a dead server still holds."""
-        table, cluster = self.nodes(), self.wanted["cluster"]
-        gone = [ip for ip in cluster["nodes"] if not self._there(table.get(ip), ip)]
+        """Say what a start still waits for, empty when nothing: declared nodes and GPUs, and what a dead server still holds.
+
+        It is patient: a dashboard that is always slow must not keep a server down. `steady` counts.
+        """
+        steady, self.steady, cluster = self.steady, 0, self.wanted["cluster"]
+        living = [row for row in self.rows("nodes", PATIENCE) if row["state"] == "ALIVE" and row["node_ip"] in cluster["nodes"]]
+        there = [row for row in living if self._there(row)]
+        table = {row["node_ip"]: row for row in there}
+        gone = [ip for ip in cluster["nodes"] if ip not in table]
         if gone:
             return f"waiting for {', '.join(gone)} to be in Ray again"
+        if len(living) > len(table):
+            return "waiting until Ray has noticed which nodes are dead"
         brought = {ip: float((table[ip].get("resources_total") or {}).get("GPU", 0)) for ip in cluster["nodes"]}
         few = [f"{ip} ({brought[ip]:g} of {gpus})" for ip, gpus in cluster["nodes"].items() if brought[ip] < gpus]
         if few:
             return f"waiting for GPUs in Ray: {', '.join(few)}"
         free = sum(brought.values()) - self._reserved()
         needs = float(cluster.get("needs", 0))
-        return f"waiting until Ray has freed {needs:g} GPUs; {free:g} are free" if free < needs else ""
+        if free < needs:
+            return f"waiting until Ray has freed {needs:g} GPUs; {free:g} are free"
+        before, self.ids = self.ids, sorted(row["node_id"] for row in there)
+        self.steady = steady + 1 if self.ids == before else 1
+        return ""
 
-    def _there(self, row: dict[str, Any] | None, ip: str) -> bool:
-        """True for a living node. Ray notices some seconds late that a container has died; its port is closed at once."""
-        port = self.wanted["cluster"].get("port")
-        return row is not None and row["state"] == "ALIVE" and (not port or head.reachable(f"{ip}:{port}"))
+    def _there(self, row: dict[str, Any]) -> bool:
+        """True for a node that is what Ray says, alive. Ray notices some seconds late that a container has died.
+
+        Its port is closed at once, but open again, of another node, before Ray has noticed.
+        """
+        port, now = self.wanted["cluster"].get("port"), time.monotonic()
+        if port and not head.reachable(f"{row['node_ip']}:{port}"):
+            self.closed[row["node_id"]] = now
+        return now - self.closed.get(row["node_id"], -GONE) >= GONE
 
     def _reserved(self) -> float:
-        groups = [row for row in self.rows("placement_groups") if row.get("state") not in ("REMOVED", "PENDING", "INFEASIBLE")]
+        listed = self.rows("placement_groups", PATIENCE)
+        groups = [row for row in listed if row.get("state") not in ("REMOVED", "PENDING", "INFEASIBLE")]
         held = [bundle.get("unit_resources") or {} for row in groups for bundle in row.get("bundles") or ()]
-        alone = [row for row in self.rows("actors", state="ALIVE") if not row.get("placement_group_id")]
+        alone = [row for row in self.rows("actors", PATIENCE, state="ALIVE") if not row.get("placement_group_id")]
         held += [row.get("required_resources") or {} for row in alone]
         return sum(float(each.get("GPU", 0)) for each in held)
 
@@ -155,8 +180,11 @@ class Look:
         ips = {row["node_id"]: row["node_ip"] for row in self.rows("nodes")}
         named = [(row, name) for row in self.rows("actors", state="ALIVE") if (name := _rank(row))]
         own = head.job(self.args).get("job_id")
-        ours = [each for each in named if each[0].get("job_id") == own] or named
+        # Ray may not say which driver is ours; the ranks of several, a batch job's say, must not be taken for the server's.
+        alone = named if len({row.get("job_id") for row, _ in named}) == 1 else []
+        ours = [each for each in named if each[0].get("job_id") == own] or alone
         self.ranks = {row["actor_id"]: (name, ips.get(row.get("node_id", ""), "")) for row, name in ours}
+        self.driver = next((str(row.get("job_id")) for row, _ in ours), "")
 
     # ---- whether it lives ----
 
@@ -182,10 +210,10 @@ class Look:
 
     def _blamed(self, missing: list[str]) -> Fault:
         """Name the first of the dead ranks whose death is no consequence of another's."""
+        rows = {row["actor_id"]: row for row in self.rows("actors", job_id=self.driver)}
         found = []
-        for actor in missing[:64]:
-            rank, ip = self.ranks[actor]
-            row = next(iter(self.rows("actors", actor_id=actor)), {})
+        for actor in missing:
+            (rank, ip), row = self.ranks[actor], rows.get(actor, {})
             why = _words(row.get("death_cause")) or f"Ray says {row.get('state', 'nothing')} of it"
             found.append(Fault("a rank is dead", node=ip, rank=rank, evidence=why))
         first = min(found, key=lambda each: bool(_CONSEQUENCE.search(each.evidence)))
@@ -198,6 +226,19 @@ class Look:
             if port and ip and not head.reachable(f"{ip}:{port}"):
                 said = f"nothing listens on {ip}:{port}: its container is gone, or its network"
                 return Fault("a node with ranks is gone", node=ip, rank=rank, evidence=said)
+        return None
+
+    def accused(self, log: str) -> Fault | None:
+        """Return the rank that vLLM's log names as dead: a container may be back before anybody has seen its port closed."""
+        match = _DIED.search(log)
+        if match is None:
+            return None
+        stage, part = divmod(int(match[1]), self.wanted.get("asked_for", {}).get("tp", 1))
+        for name, ip in self.ranks.values():
+            place = dict(re.findall(r"([A-Z]+)(\d+)", name))
+            # Each replica counts its ranks from 0, and its lines do not say whose they are.
+            if "DP" not in place and (int(place.get("PP", 0)), int(place.get("TP", 0))) == (stage, part):
+                return Fault("a rank is dead", node=ip, rank=name)
         return None
 
     def counters(self) -> Counters | None:

@@ -52,7 +52,7 @@ def files(answers: Sequence[Answer], mark: str) -> dict[str, str]:
     about, logs, inside, trail = answers
     told = [read(answer.out, mark) for answer in (about, logs, inside)]
     gaps = [f"{what}: {why}" for what, why in told[0].gaps.items()]
-    gaps += [f"{answer.tail[-300:]}" for answer in answers if not answer.ok]
+    gaps += [answer.tail[-300:] for answer in answers if not answer.ok]
     found: dict[str, str] = {
         "state.json": json.dumps([asdict(each) for each in told[0].states], indent=1) if told[0].states else "",
         "containers.json": _inspected(told[0].inspect),

@@ -170,14 +170,14 @@ def _ray_env(inventory: Inventory) -> dict[str, str]:
     # by itself on the head, and not on workers, when it finds a token file.
     # The interval: `ray status` is renewed every five seconds otherwise, and shows yesterday's cluster meanwhile.
     # The niceness: Ray gives its workers, and so vLLM, 15 unless told otherwise, behind everything else on the node.
-    # Ray's looks at its nodes: a closed port is a dead node after 5 s (15 by default), silence after 20 s (65).
+    # Ray's looks at its nodes: a closed port is a dead node after 5 s (15 by default). Silence is one after a minute, as by
+    # default: a node whose CPUs or disks are busy is silent for longer than one would think.
     # The reconnection: workers end 15 s after they have lost the head (60), restart, and join the one that is back.
     env = {
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
         "RAY_gcs_rpc_server_reconnect_timeout_s": "15",
         "RAY_health_check_failure_threshold": "5",
         "RAY_health_check_period_ms": "1000",
-        "RAY_health_check_timeout_ms": "3000",
         "RAY_worker_niceness": "0",
         "RAY_ADDRESS": f"{inventory.head.ip}:{inventory.ports.gcs}",
         "RAY_USAGE_STATS_ENABLED": "0",

@@ -8,7 +8,7 @@ from launcher.checks.shape import Finding
 from launcher.model import Inventory, Node
 from launcher.plan import containers, verdict
 from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
-from launcher.tools import docker
+from launcher.tools import docker, host
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
@@ -19,10 +19,10 @@ _CLEAR = (
     '{ rmdir "${1%/*}" 2>/dev/null || true; }'
 )
 _FORGET = 'rm -rf "$1/secrets" && rmdir "$1" && { rmdir "${1%/*}" 2>/dev/null || true; }'
-# $1 is the place in memory, or empty.
+# $0 is the directory on the disk, $1 the cluster.
 _LEFT = (
-    'm=$1; shift; ids=$("$@") || exit 1; [ -z "$ids" ] || printf "container %.12s\\n" $ids; for d in "$0" ${m:+"$m"}; do '
-    '[ ! -e "$d" ] || printf "directory %s\\n" "$d"; done'
+    'c=$1; shift; ids=$("$@") || exit 1; [ -z "$ids" ] || printf "container %.12s\\n" $ids; '
+    '[ ! -e "$0" ] || printf "directory %s\\n" "$0"; set -- "$c"; { ' + host.IN_MEMORY + '; } | sed "s/^/directory /"'
 )
 
 
@@ -48,10 +48,10 @@ def plan_down(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Plan:
     clear += tuple(
         Step(
             title="removing secrets from memory",
-            command=Command(node=node.name, argv=("sh", "-c", _FORGET, "forget", in_memory), timeout=30),
+            command=Command(node=node.name, argv=("sh", "-c", _FORGET, "forget", folder), timeout=30),
         )
         for node in nodes
-        if facts[node.name].in_memory is not None and (in_memory := _in_memory(inventory, facts[node.name]))
+        for folder in facts[node.name].folders
     )
     stages = (
         Stage(id="workers", title="Remove workers", steps=workers + ranks),
@@ -73,16 +73,11 @@ def _removals(node: Node, facts: HostFacts, wanted: Callable[[str], bool]) -> li
     ]
 
 
-def _in_memory(inventory: Inventory, facts: HostFacts) -> str:
-    return f"{facts.memory}/{inventory.cluster}" if facts.memory else ""
-
-
 def _absent(inventory: Inventory, nodes: Sequence[Node], facts: Mapping[str, HostFacts]) -> Gate:
     def ask(node: Node) -> Command:
         directory = containers.state_dir(inventory, node, facts[node.name])
-        in_memory = _in_memory(inventory, facts[node.name])
         listing = docker.list_ids(node.docker, inventory.cluster)
-        return Command(node=node.name, argv=("sh", "-c", _LEFT, directory, in_memory, *listing), timeout=30)
+        return Command(node=node.name, argv=("sh", "-c", _LEFT, directory, inventory.cluster, *listing), timeout=30)
 
     def judge(answers: Answers) -> Sequence[Finding]:
         return [_judge(node, answers) for node in nodes]

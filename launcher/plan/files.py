@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
 
-from launcher.model import Inventory, Node, Secret
+from launcher.model import Argv, Inventory, Node, Secret
 from launcher.plan import containers
 from launcher.plan.shape import Step
 from launcher.tools.host import HostFacts
@@ -35,6 +35,8 @@ _OWN = (
     'umask 077 && mkdir -p "$1/secrets" && for d in "${1%/*}" "$1" "$1/secrets"; do [ -O "$d" ] && [ ! -L "$d" ] || '
     '{ echo "$d belongs to somebody else" >&2; exit 1; }; done && '
 )
+# A directory that holds something else is left.
+_FORGET = 'rm -rf "$1/secrets" && { rmdir "$1" "${1%/*}" 2>/dev/null || true; }'
 _STORE = (
     'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && '
     'mv "$new" "$1/secrets/$2"'
@@ -85,7 +87,7 @@ def steps(
     if fresh:
         base, memory = containers.secrets_base(inventory, node, facts), inventory.secrets_in == "memory"
         store = _OWN + _STORE if memory else _STORE
-        steps += _elsewhere(inventory, node, facts)
+        steps += _elsewhere(inventory, node, facts, base)
         there = (facts.in_memory if memory else facts.secret_names) if facts else ()
         old = [name for name in there or () if name not in secrets]
         if old:
@@ -109,20 +111,16 @@ def steps(
     return steps
 
 
-def _elsewhere(inventory: Inventory, node: Node, facts: HostFacts | None) -> list[Step]:
-    """Remove the secrets from where they lay before `secrets_in` was changed."""
+def _elsewhere(inventory: Inventory, node: Node, facts: HostFacts | None, base: str) -> list[Step]:
+    """Remove the secrets from wherever they lay before `secrets_in`, or the node's place in memory, was another one."""
     if facts is None:
         return []
-    if inventory.secrets_in == "disk":
-        base = f"{facts.memory}/{inventory.cluster}" if facts.in_memory else ""
-    else:
-        base = containers.state_dir(inventory, node, facts) if facts.secret_names else ""
-    names = facts.in_memory if inventory.secrets_in == "disk" else facts.secret_names
-    if not base:
-        return []
-    argv = ("rm", "-f", *(f"{base}/secrets/{name}" for name in names or ()))
+    argvs: list[Argv] = [("sh", "-c", _FORGET, "forget", folder) for folder in facts.folders if folder != base]
+    if inventory.secrets_in == "memory" and facts.secret_names:
+        disk = containers.state_dir(inventory, node, facts)
+        argvs.append(("rm", "-f", *(f"{disk}/secrets/{name}" for name in facts.secret_names)))
     title = "removing secrets from where they lay before"
-    return [Step(title=title, command=Command(node=node.name, argv=argv, timeout=30))]
+    return [Step(title=title, command=Command(node=node.name, argv=argv, timeout=30)) for argv in argvs]
 
 
 def _bytes(value: Secret) -> bytes:

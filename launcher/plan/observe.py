@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from launcher import redaction
 from launcher.errors import ConnectError, NodeError, UnreadableAnswer, together
@@ -69,17 +70,19 @@ def read(answers: Iterable[Answer]) -> tuple[dict[str, host.HostFacts], dict[str
 
 def _facts(answer: Answer) -> host.HostFacts:
     node = answer.node
+    # The end of an answer that was cut off may be the part with the Ray token, which nobody has learned yet.
+    tail = replace(answer, out=host.shown(answer.out)).tail
     if answer.timed_out:
         raise NodeError(
-            node, f"did not tell its state within {answer.seconds:.0f}s", evidence=answer.tail,
+            node, f"did not tell its state within {answer.seconds:.0f}s", evidence=tail,
             hint=f"see what hangs there: `ssh {node} ps -ef`",
         )  # fmt: skip
     if answer.code == 255:
-        raise ConnectError(node, "connection lost", evidence=answer.tail, hint="run the same command again")
+        raise ConnectError(node, "connection lost", evidence=tail, hint="run the same command again")
     try:
         facts = host.parse_probe(answer.out)
     except UnreadableAnswer as error:
-        raise NodeError(node, error.message, evidence=error.evidence or answer.tail) from None
+        raise NodeError(node, error.message, evidence=error.evidence or tail) from None
     redaction.learn(facts.token)
     return facts
 

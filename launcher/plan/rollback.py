@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
-from launcher.errors import RequestError
+from launcher.errors import RequestError, UnreadableAnswer
 from launcher.model import Answer, Backend, Inventory
 from launcher.plan import containers
 from launcher.tools import untrusted
@@ -15,6 +15,8 @@ from launcher.transport import Command
 
 # The files are not there before anything has been served, nor after `down`.
 _READ = 'for file in answered.json wanted.json; do cat "$1/server/$file" 2>/dev/null; printf "\\n\\036\\n"; done'
+
+_LATEST = 1e11  # seconds since 1970; no calendar goes much further
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,12 @@ def read(answer: Answer) -> tuple[tuple[Answered, ...], str]:
     """Return what has answered, the newest first, and the id of what is wanted now (empty when nothing is).
 
     What cannot be read did not answer: it is left out.
+
+    Raises:
+        UnreadableAnswer: the head did not say.
     """
+    if not answer.ok:
+        raise UnreadableAnswer(f"{answer.node}: does not say which server has answered", evidence=answer.tail)
     texts = answer.out.split("\x1e")
     kept, wanted = _json(texts[0]), _json(texts[1] if len(texts) > 1 else "")
     found = [_one(each) for each in kept] if isinstance(kept, list) else []
@@ -93,11 +100,11 @@ def _one(said: Any) -> Answered | None:
     try:
         wanted = said["wanted"]
         asked = wanted["asked_for"]
-        backend, args = str(asked["backend"]), asked["args"]
-        if backend not in get_args(Backend) or not isinstance(args, list):
+        backend, args, at = str(asked["backend"]), asked["args"], float(said["at"])
+        if backend not in get_args(Backend) or not isinstance(args, list) or not 0 <= at < _LATEST:
             return None
         return Answered(
-            id=str(wanted["id"]), at=float(said["at"]), model=str(asked["model"]), backend=cast("Backend", backend),
+            id=str(wanted["id"]), at=at, model=str(asked["model"]), backend=cast("Backend", backend),
             host=str(asked["host"]), port=int(asked["port"]), tp=int(asked["tp"]), pp=int(asked["pp"]), dp=int(asked["dp"]),
             args=tuple(str(each) for each in args), image=str(wanted.get("image") or ""),
         )  # fmt: skip

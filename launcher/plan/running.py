@@ -44,13 +44,10 @@ class Running:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """A batch job that waits or runs. `id` is its Ray job, `gpus` what it needs at least, `started` seconds since 1970."""
+    """A batch job that waits or runs. `id` is its Ray job."""
 
     name: str
     id: str
-    work: str = ""
-    gpus: float = 0.0
-    started: float = 0.0
 
 
 def head_runs(inventory: Inventory, facts: Mapping[str, HostFacts]) -> bool:
@@ -64,9 +61,9 @@ def in_ray(inventory: Inventory, argv: tuple[str, ...], *, timeout: float = 60.0
     return Command(node=head.name, argv=docker.exec_(head.docker, containers.name(inventory, head), *argv), timeout=timeout)
 
 
-def ask_jobs(inventory: Inventory, host: str, port: int) -> Command:
-    """Ask the head about jobs, nodes, actors, placement groups and whether the API port is open."""
-    return in_ray(inventory, payload.jobs(replace(inventory.ports, api=port), payload.api_host(host)))
+def ask_jobs(inventory: Inventory, host: str, port: int, *, peers: tuple[str, ...] = ()) -> Command:
+    """Ask the head about jobs, nodes, actors, placement groups, and whether the API port, and those of `peers`, are open."""
+    return in_ray(inventory, payload.jobs(replace(inventory.ports, api=port), payload.api_host(host), peers))
 
 
 def find(inventory: Inventory, facts: Mapping[str, HostFacts], said: Mapping[str, Any]) -> list[Running]:
@@ -92,13 +89,10 @@ def find(inventory: Inventory, facts: Mapping[str, HostFacts], said: Mapping[str
 def batches(said: Mapping[str, Any]) -> list[Batch]:
     """Return the batch jobs that are not over."""
     return [
-        Batch(
-            name=labels[desk.NAME], id=job["submission_id"], work=str(labels.get(desk.WORK, "")),
-            gpus=serving.claimed(job), started=float(job.get("start_time") or 0) / 1000,
-        )
+        Batch(name=name, id=job["submission_id"])
         for job in said.get("jobs", ())
-        if job["status"] not in OVER and desk.named(labels := job.get("metadata") or {})
-    ]  # fmt: skip
+        if job["status"] not in OVER and (name := desk.named(job.get("metadata") or {}))
+    ]
 
 
 def holders(inventory: Inventory, facts: Mapping[str, HostFacts], said: Mapping[str, Any]) -> list[Holder]:

@@ -91,7 +91,11 @@ def ask_ray(inventory: Inventory, facts: Mapping[str, HostFacts]) -> list[Comman
     """Return what to ask the head about Ray and its jobs, and about the network: nothing when its container does not run."""
     if inventory.head.name not in facts or not running.head_runs(inventory, facts):
         return []
-    return [running.ask_jobs(inventory, inventory.serve.bind, inventory.ports.api), verdict.ask_record(inventory, facts)]
+    peers = tuple(f"{node.ip}:{inventory.ports.node_manager}" for node in inventory.nodes)
+    return [
+        running.ask_jobs(inventory, inventory.serve.bind, inventory.ports.api, peers=peers),
+        verdict.ask_record(inventory, facts),
+    ]
 
 
 def ask_server(inventory: Inventory, server: Running) -> list[Command]:
@@ -126,8 +130,11 @@ def hear(answer: Answer) -> dict[str, Any]:
 
 def read(inventory: Inventory, facts: Mapping[str, HostFacts], said: Said, missing: Mapping[str, str]) -> ClusterStatus:
     """Put the answers together; `missing` has, for each node that could not be reached, why."""
-    table = ray.parse_nodes(said.ray["nodes"]) if said.ray.get("nodes") else ()
-    ranks = ray.parse_ranks(said.ray["actors"], table) if said.ray.get("actors") else {}
+    listed = ray.parse_nodes(said.ray["nodes"]) if said.ray.get("nodes") else ()
+    ranks = ray.parse_ranks(said.ray["actors"], listed) if said.ray.get("actors") else {}
+    closed = said.ray.get("unreachable") or ()
+    # Ray misses a node some seconds after its port is closed.
+    table = [replace(row, alive=row.alive and f"{row.ip}:{inventory.ports.node_manager}" not in closed) for row in listed]
     nodes = tuple(
         NodeStatus(
             node=node.name, role="head" if node.head else "worker", ip=node.ip, container="unknown",
@@ -226,11 +233,12 @@ def _server(inventory: Inventory, facts: Mapping[str, HostFacts], said: Said, se
     if kept is not None and kept.state in ("recovering", "gave-up"):
         state: ServerState = "recovering" if kept.state == "recovering" else "gave-up"
         return ServerStatus(state=state, backend=server.backend, model=server.model, detail=kept.doing, supervision=kept)
+    doubt = f"; its supervisor: {kept.doing}" if kept is not None and kept.doing else ""
     if said.server.get("health") == 200:
-        why = f"/health says 200, no completion: {str(said.completion.get('error', ''))[:200]}"
+        why = f"/health says 200, no completion: {str(said.completion.get('error', ''))[:200]}{doubt}"
         return ServerStatus(state="silent", backend=server.backend, model=server.model, detail=why, supervision=kept)
     if kept is not None and kept.state == "ready":
-        why = f"it has answered, and does not now: {str(said.completion.get('error', ''))[:200]}"
+        why = f"it has answered, and does not now: {str(said.completion.get('error', ''))[:200]}{doubt}"
         return ServerStatus(state="silent", backend=server.backend, model=server.model, detail=why, supervision=kept)
     return ServerStatus(state="starting", backend=server.backend, model=server.model, supervision=kept)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from launcher.model import Argv, Inventory
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 STARTING = "starting the engine"  # what a supervisor says it does while vLLM starts
 AGAIN = "vlaunch supervisor: starting the engine again"  # in the job's log: what is above it is of another engine
-_TIMEOUT, _WINDOW, _GRACE = 8, 3600, 15  # seconds
+_TIMEOUT, _WINDOW = 8, 3600  # seconds
+_GRACE = 5  # seconds for a dead engine: its API may wait for requests that nobody answers any more
+_PHASES = ("stopped", "whole", "started")  # of a recovery, in their order
 _FRESH = 60.0  # seconds; a supervisor that recovers writes every one or two
 
 
@@ -30,13 +32,17 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Why a server was dead. Times are seconds since 1970; `lost` is how many requests it had when it was last asked."""
+    """Why a server was dead. Times are seconds since 1970; `lost` is how many requests it had when it was last asked.
+
+    `phases` are how many seconds later its engine was stopped, the cluster whole, and the engine started again.
+    """
 
     at: float
     what: str
     node: str = ""
     rank: str = ""
     evidence: tuple[str, ...] = ()
+    phases: Mapping[str, float] = field(default_factory=dict)
     ready_again_after: float | None = None
     lost: int | None = None
 
@@ -60,8 +66,8 @@ class Supervision:
 
     @property
     def waits(self) -> bool:
-        """True while it waits for the cluster, perhaps before Ray has the server's next job."""
-        return self.state == "recovering" and self.wanted and self.age < _FRESH
+        """True while Ray may not have the server's next job yet: it waits for the cluster, or its supervisor has just died."""
+        return self.state in ("ready", "recovering") and self.wanted and self.age < _FRESH
 
 
 def wanted(
@@ -122,13 +128,15 @@ def named(inventory: Inventory, text: str) -> str:
 
 
 def _fault(inventory: Inventory, said: Mapping[str, Any]) -> Fault:
-    lost = _number(said.get("in_flight"))
+    lost, phases = _number(said.get("in_flight")), said.get("phases")
+    phases = phases if isinstance(phases, Mapping) else {}
     return Fault(
         at=_number(said.get("at")) or 0.0,
         what=named(inventory, str(said.get("what") or "")),
         node=named(inventory, str(said.get("node") or "")),
         rank=str(said.get("rank") or ""),
         evidence=tuple(named(inventory, line) for line in str(said.get("evidence") or "").splitlines() if line.strip()),
+        phases={name: after for name in _PHASES if (after := _number(phases.get(name))) is not None},
         ready_again_after=_number(said.get("ready_again_after")),
         lost=None if lost is None else int(lost),
     )

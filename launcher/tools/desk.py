@@ -18,9 +18,10 @@ from launcher.tools import untrusted
 
 _DESK = ("python3", "/opt/vlaunch/desk.py")
 # What the metadata of a batch's Ray job tells a later run.
-NAME, WORK, GPUS = "vlaunch.batch", "vlaunch.work", "vlaunch.gpus"
+NAME, GPUS = "vlaunch.batch", "vlaunch.gpus"
 # What a job's output consists of: nothing else is fetched, and nothing else on this machine is ever replaced or removed.
 OUTPUT = re.compile(r"rows/part-\d{6,12}\.(?:parquet|jsonl)|errors/part-\d{6,12}\.jsonl|summary\.json", re.ASCII)
+_PAGE = re.compile(r"part-\d{6,12}\.json", re.ASCII)  # what a page may begin with: a file of the ledger
 _JOB = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?", re.ASCII)
 OVER = ("done", "failed", "refused", "stopped")
 _LARGEST = 2**53  # bytes of a file, of which no disk has as many
@@ -54,9 +55,9 @@ def prepare(work: str) -> Argv:
     return (*_DESK, "prepare", work)
 
 
-def outputs(work: str) -> Argv:
-    """Ask for the files that are committed, with sizes and sha256."""
-    return (*_DESK, "outputs", work)
+def outputs(work: str, start: str = "") -> Argv:
+    """Ask for the files that are committed, with sizes and sha256: one page of them, which begins at `start`."""
+    return (*_DESK, "outputs", work, *(("--from", start) if start else ()))
 
 
 def get(work: str, path: str, offset: int, count: int) -> Argv:
@@ -120,10 +121,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A job's folder on the head. `alive` means that a driver holds its lock; `inputs` are shipped files with their sizes."""
+    """A job's folder on the head. `alive` means that a driver holds its lock; `inputs` are shipped files with their sizes.
+
+    Of a job in a list `job`, `summary` and `inputs` are not told.
+    """
 
     name: str = ""
-    folder: str = ""
     absent: bool = False
     job: Mapping[str, Any] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
@@ -179,13 +182,19 @@ def parse_list(answer: Answer) -> tuple[Entry, ...]:
     return tuple(each for each in found if _JOB.fullmatch(each.name))
 
 
-def parse_outputs(answer: Answer) -> tuple[Output, ...]:
-    """Read the answer to `outputs`; raises UnreadableAnswer, also for a path that no output of ours has."""
-    said = parse(answer).get("files")
+def parse_outputs(answer: Answer) -> tuple[tuple[Output, ...], str]:
+    """Read the answer to `outputs`: files, and where the next page begins, if there is one.
+
+    Raises UnreadableAnswer, also for a path that no output of ours has.
+    """
+    said = parse(answer)
+    after = said.get("next", "")
     try:
-        found = tuple(Output(path=each["path"], bytes=each["bytes"], sha256=each["sha256"]) for each in said or ())
+        found = tuple(Output(path=each["path"], bytes=each["bytes"], sha256=each["sha256"]) for each in said.get("files") or ())
     except (KeyError, TypeError):
         raise UnreadableAnswer(f"{answer.node}: the list of output files cannot be read", evidence=answer.tail) from None
+    if not isinstance(after, str) or (after and not _PAGE.fullmatch(after)):
+        raise UnreadableAnswer(f"{answer.node}: the list of output files cannot be read", evidence=untrusted.shown(after))
     for each in found:
         sound = type(each.bytes) is int and 0 <= each.bytes < _LARGEST and isinstance(each.sha256, str)
         if not isinstance(each.path, str) or not OUTPUT.fullmatch(each.path) or not sound:
@@ -195,7 +204,7 @@ def parse_outputs(answer: Answer) -> tuple[Output, ...]:
             )
     if len({each.path for each in found}) < len(found):
         raise UnreadableAnswer(f"{answer.node}: names an output file twice", evidence=answer.tail[:300])
-    return found
+    return found, after
 
 
 def parse_piece(answer: Answer) -> tuple[bytes, int]:
@@ -276,8 +285,7 @@ def parse(answer: Answer) -> dict[str, Any]:
 def _entry(said: Mapping[str, Any]) -> Entry:
     job, inputs = _object(said.get("job")), _object(said.get("inputs"))
     return Entry(
-        name=_text(said.get("name")) or _text(job.get("name")),
-        folder=_text(said.get("folder")),
+        name=_text(said.get("name")),
         job=job,
         progress=parse_progress(said.get("progress")),
         summary=_object(said.get("summary")),

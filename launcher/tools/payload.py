@@ -17,9 +17,9 @@ def port_open(ip: str, port: int) -> Argv:
     return ("python3", "-c", f"import socket; socket.create_connection(({ip!r}, {port}), 3).close()")
 
 
-def jobs(ports: Ports, api_host: str) -> Argv:
-    """Ask for submitted jobs, Ray's nodes, living actors and what vLLM's API says."""
-    return (*_HEAD, "jobs", *_where(ports, api_host))
+def jobs(ports: Ports, api_host: str, peers: tuple[str, ...] = ()) -> Argv:
+    """Ask for submitted jobs, Ray's nodes, living actors, what vLLM's API says, and which `peers` (`ip:port`) are closed."""
+    return (*_HEAD, "jobs", *_where(ports, api_host), *(("--peers", *peers) if peers else ()))
 
 
 def submit(ports: Ports) -> Argv:

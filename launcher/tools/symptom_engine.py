@@ -212,7 +212,7 @@ ENGINE = (
     ),
     Symptom(
         id="rank-died",
-        pattern=r"RayWorkerProc rank=\d+ died unexpectedly|EngineDeadError|EngineCore encountered a fatal error",
+        pattern=r"RayWorkerProc rank=\[?\d.{0,40} died unexpectedly|EngineDeadError|EngineCore encountered a fatal error",
         cause="a rank died",
         fix="look at every node: `vlaunch logs`, then start again: `vlaunch serve`",
         source="vLLM 0.32, v1/executor/ray_executor_v2.py",

@@ -58,6 +58,14 @@ def test_silence_says_what_to_do(cluster: Cluster) -> None:
     assert "hint: run `vlaunch up`" in ran.err
 
 
+def test_fewer_lines_than_none_are_a_wrong_request(talking: Cluster) -> None:
+    """And not a silent cluster."""
+    ran = talking.run("logs", "--tail", "-1")
+
+    assert ran.code == 2
+    assert "--tail" in ran.err
+
+
 def test_what_a_container_prints_cannot_draw_on_the_terminal(talking: Cluster) -> None:
     """vLLM colours its log."""
     talking.logs = {"gpu01": {"head": b"\x1b[36m(Worker)\x1b[0;0m up\n"}}

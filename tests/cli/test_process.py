@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,19 @@ def test_one_that_has_ended_is_dead() -> None:
         assert processes.awaited(lambda: process.dead(text), within=10)
     assert process.dead(text)
     assert process.dead(f"{process.own().rpartition(':')[0]}:1")
+
+
+def test_where_others_processes_are_hidden_nobody_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `hidepid` a launcher of another user looks as if it had ended."""
+    text = process.own()
+    for name in ("sys/kernel/random", "self/ns"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "sys/kernel/random/boot_id").write_bytes(Path("/proc/sys/kernel/random/boot_id").read_bytes())
+    (tmp_path / "self/ns/pid").symlink_to(Path("/proc/self/ns/pid").readlink())
+    monkeypatch.setattr(process, "_PROC", tmp_path)
+
+    assert not process.dead(text)
+    assert process.own() == ""
 
 
 @pytest.mark.parametrize(

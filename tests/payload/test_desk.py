@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
 import fcntl
 import hashlib
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from launcher.payload import desk
 from tests.payload.batch.jobs import job, surveyed
 from tests.payload.batch.test_ledger import run
 
@@ -58,14 +60,14 @@ def test_a_job_is_prepared_and_looked_at(work: Path) -> None:
     (work / "summary.json").write_text("{ half")
     found = ask("look", work)
 
-    assert (found["name"], found["folder"], found["job"]["out"]) == ("demo", str(work), str(work / "output"))
+    assert (found["name"], found["job"]["out"]) == ("demo", str(work / "output"))
     assert (found["progress"], found["summary"], found["alive"], found["inputs"]) == ({"state": "running"}, {}, False, {})
     assert prepared(work, digest="new") == {"bytes": len((work / "job.json").read_bytes())}
     assert ask("look", work)["job"]["digest"] == "new"
 
 
 def test_a_hundred_jobs_are_listed_in_half_a_second(work: Path) -> None:
-    """Of several folders; what is no job is left out."""
+    """Of several folders, in few words, however many files they have; what is no job is left out."""
     for number in range(100):
         folder = work.parent / f"job-{number:03}"
         (folder / "input").mkdir(parents=True)
@@ -81,7 +83,7 @@ def test_a_hundred_jobs_are_listed_in_half_a_second(work: Path) -> None:
     used = sum(os.times()[2:4]) - sum(started[2:4])
 
     assert [each["name"] for each in found] == [f"job-{number:03}" for number in range(100)]
-    assert found[7]["inputs"] == {"input/0000-a": 7}
+    assert found[7] == {"name": "job-007", "progress": {}, "alive": False}
     assert used < 0.5
 
 
@@ -176,6 +178,37 @@ def test_outputs_are_those_that_are_committed(tmp_path: Path, work: Path) -> Non
     assert "error" in ask("get", work, "rows/part-000001.jsonl", "--bytes", str(1 << 30))
 
 
+@pytest.mark.parametrize(
+    ("size", "pages"),
+    [
+        (2, [["000001", "000002"], ["000003", "000005"], ["1000000", "summary.json"]]),
+        (5, [["000001", "000002", "000003", "000005", "1000000", "summary.json"]]),
+    ],
+)
+def test_outputs_come_in_pages(work: Path, monkeypatch: pytest.MonkeyPatch, size: int, pages: list[list[str]]) -> None:
+    """No file is left out or told twice; the summary is on the last page."""
+    prepared(work)
+    for folder in ("rows", "ledger"):
+        (work / "output" / folder).mkdir(parents=True)
+    (work / "output" / "summary.json").write_text("{}")
+    for number in (1, 2, 3, 5, 1000000):
+        part = f"rows/part-{number:06}.jsonl"
+        (work / "output" / part).write_text("x")
+        (work / "output" / "ledger" / f"part-{number:06}.json").write_text(json.dumps({"part": part, "bytes": 1}))
+    (work / "output" / "ledger" / "schema.json").write_text("{}")  # no page begins with it
+    monkeypatch.setattr(desk, "PAGE", size)
+    told: list[list[str]] = []
+    start = ""
+    while start or not told:
+        found: Any = desk.outputs(argparse.Namespace(work=str(work), start=start))
+        told.append([each["path"].removeprefix("rows/part-").removesuffix(".jsonl") for each in found["files"]])
+        start = found.get("next", "")
+
+    assert told == pages
+    last = ask("outputs", work, "--from", "part-1000000.json")["files"]
+    assert [each["path"] for each in last] == ["rows/part-1000000.jsonl", "summary.json"]
+
+
 def test_a_remote_output_is_not_asked_for_here(work: Path) -> None:
     """It is where it was written."""
     prepared(work, out="s3://b/o")
@@ -193,7 +226,11 @@ def test_a_job_is_removed_with_what_it_wrote_and_nothing_else(tmp_path: Path, wo
     (out / "rows" / "notes.txt").touch()
     prepared(work, out=str(out), name="other")
     assert ask("remove", work) == {"removed": [str(work)]}
-    assert (out / "ledger" / "job.json").exists()
+    mark = (out / "ledger" / "job.json").read_text()
+    (out / "ledger" / "job.json").write_text(json.dumps({"job": "demo"}))  # of no cluster
+    prepared(work, out=str(out))
+    assert ask("remove", work) == {"removed": [str(work)]}
+    (out / "ledger" / "job.json").write_text(mark)
     prepared(work, out=str(out))
 
     assert ask("remove", work) == {"removed": [str(out), str(work)]}

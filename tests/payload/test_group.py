@@ -189,7 +189,8 @@ def test_a_killed_engine_ends_the_others_and_all_start_anew(group: Group) -> Non
     assert (fault["rank"], fault["node"], fault["in_flight"]) == ("1", "n1", 2)
     assert fault["what"] == "the engine of rank 1 on n1 was killed by SIGKILL (by hand, or for lack of memory)"
     assert "the engine of rank 1 runs" in fault["evidence"]
-    assert fault["ready_again_after"] > 0
+    assert list(fault["phases"]) == ["stopped", "started"]
+    assert 0 <= fault["phases"]["stopped"] <= fault["phases"]["started"] < fault["ready_again_after"]
     assert group.said["restarts_left"] == 2
     assert group.log(0).count(AGAIN) == 1
     assert "supervisor:   the engine of rank 1 runs" in group.log(0)

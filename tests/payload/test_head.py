@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -328,6 +330,34 @@ def test_what_is_stopped_is_not_wanted(server: Server, run: Any, tmp_path: Path,
     assert (tmp_path / "state" / "wanted.json").exists() == left
 
 
+def test_a_server_that_is_handed_over_meanwhile_is_stopped(server: Server, start: Any, tmp_path: Path) -> None:
+    """A head that comes back submits it under its next number, and holds the lock while it does."""
+    wanted = tmp_path / "state" / "wanted.json"
+    wanted.write_text(json.dumps({**WANTED, "job": "serve-0123abcd-1"}))
+    server.answers["/api/jobs/serve-0123abcd-2"] = {"status": "STOPPED"}
+    with (tmp_path / "state" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        stopping = start("stop", "--job", "serve-0123abcd-1", "--grace", "0")
+        deadline = time.monotonic() + 20
+        while wanted.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        wanted.write_text(json.dumps({**WANTED, "job": "serve-0123abcd-2"}))
+    stopping.communicate(timeout=60)
+
+    assert ("POST", "/api/jobs/serve-0123abcd-2/stop") in [asked[:2] for asked in server.asked]
+    assert not wanted.exists()
+
+
+def test_a_server_that_has_been_handed_over_is_stopped(server: Server, run: Any, tmp_path: Path) -> None:
+    """The launcher has seen its last number, and it has its next one."""
+    (tmp_path / "state" / "wanted.json").write_text(json.dumps({**WANTED, "job": "serve-0123abcd-2"}))
+    server.answers["/api/jobs/serve-0123abcd-2"] = {"status": "STOPPED"}
+    code, _ = run("stop", "--job", "serve-0123abcd-1", "--grace", "0")
+
+    assert code == 0
+    assert ("POST", "/api/jobs/serve-0123abcd-2/stop") in [asked[:2] for asked in server.asked]
+
+
 def test_what_the_supervisor_wrote_comes_along(run: Any, tmp_path: Path) -> None:
     """With its age; a record of another server than the one that is wanted says nothing."""
     record = {"id": "0123abcd", "state": "recovering", "written": 0}
@@ -345,14 +375,53 @@ def test_what_the_supervisor_wrote_comes_along(run: Any, tmp_path: Path) -> None
 
 def test_watch_follows_a_server_to_its_next_job(server: Server, run: Any, tmp_path: Path) -> None:
     """Ray forgot the job when its head restarted; until the server has another one, it is pending."""
-    (tmp_path / "state" / "wanted.json").write_text(json.dumps(WANTED))
+    wanted = tmp_path / "state" / "wanted.json"
+    wanted.write_text(json.dumps({**WANTED, "job": "serve-0123abcd-1"}))
     _, (before,) = run("watch", "--job", "serve-0123abcd-1")
+    wanted.write_text(json.dumps({**WANTED, "job": "serve-0123abcd-2"}))
+    _, (meanwhile,) = run("watch", "--job", "serve-0123abcd-1")
     (tmp_path / "job-driver-serve-0123abcd-2.log").write_text("eins\n")
-    server.answers["/api/jobs/"] = [{"submission_id": "serve-0123abcd-2", "status": "RUNNING", "start_time": 1}]
+    server.answers["/api/jobs/serve-0123abcd-2"] = {"submission_id": "serve-0123abcd-2", "status": "RUNNING"}
     _, (after,) = run("watch", "--job", "serve-0123abcd-1")
 
-    assert (before["job"]["status"], before["log"]) == ("PENDING", "")
+    assert [(each["job"]["status"], each["log"]) for each in (before, meanwhile)] == [("PENDING", "")] * 2
     assert (after["job"]["submission_id"], after["log"]) == ("serve-0123abcd-2", "eins\n")
+
+
+def test_watch_follows_a_server_whose_supervisor_died(server: Server, run: Any, tmp_path: Path) -> None:
+    """It had answered, so it comes back: it has not failed. The new log is read from its start."""
+    wanted = tmp_path / "state" / "wanted.json"
+    (tmp_path / "job-driver-serve-0123abcd-1.log").write_text("many lines\n" * 9)
+    server.answers["/api/jobs/serve-0123abcd-1"] = {"submission_id": "serve-0123abcd-1", "status": "FAILED"}
+    seen = []
+    for number, state in ((1, "ready"), (1, "recovering"), (2, "recovering"), (2, "ready")):
+        wanted.write_text(json.dumps({**WANTED, "job": f"serve-0123abcd-{number}"}))
+        (tmp_path / "state" / "server.json").write_text(json.dumps({"id": "0123abcd", "state": state}))
+        seen.append(run("watch", "--job", "serve-0123abcd-1", "--offset", "99")[1][0])
+        (tmp_path / "job-driver-serve-0123abcd-2.log").write_text("eins\n")
+        server.answers["/api/jobs/serve-0123abcd-2"] = {"submission_id": "serve-0123abcd-2", "status": "RUNNING"}
+
+    assert [each["job"]["status"] for each in seen] == ["PENDING", "PENDING", "RUNNING", "RUNNING"]
+    assert (seen[-1]["job"]["submission_id"], seen[-1]["log"], seen[-1]["offset"]) == ("serve-0123abcd-2", "eins\n", 5)
+
+
+@pytest.mark.parametrize("why", ["never answered", "gave up", "another server", "no record"])
+def test_watch_says_that_a_server_failed(server: Server, run: Any, tmp_path: Path, why: str) -> None:
+    """Nobody brings it back."""
+    wanted = {
+        **WANTED,
+        "job": "serve-0123abcd-1",
+        **({"id": "other", "job": "serve-other-1"} if why == "another server" else {}),
+    }
+    if why != "gave up":  # then it is not wanted any more
+        (tmp_path / "state" / "wanted.json").write_text(json.dumps(wanted))
+    if why != "no record":
+        state = {"never answered": "starting", "gave up": "gave-up"}.get(why, "ready")
+        (tmp_path / "state" / "server.json").write_text(json.dumps({"id": wanted["id"], "state": state}))
+    server.answers["/api/jobs/serve-0123abcd-1"] = {"submission_id": "serve-0123abcd-1", "status": "FAILED"}
+    _, (said,) = run("watch", "--job", "serve-0123abcd-1")
+
+    assert said["job"]["status"] == "FAILED"
 
 
 def test_submit_twice(server: Server, run: Any) -> None:
@@ -499,9 +568,10 @@ def test_jobs(server: Server, run: Any) -> None:
     ]
     for what in ("nodes", "actors", "placement_groups"):
         server.answers[f"/api/v0/{what}"] = {"data": {"result": {"result": [what]}}}
-    code, (said,) = run("jobs")
+    code, (said,) = run("jobs", "--peers", "127.0.0.1:1", f"127.0.0.1:{server.port}")
 
     assert code == 0
+    assert said["unreachable"] == ["127.0.0.1:1"]
     assert [job["submission_id"] for job in said["jobs"]] == ["serve-1"]
     assert "driver_info" not in said["jobs"][0]
     assert said["groups"]["data"]["result"]["result"] == ["placement_groups"]

@@ -19,7 +19,8 @@ import pytest
 from tests.payload.test_head import Server
 
 FOLDER = Path(__file__).parents[2] / "launcher" / "payload"
-JOB = "serve-0123abcd-1"
+ID = f"{os.getpid():08x}"  # nobody else's: tests that run at the same time see each other's processes
+JOB, NEXT = f"serve-{ID}-1", f"serve-{ID}-2"
 PATIENCE = 20.0
 
 # Stands for vLLM: an API that does what the file `mode` says, ends when the file `exit` is there, and counts.
@@ -42,12 +43,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.path == "/health":
             status = 503 if mode == "dead" else 200
         elif self.path == "/metrics":
-            said = (f'vllm:generation_tokens_total{{engine="0"}} {count}.0\n'
+            said = "" if mode == "uncounted" else (f'vllm:generation_tokens_total{{engine="0"}} {count}.0\n'
                     'vllm:request_success_total{finished_reason="abort"} %s\n' % time.time() +
                     'vllm:num_requests_running{engine="0"} 2.0\nvllm:num_requests_waiting{engine="0"} 1.0\n')
         elif self.path == "/v1/models":
             said = json.dumps({"data": [{"id": "m"}]})
-        elif mode in ("hang", "busy"):
+        elif mode in ("hang", "busy", "uncounted"):
             time.sleep(3)
         elif mode == "dead":
             status, said = 500, '{"error": "EngineDeadError"}'
@@ -73,10 +74,10 @@ def rows(*found: dict[str, Any]) -> dict[str, Any]:
     return {"data": {"result": {"result": list(found)}}}
 
 
-def node(number: int, state: str = "ALIVE", gpus: float = 1.0) -> dict[str, Any]:
+def node(number: int, state: str = "ALIVE", gpus: float = 1.0, id: str = "") -> dict[str, Any]:
     """Return a row of Ray's node table."""
     return {
-        "node_id": f"id{number}", "node_ip": f"127.0.0.{number}", "state": state, "resources_total": {"GPU": gpus},
+        "node_id": id or f"id{number}", "node_ip": f"127.0.0.{number}", "state": state, "resources_total": {"GPU": gpus},
         "state_message": "health check failed" if state == "DEAD" else None,
     }  # fmt: skip
 
@@ -101,7 +102,7 @@ class Stage:
     def wanted(self, **policy: float) -> dict[str, Any]:
         """Write down what is wanted."""
         wanted: dict[str, Any] = {
-            "version": 1, "id": "0123abcd", "backend": "ray", "model": "m", "env": {"MARK": f"of {JOB}"}, "image": "i",
+            "version": 1, "id": ID, "backend": "ray", "model": "m", "env": {"MARK": f"of {JOB}"}, "image": "i",
             "argv": [sys.executable, "-c", ENGINE, str(self.folder), str(self.api)], "metadata": {"vlaunch.model": "m"},
             "cluster": {"nodes": {"127.0.0.1": 1, "127.0.0.2": 1}, "needs": 2, "port": 0},
             "api": {"host": "127.0.0.1", "port": self.api}, "dashboard": self.ray.port, "supervise": True, "job": JOB,
@@ -121,7 +122,7 @@ class Stage:
             stdout=log, stderr=subprocess.STDOUT, text=True,
             env={
                 **os.environ, "VLAUNCH_STATE": str(self.folder), "VLAUNCH_RAY_LOGS": str(self.folder),
-                "VLAUNCH_SECRETS": str(self.folder / "none"), "VLAUNCH_JOB": f"{JOB}-{self.api}",
+                "VLAUNCH_SECRETS": str(self.folder / "none"), "VLAUNCH_JOB": JOB if "run" in words or not words else "",
             },
         )  # fmt: skip
         log.close()
@@ -235,7 +236,7 @@ def test_ready_by_a_completion(stage: Stage) -> None:
     stage.until_ready()
     (last,) = json.loads((stage.folder / "answered.json").read_text())
 
-    assert (last["wanted"]["id"], stage.said["job"], stage.said["restarts_left"]) == ("0123abcd", JOB, 2)
+    assert (last["wanted"]["id"], stage.said["job"], stage.said["restarts_left"]) == (ID, JOB, 2)
     assert (stage.said["faults"], stage.said["canary"]["in_flight"]) == ([], 3)
 
 
@@ -258,6 +259,7 @@ def test_an_image_without_vllm(stage: Stage) -> None:
     assert process.wait(PATIENCE) == 127
     assert "/no/vllm: No such file" in stage.log
     assert not stage.is_wanted()
+    assert (stage.said["state"], stage.said["doing"]) == ("stopped", "/no/vllm: No such file or directory")
 
 
 def test_an_engine_that_is_killed_comes_back(stage: Stage) -> None:
@@ -272,6 +274,36 @@ def test_an_engine_that_is_killed_comes_back(stage: Stage) -> None:
     assert 0 < fault["ready_again_after"] < PATIENCE
     assert (fault["in_flight"], stage.said["restarts_left"]) == (3, 1)
     assert "vlaunch supervisor: starting the engine again (restart 1 of 2" in stage.log
+
+
+def test_what_a_recovery_took_is_told_by_phases(stage: Stage) -> None:
+    """Each is so many seconds after the fault; of two looks at a cluster that is whole, nobody waits after the second."""
+    stage.wanted(canary=1)
+    stage.start()
+    stage.until_ready()
+    os.kill(stage.engines[0], signal.SIGKILL)
+    stage.until_ready(2)
+    (fault,) = stage.said["faults"]
+    phases = fault["phases"]
+
+    assert list(phases) == ["stopped", "whole", "started"]
+    assert 0 <= phases["stopped"] < phases["whole"] <= phases["started"] < fault["ready_again_after"]
+    assert phases["whole"] - phases["stopped"] < 1.9
+
+
+def test_every_fault_of_an_outage_ends_with_it(stage: Stage) -> None:
+    """A restart that fails is a fault of its own; how long nothing answered is told of the first."""
+    stage.wanted(restarts=50)
+    stage.start()
+    stage.until_ready()
+    (stage.folder / "exit").write_text("1")
+    os.kill(stage.engines[0], signal.SIGKILL)
+    stage.until(lambda: len(stage.said["faults"]) >= 2, "a restart that fails")
+    (stage.folder / "exit").unlink()
+    stage.until(lambda: stage.said["state"] == "ready", "ready")
+    first, *others = [fault["ready_again_after"] for fault in stage.said["faults"]]
+
+    assert first > max(others)
 
 
 @pytest.mark.parametrize(("mode", "what"), [("dead", "its API answers 500"), ("odd", "its API answers 500")])
@@ -334,6 +366,24 @@ def test_an_engine_that_ends_its_ranks_blames_none(stage: Stage) -> None:
     assert "RuntimeError: out of luck" in fault["evidence"]
 
 
+def test_a_rank_that_only_the_log_names(stage: Stage) -> None:
+    """Its container is back already, and Ray has not missed it: vLLM has, and has ended the other rank."""
+    stage.start()
+    stage.until_ready()
+    with (stage.folder / f"job-driver-{JOB}.log").open("a") as log:
+        log.write(
+            "(EngineCore pid=2524) ERROR 11-20 17:45:22 [ray_executor_v2.py:522] RayWorkerProc rank=[1] died unexpectedly, "
+            "shutting down executor.\n"
+        )
+    ended = {"actor_died_error_context": {"error_message": "The actor is dead because it was killed by `ray.kill`."}}
+    stage.actors(rank(0, "DEAD", death_cause=ended), rank(1))
+    stage.until(lambda: stage.said["faults"], "a fault")
+    fault = stage.said["faults"][0]
+
+    assert (fault["rank"], fault["node"]) == ("PP1", "127.0.0.2")
+    assert "rank=[1] died unexpectedly" in fault["evidence"]
+
+
 def test_a_node_that_went_away_is_waited_for(stage: Stage) -> None:
     """However long it takes: what is waited for is said, and no restart is used up meanwhile."""
     stage.start()
@@ -375,6 +425,33 @@ def test_the_budget_ends(stage: Stage) -> None:
     assert not stage.is_wanted()
 
 
+@pytest.mark.parametrize("verb", ["run", "boot"])
+def test_it_gives_up_at_once(stage: Stage, verb: str) -> None:
+    """With no restart left there is nothing that a whole cluster would be good for."""
+    stage.wanted(restarts=0)
+    process = stage.start()
+    stage.until_ready()
+    stage.ray.tables["/api/v0/nodes"] = [node(1)]
+    if verb == "boot":
+        process.kill()
+        process = stage.start(verb)
+
+    assert process.wait(PATIENCE) == 1
+    assert (stage.said["state"], stage.is_wanted()) == ("gave-up", False)
+
+
+def test_giving_up_leaves_what_is_asked_for_since(stage: Stage) -> None:
+    """Somebody types the same command again: it is the same server, and another job."""
+    wanted = stage.wanted(restarts=0)
+    process = stage.start()
+    stage.until_ready()
+    (stage.folder / "wanted.json").write_text(json.dumps({**wanted, "job": NEXT}))
+    os.kill(stage.engines[0], signal.SIGKILL)
+
+    assert process.wait(PATIENCE) == 1
+    assert (stage.said["state"], stage.is_wanted()) == ("gave-up", True)
+
+
 def test_a_node_that_leaves_during_a_restart(stage: Stage) -> None:
     """vLLM would wait for it for half an hour."""
     stage.start()
@@ -388,14 +465,32 @@ def test_a_node_that_leaves_during_a_restart(stage: Stage) -> None:
     assert stage.said["faults"][1]["what"] == "a node left Ray while the engine started"
 
 
-def test_a_busy_server_lives(stage: Stage) -> None:
-    """Canaries come back late, and tokens are counted: nothing is wrong, for longer than a server may stand still."""
+@pytest.mark.parametrize("mode", ["busy", "uncounted"])
+def test_a_busy_server_lives(stage: Stage, mode: str) -> None:
+    """Canaries come back late, and tokens are counted: nothing is wrong, for longer than a server may stand still.
+
+    Where vLLM counts nothing, nobody can tell it from one that hangs.
+    """
     stage.start()
     stage.until_ready()
-    stage.mode("busy")
+    stage.mode(mode)
     time.sleep(1.8)
 
     assert (stage.said["faults"], stage.said["state"], len(stage.engines)) == ([], "ready", 1)
+
+
+def test_a_server_that_stands_still_is_doubted_first(stage: Stage) -> None:
+    """The record says so long before it is ended, and takes it back when a completion comes."""
+    stage.wanted(stuck=30)
+    stage.start()
+    stage.until_ready()
+    stage.mode("hang")
+    stage.until(lambda: "no completion came back" in stage.said["doing"], "a doubt")
+    assert (stage.said["state"], stage.said["faults"]) == ("ready", [])
+    stage.mode("ok")
+    stage.until(lambda: not stage.said["doing"], "no doubt")
+
+    assert (stage.said["state"], stage.said["faults"]) == ("ready", [])
 
 
 def test_a_server_that_stands_still_is_dead(stage: Stage) -> None:
@@ -460,16 +555,99 @@ def test_a_node_whose_port_is_closed_is_not_there(stage: Stage) -> None:
     """Ray notices some seconds late that a container has died: its word alone is not enough to begin."""
     wanted = stage.wanted()
     wanted["cluster"] = {"nodes": {"127.0.0.1": 1}, "needs": 1, "port": stage.api}
+    look = looking().Look(wanted, JOB)
+
+    assert look.lacking() == "waiting for 127.0.0.1 to be in Ray again"
+
+
+def test_a_port_that_opens_again_is_of_another_node(stage: Stage) -> None:
+    """Ray may list the dead one for some seconds more; a start on it would fail, and cost a restart."""
+    wanted = stage.wanted()
+    wanted["cluster"] = {"nodes": {"127.0.0.1": 1}, "needs": 1, "port": stage.api}
+    look = looking().Look(wanted, JOB)
+    look.lacking()
+    look.wanted["cluster"]["port"] = stage.ray.port
+
+    assert look.lacking() == "waiting for 127.0.0.1 to be in Ray again"
+    stage.ray.tables["/api/v0/nodes"] = [node(1, id="new"), node(1)]
+    assert look.lacking() == "waiting until Ray has noticed which nodes are dead"
+    stage.ray.tables["/api/v0/nodes"] = [node(1, "DEAD"), node(1, id="new")]
+    assert look.lacking() == ""
+
+
+def test_a_node_that_ray_has_not_missed_is_believed_again(stage: Stage) -> None:
+    """Its port did not answer for a moment: the network was cut."""
+    wanted = stage.wanted()
+    wanted["cluster"] = {"nodes": {"127.0.0.1": 1}, "needs": 1, "port": stage.ray.port}
+    supervisor_look = looking()
+    look = supervisor_look.Look(wanted, JOB)
+    look.closed["id1"] = time.monotonic() - supervisor_look.GONE
+
+    assert look.lacking() == ""
+
+
+def test_nodes_that_change_between_two_looks_are_not_whole(stage: Stage) -> None:
+    """Ray had an old one for alive, and has noticed."""
+    look = looking().Look(stage.wanted(), JOB)
+    counted = []
+    for nodes in ([node(1), node(2)], [node(1), node(2, id="new")], [node(1), node(2, id="new")], [node(1)]):
+        stage.ray.tables["/api/v0/nodes"] = nodes
+        look.lacking()
+        counted.append(look.steady)
+
+    assert counted == [1, 1, 2, 0]
+
+
+def test_a_slow_dashboard_keeps_no_server_down(stage: Stage) -> None:
+    """A head that is busy answers late, perhaps for ever: whether the cluster is whole is worth waiting for."""
+    supervisor_look = looking()
+    given = []
+
+    class Patient(supervisor_look.Look):  # type: ignore[misc, name-defined]
+        def rows(self, what: str, patience: float = 3, **filters: str) -> list[dict[str, Any]]:
+            given.append(patience)
+            return super().rows(what, patience, **filters)  # type: ignore[no-any-return]
+
+    assert Patient(stage.wanted(), JOB).lacking() == ""
+    assert given == [supervisor_look.PATIENCE] * 3
+
+
+def test_ranks_of_others_are_not_the_servers(stage: Stage) -> None:
+    """Where Ray does not say which driver is ours: the end of a batch job's engines would restart the server."""
+    look = looking().Look(stage.wanted(), JOB)
+    stage.ray.answers[f"/api/jobs/{JOB}"] = {"submission_id": JOB, "status": "RUNNING"}
+    look.meet()
+    alone = list(look.ranks)
+    stage.actors(rank(0), rank(1, job_id="06000000"))
+    look.meet()
+
+    assert (alone, look.ranks) == (["a0", "a1"], {})
+
+
+def test_many_dead_ranks_are_one_question(stage: Stage) -> None:
+    """A dashboard that is slow would be asked for minutes, while the record says that the server is ready."""
+    look = looking().Look(stage.wanted(), JOB)
+    stage.actors(*(rank(number, node_id="id2") for number in range(64)))
+    look.meet()
+    ended = {"actor_died_error_context": {"error_message": "The actor is dead because its owner has died."}}
+    killed = {"actor_died_error_context": {"error_message": "Worker died: connection error code 2. End of file."}}
+    dead = [rank(number, "DEAD", node_id="id2", death_cause=killed if number == 40 else ended) for number in range(64)]
+    stage.actors(*dead)
+    stage.ray.asked.clear()
+    found = look.dead()
+
+    assert (found.what, found.rank, found.node) == ("a rank is dead", "PP40", "127.0.0.2")
+    assert len(stage.ray.asked) == 3
+
+
+def looking() -> Any:
+    """Return the module of looks, as its siblings find it."""
     sys.path.insert(0, str(FOLDER))
     try:
         import supervisor_look  # type: ignore[import-not-found]
     finally:
         sys.path.remove(str(FOLDER))
-    look = supervisor_look.Look(wanted, JOB)
-
-    assert look.lacking() == "waiting for 127.0.0.1 to be in Ray again"
-    look.wanted["cluster"]["port"] = stage.ray.port
-    assert look.lacking() == ""
+    return supervisor_look
 
 
 # ---- a head that restarts ----------------------------------------------------------------------------------------------------
@@ -479,7 +657,7 @@ def had_answered(stage: Stage, restarts: int = 0) -> None:
     """Leave behind what a server that answered leaves, when its head is switched off."""
     wanted = json.loads((stage.folder / "wanted.json").read_text())
     (stage.folder / "answered.json").write_text(json.dumps([{"at": 1, "wanted": wanted}]))
-    kept = {"id": "0123abcd", "state": "ready", "faults": [], "restarts": [time.time()] * restarts, "canary": {"in_flight": 4}}
+    kept = {"id": ID, "state": "ready", "faults": [], "restarts": [time.time()] * restarts, "canary": {"in_flight": 4}}
     (stage.folder / "server.json").write_text(json.dumps(kept))
 
 
@@ -498,11 +676,12 @@ def test_boot_brings_the_server_back(stage: Stage) -> None:
 
     assert process.wait(PATIENCE) == 0
     (body,) = submitted(stage)
-    assert (body["submission_id"], body["metadata"]) == ("serve-0123abcd-2", {"vlaunch.model": "m"})
-    assert body["entrypoint"].startswith("exec env VLAUNCH_JOB=serve-0123abcd-2 python3 ")
-    assert body["entrypoint"].endswith("/supervisor.py run --job serve-0123abcd-2 --again")
-    assert json.loads((stage.folder / "wanted.json").read_text())["env"] == {"MARK": "of serve-0123abcd-2"}
+    assert (body["submission_id"], body["metadata"]) == (NEXT, {"vlaunch.model": "m"})
+    assert body["entrypoint"].startswith(f"exec env VLAUNCH_JOB={NEXT} python3 ")
+    assert body["entrypoint"].endswith(f"/supervisor.py run --job {NEXT} --again")
+    assert json.loads((stage.folder / "wanted.json").read_text())["env"] == {"MARK": f"of {NEXT}"}
     assert (stage.said["state"], len(stage.said["restarts"]), stage.said["faults"][0]["in_flight"]) == ("recovering", 1, 4)
+    assert list(stage.said["faults"][0]["phases"]) == ["whole"]
 
 
 @pytest.mark.parametrize("meanwhile", ["a server", "nothing wanted", "another wanted"])
@@ -552,3 +731,103 @@ def test_boot_without_anything_wanted(stage: Stage) -> None:
 
     assert stage.start("boot").wait(PATIENCE) == 0
     assert not (stage.folder / "server.json").exists()
+
+
+# ---- a supervisor that is killed ---------------------------------------------------------------------------------------------
+
+
+def killed(stage: Stage, status: str = "FAILED") -> None:
+    """Kill the supervisor of a server that answers; Ray says what became of its job."""
+    process = stage.start()
+    stage.until_ready()
+    process.kill()
+    process.wait()
+    stage.ray.answers[f"/api/jobs/{JOB}"] = {"submission_id": JOB, "status": status}
+
+
+def looks(process: subprocess.Popen[str]) -> None:
+    """Give a watcher the time for many looks."""
+    time.sleep(1.5)
+    assert process.poll() is None
+
+
+def test_a_supervisor_that_is_killed_is_started_again(stage: Stage) -> None:
+    """With one restart less, and what is left of its engine is ended first."""
+    watcher = stage.start("watch")
+    killed(stage)
+    stage.until(lambda: submitted(stage), "a job")
+    (body,) = submitted(stage)
+    (fault,) = stage.said["faults"]
+
+    assert body["entrypoint"].endswith(f"/supervisor.py run --job {NEXT} --again")
+    assert (fault["what"], fault["in_flight"], len(stage.said["restarts"])) == ("the supervisor died", 3, 1)
+    assert gone(stage.engines[0])
+    looks(watcher)
+    assert len(submitted(stage)) == 1
+
+
+def test_the_watcher_survives_what_lies_in_its_files(stage: Stage) -> None:
+    """And goes on with what comes after it; a job that Ray ends before its supervisor has written is handed over again."""
+    (stage.folder / "wanted.json").write_text('{"policy": {"canary": 0.1}, "supervise": true, "backend": "ray", "id": 7}')
+    (stage.folder / "server.json").write_text('{"id": 7, "state": "ready", "canary": null}')
+    watcher = stage.start("watch")
+    looks(watcher)
+    stage.wanted()
+    killed(stage)
+    stage.ray.answers[f"/api/jobs/{NEXT}"] = {"submission_id": NEXT, "status": "FAILED"}
+    stage.until(lambda: len(submitted(stage)) >= 2, "another job")
+
+    assert watcher.poll() is None
+
+
+def test_an_engine_that_outlives_its_supervisor_is_ended(stage: Stage) -> None:
+    """One that hangs does not hear the polite signal, and holds what the next one needs."""
+    wanted = stage.wanted(grace=0.5)
+    deaf = ENGINE.replace("class Handler", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nclass Handler")
+    wanted["argv"][2] = deaf
+    (stage.folder / "wanted.json").write_text(json.dumps(wanted))
+    stage.start("watch")
+    killed(stage)
+    stage.until(lambda: submitted(stage), "a job")
+
+    assert gone(stage.engines[0])
+
+
+def test_the_watcher_obeys_the_budget(stage: Stage) -> None:
+    """A supervisor that is killed again and again is not started for ever."""
+    stage.wanted(restarts=0)
+    stage.start("watch")
+    killed(stage)
+    stage.until(lambda: stage.said["state"] == "gave-up", "the end")
+
+    assert (submitted(stage), stage.is_wanted()) == ([], False)
+    assert "the last fault: the supervisor died" in stage.said["doing"]
+
+
+@pytest.mark.parametrize(
+    "why", ["it lives", "stopped", "replaced", "served again", "never answered", "Ray stopped it", "Ray knows no job"]
+)
+def test_the_watcher_leaves_alone_what_is_not_its_own(stage: Stage, why: str) -> None:
+    """A launcher that stops, replaces or starts, a supervisor that lives or ends by itself, and a first start."""
+    wanted = stage.wanted(grace=0.3)
+    process = stage.start()
+    stage.until_ready()
+    if why == "stopped":
+        (stage.folder / "wanted.json").unlink()
+    elif why == "replaced":
+        (stage.folder / "wanted.json").write_text(json.dumps({**wanted, "id": "other", "job": "serve-other-1"}))
+    elif why == "served again":
+        (stage.folder / "wanted.json").write_text(json.dumps({**wanted, "job": NEXT}))
+    if why != "it lives":
+        process.kill()
+        process.wait()
+    if why == "never answered":
+        (stage.folder / "server.json").write_text(json.dumps({**stage.said, "state": "starting"}))
+    for job in (JOB, NEXT, "serve-other-1"):
+        stage.ray.answers[f"/api/jobs/{job}"] = {"status": "STOPPED" if why == "Ray stopped it" else "FAILED"}
+    if why == "Ray knows no job":
+        del stage.ray.answers[f"/api/jobs/{JOB}"]
+    looks(stage.start("watch"))
+
+    assert (submitted(stage), stage.said["faults"]) == ([], [])
+    assert (process.poll() is None) == (why == "it lives")

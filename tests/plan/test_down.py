@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -163,6 +165,35 @@ def test_the_question_what_is_left_runs_and_sees_both(load: Load, tmp_path: Path
         0, f"container 0123456789ab\ncontainer fedcba987654\ndirectory {tmp_path}/c\n",
     )  # fmt: skip
     assert said("exit 1")[0] == 1
+
+
+def test_secrets_in_memory_are_removed_wherever_they_lie(load: Load) -> None:
+    """The place may have been another one when they were written, or be none any more."""
+    inventory = load()
+    folders = ("/run/user/1000/vlaunch-ops/c", "/dev/shm/vlaunch-ops/c")
+    there = {node.name: HostFacts(docker_version="28", memory="", folders=folders) for node in inventory.nodes}
+
+    assert [step.command.argv[3:] for step in plan_down(inventory, there).steps] == [("forget", each) for each in folders] * 2
+
+
+def test_what_is_left_in_memory_is_seen(load: Load, tmp_path: Path) -> None:
+    """Run here: all places are looked at, whatever the node said before."""
+    inventory = load(f"state_dir: {tmp_path}\ndocker: [fake]", "nodes: [{host: gpu01, ip: 10.0.0.1, gpus: 1}]")
+    gate = plan(World(inventory)).stages[-1].gates[0]
+    (tmp_path / "fake").write_text("#!/bin/sh\n")
+    (tmp_path / "id").write_text(f"#!/bin/sh\necho test-{os.getpid()}\n")
+    for name in ("fake", "id"):
+        (tmp_path / name).chmod(0o755)
+    place = Path(f"/dev/shm/vlaunch-test-{os.getpid()}")
+    (place / "c").mkdir(parents=True)
+    try:
+        done = subprocess.run(
+            gate.ask[0].argv, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=False
+        )
+    finally:
+        shutil.rmtree(place)
+
+    assert (done.returncode, done.stdout) == (0, f"directory {place}/c\n")
 
 
 def test_a_directory_without_our_files_is_removed_too(load: Load) -> None:

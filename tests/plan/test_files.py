@@ -9,7 +9,10 @@ import subprocess
 import tarfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from launcher.model import Inventory, Secret
 from launcher.plan import files
@@ -122,6 +125,25 @@ def test_a_secret_that_left_the_inventory_leaves_the_nodes(load: Load, tmp_path:
         send(step)
 
     assert [path.name for path in (tmp_path / "c/secrets").iterdir()] == ["A"]
+
+
+@pytest.mark.parametrize("to", ["disk", "memory"])
+def test_secrets_leave_every_other_place(load: Load, tmp_path: Path, to: str) -> None:
+    """Also a place in memory that is not today's; what is in use, and what somebody else put beside them, stays."""
+    inventory = load(f"state_dir: {tmp_path}/disk\nsecrets_in: {to}")
+    places = {name: tmp_path / name / "c" for name in ("disk", "today", "before", "foreign")}
+    for place in places.values():
+        (place / "secrets").mkdir(parents=True)
+        (place / "secrets" / "A").write_text("old")
+    (places["foreign"] / "mine").touch()
+    folders = tuple(str(place) for name, place in places.items() if name != "disk")
+    seen = replace(WRITTEN, secret_names=("A",), memory=str(tmp_path / "today"), in_memory=("A",), folders=folders)
+    for step in files.steps(inventory, inventory.head, seen, {"A": Secret("new")}, fresh=True):
+        send(step)
+    left = {name: (place / "secrets" / "A").read_text() for name, place in places.items() if (place / "secrets" / "A").exists()}
+
+    assert left == {"disk" if to == "disk" else "today": "new"}
+    assert (places["before"].parent.exists(), (places["foreign"] / "mine").exists()) == (False, True)
 
 
 def test_nodes_that_share_a_home_do_not_trip_over_each_other(load: Load, tmp_path: Path) -> None:

@@ -68,6 +68,22 @@ def test_a_node_that_gives_no_answer_is_named_with_what_it_said(answer: Answer, 
     assert answer.tail in failed["a"].evidence or not answer.tail
 
 
+@pytest.mark.parametrize(
+    ("code", "timed_out", "out"),
+    [
+        (124, True, "\n@@vlaunch home\n/root\n@@vlaunch rc 0\n\n@@vlaunch token\nray-token-1234\n"),
+        (255, False, "\n@@vlaunch home\n/root\n@@vlaunch rc 0\n\n@@vlaunch token\nray-token-1234\n"),
+        (0, False, "@@vlaunch token\nray-token-1234"),
+    ],
+)
+def test_an_answer_that_was_cut_off_shows_no_token(code: int, timed_out: bool, out: str) -> None:
+    """Nobody has learned it then, so nothing else would take it out."""
+    _, failed = observe.read([Answer(node="a", code=code, out=out, seconds=120, timed_out=timed_out)])
+
+    assert "ray-token" not in failed["a"].evidence
+    assert ("/root" in failed["a"].evidence) is (code != 0)
+
+
 def test_a_survey_carries_the_clock_of_the_moment_it_is_sent(load: Load) -> None:
     """Not of the moment it was planned, and only a survey has one."""
     times = iter((1000.25, 1003.5))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import RequestError
+from launcher.errors import RequestError, UnreadableAnswer
 from launcher.model import Answer, Inventory, Node
 from launcher.plan import rollback
 
@@ -72,11 +72,18 @@ def test_another_image_is_refused() -> None:
 @pytest.mark.parametrize(
     "said",
     ["", "nonsense", "{}", "[1, null, {}]", [kept("a", tp="x")], [kept("a", backend="other")], [kept("a", args="--x")],
-     [{"at": 1, "wanted": {"id": "a"}}], [{"at": "x", **{"wanted": kept("a")["wanted"]}}], [kept("a", port=1e400)]],
+     [{"at": 1, "wanted": {"id": "a"}}], [{"at": "x", **{"wanted": kept("a")["wanted"]}}], [kept("a", port=1e400)],
+     *([{**kept("a"), "at": at}] for at in ("nan", 1e300, -1e300))],
 )  # fmt: skip
 def test_what_cannot_be_read_did_not_answer(said: Any) -> None:
     """A node may say anything."""
     assert rollback.read(answer(said)) == ((), "")
+
+
+def test_a_head_that_does_not_say_is_not_one_that_has_nothing() -> None:
+    """Its connection broke: nobody knows."""
+    with pytest.raises(UnreadableAnswer, match="n1"):
+        rollback.read(Answer(node="n1", code=255, err="the connection was lost"))
 
 
 def test_the_head_is_asked_without_its_containers() -> None:

@@ -73,6 +73,19 @@ def test_a_cluster_that_is_up_is_whole(world: World) -> None:
     assert (seen.server.state, seen.endpoint) == ("none", "http://10.0.0.11:8000/v1")
 
 
+def test_a_node_that_ray_has_not_missed_yet_is_dead(world: World) -> None:
+    """Its raylet's port is closed, whatever Ray's table says for some seconds more; the head is asked to knock."""
+    jobs(world)
+    asked = status.ask_ray(world.inventory, observe(world.inventory, FakeTransport(world.answer), [world.inventory.image]))
+    address = f"10.0.0.12:{world.inventory.ports.node_manager}"
+    world.said["jobs"]["unreachable"] = [address]
+    seen = look(world)
+
+    assert address in asked[0].argv
+    assert [each.ray for each in seen.nodes] == ["alive", "dead"]
+    assert not seen.whole
+
+
 def test_the_endpoint_is_where_the_server_listens(world: World) -> None:
     """Its own address and port, not the inventory's."""
     labels = {"vlaunch.model": "m", "vlaunch.host": "10.0.0.99", "vlaunch.port": "9000"}
@@ -137,7 +150,7 @@ def test_a_docker_that_does_not_answer_is_trouble(world: World) -> None:
 
 FAULT = {
     "at": 1000.5, "what": "a rank is dead", "node": "10.0.0.12", "rank": "PP1", "evidence": "10.0.0.12: killed\n\nmore",
-    "in_flight": 4, "ready_again_after": 71.2,
+    "in_flight": 4, "ready_again_after": 71.2, "phases": {"stopped": 0.4, "whole": 2, "started": "soon", "x": 1},
 }  # fmt: skip
 
 
@@ -164,6 +177,7 @@ def test_the_last_fault_is_told(world: World) -> None:
     assert (seen.server.state, seen.whole, kept.restarts_left) == ("answering", True, 2)
     assert (kept.fault.node, kept.fault.rank, kept.fault.lost) == ("gpu02", "PP1", 4)
     assert (kept.fault.evidence, kept.fault.ready_again_after) == (("gpu02: killed", "more"), 71.2)
+    assert kept.fault.phases == {"stopped": 0.4, "whole": 2.0}
 
 
 @pytest.mark.parametrize("listed", [[of_job()], []], ids=["its job runs", "before Ray has its job"])
@@ -177,6 +191,13 @@ def test_a_server_that_recovers_is_red(world: World, listed: list[dict[str, Any]
     assert not seen.whole
 
 
+def test_a_server_whose_supervisor_has_just_died_is_there(world: World) -> None:
+    """The watcher brings it back within seconds: whoever stops it now must not be told that there is nothing to stop."""
+    supervised(world, "ready", of_job("FAILED"), metadata=of_job()["metadata"], backend="ray")
+
+    assert look(world).server.state == "silent"
+
+
 def test_a_server_that_was_given_up_is_red(world: World) -> None:
     """With the reason, not only Ray's exit code."""
     supervised(world, "gave-up", of_job("FAILED"), doing="no restart is left of 3 in 1 h", restarts_left=0)
@@ -186,11 +207,13 @@ def test_a_server_that_was_given_up_is_red(world: World) -> None:
 
 
 def test_a_server_that_has_answered_and_does_not_is_red(world: World) -> None:
-    """It is not `starting`, though its supervisor has not noticed yet."""
+    """It is not `starting`, though its supervisor has not noticed yet, or only doubts it."""
     supervised(world, "ready", of_job())
     seen = look(world)
+    supervised(world, "ready", of_job(), doing="no completion came back for 9s")
 
     assert (seen.server.state, seen.whole) == ("silent", False)
+    assert look(world).server.detail.endswith("its supervisor: no completion came back for 9s")
 
 
 def test_the_record_of_another_server_is_not_its_own(world: World) -> None:

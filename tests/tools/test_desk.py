@@ -31,6 +31,7 @@ def test_questions() -> None:
     assert desk.put(WORK, "x", 0, SHA) == (*program, "put", WORK, "x", "--offset", "0", "--last", SHA)
     assert desk.prepare(WORK) == (*program, "prepare", WORK)
     assert desk.outputs(WORK) == (*program, "outputs", WORK)
+    assert desk.outputs(WORK, "part-000007.json") == (*program, "outputs", WORK, "--from", "part-000007.json")
     assert desk.get(WORK, "x", 5, 9) == (*program, "get", WORK, "x", "--offset", "5", "--bytes", "9")
     assert desk.remove(WORK) == (*program, "remove", WORK)
     follow = ("follow", WORK, "--job", "batch-j-1", "--offset", "7", "--dashboard", "8265")
@@ -45,7 +46,7 @@ def test_a_job_that_is_not_there() -> None:
 def test_a_job() -> None:
     """Everything that decides what the same command means now."""
     said = {
-        "name": "j", "folder": WORK, "job": {"name": "j", "digest": "d", "meaning": {"model": "m"}}, "alive": True,
+        "name": "j", "job": {"name": "j", "digest": "d", "meaning": {"model": "m"}}, "alive": True,
         "progress": {"state": "running", "rows": 9, "done": 3, "errors": 1, "replicas": {"ready": 1, "wanted": 2}},
         "summary": None, "inputs": {"input/0000-x": 5, "input/.0001-y.part": 2},
     }  # fmt: skip
@@ -102,7 +103,16 @@ def test_output_files() -> None:
     paths = ["rows/part-000001.parquet", "rows/part-1234567.jsonl", "errors/part-000002.jsonl", "summary.json"]
     said = {"files": [{"path": path, "bytes": at, "sha256": SHA} for at, path in enumerate(paths)]}
 
-    assert desk.parse_outputs(answer(said)) == tuple(Output(path=each, bytes=at, sha256=SHA) for at, each in enumerate(paths))
+    files = tuple(Output(path=each, bytes=at, sha256=SHA) for at, each in enumerate(paths))
+    assert desk.parse_outputs(answer(said)) == (files, "")
+    assert desk.parse_outputs(answer({**said, "next": "part-000003.json"})) == (files, "part-000003.json")
+
+
+@pytest.mark.parametrize("after", ["--offset", "part-000001.json/../x", "part-٠٠٠٠٠١.json", 7, 0, [[]]])
+def test_a_page_that_leads_nowhere(after: Any) -> None:
+    """What would become part of a command line is not taken from a node."""
+    with pytest.raises(UnreadableAnswer, match="cannot be read"):
+        desk.parse_outputs(answer({"files": [], "next": after}))
 
 
 def test_a_piece() -> None:
