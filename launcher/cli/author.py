@@ -18,6 +18,7 @@ from launcher import __version__
 from launcher.model import Answer, Argv, Inventory, Node
 from launcher.redaction import redact
 from launcher.tools import audit
+from launcher.tools.secret_patterns import clean
 from launcher.transport import Command, Transport
 
 # These clean up: a disk that is full must not keep them from it.
@@ -41,7 +42,7 @@ def author() -> Author:
     words = context.obj if context is not None and isinstance(context.obj, list) else sys.argv[1:]
     return Author(
         who=_user(), host=socket.gethostname(), verb=context.command_path.partition(" ")[2] if context is not None else "",
-        command=redact(audit.command_line(("vlaunch", *words))), id=secrets.token_hex(4),
+        command=clean(audit.command_line(("vlaunch", *words))), id=secrets.token_hex(4),
     )  # fmt: skip
 
 

@@ -35,6 +35,7 @@ INSIDE: Final = "VLAUNCH_HOOK"  # its name; a command that a hook runs has no ho
 _GRACE: Final = 5.0  # seconds to end politely
 _LINGER: Final = 1.0  # seconds to wait for output that a child in the background still holds open
 _LINE: Final = 2000
+_LINES: Final = 100  # that nobody has seen yet; a hook that prints faster than they can be shown waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +55,13 @@ class Hooks:
         self._leniently(f"post-{self.verb}", to, more)
 
     @contextlib.contextmanager
-    def watching(self, to: Printer, **more: str) -> Iterator[None]:
-        """Run `on-failure` when the block fails: not for wrong requests, nor when another operator was there first."""
+    def watching(self, to: Printer, **more: str) -> Iterator[dict[str, str]]:
+        """Run `on-failure` when the block fails: not for wrong requests, nor when the lock is somebody else's or lost.
+
+        The block may add to what the hook is told.
+        """
         try:
-            yield
+            yield more
         except (VlaunchError, OSError) as error:
             if not isinstance(error, (RequestError, LockError)):
                 text = error.message if isinstance(error, VlaunchError) else str(error)
@@ -160,7 +164,7 @@ def _execute(path: Path, env: Mapping[str, str], folder: Path, deadline: float, 
             f"hook {name} cannot be started: {(error.strerror or str(error)).lower()}",
             hint=f"{path} should begin with a line such as `#!/bin/sh`; `--no-hooks` leaves hooks out",
         ) from None
-    lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    lines: queue.Queue[bytes | None] = queue.Queue(_LINES)
     out = process.stdout
     assert out is not None  # noqa: S101 - it was asked for
     threading.Thread(target=_read, args=(out, lines), daemon=True).start()
@@ -173,9 +177,7 @@ def _execute(path: Path, env: Mapping[str, str], folder: Path, deadline: float, 
     return process.returncode if ended else None
 
 
-def _follow(
-    process: subprocess.Popen[bytes], lines: queue.SimpleQueue[bytes | None], until: float, name: str, to: Printer
-) -> bool:
+def _follow(process: subprocess.Popen[bytes], lines: queue.Queue[bytes | None], until: float, name: str, to: Printer) -> bool:
     """Show lines until the program has ended and said all, or leaves a child behind that holds its output; False: too late."""
     over = 0.0
     while True:
@@ -199,7 +201,7 @@ def _follow(
         to.show(Event(kind="note", stage="hook", text=f"{name}: {text}", data={"hook": name}))
 
 
-def _read(out: IO[bytes], lines: queue.SimpleQueue[bytes | None]) -> None:
+def _read(out: IO[bytes], lines: queue.Queue[bytes | None]) -> None:
     with contextlib.suppress(OSError, ValueError):  # closed from the other side
         while line := out.readline(_LINE):
             lines.put(line)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("hosts", metavar="HOST...", nargs=-1)
+@click.argument("hosts", metavar="[HOST]...", nargs=-1)
 @click.option("-o", "--output", metavar="FILE", help="Where to write; `-` is standard output.  [default: ./inventory.yaml]")
 @click.option("--user", help="Login name.")
 @click.option("--port", type=click.IntRange(1, 65535), help="SSH port.")
@@ -57,8 +57,8 @@ def init(
     """Look at hosts over SSH and write an inventory of them, with the reason of every choice beside it.
 
     The first HOST is the head. A HOST may be a range (gpu[01-16]) and say user@host:port; ~/.ssh/config is honoured.
-    Hosts are only read. An existing file is never overwritten without --force. --update never writes: edit the file by hand,
-    or write it anew with --force.
+    Hosts are only read. An existing file is never overwritten without --force. --update looks at the file's hosts, and at
+    HOSTs besides, and never writes: edit the file by hand, or write it anew with --force.
     """
     from launcher.cli import session
     from launcher.cli.look import look

@@ -60,15 +60,17 @@ def look(session: Session) -> Owner | None:
 def _ask(session: Session, owner: Owner, *, yes: bool) -> None:
     """Show whose lock it is, and have it confirmed."""
     from launcher.errors import NodeError, RequestError
+    from launcher.tools import lock as tool
     from launcher.tools import symptoms
 
-    head = session.inventory.head.name
+    head, cluster = session.inventory.head.name, session.inventory.cluster
     if not owner.pid:
+        folder = session.inventory.head.state_dir or "~/.vlaunch"
         raise NodeError(
-            head, f"does not say which process holds the lock of cluster {session.inventory.cluster}",
-            hint=f"on {head}: `fuser -v ~/.vlaunch/locks/{session.inventory.cluster}`",
+            head, f"does not say which process holds the lock of cluster {cluster}",
+            hint=f"on {head}: `fuser -v {folder}/{tool.FILE}/{cluster}`",
         )  # fmt: skip
-    click.echo(symptoms.plain(f"held by {owner.words}, process {owner.pid} on {head}"), err=True)
+    click.echo(symptoms.brief(f"held by {owner.words}, process {owner.pid} on {head}"), err=True)
     if yes:
         return
     if not sys.stdin.isatty():
@@ -110,6 +112,6 @@ def _print(cluster: str, owner: Owner | None, freed: bool, *, as_json: bool) -> 
     elif owner is None:
         click.echo(f"{cluster}: nobody holds the lock")
     elif freed:
-        click.echo(symptoms.plain(f"{cluster}: broken; it was held by {owner.words}"))
+        click.echo(symptoms.brief(f"{cluster}: broken; it was held by {owner.words}"))
     else:
-        click.echo(symptoms.plain(f"{cluster}: held by {owner.words}"))
+        click.echo(symptoms.brief(f"{cluster}: held by {owner.words}"))

@@ -147,7 +147,7 @@ def _refused(session: Session, head: Node, answer: Answer, owner: lock.Owner, wa
             hint=f"wait for it: `--lock-wait {max(600, round(2 * wait))}`\n"
             "if it is gone for good and this is left of it: `vlaunch lock --break`",
         )
-    hint = f"see what is wrong there: `ls -ld ~/.vlaunch/{lock.FILE}` (or `state_dir:` of the inventory)"
+    hint = f"see what is wrong there: `ls -ld {head.state_dir or '~/.vlaunch'}/{lock.FILE}`"
     if answer.code == lock.MISSING:
         hint = f"install it on {head.name}: `apt-get install util-linux`"
     elif answer.code == 255:

@@ -51,10 +51,11 @@ def rollback(
     programs = hooks(wanted, "serve", skip=no_hooks, dry_run=dry_run)
     with (
         printer(as_json=as_json, quiet=dry_run) as to,
-        programs.watching(to),
+        programs.watching(to) as told,
         session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose) as reached,
     ):
         asked = _asked(reached, _before(reached), timeout=timeout, skip_network_check=skip_network_check, dry_run=dry_run)
+        told.update(asked.about(wanted))
         if asked.backend == "mp":
             ask_first(wanted.secrets)
         code, rows = start(reached, asked, programs, lock_wait=lock_wait, timeout=timeout, no_wait=no_wait)

@@ -25,7 +25,7 @@ def secrets() -> None:
     """Show where secrets come from and where they lie, and make new ones. Values are never shown."""
 
 
-@secrets.command(name="list")
+@secrets.command(name="list", short_help="each secret: its source, its users, its files")
 @click.argument("path", metavar="[INVENTORY]", required=False)
 @options.reaching
 @options.as_json
@@ -59,7 +59,7 @@ def list_(path: str | None, inventory: str | None, accept_new_host_keys: bool, v
     return 1 if remarks else 0
 
 
-@secrets.command()
+@secrets.command(short_help="a new Ray token, and the other secrets fetched again")
 @click.argument("names", metavar="[NAME…]", nargs=-1)
 @options.reaching
 @options.as_json
@@ -76,10 +76,11 @@ def rotate(
     yes: bool,
     join_timeout: float,
 ) -> None:
-    """Give the cluster a new Ray token, and fetch the other secrets from their sources again; or only those that are named.
+    """Give the cluster a new Ray token, and fetch the other secrets from their sources again.
 
-    RAY_AUTH_TOKEN is the token's name. Containers start anew with the new values, so what runs in them ends; a supervised
-    server comes back by itself.
+    RAY_AUTH_TOKEN is the token's name: where others are named and it is not, it stays. All others are what their sources say
+    now, named or not. Containers start anew with the new values, so what runs in them ends; a supervised server comes back by
+    itself.
     """
     from launcher.cli import session
     from launcher.cli.locked import locked

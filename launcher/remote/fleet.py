@@ -21,7 +21,7 @@ from launcher.errors import ConnectError
 from launcher.model import Answer, Inventory
 from launcher.remote import channel, local
 from launcher.remote.connect import Connector
-from launcher.remote.held import Held
+from launcher.remote.held import Bounded, Held
 from launcher.remote.login import AskPassphrase
 from launcher.remote.running import Running
 from launcher.transport import Command
@@ -101,7 +101,7 @@ class Fleet:
     def hold(self, command: Command) -> Held:
         """Start a command that lives beside all others, until its `end` is called or the fleet closes."""
 
-        def run(running: Running, lines: queue.SimpleQueue[Line | Answer | BaseException]) -> Answer:
+        def run(running: Running, lines: Bounded) -> Answer:
             return self._one(command, running, lines)
 
         held = Held(command.node, run)
@@ -212,9 +212,7 @@ class Fleet:
         except BaseException as error:  # a bug here must reach the caller, not vanish with the thread
             answers.put(error)
 
-    def _one(
-        self, command: Command, running: Running, lines: _Answers | queue.SimpleQueue[Line | Answer | BaseException] | None
-    ) -> Answer:
+    def _one(self, command: Command, running: Running, lines: _Answers | Bounded | None) -> Answer:
         def said(text: str) -> None:
             if lines is not None:
                 lines.put(Line(node=command.node, text=text))

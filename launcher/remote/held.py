@@ -24,12 +24,12 @@ class Held:
         run: runs it to its end; it registers with the `Running`, and calls `put` with each `Line` as it comes.
     """
 
-    def __init__(self, node: str, run: Callable[[Running, Any], Answer]) -> None:
+    def __init__(self, node: str, run: Callable[[Running, Bounded], Answer]) -> None:
         self._node, self._run = node, run
         self._running = Running()
         self._said: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._over: Answer | None = None
-        self._lines = _Bounded(self._said)
+        self._lines = Bounded(self._said)
         threading.Thread(target=self._work, name="held", daemon=True).start()
 
     @property
@@ -55,7 +55,7 @@ class Held:
         self._said.put(self._over)
 
 
-class _Bounded:
+class Bounded:
     """Takes lines for a queue, as many as there is room for."""
 
     def __init__(self, kept: queue.SimpleQueue[Any]) -> None:

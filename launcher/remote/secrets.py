@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -181,11 +182,13 @@ def _from_command(command: str, seconds: float) -> str:
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Leave nothing behind: what the command started is in its process group."""
     if process.returncode is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        with contextlib.suppress(PermissionError):  # `sudo` runs it as somebody else, who sees the streams close
+            os.killpg(process.pid, signal.SIGKILL)
     for stream in (process.stdout, process.stderr):
         if stream is not None:
             stream.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=1.0)
 
 
 def _reason(out: bytes, err: bytes) -> str:

@@ -40,14 +40,14 @@ _READ = r"""
 s=$1 c=$2 count=$3
 [ -n "$s" ] || s=$HOME/.vlaunch
 f=$s/audit/$c.ndjson
-for each in "$f.1" "$f"; do
+for each in "$s/audit" "$f.1" "$f"; do
   [ ! -e "$each" ] || [ -r "$each" ] || { echo "$each may not be read by this login" >&2; exit 77; }
 done
 cat "$f.1" "$f" 2>/dev/null | tail -n "$count"
 exit 0
 """
-# Options whose value nobody should read, and passwords within addresses.
-_OPTION = re.compile(r"(--[\w-]*(?:token|secret|passwo?r?d|api-?key|credentials?)[\w-]*)(=.+)?", re.IGNORECASE)
+# Options whose values nobody should read (`--tokenizer`, `--max-num-batched-tokens` are none), and passwords within addresses.
+_OPTION = re.compile(r"(--[\w-]*(?:token|secrets?|passwo?r?d|api[_-]?keys?|credentials?))(=.*)?", re.IGNORECASE | re.DOTALL)
 _VALUE = re.compile(r"(?<![A-Za-z0-9])(?:hf_|sk-|ghp_|nvapi-)[A-Za-z0-9_-]{16,}")
 _ADDRESS = re.compile(r"(\w://)[^/@\s]+@")
 
@@ -124,7 +124,8 @@ def command_line(words: Sequence[str]) -> str:
             shown.append(f"{option[1]}=***" if option[2] else word)
         else:
             shown.append(_ADDRESS.sub(r"\1***@", _VALUE.sub("***", word)))
-        hide = option is not None and not option[2]
+        # One option may have several values (`--api-key A B`).
+        hide = not option[2] if option is not None else hide and not word.startswith("-")
     return " ".join(shown)
 
 

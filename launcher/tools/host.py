@@ -19,6 +19,13 @@ from launcher.tools.survey import Survey
 
 _MARK = "@@vlaunch"
 
+# Prints the folders in memory of the cluster $1, also in a place that would not be chosen any more; not what others made.
+IN_MEMORY = r"""for each in /run "/run/user/$(id -u)" /dev/shm; do
+  own=$each/vlaunch-$(id -un)
+  [ ! -O "$own" ] || [ -L "$own" ] || [ ! -d "$own/$1" ] || printf "%s\n" "$own/$1"
+done"""
+_FOLDER = re.compile(r"/(run|run/user/[0-9]+|dev/shm)/vlaunch-[^/]+/[^/]+")
+
 # Arguments: cluster, state directory ("" = ~/.vlaunch), Hugging Face home, accelerator, number of images, the images, what
 # starts docker. Images that vlaunch derived are looked at besides, found by their label.
 # `timeout` bounds each part: a hung NFS mount or a wedged daemon must not take the other answers with it.
@@ -65,6 +72,7 @@ query=index,name,memory.total,memory.used,driver_version
 sh_c files 'cd "$1" 2>/dev/null || exit; find . -type f ! -path "./secrets/*" -exec sha256sum {} + 2>/dev/null; :' "$dir"
 part memory sh -c "$memory"
 sh_c kept '[ -d "$1" ] && ls "$1/secrets"' "$mem"
+sh_c folders "$in_memory" "$cluster"
 sh_c token 'for each; do cat "$each/secrets/RAY_AUTH_TOKEN" 2>/dev/null && break; done' "$dir" "$mem"
 sh_c secrets 'ls "$1/secrets" 2>/dev/null' "$dir"
 part docker "$@" version --format '{{json .Server}}'
@@ -112,7 +120,7 @@ class HostFacts:
     """What a node was when it was looked at. A part that could not be asked is `None` and its words are in `said`.
 
     `secret_names` are the secrets on its disk, `in_memory` those in memory, or `None` where the cluster has no folder there;
-    `memory` is where such a folder may be, empty where there is no such place.
+    `memory` is where such a folder may be, empty where there is no such place; `folders` are all that are there.
     """
 
     home: str = "/root"
@@ -131,6 +139,7 @@ class HostFacts:
     secret_names: tuple[str, ...] = ()
     memory: str = ""
     in_memory: tuple[str, ...] | None = None
+    folders: tuple[str, ...] = ()
     docker_version: str | None = None
     runtimes: tuple[str, ...] = ()
     toolkit: bool = False
@@ -163,10 +172,11 @@ def probe(
 
     With `survey` it also tells what it is made of (`HostFacts.survey`). A line on standard input is then taken as the
     launcher's clock at the moment it was sent, in seconds since 1970. `more` is shell that runs last, with `$hf` the Hugging
-    Face home, `$dir` and `$mem` the cluster's folders on disk and in memory, and `"$@"` what starts docker; what it prints is
-    left alone.
+    Face home, `$dir` the folder of `$cluster` on disk, `$in_memory` what prints those in memory, and `"$@"` what starts docker;
+    what it prints is left alone.
     """
-    script = (survey_script.CLOCK + _SCRIPT + survey_script.PARTS if survey else _SCRIPT) + more
+    script = f"in_memory='{IN_MEMORY}'\n{_SCRIPT}"
+    script = (survey_script.CLOCK + script + survey_script.PARTS if survey else script) + more
     return (
         "sh", "-c", script, "probe", cluster, state_dir, hf_home, accelerator, str(len(images)), *images, *docker,
     )  # fmt: skip
@@ -178,13 +188,13 @@ def parse_probe(text: str) -> HostFacts:
         return _read(text)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         why = f"{error!r:.200}"
-        raise UnreadableAnswer(f"the node's answer to the probe cannot be read ({why})", evidence=_shown(text)) from None
+        raise UnreadableAnswer(f"the node's answer to the probe cannot be read ({why})", evidence=shown(text)) from None
 
 
 def _read(text: str) -> HostFacts:
     parts = _parts(text)
     if "home" not in parts or "containers" not in parts or ("clock" in parts and "survey" not in parts):
-        raise UnreadableAnswer("the node's answer to the probe is incomplete", evidence=_shown(text))
+        raise UnreadableAnswer("the node's answer to the probe is incomplete", evidence=shown(text))
 
     def said(name: str) -> str:
         return parts.get(name, ("", 1))[0]
@@ -219,6 +229,7 @@ def _read(text: str) -> HostFacts:
         secret_names=tuple(said("secrets").split()),
         memory=good("memory") or "",
         in_memory=None if good("kept") is None else tuple(said("kept").split()),
+        folders=tuple(line for line in said("folders").splitlines() if _FOLDER.fullmatch(line)),
         docker_version=_version(version) if version and version.startswith("{") else None,
         runtimes=tuple(sorted((info_json.get("Runtimes") or {}).keys())),
         toolkit=bool(said("toolkit").strip()),
@@ -229,7 +240,7 @@ def _read(text: str) -> HostFacts:
     )
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
     """Return the end of an answer as evidence, without the part that holds the Ray token."""
     head, _, rest = text.partition(f"{_MARK} token\n")
     return (head + rest[rest.find(_MARK) :] if _MARK in rest else head)[-400:]

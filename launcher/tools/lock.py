@@ -17,6 +17,7 @@ from launcher.model import Answer, Argv
 FILE = "locks"  # {state_dir}/locks/{cluster}
 BUSY, MISSING = 75, 69  # exit codes: somebody else holds it, and there is neither `flock` nor Python
 _TEXT = 1000
+_COMMAND = 250  # characters; in JSON each may take twelve, and the line of an owner is read up to 4000
 
 # `flock` is part of util-linux, and of busybox; the lock belongs to the open file, so that a child may take it for its parent.
 _BEGIN = r"""
@@ -96,7 +97,8 @@ printf "held %s\n" "$(said "$f")"
 """
 )
 # Arguments: state directory, cluster, the holder's process, what was said of it. Standard input: who breaks the lock. A process
-# is ended only when the kernel says that it has the file open; of another login's, the kernel does not say it.
+# is ended only when the kernel says that it has the file open; of another login's, the kernel does not say it. Who waits for
+# the lock may have it before us: then another line is there.
 _BREAK = (
     "s=$1 c=$2 p=$3 was=$4"
     + _BEGIN
@@ -114,6 +116,7 @@ printf "%s\n" "$me" >"$f.broken"
 kill -TERM "$p" || { rm -f "$f.broken"; exit 77; }
 tried=0
 while ! take; do
+  [ "$(said "$f")" = "$was" ] || break
   tried=$((tried + 1))
   [ "$tried" != 25 ] || kill -KILL "$p"
   [ "$tried" -lt 50 ] || exit 1
@@ -168,7 +171,7 @@ def break_(state_dir: str, cluster: str, owner: Owner) -> Argv:
 
 def said(who: str, host: str, command: str, launcher: str = "") -> bytes:
     """Return what `hold` and `break_` read: the owner's line without what only the head knows."""
-    text = json.dumps({"who": who, "host": host, "command": command[:_TEXT], "launcher": launcher})
+    text = json.dumps({"who": who, "host": host, "command": command[:_COMMAND], "launcher": launcher})
     return (text[1:] + "\n").encode()
 
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from launcher.errors import UnreadableAnswer
 
 _MARK = "@@secrets"
-# Runs behind the probe (`host.probe`), whose `$dir` and `$mem` are the cluster's folders on disk and in memory. Names that
-# start with a dot are what a launcher left that was killed while it wrote.
+# Runs behind the probe (`host.probe`), whose `$dir` is the cluster's folder on disk; its `$in_memory` prints those in memory.
+# Names that start with a dot are what a launcher left that was killed while it wrote.
 SCRIPT = r"""
 printf '\n@@secrets %s %s\n' "$(date +%s)" "$(id -u)"
-for each in "$dir" ${mem:+"$mem"}; do
+for each in "$dir" $(sh -c "$in_memory" probe "$cluster"); do
   [ -d "$each/secrets" ] || continue
-  place=disk; [ "$each" != "$mem" ] || place=memory
+  place=memory; [ "$each" != "$dir" ] || place=disk
   for file in "$each/secrets" "$each/secrets"/* "$each/secrets"/.[!.]*; do
     [ ! -e "$file" ] || timeout 5 stat -c "$place %a %u %Y %n" "$file"
   done

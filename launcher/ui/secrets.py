@@ -28,11 +28,11 @@ def render(
     for name in ("MODE", "AGE"):
         table.add_column(name, no_wrap=True)
     for row in rows:
-        there = {node: each for node, found in files.items() for each in found if each.name == row["name"]}
-        nodes = fold(list(there)) if there else "-"
-        modes = ", ".join(sorted({each.mode for each in there.values()})) or "-"
-        oldest = howfar.duration(max(each.age for each in there.values())) if there else "-"
-        places = ", ".join(sorted({each.place for each in there.values()})) or "-"
+        there = [(node, each) for node, found in files.items() for each in found if each.name == row["name"]]
+        nodes = fold(list(dict.fromkeys(node for node, _ in there))) if there else "-"
+        modes = ", ".join(sorted({each.mode for _, each in there})) or "-"
+        oldest = howfar.duration(max(each.age for _, each in there)) if there else "-"
+        places = ", ".join(sorted({each.place for _, each in there})) or "-"
         cells = (
             row["name"],
             row["source"],

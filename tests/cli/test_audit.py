@@ -90,6 +90,17 @@ def test_no_secret_is_in_a_line(cluster: Cluster, secret: str, monkeypatch: pyte
     assert token not in text
 
 
+def test_nor_is_what_looks_like_one(cluster: Cluster) -> None:
+    """Nobody told us of it; `vlaunch lock` shows the same words."""
+    cluster.run("up")
+    words = ("--", "--kv-transfer-config", '{"auth_token": "swordfish-swordfish"}')
+    cluster.run("serve", "--model", "org/m", "--skip-network-check", "--no-wait", *words)
+    said = [command.before for command in cluster.commands] + [each.stdin() for each in cluster.held if each.stdin]
+
+    assert "auth_token" in str(said)
+    assert "swordfish" not in str(said)
+
+
 @pytest.mark.parametrize(("words", "strict"), [(["up"], "strict"), (["down"], "lenient")])
 def test_a_full_disk_keeps_nobody_from_cleaning_up(cluster: Cluster, words: list[str], strict: str) -> None:
     """Whoever builds needs the disk anyway."""

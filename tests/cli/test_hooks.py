@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from launcher.cli import hooks
 from launcher.errors import ConnectError
+from launcher.events import Event
 from launcher.model import Answer
 from launcher.remote.fleet import Line
+from launcher.ui.progress import Silent
 from tests.cli.conftest import SECRET, Cluster
 from tests.remote import processes
 
@@ -219,6 +222,21 @@ def test_a_hook_that_does_not_end_is_ended_with_all_its_children(
     assert (done.code, cluster.commands) == (1, [])
     assert "error: hook pre-up did not end within 0.5s, and was ended" in done.err
     assert processes.disappears(seconds, within=5)
+
+
+def test_a_hook_that_prints_faster_than_it_can_be_shown_waits(tmp_path: Path, hook: Hook) -> None:
+    """What is not shown yet would fill our memory; nothing of it is lost."""
+    body = "head -c 1900000 /dev/zero | tr '\\0' x | fold -w 1900; touch done"
+    path, done, shown = hook("pre-up", body), tmp_path / "done", list[Event]()
+
+    class Slow(Silent):
+        def show(self, event: Event) -> None:
+            if not shown:
+                assert not processes.awaited(done.exists, within=1)
+            shown.append(event)
+
+    assert hooks._execute(path, os.environ, tmp_path, 60, "pre-up", Slow()) == 0
+    assert (len(shown), done.exists()) == (1000, True)
 
 
 def test_a_child_in_the_background_does_not_hold_the_command(

@@ -19,7 +19,7 @@ from launcher.model import Answer
 from launcher.remote.fleet import Line
 from launcher.tools import lock
 from launcher.transport import Command
-from tests.cli.conftest import Cluster
+from tests.cli.conftest import INVENTORY, Cluster
 from tests.remote import processes
 
 VLAUNCH = [sys.executable, "-c", "from launcher.cli.main import main; main()"]
@@ -117,6 +117,16 @@ def test_the_name_of_an_owner_draws_on_no_terminal(up: Cluster) -> None:
     assert not set("\x1b\x07\x9b") & set(ran.err)
 
 
+def test_nor_does_it_make_two_lines_of_one(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second would pass for one of ours."""
+    wild = json.dumps({"who": "a\nc: nobody holds the lock", "pid": 4242})
+    monkeypatch.setattr(cluster.world, "answer", lambda _: Answer(node="gpu01", code=0, out=f"held {wild}\n"))
+    ran = cluster.run("lock")
+
+    assert ran.code == 0
+    assert len(ran.out.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -138,6 +148,16 @@ def test_a_head_that_cannot_lock_stops_what_builds_and_not_what_cleans(up: Clust
 
     assert ran.code == 0
     assert "goes on without the cluster's lock" in ran.err
+
+
+def test_hints_name_the_folder_that_the_inventory_chose(up: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not the one that it would have been."""
+    up.write(f"{INVENTORY}state_dir: /srv/state\n")
+    up.lock = [Answer(node="gpu01", code=73, err="mkdir: cannot create: Read-only file system")]
+    assert "`ls -ld /srv/state/locks`" in up.run("up").err
+    monkeypatch.setattr(up.world, "answer", lambda _: Answer(node="gpu01", code=0, out="held \n"))
+
+    assert "`fuser -v /srv/state/locks/c`" in up.run("lock", "--break", "--yes").err
 
 
 def test_a_head_that_says_nothing_sensible_is_not_waited_for_for_ever(up: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,21 @@ def test_a_dry_run_changes_nothing(served: Cluster) -> None:
     assert len(served.world.changes) == before
 
 
+def test_a_failure_is_told_with_the_server_that_was_to_come_back(served: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `serve` tells it."""
+    served.run(*SERVE, "org/new", "--replace")
+    kept(served)
+    path = served.path.parent / "hooks" / "on-failure"
+    path.parent.mkdir()
+    path.write_text('#!/bin/sh\necho "$VLAUNCH_MODEL at $VLAUNCH_ENDPOINT: $VLAUNCH_ERROR"\n')
+    path.chmod(0o755)
+    answers(monkeypatch, "org/old")
+    ran = served.run("rollback", "--skip-network-check")
+
+    assert ran.code == 1
+    assert "on-failure: org/old at http://10.0.0.11:8000/v1: org/old never answered" in ran.err
+
+
 def test_nothing_to_return_to(served: Cluster) -> None:
     """Said before anything is touched."""
     before = len(served.world.changes)

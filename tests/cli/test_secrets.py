@@ -60,6 +60,17 @@ def test_the_list_for_people(keyed: Cluster) -> None:
     assert "/root/.vlaunch/c/secrets on gpu[01-02]: mode 700" in ran.out
 
 
+def test_a_secret_in_two_places_of_a_node_is_told_with_both(keyed: Cluster) -> None:
+    """As after a changed `secrets_in`, until the next `up`."""
+    for machine in keyed.world.machines.values():
+        machine.memory, machine.kept = "/run/vlaunch-root", {"HF_TOKEN": b"x"}
+    ran = keyed.run("secrets", "list")
+
+    (row,) = (line for line in ran.out.splitlines() if line.startswith("HF_TOKEN"))
+    assert "disk, memory" in row
+    assert "all (gpu[01-02])" in row
+
+
 def test_files_that_others_can_read_are_told(keyed: Cluster) -> None:
     """With the command that mends it; so is a file that no inventory names. Scripts see it from the exit code."""
     keyed.world.machines["gpu02"].modes["HF_TOKEN"] = "644 0"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import ConnectError
+from launcher.errors import ConnectError, RequestError
 from launcher.model import Node
 from launcher.remote.fleet import Fleet
 from launcher.transport import Command
@@ -320,6 +320,23 @@ def test_broken_ssh_config(server: sshd.Sshd, home: Path) -> None:
     with pytest.raises(Exception, match="ssh configuration") as caught:
         Fleet(sshd.inventory(server.node()))
     assert getattr(caught.value, "exit_code", None) == 2
+
+
+@pytest.mark.parametrize("value", ["ssh", "0", "65536", "=x", "22.0"])
+def test_port_that_is_none(server: sshd.Sshd, home: Path, value: str) -> None:
+    """It is found with its line, also in a file that is included and for a host that is not asked for."""
+    (home / ".ssh" / "config").write_text("Include more\n")
+    (home / ".ssh" / "more").write_text(f"Host other\n  Port {value}\n")
+    with pytest.raises(RequestError, match=f"{home}/.ssh/more:2: `Port {value.removeprefix('=')}` is no port") as caught:
+        Fleet(sshd.inventory(server.node()))
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("line", ["port={}", 'Port "{}"', "PORT = {}", "Port {} # the usual"])
+def test_ways_to_write_a_port(server: sshd.Sshd, home: Path, line: str) -> None:
+    """As ssh reads them."""
+    (home / ".ssh" / "config").write_text(f"Host *\n  {line.format(server.port)}\n")
+    assert works(server.node(port=None))
 
 
 def test_host_key_alias(server: sshd.Sshd, home: Path) -> None:

@@ -176,6 +176,17 @@ def test_a_command_that_does_not_answer_is_ended_with_all_it_started(tmp_path: P
     assert _ends(int((tmp_path / "pids").read_text()))
 
 
+def test_a_command_that_may_not_be_ended_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sudo` runs it as somebody else; what is said is still about the secret."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("launcher.remote.secrets.os.killpg", refuse)
+
+    assert "did not answer within 0.3 s" in _failure(SecretSource(command="sleep 1"), tmp_path, seconds=0.3)
+
+
 @pytest.mark.parametrize(
     ("command", "expected"), [("'open", "is not a command: no closing quotation"), ("''", "cannot be run")]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import subprocess
 from pathlib import Path
@@ -129,6 +130,16 @@ def test_strange_lines_are_counted(text: str) -> None:
     assert entries[0] == ENTRY and entries[-1] == ENTRY
 
 
+def test_a_folder_that_may_not_be_read_is_not_an_empty_trail(tmp_path: Path) -> None:
+    """Another login has made it its own."""
+    (tmp_path / "audit").mkdir(mode=0)
+    powers = () if os.getuid() else ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
+    done = run(*powers, *audit.read(str(tmp_path), "c"))
+
+    assert (done.returncode, done.stdout) == (77, "")
+    assert f"{tmp_path}/audit may not be read by this login" in done.stderr
+
+
 def test_a_trail_that_may_not_be_read_is_not_an_empty_one() -> None:
     """It is said."""
     with pytest.raises(UnreadableAnswer, match="gpu01"):
@@ -141,7 +152,10 @@ def test_a_trail_that_may_not_be_read_is_not_an_empty_one() -> None:
         (["vlaunch", "up", "a b.yaml"], "vlaunch up a b.yaml"),
         (["serve", "--", "--api-key", "swordfish", "--seed", "1"], "serve -- --api-key *** --seed 1"),
         (["serve", "--", "--api-key=swordfish"], "serve -- --api-key=***"),
+        (["serve", "--", "--api_key", "sword", "fish", "--seed", "1"], "serve -- --api_key *** *** --seed 1"),
+        (["--api-key=sword\nfish"], "--api-key=***"),
         (["--hf-token", "--seed", "1"], "--hf-token --seed 1"),
+        (["--tokenizer", "org/t", "--max-num-batched-tokens", "8192"], "--tokenizer org/t --max-num-batched-tokens 8192"),
         (["--x", "hf_abcdefghijklmnopqrst"], "--x ***"),
         (["https://anna:swordfish@hub/x"], "https://***@hub/x"),
         (["task-specific-chat-template"], "task-specific-chat-template"),

@@ -114,6 +114,34 @@ def test_another_process_is_never_ended(tmp_path: Path) -> None:
         other.kill()
 
 
+def test_a_broken_lock_may_be_another_ones_at_once(tmp_path: Path) -> None:
+    """Who waits for it may be quicker than who breaks it, and is left alone; broken it is all the same."""
+    slow = tmp_path / "bin"
+    slow.mkdir()
+    (slow / "flock").write_text(f'#!/bin/sh\nsleep 1\nexec {shutil.which("flock")} "$@"\n')
+    (slow / "flock").chmod(0o755)
+    env = {**os.environ, "PATH": f"{slow}:{os.environ['PATH']}"}
+    with start(tmp_path) as holder, contextlib.ExitStack() as later:
+        assert said(holder) == "locked"
+        waiter = later.enter_context(start(tmp_path, wait=60))
+        assert said(waiter).startswith("held {")
+        owner = lock.parse_look(look(tmp_path))
+        assert owner is not None
+        argv = lock.break_(str(tmp_path), "c", owner)
+        done = subprocess.run(argv, input=lock.said("eve", "h", "x"), env=env, capture_output=True, check=False, timeout=20)
+        assert (done.returncode, done.stdout) == (0, b"freed\n")
+        assert (holder.wait(10), waiter.poll()) == (143, None)
+        assert said(waiter) == "locked"
+
+
+def test_a_long_command_is_cut_so_that_the_line_stays_whole() -> None:
+    """The holder's process stands in the same line, and `lock --break` needs it."""
+    text = lock.said("w" * 32, "h" * 64, "\N{GRINNING FACE}" * 5000, "l" * 100)
+
+    assert len(text) < 3900
+    assert lock.breaker(text.decode()).command.startswith("\N{GRINNING FACE}")
+
+
 @pytest.mark.parametrize("pid", [0, 1, -1])
 def test_no_process_is_no_process(pid: int, tmp_path: Path) -> None:
     """Zero would be everything in our own group, and minus one everything there is."""

@@ -84,13 +84,36 @@ def test_a_token_that_somebody_else_put_there_is_not_taken(bin_: Fake, tmp_path:
     try:
         place.symlink_to(planted)
         facts = host.parse_probe(_ask(tmp_path / "state"))
-        assert (facts.token, facts.in_memory) == ("", None)
+        assert (facts.token, facts.in_memory, facts.folders) == ("", None, ())
         place.unlink()
         shutil.move(planted, place)
         facts = host.parse_probe(_ask(tmp_path / "state"))
         assert (facts.token, facts.in_memory) == ("chosen-by-somebody", ("RAY_AUTH_TOKEN",))
+        assert facts.folders == (f"{place}/c",)
+        bin_("stat", "echo other")  # the place is none any more, and what lies there is still ours
+        facts = host.parse_probe(_ask(tmp_path / "state"))
+        assert (facts.memory, facts.in_memory, facts.folders) == ("", None, (f"{place}/c",))
     finally:
         place.unlink() if place.is_symlink() else shutil.rmtree(place, ignore_errors=True)
+
+
+def test_files_in_memory_are_told_wherever_they_lie(bin_: Fake, tmp_path: Path) -> None:
+    """Also in a place that is not today's."""
+    place = Path(f"/dev/shm/vlaunch-test-{os.getpid()}")
+    bin_("id", f"case $1 in -u) echo 0 ;; *) echo test-{os.getpid()} ;; esac")
+    bin_("stat", 'case $1 in -f) echo other ;; *) exec /usr/bin/stat "$@" ;; esac')
+    for folder in (tmp_path / "c" / "secrets", place / "c" / "secrets"):
+        folder.mkdir(parents=True)
+        (folder / "A").touch()
+    try:
+        out = _ask(tmp_path, more=secret_files.SCRIPT)
+    finally:
+        shutil.rmtree(place)
+
+    assert host.parse_probe(out).memory == ""
+    assert [(each.place, each.path) for each in secret_files.parse(out) if each.name] == [
+        ("disk", f"{tmp_path}/c/secrets/A"), ("memory", f"{place}/c/secrets/A"),
+    ]  # fmt: skip
 
 
 def test_files_are_told_with_mode_owner_and_age(tmp_path: Path) -> None:
