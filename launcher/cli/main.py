@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
 import threading
 from collections.abc import Sequence
 from types import TracebackType
+from typing import NoReturn
 
 import click
 
@@ -91,10 +93,31 @@ def cli() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the program and exit: 0 done, 1 it failed, 2 the request was wrong, 130 interrupted."""
+    """Run the program and exit.
+
+    0 done, 1 it failed, 2 the request was wrong, 3 something differs (`init --update`), or warns or ended as an error row
+    (`--strict`), 130 interrupted, 141 nobody reads the output any more; `exec` ends with its command's own.
+    """
     sys.excepthook = uncaught
     threading.excepthook = lambda args: uncaught(args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback)
-    sys.exit(run(argv))
+    leave(run(argv))
+
+
+def leave(code: int) -> NoReturn:
+    """End the process, with everything printed.
+
+    The interpreter's own end is left out: on a busy machine a launcher that had said its last word has hung in it, in
+    garbage collection and outside of any Python code.
+    """
+    try:
+        click.echo("", nl=False)  # flushes
+    except BrokenPipeError:
+        code = 141
+    except OSError as error:
+        code = _failed(VlaunchError(f"standard output: {error}", hint=_LOCAL), None)
+    with contextlib.suppress(OSError):
+        click.echo("", nl=False, err=True)
+    os._exit(code)
 
 
 def run(argv: Sequence[str] | None = None) -> int:

@@ -212,3 +212,22 @@ def test_an_inventory_that_is_a_directory_is_a_wrong_request(tmp_path: Path, cap
     """Also one that does not exist."""
     assert run(["status", str(tmp_path)]) == run(["down", str(tmp_path / "no.yaml")]) == 2
     assert capsys.readouterr().err.count("error: ") == 2
+
+
+def test_the_end_is_not_the_interpreters(tmp_path: Path) -> None:
+    """Which waits for whatever hangs there; what was printed is there all the same."""
+    hangs = "import atexit, time; atexit.register(time.sleep, 60); from launcher.cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", hangs, "--version"], capture_output=True, text=True, timeout=20, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert __version__ in done.stdout
+
+
+def test_output_that_cannot_be_written_is_an_error() -> None:
+    """A full disk behind `>`, noticed when the last of it is written."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*VLAUNCH, "--version"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=20, check=False)
+
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
