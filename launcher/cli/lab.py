@@ -33,7 +33,7 @@ def _lab_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return _NAME(_DIR(command))
 
 
-@lab.command()
+@lab.command(short_help="start practice hosts, or mend them")
 @_lab_options
 @click.option("--nodes", default=2, show_default=True, help="How many hosts.")
 @click.option("--gpus", default=1, show_default=True, help="Slots that each host counts as GPUs.")
@@ -65,7 +65,7 @@ def up(
     _say(f"`vlaunch lab down{_again(name, directory)}` removes them without a trace")
 
 
-@lab.command()
+@lab.command(short_help="install the Debian packages that practice hosts need")
 def install() -> None:
     """Install the Debian packages that practice hosts need; nothing when they are there."""
     from launcher.lab import parts
@@ -74,7 +74,7 @@ def install() -> None:
     _say("this machine has what practice hosts need; next: `vlaunch lab up`")
 
 
-@lab.command()
+@lab.command(short_help="how every practice host is")
 @_lab_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def status(name: str, directory: Path | None, as_json: bool) -> None:
@@ -94,7 +94,7 @@ def status(name: str, directory: Path | None, as_json: bool) -> None:
         raise VlaunchError(f"not all is up on {', '.join(down)}", hint=f"run `vlaunch lab up{_again(name, directory)}`")
 
 
-@lab.command()
+@lab.command(short_help="remove every trace of practice hosts, and prove it")
 @_lab_options
 @_CACHE
 @click.option("--purge-cache", is_flag=True, help="Remove the kept wheels and image too.")

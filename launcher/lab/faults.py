@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
-from contextlib import suppress
-from pathlib import Path
 
+from launcher.errors import VlaunchError
 from launcher.lab import hosts, machine, network, processes, render
 from launcher.lab.layout import Host, Lab
 
 _INSIDE, _OUTSIDE = "inside", "outside"  # the two ends of a host's cable
 _FILLER = ".filler"
-_MEMORY = Path("/sys/fs/cgroup/memory")  # where the kernel accounts memory apart from the rest (cgroup v1)
-_UNIFIED = Path("/sys/fs/cgroup")
 
 
 def enter(host: Host, *argv: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
@@ -171,15 +167,18 @@ def kill_container(host: Host, name: str) -> None:
     """Kill the main process of a container past Docker, as a crash or the kernel does: its restart policy applies."""
     inside = machine.run(*hosts.docker_argv(host, "inspect", "--format", "{{.State.Pid}}", name)).strip()
     found = [p for p in processes.on_host(host) if len(p.pids) > 1 and p.pids[1] == int(inside)]
+    if not found:
+        raise VlaunchError(f"`{name}` does not run on `{host.name}`")
     processes.end(found)
 
 
-def kill_inside(host: Host, pid: int) -> None:
-    """Kill a process of a container by the number that it has inside."""
+def kill_inside(host: Host, pid: int) -> bool:
+    """Kill a process of a container by the number that it has inside; False when there is none."""
     # Only containers have a third level of numbers: the machine's, the host's, their own.
-    for process in processes.on_host(host):
-        if len(process.pids) > 2 and process.pids[-1] == pid:
-            processes.kill(process.pid, signal.SIGKILL)
+    found = [p for p in processes.on_host(host) if len(p.pids) > 2 and p.pids[-1] == pid]
+    for process in found:
+        processes.kill(process.pid, signal.SIGKILL)
+    return bool(found)
 
 
 def small_disk(host: Host, path: str, megabytes: int) -> None:
@@ -203,56 +202,6 @@ def remove_disk(host: Host, path: str) -> None:
     # Some folders of a host are mounts of its own, which stay.
     script = 'while grep -q "^vlaunch-small $1 " /proc/mounts; do umount --lazy "$1" || exit; done'
     machine.run(*hosts.enter_argv(host, "sh", "-c", script, "sh", path))
-
-
-def squeeze(host: Host, *, spare: int = 64 << 20, hog: int = 512 << 20, seconds: float = 8.0) -> int | None:
-    """Leave a host's containers `spare` bytes of memory, and let a program beside them take `hog` bytes for a while.
-
-    The kernel then ends processes. Returns how many, but for those whose container has ended with them; None where this machine
-    does not account the containers' memory.
-    """
-    group = _memory_group(host)
-    if group is None:
-        return None
-    folder, limit, unlimited, held, killed = group
-    own = folder / "hog"  # a group that has groups may hold no process of its own in cgroup v2
-    own.mkdir(exist_ok=True)
-    before = _kills(folder, killed)
-    (folder / limit).write_text(str(_count(folder / "memory.stat", held) + spare))
-    take = f"[bytearray(b'x' * (1 << 20)) for _ in range({hog >> 20})]"
-    program = f"import time; time.sleep(0.5); held = {take}; time.sleep({seconds})"
-    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL) as process:
-        try:
-            with suppress(ProcessLookupError):
-                (own / "cgroup.procs").write_text(str(process.pid))
-            process.wait(timeout=seconds + 10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        finally:
-            (folder / limit).write_text(unlimited)
-            with suppress(OSError):  # the group of a process that has just ended stays busy for a moment; `lab down` removes it
-                own.rmdir()
-    return max(0, _kills(folder, killed) - before)
-
-
-def _memory_group(host: Host) -> tuple[Path, str, str, str, str] | None:
-    """Return the control group of a host's containers, and what limit, no limit, use and kills are called there."""
-    old, new = _MEMORY / host.lab / host.name, _UNIFIED / host.lab / host.name
-    if (old / "memory.limit_in_bytes").exists():
-        return old, "memory.limit_in_bytes", "-1", "total_rss", "memory.oom_control"
-    if (new / "memory.max").exists():
-        return new, "memory.max", "max", "anon", "memory.events"
-    return None
-
-
-def _kills(folder: Path, name: str) -> int:
-    return sum(_count(path, "oom_kill") for path in folder.rglob(name))  # each group counts its own
-
-
-def _count(path: Path, name: str) -> int:
-    words = path.read_text().split()
-    return int(words[words.index(name) + 1]) if name in words else 0
 
 
 def power_off(host: Host) -> None:
