@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.export.firewall import DYNAMIC
+from launcher.batch import described
+from launcher.batch.shape import DataParallel
+from launcher.export.firewall import DYNAMIC, MP_PORTS
 from launcher.inventory.load import loads
-from launcher.inventory.schema import InventoryFile, SecretSection
+from launcher.inventory.schema import InventoryFile, PortsSection, SecretSection
 from launcher.model import Ports
 from launcher.plan import containers
 from launcher.tools import docker, ray
@@ -55,6 +57,16 @@ def test_a_port_is_on_the_nodes_that_the_table_says(name: str) -> None:
     else:
         assert name in ("api", "mp_master", "dp_rpc", "group", "probe")
         assert PORTS[name][2] == "head"
+
+
+def test_ranks_of_batches_meet_at_a_port_that_says_so() -> None:
+    """In the table and in the inventory's schema."""
+    inventory = loads(INVENTORY, Path("inventory.yaml"))
+    port = described._ranks(DataParallel(size=2), inventory)["port"]
+    name = next(each.name for each in fields(Ports) if getattr(inventory.ports, each.name) == port)
+
+    assert f"batches with `data_parallel:`, up to {MP_PORTS} ports from this one" in PORTS[name][4]
+    assert "batches" in str(PortsSection.model_fields[name].description)
 
 
 def test_the_dashboard_is_bound_to_loopback() -> None:

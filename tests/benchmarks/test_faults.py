@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from benchmarks.faults import __main__ as command
 from benchmarks.faults import cases, inject, judge, table, verbs
 from benchmarks.faults.cases import BY_ID, FAULTS, REAL, STAND_IN, Case
+from benchmarks.faults.inject import Scene
 from benchmarks.faults.judge import Outage, Run, Sample
+from benchmarks.faults.practice import Practice, Started, until
+from launcher.lab import layout
 
 BEGAN = 1000.0
 
@@ -71,6 +77,16 @@ def test_a_narrower_campaign() -> None:
     found = list(cases.campaign(verbs=["batch"], only=["engine", "gcs"], seeds=1, engine=REAL))
 
     assert [case.key for case in found] == [("engine", "batch", 1, REAL), ("gcs", "batch", 1, REAL)]
+
+
+def test_until_looks_half_a_day_back_and_half_a_day_ahead() -> None:
+    """A campaign that begins before midnight goes on after it; one that is called too late runs nothing."""
+    at = command.minutes
+
+    assert [command.past(at("01:10"), at(now)) for now in ("23:50", "01:09", "01:10", "09:00")] == [False, False, True, True]
+    assert [command.past(at("9:05"), at(now)) for now in ("8:59", "10:00")] == [False, True]
+    with pytest.raises(ValueError, match="soon"):
+        at("soon")
 
 
 # -- What clients saw --------------------------------------------------------------------------------------------------------
@@ -135,6 +151,101 @@ def test_a_record_that_stays_green() -> None:
     assert judge.green_while_dead(green, stream("." * 30), BEGAN) == []
 
 
+def test_a_record_that_is_green_again_before_clients_are() -> None:
+    """The seconds between the return of a server and its first answer are no part of the time in which it was dead."""
+    dark = stream("x" * 30 + ".....")
+    back = [(BEGAN + second, "ready" if second < 5 or second > 24 else "recovering") for second in range(35)]
+
+    assert judge.green_while_dead(back, dark, BEGAN) == []
+
+
+def test_without_a_supervisor_the_record_says_nothing() -> None:
+    """It stays as it was when its writer was killed; `status` does not believe it either."""
+    with verbs._states(cast(Practice, Alone())) as states:
+        assert until(lambda: len(states) > 1, 5)
+
+    assert {state for _, state in states} == {""}
+
+
+class Alone:
+    """Practice hosts on which nothing runs, with a record of yesterday."""
+
+    head = layout.make(name="nothing", directory=Path("/nowhere"), subnet="10.79.99.0/24", nodes=1, gpus=1).hosts[0]
+
+    def record(self, name: str) -> dict[str, Any]:
+        """Return what the supervisor wrote before it died."""
+        return {"state": "ready"}
+
+
+# -- Commands ----------------------------------------------------------------------------------------------------------------
+
+
+def started(tmp_path: Path, program: str) -> Started:
+    """Start a program as a command of the campaign."""
+    log = tmp_path / "log"
+    with log.with_suffix(".out").open("wb") as out, log.with_suffix(".err").open("wb") as err:
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=out, stderr=err, start_new_session=True)
+    return Started(process, log)
+
+
+def test_a_command_ends_when_it_ends(tmp_path: Path) -> None:
+    """And not when somebody comes to see: a fault takes its time, too."""
+    one = started(tmp_path, "print('done')")
+    assert until(lambda: one.over, 10)
+    seen = time.time()
+    time.sleep(0.3)
+    ran = one.wait(10)
+
+    assert (ran.code, ran.said, ran.hung) == (0, "done\n", False)
+    assert ran.ended <= seen
+
+
+def test_a_command_without_an_end(tmp_path: Path) -> None:
+    """It is killed at its deadline, or when somebody interrupts the campaign."""
+    one, other = (started(tmp_path, "import time; time.sleep(60)") for _ in range(2))
+    other.end()
+
+    assert one.wait(0.1).hung
+    assert other.over
+
+
+@pytest.mark.parametrize("how", [KeyboardInterrupt, OSError, inject.NothingThere])
+def test_hosts_are_put_right_whatever_becomes_of_a_run(how: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when somebody interrupts it; what is to be broken may be gone at the last moment, which ends no campaign."""
+    done: list[str] = []
+
+    def flow(_stage: object, _scene: object) -> None:
+        raise how
+
+    monkeypatch.setitem(verbs._FLOWS, "up", flow)
+    monkeypatch.setattr(verbs, "traces", lambda _: [])
+    monkeypatch.setattr(verbs, "_end", lambda _: done.append("down"))
+    for name in ("prepare", "mend", "tidy"):
+        monkeypatch.setattr(inject, name, lambda _, name=name: done.append(name))
+    case = Case(fault="cut", verb="up", seed=1)
+    if how is KeyboardInterrupt:
+        with pytest.raises(KeyboardInterrupt):
+            verbs.run(cast(Practice, Alone()), case, 10)
+    else:
+        assert verbs.run(cast(Practice, Alone()), case, 10).void == how.__name__
+
+    assert done == ["prepare", "mend", "down", "tidy"]
+
+
+def test_a_fault_is_timed_when_it_strikes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is to be killed may have been waited for."""
+    scene = Scene(practice=cast(Practice, Alone()), case=Case(fault="cut", verb="up", seed=1))
+
+    def late(scene: Scene) -> None:
+        time.sleep(0.3)
+        scene.strikes()
+
+    monkeypatch.setitem(inject._INJECT, "cut", late)
+    began = time.time()
+
+    assert verbs._happen(cast(verbs.Stage, None), replace(scene, launcher=None)) - began >= 0.3
+
+
 # -- Rows, leftovers, words --------------------------------------------------------------------------------------------------
 
 
@@ -156,10 +267,20 @@ def test_last_words() -> None:
     assert judge.last_words("") == ""
 
 
+def test_a_traceback_is_no_error_message() -> None:
+    """Unless it is what a node said, as evidence of an error."""
+    trace = "Traceback (most recent call last):\n  File x\nKeyError: 'node2'\n"
+
+    assert judge.crash(f"ok node1\n{trace}") == "KeyError: 'node2'"
+    assert judge.crash(f"{trace}error: node2: gone\n") == ""
+    assert judge.crash("error: node2: gone\n") == ""
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
         ({"hung": ["`vlaunch up`"]}, "hung"),
+        ({"crashed": ["`vlaunch up`: KeyError"]}, "crashed"),
         ({"lies": ["`status` said whole"]}, "green while dead"),
         ({"lost": 1}, "1 rows lost"),
         ({"doubled": 2}, "2 rows doubled"),

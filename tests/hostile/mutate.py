@@ -27,7 +27,7 @@ NUMBERS = ("NaN", "-Infinity", "1e999", "9" * 5000, "1" + "0" * 400, "-0", "1e-9
 
 
 def examples(usual: int) -> settings:
-    """Return hypothesis' settings; VLAUNCH_EXAMPLES multiplies how much is tried (`make faults` does)."""
+    """Return hypothesis' settings; VLAUNCH_EXAMPLES multiplies how much is tried."""
     return settings(
         max_examples=usual * int(os.environ.get("VLAUNCH_EXAMPLES", "1")),
         deadline=None,

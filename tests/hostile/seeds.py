@@ -95,8 +95,8 @@ PROGRESS: Mapping[str, Any] = {
     "error": {"message": "no", "evidence": ["a", "b"], "hint": "c"},
 }  # fmt: skip
 ENTRY: Mapping[str, Any] = {
-    "name": "rows", "folder": "/w/rows", "job": {"name": "rows", "digest": "d", "meaning": {"model": "m", "prompt": {"a": 1}},
-                                                 "engine": {"tp": 1, "args": {"x": 1}}},
+    "name": "rows", "job": {"name": "rows", "digest": "d", "meaning": {"model": "m", "prompt": {"a": 1}},
+                            "engine": {"tp": 1, "args": {"x": 1}}},
     "progress": PROGRESS, "summary": {"rows": 1}, "alive": True, "inputs": {"inputs/a.jsonl": 12, "inputs/.b.part": 3},
 }  # fmt: skip
 FOLLOW: Mapping[str, Any] = {"job": job("batch-rows-1", {}), "log": "one\ntwo\n", "offset": 8, "progress": PROGRESS}

@@ -159,7 +159,7 @@ def test_who_reads_slowly_is_waited_for(adversary: Start, monkeypatch: pytest.Mo
         assert over.wait(5)
 
 
-@pytest.mark.skipif("VLAUNCH_EXAMPLES" not in os.environ, reason="a gigabyte through a real sshd: `make faults`")
+@pytest.mark.skipif("VLAUNCH_EXAMPLES" not in os.environ, reason="a gigabyte through a real sshd: set VLAUNCH_EXAMPLES")
 def test_a_gigabyte_through_sshd(tmp_path: Path) -> None:
     """On both streams; the process stays small."""
     server = sshd.start(tmp_path / "sshd")

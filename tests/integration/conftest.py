@@ -76,7 +76,7 @@ class Practice:
         env = {key: value for key, value in os.environ.items() if not key.startswith("VLAUNCH_")}
         return {
             **env, "PRACTICE_HF_TOKEN": HF_TOKEN, "VLAUNCH_INVENTORY": str(self.inventory),
-            "XDG_STATE_HOME": str(self.folder / "state"), "NO_COLOR": "1",
+            "XDG_STATE_HOME": str(self.folder / "state"), "NO_COLOR": "1", "PYTHONFAULTHANDLER": "1",
         }  # fmt: skip
 
     def vlaunch(self, *words: str, timeout: float = 300, stdin: str | None = None) -> Ran:
@@ -191,6 +191,16 @@ def down(practice: Practice) -> Iterator[Practice]:
     practice.write()
     ran = practice.vlaunch("down")
     assert ran.code == 0, ran.said
+
+
+def ended(process: subprocess.Popen[str], timeout: float) -> tuple[str, str]:
+    """Return what a process that `start` started has said by its end; one that hangs tells where."""
+    try:
+        return process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)
+        said = process.communicate(timeout=30)
+    pytest.fail(f"it has not ended after {timeout:.0f}s\n{''.join(said)}")
 
 
 def kill(process: subprocess.Popen[str]) -> None:

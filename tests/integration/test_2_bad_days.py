@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from launcher.lab import faults
-from tests.integration.conftest import Practice, Ran, kill
+from tests.integration.conftest import Practice, Ran, ended, kill
 
 pytestmark = pytest.mark.lab
 
@@ -270,7 +270,7 @@ def test_head_dies_while_workers_join(practice: Practice, down: Practice) -> Non
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
     practice.docker("node1", "rm", "-f", "vlaunch-lab-node1")
-    out, err = process.communicate(timeout=240)
+    out, err = ended(process, 240)
     again = practice.vlaunch("up")
 
     refused(Ran(code=process.returncode, out=out, err=err, seconds=0), "node1", "container is gone")

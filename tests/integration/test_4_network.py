@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.lab import faults
-from tests.integration.conftest import Practice
+from tests.integration.conftest import Practice, ended
 
 pytestmark = pytest.mark.lab
 
@@ -170,7 +170,7 @@ def test_a_rank_killed_mid_test_is_named(cluster: Practice) -> None:
     met = "ss -Htn state established dst 10.79.0.11:29500"
     script = f"until {met} | grep -q . && pkill -9 -f '{RANK}'; do :; done"
     killed = faults.enter(cluster.lab.host("node2"), "timeout", "60", "sh", "-c", script)
-    out, err = process.communicate(timeout=200)
+    out, err = ended(process, 200)
 
     assert killed.returncode == 0, killed.stderr
     assert process.returncode == 1, out + err
@@ -187,7 +187,7 @@ def test_a_check_that_is_broken_off_leaves_no_process(cluster: Practice, how: si
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()
     os.killpg(process.pid, how)
-    process.communicate(timeout=30)
+    ended(process, 30)
 
     assert process.returncode == (130 if how == signal.SIGINT else -how)
     gone = time.monotonic() + 30

@@ -24,7 +24,7 @@ import yaml
 
 from launcher.lab import faults, hosts
 from tests.integration.batches import ARGS, MIXTURE, MODEL, Batch, kill_one, ray_state, running, worked
-from tests.integration.conftest import API_KEY, HF_TOKEN, Practice, Ran
+from tests.integration.conftest import API_KEY, HF_TOKEN, Practice, Ran, ended
 
 pytestmark = pytest.mark.lab
 
@@ -100,7 +100,10 @@ def code(practice: Practice, name: str, text: str) -> str:
 
 
 def predictor(practice: Practice, **changes: Any) -> dict[str, Any]:
-    """Return the section of a class that takes its time and says where it ran; two of them do not fit one node."""
+    """Return the section of a class that takes its time and says where it ran.
+
+    Two of them claim every CPU of the cluster: what reads and writes rows must find its way without one.
+    """
     name = code(
         practice,
         "slow.py",
@@ -121,7 +124,7 @@ def predictor(practice: Practice, **changes: Any) -> dict[str, Any]:
                 return {"length": lengths, "node": [os.uname().nodename] * len(lengths)}
         """,
     )
-    return {"class": f"{name}:Slow", "batch_size": 10, "replicas": 2, "num_cpus": 1.5, **changes}
+    return {"class": f"{name}:Slow", "batch_size": 10, "replicas": 2, "num_cpus": 2, **changes}
 
 
 def refused(ran: Ran, *words: str) -> None:
@@ -153,7 +156,7 @@ def test_ctrl_c_leaves_the_job_alone(chat: Batch) -> None:
     process = chat.practice.start("batch", str(chat.path))
     chat.under_way()
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = ended(process, 30)
 
     assert process.returncode == 130, out + err
     assert "the job goes on" in err

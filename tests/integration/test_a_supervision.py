@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,13 +60,14 @@ class Client:
         return any(good for at, good in self.asked if at > when)
 
 
+def patient(document: dict[str, Any]) -> None:
+    """Let the budget of restarts last for all tests."""
+    document["serve"]["restarts"] = 20
+
+
 @pytest.fixture(scope="module")
 def cold(practice: Practice) -> float:
     """Bring the cluster up, serve, and return how long the first answer took."""
-
-    def patient(document: dict[str, Any]) -> None:
-        document["serve"]["restarts"] = 20
-
     practice.write()
     assert practice.vlaunch("down").code == 0
     practice.write(patient)
@@ -78,13 +80,22 @@ def cold(practice: Practice) -> float:
 
 @pytest.fixture(scope="module")
 def client(practice: Practice, cold: float) -> Iterator[Client]:
-    """Requests that stream from here on."""
+    """Requests that stream from here on, until the last server of the Ray backend is stopped."""
+    with asking(practice) as made:
+        yield made
+
+
+@contextmanager
+def asking(practice: Practice) -> Iterator[Client]:
+    """Ask all the time."""
     made = Client(practice)
     thread = threading.Thread(target=made.stream)
     thread.start()
-    yield made
-    made.over.set()
-    thread.join()
+    try:
+        yield made
+    finally:
+        made.over.set()
+        thread.join()
 
 
 def status(practice: Practice) -> tuple[Ran, dict[str, Any]]:
@@ -97,7 +108,8 @@ def status(practice: Practice) -> tuple[Ran, dict[str, Any]]:
 def recovers(practice: Practice, client: Client, kill: Callable[[], object], *, within: float) -> dict[str, Any]:
     """Do something bad; return the fault that was written down when the server has answered again.
 
-    `status` must be red in time, and the recovery must take no longer than `within`.
+    `status` must be red in time, and the recovery must take no longer than `within`. Whoever asks `status` all the while takes
+    the cores that the engine starts with: only requests stream, until one is answered.
     """
     _, before = status(practice)
     began = time.time()
@@ -107,7 +119,9 @@ def recovers(practice: Practice, client: Client, kill: Callable[[], object], *, 
         ran, _ = status(practice)
         red = time.time() - began if ran.code == 1 else None
         assert time.time() - began < 60, "status stays green"
-    deadline = time.monotonic() + within + 60
+    since, deadline = time.time(), time.monotonic() + within + 60
+    while not client.answered_since(since) and time.monotonic() < deadline:
+        time.sleep(0.5)
     while True:
         ran, now = status(practice)
         kept = now["supervision"] or {}
@@ -120,6 +134,7 @@ def recovers(practice: Practice, client: Client, kill: Callable[[], object], *, 
     took, detected = fault["ready_again_after"], fault["at"] - began
     lost = [good for at, good in client.asked if began < at].count(False)
     LOG.info("red after %.1fs, noticed after %.1fs, ready again after %.1fs, %d requests refused", red, detected, took, lost)
+    LOG.info("of these seconds: %s", fault["phases"])
     LOG.info("%s", fault)
     assert detected <= DETECTED
     assert took <= within
@@ -183,6 +198,13 @@ def test_the_engine_dies(practice: Practice, client: Client, cold: float) -> Non
     assert fault["evidence"]
 
 
+def test_the_supervisor_dies(practice: Practice, client: Client, cold: float) -> None:
+    """The head's container has somebody who notices."""
+    fault = recovers(practice, client, lambda: kill_one(practice, "supervisor.py run", "node1"), within=AGAIN * cold)
+
+    assert fault["what"] == "the supervisor died"
+
+
 def test_whoever_serves_the_same_watches_the_recovery(practice: Practice, client: Client, cold: float) -> None:
     """The same command is patient while the server comes back, and ends well."""
     kill_one(practice, "EngineCore", "node1")
@@ -221,6 +243,7 @@ def comes_back(practice: Practice, client: Client, since: float, within: float) 
     deadline = time.monotonic() + 30
     while (found := status(practice))[1]["state"] != "answering" or found[0].code:
         assert time.monotonic() < deadline, found[0].said
+    LOG.info("%s", found[1]["supervision"]["fault"])
 
 
 def test_what_was_stopped_stays_stopped(practice: Practice, client: Client) -> None:
@@ -237,7 +260,7 @@ def test_what_was_stopped_stays_stopped(practice: Practice, client: Client) -> N
 
     assert stopped.code == 0, stopped.said
     assert status(practice)[1]["state"] == "none"
-    assert list(running(practice, "supervisor.py")) == []
+    assert list(running(practice, "supervisor.py run")) == []
 
 
 def test_it_gives_up_loudly(practice: Practice, client: Client) -> None:
@@ -272,7 +295,27 @@ def test_without_a_supervisor(practice: Practice, client: Client) -> None:
 
     assert ran.code == 0, ran.said
     assert server["supervision"] is None
-    assert list(running(practice, "supervisor.py")) == []
+    assert list(running(practice, "supervisor.py run")) == []
+
+
+def test_a_rank_and_the_head_die_under_the_mp_backend(practice: Practice, cold: float) -> None:
+    """Its containers are the ranks: the group comes back as one, also after a reboot."""
+    practice.write(patient)
+    ran = practice.vlaunch("serve", "--backend", "mp", "--replace", "--timeout", "500", timeout=600)
+    assert ran.code == 0, ran.said
+    with asking(practice) as client:
+        host = practice.lab.hosts[1]
+        fault = recovers(
+            practice, client, lambda: faults.kill_container(host, "vlaunch-lab-node2-rank"), within=AGAIN * cold
+        )  # fmt: skip
+        before = time.time()
+        faults.reboot(practice.lab, practice.lab.hosts[0])
+        comes_back(practice, client, before, AGAIN * cold + REBOOT)
+    stopped = practice.vlaunch("stop")
+
+    assert fault["node"] == "node2"
+    assert stopped.code == 0, stopped.said
+    assert set(practice.containers()) == {"vlaunch-lab-node1", "vlaunch-lab-node2"}
 
 
 def test_nothing_is_left(practice: Practice, client: Client) -> None:
