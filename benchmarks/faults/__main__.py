@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -45,6 +46,17 @@ def mend(path: Path) -> None:
             results.write("\n")
 
 
+def minutes(clock: str) -> int:
+    """Return which minute of the day HH:MM is; raises ValueError when it is none."""
+    at = time.strptime(clock, "%H:%M")
+    return at.tm_hour * 60 + at.tm_min
+
+
+def past(end: int, now: int) -> bool:
+    """Tell whether a minute of the day is over. What is more than half a day ago is to come: campaigns go past midnight."""
+    return (now - end) % 1440 < 720
+
+
 def options() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
@@ -53,7 +65,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, help="seeds of each fault (default: 3 for up, 2 for the others, 1 with --real)")
     parser.add_argument("--real", action="store_true", help="with vLLM itself, instead of the stand-in")
     parser.add_argument("--again", action="store_true", help="run also what was run before and was not good")
-    parser.add_argument("--until", metavar="HH:MM", help="begin no run after this time of the day (UTC)")
+    parser.add_argument("--until", type=minutes, metavar="HH:MM", help="begin no run after this time of the day (UTC)")
     parser.add_argument("--folder", type=Path, help="keep inventories, jobs and what the commands said here")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--report", action="store_true", help="run nothing; write the table into docs/reliability.md")
@@ -88,28 +100,42 @@ def campaign(args: argparse.Namespace, wanted: list[cases.Case], durations: dict
         sys.exit("practice hosts need root: `sudo make faults`")
     from benchmarks.faults import practice, verbs
 
+    def whole() -> practice.Practice:
+        hosts = practice.bring_up(folder)
+        verbs.clear(hosts)
+        return hosts
+
     good = True
     mend(args.results)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that hosts are put right on the way out
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary, args.results.open("a") as results:
         folder = args.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        hosts = practice.bring_up(folder)
+        hosts = whole()
         for number, case in enumerate(wanted):
-            if args.until and time.strftime("%H:%M", time.gmtime()) >= args.until:
-                print(f"it is {args.until}: {len(wanted) - number} runs are left", file=sys.stderr)
+            now = time.strftime("%H:%M", time.gmtime())
+            if args.until is not None and past(args.until, minutes(now)):
+                print(f"it is {now}: {len(wanted) - number} runs are left", file=sys.stderr)
                 break
             of = f"{case.verb} {case.engine}"
             if of not in durations:
                 durations[of] = verbs.measure(hosts, case.verb, case.engine)
                 results.write(json.dumps({"of": of, "duration": round(durations[of], 1)}) + "\n")
             began = time.monotonic()
-            run = verbs.run(hosts, case, durations[of])
+            beyond = ""
+            try:
+                run = verbs.run(hosts, case, durations[of])
+            except verbs.BROKEN as error:
+                run, beyond = verbs.about(case, durations[of]), str(error) or type(error).__name__
+                run.void = f"the hosts could not be put right: {beyond}"
             results.write(verbs.as_line(run))
             results.flush()
             good = good and run.ok
             about = f"[{number + 1}/{len(wanted)}] {case.verb} {case.fault} seed {case.seed} on {case.host}, {run.moment:.1f} s"
             words = "void: " + run.void if run.void else "good" if run.ok else "; ".join(run.why)
             print(f"{about}, {time.monotonic() - began:.0f} s: {words}", file=sys.stderr, flush=True)
+            if beyond:
+                hosts = whole()
     return 0 if good else 1
 
 

@@ -17,6 +17,7 @@ class Fault:
     """One kind of fault. It may last until somebody heals it; an `early` one meets a server's start, not its service.
 
     With `silent` ones nothing dies: packets vanish, which only a deadline can tell from work that takes its time.
+    After one `by_hand` a server stays down until somebody says `up` and `serve`.
     """
 
     id: str
@@ -26,6 +27,7 @@ class Fault:
     lasts: bool = False
     early: bool = False
     silent: bool = False
+    by_hand: bool = False
 
 
 FAULTS = (
@@ -38,9 +40,10 @@ FAULTS = (
     Fault(id="raylet", what="SIGKILL of a raylet"),
     Fault(id="gcs", what="SIGKILL of Ray's GCS", hosts=(HEAD,)),
     Fault(id="container", what="SIGKILL of a container's main process"),
-    Fault(id="docker-kill", what="`docker kill` of a container", lasts=True),
-    Fault(id="dockerd", what="SIGKILL of dockerd; back after 2 s"),
-    Fault(id="sshd", what="SIGKILL of sshd and its sessions; back after 2 s"),
+    Fault(id="docker-kill", what="`docker kill` of a container", by_hand=True),
+    # Docker 20.10 ends the containers that it finds alive when it comes back, and does not start them again.
+    Fault(id="dockerd", what="SIGKILL of dockerd; back after 2 s", by_hand=True),
+    Fault(id="sshd", what="SIGKILL of sshd and its sessions; back after 2 s", early=True),
     Fault(id="cut-5s", what="a host's network is cut for 5 s", silent=True),
     Fault(id="cut", what="a host's network is cut for good", lasts=True, silent=True),
     Fault(id="one-way", what="the worker hears nothing from the head", hosts=(WORKER,), lasts=True, silent=True),

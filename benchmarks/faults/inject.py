@@ -6,12 +6,12 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from benchmarks.faults import jobs
 from benchmarks.faults.cases import DISKS, REAL, Case
 from benchmarks.faults.practice import Practice, Started, running, until
-from launcher.lab import faults
+from launcher.lab import faults, memory
 from launcher.lab.layout import Host
 
 _BACK = 2.0  # seconds until systemd would start a daemon again
@@ -28,6 +28,11 @@ class Scene:
     practice: Practice
     case: Case
     launcher: Started | None = None
+    at: list[float] = field(default_factory=list)
+
+    def strikes(self) -> None:
+        """Note that it happens now: what was to be broken may have been waited for."""
+        self.at.append(time.time())
 
     @property
     def host(self) -> Host:
@@ -70,23 +75,29 @@ def heal(scene: Scene) -> None:
         faults.drain(scene.host, DISKS[scene.case.verb])
 
 
-def mend(scene: Scene) -> None:
-    """See that the hosts are whole, whatever became of the run."""
-    for host in scene.practice.lab.hosts:
-        faults.plug(host)
-        faults.power_on(scene.practice.lab, host)
-    heal(scene)
+def mend(practice: Practice) -> None:
+    """See that the hosts are whole, whatever was done to them: what broke them may have been interrupted."""
+    for host in practice.lab.hosts:
+        for right in (faults.plug, faults.heal, faults.unslow, memory.relieve):
+            right(host)
+        faults.power_on(practice.lab, host)
+        for path in DISKS.values():
+            faults.drain(host, path)
 
 
-def tidy(scene: Scene) -> None:
-    """Undo `prepare`."""
-    if scene.case.fault == "disk":
-        faults.remove_disk(scene.host, DISKS[scene.case.verb])
+def tidy(practice: Practice) -> None:
+    """Take the small file systems away, once nothing uses them."""
+    for host in practice.lab.hosts:
+        for path in DISKS.values():
+            faults.remove_disk(host, path)
 
 
-def _kill(host: Host, *words: str, name: str = "", wait: float = _FIND, launcher: Started | None = None) -> None:
+def _kill(
+    scene: Scene, *words: str, host: Host | None = None, name: str = "", wait: float = _FIND, launcher: Started | None = None
+) -> None:
     """Kill one process of a host by its name or by words of its command line, as soon as there is one."""
     found: list[int] = []
+    host = host or scene.host
 
     def look() -> bool:
         found[:] = [each.pid for each, line in running(host, *words) if (not name or each.name == name) and not _wraps(line)]
@@ -94,6 +105,7 @@ def _kill(host: Host, *words: str, name: str = "", wait: float = _FIND, launcher
 
     if not until(look, wait) or not found:
         raise NothingThere(f"no {name or words[0]} on {host.name}")
+    scene.strikes()
     os.kill(found[0], signal.SIGKILL)
 
 
@@ -109,7 +121,9 @@ def _launcher(scene: Scene) -> None:
 
 
 def _supervisor(scene: Scene) -> None:
-    pids = [each.pid for each, line in running(scene.host, "supervisor.py") if not line.startswith(("/bin/sh", "sh ", "bash "))]
+    pids = [
+        each.pid for each, line in running(scene.host, "supervisor.py run") if not line.startswith(("/bin/sh", "sh ", "bash "))
+    ]
     if not pids:
         raise NothingThere("no supervisor runs")
     for pid in pids:
@@ -118,9 +132,9 @@ def _supervisor(scene: Scene) -> None:
 
 def _api(scene: Scene) -> None:
     try:
-        _kill(scene.host, "VLLM::APIServer", wait=1)
+        _kill(scene, "VLLM::APIServer", wait=1)
     except NothingThere:
-        _kill(scene.host, "vllm", "serve", "--host", wait=5)
+        _kill(scene, "vllm", "serve", "--host", wait=5)
 
 
 def _rank(scene: Scene) -> None:
@@ -138,17 +152,22 @@ def _rank(scene: Scene) -> None:
     if not ranks:
         raise NothingThere("no rank runs")
     host, pid = next((each for each in ranks if each[0] == scene.host.name), ranks[0])
-    faults.kill_inside(scene.practice.host(host), pid)
+    scene.strikes()
+    if not faults.kill_inside(scene.practice.host(host), pid):
+        raise NothingThere(f"rank {pid} on {host} has ended")
 
 
 def _container(scene: Scene) -> None:
     _has_container(scene)
+    scene.strikes()
     faults.kill_container(scene.host, scene.practice.container(scene.host))
 
 
 def _docker_kill(scene: Scene) -> None:
     _has_container(scene)
-    scene.practice.docker(scene.host, "kill", scene.practice.container(scene.host))
+    scene.strikes()
+    if not scene.practice.docker(scene.host, "kill", scene.practice.container(scene.host)):
+        raise NothingThere(f"`docker kill` failed on {scene.host.name}")
 
 
 def _has_container(scene: Scene) -> None:
@@ -178,7 +197,8 @@ def _cut_for_a_while(scene: Scene) -> None:
 
 def _memory(scene: Scene) -> str:
     _has_container(scene)
-    killed = faults.squeeze(scene.host)
+    scene.strikes()
+    killed = memory.squeeze(scene.host)
     if killed is None:
         raise NothingThere("this machine does not account the memory of containers")
     return f"the kernel ended {killed} processes"
@@ -207,7 +227,16 @@ def _ssh_reset(scene: Scene) -> str:
         arrived = until(lambda: jobs.arrived(scene.practice, scene.case) >= wanted, _FIND, every=0.1)
         if not arrived:
             raise NothingThere("the input did not travel")
-    if not (count := faults.reset_ssh(host)):
+    count = 0
+
+    def reset() -> bool:
+        nonlocal count
+        scene.strikes()
+        count = faults.reset_ssh(host)
+        return bool(count) or (scene.launcher is not None and scene.launcher.over)
+
+    until(reset, _FIND, every=0.05)
+    if not count:
         raise NothingThere("there was no SSH connection")
     return f"{count} connections reset"
 
@@ -218,20 +247,20 @@ def _engine(scene: Scene) -> None:
     until(lambda: any(True for host in hosts for _ in running(host, "VLLM::EngineCore")), _FIND)
     for host in hosts:
         if any(True for _ in running(host, "VLLM::EngineCore")):
-            _kill(host, "VLLM::EngineCore")
+            _kill(scene, "VLLM::EngineCore", host=host)
             return
     raise NothingThere("no engine runs")
 
 
 _INJECT: dict[str, Callable[[Scene], str | None]] = {
     "launcher": _launcher,
-    "driver": lambda scene: _kill(scene.host, "-m vlaunch_batch"),
+    "driver": lambda scene: _kill(scene, "-m vlaunch_batch"),
     "supervisor": _supervisor,
     "engine": _engine,
     "api": _api,
     "rank": _rank,
-    "raylet": lambda scene: _kill(scene.host, name="raylet", launcher=_starting(scene)),
-    "gcs": lambda scene: _kill(scene.host, name="gcs_server", launcher=_starting(scene)),
+    "raylet": lambda scene: _kill(scene, name="raylet", launcher=_starting(scene)),
+    "gcs": lambda scene: _kill(scene, name="gcs_server", launcher=_starting(scene)),
     "container": _container,
     "docker-kill": _docker_kill,
     "dockerd": _back(faults.kill_dockerd),

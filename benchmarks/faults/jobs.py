@@ -78,8 +78,9 @@ def arrived(practice: Practice, case: Case) -> int:
 
 
 def forget(practice: Practice, job: Path) -> None:
-    """Remove a job's folder from the head: answers stay by design, and would fill the practice hosts."""
-    shutil.rmtree(_work(practice, job.stem), ignore_errors=True)
+    """Remove a job's folder from the head, and its output: answers stay by design, and would fill the practice hosts."""
+    for path in (_work(practice, job.stem), output(job)):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _name(case: Case) -> str:

@@ -52,6 +52,7 @@ class Run:
     lost: int = 0
     doubled: int = 0
     hung: list[str] = field(default_factory=list)
+    crashed: list[str] = field(default_factory=list)
     lies: list[str] = field(default_factory=list)
     leftovers: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)  # what did not work afterwards
@@ -69,6 +70,7 @@ class Run:
         counted = ((self.lost, "rows lost"), (self.doubled, "rows doubled"))
         return [
             *(f"hung: {each}" for each in self.hung),
+            *(f"crashed: {each}" for each in self.crashed),
             *(f"green while dead: {each}" for each in self.lies),
             *(f"{count} {what}" for count, what in counted if count),
             *(f"left over: {each}" for each in self.leftovers),
@@ -77,7 +79,7 @@ class Run:
 
     @property
     def ok(self) -> bool:
-        """True when nothing hung, lied, was lost, doubled or left over, and everything worked again."""
+        """True when nothing hung, crashed, lied, was lost, doubled or left over, and everything worked again."""
         return not self.void and not self.why
 
     def as_json(self) -> dict[str, Any]:
@@ -115,15 +117,19 @@ def green_while_dead(
 ) -> list[str]:
     """Say for how long the server's record said `ready` while no request was answered, when that is too long.
 
-    `states` are what was read from the record, with the time.
+    `states` are what was read from the record, with the time. Each stretch of `ready` counts by itself: there is one, too,
+    between the return of a server and its first answer to a client.
     """
     answered = [each.ended for each in samples if each.ok and each.ended > fault]
     failed = [each.ended for each in samples if not each.ok and each.ended > fault]
     if not failed:
         return []
     dark = (fault, min((when for when in answered if when > min(failed)), default=max(failed)))
-    green = [when for when, state in states if dark[0] <= when <= dark[1] and state == "ready"]
-    longest = max(green, default=dark[0]) - dark[0]
+    longest, since = 0.0, dark[0]
+    for when, state in states:
+        if dark[0] <= when <= dark[1]:
+            since = since if state == "ready" else when
+            longest = max(longest, when - since)
     return [f"the record said ready for {longest:.0f} s while nothing was answered"] if longest > limit else []
 
 
@@ -146,6 +152,13 @@ def rows_amiss(found: Iterable[int], expected: int) -> tuple[int, int]:
 def left_over(before: Iterable[str], after: Iterable[str]) -> list[str]:
     """Return what is there now and was not before."""
     return sorted(set(after) - set(before))
+
+
+def crash(text: str) -> str:
+    """Return the last line of a command that ended with a traceback of its own; nothing when it ended as it should."""
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    own = "Traceback (most recent call last):" in lines and not any(line.startswith("error: ") for line in lines)
+    return lines[-1] if own else ""
 
 
 def last_words(text: str) -> str:

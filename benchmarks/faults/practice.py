@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -25,7 +26,8 @@ VLAUNCH = str(Path(sys.executable).parent / "vlaunch")
 API_KEY = "campaign-api-key"
 _STAND_IN = "/srv/stand-in"
 # What every practice host runs by itself.
-_OWN = {"sleep", "sshd", "sshd-session", "sshd-auth", "dockerd", "containerd"}
+# The hosts' own: nsenter is how their services were started, by the pid that a host has until its next reboot.
+_OWN = {"sleep", "sshd", "sshd-session", "sshd-auth", "dockerd", "containerd", "nsenter"}
 _FILES = ("root/.vlaunch", "tmp", "var/tmp")
 # Kept by design: what changed the node, and the file that the kernel's lock is on.
 _KEPT = ("root/.vlaunch/audit", "root/.vlaunch/locks")
@@ -33,12 +35,13 @@ _KEPT = ("root/.vlaunch/audit", "root/.vlaunch/locks")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What a command line did. `hung` when it had to be killed at its deadline."""
+    """What a command line did. `ended` is in seconds since 1970; `hung` when it had to be killed at its deadline."""
 
     code: int
     out: str
     said: str
     seconds: float
+    ended: float
     hung: bool = False
 
     @property
@@ -57,25 +60,39 @@ class Started:
 
     process: subprocess.Popen[bytes]
     log: Path
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=time.time)
+    ended: float = 0.0
+    watcher: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Watch it: nobody may be waiting when it ends."""
+        self.watcher = threading.Thread(target=self._watch, daemon=True)
+        self.watcher.start()
 
     @property
     def over(self) -> bool:
         """True when it has ended."""
-        return self.process.poll() is not None
+        return not self.watcher.is_alive()
 
     def wait(self, timeout: float) -> Ran:
         """Wait for its end; at the deadline it is killed, with what it started."""
-        hung = False
-        try:
-            self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            hung = True
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait(10)
+        self.watcher.join(timeout)
+        hung = not self.over
+        self.end()
         out, err = (self.log.with_suffix(end).read_text(errors="replace") for end in (".out", ".err"))
-        seconds = time.monotonic() - self.began
-        return Ran(code=self.process.returncode, out=out, said=err + out, seconds=seconds, hung=hung)
+        seconds = self.ended - self.began
+        return Ran(code=self.process.returncode, out=out, said=err + out, seconds=seconds, ended=self.ended, hung=hung)
+
+    def end(self) -> None:
+        """Kill it, with what it started, unless it has ended."""
+        if not self.over:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.watcher.join(10)
+
+    def _watch(self) -> None:
+        self.process.wait()
+        self.ended = time.time()
 
 
 @dataclass(frozen=True)
@@ -118,7 +135,11 @@ class Practice:
 
     def vlaunch(self, inventory: str, *words: str, timeout: float) -> Ran:
         """Run `vlaunch` to its end."""
-        return self.start(inventory, *words).wait(timeout)
+        started = self.start(inventory, *words)
+        try:
+            return started.wait(timeout)
+        finally:
+            started.end()
 
     def container(self, host: Host, suffix: str = "") -> str:
         """Return the name of a host's container."""
@@ -191,8 +212,6 @@ def bring_up(folder: Path) -> Practice:
     lab = layout.load(layout.default_dir(NAME))
     if done.returncode != 0 or lab is None:
         sys.exit(f"the practice hosts do not start:\n{log.read_text()[-2000:]}")
-    for host in lab.hosts:
-        faults.heal(host)
     inventories(lab, folder)
     return Practice(lab, folder)
 
@@ -200,12 +219,17 @@ def bring_up(folder: Path) -> Practice:
 def running(host: Host, *words: str) -> Iterator[tuple[processes.Process, str]]:
     """Yield a host's processes whose command line has all of `words` in it, with that line."""
     for process in processes.on_host(host):
-        try:
-            line = Path(f"/proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if all(word in line for word in words):
+        line = command_line(process.pid)
+        if line is not None and all(word in line for word in words):
             yield process, line
+
+
+def command_line(pid: int) -> str | None:
+    """Return the command line of a process, None when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return None
 
 
 def traces(practice: Practice) -> list[str]:

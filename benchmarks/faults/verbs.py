@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
 from benchmarks.faults import inject, jobs, judge
 from benchmarks.faults.cases import BY_ID, REAL, Case
 from benchmarks.faults.inject import NothingThere, Scene
 from benchmarks.faults.judge import Run
-from benchmarks.faults.practice import API_KEY, Practice, Ran, Started, traces, until
+from benchmarks.faults.practice import API_KEY, Practice, Ran, Started, command_line, running, traces, until
 from benchmarks.faults.traffic import Traffic, ask
 from launcher.errors import VlaunchError
 from launcher.lab.render import MODEL
@@ -29,6 +29,10 @@ _RECOVERS_STAND_IN = 150.0
 _QUIET = 22.0  # without a failed request for so long, nothing has happened
 _CALM = 5.0
 _SURE = 5.0  # seconds after which a dead part counts against a command that says done
+_SENT = 3.0  # seconds that what a killed launcher has asked for may still be on its way
+
+# What goes wrong when the practice hosts do not do as they are told.
+BROKEN = (VlaunchError, OSError, subprocess.SubprocessError)
 
 
 @dataclass(slots=True)
@@ -48,9 +52,15 @@ class Stage:
     def vlaunch(self, *words: str, timeout: float | None = None) -> Ran:
         """Run a command to its end; one that has no end is written down."""
         ran = self.practice.vlaunch(self.inventory, *words, timeout=timeout or DEADLINES[words[0]])
-        if ran.hung:
-            self.run.hung.append(f"`vlaunch {words[0]}`")
+        self.heard(words[0], ran)
         return ran
+
+    def heard(self, word: str, ran: Ran) -> None:
+        """Write down a command that had no end, or a bad one."""
+        if ran.hung:
+            self.run.hung.append(f"`vlaunch {word}`")
+        if crash := judge.crash(ran.said):
+            self.run.crashed.append(f"`vlaunch {word}`: {crash}")
 
     def must(self, *words: str) -> Ran:
         """Run a command that has to work; what it says is written down when it does not."""
@@ -60,26 +70,38 @@ class Stage:
         return ran
 
 
-def run(practice: Practice, case: Case, seconds: float) -> Run:
-    """Do one run; `seconds` is how long the command takes when nothing happens."""
+def clear(practice: Practice) -> None:
+    """Put the hosts right and take down what is on them, whatever was left there."""
+    inject.mend(practice)
+    practice.vlaunch("real.yaml", "down", timeout=DEADLINES["down"])
+    inject.tidy(practice)
+
+
+def about(case: Case, seconds: float) -> Run:
+    """Return the run of a case, with nothing in it yet; `seconds` is how long the command takes when nothing happens."""
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     span = seconds if case.verb != "serve" or BY_ID[case.fault].early else _UNDER_LOAD
-    about = Run(
+    return Run(
         fault=case.fault, verb=case.verb, seed=case.seed, engine=case.engine, host=case.host, moment=case.moment(span), at=now
     )  # fmt: skip
-    stage = Stage(practice, case, about)
-    scene = Scene(practice=practice, case=case)
-    stage.vlaunch("down")
+
+
+def run(practice: Practice, case: Case, seconds: float) -> Run:
+    """Do one run on hosts with nothing on them, and leave them so. Raises one of `BROKEN` when they cannot be put right."""
+    stage, scene = Stage(practice, case, about(case, seconds)), Scene(practice=practice, case=case)
+    inject.prepare(scene)
+    stage.before = traces(practice)
     try:
-        inject.prepare(scene)
-        stage.before = traces(practice)
         _FLOWS[case.verb](stage, scene)
-    except (NothingThere, VlaunchError) as error:
-        about.void = str(error)
-    inject.mend(scene)
-    _end(stage)
-    inject.tidy(scene)
-    return about
+    except (NothingThere, *BROKEN) as error:
+        stage.run.void = str(error) or type(error).__name__
+    finally:  # also when somebody interrupts
+        inject.mend(practice)
+        _end(stage)
+        inject.tidy(practice)
+    if stage.run.why:
+        clear(practice)
+    return stage.run
 
 
 def _end(stage: Stage) -> None:
@@ -99,7 +121,6 @@ def measure(practice: Practice, verb: str, engine: str) -> float:
     """Return how long a command takes when nothing happens; ends the program when it does not work even then."""
     case = Case(fault="launcher", verb=verb, seed=0, engine=engine)
     stage = Stage(practice, case, Run(fault="", verb=verb, seed=0, engine=engine, host="", moment=0))
-    stage.must("down")
     stage.must("up")  # which may build the image
     if verb == "up":
         stage.must("down")
@@ -118,10 +139,10 @@ def measure(practice: Practice, verb: str, engine: str) -> float:
 
 def _happen(stage: Stage, scene: Scene) -> float:
     """Let the fault happen; returns when it did."""
-    moment = time.time()
+    scene.strikes()
     if note := inject.inject(scene):
         stage.run.notes.append(note)
-    return moment
+    return scene.at[-1]
 
 
 def _status(stage: Stage) -> tuple[dict[str, object], float, float]:
@@ -145,7 +166,7 @@ def _broken_while_whole(stage: Stage) -> None:
 def _up(stage: Stage, scene: Scene) -> None:
     started = stage.practice.start(stage.inventory, "up")
     fault, ran = _during(stage, scene, started)
-    if ran.code == 0 and ran.seconds - stage.run.moment > _SURE and not BY_ID[stage.case.fault].lasts:
+    if ran.code == 0 and ran.ended - fault > _SURE:
         until(lambda: not stage.practice.dead(), _SURE)
         if dead := stage.practice.dead():
             stage.run.lies.append(f"`up` said done with {', '.join(dead)}")
@@ -159,18 +180,19 @@ def _up(stage: Stage, scene: Scene) -> None:
 
 def _during(stage: Stage, scene: Scene, started: Started) -> tuple[float, Ran]:
     """Let the fault happen while a command runs, and wait for the command's end."""
-    if not inject.chooses(stage.case):
-        until(lambda: started.over, stage.run.moment, every=0.02)
     try:
-        fault = _happen(stage, Scene(practice=scene.practice, case=scene.case, launcher=started))
-    finally:
+        if not inject.chooses(stage.case):
+            until(lambda: started.over, stage.run.moment, every=0.02)
+        if started.over:
+            stage.run.notes.append("the command had ended before")
+        fault = _happen(stage, replace(scene, launcher=started))
         ran = started.wait(DEADLINES[stage.case.verb])
-    ended = time.time()
-    if ran.hung:
-        stage.run.hung.append(f"`vlaunch {stage.case.verb}`")
+    finally:
+        started.end()
+    stage.heard(stage.case.verb, ran)
     stage.run.code, stage.run.said = ran.code, judge.last_words(ran.said)
     if ran.code > 0:
-        stage.run.detected = round(max(0.0, ended - fault), 1)
+        stage.run.detected = round(max(0.0, ran.ended - fault), 1)
     return fault, ran
 
 
@@ -187,10 +209,16 @@ def _serve(stage: Stage, scene: Scene) -> None:
         return
     if BY_ID[stage.case.fault].early:
         started = stage.practice.start(stage.inventory, *_serve_words(stage.case))
-        fault, _ = _during(stage, scene, started)
-        limit = _recovers(stage.case)
-        if until(lambda: _answers(stage.practice), limit, every=1.0):
+        fault, ran = _during(stage, scene, started)
+
+        def decided() -> bool:
+            return _answers(stage.practice) or (time.time() > ran.ended + _SENT and not _wanted(stage.practice))
+
+        until(decided, _recovers(stage.case), every=1.0)
+        if _answers(stage.practice):
             stage.run.ready, stage.run.alone = round(time.time() - fault, 1), True
+        elif _wanted(stage.practice):
+            stage.run.broken.append(f"the server did not come up by itself within {_recovers(stage.case):.0f} s")
     elif stage.must(*_serve_words(stage.case)).code == 0:
         with _traffic(stage.practice) as traffic, _states(stage.practice) as states:
             _under_load(stage, scene, traffic, states)
@@ -204,7 +232,7 @@ def _serve(stage: Stage, scene: Scene) -> None:
 
 def _under_load(stage: Stage, scene: Scene, traffic: Traffic, states: list[tuple[float, str]]) -> None:
     """Let the fault happen to a server that answers requests, and watch until it answers again."""
-    lasts = BY_ID[stage.case.fault].lasts
+    lasts, by_hand = BY_ID[stage.case.fault].lasts, BY_ID[stage.case.fault].by_hand
     until(lambda: len(traffic.samples) >= 4, 30)
     time.sleep(stage.run.moment)
     fault = _happen(stage, scene)
@@ -216,7 +244,7 @@ def _under_load(stage: Stage, scene: Scene, traffic: Traffic, states: list[tuple
         time.sleep(max(0.0, fault + _LASTS - time.time()))
         inject.heal(scene)
         healed = time.time()
-    if stage.case.fault != "docker-kill":  # which stops a container for Docker too: it stays down until `up`
+    if not by_hand:
 
         def settled() -> bool:
             return judge.settled(list(traffic.samples), fault, time.time(), quiet=_QUIET, calm=_CALM)
@@ -243,7 +271,7 @@ def _note_outage(stage: Stage, out: judge.Outage, healed: float, traffic: Traffi
     run.alone = out.again is not None
     if out.again is not None:
         run.ready = round(max(0.0, out.again - healed), 1)
-    elif stage.case.fault != "docker-kill":
+    elif not BY_ID[stage.case.fault].by_hand:
         run.broken.append(f"the server did not come back by itself within {_recovers(stage.case):.0f} s")
 
 
@@ -270,6 +298,11 @@ def _url(practice: Practice) -> str:
     return f"http://{practice.head.ip}:8000/v1"
 
 
+def _wanted(practice: Practice) -> bool:
+    """Tell whether a server was asked for, so that one may come."""
+    return bool(practice.record("wanted.json"))
+
+
 def _answers(practice: Practice) -> bool:
     return ask(_url(practice), API_KEY, MODEL, 15).ok
 
@@ -280,13 +313,18 @@ def _traffic(practice: Practice) -> Traffic:
 
 @contextmanager
 def _states(practice: Practice) -> Iterator[list[tuple[float, str]]]:
-    """Read the server's record again and again while the block is entered."""
+    """Read the server's record again and again while the block is entered; without a supervisor it is nobody's word."""
     states: list[tuple[float, str]] = []
     over = threading.Event()
 
     def look() -> None:
+        pid = 0
         while not over.wait(0.3):
-            states.append((time.time(), str(practice.record("server.json").get("state", ""))))
+            if "supervisor.py run" not in (command_line(pid) or ""):
+                pid = next((each.pid for each, _ in running(practice.head, "supervisor.py run")), 0)
+            said = practice.record("server.json") if pid else {}
+            # What is ready but for a doubt that is written beside it is not called well.
+            states.append((time.time(), str(said.get("doing") or said.get("state", ""))))
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
@@ -307,6 +345,8 @@ def _batch(stage: Stage, scene: Scene) -> None:
     started = stage.practice.start(stage.inventory, "batch", str(job))
     try:
         fault, ran = _during(stage, scene, started)
+        if ran.code == 0 and any(amiss := judge.rows_amiss(jobs.rows(job), jobs.ROWS)):
+            stage.run.lies.append("`batch` said done with {} rows lost and {} doubled".format(*amiss))
         inject.heal(scene)
         stage.must("up")
         again = stage.must("batch", str(job))
@@ -316,7 +356,6 @@ def _batch(stage: Stage, scene: Scene) -> None:
             stage.run.lost, stage.run.doubled = judge.rows_amiss(jobs.rows(job), jobs.ROWS)
             stage.run.broken += jobs.torn(job)
     finally:
-        shutil.rmtree(jobs.output(job), ignore_errors=True)
         jobs.forget(stage.practice, job)
 
 
