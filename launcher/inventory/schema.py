@@ -121,7 +121,10 @@ class PortsSection(Section):
     worker_min: values.Port = Field(default=_PORTS.worker_min, description="First port for Ray's worker processes.")
     worker_max: values.Port = Field(default=_PORTS.worker_max, description="Last port for Ray's worker processes.")
     api: values.Port = Field(default=_PORTS.api, description="The OpenAI-compatible endpoint, on the head.")
-    mp_master: values.Port = Field(default=_PORTS.mp_master, description="Where vLLM's `mp` ranks meet, on the head.")
+    mp_master: values.Port = Field(
+        default=_PORTS.mp_master,
+        description="Where vLLM's ranks meet, on the head: `mp` ones, and data-parallel ones of batches.",
+    )
     dp_rpc: values.Port = Field(default=_PORTS.dp_rpc, description="Where replicas of the `mp` backend meet, on the head.")
     group: values.Port = Field(default=_PORTS.group, description="Where supervised `mp` ranks meet, on the head.")
     probe: values.Port = Field(default=_PORTS.probe, description="Where the ranks of the network check meet, on the head.")
