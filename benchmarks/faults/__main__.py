@@ -66,6 +66,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--real", action="store_true", help="with vLLM itself, instead of the stand-in")
     parser.add_argument("--again", action="store_true", help="run also what was run before and was not good")
     parser.add_argument("--until", type=minutes, metavar="HH:MM", help="begin no run after this time of the day (UTC)")
+    text = "run on hosts of its own, while others run with other numbers; they must not want the same runs (default: 0)"
+    parser.add_argument("--beside", type=int, default=0, choices=range(10), metavar="0-9", help=text)
     parser.add_argument("--folder", type=Path, help="keep inventories, jobs and what the commands said here")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--report", action="store_true", help="run nothing; write the table into docs/reliability.md")
@@ -101,7 +103,7 @@ def campaign(args: argparse.Namespace, wanted: list[cases.Case], durations: dict
     from benchmarks.faults import practice, verbs
 
     def whole() -> practice.Practice:
-        hosts = practice.bring_up(folder)
+        hosts = practice.bring_up(folder, args.beside)
         verbs.clear(hosts)
         return hosts
 

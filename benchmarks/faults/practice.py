@@ -21,7 +21,7 @@ import yaml
 from launcher.lab import faults, hosts, layout, processes
 from launcher.lab.layout import Host, Lab
 
-NAME, SUBNET, CLUSTER = "vlaunch-faults", "10.80.0.0/24", "faults"
+NAME, SUBNET, CLUSTER = "vlaunch-faults{0}", "10.8{0}.0.0/24", "faults"
 VLAUNCH = str(Path(sys.executable).parent / "vlaunch")
 API_KEY = "campaign-api-key"
 _STAND_IN = "/srv/stand-in"
@@ -203,13 +203,17 @@ def inventories(lab: Lab, folder: Path) -> None:
         program.chmod(0o755)
 
 
-def bring_up(folder: Path) -> Practice:
-    """Start the practice hosts, or mend what is missing of them; ends the program when that fails."""
+def bring_up(folder: Path, beside: int) -> Practice:
+    """Start the practice hosts, or mend what is missing of them; ends the program when that fails.
+
+    Campaigns that run at the same time differ in `beside`, 0 to 9, and so in their hosts.
+    """
+    name, subnet = NAME.format(beside or ""), SUBNET.format(beside)
     log = folder / "lab.log"
-    words = [VLAUNCH, "lab", "up", "--install-missing", "--name", NAME, "--subnet", SUBNET, "--nodes", "2"]
+    words = [VLAUNCH, "lab", "up", "--install-missing", "--name", name, "--subnet", subnet, "--nodes", "2"]
     with log.open("w") as out:
         done = subprocess.run(words, stdout=out, stderr=subprocess.STDOUT, timeout=1800, check=False)
-    lab = layout.load(layout.default_dir(NAME))
+    lab = layout.load(layout.default_dir(name))
     if done.returncode != 0 or lab is None:
         sys.exit(f"the practice hosts do not start:\n{log.read_text()[-2000:]}")
     inventories(lab, folder)
