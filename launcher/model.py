@@ -157,7 +157,7 @@ class Inventory:
     ray: RaySettings = field(default_factory=RaySettings)
     fabric: Fabric = "ethernet"
     require: Level | Literal["auto"] = "auto"
-    shm: int | Literal["host"] = "host"
+    shm: int | Literal["private", "host"] = "private"
     mounts: tuple[Mount, ...] = ()
     secrets: Mapping[str, SecretSource] = field(default_factory=dict)
     secrets_in: SecretsIn = "disk"

@@ -322,7 +322,7 @@ json_words() {
 }
 
 plan_container() {
-  local common ray shm=(--ipc host) options=() labels name word
+  local common ray shm=(--ipc private --tmpfs /dev/shm) options=() labels name word
   local words=(AUTOSCALER_UPDATE_INTERVAL_S=1 RAY_gcs_rpc_server_reconnect_timeout_s=15
     RAY_health_check_failure_threshold=5 RAY_health_check_period_ms=1000 RAY_worker_niceness=0
     RAY_USAGE_STATS_ENABLED=0 "RAY_ADDRESS=$head_ip:${port[gcs]}" "VLLM_HOST_IP=$node_ip" "HF_HOME=$hf_home"

@@ -536,7 +536,7 @@ def read_run(words: Argv) -> Json:
     """Read `docker run …` as Docker's own client does, into the fields that `docker inspect` shows."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--detach", action="store_true")
-    for single in ("name", "network", "ipc", "shm-size", "restart", "gpus", "entrypoint"):
+    for single in ("name", "network", "ipc", "tmpfs", "shm-size", "restart", "gpus", "entrypoint"):
         parser.add_argument(f"--{single}")
     for many in ("device", "cap-add", "group-add", "security-opt", "ulimit", "volume", "mount", "env", "label"):
         parser.add_argument(f"--{many}", action="append", default=[])
@@ -549,7 +549,8 @@ def read_run(words: Argv) -> Json:
         "Id": "", "Name": f"/{asked.name}", "RestartCount": 0,
         "State": {"Status": "running", "ExitCode": 0, "Error": "", "StartedAt": "2026-11-20T19:30:50Z"},
         "HostConfig": {
-            "NetworkMode": asked.network, "IpcMode": asked.ipc, "ShmSize": asked.shm_size, "Binds": asked.volume,
+            "NetworkMode": asked.network, "IpcMode": asked.ipc, "Tmpfs": asked.tmpfs, "ShmSize": asked.shm_size,
+            "Binds": asked.volume,
             "RestartPolicy": {"Name": asked.restart}, "CapAdd": asked.cap_add, "GroupAdd": asked.group_add,
             "SecurityOpt": asked.security_opt, "Ulimits": asked.ulimit, "Devices": asked.device,
             "DeviceRequests": None if asked.gpus is None else [{"Count": int(asked.gpus)}],

@@ -111,7 +111,7 @@ def test_the_rights_of_containers_are_as_told() -> None:
 
         assert "--privileged" not in words
         assert words[words.index("--network") + 1] == "host"
-        assert words[words.index("--ipc") + 1] == "host"
+        assert words[words.index("--ipc") + 1] == "private"
         assert ("IPC_LOCK" in words) == (fabric != "ethernet")
 
 

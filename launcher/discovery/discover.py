@@ -11,9 +11,6 @@ from launcher.model import Accelerator, fold
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _MIB, _GIB = 2**20, 2**30
-# Ray takes 30 % of the memory for its object store, but no more than /dev/shm has
-# (https://docs.ray.io/en/latest/ray-core/scheduling/memory-management.html); vLLM and NCCL want room there, too.
-_RAYS_SHARE = 0.3
 _SMALLEST_STORE = 75 * _MIB
 
 
@@ -89,17 +86,13 @@ def _docker(hosts: Sequence[Probed], order: Sequence[str]) -> tuple[str, ...]:
 
 
 def _object_store(hosts: Sequence[Probed], kind: Accelerator) -> Choice | None:
-    """Bound Ray's object store where it would take all of /dev/shm, or, on processors, memory that the model needs."""
-    shm = min((host.survey.shm for host in hosts if host.survey.shm), default=None)
-    tight = [h for h in hosts if h.survey.shm and h.survey.memory and h.survey.shm < h.survey.memory * _RAYS_SHARE]
-    if shm is None or not (tight or kind == "cpu"):
+    """Bound Ray's object store where it would take memory that the model needs."""
+    memory = min((host.survey.memory for host in hosts if host.survey.memory), default=None)
+    if memory is None or kind != "cpu":
         return None
-    size = max(_SMALLEST_STORE, min(_GIB, shm // 4)) // _MIB
-    why = (
-        f"/dev/shm has {software.size_of(shm)} only, and NCCL and vLLM need room there, too"
-        if tight
-        else "Ray would keep 30 % of the memory for itself, which the model needs here"
-    )
+    size = max(_SMALLEST_STORE, min(_GIB, memory // 8)) // _MIB
+    # https://docs.ray.io/en/latest/ray-core/scheduling/memory-management.html
+    why = "Ray would keep 30 % of the memory for itself, which the model needs here"
     return Choice(value=f"{size // 1024}GiB" if size % 1024 == 0 else f"{size}MiB", why=(why,))
 
 

@@ -71,7 +71,7 @@ def memory(draft: Draft) -> Iterator[Mistake]:
     store, shm = draft.file.ray.object_store, draft.file.shm
     if store is not None and store < _SMALLEST_STORE:
         yield Mistake(where=("ray", "object_store"), text="should be at least 75MiB, which Ray needs to start")
-    if store is not None and shm != "host" and store > shm:
+    if store is not None and isinstance(shm, int) and store > shm:
         yield Mistake(
             where=("ray", "object_store"), text=f"should fit into `shm` (line {draft.line('shm')}), where Ray keeps it"
         )

@@ -218,7 +218,7 @@ class InventoryFile(Section):
     state_dir: values.NodePath | None = Field(
         default=None, description="Where the launcher keeps files on the nodes; in the login's home by default."
     )
-    shm: values.Shm = Field(default="host", description="Shared memory: the host's, or a size such as 10GiB.")
+    shm: values.Shm = Field(default="private", description="Shared memory: private, host, or a size such as 10GiB.")
     network: NetworkSection = Field(default_factory=NetworkSection, description="How the nodes reach each other.")
     env: Env = Field(description="Environment of the containers on every node.")
     mounts: list[MountItem] = Field(default_factory=list, description="More directories to mount into the containers.")

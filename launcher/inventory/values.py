@@ -211,9 +211,9 @@ def _size(value: object) -> int:
 
 def _shm(value: object) -> int | str:
     try:
-        return "host" if value == "host" else sizes.read(value)
+        return value if value in ("private", "host") else sizes.read(value)
     except ValueError as error:
-        raise should('should be "host" or a size such as 10GiB') from error
+        raise should('should be "private", "host" or a size such as 10GiB') from error
 
 
 Size = Annotated[int, BeforeValidator(_size, json_schema_input_type=int | str)]

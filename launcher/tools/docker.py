@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Argv, Mount
@@ -23,10 +23,20 @@ SPEC = "vlaunch.spec"
 
 Role = Literal["head", "worker", "rank", "probe"]
 
+# A tmpfs without a size holds half of the memory (tmpfs(5)); Docker's own /dev/shm would have 64 MB.
+_SHM: Final[Mapping[object, Argv]] = {
+    "private": ("--ipc", "private", "--tmpfs", "/dev/shm"),
+    "host": ("--ipc", "host"),
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSpec:
-    """One container to be. `shm` is `"host"` (share the host's /dev/shm) or a size in bytes; `gpus` is a device request."""
+    """One container to be; `gpus` is a device request.
+
+    `shm` is `"private"` (a /dev/shm of its own, which may take half of the node's memory and vanishes with the container),
+    `"host"` (the host's, where segments of killed processes stay), or a size in bytes.
+    """
 
     name: str
     image: str
@@ -37,7 +47,7 @@ class ContainerSpec:
     entrypoint: str = "/bin/sh"
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
-    shm: int | Literal["host"] = "host"
+    shm: int | Literal["private", "host"] = "private"
     gpus: int | None = None
     devices: tuple[str, ...] = ()
     cap_add: tuple[str, ...] = ()
@@ -98,7 +108,7 @@ class Image:
 def run(docker: Argv, spec: ContainerSpec, *, once: bool = False) -> Argv:
     """Start a detached container in the host's network (`docker run`); with `once` wait for its end and leave nothing of it."""
     labels = {**spec.labels, CLUSTER: spec.cluster, ROLE: spec.role, NODE: spec.node}
-    shm = ("--ipc", "host") if spec.shm == "host" else ("--shm-size", str(spec.shm))
+    shm = _SHM.get(spec.shm) or ("--shm-size", str(spec.shm))
     return (
         *docker, "run", *(("--rm", "--interactive") if once else ("--detach",)), "--name", spec.name, "--network", "host", *shm,
         *(() if once else ("--restart", spec.restart)),

@@ -8,6 +8,7 @@ from launcher.checks.memory import object_store
 from tests.checks.spoiled import NODES, ROCE, Case, findings, named, turns_red
 
 GB = 10**9
+HOSTS = ROCE + "\nshm: host"
 
 CASES = (
     Case(
@@ -16,6 +17,7 @@ CASES = (
         text="Ray's object store of 9.3 GiB does not fit: the host's /dev/shm has 0.1 GiB",
         fix="object_store: 75MiB",
         survey={"gpu02": {"shm": 64 << 20, "shm_free": 64 << 20}},
+        more=HOSTS,
     ),
     Case(
         id="shm",
@@ -23,6 +25,15 @@ CASES = (
         text="1.0 GiB of it free",
         fix="mount -o remount",
         survey={"gpu02": {"shm_free": 1 << 30}},
+        more=HOSTS,
+    ),
+    Case(
+        id="shm",
+        red={"gpu02": "fail"},
+        text="the container's /dev/shm, half of the memory, has 1.0 GiB",
+        fix="object_store: 512MiB",
+        survey={"gpu02": {"memory": 2 << 30}},
+        more=ROCE + "\nray: {object_store: 2GiB}",
     ),
     Case(
         id="shm",
@@ -35,7 +46,7 @@ CASES = (
 
 
 UNKNOWN = (
-    (Case(id="shm", red={}, text="", fix="", survey={"gpu01": {"shm": None}}), "size of /dev/shm is not known"),
+    (Case(id="shm", red={}, text="", fix="", survey={"gpu01": {"shm": None}}, more=HOSTS), "size of /dev/shm is not known"),
     (Case(id="shm", red={}, text="", fix="", survey={"gpu01": {"memory": None}}), "memory is not known"),
 )
 

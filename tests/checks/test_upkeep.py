@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.checks.spoiled import Case, findings, named, turns_red
+from tests.checks.spoiled import ROCE, Case, findings, named, turns_red
+
+HOSTS = ROCE + "\nshm: host"
 
 CASES = (
     Case(
@@ -13,6 +15,7 @@ CASES = (
         text="RemoveIPC=yes: when `ops` logs out",
         fix="sudo loginctl enable-linger ops",
         survey={"gpu02": {"linger": False}},
+        more=HOSTS,
     ),
     Case(
         id="next-boot",
@@ -25,7 +28,7 @@ CASES = (
 
 
 UNKNOWN = (
-    (Case(id="remove-ipc", red={}, text="", fix="", survey={"gpu01": {"remove_ipc": None}}), "is not known"),
+    (Case(id="remove-ipc", red={}, text="", fix="", survey={"gpu01": {"remove_ipc": None}}, more=HOSTS), "is not known"),
     (Case(id="next-boot", red={}, text="", fix="", survey={"gpu01": {"next_kernel_has_driver": None}}), "is not known"),
 )
 
@@ -39,7 +42,7 @@ def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
 @pytest.mark.parametrize("spared", [{"uid": 0}, {"remove_ipc": False}, {"linger": True}])
 def test_who_keeps_shared_memory_at_logout(spared: dict[str, object]) -> None:
     """Root and other system users, those who linger, and hosts where it is switched off."""
-    case = Case(id="remove-ipc", red={}, text="", fix="", survey={"*": {"linger": False, **spared}})
+    case = Case(id="remove-ipc", red={}, text="", fix="", survey={"*": {"linger": False, **spared}}, more=HOSTS)
 
     assert {each.status for each in findings(case)} == {"pass"}
 

@@ -140,11 +140,11 @@ def test_a_host_without_gpus_among_others_is_an_error_that_names_it() -> None:
 
 
 def test_processors_get_what_a_server_on_them_needs() -> None:
-    """Memory for the cache, threads, a small object store where /dev/shm is small, and a mode in which stages work."""
+    """Memory for the cache, threads, a small object store, and a mode in which stages work."""
     found = inventory(practice())
 
     assert found.head.env == {"VLLM_CPU_KVCACHE_SPACE": "5", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    assert found.ray.object_store == 75 * 2**20
+    assert found.ray.object_store == 2**30
     assert found.serve.args == ("--dtype", "float32", "-cc.mode=2", "-cc.backend=eager")
 
 

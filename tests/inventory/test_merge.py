@@ -37,7 +37,7 @@ def test_an_inventory_that_says_nothing_has_the_models_defaults(load_text: Load)
         inventory.require,
         inventory.shm,
         inventory.cap,
-    ) == ("nvidia", "ethernet", "auto", "host", 32)
+    ) == ("nvidia", "ethernet", "auto", "private", 32)
 
 
 def test_environment_is_merged_name_by_name(load_text: Load) -> None:

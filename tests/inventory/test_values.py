@@ -191,12 +191,13 @@ def test_sizes_that_cannot_be_read(mistakes: Mistakes, written: str) -> None:
     """Nothing is guessed."""
     (mistake,) = mistakes(f"shm: {written}")
 
-    assert mistake.startswith('3: shm: should be "host" or a size such as 10GiB, not ')
+    assert mistake.startswith('3: shm: should be "private", "host" or a size such as 10GiB, not ')
 
 
-def test_the_hosts_shared_memory_is_the_default(load_text: Load) -> None:
-    """It can be written, too."""
-    assert load_text().shm == load_text("shm: host").shm == "host"
+def test_shared_memory_of_its_own_is_the_default(load_text: Load) -> None:
+    """It can be written, too, and so can the host's."""
+    assert load_text().shm == load_text("shm: private").shm == "private"
+    assert load_text("shm: host").shm == "host"
 
 
 @pytest.mark.parametrize("version", ["2.60", '"2.60"', '"2"', '">=2.60.0"', '"2.60.0; x"', "latest"])

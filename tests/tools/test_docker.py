@@ -10,7 +10,7 @@ import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -57,7 +57,7 @@ def test_docker_run_says_every_field_in_dockers_own_grammar() -> None:
     found = read_run(docker.run((), full))
 
     assert found["HostConfig"] == {
-        "NetworkMode": "host", "IpcMode": None, "ShmSize": str(16 << 30), "Binds": ["/s:/t:ro"],
+        "NetworkMode": "host", "IpcMode": None, "Tmpfs": None, "ShmSize": str(16 << 30), "Binds": ["/s:/t:ro"],
         "RestartPolicy": {"Name": "unless-stopped"}, "CapAdd": ["IPC_LOCK"], "GroupAdd": ["video"],
         "SecurityOpt": ["seccomp=unconfined"], "Ulimits": ["memlock=-1", "stack=67108864"], "Devices": ["/dev/infiniband"],
         "DeviceRequests": [{"Count": 8}],
@@ -70,12 +70,13 @@ def test_docker_run_says_every_field_in_dockers_own_grammar() -> None:
     assert found["Name"] == "/vlaunch-c-gpu01"
 
 
-def test_sharing_the_hosts_memory_needs_no_size() -> None:
-    """`--ipc host` and `--shm-size` exclude each other."""
-    found = read_run(docker.run(("sudo", "-n", "docker"), SPEC)[3:])
+@pytest.mark.parametrize(("shm", "ipc", "tmpfs"), [("private", "private", "/dev/shm"), ("host", "host", None)])
+def test_shared_memory_without_a_size(shm: Literal["private", "host"], ipc: str, tmpfs: str | None) -> None:
+    """Its own, as large as a tmpfs may be, or the host's: `--ipc host` and `--shm-size` exclude each other."""
+    found = read_run(docker.run(("sudo", "-n", "docker"), dataclasses.replace(SPEC, shm=shm))[3:])["HostConfig"]
 
-    assert (found["HostConfig"]["IpcMode"], found["HostConfig"]["ShmSize"]) == ("host", None)
-    assert found["HostConfig"]["DeviceRequests"] is None
+    assert (found["IpcMode"], found["Tmpfs"], found["ShmSize"]) == (ipc, tmpfs, None)
+    assert found["DeviceRequests"] is None
 
 
 def test_every_field_is_known_to_the_test_of_the_hash() -> None:
