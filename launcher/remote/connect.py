@@ -45,7 +45,7 @@ class Connector:
     def __init__(self, *, accept_new_host_keys: bool = False, ask_passphrase: AskPassphrase | None = None) -> None:
         self._accept_new = accept_new_host_keys
         self._keys = Keys(ask_passphrase)
-        self._config = Config(lazy=True, ssh_config=ssh_config.load())
+        self._ssh_config = ssh_config.load()
         self._known: dict[tuple[Path, ...], KnownHosts] = {}
         self._jumps: dict[tuple[str, Ssh], _Jump] = {}
         self._lock = threading.Lock()
@@ -64,8 +64,10 @@ class Connector:
         self._keys.close()
 
     def _open(self, name: str, host: str, ssh: Ssh, through: tuple[str, ...]) -> Connection:
+        # Fabric empties a connection's configuration for a moment while the connection is made: none is shared.
+        config = Config(lazy=True, ssh_config=self._ssh_config)
         connection = Connection(
-            host, user=ssh.user, port=ssh.port, config=self._config, gateway=False, connect_kwargs={"channel_timeout": 30}
+            host, user=ssh.user, port=ssh.port, config=config, gateway=False, connect_kwargs={"channel_timeout": 30}
         )
         settings: Mapping[str, Any] = connection.ssh_config
         jump = _jump(ssh, settings, through)
@@ -141,9 +143,9 @@ class Connector:
         user, _, address = last.rpartition("@")
         host, port = _split(address)
         login = Ssh(
-            user=user or _configured(self._config, host, "user") or ssh.user,
+            user=user or _configured(self._ssh_config, host, "user") or ssh.user,
             port=port,
-            identity=None if _configured(self._config, host, "identityfile") else ssh.identity,
+            identity=None if _configured(self._ssh_config, host, "identityfile") else ssh.identity,
             jump=",".join(hops[:-1]) or None,
             known_hosts=ssh.known_hosts,
             connect_timeout=ssh.connect_timeout,
@@ -216,8 +218,8 @@ def _split(address: str) -> tuple[str, int | None]:
     return host, int(port) if port.isdigit() else None
 
 
-def _configured(config: Config, host: str, key: str) -> Any:
-    return config.base_ssh_config.lookup(host).get(key)
+def _configured(config: paramiko.SSHConfig, host: str, key: str) -> Any:
+    return config.lookup(host).get(key)
 
 
 def _identity(user: str, ssh: Ssh, settings: Mapping[str, Any]) -> Identity:

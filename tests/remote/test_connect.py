@@ -14,6 +14,7 @@ import pytest
 
 from launcher.errors import ConnectError, RequestError
 from launcher.model import Node
+from launcher.remote.connect import Connector
 from launcher.remote.fleet import Fleet
 from launcher.transport import Command
 from tests.remote import sshd
@@ -75,6 +76,16 @@ def test_accepting_many_at_once_writes_one_line(server: sshd.Sshd, tmp_path: Pat
     with Fleet(sshd.inventory(*nodes), accept_new_host_keys=True) as fleet:
         assert fleet.connect() == {}
     assert len((tmp_path / "new").read_text().splitlines()) == 1
+
+
+def test_connections_share_no_configuration(server: sshd.Sshd) -> None:
+    """Fabric would take one's settings away while it makes the other: "No attribute or config key found"."""
+    connector = Connector()
+    made = [connector.open(server.node(name)) for name in ("gpu01", "gpu02")]
+    for connection in made:
+        connection.client.close()
+    connector.close()
+    assert made[0].config is not made[1].config
 
 
 @pytest.mark.parametrize("accept", [False, True])
