@@ -12,11 +12,21 @@ from typing import Any
 
 from launcher.batch.inputs import Shipped
 from launcher.batch.shape import DataParallel, Job, Source
+from launcher.errors import RequestError
 from launcher.model import Inventory
 
 VERSION = 1
-# The engine arguments that say which model answers: the others are about its speed and its room.
-_WHICH = ("revision", "code_revision", "tokenizer", "tokenizer_revision", "hf_config_path", "hf_overrides")
+MOST = 5 * 2**20  # bytes of `job.json`, which comes back with the names of the files that are there in one answer, cut at 8 MiB
+# The engine arguments that change answers: which weights, how exact they are, how text becomes tokens, which tokens are taken.
+# The others are about speed and room; with another `max_model_len` only rows that are too long end otherwise.
+_WHICH = (
+    "revision", "code_revision", "hf_config_path", "config_format", "hf_overrides", "rope_scaling", "rope_theta",
+    "dtype", "quantization", "quantization_config", "kv_cache_dtype", "kv_cache_dtype_skip_layers", "calculate_kv_scales",
+    "mamba_cache_dtype", "mamba_ssm_cache_dtype",
+    "tokenizer", "tokenizer_revision", "tokenizer_mode",
+    "seed", "generation_config", "override_generation_config", "logits_processors", "reasoning_parser", "reasoning_config",
+    "structured_outputs_config",
+)  # fmt: skip
 
 
 def work_folder(inventory: Inventory, name: str) -> str:
@@ -37,10 +47,13 @@ def described(job: Job, shipped: Sequence[Shipped], inventory: Inventory, *, ret
         shipped: what `inputs.shipped` found.
         inventory: the cluster.
         retry_errors: answer the error rows of earlier runs again.
+
+    Raises:
+        RequestError: it would be too long, for all the files that are shipped.
     """
     work = work_folder(inventory, job.name)
     what = meaning(job, shipped)
-    return {
+    told = {
         "version": VERSION,
         "name": job.name,
         "cluster": inventory.cluster,
@@ -75,6 +88,13 @@ def described(job: Job, shipped: Sequence[Shipped], inventory: Inventory, *, ret
         "limits": {"restarts": job.limits.restarts, "stall": job.limits.stall, "errors": job.limits.errors},
         "retry_errors": retry_errors,
     }
+    if (length := len(json.dumps(told))) > MOST:
+        raise RequestError(
+            f"the description of `{job.name}` is too long, with the names of {len(shipped):,} files of this machine",
+            evidence=f"{length:,} bytes, at most {MOST:,}",
+            hint="put the rows into fewer files, or read them where the head sees them: `nodes:/…`, s3://, gs:// or hdfs://",
+        )  # fmt: skip
+    return told
 
 
 def meaning(job: Job, shipped: Sequence[Shipped]) -> dict[str, Any]:

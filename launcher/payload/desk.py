@@ -47,7 +47,10 @@ def list_(args: argparse.Namespace) -> object:
 
 
 def look(args: argparse.Namespace) -> object:
-    """One job: how it stands, what it is, what it came to, and which files it was sent."""
+    """One job: how it stands, what it is, what it came to, whether rows of it are written, and which files it was sent.
+
+    The files are as many as the launcher describes a job with: it refuses more, so that the answer is not too long.
+    """
     if not os.path.isdir(args.work):
         return {"absent": True}
     sent: dict[str, int] = {}
@@ -57,8 +60,26 @@ def look(args: argparse.Namespace) -> object:
                 info = os.lstat(os.path.join(above, name))
                 if stat.S_ISREG(info.st_mode):
                     sent[os.path.relpath(os.path.join(above, name), args.work)] = info.st_size
-    said = {"job": read(args.work, "job.json"), "summary": read(args.work, "summary.json"), "inputs": sent}
+    job = read(args.work, "job.json")
+    said = {"job": job, "summary": read(args.work, "summary.json"), "written": written(args.work, job), "inputs": sent}
     return {**standing(args.work), **said}
+
+
+def written(work: str, job: dict[str, object]) -> bool:
+    """Whether rows may be in files, as the ledger says; of a store, where nobody looks from here, whether a driver came so far.
+
+    Of what is not written, nothing is lost when another job takes this one's place.
+    """
+    out = str(job.get("out") or "")
+    if not out.startswith("/"):
+        return os.path.exists(os.path.join(work, "manifest.json"))  # written when the input has been counted
+    return marked(out, job) and any(LEDGER.fullmatch(name) for name in os.listdir(os.path.join(out, "ledger")))
+
+
+def marked(out: str, job: dict[str, object]) -> bool:
+    """Whether an output folder is this job's."""
+    mark = read(os.path.join(out, "ledger"), "job.json")
+    return bool(mark) and mark.get("job") == job.get("name") and mark.get("cluster") == job.get("cluster")
 
 
 def standing(work: str) -> dict[str, object]:
@@ -224,8 +245,7 @@ def remove(args: argparse.Namespace) -> object:
 
 def remove_output(out: str, job: dict[str, object]) -> list[str]:
     """Remove what a job wrote to a folder that carries its mark; the mark goes last, other files stay."""
-    mark = read(os.path.join(out, "ledger"), "job.json")
-    if not mark or mark.get("job") != job.get("name") or mark.get("cluster") != job.get("cluster"):
+    if not marked(out, job):
         return []
     for folder in ("rows", "errors", "ledger"):
         path = os.path.join(out, folder)

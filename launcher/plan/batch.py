@@ -59,12 +59,16 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What was observed before anything is decided: nodes, Ray, the model on each node, and the job's folder on the head."""
+    """What was observed before anything is decided: nodes, Ray, the model on each node, and the job's folder on the head.
+
+    `written` is false when it is known that no row of the job there is in a file.
+    """
 
     facts: Mapping[str, HostFacts] = field(default_factory=dict)
     said: Mapping[str, Any] = field(default_factory=dict)
     models: Mapping[str, ModelSeen] = field(default_factory=dict)
     entry: desk.Entry = field(default_factory=lambda: desk.Entry(absent=True))
+    written: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +108,7 @@ def plan_batch(inventory: Inventory, seen: Seen, request: Request, options: Opti
     if live and options.restart:
         raise RequestError(f"batch job `{name}` runs", hint=f"stop it first: `vlaunch stop {name}`")
     changed = bool(entry.digest) and entry.digest != request.digest
-    if changed and not options.restart and (live or _begun(entry)):
+    if changed and not options.restart and (live or seen.written):
         raise _changed(request, entry, live=live)
     if live:
         if options.retry_errors:
@@ -116,13 +120,13 @@ def plan_batch(inventory: Inventory, seen: Seen, request: Request, options: Opti
         if runs is None:
             raise RequestError(f"the driver of an earlier run of `{name}` is still ending", hint="run the same command again")
         return Start(plan=Plan(verb="batch", stages=()), job=runs.id, attached=True)
+    anew = (options.restart or changed) and not entry.absent
     # Who ended early has not counted what was there: only of one that is done it is known that there are none.
-    again = options.retry_errors and not options.restart and not entry.absent
+    again = options.retry_errors and not anew and not entry.absent
     retry = again and (entry.progress.errors > 0 or entry.progress.state != "done")
-    if entry.progress.state == "done" and not options.restart and not retry:
+    if entry.progress.state == "done" and not anew and not retry:
         notes = ("there are no error rows to try again",) if options.retry_errors else ()
         return Start(plan=Plan(verb="batch", stages=(), notes=notes), finished=True)
-    anew = (options.restart or changed) and not entry.absent
     return _begin(inventory, seen, request, options, anew=anew, retry=retry)
 
 
@@ -132,8 +136,6 @@ def _begin(inventory: Inventory, seen: Seen, request: Request, options: Options,
     have = {} if anew or seen.entry.digest != request.digest else seen.entry.inputs
     ship = transfer.steps(inventory, request.work, have, request.files)
     gates = _gates(inventory, seen, request, options, have)
-    # Where the output lies beyond the head's reach, in an object store, the driver clears it itself.
-    fresh = anew or options.restart
     clear = Step(
         title=f"removing what an earlier run of {request.job.name} left",
         command=transfer.inside(inventory, desk.remove(request.work), timeout=300),
@@ -142,22 +144,26 @@ def _begin(inventory: Inventory, seen: Seen, request: Request, options: Options,
         *([Stage(id="preflight", title="Look at the cluster and the model", gates=gates)] if seen.facts else []),
         *([Stage(id="clear", title="Begin anew", steps=(clear,))] if anew else []),
         Stage(
-            id="prepare", title="Write the job down on the head", steps=(_prepare(inventory, request, retry=retry, anew=fresh),)
+            id="prepare",
+            title="Write the job down on the head",
+            steps=(_prepare(inventory, request, retry=retry, restart=options.restart),),
         ),
         *([Stage(id="ship", title="Send the job's files to the head", steps=tuple(ship))] if ship else []),
         Stage(id="submit", title="Submit the job to Ray", steps=(_submit(inventory, request, job),)),
     )
-    plan = Plan(verb="batch", stages=stages, notes=notes(request, seen.entry, anew=anew, retry=retry))
+    plan = Plan(verb="batch", stages=stages, notes=notes(request, seen, anew=anew, retry=retry))
     return Start(plan=plan, job=job, anew=anew)
 
 
-def notes(request: Request, entry: desk.Entry, *, anew: bool, retry: bool) -> tuple[str, ...]:
+def notes(request: Request, seen: Seen, *, anew: bool, retry: bool) -> tuple[str, ...]:
     """Say in words what will be done, and from where it goes on."""
-    job, progress = request.job, entry.progress
+    job, entry, progress = request.job, seen.entry, seen.entry.progress
     said = [f"{job.name}: {_what(job)}, answers to {job.write.to.shown}"]
-    if anew and progress.accounted:
+    if anew and entry.digest != request.digest and not seen.written:
+        said.append("another job was begun under this name, of which no row was written: it is replaced")
+    elif anew and progress.accounted:
         said.append(f"begins anew; what was done ({howfar.rows(progress)}) is removed")
-    elif (progress.accounted or progress.rows is not None) and progress.state != "done":
+    elif not anew and (progress.accounted or progress.rows is not None) and progress.state != "done":
         said.append(f"goes on where it stopped: {howfar.rows(progress)} are done")
     if retry:
         count = f"{progress.errors:,} " if progress.errors else ""
@@ -186,11 +192,6 @@ def _tuning(described: Mapping[str, Any]) -> dict[str, Any]:
             pairs = value.items() if isinstance(value, Mapping) else ()
             flat |= {f"{name}.{key}.{inner}": each for inner, each in pairs} or {f"{name}.{key}": value}
     return flat
-
-
-def _begun(entry: desk.Entry) -> bool:
-    """True when a driver has ever worked on the job there: what it did would be lost."""
-    return bool(entry.progress.state or entry.progress.updated or entry.summary)
 
 
 def _changed(request: Request, entry: desk.Entry, *, live: bool) -> RequestError:
@@ -259,8 +260,9 @@ def _next_id(name: str, seen: Seen) -> str:
     return f"batch-{name}-{max(used, default=0) + 1}"
 
 
-def _prepare(inventory: Inventory, request: Request, *, retry: bool, anew: bool) -> Step:
-    text = json.dumps({**request.described, "retry_errors": retry, "restart": anew})
+def _prepare(inventory: Inventory, request: Request, *, retry: bool, restart: bool) -> Step:
+    # Where the output lies beyond the head's reach, in an object store, the driver clears it itself: only when it is told to.
+    text = json.dumps({**request.described, "retry_errors": retry, "restart": restart})
     return Step(
         title="writing job.json",
         command=transfer.inside(

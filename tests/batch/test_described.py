@@ -10,8 +10,10 @@ import pytest
 
 from launcher.batch import described, inputs
 from launcher.batch.shape import Job
+from launcher.errors import RequestError
 from launcher.model import Inventory
 from launcher.payload.batch import job as driver
+from launcher.remote import output
 from tests.batch.conftest import Load
 
 _CHAT = "prompt: {chat: [{role: user, content: '{{ text }}'}], chat_args: {thinking: false}}"
@@ -96,7 +98,7 @@ def test_ranks_are_told_the_nodes_with_the_head_first(load_text: Load, inventory
         "engine: {replicas: 2}",
         "engine: {batch_size: 8}",
         "engine: {placement: spread}",
-        "engine: {args: {dtype: half}}",
+        "engine: {args: {max_model_len: 512, gpu_memory_utilization: 0.5, enforce_eager: true, max_num_seqs: 8}}",
         "limits: {restarts: 1, stall: 5, errors: 2}",
     ],
 )
@@ -123,6 +125,13 @@ def test_how_fast_a_job_runs_may_change(load_text: Load, inventory: Inventory, m
         ("data_parallel: 2", {}),
         ("engine: {args: {revision: v2}}", {}),
         ("engine: {args: {--tokenizer: other}}", {}),
+        ("engine: {args: {tokenizer_mode: slow}}", {}),
+        ("engine: {args: {--dtype: half}}", {}),
+        ("engine: {args: {quantization: fp8}}", {}),
+        ("engine: {args: {kv-cache-dtype: fp8}}", {}),
+        ("engine: {args: {seed: 1}}", {}),
+        ("engine: {args: {override_generation_config: {eos_token_id: 3}}}", {}),
+        ("engine: {args: {reasoning_parser: qwen3}}", {}),
     ],
 )
 def test_what_a_job_means_may_not_change(load_text: Load, inventory: Inventory, more: str, top: dict[str, str]) -> None:
@@ -148,3 +157,25 @@ def test_the_order_of_input_counts(load_text: Load, inventory: Inventory) -> Non
     other = load_text(read="read: [data/more.jsonl, data/chat.jsonl]")
 
     assert _digest(one, inventory) != _digest(other, inventory)
+
+
+@pytest.mark.parametrize("length", [8, 80])
+def test_a_job_of_too_many_files_is_refused(load_text: Load, inventory: Inventory, length: int) -> None:
+    """Before any is sent: what the head says of the job, with the files that it has of it, must come back in one answer."""
+
+    def told(number: int) -> tuple[dict[str, Any], dict[str, int]]:
+        names = [f"{at:0{length}}" for at in range(number)]
+        files = [
+            inputs.Shipped(to=f"input/{at:04d}-{name}", label=name, path=Path(), bytes=10**9, sha256="a" * 64, source=0)
+            for at, name in enumerate(names)
+        ]
+        return described.described(load_text(), files, inventory), {each.to: each.bytes for each in files}
+
+    each = len(json.dumps(told(10_000)[0])) / 10_000
+    answer = json.dumps(told(int(0.97 * described.MOST / each)))
+    with pytest.raises(RequestError, match="the description of `test` is too long") as caught:
+        told(int(1.03 * described.MOST / each))
+
+    assert described.MOST < len(answer) < 0.9 * output.LIMIT
+    assert "at most 5,242,880" in caught.value.evidence
+    assert "fewer files" in caught.value.hint

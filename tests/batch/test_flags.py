@@ -113,7 +113,7 @@ def test_the_name_follows_from_what_is_done(folder: Path) -> None:
 
     assert name.startswith("chat-")
     assert len(name) == len("chat-") + 8
-    assert {same.name, _job(folder, tp=2, replicas="2", engine_arg=("dtype=half",)).name} == {name}
+    assert {same.name, _job(folder, tp=2, replicas="2", engine_arg=("max_model_len=512",)).name} == {name}
     others = [{"max_tokens": 5}, {"output": "out2"}, {"input": ("data/more.jsonl",)}, {"model": "n"}, {"limit": 5}]
     assert len({name, *(_job(folder, **other).name for other in others)}) == 1 + len(others)
 

@@ -29,7 +29,15 @@ def batch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Batch:
         defaults = function.__kwdefaults__ or {}
         monkeypatch.setitem(defaults, "clock", lambda: float(next(ticks)))
         monkeypatch.setitem(defaults, "sleep", lambda _: None)
-    return bring_up(cluster)
+    made = bring_up(cluster)
+
+    def driver(job: dict[str, Any]) -> None:
+        made.driver(job)
+        if (mark := made.work / "output/ledger/job.json").exists():
+            mark.write_text(json.dumps({"job": "job", "cluster": "c", "meaning": {}}))  # as the real one does
+
+    cluster.world.driver = driver
+    return made
 
 
 def at_fsync(patch: pytest.MonkeyPatch, does: Callable[[int], None]) -> None:
@@ -239,6 +247,35 @@ def test_what_was_never_begun_may_change(batch: Batch) -> None:
     ran = batch.run()
 
     assert (ran.code, batch.verbs()) == (0, ["remove", "prepare", "put", "submit"]), ran.err
+
+
+def test_a_job_that_failed_before_its_first_row_may_change(batch: Batch) -> None:
+    """A wrong model or a wrong path is put right in the job's file, and the same command begins."""
+    batch.cluster.world.driver, answer = refusing(batch), batch.cluster.world.driver
+    assert batch.run().code == 1
+    batch.verbs()
+    batch.cluster.world.driver = answer
+    (batch.folder / "job.yaml").write_text(JOB.replace("org/m", "org/n"))
+    ran = batch.run()
+
+    assert (ran.code, batch.verbs()) == (0, ["remove", "prepare", "put", "submit"]), ran.err
+    assert "of which no row was written: it is replaced" in ran.err
+    assert len(batch.answers()) == 10
+
+
+def refusing(batch: Batch) -> Callable[[dict[str, Any]], None]:
+    """Return a driver that has counted the input and claimed the output, and finds the model then."""
+
+    def driver(job: dict[str, Any]) -> None:
+        (batch.work / "output/ledger").mkdir(parents=True)
+        (batch.work / "output/ledger/job.json").write_text(json.dumps({"job": "job", "cluster": "c", "meaning": {}}))
+        (batch.work / "manifest.json").write_text("{}")
+        progress = {"version": 1, "state": "failed", "submission": job["submission_id"], "rows": 10, "updated": 1.0}
+        error = {"message": "the model is not there", "evidence": "", "hint": "check `model`"}
+        (batch.work / "progress.json").write_text(json.dumps({**progress, "error": error}))
+        job["status"] = "FAILED"
+
+    return driver
 
 
 def test_tuning_may_change(batch: Batch) -> None:

@@ -152,6 +152,28 @@ def test_folders_that_are_no_job_s_are_left_alone(tmp_path: Path, folder: str) -
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "link"]
 
 
+def test_rows_that_are_written_are_known(tmp_path: Path, work: Path) -> None:
+    """By the ledger of this job; of a store it is known only that nothing is there before the input was counted."""
+    work.parent.mkdir(parents=True)
+    (tmp_path / "in.jsonl").write_bytes(b'{"n": 1}\n' * 12)
+    asked = job(tmp_path, tmp_path / "in.jsonl", work=str(work), out=str(work / "output"))
+    told = []
+    prepared(work)
+    told.append(ask("look", work)["written"])
+    manifest = surveyed(asked)
+    told.append(ask("look", work)["written"])
+    run(asked, manifest)
+    told.append(ask("look", work)["written"])
+    assert told == [False, False, True]
+
+    prepared(work, name="other")
+    assert ask("look", work)["written"] is False
+    prepared(work, out="s3://b/o")
+    assert ask("look", work)["written"] is True
+    (work / "manifest.json").unlink()
+    assert ask("look", work)["written"] is False
+
+
 def test_outputs_are_those_that_are_committed(tmp_path: Path, work: Path) -> None:
     """With sizes and digests from the ledger; a file without its entry, or of another size, is none."""
     work.parent.mkdir(parents=True)

@@ -51,13 +51,24 @@ def ray(*states: str) -> dict[str, Any]:
     return {"jobs": jobs}
 
 
-def decide(load: Load, request: Request, entry: Entry | None = None, said: dict[str, Any] | None = None, **how: bool) -> Start:
-    seen = Seen(said=said or {}, entry=entry or Entry(absent=True))
+def decide(
+    load: Load, request: Request, entry: Entry | None = None, said: dict[str, Any] | None = None, *, written: bool = True,
+    **how: bool,
+) -> Start:  # fmt: skip
+    seen = Seen(said=said or {}, entry=entry or Entry(absent=True), written=written)
     return plan_batch(load(), seen, request, Options(**how))
 
 
 def stages(start: Start) -> list[str]:
     return [stage.id for stage in start.plan.stages]
+
+
+def told(start: Start, stage: str) -> dict[str, Any]:
+    """What the only step of a stage sends."""
+    stdin = next(each.steps[0].command.stdin for each in start.plan.stages if each.id == stage)
+    assert stdin is not None
+    said: dict[str, Any] = json.loads(stdin())
+    return said
 
 
 def test_a_new_job(load: Load, request_: Request) -> None:
@@ -135,13 +146,16 @@ def test_begin_anew(load: Load, request_: Request) -> None:
     start = decide(load, request_, there(request_, "done", done=2), restart=True)
 
     assert (stages(start), start.anew) == (["clear", "prepare", "ship", "submit"], True)
+    assert told(start, "prepare")["restart"] is True
+    assert "begins anew; what was done (2 of 2 rows) is removed" in start.plan.notes
+    assert len(decide(load, request_, there(request_, "failed"), restart=True).plan.notes) == 1
 
 
 def test_files_of_another_job_are_not_taken_for_this_ones(load: Load, request_: Request, tmp_path: Path) -> None:
     """They may have the same size."""
     entry = there(request_)
     (tmp_path / "in.txt").write_text("c\nd\n")
-    start = decide(load, ask(load(), request_.job), entry)
+    start = decide(load, ask(load(), request_.job), entry, written=False)
 
     assert stages(start) == ["clear", "prepare", "ship", "submit"]
 
@@ -154,3 +168,20 @@ def test_another_job_of_this_name(load: Load, request_: Request, tmp_path: Path)
 
     assert raised.value.evidence == "input in.txt: changed (4 → 2 bytes)"
     assert "`--restart`, which removes what is done (1 of 2 rows)" in raised.value.hint
+
+
+@pytest.mark.parametrize("state", ["refused", "failed", "running", "done"])
+@pytest.mark.parametrize("retry", [True, False])
+def test_a_job_of_which_no_row_is_written_may_be_another_one(
+    load: Load, request_: Request, tmp_path: Path, state: str, retry: bool
+) -> None:
+    """However it ended, and whatever was answered in vain. What is in a store, which nobody looked at, stays."""
+    (tmp_path / "in.txt").write_text("c\n")
+    entry = there(request_, state, done=1)
+    start = decide(load, ask(load(), request_.job), entry, written=False, retry_errors=retry)
+
+    assert (stages(start), start.anew, start.finished) == (["clear", "prepare", "ship", "submit"], True, False)
+    assert (told(start, "prepare")["restart"], told(start, "prepare")["retry_errors"]) == (False, False)
+    assert start.plan.notes[1:] == ("another job was begun under this name, of which no row was written: it is replaced",)
+    with pytest.raises(RequestError, match="is not the job that runs"):
+        decide(load, ask(load(), request_.job), entry, ray("RUNNING"), written=False)

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from .job import Failed
 SECONDS = 2.0  # between two looks
 LOADING = 7200.0  # seconds for the first replica to load the model, once it has a place
 QUEUE = 7 * 86400.0  # seconds to wait for a place that others hold
-LOOK = 10  # seconds that a question to Ray's dashboard may take
+LOOK = 10  # seconds that a question to Ray may take
 LINES = 15  # of a dead replica's log that are shown
 
 
@@ -99,6 +100,32 @@ class Budget:
         return None
 
 
+class Question:
+    """Something to ask of Ray, which may never answer: nobody waits longer than `LOOK`, and it is asked once at a time."""
+
+    def __init__(self, ask: Callable[[], Any]) -> None:
+        self.ask = ask
+        self.asked: Future[Any] | None = None
+
+    def __call__(self) -> Any:
+        """Return the answer, maybe to the asking of an earlier call. Raises TimeoutError, and what asking raises."""
+        if self.asked is None:
+            self.asked = Future()
+            threading.Thread(target=self.wait, args=(self.asked,), name="question", daemon=True).start()
+        asked = self.asked
+        try:
+            return asked.result(timeout=LOOK)
+        finally:
+            if asked.done():
+                self.asked = None
+
+    def wait(self, asked: Future[Any]) -> None:
+        try:
+            asked.set_result(self.ask())
+        except Exception as problem:
+            asked.set_exception(problem)
+
+
 class Watch:
     """A thread that looks every two seconds while rows are worked on. `verdict` says why the job should end, once it should."""
 
@@ -111,6 +138,7 @@ class Watch:
         self.verdict: Failed | None = None
         self.state: tuple[str, str] | None = None
         self.last = Seen()
+        self.table, self.lacking = Question(actors), Question(lambda: missing(needs, replicas[0]))
         self.missing, self.asked = "", float("-inf")
         self.known: dict[str, tuple[str, int]] = {}
         self.gone: list[tuple[str, int]] = []  # processes of replicas that were up and are not
@@ -134,7 +162,7 @@ class Watch:
     def watch(self) -> None:
         while not self.stop.wait(SECONDS if self.state else 0):
             try:
-                self.last = seen(actors(), self.actor)
+                self.last = seen(self.table(), self.actor)
             except Exception as problem:  # Ray's silence ends neither the watching nor the patience
                 sys.stderr.write(f"budget: {type(problem).__name__}: {problem}\n")
             try:
@@ -175,7 +203,7 @@ class Watch:
     def lack(self) -> str:
         """Return what replicas wait for, asked for anew every ten seconds."""
         if time.monotonic() - self.asked > LOOK:
-            self.missing, self.asked = missing(self.needs, self.replicas[0]), time.monotonic()
+            self.missing, self.asked = guarded(self.lacking, self.missing), time.monotonic()
         return self.missing
 
     def last_lines(self) -> list[str]:

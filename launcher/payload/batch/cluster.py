@@ -9,6 +9,7 @@ from typing import Any
 
 from . import source
 
+PATIENCE = 60.0  # seconds: replicas of one model on like nodes load within a minute of each other, or share rows unevenly
 LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -60,22 +61,33 @@ def gate(least: int) -> Any:
 
 
 class Gate:
-    """Opens when so many have arrived, and stays open: a replica that is started again finds it so."""
+    """Opens when so many have arrived, or nobody for `patience` seconds: a node may have died with the others.
 
-    def __init__(self, least: int) -> None:
+    It stays open: a replica that is started again, or comes late, finds it so.
+    """
+
+    def __init__(self, least: int, patience: float = PATIENCE) -> None:
         import asyncio
 
-        self.left, self.open = least, asyncio.Event()
+        self.left, self.patience, self.arrived, self.open = least, patience, 0, asyncio.Event()
 
     async def arrive(self) -> None:
+        import asyncio
+
         self.left -= 1
+        self.arrived += 1
+        mine = self.arrived
         if self.left <= 0:
+            self.open.set()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.open.wait(), self.patience)
+        if mine == self.arrived:
             self.open.set()
         await self.open.wait()
 
 
 def arrive(at: Any) -> None:
-    """Wait at a gate, on a replica that is ready. No deadline: `budget` watches the replicas."""
+    """Wait at a gate, on a replica that is ready."""
     if at is not None:
         import ray
 

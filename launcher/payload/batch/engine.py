@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
+import stat
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from . import cluster, source
+from . import cluster, failures, postmortem, source
 
 SEQUENCES = 1024  # vLLM's largest default for `max_num_seqs`; which default holds depends on the device
 OVERLAP = 2  # batches wait for their slowest row: twice the rows that an engine runs at once keep it full
+MANY = 10_000  # lines of a log, of which no more than the last 64 KiB are read
 ACTOR = "Replica"  # how Ray names the actors of the inference stage (with more around it)
 FIELDS = ("answer", "finish_reason", "prompt_tokens", "output_tokens")
 
@@ -146,6 +149,26 @@ class NoAnswer(Exception):
     """What vLLM says of a request that it cannot do."""
 
 
+class NotStarted(Exception):
+    """What the log of a replica says of an engine that did not start. Ray passes on only the text of such an exception."""
+
+
+def logs() -> dict[str, int]:
+    """Return the files that this process and its children print to, with their lengths; vLLM's log comes first, on stdout."""
+    sizes = {f"/proc/self/fd/{number}": os.fstat(number) for number in (1, 2)}
+    return {path: info.st_size for path, info in sizes.items() if stat.S_ISREG(info.st_mode)}
+
+
+def cause(problem: BaseException, before: Mapping[str, int]) -> list[str]:
+    """Return what an engine's own processes said, since the logs were so long, of what `problem` only points to; or nothing."""
+    if not failures.POINTER.search(str(problem)):
+        return []
+    try:
+        return failures.root(line for path, size in before.items() for line in postmortem.tail(path, MANY, size))
+    except OSError:  # what it says only explains
+        return []
+
+
 def replica(sampling: Mapping[str, Any], gate: Any = None) -> type:
     """Return Ray Data LLM's engine stage, with the sampling parameters as they were written and only the answer as output."""
     from ray.llm._internal.batch.stages.vllm_engine_stage import vLLMEngineStageUDF
@@ -157,7 +180,13 @@ def replica(sampling: Mapping[str, Any], gate: Any = None) -> type:
             from vllm.sampling_params import RequestOutputKind
 
             check(sampling)
-            super().__init__(*args, **kwargs)
+            before = logs()
+            try:
+                super().__init__(*args, **kwargs)
+            except Exception as problem:
+                if not (found := cause(problem, before)):
+                    raise
+                raise NotStarted("\n".join(["the engine did not start:", *found])) from problem
             # Else vLLM hands out every row at every token.
             self.asked = {**sampling, "output_kind": RequestOutputKind.FINAL_ONLY}
             self.finished: dict[tuple[int, int], str] = {}

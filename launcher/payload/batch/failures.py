@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,10 @@ NOISE = re.compile(
     r"|\bSystemException\b|\bUserCodeException\b|^StopIteration|ObjectRefStreamEndOfStreamError|\(pid=\d+, ip=|^Traceback \("
 )
 RAISED = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt|NotABatch)\b(?::.*)?)$")
+# What stands before each line of a process of vLLM's, with Ray's own before that.
+SPEAKER = re.compile(r"^(?:(?:\x1b\[\d*m)*\([^()]*\bpid=[^()]*\)(?:\x1b\[\d*m)* ?)*(?:ERROR \S+ \S+ \[[^\]]*\] ?)?")
+RAISED_FROM = "The above exception was the direct cause"
+POINTER = re.compile(r"(?i)see (?:root cause|stack trace)")  # an exception that only tells of another one
 VLLM = ("engine", "data-parallel")
 ALL = (*VLLM, "predict")
 GPU = r"(?i)(?:CUDA|HIP) out of memory|torch(?:\.cuda)?\.OutOfMemoryError"
@@ -158,6 +163,22 @@ def unknown(problem: BaseException, text: str) -> Failed:
     last = raised[-1] if raised else lines[-1].strip() if lines else type(problem).__name__
     hint = "the whole traceback is in the job's log; run the job again once the cause is gone: it goes on where it stopped"
     return Failed(last[:300], "\n".join(line[:400] for line in lines[-LINES:]), hint)
+
+
+def root(lines: Iterable[str]) -> list[str]:
+    """Return what leads to the first exception in the log of a start that failed, and that exception as the last line.
+
+    What comes after it follows from it: other processes that lost this one, and what could not be cleared away any more. Only
+    an exception that was raised from it on purpose says more than it does.
+    """
+    bare = [SPEAKER.sub("", line) for line in lines]
+    end = 0
+    for index, line in enumerate(bare):
+        if RAISED.match(line) and not POINTER.search(line):
+            if end and not any(each.startswith(RAISED_FROM) for each in bare[end:index]):
+                break
+            end = index + 1
+    return [line for line in bare[:end] if not NOISE.search(line)][1 - LINES :]
 
 
 def evidence(text: str, found: str) -> str:

@@ -68,10 +68,10 @@ def evidence(lines: Sequence[str], notes: Sequence[str] = ()) -> str:
     return "\n".join([*(line[:300] for line in kept[-LINES:]), *notes])
 
 
-def tail(path: str, lines: int) -> list[str]:
-    """Return the last lines of a file, without Ray's own marks. Runs on the rank's node."""
+def tail(path: str, lines: int, begin: int = 0) -> list[str]:
+    """Return the last lines of a file, from byte `begin` on, without Ray's own marks. Runs on the node that has the file."""
     with open(path, "rb") as file:
-        file.seek(max(0, file.seek(0, 2) - 64 * 1024))
+        file.seek(max(begin, file.seek(0, 2) - 64 * 1024))
         text = file.read().decode(errors="backslashreplace")
     marks = (":job_id:", ":actor_name:", ":task_name:")
     kept = [line for line in text.splitlines() if line.strip() and not line.startswith(marks)]

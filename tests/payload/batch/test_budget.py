@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -167,7 +168,7 @@ def test_the_clock_goes_on_while_ray_says_nothing(watch: budget.Watch, monkeypat
     def actors() -> dict[str, Any]:
         raise ConnectionError("no answer")
 
-    monkeypatch.setattr(budget, "actors", actors)
+    monkeypatch.setattr(watch.table, "ask", actors)
     monkeypatch.setattr(budget, "SECONDS", 0.01)
     watch.last, watch.budget.stall = Seen(ready=1), 0.0
     with watch:
@@ -177,6 +178,33 @@ def test_the_clock_goes_on_while_ray_says_nothing(watch: budget.Watch, monkeypat
 
     assert watch.verdict is not None
     assert watch.verdict.message.startswith("no row was finished")
+
+
+def test_a_question_that_ray_does_not_answer_is_not_waited_for(watch: budget.Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock goes on without news; the question is not asked a second time, and counts when it is answered after all."""
+    answered, asked = threading.Event(), list[int]()
+
+    def actors() -> dict[str, Any]:
+        asked.append(1)
+        answered.wait(20)
+        return {"1": actor("ALIVE")}
+
+    monkeypatch.setattr(watch.table, "ask", actors)
+    monkeypatch.setattr(budget, "SECONDS", 0.01)
+    monkeypatch.setattr(budget, "LOOK", 0.05)
+    watch.last, watch.budget.stall = Seen(ready=2), 0.3
+    with watch:
+        until = time.monotonic() + 10
+        while watch.verdict is None and time.monotonic() < until:
+            time.sleep(0.01)
+        silent, times = watch.last, len(asked)
+        answered.set()
+        while watch.last == silent and time.monotonic() < until:
+            time.sleep(0.01)
+
+    assert watch.verdict is not None
+    assert watch.verdict.message.startswith("no row was finished")
+    assert (silent.ready, times, watch.last.ready) == (2, 1, 1)
 
 
 def test_a_verdict_is_given_once_and_carries_the_cause(watch: budget.Watch) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import subprocess
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from launcher.payload.batch import cluster, engine
+from launcher.payload.batch import cluster, engine, failures
 from launcher.payload.batch.prompts import Prompter
 from tests.payload.batch.jobs import job
 
@@ -149,16 +151,84 @@ def test_a_tokenizer_that_cannot_be_had_is_no_rows_error(tmp_path: Path, monkeyp
     assert said == ["v2"]
 
 
-def test_a_request_that_vllm_gave_up_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much of it there is."""
+def staged(monkeypatch: pytest.MonkeyPatch, base: type) -> type:
+    """The replica, on another stage of Ray Data LLM's than the real one."""
     name = "ray.llm._internal.batch.stages.vllm_engine_stage"
     for index in range(1, name.count(".") + 1):
         above = ".".join(name.split(".")[:index])
         monkeypatch.setitem(sys.modules, above, ModuleType(above))
     stage = ModuleType(name)
-    stage.vLLMEngineStageUDF = object  # type: ignore[attr-defined]
+    stage.vLLMEngineStageUDF = base  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, name, stage)
-    replica = object.__new__(engine.replica({}))
+    return engine.replica({})
+
+
+# Of vLLM's CPU build, whose engine and worker are processes of their own; shortened.
+DIED = """\
+(Worker pid=431) ERROR 11-22 03:10:11 [multiproc_executor.py:870] WorkerProc failed to start.
+(Worker pid=431) ERROR 11-22 03:10:11 [multiproc_executor.py:870] Traceback (most recent call last):
+(Worker pid=431) ERROR 11-22 03:10:11 [multiproc_executor.py:870]   File "vllm/v1/worker/cpu_worker.py", line 90, in load_model
+(Worker pid=431) ERROR 11-22 03:10:11 [multiproc_executor.py:870]     began = time.monotonic()
+(Worker pid=431) ERROR 11-22 03:10:11 [multiproc_executor.py:870]             ^^^^
+(Worker pid=431) ERROR 11-22 03:10:11 [multiproc_executor.py:870] NameError: name 'time' is not defined
+(EngineCore pid=412) ERROR 11-22 03:10:12 [core.py:1510] EngineCore failed to start.
+(EngineCore pid=412) ERROR 11-22 03:10:12 [core.py:1510] Exception: WorkerProc initialization failed due to an exception in a \
+background process. See stack trace for root cause.
+(EngineCore pid=412) Process EngineCore:
+(EngineCore pid=412) Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace \
+for root cause.
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "last"),
+    [
+        (DIED, "NameError: name 'time' is not defined"),
+        ("nothing to see\n", "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"),
+    ],
+)
+def test_an_engine_that_does_not_start_shows_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: str, last: str) -> None:
+    """vLLM only points to what its own processes print; what is in the log of an earlier actor of this process is not it."""
+    path = tmp_path / "worker.out"
+    path.write_text("ValueError: of an earlier actor\n")
+
+    class Stage:
+        def __init__(self) -> None:
+            with path.open("a") as file:
+                file.write(log)
+            raise RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
+
+    monkeypatch.setattr(engine, "check", lambda sampling: None)
+    monkeypatch.setattr(engine, "logs", lambda: {str(path): path.stat().st_size})
+    made = staged(monkeypatch, Stage)
+    vllm = ModuleType("vllm.sampling_params")
+    vllm.RequestOutputKind = None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", vllm)
+    with pytest.raises((engine.NotStarted, RuntimeError)) as raised:
+        made()
+    # Of what is raised where an actor is made, Ray passes on the text alone.
+    failed = failures.explain(RuntimeError("".join(traceback.format_exception(raised.value))), "engine")
+
+    assert failed.message == last
+    assert ("began = time.monotonic()" in failed.evidence) is (log == DIED)
+    assert "earlier actor" not in failed.evidence
+
+
+def test_the_logs_of_a_process_are_files(tmp_path: Path) -> None:
+    """As Ray makes them, with what is in them by then; a pipe cannot be read again."""
+    said = (
+        "import sys; from launcher.payload.batch import engine; print('one', flush=True); sys.stderr.write(str(engine.logs()))"
+    )
+    with (tmp_path / "worker.out").open("w") as out:
+        done = subprocess.run([sys.executable, "-c", said], stdout=out, stderr=subprocess.PIPE, text=True, check=True)
+
+    assert done.stderr == "{'/proc/self/fd/1': 4}"
+
+
+def test_a_request_that_vllm_gave_up_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much of it there is."""
+    replica: Any = object.__new__(staged(monkeypatch, object))
     replica.finished = {}
 
     async def generate(ended: str) -> Any:
@@ -192,6 +262,20 @@ def test_replicas_wait_for_each_other_and_a_late_one_for_nobody() -> None:
         return seen
 
     assert sorted(asyncio.run(asyncio.wait_for(arrivals(), 10))) == ["again", "first", "second"]
+
+
+def test_a_replica_that_nobody_joins_goes_on_alone() -> None:
+    """The node of the other one may have died: no later than `patience` after the last one came, the gate opens."""
+
+    async def arrivals() -> tuple[list[bool], bool]:
+        gate = cluster.Gate(3, patience=0.1)
+        waiting = [asyncio.create_task(gate.arrive()) for _ in range(2)]
+        await asyncio.sleep(0)
+        early = [each.done() for each in waiting]
+        await asyncio.gather(*waiting)
+        return early, gate.open.is_set()
+
+    assert asyncio.run(asyncio.wait_for(arrivals(), 10)) == ([False, False], True)
 
 
 def test_a_gate_that_died_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

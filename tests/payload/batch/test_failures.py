@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from launcher.payload.batch import failures
@@ -51,3 +53,37 @@ def test_a_failure_that_is_in_words_already_stays_as_it_is() -> None:
     outer = RuntimeError("a task failed")
     outer.cause = inner  # type: ignore[attr-defined]  # as Ray keeps it
     assert failures.explain(outer, "engine") is inner
+
+
+LOGS = Path(__file__).parents[2] / "fixtures" / "vllm"
+
+
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [
+        ("fail_cpu_platform_refuses_ray", "ValueError: current platform cpu does not support ray."),
+        ("fail_cpu_shm_across_hosts", "RuntimeError: open shm in SHMManager failed. errno: 2"),
+        ("fail_gloo_loopback", "RuntimeError: Gloo connectFullMesh failed with"),
+    ],
+)
+def test_the_first_exception_of_a_failed_start_is_its_cause(name: str, last: str) -> None:
+    """Not the actors that Ray could not end afterwards, and not vLLM's last words, which only point to it."""
+    lines = failures.root((LOGS / f"{name}.log").read_text().splitlines())
+
+    assert lines[-1].startswith(last)
+    assert len(lines) > 5
+    assert not any("EngineCore pid" in line or "Traceback" in line for line in lines)
+
+
+def test_what_was_raised_from_the_first_exception_says_more() -> None:
+    """Only that: what was raised in another traceback follows from it. Without any exception there is no cause."""
+    log = [
+        "(Worker pid=7) ERROR 11-22 03:10:11 [x.py:1] requests.HTTPError: 500 Server Error",
+        "(Worker pid=7) ERROR 11-22 03:10:11 [x.py:1] ",
+        "(Worker pid=7) ERROR 11-22 03:10:11 [x.py:1] The above exception was the direct cause of the following exception:",
+        "(Worker pid=7) ERROR 11-22 03:10:11 [x.py:1] OSError: We could not connect to huggingface.co",
+        "(EngineCore pid=5) ERROR 11-22 03:10:12 [y.py:2] ConnectionResetError: a worker is gone",
+    ]
+
+    assert failures.root(log) == ["requests.HTTPError: 500 Server Error", "OSError: We could not connect to huggingface.co"]
+    assert failures.root(["(Worker pid=7) WARNING 11-22 03:10:11 [x.py:1] ImportError: no libnuma", "all is well"]) == []
