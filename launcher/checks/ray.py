@@ -28,10 +28,11 @@ def judge_head(inventory: Inventory) -> Callable[[Answers], Sequence[Finding]]:
     return judge
 
 
-def judge_cluster(inventory: Inventory) -> Callable[[Answers], Sequence[Finding]]:
+def judge_cluster(inventory: Inventory, before: Mapping[str, int]) -> Callable[[Answers], Sequence[Finding]]:
     """Return the judge of Ray's node table against the inventory.
 
-    Each node is asked for its container's state; the head, in a second answer, for the table.
+    Each node is asked for its container's state; the head, in a second answer, for the table. `before` says by node how often
+    containers had restarted when they were looked at first: what kept them from joining then may have been put right.
     """
 
     def judge(answers: Answers) -> Sequence[Finding]:
@@ -41,7 +42,11 @@ def judge_cluster(inventory: Inventory) -> Callable[[Answers], Sequence[Finding]
             trouble
             for node in inventory.nodes
             # Without a table nobody knows who has joined, and a restart count alone is no reason to give up.
-            if (trouble := container_trouble(node, answers[node.name][0], joined=table is None or node.ip in alive))
+            if (
+                trouble := container_trouble(
+                    node, answers[node.name][0], joined=table is None or node.ip in alive, before=before.get(node.name, 0)
+                )
+            )
         ]
         if troubles:
             return troubles
@@ -127,10 +132,11 @@ def _join_fix(inventory: Inventory, node: Node) -> str:
     )
 
 
-def container_trouble(node: Node, answer: Answer, *, joined: bool = False) -> Finding | None:
+def container_trouble(node: Node, answer: Answer, *, joined: bool = False, before: int = 0) -> Finding | None:
     """Judge `docker inspect` of a container that should run: gone, ended or in a restart loop is a failure.
 
-    A container that has restarted is well when its node has joined: that is what restarting is for.
+    A container that has restarted is well when its node has joined: that is what restarting is for. The first `before` restarts
+    do not count.
     """
     if answer.code == 255 or answer.timed_out:
         return _fail(node, "does not answer any more", evidence=answer.tail, fix="run `vlaunch up` when it is back")
@@ -141,10 +147,11 @@ def container_trouble(node: Node, answer: Answer, *, joined: bool = False) -> Fi
     if not found:
         return _gone(node.name, answer)
     container = found[0]
-    if container.running and (joined or container.restarts < 3):
+    restarts = container.restarts - before
+    if container.running and (joined or restarts < 3):
         return None
     # A worker loses its head when that restarts, and does so itself until it finds it: it may have done so for months.
-    if container.status == "restarting" and (joined or container.restarts < 2):
+    if container.status == "restarting" and (joined or restarts < 2):
         return _wait(node, "its container restarts")
     return _fail(
         node, f"its container ended with exit code {container.exit_code} ({container.restarts} restarts)",

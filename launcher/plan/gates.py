@@ -78,8 +78,11 @@ def head(inventory: Inventory) -> Gate:
     )  # fmt: skip
 
 
-def cluster(inventory: Inventory, *, deadline: float, hold: float) -> Gate:
-    """Exactly the declared nodes are in Ray, each under its address with its GPUs, and it stays so for `hold` seconds."""
+def cluster(inventory: Inventory, restarts: Mapping[str, int], *, deadline: float, hold: float) -> Gate:
+    """Exactly the declared nodes are in Ray, each under its address with its GPUs, and it stays so for `hold` seconds.
+
+    `restarts` says by node how often containers that are kept have restarted so far.
+    """
     node = inventory.head
     peers = tuple(f"{each.ip}:{inventory.ports.node_manager}" for each in inventory.workers)
     table = Command(
@@ -91,7 +94,7 @@ def cluster(inventory: Inventory, *, deadline: float, hold: float) -> Gate:
         id="ray-nodes",
         what=f"Ray has exactly {len(inventory.nodes)} nodes with {inventory.gpus} GPUs",
         ask=(*(_state(inventory, each) for each in inventory.nodes), table),
-        judge=ray_checks.judge_cluster(inventory),
+        judge=ray_checks.judge_cluster(inventory, restarts),
         deadline=deadline,
         every=0.3,
         hold=hold,

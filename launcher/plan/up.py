@@ -72,6 +72,8 @@ def plan_up(
         for step in files.steps(inventory, node, facts.get(node.name), secrets, fresh=node in changed)
     ]
     workers = tuple(step for node in inventory.workers for step in starts.get(node.name, ()))
+    kept = {node.name: facts[node.name].container(specs[node.name].name) for node in inventory.nodes if node.name in facts}
+    restarts = {name: there.restarts for name, there in kept.items() if there is not None and name not in starts}
     stages = (
         *([same_image(inventory, facts)] if facts else []),
         Stage(
@@ -92,7 +94,7 @@ def plan_up(
         Stage(
             id="ray",
             title="Verify the Ray cluster",
-            gates=(gates.cluster(inventory, deadline=join_timeout, hold=1.0 if changed else 0.0),),
+            gates=(gates.cluster(inventory, restarts, deadline=join_timeout, hold=1.0 if changed else 0.0),),
         ),
     )
     notes = [f"{node}: {reason}" for node, why in reasons.items() for reason in why or () if facts.get(node) is not None]

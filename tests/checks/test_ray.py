@@ -45,10 +45,12 @@ def table(*rows: dict[str, Any], unreachable: tuple[str, ...] = (), status: str 
 BOTH = (row("10.0.0.11"), row("10.0.0.12"))
 
 
-def cluster(load: Load, said: Answer, *, head: Answer | None = None, worker: Answer | None = None) -> dict[str, Finding]:
-    """Judge a cluster of two and return the finding of each node."""
+def cluster(
+    load: Load, said: Answer, *, head: Answer | None = None, worker: Answer | None = None, restarts: int = 0
+) -> dict[str, Finding]:
+    """Judge a cluster of two, whose worker had restarted so often before, and return the finding of each node."""
     answers = {"gpu01": [head or state("gpu01"), said], "gpu02": [worker or state("gpu02")]}
-    found = ray.judge_cluster(load())(answers)
+    found = ray.judge_cluster(load(), {"gpu02": restarts})(answers)
     return {each.node: each for each in found if "`ray status`" not in each.text}
 
 
@@ -58,6 +60,14 @@ def test_a_worker_that_restarts_because_its_head_did(load: Load) -> None:
     found = cluster(load, nobody, worker=state("gpu02", status="restarting", restarts=7, code=1))
 
     assert (found["gpu02"].status, found["gpu02"].text) == ("wait", "its container restarts")
+
+
+@pytest.mark.parametrize(("now", "status"), [(9, "wait"), (10, "wait"), (11, "fail")])
+def test_restarts_of_before_do_not_count(load: Load, now: int, status: str) -> None:
+    """A worker that was cut off for an hour joins with its next try, when the cable is in again."""
+    found = cluster(load, table(BOTH[0]), worker=state("gpu02", status="restarting", restarts=now), restarts=9)
+
+    assert found["gpu02"].status == status
 
 
 def test_exactly_the_declared_nodes_with_their_gpus_pass(load: Load) -> None:
@@ -193,7 +203,7 @@ def test_a_ray_status_that_cannot_be_read_is_never_green(text: str | None, statu
 def judged(load: Load, text: str | None) -> Finding:
     """Judge `ray status` of a cluster whose nodes are right."""
     answers = {"gpu01": [state("gpu01"), table(*BOTH, status=text)], "gpu02": [state("gpu02")]}
-    return ray.judge_cluster(load())(answers)[-1]
+    return ray.judge_cluster(load(), {})(answers)[-1]
 
 
 def test_a_known_line_of_the_log_explains_a_failure() -> None:

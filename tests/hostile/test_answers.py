@@ -51,6 +51,7 @@ from tests.hostile import mutate, seeds
 
 LIMIT = 5.0  # seconds of a core for one answer; most take a thousandth of it
 HEAD = "gpu01"
+_CLUSTER = ray_checks.judge_cluster(seeds.inventory(), {})
 Chance = random.Random
 
 
@@ -276,7 +277,7 @@ READERS: dict[str, tuple[Callable[[], Any], Callable[[Answer], Any]]] = {
                      lambda said: ray.parse_nodes(_loads(said))),
     "actors": (lambda: seeds.jobs()["actors"], lambda said: ray.parse_ranks(_loads(said), ())),
     "gate": (lambda: json.loads((seeds.FIXTURES / "ray" / "head-nodes.json").read_text()),
-             lambda said: ray_checks.judge_cluster(seeds.inventory())({HEAD: [answer("[]"), said], "gpu02": [answer("[]")]})),
+             lambda said: _CLUSTER({HEAD: [answer("[]"), said], "gpu02": [answer("[]")]})),
     "batches": (lambda: {"jobs": [seeds.ENTRY]}, _list),
     "a batch": (lambda: seeds.ENTRY, desk.parse_entry),
     "output": (lambda: seeds.OUTPUTS, desk.parse_outputs),

@@ -38,7 +38,7 @@ def fail(gate: Gate, world: World) -> GateError:
 
 
 def cluster(world: World) -> Gate:
-    return gates.cluster(world.inventory, deadline=20, hold=3)
+    return gates.cluster(world.inventory, {}, deadline=20, hold=3)
 
 
 def test_every_gate_is_green_on_a_cluster_that_is_up(up: World) -> None:

@@ -80,6 +80,16 @@ def test_a_second_up_still_verifies_the_cluster(load: Load, world: World) -> Non
         case.bring_up(world.inventory, world, SECRETS)
 
 
+def test_how_often_a_container_has_restarted_before_is_no_reason_to_give_up(load: Load, world: World) -> None:
+    """It had no head to join, and has one now."""
+    world.machines["n2"].joins = False
+    world.container("n2")["RestartCount"] = 9
+    gate = plan(world.inventory, world).stages[-1].gates[0]
+    answers = {node: [each for each in FakeTransport(world.answer).run(gate.ask) if each.node == node] for node in ("n1", "n2", "n3")}
+
+    assert {each.status for each in gate.judge(answers) if each.node == "n2"} == {"wait"}
+
+
 def test_a_changed_worker_starts_anew_alone(load: Load, world: World) -> None:
     """And the difference is said in words."""
     changed = three(load, "", "", "env: {A: '1'}")
