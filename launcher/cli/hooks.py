@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
+import select
 import signal
 import subprocess
 import threading
@@ -35,7 +35,6 @@ INSIDE: Final = "VLAUNCH_HOOK"  # its name; a command that a hook runs has no ho
 _GRACE: Final = 5.0  # seconds to end politely
 _LINGER: Final = 1.0  # seconds to wait for output that a child in the background still holds open
 _LINE: Final = 2000
-_LINES: Final = 100  # that nobody has seen yet; a hook that prints faster than they can be shown waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,50 +163,60 @@ def _execute(path: Path, env: Mapping[str, str], folder: Path, deadline: float, 
             f"hook {name} cannot be started: {(error.strerror or str(error)).lower()}",
             hint=f"{path} should begin with a line such as `#!/bin/sh`; `--no-hooks` leaves hooks out",
         ) from None
-    lines: queue.Queue[bytes | None] = queue.Queue(_LINES)
     out = process.stdout
     assert out is not None  # noqa: S101 - it was asked for
-    threading.Thread(target=_read, args=(out, lines), daemon=True).start()
     ended = False
     try:
-        ended = _follow(process, lines, time.monotonic() + deadline, name, to)
+        ended = _follow(process, out, time.monotonic() + deadline, name, to)
     finally:
+        # A child in the background may go on printing: it is the hook's own, and must neither wait for us nor we for it.
+        threading.Thread(target=_drop, args=(out,), daemon=True).start()
         if not ended:
             _end(process)
     return process.returncode if ended else None
 
 
-def _follow(process: subprocess.Popen[bytes], lines: queue.Queue[bytes | None], until: float, name: str, to: Printer) -> bool:
-    """Show lines until the program has ended and said all, or leaves a child behind that holds its output; False: too late."""
-    over = 0.0
+def _follow(process: subprocess.Popen[bytes], out: IO[bytes], until: float, name: str, to: Printer) -> bool:
+    """Show lines until the program has ended and said all, or leaves a child behind that holds its output; False: too late.
+
+    Only what can be shown is read: a program that prints faster waits.
+    """
+
+    def show(line: bytes) -> None:
+        text = line.decode("utf-8", "replace").rstrip("\r")
+        to.show(Event(kind="note", stage="hook", text=f"{name}: {text}", data={"hook": name}))
+
+    ready, over, rest = select.poll(), 0.0, b""
+    ready.register(out, select.POLLIN)
     while True:
         now = time.monotonic()
         if process.poll() is not None:
             over = over or now + _LINGER
             if now >= over:
-                return True
+                break
         elif now >= until:
             return False
-        try:
-            line = lines.get(timeout=0.1)
-        except queue.Empty:
+        if not ready.poll(100):
             continue
-        if line is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=max(0.0, until - time.monotonic()))
-                return True
-            return False
-        text = line.decode("utf-8", "replace").rstrip("\r\n")
-        to.show(Event(kind="note", stage="hook", text=f"{name}: {text}", data={"hook": name}))
+        if not (said := os.read(out.fileno(), _LINE)):
+            break
+        *lines, rest = (rest + said).split(b"\n")
+        if len(rest) >= _LINE:
+            lines, rest = [*lines, rest], b""
+        for line in lines:
+            show(line)
+    if rest:
+        show(rest)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=max(0.0, until - time.monotonic()))
+        return True
+    return False
 
 
-def _read(out: IO[bytes], lines: queue.Queue[bytes | None]) -> None:
-    with contextlib.suppress(OSError, ValueError):  # closed from the other side
-        while line := out.readline(_LINE):
-            lines.put(line)
-    lines.put(None)
-    with contextlib.suppress(OSError):
-        out.close()
+def _drop(out: IO[bytes]) -> None:
+    with contextlib.suppress(OSError), out:
+        while os.read(out.fileno(), 1 << 16):
+            pass
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

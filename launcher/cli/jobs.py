@@ -52,10 +52,10 @@ def jobs(
 
 
 def look(session: Session, *, update: bool = False) -> tuple[Seen, tuple[BatchStatus, ...]]:
-    """Ask the head for its batch jobs; with `update` its helper program is brought up to date before.
+    """Ask the head for its batch jobs; with `update`, for which the lock is held, its helper program is brought up to date.
 
     Raises:
-        NodeError: the head has no container that runs, or cannot say which jobs there are.
+        NodeError: the head has no container that runs, or no helper program, or cannot say which jobs there are.
     """
     from dataclasses import replace
 
@@ -72,9 +72,12 @@ def look(session: Session, *, update: bool = False) -> tuple[Seen, tuple[BatchSt
     seen = server.look(session, head_only=True)
     if not running.head_runs(inventory, seen.facts):
         raise NodeError(inventory.head.name, "its Ray container does not run", hint="run `vlaunch up`")
-    if update or not seen.facts[inventory.head.name].files.get("payload/desk.py"):
+    if update:
         only = replace(inventory, nodes=(inventory.head,))
         show_all(apply(plan_files(only, seen.facts), session.transport), session.to)
+    elif not seen.facts[inventory.head.name].files.get("payload/desk.py"):
+        text = "has no helper program that knows its batch jobs"
+        raise NodeError(inventory.head.name, text, hint="run `vlaunch up`, which brings it up to date")
     (answer,) = session.transport.run([ask_list(inventory)])
     return seen, batches.read(inventory, desk.parse_list(answer), seen.said)
 

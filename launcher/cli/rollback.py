@@ -11,7 +11,7 @@ from launcher.cli import options
 if TYPE_CHECKING:
     from launcher.cli.hooks import Hooks
     from launcher.cli.session import Session
-    from launcher.cli.start import Asked
+    from launcher.cli.start import Asked, Begun
     from launcher.plan.rollback import Answered
 
 
@@ -43,8 +43,7 @@ def rollback(
     """
     from launcher.cli import session
     from launcher.cli.hooks import hooks
-    from launcher.cli.start import start
-    from launcher.remote.secrets import ask_first
+    from launcher.cli.start import finish
     from launcher.ui.progress import printer
 
     wanted = session.read(None, inventory)
@@ -54,11 +53,11 @@ def rollback(
         programs.watching(to) as told,
         session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose) as reached,
     ):
-        asked = _asked(reached, _before(reached), timeout=timeout, skip_network_check=skip_network_check, dry_run=dry_run)
-        told.update(asked.about(wanted))
-        if asked.backend == "mp":
-            ask_first(wanted.secrets)
-        code, rows = start(reached, asked, programs, lock_wait=lock_wait, timeout=timeout, no_wait=no_wait)
+        _, asked, begun = _begin(
+            reached, programs, told, lock_wait=lock_wait, timeout=timeout, skip_network_check=skip_network_check,
+            dry_run=dry_run,
+        )  # fmt: skip
+        code, rows = finish(reached, asked, begun, programs, timeout=timeout, no_wait=no_wait)
     if not as_json:
         for row in rows:
             click.echo(row)
@@ -72,7 +71,7 @@ def or_back(
 
     Raises VlaunchError when it did not answer, whether the other one does again or not.
     """
-    from launcher.cli.start import start
+    from launcher.cli.start import finish, start
     from launcher.errors import GateError, HookError, LockError, RequestError, VlaunchError
     from launcher.events import Event
 
@@ -85,9 +84,11 @@ def or_back(
     text = f"{asked.model} does not answer: {failed.message}"
     session.to.show(Event(kind="warning", stage="serve", text=text, state="warn"))
     try:
-        before = _before(session, without=asked.request(session.inventory, None).digest)
-        again = _asked(session, before, timeout=timeout, skip_network_check=asked.skip_network_check)
-        start(session, again, hooks, lock_wait=max(lock_wait, 60), timeout=timeout)
+        before, again, begun = _begin(
+            session, hooks, {}, without=asked.request(session.inventory, None).digest, lock_wait=max(lock_wait, 60),
+            timeout=timeout, skip_network_check=asked.skip_network_check,
+        )  # fmt: skip
+        finish(session, again, begun, hooks, timeout=timeout, no_wait=False)
     except VlaunchError as error:
         raise GateError(
             f"{failed.message}; and the server before does not answer either",
@@ -101,7 +102,32 @@ def or_back(
     ) from failed
 
 
-def _before(session: Session, *, without: str = "") -> Answered:
+def _begin(
+    session: Session,
+    hooks: Hooks,
+    told: dict[str, str],
+    *,
+    lock_wait: int,
+    timeout: float,
+    without: str = "",
+    skip_network_check: bool = False,
+    dry_run: bool = False,
+) -> tuple[Answered, Asked, Begun | None]:
+    """Choose what answered before and start it, with the cluster's lock held all the while; hooks are told of it by `told`."""
+    from launcher.cli.locked import locked
+    from launcher.cli.start import begin
+    from launcher.remote.secrets import ask_first
+
+    with locked(session, wait=lock_wait, unless=dry_run) as ours:
+        before = _before(ours, without=without)
+        asked = _asked(ours, before, timeout=timeout, skip_network_check=skip_network_check, dry_run=dry_run)
+        told.update(asked.about(session.inventory))
+        if asked.backend == "mp":
+            ask_first(session.inventory.secrets)
+        return before, asked, begin(ours, asked, hooks)
+
+
+def _before(session: Session, *, without: str) -> Answered:
     """Return the server that answered last, other than the present one, or the one `without`; raises RequestError."""
     from launcher.plan import rollback as plans
     from launcher.plan.observe import observe
@@ -115,9 +141,7 @@ def _before(session: Session, *, without: str = "") -> Answered:
     return plans.choose(answered, without or wanted, image.identity if image else "")
 
 
-def _asked(
-    session: Session, before: Answered, *, timeout: float, skip_network_check: bool = False, dry_run: bool = False
-) -> Asked:
+def _asked(session: Session, before: Answered, *, timeout: float, skip_network_check: bool, dry_run: bool) -> Asked:
     """Ask for what answered then, and say so."""
     from datetime import datetime
 

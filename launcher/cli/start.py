@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from launcher.plan.watched import Watched
     from launcher.watch import Served
 
+    Begun = tuple[Seen, Request, Start]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
@@ -96,20 +98,35 @@ def start(
     Returns the exit code, and what to print when the display of progress has been put away. Raises VlaunchError.
     """
     from launcher.cli.locked import locked
-    from launcher.plan.script import script
 
-    about = asked.about(session.inventory)
     # Held until the server is submitted: others may work on the cluster while a model loads.
     with locked(session, wait=lock_wait, unless=asked.dry_run) as ours:
-        hooks.pre(session.to, **about)
-        first, seen, request, begun = _prepare(ours, asked)
-        if asked.dry_run:
-            click.echo(script(session.inventory, [*first, begun.plan]), nl=False)
-            return 0, []
-        _apply(ours, request, begun, skipped=asked.skip_network_check)
-    code, rows = _wait(session, seen, request, begun, timeout=timeout, no_wait=no_wait, allow=asked.skip_network_check)
+        begun = begin(ours, asked, hooks)
+    return finish(session, asked, begun, hooks, timeout=timeout, no_wait=no_wait)
+
+
+def begin(session: Session, asked: Asked, hooks: Hooks) -> Begun | None:
+    """Start the server, in a session that holds the cluster's lock; print the script instead for a dry run."""
+    from launcher.plan.script import script
+
+    hooks.pre(session.to, **asked.about(session.inventory))
+    first, seen, request, begun = _prepare(session, asked)
+    if asked.dry_run:
+        click.echo(script(session.inventory, [*first, begun.plan]), nl=False)
+        return None
+    _apply(session, request, begun, skipped=asked.skip_network_check)
+    return seen, request, begun
+
+
+def finish(
+    session: Session, asked: Asked, begun: Begun | None, hooks: Hooks, *, timeout: float, no_wait: bool
+) -> tuple[int, list[str]]:
+    """Wait until the server has answered; returns what `start` does."""
+    if begun is None:
+        return 0, []
+    code, rows = _wait(session, *begun, timeout=timeout, no_wait=no_wait, allow=asked.skip_network_check)
     if code == 0 and not no_wait:
-        hooks.post(session.to, **about)
+        hooks.post(session.to, **asked.about(session.inventory))
     return code, rows
 
 

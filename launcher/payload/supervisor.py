@@ -30,7 +30,7 @@ from typing import Any
 import head
 import record
 from supervisor_boot import boot, say, watch
-from supervisor_look import SILENT, Canary, Counters, Fault, Look, beside
+from supervisor_look import SILENT, Canary, Counters, Fault, Look, beside, gpus
 
 STUCK = 30.0  # seconds without an answer and without any movement of the counters
 _SLOW = 2.0  # seconds after which a canary makes us look at the counters
@@ -62,6 +62,8 @@ class Supervisor:
 
     def run(self) -> int:
         """Supervise, and return the exit code of the job."""
+        if self.again:
+            self.anew()
         while True:
             self.start()
             fault = self.until_ready()
@@ -88,8 +90,12 @@ class Supervisor:
                 return 0
             self.record.reached("whole")
             self.record.may_restart()  # one was left, and meanwhile none was taken
-            used = self.record.most - self.record.said["restarts_left"]
-            say(f"{head.AGAIN} (restart {used} of {self.record.most} in {self.record.window:g}s)")
+            self.anew()
+
+    def anew(self) -> None:
+        """Say in the log that what is above is of another engine, also that of a supervisor that was killed or switched off."""
+        used = self.record.most - self.record.said["restarts_left"]
+        say(f"{head.AGAIN} (restart {used} of {self.record.most} in {self.record.window:g}s)")
 
     def start(self) -> None:
         """Start vLLM in a process group of its own; it gets a signal to end should this process be killed."""
@@ -129,14 +135,12 @@ class Supervisor:
         """Return the fault of a node that went away while vLLM starts, which would wait for it for half an hour."""
         try:
             table = self.look.nodes()
+            brought = gpus([row for row in table.values() if row["state"] == "ALIVE"])
+            gone = next((ip for ip in self.look.missed(brought) if ip not in brought), "")
         except SILENT:
             return None
-        for ip in self.wanted["cluster"]["nodes"]:
-            row = table.get(ip) or {}
-            if row.get("state") != "ALIVE":
-                why = str(row.get("state_message") or "")
-                return Fault("a node left Ray while the engine started", node=ip, evidence=why)
-        return None
+        why = str((table.get(gone) or {}).get("state_message") or "")
+        return Fault("a node left Ray while the engine started", node=gone, evidence=why) if gone else None
 
     def while_ready(self) -> Fault:
         """Look again and again, until there is a fault."""
@@ -238,7 +242,7 @@ class Supervisor:
         return beside(told, (self.look.culprit() or self.look.accused(log)) if self.look.ranks else None)
 
     def wait_for_cluster(self) -> bool:
-        """Wait until the cluster is whole, twice in a row and however long it takes; False when the server is not wanted."""
+        """Wait until all is there that a start needs, twice in a row and however long it takes; False when it is not wanted."""
         self.look.steady = 0
         while True:
             if not record.wants(self.wanted):
@@ -247,7 +251,7 @@ class Supervisor:
                 doing = self.look.lacking()
             except SILENT:
                 doing = "waiting for Ray's dashboard to answer"
-            self.record.set("recovering", doing or "the cluster is whole again")
+            self.record.set("recovering", doing or "the cluster has what it needs again")
             if self.look.steady == 2:
                 return True
             time.sleep(min(1.0, self.every))

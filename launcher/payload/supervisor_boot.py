@@ -60,7 +60,7 @@ def orphaned(wanted: dict[str, Any]) -> bool:
 
 
 def bring_back(wanted: dict[str, Any], what: str) -> int:
-    """Hand the server to Ray again as soon as the cluster is whole.
+    """Hand the server to Ray again as soon as all is there that it needs.
 
     A launcher that starts something meanwhile, or stops what is wanted, is obeyed: this ends.
     """

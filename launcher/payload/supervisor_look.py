@@ -22,6 +22,7 @@ ENDED = "the engine has ended its ranks"
 GONE = 10.0  # seconds for which Ray may take a node for alive whose port was closed; `plan/containers.py` lets it notice in 5
 PATIENCE = 15.0  # seconds for each of Ray's tables that a start waits for: the record has to be written within a minute
 _PROMPT = "Say hello."
+_PLACES = "VLLM_RAY_DP_PLACEMENT_NODE_IPS"  # of replicas, as launcher/tools/vllm.py sets it
 _RANK = re.compile(r"vllm_Worker_\w*?\d(?:_dp(\d+))?((?:_[A-Z]+\d+)*)")  # as launcher/tools/ray.py reads it
 _ENGINE = re.compile(r"EngineCore|RayWorker")  # classes of vLLM whose actors have no such name
 _CONSEQUENCE = re.compile(r"owner .*(?:died|exited)|owner.?has|ray\.kill|job .*finished|driver|intended|out of scope", re.I)
@@ -114,30 +115,43 @@ class Look:
     # ---- before it can start ----
 
     def lacking(self) -> str:
-        """Say what a start still waits for, empty when nothing: declared nodes and GPUs, and what a dead server still holds.
+        """Say what a start still waits for, empty when nothing: nodes and GPUs, and what a dead server still holds.
 
         It is patient: a dashboard that is always slow must not keep a server down. `steady` counts.
         """
-        steady, self.steady, cluster = self.steady, 0, self.wanted["cluster"]
-        living = [row for row in self.rows("nodes", PATIENCE) if row["state"] == "ALIVE" and row["node_ip"] in cluster["nodes"]]
+        steady, self.steady, nodes = self.steady, 0, self.wanted["cluster"]["nodes"]
+        living = [row for row in self.rows("nodes", PATIENCE) if row["state"] == "ALIVE" and row["node_ip"] in nodes]
         there = [row for row in living if self._there(row)]
-        table = {row["node_ip"]: row for row in there}
-        gone = [ip for ip in cluster["nodes"] if ip not in table]
-        if gone:
+        brought = gpus(there)
+        missed = self.missed(brought)
+        if gone := [ip for ip in missed if ip not in brought]:
             return f"waiting for {', '.join(gone)} to be in Ray again"
-        if len(living) > len(table):
+        if len(living) > len(brought):
             return "waiting until Ray has noticed which nodes are dead"
-        brought = {ip: float((table[ip].get("resources_total") or {}).get("GPU", 0)) for ip in cluster["nodes"]}
-        few = [f"{ip} ({brought[ip]:g} of {gpus})" for ip, gpus in cluster["nodes"].items() if brought[ip] < gpus]
-        if few:
-            return f"waiting for GPUs in Ray: {', '.join(few)}"
+        if missed:
+            return f"waiting for GPUs in Ray: {', '.join(f'{ip} ({brought[ip]:g} of {nodes[ip]})' for ip in missed)}"
         free = sum(brought.values()) - self._reserved()
-        needs = float(cluster.get("needs", 0))
-        if free < needs:
-            return f"waiting until Ray has freed {needs:g} GPUs; {free:g} are free"
+        if free < self.needs:
+            return f"waiting until Ray has freed {self.needs:g} GPUs; {free:g} are free"
         before, self.ids = self.ids, sorted(row["node_id"] for row in there)
         self.steady = steady + 1 if self.ids == before else 1
         return ""
+
+    def missed(self, brought: dict[str, float]) -> list[str]:
+        """Return the declared nodes that bring too little for the engine to start, when these are there.
+
+        An engine takes GPUs wherever they are, so that nobody misses a spare node; replicas have nodes of their own.
+        """
+        nodes, places = self.wanted["cluster"]["nodes"], (self.wanted.get("env") or {}).get(_PLACES)
+        needed = [] if self.replicas == 1 else places.split(",") if places else nodes
+        few = sum(brought.get(ip, 0) for ip in nodes) < self.needs
+        return [ip for ip, count in nodes.items() if brought.get(ip, -1) < count and (few or ip in needed)]
+
+    @property
+    def needs(self) -> float:
+        """How many GPUs the server takes."""
+        cluster = self.wanted["cluster"]
+        return float(cluster.get("needs") or sum(cluster["nodes"].values()))
 
     def _there(self, row: dict[str, Any]) -> bool:
         """True for a node that is what Ray says, alive. Ray notices some seconds late that a container has died.
@@ -286,6 +300,11 @@ class Look:
         telling = [line[:300] for line in lines if _TELLING.search(line) and not _TALK.search(line)]
         # What came first is the cause; what follows mostly reports it again.
         return "\n".join(telling[:6] or [line[:300] for line in lines[-6:]])
+
+
+def gpus(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Return how many GPUs nodes bring, by address."""
+    return {row["node_ip"]: float((row.get("resources_total") or {}).get("GPU", 0)) for row in rows}
 
 
 def beside(fault: Fault, other: Fault | None) -> Fault:

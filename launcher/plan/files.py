@@ -63,9 +63,18 @@ def payload_digests() -> Mapping[str, str]:
 
 
 def steps(
-    inventory: Inventory, node: Node, facts: HostFacts | None, secrets: Mapping[str, Secret], *, fresh: bool
+    inventory: Inventory,
+    node: Node,
+    facts: HostFacts | None,
+    secrets: Mapping[str, Secret],
+    *,
+    fresh: bool,
+    rank: bool = False,
 ) -> list[Step]:
-    """Return what brings a node's files up to date. Secrets are written when `fresh` (a container is about to start)."""
+    """Return what brings a node's files up to date.
+
+    Secrets are written when `fresh` (a container is about to start): Ray's, or with `rank` that of the `mp` backend.
+    """
     directory = containers.state_dir(inventory, node, facts)
     found = facts.files if facts else {}
     steps = []
@@ -87,7 +96,8 @@ def steps(
     if fresh:
         base, memory = containers.secrets_base(inventory, node, facts), inventory.secrets_in == "memory"
         store = _OWN + _STORE if memory else _STORE
-        steps += _elsewhere(inventory, node, facts, base)
+        if facts and not _mounted_elsewhere(inventory, node, facts, secrets, rank=rank):
+            steps += _elsewhere(inventory, node, facts, base)
         there = (facts.in_memory if memory else facts.secret_names) if facts else ()
         old = [name for name in there or () if name not in secrets]
         if old:
@@ -111,10 +121,21 @@ def steps(
     return steps
 
 
-def _elsewhere(inventory: Inventory, node: Node, facts: HostFacts | None, base: str) -> list[Step]:
+def _mounted_elsewhere(
+    inventory: Inventory, node: Node, facts: HostFacts, secrets: Mapping[str, Secret], *, rank: bool
+) -> bool:
+    """True when the node's other container, which goes on as it is, may have the secrets mounted from where they lay before.
+
+    Ray's has not when it is as it would be started now. A rank's command is not known here: whoever replaces it cleans up.
+    """
+    other = facts.container((containers.name if rank else containers.rank_name)(inventory, node))
+    if other is None or not rank:
+        return other is not None
+    return other.spec != containers.ray_spec(inventory, node, facts, other.image, secrets).hash
+
+
+def _elsewhere(inventory: Inventory, node: Node, facts: HostFacts, base: str) -> list[Step]:
     """Remove the secrets from wherever they lay before `secrets_in`, or the node's place in memory, was another one."""
-    if facts is None:
-        return []
     argvs: list[Argv] = [("sh", "-c", _FORGET, "forget", folder) for folder in facts.folders if folder != base]
     if inventory.secrets_in == "memory" and facts.secret_names:
         disk = containers.state_dir(inventory, node, facts)

@@ -106,7 +106,7 @@ def plan_ranks(
     writes = [
         step
         for node in nodes
-        for step in files.steps(inventory, node, seen.facts.get(node.name), secrets, fresh=True)
+        for step in files.steps(inventory, node, seen.facts.get(node.name), secrets, fresh=True, rank=True)
     ]  # fmt: skip
     starts = tuple(
         Step(

@@ -252,6 +252,17 @@ def test_a_child_in_the_background_does_not_hold_the_command(
     assert "pre-up: said" in done.err
 
 
+def test_a_child_that_prints_after_its_hook_is_not_held_up(tmp_path: Path, hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody sees it any more, however much it is."""
+    monkeypatch.setattr("launcher.cli.hooks._LINGER", 0.1)
+    body = "(sleep 0.5; head -c 900000 /dev/zero | tr '\\0' x | fold -w 1000; touch done) &"
+    path, done = hook("pre-up", body), tmp_path / "done"
+
+    assert hooks._execute(path, os.environ, tmp_path, 60, "pre-up", Silent()) == 0
+    assert not done.exists()
+    assert processes.awaited(done.exists, within=10)
+
+
 def test_ctrl_c_ends_a_hook(tmp_path: Path, cluster: Cluster, hook: Hook) -> None:
     """With everything that it started: it has a process group of its own, so that the terminal does not do it."""
     seconds = processes.unique_seconds()

@@ -93,6 +93,19 @@ def test_only_the_head_is_asked(running: Batch) -> None:
     assert {command.node for command in running.cluster.commands} == {"gpu01"}
 
 
+@pytest.mark.parametrize("words", [("jobs",), ("stop", "job", "--dry-run")])
+def test_to_look_changes_nothing(running: Batch, words: tuple[str, ...]) -> None:
+    """It takes no lock: a helper program that is not there is for `up` to bring."""
+    world = running.cluster.world
+    del world.machines["gpu01"].files["payload/desk.py"]
+    before = len(world.changes)
+    ran = running.cluster.run(*words)
+
+    assert (ran.code, len(world.changes)) == (1, before)
+    assert "gpu01: has no helper program that knows its batch jobs" in ran.err
+    assert "hint: run `vlaunch up`" in ran.err
+
+
 def test_a_job_that_runs_is_not_removed(running: Batch) -> None:
     """It is stopped first."""
     ran = running.cluster.run("jobs", "--remove", "job")

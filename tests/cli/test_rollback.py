@@ -61,6 +61,18 @@ def test_the_server_before_is_started_again(served: Cluster) -> None:
     assert running(served) == ["org/old"]
 
 
+def test_it_looks_with_the_lock_held(served: Cluster) -> None:
+    """What has answered, and what is wanted, may change until the lock is ours; while a model loads others may have it."""
+    served.run(*SERVE, "org/new", "--replace")
+    kept(served)
+    for words in (("rollback", "--skip-network-check"), (*SERVE, "org/broken", "--replace", "--or-rollback")):
+        served.trace.clear()
+        served.run(*words)
+        held = [word for word, before in zip(served.trace, ["free", *served.trace], strict=False) if before == "free"]
+        assert held == ["hold"] * len(held)
+        assert served.trace.count("free") == len(held)
+
+
 def test_a_dry_run_changes_nothing(served: Cluster) -> None:
     """And prints what would be sent."""
     served.run(*SERVE, "org/new", "--replace")

@@ -398,6 +398,45 @@ def test_a_node_that_went_away_is_waited_for(stage: Stage) -> None:
     assert (waiting["faults"][0]["node"], waiting["faults"][0]["evidence"]) == ("127.0.0.2", "health check failed")
 
 
+def test_a_spare_node_is_not_waited_for(stage: Stage) -> None:
+    """An engine that fits on the others comes back without it, and one that leaves while it starts is no fault."""
+    wanted = stage.wanted()
+    wanted["cluster"]["needs"] = 1
+    (stage.folder / "wanted.json").write_text(json.dumps(wanted))
+    stage.actors(rank(0))
+    stage.ray.tables["/api/v0/nodes"] = [node(1), node(2, "DEAD")]
+    stage.start()
+    stage.until_ready()
+    stage.mode("hang")
+    os.kill(stage.engines[0], signal.SIGKILL)
+    stage.until(lambda: len(stage.engines) == 2, "a second engine")
+    time.sleep(0.5)
+    stage.mode("ok")
+    stage.until_ready(2)
+
+    assert len(stage.said["faults"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("needs", "dp", "places", "waits"),
+    [
+        (2, 1, "", "127.0.0.2"),
+        (1, 1, "", ""),
+        (1, 2, "127.0.0.1", ""),
+        (1, 2, "127.0.0.1,127.0.0.2", "127.0.0.2"),
+        (1, 2, "", "127.0.0.2"),
+    ],
+)
+def test_which_nodes_are_missed(stage: Stage, needs: int, dp: int, places: str, waits: str) -> None:
+    """All whose GPUs are needed, and those on which replicas are placed; where nobody says where they are, all."""
+    wanted = stage.wanted()
+    wanted["cluster"]["needs"], wanted["metadata"]["vlaunch.dp"] = needs, str(dp)
+    wanted["env"] = {"VLLM_RAY_DP_PLACEMENT_NODE_IPS": places} if places else {}
+    stage.ray.tables["/api/v0/nodes"] = [node(1), node(2, "DEAD")]
+
+    assert looking().Look(wanted, JOB).lacking() == (f"waiting for {waits} to be in Ray again" if waits else "")
+
+
 def test_what_the_dead_server_holds_is_waited_for(stage: Stage) -> None:
     """vLLM would wait for its placement group without a word."""
     stage.start()
@@ -764,6 +803,19 @@ def test_a_supervisor_that_is_killed_is_started_again(stage: Stage) -> None:
     assert gone(stage.engines[0])
     looks(watcher)
     assert len(submitted(stage)) == 1
+
+
+def test_another_supervisor_says_where_its_engine_begins(stage: Stage) -> None:
+    """Whoever watches takes what it read before for the dead engine's, and the first start of all says nothing."""
+    stage.start()
+    stage.until_ready()
+    assert "starting the engine again" not in stage.log
+    stage.started[0].kill()
+    stage.until(lambda: gone(stage.engines[0]), "the engine")
+    stage.start("run", "--job", JOB, "--again")
+    stage.until_ready(2)
+
+    assert stage.log.count("vlaunch supervisor: starting the engine again (restart 0 of 2") == 1
 
 
 def test_the_watcher_survives_what_lies_in_its_files(stage: Stage) -> None:

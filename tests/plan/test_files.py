@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from launcher.model import Inventory, Secret
-from launcher.plan import files
+from launcher.plan import containers, files
 from launcher.plan.shape import Step
+from launcher.tools.docker import Container
 from launcher.tools.host import HostFacts
 
 Load = Callable[..., Inventory]
@@ -144,6 +145,28 @@ def test_secrets_leave_every_other_place(load: Load, tmp_path: Path, to: str) ->
 
     assert left == {"disk" if to == "disk" else "today": "new"}
     assert (places["before"].parent.exists(), (places["foreign"] / "mine").exists()) == (False, True)
+
+
+@pytest.mark.parametrize("rank", [True, False])
+def test_secrets_stay_where_another_container_has_them_mounted(load: Load, rank: bool) -> None:
+    """A rank's starts beside Ray's, or Ray's beside a rank's; once Ray's is as it should be, what lay before goes."""
+    before, now = load(), load("secrets_in: memory")
+    node = now.head
+    seen = replace(WRITTEN, secret_names=("HF_TOKEN",), memory="/run/vlaunch-ops", in_memory=())
+    name = containers.name(now, node) if rank else containers.rank_name(now, node)
+
+    def removed(inventory: Inventory | None) -> bool:
+        spec = containers.ray_spec(inventory, node, seen, "i", SECRETS).hash if inventory else ""
+        there = Container(
+            name=name, id="1", role="", node=node.name, image="i", status="running", spec=spec, exit_code=0, restarts=0, env={},
+            labels={},
+        )  # fmt: skip
+        steps = files.steps(now, node, replace(seen, containers=(there,)), SECRETS, fresh=True, rank=rank)
+        return "removing secrets from where they lay before" in titles(steps)
+
+    assert (removed(None), removed(before), removed(now)) == (False, False, rank)
+    own = replace(seen, containers=())
+    assert "removing secrets from where they lay before" in titles(files.steps(now, node, own, SECRETS, fresh=True, rank=rank))
 
 
 def test_nodes_that_share_a_home_do_not_trip_over_each_other(load: Load, tmp_path: Path) -> None:

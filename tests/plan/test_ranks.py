@@ -128,6 +128,21 @@ def test_a_group_that_gave_up_makes_room() -> None:
         planned(seen(ranks="running"), other)
 
 
+@pytest.mark.parametrize("beside", [True, False])
+def test_secrets_that_a_ray_container_has_mounted_stay(beside: bool) -> None:
+    """A changed `secrets_in` moves them with the next `up`: Ray would lose its token."""
+    there, moved = seen(), replace(INVENTORY, secrets_in="memory")
+    ray = Container(
+        name=containers.name(moved, moved.head), id="r", role="head", node="n1", image="i", status="running", spec="of-before",
+        exit_code=0, restarts=0, env={}, labels={},
+    )  # fmt: skip
+    own = replace(there.facts["n1"], secret_names=("RAY_AUTH_TOKEN",), containers=(ray,) if beside else ())
+    start = plan_ranks(moved, Seen(facts={**there.facts, "n1": own}), REQUEST, SECRETS, supervise=Policy())
+    removed = [step.command.node for step in steps(start, "files") if step.title.startswith("removing")]
+
+    assert removed == ([] if beside else ["n1"])
+
+
 @pytest.mark.parametrize("of", [1, 2])
 def test_the_port_where_supervisors_meet_is_looked_at(of: int) -> None:
     """It is named with its key; one node has nobody to meet."""

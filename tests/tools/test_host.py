@@ -270,6 +270,28 @@ def test_the_probe_asks_docker_in_the_nodes_own_way(tmp_path: Path) -> None:
     assert [each.id for each in facts.containers] == ["id1"]
 
 
+def test_the_token_is_found_where_it_lay_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a place in memory that would not be chosen any more; what is on the disk comes first."""
+    me = f"test-{os.getpid()}"
+    memory, disk = Path(f"/dev/shm/vlaunch-{me}/c/secrets"), tmp_path / "c" / "secrets"
+    for name, script in (("id", f"[ $1 = -u ] && echo 0 || echo {me}"), ("stat", "echo other")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    argv = host.probe(("false",), cluster="c", state_dir=str(tmp_path), hf_home="/", accelerator="cpu", images=())
+    found = []
+    try:
+        for folder in (memory, disk):
+            folder.mkdir(parents=True)
+            (folder / "RAY_AUTH_TOKEN").write_text(f"of {folder}".replace(" ", "-"))
+            facts = host.parse_probe(subprocess.run(argv, capture_output=True, text=True, check=False).stdout)
+            found.append((facts.memory, facts.token))
+    finally:
+        shutil.rmtree(memory.parents[1])
+
+    assert found == [("", f"of-{memory}"), ("", f"of-{disk}")]
+
+
 def test_a_docker_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:
     """A wedged daemon holds each question until its deadline: five of them would outlast the probe's own."""
     asked = tmp_path / "asked"
