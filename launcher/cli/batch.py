@@ -192,16 +192,16 @@ def _look(session: Session, request: Request, *, dry_run: bool) -> tuple[list[Pl
     files = plan_files(inventory, found.facts, verb="batch")
     if not dry_run:
         show_all(apply(files, session.transport), session.to)
-    entry, written = desk.Entry(absent=True), True
+    entry = desk.Entry(absent=True)
     if running.head_runs(inventory, found.facts):
         (answer,) = session.transport.run([ask_entry(inventory, request.work)])
         try:
-            entry, written = desk.parse_entry(answer), desk.parse(answer).get("written") is not False
+            entry = desk.parse_entry(answer)
         except UnreadableAnswer:
             # A dry run may not bring the helper file there that would know.
             if not (dry_run and files.steps):
                 raise
-    return [files], Seen(facts=found.facts, said=found.said, models=found.models, entry=entry, written=written)
+    return [files], Seen(facts=found.facts, said=found.said, models=found.models, entry=entry)
 
 
 def _target(inventory: Inventory, request: Request) -> Target | None:

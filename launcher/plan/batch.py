@@ -59,16 +59,12 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What was observed before anything is decided: nodes, Ray, the model on each node, and the job's folder on the head.
-
-    `written` is false when it is known that no row of the job there is in a file.
-    """
+    """What was observed before anything is decided: nodes, Ray, the model on each node, and the job's folder on the head."""
 
     facts: Mapping[str, HostFacts] = field(default_factory=dict)
     said: Mapping[str, Any] = field(default_factory=dict)
     models: Mapping[str, ModelSeen] = field(default_factory=dict)
     entry: desk.Entry = field(default_factory=lambda: desk.Entry(absent=True))
-    written: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +104,7 @@ def plan_batch(inventory: Inventory, seen: Seen, request: Request, options: Opti
     if live and options.restart:
         raise RequestError(f"batch job `{name}` runs", hint=f"stop it first: `vlaunch stop {name}`")
     changed = bool(entry.digest) and entry.digest != request.digest
-    if changed and not options.restart and (live or seen.written):
+    if changed and not options.restart and (live or entry.written):
         raise _changed(request, entry, live=live)
     if live:
         if options.retry_errors:
@@ -151,15 +147,15 @@ def _begin(inventory: Inventory, seen: Seen, request: Request, options: Options,
         *([Stage(id="ship", title="Send the job's files to the head", steps=tuple(ship))] if ship else []),
         Stage(id="submit", title="Submit the job to Ray", steps=(_submit(inventory, request, job),)),
     )
-    plan = Plan(verb="batch", stages=stages, notes=notes(request, seen, anew=anew, retry=retry))
+    plan = Plan(verb="batch", stages=stages, notes=notes(request, seen.entry, anew=anew, retry=retry))
     return Start(plan=plan, job=job, anew=anew)
 
 
-def notes(request: Request, seen: Seen, *, anew: bool, retry: bool) -> tuple[str, ...]:
+def notes(request: Request, entry: desk.Entry, *, anew: bool, retry: bool) -> tuple[str, ...]:
     """Say in words what will be done, and from where it goes on."""
-    job, entry, progress = request.job, seen.entry, seen.entry.progress
+    job, progress = request.job, entry.progress
     said = [f"{job.name}: {_what(job)}, answers to {job.write.to.shown}"]
-    if anew and entry.digest != request.digest and not seen.written:
+    if anew and entry.digest != request.digest and not entry.written:
         said.append("another job was begun under this name, of which no row was written: it is replaced")
     elif anew and progress.accounted:
         said.append(f"begins anew; what was done ({howfar.rows(progress)}) is removed")

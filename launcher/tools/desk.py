@@ -123,7 +123,8 @@ class Progress:
 class Entry:
     """A job's folder on the head. `alive` means that a driver holds its lock; `inputs` are shipped files with their sizes.
 
-    Of a job in a list `job`, `summary` and `inputs` are not told.
+    `written` is False when it is known that no row of it is in a file. Of a job in a list `job`, `summary` and `inputs` are not
+    told.
     """
 
     name: str = ""
@@ -133,6 +134,7 @@ class Entry:
     summary: Mapping[str, Any] = field(default_factory=dict)
     alive: bool = False
     inputs: Mapping[str, int] = field(default_factory=dict)
+    written: bool = True
 
     @property
     def digest(self) -> str:
@@ -291,6 +293,7 @@ def _entry(said: Mapping[str, Any]) -> Entry:
         summary=_object(said.get("summary")),
         alive=said.get("alive") is True,
         inputs={name: size for name, size in inputs.items() if isinstance(name, str) and type(size) is int and size >= 0},
+        written=said.get("written") is not False,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +52,8 @@ def ray(*states: str) -> dict[str, Any]:
     return {"jobs": jobs}
 
 
-def decide(
-    load: Load, request: Request, entry: Entry | None = None, said: dict[str, Any] | None = None, *, written: bool = True,
-    **how: bool,
-) -> Start:  # fmt: skip
-    seen = Seen(said=said or {}, entry=entry or Entry(absent=True), written=written)
+def decide(load: Load, request: Request, entry: Entry | None = None, said: dict[str, Any] | None = None, **how: bool) -> Start:
+    seen = Seen(said=said or {}, entry=entry or Entry(absent=True))
     return plan_batch(load(), seen, request, Options(**how))
 
 
@@ -155,7 +153,7 @@ def test_files_of_another_job_are_not_taken_for_this_ones(load: Load, request_: 
     """They may have the same size."""
     entry = there(request_)
     (tmp_path / "in.txt").write_text("c\nd\n")
-    start = decide(load, ask(load(), request_.job), entry, written=False)
+    start = decide(load, ask(load(), request_.job), replace(entry, written=False))
 
     assert stages(start) == ["clear", "prepare", "ship", "submit"]
 
@@ -178,10 +176,10 @@ def test_a_job_of_which_no_row_is_written_may_be_another_one(
     """However it ended, and whatever was answered in vain. What is in a store, which nobody looked at, stays."""
     (tmp_path / "in.txt").write_text("c\n")
     entry = there(request_, state, done=1)
-    start = decide(load, ask(load(), request_.job), entry, written=False, retry_errors=retry)
+    start = decide(load, ask(load(), request_.job), replace(entry, written=False), retry_errors=retry)
 
     assert (stages(start), start.anew, start.finished) == (["clear", "prepare", "ship", "submit"], True, False)
     assert (told(start, "prepare")["restart"], told(start, "prepare")["retry_errors"]) == (False, False)
     assert start.plan.notes[1:] == ("another job was begun under this name, of which no row was written: it is replaced",)
     with pytest.raises(RequestError, match="is not the job that runs"):
-        decide(load, ask(load(), request_.job), entry, ray("RUNNING"), written=False)
+        decide(load, ask(load(), request_.job), replace(entry, written=False), ray("RUNNING"))

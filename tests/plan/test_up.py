@@ -85,7 +85,9 @@ def test_how_often_a_container_has_restarted_before_is_no_reason_to_give_up(load
     world.machines["n2"].joins = False
     world.container("n2")["RestartCount"] = 9
     gate = plan(world.inventory, world).stages[-1].gates[0]
-    answers = {node: [each for each in FakeTransport(world.answer).run(gate.ask) if each.node == node] for node in ("n1", "n2", "n3")}
+    answers = {
+        node: [each for each in FakeTransport(world.answer).run(gate.ask) if each.node == node] for node in ("n1", "n2", "n3")
+    }
 
     assert {each.status for each in gate.judge(answers) if each.node == "n2"} == {"wait"}
 
