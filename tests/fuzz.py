@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 # The folder that a test reads from is the same for all of its examples.
 quick = settings(
-    max_examples=50,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     derandomize=True,
 )

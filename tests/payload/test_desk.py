@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import fcntl
 import hashlib
+import io
 import json
 import os
 import subprocess
@@ -16,6 +18,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -32,14 +35,33 @@ def work(tmp_path: Path) -> Path:
     return tmp_path / "vlaunch" / "lab" / "batch" / "demo"
 
 
-def ask(*argv: str | Path, stdin: bytes = b"", **environment: str) -> dict[str, Any]:
+def ask(*argv: str | Path, stdin: bytes = b"") -> dict[str, Any]:
+    """Ask the program in this process: to start Python for each question would take most of the time."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        patch.object(sys, "argv", ["desk.py", *map(str, argv)]),
+        patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin))),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        code = desk.main()
+    return answered(code, out.getvalue(), err.getvalue())
+
+
+def ask_there(*argv: str | Path, stdin: bytes = b"", **environment: str) -> dict[str, Any]:
+    """Ask it in a process of its own, as on a head."""
     done = subprocess.run(
         [sys.executable, DESK, *map(str, argv)],
         input=stdin, capture_output=True, timeout=30, check=False, env={**os.environ, **environment},
     )  # fmt: skip
-    assert done.stderr == b""
-    answer = json.loads(done.stdout)
-    assert done.returncode == (1 if "error" in answer else 0)
+    return answered(done.returncode, done.stdout, done.stderr)
+
+
+def answered(code: int, out: str | bytes, err: str | bytes) -> dict[str, Any]:
+    """Return the one object that was printed; the exit code says whether it is an error."""
+    assert not err
+    answer = json.loads(out)
+    assert code == (1 if "error" in answer else 0)
     return answer  # type: ignore[no-any-return]
 
 
@@ -54,11 +76,11 @@ def sha(data: bytes) -> str:
 
 def test_a_job_is_prepared_and_looked_at(work: Path) -> None:
     """What is not there is absent; what is there is told whole."""
-    assert ask("look", work) == {"absent": True}
+    assert ask_there("look", work) == {"absent": True}
     prepared(work)
     (work / "progress.json").write_text('{"state": "running"}')
     (work / "summary.json").write_text("{ half")
-    found = ask("look", work)
+    found = ask_there("look", work)
 
     assert (found["name"], found["job"]["out"]) == ("demo", str(work / "output"))
     assert (found["progress"], found["summary"], found["alive"], found["inputs"]) == ({"state": "running"}, {}, False, {})
@@ -101,7 +123,7 @@ def test_files_come_in_pieces(work: Path) -> None:
     """They have their name when they are whole; a piece that is sent again replaces what came of it before."""
     prepared(work)
     data = os.urandom(100_000)
-    assert ask("put", work, "input/0000-a.jsonl", "--offset", "0", stdin=data[:40_000]) == {"bytes": 40_000}
+    assert ask_there("put", work, "input/0000-a.jsonl", "--offset", "0", stdin=data[:40_000]) == {"bytes": 40_000}
     assert ask("look", work)["inputs"] == {"input/.0000-a.jsonl.part": 40_000}
     assert ask("put", work, "input/0000-a.jsonl", "--offset", "50000", stdin=b"x")["have"] == 40_000
     assert ask("put", work, "input/0000-a.jsonl", "--offset", "30000", stdin=data[30_000:60_000]) == {"bytes": 60_000}
@@ -290,17 +312,17 @@ def test_a_running_job_is_followed(work: Path, tmp_path: Path, dashboard: int) -
     (work / "progress.json").write_text(json.dumps({"state": "running", "updated": time.time()}))
     (tmp_path / "job-driver-batch-demo-1.log").write_bytes(b"old\nnew \xff line\nhalf")
     argv = ("follow", work, "--job", "batch-demo-1", "--offset", "4", "--dashboard", str(dashboard))
-    found = ask(*argv, VLAUNCH_RAY_LOGS=str(tmp_path))
+    found = ask_there(*argv, VLAUNCH_RAY_LOGS=str(tmp_path))
 
     assert (found["job"]["status"], found["log"], found["offset"]) == ("RUNNING", "new � line\n", 15)
     assert found["progress"]["state"] == "running"
-    gone = ask("follow", work, "--job", "gone", "--dashboard", str(dashboard), VLAUNCH_RAY_LOGS=str(tmp_path))
+    gone = ask_there("follow", work, "--job", "gone", "--dashboard", str(dashboard), VLAUNCH_RAY_LOGS=str(tmp_path))
     assert (gone["job"]["status"], gone["log"]) == ("ABSENT", "")
 
 
 def test_without_ray_a_job_cannot_be_followed(work: Path) -> None:
     """The error says what did not answer."""
-    assert "refused" in ask("follow", work, "--job", "j", "--dashboard", "1")["error"]
+    assert "refused" in ask_there("follow", work, "--job", "j", "--dashboard", "1")["error"]
 
 
 def test_a_look_at_the_lock_does_not_keep_a_job_from_being_removed(work: Path) -> None:

@@ -25,28 +25,30 @@ PATIENCE = 20.0
 
 # Stands for vLLM: an API that does what the file `mode` says, ends when the file `exit` is there, and counts.
 ENGINE = r"""
-import http.server, json, os, pathlib, sys, threading, time
+import json, os, pathlib, socketserver, sys, time  # and not http.server, which takes longer to import than all the rest
 here, port, count = pathlib.Path(sys.argv[1]), int(sys.argv[2]), 0
 with open(here / "starts", "a") as file:
     file.write(f"{os.getpid()}\n")
 if (here / "exit").exists():
     print("ValueError: there is no such option", flush=True)
     sys.exit(int((here / "exit").read_text()))
-class Handler(http.server.BaseHTTPRequestHandler):
-    def _answer(self):
+class Handler(socketserver.StreamRequestHandler):
+    def handle(self):
         global count
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        path = self.rfile.readline().split()[1].decode()
+        headers = dict(line.lower().split(b":", 1) for line in iter(self.rfile.readline, b"\r\n"))
+        self.rfile.read(int(headers.get(b"content-length", 0)))
         mode = (here / "mode").read_text() if (here / "mode").exists() else "ok"
         status, said = 200, ""
         if mode == "busy":
             count += 1
-        if self.path == "/health":
+        if path == "/health":
             status = 503 if mode == "dead" else 200
-        elif self.path == "/metrics":
+        elif path == "/metrics":
             said = "" if mode == "uncounted" else (f'vllm:generation_tokens_total{{engine="0"}} {count}.0\n'
                     'vllm:request_success_total{finished_reason="abort"} %s\n' % time.time() +
                     'vllm:num_requests_running{engine="0"} 2.0\nvllm:num_requests_waiting{engine="0"} 1.0\n')
-        elif self.path == "/v1/models":
+        elif path == "/v1/models":
             said = json.dumps({"data": [{"id": "m"}]})
         elif mode in ("hang", "busy", "uncounted"):
             time.sleep(3)
@@ -57,16 +59,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         else:
             said = json.dumps({"choices": [{"message": {"content": "Hi"}}], "usage": {"completion_tokens": 1}})
         try:
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(said.encode())
+            self.wfile.write(f"HTTP/1.0 {status} Said\r\n\r\n{said}".encode())
         except OSError:
             pass
-    do_GET = do_POST = _answer
-    def log_message(self, *_):
-        pass
-http.server.ThreadingHTTPServer.daemon_threads = True
-http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+class Api(socketserver.ThreadingTCPServer):
+    allow_reuse_address = daemon_threads = True
+Api(("127.0.0.1", port), Handler).serve_forever()
 """
 
 

@@ -66,7 +66,10 @@ def make_key(path: Path, *, passphrase: str = "") -> Path:
 
 
 def start(folder: Path, *, extra: str = "", authorized: Path | None = None, listen: str = "127.0.0.1") -> Sshd:
-    """Start a server in `folder`; `extra` is added to its configuration. Returns when it listens."""
+    """Start a server in `folder`; `extra` is added to its configuration. Returns when it listens.
+
+    `folder` is home there: what the user's own shell does when it starts, at each command, is kept out of it.
+    """
     binary = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if binary is None:
         pytest.fail("these tests need sshd: apt-get install -y openssh-server")
@@ -80,7 +83,7 @@ def start(folder: Path, *, extra: str = "", authorized: Path | None = None, list
     (folder / "sshd_config").write_text(
         f"Port {port}\nListenAddress {listen}\nHostKey {host_key}\nAuthorizedKeysFile {folder}/authorized_keys\n"
         "StrictModes no\nUsePAM no\nPidFile none\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
-        f"MaxStartups 200\nPrintMotd no\nPermitRootLogin yes\n{extra}\n"
+        f"MaxStartups 200\nPrintMotd no\nPermitRootLogin yes\nSetEnv HOME={folder}\n{extra}\n"
     )
     process = subprocess.Popen(
         [binary, "-D", "-e", "-f", str(folder / "sshd_config")],

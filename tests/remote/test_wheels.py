@@ -62,6 +62,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_CACHE_DIR": str(tmp_path / "pip"),
         "HOME": str(tmp_path),
+        "PATH": str(folder),  # pip tells indexes which system this is, and would start other programs to learn it
     }
     for name, value in settings.items():
         monkeypatch.setenv(name, value)

@@ -21,6 +21,7 @@ from launcher.payload.batch.job import Failed, Job
 from launcher.payload.batch.progress import Progress
 from launcher.payload.batch.sink import Sink
 from tests.payload.batch.jobs import answered, failed, job, surveyed
+from tests.remote.processes import awaited
 
 ROWS = 5000
 
@@ -255,6 +256,7 @@ def test_a_reader_sees_whole_files_at_any_moment(tmp_path: Path, source: Path) -
     try:
         for start in range(0, 600, 50):
             found.add([answered(n) for n in range(start, start + 50)])
+            assert awaited(lambda least=start // 50: len(seen) > least)  # the reader had its turn
         found.close()
     finally:
         over.set()
