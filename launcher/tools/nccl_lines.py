@@ -91,7 +91,7 @@ _TELLING = re.compile(
     r"|DMA-?BUF (?!is available)|peermem"
 )
 # Where a record begins: `host:pid:tid [device] NCCL INFO`, or `… [device] file.cc:12 (function) NCCL WARN`.
-_START = re.compile(rb"([\w.<>-]+):\d{1,10}:\d{1,10} \[\d{1,4}\] (?=[NR]CCL |[\w./]+:\d{1,6} )")
+_START = re.compile(rb"([\w.<>-]{1,255}):\d{1,10}:\d{1,10} \[\d{1,4}\] (?=[NR]CCL |[\w./]+:\d{1,6} )")
 # What a path ends with, when the next record's host follows it without a break.
 _PATH_END = re.compile(rb"GDRDMA|Shared|MNNVL|IPC|CUMEM|read|direct|CE|\d{1,4}(?=[A-Za-z_])")
 _ESCAPED = (
