@@ -141,15 +141,16 @@ def _rank(scene: Scene) -> None:
     """A rank of vLLM, or a worker of a batch; by Ray's own table of actors, which knows the process."""
     wanted = "vllm_Worker_" if scene.case.verb == "serve" else ""
 
-    def found() -> list[tuple[str, int]]:
+    ranks: list[tuple[str, int]] = []
+
+    def there() -> bool:
         each = [row for row in scene.practice.actors() if str(row.get("name") or "").startswith(wanted)]
         if not wanted:
             each = [row for row in each if "Replica" in str(row.get("class_name"))]
-        return [(str(row["host"]), int(row["pid"])) for row in each if row["host"]]
+        ranks[:] = sorted((str(row["host"]), int(row["pid"])) for row in each if row["host"])
+        return bool(ranks)
 
-    until(found, _FIND, every=1.0)
-    ranks = sorted(found())
-    if not ranks:
+    if not until(there, _FIND, every=1.0):
         raise NothingThere("no rank runs")
     host, pid = next((each for each in ranks if each[0] == scene.host.name), ranks[0])
     scene.strikes()
