@@ -43,7 +43,7 @@ lint: .venv/installed
 
 # With byte code kept, whatever the environment says: compiling all tests anew in each process takes seconds.
 unit: .venv/installed
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "not lab" -n auto
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "not lab" -n auto --dist worksteal
 
 lab-tests: .venv/installed
 	$(SUDO) $(BIN)/pytest -q -m "lab and not long" --durations=15
