@@ -12,16 +12,16 @@ from hypothesis import settings
 from launcher import redaction
 
 # Every day the same examples, and no deadline: one that waited for a core, beside other tests, has not failed.
-settings.register_profile("everyday", max_examples=50, derandomize=True, deadline=None)
-settings.register_profile("more", max_examples=50 * int(os.environ.get("VLAUNCH_EXAMPLES", "1")), deadline=None)
+settings.register_profile("everyday", max_examples=25, derandomize=True, deadline=None)
+settings.register_profile("more", max_examples=25 * int(os.environ.get("VLAUNCH_EXAMPLES", "1")), deadline=None)
 settings.load_profile("more" if "VLAUNCH_EXAMPLES" in os.environ else "everyday")
 gc.disable()  # thousands of tests are collected, and all of them stay
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Two workers to a core, as tests wait half of their time: for processes that they started, and for deadlines."""
-    return min(2 * (os.cpu_count() or 1), 8)
+    """Three workers to a core, as tests wait half of their time: for processes that they started, and for deadlines."""
+    return min(3 * (os.cpu_count() or 1), 12)
 
 
 def pytest_collection_finish() -> None:
