@@ -31,7 +31,7 @@ CASES = (
         id="shm",
         red={"gpu02": "fail"},
         text="the container's /dev/shm, half of the memory, has 1.0 GiB",
-        fix="object_store: 512MiB",
+        fix="object_store: 512MiB}` in the inventory, or make it larger: give `shm:` a size",
         survey={"gpu02": {"memory": 2 << 30}},
         more=ROCE + "\nray: {object_store: 2GiB}",
     ),

@@ -285,12 +285,13 @@ def test_json_of_odd_arguments_is_pythons(machine: Machine) -> None:
     assert f"vlaunch.spec={spec.hash}" in shlex.split(done.stdout)
 
 
-def test_a_size_of_shared_memory_replaces_the_hosts(machine: Machine) -> None:
-    """Docker ignores --shm-size next to --ipc host."""
+def test_a_size_of_shared_memory_replaces_the_default(machine: Machine) -> None:
+    """Docker ignores --shm-size next to a tmpfs."""
     done = machine.run("--dry-run", "--no-token", _IMAGE, "10.0.0.11", "--worker", "/hf", "--shm-size=10g")
 
     assert "--shm-size=10g" in done.stdout
     assert "--ipc" not in done.stdout
+    assert "--tmpfs" not in done.stdout
 
 
 def test_gpus_are_counted_and_the_address_is_found(machine: Machine) -> None:
