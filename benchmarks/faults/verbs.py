@@ -179,12 +179,12 @@ def _up(stage: Stage, scene: Scene) -> None:
 
 
 def _during(stage: Stage, scene: Scene, started: Started) -> tuple[float, Ran]:
-    """Let the fault happen while a command runs, and wait for the command's end."""
+    """Let the fault happen while a command runs, and wait for the command's end. Raises NothingThere when it ended before."""
     try:
         if not inject.chooses(stage.case):
             until(lambda: started.over, stage.run.moment, every=0.02)
         if started.over:
-            stage.run.notes.append("the command had ended before")
+            raise NothingThere("the command had ended before the fault came")
         fault = _happen(stage, replace(scene, launcher=started))
         ran = started.wait(DEADLINES[stage.case.verb])
     finally:

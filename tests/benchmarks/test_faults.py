@@ -209,6 +209,16 @@ def test_a_command_without_an_end(tmp_path: Path) -> None:
     assert other.over
 
 
+def test_a_command_that_ended_before_the_fault_proves_nothing(tmp_path: Path) -> None:
+    """Such a run is void, and not a good one."""
+    case = Case(fault="memory", verb="up", seed=1)
+    stage = verbs.Stage(cast(Practice, Alone()), case, verbs.about(case, 10))
+    one = started(tmp_path, "print('done')")
+
+    with pytest.raises(inject.NothingThere, match="had ended before"):
+        verbs._during(stage, Scene(practice=stage.practice, case=case), one)
+
+
 @pytest.mark.parametrize("how", [KeyboardInterrupt, OSError, inject.NothingThere])
 def test_hosts_are_put_right_whatever_becomes_of_a_run(how: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when somebody interrupts it; what is to be broken may be gone at the last moment, which ends no campaign."""
