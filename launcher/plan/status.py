@@ -222,6 +222,9 @@ def _server(inventory: Inventory, facts: Mapping[str, HostFacts], said: Said, se
     capacity = said.server.get("capacity") or {}
     kept = supervised.read(inventory, said.server.get("supervised") or said.ray.get("supervised"))
     kept = kept if kept is not None and kept.id == server.digest else None
+    if said.completion.get("status") == 200 and (mute := _mute(said.completion)):
+        why = "; ".join(mute)
+        return ServerStatus(state="silent", backend=server.backend, model=server.model, detail=why, supervision=kept)
     if said.completion.get("status") == 200:
         return ServerStatus(
             state="answering", backend=server.backend, model=said.completion.get("model") or server.model,
@@ -241,6 +244,16 @@ def _server(inventory: Inventory, facts: Mapping[str, HostFacts], said: Said, se
         why = f"it has answered, and does not now: {str(said.completion.get('error', ''))[:200]}{doubt}"
         return ServerStatus(state="silent", backend=server.backend, model=server.model, detail=why, supervision=kept)
     return ServerStatus(state="starting", backend=server.backend, model=server.model, supervision=kept)
+
+
+def _mute(completion: Mapping[str, Any]) -> list[str]:
+    """Say which replicas of a data-parallel server gave no answer, where each was asked: half of the requests hang then."""
+    asked = completion.get("replicas") or ()
+    return [
+        f"replica {number} of {len(asked)} gave no completion{': ' + str(each['error'])[:200] if each.get('error') else ''}"
+        for number, each in enumerate(asked)
+        if not each.get("answered")
+    ]
 
 
 def _no_server(inventory: Inventory, head: HostFacts, said: Said) -> ServerStatus:

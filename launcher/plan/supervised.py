@@ -18,6 +18,7 @@ AGAIN = "vlaunch supervisor: starting the engine again"  # in the job's log: wha
 _TIMEOUT, _WINDOW = 8, 3600  # seconds
 _GRACE = 5  # seconds for a dead engine: its API may wait for requests that nobody answers any more
 _PHASES = ("stopped", "whole", "started")  # of a recovery, in their order
+_NO_DATE = 253_402_300_800  # seconds since 1970 at the end of the year 9999, after which no date can be shown
 _FRESH = 60.0  # seconds; a supervisor that recovers writes every one or two
 
 
@@ -131,7 +132,7 @@ def _fault(inventory: Inventory, said: Mapping[str, Any]) -> Fault:
     lost, phases = _number(said.get("in_flight")), said.get("phases")
     phases = phases if isinstance(phases, Mapping) else {}
     return Fault(
-        at=_number(said.get("at")) or 0.0,
+        at=at if 0 <= (at := _number(said.get("at")) or 0.0) < _NO_DATE else 0.0,
         what=named(inventory, str(said.get("what") or "")),
         node=named(inventory, str(said.get("node") or "")),
         rank=str(said.get("rank") or ""),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,16 @@ def test_a_record_may_be_anything(world: World, said: Any) -> None:
     assert look(world).server.state in ("starting", "silent")
 
 
+@pytest.mark.parametrize("at", [-1, 253402300800, 1e300])
+def test_a_fault_at_no_date_can_be_shown(world: World, at: float) -> None:
+    """A number that is no moment would end the command, where it is turned into one."""
+    supervised(world, "ready", of_job(), faults=[{**FAULT, "at": at}])
+    kept = look(world).server.supervision
+
+    assert kept is not None and kept.fault is not None
+    assert datetime.fromtimestamp(kept.fault.at, timezone.utc).year == 1970
+
+
 def test_drift_is_said_in_words(world: World, load: Load) -> None:
     """The inventory has another environment than the container."""
     changed = load("env: {A: '1'}")
@@ -294,6 +305,20 @@ def test_healthy_without_a_completion_is_silent(world: World) -> None:
     server = look(world).server
 
     assert (server.state, server.detail) == ("silent", "/health says 200, no completion: EngineDeadError")
+
+
+def test_a_replica_that_gives_no_answer_is_silence(world: World) -> None:
+    """Another one's answer proves nothing for it: a part of the requests hangs."""
+    jobs(world, job("RUNNING"), health=200)
+    replicas = [{"status": 200, "seconds": 0.1, "error": "", "answered": True}] * 2
+    world.said["complete"] = {"status": 200, "model": "m", "replicas": replicas}
+    assert look(world).server.state == "answering"
+
+    replicas[1] = {"status": 0, "seconds": 20.0, "error": "timed out", "answered": False}
+    seen = look(world)
+
+    assert (seen.server.state, seen.whole) == ("silent", False)
+    assert seen.server.detail == "replica 1 of 2 gave no completion: timed out"
 
 
 @pytest.mark.parametrize(
