@@ -32,10 +32,9 @@ from typing import Any
 
 from launcher.inventory.load import load
 from launcher.model import Inventory, Node
-from launcher.plan import containers
+from launcher.plan import containers, files
 from launcher.tools import payload
 
-ROOT = Path(__file__).parents[1]
 VLAUNCH = str(Path(sys.executable).parent / "vlaunch")
 LAB = Path("/var/lib/vlaunch-lab/inventory.yaml")
 GOALS = {"ratio": 1.2, "share": 0.15}
@@ -44,8 +43,8 @@ GOALS = {"ratio": 1.2, "share": 0.15}
 FILES = """\
 set -eu
 umask 077
-mkdir -p {dir}/secrets {dir}/payload
-chmod 711 {dir} && chmod 755 {dir}/payload
+mkdir -p {dir}/secrets {dir}/payload {dir}/server
+chmod 711 {dir} && chmod 755 {dir}/payload {dir}/server
 head -c 64 > {dir}/secrets/RAY_AUTH_TOKEN
 tar -xf - -C {dir}/payload
 """
@@ -61,7 +60,7 @@ SCRIPT = """\
 #!/usr/bin/env bash
 set -euo pipefail
 {build}
-files() {{ printf %s "$RAY_AUTH_TOKEN"; tar -c -C {payload} entry.sh head.py; }}
+files() {{ printf %s "$RAY_AUTH_TOKEN"; cat "$PAYLOAD"; }}  # PAYLOAD: what `vlaunch payload` prints
 {starts}
 for job in $(jobs -p); do wait "$job"; done
 """
@@ -139,7 +138,7 @@ def script(bench: Bench) -> str:
     if bench.builds:
         on = "\n".join(f'  {node.name}) shift; {ssh(node)} "$(printf "%q " "$@")" ;;' for node in inventory.nodes)
         build = "\n".join([f"on() {{ case $1 in\n{on}\nesac; }}", *bench.builds, 'for job in $(jobs -p); do wait "$job"; done'])
-    return SCRIPT.format(build=build, payload=shlex.quote(str(ROOT / "launcher" / "payload")), starts="\n".join(starts))
+    return SCRIPT.format(build=build, starts="\n".join(starts))
 
 
 def timed(action: Callable[[], object]) -> float:
@@ -151,11 +150,12 @@ def timed(action: Callable[[], object]) -> float:
 
 def by_hand(bench: Bench) -> float:
     """Time the script."""
-    with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
-        file.write(script(bench))
-        file.flush()
-        token = {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        return timed(lambda: call("timeout", "600", "bash", file.name, env=token))
+    with tempfile.TemporaryDirectory() as folder:
+        file, packed = Path(folder) / "up.sh", Path(folder) / "payload.tar"
+        file.write_text(script(bench))
+        packed.write_bytes(files.payload_tar())
+        given = {"RAY_AUTH_TOKEN": secrets.token_hex(32), "PAYLOAD": str(packed)}
+        return timed(lambda: call("timeout", "600", "bash", str(file), env=given))
 
 
 def by_vlaunch(bench: Bench, stages: dict[str, list[float]] | None = None, *, env: dict[str, str] | None = None) -> float:
@@ -195,7 +195,7 @@ def refuse_a_server(path: Path) -> None:
         state = json.loads(done.stdout)["server"]["state"]
     except (ValueError, KeyError):
         sys.exit(f"`vlaunch status` gives no answer:\n{done.stderr[-1000:]}")
-    if state in ("answering", "silent", "starting"):
+    if state in ("answering", "silent", "starting", "recovering"):
         sys.exit(f"a server runs in this cluster ({state}); `vlaunch stop` it first, for this takes the cluster down")
 
 
