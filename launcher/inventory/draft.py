@@ -50,7 +50,8 @@ def draft(document: Document, folder: Path) -> tuple[Draft | None, list[Mistake]
 def _stand_in(where: Where) -> object:
     key, home = where[-1], where[0]
     if isinstance(key, int):
-        return {} if home == "nodes" and len(where) == 2 else None
+        # What is not taken out leaves the items behind it at their places, which later mistakes name.
+        return {} if home in ("nodes", "mounts") and len(where) == 2 else None
     if key == "host" and home == "nodes":
         return f"unreadable-{where[1]}"
     return _STAND_INS.get(key) if len(where) == 1 or home in ("nodes", "mounts") else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.errors import InventoryError
-from launcher.inventory import document, merge, node_rules, rules, text
+from launcher.inventory import document, merge, mount_rules, node_rules, rules, text
 from launcher.inventory.document import Document
 from launcher.inventory.draft import Draft, draft
 from launcher.inventory.mistakes import Mistake
@@ -34,7 +34,7 @@ def loads(content: str, path: Path) -> Inventory:
 
 
 def _broken_rules(made: Draft) -> list[Mistake]:
-    found = [mistake for rule in (*rules.ALL, *node_rules.ALL) for mistake in rule(made)]
+    found = [mistake for rule in (*rules.ALL, *mount_rules.ALL, *node_rules.ALL) for mistake in rule(made)]
     return [mistake for mistake in found if made.sound(*mistake.where)]
 
 

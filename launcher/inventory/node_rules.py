@@ -42,17 +42,24 @@ def duplicates(draft: Draft) -> Iterator[Mistake]:
 
 def _duplicates(draft: Draft, key: str, of: Callable[[Node], str]) -> Iterator[Mistake]:
     seen: dict[str, int] = {}
+    hosts: set[str] = set()
     for one in draft.placed:
-        value = of(one.node)
+        # In the place of what could not be read stands something else.
+        value = of(one.node) if draft.sound("nodes", one.entry, key) else ""
+        host = _by_host(one.node)
+        derived = key == "name" and draft.file.nodes[one.entry].name is None
         # A name that comes from a duplicate host is reported there.
-        if not value or (key == "name" and draft.file.nodes[one.entry].name is None and not _is_explicit(draft, value)):
-            continue
-        if value in seen:
+        if value in seen and not (derived and host in hosts):
             where = _key(draft, one.entry, key)
             line = draft.line(*_key(draft, seen[value], key))
             other = "in this range" if seen[value] == one.entry else f"on line {line}"
-            yield Mistake(where=where, text=f"should be used once, and `{value}` is already {other}")
-        seen.setdefault(value, one.entry)
+            text = f"should be used once, and `{value}` is already {other}"
+            if derived:
+                text = f"`{value}` is also the name of the node on line {line}: give each a `name` of its own"
+            yield Mistake(where=where, text=text)
+        hosts.add(host)
+        if value:
+            seen.setdefault(value, one.entry)
 
 
 def _by_name(node: Node) -> str:
@@ -66,10 +73,6 @@ def _by_ip(node: Node) -> str:
 def _by_host(node: Node) -> str:
     # One address with two SSH ports is two machines behind a forwarder.
     return node.host.lower() if node.ssh.port is None else f"{node.host.lower()}:{node.ssh.port}"
-
-
-def _is_explicit(draft: Draft, value: str) -> bool:
-    return any(value in (entry.name or ()) for entry in draft.file.nodes)
 
 
 def names(draft: Draft) -> Iterator[Mistake]:

@@ -1,4 +1,7 @@
-"""Rules between the keys of the whole cluster, each a function that yields what is wrong. `node_rules` has the nodes'."""
+"""Rules between the keys of the whole cluster, each a function that yields what is wrong.
+
+`node_rules` has the nodes', `mount_rules` those about places in the containers.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from launcher.inventory.mistakes import Mistake, Where
 
 # Ray's OBJECT_STORE_MINIMUM_MEMORY_BYTES (ray/_private/ray_constants.py).
 _SMALLEST_STORE = 75 * 2**20
-_HF_CACHE = "/root/.cache/huggingface"
 _SECRET_NAME = re.compile(
     r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|ACCESS_KEY|SECRET_KEY|PRIVATE_KEY|CREDENTIALS?)$",
     re.IGNORECASE,
@@ -54,15 +56,21 @@ def ports(draft: Draft) -> Iterator[Mistake]:
 
 
 def placement(draft: Draft) -> Iterator[Mistake]:
-    """TP times PP is the number of GPUs that one copy of the model takes; there must be as many."""
+    """TP times PP is the number of GPUs that one copy of the model takes, DP that of the copies; there must be as many GPUs.
+
+    launcher/placement.py judges the rest, which depends on the model and the backend.
+    """
     if any(where[0] == "nodes" and (where[-1] in ("gpus", "host") or len(where) < 3) for where in draft.broken if where):
         return
     serve, total = draft.file.serve, sum(one.node.gpus for one in draft.placed)
     tp, pp = serve.tp or 1, serve.pp or 1
-    if tp * pp > total:
-        key = "tp" if serve.tp and (tp > total or not serve.pp) else "pp"
-        product = f"tp {tp} x pp {pp}" if serve.tp and serve.pp else f"{key} {tp * pp}"
-        text = f"should fit the cluster: {product} takes {tp * pp} GPUs, and the nodes have {total}"
+    sizes = {key: size for key, size in (("tp", serve.tp), ("pp", serve.pp)) if size}
+    needed, key = tp * pp, "tp" if serve.tp and (tp > total or not serve.pp) else "pp"
+    if needed <= total:
+        sizes, needed, key = {**sizes, "dp": serve.dp}, needed * serve.dp, "dp"
+    if needed > total:
+        product = " x ".join(f"{name} {size}" for name, size in sizes.items())
+        text = f"should fit the cluster: {product} takes {needed} GPUs, and the nodes have {total}"
         yield Mistake(where=("serve", key), text=text)
 
 
@@ -143,19 +151,6 @@ def arguments(draft: Draft) -> Iterator[Mistake]:
             yield Mistake(where=("serve", "args", at), text=f"should be two items: `{option}` and the value after it")
 
 
-def mounts(draft: Draft) -> Iterator[Mistake]:
-    """Each place in the container has one mount, and the Hugging Face cache is already one."""
-    targets = [mount.target.rstrip("/") or "/" for mount in draft.file.mounts]
-    for at, target in enumerate(targets):
-        if target in targets[:at] and target != "/x":
-            line = draft.line("mounts", targets.index(target))
-            yield Mistake(where=("mounts", at), text=f"should have a target of its own; `{target}` is used on line {line}")
-        if target == "/":
-            yield Mistake(where=("mounts", at), text="should not cover the container's root directory")
-        if target == _HF_CACHE:
-            yield Mistake(where=("mounts", at), text=f"should be written as `hf_home`, which is mounted at {_HF_CACHE}")
-
-
 def docker(draft: Draft) -> Iterator[Mistake]:
     """There is no terminal for sudo to ask a password on."""
     calls: list[tuple[Where, list[str]]] = [(("docker",), draft.file.docker)]
@@ -171,7 +166,7 @@ def docker(draft: Draft) -> Iterator[Mistake]:
             yield Mistake(where=where, text="should name docker once")
 
 
-ALL = (name, ports, placement, memory, network, environment, secrets, arguments, mounts, docker)
+ALL = (name, ports, placement, memory, network, environment, secrets, arguments, docker)
 
 
 def _hcas(draft: Draft) -> Iterator[tuple[Where, list[str]]]:

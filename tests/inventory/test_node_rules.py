@@ -54,6 +54,36 @@ def test_two_nodes_are_two_machines(mistakes: Mistakes, nodes: list[str], expect
     assert [expected] == mistakes(nodes="\nnodes:\n" + "".join(f"  - {node}\n" for node in nodes))
 
 
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        (["host: bastion, ssh: {port: 2201}", "host: bastion, ssh: {port: 2202}"], ["5: nodes[1].host: `bastion` {also}"]),
+        (["host: bastion", "host: bastion, ssh: {port: 22}"], ["5: nodes[1].host: `bastion` {also}"]),
+        (["host: bastion, name: b", "host: b"], ["5: nodes[1].host: `b` {also}"]),
+        (["host: bastion, name: a", "host: bastion, ssh: {port: 22}"], []),
+        # The third is the second once more, and told as that.
+        (
+            ["host: b, ssh: {port: 1}", "host: b, ssh: {port: 2}", "host: b, ssh: {port: 2}"],
+            ["5: nodes[1].host: `b` {also}", "6: nodes[2].host: should be used once, and `b:2` is already on line 5"],
+        ),
+    ],
+)
+def test_two_nodes_are_not_called_after_one_host(mistakes: Mistakes, nodes: list[str], expected: list[str]) -> None:
+    """What is meant for one of them would go to the other."""
+    also = "is also the name of the node on line 4: give each a `name` of its own"
+    text = "".join(f"  - {{{node}, ip: 10.0.0.{at}, gpus: 8}}\n" for at, node in enumerate(nodes, 1))
+
+    assert [each.replace("{also}", also) for each in expected] == mistakes(nodes=f"\nnodes:\n{text}")
+
+
+def test_a_name_that_could_not_be_read_is_not_the_hosts(mistakes: Mistakes) -> None:
+    """One mistake is told once."""
+    nodes = ["{host: b, name: a b, ip: 10.0.0.1, gpus: 1, ssh: {port: 1}}", "{host: b, ip: 10.0.0.2, gpus: 1, ssh: {port: 2}}"]
+    (mistake,) = mistakes(nodes=f"\nnodes: [{', '.join(nodes)}]")
+
+    assert "should be a name of at most" in mistake
+
+
 def test_one_address_with_two_ssh_ports_is_two_machines(load_text: Load) -> None:
     """Behind a forwarder."""
     nodes = """

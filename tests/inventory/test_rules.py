@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from launcher.errors import InventoryError
+from launcher import placement
+from launcher.errors import InventoryError, PlacementError
 from launcher.inventory.load import load as load_file
-from launcher.model import Inventory
+from launcher.model import Backend, Inventory
 from launcher.tools import audit, lock
 
 Load = Callable[..., Inventory]
@@ -48,6 +50,11 @@ def test_ports_beside_the_workers_range_are_fine(load_text: Load) -> None:
         ("{tp: 17}", "serve.tp: should fit the cluster: tp 17 takes 17 GPUs, and the nodes have 16"),
         ("{tp: 32, pp: 2}", "serve.tp: should fit the cluster: tp 32 x pp 2 takes 64 GPUs, and the nodes have 16"),
         ("{pp: 20}", "serve.pp: should fit the cluster: pp 20 takes 20 GPUs, and the nodes have 16"),
+        ("{tp: 8, pp: 1, dp: 4}", "serve.dp: should fit the cluster: tp 8 x pp 1 x dp 4 takes 32 GPUs, and the nodes have 16"),
+        ("{tp: 8, dp: 3}", "serve.dp: should fit the cluster: tp 8 x dp 3 takes 24 GPUs, and the nodes have 16"),
+        ("{pp: 2, dp: 9}", "serve.dp: should fit the cluster: pp 2 x dp 9 takes 18 GPUs, and the nodes have 16"),
+        ("{dp: 17}", "serve.dp: should fit the cluster: dp 17 takes 17 GPUs, and the nodes have 16"),
+        ("{tp: 17, dp: 2}", "serve.tp: should fit the cluster: tp 17 takes 17 GPUs, and the nodes have 16"),
     ],
 )
 def test_a_placement_larger_than_the_cluster(mistakes: Mistakes, serve: str, expected: str) -> None:
@@ -55,10 +62,25 @@ def test_a_placement_larger_than_the_cluster(mistakes: Mistakes, serve: str, exp
     assert [f"3: {expected}"] == mistakes(f"serve: {serve}")
 
 
-@pytest.mark.parametrize("serve", ["{tp: 8, pp: 2}", "{tp: 16}", "{pp: 16, tp: 1}", "{tp: 4}"])
+@pytest.mark.parametrize("serve", ["{tp: 8, pp: 2}", "{tp: 16}", "{pp: 16, tp: 1}", "{tp: 4}", "{tp: 8, dp: 2}", "{dp: 16}"])
 def test_a_placement_that_fits(load_text: Load, serve: str) -> None:
     """All GPUs or fewer."""
     assert load_text(f"serve: {serve}").gpus == 16
+
+
+@pytest.mark.parametrize("backend", ["ray", "mp"])
+def test_what_is_refused_here_could_not_be_placed_later(load_text: Load, mistakes: Mistakes, backend: Backend) -> None:
+    """And what placement refuses for the number of GPUs is refused here."""
+    inventory = load_text()
+    for tp, pp, dp in itertools.product((None, 1, 3, 8, 17), (None, 1, 2, 5, 16), (1, 2, 3, 16, 17)):
+        sizes = ", ".join(f"{key}: {size}" for key, size in (("tp", tp), ("pp", pp), ("dp", dp)) if size)
+        refused = bool(mistakes(f"serve: {{{sizes}}}"))
+        try:
+            placement.choose(inventory, tp, pp, dp=dp, backend=backend)
+        except PlacementError as error:
+            assert refused or "GPUs, the cluster has" not in str(error), sizes
+        else:
+            assert not refused, sizes
 
 
 def test_a_placement_is_not_judged_by_gpus_that_could_not_be_read(mistakes: Mistakes) -> None:
@@ -219,21 +241,6 @@ def test_arguments_may_hold_spaces_in_their_value(load_text: Load) -> None:
     assert (
         words == load_text("""serve: {args: [--compilation-config, '{"level": 3}', '--x={"a": 1}', 8192, 0.90]}""").serve.args
     )
-
-
-@pytest.mark.parametrize(
-    ("mounts", "expected"),
-    [
-        ("[/a:/m, /b:/m/]", "mounts[1]: should have a target of its own; `/m` is used on line 3"),
-        (
-            "[/a:/root/.cache/huggingface]",
-            "mounts[0]: should be written as `hf_home`, which is mounted at /root/.cache/huggingface",
-        ),
-    ],
-)
-def test_mounts_do_not_cover_each_other(mistakes: Mistakes, mounts: str, expected: str) -> None:
-    """The last one would win."""
-    assert [f"3: {expected}"] == mistakes(f"mounts: {mounts}")
 
 
 @pytest.mark.parametrize(
