@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
 import click
 
 from launcher.cli import options
+
+if TYPE_CHECKING:
+    from launcher.cli.session import Session
+    from launcher.model import Answer, Argv, Node
 
 
 @click.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -24,16 +31,15 @@ def exec_(
     timeout: float,
     command: tuple[str, ...],
 ) -> int:
-    """Run COMMAND in the container of every node: `vlaunch exec -- nvidia-smi -L`.
+    """Run COMMAND in the container of every node, Ray's or its rank's: `vlaunch exec -- nvidia-smi -L`.
 
     Nodes that say the same are shown once. The exit code is the largest of all.
     """
     from launcher.cli import session
     from launcher.cli.choose import chosen
+    from launcher.errors import NodeError
     from launcher.model import fold
-    from launcher.plan import containers
-    from launcher.tools import docker, symptoms
-    from launcher.transport import Command
+    from launcher.tools import symptoms
     from launcher.ui.progress import printer
 
     wanted = session.read(None, inventory)
@@ -42,22 +48,10 @@ def exec_(
         printer(quiet=True) as to,
         session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, nodes=picked) as reached,
     ):
-        asked = [
-            Command(
-                node=node.name,
-                argv=command
-                if host
-                else docker.exec_(node.docker, containers.name(wanted, node), *docker.bounded(command, timeout), stdin=True),
-                timeout=timeout + 10,
-                hold_stdin=True,
-            )
-            for node in picked
-        ]
-        answers = {answer.node: answer for answer in reached.transport.run(asked)}
+        answers = _answers(reached, picked, command, timeout, host=host)
     groups: dict[tuple[int, str, str], list[str]] = {}
-    for node in picked:
-        answer = answers[node.name]
-        groups.setdefault((answer.code, answer.out, answer.err), []).append(node.name)
+    for answer in (answers[node.name] for node in picked if node.name in answers):
+        groups.setdefault((answer.code, answer.out, answer.err), []).append(answer.node)
     for (code, out, err), names in groups.items():
         label = fold(names)
         for line in out.splitlines():
@@ -66,4 +60,41 @@ def exec_(
             click.echo(f"{label}: {symptoms.plain(line)}", err=True)
         if code:
             click.echo(f"{label}: exit code {code}", err=True)
+    if bare := [node.name for node in picked if node.name not in answers]:
+        raise NodeError(
+            fold(bare), f"there is no container of cluster {wanted.cluster}",
+            hint="run `vlaunch up`, or give `--host` to run it on the node itself",
+        )  # fmt: skip
     return max(answer.code for answer in answers.values())
+
+
+def _answers(session: Session, nodes: Sequence[Node], command: Argv, timeout: float, *, host: bool) -> dict[str, Answer]:
+    """Run the command on nodes, or in their containers; nodes without a container are left out.
+
+    Only a node that turns out to have no Ray container is asked again, for that of its rank.
+    """
+    from launcher.plan import containers
+    from launcher.tools import docker
+
+    if host:
+        return _run(session, dict.fromkeys((node.name for node in nodes), command), timeout)
+    inside = docker.bounded(command, timeout)
+    answers: dict[str, Answer] = {}
+    for name in (containers.name, containers.rank_name):
+        left = {node.name: (node, name(session.inventory, node)) for node in nodes if node.name not in answers}
+        argvs = {each: docker.exec_(node.docker, named, *inside, stdin=True) for each, (node, named) in left.items()}
+        said = _run(session, argvs, timeout)
+        answers |= {each: said[each] for each, (_, named) in left.items() if not _absent(said[each], named)}
+    return answers
+
+
+def _run(session: Session, argvs: Mapping[str, Argv], timeout: float) -> dict[str, Answer]:
+    from launcher.transport import Command
+
+    asked = [Command(node=node, argv=argv, timeout=timeout + 10, hold_stdin=True) for node, argv in argvs.items()]
+    return {answer.node: answer for answer in session.transport.run(asked)} if asked else {}
+
+
+def _absent(answer: Answer, name: str) -> bool:
+    """True when Docker has no such container, so that nothing has run."""
+    return not answer.ok and not answer.out and answer.err.rstrip().endswith(f"No such container: {name}")

@@ -16,7 +16,9 @@ from launcher.tools import desk, docker, payload
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
-MODEL, ARGS, TP, PP, HOST, PORT, DP = (f"vlaunch.{name}" for name in ("model", "args", "tp", "pp", "host", "port", "dp"))
+# What a server carries wherever it runs: `Request.labels`.
+LABELS = tuple(f"vlaunch.{name}" for name in ("model", "args", "tp", "pp", "host", "port", "dp"))
+MODEL, ARGS, TP, PP, HOST, PORT, DP = LABELS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

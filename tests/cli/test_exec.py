@@ -9,6 +9,21 @@ from launcher.model import Answer
 from launcher.transport import Command
 from tests.cli.conftest import Cluster
 
+LOST = "Error response from daemon: No such container: {}\n"
+
+
+@pytest.fixture
+def there(cluster: Cluster) -> dict[str, Answer]:
+    """What a command says in each container that is there; Docker knows no other."""
+    answers: dict[str, Answer] = {}
+
+    def answer(command: Command) -> Answer:
+        name = command.argv[3]
+        return answers.get(name, Answer(node=command.node, code=1, err=LOST.format(name)))
+
+    cluster.world.answer = answer  # type: ignore[method-assign]
+    return answers
+
 
 @pytest.fixture
 def say(cluster: Cluster) -> dict[str, Answer]:
@@ -104,3 +119,56 @@ def test_a_node_that_is_not_asked_may_be_down(cluster: Cluster, say: dict[str, A
 
     assert cluster.run("exec", "--head", "--", "ray", "status").code == 0
     assert cluster.run("exec", "--", "true").code == 1
+
+
+def test_where_no_ray_container_is_it_runs_in_that_of_the_rank(cluster: Cluster, there: dict[str, Answer]) -> None:
+    """With the same deadline; a node that has answered is not asked again."""
+    there["vlaunch-c-gpu01"] = Answer(node="gpu01", code=0, out="ray\n")
+    there["vlaunch-c-gpu02-rank"] = Answer(node="gpu02", code=4, out="rank\n")
+    ran = cluster.run("exec", "--timeout", "5", "--", "hostname")
+    first, second, third = cluster.commands
+
+    assert (ran.code, ran.out, ran.err) == (4, "gpu01: ray\ngpu02: rank\n", "gpu02: exit code 4\n")
+    assert [first.node, second.node, third.node] == ["gpu01", "gpu02", "gpu02"]
+    assert third.argv == ("docker", "exec", "--interactive", "vlaunch-c-gpu02-rank", *second.argv[4:])
+    assert (third.timeout, third.hold_stdin) == (second.timeout, True)
+
+
+def test_without_a_container_it_says_what_to_do(cluster: Cluster, there: dict[str, Answer]) -> None:
+    """In our own words, not Docker's."""
+    ran = cluster.run("exec", "--", "true")
+
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err == (
+        "error: gpu[01-02]: there is no container of cluster c\n\n"
+        "hint: run `vlaunch up`, or give `--host` to run it on the node itself\n"
+    )
+
+
+def test_what_the_others_say_is_told_all_the_same(cluster: Cluster, there: dict[str, Answer]) -> None:
+    """One node without a container takes no answer away."""
+    there["vlaunch-c-gpu01-rank"] = Answer(node="gpu01", code=0, out="rank\n")
+    ran = cluster.run("exec", "--", "hostname")
+
+    assert (ran.code, ran.out) == (1, "gpu01: rank\n")
+    assert ran.err.startswith("error: gpu02: there is no container of cluster c\n")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Answer(node="gpu01", code=1, err="Error response from daemon: Container 4f2a is not running\n"),
+        Answer(node="gpu01", code=1, err=LOST.format("another")),
+        Answer(node="gpu01", code=1, out="began\n", err=LOST.format("vlaunch-c-gpu01")),
+        Answer(node="gpu01", code=0, err=LOST.format("vlaunch-c-gpu01")),
+    ],
+)
+def test_only_a_container_that_is_not_there_is_looked_for_elsewhere(
+    cluster: Cluster, there: dict[str, Answer], said: Answer
+) -> None:
+    """A command must not run twice because of what it printed, nor in another container than the one that has ended."""
+    there["vlaunch-c-gpu01"] = said
+    ran = cluster.run("exec", "--head", "--", "true")
+
+    assert (ran.code, len(cluster.commands)) == (said.code, 1)
+    assert said.err in ran.err.replace("gpu01: ", "")
