@@ -9,7 +9,7 @@ from typing import Any, Literal
 from launcher.checks.ray import read_payload
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Inventory, Node, Secret
-from launcher.plan import batches, containers, running, supervised, verdict
+from launcher.plan import batches, containers, engine_log, running, supervised, verdict
 from launcher.plan.batch import ask_list
 from launcher.plan.batches import BatchStatus
 from launcher.plan.running import Running
@@ -22,11 +22,12 @@ from launcher.transport import Command
 
 ServerState = Literal["answering", "silent", "starting", "recovering", "gave-up", "failed", "none", "unknown"]
 _RED = ("silent", "recovering", "gave-up", "failed")
+_MARK = "vlaunch.secrets"  # the label with the fingerprint of a container's secrets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
-    """One node. `drift` says how its container differs from the inventory; `trouble` why it could not be looked at."""
+    """One node. `drift` says how its containers differ from the inventory; `trouble` why it could not be looked at."""
 
     node: str
     role: str
@@ -158,21 +159,62 @@ def read(inventory: Inventory, facts: Mapping[str, HostFacts], said: Said, missi
 
 
 def drift(inventory: Inventory, node: Node, facts: HostFacts) -> tuple[str, ...]:
-    """Say how a node's Ray container differs from the inventory; values of secrets are not compared, only their names."""
-    there = facts.container(containers.name(inventory, node))
-    if there is None:
-        return ()
-    base, own = facts.images.get(inventory.image), facts.images.get(there.image)
-    made_from = own.labels.get("vlaunch.base") if own else None
-    names = [*inventory.secrets, *([ray.TOKEN] if inventory.ray.token_auth else [])]
+    """Say how a node's containers differ from the inventory: Ray's, and that of the `mp` backend.
+
+    `status` fetches no secrets, so that a new value of one goes unseen where the fingerprint is made of values.
+    """
+    own = facts.container(containers.name(inventory, node))
+    rank = facts.container(containers.rank_name(inventory, node))
+    of_ray = _ray_drift(inventory, node, facts, own) if own is not None else []
+    of_rank = _rank_drift(inventory, node, facts, rank) if rank is not None else []
+    return (*of_ray, *(each if own is None else f"rank: {each}" for each in of_rank))
+
+
+def _ray_drift(inventory: Inventory, node: Node, facts: HostFacts, there: docker.Container) -> list[str]:
+    base, image = facts.images.get(inventory.image), facts.images.get(there.image)
+    made_from = image.labels.get("vlaunch.base") if image else None
     spec = containers.ray_spec(
-        inventory, node, facts, there.image if made_from else inventory.image, dict.fromkeys(names, Secret("")),
-        fingerprinted=there.labels.get("vlaunch.secrets"),
+        inventory, node, facts, there.image if made_from else inventory.image, _secrets(inventory),
+        fingerprinted=_fingerprint(inventory, there),
     )  # fmt: skip
-    said = [] if spec.hash == there.spec else docker.differences(there, spec, own.env if own else {})
+    said = _differences(there, [spec], image)
     if made_from and (base is None or made_from != base.identity):
         said.insert(0, f"{there.image} was not made from the present {inventory.image}")
-    return tuple(said)
+    return said
+
+
+def _rank_drift(inventory: Inventory, node: Node, facts: HostFacts, there: docker.Container) -> list[str]:
+    """Compare all but what `serve` was asked for, which nobody knows here: the command, its labels, whether it restarts."""
+    asked_for = {name: there.labels[name] for name in running.LABELS if name in there.labels}
+    mark = _fingerprint(inventory, there)
+    specs = [
+        containers.rank_spec(
+            inventory, node, facts, inventory.image, _secrets(inventory), argv=there.argv[1:], labels=asked_for,
+            env=engine_log.variables(inventory), restart=restart,
+        )
+        for restart in ("unless-stopped", "no")
+    ]  # fmt: skip
+    specs = [replace(spec, labels={**spec.labels, **({_MARK: mark} if mark else {})}) for spec in specs]
+    return _differences(there, specs, facts.images.get(there.image))
+
+
+def _differences(there: docker.Container, specs: Sequence[docker.ContainerSpec], image: docker.Image | None) -> list[str]:
+    """Say how a container differs from what it should be, when it is none of `specs`."""
+    if there.spec in [spec.hash for spec in specs]:
+        return []
+    # Of an image that was not looked at nobody knows which variables it brings: those that nobody sets are taken for its own.
+    brought = image.env if image else {name: value for name, value in there.env.items() if name not in specs[0].env}
+    return docker.differences(there, specs[0], brought)
+
+
+def _secrets(inventory: Inventory) -> dict[str, Secret]:
+    """Return the secrets that containers get, without their values."""
+    return dict.fromkeys([*inventory.secrets, *([ray.TOKEN] if inventory.ray.token_auth else [])], Secret(""))
+
+
+def _fingerprint(inventory: Inventory, there: docker.Container) -> str | None:
+    """Return what stands in for the fingerprint of secrets: the container's own, unless it follows from names alone."""
+    return there.labels.get(_MARK) if inventory.ray.token_auth else None
 
 
 def _network(inventory: Inventory, facts: Mapping[str, HostFacts], kept: Mapping[str, Any], server: Running | None) -> str:

@@ -13,16 +13,21 @@ import pytest
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Inventory, Secret
-from launcher.plan import running, status, verdict
+from launcher.placement import choose
+from launcher.plan import ranks, running, status, verdict
 from launcher.plan.observe import observe
+from launcher.plan.serve import Request, Seen
 from launcher.plan.status import ClusterStatus
+from launcher.tools import docker
 from launcher.tools.docker import parse_image
+from launcher.transport import Command
 from tests.fakes import FakeTransport
 from tests.plan import case
 from tests.simulated import World
 
 Load = Callable[..., Inventory]
 SECRETS = {"RAY_AUTH_TOKEN": Secret("tok")}
+OPEN = "ray: {token_auth: false}"
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "ray"
 
 
@@ -259,13 +264,95 @@ def test_drift_is_said_in_words(world: World, load: Load) -> None:
     assert not seen.whole
 
 
-def test_values_of_secrets_are_not_needed_to_see_that_nothing_drifted(load: Load) -> None:
-    """`status` fetches none: the fingerprint on the container stands in for them."""
-    inventory = load("secrets: {HF_TOKEN: {env: HF_TOKEN}}")
+@pytest.mark.parametrize(("more", "token"), [("", SECRETS), (OPEN, {})], ids=["token", "no token"])
+def test_values_of_secrets_are_not_needed_to_see_that_nothing_drifted(load: Load, more: str, token: dict[str, Secret]) -> None:
+    """`status` fetches none: the fingerprint on the container stands in for them, or follows from their names."""
+    inventory = load(f"{more}\nsecrets: {{HF_TOKEN: {{env: HF_TOKEN}}}}")
     world = World(inventory)
-    case.bring_up(inventory, world, {**SECRETS, "HF_TOKEN": Secret("hf")})
+    case.bring_up(inventory, world, {**token, "HF_TOKEN": Secret("hf")})
 
     assert [each.drift for each in look(world).nodes] == [(), ()]
+
+
+def serve_ranks(world: World, secrets: dict[str, Secret], *, together: bool = True, **split: int) -> None:
+    """Start the rank containers of a server, as `serve --backend mp` does."""
+    inventory, transport = world.inventory, FakeTransport(world.answer)
+    placement = choose(inventory, 8, None, backend="mp", **split)
+    request = Request(model="org/m", placement=placement, backend="mp", host="0.0.0.0", port=8001, args=("--seed", "1"))
+    seen = Seen(facts=observe(inventory, transport, [inventory.image]))
+    made = ranks.specs(inventory, seen, request, secrets, together=together)
+    commands = [Command(node=name, argv=docker.run(("docker",), spec)) for name, spec in made.items()]
+    assert all(answer.ok for answer in transport.run(commands))
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["supervised", "not supervised"])
+@pytest.mark.parametrize("split", [{}, {"dp": 2}], ids=["one model", "replicas"])
+@pytest.mark.parametrize(
+    ("more", "secrets"),
+    [
+        ("", SECRETS),
+        ("env: {A: '1'}\nmounts: ['/models:/models:ro']\nsecrets: {HF_TOKEN: {env: X}}", {**SECRETS, "HF_TOKEN": Secret("hf")}),
+        (f"{OPEN}\nsecrets: {{KEY: {{env: X}}}}", {"KEY": Secret("k")}),
+    ],
+)
+def test_ranks_that_run_as_they_were_started_have_not_drifted(
+    load: Load, more: str, secrets: dict[str, Secret], split: dict[str, int], together: bool
+) -> None:
+    """What was asked for with `serve`, and what the image brings, is no difference."""
+    world = World(load(more))
+    for machine in world.machines.values():
+        machine.images[world.inventory.image]["Config"]["Labels"] = {"maintainer": "x", "vlaunch.base": "y"}
+    serve_ranks(world, secrets, together=together, **split)
+    seen = look(world)
+
+    assert [(each.container, each.ray, each.drift) for each in seen.nodes] == [("running", "-", ())] * 2
+    assert seen.whole
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("", "env: {A: '1'}", "env A: unset → 1"),
+        ("env: {A: '1'}", "env: {A: '2'}", "env A: 1 → 2"),
+        ("env: {A: '1'}", "", "env A: 1 → unset"),
+        ("", "mounts: ['/models:/models:ro']", "devices, mounts or limits of its container"),
+        ("", "secrets: {HF_TOKEN: {env: X}}", "env HF_TOKEN_PATH: unset → /run/vlaunch/secrets/HF_TOKEN"),
+        (f"{OPEN}\nsecrets: {{A: {{env: X}}}}", f"{OPEN}\nsecrets: {{B: {{env: X}}}}", "a secret has another value"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["mp", "ray"])
+def test_containers_of_both_backends_drift_in_the_same_words(
+    load: Load, backend: str, before: str, after: str, said: str
+) -> None:
+    """Though the inventory was changed after `serve`, not after `up`."""
+    world = World(load(before))
+    token = SECRETS if world.inventory.ray.token_auth else {}
+    secrets = {**token, **dict.fromkeys(world.inventory.secrets, Secret("x"))}
+    serve_ranks(world, secrets) if backend == "mp" else case.bring_up(world.inventory, world, secrets)
+    seen = look(world, inventory=load(after))
+
+    assert [each.drift for each in seen.nodes] == [(said,)] * 2
+    assert not seen.whole
+
+
+@pytest.mark.parametrize("backend", ["mp", "ray"])
+def test_another_image_is_said_without_the_variables_of_the_old_one(load: Load, backend: str) -> None:
+    """Nobody looks at an image that is not in the inventory any more: what it brings was not taken away by anybody."""
+    world = World(load("env: {A: '1'}"))
+    serve_ranks(world, SECRETS) if backend == "mp" else case.bring_up(world.inventory, world, SECRETS)
+    changed = dataclasses.replace(load("env: {A: '2'}"), image="other:1")
+
+    assert look(world, inventory=changed).nodes[0].drift == ("image vllm/vllm-openai:v0.32.0 → other:1", "env A: 1 → 2")
+
+
+def test_a_rank_beside_ray_is_named_where_it_differs(world: World, load: Load) -> None:
+    """`up` brings Ray's container up to date, and leaves the server as it is."""
+    serve_ranks(world, SECRETS)
+    changed = load("env: {A: '1'}")
+
+    assert look(world, inventory=changed).nodes[1].drift == ("env A: unset → 1", "rank: env A: unset → 1")
+    case.bring_up(changed, world, SECRETS)
+    assert look(world, inventory=changed).nodes[1].drift == ("rank: env A: unset → 1",)
 
 
 def test_a_derived_image_is_no_drift(load: Load, tmp_path: Path) -> None:
