@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 import shutil
 import subprocess
 import time
@@ -41,7 +43,11 @@ def nothing_started(practice: Practice) -> None:
     [
         pytest.param("", "empty", id="empty"),
         pytest.param("nodes: [", "YAML", id="not YAML"),
-        pytest.param("a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\n" * 200, "", id="aliases without end"),
+        pytest.param(
+            "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 200)),
+            "values once its aliases are filled in",
+            id="aliases without end",
+        ),
         pytest.param("# " + "x" * 1_000_000, "KiB", id="1 MB"),
         pytest.param("cluster: lab\nnodes: [{host: 10.78.0.11, gpu: 1}]\n", "did you mean `gpus`", id="near miss"),
     ],
@@ -94,16 +100,21 @@ def test_wrong_user(practice: Practice, down: Practice) -> None:
 
 def test_unknown_host_key(practice: Practice, down: Practice, tmp_path: Path) -> None:
     """Hosts whose keys nobody has confirmed are not trusted, unless it is said explicitly; then the keys are remembered."""
-    (tmp_path / "known").write_text("")
-    path = str(practice.write(_ssh(known_hosts=str(tmp_path / "known")), "other.yaml"))
+    known = tmp_path / "known"
+    known.write_text("")
+    path = str(practice.write(_ssh(known_hosts=str(known)), "other.yaml"))
+    there = ("exec", "-i", path, "--host")
 
-    ran = practice.vlaunch("status", path)
-    accepted = practice.vlaunch("down", path, "--accept-new-host-keys")
-    again = practice.vlaunch("down", path)
+    ran = practice.vlaunch("up", path)
+    untrusted = known.read_text()
+    accepted = practice.vlaunch(*there, "--accept-new-host-keys", "--", "true")
+    again = practice.vlaunch(*there, "--", "true")
 
-    assert ran.code == 1
-    assert "--accept-new-host-keys" in practice.vlaunch("up", path).err or "10.78.0.11" in (tmp_path / "known").read_text()
+    refused(ran, "node[1-2]", f"is not in {known}", "--accept-new-host-keys")
+    assert untrusted == ""
+    nothing_started(practice)
     assert accepted.code == 0, accepted.said
+    assert {line.split()[0] for line in known.read_text().splitlines()} == {host.ip for host in practice.lab.hosts}
     assert again.code == 0, again.said
 
 
@@ -316,17 +327,30 @@ def test_model_missing_on_one_node(up: Practice) -> None:
 
 
 def test_heads_that_do_not_divide(up: Practice) -> None:
-    """A TP that the model's attention heads cannot be split into is refused with the reason."""
-    ran = up.vlaunch("serve", "--tp", "3", "--pp", "1")
+    """A TP that the model's attention heads cannot be split into is refused; the nodes' config.json says how many there are."""
+    homes = [host.root / "data/huggingface" for host in up.lab.hosts]
+    for home in homes:
+        shutil.copytree(home / "tiny-llama", home / "three-heads")
+        config = json.loads((home / "tiny-llama/config.json").read_text())
+        config |= {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 32, "hidden_size": 96}
+        (home / "three-heads/config.json").write_text(json.dumps(config))
+    try:
+        ran = up.vlaunch("serve", "--model", "/data/huggingface/three-heads", "--tp", "2", "--pp", "1")
+    finally:
+        for home in homes:
+            shutil.rmtree(home / "three-heads")
 
-    assert ran.code == 2, ran.said
-    assert "Traceback" not in ran.said
+    refused(
+        ran, "TP 2 × PP 1 cannot run: the model's 3 attention heads cannot be divided by TP 2", "GPUs: node1 1, node2 1",
+        "these work: `--tp 1 --pp 2`", code=2,
+    )  # fmt: skip
 
 
 def test_model_that_does_not_load(up: Practice) -> None:
     """A model whose weights are broken: vLLM's reason is shown as soon as it is printed, and `stop` cleans up.
 
-    The network check is skipped, which is said loudly, and nothing is measured.
+    The job is named and no node, for the weights are broken on both. The network check is skipped, which is said loudly, and
+    nothing is measured.
     """
     homes = [host.root / "data/huggingface" for host in up.lab.hosts]
     for home in homes:
@@ -340,7 +364,8 @@ def test_model_that_does_not_load(up: Practice) -> None:
         for home in homes:
             shutil.rmtree(home / "broken")
 
-    refused(ran)
+    refused(ran, "Ray job serve-")
+    assert re.search(r"^error: the server .*SafetensorError: Error while deserializing header", ran.err, re.MULTILINE), ran.err
     assert "THE NETWORK BETWEEN THE NODES IS NOT PROVEN" in ran.err
     assert "Prove the network" not in ran.err
     assert stop.code == 0, stop.said
