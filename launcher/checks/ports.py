@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
+
 from launcher.checks.shape import Check, Finding, each, passed, skipped
 from launcher.checks.shape import failed as _fail
 from launcher.model import Inventory, Node
 from launcher.tools.host import HostFacts
+
+_LASTING = ("head", "worker", "rank")  # a throw-away container holds no port for the others
+_PORT = re.compile("[0-9]{1,5}")
 
 
 def ports_of(inventory: Inventory, node: Node) -> dict[int, str]:
@@ -38,18 +44,30 @@ def _of_ranks(inventory: Inventory) -> dict[int, str]:
     return {**meet, ports.group: "the supervisors' rendezvous"} if serve.supervise else meet
 
 
+def _own(inventory: Inventory, facts: HostFacts) -> set[int]:
+    """Return the ports that the cluster's running containers have, whatever the inventory says now."""
+    running = [container for container in facts.containers if container.running]
+    own = {
+        int(value)
+        for container in running
+        if container.role in _LASTING
+        for option, value in pairwise(container.argv)
+        if option.endswith("port") and _PORT.fullmatch(value)
+    }
+    if any(container.role == "head" for container in running):
+        # A server or a batch in Ray may have these, and no command line of a container tells. `serve` looks at them again.
+        own |= {inventory.ports.api, inventory.ports.mp_master, inventory.ports.dp_rpc}
+    return own
+
+
 def _ports(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
     if facts.listening is None:
         return skipped(node, "neither `ss` nor `netstat` is installed; ports were not looked at")
     taken = {port for _, port in facts.listening}
-    clash = {port: use for port, use in ports_of(inventory, node).items() if port in taken}
-    if any(container.running for container in facts.containers):
-        # Whoever has the cluster's ports now is the cluster; the network check has ended or has not begun.
-        clash = {port: use for port, use in clash.items() if port == inventory.ports.probe}
-        if not clash:
-            return passed(node, "the ports are the cluster's own: its containers run")
+    found = {port: use for port, use in ports_of(inventory, node).items() if port in taken}
+    clash = {port: use for port, use in found.items() if port not in _own(inventory, facts)}
     if not clash:
-        return None
+        return passed(node, "the ports are the cluster's own: its containers run") if found else None
     first = min(clash)
     return _fail(
         node,

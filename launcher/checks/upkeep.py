@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.checks.host import not_nvidia
-from launcher.checks.shape import Check, Finding, each, passed, skipped, survey_of, surveyed, warned
+from launcher.checks.shape import UNSURVEYED, Check, Finding, each, passed, skipped, survey_of, surveyed, warned
 from launcher.model import Inventory, Node
 from launcher.tools.host import HostFacts
 from launcher.tools.survey import Survey
@@ -13,10 +13,12 @@ _SYSTEM_USERS = 999  # systemd leaves users up to SYSTEM_UID_MAX alone
 
 def _remove_ipc(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
     survey = survey_of(facts)
-    if survey is None or survey.remove_ipc is None or survey.uid is None:
-        return skipped(node, "what logind does at logout is not known")
+    if survey is None:
+        return skipped(node, UNSURVEYED)
     if inventory.shm != "host":
         return passed(node, "the containers have shared memory of their own")
+    if survey.remove_ipc is None or survey.uid is None:
+        return skipped(node, "what logind does at logout is not known")
     if survey.uid <= _SYSTEM_USERS:
         return passed(node, "logs in as a system user, whom logind spares")
     if not survey.remove_ipc:

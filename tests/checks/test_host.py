@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from launcher.checks import host
+from launcher.checks.ports import ports_of
 from launcher.checks.shape import Evidence, Finding
 from launcher.model import Inventory
+from launcher.tools import payload, ray, vllm
 from launcher.tools.docker import Container
 from launcher.tools.host import Address, HostFacts
 
@@ -218,9 +220,69 @@ def test_the_ports_of_ranks_are_needed_where_the_server_has_them(
     assert texts == ([f"port {taken} is taken"] if taken else [])
 
 
-def test_ports_held_by_the_clusters_own_containers_are_not_taken(load: Load, good: Good) -> None:
+def running(inventory: Inventory) -> Container:
+    """Return the head's container as `up` starts it from this inventory."""
+    return replace(RUNNING, argv=("/opt/vlaunch/entry.sh", *ray.start_head(inventory.head, inventory)))
+
+
+def ranks(inventory: Inventory) -> Container:
+    """Return the container of the first rank as `serve` starts it from this inventory."""
+    ports, ip = inventory.ports, inventory.head.ip
+    server = vllm.serve(
+        "m", tp=4, pp=1, backend="mp", host="0.0.0.0", port=ports.api, multi_node=vllm.rank_of(2, 0, ip, ports.mp_master)
+    )
+    argv = payload.group(
+        server, rank=0, of=2, head=ip, port=ports.group, id="x", node="gpu01", api_host="127.0.0.1", api=ports.api
+    )
+    return replace(RUNNING, name="vlaunch-c-gpu01-rank", role="rank", argv=("/opt/vlaunch/entry.sh", *argv))
+
+
+@pytest.mark.parametrize("serve", ["", "serve: {backend: mp}", "serve: {backend: mp, dp: 2}"])
+def test_ports_held_by_the_clusters_own_containers_are_not_taken(serve: str, load: Load, good: Good) -> None:
     """A second `up` finds them in use, by what it started itself."""
-    assert first("ports", load, good(listening=frozenset({("0.0.0.0", 6379)}), containers=(RUNNING,))).status == "pass"
+    inventory = load(serve)
+    fixed = set(ports_of(inventory, inventory.head)) - {inventory.ports.probe, inventory.ports.group}
+    facts = good(listening=frozenset(("0.0.0.0", port) for port in fixed), containers=(running(inventory),))
+    found = judge("ports", inventory, gpu01=facts)[0]
+
+    assert (found.status, found.text) == ("pass", "the ports are the cluster's own: its containers run")
+
+
+@pytest.mark.parametrize(
+    ("ports", "taken", "text"),
+    [
+        ("gcs: 6400", 6400, "port 6400 (Ray head) is taken"),
+        ("node_manager: 6400", 6400, "port 6400 (Ray node manager) is taken"),
+        ("gcs: 6400, dashboard: 6379", 6379, ""),
+    ],
+)
+def test_a_port_that_the_running_container_does_not_have_is_somebody_elses(
+    ports: str, taken: int, text: str, load: Load, good: Good
+) -> None:
+    """The inventory has changed, and `up` removes what runs before it binds anew; a port that this gives up will be free."""
+    changed = load(f"ports: {{{ports}}}")
+    facts = good(listening=frozenset({("0.0.0.0", 6379), ("0.0.0.0", taken)}), containers=(running(load()),))
+    found = judge("ports", changed, gpu01=facts)[0]
+
+    assert found.text == text if text else found.status == "pass"
+
+
+def test_a_rank_has_its_own_ports_and_not_those_of_ray(load: Load, good: Good) -> None:
+    """Ray's may be somebody else's while only ranks run."""
+    inventory = load("serve: {backend: mp}")
+    own = {("0.0.0.0", port) for port in (8000, 29501, 29560)}
+    facts = [good(listening=frozenset({*own, *more}), containers=(ranks(inventory),)) for more in ([], [("::", 6379)])]
+    found = [judge("ports", inventory, gpu01=each)[0] for each in facts]
+
+    assert [each.status for each in found] == ["pass", "fail"]
+    assert found[1].text == "port 6379 (Ray head) is taken"
+
+
+def test_a_throw_away_container_holds_no_port_for_the_cluster(load: Load, good: Good) -> None:
+    """The network check of another run has it now, and this one could not have it."""
+    probe = replace(RUNNING, role="probe", argv=("python3", "network.py", "--port", "29500"))
+
+    assert first("ports", load, good(listening=frozenset({("0.0.0.0", 29500)}), containers=(probe,))).status == "fail"
 
 
 def test_ports_are_not_the_clusters_own_when_its_container_has_ended(load: Load, good: Good) -> None:
@@ -264,6 +326,7 @@ def test_every_failure_has_a_fix_and_no_full_stop(load: Load, good: Good) -> Non
 
 def test_the_port_of_the_network_check_must_be_free_though_the_cluster_runs(load: Load, good: Good) -> None:
     """Its ranks meet there, and none of the cluster's containers holds it."""
-    found = first("ports", load, good(listening=frozenset({("0.0.0.0", 29500), ("::", 6379)}), containers=(RUNNING,)))
+    facts = good(listening=frozenset({("0.0.0.0", 29500), ("::", 6379)}), containers=(running(load()),))
+    found = first("ports", load, facts)
 
     assert (found.status, found.text) == ("fail", "port 29500 (network check) is taken")

@@ -47,6 +47,14 @@ def test_who_keeps_shared_memory_at_logout(spared: dict[str, object]) -> None:
     assert {each.status for each in findings(case)} == {"pass"}
 
 
+@pytest.mark.parametrize("survey", [{"remove_ipc": None}, {"uid": None}])
+def test_containers_with_memory_of_their_own_have_nothing_to_lose_at_logout(survey: dict[str, object]) -> None:
+    """What logind does need not be known then."""
+    found = findings(Case(id="remove-ipc", red={}, text="", fix="", survey={"*": survey}))
+
+    assert {(each.status, each.text) for each in found} == {("pass", "the containers have shared memory of their own")}
+
+
 @pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=lambda each: named(each) if isinstance(each, Case) else "")
 def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
     """Never green."""
