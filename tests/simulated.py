@@ -142,6 +142,8 @@ class World:
             if "@@secrets" in command.argv[2]:
                 out += self._secrets(machine)
             return Answer(node=name, code=0, out=out + self._survey(machine, command.stdin()) if command.stdin else out)
+        if word == "once":
+            return self._docker(machine, command, ("run", "--rm", *rest))
         if word == "model":
             return self._model(machine, command.argv)
         if word == "batches":
@@ -488,7 +490,9 @@ class World:
         made = [name for name, each in machine.images.items() if "vlaunch.image.content" in each["Config"]["Labels"]]
         address = {"ifname": machine.interface, "flags": ["UP"], "mtu": 1500}
         address |= {"addr_info": [{"family": "inet", "local": machine.node.ip, "prefixlen": 24}]}
-        files = {name: hashlib.sha256(data).hexdigest() for name, data in machine.files.items() if name.startswith("payload/")}
+        files = {
+            name: hashlib.sha256(data).hexdigest() for name, data in machine.files.items() if not name.startswith("secrets/")
+        }
         secrets = {name.removeprefix("secrets/"): data for name, data in machine.files.items() if name.startswith("secrets/")}
         gpus = "".join(f"{index}, NVIDIA H100 80GB HBM3, 81559, 0, 580.95\n" for index in range(machine.gpus or 0))
         kfd = "".join(f"/sys/class/kfd/kfd/topology/nodes/{index}/properties\n" for index in range(machine.gpus or 0))

@@ -123,7 +123,8 @@ def _ask(session: Session, identity: str) -> image.ImagePython:
     head, name = session.inventory.head, session.inventory.image
     text = "asking the image for its Python, Ray and packages"
     session.to.show(Event(kind="step", stage="ray-image", node=head.name, text=text, state="running"))
-    (answer,) = session.transport.run([Command(node=head.name, argv=image.probe(head.docker, name), timeout=180)])
+    argv = image.probe(head.docker, name, cluster=session.inventory.cluster, node=head.name)
+    (answer,) = session.transport.run([Command(node=head.name, argv=argv, timeout=180)])
     if not answer.ok:
         raise NodeError(
             head.name, f"cannot run {name} to see what is in it", evidence=answer.tail,

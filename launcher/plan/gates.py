@@ -42,22 +42,32 @@ def _memory(node: Node, facts: HostFacts) -> Finding:
     )
 
 
-def versions(nodes: Sequence[Node], tag: str, ray_version: str, python_version: str) -> Gate:
+def versions(inventory: Inventory, nodes: Sequence[Node], tag: str, ray_version: str, python_version: str) -> Gate:
     """Exact Ray and Python in the image, on every node where it is new."""
+
+    def ask(node: Node) -> Command:
+        argv = docker.run_python(node.docker, tag, _VERSIONS, cluster=inventory.cluster, node=node.name)
+        return Command(node=node.name, argv=argv, timeout=120)
+
     return Gate(
         id="ray-version",
         what="every node's image runs the same Ray and the same Python",
-        ask=tuple(Command(node=node.name, argv=docker.run_python(node.docker, tag, _VERSIONS), timeout=120) for node in nodes),
+        ask=tuple(ask(node) for node in nodes),
         judge=images.judge_versions(nodes, ray_version, python_version),
     )
 
 
-def gpus(nodes: Sequence[Node], image: str) -> Gate:
+def gpus(inventory: Inventory, nodes: Sequence[Node], image: str) -> Gate:
     """Docker really hands out the declared GPUs: they are counted in a throw-away container of the image itself."""
+
+    def ask(node: Node) -> Command:
+        argv = docker.list_gpus(node.docker, image, node.gpus, cluster=inventory.cluster, node=node.name)
+        return Command(node=node.name, argv=argv, timeout=120)
+
     return Gate(
         id="gpus-in-docker",
         what="Docker hands out the declared GPUs",
-        ask=tuple(Command(node=node.name, argv=docker.list_gpus(node.docker, image, node.gpus), timeout=120) for node in nodes),
+        ask=tuple(ask(node) for node in nodes),
         judge=images.judge_gpus(nodes),
     )
 

@@ -99,7 +99,7 @@ def _with_python(inventory: Inventory, node: Node, facts: HostFacts, argv: Argv)
         return argv
     if (own := containers.own(inventory, node, facts)) is not None:
         return docker.exec_(node.docker, own.name, *argv, stdin=True)
-    return pairs.in_image(node.docker, inventory.image, argv)
+    return pairs.in_image(node.docker, inventory.image, argv, cluster=inventory.cluster, node=node.name)
 
 
 def _mute(node: Node, facts: Facts, inventory: Inventory) -> str:

@@ -130,7 +130,7 @@ def same_image(inventory: Inventory, facts: Facts) -> Stage:
 
 def _gpus(inventory: Inventory, changed: Sequence[Node], image: RayImage) -> Stage:
     waiting = [node for node in changed if node.gpus]
-    counted = (gates.gpus(waiting, image.tag),) if waiting else ()
+    counted = (gates.gpus(inventory, waiting, image.tag),) if waiting else ()
     return Stage(id="gpus", title="Count the GPUs that Docker hands out", gates=counted)
 
 
@@ -157,7 +157,7 @@ def _builds(inventory: Inventory, facts: Facts, image: RayImage) -> tuple[Step, 
 
 def _image_gates(inventory: Inventory, facts: Facts, image: RayImage) -> tuple[Gate, ...]:
     fresh = [node for node in inventory.nodes if not _image(facts, node, image.tag)]
-    return (gates.versions(fresh, image.tag, image.ray_version, image.python_version),) if fresh else ()
+    return (gates.versions(inventory, fresh, image.tag, image.ray_version, image.python_version),) if fresh else ()
 
 
 def _reasons(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -109,8 +110,8 @@ def run(docker: Argv, spec: ContainerSpec, *, once: bool = False) -> Argv:
     """Start a detached container in the host's network (`docker run`); with `once` wait for its end and leave nothing of it."""
     labels = {**spec.labels, CLUSTER: spec.cluster, ROLE: spec.role, NODE: spec.node}
     shm = _SHM.get(spec.shm) or ("--shm-size", str(spec.shm))
-    return (
-        *docker, "run", *(("--rm", "--interactive") if once else ("--detach",)), "--name", spec.name, "--network", "host", *shm,
+    words = (
+        "--network", "host", *shm,
         *(() if once else ("--restart", spec.restart)),
         *(() if spec.gpus is None else ("--gpus", str(spec.gpus))),
         *_each("--device", spec.devices), *_each("--cap-add", spec.cap_add), *_each("--group-add", spec.groups),
@@ -122,6 +123,28 @@ def run(docker: Argv, spec: ContainerSpec, *, once: bool = False) -> Argv:
         *_each("--label", (f"{name}={value}" for name, value in sorted(labels.items()))),
         "--entrypoint", spec.entrypoint, spec.image, *spec.command,
     )  # fmt: skip
+    if once:
+        return _once(docker, spec.name, ("--interactive", *words))
+    return (*docker, "run", "--detach", "--name", spec.name, *words)
+
+
+def throw_away(docker: Argv, image: str, *argv: str, cluster: str, node: str, options: Argv = ("--network", "none")) -> Argv:
+    """Run a short command in a container of an image that is already on the node, and leave nothing of it."""
+    labels = _each("--label", (f"{CLUSTER}={cluster}", f"{NODE}={node}", f"{ROLE}=probe"))
+    words = ("--pull", "never", *options, *labels, "--entrypoint", argv[0], image, *argv[1:])
+    return _once(docker, f"vlaunch-{cluster}-{node}-probe", words)
+
+
+def _once(docker: Argv, name: str, words: Argv) -> Argv:
+    """Run a container that ends with its command, and with whoever waits for it.
+
+    The main process of a container ignores the TERM that `docker run` hands on, unless it has a handler; and the KILL that
+    follows, or the loss of a `docker run` under sudo, ends the client alone. So whoever is told to end removes the container.
+    The shell's number in its name lets two of them run at once. `exec 3<&0`: a command behind `&` would read nothing.
+    """
+    end = shlex.quote(f'{shlex.join(remove(docker))} "$n" >/dev/null 2>&1; wait')
+    start = f'{shlex.join((*docker, "run", "--rm", "--name"))} "$n" "$@"'
+    return ("sh", "-c", f'n=$1-$$; shift; exec 3<&0; trap {end} TERM; {start} <&3 3<&- & wait "$!"', "once", name, *words)
 
 
 def remove(docker: Argv, *names: str) -> Argv:
@@ -163,16 +186,15 @@ def inspect(docker: Argv, *names: str) -> Argv:
     return (*docker, "inspect", "--type", "container", *names)
 
 
-def run_python(docker: Argv, image: str, program: str) -> Argv:
-    """Run a short Python program in a throw-away container of an image that is already on the node."""
-    quiet = ("--rm", "--pull", "never", "--network", "none")
-    return (*docker, "run", *quiet, "--entrypoint", "python3", image, "-c", program)
+def run_python(docker: Argv, image: str, program: str, *, cluster: str, node: str) -> Argv:
+    """Run a short Python program in a throw-away container."""
+    return throw_away(docker, image, "python3", "-c", program, cluster=cluster, node=node)
 
 
-def list_gpus(docker: Argv, image: str, count: int) -> Argv:
+def list_gpus(docker: Argv, image: str, count: int, *, cluster: str, node: str) -> Argv:
     """Print a line for each NVIDIA GPU that a throw-away container gets when it asks for `count` of them."""
-    quiet = ("--rm", "--pull", "never", "--network", "none", "--gpus", str(count))
-    return (*docker, "run", *quiet, "--entrypoint", "nvidia-smi", image, "--list-gpus")
+    options = ("--network", "none", "--gpus", str(count))
+    return throw_away(docker, image, "nvidia-smi", "--list-gpus", cluster=cluster, node=node, options=options)
 
 
 def list_ids(docker: Argv, cluster: str) -> Argv:

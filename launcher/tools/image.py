@@ -11,6 +11,7 @@ from typing import Any
 from launcher.errors import UnreadableAnswer
 from launcher.model import Argv
 from launcher.tools import untrusted
+from launcher.tools.docker import throw_away
 
 # The parts of Ray we need: its dashboard, state API and job submission, and Ray Data for batches.
 RAY_EXTRAS = "default,data"
@@ -112,10 +113,10 @@ class ImagePython:
         return self.distributions.get("torch")
 
 
-def probe(docker: Argv, image: str) -> Argv:
+def probe(docker: Argv, image: str, *, cluster: str, node: str) -> Argv:
     """Ask an image that is on the node about its Python; nothing is pulled, and the container has no network."""
-    quiet = ("--rm", "--pull", "never", "--network", "none", "--log-driver", "none")
-    return (*docker, "run", *quiet, "--entrypoint", "python3", image, "-c", _PROBE)
+    options = ("--network", "none", "--log-driver", "none")
+    return throw_away(docker, image, "python3", "-c", _PROBE, cluster=cluster, node=node, options=options)
 
 
 def parse_probe(text: str) -> ImagePython:

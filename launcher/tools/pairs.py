@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
 from launcher.tools import untrusted
+from launcher.tools.docker import throw_away
 
 Reached = Literal["open", "timed out", "refused", "no route", "error"]
 
@@ -84,10 +85,9 @@ def probe(
     return ("python3", "-c", _source(), json.dumps(asked, separators=(",", ":")))
 
 
-def in_image(docker: Argv, image: str, argv: Argv) -> Argv:
+def in_image(docker: Argv, image: str, argv: Argv, *, cluster: str, node: str) -> Argv:
     """Return how to run a probe in a throw-away container on the host's network, for a node without Python."""
-    words = ("--rm", "--interactive", "--network", "host", "--entrypoint", argv[0])
-    return (*docker, "run", *words, image, *argv[1:])
+    return throw_away(docker, image, *argv, cluster=cluster, node=node, options=("--interactive", "--network", "host"))
 
 
 def parse(answer: Answer) -> tuple[Knock, ...]:

@@ -120,7 +120,7 @@ def test_without_ray_it_measures_in_throw_away_containers(cluster: Cluster) -> N
     probes = [each.argv for each in cluster.commands if "/opt/vlaunch/network.py" in each.argv]
 
     assert ran.code == 0, ran.err
-    assert [argv[:3] for argv in probes] == [("docker", "run", "--rm")] * 2
+    assert [argv[3] for argv in probes] == ["once"] * 2
     assert kept(cluster) == {}
 
 

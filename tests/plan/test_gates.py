@@ -46,8 +46,8 @@ def test_every_gate_is_green_on_a_cluster_that_is_up(up: World) -> None:
     up.changes.clear()
     inventory, transport = up.inventory, FakeTransport(up.answer)
     all_gates = [
-        gates.versions(inventory.nodes, inventory.image, "2.60.0", "3.12.3"),
-        gates.gpus(inventory.nodes, inventory.image),
+        gates.versions(inventory, inventory.nodes, inventory.image, "2.60.0", "3.12.3"),
+        gates.gpus(inventory, inventory.nodes, inventory.image),
         gates.head(inventory),
         cluster(up),
     ]
@@ -97,7 +97,7 @@ def test_a_node_under_the_wrong_address_fails(up: World) -> None:
 def test_gpus_that_docker_does_not_hand_out_fail_before_ray_starts(up: World) -> None:
     """Counted in a container."""
     up.machines["gpu02"].gpus = 7
-    error = fail(gates.gpus(up.inventory.nodes, up.inventory.image), up)
+    error = fail(gates.gpus(up.inventory, up.inventory.nodes, up.inventory.image), up)
 
     assert error.message == "gpu02: a container sees 7 GPUs, 8 declared"
 

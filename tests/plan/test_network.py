@@ -108,10 +108,10 @@ def test_it_runs_in_the_containers_that_will_serve(load: Load, fresh: bool) -> N
     commands = network.commands(load("network: {fabric: infiniband}"), facts, replace(ASK, fresh=fresh))
     argv = commands[0].argv
 
-    assert argv[:2] == ("docker", "run" if fresh else "exec")
+    assert argv[3:5] == ("once", "vlaunch-c-gpu01-probe") if fresh else argv[:2] == ("docker", "exec")
     assert ("--running" in argv) is not fresh
     if fresh:
-        assert {"--rm", "/dev/infiniband", "IPC_LOCK", "memlock=-1"} <= set(argv)
+        assert {"vlaunch.cluster=c", "/dev/infiniband", "IPC_LOCK", "memlock=-1"} <= set(argv)
         assert word(argv, "--gpus") == "8"
         assert "secrets" not in " ".join(argv)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -53,7 +54,7 @@ def test_a_throw_away_look_makes_nothing_on_the_node(load: Load) -> None:
 
     assert asked.missing == {}
     for command in asked.commands:
-        assert command.argv[:4] == ("docker", "run", "--rm", "--interactive")
+        assert command.argv[3:6] == ("once", f"vlaunch-c-{command.node}-probe", "--interactive")
         assert {"/dev/infiniband", "IPC_LOCK"} <= set(command.argv)
         assert not {"--volume", "--mount", "--detach", "--restart"} & set(command.argv)
         assert "/opt/vlaunch/entry.sh" not in command.argv  # which is on a mount
@@ -111,7 +112,7 @@ def test_every_node_knocks_at_all_the_others_at_once(load: Load) -> None:
     [
         ("3.11", True, ("python3", "-c")),
         ("", True, ("docker", "exec", "--interactive", "vlaunch-c-gpu01", "python3")),
-        ("", False, ("docker", "run", "--rm", "--interactive", "--network", "host", "--entrypoint", "python3")),
+        ("", False, ("sh", "-c", ANY, "once", "vlaunch-c-gpu01-probe")),
     ],
 )
 def test_a_node_without_python_uses_the_images(load: Load, python: str, up: bool, begins: tuple[str, ...]) -> None:

@@ -17,9 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import UnreadableAnswer
-from launcher.model import Mount
+from launcher.model import Argv, Mount
+from launcher.remote import local
+from launcher.remote.running import Running
 from launcher.tools import docker
 from launcher.tools.docker import Container, ContainerSpec
+from launcher.transport import Command
 from tests.simulated import read_run
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "docker"
@@ -246,8 +249,8 @@ def test_builders_of_short_commands() -> None:
     assert docker.exec_(("docker",), "c", "ls", stdin=True) == ("docker", "exec", "--interactive", "c", "ls")
     assert docker.inspect(("docker",), "c") == ("docker", "inspect", "--type", "container", "c")
     assert docker.list_ids(("docker",), "c")[-1] == "label=vlaunch.cluster=c"
-    assert docker.list_gpus(("docker",), "x:1", 4)[-4:] == ("--entrypoint", "nvidia-smi", "x:1", "--list-gpus")
-    assert docker.run_python(("docker",), "x:1", "pass")[-3:] == ("x:1", "-c", "pass")
+    assert docker.list_gpus(sudo, "x:1", 4, cluster="c", node="n")[-4:] == ("--entrypoint", "nvidia-smi", "x:1", "--list-gpus")
+    assert docker.run_python(sudo, "x:1", "pass", cluster="c", node="n")[-3:] == ("x:1", "-c", "pass")
 
 
 def test_logs_of_both_streams_come_as_one() -> None:
@@ -290,3 +293,61 @@ def test_a_bounded_command_ends_when_nobody_holds_its_input(tmp_path: Path) -> N
 
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+# In Docker's place: a container that ignores TERM, as a main process without a handler does, and a client that root started,
+# which the login may not signal. `rm` is what ends it.
+_DOCKER = """#!/bin/sh
+cd "${0%/*}" || exit
+case $1 in
+  run) echo "$4" >"there.$$"; trap "" TERM; echo up; cat >>given; until [ -e "gone.$4" ]; do sleep 0.05; done; rm "there.$$" ;;
+  rm) shift 3; for each; do touch "gone.$each"; done ;;
+esac
+"""
+
+
+@pytest.fixture
+def stubborn(tmp_path: Path) -> Argv:
+    """A docker whose containers end only when they are removed."""
+    program = tmp_path / "docker"
+    program.write_text(_DOCKER)
+    program.chmod(0o755)
+    return (str(program),)
+
+
+def test_a_throw_away_container_is_removed_at_its_deadline(stubborn: Argv, tmp_path: Path) -> None:
+    """Whoever waits for it is ended by its own client, which a container does not hear."""
+    argv = docker.list_gpus(stubborn, "x:1", 1, cluster="c", node="gpu01")
+    answer = local.run(Command(node="gpu01", argv=argv, timeout=1), marker="@@", running=Running())
+
+    assert answer.timed_out
+    assert answer.out == "up\n"
+    (removed,) = tmp_path.glob("gone.*")
+    assert removed.name.startswith("gone.vlaunch-c-gpu01-probe-")
+    assert list(tmp_path.glob("there.*")) == []
+
+
+def test_two_throw_away_containers_have_two_names(stubborn: Argv, tmp_path: Path) -> None:
+    """Two runs may look into a node at once."""
+    argv = docker.run_python(stubborn, "x:1", "pass", cluster="c", node="gpu01")
+    for _ in range(2):
+        local.run(Command(node="gpu01", argv=argv, timeout=0.3), marker="@@", running=Running())
+
+    assert len(list(tmp_path.glob("gone.*"))) == 2
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_throw_away_container_hears_its_input_and_ends_with_its_own_code(code: int) -> None:
+    """And its output passes: with another program in docker's place, and nothing else said."""
+    spec = dataclasses.replace(SPEC, role="probe")
+    argv = docker.run(("sh", "-c", f"cat; exit {code}", "docker"), spec, once=True)
+    done = subprocess.run(argv, input="hold\n", capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout, done.stderr) == (code, "hold\n", "")
+
+
+def test_a_throw_away_container_is_the_clusters(stubborn: Argv) -> None:
+    """`down` finds by this label what a daemon that hung has kept."""
+    argv = docker.run_python(stubborn, "x:1", "pass", cluster="c", node="gpu01")
+
+    assert docker.list_ids(stubborn, "c")[-1].removeprefix("label=") in argv

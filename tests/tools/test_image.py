@@ -92,18 +92,18 @@ def test_a_version_that_is_none_is_refused() -> None:
 
 def test_the_probe_runs_offline_without_pulling_and_leaves_nothing() -> None:
     """The container has no network, is removed, and never causes a download."""
-    argv = image.probe(("sudo", "-n", "docker"), "vllm/vllm-openai:v0.32.0")
+    argv = image.probe(("sudo", "-n", "docker"), "vllm/vllm-openai:v0.32.0", cluster="c", node="n1")
 
-    assert argv[:4] == ("sudo", "-n", "docker", "run")
-    assert {"--rm", "never", "none"} <= set(argv)
+    assert argv[3:5] == ("once", "vlaunch-c-n1-probe")
+    assert {"never", "none"} <= set(argv)
     assert argv[argv.index("--entrypoint") + 1] == "python3"
     assert argv[argv.index("vllm/vllm-openai:v0.32.0") + 1] == "-c"
 
 
 def test_the_probe_script_runs_and_its_answer_is_read() -> None:
     """The script itself, run by this Python."""
-    argv = image.probe(("docker",), "any")
-    said = subprocess.run([sys.executable, *argv[argv.index("-c") :]], capture_output=True, text=True, check=True)
+    argv = image.probe(("docker",), "any", cluster="c", node="n1")
+    said = subprocess.run([sys.executable, *argv[-2:]], capture_output=True, text=True, check=True)
 
     found = image.parse_probe(said.stdout)
 
