@@ -17,6 +17,7 @@ from launcher.lab.layout import Host
 _BACK = 2.0  # seconds until systemd would start a daemon again
 _OFF = 3.0
 _FIND = 40.0  # seconds to wait for something that is to be killed
+_LOADS = 200.0  # the same for a rank: Ray calls it alive when its model is loaded
 _DISK = 12  # MiB of the small file system
 _RATE = "20mbit"  # at which a job's large input takes several seconds
 
@@ -150,7 +151,7 @@ def _rank(scene: Scene) -> None:
         ranks[:] = sorted((str(row["host"]), int(row["pid"])) for row in each if row["host"])
         return bool(ranks)
 
-    if not until(there, _FIND, every=1.0):
+    if not until(there, _LOADS, every=0.5):
         raise NothingThere("no rank runs")
     host, pid = next((each for each in ranks if each[0] == scene.host.name), ranks[0])
     scene.strikes()
