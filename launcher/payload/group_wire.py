@@ -12,12 +12,14 @@ import hmac
 import json
 import os
 import socket
+import sys
 import time
 from typing import Any
 
 _SECRETS = os.environ.get("VLAUNCH_SECRETS", "/run/vlaunch/secrets")
 _LINE = 1 << 16  # bytes of a message; a report with evidence has a twentieth of it
 _UNREAD = 1 << 18  # bytes that may wait for a member who does not read
+_NUMBERS = ("rank", "last", "run")  # what is a number in messages; all else is text
 
 
 class Lost(Exception):
@@ -72,13 +74,21 @@ class Peer:
 
 
 def _message(line: bytes) -> dict[str, Any]:
+    """Read a message; raises Lost. What it returns is flat: numbers of no unusual size, and texts that can be written down."""
     try:
         said = json.loads(line)
+        json.dumps(said, ensure_ascii=False).encode()  # JSON can name halves of letters, which cannot be hashed or sent on
     except (ValueError, RecursionError):
         raise Lost("it says no JSON") from None
-    if not isinstance(said, dict):
+    if not isinstance(said, dict) or not all(_sane(name, value) for name, value in said.items()):
         raise Lost("it says no message")
     return said
+
+
+def _sane(name: str, value: object) -> bool:
+    if name in _NUMBERS:  # by its very type: True is an int, too
+        return type(value) is int and abs(value) < 1 << 31
+    return type(value) is str
 
 
 def secret() -> str:
@@ -112,6 +122,8 @@ def listen(ip: str, port: int) -> socket.socket:
 
 
 def say(text: str) -> None:
-    """Print a line between vLLM's own; parts of it may be a stranger's."""
+    """Print a line between vLLM's own; parts of it may be a stranger's, in letters that this output cannot show."""
+    shown = "".join(each if each.isprintable() else "?" for each in text)
+    encoding = sys.stdout.encoding or "utf-8"
     with contextlib.suppress(OSError):
-        print("vlaunch supervisor: " + "".join(each if each.isprintable() else "?" for each in text), flush=True)
+        print("vlaunch supervisor: " + shown.encode(encoding, "replace").decode(encoding), flush=True)
