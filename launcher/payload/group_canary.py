@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any
 
-from supervisor_look import SILENT, Canary, Counters, Look
+from supervisor_look import SILENT, Canary, Counters, Look, Still
 
 _SLOW = 2.0  # seconds after which a canary makes us look at the counters
 _ODD = 3  # answers in a row that are no answers, until they mean death
@@ -27,9 +27,9 @@ class Watch:
         self.good: tuple[float, float] | None = None
         self.dead, self.note = "", ""
         self.in_flight: int | None = None
-        self._look, self._every, self._timeout, self._stuck = Look(wanted), every, timeout, stuck
+        self._look, self._every, self._timeout = Look(wanted), every, timeout
         self._asked = self._odd = 0
-        self._still_since: float | None = None
+        self._still = Still(timeout, stuck)
         self._over = threading.Event()
 
     def start(self) -> None:
@@ -54,7 +54,7 @@ class Watch:
                     self._next()
                 except SILENT as error:
                     self.note = f"it cannot be looked at: {type(error).__name__}: {error}"
-                hurry = self._odd or self._still_since is not None
+                hurry = self._odd or self._still.since
                 wait = max(0.05, (min(1.0, self._every) if hurry else self._every) - (time.monotonic() - began))
 
     def _next(self) -> None:
@@ -66,11 +66,11 @@ class Watch:
             before = self._look.counters()
             canary.join()
         if canary.late:
-            return self._late(before)
-        self._still_since = None
+            return self._late(replica, before)
+        self._still.answered(replica)
         if 0 < canary.status < 500:  # also a refusal is an answer: the API key may have changed
             self._odd, self.good = 0, (time.time(), round(canary.seconds, 3))
-            self.note = "" if canary.status == 200 else f"a completion is refused with {canary.status}"
+            self.note = self._still.said if canary.status == 200 else f"a completion is refused with {canary.status}"
             self._count(self._look.counters())
             return None
         self._odd += 1
@@ -80,19 +80,14 @@ class Watch:
             self.dead = f"{self.note}: {canary.said[:300]}"
         return None
 
-    def _late(self, before: Counters | None) -> None:
+    def _late(self, replica: int | None, before: Counters | None) -> None:
         """Judge an engine whose canary did not come back in time: busy, or dead."""
-        after, now = self._look.counters(), time.monotonic()
-        self.note = f"no completion within {self._timeout:g} s"
+        after = self._look.counters()
+        self.note = f"no completion{'' if replica is None else f' of replica {replica}'} within {self._timeout:g} s"
         self._count(after)
-        # Without counters (`--disable-log-stats`) nobody knows whether it is busy.
-        if before is not None and after is not None and (after.progress != before.progress or not after.progress):
-            self._still_since = None
-            return
-        if self._still_since is None:
-            self._still_since = now - self._timeout
-        if now - self._still_since >= self._stuck:
-            self.dead = f"no completion came back for {now - self._still_since:.0f} s, and nothing else moved"
+        self._still.late(replica, before, after)
+        if self._still.dead:
+            self.dead = self._still.said
 
     def _count(self, counters: Counters | None) -> None:
         if counters is not None:

@@ -341,7 +341,7 @@ class Lead:
     def leave(self) -> None:
         """Begin to end, because somebody said so; the members stop as well."""
         self.halt()
-        if not self.gave_up:
+        if not self.gave_up or not record.wants(self.wanted):  # a host that is switched off forgets no failure; `stop` does
             self.record.set("stopped")
         self.tell(now=True)
 

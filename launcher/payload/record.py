@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -19,6 +20,7 @@ WANTED = "wanted.json"  # what should be served, until somebody stops it
 SERVER = "server.json"  # how it is
 ANSWERED = "answered.json"  # what has answered, newest first
 LOCK = "lock"  # held by whoever submits a server
+MOUNTS = os.environ.get("VLAUNCH_MOUNTS", "/proc/self/mountinfo")  # where a container's own id can be seen
 HISTORY = 5  # servers that have answered
 FAULTS = 20  # faults that are kept
 EVIDENCE = 2000  # characters of one fault's evidence
@@ -54,6 +56,26 @@ def remove(name: str, folder: str = "") -> None:
     """Remove a file that may not be there."""
     with contextlib.suppress(FileNotFoundError):
         os.remove(os.path.join(folder or FOLDER, name))
+
+
+def container() -> str:
+    """Return the id of the container that this runs in, which a restart keeps; empty where nothing says it.
+
+    Docker mounts three files of the container's own folder. With the host's network its name is the host's.
+    """
+    try:
+        with open(MOUNTS, encoding="utf-8", errors="replace") as file:
+            mounts = [line.split()[3:5] for line in file]  # what is mounted, and where
+    except OSError:
+        return ""
+    ids = [re.findall("[0-9a-f]{64}", what) for what, where in mounts if where in ("/etc/hostname", "/etc/hosts")]
+    return next((found[-1] for found in ids if found), "")
+
+
+def replaced(before: Mapping[str, Any]) -> bool:
+    """True when that record was written in another container: somebody has put this one in its place."""
+    own = container()
+    return bool(own and before.get("container")) and before["container"] != own
 
 
 def wants(wanted: Mapping[str, Any], folder: str = "") -> bool:
@@ -112,6 +134,7 @@ class Record:
         self.most, self.window = int(policy.get("restarts", 3)), float(policy.get("window", 3600))
         self.said: dict[str, Any] = {
             "version": 1, "id": wanted.get("id"), "model": wanted.get("model"), "job": job, "pid": os.getpid(),
+            "container": container(),
             "state": state, "since": clock(), "doing": "", "ready_at": None, "canary": None,
             "restarts": list(before.get("restarts", ())) if same else [],
             "faults": list(before.get("faults", ())) if same else [],

@@ -12,7 +12,8 @@ How soon a dead server is noticed, with a canary every 5 s and 8 s for its answe
 - A node that swallows packets: Ray takes it for dead after a minute, unless the next rule does before.
 - Nothing died, and nothing is answered (a GPU that hangs): canaries come back late, and vLLM's counters do not move. A
   late canary alone means nothing, for the server may be busy, and nor do counters that stand still for a moment, for one
-  long step, or a kernel that is compiled late, stops all. Both for `STUCK` seconds mean death.
+  long step, or a kernel that is compiled late, stops all. Both for `STUCK` seconds mean death. Replicas are asked in turn, and
+  one that hangs is judged by its own answers and counters; with n of them its turn may come n canaries later.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import head
 import record
 from supervisor_boot import boot, say, watch
-from supervisor_look import SILENT, Canary, Counters, Fault, Look, beside, gpus
+from supervisor_look import SILENT, Canary, Counters, Fault, Look, Still, beside, gpus
 
 STUCK = 30.0  # seconds without an answer and without any movement of the counters
 _SLOW = 2.0  # seconds after which a canary makes us look at the counters
@@ -58,7 +60,7 @@ class Supervisor:
         self.offset = 0  # where the log of the present engine begins
         self.in_flight: int | None = None
         self.odd, self.asked = 0, 0
-        self.still_since: float | None = None
+        self.still = Still(self.timeout, self.stuck)
 
     def run(self) -> int:
         """Supervise, and return the exit code of the job."""
@@ -100,7 +102,8 @@ class Supervisor:
     def start(self) -> None:
         """Start vLLM in a process group of its own; it gets a signal to end should this process be killed."""
         self.record.set("recovering" if self.again else "starting", "starting the engine")
-        self.offset, self.in_flight, self.odd, self.still_since = self.look.log_size(), None, 0, None
+        self.offset, self.in_flight, self.odd = self.look.log_size(), None, 0
+        self.still = Still(self.timeout, self.stuck)
         self.look.ranks = {}
         environment = {**os.environ, **self.wanted.get("env", {}), "VLAUNCH_JOB": self.job}
         # `_die_with_us` is one system call: no other thread's lock can stop it.
@@ -148,7 +151,7 @@ class Supervisor:
             fault = self.tick()
             if fault is not None:
                 return fault
-            if self.still_since is None:
+            if not self.still.since:
                 self.pause(self.every)
 
     def tick(self) -> Fault | None:
@@ -172,13 +175,13 @@ class Supervisor:
     def judged(self, canary: Canary, before: Counters | None) -> Fault | None:
         """Judge what became of a canary."""
         if canary.late:
-            return self.late(before)
-        self.still_since = None
+            return self.late(canary.replica, before)
+        self.still.answered(canary.replica)
         if 0 < canary.status < 500:  # also a refusal is an answer: the API key may have changed
             self.odd = 0
             now = self.look.counters()
             self.in_flight = now.in_flight if now else None
-            self.doubt("")
+            self.doubt(self.still.said)
             self.record.alive(canary.seconds, self.in_flight)
             if not self.look.ranks:
                 with contextlib.suppress(*SILENT):
@@ -196,22 +199,17 @@ class Supervisor:
         self.pause(min(1.0, self.every))
         return self.tick()
 
-    def late(self, before: Counters | None) -> Fault | None:
+    def late(self, replica: int | None, before: Counters | None) -> Fault | None:
         """Judge a server whose canary did not come back in time: busy, or dead."""
-        after, now = self.look.counters(), time.monotonic()
-        # Without counters (`--disable-log-stats`) nobody knows whether it is busy.
-        if before is not None and after is not None and (after.progress != before.progress or not after.progress):
-            self.still_since, self.in_flight = None, after.in_flight
-            self.doubt("")
+        after = self.look.counters()
+        self.still.late(replica, before, after)
+        if after is not None and not self.still.since:
+            self.in_flight = after.in_flight
+        if not self.still.dead:
+            self.doubt(self.still.said)
             return None
-        if self.still_since is None:
-            self.still_since = now - self.timeout
-        still = now - self.still_since
-        said = f"no completion came back for {still:.0f}s, and nothing else moved"
-        if still < self.stuck:
-            self.doubt(said)
-            return None
-        return self.explained(Fault(said))
+        fault, replica = self.explained(Fault(self.still.said)), self.still.longest[1]
+        return fault if fault.rank or replica is None else replace(fault, node=self.look.home(replica), rank=f"DP{replica}")
 
     def doubt(self, why: str) -> None:
         """Write down why a server that is ready may not be; empty when nothing speaks against it."""

@@ -19,12 +19,16 @@ from supervisor_look import SILENT, Look
 
 def boot() -> int:
     """Hand the server to Ray again that ran when this node's head container ended."""
-    wanted = record.read(record.WANTED)
+    wanted, before = record.read(record.WANTED), record.read(record.SERVER) or {}
     if not wanted:
-        record.remove(record.SERVER)  # of a server that Ray, which starts anew, knows nothing of
+        if before.get("state") != "gave-up":  # that it did stays to be seen, until somebody serves anew
+            record.remove(record.SERVER)  # of a server that Ray, which starts anew, knows nothing of
         return 0
     if not wanted.get("supervise") or wanted.get("backend") != "ray":
         return 0
+    if record.replaced(before) and before.get("id") == wanted.get("id") and before.get("state") != "gave-up":
+        say("the head's container was replaced")
+        return bring_back(wanted, "")
     return bring_back(wanted, "the head's container was restarted")
 
 
@@ -62,19 +66,20 @@ def orphaned(wanted: dict[str, Any]) -> bool:
 def bring_back(wanted: dict[str, Any], what: str) -> int:
     """Hand the server to Ray again as soon as all is there that it needs.
 
-    A launcher that starts something meanwhile, or stops what is wanted, is obeyed: this ends.
+    `what` is the fault, which takes a restart; empty for what somebody has done on purpose, as with `vlaunch secrets rotate`. A
+    launcher that starts something meanwhile, or stops what is wanted, is obeyed: this ends.
     """
     before = record.read(record.SERVER) or {}
     look, kept = Look(wanted), record.Record(wanted, state="recovering")
     kept.said["canary"] = before.get("canary") if before.get("id") == wanted["id"] else None
     answered = any(each["wanted"].get("id") == wanted["id"] for each in record.read(record.ANSWERED) or ())
     flying = (kept.said["canary"] or {}).get("in_flight")
-    if before.get("state") != "gave-up":
+    if what and before.get("state") != "gave-up":
         was = f"the server was {before.get('state', 'starting')} when it was last seen"
         kept.fault(what, evidence=was, in_flight=flying)
     kept.set("recovering", "ending what is left of the engine")
     end_engine(wanted)
-    allowed, pause = not answered, min(1.0, float((wanted.get("policy") or {}).get("canary", 1)))
+    allowed, pause = not (answered and what), min(1.0, float((wanted.get("policy") or {}).get("canary", 1)))
     while True:
         time.sleep(pause)
         if not record.wants(wanted):

@@ -57,6 +57,60 @@ class Counters:
     progress: tuple[str, ...]
     in_flight: int | None
 
+    def of(self, replica: int | None) -> tuple[str, ...]:
+        """Return the progress of one replica; of all of them for None."""
+        return tuple(line for line in self.progress if replica is None or f'engine="{replica}"' in line)
+
+
+class Still:
+    """Since when the whole server has stood still (None), or one of its replicas: completions are late, and no counter moves.
+
+    What others answer and count says nothing about a replica that hangs.
+    """
+
+    def __init__(self, timeout: float, stuck: float) -> None:
+        self.timeout, self.stuck = timeout, stuck
+        self.since: dict[int | None, tuple[float, tuple[str, ...] | None]] = {}  # and what was counted then
+
+    def answered(self, replica: int | None) -> None:
+        """Note that a canary has come back."""
+        self.since.pop(None, None)
+        self.since.pop(replica, None)
+
+    def late(self, replica: int | None, before: Counters | None, after: Counters | None) -> None:
+        """Note a canary that did not come back in time, and what was counted while it was awaited."""
+        began = time.monotonic() - self.timeout
+        for each in {None, replica}:
+            since, first = self.since.get(each, (began, None))
+            first = first if first is not None or before is None else before.of(each)
+            last = None if after is None else after.of(each)
+            known = first is not None and last is not None
+            # Without counters (`--disable-log-stats`) nobody knows whether it is busy.
+            if known and (last != first or not last):
+                self.since.pop(each, None)
+            elif known or each is None:  # others answer: of a replica only its counters say that it is not busy
+                self.since[each] = since, last if first is None else first
+
+    @property
+    def longest(self) -> tuple[float, int | None]:
+        """For how many seconds something has stood still, and what: a replica, or the whole server, which comes first."""
+        now = time.monotonic()
+        found = [(now - since, each) for each, (since, _) in self.since.items()]
+        return max(found, key=lambda one: (one[0], one[1] is None), default=(0.0, None))
+
+    @property
+    def dead(self) -> bool:
+        """True when that is so long that it is no long step or late compilation any more."""
+        return self.longest[0] >= self.stuck
+
+    @property
+    def said(self) -> str:
+        """Say it; empty when nothing stands still."""
+        still, replica = self.longest
+        if replica is not None:
+            return f"no completion of replica {replica} came back for {still:.0f}s, and nothing else of it moved"
+        return f"no completion came back for {still:.0f}s, and nothing else moved" if self.since else ""
+
 
 class Canary(threading.Thread):
     """A completion of one token, asked for in the background: `status` and `said` are there when it has ended."""
@@ -254,6 +308,11 @@ class Look:
             if "DP" not in place and (int(place.get("PP", 0)), int(place.get("TP", 0))) == (stage, part):
                 return Fault("a rank is dead", node=ip, rank=name)
         return None
+
+    def home(self, replica: int) -> str:
+        """Return the address of the node that has a replica's ranks; empty where several have them, or nobody knows."""
+        ips = {ip for name, ip in self.ranks.values() if name.split()[0] == f"DP{replica}"}
+        return ips.pop() if len(ips) == 1 else ""
 
     def counters(self) -> Counters | None:
         """Return what vLLM counts; None when it does not say in time. Aborted requests, the canaries', are no progress."""

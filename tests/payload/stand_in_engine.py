@@ -1,8 +1,8 @@
 """Stands in for `vllm serve` on one node: prints, answers, and misbehaves as files in a folder say.
 
 Usage: stand_in_engine.py FOLDER RANK PORT. Files: `typo` (it ends at once), `hang` (no completion comes back), `busy` (the
-engine's counters move), `broken` (completions are errors), `stubborn` (it ignores the polite signal), `child` (it has one),
-`brittle` (rank 0's ends when another one has).
+engine's counters move), `half` (replica 1 hangs, and the other one's counters move), `broken` (completions are errors),
+`stubborn` (it ignores the polite signal), `child` (it has one), `brittle` (rank 0's ends when another one has).
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ def serve() -> None:
     class Api(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             """Health, models and counters."""
-            steps = time.monotonic() if there("busy") else 1.0
+            steps = time.monotonic() if there("busy") or there("half") else 1.0
             counters = {"generation_tokens_total": steps, "num_requests_running": 2.0}
             lines = [f'vllm:{name}{{engine="0"}} {number}\n' for name, number in counters.items()]
+            lines.append('vllm:generation_tokens_total{engine="1"} 1.0\n')
             models = json.dumps({"data": [{"id": "m"}]})
             self._say(200, {"/health": "", "/v1/models": models, "/metrics": "".join(lines)}[self.path])
 
@@ -49,7 +50,8 @@ def serve() -> None:
                 return self._say(400, "default chat template is no longer allowed")
             if there("broken"):
                 return self._say(500, "EngineDeadError")
-            while there("hang"):
+            other = self.headers["X-data-parallel-rank"] == "1"
+            while there("hang") or (other and there("half")):
                 time.sleep(0.02)
             return self._say(200, json.dumps({"choices": [{"text": "x"}]}))
 

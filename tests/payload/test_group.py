@@ -269,7 +269,7 @@ def test_a_silent_member_is_a_dead_one(group: Group) -> None:
 @pytest.mark.parametrize(
     ("way", "what"),
     [
-        ("hang", r"no completion came back for \d s, and nothing else moved"),
+        ("hang", r"no completion came back for \ds, and nothing else moved"),
         ("broken", "a completion ends with 500: .*EngineDeadError.*"),
     ],
 )
@@ -283,6 +283,21 @@ def test_a_completion_that_does_not_come_back_is_a_death(group: Group, way: str,
     group.is_("ready", 2)
 
     assert re.fullmatch(what, group.said["faults"][0]["what"])
+
+
+@flags(timeout=0.3)
+def test_a_replica_whose_completions_do_not_come_back_is_a_death(group: Group) -> None:
+    """Though the other one's do, and its counters move."""
+    group.be(wanted={"version": 1, "id": "abcd1234", "model": "m", "metadata": {"vlaunch.dp": "2"}})
+    group.start()
+    group.is_("ready", 1)
+    group.be("half")
+    until(lambda: group.said["faults"] != [], "it is noticed", group)
+    (group.folder / "half").unlink()
+    group.is_("ready", 2)
+    (fault,) = group.said["faults"]
+
+    assert re.fullmatch(r"no completion of replica 1 came back for \ds, and nothing else of it moved", fault["what"])
 
 
 @flags(timeout=0.3)
@@ -327,6 +342,11 @@ def test_a_rank_0_with_another_secret_is_not_obeyed(group: Group) -> None:
         with sock:
             sock.sendall(b'{"refused": "\\u001b[2J\\nno"}\n')
             until(lambda: "it refuses this member: ?[2J?no" in group.log(1), "it draws nothing", group)
+        sock, _ = server.accept()
+        with sock:
+            sock.sendall(b'{"challenge": "\\ud800"}\n')
+            assert ended(sock)
+        until(lambda: "rank 0 is gone: it says no JSON" in group.log(1), "it lives on", group)
     until(lambda: "it does not know this cluster's secret" in group.log(1), "it says so", group)
 
     assert (hello["rank"], hello["state"], group.started(1)) == (1, "idle", [])
@@ -341,6 +361,7 @@ def test_strangers_are_turned_away(group: Group) -> None:
     for said in (
         b"\x00\xff\n", b"{}\n", b"[1]\n", b"[" * 60_000 + b"\n", b"x" * 70_000, b'{"rank": 1, "proof": 1}\n',
         b'{"rank": {}, "proof": "\xc3\xa9", "id": []}\n', b'{"rank": ' + b"9" * 5000 + b"}\n",
+        b'{"id": "\\ud800", "rank": 1, "proof": "x"}\n', b'{"id": "abcd1234", "rank": 1, "proof": "\\ud800"}\n',
     ):  # fmt: skip
         with socket.create_connection(("127.0.0.1", group.port), 5) as stranger:
             stranger.sendall(said)
@@ -413,7 +434,7 @@ def test_a_group_that_dies_too_often_gives_up(group: Group) -> None:
 
 
 def test_what_never_answered_is_not_tried_again(group: Group) -> None:
-    """A typo stays one; whoever waits for the first answer is told at once."""
+    """A typo stays one; whoever waits for the first answer is told at once. Who stops it has seen it."""
     group.be("typo")
     group.start()
     group.is_("gave-up")
@@ -423,6 +444,9 @@ def test_what_never_answered_is_not_tried_again(group: Group) -> None:
     assert "ended with exit code 1" in fault["what"]
     assert "ValueError: the model `m0del` does not exist" in fault["evidence"]
     assert group.said["restarts_left"] == 3
+    (group.folder / "state0" / "wanted.json").unlink()
+    group.signal(0, signal.SIGTERM)
+    assert (group.processes[0].wait(5), group.said["state"]) == (0, "stopped")
 
 
 @flags(of=1)

@@ -40,17 +40,19 @@ class Handler(socketserver.StreamRequestHandler):
         self.rfile.read(int(headers.get(b"content-length", 0)))
         mode = (here / "mode").read_text() if (here / "mode").exists() else "ok"
         status, said = 200, ""
-        if mode == "busy":
+        replica = headers.get(b"x-data-parallel-rank", b"").strip()
+        if mode in ("busy", "half", "half-busy"):
             count += 1
         if path == "/health":
             status = 503 if mode == "dead" else 200
         elif path == "/metrics":
             said = "" if mode == "uncounted" else (f'vllm:generation_tokens_total{{engine="0"}} {count}.0\n'
+                    f'vllm:generation_tokens_total{{engine="1"}} {count if mode == "half-busy" else 0}.0\n'
                     'vllm:request_success_total{finished_reason="abort"} %s\n' % time.time() +
                     'vllm:num_requests_running{engine="0"} 2.0\nvllm:num_requests_waiting{engine="0"} 1.0\n')
         elif path == "/v1/models":
             said = json.dumps({"data": [{"id": "m"}]})
-        elif mode in ("hang", "busy", "uncounted"):
+        elif mode in ("hang", "busy", "uncounted") or (mode in ("half", "half-busy") and replica == b"1"):
             time.sleep(3)
         elif mode == "dead":
             status, said = 500, '{"error": "EngineDeadError"}'
@@ -120,7 +122,8 @@ class Stage:
             stdout=log, stderr=subprocess.STDOUT, text=True,
             env={
                 **os.environ, "VLAUNCH_STATE": str(self.folder), "VLAUNCH_RAY_LOGS": str(self.folder),
-                "VLAUNCH_SECRETS": str(self.folder / "none"), "VLAUNCH_JOB": JOB if "run" in words or not words else "",
+                "VLAUNCH_SECRETS": str(self.folder / "none"), "VLAUNCH_MOUNTS": str(self.folder / "mounts"),
+                "VLAUNCH_JOB": JOB if "run" in words or not words else "",
             },
         )  # fmt: skip
         log.close()
@@ -150,6 +153,17 @@ class Stage:
     def is_wanted(self) -> bool:
         """Whether wanted.json is there."""
         return (self.folder / "wanted.json").exists()
+
+    def container(self, digit: str) -> None:
+        """Be in a container with such an id from now on, as Docker shows it with the host's network, on a disk of its own."""
+        volume, own = f"/var/lib/docker/volumes/{'0' * 64}/_data", f"containers/{digit * 64}"
+        lines = [
+            "267 35 0:65 / / rw,relatime - overlay overlay rw",
+            "268 267 0:67 / /proc rw,nosuid - proc proc rw",
+            f"284 267 254:0 {volume}/{own}/resolv.conf /etc/resolv.conf rw,relatime - ext4 /dev/vda rw",
+            f"285 267 254:0 {volume}/{own}/hostname /etc/hostname rw,relatime - ext4 /dev/vda rw",
+        ]
+        (self.folder / "mounts").write_text("".join(f"{line}\n" for line in lines))
 
     def mode(self, mode: str) -> None:
         """Make the engine behave."""
@@ -209,6 +223,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         ray.answers[f"/api/jobs/{JOB}"] = {"submission_id": JOB, "status": "RUNNING", "job_id": "05000000"}
         ray.answers["/api/jobs/"] = []
         made.wanted()
+        made.container("a")
         yield made
         for process in made.started:
             process.kill()
@@ -542,6 +557,81 @@ def test_a_server_that_stands_still_is_dead(stage: Stage) -> None:
     assert "no completion came back" in stage.said["faults"][0]["what"]
 
 
+def replicas(stage: Stage) -> None:
+    """Let the server have two replicas, one a node."""
+    wanted = stage.wanted()
+    wanted["metadata"]["vlaunch.dp"] = "2"
+    (stage.folder / "wanted.json").write_text(json.dumps(wanted))
+    stage.actors(*(rank(number, name=f"vllm_Worker_17_dp{number}_PP0") for number in range(2)))
+
+
+def test_a_replica_that_stands_still_is_dead(stage: Stage) -> None:
+    """Though the other one answers meanwhile, and counts: half of all requests would never come back."""
+    replicas(stage)
+    stage.start()
+    stage.until_ready()
+    stage.mode("half")
+    stage.until(lambda: "no completion of replica 1 came back" in stage.said["doing"], "a doubt")
+    answered = stage.said["canary"]["at"]
+    stage.until(lambda: stage.said["faults"], "a fault")
+    stage.mode("ok")
+    (fault,) = stage.said["faults"]
+    stage.until_ready(2)
+
+    assert fault["what"].startswith("no completion of replica 1 came back for ")
+    assert (fault["rank"], fault["node"]) == ("DP1", "127.0.0.2")
+    assert fault["last_good"] > answered
+
+
+def test_a_busy_replica_lives(stage: Stage) -> None:
+    """Its own counters say so."""
+    replicas(stage)
+    stage.start()
+    stage.until_ready()
+    stage.mode("half-busy")
+    time.sleep(1.8)
+
+    assert (stage.said["faults"], stage.said["state"], stage.said["doing"]) == ([], "ready", "")
+
+
+def test_replicas_that_all_stand_still_are_one_server_that_does(stage: Stage) -> None:
+    """It is not each one's turn that is waited for."""
+    replicas(stage)
+    stage.start()
+    stage.until_ready()
+    stage.mode("hang")
+    stage.until(lambda: stage.said["faults"], "a fault")
+
+    assert stage.said["faults"][0]["what"].startswith("no completion came back for ")
+
+
+def test_what_stands_still() -> None:
+    """A replica by its own answers and counters, from its first late canary on; without counters nobody knows of one."""
+    look = looking()
+    still = look.Still(0.0, 60.0)
+
+    def counted(*numbers: int) -> Any:
+        return look.Counters(tuple(f'vllm:x{{engine="{at}"}} {number}' for at, number in enumerate(numbers)), 0)
+
+    still.late(1, counted(1, 7), counted(2, 7))
+    still.answered(0)
+    began = dict(still.since)
+    still.late(1, counted(3, 7), counted(4, 7))
+    assert (list(began), still.since, still.dead) == ([1], began, False)
+    still.late(0, counted(4, 7), counted(4, 7))
+    assert (set(still.since), still.longest[1]) == ({None, 0, 1}, 1)  # it was the first
+    still.late(1, counted(4, 8), counted(4, 8))  # it has moved between the two looks
+    assert set(still.since) == {0}
+    still.answered(0)
+    still.late(0, counted(4, 8), counted(4, 8))
+    assert (set(still.since), still.longest[1]) == ({None, 0}, None)
+    still.answered(0)
+    still.late(1, None, None)
+    assert set(still.since) == {None}
+    still.late(1, look.Counters((), None), look.Counters((), None))
+    assert (still.since, still.said) == ({}, "")
+
+
 def test_a_dashboard_that_is_silent_is_no_fault(stage: Stage) -> None:
     """The canary's word is enough; only a restart waits for Ray."""
     stage.start()
@@ -694,7 +784,10 @@ def had_answered(stage: Stage, restarts: int = 0) -> None:
     """Leave behind what a server that answered leaves, when its head is switched off."""
     wanted = json.loads((stage.folder / "wanted.json").read_text())
     (stage.folder / "answered.json").write_text(json.dumps([{"at": 1, "wanted": wanted}]))
-    kept = {"id": ID, "state": "ready", "faults": [], "restarts": [time.time()] * restarts, "canary": {"in_flight": 4}}
+    kept = {
+        "id": ID, "state": "ready", "faults": [], "restarts": [time.time()] * restarts, "canary": {"in_flight": 4},
+        "container": "a" * 64,
+    }  # fmt: skip
     (stage.folder / "server.json").write_text(json.dumps(kept))
 
 
@@ -759,6 +852,48 @@ def test_boot_gives_up_without_a_restart_left(stage: Stage) -> None:
 
     assert process.wait(PATIENCE) == 1
     assert (stage.said["state"], submitted(stage), stage.is_wanted()) == ("gave-up", [], False)
+
+
+def test_a_head_that_was_replaced(stage: Stage) -> None:
+    """Somebody gave it other secrets or another image: no fault, no restart, and none need be left. What comes then counts."""
+    had_answered(stage, restarts=2)
+    stage.container("b")
+    process = stage.start("boot")
+
+    assert process.wait(PATIENCE) == 0
+    (body,) = submitted(stage)
+    assert body["entrypoint"].endswith(f"/supervisor.py run --job {NEXT} --again")
+    assert (stage.said["state"], stage.said["faults"], len(stage.said["restarts"])) == ("recovering", [], 2)
+    assert stage.said["container"] == "b" * 64
+    assert "the head's container was replaced" in stage.log
+    assert stage.start("boot").wait(PATIENCE) == 1
+    assert (stage.said["state"], stage.said["faults"][0]["what"]) == ("gave-up", "the head's container was restarted")
+
+
+@pytest.mark.parametrize("unknown", ["before", "now"])
+def test_a_head_of_which_nobody_knows_whether_it_was_replaced(stage: Stage, unknown: str) -> None:
+    """Counts as one that crashed: else one that crashes for ever would be served on for ever."""
+    had_answered(stage)
+    if unknown == "now":
+        (stage.folder / "mounts").unlink()
+    else:
+        stage.container("b")
+        (stage.folder / "server.json").write_text(json.dumps({**stage.said, "container": ""}))
+
+    assert stage.start("boot").wait(PATIENCE) == 0
+    assert (len(stage.said["faults"]), len(stage.said["restarts"])) == (1, 1)
+
+
+def test_that_it_gave_up_outlives_its_head(stage: Stage) -> None:
+    """Else a restart of the head would turn what needs somebody into nothing at all."""
+    stage.wanted(restarts=0)
+    had_answered(stage)
+    stage.start("boot").wait(PATIENCE)
+    stage.container("b")
+
+    assert stage.start("boot").wait(PATIENCE) == 0
+    assert (stage.said["state"], stage.is_wanted(), submitted(stage)) == ("gave-up", False, [])
+    assert "no restart is left of 0" in stage.said["doing"]
 
 
 def test_boot_without_anything_wanted(stage: Stage) -> None:
