@@ -8,6 +8,8 @@
   * NodeError                     one or more nodes did not do as told
     * ConnectError                a node could not be reached or logged in to
     * DeadlineError               a wait ran out of time
+    * StoppedError                somebody stopped what was watched: nothing went wrong
+    * UnwatchedError              what was watched cannot be asked any more, and may well go on
     * LockError                   another operator works on the cluster, or took it from us
   * GateError                     a check between two stages failed
   * HookError                     a hook of the user's failed
@@ -71,6 +73,14 @@ class ConnectError(NodeError):
 
 class DeadlineError(NodeError):
     """A wait ran out of time."""
+
+
+class StoppedError(NodeError):
+    """Somebody stopped the server while it was being watched."""
+
+
+class UnwatchedError(NodeError):
+    """Nobody could say for too long how a server is; it may well go on."""
 
 
 class LockError(NodeError):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.checks.ray import read_payload
-from launcher.errors import DeadlineError, NodeError, UnreadableAnswer
+from launcher.errors import DeadlineError, NodeError, StoppedError, UnreadableAnswer, UnwatchedError
 from launcher.events import Event, State
 from launcher.model import Answer
 from launcher.plan.supervised import STARTING
@@ -90,6 +90,8 @@ def watch(
 
     Raises:
         NodeError: the server ended, or cannot go on, or does not answer as it should.
+        StoppedError: somebody stopped it.
+        UnwatchedError: nobody could say for too long how it is.
         DeadlineError: it took too long.
     """
     state = _State(began=clock(), phase_began=clock())
@@ -129,7 +131,7 @@ def _look(watched: Watched, transport: Transport, state: _State, now: float) -> 
     except UnreadableAnswer as error:
         state.lost_since = now if state.lost_since is None else state.lost_since
         if now - state.lost_since >= _LOST:
-            raise NodeError(
+            raise UnwatchedError(
                 "", f"{watched.what} cannot be watched any more: {error.message}", evidence=error.evidence,
                 hint="the server itself may well go on: see `vlaunch status`, and watch it again with `vlaunch serve`",
             ) from None  # fmt: skip
@@ -180,7 +182,9 @@ def _raise_if_over(watched: Watched, transport: Transport, state: _State, seen: 
         return
     how, _, message = seen.ended.partition("\n")
     if seen.stopped:
-        raise NodeError("", "the server was stopped while it was being watched", evidence=how)
+        raise StoppedError(
+            "", "the server was stopped while it was being watched", evidence=how, hint="see who stopped it: `vlaunch audit`"
+        )
     others = by_node(transport, watched.evidence) if watched.evidence else {}
     told = {name: "\n".join(answer.out for answer in answers) for name, answers in others.items()}
     everything = "\n".join([state.text, message, *(told[name] for name in sorted(told))])

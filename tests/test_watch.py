@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import DeadlineError, NodeError, VlaunchError
+from launcher.errors import DeadlineError, NodeError, StoppedError, UnwatchedError, VlaunchError
 from launcher.events import Event
 from launcher.model import Answer, Inventory, Node
 from launcher.placement import choose
@@ -68,6 +68,10 @@ class World:
         if "inspect" in argv:
             if node == "n1":
                 self.seen += 1
+            if self.states.get(node) == "unknown":
+                return Answer(node=node, code=1, err="Cannot connect to the Docker daemon at unix:///var/run/docker.sock")
+            if self.states.get(node) == "gone":
+                return Answer(node=node, code=1, out="[]\n", err=f"Error response from daemon: No such container: {argv[-1]}")
             return self._json(node, [self._container(node)])
         if "server" in argv:
             return self._json(node, self.look())
@@ -299,9 +303,10 @@ def test_a_job_that_leaves_no_log() -> None:
 def test_a_server_that_somebody_stops() -> None:
     """`vlaunch stop` elsewhere ends the watching here, and says so."""
     dying = "*** SIGTERM received at time=1 on cpu 1 ***\nvllm.v1.engine.exceptions.EngineDeadError: EngineCore\n"
-    with pytest.raises(NodeError, match="was stopped while") as stopped:
+    with pytest.raises(StoppedError, match="was stopped while") as stopped:
         follow(World([look(), look(dying), look(status="STOPPED")]))
 
+    assert stopped.value.hint == "see who stopped it: `vlaunch audit`"
     assert [event for event in stopped.value.events if event.kind == "warning"] == []  # type: ignore[attr-defined]
 
 
@@ -396,7 +401,7 @@ def test_a_head_that_is_silent_for_a_while(trouble: Answer) -> None:
     """A few looks may fail; many in a row end the watching, and the server is not said to be dead."""
     follow(World([look(), trouble, trouble, look(health=200)]))
     world = World([look(), trouble])
-    with pytest.raises(NodeError, match="cannot be watched any more") as lost:
+    with pytest.raises(UnwatchedError, match="cannot be watched any more") as lost:
         follow(world)
 
     assert "may well go on" in lost.value.hint
@@ -425,6 +430,16 @@ def test_a_rank_that_ends_is_fatal() -> None:
     assert "the rank on n2 ended with exit code 1" in failed.value.evidence
     assert "n2: ValueError: no such thing" in failed.value.evidence
     assert "vlaunch stop" in failed.value.hint
+
+
+def test_ranks_that_somebody_removes() -> None:
+    """Docker keeps what has ended: with no container left, `vlaunch stop` was at work. A single one is a lost rank."""
+    with pytest.raises(StoppedError, match="was stopped while"):
+        follow(World([{"log": ""}], states={"n1": "gone", "n2": "gone"}), mp=True)
+    with pytest.raises(NodeError, match="did not start: the rank on n2 is gone"):
+        follow(World([{"log": ""}], states={"n2": "gone"}), mp=True)
+    with pytest.raises(NodeError, match="did not start: the rank on n1 is gone"):  # Docker does not say so
+        follow(World([{"log": ""}], states={"n1": "unknown", "n2": "unknown"}), mp=True)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,15 @@ import click
 from launcher.cli import options
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from launcher.cli.hooks import Hooks
     from launcher.cli.session import Session
     from launcher.cli.start import Asked, Begun
+    from launcher.errors import VlaunchError
     from launcher.plan.rollback import Answered
+    from launcher.plan.serve import Seen
+    from launcher.tools.host import HostFacts
 
 
 @click.command()
@@ -43,6 +48,7 @@ def rollback(
     """
     from launcher.cli import session
     from launcher.cli.hooks import hooks
+    from launcher.cli.locked import locked
     from launcher.cli.start import finish
     from launcher.ui.progress import printer
 
@@ -53,10 +59,10 @@ def rollback(
         programs.watching(to) as told,
         session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose) as reached,
     ):
-        _, asked, begun = _begin(
-            reached, programs, told, lock_wait=lock_wait, timeout=timeout, skip_network_check=skip_network_check,
-            dry_run=dry_run,
-        )  # fmt: skip
+        with locked(reached, wait=lock_wait, unless=dry_run) as ours:
+            _, asked, begun = _begin(
+                ours, programs, told, timeout=timeout, skip_network_check=skip_network_check, dry_run=dry_run
+            )  # fmt: skip
         code, rows = finish(reached, asked, begun, programs, timeout=timeout, no_wait=no_wait)
     if not as_json:
         for row in rows:
@@ -69,37 +75,113 @@ def or_back(
 ) -> tuple[int, list[str]]:
     """Start a server as `start` does; when it does not answer, return to the one that answered before.
 
+    What somebody else has stopped or started meanwhile stays as they want it.
+
     Raises VlaunchError when it did not answer, whether the other one does again or not.
     """
-    from launcher.cli.start import finish, start
-    from launcher.errors import GateError, HookError, LockError, RequestError, VlaunchError
+    from launcher import errors
+    from launcher.cli.locked import locked
+    from launcher.cli.start import begin, finish
+
+    begun: Begun | None = None
+    try:
+        with locked(session, wait=lock_wait) as ours:
+            begun = begin(ours, asked, hooks)
+        return finish(session, asked, begun, hooks, timeout=timeout, no_wait=no_wait)
+    except (errors.RequestError, errors.LockError, errors.HookError):
+        raise  # nothing was touched
+    except (errors.StoppedError, errors.UnwatchedError, errors.ConnectError, errors.UnreadableAnswer):
+        raise  # somebody wants it so, or nobody knows that it does not answer
+    except errors.VlaunchError as error:
+        failed = error
+    raise _back(session, asked, hooks, begun, failed, lock_wait=lock_wait, timeout=timeout) from failed
+
+
+def _back(
+    session: Session,
+    asked: Asked,
+    hooks: Hooks,
+    begun: Begun | None,
+    failed: VlaunchError,
+    *,
+    lock_wait: int,
+    timeout: float,
+) -> VlaunchError:
+    """Return to the server before, if nobody else wants anything else by now; returns the error that tells how it went."""
+    from launcher.cli.locked import locked
+    from launcher.cli.start import finish
+    from launcher.errors import GateError, RequestError, StoppedError, UnwatchedError, VlaunchError
     from launcher.events import Event
 
-    try:
-        return start(session, asked, hooks, lock_wait=lock_wait, timeout=timeout, no_wait=no_wait)
-    except (RequestError, LockError, HookError):
-        raise  # nothing was touched
-    except VlaunchError as error:
-        failed = error
     text = f"{asked.model} does not answer: {failed.message}"
     session.to.show(Event(kind="warning", stage="serve", text=text, state="warn"))
+    digest = asked.request(session.inventory, None).digest
+    before: Answered | None = None
     try:
-        before, again, begun = _begin(
-            session, hooks, {}, without=asked.request(session.inventory, None).digest, lock_wait=max(lock_wait, 60),
-            timeout=timeout, skip_network_check=asked.skip_network_check,
-        )  # fmt: skip
-        finish(session, again, begun, hooks, timeout=timeout, no_wait=False)
+        with locked(session, wait=max(lock_wait, 60)) as ours:
+            if other := _another(ours, digest, begun, failed):
+                return GateError(
+                    f"{failed.message}; nothing was rolled back, for {other}",
+                    evidence=failed.evidence,
+                    hint=_hint(failed, "see what runs, and who did what: `vlaunch status`, `vlaunch audit`"),
+                )
+            before, again, started = _begin(
+                ours, hooks, {}, without=digest, timeout=timeout, skip_network_check=asked.skip_network_check
+            )
+        code, _ = finish(session, again, started, hooks, timeout=timeout, no_wait=False)
     except VlaunchError as error:
-        raise GateError(
-            f"{failed.message}; and the server before does not answer either",
-            evidence=[failed.evidence, error.message, error.evidence],
-            hint=error.hint or failed.hint,
-        ) from failed
-    raise GateError(
+        if before is None:
+            then = f"and there was no way back: {error.message}"
+        elif isinstance(error, (StoppedError, UnwatchedError)):
+            then = f"{before.what} was started again, and {error.message}"
+        else:
+            then = f"and the server before does not answer either: {error.message}"
+        # A request that is refused touches nothing: what failed is as it was, and so is what to do about it.
+        hint = f"{failed.hint}\n{error.hint}".strip() if isinstance(error, RequestError) else _hint(failed, error.hint)
+        return GateError(f"{failed.message}; {then}", evidence=[failed.evidence, error.evidence], hint=hint)
+    if code:  # Ctrl-C
+        return GateError(f"{failed.message}; {before.what} was started again", evidence=failed.evidence, hint=_hint(failed, ""))
+    return GateError(
         f"{asked.model} did not answer, so {before.what} answers again",
         evidence=[failed.message, failed.evidence],
-        hint=failed.hint,
-    ) from failed
+        hint=_hint(failed, "try again with `vlaunch serve --replace`"),
+    )
+
+
+def _another(session: Session, digest: str, begun: Begun | None, failed: VlaunchError) -> str:
+    """Return in words what became of the cluster that is not our server that failed; empty when it may be replaced."""
+    from launcher.cli import server
+    from launcher.errors import NodeError
+    from launcher.plan import running
+
+    seen = server.look(session)
+    others = [each for each in running.find(session.inventory, seen.facts, seen.said) if each.digest != digest]
+    if others:
+        return f"{others[0].model} runs ({others[0].what})"
+    _, wanted = _kept(session, seen.facts)
+    if wanted not in (digest, ""):  # a supervisor that gives up does not want its server any more
+        return "another server is wanted on this cluster"
+    # One whose network is below what is required was stopped by ourselves: that is no error of a node.
+    if begun is not None and isinstance(failed, NodeError) and _removed(session, seen, begun):
+        return "somebody has stopped it meanwhile"
+    return ""
+
+
+def _removed(session: Session, seen: Seen, begun: Begun) -> bool:
+    """True when a server that was started did not end by itself: Ray was told to stop it, or its containers are gone."""
+    from launcher.plan import containers
+
+    _, request, start = begun
+    if request.backend == "ray":
+        states = {job["submission_id"]: job["status"] for job in seen.said.get("jobs", ())}
+        return states.get(start.job) == "STOPPED"
+    nodes = session.inventory.nodes
+    return all(seen.facts[node.name].container(containers.rank_name(session.inventory, node)) is None for node in nodes)
+
+
+def _hint(failed: VlaunchError, then: str) -> str:
+    """Return what still helps against a failure: `vlaunch stop` would end the server that runs in its place."""
+    return "\n".join((*(line for line in failed.hint.splitlines() if "`vlaunch stop`" not in line), *filter(None, [then])))
 
 
 def _begin(
@@ -107,38 +189,42 @@ def _begin(
     hooks: Hooks,
     told: dict[str, str],
     *,
-    lock_wait: int,
     timeout: float,
     without: str = "",
     skip_network_check: bool = False,
     dry_run: bool = False,
 ) -> tuple[Answered, Asked, Begun | None]:
-    """Choose what answered before and start it, with the cluster's lock held all the while; hooks are told of it by `told`."""
-    from launcher.cli.locked import locked
+    """Choose what answered before and start it, in a session that holds the cluster's lock; hooks are told of it by `told`."""
     from launcher.cli.start import begin
     from launcher.remote.secrets import ask_first
 
-    with locked(session, wait=lock_wait, unless=dry_run) as ours:
-        before = _before(ours, without=without)
-        asked = _asked(ours, before, timeout=timeout, skip_network_check=skip_network_check, dry_run=dry_run)
-        told.update(asked.about(session.inventory))
-        if asked.backend == "mp":
-            ask_first(session.inventory.secrets)
-        return before, asked, begin(ours, asked, hooks)
+    before = _before(session, without=without)
+    asked = _asked(session, before, timeout=timeout, skip_network_check=skip_network_check, dry_run=dry_run)
+    told.update(asked.about(session.inventory))
+    if asked.backend == "mp":
+        ask_first(session.inventory.secrets)
+    return before, asked, begin(session, asked, hooks)
 
 
 def _before(session: Session, *, without: str) -> Answered:
     """Return the server that answered last, other than the present one, or the one `without`; raises RequestError."""
     from launcher.plan import rollback as plans
     from launcher.plan.observe import observe
-    from launcher.watch import by_node
 
     inventory = session.inventory
     facts = observe(inventory, session.transport, [inventory.image])
-    head = inventory.head.name
-    answered, wanted = plans.read(by_node(session.transport, [plans.ask(inventory, facts)])[head][0])
-    image = facts[head].images.get(inventory.image)
+    answered, wanted = _kept(session, facts)
+    image = facts[inventory.head.name].images.get(inventory.image)
     return plans.choose(answered, without or wanted, image.identity if image else "")
+
+
+def _kept(session: Session, facts: Mapping[str, HostFacts]) -> tuple[tuple[Answered, ...], str]:
+    """Return what has answered, the newest first, and the id of what is wanted now."""
+    from launcher.plan import rollback as plans
+    from launcher.watch import by_node
+
+    inventory = session.inventory
+    return plans.read(by_node(session.transport, [plans.ask(inventory, facts)])[inventory.head.name][0])
 
 
 def _asked(session: Session, before: Answered, *, timeout: float, skip_network_check: bool, dry_run: bool) -> Asked:

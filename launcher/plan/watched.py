@@ -22,6 +22,7 @@ from launcher.transport import Command
 # The whole lines that a container's log gained since so many bytes, a megabyte at most.
 _LOG_SINCE = 'n=$1 o=$2; shift 2; "$@" logs "$n" 2>&1 | tail -c +"$o" | head -c 1000000'
 _PROMPT, _TOKENS = "Say hello.", 8
+_GONE = "is gone"  # Docker leaves a container that has ended: somebody removed this one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,9 +160,10 @@ def _read_job(inventory: Inventory, answer: Answer) -> Seen:
 
 
 def _read_ranks(inventory: Inventory, nodes: Sequence[Node], answers: Answers, offset: int) -> Seen:
-    ended, culprits = [], []
+    ended, culprits, gone = [], [], 0
     for node in nodes:
-        trouble = _trouble(answers[node.name][0])
+        trouble = _trouble(state := answers[node.name][0])
+        gone += trouble == _GONE and "no such" in state.err.lower()
         if trouble:
             ended.append(f"the rank on {node.name} {trouble}")
             culprits.append(node.name)
@@ -185,6 +187,7 @@ def _read_ranks(inventory: Inventory, nodes: Sequence[Node], answers: Answers, o
         offset=offset + len(text.encode()),
         ended="; ".join(ended),
         culprits=tuple(culprits),
+        stopped=gone == len(nodes),
         server={} if ended else server,
         doing=kept.doing if kept is not None and kept.state == "recovering" and not ended else "",
         anew=bool(begun),
@@ -196,7 +199,7 @@ def _trouble(answer: Answer) -> str:
         raise UnreadableAnswer(f"{answer.node}: does not answer", evidence=answer.tail)
     found = docker.parse_containers(answer.out) if answer.ok else ()
     if not found:
-        return "is gone"
+        return _GONE
     killed = " (it was killed: by hand, or for lack of memory)" if found[0].exit_code == 137 else ""
     return "" if found[0].running else f"ended with exit code {found[0].exit_code}{killed}"
 

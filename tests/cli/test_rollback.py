@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from launcher.errors import GateError
+from launcher.errors import DeadlineError, GateError, NodeError, StoppedError, UnwatchedError, VlaunchError
 from launcher.plan.serve import Request
 from tests.cli.conftest import Cluster
 
@@ -25,12 +26,36 @@ def answers(monkeypatch: pytest.MonkeyPatch, *silent: str) -> None:
     monkeypatch.setattr("launcher.cli.start._wait", wait)
 
 
+def fails(
+    monkeypatch: pytest.MonkeyPatch, error: VlaunchError, meanwhile: Callable[[], None] = lambda: None, *, after: int = 0
+) -> None:
+    """Have a first wait end with an error, after something has happened; all later ones end with the exit code `after`."""
+    errors = [error]
+
+    def wait(*_: Any, **__: Any) -> tuple[int, list[str]]:
+        if not errors:
+            return after, []
+        told = errors.pop()
+        meanwhile()
+        raise told
+
+    monkeypatch.setattr("launcher.cli.start._wait", wait)
+
+
+def wants(cluster: Cluster) -> Callable[[dict[str, Any]], None]:
+    """Write down what is submitted as what is wanted, as the head does."""
+
+    def submitted(job: dict[str, Any]) -> None:
+        cluster.world.machines["gpu01"].files["server/wanted.json"] = json.dumps(job["wanted"]).encode()
+
+    return submitted
+
+
 def kept(cluster: Cluster) -> None:
-    """Write down what has been submitted as what has answered, the last one as what is wanted, as supervisors do."""
-    files = cluster.world.machines["gpu01"].files
+    """Write down what has been submitted as what has answered, as supervisors do."""
     wanted = [job["wanted"] for job in cluster.world.jobs]
-    files["server/answered.json"] = json.dumps([{"at": 1.0, "wanted": each} for each in reversed(wanted)]).encode()
-    files["server/wanted.json"] = json.dumps(wanted[-1]).encode()
+    answered = [{"at": 1.0, "wanted": each} for each in reversed(wanted)]
+    cluster.world.machines["gpu01"].files["server/answered.json"] = json.dumps(answered).encode()
 
 
 def running(cluster: Cluster) -> list[str]:
@@ -41,6 +66,7 @@ def running(cluster: Cluster) -> list[str]:
 def served(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """A cluster on which org/old has answered."""
     answers(monkeypatch, "org/broken")
+    cluster.world.driver = wants(cluster)
     cluster.run("up")
     assert cluster.run(*SERVE, "org/old", "--tp", "4", "--pp", "1", "--", "--seed", "7").code == 0
     kept(cluster)
@@ -127,8 +153,8 @@ def test_without_a_server_before_both_troubles_are_told(cluster: Cluster, monkey
     ran = cluster.run(*SERVE, "org/broken", "--or-rollback")
 
     assert ran.code == 1
-    assert "org/broken never answered; and the server before does not answer either" in ran.err
-    assert "no other server has answered" in ran.err
+    assert "org/broken never answered; and there was no way back: no other server has answered" in ran.err
+    assert "hint: read the log" in ran.err
 
 
 def test_a_wrong_request_is_no_failure(served: Cluster) -> None:
@@ -138,3 +164,144 @@ def test_a_wrong_request_is_no_failure(served: Cluster) -> None:
     assert ran.code == 2
     assert "another server runs: org/old" in ran.err
     assert "--or-rollback waits" in served.run(*SERVE, "org/new", "--or-rollback", "--no-wait").err
+
+
+def test_a_server_before_that_does_not_answer_either(served: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both failures are told; what to do is about the one that was started last."""
+    answers(monkeypatch, "org/broken", "org/old")
+    ran = served.run(*SERVE, "org/broken", "--replace", "--or-rollback")
+
+    assert ran.code == 1
+    assert "org/broken never answered; and the server before does not answer either: org/old never answered" in ran.err
+    assert running(served) == ["org/old"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StoppedError("", "the server was stopped while it was being watched"),
+        UnwatchedError("", "Ray job serve-1 cannot be watched any more", hint="the server itself may well go on"),
+    ],
+)
+def test_what_is_no_failure_is_not_rolled_back(served: Cluster, monkeypatch: pytest.MonkeyPatch, error: NodeError) -> None:
+    """Somebody has stopped it, or nobody knows how it is: both are told, and nothing is started or stopped."""
+    fails(monkeypatch, error)
+    ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
+
+    assert ran.code == 1
+    assert f"error: {error.message}\n" in ran.err
+    assert running(served) == ["org/new"]
+
+
+def test_a_server_that_somebody_else_starts_meanwhile_stays(served: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own server may have failed: the cluster is not this operator's any more."""
+    ours = NodeError("", "the server did not start: out of memory", hint="ask for less\nremove what is left: `vlaunch stop`")
+    fails(monkeypatch, ours, lambda: replaced(served))
+    ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
+
+    assert ran.code == 1
+    assert "out of memory; nothing was rolled back, for org/theirs runs (Ray job serve-" in ran.err
+    assert "hint: ask for less" in ran.err
+    assert "vlaunch stop" not in ran.err
+    assert running(served) == ["org/theirs"]
+
+
+def replaced(cluster: Cluster) -> None:
+    assert cluster.run(*SERVE, "org/theirs", "--replace", "--no-wait").code == 0
+
+
+def test_a_server_that_is_only_wanted_stays_wanted(served: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head may just be coming back: Ray does not know it yet."""
+
+    def restarted() -> None:
+        served.world.jobs.clear()
+        served.world.machines["gpu01"].files["server/wanted.json"] = b'{"id": "another1"}'
+
+    fails(monkeypatch, NodeError("", "the server did not start"), restarted)
+    ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
+
+    assert ran.code == 1
+    assert "nothing was rolled back, for another server is wanted on this cluster" in ran.err
+    assert running(served) == []
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_failure_that_was_somebody_s_stop(served: Cluster, monkeypatch: pytest.MonkeyPatch, wanted: bool) -> None:
+    """A dying engine looks like a broken one to whoever watches; with the lock held it is known."""
+
+    def ended() -> None:
+        served.world.jobs[-1]["status"] = "FAILED" if wanted else "STOPPED"
+        if not wanted:
+            del served.world.machines["gpu01"].files["server/wanted.json"]
+
+    fails(monkeypatch, NodeError("", "the server cannot go on: EngineDeadError"), ended)
+    ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
+
+    assert ran.code == 1
+    assert ("nothing was rolled back, for somebody has stopped it meanwhile" in ran.err) is not wanted
+    assert running(served) == (["org/old"] if wanted else [])
+
+
+def test_ranks_that_somebody_removed(served: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of `vlaunch stop` one container has ended and another one runs, as after a failure."""
+
+    def removed() -> None:
+        for machine in served.world.machines.values():
+            machine.containers = {name: each for name, each in machine.containers.items() if not name.endswith("-rank")}
+        del served.world.machines["gpu01"].files["server/wanted.json"]
+
+    fails(monkeypatch, NodeError("", "the server did not start: the rank on gpu02 ended with exit code 137"), removed)
+    ran = served.run(*SERVE, "org/new", "--backend", "mp", "--replace", "--or-rollback")
+
+    assert ran.code == 1
+    assert "nothing was rolled back, for somebody has stopped it meanwhile" in ran.err
+    assert running(served) == []
+
+
+def test_what_was_not_touched_is_not_started_again(served: Cluster) -> None:
+    """A start that is refused before anything is stopped leaves the old server where it is."""
+    batch = {"submission_id": "b-1", "status": "RUNNING", "metadata": {"vlaunch.batch": "b", "vlaunch.gpus": "8"}}
+    served.world.jobs.append(batch)
+    before = len(served.world.changes)
+    ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
+
+    assert ran.code == 1
+    assert "GPUs are free in Ray" in ran.err
+    assert "nothing was rolled back, for org/old runs" in ran.err
+    assert len(served.world.changes) == before
+
+
+def test_the_hint_is_about_the_server_that_runs(served: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a timeout the one that was too late is gone: to stop "it" would end the old one, which answers again."""
+    late = DeadlineError("", "no answer from the server within 9s", hint="it goes on: watch it, or end it with `vlaunch stop`")
+    fails(monkeypatch, late)
+    ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
+
+    assert ran.code == 1
+    assert "org/new did not answer, so org/old" in ran.err
+    assert "vlaunch stop" not in ran.err
+    assert "hint: try again with `vlaunch serve --replace`" in ran.err
+    assert running(served) == ["org/old"]
+
+
+def test_a_rollback_that_nobody_watches_has_not_answered(served: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while the old server starts: it goes on, and more is not known."""
+    fails(monkeypatch, NodeError("", "the server did not start"), after=130)
+    ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
+
+    assert "the server did not start; org/old (TP=4 PP=1, ray) --seed 7 was started again\n" in ran.err
+    assert "answers again" not in ran.err
+
+
+def test_a_rollback_that_is_lost_from_sight_is_no_failure(served: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old server may well answer."""
+    errors = [UnwatchedError("", "Ray job cannot be watched any more"), NodeError("", "the server did not start")]
+
+    def wait(*_: Any, **__: Any) -> Any:
+        raise errors.pop()
+
+    monkeypatch.setattr("launcher.cli.start._wait", wait)
+    ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
+
+    assert "org/old (TP=4 PP=1, ray) --seed 7 was started again, and Ray job cannot be watched any more" in ran.err
+    assert "does not answer either" not in ran.err
