@@ -38,7 +38,7 @@ class _Command(click.Command):
 @click.option("--bind", metavar="IP", help="The API's address on the head (default: the inventory's).")
 @click.option("--skip-network-check", is_flag=True, help="Start on a network that nobody has proven.")
 @click.option("--no-supervise", is_flag=True, help="Let the server stay dead when a rank, a node or the engine dies.")
-@click.option("--replace", "replace_other", is_flag=True, help="Stop another server that runs, and take its place.")
+@click.option("--replace", "replace_other", is_flag=True, help="Take the place of another server, or one supervised otherwise.")
 @click.option("--or-rollback", is_flag=True, help="When it does not answer, return to the server that answered before.")
 @click.option("--timeout", default=1800.0, show_default=True, help="Seconds to wait for the first answer.")
 @click.option("--no-wait", is_flag=True, help="Start it and return at once.")
@@ -99,7 +99,7 @@ def serve(
         model=name, tp=tp, pp=pp, dp=dp, backend=backend or wanted.serve.backend, host=_address(bind or wanted.serve.bind),
         port=port or wanted.ports.api, args=_arguments(wanted, args), replace_other=replace_other,
         skip_network_check=skip_network_check, dry_run=dry_run,
-        supervise=policy(wanted, timeout) if wanted.serve.supervise and not no_supervise else None,
+        supervise=policy(wanted, timeout) if wanted.serve.supervise and not no_supervise else None, unsupervised=no_supervise,
     )  # fmt: skip
     if offline:
         click.echo(script(wanted, [asked.plan(wanted, Seen())[1].plan]), nl=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.checks.ray import read_payload
 from launcher.errors import NodeError, RequestError, UnreadableAnswer
-from launcher.plan import running, verdict
+from launcher.plan import attached, rollback, running, verdict
 from launcher.plan.observe import observe
 from launcher.plan.serve import Seen, ask_model
 from launcher.tools import model as models
@@ -21,10 +21,13 @@ if TYPE_CHECKING:
     from launcher.plan.running import Running
 
 
-def look(session: Session, *, model: str = "", host: str = "", port: int = 0, head_only: bool = False) -> Seen:
+def look(
+    session: Session, *, model: str = "", host: str = "", port: int = 0, head_only: bool = False, supervision: bool = False
+) -> Seen:
     """Observe every node (or `head_only`), then ask the head about Ray and, when a model is named, every node for it.
 
-    The API is looked for at `host`:`port`, or where the inventory puts it.
+    The API is looked for at `host`:`port`, or where the inventory puts it. With `supervision`, the head's folder is looked into
+    for what a supervisor is told.
     """
     inventory = session.inventory
     asked_nodes = replace(inventory, nodes=(inventory.head,)) if head_only else inventory
@@ -33,7 +36,8 @@ def look(session: Session, *, model: str = "", host: str = "", port: int = 0, he
     jobs = [running.ask_jobs(inventory, host or inventory.serve.bind, port or inventory.ports.api)]
     if not running.head_runs(inventory, facts):
         jobs = []
-    answers = by_node(session.transport, [*jobs, verdict.ask_record(inventory, facts), *asked])
+    wanted = [rollback.ask(inventory, facts)] if supervision else []
+    answers = by_node(session.transport, [*jobs, verdict.ask_record(inventory, facts), *wanted, *asked])
     of_head = answers[inventory.head.name]
     said: dict[str, Any] = {}
     if jobs:
@@ -42,8 +46,9 @@ def look(session: Session, *, model: str = "", host: str = "", port: int = 0, he
         except UnreadableAnswer as error:
             said = {"error": error.message}
     kept = verdict.parse_record(of_head.pop(0))
+    keeps = attached.read(of_head.pop(0)) if wanted else None
     seen = {node: models.parse_look(each[0]) for node, each in answers.items() if each}
-    return Seen(facts=facts, said=said, models=seen, network=kept)
+    return Seen(facts=facts, said=said, models=seen, network=kept, wanted=keeps)
 
 
 def the_server(session: Session, seen: Seen) -> Running:
@@ -67,9 +72,12 @@ def the_batch(found: Sequence[BatchStatus], name: str) -> BatchStatus:
     )
 
 
-def silent(session: Session, seen: Seen) -> NodeError:
-    """Return the error that the head could not be asked which servers run."""
+def silent(session: Session, seen: Seen, *, forgotten: bool = False) -> NodeError:
+    """Return the error that the head could not be asked which servers run; what was wanted may be forgotten all the same."""
+    text = "Ray does not say which jobs run" + (
+        "; a server that runs goes on, and does not come back any more" if forgotten else ""
+    )
     return NodeError(
-        session.inventory.head.name, "Ray does not say which jobs run", evidence=str(seen.said["error"]),
+        session.inventory.head.name, text, evidence=str(seen.said["error"]),
         hint="look at `vlaunch status`; `vlaunch down` ends everything",
     )  # fmt: skip

@@ -39,6 +39,7 @@ class Asked:
     skip_network_check: bool = False
     dry_run: bool = False
     supervise: Policy | None = None
+    unsupervised: bool = False  # because of a flag, not of the inventory
 
     def about(self, inventory: Inventory) -> dict[str, str]:
         """Return what hooks are told of the server."""
@@ -71,8 +72,9 @@ class Asked:
         prove, known = ((), ()) if self.skip_network_check else network_gate.prove(inventory, seen, request)
         if self.backend == "ray":
             start = plan_serve(
-                inventory, seen, request, prove=prove, replace_other=self.replace_other, supervise=self.supervise
-            )
+                inventory, seen, request, prove=prove, replace_other=self.replace_other, supervise=self.supervise,
+                insist=self.unsupervised,
+            )  # fmt: skip
             return request, network_gate.noted(start, known)
         unseen = dict.fromkeys(inventory.secrets, Secret(""))
         given_secrets = resolve(inventory.secrets, inventory.path.parent) if seen.facts else unseen
@@ -139,7 +141,7 @@ def _prepare(session: Session, asked: Asked) -> tuple[list[Plan], Seen, Request,
     from launcher.ui.progress import show_all
 
     inventory = session.inventory
-    seen = look(session, model=asked.model, host=asked.host, port=asked.port)
+    seen = look(session, model=asked.model, host=asked.host, port=asked.port, supervision=True)
     first = [plan_files(inventory, seen.facts)]
     if asked.backend == "mp":
         first.append(plan_image(inventory, seen.facts, ports=False))
@@ -147,7 +149,7 @@ def _prepare(session: Session, asked: Asked) -> tuple[list[Plan], Seen, Request,
         for plan in first:
             show_all(apply(plan, session.transport), session.to)
         if any(plan.steps for plan in first):
-            seen = look(session, model=asked.model, host=asked.host, port=asked.port)
+            seen = look(session, model=asked.model, host=asked.host, port=asked.port, supervision=True)
     request, start = asked.plan(inventory, seen)
     return first, seen, request, start
 
@@ -157,16 +159,17 @@ def _apply(session: Session, request: Request, start: Start, *, skipped: bool) -
     from launcher.events import Event
     from launcher.ui.progress import show_all
 
-    for note in start.plan.notes:
-        session.to.show(Event(kind="note", stage="placement", text=note))
-    if skipped and not start.attached and request.placement.networked:
-        text = "THE NETWORK BETWEEN THE NODES IS NOT PROVEN, as asked: it may be slow TCP, or hang (`vlaunch check-nccl`)"
-        session.to.show(Event(kind="warning", stage="network", text=text, state="warn"))
     if start.attached:
         what = f" as Ray job {start.job}" if start.job else ""
-        text = f"this server runs already{what}; watching it"
-        session.to.show(Event(kind="note", stage="serve", text=text, state="unchanged"))
-    elif "VLLM_API_KEY" not in session.inventory.secrets and not ipaddress.ip_address(request.host).is_loopback:
+        for text in (f"this server runs already{what}; watching it", *start.plan.notes):
+            session.to.show(Event(kind="note", stage="serve", text=text, state="unchanged"))
+        return
+    for note in start.plan.notes:
+        session.to.show(Event(kind="note", stage="placement", text=note))
+    if skipped and request.placement.networked:
+        text = "THE NETWORK BETWEEN THE NODES IS NOT PROVEN, as asked: it may be slow TCP, or hang (`vlaunch check-nccl`)"
+        session.to.show(Event(kind="warning", stage="network", text=text, state="warn"))
+    if "VLLM_API_KEY" not in session.inventory.secrets and not ipaddress.ip_address(request.host).is_loopback:
         text = f"whoever can reach port {request.port} may use the model: give VLLM_API_KEY under `secrets:` to ask for a key"
         session.to.show(Event(kind="warning", stage="serve", text=text, state="warn"))
     show_all(apply(start.plan, session.transport), session.to)

@@ -34,8 +34,8 @@ def stop(
 ) -> None:
     """Stop the server, or the batch JOBs that are named, and verify that nothing of them is left. The cluster stays.
 
-    For the server: its processes are gone, its GPUs free and its port closed. What a batch job has done stays, and the same
-    `vlaunch batch` goes on with it.
+    For the server: its processes are gone, its GPUs free and its port closed; one that does not run, and would come back with
+    the head, is forgotten. What a batch job has done stays, and the same `vlaunch batch` goes on with it.
     """
     from launcher.cli import session
     from launcher.cli.locked import locked
@@ -59,19 +59,25 @@ def _server(session: Session, grace: float, *, dry_run: bool) -> None:
     from launcher.apply import apply
     from launcher.cli import server
     from launcher.events import Event
-    from launcher.plan import running
+    from launcher.plan import running, supervised
     from launcher.plan.script import script
     from launcher.plan.serve import plan_files
-    from launcher.plan.stop import plan_stop
+    from launcher.plan.stop import plan_forget, plan_stop
     from launcher.ui.progress import show_all
 
     wanted, to, began = session.inventory, session.to, time.monotonic()
     seen = server.look(session)
     found = running.find(wanted, seen.facts, seen.said)
-    plans = [plan_files(wanted, seen.facts, verb="stop"), plan_stop(wanted, seen.facts, found, grace)]
+    stops = plan_stop(wanted, seen.facts, found, grace)
+    kept = supervised.read(wanted, seen.said.get("supervised"))
+    gave_up = kept is not None and kept.state == "gave-up"
+    forget = plan_forget(wanted, seen.facts, stops, gave_up=gave_up)
+    plans = [forget, *([plan_files(wanted, seen.facts, verb="stop"), stops] if stops.steps else [])]
+    if "error" in seen.said and not stops.steps:
+        if forget.steps and not dry_run:
+            show_all(apply(forget, session.transport), to)
+        raise server.silent(session, seen, forgotten=bool(forget.steps) and not dry_run)
     if "error" in seen.said:
-        if not plans[1].steps:
-            raise server.silent(session, seen)
         text = f"Ray does not say which jobs run ({seen.said['error']}); only rank containers are stopped"
         to.show(Event(kind="warning", stage="stop", node=wanted.head.name, text=text, state="warn"))
     if dry_run:
@@ -80,11 +86,16 @@ def _server(session: Session, grace: float, *, dry_run: bool) -> None:
     for each in running.batches(seen.said):
         text = f"batch job `{each.name}` runs and goes on; end it with `vlaunch stop {each.name}`"
         to.show(Event(kind="note", stage="stop", text=text))
-    if not plans[1].steps:
-        to.show(Event(kind="done", text="no server runs; nothing was stopped", state="unchanged", data={"stopped": []}))
-        return
     for plan in plans:
         show_all(apply(plan, session.transport), to)
+    if forget.steps and not stops.steps:
+        which = "that had given up" if gave_up else "that would have come back with the head"
+        text = f"no server runs; the one {which} is forgotten"
+        to.show(Event(kind="done", text=text, state="ok", data={"stopped": [], "forgotten": True}))
+        return
+    if not stops.steps:
+        to.show(Event(kind="done", text="no server runs; nothing was stopped", state="unchanged", data={"stopped": []}))
+        return
     what = [f"{each.model} ({each.what})" for each in found] or ["what was left of a server"]
     to.show(
         Event(

@@ -15,7 +15,7 @@ from launcher.checks import serving
 from launcher.checks.shape import Finding
 from launcher.model import Argv, Inventory, Node, Secret
 from launcher.placement import Placement, share
-from launcher.plan import containers, engine_log, files, running, supervised
+from launcher.plan import attached, containers, engine_log, files, running, supervised
 from launcher.plan.running import Running
 from launcher.plan.serve import Request, Seen, Start, freed, model_gate, notes, port_gate, refuse_others
 from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
@@ -100,7 +100,10 @@ def plan_ranks(
     # Ranks of which one has ended, or that have given up, cannot serve any more: they are nobody's server.
     broken = any(own is not None and not own.running for own in there.values()) or _gave_up(seen, next(iter(wanted)))
     if alike and not broken and [each.backend for each in found] == ["mp"] and set(found[0].nodes) == set(wanted):
-        return Start(plan=Plan(verb="serve", stages=()), attached=True)
+        # Whether they are supervised is part of the containers; how patiently, only of what is wanted.
+        other = attached.otherwise(seen.wanted or None, request.digest, supervise) if supervise else ""
+        if not (other and replace_other):
+            return Start(plan=Plan(verb="serve", stages=(), notes=attached.notes(other)), attached=True)
     refuse_others([each for each in found if each.backend == "ray" or not broken], replace_other=replace_other)
     nodes = [inventory.node(name) for name in wanted]
     writes = [

@@ -17,7 +17,7 @@ from launcher.checks.shape import Finding
 from launcher.errors import RequestError
 from launcher.model import Argv, Backend, Inventory, Node
 from launcher.placement import Placement
-from launcher.plan import containers, engine_log, files, running, supervised
+from launcher.plan import attached, containers, engine_log, files, running, supervised
 from launcher.plan.running import Running
 from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
 from launcher.plan.stop import plan_stop
@@ -80,12 +80,14 @@ class Request:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """What was observed before anything is decided: nodes, what the head said about Ray, the model on each node, and the last
-    verdict on the network (`launcher.plan.network`)."""
+    verdict on the network (`launcher.plan.network`). `wanted` is the server that a supervisor is told to keep; None when nobody
+    asked, or nobody could say."""
 
     facts: Mapping[str, HostFacts] = field(default_factory=dict)
     said: Mapping[str, Any] = field(default_factory=dict)
     models: Mapping[str, model.ModelSeen] = field(default_factory=dict)
     network: Mapping[str, Any] = field(default_factory=dict)
+    wanted: Mapping[str, Any] | None = None
 
     @property
     def config(self) -> Mapping[str, Any] | None:
@@ -131,10 +133,12 @@ def plan_serve(
     replace_other: bool = False,
     grace: float = 15,
     supervise: Policy | None = None,
+    insist: bool = False,
 ) -> Start:
     """Submit the server as a Ray job, unless the same one runs already; `prove` comes before anything that runs is stopped.
 
-    With `supervise`, what Ray runs is a supervisor of vLLM, not vLLM itself.
+    With `supervise`, what Ray runs is a supervisor of vLLM, not vLLM itself. One that runs, and is supervised otherwise, is
+    watched as it is, unless it is to be replaced; to `insist` is to refuse one with a supervisor where none is asked for.
 
     Raises:
         RequestError: another server runs, and it is not to be replaced.
@@ -142,7 +146,14 @@ def plan_serve(
     found = running.find(inventory, seen.facts, seen.said)
     same = next((each for each in found if each.backend == "ray" and each.digest == request.digest), None)
     if same is not None and len(found) == 1:
-        return Start(plan=Plan(verb="serve", stages=()), job=same.id, attached=True)
+        other = attached.otherwise(seen.wanted, request.digest, supervise)
+        if other and insist and supervise is None and not replace_other:
+            raise RequestError(
+                f"{request.model} runs already ({same.what}), and {other}",
+                hint="start it anew without a supervisor: add `--replace`\nwatch it as it is: leave out `--no-supervise`",
+            )
+        if not (other and replace_other):
+            return Start(plan=Plan(verb="serve", stages=(), notes=attached.notes(other)), job=same.id, attached=True)
     others = [each for each in found if each is not same] if same is not None else found
     refuse_others(others, replace_other=replace_other)
     stops = plan_stop(inventory, seen.facts, found, grace)
@@ -276,8 +287,8 @@ def _inside(inventory: Inventory, node: Node, facts: HostFacts | None, argv: Arg
         return None
     mounts = [f"{node.hf_home}:{node.hf_home}", *(f"{m.source}:{m.target}:ro" for m in inventory.mounts)]
     volumes = [word for mount in mounts for word in ("--volume", mount)]
-    quiet = ("--rm", "--pull", "never", "--network", "none", *volumes, "--env", f"HF_HOME={node.hf_home}")
-    return (*node.docker, "run", *quiet, "--entrypoint", argv[0], inventory.image, *argv[1:])
+    options = ("--network", "none", *volumes, "--env", f"HF_HOME={node.hf_home}")
+    return docker.throw_away(node.docker, inventory.image, *argv, cluster=inventory.cluster, node=node.name, options=options)
 
 
 def at_port(inventory: Inventory, port: int) -> Inventory:

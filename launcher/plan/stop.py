@@ -18,10 +18,13 @@ from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
 # Not wanted any more, whatever becomes of the rest. Asked to end first, so that vLLM frees its GPUs and shared memory itself.
+# Of payload/record.py; in a folder of the login's, who may remove what root has put there.
+_WANTED, _SERVER = "wanted.json", "server.json"
 _END = (
-    'g=$1 n=$2; rm -f "$3/server/wanted.json"; shift 3; "$@" stop --time "$g" "$n" >/dev/null; '
+    f'g=$1 n=$2; rm -f "$3/server/{_WANTED}"; shift 3; "$@" stop --time "$g" "$n" >/dev/null; '
     'exec "$@" rm --force --volumes "$n"'
 )
+_FORGET = 'cd "$1/server" && shift && rm -f "$@"'
 
 
 def plan_stop(inventory: Inventory, facts: Mapping[str, HostFacts], found: Sequence[Running], grace: float) -> Plan:
@@ -49,6 +52,23 @@ def plan_stop(inventory: Inventory, facts: Mapping[str, HostFacts], found: Seque
         )
         stages.append(Stage(id="ranks", title="Stop the ranks", steps=steps, gates=(_no_rank(inventory, ranks),)))
     return Plan(verb="stop", stages=tuple(stages))
+
+
+def plan_forget(inventory: Inventory, facts: Mapping[str, HostFacts], stops: Plan, *, gave_up: bool) -> Plan:
+    """Forget a server that is wanted and does not run, as it would come back with the head's container; and one that `gave_up`.
+
+    Whatever `stops` ends on the head forgets it by itself.
+    """
+    head = inventory.head
+    seen = facts.get(head.name)
+    if seen is None or any(step.command.node == head.name for step in stops.steps):
+        return Plan(verb="stop", stages=())
+    names = [*([_WANTED] if f"server/{_WANTED}" in seen.files else []), *([_SERVER] if gave_up else [])]
+    if not names:
+        return Plan(verb="stop", stages=())
+    argv = ("sh", "-c", _FORGET, "unwant", containers.state_dir(inventory, head, seen), *names)
+    step = Step(title="forgetting the server that does not run", command=Command(node=head.name, argv=argv, timeout=30))
+    return Plan(verb="stop", stages=(Stage(id="forget", title="Forget what would come back", steps=(step,)),))
 
 
 def plan_stop_batches(inventory: Inventory, found: Sequence[Batch], grace: float) -> Plan:

@@ -117,6 +117,18 @@ def test_the_same_server_is_watched_whatever_its_policy() -> None:
     assert planned(seen(ranks="running"), policy=other).attached
 
 
+def test_another_policy_is_told_and_may_be_had() -> None:
+    """By replacing it; the policy lies beside rank 0."""
+    there = replace(seen(ranks="running"), wanted={"id": REQUEST.digest, "policy": {"canary": 5, "restarts": 3}})
+    asked = Policy(restarts=9)
+    anew = plan_ranks(INVENTORY, there, REQUEST, SECRETS, supervise=asked, replace_other=True)
+
+    assert planned(there).plan.notes == ()
+    assert planned(there, policy=asked).attached
+    assert "restarts 3 and not 9; `--replace`" in planned(there, policy=asked).plan.notes[0]
+    assert (anew.attached, len(steps(anew, "wanted"))) == (False, 1)
+
+
 def test_a_group_that_gave_up_makes_room() -> None:
     """Its containers run, so that they can be asked why; they serve nobody. Another server need not be told to replace it."""
     there, other = seen("server/gave-up.json", ranks="running"), replace(REQUEST, model="org/other")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,13 @@ from typing import Any
 import pytest
 
 from launcher.errors import PlacementError, RequestError
-from launcher.model import Backend, Inventory, Node, Secret
+from launcher.model import Answer, Backend, Inventory, Node, Secret
 from launcher.placement import choose
-from launcher.plan import containers, running
+from launcher.plan import attached, containers, running, supervised
 from launcher.plan.ranks import nodes_of, plan_ranks, specs
 from launcher.plan.script import script
 from launcher.plan.serve import Request, Seen, ask_model, model_gate, plan_files, plan_serve
-from launcher.plan.stop import plan_stop
+from launcher.plan.stop import plan_forget, plan_stop
 from launcher.plan.supervised import Policy
 from launcher.tools import docker, payload
 from launcher.tools.docker import Container, ContainerSpec
@@ -192,6 +193,61 @@ def test_the_same_request_attaches() -> None:
     start = plan_serve(INVENTORY, seen(job(request(), 3)), request())
 
     assert (start.attached, start.job, start.plan.steps) == (True, f"serve-{request().digest}-3", ())
+
+
+def kept(policy: Policy | None, asked: Request) -> dict[str, Any]:
+    """Return what the head's folder says while a server runs."""
+    if policy is None:
+        return {}
+    return supervised.wanted(INVENTORY, asked, policy, argv=asked.argv, env={}, image="1", host="127.0.0.1")
+
+
+FIGURES = "restarts 3 and not 7, canary 5 and not 2.5"
+
+
+@pytest.mark.parametrize(
+    ("runs", "asked", "said"),
+    [
+        (Policy(), Policy(), ""),
+        (None, None, ""),
+        (None, Policy(), "nobody supervises it: it stays dead when a rank, a node or the engine dies"),
+        (Policy(), None, "it is supervised"),
+        (Policy(), Policy(restarts=7, canary=2.5, start_timeout=60), f"it was started with {FIGURES}"),
+    ],
+)
+def test_the_same_server_under_another_supervision(runs: Policy | None, asked: Policy | None, said: str) -> None:
+    """It is watched as it is, and what differs is told; `--replace` starts it anew, which it does not when nothing differs."""
+    there = replace(seen(job(request())), wanted=kept(runs, request()))
+    start = plan_serve(INVENTORY, there, request(), supervise=asked)
+    anew = plan_serve(INVENTORY, there, request(), supervise=asked, replace_other=True)
+
+    assert start.attached
+    assert start.plan.notes == ((f"{said}; `--replace` starts it anew as asked",) if said else ())
+    assert anew.attached is not bool(said)
+    assert [stage.id for stage in anew.plan.stages] == (["preflight", "stop", "submit"] if said else [])
+
+
+def test_a_flag_that_the_running_server_contradicts() -> None:
+    """`--no-supervise` is not forgotten silently; it is no contradiction where nobody supervises, or where nobody knows."""
+    there = seen(job(request()))
+    with pytest.raises(RequestError, match=r"org/m runs already .*, and it is supervised") as refused:
+        plan_serve(INVENTORY, replace(there, wanted=kept(Policy(), request())), request(), insist=True)
+
+    assert "`--replace`" in refused.value.hint
+    for wanted in (kept(None, request()), kept(Policy(), request(args=("--seed", "1"))), None):
+        assert plan_serve(INVENTORY, replace(there, wanted=wanted), request(), insist=True).attached
+
+
+@pytest.mark.parametrize(
+    "said", ["", "[1]", '{"id": 7}', "nonsense", *(f'{{"id": "ID", "policy": {each}}}' for each in ("7", '{"restarts": "x"}'))]
+)
+def test_what_a_head_says_is_wanted_may_be_anything(said: str) -> None:
+    """The server is watched all the same."""
+    text = said.replace("ID", request().digest)
+    wanted = attached.read(Answer(node="n1", code=0, out=f"[]\n\x1e\n{text}\n\x1e\n"))
+
+    assert plan_serve(INVENTORY, replace(seen(job(request())), wanted=wanted), request(), supervise=Policy()).attached
+    assert attached.read(Answer(node="n1", code=255, err="lost")) is None
 
 
 @pytest.mark.parametrize("status", ["FAILED", "STOPPED", "SUCCEEDED"])
@@ -518,6 +574,30 @@ def test_nothing_to_stop() -> None:
     assert plan_stop(INVENTORY, seen().facts, [], 15).stages == ()
 
 
+def test_what_does_not_run_and_is_wanted_is_forgotten(tmp_path: Path) -> None:
+    """On the head alone, and by the login's own shell; where something is stopped on the head, that does it."""
+    there = seen(job(request()), ray=False)
+    facts = {name: replace(each, files={"server/wanted.json": "0" * 64}) for name, each in there.facts.items()}
+    nothing, something = (
+        plan_stop(INVENTORY, facts, [], 15),
+        plan_stop(INVENTORY, facts, running.find(INVENTORY, facts, there.said), 15),
+    )
+    (step,) = plan_forget(INVENTORY, facts, nothing, gave_up=True).steps
+    folder = tmp_path / "server"
+    folder.mkdir()
+    for name in ("wanted.json", "server.json"):
+        (folder / name).write_text("{}")
+    (folder / "answered.json").write_text("[]")
+    argv = [str(tmp_path) if word == "/root/.vlaunch/c" else word for word in step.command.argv]
+    subprocess.run(argv, check=True, timeout=10)
+
+    assert step.command.node == "n1"
+    assert [path.name for path in folder.iterdir()] == ["answered.json"]
+    assert plan_forget(INVENTORY, facts, something, gave_up=True).steps == ()
+    assert plan_forget(INVENTORY, there.facts, nothing, gave_up=False).steps == ()
+    assert plan_forget(INVENTORY, {}, nothing, gave_up=True).steps == ()
+
+
 def test_the_model_is_asked_for_where_it_is_used() -> None:
     """In the running container, which has the mounts; else in a throw-away one with the same; else not at all."""
     inside = ask_model(INVENTORY, seen().facts, "/m")
@@ -525,7 +605,8 @@ def test_the_model_is_asked_for_where_it_is_used() -> None:
     nobody = ask_model(INVENTORY, {name: HostFacts() for name in ("n1", "n2")}, "/m")
 
     assert [command.argv[:3] for command in inside] == [("docker", "exec", "vlaunch-c-n1"), ("docker", "exec", "vlaunch-c-n2")]
-    assert fresh[0].argv[:3] == ("docker", "run", "--rm")
+    assert fresh[0].argv[3:5] == ("once", "vlaunch-c-n1-probe")
+    assert {"vlaunch.cluster=c", "vlaunch.node=n1"} <= set(fresh[0].argv)
     assert "/data/huggingface:/data/huggingface" in fresh[0].argv
     assert nobody == []
 
