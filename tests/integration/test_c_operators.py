@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import tarfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +132,26 @@ def test_rollback(practice: Practice) -> None:
     assert "--max-num-seqs 4" not in practice.command_lines()
 
 
+def test_no_secret_is_in_a_command_line_on_its_way(practice: Practice) -> None:
+    """As `ps` shows them, looked at again and again while secrets travel to the nodes and containers start with them."""
+    seen: set[str] = set()
+    left = served(practice)["supervision"]["restarts_left"]
+    for words in (("up",), ("secrets", "rotate", "--yes"), ("serve", "--timeout", "400")):
+        process, over = practice.start(*words), False
+        while not over:
+            seen.update(practice.command_lines().splitlines())
+            with suppress(subprocess.TimeoutExpired):
+                over = process.wait(0.2) is not None
+        said = ended(process, 10)
+        assert process.returncode == 0, said
+    token = practice.on("node1", "cat", "/root/.vlaunch/lab/secrets/RAY_AUTH_TOKEN").strip()
+
+    now = served(practice)
+    assert (now["state"], now["supervision"]["restarts_left"]) == ("answering", left)  # nobody's fault
+    assert any("docker" in line for line in seen)
+    assert [line for line in seen if any(value in line for value in (HF_TOKEN, API_KEY, token))] == []
+
+
 def test_no_secret_is_anywhere(practice: Practice, tmp_path: Path) -> None:
     """Not in a bundle, the audit trail, events, logs, `ps`, `docker inspect`, nor any file here but those that give them."""
     bundle = tmp_path / "bundle.tar.gz"
@@ -166,6 +188,19 @@ def test_no_secret_is_anywhere(practice: Practice, tmp_path: Path) -> None:
                                  "/var/lib/docker/containers")  # fmt: skip
             assert listed, f"{name} is not even where it belongs"
             assert all("/secrets/" in line for line in listed.split()), (host.name, name, listed)
+    for container, host in _running(practice):
+        for name, value in (("HF", HF_TOKEN), ("API", API_KEY), ("Ray", token)):
+            # Ray's and vLLM's own logs lie here, with nobody's redaction between them and the disk.
+            argv = ("exec", container, "grep", "-rlF", "--", value, "/tmp", "/var/log", "/var/lib/vlaunch", "/data/huggingface")
+            assert practice.docker(host, *argv) == "", (container, name)
+        assert "session_latest" in practice.docker(host, "exec", container, "ls", "/tmp/ray")
+
+
+def _running(practice: Practice) -> list[tuple[str, str]]:
+    """Return the cluster's running containers, each with its host."""
+    listed = {host.name: practice.docker(host.name, "ps", "--filter", "label=vlaunch.cluster", "--format", "{{.Names}}")
+              for host in practice.lab.hosts}  # fmt: skip
+    return [(name, host) for host, names in listed.items() for name in names.split()]
 
 
 def _kept(practice: Practice) -> list[Path]:
