@@ -17,14 +17,23 @@ import signal
 import socket
 import sys
 import time
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # its siblings, also when it is loaded as a module
 
 import record
-from head_api import api, chat, complete, no_chat, ray, request, say, secret, until  # noqa: F401 - siblings find all here
+from head_api import (  # noqa: F401 - siblings find all here
+    Refused,
+    api,
+    chat,
+    complete,
+    no_chat,
+    ray,
+    request,
+    say,
+    secret,
+    until,
+)
 
 LOGS = os.environ.get("VLAUNCH_RAY_LOGS", "/tmp/ray/session_latest/logs")
 AGAIN = "starting the engine again"  # what the supervisor says in the job's log: what is above is of another engine
@@ -45,7 +54,7 @@ def status(args: argparse.Namespace) -> str:
     """The text of `ray status`, which the dashboard formats too: no `import ray`; empty when this Ray does not."""
     try:
         return ray(args, "/api/cluster_status?format=1")["data"]["clusterStatus"]
-    except (urllib.error.HTTPError, KeyError, TypeError, ValueError):
+    except (Refused, KeyError, TypeError, ValueError):
         return ""
 
 
@@ -161,11 +170,10 @@ def post(args: argparse.Namespace, name: str, argv: object, metadata: object) ->
     }
     try:
         return ray(args, "/api/jobs/", body)
-    except urllib.error.HTTPError as error:
-        said = error.read().decode(errors="replace")
-        if "already exists" in said:
+    except Refused as error:
+        if "already exists" in error.said:
             return {"submission_id": name, "existing": True}
-        return {"error": f"{error.code}: {said[-500:]}"}
+        return {"error": f"{error.code}: {error.said[-500:]}"}
 
 
 def stop(args: argparse.Namespace) -> object:
@@ -183,7 +191,7 @@ def stop(args: argparse.Namespace) -> object:
                 record.remove(record.WANTED)
     try:
         ray(args, f"/api/jobs/{args.job}/stop", {}, "POST")
-    except urllib.error.HTTPError as error:
+    except Refused as error:
         # 404: no such job; 400: it is over already. Its processes are looked for all the same.
         if error.code not in (400, 404):
             raise
@@ -224,7 +232,7 @@ def belongs(pid: object, submission: str) -> bool:
 def job(args: argparse.Namespace) -> dict[str, object]:
     try:
         answer = ray(args, f"/api/jobs/{args.job}")
-    except urllib.error.HTTPError as error:
+    except Refused as error:
         if error.code == 404:
             return {"status": "ABSENT", "message": "no such job"}
         raise
@@ -291,7 +299,7 @@ def main() -> int:
     try:
         answer = VERBS[args.verb](args)
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        said = error.read().decode(errors="replace")[:500] if isinstance(error, urllib.error.HTTPError) else str(error)
+        said = error.said[:500] if isinstance(error, Refused) else str(error)
         say({"error": said or type(error).__name__})
         return 1
     if answer is not None:
