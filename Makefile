@@ -8,7 +8,7 @@ LAB := /var/lib/vlaunch-lab
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 VLAUNCH := $(BIN)/vlaunch
 
-.PHONY: demo test machine lint unit lab-tests long-tests faults lock clean-lab
+.PHONY: demo test machine lint unit processes lab-tests long-tests faults lock clean-lab
 
 demo: .venv/installed
 	$(SUDO) $(VLAUNCH) lab up --install-missing
@@ -23,7 +23,7 @@ demo: .venv/installed
 	@echo
 	@echo "The cluster stays up: try \`$(VLAUNCH) chat\`. Remove it with \`$(strip $(SUDO) $(VLAUNCH) lab down)\`."
 
-test: machine lint unit lab-tests
+test: machine lint unit processes lab-tests
 
 # sshd for the tests of the transport, Docker and the rest for the practice hosts, a browser for the page of the network check,
 # nft to read the firewall rules.
@@ -43,7 +43,11 @@ lint: .venv/installed
 
 # With byte code kept, whatever the environment says: compiling all tests anew in each process takes seconds.
 unit: .venv/installed
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "not lab" -n auto --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "not lab and not processes" -n auto --dist worksteal
+
+# Supervisors, sshd, pip and scripts as programs of their own: they wait for one another, and for deadlines.
+processes: .venv/installed
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "processes and not lab" -n auto --dist worksteal
 
 lab-tests: .venv/installed
 	$(SUDO) $(BIN)/pytest -q -m "lab and not long" --durations=15

@@ -20,6 +20,8 @@ from launcher.ui.progress import Silent
 from tests.cli.conftest import SECRET, Cluster
 from tests.remote import processes
 
+pytestmark = pytest.mark.processes
+
 Hook = Callable[..., Path]
 _TELL = 'echo "$VLAUNCH_HOOK" >>ran'
 

@@ -22,6 +22,8 @@ from launcher.transport import Command
 from tests.cli.conftest import INVENTORY, Cluster
 from tests.remote import processes
 
+pytestmark = pytest.mark.processes
+
 VLAUNCH = [sys.executable, "-c", "from launcher.cli.main import main; main()"]
 ANNA = '{"pid": 4242, "since": "2026-11-21T21:00:05Z", "who": "anna", "host": "laptop", "command": "vlaunch up"}'
 # A Docker that lets everybody wait until a file is there.

@@ -19,6 +19,8 @@ import pytest
 
 from launcher.plan.supervised import AGAIN
 
+pytestmark = pytest.mark.processes
+
 HERE = Path(__file__).parent
 GROUP = HERE.parent.parent / "launcher" / "payload" / "group.py"
 QUICK = {

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 HEAD = Path(__file__).parent.parent.parent / "launcher" / "payload" / "head.py"
 METRICS = (
     "# HELP vllm:cache_config_info Information\n"

@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 FOLDER = Path(__file__).parent.parent.parent / "launcher" / "payload"
 NAMES = ("network", "network_node", "network_lanes", "network_work", "network_rank")
 DRIVER = """

@@ -22,6 +22,8 @@ from launcher.model import Answer
 from launcher.tools import pairs
 from launcher.tools.pairs import Knock, Peer
 
+pytestmark = pytest.mark.processes
+
 HIGH = 27311
 WANTED = (16379, 18265)
 # Of this process alone: another run of these tests on the same machine holds the same ports.

@@ -18,6 +18,8 @@ import pytest
 
 from tests.payload.test_head import Server
 
+pytestmark = pytest.mark.processes
+
 FOLDER = Path(__file__).parents[2] / "launcher" / "payload"
 ID = f"{os.getpid():08x}"  # nobody else's: tests that run at the same time see each other's processes
 JOB, NEXT = f"serve-{ID}-1", f"serve-{ID}-2"

@@ -19,6 +19,8 @@ from launcher.remote.fleet import Fleet
 from launcher.transport import Command
 from tests.remote import sshd
 
+pytestmark = pytest.mark.processes
+
 
 def refusal(node: Node, **options: Any) -> ConnectError:
     """Connect, which must fail."""

@@ -28,6 +28,8 @@ from launcher.remote.output import LIMIT
 from launcher.transport import Command
 from tests.remote import processes, sshd
 
+pytestmark = pytest.mark.processes
+
 Kind = Literal["ssh", "local"]
 
 

@@ -15,6 +15,8 @@ from launcher.tools import purewheel
 from launcher.tools.derived import WheelSet
 from launcher.tools.image import ImagePython
 
+pytestmark = pytest.mark.processes
+
 IMAGE = ImagePython(
     python="3.99.1",
     implementation="cpython",

@@ -20,6 +20,8 @@ from launcher.tools import docker
 from launcher.tools.host import Address, HostFacts
 from launcher.tools.image import RAY_EXTRAS
 
+pytestmark = pytest.mark.processes
+
 _ROOT = Path(__file__).parents[2]
 _SCRIPT = _ROOT / "scripts" / "run_cluster.sh"
 _TOKEN = "36" * 32  # its characters include those whose byte, in the HMAC, becomes NUL

@@ -19,6 +19,8 @@ from launcher.model import Answer
 from launcher.tools import lock
 from launcher.tools.lock import Owner
 
+pytestmark = pytest.mark.processes
+
 _TOOLS = ("sh", "head", "mkdir", "date", "sleep", "cat", "rm")
 
 
