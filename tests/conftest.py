@@ -19,9 +19,10 @@ gc.disable()  # thousands of tests are collected, and all of them stay
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Three workers to a core, as tests wait half of their time: for processes that they started, and for deadlines."""
-    return min(3 * (os.cpu_count() or 1), 12)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two workers to a core; three where tests start programs, and wait half of their time for them and for deadlines."""
+    waiting = str(config.getoption("markexpr")).startswith("processes")
+    return min((3 if waiting else 2) * (os.cpu_count() or 1), 12)
 
 
 def pytest_collection_finish() -> None:

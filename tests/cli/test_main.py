@@ -18,6 +18,8 @@ from launcher.cli.main import COMMANDS, run
 from launcher.errors import RequestError, VlaunchError
 from launcher.plan.files import payload_tar
 
+pytestmark = pytest.mark.processes
+
 Ending = Callable[..., None]
 VLAUNCH = [sys.executable, "-c", "from launcher.cli.main import main; main()"]
 SHOWN = [name for name, (_, _, help_) in COMMANDS.items() if help_]

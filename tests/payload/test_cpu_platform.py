@@ -16,6 +16,8 @@ import pytest
 
 from launcher.tools import cpu_plugin
 
+pytestmark = pytest.mark.processes
+
 EXPERTS = ("model_executor", "layers", "fused_moe", "experts")
 TENSOR = """
 class Tensor(list):

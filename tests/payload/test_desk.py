@@ -26,6 +26,8 @@ from launcher.payload import desk
 from tests.payload.batch.jobs import job, surveyed
 from tests.payload.batch.test_ledger import run
 
+pytestmark = pytest.mark.processes
+
 DESK = Path(__file__).parent.parent.parent / "launcher" / "payload" / "desk.py"
 
 

@@ -20,6 +20,8 @@ from tests.fakes import FakeTransport
 from tests.plan import case
 from tests.plan.case import Case
 
+pytestmark = pytest.mark.processes
+
 # Takes the place of everything that reaches a node. What `ssh` was given is read by a POSIX shell, as on the other side.
 _STUB = """#!/bin/sh
 PATH=/usr/bin:/bin

@@ -18,6 +18,8 @@ from launcher.errors import UnreadableAnswer
 from launcher.tools import host
 from launcher.tools.host import Address, Gpu, HostFacts
 
+pytestmark = pytest.mark.processes
+
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "host"
 NAMES = (
     "home",

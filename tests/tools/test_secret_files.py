@@ -14,6 +14,8 @@ from launcher.errors import UnreadableAnswer
 from launcher.plan import files
 from launcher.tools import host, secret_files
 
+pytestmark = pytest.mark.processes
+
 Fake = Callable[..., None]
 
 

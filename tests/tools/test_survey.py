@@ -18,6 +18,8 @@ from launcher.errors import UnreadableAnswer
 from launcher.tools import gpu_survey, host, rdma, survey_script
 from launcher.tools.survey import Gid, ModelCache, Survey
 
+pytestmark = pytest.mark.processes
+
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "host"
 PARTS = [
     line.split()[1]

@@ -14,6 +14,8 @@ from launcher.errors import GateError, NodeError, VlaunchError
 from launcher.ui import errors
 from tests import golden
 
+pytestmark = pytest.mark.processes
+
 GOLDEN = Path(__file__).parent / "golden"
 CASES = {
     "one-line": VlaunchError("it failed"),

@@ -25,6 +25,8 @@ from launcher.payload.batch.progress import Progress
 from launcher.payload.batch.sink import Sink
 from tests.payload.batch.jobs import answered, failed, job, surveyed
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parent.parent.parent.parent
 ROWS = 12
 
