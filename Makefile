@@ -52,7 +52,7 @@ processes: .venv/installed
 lab-tests: .venv/installed
 	$(SUDO) $(BIN)/pytest -q -m "lab and not long" --durations=15
 
-# Servers that die in every way, and a login that may do little: a quarter of an hour that `make test` has no room for.
+# Servers and batches that die in every way, and a login that may do little: half an hour that `make test` has no room for.
 long-tests: machine
 	$(SUDO) $(BIN)/pytest -q -m long --durations=15
 

@@ -314,6 +314,7 @@ found = [[str(each.state), [bundle["node_id"] for bundle in each.bundles]] for e
 # -- Killed -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_driver_is_killed(up: Practice) -> None:
     """The run fails; the same command goes on from what is committed, which stays as it is."""
     job = Batch(up, "driver").write(
@@ -334,6 +335,7 @@ def test_the_driver_is_killed(up: Practice) -> None:
     assert len(job.summary["runs"]) == 2
 
 
+@pytest.mark.long
 def test_a_replica_is_killed(up: Practice) -> None:
     """Ray starts it anew within the same run, and the job counts the restart."""
     job = Batch(up, "replica").write(
