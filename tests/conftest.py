@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -29,6 +30,15 @@ def pytest_collection_finish() -> None:
     """Take what was collected out of the garbage collector's rounds: that is a tenth of the run."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ctrl_c_is_heard() -> Iterator[None]:
+    """Let Ctrl-C end what tests and fixtures start, even in a run that a script put in the background, with SIGINT ignored."""
+    # Programs inherit that a signal is ignored, but not a handler: with one here, they begin with the default.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)
