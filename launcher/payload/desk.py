@@ -22,6 +22,7 @@ import time
 
 PATIENCE = 1.0  # seconds to wait for a job's lock: who looks whether its driver lives holds it for an instant
 CHUNK = 1 << 20
+RAY_LOGS = os.environ.get("VLAUNCH_RAY_LOGS", "/tmp/ray/session_latest/logs")
 MOST = 16 << 20  # bytes of one piece of output
 PAGE = 20_000  # output files of one answer, of which the launcher keeps 8 MiB
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?", re.ASCII)
@@ -265,16 +266,17 @@ def remove_output(out: str, job: dict[str, object]) -> list[str]:
 
 def follow(args: argparse.Namespace) -> object:
     """Ray's word on a job, what its log gained since an offset, and the driver's own progress."""
-    import head
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
+    from vlaunch_agent import head
 
     state = head.job(args)
     try:
-        with open(os.path.join(head.LOGS, f"job-driver-{args.job}.log"), "rb") as file:
+        with open(os.path.join(RAY_LOGS, f"job-driver-{args.job}.log"), "rb") as file:
             file.seek(args.offset)
             chunk = file.read(CHUNK)
     except FileNotFoundError:
         chunk = b""
-    # Only whole lines, as in `head.watch`: half a line would be judged twice, or not at all.
+    # Only whole lines, as in `head.log`: half a line would be judged twice, or not at all.
     end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
     if end == 0 and (len(chunk) == CHUNK or state.get("status") in head.OVER):
         end = len(chunk)

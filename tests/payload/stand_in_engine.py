@@ -1,8 +1,9 @@
 """Stands in for `vllm serve` on one node: prints, answers, and misbehaves as files in a folder say.
 
-Usage: stand_in_engine.py FOLDER RANK PORT. Files: `typo` (it ends at once), `hang` (no completion comes back), `busy` (the
-engine's counters move), `half` (replica 1 hangs, and the other one's counters move), `broken` (completions are errors),
-`stubborn` (it ignores the polite signal), `child` (it has one), `brittle` (rank 0's ends when another one has).
+Usage: stand_in_engine.py FOLDER RANK PORT. Rank 0 has the API. Files: `typo` (it ends at once), `slow` (no completion comes
+back), `broken` (completions are answered with 500), `dead` (so is `/health`, with 503), `asleep` (it says so, and answers
+nothing), `bound` (no completion comes back when another rank has ended), `brittle` (rank 0 ends when another one has),
+`stubborn` (it ignores the polite signal), `child` (it has one, which does too), `orphan` (it leaves one that ends at once).
 """
 
 from __future__ import annotations
@@ -27,32 +28,49 @@ def note(name: str, text: object) -> None:
         file.write(f"{text}\n")
 
 
+def alone() -> bool:
+    """True when the process of another rank has ended."""
+    if not there("engine1"):
+        return False
+    with open(f"{FOLDER}/engine1", encoding="utf-8") as lines:  # noqa: PTH123
+        last = lines.read().split()[-1]
+    try:
+        with open(f"/proc/{last}/stat", encoding="utf-8") as file:  # noqa: PTH123
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
 def serve() -> None:
     """Answer as vLLM does with a model that cannot chat."""
     import json
     import threading
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+    done = [0]
+
     class Api(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             """Health, models and counters."""
-            steps = time.monotonic() if there("busy") or there("half") else 1.0
-            counters = {"generation_tokens_total": steps, "num_requests_running": 2.0}
-            lines = [f'vllm:{name}{{engine="0"}} {number}\n' for name, number in counters.items()]
-            lines.append('vllm:generation_tokens_total{engine="1"} 1.0\n')
-            models = json.dumps({"data": [{"id": "m"}]})
-            self._say(200, {"/health": "", "/v1/models": models, "/metrics": "".join(lines)}[self.path])
+            counters = {"generation_tokens_total": done[0], "num_requests_running": 2, "num_requests_waiting": 1}
+            said = {
+                "/health": (503 if there("dead") else 200, ""),
+                "/v1/models": (200, json.dumps({"data": [{"id": "m"}]})),
+                "/metrics": (200, "".join(f'vllm:{name}{{engine="0"}} {number}.0\n' for name, number in counters.items())),
+                "/is_sleeping": (200, json.dumps({"is_sleeping": there("asleep")})),
+            }
+            self._say(*said.get(self.path, (404, "")))
 
         def do_POST(self) -> None:
             """A completion."""
             self.rfile.read(int(self.headers["Content-Length"]))
             if self.path == "/v1/chat/completions":
                 return self._say(400, "default chat template is no longer allowed")
-            if there("broken"):
-                return self._say(500, "EngineDeadError")
-            other = self.headers["X-data-parallel-rank"] == "1"
-            while there("hang") or (other and there("half")):
+            if there("broken") or there("dead"):
+                return self._say(500, "EngineDeadError" if there("dead") else "no luck")
+            while there("slow") or there("asleep") or (there("bound") and alone()):
                 time.sleep(0.02)
+            done[0] += 1
             return self._say(200, json.dumps({"choices": [{"text": "x"}]}))
 
         def _say(self, status: int, text: str) -> None:
@@ -67,6 +85,7 @@ def serve() -> None:
         def log_message(self, *_: object) -> None:
             """Nothing: only the engine prints."""
 
+    ThreadingHTTPServer.daemon_threads = True
     threading.Thread(target=ThreadingHTTPServer(("127.0.0.1", PORT), Api).serve_forever, daemon=True).start()
 
 
@@ -75,7 +94,11 @@ if there("typo"):
 if there("stubborn"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if there("child"):
-    note(f"child{RANK}", os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "60"))
+    note(f"child{RANK}", os.spawnlp(os.P_NOWAIT, "sh", "sh", "-c", "trap '' TERM; exec sleep 60"))
+if there("orphan") and not os.fork():
+    if orphan := os.fork():
+        note("orphans", orphan)
+    os._exit(0)
 if RANK == 0:
     serve()
 note(f"engine{RANK}", os.getpid())
@@ -84,8 +107,5 @@ sys.stdout.flush()
 # As in a container, where the end of the first process is everybody's.
 while os.getppid() == PARENT:
     time.sleep(0.02)
-    if RANK == 0 and there("brittle") and there("engine1"):
-        with open(f"{FOLDER}/engine1", encoding="utf-8") as lines:  # noqa: PTH123
-            last = lines.read().split()[-1]
-        if not os.path.isdir(f"/proc/{last}"):  # noqa: PTH112
-            sys.exit("EngineDeadError: another rank has ended")
+    if RANK == 0 and there("brittle") and alone():
+        sys.exit("RuntimeError: Executor failed: another rank has ended")

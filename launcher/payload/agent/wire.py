@@ -1,4 +1,4 @@
-"""What members of a group share: a connection, with JSON, a line a message, and the proof that both know the cluster's secret.
+"""What the agents of a cluster share: a connection with JSON, a line a message, and the proof that both know its secret.
 
 Standard library only. Nothing here trusts the other side: lines are bounded, garbage ends the connection, and nobody is
 waited for: sockets never block.
@@ -17,9 +17,8 @@ import time
 from typing import Any
 
 _SECRETS = os.environ.get("VLAUNCH_SECRETS", "/run/vlaunch/secrets")
-_LINE = 1 << 16  # bytes of a message; a report with evidence has a twentieth of it
-_UNREAD = 1 << 18  # bytes that may wait for a member who does not read
-_NUMBERS = ("rank", "last", "run")  # what is a number in messages; all else is text
+_LINE = 1 << 18  # bytes of a message; orders or reports of several servers have a tenth of it
+_UNREAD = 1 << 20  # bytes that may wait for somebody who does not read
 
 
 class Lost(Exception):
@@ -53,7 +52,7 @@ class Peer:
         self.heard = time.monotonic()
         *lines, self._half = (self._half + data).split(b"\n")
         if max(map(len, [*lines, self._half])) > _LINE:
-            raise Lost("it says more than a member would")
+            raise Lost("it says more than an agent would")
         return [_message(line) for line in lines]
 
     def say(self, **message: object) -> None:
@@ -74,25 +73,19 @@ class Peer:
 
 
 def _message(line: bytes) -> dict[str, Any]:
-    """Read a message; raises Lost. What it returns is flat: numbers of no unusual size, and texts that can be written down."""
+    """Read a message; raises Lost. Whoever uses a part of it looks at its type."""
     try:
         said = json.loads(line)
         json.dumps(said, ensure_ascii=False).encode()  # JSON can name halves of letters, which cannot be hashed or sent on
     except (ValueError, RecursionError):
         raise Lost("it says no JSON") from None
-    if not isinstance(said, dict) or not all(_sane(name, value) for name, value in said.items()):
+    if not isinstance(said, dict):
         raise Lost("it says no message")
     return said
 
 
-def _sane(name: str, value: object) -> bool:
-    if name in _NUMBERS:  # by its very type: True is an int, too
-        return type(value) is int and abs(value) < 1 << 31
-    return type(value) is str
-
-
 def secret() -> str:
-    """Return the cluster's secret; empty without token authentication. It is read each time, for it may be rotated."""
+    """Return the cluster's secret; empty where there is none. It is read each time, for it may be rotated."""
     try:
         with open(os.path.join(_SECRETS, "RAY_AUTH_TOKEN"), encoding="utf-8") as file:
             return file.read().strip()
@@ -104,13 +97,13 @@ def proof(key: str, *words: object) -> str:
     """Return what only somebody with the key can say about these words; empty where the cluster has no key."""
     if not key:
         return ""
-    text = "\n".join(["vlaunch group", *map(str, words)])
+    text = "\n".join(["vlaunch agent", *map(str, words)])
     return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
 def proven(said: object, key: str, *words: object) -> bool:
-    """True when `said` is that proof; without a key everybody is believed."""
-    return isinstance(said, str) and hmac.compare_digest(said.encode(), proof(key, *words).encode())
+    """True when `said` is that proof. Without a key nobody is believed: whoever leads can start programs."""
+    return bool(key) and isinstance(said, str) and hmac.compare_digest(said.encode(), proof(key, *words).encode())
 
 
 def listen(ip: str, port: int) -> socket.socket:
@@ -126,4 +119,4 @@ def say(text: str) -> None:
     shown = "".join(each if each.isprintable() else "?" for each in text)
     encoding = sys.stdout.encoding or "utf-8"
     with contextlib.suppress(OSError):
-        print("vlaunch supervisor: " + shown.encode(encoding, "replace").decode(encoding), flush=True)
+        print("vlaunch agent: " + shown.encode(encoding, "replace").decode(encoding), flush=True)

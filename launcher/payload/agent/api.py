@@ -1,11 +1,10 @@
-"""What the programs inside the head container ask: Ray's dashboard and vLLM's API over loopback, and completions of vLLM.
+"""What the programs inside a container ask: Ray's dashboard and vLLM's API on this node, and completions of vLLM.
 
 Standard library only. Secrets are read from the mounted files, and travel in headers.
 """
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import os
@@ -13,6 +12,7 @@ import re
 import sys
 import threading
 import time
+from dataclasses import dataclass
 
 PATIENCE = 25.0  # seconds for Ray's dashboard, which gets its turn late on a head whose engines have every core
 SECRETS = os.environ.get("VLAUNCH_SECRETS", "/run/vlaunch/secrets")
@@ -60,17 +60,13 @@ def request(
     return answer
 
 
-def ray(
-    args: argparse.Namespace, path: str, body: object = None, method: str | None = None, timeout: float = PATIENCE
-) -> object:
+def ray(args: Where, path: str, body: object = None, method: str | None = None, timeout: float = PATIENCE) -> object:
     with request("127.0.0.1", args.dashboard, path, secret("RAY_AUTH_TOKEN"), body, timeout, method) as answer:
         text = answer.read().decode()
         return json.loads(text) if text else None
 
 
-def api(
-    args: argparse.Namespace, path: str, body: object = None, timeout: float = 10.0, engine: int | None = None
-) -> tuple[int, str]:
+def api(args: Where, path: str, body: object = None, timeout: float = 10.0, engine: int | None = None) -> tuple[int, str]:
     """Return status and text of vLLM's answer; 0 when nobody listens or it takes too long."""
     try:
         with request(args.api_host, args.api, path, secret("VLLM_API_KEY"), body, timeout, engine=engine) as answer:
@@ -81,6 +77,87 @@ def api(
         return 0, str(error)
 
 
+@dataclass(frozen=True)
+class Where:
+    """Where a server's API and Ray's dashboard are, and what to ask for: the command line of `head.py` has the same names."""
+
+    api_host: str = "127.0.0.1"
+    api: int = 8000
+    dashboard: int = 8265
+    engines: int = 1
+    prompt: str = "Say hello."
+    max_tokens: int = 1
+    timeout: float = 60.0
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What vLLM counts. `progress` is equal exactly when nothing has moved; aborted requests, as of canaries, are no progress.
+
+    `tokens` were generated, `good` requests succeeded, and `failed` were answered with 5xx, all since it started.
+    """
+
+    progress: tuple[str, ...]
+    running: int
+    waiting: int
+    tokens: float
+    good: float
+    failed: float
+
+    def of(self, replica: int | None) -> tuple[str, ...]:
+        """Return the progress of one replica; of all of them for None."""
+        return tuple(line for line in self.progress if replica is None or f'engine="{replica}"' in line)
+
+
+_PROGRESS = re.compile(
+    r"^vllm:(?:generation_tokens_total|prompt_tokens_total|iteration_tokens_total_(?:count|sum)|num_preemptions_total|"
+    r"kv_cache_usage_perc|request_success_total)(?:\{[^\n]*\})? \S+$",
+    re.M,
+)
+
+
+def counters(where: Where, timeout: float = 5.0) -> Counters | None:
+    """Return what vLLM counts; None when it does not say in time, or counts nothing (`--disable-log-stats`)."""
+    status, text = api(where, "/metrics", timeout=timeout)
+    return read_counters(text) if status == 200 else None
+
+
+def read_counters(text: str) -> Counters | None:
+    """Read the text of `/metrics`."""
+    lines = [line for line in _PROGRESS.findall(text) if 'finished_reason="abort"' not in line]
+    if not lines:
+        return None
+
+    def total(name: str, labels: str = "") -> float:
+        found = re.findall(rf"^{name}(?:\{{([^\n]*)\}})? (\S+)$", text, re.M)
+        return sum(float(number) for having, number in found if labels in having)
+
+    try:
+        return Counters(
+            progress=tuple(lines),
+            running=int(total("vllm:num_requests_running")),
+            waiting=int(total("vllm:num_requests_waiting")),
+            tokens=total("vllm:generation_tokens_total"),
+            good=sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:request_success_total")),
+            failed=total("http_requests_total", 'status="5xx"'),
+        )
+    except (ValueError, OverflowError):
+        return None
+
+
+def capacity(metrics: str) -> dict[str, str]:
+    """The labels of `vllm:cache_config_info`, a line for each replica; tokens and concurrency are a replica's and added up."""
+    lines = re.findall(r"^vllm:cache_config_info\{(.*)\} ", metrics, re.M)
+    each = [dict(re.findall(r'(\w+)="([^"]*)"', line)) for line in lines]
+    total = dict(each[0]) if each else {}
+    for name, number in (("kv_cache_size_tokens", int), ("kv_cache_max_concurrency", float)):
+        try:
+            total[name] = str(sum(number(labels[name]) for labels in each)) if len(each) > 1 else total[name]
+        except (KeyError, ValueError):
+            continue
+    return total
+
+
 def until(true, seconds: float) -> None:
     """Wait until a condition holds, or for so many seconds."""
     deadline = time.monotonic() + seconds
@@ -88,7 +165,7 @@ def until(true, seconds: float) -> None:
         time.sleep(0.3)
 
 
-def finished(args: argparse.Namespace) -> dict[int, float]:
+def finished(args: Where) -> dict[int, float]:
     """How many requests each replica has finished; empty where vLLM does not count."""
     counts: dict[int, float] = {}
     for labels, number in re.findall(r"^vllm:request_success_total\{(.*)\} (\S+)", api(args, "/metrics")[1], re.M):
@@ -98,11 +175,15 @@ def finished(args: argparse.Namespace) -> dict[int, float]:
     return counts
 
 
-def complete(args: argparse.Namespace) -> object:
-    """Ask for a completion and return what came back: the only proof of being ready. Of several replicas, each is asked."""
-    status, text = api(args, "/v1/models")
+def complete(args: Where) -> object:
+    """Ask for a completion and return what came back: the only proof of being ready. Of several replicas, each is asked.
+
+    Where none comes back in time, it is said whether anything moved meanwhile: a server that is busy is not silent.
+    """
+    first, began = counters(args, 2.0), time.monotonic()
+    status, text = api(args, "/v1/models", timeout=min(10.0, args.timeout))
     if status != 200:
-        return {"status": status, "error": text[:500]}
+        return {"status": status, "error": text[:500], **({"moved": None} if status == 0 else {})}
     model = json.loads(text)["data"][0]["id"]
     before = finished(args) if args.engines > 1 else {}
     started = time.monotonic()
@@ -113,7 +194,8 @@ def complete(args: argparse.Namespace) -> object:
         path, body = "/v1/completions", {**ask, "prompt": args.prompt}
         status, text = api(args, path, body, args.timeout)
     if status != 200:
-        return {"status": status, "error": text[:1000], "path": path}
+        meanwhile = moved(first, counters(args, 2.0), time.monotonic() - began) if status == 0 else {}
+        return {"status": status, "error": text[:1000], "path": path, **meanwhile}
     answer = json.loads(text)
     choice = answer["choices"][0]
     return {
@@ -128,7 +210,16 @@ def complete(args: argparse.Namespace) -> object:
     }
 
 
-def replicas(args: argparse.Namespace, path: str, body: object, before: dict[int, float]) -> list[dict[str, object]]:
+def moved(first: Counters | None, last: Counters | None, seconds: float) -> dict[str, object]:
+    """Say whether a server did anything between two looks (None where nobody knows), and how much it has to do."""
+    if first is None or last is None:
+        return {"moved": None}
+    rate = round(max(0.0, last.tokens - first.tokens) / max(seconds, 0.001), 1)
+    load = {"running": last.running, "waiting": last.waiting, "tokens_per_s": rate}
+    return {"moved": first.progress != last.progress, "load": load}
+
+
+def replicas(args: Where, path: str, body: object, before: dict[int, float]) -> list[dict[str, object]]:
     """Ask every replica at once; one has answered when a request came back and its own count of finished ones has grown."""
     found: list[dict[str, object]] = [{} for _ in range(args.engines)]
 
@@ -161,7 +252,7 @@ def no_chat(status: int, said: str) -> bool:
     return status in (400, 404) and ("chat template" in said or "does not support Chat" in said)
 
 
-def chat(args: argparse.Namespace) -> None:
+def chat(args: Where) -> None:
     """Stream one answer: a line of JSON a piece. The list of messages is a line of standard input."""
     messages = json.loads(sys.stdin.readline())
     threading.Thread(target=end_with_input, daemon=True).start()
@@ -185,7 +276,7 @@ def end_with_input() -> None:
     os._exit(1)
 
 
-def stream(args: argparse.Namespace, path: str, body: object) -> dict[str, object] | None:
+def stream(args: Where, path: str, body: object) -> dict[str, object] | None:
     """Print each piece of an answer as it comes; return the error, if there is one."""
     try:
         with request(args.api_host, args.api, path, secret("VLLM_API_KEY"), body, args.timeout) as answer:

@@ -1,0 +1,188 @@
+"""First process of a container: `vlaunch_agent --node NAME --head IP --port P [--lead] [--private-shm] [-- ray start …]`.
+
+Starts Ray, and the servers' engines as the keeper orders; on the head (`--lead`) it is the keeper. It ends when it is told to,
+and when Ray ends while no engine is here: Docker starts the container again then. Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+
+from . import children, process, state
+from .crew import Follower, Lead
+from .keeper import Keeper
+from .node import Node
+from .wire import say
+
+_TURN, _QUICK = 0.5, 0.1  # seconds between two turns: mostly, and while something is being started or ended
+_MEMBERS = 5.0  # seconds between two writings of who is here
+_RAY_AGAIN = 5.0  # seconds until Ray is started again beside engines that go on without it
+_RAY_GRACE = 30.0  # seconds for Ray to end
+
+
+class RayDaemon:
+    """Ray on this node (`ray start --block`), where the inventory wants it. What it prints goes to the container's log."""
+
+    def __init__(self, argv: list[str]) -> None:
+        self.argv = argv
+        self.code: int | None = None  # how it ended
+        self.starts = 0
+        self._head = ""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._again = 0.0
+
+    def turn(self, *, others: bool) -> None:
+        """Start it; when it has ended while `others` go on without it, start it again, else say how it ended in `code`."""
+        if not self.argv or time.monotonic() < self._again:
+            return
+        if self._process is None:
+            # The note of a dead session would send `ray start --head` to a cluster that is gone.
+            with contextlib.suppress(OSError):
+                os.remove("/tmp/ray/ray_current_cluster")  # Ray's own place
+            try:
+                self._process = children.spawn(
+                    self.argv, env={**os.environ, process.MARK: process.mark("ray")}, start_new_session=True,
+                    stdin=subprocess.DEVNULL,
+                )  # fmt: skip
+            except OSError as error:
+                say(f"{self.argv[0]}: {error.strerror}")
+                self.code = 127
+            self.starts += 1
+            return
+        code = self._process.poll()
+        if code is None:
+            return
+        children.forget(self._process)
+        self._process = None
+        process.kill(process.marked("ray"))
+        if others:
+            say(f"Ray has ended with exit code {code}; it is started again, beside what goes on without it")
+            self._again = time.monotonic() + _RAY_AGAIN
+        else:
+            self.code = code if code >= 0 else 128 - code
+
+    def follow(self, head: str) -> None:
+        """Start Ray again where its head is another one than before: it would wait for the old one, and then end."""
+        if head and self._head and head != self._head and self._process is not None:
+            say("Ray's head was started anew; joining it")
+            process.kill(process.marked("ray"))
+            self._process.wait()
+            children.forget(self._process)
+            self._process = None
+        self._head = head or self._head
+
+    def stop(self) -> None:
+        """Tell it to end."""
+        self.argv = []
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGTERM)
+
+    @property
+    def over(self) -> bool:
+        """True when it does not run."""
+        return self._process is None or self._process.poll() is not None
+
+
+class Agent:
+    """All that this container's first process does."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.node = Node(state.FOLDER, private_shm=args.private_shm, lost=self._lost)
+        self.ray = RayDaemon(args.command)
+        where = (args.node, args.head, args.port, self.node, self.selector)
+        self.lead = Lead(*where) if args.lead else None
+        self.follower = None if args.lead else Follower(*where)
+        self.keepers: dict[str, Keeper] = {}
+        self.told: list[int] = []
+        self.code: int | None = None
+        self._wrote = 0.0
+
+    def run(self) -> int:
+        """Go on until somebody says that it is enough; return the exit code."""
+        turned = 0.0
+        while self.code is None and not self.told:
+            due = turned + (_QUICK if self.busy else _TURN)
+            heard = self.selector.select(max(0.0, due - time.monotonic()))
+            for each, _ in heard:
+                each.data()
+            if time.monotonic() >= due or (heard and self.follower is not None):
+                turned = time.monotonic()
+                self.turn()
+        return self.leave()
+
+    @property
+    def busy(self) -> bool:
+        """True while something is being started or ended, which nobody should have to wait for."""
+        return self.node.changing or any(each.changing for each in self.keepers.values())
+
+    def turn(self) -> None:
+        """Look at everything once."""
+        children.reap()
+        self.ray.turn(others=self.node.runs)
+        self.code = self.ray.code if self.code is None else self.code
+        if self.follower is not None:
+            self.follower.turn()
+            self.ray.follow(self.follower.ray)
+        if self.lead is not None:
+            self._keep(self.lead)
+
+    def _keep(self, lead: Lead) -> None:
+        for name in state.names():
+            if name not in self.keepers:
+                self.keepers[name] = Keeper(name, state.FOLDER, lead)
+        for keeper in self.keepers.values():
+            keeper.turn()
+        orders: dict[str, dict[str, object]] = {}
+        for name, keeper in self.keepers.items():
+            for node, order in keeper.orders().items():
+                orders.setdefault(node, {})[name] = order
+        lead.orders = orders  # type: ignore[assignment]
+        lead.ray = f"{lead.boot}.{self.ray.starts}" if self.ray.starts else ""
+        lead.turn()
+        now = time.monotonic()
+        if lead.changed or now - self._wrote >= _MEMBERS:
+            lead.changed, self._wrote = False, now
+            said = {"written": time.time(), "members": lead.heard()}
+            with contextlib.suppress(OSError):
+                state.write(os.path.join(state.FOLDER, state.MEMBERS), said, durable=False)
+
+    def _lost(self, why: str) -> None:
+        say(f"{why}: the container is started anew")
+        self.code = 1
+
+    def leave(self) -> int:
+        """End everything that runs here, politely first; what is wanted stays wanted."""
+        deadline = time.monotonic() + _RAY_GRACE
+        self.ray.stop()
+        while not (self.node.leave() and self.ray.over) and time.monotonic() < deadline:
+            children.reap()
+            time.sleep(0.1)
+        return self.code if self.code is not None else 128 + (self.told[0] if self.told else 0)
+
+
+def main() -> int:
+    """Read the command line and be the agent."""
+    parser = argparse.ArgumentParser()
+    for name in ("--node", "--head"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--lead", action="store_true")
+    parser.add_argument("--private-shm", action="store_true")
+    parser.add_argument("command", nargs="*")
+    agent = Agent(parser.parse_args())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda got, _: agent.told.append(got))
+    return agent.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

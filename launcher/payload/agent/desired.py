@@ -1,0 +1,166 @@
+"""A server as it is wanted: what `vlaunch serve` writes to the head and the keeper acts on. Standard library only.
+
+One class is the shape for both: the launcher imports this module, the agent ships with it. The file is `desired.json` in the
+server's folder (`state.py`), replaced whole, and removed to stop the server.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+VERSION = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """One process of an engine: the only one (`ray`), or one of several nodes' (`mp`). The first of a server has its API.
+
+    `gpus` are indices of the container's GPUs, or None where the process may see all; `replicas` are the first
+    data-parallel replica that it runs and how many.
+    """
+
+    node: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    gpus: tuple[int, ...] | None = None
+    replicas: tuple[int, int] = (0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ray:
+    """What the keeper must know of Ray: ports of its dashboard and of its node managers, and how many GPUs the server takes.
+
+    With `reserve`, the server's ranks are outside Ray (`mp`), and its GPUs are set aside in Ray, so that Ray gives them to
+    nobody else; with `partial` it takes only some of a node's, and Ray must say which before it can start.
+    """
+
+    dashboard: int
+    node_manager: int
+    gpus: int
+    reserve: bool = False
+    partial: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """How a server is kept. All times are seconds.
+
+    `canary` is the time between two looks, `stuck` how long nothing at all may move before the engine counts as dead,
+    `restarts` how many are allowed within `window` (None: as many as it takes), `start_timeout` how long a restart may take at
+    least, `grace` how long an engine may take to end politely. With `restarts` of 0 nothing is ever ended or started again.
+    """
+
+    canary: float = 5.0
+    stuck: float = 300.0
+    restarts: int | None = None
+    window: float = 3600.0
+    start_timeout: float = 1800.0
+    grace: float = 5.0
+    pause: float = 5.0
+    longest_pause: float = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Desired:
+    """A server: its processes, where it answers, what it takes, and how it is kept.
+
+    `id` is equal exactly when the same server is asked for; `asked` (seconds since 1970) tells two requests for it apart.
+    `places` has how many GPUs it takes on each node, `addresses` the address of every node of the cluster, `memory_share` which
+    part of a GPU's memory it claims (None: nobody looks), `visible` the variable that names the GPUs a process may see.
+    `asked_for` is what the user asked for, by which a later run asks again (`vlaunch rollback`).
+    """
+
+    name: str
+    id: str
+    model: str
+    backend: str
+    processes: tuple[Process, ...]
+    host: str
+    port: int
+    places: Mapping[str, int]
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    asked: float = 0.0
+    replicas: int = 1
+    tp: int = 1
+    visible: str = ""
+    memory_share: float | None = None
+    ray: Ray | None = None
+    policy: Policy = field(default_factory=Policy)
+    asked_for: Mapping[str, Any] = field(default_factory=dict)
+    image: str = ""
+    version: int = VERSION
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return dataclasses.asdict(self)
+
+    @property
+    def api_host(self) -> str:
+        """The address under which vLLM answers on its own node, for what it was told to bind to."""
+        return "127.0.0.1" if self.everywhere else self.host
+
+    @property
+    def everywhere(self) -> bool:
+        """True when it listens on all of its node's addresses."""
+        return self.host in ("0.0.0.0", "::", "")  # noqa: S104 - compared, not bound
+
+    @property
+    def api_node(self) -> str:
+        """The node whose process answers requests."""
+        return self.processes[0].node
+
+
+def read(said: Any) -> Desired:
+    """Read plain data; raises ValueError when it is no server of this version."""
+    try:
+        if said["version"] != VERSION:
+            raise ValueError(f"version {said['version']!r} of a server is not known here")
+        processes = tuple(
+            Process(
+                node=str(each["node"]), argv=tuple(map(str, each["argv"])), env=_texts(each["env"]),
+                gpus=None if each["gpus"] is None else tuple(map(int, each["gpus"])),
+                replicas=(int(each["replicas"][0]), int(each["replicas"][1])),
+            )
+            for each in said["processes"]
+        )  # fmt: skip
+        if not processes:
+            raise ValueError("a server without a process")
+        ray = said["ray"]
+        plain = {name: said[name] for name in ("name", "id", "model", "backend", "host", "visible", "image")}
+        texts: dict[str, Any] = {name: str(value) for name, value in plain.items()}
+        return Desired(
+            **texts,
+            processes=processes,
+            port=int(said["port"]),
+            places={str(node): int(count) for node, count in said["places"].items()},
+            addresses=_texts(said["addresses"]),
+            asked=float(said["asked"]),
+            replicas=int(said["replicas"]),
+            tp=int(said["tp"]),
+            memory_share=None if said["memory_share"] is None else float(said["memory_share"]),
+            ray=None if ray is None else _ray(ray),
+            policy=_policy(said["policy"]),
+            asked_for=dict(said["asked_for"]),
+        )
+    except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
+        raise ValueError(f"this is no server: {type(error).__name__}: {error}") from None
+
+
+def _ray(said: Any) -> Ray:
+    return Ray(
+        dashboard=int(said["dashboard"]), node_manager=int(said["node_manager"]), gpus=int(said["gpus"]),
+        reserve=said["reserve"] is True, partial=said["partial"] is True,
+    )  # fmt: skip
+
+
+def _policy(said: Any) -> Policy:
+    restarts = said["restarts"]
+    seconds = {name: float(value) for name, value in said.items() if name != "restarts"}
+    return Policy(**seconds, restarts=None if restarts is None else int(restarts))
+
+
+def _texts(said: Any) -> dict[str, str]:
+    return {str(key): str(value) for key, value in said.items()}

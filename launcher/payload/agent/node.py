@@ -1,0 +1,232 @@
+"""The engines on this node: does what the keeper orders, and reports how it goes. It decides nothing. Standard library only.
+
+Orders are a level, not an edge: all that should be here, each time; what is not among them is stopped. Nobody to order anything
+changes nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import gpu, leftovers, process, state
+from .probe import Probe
+from .process import IDLE, RUNNING, STOPPING, Engine, Work
+
+# What an order asks for. keep: go on if it runs, and start nothing; prepare: see whether it could start; run: start it.
+KEEP, PREPARE, RUN = "keep", "prepare", "run"
+LOST = "the GPUs are lost to this container"
+_ONCE = "free once"
+_LOOK = 2.0  # seconds between two looks at the processes' CPU time, or at a GPU's memory
+
+
+@dataclass(frozen=True)
+class Order:
+    """What should be of one server here. `argv` is empty where other nodes run it and only its ranks' `pids` are watched.
+
+    `share` is the part of a GPU's memory that must be free (None: nobody looks), `gpus` which GPUs (None: all); with `busy` the
+    GPUs' utilisation is asked.
+    """
+
+    generation: int
+    phase: str
+    argv: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    grace: float = 10.0
+    api: tuple[str, int] | None = None
+    replicas: int = 1
+    canary: float = 5.0
+    pids: tuple[int, ...] = ()
+    share: float | None = None
+    gpus: tuple[int, ...] | None = None
+    busy: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data, to be read by `read`."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def read(said: Any) -> dict[str, Order]:
+    """Read orders by the server's name; raises ValueError where one is none."""
+    try:
+        return {
+            str(name): Order(
+                generation=int(each["generation"]), phase=str(each["phase"]), argv=tuple(map(str, each["argv"])),
+                env={str(key): str(value) for key, value in each["env"].items()}, grace=float(each["grace"]),
+                api=None if each["api"] is None else (str(each["api"][0]), int(each["api"][1])),
+                replicas=int(each["replicas"]), canary=float(each["canary"]), pids=tuple(map(int, each["pids"])),
+                share=None if each["share"] is None else float(each["share"]),
+                gpus=None if each["gpus"] is None else tuple(map(int, each["gpus"])), busy=each["busy"] is True,
+            )
+            for name, each in said.items()
+            if state.NAME.fullmatch(str(name))
+        }  # fmt: skip
+    except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
+        raise ValueError(f"this is no order: {error!r}") from None
+
+
+class Server:
+    """One server's part on this node."""
+
+    def __init__(self, name: str, folder: str, order: Order) -> None:
+        self.order = order
+        self.engine = Engine(name, state.path(name, state.LOG, folder))
+        self.probe: Probe | None = None
+        self.prepared, self.waits = 0, ""  # the generation that may start, or what it waits for
+        self.busy: float | None = None
+        self.ranks: dict[int, Work] = {}  # what Ray runs here, by the process
+        self._pids: tuple[int, ...] = ()
+        self._ending: float | None = None
+        self._answers, self._looked = 0, 0.0
+        self._thread: threading.Thread | None = None
+
+    def turn(self, order: Order | None) -> None:
+        """Look once, and do what follows."""
+        engine = self.engine
+        engine.poll()
+        if order is None or (order.phase == PREPARE and engine.state == RUNNING) or _another(order, engine):
+            engine.stop(self.order.grace)
+        elif order.phase == RUN and order.argv and engine.state == IDLE and order.generation > engine.last:
+            engine.start(order.generation, order.argv, order.env)
+            if order.api and engine.state == RUNNING:
+                self.probe = Probe(*order.api, order.replicas, order.canary)
+        self._end_ranks(order)
+        self.order = order or self.order
+        if self.probe is not None:
+            self._hear(self.probe)
+        now = time.monotonic()
+        if order is not None and order.phase == PREPARE and order.share is None:
+            self.prepared = order.generation
+        if order is not None and now - self._looked >= _LOOK:
+            self._looked = now
+            engine.look()
+            self.ranks = {pid: self.ranks.get(pid) or Work() for pid in order.pids}
+            for pid, seconds in process.used(order.pids):
+                self.ranks[pid].look([(pid, seconds)])
+            self._look(order)
+
+    def _end_ranks(self, order: Order | None) -> None:
+        """End ranks whose driver has gone and that do not go themselves: one that hangs does not hear Ray either."""
+        if order is not None and order.phase != PREPARE:
+            self._pids, self._ending = order.pids, None
+            return
+        self._pids = tuple(process.ray_workers({*self._pids, *(order.pids if order else ())}))
+        now = time.monotonic()
+        self._ending = now if self._pids and self._ending is None else self._ending
+        if self._ending is not None and now - self._ending >= self.order.grace:
+            process.kill(self._pids)
+        self._ending = self._ending if self._pids else None
+
+    def _hear(self, probe: Probe) -> None:
+        if self.engine.state != RUNNING:
+            probe.stop()
+            self.probe = None
+            return
+        if probe.answers != self._answers:
+            self._answers = probe.answers
+            self.engine.well()
+
+    def _look(self, order: Order) -> None:
+        """Ask for the GPUs in a thread of its own: a driver that hangs must not stop the agent."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        if order.phase == PREPARE and self.prepared != order.generation:
+            self._thread = threading.Thread(target=self._prepare, args=(order,), daemon=True)
+        elif order.busy:
+            self._thread = threading.Thread(target=self._use, args=(order,), daemon=True)
+        else:
+            return
+        self._thread.start()
+
+    def _prepare(self, order: Order) -> None:
+        try:
+            waits = gpu.held(order.share or 0.0, order.gpus)
+        except gpu.Lost as why:
+            waits = f"{LOST}: {why}"
+        if waits:
+            self.waits = waits
+        elif self.waits and self.waits != _ONCE:
+            self.waits = _ONCE  # memory is freed by and by: what is free twice in a row stays free
+        else:
+            self.prepared, self.waits = order.generation, ""
+
+    def _use(self, order: Order) -> None:
+        self.busy = gpu.busy(order.gpus)
+
+    def report(self) -> dict[str, Any]:
+        """Return how it is, for the keeper; what was never asked is absent."""
+        engine = self.engine
+        state_ = STOPPING if engine.state == IDLE and not self.idle else engine.state
+        said: dict[str, Any] = {"state": state_, "last": engine.last, "prepared": self.prepared}
+        if self.waits and self.waits != _ONCE:
+            said["waits"] = self.waits
+        if engine.ended:
+            said |= {"ended": engine.ended, "evidence": engine.evidence, "cause": engine.cause}
+        elif engine.state == RUNNING:
+            said |= {"lines": dict(engine.lines), "evidence": engine.evidence, "cause": engine.cause, "pid": engine.pid}
+        if engine.state == RUNNING:
+            said["work"] = dict(engine.work.counts)
+        if self.ranks:
+            said["ranks"] = {str(pid): work.counts.get("", 0) for pid, work in self.ranks.items()}
+        if self.busy is not None and self.order.busy:
+            said["busy"] = self.busy
+        if self.probe is not None:
+            said["probe"] = self.probe.report()
+        return said
+
+    @property
+    def idle(self) -> bool:
+        """True when nothing of it runs here."""
+        return self.engine.state == IDLE and self._ending is None
+
+
+class Node:
+    """All servers' parts on this node."""
+
+    def __init__(self, folder: str, *, private_shm: bool, lost: Callable[[str], None]) -> None:
+        self.folder, self.private_shm, self._lost = folder, private_shm, lost
+        self.orders: Mapping[str, Order] = {}
+        self.servers: dict[str, Server] = {}
+        self._stopping = False
+
+    def turn(self) -> None:
+        """Do what was ordered last."""
+        for name, order in self.orders.items():
+            if name not in self.servers and order.phase != KEEP:
+                self.servers[name] = Server(name, self.folder, order)
+        for name, server in list(self.servers.items()):
+            was = server.engine.state
+            server.turn(None if self._stopping else self.orders.get(name))
+            if was == STOPPING and server.idle and self.private_shm:
+                leftovers.sweep()
+            if server.waits.startswith(LOST) and all(each.idle for each in self.servers.values()):
+                self._lost(server.waits)  # nothing that works is hurt by a new start of the container
+            if name not in self.orders and server.idle:
+                del self.servers[name]
+
+    def report(self) -> dict[str, Any]:
+        """Return how all of them are."""
+        return {name: server.report() for name, server in self.servers.items()}
+
+    def leave(self) -> bool:
+        """Stop everything; true when it has."""
+        self._stopping = True
+        self.turn()
+        return all(each.idle for each in self.servers.values())
+
+    @property
+    def changing(self) -> bool:
+        """True while an engine is being prepared or ended."""
+        return any(each.engine.state == STOPPING or each.order.phase == PREPARE for each in self.servers.values())
+
+    @property
+    def runs(self) -> bool:
+        """True while an engine is here."""
+        return any(not each.idle for each in self.servers.values())
+
+
+def _another(order: Order, engine: Engine) -> bool:
+    return engine.state == RUNNING and engine.last != order.generation

@@ -1,0 +1,189 @@
+"""Asks a server's API on its own node, from threads, what the keeper judges by: canaries, counters, `/health`. Judges nothing.
+
+A canary is a completion of one token. It is waited for, however long it takes: under load it stands in the queue like any other
+request, and tells how long that is. Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from . import api
+from .api import Counters, Where
+
+SILENT = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, http.client.HTTPException)
+_PATIENCE = 3600.0  # seconds for a canary; the keeper decides long before
+_EARLY = 1.0  # seconds between two looks at a server that has not answered
+# What tells that a server stands still on purpose: pause and sleep (`/is_paused`, `/is_sleeping`, where vLLM has them), and
+# elastic expert parallelism that is being rescaled.
+_RESTS: tuple[tuple[str, object, str, str], ...] = (
+    ("/is_sleeping", None, "is_sleeping", "it sleeps"),
+    ("/is_paused", None, "is_paused", "it is paused"),
+    ("/is_scaling_elastic_ep", {}, "is_scaling_elastic_ep", "it is being rescaled"),
+)
+
+
+class Canary(threading.Thread):
+    """A completion on its way: `status` and `said` are there when it has ended."""
+
+    def __init__(self, where: Where, path: str, body: object, replica: int | None) -> None:
+        super().__init__(daemon=True)
+        self.where, self.path, self.body, self.replica = where, path, body, replica
+        self.status, self.said, self.began, self.seconds = 0, "", time.monotonic(), 0.0
+        self.start()
+
+    def run(self) -> None:
+        """Ask."""
+        try:
+            self.status, self.said = api.api(self.where, self.path, self.body, _PATIENCE, self.replica)
+        except SILENT as error:
+            self.said = f"{type(error).__name__}: {error}"
+        self.seconds = time.monotonic() - self.began
+
+
+class Probe:
+    """What is known of one engine's API, from its start to its end. `report` is what travels to the keeper."""
+
+    def __init__(self, host: str, port: int, replicas: int, every: float) -> None:
+        self.where = Where(api_host=host, api=port, engines=replicas)
+        self.every, self.replicas = every, replicas
+        self._path, self._body = "", dict[str, Any]()
+        self._canaries: dict[int | None, Canary] = {}
+        self._answers: dict[str, list[float]] = {}  # replica ("" for the whole) → how many answers, and when the last one came
+        self._seconds, self._turn = 0.0, 0
+        self._status, self._said, self._health, self._rests = 0, "", 0, ""
+        self._counters: Counters | None = None
+        self._counted = 0.0
+        self._over = threading.Event()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def stop(self) -> None:
+        """End; what is on its way is not waited for."""
+        self._over.set()
+
+    @property
+    def answers(self) -> int:
+        """How many canaries have come back so far."""
+        return int(sum(count for count, _ in list(self._answers.values())))
+
+    def report(self) -> dict[str, Any]:
+        """Return what is known; all times are seconds ago, for clocks differ between nodes.
+
+        `answers` has, for each replica that has answered ("" for the whole server), how often and how long ago; `asking` how
+        long each canary has been on its way; `odd` the status and text of one that came back as no answer.
+        """
+        now = time.monotonic()
+        said: dict[str, Any] = {
+            "answers": {key: [count, round(now - at, 2)] for key, (count, at) in self._answers.items()},
+            "asking": {_key(each): round(now - canary.began, 2) for each, canary in list(self._canaries.items())},
+            "seconds": round(self._seconds, 3),
+            "odd": [self._status, self._said[:300]] if self._said else None,
+            "health": self._health,
+            "rests": self._rests,
+        }
+        if counted := self._counters:
+            said["counters"] = {
+                "age": round(now - self._counted, 2), "running": counted.running, "waiting": counted.waiting,
+                "tokens": counted.tokens, "good": counted.good, "failed": counted.failed,
+                "progress": {_key(each): _digest(counted.of(each)) for each in self._keys()},
+            }  # fmt: skip
+        return said
+
+    def _keys(self) -> list[int | None]:
+        return [None, *range(self.replicas)] if self.replicas > 1 else [None]
+
+    def _run(self) -> None:
+        pause = 0.0
+        while not self._over.wait(pause):
+            began = time.monotonic()
+            try:
+                if self._path:
+                    self._look()
+                else:
+                    self._begin()
+            except SILENT:
+                pass  # nobody listens yet, or what came is no answer: asked again
+            every = self.every if self._path else min(_EARLY, self.every)
+            pause = max(0.05, every - (time.monotonic() - began))
+
+    def _begin(self) -> None:
+        """Wait for the first answer, one of each replica; what to ask from then on is remembered."""
+        self._health = api.api(self.where, "/health", timeout=5)[0]
+        if self._health != 200:
+            return
+        said: Any = api.complete(self.where)
+        if said.get("status") != 200:
+            self._status, self._said = int(said.get("status") or 0), str(said.get("error") or "")
+            return
+        if not all(each["answered"] for each in said.get("replicas", ())):
+            return
+        ask = {"model": said["model"], "max_tokens": 1, "temperature": 0}
+        chat = said["path"].endswith("chat/completions")
+        prompt = self.where.prompt
+        self._body = {**ask, "messages": [{"role": "user", "content": prompt}]} if chat else {**ask, "prompt": prompt}
+        self._seconds = float(said["seconds"])
+        self._count()
+        for each in self._keys():
+            self._note(each)
+        self._said, self._path = "", said["path"]
+
+    def _look(self) -> None:
+        """Gather canaries that have come back, send new ones, and count."""
+        for each, canary in list(self._canaries.items()):
+            if not canary.is_alive():
+                del self._canaries[each]
+                self._judge(canary)
+        replica = self._turn % self.replicas if self.replicas > 1 else None
+        self._turn += 1
+        if replica not in self._canaries and not self._over.is_set():
+            self._canaries[replica] = canary = Canary(self.where, self._path, self._body, replica)
+            canary.join(min(1.0, self.every / 2))  # mostly it is back at once
+            if not canary.is_alive():
+                del self._canaries[replica]
+                self._judge(canary)
+        self._count()
+        late = any(time.monotonic() - each.began > 2 * self.every for each in self._canaries.values())
+        if late or self._said:
+            self._health = api.api(self.where, "/health", timeout=5)[0]
+            self._rests = self._resting()
+        else:
+            self._health, self._rests = 200, ""
+
+    def _judge(self, canary: Canary) -> None:
+        if 0 < canary.status < 500:  # also a refusal is an answer: the API key may have changed
+            self._said, self._seconds = "", canary.seconds
+            self._note(canary.replica)
+            if canary.replica is not None:
+                self._note(None)
+        else:
+            self._status, self._said = canary.status, canary.said or "no answer"
+
+    def _note(self, replica: int | None) -> None:
+        count = self._answers.get(_key(replica), [0, 0.0])[0]
+        self._answers[_key(replica)] = [count + 1, time.monotonic()]
+
+    def _count(self) -> None:
+        counted = api.counters(self.where)
+        if counted is not None:
+            self._counters, self._counted = counted, time.monotonic()
+
+    def _resting(self) -> str:
+        for path, body, field, words in _RESTS:
+            status, text = api.api(self.where, path, body, timeout=5)
+            if status == 200 and isinstance(said := json.loads(text), Mapping) and said.get(field) is True:
+                return words
+        return ""
+
+
+def _key(replica: int | None) -> str:
+    return "" if replica is None else str(replica)
+
+
+def _digest(lines: tuple[str, ...]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]

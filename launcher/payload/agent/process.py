@@ -1,0 +1,276 @@
+"""The processes of one engine on this node, started and ended as a whole. Standard library only.
+
+An engine is a session of processes. What it prints goes to a log of its own, which does not grow without end, and the telling
+lines since the engine was last well are kept: they are the evidence when it dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from . import cause, children
+
+MARK = "VLAUNCH_ENGINE"  # in the environment of all that belongs to an engine
+BEGINS = "vlaunch agent: starting the engine"  # in the log: what is above is of another engine
+_WORKS = 0.1  # part of a core from which on a process works
+_LOG = 64 << 20  # bytes of a log until it is put aside
+_LINES, _WIDTH = 60, 400
+IDLE, RUNNING, STOPPING = "idle", "running", "stopping"
+# How vLLM names the processes of a replica, and marks their lines: `VLLM::EngineCore_DP1`, `(Worker_DP1_TP0 pid=7)`.
+_REPLICA = re.compile(r"(?:EngineCore|Worker)_DP(\d{1,4})(?!\d)")
+_ACCESS = re.compile(r'"(?:GET|POST) /\S* HTTP/1\.[01]"')
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Engine:
+    """One engine at a time. `state` is idle, running or stopping; `last` is the generation that was started last.
+
+    `ended` says how it came to its end, where nobody asked for it. Call `poll` often: it is what drives everything.
+    """
+
+    def __init__(self, name: str, log: str) -> None:
+        self.name, self.log = name, log
+        self.state, self.last, self.ended = IDLE, 0, ""
+        self.lines: dict[str, int] = {}  # how many it has printed, in all ("") and of each replica; not of requests
+        self.work = Work()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._printed: threading.Thread | None = None
+        self._telling: list[str] = []
+        self._tail: deque[str] = deque(maxlen=6)
+        self._grace = self._kill_at = 0.0
+        self._told = False
+
+    @property
+    def evidence(self) -> str:
+        """The first telling lines that it printed since it was well, else its last ones."""
+        return "\n".join(self._telling[:6] or self._tail)
+
+    @property
+    def cause(self) -> str:
+        """The engine's first error since it was well; empty where it printed none."""
+        return cause.root(self._telling)
+
+    def well(self) -> None:
+        """Say that it works: what looked like an error until now was none that mattered."""
+        self._telling = []
+
+    def start(self, generation: int, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        """Start it; what cannot be started has ended at once."""
+        environment = {**os.environ, **env, MARK: mark(f"{self.name}.{generation}")}
+        # Logs of an engine that is gone would be read as this one's.
+        for path in glob.glob(re.sub("%[hp]", "*", environment.get("NCCL_DEBUG_FILE", ""))):
+            with contextlib.suppress(OSError):
+                os.remove(path)
+        self.last, self.ended, self._told = generation, "", False
+        self._telling = []
+        self._tail.clear()
+        self._write(f"{BEGINS} (generation {generation})\n".encode())
+        try:
+            self._process = children.spawn(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            self.ended = f"cannot be started: {argv[0]}: {error.strerror}"
+            self._write(f"vlaunch agent: {self.ended}\n".encode())
+            return
+        self.state = RUNNING
+        self._printed = threading.Thread(target=self._pass_on, args=(self._process,), daemon=True)
+        self._printed.start()
+
+    def stop(self, grace: float) -> None:
+        """Begin to end it: politely first, which lets vLLM free what it holds; `poll` does the rest."""
+        if self.state == RUNNING:
+            self._grace = grace
+            self._stop()
+
+    def _stop(self) -> None:
+        self.state, self._kill_at = STOPPING, time.monotonic() + self._grace
+        # The first process ends the others; only when it has gone are they told themselves.
+        if self._process and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+                self._process.send_signal(signal.SIGCONT)  # one that was frozen would never hear of it
+
+    def poll(self) -> None:
+        """See how it is, and go on ending it."""
+        process = self._process
+        if process is None:
+            return
+        code = process.poll()
+        if code is not None and self.state == RUNNING:
+            if self._printed:
+                self._printed.join(0.2)  # its last words
+            self.ended = _words(code)
+            self._write(f"vlaunch agent: the engine {self.ended}\n".encode())
+            self._stop()
+        if self.state != STOPPING or (code is None and time.monotonic() < self._kill_at):
+            return
+        left = list(self._left(process.pid))
+        if not left and code is not None:
+            children.forget(process)
+            self._process, self.state = None, IDLE
+        elif time.monotonic() >= self._kill_at:
+            _signal(left, signal.SIGKILL)
+        elif not self._told:
+            self._told = True
+            _signal(left, signal.SIGTERM)
+
+    @property
+    def pid(self) -> int | None:
+        """The first process, whose number is that of the session; None when nothing runs."""
+        return self._process.pid if self._process else None
+
+    def look(self) -> None:
+        """See which of its processes have worked since the last look."""
+        if self._process is not None:
+            self.work.look((pid, used) for pid, session, used in _processes() if session == self._process.pid)
+
+    def _left(self, session: int) -> Iterator[int]:
+        """Find what lives of it, also what has left the session."""
+        what = f"{self.name}.{self.last}"
+        for pid, own, _ in _processes():
+            if own == session or (own != os.getsid(0) and _carries(pid, what)):
+                yield pid
+
+    def _pass_on(self, process: subprocess.Popen[bytes]) -> None:
+        """Write down what the engine prints, for as long as anything of it lives."""
+        assert process.stdout is not None  # noqa: S101 - it is a pipe
+        descriptor, half = process.stdout.fileno(), b""
+        while data := os.read(descriptor, 1 << 16):
+            self._write(data)
+            *lines, half = re.split(rb"[\r\n]+", half + data)
+            half = half[-_WIDTH:]
+            if process is self._process:
+                for line in lines:
+                    self._keep(line.decode(errors="replace").strip()[:_WIDTH])
+        process.stdout.close()
+
+    def _keep(self, line: str) -> None:
+        if not line:
+            return
+        if not _ACCESS.search(line):  # which our own questions cause
+            self.lines[""] = self.lines.get("", 0) + 1
+            if replica := _REPLICA.search(line):
+                self.lines[replica[1]] = self.lines.get(replica[1], 0) + 1
+        self._tail.append(line)
+        if len(self._telling) < _LINES and cause.telling(line):
+            self._telling.append(line)
+
+    def _write(self, data: bytes) -> None:
+        """Append to the log; a disk that is full must not end the engine."""
+        with contextlib.suppress(OSError):
+            if os.path.exists(self.log) and os.path.getsize(self.log) > _LOG:
+                os.replace(self.log, self.log + ".1")
+            os.makedirs(os.path.dirname(self.log), exist_ok=True)
+            with open(self.log, "ab") as file:
+                file.write(data)
+
+
+class Work:
+    """At how many looks some process had worked, and not only waited: `counts` has it for all ("") and for each replica.
+
+    A process that waits wakes up, looks, and sleeps on, which took up to 5 % of a core of an idle engine; one that works takes
+    most of one.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self._used: dict[int, float] = {}
+        self._looked = 0.0
+
+    def look(self, processes: Iterable[tuple[int, float]]) -> None:
+        """Compare the seconds of CPU that each process has used, by its number, with those at the last look."""
+        now, before, self._used = time.monotonic(), self._used, dict(processes)
+        span, self._looked = now - self._looked, now
+        worked = {""} if self._used and not before else set[str]()
+        for pid, used in self._used.items():
+            replica = _REPLICA.search(_title(pid))
+            keys = {"", replica[1]} if replica else {""}
+            for key in keys:
+                self.counts.setdefault(key, 0)
+            if used - before.get(pid, 0.0) >= _WORKS * span:
+                worked |= keys
+        for key in worked:
+            self.counts[key] = self.counts.get(key, 0) + 1
+
+
+def used(pids: Sequence[int]) -> list[tuple[int, float]]:
+    """Return how many seconds of CPU each of some processes has used; one that is gone is left out."""
+    return [(pid, seconds) for pid, _, seconds in _processes(set(pids))]
+
+
+def mark(what: str) -> str:
+    """Return the value of MARK for what belongs to something of this agent: others may see the same processes."""
+    return f"{os.getpid()}.{what}"
+
+
+def marked(what: str) -> list[int]:
+    """Return the processes that carry such a mark in their environment."""
+    return [pid for pid, _, _ in _processes() if _carries(pid, what)]
+
+
+def ray_workers(pids: Iterable[int]) -> list[int]:
+    """Return which of some processes still are workers of Ray: a number may be another's by now."""
+    return [pid for pid in pids if _title(pid).startswith("ray::")]
+
+
+def kill(pids: Sequence[int]) -> None:
+    """End processes at once."""
+    _signal(pids, signal.SIGKILL)
+
+
+def _title(pid: int) -> str:
+    """Return what a process calls itself."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read(200).replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _processes(pids: set[int] | None = None) -> Iterator[tuple[int, int, float]]:
+    """Yield number, session and seconds of CPU of each process that does more than wait to be reaped."""
+    for name in os.listdir("/proc") if pids is None else map(str, pids):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+                words = file.read().rpartition(")")[2].split()  # state, parent, group, session: behind the name in brackets
+            if words[0] not in "ZX":
+                yield int(name), int(words[3]), (int(words[11]) + int(words[12])) / _TICKS
+        except (OSError, ValueError, IndexError):
+            continue
+
+
+def _carries(pid: int, what: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return f"{MARK}={mark(what)}".encode() in file.read().split(b"\0")
+    except OSError:
+        return False
+
+
+def _signal(pids: Sequence[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _words(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"was killed by {name}" + (" (by hand, or for lack of memory)" if name == "SIGKILL" else "")

@@ -1,0 +1,191 @@
+"""What Ray's dashboard says of a server whose ranks Ray runs: if it could start, where its ranks are, and which one died first.
+
+Standard library only. It decides nothing; whoever cannot be asked raises one of `SILENT`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from . import api
+from .desired import Ray
+from .probe import SILENT
+
+__all__ = ["SILENT", "Culprit", "Rank", "RayView"]
+
+_PATIENCE = 15.0  # seconds for each of Ray's tables: a dashboard that is always slow must not keep a server down
+_DEAD = 10.0  # seconds for which Ray may take a node for alive whose port was closed; `plan/containers.py` lets it notice in 5
+_RANK = re.compile(r"vllm_Worker_\w*?\d(?:_dp(\d+))?((?:_[A-Z]+\d+)*)")  # as launcher/tools/ray.py reads it
+_ENGINE = re.compile(r"EngineCore|RayWorker")  # classes of vLLM whose actors have no such name
+_CONSEQUENCE = re.compile(r"owner .*(?:died|exited)|owner.?has|ray\.kill|job .*finished|driver|intended|out of scope", re.I)
+_DIED = re.compile(r"rank=\[?(\d+)\b.{0,40} died unexpectedly")  # v1/executor/ray_executor_v2.py of vLLM 0.32
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A rank that Ray runs: the actor's id, its name for people, its node, and its process there."""
+
+    actor: str
+    name: str
+    node: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """Whose death came first, in Ray's words."""
+
+    node: str
+    rank: str
+    evidence: str
+
+
+class RayView:
+    """Asks about one server. `ray` says where Ray is and how many GPUs the server takes, `addresses` where the nodes are."""
+
+    def __init__(self, ray: Ray, tp: int, addresses: Mapping[str, str]) -> None:
+        self.ray, self.tp, self.addresses = ray, tp, addresses
+        self.where = api.Where(dashboard=ray.dashboard)
+        self._names = {ip: name for name, ip in addresses.items()}
+        self._steady, self._ids = 0, list[str]()
+        self._closed: dict[str, float] = {}  # Ray's id of a node → when its port was last found closed
+
+    def rows(self, what: str, patience: float = _PATIENCE, **filters: str) -> list[dict[str, Any]]:
+        """Ask for one of Ray's tables."""
+        chosen = "".join(f"&filter_keys={key}&filter_predicates=%3D&filter_values={value}" for key, value in filters.items())
+        answer: Any = api.ray(self.where, f"/api/v0/{what}?detail=1&limit=10000{chosen}", timeout=patience)
+        found: list[dict[str, Any]] = answer["data"]["result"]["result"]
+        return found
+
+    def lacking(self, looks: int) -> str:
+        """Say what a start still waits for, empty when nothing did for so many looks: nodes, and GPUs that are free."""
+        living = [row for row in self.rows("nodes") if row["state"] == "ALIVE" and row["node_ip"] in self._names]
+        there = [row for row in living if self._listens(row)]
+        steady, self._steady = self._steady, 0
+        if len(living) > len(there):
+            return "waiting until Ray has noticed which nodes are dead"
+        brought = sum(float((row.get("resources_total") or {}).get("GPU", 0)) for row in there)
+        if brought < self.ray.gpus:
+            gone = sorted(name for ip, name in self._names.items() if ip not in {row["node_ip"] for row in there})
+            return f"waiting for {', '.join(gone) or 'GPUs'} to be in Ray: {brought:g} of {self.ray.gpus:g} GPUs are"
+        free = brought - self._held()
+        if free < self.ray.gpus:
+            return f"waiting until {self.ray.gpus:g} GPUs are free in Ray; {free:g} are"
+        before, self._ids = self._ids, sorted(row["node_id"] for row in there)
+        self._steady = steady + 1 if self._ids == before else 1
+        return "" if self._steady >= looks else "looking whether the nodes stay in Ray"
+
+    def _listens(self, row: Mapping[str, Any]) -> bool:
+        """True for a node that is what Ray says, alive. Ray notices some seconds late that a container has died.
+
+        Its port is closed at once, but open again, of another node, before Ray has noticed.
+        """
+        now = time.monotonic()
+        if not _reachable(row["node_ip"], self.ray.node_manager):
+            self._closed[row["node_id"]] = now
+        return now - self._closed.get(row["node_id"], -_DEAD) >= _DEAD
+
+    def _held(self) -> float:
+        groups = [row for row in self.rows("placement_groups") if row.get("state") not in ("REMOVED", "PENDING", "INFEASIBLE")]
+        held = [bundle.get("unit_resources") or {} for row in groups for bundle in row.get("bundles") or ()]
+        alone = [row for row in self.rows("actors", state="ALIVE") if not row.get("placement_group_id")]
+        held += [row.get("required_resources") or {} for row in alone]
+        return sum(float(each.get("GPU", 0)) for each in held)
+
+    def ranks(self, driver: int) -> list[Rank]:
+        """Return the living ranks that the process `driver`, or a child of it, has started; all of them if Ray cannot tell."""
+        homes = {row["node_id"]: self._names.get(row["node_ip"], row["node_ip"]) for row in self.rows("nodes")}
+        found = [(row, name) for row in self.rows("actors", state="ALIVE") if (name := _rank_name(row))]
+        jobs: Any = api.ray(self.where, "/api/jobs/", timeout=_PATIENCE)
+        drivers = {
+            str((each.get("driver_info") or {}).get("pid")): str(each.get("job_id")) for each in jobs if isinstance(each, dict)
+        }
+        own = {job for pid, job in drivers.items() if pid.isdigit() and _same_session(int(pid), driver)}
+        ours = [each for each in found if str(each[0].get("job_id")) in own] if own else found
+        if not own and len({row.get("job_id") for row, _ in found}) > 1:
+            return []  # of several drivers: whose is whose nobody knows
+        return [
+            Rank(str(row["actor_id"]), name, homes.get(row.get("node_id", ""), ""), int(row.get("pid") or 0))
+            for row, name in ours
+        ]
+
+    def culprit(self, ranks: list[Rank], evidence: str) -> Culprit | None:
+        """Return the rank that died of itself; the others were ended with the engine. None when nobody knows."""
+        return self._dead(ranks) or self._unreachable(ranks) or self._accused(ranks, evidence)
+
+    def _dead(self, ranks: list[Rank]) -> Culprit | None:
+        table = {row["node_ip"]: row for row in self.rows("nodes", 3) if row["state"] == "ALIVE"}
+        alive = {row["actor_id"] for row in self.rows("actors", 3, state="ALIVE")}
+        rows = {row["actor_id"]: row for row in self.rows("actors", 3)}
+        for rank in ranks:
+            if (ip := self.addresses.get(rank.node)) and ip not in table:
+                return Culprit(rank.node, rank.name, "its node is gone from Ray")
+            words = _words(rows.get(rank.actor, {}).get("death_cause"))
+            if rank.actor not in alive and words and not _CONSEQUENCE.search(words):
+                return Culprit(rank.node, rank.name, words)
+        return None
+
+    def _unreachable(self, ranks: list[Rank]) -> Culprit | None:
+        """Return a rank whose node has just died: the engine may notice before Ray does, and ends the other ranks."""
+        for rank in ranks:
+            ip = self.addresses.get(rank.node)
+            if ip and not _reachable(ip, self.ray.node_manager):
+                said = f"nothing listens on {ip}:{self.ray.node_manager}: its container is gone, or its network"
+                return Culprit(rank.node, rank.name, said)
+        return None
+
+    def _accused(self, ranks: list[Rank], evidence: str) -> Culprit | None:
+        """Return the rank that vLLM's log names as dead: a container may be back before anybody has seen its port closed."""
+        match = _DIED.search(evidence)
+        if match is None:
+            return None
+        stage, part = divmod(int(match[1]), self.tp)
+        for rank in ranks:
+            place = dict(re.findall(r"([A-Z]+)(\d+)", rank.name))
+            # Each replica counts its ranks from 0, and its lines do not say whose they are.
+            if "DP" not in place and (int(place.get("PP", 0)), int(place.get("TP", 0))) == (stage, part):
+                return Culprit(rank.node, rank.name, "")
+        return None
+
+
+def _reachable(ip: str, port: int) -> bool:
+    try:
+        with socket.create_connection((ip, port), timeout=3):
+            return True
+    except OSError:
+        return False
+
+
+def _same_session(pid: int, session: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return int(file.read().rpartition(")")[2].split()[3]) == session
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def _rank_name(row: Mapping[str, Any]) -> str:
+    """Return the name of the rank that an actor is; empty when it is none of vLLM's."""
+    match = _RANK.fullmatch(row.get("name") or "")
+    if match is None:
+        return "an engine" if _ENGINE.search(row.get("class_name") or "") else ""
+    replica = f"DP{match[1]}" if match[1] else ""
+    return f"{replica}{match[2].replace('_', ' ')}".strip() or "the only rank"
+
+
+def _words(cause: Any) -> str:
+    """Return what Ray says of a death, from whichever of its forms."""
+    if not isinstance(cause, dict):
+        return str(cause or "")
+    for each in cause.values():
+        if isinstance(each, dict):
+            said = each.get("error_message") or each.get("reason") or each.get("formatted_exception_string")
+            if said:
+                return " ".join(str(said).split())[:600]
+    return json.dumps(cause)[:300]

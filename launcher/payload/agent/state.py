@@ -1,0 +1,102 @@
+"""The files of servers: a folder for each in VLAUNCH_STATE, with what is wanted, how it is, what answered before, and its log.
+
+Standard library only. Files are JSON and are replaced whole, so that a reader never sees half of one. The folder is mounted
+from the node, so that a reboot, or a new container, finds what was there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from . import desired, observed
+from .desired import Desired
+from .observed import Observed
+
+FOLDER = os.environ.get("VLAUNCH_STATE", "/var/lib/vlaunch")
+DESIRED, OBSERVED, HISTORY, LOG = "desired.json", "observed.json", "history.json", "engine.log"
+MEMBERS = "members.json"  # which agents are connected to the head's
+KEPT = 5  # servers that have answered
+NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
+_MOUNTS = os.environ.get("VLAUNCH_MOUNTS", "/proc/self/mountinfo")  # where a container's own id can be seen
+
+
+def names(folder: str = "") -> list[str]:
+    """Return the names of all servers that have a folder."""
+    try:
+        found = os.listdir(folder or FOLDER)
+    except OSError:
+        return []
+    return sorted(each for each in found if NAME.fullmatch(each) and os.path.isdir(os.path.join(folder or FOLDER, each)))
+
+
+def path(name: str, file: str, folder: str = "") -> str:
+    """Return the path of a server's file."""
+    return os.path.join(folder or FOLDER, name, file)
+
+
+def read(file: str) -> Any:
+    """Return what a file holds, or None when it is absent or no JSON."""
+    try:
+        with open(file, encoding="utf-8") as opened:
+            return json.load(opened)
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def write(file: str, value: object, *, durable: bool = True) -> None:
+    """Replace a file whole; when `durable`, see that it is on the disk."""
+    part = f"{file}.{os.getpid()}"
+    try:
+        os.makedirs(os.path.dirname(file), exist_ok=True)
+        with open(part, "w", encoding="utf-8") as opened:
+            json.dump(value, opened)
+            if durable:
+                opened.flush()
+                os.fsync(opened.fileno())
+        os.replace(part, file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.remove(part)
+        raise
+
+
+def wanted(name: str, folder: str = "") -> Desired | None:
+    """Return the server that is wanted under a name; raises ValueError where the file is of another version."""
+    said = read(path(name, DESIRED, folder))
+    return None if said is None else desired.read(said)
+
+
+def seen(name: str, folder: str = "") -> Observed | None:
+    """Return how the server of that name is, as the keeper wrote it last."""
+    try:
+        return observed.read(read(path(name, OBSERVED, folder)))
+    except ValueError:
+        return None
+
+
+def answered(server: Desired, at: float, folder: str = "") -> None:
+    """Note that a server has answered, newest first; the same one is noted once, with its last time."""
+    file = path(server.name, HISTORY, folder)
+    said = read(file)
+    before = [each for each in said if isinstance(each, Mapping)] if isinstance(said, list) else []
+    others = [each for each in before if isinstance(was := each.get("desired"), Mapping) and was.get("id") != server.id]
+    write(file, [{"at": at, "desired": server.as_json()}, *others][:KEPT])
+
+
+def container() -> str:
+    """Return the id of the container that this runs in, which a restart keeps; empty where nothing says it.
+
+    Docker mounts three files of the container's own folder. With the host's network its name is the host's.
+    """
+    try:
+        with open(_MOUNTS, encoding="utf-8", errors="replace") as file:
+            mounts = [line.split()[3:5] for line in file]  # what is mounted, and where
+    except OSError:
+        return ""
+    ids = [re.findall("[0-9a-f]{64}", what) for what, where in mounts if where in ("/etc/hostname", "/etc/hosts")]
+    return next((found[-1] for found in ids if found), "")

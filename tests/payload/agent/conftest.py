@@ -1,0 +1,45 @@
+"""What several tests of the agent use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.payload.agent import api, state, wire
+from tests.payload.agent.web import CHAT, Server
+
+METRICS = (
+    "# HELP vllm:cache_config_info Information\n"
+    'vllm:cache_config_info{block_size="128",kv_cache_size_tokens="262144",kv_cache_max_concurrency="512.0"} 1.0\n'
+    'vllm:num_requests_running{engine="0"} 8.0\nvllm:num_requests_waiting{engine="0"} 892.0\n'
+    'vllm:generation_tokens_total{engine="0"} 7.0\n'
+)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """Ray's dashboard and vLLM's API on one port."""
+    with Server() as running:
+        running.answers |= {
+            "/health": "",
+            "/v1/models": {"data": [{"id": "m"}]},
+            "/metrics": METRICS,
+            "/v1/chat/completions": CHAT,
+            "/api/jobs/": [],
+        }
+        yield running
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let this process have a container's secrets and files: `secrets` and `state` in the folder that is returned."""
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "state").mkdir()
+    (tmp_path / "secrets" / "RAY_AUTH_TOKEN").write_text("ray-token\n")
+    (tmp_path / "secrets" / "VLLM_API_KEY").write_text("api-key")
+    monkeypatch.setattr(api, "SECRETS", str(tmp_path / "secrets"))
+    monkeypatch.setattr(wire, "_SECRETS", str(tmp_path / "secrets"))
+    monkeypatch.setattr(state, "FOLDER", str(tmp_path / "state"))
+    return tmp_path

@@ -1,0 +1,253 @@
+"""A keeper on a stage: nodes that do what is ordered, an engine that behaves as a test says, and a clock that a test turns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.payload.agent import state
+from launcher.payload.agent.desired import Desired
+from launcher.payload.agent.keeper import Keeper
+from launcher.payload.agent.node import PREPARE, RUN, Order
+from launcher.payload.agent.observed import Observed
+
+KILLED = "was killed by SIGKILL (by hand, or for lack of memory)"
+HEAD = "gpu1"
+
+
+class Clock:
+    """Stands in for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 10_000.0
+
+    def monotonic(self) -> float:
+        """Seconds since this host booted."""
+        return self.now
+
+    def time(self) -> float:
+        """Seconds since 1970."""
+        return 1e9 + self.now
+
+
+@dataclass
+class Node:
+    """What an agent reports of the server. `slow`: its engine takes so many seconds to end; `waits`: what a start lacks."""
+
+    boot: str = "b1"
+    state: str = "idle"
+    last: int = 0
+    prepared: int = 0
+    waits: str = ""
+    ended: dict[str, str] = field(default_factory=dict)
+    evidence: str = ""
+    slow: float = 0.0
+    until: float = 0.0
+    more: dict[str, Any] = field(default_factory=dict)  # while it runs
+    ranks: dict[str, int] = field(default_factory=dict)  # that Ray runs here
+
+    def obey(self, order: Order | None, now: float) -> None:
+        """Do what an agent does."""
+        if self.state == "running" and (order is None or order.phase == PREPARE or order.generation != self.last):
+            self.state, self.until = "stopping", now + self.slow
+        elif order is not None and order.phase == RUN and order.argv and self.state == "idle" and order.generation > self.last:
+            self.state, self.last, self.ended = "running", order.generation, {}
+        if self.state == "stopping" and now >= self.until:
+            self.state = "idle"
+        if order is not None and order.phase == PREPARE and not self.waits:
+            self.prepared = order.generation
+
+    def report(self, count: int) -> dict[str, Any]:
+        """Return what an agent says; all that moves is at `count`."""
+        said: dict[str, Any] = {"state": self.state, "last": self.last, "prepared": self.prepared, **self.ended}
+        if self.waits:
+            said["waits"] = self.waits
+        if self.ranks:
+            said["ranks"] = self.ranks
+        if self.state == "running":
+            said |= {"work": {"": count}, "lines": {"": count}, "pid": 100, "evidence": self.evidence, "cause": ""}
+        return {**said, **self.more} if self.state == "running" else said
+
+
+class Lead:
+    """What the keeper asks of the agents."""
+
+    name = HEAD
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.away: dict[str, str] = {}  # nodes whose agents are not here, and why they count as gone: empty when not yet
+        self.stale: set[str] = set()  # that are connected, and silent
+        self.said: dict[str, Mapping[str, Any]] = {}
+
+    def here(self, node: str) -> bool:
+        """True when a node's agent is connected."""
+        return node in self.nodes and node not in self.away
+
+    def fresh(self, node: str) -> bool:
+        """True when it was heard a moment ago."""
+        return self.here(node) and node not in self.stale
+
+    def report(self, node: str, _: str) -> Mapping[str, Any] | None:
+        """Return what it said last."""
+        return self.said.get(node, {}) if self.here(node) else None
+
+    def boot_of(self, node: str) -> str:
+        """Return what changes when its container starts anew."""
+        return self.nodes[node].boot if self.here(node) else ""
+
+    def gone(self, node: str) -> str:
+        """Say why it is gone."""
+        return self.away.get(node, "")
+
+
+@dataclass
+class Engine:
+    """How the engine behaves: whether it answers, works, and what its API says."""
+
+    takes: float = 3.0  # seconds until its first answer
+    answers: bool = True
+    works: bool = True
+    counts: bool = True
+    health: int = 200
+    odd: list[Any] | None = None
+    rests: str = ""
+    open: int = 0  # requests of others
+    failed: float = 0.0
+
+
+class Stage:
+    """A server that is kept in a folder, on nodes that are all there at first."""
+
+    def __init__(self, folder: Path, clock: Clock, want: Desired, *more: str) -> None:
+        self.folder, self.clock, self.lead, self.engine = folder, clock, Lead(), Engine()
+        self.answered = self.moved = 0
+        self.asking = 0.0
+        self.began: dict[int, float] = {}
+        self.told: list[tuple[str, str]] = []  # each state, with what was being done
+        for node in dict.fromkeys((HEAD, *(each.node for each in want.processes), *want.places, *more)):
+            self.lead.nodes[node] = Node()
+        self.want(want)
+        self.keeper = self.boot()
+
+    def boot(self) -> Keeper:
+        """Start the head's agent."""
+        self.keeper = Keeper("chat", str(self.folder), self.lead, self.clock.time)  # type: ignore[arg-type]
+        return self.keeper
+
+    def want(self, server: Desired | None) -> None:
+        """Want a server, or none."""
+        file = self.folder / "chat" / "desired.json"
+        if server is None:
+            file.unlink()
+        else:
+            self.wanted = server
+            state.write(str(file), server.as_json(), durable=False)
+
+    @property
+    def seen(self) -> Observed:
+        """What the record says."""
+        found = state.seen("chat", str(self.folder))
+        assert found is not None
+        return found
+
+    @property
+    def orders(self) -> dict[str, Order]:
+        """What is ordered now."""
+        return self.keeper.orders()
+
+    @property
+    def phases(self) -> dict[str, str]:
+        """What each node is to do."""
+        return {node: each.phase for node, each in self.orders.items()}
+
+    @property
+    def history(self) -> list[str]:
+        """Which servers have answered."""
+        file = self.folder / "chat" / "history.json"
+        return [each["desired"]["id"] for each in json.loads(file.read_text())] if file.exists() else []
+
+    def kill(self, node: str, how: str = KILLED, cause: str = "", evidence: str = "") -> None:
+        """End the engine's process on a node."""
+        self.lead.nodes[node].state = "idle"
+        self.lead.nodes[node].ended = {"ended": how, "cause": cause, "evidence": evidence}
+
+    def step(self, seconds: float = 0.5) -> None:
+        """Let some time pass, and everybody look once."""
+        self.clock.now += seconds
+        for node, each in self.lead.nodes.items():
+            if node not in self.lead.away:
+                each.obey(self.orders.get(node), self.clock.now)
+        self._serve(seconds)
+        self.lead.said |= {
+            node: self._report(node, each) for node, each in self.lead.nodes.items()
+            if self.lead.fresh(node)
+        }  # fmt: skip
+        self.keeper.turn()
+        seen = self.keeper.seen
+        if seen is not None and (not self.told or self.told[-1] != (seen.state, seen.doing)):
+            self.told.append((seen.state, seen.doing))
+
+    def run(self, seconds: float, step: float = 0.5) -> None:
+        """Let so much time pass."""
+        for _ in range(round(seconds / step)):
+            self.step(step)
+
+    def until(self, *states: str, within: float = 60.0, step: float = 0.5) -> Observed:
+        """Let time pass until the server is in such a state; its record is returned."""
+        for _ in range(round(within / step)):
+            self.step(step)
+            if self.seen.state in states:
+                return self.seen
+        raise AssertionError(f"not {states} within {within} s: {self.seen}\n{self.told}")
+
+    def _serve(self, seconds: float) -> None:
+        """Let the engine do what it does, if all of its processes run."""
+        nodes = [self.lead.nodes[each.node] for each in self.wanted.processes]
+        alive = all(each.state == "running" for each in nodes)
+        began = self.began.setdefault(nodes[0].last, self.clock.now)
+        if alive and self.engine.answers and self.clock.now - began >= self.engine.takes:
+            self.answered += 1
+            self.asking = 0.0
+        elif alive and self.answered:
+            self.asking += seconds
+        if alive and self.engine.works:
+            self.moved += 1
+
+    def _report(self, name: str, node: Node) -> dict[str, Any]:
+        said = node.report(self.moved)
+        generation = self.began.get(node.last)
+        if name == self.wanted.api_node and node.state == "running" and generation is not None:
+            said["probe"] = self.probe()
+            if self.clock.now - generation < self.engine.takes:
+                said["probe"]["answers"] = {}
+        return said
+
+    def probe(self) -> dict[str, Any]:
+        """Return what is known of the API."""
+        engine = self.engine
+        said: dict[str, Any] = {
+            "answers": {"": [self.answered, 0.1 + self.asking]} if self.answered else {},
+            "asking": {"": self.asking} if self.asking else {}, "seconds": 0.1, "odd": engine.odd, "health": engine.health,
+            "rests": engine.rests,
+        }  # fmt: skip
+        if engine.counts:
+            said["counters"] = {
+                "age": 0.1, "running": engine.open, "waiting": 1 if self.asking else 0, "tokens": float(self.answered),
+                "good": 0.0, "failed": engine.failed, "progress": {"": str(self.answered)},
+            }  # fmt: skip
+        return said
+
+
+class Now:
+    """Stands in for `keeper.Background`: what takes its time has it done at once."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.value, self.error, self.over, self.began = None, "", True, 0.0
+        try:
+            self.value = work()
+        except OSError as error:
+            self.error = str(error)

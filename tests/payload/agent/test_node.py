@@ -1,0 +1,244 @@
+"""What an agent does with the keeper's orders: the engines are real programs, or none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from launcher.payload.agent import gpu, leftovers, node
+from launcher.payload.agent.node import KEEP, PREPARE, RUN, Node, Order
+from tests.hostile import mutate
+from tests.payload.agent.waits import lives, until
+
+ORDERS = {
+    "chat": Order(
+        generation=3, phase=RUN, argv=("vllm", "serve"), env={"A": "b"}, api=("127.0.0.1", 8000), share=0.9, gpus=(1,)
+    ),
+    "embed": Order(generation=1, phase=KEEP, pids=(7, 8), busy=True),
+}
+SLEEP = (sys.executable, "-S", "-c", "import time; print('it runs', flush=True); time.sleep(60)")
+quick = mutate.examples(60)
+
+
+def plain(orders: dict[str, Order]) -> Any:
+    """Return orders as they travel."""
+    return json.loads(json.dumps({name: each.as_json() for name, each in orders.items()}))
+
+
+def test_orders_survive_the_way() -> None:
+    """What is said is what is heard."""
+    assert node.read(plain(ORDERS)) == ORDERS
+
+
+@pytest.mark.parametrize("said", [None, 7, [], "x", {"chat": None}, {"chat": {}}, {"chat": []}])
+def test_what_is_no_order(said: object) -> None:
+    """Is refused whole."""
+    with pytest.raises(ValueError, match="this is no order"):
+        node.read(said)
+
+
+def test_a_name_that_could_be_a_path_is_none() -> None:
+    """A server has a folder of its name on each node."""
+    said = plain(ORDERS)
+
+    assert node.read({"../../etc": said["chat"], "chat": said["chat"]}) == {"chat": ORDERS["chat"]}
+
+
+@quick
+@given(chance=mutate.chances)
+def test_what_is_nearly_an_order(chance: mutate.Chance) -> None:
+    """It is refused, or every part of it is what it should be."""
+    try:
+        found = node.read(mutate.value(plain(ORDERS), chance))
+    except ValueError:
+        return
+
+    for each in found.values():
+        assert {type(word) for word in (each.phase, *each.argv, *each.env.values())} <= {str}
+        assert {type(number) for number in (each.generation, each.replicas, *each.pids)} <= {int}
+        assert type(each.busy) is bool
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Node]:
+    """A node without engines, which ends with the test; the reasons to start its container anew are in `lost`."""
+    lost: list[str] = []
+    made = Node(str(tmp_path), private_shm=False, lost=lost.append)
+    made.why = lost  # type: ignore[attr-defined]
+    yield made
+    until(made.leave, "it ends")
+
+
+def turn(here: Node, name: str, true: Any, **orders: Order) -> dict[str, Any]:
+    """Look at everything until something holds of a server's report; orders are given each time, as the head's agent does."""
+    found: dict[str, Any] = {}
+
+    def holds() -> object:
+        here.orders = orders
+        here.turn()
+        found.clear()
+        found.update(here.report().get(name, {}))
+        return true(found)
+
+    until(holds, name, lambda: found)
+    return found
+
+
+# ---- before a start ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_start_waits_for_memory(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says who holds it; memory is freed by and by, so what is free is looked at twice before it is believed."""
+    monkeypatch.setattr(node, "_LOOK", 0.0)
+    says = ["held by x", "", "held by x", "", ""]
+    monkeypatch.setattr(gpu, "held", lambda share, gpus: says.pop(0) if says else "")
+    order = Order(generation=4, phase=PREPARE, argv=SLEEP, share=0.9)
+    said = turn(here, "chat", lambda said: said.get("waits"), chat=order)
+    assert (said["waits"], said["prepared"]) == ("held by x", 0)
+
+    turn(here, "chat", lambda said: said.get("prepared") == 4, chat=order)
+    assert says == []
+
+
+def test_a_start_that_needs_no_memory_waits_for_none(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asks a driver that may hang."""
+    monkeypatch.setattr(gpu, "held", lambda *_: pytest.fail("asked"))
+    here.orders = {"chat": Order(generation=4, phase=PREPARE, argv=SLEEP)}
+    here.turn()
+
+    assert here.report()["chat"]["prepared"] == 4
+
+
+def test_a_driver_that_hangs_stops_nothing(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent goes on, and asks no second time meanwhile."""
+    monkeypatch.setattr(node, "_LOOK", 0.0)
+    asked: list[int] = []
+    monkeypatch.setattr(gpu, "held", lambda *_: asked.append(1) or time.sleep(1) or "")
+    here.orders = {"chat": Order(generation=4, phase=PREPARE, argv=SLEEP, share=0.9)}
+    began = time.monotonic()
+    for _ in range(20):
+        here.turn()
+
+    assert time.monotonic() - began < 0.8
+    assert asked == [1]
+
+
+def test_gpus_that_are_lost_start_the_container_anew(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When nothing works here that this would hurt."""
+    monkeypatch.setattr(node, "_LOOK", 0.0)
+
+    def gone(*_: object) -> str:
+        raise gpu.Lost("Failed to initialize NVML")
+
+    monkeypatch.setattr(gpu, "held", gone)
+    order = Order(generation=1, phase=PREPARE, argv=SLEEP, share=0.9)
+    said = turn(here, "chat", lambda said: said.get("waits"), chat=order)
+    until(lambda: here.turn() or here.why, "it is lost")  # type: ignore[attr-defined, func-returns-value]
+
+    assert said["waits"] == here.why[0] == "the GPUs are lost to this container: Failed to initialize NVML"  # type: ignore[attr-defined]
+
+
+# ---- engines -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+def test_an_engine_is_started_once_and_kept(here: Node) -> None:
+    """Orders are a level: the same again changes nothing, and nothing starts what is only to be kept."""
+    here.orders = {"chat": Order(generation=1, phase=KEEP, argv=SLEEP)}
+    here.turn()
+    assert here.report() == {}
+
+    run = Order(generation=1, phase=RUN, argv=SLEEP)
+    pid = turn(here, "chat", lambda said: said.get("lines", {}).get("") == 1, chat=run)["pid"]
+    said = turn(here, "chat", lambda said: "work" in said, chat=Order(generation=1, phase=KEEP, argv=SLEEP))
+    assert (said["pid"], said["state"], said["last"]) == (pid, "running", 1)
+
+    os.kill(pid, 9)
+    said = turn(here, "chat", lambda said: said["state"] == "idle", chat=run)
+    here.turn()
+    assert said["ended"].startswith("was killed by SIGKILL")
+    assert here.report()["chat"]["state"] == "idle"
+    turn(
+        here,
+        "chat",
+        lambda said: said["state"] == "running" and said["last"] == 2,
+        chat=Order(generation=2, phase=RUN, argv=SLEEP),
+    )
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "then", [None, Order(generation=2, phase=PREPARE, argv=SLEEP), Order(generation=2, phase=KEEP, argv=SLEEP)]
+)
+def test_an_engine_that_is_not_ordered_ends(here: Node, then: Order | None) -> None:
+    """Nobody wants it, or another one is about to start."""
+    pid = turn(here, "chat", lambda said: "pid" in said, chat=Order(generation=1, phase=RUN, argv=SLEEP))["pid"]
+    turn(here, "chat", lambda said: not said or said["state"] == "idle", **({"chat": then} if then else {}))
+
+    assert not lives(pid)
+    assert list(here.report()) == (["chat"] if then else [])
+
+
+@pytest.mark.processes
+def test_one_servers_end_is_not_anothers(here: Node) -> None:
+    """Each has its own processes, log and orders."""
+    run = Order(generation=1, phase=RUN, argv=SLEEP)
+    first = turn(here, "chat", lambda said: "pid" in said, chat=run, embed=run)["pid"]
+    second = here.report()["embed"]["pid"]
+    turn(here, "chat", lambda said: not said, embed=run)
+
+    assert (lives(first), lives(second)) == (False, True)
+    assert here.report()["embed"]["state"] == "running"
+
+
+@pytest.mark.processes
+def test_shared_memory_is_swept_after_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where /dev/shm is the container's own."""
+    swept: list[bool] = []
+    for private in (False, True):
+        monkeypatch.setattr(leftovers, "sweep", lambda private=private: swept.append(private))
+        made = Node(str(tmp_path / str(private)), private_shm=private, lost=print)
+        turn(made, "chat", lambda said: "pid" in said, chat=Order(generation=1, phase=RUN, argv=SLEEP))
+        turn(made, "chat", lambda said: not said)
+
+    assert swept == [True]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("then", [None, Order(generation=2, phase=PREPARE, grace=0.2)], ids=["stopped", "again"])
+def test_ranks_of_ray_that_hang_are_ended(here: Node, then: Order | None) -> None:
+    """Their driver has gone, and Ray cannot reach them; a number that is somebody else's by now is left alone."""
+    hang = (
+        "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); print(1, flush=True); time.sleep(60)"
+    )
+    started = []
+    for title in ("ray::RayWorkerProc", "python3"):
+        renamed = f'exec -a {title} {sys.executable} -S -c "{hang}"'
+        process = subprocess.Popen(["bash", "-c", renamed], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        started.append(process)
+    here.orders = {"chat": Order(generation=1, phase=PREPARE, grace=0.2)}
+    here.turn()
+    here.orders = {"chat": Order(generation=1, phase=KEEP, pids=tuple(each.pid for each in started), grace=0.2)}
+    here.turn()
+    orders = {"chat": then} if then else {}
+    assert turn(here, "chat", lambda said: said.get("state") == "stopping", **orders)
+    turn(here, "chat", lambda said: not said or said["state"] == "idle", **orders)
+
+    assert started[0].wait(10) == -9
+    assert started[1].poll() is None
+    started[1].kill()
+    started[1].wait()
+    for each in started:
+        assert each.stdout is not None
+        each.stdout.close()

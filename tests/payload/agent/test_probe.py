@@ -1,0 +1,240 @@
+"""What the agent asks of a server on its own node, over a stand-in for vLLM's API."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from launcher.payload.agent.probe import Probe
+from tests.payload.agent.waits import until
+from tests.payload.agent.web import CHAT, Replicas, Server
+
+pytestmark = pytest.mark.usefixtures("folders")
+Start = Callable[..., Probe]
+COMPLETIONS = "/v1/chat/completions"
+
+
+@pytest.fixture
+def start(server: Server) -> Iterator[Start]:
+    """Begin to look at the server."""
+    made: list[Probe] = []
+
+    def begin(replicas: int = 1, every: float = 0.05) -> Probe:
+        made.append(Probe("127.0.0.1", server.port, replicas, every))
+        return made[-1]
+
+    yield begin
+    for each in made:
+        each.stop()
+
+
+@pytest.fixture
+def hang(server: Server) -> Iterator[threading.Event]:
+    """Let completions wait until somebody sets the event."""
+    release = threading.Event()
+    server.answers[COMPLETIONS] = lambda _: release.wait(20) and CHAT
+    yield release
+    release.set()
+
+
+def answers(probe: Probe) -> dict[str, int]:
+    """Return how many answers each part has given."""
+    return {key: count for key, (count, _) in probe.report()["answers"].items()}
+
+
+def test_a_server_is_asked_until_it_answers(server: Server, start: Start) -> None:
+    """/health alone is no answer; what is said against a completion is told."""
+    server.answers["/health"] = (503, "starting")
+    probe = start()
+    until(lambda: probe.report()["health"] == 503, "it is asked")
+    server.answers["/health"] = ""
+    server.answers[COMPLETIONS] = (500, "not yet")
+    until(lambda: probe.report()["odd"] == [500, "not yet"], "it is odd")
+    assert answers(probe) == {}
+    server.answers[COMPLETIONS] = CHAT
+    until(lambda: answers(probe).get("", 0) > 0, "it answers")
+
+    assert probe.report()["odd"] is None
+
+
+def test_a_canary_is_small_and_comes_again(server: Server, start: Start) -> None:
+    """One token; every answer counts, with how long it took and what vLLM counts."""
+    probe = start()
+    until(lambda: probe.answers >= 3, "three answers")
+    said = probe.report()
+
+    assert server.asked[-1][3] is None or server.asked[-1][3]["max_tokens"] == 1
+    assert (said["asking"], said["health"], said["rests"], said["odd"]) == ({}, 200, "", None)
+    assert 0 < said["seconds"] < 5
+    assert (said["counters"]["running"], said["counters"]["waiting"], said["counters"]["tokens"]) == (8, 892, 7.0)
+    assert list(said["counters"]["progress"]) == [""]
+
+
+def test_a_canary_that_is_late_is_waited_for(server: Server, start: Start, hang: threading.Event) -> None:
+    """It stands in the queue like any other request: one is enough, and it tells how long the queue is."""
+    hang.set()
+    probe = start()
+    until(lambda: probe.answers, "it answers")
+    hang.clear()
+    until(lambda: probe.report()["asking"].get("", 0) > 0.5, "it is late")
+    asked = sum(each[1] == COMPLETIONS for each in server.asked)
+    count = probe.answers
+    until(lambda: probe.report()["asking"].get("", 0) > 0.8, "it is later")
+    assert (sum(each[1] == COMPLETIONS for each in server.asked), probe.answers) == (asked, count)
+    hang.set()
+    until(lambda: probe.answers > count, "it is back")
+
+    assert probe.report()["odd"] is None
+
+
+def test_counters_go_on_while_a_canary_waits(server: Server, start: Start, hang: threading.Event) -> None:
+    """They are what tells a busy server from a dead one."""
+    hang.set()
+    probe = start()
+    until(lambda: probe.answers, "it answers")
+    hang.clear()
+    until(lambda: probe.report()["asking"], "it is late")
+    digest = probe.report()["counters"]["progress"][""]
+    server.answers["/metrics"] = 'vllm:generation_tokens_total{engine="0"} 8.0\n'
+
+    until(lambda: probe.report()["counters"]["progress"][""] != digest, "they move")
+
+
+@pytest.mark.parametrize(("status", "odd"), [(500, True), (503, True), (400, False), (401, False), (429, False)])
+def test_what_is_an_answer(server: Server, start: Start, status: int, odd: bool) -> None:
+    """A refusal is one: the API key may have changed. A 5xx is told, and counts for nothing."""
+    probe = start()
+    until(lambda: probe.answers, "it answers")
+    server.answers[COMPLETIONS] = (status, "no")
+    count = probe.answers + 1  # one may be on its way
+    until(lambda: probe.report()["odd"] == [status, "no"] if odd else probe.answers > count + 1, "it has answered")
+    server.answers[COMPLETIONS] = CHAT
+    until(lambda: probe.report()["odd"] is None, "all is well again")
+
+
+@pytest.mark.parametrize(("path", "field", "words"), [
+    ("/is_sleeping", "is_sleeping", "it sleeps"), ("/is_paused", "is_paused", "it is paused"),
+    ("/is_scaling_elastic_ep", "is_scaling_elastic_ep", "it is being rescaled"),
+])  # fmt: skip
+def test_a_server_that_rests(server: Server, start: Start, hang: threading.Event, path: str, field: str, words: str) -> None:
+    """Somebody has put it to sleep, paused it, or rescales it: it is asked when a canary is late, and told."""
+    hang.set()
+    probe = start()
+    until(lambda: probe.answers, "it answers")
+    server.answers[path] = {field: True}
+    hang.clear()
+    until(lambda: probe.report()["rests"] == words, "it is told")
+    server.answers[path] = {field: False}
+    until(lambda: probe.report()["rests"] == "", "it is told again")
+
+
+def test_an_engine_that_says_that_it_is_dead(server: Server, start: Start) -> None:
+    """Its API lives on, and says 503."""
+    probe = start()
+    until(lambda: probe.answers, "it answers")
+    server.answers |= {COMPLETIONS: (500, "EngineDeadError"), "/health": (503, "")}
+
+    until(lambda: probe.report()["health"] == 503, "it is told")
+    assert probe.report()["odd"] == [500, "EngineDeadError"]
+
+
+def test_a_server_that_is_gone(server: Server, start: Start) -> None:
+    """Nobody listens any more: no status, and why."""
+    probe = start()
+    until(lambda: probe.answers, "it answers")
+    server.http.shutdown()
+    server.http.server_close()
+
+    until(lambda: (probe.report()["odd"] or [1])[0] == 0, "it is told")
+    assert "refused" in probe.report()["odd"][1]
+    assert probe.report()["health"] in (0, 200)
+
+
+def test_each_replica_is_asked_in_its_turn(server: Server, start: Start) -> None:
+    """By its number; an answer of one is an answer of the whole. Each has its own counters."""
+    server.replicas = Replicas()
+    probe = start(2)
+    until(lambda: min(answers(probe).get(key, 0) for key in ("0", "1")) >= 2, "both answer")
+    said = probe.report()
+
+    assert answers(probe)[""] >= max(answers(probe)["0"], answers(probe)["1"])
+    assert set(said["counters"]["progress"]) == {"", "0", "1"}
+    assert len(set(said["counters"]["progress"].values())) == 3
+
+
+def test_a_server_begins_with_an_answer_of_each_replica(server: Server, start: Start) -> None:
+    """One that does not answer is not ready, though the other one is."""
+    server.replicas = Replicas(refusing={1: (400, "no")})
+    probe = start(2)
+    until(lambda: server.replicas and server.replicas.finished[0] > 10, "it is asked again")
+    assert answers(probe) == {}
+    server.replicas.refusing.clear()
+
+    until(lambda: set(answers(probe)) == {"", "0", "1"}, "all answer")
+
+
+def test_a_replica_that_hangs_keeps_no_other_from_being_asked(server: Server, start: Start) -> None:
+    """Its own canary is late, and only its own."""
+    release, replicas = threading.Event(), Replicas()
+    find = server.find
+    release.set()
+
+    def slow(verb: str, path: str, query: str, asked: object, replica: int | None) -> tuple[int, Any]:
+        if replica == 1:
+            release.wait(20)
+        return find(verb, path, query, asked, replica)
+
+    server.replicas, server.find = replicas, slow  # type: ignore[method-assign]
+    probe = start(2)
+    until(lambda: set(answers(probe)) == {"", "0", "1"}, "all answer")
+    release.clear()
+    until(lambda: probe.report()["asking"].get("1", 0) > 0.2, "one is late")
+    count = answers(probe)["0"]
+    until(lambda: answers(probe)["0"] > count + 2, "the other one answers")
+    release.set()
+
+
+def test_a_base_model_is_asked_as_it_can_answer(server: Server, start: Start) -> None:
+    """What worked at first is remembered."""
+    server.answers[COMPLETIONS] = (400, "no chat template")
+    server.answers["/v1/completions"] = {"choices": [{"text": "x"}]}
+    probe = start()
+    until(lambda: probe.answers >= 3, "three answers")
+
+    assert sum(each[1] == COMPLETIONS for each in server.asked) == 1
+
+
+@pytest.mark.parametrize("metrics", ["", (404, "no"), "\x00", "vllm:generation_tokens_total x\n"])
+def test_a_server_that_counts_nothing(server: Server, start: Start, metrics: Any) -> None:
+    """Its answers are all that is known."""
+    server.answers["/metrics"] = metrics
+    probe = start()
+    until(lambda: probe.answers >= 2, "it answers")
+
+    assert "counters" not in probe.report()
+
+
+@pytest.mark.parametrize("said", ["", "[]", "{", '{"data": []}', '{"data": [{}]}', "7", "null"])
+def test_answers_that_are_none(server: Server, start: Start, said: str) -> None:
+    """Somebody else has the port: it is asked again, and no thread ends."""
+    server.answers["/v1/models"] = said
+    probe = start()
+    until(lambda: sum(each[1] == "/v1/models" for each in server.asked) >= 2, "it is asked again")
+    assert answers(probe) == {}
+    server.answers["/v1/models"] = {"data": [{"id": "m"}]}
+
+    until(lambda: probe.answers, "it answers")
+
+
+def test_nobody_asks_any_more(server: Server, start: Start) -> None:
+    """An engine that has ended is not asked: another one may have its port."""
+    probe = start()
+    until(lambda: probe.answers, "it answers")
+    probe.stop()
+    asked = len(server.asked)
+    threading.Event().wait(0.5)  # ten looks' time
+
+    assert len(server.asked) - asked <= 3  # of the look that had begun

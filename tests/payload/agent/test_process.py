@@ -1,0 +1,316 @@
+"""The processes of one engine on a node, with stand-ins for vLLM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.payload.agent import process
+from launcher.payload.agent.process import IDLE, RUNNING, STOPPING, Engine, Work
+from tests.payload.agent.stage import Clock
+from tests.payload.agent.waits import lives, until
+
+Start = Callable[..., Engine]
+
+
+# ---- whether processes work --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def titles(monkeypatch: pytest.MonkeyPatch) -> tuple[Clock, dict[int, str]]:
+    """A clock, and what processes call themselves."""
+    clock, names = Clock(), dict[int, str]()
+    monkeypatch.setattr(process, "time", clock)
+    monkeypatch.setattr(process, "_title", lambda pid: names.get(pid, "python3"))
+    return clock, names
+
+
+def test_who_uses_a_core_works(titles: tuple[Clock, dict[int, str]]) -> None:
+    """One that only waits wakes up now and then, which took up to 5 % of a core of an idle engine."""
+    clock, _ = titles
+    work, used, counts = Work(), 0.0, []
+    for share in (0.0, 0.05, 0.05, 0.95, 0.5, 0.0, 0.09):
+        clock.now += 2.0
+        used += 2.0 * share
+        work.look([(7, used), (8, 1.0)])
+        counts.append(work.counts[""])
+
+    assert counts == [1, 1, 1, 2, 3, 3, 3]
+
+
+def test_replicas_are_told_apart_by_their_names(titles: tuple[Clock, dict[int, str]]) -> None:
+    """As vLLM names its processes; one that has no name counts for the whole alone."""
+    clock, names = titles
+    names |= {1: "VLLM::EngineCore_DP0", 2: "VLLM::Worker_DP1_TP0", 3: "VLLM::APIServer"}
+    work = Work()
+    work.look([(1, 0.0), (2, 0.0), (3, 0.0)])
+    first = dict(work.counts)
+    clock.now += 2.0
+    work.look([(1, 2.0), (2, 0.01), (3, 0.01)])
+    clock.now += 2.0
+    work.look([(1, 2.0), (2, 0.02), (3, 2.0)])
+
+    assert first == {"": 1, "0": 0, "1": 0}
+    assert work.counts == {"": 3, "0": 1, "1": 0}
+
+
+def test_a_process_that_has_just_come_has_worked(titles: tuple[Clock, dict[int, str]]) -> None:
+    """And one whose number is another's by now has not worked backwards."""
+    clock, _ = titles
+    work = Work()
+    work.look([(7, 50.0)])
+    clock.now += 2.0
+    work.look([(7, 0.01), (8, 1.0)])
+    clock.now += 2.0
+    work.look([])
+
+    assert work.counts[""] == 2
+
+
+def test_words_for_an_end() -> None:
+    """People ask who killed it."""
+    assert process._words(3) == "ended with exit code 3"
+    assert process._words(-9) == "was killed by SIGKILL (by hand, or for lack of memory)"
+    assert process._words(-11) == "was killed by SIGSEGV"
+    assert process._words(-99) == "was killed by signal 99"
+
+
+# ---- real processes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a program as an engine."""
+    made: list[Engine] = []
+
+    def begin(code: str, generation: int = 1, **env: str) -> Engine:
+        if not made:
+            made.append(Engine("chat", str(tmp_path / "chat" / "engine.log")))
+        made[0].start(generation, (sys.executable, "-S", "-u", "-c", code), env)
+        return made[0]
+
+    yield begin
+    for each in made:
+        each.stop(0.0)
+        over(each)
+
+
+def log(engine: Engine) -> str:
+    return Path(engine.log).read_text()
+
+
+def printed(engine: Engine, text: str) -> None:
+    """Wait until the engine has printed something."""
+    until(lambda: engine.poll() or text in log(engine), f"it prints {text!r}", lambda: log(engine))
+
+
+def over(engine: Engine) -> None:
+    """Wait until nothing of the engine runs."""
+    until(lambda: engine.poll() or engine.state == IDLE, "it is over")
+
+
+@pytest.mark.processes
+def test_what_an_engine_prints(start: Start) -> None:
+    """Is its log, which says where each one begins; lines are counted, but not those that our own questions cause."""
+    code = """if 1:
+        import time
+        print('(EngineCore_DP0 pid=1) eins')
+        print('(Worker_DP1_TP0 pid=1) zwei')
+        print('INFO: 127.0.0.1:1 - "GET /metrics HTTP/1.1" 200 OK')
+        print('drei')
+        time.sleep(60)"""
+    engine = start(code, MARK="x")
+    printed(engine, "drei")
+    until(lambda: engine.lines.get("") == 3, "lines are counted")
+
+    assert engine.lines == {"": 3, "0": 1, "1": 1}
+    assert log(engine).startswith(f"{process.BEGINS} (generation 1)\n(EngineCore")
+    assert (engine.state, engine.ended, engine.last) == (RUNNING, "", 1)
+
+
+@pytest.mark.processes
+def test_an_engine_that_ends(start: Start) -> None:
+    """Says how, with its first error as the cause; what it printed is the evidence."""
+    engine = start("print('all is well')\nraise ValueError('the model does not exist')")
+    over(engine)
+
+    assert (engine.ended, engine.cause) == ("ended with exit code 1", "ValueError: the model does not exist")
+    assert engine.evidence == "ValueError: the model does not exist"
+    assert log(engine).endswith("vlaunch agent: the engine ended with exit code 1\n")
+
+
+@pytest.mark.processes
+def test_what_looked_like_an_error_before_it_was_well(start: Start) -> None:
+    """Is none that mattered: an engine that is killed later did not die of it."""
+    engine = start("import time\nprint('KeyError: 1')\ntime.sleep(60)")
+    until(lambda: engine.cause == "KeyError: 1", "it is seen")
+    engine.well()
+    os.kill(engine.pid or 0, signal.SIGKILL)
+    over(engine)
+
+    assert (engine.ended, engine.cause) == ("was killed by SIGKILL (by hand, or for lack of memory)", "")
+    assert engine.evidence == "KeyError: 1"  # its last lines, for want of better
+
+
+@pytest.mark.processes
+def test_what_is_wrong_is_told_with_a_validation(start: Start) -> None:
+    """pydantic says it on the line after the error's name, which the agent must not forget."""
+    said = "pydantic_core.ValidationError: 1 validation error for ModelConfig\\n  Value error, no such model [type=x]"
+    engine = start(f"print('{said}'); raise SystemExit(1)")
+    over(engine)
+
+    assert engine.cause == "Value error, no such model"
+
+
+@pytest.mark.processes
+def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+    """Has ended at once, with the words of the system; the next one may be there."""
+    engine = Engine("chat", str(tmp_path / "chat" / "engine.log"))
+    engine.start(1, ("/no/vllm", "serve"), {})
+
+    assert (engine.state, engine.ended, engine.last) == (IDLE, "cannot be started: /no/vllm: No such file or directory", 1)
+    assert "cannot be started" in log(engine)
+    engine.start(2, (sys.executable, "-c", ""), {})
+    over(engine)
+    assert engine.ended == "ended with exit code 0"
+
+
+LEAVES = """if 1:
+    import os, signal, subprocess, sys, time
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+    other = subprocess.Popen([sys.executable, "-S", "-c", deaf], start_new_session=True)
+    child = subprocess.Popen(["sleep", "60"])
+    print("children", other.pid, child.pid, flush=True)
+    time.sleep(60)"""
+
+
+def children_of(engine: Engine) -> list[int]:
+    """Return the numbers that LEAVES prints."""
+    printed(engine, "deaf")
+    printed(engine, "children")
+    (line,) = [line for line in log(engine).splitlines() if line.startswith("children")]
+    return [int(word) for word in line.split()[1:]]
+
+
+@pytest.mark.processes
+def test_all_of_an_engine_ends(start: Start) -> None:
+    """Politely first; what ignores that, or has left the session, is killed when its time is over."""
+    engine = start(LEAVES)
+    left = children_of(engine)
+    first = engine.pid or 0
+    engine.stop(0.3)
+    assert engine.state == STOPPING
+    over(engine)
+
+    assert [lives(pid) for pid in (first, *left)] == [False] * 3
+    assert (engine.ended, engine.pid) == ("", None)
+
+
+@pytest.mark.processes
+def test_what_a_killed_engine_leaves_ends_too(start: Start) -> None:
+    """Its workers would hold the memory that the next one needs."""
+    engine = start(LEAVES)
+    left = children_of(engine)
+    engine._grace = 0.3
+    os.kill(engine.pid or 0, signal.SIGKILL)
+    over(engine)
+
+    assert [lives(pid) for pid in left] == [False] * 2
+    assert "SIGKILL" in engine.ended
+
+
+@pytest.mark.processes
+def test_an_engine_that_is_frozen_ends_politely(start: Start) -> None:
+    """It is woken to hear that it should."""
+    wakes = (
+        "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: (print('bye'), exit(0)))\nprint('here')\ntime.sleep(60)"
+    )
+    engine = start(wakes)
+    printed(engine, "here")
+    os.kill(engine.pid or 0, signal.SIGSTOP)
+    engine.stop(20.0)
+    over(engine)
+
+    assert "bye" in log(engine)
+
+
+@pytest.mark.processes
+def test_engines_of_other_agents_and_generations_are_left_alone(start: Start, tmp_path: Path) -> None:
+    """Other servers run here, and other containers may show their processes."""
+    sleep = "import time; print('here'); time.sleep(60)"
+    one, other = start(sleep), Engine("embed", str(tmp_path / "embed" / "engine.log"))
+    other.start(1, (sys.executable, "-S", "-u", "-c", sleep), {})
+    printed(other, "here")
+    one.stop(0.0)
+    over(one)
+
+    assert lives(other.pid or 0)
+    other.stop(0.0)
+    over(other)
+
+
+@pytest.mark.processes
+def test_the_log_does_not_grow_without_end(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is put aside once; what was there before goes."""
+    monkeypatch.setattr(process, "_LOG", 5000)
+    engine = start("for at in range(2000): print('x' * 90, at)")
+    over(engine)
+    until(lambda: Path(engine.log).stat().st_size < 75_000, "it is short")
+
+    assert Path(f"{engine.log}.1").stat().st_size < 75_000
+    assert sorted(each.name for each in Path(engine.log).parent.iterdir()) == ["engine.log", "engine.log.1"]
+
+
+@pytest.mark.processes
+def test_a_disk_that_is_full_ends_no_engine(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it prints is still heard: it would stop at a pipe that nobody reads."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(process.os, "makedirs", full)
+    engine = start("for at in range(9000): print('x' * 90, at)\nraise KeyError(1)")
+    over(engine)
+
+    assert (engine.cause, engine.ended) == ("KeyError: 1", "ended with exit code 1")
+
+
+@pytest.mark.processes
+def test_logs_of_nccl_are_of_this_engine(start: Start, tmp_path: Path) -> None:
+    """Those of one that is gone would be read as its own."""
+    for name in ("nccl.host.1", "nccl.host.2", "other"):
+        (tmp_path / name).write_text("old")
+    over(start("", NCCL_DEBUG_FILE=str(tmp_path / "nccl.%h.%p")))
+
+    assert [each.name for each in sorted(tmp_path.iterdir())] == ["chat", "other"]
+
+
+@pytest.mark.processes
+def test_whether_its_processes_work(start: Start) -> None:
+    """Of all in its session."""
+    engine = start("import time\nprint('here')\nwhile True: pass")
+    printed(engine, "here")
+    until(lambda: engine.look() or engine.work.counts.get("", 0) >= 3, "it works")  # type: ignore[func-returns-value]
+    os.kill(engine.pid or 0, signal.SIGSTOP)
+    engine.look()
+    count = engine.work.counts[""]
+    for _ in range(3):
+        os.sched_yield()
+        engine.look()
+
+    assert engine.work.counts[""] == count
+
+
+@pytest.mark.processes
+def test_the_seconds_of_some_processes(start: Start) -> None:
+    """Those of Ray's ranks, by their numbers; one that is gone is left out."""
+    engine = start("print('here')\nwhile True: pass")
+    printed(engine, "here")
+
+    ((pid, _),) = process.used((engine.pid or 0, 2**22 + 1))
+    assert pid == engine.pid

@@ -1,0 +1,33 @@
+"""Servers that are wanted, for the tests of what keeps them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launcher.payload.agent.desired import Desired, Policy, Process, Ray
+
+# Pauses and looks of tests with a clock of their own.
+POLICY = Policy(canary=5.0, stuck=300.0, start_timeout=100.0, grace=1.0)
+
+
+def process(node: str, *argv: str, **more: Any) -> Process:
+    """Return a process of an engine on a node."""
+    return Process(node=node, argv=argv or ("vllm", "serve", "m"), **more)
+
+
+def mp(*nodes: str, **more: Any) -> Desired:
+    """Return a server with one process on each node, one GPU each."""
+    given: dict[str, Any] = {
+        "name": "chat", "id": "abcd1234", "model": "m", "backend": "mp", "processes": tuple(process(node) for node in nodes),
+        "host": "127.0.0.1", "port": 8000, "places": dict.fromkeys(nodes, 1), "asked": 1.0, "policy": POLICY,
+    }  # fmt: skip
+    return Desired(**{**given, **more})
+
+
+def ray(*nodes: str, **more: Any) -> Desired:
+    """Return a server that is one process on the first node, whose ranks Ray runs on all of them."""
+    given: dict[str, Any] = {
+        "backend": "ray", "processes": (process(nodes[0]),), "ray": Ray(dashboard=1, node_manager=2, gpus=len(nodes)),
+        "addresses": {node: f"10.0.0.{number}" for number, node in enumerate(nodes, 1)},
+    }  # fmt: skip
+    return mp(*nodes, **{**given, **more})
