@@ -80,11 +80,16 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaySettings:
-    """Ray as the containers run it. `object_store` is in bytes; `None` leaves it to Ray."""
+    """Ray as the containers run it; a version of `none` is no Ray. `object_store` is in bytes; `None` leaves it to Ray."""
 
     version: str = "2.60.0"
     object_store: int | None = None
     token_auth: bool = True
+
+    @property
+    def off(self) -> bool:
+        """True when the cluster has no Ray: servers are of the `mp` backend, and there are no batch jobs."""
+        return self.version == "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +122,8 @@ class Ports:
 class ServeDefaults:
     """What `vlaunch serve` uses where its flags are silent. `tp`/`pp` of `None` mean: derive from the cluster.
 
-    With `supervise` the server is looked at every `canary` seconds, and started again at most `restarts` times in an hour.
+    With `supervise` the server is looked at every `canary` seconds, counts as dead when nothing at all has moved for `stuck`
+    seconds, and is started again at most `restarts` times in an hour (`None`: as many as it takes).
     """
 
     model: str | None = None
@@ -129,7 +135,8 @@ class ServeDefaults:
     args: tuple[str, ...] = ()
     supervise: bool = True
     canary: float = 5.0
-    restarts: int = 3
+    stuck: float = 300.0
+    restarts: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,14 +6,14 @@ and, for replicas, of `vllm/v1/engine/utils.py` (0.32).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import gcd
 from typing import Any
 
 from launcher.errors import PlacementError
-from launcher.model import Backend, Inventory
+from launcher.model import Backend, Inventory, fold
 
 _EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 
@@ -86,6 +86,29 @@ class ModelShape:
     layers: int | None = None
     hidden: int | None = None
     experts: int | None = None
+
+
+def narrow(inventory: Inventory, names: Sequence[str] = (), gpus: int | None = None) -> Inventory:
+    """Return the inventory as a server sees it that takes only some nodes (none named: all), and so many GPUs of each.
+
+    The first node stands in for a head that is not among them.
+
+    Raises:
+        PlacementError: there is no such node, or it has fewer GPUs.
+    """
+    if strangers := [name for name in names if name not in {node.name for node in inventory.nodes}]:
+        known = fold([node.name for node in inventory.nodes])
+        raise PlacementError(f"no node `{strangers[0]}` in this cluster", hint=f"its nodes are {known}: `--nodes {known}`")
+    nodes = [inventory.node(name) for name in dict.fromkeys(names)] or list(inventory.nodes)
+    if small := [node for node in nodes if gpus is not None and gpus > node.gpus]:
+        raise PlacementError(
+            f"{small[0].name} has {small[0].gpus} GPUs, not {gpus}",
+            evidence=_brings(inventory),
+            hint=f"ask for at most {min(node.gpus for node in nodes)} of each node: `--gpus`",
+        )
+    head = inventory.head if inventory.head in nodes else nodes[0]
+    taken = (replace(node, head=node is head, gpus=node.gpus if gpus is None else gpus) for node in nodes)
+    return replace(inventory, nodes=tuple(taken))
 
 
 def choose(

@@ -15,7 +15,6 @@ from launcher.checks.ray import read_payload
 from launcher.errors import DeadlineError, NodeError, StoppedError, UnreadableAnswer, UnwatchedError
 from launcher.events import Event, State
 from launcher.model import Answer
-from launcher.plan.supervised import STARTING
 from launcher.plan.watched import Seen, Watched
 from launcher.tools import symptoms, untrusted, vllm
 from launcher.transport import Command, Transport
@@ -24,11 +23,11 @@ _EVERY = 1.0
 _LOST = 45.0  # seconds without an answer until watching is given up
 _SETTLE = 8.0  # seconds of silence, after a fatal line, until a server that does not end by itself is given up
 _FIRST_ANSWER = 60.0
+_LOOKS = 8  # until the keeper knows of an answer what has just been seen
 _REFUSALS = 3
 _STAGE = "serve"
 _TOLD_TO_END = "*** SIGTERM received"
 _LINE = 160  # characters of an exception in the first line of an error; all of it is in the evidence
-_LEFT = ("remove what is left of it: `vlaunch stop`",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +62,7 @@ class _State:
     told: str = ""
     silent: str = ""
     doing: str = ""
+    recovering: bool = False
 
     @property
     def text(self) -> str:
@@ -101,13 +101,13 @@ def watch(
         if seen is not None:
             yield from _progress(state, seen, clock(), quiet=quiet)
             quiet = False
-            if seen.doing:
+            if seen.doing or seen.recovering:
                 state.fatal_since = None  # What died is being brought back.
             else:
                 yield from _symptoms(state, seen, clock())
-            _raise_if_over(watched, transport, state, seen, clock())
+            _raise_if_over(watched, state, seen, clock())
             # A completion that comes back outdoes whatever the log says.
-            if seen.server.get("health") == 200 and seen.doing in ("", STARTING):
+            if seen.server.get("health") == 200 and not seen.doing:
                 yield _waiting(state, clock(), timeout)
                 served = _first_answer(watched, transport, state, seen, clock, began=state.began, timeout=timeout)
                 if served is not None:
@@ -115,12 +115,24 @@ def watch(
                         kind="step", stage=_STAGE, text="a completion has come back", state="ok",
                         seconds=clock() - state.phase_began,
                     )  # fmt: skip
-                    return served
+                    return replace(served, ranks=_ranks(watched, transport, state, seen, sleep))
         now = clock()
         if now - state.began >= timeout:
             raise _too_late(watched, state, timeout)
         yield _waiting(state, now, timeout)
         sleep(_EVERY)
+
+
+def _ranks(
+    watched: Watched, transport: Transport, state: _State, seen: Seen, sleep: Callable[[float], None]
+) -> Mapping[str, tuple[str, ...]]:
+    """Return which node holds what, as soon as the keeper knows it too; as it was expected, where it does not say."""
+    for _ in range(_LOOKS):
+        if seen.known:
+            break
+        sleep(_EVERY / 2)
+        seen = _look(watched, transport, state, state.began) or seen
+    return seen.ranks
 
 
 def _look(watched: Watched, transport: Transport, state: _State, now: float) -> Seen | None:
@@ -137,7 +149,7 @@ def _look(watched: Watched, transport: Transport, state: _State, now: float) -> 
             ) from None  # fmt: skip
         return None
     state.lost_since = None
-    state.offset, state.doing = seen.offset, seen.doing
+    state.offset, state.doing, state.recovering = seen.offset, seen.doing, seen.recovering
     if seen.anew:
         state.lines.clear()
         state.phase, state.phase_began, state.fatal_since = vllm.PHASES[0].id, now, None
@@ -176,33 +188,27 @@ def _symptoms(state: _State, seen: Seen, now: float) -> list[Event]:
     return events
 
 
-def _raise_if_over(watched: Watched, transport: Transport, state: _State, seen: Seen, now: float) -> None:
+def _raise_if_over(watched: Watched, state: _State, seen: Seen, now: float) -> None:
     hung = state.fatal_since is not None and now - state.fatal_since >= _SETTLE
     if not seen.ended and not hung:
         return
-    how, _, message = seen.ended.partition("\n")
     if seen.stopped:
-        raise StoppedError(
-            "", "the server was stopped while it was being watched", evidence=how, hint="see who stopped it: `vlaunch audit`"
-        )
-    others = by_node(transport, watched.evidence) if watched.evidence else {}
-    told = {name: "\n".join(answer.out for answer in answers) for name, answers in others.items()}
-    everything = "\n".join([state.text, message, *(told[name] for name in sorted(told))])
-    known, raised = symptoms.first(everything), vllm.root_cause(everything)
+        text = "the server was stopped while it was being watched"
+        raise StoppedError("", text, evidence=seen.ended, hint="see who stopped it: `vlaunch audit`")
+    everything = "\n".join([seen.cause, seen.evidence, state.text])
+    known, raised = symptoms.first(everything), symptoms.plain(seen.cause) or vllm.root_cause(everything)
     # Some entries of the table only say that something failed; what did is in the exception.
     vague = known is not None and known.cause in ("the engine failed", "a rank died") and raised not in known.line
+    how = symptoms.plain(seen.ended) or f"{watched.what} still runs"
     cause = known.cause + (f": {raised}" if vague and raised else "") if known else raised or how
-    tail = list(state.lines)[-8:] or message.splitlines()[-8:]
-    for name in seen.culprits:
-        if name in told:
-            tail = [f"{name}: {symptoms.plain(line)}" for line in told[name].splitlines()[-8:]]
-    shown = [known.line if known else "", raised if len(raised) > _LINE or known else "", how or f"{watched.what} still runs"]
-    shown = [line for line in shown if line != cause]
+    tail = [symptoms.plain(line) for line in seen.evidence.splitlines()] or list(state.lines)
+    shown = [known.line if known else "", raised if len(raised) > _LINE or known else "", how]
+    left = [f"end it: `vlaunch stop {watched.name}`"] if hung else []
     raise NodeError(
         "",
         f"the server {'cannot go on' if hung else 'did not start'}: {cause[:_LINE] + ('…' if len(cause) > _LINE else '')}",
-        evidence=[*dict.fromkeys(line for line in shown if line), *tail],
-        hint="\n".join((known.fix if known else "look at every node: `vlaunch doctor`", *(_LEFT if hung or told else ()))),
+        evidence=[*dict.fromkeys(line for line in shown if line and line != cause), *tail[-8:]],
+        hint="\n".join([known.fix if known else "look at every node: `vlaunch doctor`", *left]),
     )
 
 
@@ -231,11 +237,10 @@ def _first_answer(
         refused = [(each["status"], f"DP{n}: {each['error']}") for n, each in missing if each["status"] not in (0, 200)]
         status, error = next(iter(refused), (0, ""))
     if status == 200 and said.get("tokens", 0) > 0:
-        ranks = watched.read_ranks(by_node(transport, watched.ask_ranks))
         return Served(
             endpoint=watched.endpoint, model=said.get("model") or "", fingerprint=said.get("system_fingerprint") or "",
             text=said.get("text") or "",
-            ranks=ranks, capacity=vllm.capacity(seen.server.get("capacity") or {}, state.text),
+            ranks=seen.ranks, capacity=vllm.capacity(seen.server.get("capacity") or {}, state.text),
             seconds=clock() - began, answer_seconds=float(said.get("seconds", 0)),
             replicas=tuple(float(each["seconds"]) for each in replicas),
         )  # fmt: skip
@@ -249,7 +254,7 @@ def _first_answer(
         if len(state.refusals) >= _REFUSALS:
             raise NodeError(
                 "", f"the API is up, but gives no completion ({len(state.refusals)} times)", evidence=state.refusals[-1],
-                hint="read its log: `vlaunch logs`; end it with `vlaunch stop`",
+                hint=f"read its log: `vlaunch logs --server {watched.name}`; end it with `vlaunch stop {watched.name}`",
             )  # fmt: skip
     return None
 
@@ -257,8 +262,9 @@ def _first_answer(
 def _waiting(state: _State, now: float, timeout: float) -> Event:
     how_far = vllm.shards(list(state.lines)[-20:]) if state.phase == "load" else state.silent
     text = vllm.title(state.phase) + (f" ({how_far})" if how_far else "")
-    if state.doing:
-        text = f"recovering: {text if state.doing == STARTING else state.doing}"
+    text = state.doing or text
+    if state.recovering:
+        text = f"recovering: {text}"
     changed, state.told = text != state.told, text
     return Event(
         kind="wait", stage=_STAGE, text=text, state="running" if changed else "",
@@ -269,10 +275,15 @@ def _waiting(state: _State, now: float, timeout: float) -> Event:
 def _too_late(watched: Watched, state: _State, timeout: float) -> DeadlineError:
     return DeadlineError(
         "",
-        f"no answer from the server within {timeout:.0f}s; {state.silent or f'it is still {vllm.title(state.phase)}'}",
+        f"no answer from the server within {timeout:.0f}s; {state.silent or f'it is still {_still(state)}'}",
         evidence=list(state.lines)[-8:],
-        hint="it goes on: watch it again with the same `vlaunch serve`, see `vlaunch logs -f`, or end it with `vlaunch stop`",
+        hint="it goes on: watch it again with the same `vlaunch serve`, see `vlaunch logs -f`, or end it with "
+        f"`vlaunch stop {watched.name}`",
     )
+
+
+def _still(state: _State) -> str:
+    return state.doing or vllm.title(state.phase)
 
 
 def by_node(transport: Transport, commands: Sequence[Command]) -> dict[str, list[Answer]]:

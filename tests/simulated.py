@@ -78,6 +78,8 @@ class World:
         self.reports: dict[str, Json | str] = {}
         self.knocks: dict[tuple[str, str], Json | str] = {}
         self.jobs: list[Json] = []
+        # What the keeper says of a server besides that it starts, by its name.
+        self.observed: dict[str, Json] = {}
         # What a submitted job does; it is called with the job, and changes it and the files on the head as it goes.
         self.driver: Callable[[Json], None] = lambda job: None
         self._made = 0
@@ -94,8 +96,8 @@ class World:
             return self._knocked(machine, argv)
         docker = machine.node.docker
         if argv[:2] == ("rm", "-f"):
-            failed = self._change(machine, command, "rm")
-            for path in argv[2:]:
+            failed = self._change(machine, command, self._verb(command))
+            for path in () if failed else argv[2:]:
                 if machine.memory and path.startswith(machine.memory):
                     del machine.kept[path.rpartition("/")[2]]
                     continue
@@ -125,7 +127,8 @@ class World:
         if command.argv[:2] == ("sh", "-c"):
             return command.argv[3]
         if command.argv[:2] == ("rm", "-f"):
-            return "forget" if command.argv[2].endswith("/network.json") else "rm"
+            last = command.argv[2].rpartition("/")[2]
+            return {"network.json": "forget", "desired.json": "unwant"}.get(last, "rm")
         rest = command.argv[len(self.machines[command.node].node.docker) :]
         program = next((each for each in rest if each.startswith("/opt/vlaunch/")), "")
         return rest[rest.index(program) + 1] if rest[0] == "exec" else rest[0]
@@ -153,9 +156,9 @@ class World:
         if word == "verdict":
             return Answer(node=name, code=0, out=machine.files.get("network.json", b"").decode())
         if word == "answered":
-            texts = [machine.files.get(f"server/{each}.json", b"").decode() for each in ("answered", "wanted")]
+            texts = [machine.files.get(self._below(f"{rest[0]}/{each}"), b"").decode() for each in rest[1:]]
             return Answer(node=name, code=0, out="".join(f"{text}\n\x1e\n" for text in texts))
-        if word in ("unpack", "server", "store", "keep", "clear", "forget", "want", "unwant"):
+        if word in ("unpack", "server", "store", "keep", "clear", "forget", "want"):
             failed = self._change(machine, command, word)
             if failed is not None:
                 return failed
@@ -185,11 +188,9 @@ class World:
                 machine.files[f"secrets/{rest[1]}" if word == "store" else rest[1]] = stdin()
         elif word == "forget":
             machine.kept.clear()
-        elif word in ("want", "unwant"):
-            for each in rest[1:]:
-                machine.files.pop(f"server/{each}", None)
-            if stdin is not None:
-                machine.files["server/wanted.json"] = stdin()
+        elif word == "want":
+            assert stdin is not None
+            machine.files[self._below("/".join(rest))] = stdin()
         elif word == "clear":
             machine.files.clear()
 
@@ -275,7 +276,9 @@ class World:
         if argv[:2] == ("python3", "-c") and "peers" in argv[-1]:
             return self._knocked(machine, argv)
         if argv[:2] == ("python3", "-c") and "socket" in argv[2]:
-            return Answer(node=node, code=0)
+            ours = self.inventory.ports
+            ports = (ours.gcs, ours.group, *(each["desired"]["port"] for each in self.servers()))
+            return Answer(node=node, code=0 if any(f", {port})" in argv[2] for port in ports) else 1)
         if "/opt/vlaunch/network.py" in argv:
             return self._measured(machine, argv)
         if argv[:2] == ("python3", "/opt/vlaunch/head.py"):
@@ -303,7 +306,31 @@ class World:
             for job in self.jobs:
                 job["status"] = "STOPPED" if job["submission_id"] in argv else job["status"]
             return failed if failed is not None else Answer(node=node, code=0, out="{}")
-        return Answer(node=node, code=0, out=json.dumps(self._payload(verb)) + "\n")
+        said = self._payload(verb)
+        return Answer(node=node, code=1 if "error" in said and verb != "complete" else 0, out=json.dumps(said) + "\n")
+
+    def _below(self, path: str) -> str:
+        """Return where a path of the cluster's directory is among a machine's files."""
+        return path.partition(f"/{self.inventory.cluster}/")[2]
+
+    def servers(self) -> list[Json]:
+        """Return the servers that the head is told to keep: each starts, unless `observed` says otherwise of it."""
+        found = []
+        for path, data in sorted(self.machines[self.inventory.head.name].files.items()):
+            if path.startswith("server/") and path.endswith("/desired.json"):
+                wanted = json.loads(data)
+                seen = {key: wanted[key] for key in ("name", "id", "asked", "model")} | {"version": 2, "state": "starting"}
+                seen |= self.observed.get(wanted["name"], {})
+                found.append({"name": wanted["name"], "desired": wanted, "observed": seen, "age": 1.0})
+        return found
+
+    def kept(self) -> Json:
+        """Return what the head's files say of servers, and of the agents that are connected."""
+        up = [name for name, machine in self.machines.items() if _runs(self._own(machine))]
+        return {"servers": self.servers(), "members": dict.fromkeys(up, 1.0), "agent": 0.5}
+
+    def _own(self, machine: Machine) -> Json:
+        return machine.containers.get(f"vlaunch-{self.inventory.cluster}-{machine.node.name}", {})
 
     def _desk(self, machine: Machine, command: Command, argv: Argv) -> Answer:
         """Answer with the program itself, on this machine's own files: `hf_home` must be a folder of the test's."""
@@ -448,10 +475,11 @@ class World:
         empty: Json = {"data": {"result": {"result": []}}}
         answers: Json = {
             "nodes": {"nodes": self.ray_table(), "status": self._ray_status(), "unreachable": []},
-            "jobs": {"jobs": self.jobs, "nodes": self.ray_table(), "actors": empty, "health": 0},
+            "jobs": {"jobs": self.jobs, "nodes": self.ray_table(), "actors": empty, "listening": False, **self.kept()},
+            "servers": self.kept(),
             "server": {"health": 0},
             "complete": {"status": 0, "error": "Connection refused"},
-            "watch": {"job": self.jobs[-1] if self.jobs else {"status": "ABSENT"}, "log": "", "offset": 0, "health": 0},
+            "watch": {"log": "", "offset": 0, "anew": False, "health": 0},
         }
         return self.said[verb] if verb in self.said else dict(answers[verb])
 
@@ -459,10 +487,9 @@ class World:
         """Return what Ray's dashboard would answer: a row for each running Ray container, with what its command says."""
         rows = []
         for machine in self.machines.values():
-            there = machine.containers.get(f"vlaunch-{self.inventory.cluster}-{machine.node.name}")
-            if there is None or there["State"]["Status"] != "running" or not machine.joins:
+            there = self._own(machine)
+            if not _runs(there) or not machine.joins or "--num-gpus" not in (words := there["Config"]["Cmd"]):
                 continue
-            words = there["Config"]["Cmd"]
             brought = {"GPU": float(words[words.index("--num-gpus") + 1]), "CPU": 8.0}
             rows.append(
                 {
@@ -564,6 +591,10 @@ def read_run(words: Argv) -> Json:
             "Labels": labels,
         },
     }  # fmt: skip
+
+
+def _runs(there: Json) -> bool:
+    return bool(there) and there["State"]["Status"] == "running"
 
 
 def _names(env: list[str]) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ import pytest
 from launcher.errors import DeadlineError, NodeError, StoppedError, UnwatchedError, VlaunchError
 from launcher.events import Event
 from launcher.model import Answer, Inventory, Node
-from launcher.placement import choose
-from launcher.plan.serve import Request
-from launcher.plan.watched import as_job, as_ranks, endpoint
+from launcher.payload.agent.desired import Desired, Policy
+from launcher.placement import choose, narrow
+from launcher.plan.request import Request, Seen
+from launcher.plan.serve import plan_serve
+from launcher.plan.watched import endpoint, watched
 from launcher.transport import Command
 from launcher.watch import Served, summary, watch
 from tests.fakes import FakeTransport
@@ -34,89 +36,89 @@ def log(name: str) -> str:
     return (LOGS / f"{name}.log").read_text(encoding="utf-8")
 
 
-def table(*rows: dict[str, Any]) -> dict[str, Any]:
-    return {"data": {"result": {"result": list(rows)}}}
-
-
 @dataclass
 class World:
-    """A head that says, look by look, what `looks` holds (the last one for ever), and a clock that sleeping moves."""
+    """A head and a node with an API that say, look by look, what `looks` hold (the last one for ever); sleeping moves time."""
 
-    looks: list[dict[str, Any] | Answer]
+    looks: list[dict[str, Any]]
+    wanted: Desired
     completions: list[dict[str, Any]] = field(default_factory=lambda: [ANSWERED])
-    states: dict[str, str] = field(default_factory=dict)
-    logs: dict[str, str] = field(default_factory=dict)
     now: float = 0.0
     seen: int = -1
     asked: int = 0
 
-    def look(self) -> dict[str, Any] | Answer:
+    def look(self) -> dict[str, Any]:
         return self.looks[min(max(self.seen, 0), len(self.looks) - 1)]
 
     def answer(self, command: Command) -> Answer:
         argv, node = command.argv, command.node
-        if "watch" in argv:
+        if "servers" in argv:
             self.seen += 1
-            return self._json(node, self.look())
-        if "complete" in argv:
-            self.asked += 1
-            return self._json(node, self.completions[min(self.asked, len(self.completions)) - 1])
-        if "jobs" in argv:
-            actors = [{"name": f"vllm_Worker_17_PP{i}", "state": "ALIVE", "node_id": f"id{i}"} for i in (0, 1)]
-            nodes = [{"node_id": f"id{i}", "node_ip": f"10.0.0.{i + 1}", "state": "ALIVE"} for i in (0, 1)]
-            return self._json(node, {"actors": table(*actors), "nodes": table(*nodes)})
-        if "inspect" in argv:
-            if node == "n1":
-                self.seen += 1
-            if self.states.get(node) == "unknown":
-                return Answer(node=node, code=1, err="Cannot connect to the Docker daemon at unix:///var/run/docker.sock")
-            if self.states.get(node) == "gone":
-                return Answer(node=node, code=1, out="[]\n", err=f"Error response from daemon: No such container: {argv[-1]}")
-            return self._json(node, [self._container(node)])
-        if "server" in argv:
-            return self._json(node, self.look())
-        if argv[:2] == ("sh", "-c") and "tail" in argv[2]:
-            said = self.look()
-            assert isinstance(said, dict)
-            return Answer(node=node, code=0, out=str(said.get("log", ""))[int(argv[5]) - 1 :])
-        return Answer(node=node, code=0, out=self.logs.get(node, ""))
+            assert node == "n1"
+            return self._json(node, self.look()["head"], self.servers)
+        if "watch" in argv:
+            assert (node, argv[argv.index("--name") + 1]) == (self.wanted.api_node, "default")
+            return self._json(node, self.look()["api"], lambda said: said)
+        assert "complete" in argv
+        self.asked += 1
+        return self._json(node, self.completions[min(self.asked, len(self.completions)) - 1], lambda said: said)
 
-    def _json(self, node: str, said: object) -> Answer:
-        return said if isinstance(said, Answer) else Answer(node=node, code=0, out=json.dumps(said))
+    def servers(self, said: dict[str, Any]) -> dict[str, Any]:
+        own = {"version": 2, "name": "default", "id": self.wanted.id, "asked": 7.0, "model": "m", "state": "starting"}
+        seen = said.pop("observed", {})
+        one = {"name": "default", "desired": self.wanted.as_json(), "observed": None if seen is None else {**own, **seen}}
+        return {"servers": [{**one, "age": 1.0, **said}], "members": {}, "agent": 1.0}
 
-    def _container(self, node: str) -> dict[str, Any]:
-        status = self.states.get(node, "running")
-        state = {"Status": status, "ExitCode": 0 if status == "running" else 1}
-        return {"Id": "1", "Name": "/x", "Config": {}, "State": state}
+    def _json(self, node: str, said: Any, put: Callable[[dict[str, Any]], dict[str, Any]]) -> Answer:
+        return (
+            replace(said, node=node) if isinstance(said, Answer) else Answer(node=node, code=0, out=json.dumps(put({**said})))
+        )
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
 
-def look(text: str = "", status: str = "RUNNING", health: int = 0, **more: Any) -> dict[str, Any]:
-    return {
-        "job": {"submission_id": "serve-1", "status": status, **more}, "log": text, "offset": len(text.encode()),
-        "health": health, "capacity": CAPACITY if health == 200 else {},
+def look(text: str = "", state: str = "starting", health: int = 0, **more: Any) -> dict[str, Any]:
+    """Return what is said at one look: `more` is of the keeper's record, but for `anew`."""
+    api = {
+        "log": text, "offset": len(text.encode()), "anew": more.pop("anew", False), "health": health,
+        "capacity": CAPACITY if health == 200 else {},
     }  # fmt: skip
+    return {"head": {"observed": {"state": state, "generation": 1, **more}}, "api": api}
+
+
+def failed(what: str = "vLLM ended with exit code 1", state: str = "failed", **fault: Any) -> dict[str, Any]:
+    """Return a look at a server of which its keeper will not start the engine again."""
+    return look(state=state, faults=[{"at": 1.0, "what": what, **fault}])
+
+
+READY: dict[str, Any] = {"state": "ready", "health": 200}
+
+
+def wanted(dp: int = 1, backend: Any = "ray", nodes: tuple[str, ...] = ()) -> Desired:
+    split = choose(narrow(INVENTORY, nodes), 1, len(nodes or NODES) // dp, dp=dp, backend=backend)
+    request = Request(model="m", placement=split, backend=backend, host="0.0.0.0", port=8000, nodes=nodes)
+    return plan_serve(INVENTORY, Seen(), request, asked=7.0, policy=Policy()).desired
 
 
 def follow(
-    world: World, *, mp: bool = False, timeout: float = 600, attached: bool = False, dp: int = 1
-) -> tuple[list[Event], Served]:
-    split = choose(INVENTORY, 1, 2 // dp, dp=dp)
-    request = Request(model="m", placement=split, backend="ray", host="0.0.0.0", port=8000)
-    watched = as_ranks(INVENTORY, request) if mp else as_job(INVENTORY, request, "serve-1")
+    *looks: dict[str, Any], completions: list[dict[str, Any]] | None = None, timeout: float = 600, attached: bool = False,
+    dp: int = 1, **more: Any,
+) -> tuple[World, list[Event], Served]:  # fmt: skip
+    """Watch a server until it has answered; of an error, `events` are what came before."""
+    world = World(list(looks), wanted(dp, **more), completions or [ANSWERED])
     events: list[Event] = []
     generator = watch(
-        watched, FakeTransport(world.answer), timeout=timeout, attached=attached, clock=lambda: world.now, sleep=world.sleep
-    )
+        watched(INVENTORY, world.wanted), FakeTransport(world.answer), timeout=timeout, attached=attached,
+        clock=lambda: world.now, sleep=world.sleep,
+    )  # fmt: skip
     while True:
         try:
             events.append(next(generator))
         except StopIteration as over:
-            return events, over.value
+            return world, events, over.value
         except VlaunchError as error:
-            error.events = events  # type: ignore[attr-defined]
+            error.events, error.world = events, world  # type: ignore[attr-defined]
             raise
 
 
@@ -128,8 +130,7 @@ def in_pieces(text: str, count: int) -> list[dict[str, Any]]:
 
 def test_a_start_is_told_in_phases() -> None:
     """Each phase is told once, in order, when it is over; the end is a completion."""
-    world = World([look(), *in_pieces(log("serve_ray_pp2_ok"), 40), look(health=200)])
-    events, served = follow(world)
+    _, events, served = follow(look(), *in_pieces(log("serve_ray_pp2_ok"), 40), look(**READY))
     done = [event.text for event in events if event.kind == "step"]
 
     assert done[0] == "starting vLLM"
@@ -139,46 +140,65 @@ def test_a_start_is_told_in_phases() -> None:
     assert served.fingerprint == "vllm-pp2"
 
 
-def recovering(text: str, doing: str, state: str = "recovering", **more: Any) -> dict[str, Any]:
-    return {**look(text, **more), "supervised": {"id": "1", "state": state, "doing": doing, "wanted": True, "age": 1}}
+def waits(events: list[Event]) -> list[str]:
+    return [event.text for event in events if event.kind == "wait"]
 
 
-AGAIN = "vlaunch supervisor: starting the engine again (restart 1 of 3 in 3600s)\n"
+@pytest.mark.parametrize(
+    ("doing", "told"),
+    [
+        ("GPU 3 of gpu01: 60 GiB held by python (pid 4711)", "GPU 3 of gpu01: 60 GiB held by python (pid 4711)"),
+        ("waiting for 10.0.0.2 to be in Ray", "waiting for n2 to be in Ray"),
+        ("", "waiting"),
+    ],
+)
+def test_what_a_start_waits_for_is_told(doing: str, told: str) -> None:
+    """In its keeper's words, with the names of nodes."""
+    _, events, _ = follow(look(state="waiting", doing=doing), look(), look(**READY))
+
+    assert waits(events)[0] == told
+    assert waits(events)[1] == "starting vLLM"
+
+
+def test_a_server_that_nobody_keeps_yet() -> None:
+    """The keeper has not read the file, or what it says is of the server before."""
+    before = look(state="ready", asked=6.0)
+    _, events, _ = follow({**look(), "head": {"observed": None}}, before, look(**READY))
+
+    assert set(waits(events)[:2]) == {"the head's agent has not taken it up yet"}
 
 
 def test_a_server_that_recovers_is_waited_for() -> None:
     """What its log says of the engine that died is no end, nor what a dead engine's API answers; nodes have their names."""
-    dead = log("fail_rank_killed")
-    world = World(
-        [
-            look(log("serve_ray_pp2_ok")),
-            *[recovering(dead, "waiting for 10.0.0.2 to be in Ray again", health=200)] * 12,
-            recovering(AGAIN + log("serve_ray_pp2_ok"), "starting the engine"),
-            look(health=200),
-        ],
-        completions=[ANSWERED],
+    died: dict[str, Any] = {"faults": [{"at": 1.0, "what": "rank 1 on 10.0.0.2 ended"}]}
+    world, events, served = follow(
+        look(log("serve_ray_pp2_ok")),
+        look(log("fail_rank_killed"), "stopping", health=200, **died),
+        *[look(state="pausing", doing="starting again in 5 s, after rank 1 on 10.0.0.2 ended", **died)] * 12,
+        look(log("serve_ray_pp2_ok"), anew=True, **died),
+        look(**READY, **died),
     )
-    events, served = follow(world)
-    waited = [event.text for event in events if event.kind == "wait"]
 
     assert served.fingerprint == "vllm-pp2"
-    assert "recovering: waiting for n2 to be in Ray again" in waited
-    assert any(text.startswith("recovering: getting the first answer") for text in waited)
+    assert "recovering: starting again in 5 s, after rank 1 on n2 ended" in waits(events)
+    assert any(text.startswith("recovering: getting the first answer") for text in waits(events))
     assert not [event for event in events if event.kind == "warning"]
     assert world.asked == 1
 
 
-def test_a_supervisor_that_gave_up() -> None:
-    """Its reason comes before Ray's."""
-    with pytest.raises(NodeError) as raised:
-        follow(World([recovering("bye\n", "no restart is left of 3 in 1 h", state="gave-up", status="FAILED")]))
+def test_a_keeper_that_gave_up() -> None:
+    """The engine's own first error comes first, then what its keeper saw."""
+    over = failed("no restart is left of 3 in an hour", "gave-up", cause="ValueError: no such thing", evidence="one\ntwo")
+    with pytest.raises(NodeError, match="ValueError: no such thing") as raised:
+        follow(over)
 
-    assert "gave up: no restart is left of 3 in 1 h" in str(raised.value)
+    assert raised.value.evidence == "its keeper gave up: no restart is left of 3 in an hour\none\ntwo"
+    assert "vlaunch stop" not in raised.value.hint
 
 
 def test_what_was_observed() -> None:
     """Endpoint, ranks by node, capacity and times come back as they were seen."""
-    _, served = follow(World([look(health=200)]))
+    _, _, served = follow(look(**READY, ranks={"n1": ["PP0"], "n2": ["PP1"]}))
 
     assert summary(served) == {
         "endpoint": "http://10.0.0.1:8000/v1",
@@ -192,17 +212,30 @@ def test_what_was_observed() -> None:
     }
 
 
+def test_ranks_that_nobody_names() -> None:
+    """Where they are expected is told."""
+    assert follow(look(**READY))[2].ranks == {"n1": ("1 rank",), "n2": ("1 rank",)}
+
+
+def test_a_server_whose_api_is_not_on_the_head() -> None:
+    """The head says how it is, its own node has the log, the API and the address."""
+    _, events, served = follow(*in_pieces(log("serve_mp_pp2_node0_ok"), 9), look(**READY), backend="mp", nodes=("n2",), dp=1)
+
+    assert served.endpoint == "http://10.0.0.2:8000/v1"
+    assert "loading weights" in [event.text for event in events if event.kind == "step"]
+
+
 def test_healthy_is_not_ready() -> None:
     """`/health` says 200 and no completion comes: it is asked again, and only a completion ends the wait."""
-    world = World([look(health=200)], completions=[{"status": 0, "error": "timed out"}, {"status": 200, "tokens": 0}, ANSWERED])
-    follow(world)
+    none: list[dict[str, Any]] = [{"status": 0, "error": "timed out"}, {"status": 200, "tokens": 0}]
+    world, _, _ = follow(look(**READY), completions=[*none, ANSWERED])
 
     assert world.asked == 3
 
 
 def test_attaching_tells_no_phases_of_the_past() -> None:
     """The log of a server that has been up for long is read, but not told again."""
-    events, _ = follow(World([look(log("serve_ray_pp2_ok"), health=200)]), attached=True)
+    _, events, _ = follow(look(log("serve_ray_pp2_ok"), **READY, anew=True), attached=True)
 
     assert [event.text for event in events if event.kind == "step"] == ["a completion has come back"]
 
@@ -217,38 +250,36 @@ def test_attaching_tells_no_phases_of_the_past() -> None:
     ],
 )
 def test_a_start_that_fails(name: str, cause: str, line: str) -> None:
-    """The job's end ends the wait at once, with the cause, the line that shows it, and a hint."""
-    world = World([*in_pieces(log(name), 5), look(status="FAILED", driver_exit_code=1)])
-    with pytest.raises(NodeError) as failed:
-        follow(world)
+    """The engine's end ends the wait at once, with the cause, the line that shows it, and a hint."""
+    with pytest.raises(NodeError) as raised:
+        follow(*in_pieces(log(name), 5), failed())
 
-    assert failed.value.message.startswith("the server did not start: ")
-    assert cause in failed.value.message
-    assert line in failed.value.evidence
-    assert failed.value.hint
-    assert world.now < 10
+    assert raised.value.message.startswith("the server did not start: ")
+    assert cause in raised.value.message
+    assert line in raised.value.evidence
+    assert raised.value.hint
+    assert raised.value.world.now < 10  # type: ignore[attr-defined]
 
 
 def test_a_failure_that_nobody_knows_leads_to_the_doctor() -> None:
     """Its exception is told, and what looks at all nodes is named."""
     text = log("fail_validation").replace("not supported/useful for dense models", "of a new kind")
-    with pytest.raises(NodeError) as failed:
-        follow(World([*in_pieces(text, 5), look(status="FAILED", driver_exit_code=1)]))
+    with pytest.raises(NodeError) as raised:
+        follow(*in_pieces(text, 5), failed())
 
-    assert "Offline data parallel mode is of a new kind" in failed.value.message
-    assert failed.value.hint.startswith("look at every node: `vlaunch doctor`")
+    assert "Offline data parallel mode is of a new kind" in raised.value.message
+    assert raised.value.hint.startswith("look at every node: `vlaunch doctor`")
 
 
 def test_a_fatal_line_is_told_at_once() -> None:
     """It is told with the look that saw it; a server that does not end by itself then is given up after a few seconds."""
-    world = World([look("RuntimeError: No available memory for the cache blocks\n"), look()])
-    with pytest.raises(NodeError, match="cannot go on: the model and its KV cache do not fit") as failed:
-        follow(world)
-    first = next(event for event in failed.value.events if event.kind == "warning")  # type: ignore[attr-defined]
+    with pytest.raises(NodeError, match="cannot go on: the model and its KV cache do not fit") as raised:
+        follow(look("RuntimeError: No available memory for the cache blocks\n"), look())
+    first = next(event for event in raised.value.events if event.kind == "warning")  # type: ignore[attr-defined]
 
     assert first.state == "failed"
-    assert "vlaunch stop" in failed.value.hint
-    assert 5 < world.now < 15
+    assert "`vlaunch stop default`" in raised.value.hint
+    assert 5 < raised.value.world.now < 15  # type: ignore[attr-defined]
 
 
 FATAL = "ERROR RuntimeError: No available memory for the cache blocks\n"
@@ -257,7 +288,7 @@ FATAL = "ERROR RuntimeError: No available memory for the cache blocks\n"
 @pytest.mark.parametrize("attached", [False, True])
 def test_a_completion_outdoes_a_fatal_line(attached: bool) -> None:
     """A line is read in the wrong way more easily than an answer: who answers serves, also when watched again from byte 0."""
-    events, _ = follow(World([look(FATAL, health=200)]), attached=attached)
+    _, events, _ = follow(look(FATAL, **READY), attached=attached)
 
     assert [event.state for event in events if event.kind == "warning"] == ["warn"]
 
@@ -265,49 +296,61 @@ def test_a_completion_outdoes_a_fatal_line(attached: bool) -> None:
 def test_a_healthy_server_is_not_given_up_for_a_line() -> None:
     """Its first completions may take long; only silence of `/health` counts."""
     slow = [{"status": 0, "error": "timed out"}] * 30
-    follow(World([look(FATAL), look(health=200)], completions=[*slow, ANSWERED]))
+    follow(look(FATAL), look(**READY), completions=[*slow, ANSWERED])
 
 
 def test_a_server_that_goes_on_after_a_fatal_line() -> None:
     """A log that grows, or a phase that begins, shows that the line was not the end."""
     busy = [look(f"line {i}\n") for i in range(20)]
-    follow(World([look(FATAL), *busy, look(health=200)]))
+    follow(look(FATAL), *busy, look(**READY))
     silent = [look()] * 30
-    follow(World([look(FATAL), look("Starting to load model x\n"), *silent, look(health=200)]))
+    follow(look(FATAL), look("Starting to load model x\n"), *silent, look(**READY))
 
 
 def test_a_server_that_was_healthy_and_falls_silent() -> None:
     """What killed it is still known."""
-    world = World([look(health=200), look(FATAL, health=503), look()], completions=[{"status": 0, "error": "timed out"}])
     with pytest.raises(NodeError, match="cannot go on: the model and its KV cache do not fit"):
-        follow(world)
+        follow(look(**READY), look(FATAL, health=503), look(), completions=[{"status": 0, "error": "timed out"}])
 
 
 def test_a_warning_is_told_once_and_waited_through() -> None:
     """Too few GPUs may become enough."""
     wait = "Waiting for creating a placement group of specs for {} seconds. specs=[]\n"
-    world = World([look(wait.format(30)), look(wait.format(70)), look(health=200)])
-    events, _ = follow(world)
+    _, events, _ = follow(look(wait.format(30)), look(wait.format(70)), look(**READY))
 
     assert [event.state for event in events if event.kind == "warning"] == ["warn"]
 
 
-def test_a_job_that_leaves_no_log() -> None:
-    """What Ray says about it is shown instead."""
-    with pytest.raises(NodeError) as failed:
-        follow(World([look(status="FAILED", message="Runtime env setup failed: disk quota")]))
+def test_an_engine_that_leaves_no_log() -> None:
+    """What its keeper saw is shown instead; it may hold anything."""
+    with pytest.raises(NodeError) as raised:
+        follow(failed(cause="OSError: disk \x1b[2Jquota", evidence="\x1b[31mRuntime env setup failed"))
 
-    assert "disk quota" in failed.value.evidence
+    assert "OSError: disk " in raised.value.message
+    assert "Runtime env setup failed" in raised.value.evidence
+    assert "\x1b" not in raised.value.message + raised.value.evidence
 
 
-def test_a_server_that_somebody_stops() -> None:
+@pytest.mark.parametrize(
+    ("head", "said"), [({"desired": None}, "it is wanted no more"), ({"name": "other"}, "it is wanted no more")]
+)
+def test_a_server_that_somebody_stops(head: dict[str, Any], said: str) -> None:
     """`vlaunch stop` elsewhere ends the watching here, and says so."""
     dying = "*** SIGTERM received at time=1 on cpu 1 ***\nvllm.v1.engine.exceptions.EngineDeadError: EngineCore\n"
     with pytest.raises(StoppedError, match="was stopped while") as stopped:
-        follow(World([look(), look(dying), look(status="STOPPED")]))
+        follow(look(), look(dying), {**look(), "head": head})
 
-    assert stopped.value.hint == "see who stopped it: `vlaunch audit`"
+    assert (stopped.value.evidence, stopped.value.hint) == (said, "see who stopped it: `vlaunch audit`")
     assert [event for event in stopped.value.events if event.kind == "warning"] == []  # type: ignore[attr-defined]
+
+
+def test_a_server_that_somebody_replaces() -> None:
+    """Under its name, or started anew: what runs now is not what is watched."""
+    other = {**wanted().as_json(), "asked": 8.0, "model": "n"}
+    with pytest.raises(StoppedError) as stopped:
+        follow(look(), {**look(), "head": {"desired": other}})
+
+    assert stopped.value.evidence == "n has taken its place"
 
 
 def replicas(*answered: bool, **last: Any) -> dict[str, Any]:
@@ -318,8 +361,7 @@ def replicas(*answered: bool, **last: Any) -> dict[str, Any]:
 
 def test_every_replica_must_answer() -> None:
     """A completion of one replica ends no wait; who is missing is said, and all are asked again."""
-    world = World([look(health=200)], completions=[replicas(True, False), replicas(True, True)])
-    events, served = follow(world, dp=2)
+    world, events, served = follow(look(**READY), completions=[replicas(True, False), replicas(True, True)], dp=2)
 
     assert world.asked == 2
     assert served.replicas == (0.25, 0.25)
@@ -330,116 +372,85 @@ def test_every_replica_must_answer() -> None:
 def test_a_replica_that_only_refuses() -> None:
     """Three refusals of one replica are enough, although the others answer."""
     refused = replicas(True, False, status=500, error="EngineCore is sad")
-    world = World([look(health=200)], completions=[refused])
-    with pytest.raises(NodeError, match="gives no completion") as failed:
-        follow(world, dp=2)
+    with pytest.raises(NodeError, match="gives no completion") as raised:
+        follow(look(**READY), completions=[refused], dp=2)
 
-    assert (world.asked, failed.value.evidence) == (3, "500: DP1: EngineCore is sad")
+    assert raised.value.world.asked == 3  # type: ignore[attr-defined]
+    assert raised.value.evidence == "500: DP1: EngineCore is sad"
 
 
 def test_a_replica_that_stays_silent() -> None:
     """The deadline names it."""
-    world = World([look(health=200)], completions=[replicas(False, True, status=0, error="timed out")])
+    silent = replicas(False, True, status=0, error="timed out")
     with pytest.raises(DeadlineError, match="within 20s; no answer yet from DP0"):
-        follow(world, dp=2, timeout=20)
+        follow(look(**READY), completions=[silent], dp=2, timeout=20)
 
 
 @pytest.mark.parametrize(("dp", "engines"), [(1, ()), (2, ("--engines", "2"))])
 def test_replicas_are_asked_for(dp: int, engines: tuple[str, ...]) -> None:
     """The head is told how many there are, and has time for two rounds of them."""
-    request = Request(model="m", placement=choose(INVENTORY, 1, 2 // dp, dp=dp), backend="mp", host="::", port=8000)
-    for watched in (as_job(INVENTORY, request, "serve-1"), as_ranks(INVENTORY, request)):
-        asked = watched.complete(60)
+    for backend in ("ray", "mp"):
+        asked = watched(INVENTORY, wanted(dp, backend)).complete(60)
 
         assert asked.argv[-len(engines) :] == engines or not engines
         assert ("--engines" in asked.argv) is bool(engines)
         assert asked.timeout == 60 * dp + 30
 
 
-def test_replicas_are_told_by_their_containers() -> None:
-    """The log of each rank container tells which replicas it holds."""
-    looks: list[dict[str, Any] | Answer] = [{"log": log("serve_mp_dp2_node0_ok"), "health": 200, "capacity": CAPACITY}]
-    logs = {"n1": log("serve_mp_dp2_node0_ok"), "n2": log("serve_mp_dp2_node1_ok")}
-    _, served = follow(World(looks, completions=[replicas(True, True)], logs=logs), mp=True, dp=2)
-
-    assert served.ranks == {"n1": ("DP0",), "n2": ("DP1",)}
-
-
 @pytest.mark.parametrize("status", [401, 403])
 def test_another_api_key(status: int) -> None:
     """A server that demands a key we do not have will not change its mind."""
-    world = World([look(health=200)], completions=[{"status": status, "error": "Unauthorized"}])
-    with pytest.raises(NodeError, match="another API key"):
-        follow(world)
+    with pytest.raises(NodeError, match="another API key") as raised:
+        follow(look(**READY), completions=[{"status": status, "error": "Unauthorized"}])
 
-    assert world.asked == 1
+    assert raised.value.world.asked == 1  # type: ignore[attr-defined]
 
 
 def test_an_api_that_only_refuses() -> None:
     """Three refusals are enough; the last one is shown."""
-    world = World([look(health=200)], completions=[{"status": 500, "error": "EngineCore is sad"}])
-    with pytest.raises(NodeError, match="gives no completion") as failed:
-        follow(world)
+    with pytest.raises(NodeError, match="gives no completion") as raised:
+        follow(look(**READY), completions=[{"status": 500, "error": "EngineCore is sad"}])
 
-    assert (world.asked, failed.value.evidence) == (3, "500: EngineCore is sad")
-
-
-def test_the_deadline_says_where_it_stands() -> None:
-    """The wait ends, the server goes on, and both are said."""
-    world = World([look("Starting to load model x\n"), look()])
-    with pytest.raises(DeadlineError, match="within 20s; it is still loading weights") as late:
-        follow(world, timeout=20)
-
-    assert "goes on" in late.value.hint
-    assert world.now == pytest.approx(20, abs=1.5)
+    assert raised.value.world.asked == 3  # type: ignore[attr-defined]
+    assert raised.value.evidence == "500: EngineCore is sad"
 
 
 @pytest.mark.parametrize(
-    "trouble", [Answer(node="n1", code=255, err="connection lost"), Answer(node="n1", code=1, out='{"error": "timed out"}')]
+    ("stands", "said"),
+    [
+        (look("Starting to load model x\n"), "loading weights"),
+        (look(state="waiting", doing="GPU 3 of n2: 60 GiB held by python"), "GPU 3 of n2: 60 GiB held by python"),
+    ],
+)
+def test_the_deadline_says_where_it_stands(stands: dict[str, Any], said: str) -> None:
+    """The wait ends, the server goes on, and both are said."""
+    with pytest.raises(DeadlineError, match=f"within 20s; it is still {said}") as late:
+        follow(stands, {**stands, "api": look()["api"]}, timeout=20)
+
+    assert "goes on" in late.value.hint
+    assert late.value.world.now == pytest.approx(20, abs=1.5)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "trouble", [Answer(node="", code=255, err="connection lost"), Answer(node="", code=1, out='{"error": "timed out"}')]
 )
 def test_a_head_that_is_silent_for_a_while(trouble: Answer) -> None:
     """A few looks may fail; many in a row end the watching, and the server is not said to be dead."""
-    follow(World([look(), trouble, trouble, look(health=200)]))
-    world = World([look(), trouble])
-    with pytest.raises(UnwatchedError, match="cannot be watched any more") as lost:
-        follow(world)
+    mute = {**look(), "head": trouble}
+    follow(look(), mute, mute, look(**READY))
+    with pytest.raises(UnwatchedError, match="server `default` cannot be watched any more") as lost:
+        follow(look(), mute)
 
     assert "may well go on" in lost.value.hint
-    assert world.now > 40
+    assert lost.value.world.now > 40  # type: ignore[attr-defined]
 
 
-def test_ranks_are_watched_by_their_containers() -> None:
-    """Rank 0's log tells the phases; every container's own log tells which rank it holds."""
-    text = log("serve_mp_pp2_node0_ok")
-    looks = [{"log": text[:5000]}, {"log": text[:5040]}, {"log": text, "health": 200, "capacity": CAPACITY}]
-    ok = World(looks, logs={"n1": text, "n2": log("serve_mp_pp2_node1_ok")})
-    events, served = follow(ok, mp=True)
-    done = [event.text for event in events if event.kind == "step"]
+def test_a_node_whose_container_starts_anew_is_waited_for() -> None:
+    """While its keeper is heard, the server is known to go on."""
+    mute = {**look(), "api": Answer(node="", code=1, err="container is restarting")}
+    world, _, _ = follow(look(), *[mute] * 60, look(**READY))
 
-    assert served.ranks == {"n1": ("TP0 PP0",), "n2": ("TP0 PP1",)}
-    assert len(done) == len(set(done))
-    assert "loading weights" in done
-
-
-def test_a_rank_that_ends_is_fatal() -> None:
-    """Rank 0 would wait for ever: the node is named, and its own log tells why."""
-    world = World([{"log": "non-default args: x\n"}], states={"n2": "exited"}, logs={"n2": "ValueError: no such thing\n"})
-    with pytest.raises(NodeError, match="ValueError: no such thing") as failed:
-        follow(world, mp=True)
-
-    assert "the rank on n2 ended with exit code 1" in failed.value.evidence
-    assert "n2: ValueError: no such thing" in failed.value.evidence
-    assert "vlaunch stop" in failed.value.hint
-
-
-def test_ranks_that_somebody_removes() -> None:
-    """Docker keeps what has ended: with no container left, `vlaunch stop` was at work. A single one is a lost rank."""
-    with pytest.raises(StoppedError, match="was stopped while"):
-        follow(World([{"log": ""}], states={"n1": "gone", "n2": "gone"}), mp=True)
-    with pytest.raises(NodeError, match="did not start: the rank on n2 is gone"):
-        follow(World([{"log": ""}], states={"n2": "gone"}), mp=True)
-    with pytest.raises(NodeError, match="did not start: the rank on n1 is gone"):  # Docker does not say so
-        follow(World([{"log": ""}], states={"n1": "unknown", "n2": "unknown"}), mp=True)
+    assert world.now > 50
 
 
 @pytest.mark.parametrize(
@@ -454,15 +465,14 @@ def test_ranks_that_somebody_removes() -> None:
 def test_endpoint(bind: str, url: str) -> None:
     """Where clients go: the head's address between the nodes, or the one address that was asked for."""
     assert endpoint(INVENTORY, bind, 8000) == url
+    assert endpoint(INVENTORY, bind, 8000, "n2") == url.replace("10.0.0.1", "10.0.0.2")
 
 
 def test_stopping_to_watch_asks_nothing_more() -> None:
     """Closing the watch sends nothing: the server is not told."""
-    world = World([look()])
-    request = Request(model="m", placement=choose(INVENTORY, 1, 2), backend="ray", host="0.0.0.0", port=8000)
+    world = World([look()], wanted())
     transport = FakeTransport(world.answer)
-    sleep: Callable[[float], None] = world.sleep
-    generator = watch(as_job(INVENTORY, request, "serve-1"), transport, timeout=60, clock=lambda: world.now, sleep=sleep)
+    generator = watch(watched(INVENTORY, world.wanted), transport, timeout=60, clock=lambda: world.now, sleep=world.sleep)
     next(generator)
     before = len(transport.commands)
     generator.close()

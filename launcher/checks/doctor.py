@@ -8,8 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from launcher.payload.agent import observed
+from launcher.payload.agent.observed import Observed
 from launcher.tools import log_times, symptoms
-from launcher.tools.diagnosis_read import Log, State, Told
+from launcher.tools.diagnosis_read import Log, State, Told, server_log
 from launcher.tools.symptoms import Symptom
 
 DOCS = "docs/troubleshooting.md"
@@ -25,10 +27,10 @@ _EACH = 200  # lines of one log that count for one finding
 _WIDTH = 300  # characters of evidence
 _READY = re.compile(r"Application startup complete")
 # What dies after it was told to is no symptom, until the next one starts in the same log.
-_TURNS = re.compile(r"(\*\*\* SIGTERM received)|Initializing a V1 LLM engine|starting the engine again")
+_TURNS = re.compile(r"(\*\*\* SIGTERM received)|Initializing a V1 LLM engine|vlaunch agent: starting the engine")
 # These say what is the case, whatever happened when: they come before what only logs tell.
 _UNREACHABLE = "node-unreachable"
-_FIRST = ("server-died", "supervisor-gave-up", _UNREACHABLE)
+_FIRST = ("server-died", "server-gave-up", _UNREACHABLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,10 @@ class Diagnosed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """All that was found, the most likely first, and what was looked at; `gaps` are (node, what could not be seen, why)."""
+    """All that was found, the most likely first, and what was looked at; `gaps` are (node, what could not be seen, why).
+
+    `ready` is when a server was last ready.
+    """
 
     findings: tuple[Diagnosed, ...]
     nodes: tuple[str, ...]
@@ -95,7 +100,8 @@ def diagnose(
         since: how many seconds back lines count; a line without a time always does.
     """
     seen: dict[str, list[Trace]] = {}
-    ready = _ready(told, now)
+    records = {each: record for node in told.values() for each, said in node.kept.items() if (record := _record(said))}
+    ready = _ready(told, records, now)
     for name, node in told.items():
         for log in (*node.logs, *_state_logs(node), *_record_logs(node)):
             _search(log, name, seen, rdma=rdma, now=now, oldest=None if since is None else now - since)
@@ -109,7 +115,7 @@ def diagnose(
         logs=sum(len(node.logs) for node in told.values()),
         lines=sum(node.lines for node in told.values()),
         gaps=tuple((name, what, why) for name, node in told.items() for what, why in node.gaps.items()),
-        ready=ready,
+        ready=max((at for at in ready.values() if at is not None), default=None),
     )
 
 
@@ -185,45 +191,57 @@ def _state_lines(state: State) -> list[str]:
     return lines
 
 
+def _record(said: Mapping[str, Any]) -> Observed | None:
+    try:
+        return observed.read(said.get("observed"))
+    except ValueError:
+        return None
+
+
 def _record_logs(node: Told) -> list[Log]:
-    """Say in lines what the supervisor wrote down: its faults, with the lines it kept of each, and that it gave up."""
-    record = node.kept.get("server")
-    if not isinstance(record, dict):
-        return []
-    faults = record.get("faults")
+    """Say in lines what the keeper wrote down of servers: their faults, with the lines it kept of each, and that it gave up."""
     logs = []
-    for fault in faults[-20:] if isinstance(faults, list) else ():
-        if not isinstance(fault, dict):
+    for name, said in node.kept.items():
+        record = _record(said)
+        if record is None:
             continue
-        rank = _text(fault.get("rank"))
-        where = " on ".join(word for word in (f"rank {rank}" if rank.isdigit() else rank, _text(fault.get("node"))) if word)
-        again = _number(fault.get("ready_again_after"))
-        back = "" if again is None else f"; ready again after {again:.0f} s"
-        said = f"supervisor: fault: {_text(fault.get('what'))}{f' ({where})' if where else ''}{back}"
-        kept = [symptoms.plain(each)[:1000] for each in str(fault.get("evidence") or "").splitlines()[-40:]]
-        logs.append(_log([said, *kept], _number(fault.get("at"))))
-    if record.get("state") == "gave-up":
-        since = _number(record.get("since"))
-        logs.append(_log([f"supervisor: gave up: {_text(record.get('doing')) or 'no restarts are left'}"], since))
+        for fault in record.faults:
+            rank = f"rank {fault.rank}" if fault.rank else ""
+            where = " on ".join(_words(word) for word in (rank, fault.node) if word)
+            back = "" if fault.ready_again_after is None else f"; ready again after {fault.ready_again_after:.0f} s"
+            # A line is one entry's only: a cause that the table knows is a line of its own.
+            cause = _words(fault.cause)
+            known = symptoms.first(cause) is not None
+            first = f"keeper: fault of server {name}: {_words(fault.what)}{f' ({where})' if where else ''}"
+            first += f"{f': {cause}' if cause and not known else ''}{back}"
+            kept = [symptoms.plain(each)[:1000] for each in fault.evidence.splitlines()[-40:]]
+            logs.append(_log(name, [first, *([cause] if known else ()), *kept], fault.at))
+        if record.state == "gave-up":
+            said_last = f"keeper: gave up server {name}: {_words(record.doing) or 'no restarts are left'}"
+            logs.append(_log(name, [said_last], record.since))
     return logs
 
 
-def _log(lines: Sequence[str], at: float | None) -> Log:
-    stamps = {} if at is None else dict.fromkeys(range(len(lines)), log_times.write(at))
-    return Log(part="record", what="supervisor", lines=tuple(lines), stamps=stamps)
+def _log(name: str, lines: Sequence[str], at: float) -> Log:
+    stamps = dict.fromkeys(range(len(lines)), log_times.write(at))
+    return Log(part="record", what=server_log(name), lines=tuple(lines), stamps=stamps)
 
 
-def _ready(told: Mapping[str, Told], now: float) -> float | None:
-    """Return when a server was last ready: what happened before has been overcome."""
-    found = list[float]()
-    for node in told.values():
-        record = node.kept.get("server")
-        if isinstance(record, dict) and record.get("state") == "ready" and (at := _number(record.get("ready_at"))) is not None:
-            found.append(at)
-        for log in node.logs:
-            numbers = [number for number, line in enumerate(log.lines) if _READY.search(line)]
-            found += [at for number in numbers[-1:] if (at := log_times.times(log, now)[number]) is not None]
-    return max(found, default=None)
+def _ready(told: Mapping[str, Told], records: Mapping[str, Observed], now: float) -> dict[str, float | None]:
+    """Return when each server was last ready, by what its log is called; None for one that never was.
+
+    What a server told before has been overcome. What is no server's own is overcome when all that are wanted have been ready
+    since: that stands under the empty name.
+    """
+    found = {server_log(name): each.ready_at if each.state == "ready" else None for name, each in records.items()}
+    for log in (log for node in told.values() for log in node.logs if log.part.startswith("engine-")):
+        at = next((number for number in reversed(range(len(log.lines))) if _READY.search(log.lines[number])), None)
+        times = [found.get(log.what), None if at is None else log_times.times(log, now)[at]]
+        found[log.what] = max((each for each in times if each is not None), default=None)
+    stopped = {server_log(name) for name, each in records.items() if each.state == "stopped"}
+    wanted = [each for what, each in found.items() if what not in stopped]
+    since = [each for each in wanted if each is not None]
+    return {**found, "": min(since) if since and len(since) == len(wanted) else None}
 
 
 def _found(symptom: Symptom, traces: Sequence[Trace]) -> Diagnosed:
@@ -236,7 +254,7 @@ def _found(symptom: Symptom, traces: Sequence[Trace]) -> Diagnosed:
     )  # fmt: skip
 
 
-def _ranked(findings: Sequence[Diagnosed], ready: float | None) -> list[Diagnosed]:
+def _ranked(findings: Sequence[Diagnosed], ready: Mapping[str, float | None]) -> list[Diagnosed]:
     """Put the most likely first: what stands in the way before what may and what follows, the earlier before the later, more
     nodes before fewer; the table's order decides the rest. What is over comes last."""
     failed = [found for found in findings if found.kind != "perhaps" and found.id != _UNREACHABLE]
@@ -256,10 +274,11 @@ def _ranked(findings: Sequence[Diagnosed], ready: float | None) -> list[Diagnose
     return [found for _, found in sorted(told, key=lambda each: each[0])]
 
 
-def _over(found: Diagnosed, trace: Trace, start: float, ready: float | None) -> bool:
+def _over(found: Diagnosed, trace: Trace, start: float, ready: Mapping[str, float | None]) -> bool:
     if trace.at is None or found.id == _UNREACHABLE:
         return False
-    return trace.at < start or (ready is not None and trace.at <= ready)
+    since = ready.get(trace.what, ready[""])
+    return trace.at < start or (since is not None and trace.at <= since)
 
 
 def _shown(lines: Sequence[Trace], *, latest: bool) -> list[Trace]:
@@ -272,9 +291,5 @@ def _shown(lines: Sequence[Trace], *, latest: bool) -> list[Trace]:
     return list(dict.fromkeys(chosen))[:_SHOWN]
 
 
-def _text(value: object) -> str:
-    return symptoms.plain(" ".join(str(value).split()))[:_WIDTH] if isinstance(value, (str, int)) else ""
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e11 else None
+def _words(text: str) -> str:
+    return symptoms.plain(" ".join(text.split()))[:_WIDTH]

@@ -10,13 +10,14 @@ from launcher.checks.shape import failed as _fail
 from launcher.model import Inventory, Node
 from launcher.tools.host import HostFacts
 
-_LASTING = ("head", "worker", "rank")  # a throw-away container holds no port for the others
+# A throw-away container holds no port for the others; `rank` are those of an earlier vlaunch.
+_LASTING = ("head", "worker", "rank")
 _PORT = re.compile("[0-9]{1,5}")
 
 
 def ports_of(inventory: Inventory, node: Node) -> dict[int, str]:
     """Return the fixed ports a node must have free, with what they are for."""
-    ports = inventory.ports
+    ports, serve = inventory.ports, inventory.serve
     common = {
         ports.node_manager: "Ray node manager",
         ports.object_manager: "Ray object manager",
@@ -25,23 +26,17 @@ def ports_of(inventory: Inventory, node: Node) -> dict[int, str]:
         ports.dashboard_agent_http: "Ray dashboard agent",
         ports.metrics_export: "Ray metrics",
     }
+    of_ray = {ports.gcs: "Ray head", ports.dashboard: "Ray dashboard", ports.client: "Ray client"}
+    # The `mp` backend's ranks meet where the server's first one is, which is here unless the server is put elsewhere.
+    meet = {ports.dp_rpc: "the replicas' rendezvous"} if serve.dp > 1 else {ports.mp_master: "vLLM's rendezvous"}
     head = {
-        ports.gcs: "Ray head",
-        ports.dashboard: "Ray dashboard",
-        ports.client: "Ray client",
+        **({} if inventory.ray.off else of_ray),
+        ports.group: "the nodes' agents",
         ports.api: "vLLM API",
         ports.probe: "network check",
+        **(meet if serve.backend == "mp" and len(inventory.nodes) > 1 else {}),
     }
-    return {**common, **head, **_of_ranks(inventory)} if node.head else common
-
-
-def _of_ranks(inventory: Inventory) -> dict[int, str]:
-    """Return what the `mp` backend needs on the head, where the inventory's server has it on several nodes."""
-    ports, serve = inventory.ports, inventory.serve
-    if serve.backend == "ray" or len(inventory.nodes) == 1:
-        return {}
-    meet = {ports.dp_rpc: "the replicas' rendezvous"} if serve.dp > 1 else {ports.mp_master: "vLLM's rendezvous"}
-    return {**meet, ports.group: "the supervisors' rendezvous"} if serve.supervise else meet
+    return {**({} if inventory.ray.off else common), **(head if node.head else {})}
 
 
 def _own(inventory: Inventory, facts: HostFacts) -> set[int]:
@@ -55,7 +50,7 @@ def _own(inventory: Inventory, facts: HostFacts) -> set[int]:
         if option.endswith("port") and _PORT.fullmatch(value)
     }
     if any(container.role == "head" for container in running):
-        # A server or a batch in Ray may have these, and no command line of a container tells. `serve` looks at them again.
+        # A server or a batch may have these, and no command line of a container tells. `serve` looks at them again.
         own |= {inventory.ports.api, inventory.ports.mp_master, inventory.ports.dp_rpc}
     return own
 
@@ -80,7 +75,7 @@ def _ports(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None
 PORTS = Check(
     id="ports",
     what="the cluster's ports are free",
-    why="containers use the host's network, so a taken port ends Ray or vLLM",
+    why="containers use the host's network, so a taken port ends an agent, Ray or vLLM",
     judge=each(_ports),
     group="ports",
 )

@@ -14,7 +14,9 @@ Answers = Mapping[str, Sequence[Answer]]
 
 
 def judge_head(inventory: Inventory) -> Callable[[Answers], Sequence[Finding]]:
-    """Return the judge of the head container's state and of its answer to a connection to Ray's port."""
+    """Return the judge of the head container's state and of its answer to a connection: to Ray's port, or else the agent's."""
+    who = "the agent" if inventory.ray.off else "Ray"
+    where = f"{inventory.head.ip}:{inventory.ports.group if inventory.ray.off else inventory.ports.gcs}"
 
     def judge(answers: Answers) -> Sequence[Finding]:
         state, port = answers[inventory.head.name]
@@ -22,8 +24,8 @@ def judge_head(inventory: Inventory) -> Callable[[Answers], Sequence[Finding]]:
         if died is not None:
             return [died]
         if port.ok:
-            return [_pass(inventory.head, f"Ray listens on {inventory.head.ip}:{inventory.ports.gcs}")]
-        return [_wait(inventory.head, f"Ray does not listen on {inventory.head.ip}:{inventory.ports.gcs} yet")]
+            return [_pass(inventory.head, f"{who} listens on {where}")]
+        return [_wait(inventory.head, f"{who} does not listen on {where} yet")]
 
     return judge
 

@@ -14,39 +14,32 @@ from launcher.tools.model import ModelSeen
 
 OVER = ("SUCCEEDED", "FAILED", "STOPPED", "ABSENT")
 _SPARE = 64 * 2**20  # bytes that stay free beside a batch job's files
+_LIST_GROUPS = "vlaunch exec --head -- ray list placement-groups"
+_HEARD = 60.0  # seconds for which the word of an agent counts
+_LONG = 10 * 365 * 86400.0  # seconds; more is no age
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Something that runs and may hold accelerators, of which Ray knows or not; `end` is the command that ends it."""
+    """Something that runs and may hold accelerators; `end` is the command that ends it."""
 
     what: str
     gpus: float
     end: str
-    in_ray: bool = True
 
 
 def cluster(
     inventory: Inventory, facts: Mapping[str, HostFacts], said: Mapping[str, Any], names: Mapping[str, str]
 ) -> list[Finding]:
-    """Judge that every node's Ray container runs and that every node is in Ray.
+    """Judge that every node's container runs and that every node is in Ray.
 
     Args:
         inventory: the nodes.
         facts: what each node was.
         said: what the head container said about Ray, or its `error`.
-        names: the name of each node's Ray container.
+        names: the name of each node's container.
     """
-    findings = []
-    for node in inventory.nodes:
-        container = facts[node.name].container(names[node.name])
-        if container is None:
-            findings.append(_fail(node, "has no Ray container", fix="run `vlaunch up` first"))
-        elif not container.running:
-            findings.append(
-                _fail(node, f"its Ray container is {container.status}", fix="run `vlaunch up`, which starts it again")
-            )
-    if findings:
+    if findings := [each for node in inventory.nodes if (each := _container(node, facts, names))]:
         return findings
     if "nodes" not in said:
         why = str(said.get("error", "no reason given"))
@@ -59,6 +52,34 @@ def cluster(
         else _fail(node, "is not in Ray", fix="run `vlaunch up`, then look at `vlaunch status`")
         for node in inventory.nodes
     ]  # fmt: skip
+
+
+def agents(
+    nodes: Sequence[Node], facts: Mapping[str, HostFacts], names: Mapping[str, str], heard: Mapping[str, float]
+) -> list[Finding]:
+    """Judge that the agents in the nodes' containers are of this vlaunch and connected; `heard` is how many seconds ago."""
+    return [_container(node, facts, names) or _agent(node, facts, names, heard.get(node.name)) for node in nodes]
+
+
+def _container(node: Node, facts: Mapping[str, HostFacts], names: Mapping[str, str]) -> Finding | None:
+    """Return what is wrong with a node's container, if anything is."""
+    container = facts[node.name].container(names[node.name])
+    if container is None:
+        return _fail(node, "has no container of this cluster", fix="run `vlaunch up` first")
+    if not container.running:
+        return _fail(node, f"its container is {container.status}", fix="run `vlaunch up`, which starts it again")
+    return None
+
+
+def _agent(node: Node, facts: Mapping[str, HostFacts], names: Mapping[str, str], heard: float | None) -> Finding:
+    container = facts[node.name].container(names[node.name])
+    if container is not None and container.argv[1:2] != ("agent",):
+        return _fail(node, "its container was started by an older vlaunch", fix="run `vlaunch up`, which renews it")
+    if heard is not None and heard < _HEARD:
+        return Finding(node=node.name, status="pass", text="")
+    when = f"was last heard {heard:.0f}s ago" if heard is not None and heard < _LONG else "was never heard"
+    fix = f"look at its log: `vlaunch logs {node.name}`; `vlaunch check` says whether the nodes reach each other"
+    return _fail(node, f"its agent {when}, so that nothing can be started there", fix=fix)
 
 
 def model(nodes: Sequence[Node], name: str, seen: Mapping[str, ModelSeen], offline: Mapping[str, bool]) -> list[Finding]:
@@ -98,24 +119,33 @@ def model(nodes: Sequence[Node], name: str, seen: Mapping[str, ModelSeen], offli
     return findings
 
 
-def free_gpus(inventory: Inventory, needs: int, split: str, said: Mapping[str, Any], freed: float = 0.0) -> list[Finding]:
+def free_gpus(
+    inventory: Inventory, needs: int, split: str, said: Mapping[str, Any], holders: Sequence[Holder], freed: float = 0.0
+) -> list[Finding]:
     """Judge that Ray has as many free GPUs as a split, told in words, needs; vLLM would wait half an hour for them.
 
-    `freed` are those of servers that make room for it.
+    `holders` are the others that hold some; `freed` are those of the server that makes room for it.
     """
-    holders = batch_holders(said)
-    # A batch job that has just begun holds nothing yet, but soon will.
+    # What has just begun holds nothing yet, but soon will.
     free = max(0.0, inventory.gpus - max(busy_gpus(said) - freed, sum(each.gpus for each in holders)))
     if free >= needs:
         return [Finding(node="", status="pass", text=f"{free:g} of {inventory.gpus} GPUs are free in Ray")]
-    return [
-        Finding(
-            node="", status="fail",
-            text=f"{free:g} of {inventory.gpus} GPUs are free in Ray, {split} needs {needs}{_held(holders)}",
-            fix="\n".join(f"wait for it, or end it: `{each.end}`" for each in holders)
-            or "see who holds them: `vlaunch exec --head -- ray list placement-groups`",
-        )
-    ]  # fmt: skip
+    text = f"{free:g} of {inventory.gpus} GPUs are free in Ray, {split} needs {needs}{_held(holders)}"
+    return [Finding(node="", status="fail", text=text, fix=_ends(holders))]
+
+
+def node_gpus(node: Node, needs: int, holders: Sequence[Holder], in_ray: float) -> Finding:
+    """Judge that a node has as many free GPUs as a server takes there; `holders` hold so many of this node's.
+
+    `in_ray` are those that Ray has given away there, which may be the same.
+    """
+    known = sum(each.gpus for each in holders)
+    free = max(0.0, node.gpus - max(known, in_ray))
+    if free >= needs:
+        return Finding(node=node.name, status="pass", text="")
+    other = [Holder(what="work in Ray", gpus=in_ray - known, end=_LIST_GROUPS)] if in_ray > known else []
+    text = f"{free:g} of {node.gpus} GPUs are free, the server needs {needs}{_held([*holders, *other])}"
+    return _fail(node, text, fix=_ends([*holders, *other]) + "\nor let it take other nodes: `--nodes`")
 
 
 def claimed(job: Mapping[str, Any]) -> float:
@@ -139,11 +169,6 @@ def batch_room(
     inventory: Inventory, least: float, most: float, said: Mapping[str, Any], holders: Sequence[Holder], *, queue: bool
 ) -> list[Finding]:
     """Judge that a batch job can begin now; with `queue` it may wait for what others hold."""
-    outside = [each for each in holders if not each.in_ray]
-    if outside and inventory.accelerator != "cpu":
-        text = f"{outside[0].what} runs outside of Ray, which would give its GPUs to the job"
-        fix = f"end it: `{outside[0].end}`; a server beside batch jobs needs `--backend ray`"
-        return [Finding(node="", status="fail", text=text, fix=fix)]
     # Who has just begun holds nothing yet, but soon will.
     free = max(0.0, inventory.gpus - max(busy_gpus(said), sum(each.gpus for each in holders)))
     unit = "slots" if inventory.accelerator == "cpu" else "GPUs"
@@ -155,7 +180,7 @@ def batch_room(
     if queue:
         return [Finding(node="", status="warn", text=f"{text}; it waits for them")]
     ends = ", ".join(f"`{each.end}`" for each in holders)
-    who = f"end what holds them: {ends}" if ends else "see who holds them: `vlaunch exec --head -- ray list placement-groups`"
+    who = f"end what holds them: {ends}" if ends else f"see who holds them: `{_LIST_GROUPS}`"
     return [Finding(node="", status="fail", text=text, fix=f"{who}\nor submit it, to wait for them: `--queue`")]
 
 
@@ -202,11 +227,27 @@ def batch_stopped(jobs: Sequence[str], said: Mapping[str, Any], alive: Sequence[
 
 def busy_gpus(said: Mapping[str, Any]) -> float:
     """Count the GPUs that living placement groups reserve, and those of actors outside of any."""
+    return sum(count for _, count in _reserved(said))
+
+
+def busy_by_node(said: Mapping[str, Any]) -> dict[str, float]:
+    """Count them by the node's address."""
+    where = {each.id: each.ip for each in ray.parse_nodes(said["nodes"])} if "nodes" in said else {}
+    busy: dict[str, float] = {}
+    for node, count in _reserved(said):
+        ip = where.get(node, "")
+        busy[ip] = busy.get(ip, 0.0) + count
+    return busy
+
+
+def _reserved(said: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Return what Ray has given away: a node's id (empty where it is not said) and GPUs."""
     groups = [row for row in _rows(said.get("groups")) if row.get("state") not in ("REMOVED", "PENDING", "INFEASIBLE")]
     bundles = [each for row in groups if isinstance(found := row.get("bundles"), list) for each in found]
-    reserved = sum(_gpus(bundle.get("unit_resources")) for bundle in bundles if isinstance(bundle, dict))
     alone = [row for row in _rows(said.get("actors")) if row.get("state") == "ALIVE" and not row.get("placement_group_id")]
-    return reserved + sum(_gpus(row.get("required_resources")) for row in alone)
+    rows = [(each, each.get("unit_resources")) for each in bundles if isinstance(each, dict)]
+    rows += [(row, row.get("required_resources")) for row in alone]
+    return [(str(row.get("node_id") or ""), _gpus(resources)) for row, resources in rows]
 
 
 def port(node: Node, number: int, use: str, facts: HostFacts) -> Finding:
@@ -221,25 +262,25 @@ def port(node: Node, number: int, use: str, facts: HostFacts) -> Finding:
     )  # fmt: skip
 
 
-def stopped(inventory: Inventory, jobs: Sequence[str], said: Mapping[str, Any]) -> list[Finding]:
-    """Judge that jobs are over, that no rank is left, that Ray's GPUs are free again and the API port closed."""
-    if "jobs" not in said:
-        text, fix = f"cannot be asked any more: {said.get('error', 'no answer')}", "look at `vlaunch status`"
-        return [Finding(node=inventory.head.name, status="fail", text=text, fix=fix)]
-    states = {job["submission_id"]: job["status"] for job in said["jobs"]}
-    left = [f"job {name} is {states[name]}" for name in jobs if states.get(name, "ABSENT") not in OVER]
-    # Ranks and GPUs of other work, a batch job say, are not ours to wait for.
-    if all(state in OVER for name, state in states.items() if name not in jobs):
-        ranks = ray.parse_ranks(said.get("actors"), ray.parse_nodes(said.get("nodes")))
-        left += [f"{ip} still holds {', '.join(names)}" for ip, names in ranks.items()]
-        if busy := busy_gpus(said):
-            left.append(f"{busy:g} GPUs are still reserved in Ray")
-    if said.get("listening"):
-        left.append("the API port is still open")
+def stopped(alive: Sequence[str], ports: Sequence[str], said: Mapping[str, Any] | None, others: float) -> list[Finding]:
+    """Judge that servers are over, their ports closed, and their GPUs free in Ray.
+
+    Args:
+        alive: the states of those that are not over yet, in words.
+        ports: the ports that are still open, in words.
+        said: what the head said about Ray, or its `error`; None where they took nothing from Ray.
+        others: the GPUs of servers that go on.
+    """
+    left = [*alive, *(f"{each} is still open" for each in ports)]
+    if said is not None and "jobs" not in said:
+        left.append(f"Ray cannot be asked: {said.get('error', 'no answer')}")
+    # What other work holds, a batch job say, is not ours to wait for.
+    elif said is not None and all(job["status"] in OVER for job in said["jobs"]) and (busy := busy_gpus(said) - others) > 0:
+        left.append(f"{busy:g} GPUs are still reserved in Ray")
     if left:
-        fix = "run `vlaunch stop` again; `vlaunch down` ends everything"
+        fix = "run the same command again; `vlaunch down` ends everything"
         return [Finding(node="", status="wait", text="; ".join(left), fix=fix)]
-    return [Finding(node="", status="pass", text="the server is gone, its GPUs are free in Ray and its port is closed")]
+    return [Finding(node="", status="pass", text="the server is gone, what it held is free, and its port is closed")]
 
 
 def _rows(answer: Any) -> list[dict[str, Any]]:
@@ -262,6 +303,12 @@ def _positive(count: float) -> float:
 def _held(holders: Sequence[Holder]) -> str:
     named = [f"{each.what} holds {each.gpus:g}" if each.gpus else each.what for each in holders]
     return f": {', '.join(named)}" if named else ""
+
+
+def _ends(holders: Sequence[Holder]) -> str:
+    if ends := [each.end for each in holders if each.end != _LIST_GROUPS]:
+        return "\n".join(f"wait for it, or end it: `{end}`" for end in ends)
+    return f"see who holds them: `{_LIST_GROUPS}`"
 
 
 def _size(count: int) -> str:

@@ -61,6 +61,7 @@ def batch(
     as errors (--strict), 130 stopped watching.
     """
     from launcher.cli import session
+    from launcher.errors import RequestError
     from launcher.plan.batch import Options, Seen, plan_batch
     from launcher.plan.script import script
     from launcher.ui.progress import printer
@@ -73,6 +74,10 @@ def batch(
         raise click.UsageError("--strict judges how the job ends, and --detach does not wait for that: choose one")
     job = batch_flags.read(asked)
     wanted = session.read(None, inventory)
+    if wanted.ray.off:
+        raise RequestError(
+            "batch jobs run in Ray, and this cluster has none", hint="take `none` out of `ray:`, then run `vlaunch up`"
+        )
     how = Options(restart=restart, retry_errors=retry_errors, queue=queue)
     with printer(as_json=as_json, quiet=dry_run) as to:
         request = _request(wanted, job, to)

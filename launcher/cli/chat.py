@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -13,7 +14,8 @@ from launcher.cli import options
 
 if TYPE_CHECKING:
     from launcher.cli.session import Session
-    from launcher.plan.running import Running
+    from launcher.model import Inventory, Node
+    from launcher.payload.agent.desired import Desired
     from launcher.transport import Command
 
 Messages = list[dict[str, str]]
@@ -25,12 +27,19 @@ _LONGEST = 2**26  # characters of an answer; the longest context of a model is a
 @options.reaching
 @click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True, help="Most tokens of an answer.")
 @click.option("--timeout", type=click.FloatRange(1), default=300.0, show_default=True, help="Seconds for one answer.")
+@click.option("--server", metavar="NAME", help="Which server, where several run.")
 @click.argument("prompt", required=False)
 def chat(
-    inventory: str | None, accept_new_host_keys: bool, verbose: bool, max_tokens: int, timeout: float, prompt: str | None
+    inventory: str | None,
+    accept_new_host_keys: bool,
+    verbose: bool,
+    max_tokens: int,
+    timeout: float,
+    server: str | None,
+    prompt: str | None,
 ) -> None:
     """Send PROMPT and stream the answer. Without PROMPT: a conversation in a terminal, or what is piped in."""
-    from launcher.cli import server, session
+    from launcher.cli import choose, session
     from launcher.ui.progress import printer
 
     wanted = session.read(None, inventory)
@@ -43,16 +52,19 @@ def chat(
         printer(quiet=True) as to,
         session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, nodes=(wanted.head,)) as reached,
     ):
-        running = server.the_server(reached, server.look(reached, head_only=True))
+        of = choose.api(reached, choose.kept(reached), server)
+
+        def answer(messages: Messages) -> str:
+            return _answer(reached, *of, messages, max_tokens, timeout)
+
         if prompt:
-            _answer(reached, running, [{"role": "user", "content": prompt}], max_tokens, timeout)
+            answer([{"role": "user", "content": prompt}])
             return
-        click.echo(f"talking to {running.model}; an empty line or Ctrl-D ends it", err=True)
+        click.echo(f"talking to {of[0].model}; an empty line or Ctrl-D ends it", err=True)
         messages: Messages = []
         while words := _ask():
             messages.append({"role": "user", "content": words})
-            said = _answer(reached, running, messages, max_tokens, timeout)
-            messages.append({"role": "assistant", "content": said})
+            messages.append({"role": "assistant", "content": answer(messages)})
 
 
 def _ask() -> str:
@@ -64,7 +76,7 @@ def _ask() -> str:
     return words.strip()
 
 
-def _answer(session: Session, running: Running, messages: Messages, max_tokens: int, timeout: float) -> str:
+def _answer(session: Session, wanted: Desired, node: Node, messages: Messages, max_tokens: int, timeout: float) -> str:
     """Stream one answer to standard output and return it."""
     from launcher.errors import NodeError
     from launcher.model import Answer
@@ -74,7 +86,7 @@ def _answer(session: Session, running: Running, messages: Messages, max_tokens: 
     pieces: list[str] = []
     complaints: deque[str] = deque(maxlen=6)
     code = said_already = 0
-    for item in session.fleet.stream([_command(session, running, messages, max_tokens, timeout)]):
+    for item in session.fleet.stream([_command(session.inventory, wanted, node, messages, max_tokens, timeout)]):
         if isinstance(item, Answer):
             code = item.code
             continue
@@ -86,48 +98,44 @@ def _answer(session: Session, running: Running, messages: Messages, max_tokens: 
         except ValueError:
             said = None
         if isinstance(said, dict) and "error" in said:
-            raise _refused(running, said)
+            raise _refused(wanted.model, said)
         if not isinstance(said, dict) or not isinstance(said.get("text"), str):
             complaints.append(item.text)
             continue
         said_already += len(said["text"])
         if said_already > _LONGEST:
-            raise NodeError(session.inventory.head.name, "the answer does not end", hint="look at the server: `vlaunch status`")
+            raise NodeError(node.name, "the answer does not end", hint="look at the server: `vlaunch status`")
         pieces.append(said["text"])
         sys.stdout.write(clean(said["text"]))
         sys.stdout.flush()
     if code:
         raise NodeError(
-            session.inventory.head.name, f"the answer broke off (exit code {code})", evidence=list(complaints),
+            node.name, f"the answer broke off (exit code {code})", evidence=list(complaints),
             hint="look at the server: `vlaunch status`, `vlaunch logs`",
         )  # fmt: skip
     sys.stdout.write("\n")
     return "".join(pieces)
 
 
-def _command(session: Session, running: Running, messages: Messages, max_tokens: int, timeout: float) -> Command:
+def _command(inventory: Inventory, wanted: Desired, node: Node, messages: Messages, max_tokens: int, timeout: float) -> Command:
     from launcher.plan import containers
-    from launcher.plan.serve import at_port
     from launcher.tools import docker, payload
     from launcher.transport import Command
 
-    inventory, head = session.inventory, session.inventory.head
-    name = containers.rank_name if running.backend == "mp" else containers.name
-    ports = at_port(inventory, running.port).ports
-    argv = payload.chat(ports, payload.api_host(running.host), max_tokens, timeout)
+    argv = payload.chat(replace(inventory.ports, api=wanted.port), payload.api_host(wanted.host), max_tokens, timeout)
     return Command(
-        node=head.name, argv=docker.exec_(head.docker, name(inventory, head), *argv, stdin=True),
+        node=node.name, argv=docker.exec_(node.docker, containers.name(inventory, node), *argv, stdin=True),
         timeout=timeout + 30, stdin=f"{json.dumps(messages)}\n".encode, hold_stdin=True,
     )  # fmt: skip
 
 
-def _refused(running: Running, said: dict[str, object]) -> Exception:
+def _refused(model: str, said: dict[str, object]) -> Exception:
     from launcher.errors import VlaunchError
 
     status = said.get("status", 0)
     if status == 0:
         return VlaunchError(
-            f"{running.model} does not answer yet", evidence=str(said["error"]),
+            f"{model} does not answer yet", evidence=str(said["error"]),
             hint="watch it start with the same `vlaunch serve`, or look at `vlaunch status`",
         )  # fmt: skip
-    return VlaunchError(f"{running.model} refused the request ({status})", evidence=str(said["error"]))
+    return VlaunchError(f"{model} refused the request ({status})", evidence=str(said["error"]))

@@ -1,12 +1,18 @@
-"""Which nodes a command means: names as given, or all of them."""
+"""Which nodes a command means, and which server: what is named, or all nodes and the only server."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from launcher.errors import RequestError
+from launcher.errors import NodeError, RequestError, UnreadableAnswer
 from launcher.model import Inventory, Node, fold
+
+if TYPE_CHECKING:
+    from launcher.cli.session import Session
+    from launcher.payload.agent.desired import Desired
+    from launcher.plan.servers import Kept
 
 
 def chosen(inventory: Inventory, names: Sequence[str]) -> tuple[Node, ...]:
@@ -21,3 +27,37 @@ def chosen(inventory: Inventory, names: Sequence[str]) -> tuple[Node, ...]:
             hint=f"did you mean `{near[0]}`?" if near else "",
         )
     return tuple(node for node in inventory.nodes if not names or node.name in names)
+
+
+def kept(session: Session) -> Kept:
+    """Ask the head for its servers; raises NodeError when it cannot say which there are."""
+    from launcher.checks.ray import read_payload
+    from launcher.plan import servers
+
+    (answer,) = session.transport.run([servers.ask(session.inventory)])
+    try:
+        return servers.read(read_payload(answer))
+    except UnreadableAnswer as error:
+        raise NodeError(
+            session.inventory.head.name, "does not say which servers run", evidence=error.evidence or error.message,
+            hint="run `vlaunch up`, which brings its container up to date",
+        ) from None  # fmt: skip
+
+
+def api(session: Session, found: Kept, name: str | None) -> tuple[Desired, Node]:
+    """Return the server that is meant, as it is wanted, and the node that has its API, which is connected to.
+
+    Raises:
+        RequestError: there is none, none of that name, or several and none was named; or it is being stopped.
+        ConnectError: its node cannot be reached.
+    """
+    from launcher.plan import servers
+
+    server = servers.choose(found.running, name)
+    wanted = server.desired
+    if wanted is None:
+        raise RequestError(f"{server.what} is being stopped", hint="look at `vlaunch status`")
+    (node,) = chosen(session.inventory, [wanted.api_node])
+    for error in session.fleet.connect([node.name]).values():
+        raise error
+    return wanted, node

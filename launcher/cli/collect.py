@@ -37,8 +37,8 @@ status.json      `vlaunch status --json`
 checks.json      the checks that need no container
 doctor.json      `vlaunch doctor --json`
 events.ndjson    what happened while this was collected
-nodes/           for each node: Docker's word on its containers (variables without their values), the ends of all logs, the
-                 supervisor's record, the audit trail, and what could not be seen
+nodes/           for each node: Docker's word on its containers (variables without their values), the ends of all logs, what
+                 the keeper of servers wrote down, the audit trail, and what could not be seen
 {unknown}"""
 
 
@@ -150,12 +150,9 @@ def _said(ask: Callable[[], object]) -> str:
 
 
 def _status(session: Session) -> object:
-    from dataclasses import asdict
-
     from launcher.cli.status import look
 
-    seen = look(session)
-    return {**asdict(seen), "batches": [each.as_json() for each in seen.batches], "whole": seen.whole}
+    return look(session).as_json()
 
 
 def _checks(session: Session) -> object:

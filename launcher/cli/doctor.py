@@ -33,8 +33,9 @@ def doctor(
 ) -> int:
     """Say what most likely went wrong: the logs of all nodes against the known failures, each with its cause and fix.
 
-    Read are the end of the logs of containers, of Ray's jobs and workers and of vLLM's ranks, what Docker and the kernel say,
-    and what the supervisor wrote down. Nothing is changed. The exit code is 1 when something is found that stands in the way.
+    Read are the ends of the logs of containers, of servers' engines, of Ray's jobs and workers, what Docker and the kernel say,
+    and what the keeper of servers wrote down. Nothing is changed. The exit code is 1 when something is found that stands in the
+    way.
     """
     from launcher.cli import session
     from launcher.cli.choose import chosen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -31,7 +31,7 @@ def exec_(
     timeout: float,
     command: tuple[str, ...],
 ) -> int:
-    """Run COMMAND in the container of every node, Ray's or its rank's: `vlaunch exec -- nvidia-smi -L`.
+    """Run COMMAND in the container of every node: `vlaunch exec -- nvidia-smi -L`.
 
     Nodes that say the same are shown once. The exit code is the largest of all.
     """
@@ -69,30 +69,18 @@ def exec_(
 
 
 def _answers(session: Session, nodes: Sequence[Node], command: Argv, timeout: float, *, host: bool) -> dict[str, Answer]:
-    """Run the command on nodes, or in their containers; nodes without a container are left out.
-
-    Only a node that turns out to have no Ray container is asked again, for that of its rank.
-    """
+    """Run the command on nodes, or in their containers; nodes without a container are left out."""
     from launcher.plan import containers
     from launcher.tools import docker
-
-    if host:
-        return _run(session, dict.fromkeys((node.name for node in nodes), command), timeout)
-    inside = docker.bounded(command, timeout)
-    answers: dict[str, Answer] = {}
-    for name in (containers.name, containers.rank_name):
-        left = {node.name: (node, name(session.inventory, node)) for node in nodes if node.name not in answers}
-        argvs = {each: docker.exec_(node.docker, named, *inside, stdin=True) for each, (node, named) in left.items()}
-        said = _run(session, argvs, timeout)
-        answers |= {each: said[each] for each, (_, named) in left.items() if not _absent(said[each], named)}
-    return answers
-
-
-def _run(session: Session, argvs: Mapping[str, Argv], timeout: float) -> dict[str, Answer]:
     from launcher.transport import Command
 
-    asked = [Command(node=node, argv=argv, timeout=timeout + 10, hold_stdin=True) for node, argv in argvs.items()]
-    return {answer.node: answer for answer in session.transport.run(asked)} if asked else {}
+    asked, named = [], {}
+    for node in nodes:
+        named[node.name] = containers.name(session.inventory, node)
+        inside = docker.exec_(node.docker, named[node.name], *docker.bounded(command, timeout), stdin=True)
+        asked.append(Command(node=node.name, argv=command if host else inside, timeout=timeout + 10, hold_stdin=True))
+    said = session.transport.run(asked)
+    return {answer.node: answer for answer in said if host or not _absent(answer, named[answer.node])}
 
 
 def _absent(answer: Answer, name: str) -> bool:

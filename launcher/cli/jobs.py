@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from launcher.cli.session import Session
     from launcher.plan.batches import BatchStatus
-    from launcher.plan.serve import Seen
+    from launcher.plan.request import Seen
 
 
 @click.command()
@@ -48,7 +48,7 @@ def jobs(
     if as_json:
         click.echo(json_line.dumps({"cluster": wanted.cluster, "jobs": [each.as_json() for each in found]}))
         return
-    _print(reached, seen, found)
+    _print(seen, found)
 
 
 def look(session: Session, *, update: bool = False) -> tuple[Seen, tuple[BatchStatus, ...]]:
@@ -71,7 +71,7 @@ def look(session: Session, *, update: bool = False) -> tuple[Seen, tuple[BatchSt
     inventory = session.inventory
     seen = server.look(session, head_only=True)
     if not running.head_runs(inventory, seen.facts):
-        raise NodeError(inventory.head.name, "its Ray container does not run", hint="run `vlaunch up`")
+        raise NodeError(inventory.head.name, "its container does not run", hint="run `vlaunch up`")
     if update:
         only = replace(inventory, nodes=(inventory.head,))
         show_all(apply(plan_files(only, seen.facts), session.transport), session.to)
@@ -82,14 +82,12 @@ def look(session: Session, *, update: bool = False) -> tuple[Seen, tuple[BatchSt
     return seen, batches.read(inventory, desk.parse_list(answer), seen.said)
 
 
-def _print(session: Session, seen: Seen, found: Sequence[BatchStatus]) -> None:
-    from launcher.plan import running
+def _print(seen: Seen, found: Sequence[BatchStatus]) -> None:
+    from launcher.plan import servers
     from launcher.ui import jobs as ui
     from launcher.ui.status import console
 
-    remarks = [
-        f"the server of {each.model} runs beside them" for each in running.find(session.inventory, seen.facts, seen.said)
-    ]
+    remarks = [f"{each.what} with {each.model} runs beside them" for each in servers.read(seen.said).running]
     if "error" in seen.said:
         remarks.append(f"Ray does not say which jobs run: {seen.said['error']}")
     if not found:

@@ -1,10 +1,11 @@
-"""`vlaunch logs`: what the containers of all nodes say, each line with its node."""
+"""`vlaunch logs`: what the containers and the servers of all nodes say, each line with where it comes from."""
 
 from __future__ import annotations
 
 import math
 import queue
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,23 +23,32 @@ if TYPE_CHECKING:
 Merged = queue.Queue[tuple[str, str] | None]
 
 _MOST = 50  # containers of a cluster on a node that are read
-_LIMIT = 60.0  # seconds to read the server's log, unless it is followed
-# The newest log of a served model inside the head container; Ray keeps one per submitted job.
-_SERVER = (
-    'f=$(ls -t /tmp/ray/session_latest/logs/job-driver-serve-*.log 2>/dev/null | head -n 1); [ -n "$f" ] || exit 0; '
-    'exec tail -n "$1" $2 "$f"'
-)
+_LIMIT = 60.0  # seconds to read servers' logs, unless they are followed
+# In a container: the end of each server's log that is there, or of the one named $1, with its name before each line.
+_SERVERS = """cd "${VLAUNCH_STATE:-/var/lib/vlaunch}" 2>/dev/null || exit 0
+for log in */engine.log; do
+  name=${log%/*}
+  if [ -f "$log" ] && [ "${1:-$name}" = "$name" ]; then tail -n "$2" "$3" "$log" | sed -u "s|^|$name |" & fi
+done
+wait"""
 
 
 @click.command()
 @options.reaching
 @click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
 @click.option("--tail", type=click.IntRange(0), default=100, show_default=True, help="Lines of each log to begin with.")
+@click.option("--server", metavar="NAME", help="Only what this server's engine says.")
 @click.argument("names", metavar="[NODE]...", nargs=-1)
 def logs(
-    inventory: str | None, accept_new_host_keys: bool, verbose: bool, follow: bool, tail: int, names: tuple[str, ...]
+    inventory: str | None,
+    accept_new_host_keys: bool,
+    verbose: bool,
+    follow: bool,
+    tail: int,
+    server: str | None,
+    names: tuple[str, ...],
 ) -> None:
-    """Print the logs of the nodes' containers, and the server's, each line with where it comes from."""
+    """Print the logs of the nodes' containers, and of servers' engines, each line with where it comes from."""
     from launcher.cli import session
     from launcher.cli.choose import chosen
     from launcher.errors import RequestError
@@ -52,22 +62,26 @@ def logs(
         session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, nodes=nodes) as reached,
     ):
         found = False
-        for where, line in _merged(reached, nodes, follow=follow, tail=tail):
+        for where, line in _merged(reached, nodes, server, follow=follow, tail=tail):
             found = True
             click.echo(f"{where}: {symptoms.plain(line)}")
         if not found and not follow:
+            if server is not None:
+                raise RequestError(f"no server `{server}` has a log there", hint="see which run: `vlaunch status`")
             raise RequestError(f"no container of cluster {wanted.cluster} has said anything", hint="run `vlaunch up`")
 
 
-def _merged(session: Session, nodes: Sequence[Node], *, follow: bool, tail: int) -> Iterator[tuple[str, str]]:
-    """Yield (where, line) of all logs as lines come; containers through the Docker API, the server's through the head."""
+def _merged(
+    session: Session, nodes: Sequence[Node], server: str | None, *, follow: bool, tail: int
+) -> Iterator[tuple[str, str]]:
+    """Yield (where, line) of all logs as lines come: of containers through the Docker API, of servers from inside them."""
     from launcher.errors import DeadlineError
     from launcher.model import fold
 
     lines: Merged = queue.Queue(maxsize=1000)
-    readers = [threading.Thread(target=_containers, args=(session, node, lines, follow, tail), daemon=True) for node in nodes]
-    if session.inventory.head in nodes:
-        readers.append(threading.Thread(target=_server, args=(session, lines, follow, tail), daemon=True))
+    readers = [threading.Thread(target=_servers, args=(session, nodes, server, lines, follow, tail), daemon=True)]
+    for node in nodes if server is None else ():
+        readers.append(threading.Thread(target=_containers, args=(session, node, lines, follow, tail), daemon=True))
     for reader in readers:
         reader.start()
     open_ = len(readers)
@@ -112,21 +126,18 @@ def _container(client: APIClient, node: Node, each: dict[str, Any], lines: Merge
     from launcher.errors import VlaunchError
     from launcher.remote import docker_api
     from launcher.remote.output import Lines
-    from launcher.tools.docker import ROLE
 
-    where = node.name
     count = 0
 
     def line(text: str) -> None:
         nonlocal count
         count += 1
         if follow or count <= tail:  # whatever comes beyond was not asked for
-            lines.put((where, text))
+            lines.put((node.name, text))
 
     whole = Lines(line)
     try:
         with docker_api.errors(node.name):
-            where += "/rank" if each["Labels"].get(ROLE) == "rank" else ""
             for chunk in client.logs(each["Id"], stream=True, follow=follow, tail=tail):
                 whole.feed(chunk)
                 if count > tail and not follow:
@@ -134,33 +145,37 @@ def _container(client: APIClient, node: Node, each: dict[str, Any], lines: Merge
         whole.end()
     except VlaunchError as error:
         whole.end()
-        lines.put((where, f"[{error.message}]"))
+        lines.put((node.name, f"[{error.message}]"))
 
 
-def _server(session: Session, lines: Merged, follow: bool, tail: int) -> None:
+def _servers(session: Session, nodes: Sequence[Node], server: str | None, lines: Merged, follow: bool, tail: int) -> None:
+    """Put the lines of all servers' engines; a node that has no container says nothing."""
     from launcher.model import Answer
+    from launcher.payload.agent import state
 
-    said = 0
+    said: Counter[str] = Counter()
     try:
-        for item in session.fleet.stream([_server_log(session.inventory, follow, tail)]):
+        for item in session.fleet.stream([_asked(session.inventory, node, server, follow, tail) for node in nodes]):
             if isinstance(item, Answer) or item.error:
                 continue
-            said += 1
-            if said > tail and not follow:
-                return
-            lines.put(("server", item.text))
+            name, _, text = item.text.partition(" ")
+            if not state.NAME.fullmatch(name):
+                continue  # not a line of ours
+            where = f"{item.node}/{name}"
+            said[where] += 1
+            if follow or said[where] <= tail:  # whatever comes beyond was not asked for
+                lines.put((where, text))
     finally:
         lines.put(None)
 
 
-def _server_log(inventory: Inventory, follow: bool, tail: int) -> Command:
+def _asked(inventory: Inventory, node: Node, server: str | None, follow: bool, tail: int) -> Command:
     from launcher.plan import containers
     from launcher.tools import docker
     from launcher.transport import Command
 
-    shell = ("sh", "-c", _SERVER, "server", str(tail), "-F" if follow else "-q")
-    head = inventory.head
+    shell = ("sh", "-c", _SERVERS, "servers", server or "", str(tail), "-F" if follow else "-q")
     # Nobody ends what runs in a container, so it must end itself: with us (its input closes), at the latest after a minute.
     bounded = docker.bounded(shell, 0 if follow else _LIMIT)
-    argv = docker.exec_(head.docker, containers.name(inventory, head), *bounded, stdin=True)
-    return Command(node=head.name, argv=argv, timeout=math.inf if follow else _LIMIT + 10, hold_stdin=True)
+    argv = docker.exec_(node.docker, containers.name(inventory, node), *bounded, stdin=True)
+    return Command(node=node.name, argv=argv, timeout=math.inf if follow else _LIMIT + 10, hold_stdin=True)

@@ -13,7 +13,7 @@ from launcher.cli.check_nccl import now
 from launcher.errors import GateError, VlaunchError
 from launcher.events import Event
 from launcher.model import fold
-from launcher.plan import engine_log, network, running, verdict
+from launcher.plan import engine_log, network, verdict, wanted
 from launcher.plan.stop import plan_stop
 from launcher.plan.verdict import Ask, Proof
 from launcher.tools import nccl, symptoms
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from launcher.cli.session import Session
     from launcher.model import Inventory
     from launcher.placement import Placement
-    from launcher.plan.serve import Request, Seen, Start
+    from launcher.plan.request import Request, Seen
+    from launcher.plan.serve import Start
     from launcher.plan.shape import Stage
 
 
@@ -36,15 +37,16 @@ _APART = "replicas of a dense model exchange nothing: only requests and answers 
 def prove(inventory: Inventory, seen: Seen, request: Request) -> tuple[tuple[Stage, ...], tuple[str, ...]]:
     """Return the stages that prove the network, and what is known of it already, in words.
 
-    What was proven for this very incarnation of the cluster is not proven again; `mp` ranks are new containers every time.
+    What was proven for these very containers is not proven again. `mp` ranks are where they are placed; Ray may place them on
+    any node.
     """
     placed = request.placement
     if not placed.networked:
         return (), (f"{_APART}, and its network needs no proof",) if len(placed.nodes) > 1 else ()
     split = network.split(inventory, placed, seen.config)
     together = placed.crosses or placed.coupled
-    known = verdict.proven(inventory, seen.facts, seen.network, require=None, collective=together)
-    if request.backend == "ray" and known:
+    nodes = _between(request)
+    if verdict.proven(inventory, seen.facts, seen.network, require=None, collective=together, nodes=nodes):
         figures = crossing.kept(seen.network)
         costs = (crossing.judge(split, figures).text,) if split is not None and figures is not None else ()
         return (), (
@@ -52,12 +54,14 @@ def prove(inventory: Inventory, seen: Seen, request: Request) -> tuple[tuple[Sta
             f"network proven {seen.network['taken']}: {seen.network['summary']}",
             *costs,
         )
-    if request.backend == "mp":  # its ranks are where they are placed; Ray may place them on any node
-        names = [name for name, _ in placed.nodes]
-        inventory = replace(inventory, nodes=tuple(node for node in inventory.nodes if node.name in names))
     nonce = secrets.token_hex(4) if seen.facts else "NONCE"
-    ask = Ask(nonce=nonce, collective=together, crossing=split, known=expected.load(), fresh=request.backend == "mp")
-    return network.stages(inventory, seen.facts, ask, Proof(), taken=now()), _exchange(placed, request.args)
+    ask = Ask(nonce=nonce, nodes=nodes, collective=together, crossing=split, known=expected.load())
+    proof = Proof(servers=seen.network.get("servers", {}))
+    return network.stages(inventory, seen.facts, ask, proof, taken=now()), _exchange(placed, request.args)
+
+
+def _between(request: Request) -> tuple[str, ...]:
+    return tuple(name for name, _ in request.placement.nodes) if request.backend == "mp" else ()
 
 
 def _exchange(placed: Placement, args: Sequence[str]) -> tuple[str, ...]:
@@ -91,14 +95,15 @@ def confirm(session: Session, seen: Seen, request: Request, start: Start, *, all
     nodes = [name for name, _ in request.placement.nodes]
     if not request.placement.networked:
         return _APART if len(nodes) > 1 else ""
-    asked = [verdict.ask_record(inventory, seen.facts), *engine_log.ask(inventory, request.backend, nodes, start.job or "rank")]
-    answers = by_node(session.transport, asked)
+    log = wanted.log_name(start.desired.name, start.desired.id)
+    answers = by_node(session.transport, [verdict.ask_record(inventory, seen.facts), *engine_log.ask(inventory, nodes, log)])
     kept = verdict.parse_record(answers[inventory.head.name].pop(0))
     gpus = sorted({gpu.name for each in seen.facts.values() for gpu in each.gpus or ()})
     # A gate has just been passed, or the record is of these very containers; any other record is of something else.
     ours = (not start.attached and not allow) or verdict.proven(
-        inventory, seen.facts, kept, require=None, collective=request.placement.crosses or request.placement.coupled
-    )
+        inventory, seen.facts, kept, require=None, nodes=_between(request),
+        collective=request.placement.crosses or request.placement.coupled,
+    )  # fmt: skip
     if ours and kept.get("passed"):
         before, level = f"{kept['summary']} (proven before the start)", kept["required"]
     else:
@@ -113,12 +118,12 @@ def confirm(session: Session, seen: Seen, request: Request, start: Start, *, all
     reading = nccl.merge(logs.values())
     link = levels.worst(reading)
     if link is None:
-        return _keep(session, seen, kept, start.job, f"{before}; not confirmed by the engine's own logs")
+        return _keep(session, seen, kept, start, f"{before}; not confirmed by the engine's own logs")
     # Ranks of one server need not all share a communicator: what matters here is the level alone.
     told = [each for each in levels.judge(replace(reading, groups=()), level, ", ".join(gpus)) if each.status != "pass"]
     failures = [each for each in told if each.status == "fail"]
     if failures and not allow:
-        left = "" if start.attached else _stop(session)
+        left = "" if start.attached else _stop(session, start)
         raise GateError(
             f"the server answered, but its network is below what is required: {failures[0].text}",
             evidence=[line for each in failures for line in each.evidence.splitlines()] + [left] * bool(left),
@@ -128,15 +133,16 @@ def confirm(session: Session, seen: Seen, request: Request, start: Start, *, all
         _warn(session, each.text)
     unsure = f"; {fold(silent)} not confirmed" if silent else ""
     return _keep(
-        session, seen, kept, start.job, f"{link.title}, {reading.network_links} links (from the engine's own logs){unsure}"
+        session, seen, kept, start, f"{link.title}, {reading.network_links} links (from the engine's own logs){unsure}"
     )
 
 
-def _keep(session: Session, seen: Seen, kept: Mapping[str, Any], job: str, text: str) -> str:
+def _keep(session: Session, seen: Seen, kept: Mapping[str, Any], start: Start, text: str) -> str:
     """Keep what the engine's logs say beside the verdict, for `status`; returns it, fit for a terminal."""
     said = symptoms.plain(text)
     if kept:
-        step = verdict.confirmed(session.inventory, seen.facts, kept, server=job, said=said)
+        server = start.desired
+        step = verdict.confirmed(session.inventory, seen.facts, kept, server=server.name, id=server.id, said=said)
         for _ in session.transport.run([step.command]):
             pass
     return said
@@ -152,13 +158,13 @@ def _warn(session: Session, text: str) -> None:
     session.to.show(Event(kind="warning", stage="network", text=text, state="warn"))
 
 
-def _stop(session: Session) -> str:
-    """Stop the server; return why it could not be stopped, or nothing."""
+def _stop(session: Session, start: Start) -> str:
+    """Stop the server that was just started; return why it could not be stopped, or nothing."""
     from launcher.cli.server import look
 
     try:
-        seen = look(session)
-        found = running.find(session.inventory, seen.facts, seen.said)
+        seen = look(session, head_only=True)
+        found = [each for each in seen.kept.running if each.desired and each.desired.asked == start.desired.asked]
         show_all(apply(plan_stop(session.inventory, seen.facts, found, grace=15), session.transport), session.to)
     except VlaunchError as error:
         return f"it could not be stopped: {error.message}"

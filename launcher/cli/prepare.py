@@ -33,11 +33,12 @@ def cache() -> Path:
 def with_token(
     inventory: Inventory, facts: Mapping[str, HostFacts], secrets: Mapping[str, Secret], *, make: bool = True
 ) -> dict[str, Secret]:
-    """Add the cluster's Ray token: the one the head already has, or a new one of 32 random bytes (empty unless `make`).
+    """Add the cluster's token: the one the head already has, or a new one of 32 random bytes (empty unless `make`).
 
-    A token that is among the secrets already stays.
+    Its agents prove themselves to each other with it, and, where the inventory says so, Ray's programs. A token that is among
+    the secrets already stays.
     """
-    if ray.TOKEN in secrets or not inventory.ray.token_auth:
+    if ray.TOKEN in secrets:
         return dict(secrets)
     there = facts[inventory.head.name].token if inventory.head.name in facts else ""
     token = Secret(there or (random.token_hex(32) if make else ""))
@@ -47,6 +48,8 @@ def with_token(
 
 def unknown_image(inventory: Inventory) -> RayImage:
     """Stand in for an image that nobody could ask yet: a script can be shown, with the parts that are not known named."""
+    if inventory.ray.off:
+        return RayImage(tag=inventory.image, ray_version="", python_version="")
     version = inventory.ray.version
     recipe = derived.Recipe(tag=f"{derived.REPOSITORY}:{version}-{_PLACE}", dockerfile="", wheels={})
     return RayImage(
@@ -56,13 +59,17 @@ def unknown_image(inventory: Inventory) -> RayImage:
 
 
 def ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayImage:
-    """Find out what the image has, resolve what it lacks on this machine, and say which image Ray will run in.
+    """Find out what the image has, resolve what it lacks on this machine, and say which image the containers will run.
+
+    Without Ray it is the inventory's image as it is.
 
     Raises:
         NodeError: the image could not be asked.
         VlaunchError: the wheels cannot be found, or do not fit what the image has.
     """
     inventory = session.inventory
+    if inventory.ray.off:
+        return RayImage(tag=inventory.image, ray_version="", python_version="")
     base = facts[inventory.head.name].images[inventory.image]
     assert base is not None  # noqa: S101 - the image stage has just put it there
     python = _ask(session, base.identity)

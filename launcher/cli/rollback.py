@@ -1,4 +1,4 @@
-"""`vlaunch rollback`: return to the server that answered before the present one."""
+"""`vlaunch rollback`: return to the server that answered before the present one of its name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from launcher.cli.start import Asked, Begun
     from launcher.errors import VlaunchError
     from launcher.plan.rollback import Answered
-    from launcher.plan.serve import Seen
     from launcher.tools.host import HostFacts
 
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Print the script that would be sent; change nothing.")
 @options.lock_wait
 @options.no_hooks
+@click.argument("name", metavar="[NAME]", required=False)
 def rollback(
     inventory: str | None,
     accept_new_host_keys: bool,
@@ -40,11 +40,12 @@ def rollback(
     dry_run: bool,
     lock_wait: int,
     no_hooks: bool,
+    name: str | None,
 ) -> int:
     """Start the server that answered last, other than the one that is wanted now, and wait until it has answered again.
 
-    Model, arguments and split are those of then; the head keeps them of the last five supervised servers that have answered.
-    What runs now is stopped. The hooks are those of `serve`.
+    Model, arguments and split are those of then; of each NAME the head keeps them of the last five that have answered. What
+    runs now under that name is stopped; with one server, none need be named. The hooks are those of `serve`.
     """
     from launcher.cli import session
     from launcher.cli.hooks import hooks
@@ -61,7 +62,7 @@ def rollback(
     ):
         with locked(reached, wait=lock_wait, unless=dry_run) as ours:
             _, asked, begun = _begin(
-                ours, programs, told, timeout=timeout, skip_network_check=skip_network_check, dry_run=dry_run
+                ours, programs, told, name, timeout=timeout, skip_network_check=skip_network_check, dry_run=dry_run
             )  # fmt: skip
         code, rows = finish(reached, asked, begun, programs, timeout=timeout, no_wait=no_wait)
     if not as_json:
@@ -119,14 +120,14 @@ def _back(
     before: Answered | None = None
     try:
         with locked(session, wait=max(lock_wait, 60)) as ours:
-            if other := _another(ours, digest, begun, failed):
+            if other := _another(ours, asked.name, digest, begun, failed):
                 return GateError(
                     f"{failed.message}; nothing was rolled back, for {other}",
                     evidence=failed.evidence,
                     hint=_hint(failed, "see what runs, and who did what: `vlaunch status`, `vlaunch audit`"),
                 )
             before, again, started = _begin(
-                ours, hooks, {}, without=digest, timeout=timeout, skip_network_check=asked.skip_network_check
+                ours, hooks, {}, asked.name, without=digest, timeout=timeout, skip_network_check=asked.skip_network_check
             )
         code, _ = finish(session, again, started, hooks, timeout=timeout, no_wait=False)
     except VlaunchError as error:
@@ -148,46 +149,34 @@ def _back(
     )
 
 
-def _another(session: Session, digest: str, begun: Begun | None, failed: VlaunchError) -> str:
-    """Return in words what became of the cluster that is not our server that failed; empty when it may be replaced."""
+def _another(session: Session, name: str, digest: str, begun: Begun | None, failed: VlaunchError) -> str:
+    """Return in words what became of the server of that name that is not ours that failed; empty when it may be replaced."""
     from launcher.cli import server
     from launcher.errors import NodeError
-    from launcher.plan import running
 
-    seen = server.look(session)
-    others = [each for each in running.find(session.inventory, seen.facts, seen.said) if each.digest != digest]
-    if others:
-        return f"{others[0].model} runs ({others[0].what})"
-    _, wanted = _kept(session, seen.facts)
-    if wanted not in (digest, ""):  # a supervisor that gives up does not want its server any more
-        return "another server is wanted on this cluster"
+    seen = server.look(session, head_only=True)
+    if "servers" not in seen.said and "error" in seen.said:
+        raise server.silent(session, seen)
+    there = next((each for each in seen.kept.servers if each.name == name), None)
+    wanted = there.desired if there is not None else None
+    if begun is None:  # nothing was written down
+        return f"{there.model} runs ({there.what})" if there is not None and there.runs and there.id != digest else ""
+    if wanted is not None:
+        return f"{wanted.model} is wanted there now" if wanted.asked != begun[2].desired.asked else ""
     # One whose network is below what is required was stopped by ourselves: that is no error of a node.
-    if begun is not None and isinstance(failed, NodeError) and _removed(session, seen, begun):
-        return "somebody has stopped it meanwhile"
-    return ""
-
-
-def _removed(session: Session, seen: Seen, begun: Begun) -> bool:
-    """True when a server that was started did not end by itself: Ray was told to stop it, or its containers are gone."""
-    from launcher.plan import containers
-
-    _, request, start = begun
-    if request.backend == "ray":
-        states = {job["submission_id"]: job["status"] for job in seen.said.get("jobs", ())}
-        return states.get(start.job) == "STOPPED"
-    nodes = session.inventory.nodes
-    return all(seen.facts[node.name].container(containers.rank_name(session.inventory, node)) is None for node in nodes)
+    return "somebody has stopped it meanwhile" if isinstance(failed, NodeError) else ""
 
 
 def _hint(failed: VlaunchError, then: str) -> str:
     """Return what still helps against a failure: `vlaunch stop` would end the server that runs in its place."""
-    return "\n".join((*(line for line in failed.hint.splitlines() if "`vlaunch stop`" not in line), *filter(None, [then])))
+    return "\n".join((*(line for line in failed.hint.splitlines() if "`vlaunch stop" not in line), *filter(None, [then])))
 
 
 def _begin(
     session: Session,
     hooks: Hooks,
     told: dict[str, str],
+    name: str | None,
     *,
     timeout: float,
     without: str = "",
@@ -196,38 +185,31 @@ def _begin(
 ) -> tuple[Answered, Asked, Begun | None]:
     """Choose what answered before and start it, in a session that holds the cluster's lock; hooks are told of it by `told`."""
     from launcher.cli.start import begin
-    from launcher.remote.secrets import ask_first
-
-    before = _before(session, without=without)
-    asked = _asked(session, before, timeout=timeout, skip_network_check=skip_network_check, dry_run=dry_run)
-    told.update(asked.about(session.inventory))
-    if asked.backend == "mp":
-        ask_first(session.inventory.secrets)
-    return before, asked, begin(session, asked, hooks)
-
-
-def _before(session: Session, *, without: str) -> Answered:
-    """Return the server that answered last, other than the present one, or the one `without`; raises RequestError."""
     from launcher.plan import rollback as plans
     from launcher.plan.observe import observe
 
     inventory = session.inventory
     facts = observe(inventory, session.transport, [inventory.image])
-    answered, wanted = _kept(session, facts)
-    image = facts[inventory.head.name].images.get(inventory.image)
-    return plans.choose(answered, without or wanted, image.identity if image else "")
+    name = plans.pick(inventory, facts, name)
+    before = _before(session, facts, name, without=without)
+    asked = _asked(session, name, before, timeout=timeout, skip_network_check=skip_network_check, dry_run=dry_run)
+    told.update(asked.about(inventory))
+    return before, asked, begin(session, asked, hooks)
 
 
-def _kept(session: Session, facts: Mapping[str, HostFacts]) -> tuple[tuple[Answered, ...], str]:
-    """Return what has answered, the newest first, and the id of what is wanted now."""
+def _before(session: Session, facts: Mapping[str, HostFacts], name: str, *, without: str) -> Answered:
+    """Return the server that answered last, other than the present one, or the one `without`; raises RequestError."""
     from launcher.plan import rollback as plans
     from launcher.watch import by_node
 
     inventory = session.inventory
-    return plans.read(by_node(session.transport, [plans.ask(inventory, facts)])[inventory.head.name][0])
+    head = inventory.head.name
+    answered, present = plans.read(by_node(session.transport, [plans.ask(inventory, facts, name)])[head][0])
+    image = facts[head].images.get(inventory.image)
+    return plans.choose(answered, without or present, image.identity if image else "")
 
 
-def _asked(session: Session, before: Answered, *, timeout: float, skip_network_check: bool, dry_run: bool) -> Asked:
+def _asked(session: Session, name: str, before: Answered, *, timeout: float, skip_network_check: bool, dry_run: bool) -> Asked:
     """Ask for what answered then, and say so."""
     from datetime import datetime
 
@@ -239,7 +221,8 @@ def _asked(session: Session, before: Answered, *, timeout: float, skip_network_c
     text = f"back to {before.what}, which answered last at {when}"
     session.to.show(Event(kind="note", stage="rollback", text=text, data={"id": before.id, "at": before.at}))
     return Asked(
+        name=name, nodes=before.nodes, gpus=before.gpus,
         model=before.model, tp=before.tp, pp=before.pp, dp=before.dp, backend=before.backend, host=before.host,
         port=before.port, args=before.args, replace_other=True, skip_network_check=skip_network_check, dry_run=dry_run,
-        supervise=policy(inventory, timeout) if inventory.serve.supervise else None,
+        policy=policy(inventory, timeout),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from launcher.ui import json_line
 if TYPE_CHECKING:
     from launcher.cli.session import Session
     from launcher.model import Inventory, Secret, SecretSource
-    from launcher.plan.running import Running
+    from launcher.plan.servers import Server
     from launcher.plan.shape import Plan
     from launcher.tools.secret_files import SecretFile
 
@@ -59,13 +59,13 @@ def list_(path: str | None, inventory: str | None, accept_new_host_keys: bool, v
     return 1 if remarks else 0
 
 
-@secrets.command(short_help="a new Ray token, and the other secrets fetched again")
+@secrets.command(short_help="a new token of the cluster, and the other secrets fetched again")
 @click.argument("names", metavar="[NAME…]", nargs=-1)
 @options.reaching
 @options.as_json
 @options.lock_wait
 @click.option("--yes", is_flag=True, help="Do not ask, although a server or batch job ends.")
-@click.option("--join-timeout", default=180.0, show_default=True, help="Seconds for all nodes to be in Ray.")
+@click.option("--join-timeout", default=180.0, show_default=True, help="Seconds for all nodes to be in the cluster.")
 def rotate(
     names: tuple[str, ...],
     inventory: str | None,
@@ -76,11 +76,10 @@ def rotate(
     yes: bool,
     join_timeout: float,
 ) -> None:
-    """Give the cluster a new Ray token, and fetch the other secrets from their sources again.
+    """Give the cluster a new token, and fetch the other secrets from their sources again.
 
     RAY_AUTH_TOKEN is the token's name: where others are named and it is not, it stays. All others are what their sources say
-    now, named or not. Containers start anew with the new values, so what runs in them ends; a supervised server comes back by
-    itself.
+    now, named or not. Containers start anew with the new values, so what runs in them ends; servers come back by themselves.
     """
     from launcher.cli import session
     from launcher.cli.locked import locked
@@ -115,7 +114,7 @@ def _asked(inventory: Inventory, names: Sequence[str]) -> dict[str, Secret]:
             else f"no secrets {', '.join(strange)} in this cluster",
             hint=f"known are: {', '.join(known)}" if known else "the inventory names none under `secrets:`",
         )
-    if not inventory.ray.token_auth or ray.TOKEN in inventory.secrets or (names and ray.TOKEN not in names):
+    if ray.TOKEN in inventory.secrets or (names and ray.TOKEN not in names):
         return {}
     token = Secret(random.token_hex(32))
     redaction.learn(token)
@@ -128,28 +127,27 @@ def _rotate(session: Session, given: Mapping[str, Secret], *, yes: bool, join_ti
     from launcher.cli.up import bring_up
     from launcher.errors import RequestError
     from launcher.events import Event
-    from launcher.plan import containers, running
+    from launcher.plan import containers, running, servers
 
     inventory, to = session.inventory, session.to
     seen = look(session)
     if not any(seen.facts[node.name].container(containers.name(inventory, node)) for node in inventory.nodes):
         raise RequestError(
-            f"cluster {inventory.cluster} has no Ray container that could get new secrets",
-            hint="`vlaunch up` fetches every secret anew; a server of the mp backend gets them with `vlaunch serve --replace`",
+            f"cluster {inventory.cluster} has no container that could get new secrets",
+            hint="`vlaunch up` fetches every secret anew",
         )
-    servers, batches = running.find(inventory, seen.facts, seen.said), running.batches(seen.said)
+    kept, batches = servers.read(seen.said).running, running.batches(seen.said)
     if not _changes(bring_up(session, given, dry_run=True, join_timeout=join_timeout)):
         text = "every source gives the value that the cluster has already; nothing was changed"
         to.show(Event(kind="done", stage="secrets", text=text, state="ok", data={"changed": 0}))
         return
-    ends = [f"the server of {each.model}" for each in servers if each.backend == "ray"]
-    ends += [f"batch job {each.name}" for each in batches]
-    text = f"all Ray containers of {inventory.cluster} start anew" + (f"; this ends {', '.join(ends)}" if ends else "")
+    ends = [*(each.what for each in kept), *(f"batch job {each.name}" for each in batches)]
+    text = f"all containers of {inventory.cluster} start anew" + (f"; this ends {', '.join(ends)}" if ends else "")
     to.show(Event(kind="warning", stage="secrets", text=text, state="warn", data={"ends": ends}))
     if not yes:
         _confirm(session)
     bring_up(session, given, dry_run=False, join_timeout=join_timeout)
-    for text in _after(servers, [each.name for each in batches]):
+    for text in _after(kept, [each.name for each in batches]):
         to.show(Event(kind="note", stage="secrets", text=text))
 
 
@@ -168,19 +166,17 @@ def _confirm(session: Session) -> None:
         click.confirm("Go on?", abort=True, err=True)
 
 
-def _after(servers: Sequence[Running], batches: Sequence[str]) -> list[str]:
+def _after(servers: Sequence[Server], batches: Sequence[str]) -> list[str]:
     """Say how what ended comes back."""
-    said = [
-        f"the server of {each.model} comes back by itself if it is supervised; else run `vlaunch serve` again"
-        for each in servers
-        if each.backend == "ray"
+    return [
+        *(f"{each.what} {_again(each)}" for each in servers),
+        *(f"batch job {name} goes on where it was when you run its `vlaunch batch` again" for name in batches),
     ]
-    said += [
-        f"the server of {each.model} is not in Ray and keeps the old values: run its `vlaunch serve` with `--replace`"
-        for each in servers
-        if each.backend == "mp"
-    ]
-    return said + [f"batch job {name} goes on where it was when you run its `vlaunch batch` again" for name in batches]
+
+
+def _again(server: Server) -> str:
+    kept = server.desired is not None and server.desired.policy.restarts != 0
+    return "comes back by itself" if kept else "is not kept: run `vlaunch serve` again"
 
 
 def _rows(inventory: Inventory) -> list[dict[str, str]]:
@@ -188,7 +184,7 @@ def _rows(inventory: Inventory) -> list[dict[str, str]]:
     from launcher.tools import ray
 
     rows = [{"name": name, "source": _source(each), "used_by": _use(name)} for name, each in sorted(inventory.secrets.items())]
-    if inventory.ray.token_auth and ray.TOKEN not in inventory.secrets:
+    if ray.TOKEN not in inventory.secrets:
         rows.append({"name": ray.TOKEN, "source": "made by `vlaunch up`", "used_by": _use(ray.TOKEN)})
     return rows
 
@@ -206,7 +202,7 @@ def _source(source: SecretSource) -> str:
 
 def _use(name: str) -> str:
     known = {
-        "RAY_AUTH_TOKEN": "Ray: all its ports but metrics",
+        "RAY_AUTH_TOKEN": "the agents of the nodes, and Ray: all its ports but metrics",
         "VLLM_API_KEY": "the endpoint asks for it",
         "HF_TOKEN": "downloads from Hugging Face",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import TYPE_CHECKING
 
 import click
@@ -30,15 +31,18 @@ class _Command(click.Command):
 @options.reaching
 @options.as_json
 @click.option("--model", metavar="MODEL", help="Name on Hugging Face, or a path that every node has.")
+@click.option("--name", default="default", show_default=True, metavar="NAME", help="The server's name, beside others.")
+@click.option("--nodes", metavar="NODES", help="The nodes that it may take, such as gpu[01-02] (`mp`; default: all).")
+@click.option("--gpus", type=click.IntRange(1), help="GPUs that it may take on each node (`mp`; default: all).")
 @click.option("--tp", type=click.IntRange(1), help="Tensor parallel size (default: GPUs per node).")
 @click.option("--pp", type=click.IntRange(1), help="Pipeline parallel size (default: nodes).")
 @click.option("--data-parallel-size", "--dp", "dp", type=click.IntRange(1), help="Replicas behind one endpoint (default: 1).")
 @click.option("--backend", type=click.Choice(["ray", "mp"]), help="Ray (default), or vLLM's own multi-node mode.")
 @click.option("--port", type=click.IntRange(1, 65535), help="The API's port (default: the inventory's).")
-@click.option("--bind", metavar="IP", help="The API's address on the head (default: the inventory's).")
+@click.option("--bind", metavar="IP", help="The API's address on its node (default: the inventory's).")
 @click.option("--skip-network-check", is_flag=True, help="Start on a network that nobody has proven.")
 @click.option("--no-supervise", is_flag=True, help="Let the server stay dead when a rank, a node or the engine dies.")
-@click.option("--replace", "replace_other", is_flag=True, help="Take the place of another server, or one supervised otherwise.")
+@click.option("--replace", "replace_other", is_flag=True, help="Take the place of the server of this name that runs.")
 @click.option("--or-rollback", is_flag=True, help="When it does not answer, return to the server that answered before.")
 @click.option("--timeout", default=1800.0, show_default=True, help="Seconds to wait for the first answer.")
 @click.option("--no-wait", is_flag=True, help="Start it and return at once.")
@@ -53,6 +57,9 @@ def serve(
     verbose: bool,
     as_json: bool,
     model: str | None,
+    name: str,
+    nodes: str | None,
+    gpus: int | None,
     tp: int | None,
     pp: int | None,
     dp: int | None,
@@ -71,7 +78,7 @@ def serve(
     no_hooks: bool,
     args: tuple[str, ...],
 ) -> int:
-    """Prove the network, start the server, wait for a completion, and print where it is and how much it holds.
+    """Prove the network, start a server, wait for a completion, and print where it is and how much it holds.
 
     Everything after `--` goes to `vllm serve`. Ctrl-C stops the watching, never the server; the same command watches it again.
     What no flag says is as in `serve:` of the inventory; of --tp, --pp and --dp, one leaves out all three there.
@@ -80,9 +87,8 @@ def serve(
     from launcher.cli.hooks import hooks
     from launcher.cli.start import Asked, policy, start
     from launcher.errors import RequestError
+    from launcher.plan.request import Seen
     from launcher.plan.script import script
-    from launcher.plan.serve import Seen
-    from launcher.remote.secrets import ask_first
     from launcher.ui.progress import printer
 
     if offline and not dry_run:
@@ -92,20 +98,19 @@ def serve(
     if args and not args[0].startswith("-"):
         raise click.UsageError(f"`{args[0]}` is no argument of `vllm serve`; the inventory is named with -i")
     wanted = session.read(None, inventory)
-    name = model or wanted.serve.model
-    if name is None:
+    chosen = model or wanted.serve.model
+    if chosen is None:
         raise RequestError("no model is named", hint="add `--model MODEL`, or `serve: {model: …}` in the inventory")
     asked = Asked(
-        model=name, tp=tp, pp=pp, dp=dp, backend=backend or wanted.serve.backend, host=_address(bind or wanted.serve.bind),
-        port=port or wanted.ports.api, args=_arguments(wanted, args), replace_other=replace_other,
-        skip_network_check=skip_network_check, dry_run=dry_run,
-        supervise=policy(wanted, timeout) if wanted.serve.supervise and not no_supervise else None, unsupervised=no_supervise,
+        name=_name(name), model=chosen, nodes=_nodes(nodes), gpus=gpus, tp=tp, pp=pp, dp=dp,
+        backend=backend or wanted.serve.backend, host=_address(bind or wanted.serve.bind), port=port or wanted.ports.api,
+        args=_arguments(wanted, args), policy=policy(wanted, timeout, supervise=not no_supervise), unsupervised=no_supervise,
+        replace_other=replace_other, skip_network_check=skip_network_check, dry_run=dry_run,
     )  # fmt: skip
+    asked.request(wanted, None)  # what can never be placed has its error before anything is touched
     if offline:
         click.echo(script(wanted, [asked.plan(wanted, Seen())[1].plan]), nl=False)
         return 0
-    if asked.backend == "mp":
-        ask_first(wanted.secrets)
     programs = hooks(wanted, "serve", skip=no_hooks, dry_run=dry_run)
     with (
         printer(as_json=as_json, quiet=dry_run) as to,
@@ -137,10 +142,28 @@ def _arguments(inventory: Inventory, args: Sequence[str]) -> tuple[str, ...]:
     return (*inventory.serve.args, *args)
 
 
+def _name(name: str) -> str:
+    from launcher.payload.agent.state import NAME
+
+    if NAME.fullmatch(name) is None:
+        raise click.UsageError(f"--name should be at most 32 lower-case letters, digits and `-`, not `{name}`")
+    return name
+
+
+def _nodes(text: str | None) -> tuple[str, ...]:
+    """Expand the notation of inventories: ranges, and commas between names."""
+    from launcher.inventory import ranges
+
+    try:
+        return tuple(name for part in re.split(r",(?![^\[]*\])", text or "") if part for name in ranges.expand(part))
+    except ValueError as error:
+        raise click.UsageError(f"--nodes {error}, not `{text}`") from None
+
+
 def _address(bind: str) -> str:
     try:
         return str(ipaddress.ip_address(bind))
     except ValueError:
         raise click.UsageError(
-            f"--bind should be an IP address of the head, or 0.0.0.0 for all of them, not `{bind}`"
+            f"--bind should be an IP address of its node, or 0.0.0.0 for all of them, not `{bind}`"
         ) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,10 @@ if TYPE_CHECKING:
     from launcher.cli.hooks import Hooks
     from launcher.cli.session import Session
     from launcher.model import Backend, Inventory
-    from launcher.plan.serve import Request, Seen, Start
+    from launcher.payload.agent.desired import Policy
+    from launcher.plan.request import Request, Seen
+    from launcher.plan.serve import Start
     from launcher.plan.shape import Plan
-    from launcher.plan.supervised import Policy
     from launcher.plan.watched import Watched
     from launcher.watch import Served
 
@@ -25,8 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The command line, put together with the inventory."""
+    """The command line, put together with the inventory. `policy` is how the server is to be kept."""
 
+    name: str
     model: str
     tp: int | None
     pp: int | None
@@ -36,60 +39,78 @@ class Asked:
     port: int
     args: tuple[str, ...]
     replace_other: bool
+    policy: Policy
+    nodes: tuple[str, ...] = ()
+    gpus: int | None = None
     skip_network_check: bool = False
     dry_run: bool = False
-    supervise: Policy | None = None
     unsupervised: bool = False  # because of a flag, not of the inventory
 
     def about(self, inventory: Inventory) -> dict[str, str]:
         """Return what hooks are told of the server."""
+        from launcher.placement import narrow
         from launcher.plan.watched import endpoint
 
-        return {"model": self.model, "endpoint": endpoint(inventory, self.host, self.port)}
+        api = narrow(inventory, self.nodes).head.name
+        return {"model": self.model, "endpoint": endpoint(inventory, self.host, self.port, api)}
 
     def request(self, inventory: Inventory, config: Mapping[str, Any] | None) -> Request:
-        """Place the model, whose `config.json` may not be known; raises PlacementError."""
+        """Place the model, whose `config.json` may not be known; raises RequestError and PlacementError."""
         from launcher import placement
-        from launcher.plan.serve import Request
+        from launcher.plan.request import Request
+
+        self._refuse(inventory)
+        here = placement.narrow(inventory, self.nodes, self.gpus)
 
         # Half of a split from the command line and half from the inventory would be nobody's wish.
         flags, defaults = (self.tp, self.pp, self.dp), inventory.serve
         tp, pp, dp = flags if any(each is not None for each in flags) else (defaults.tp, defaults.pp, defaults.dp)
         return Request(
-            model=self.model, placement=placement.choose(inventory, tp, pp, config, dp=dp, backend=self.backend),
-            backend=self.backend, host=self.host, port=self.port, args=self.args,
+            name=self.name, model=self.model, placement=placement.choose(here, tp, pp, config, dp=dp, backend=self.backend),
+            backend=self.backend, host=self.host, port=self.port, args=self.args, nodes=self.nodes, gpus=self.gpus,
         )  # fmt: skip
+
+    def _refuse(self, inventory: Inventory) -> None:
+        """Raise RequestError for what Ray cannot do: to be where there is none, and to keep to places."""
+        from launcher.errors import RequestError
+
+        if self.backend != "ray":
+            return
+        if inventory.ray.off:
+            raise RequestError(
+                "the cluster has no Ray (`ray: none` in the inventory)",
+                hint="use `--backend mp`, or give `ray:` a version there and run `vlaunch up`",
+            )
+        some = set(self.nodes) not in (set(), {node.name for node in inventory.nodes})
+        fewer = self.gpus is not None and len(inventory.nodes) > 1 and any(self.gpus < node.gpus for node in inventory.nodes)
+        if some or fewer:
+            raise RequestError(
+                f"Ray places ranks wherever GPUs are free, so that {'--nodes' if some else '--gpus'} cannot be kept to",
+                hint="place them yourself with `--backend mp`"
+                + ("" if some else "\nfewer GPUs in all, wherever they are: `--tp` and `--pp`"),
+            )
 
     def plan(self, inventory: Inventory, seen: Seen) -> tuple[Request, Start]:
         """Place the model and plan its start; raises RequestError and PlacementError."""
-        from launcher.cli import network_gate, prepare
-        from launcher.model import Secret
-        from launcher.plan.ranks import plan_ranks
+        from launcher.cli import network_gate
         from launcher.plan.serve import plan_serve
-        from launcher.remote.secrets import resolve
 
         request = self.request(inventory, seen.config)
         prove, known = ((), ()) if self.skip_network_check else network_gate.prove(inventory, seen, request)
-        if self.backend == "ray":
-            start = plan_serve(
-                inventory, seen, request, prove=prove, replace_other=self.replace_other, supervise=self.supervise,
-                insist=self.unsupervised,
-            )  # fmt: skip
-            return request, network_gate.noted(start, known)
-        unseen = dict.fromkeys(inventory.secrets, Secret(""))
-        given_secrets = resolve(inventory.secrets, inventory.path.parent) if seen.facts else unseen
-        secrets = prepare.with_token(inventory, seen.facts, given_secrets, make=not self.dry_run)
-        start = plan_ranks(
-            inventory, seen, request, secrets, prove=prove, replace_other=self.replace_other, supervise=self.supervise
-        )
+        start = plan_serve(
+            inventory, seen, request, asked=time.time(), policy=self.policy, prove=prove, replace_other=self.replace_other,
+            insist=self.unsupervised,
+        )  # fmt: skip
         return request, network_gate.noted(start, known)
 
 
-def policy(inventory: Inventory, timeout: float) -> Policy:
-    """Return how the inventory wants servers supervised; a start may take `timeout` seconds."""
-    from launcher.plan.supervised import Policy
+def policy(inventory: Inventory, timeout: float, *, supervise: bool = True) -> Policy:
+    """Return how the inventory wants servers kept; a start may take `timeout` seconds. Unsupervised ones never start again."""
+    from launcher.payload.agent.desired import Policy
 
-    return Policy(canary=inventory.serve.canary, restarts=inventory.serve.restarts, start_timeout=timeout)
+    asked = inventory.serve
+    restarts = asked.restarts if supervise and asked.supervise else 0
+    return Policy(canary=asked.canary, stuck=asked.stuck, restarts=restarts, start_timeout=timeout)
 
 
 def start(
@@ -101,7 +122,7 @@ def start(
     """
     from launcher.cli.locked import locked
 
-    # Held until the server is submitted: others may work on the cluster while a model loads.
+    # Held until the server is asked for: others may work on the cluster while a model loads.
     with locked(session, wait=lock_wait, unless=asked.dry_run) as ours:
         begun = begin(ours, asked, hooks)
     return finish(session, asked, begun, hooks, timeout=timeout, no_wait=no_wait)
@@ -133,25 +154,22 @@ def finish(
 
 
 def _prepare(session: Session, asked: Asked) -> tuple[list[Plan], Seen, Request, Start]:
-    """Look, and plan. What must be there to be asked (helper files; for `mp` the image) is brought up to date before."""
+    """Look, and plan. The helper files, which are asked, are brought up to date before."""
     from launcher.apply import apply
-    from launcher.cli.server import look
+    from launcher.cli import server
     from launcher.plan.serve import plan_files
-    from launcher.plan.up import plan_image
     from launcher.ui.progress import show_all
 
     inventory = session.inventory
-    seen = look(session, model=asked.model, host=asked.host, port=asked.port, supervision=True)
-    first = [plan_files(inventory, seen.facts)]
-    if asked.backend == "mp":
-        first.append(plan_image(inventory, seen.facts, ports=False))
-    if not asked.dry_run:
-        for plan in first:
-            show_all(apply(plan, session.transport), session.to)
-        if any(plan.steps for plan in first):
-            seen = look(session, model=asked.model, host=asked.host, port=asked.port, supervision=True)
+    seen = server.look(session, model=asked.model)
+    first = plan_files(inventory, seen.facts)
+    if first.steps and not asked.dry_run:
+        show_all(apply(first, session.transport), session.to)
+        seen = server.look(session, model=asked.model)
+    if "error" in seen.said and "servers" not in seen.said and not asked.dry_run:
+        raise server.silent(session, seen)
     request, start = asked.plan(inventory, seen)
-    return first, seen, request, start
+    return [first], seen, request, start
 
 
 def _apply(session: Session, request: Request, start: Start, *, skipped: bool) -> None:
@@ -160,8 +178,7 @@ def _apply(session: Session, request: Request, start: Start, *, skipped: bool) -
     from launcher.ui.progress import show_all
 
     if start.attached:
-        what = f" as Ray job {start.job}" if start.job else ""
-        for text in (f"this server runs already{what}; watching it", *start.plan.notes):
+        for text in (f"this server runs already as `{start.desired.name}`; watching it", *start.plan.notes):
             session.to.show(Event(kind="note", stage="serve", text=text, state="unchanged"))
         return
     for note in start.plan.notes:
@@ -182,9 +199,7 @@ def _wait(
     from launcher.events import Event
     from launcher.plan import watched as ways
 
-    inventory = session.inventory
-    ray = request.backend == "ray"
-    watched = ways.as_job(inventory, request, start.job) if ray else ways.as_ranks(inventory, request)
+    watched = ways.watched(session.inventory, start.desired)
     if no_wait:
         again = "" if start.attached else ", and watch it with the same command without --no-wait"
         text = f"{watched.what} {'runs' if start.attached else 'starts'}; see `vlaunch status`{again}"
@@ -194,7 +209,8 @@ def _wait(
     try:
         served = _watch(session, watched, start, timeout)
     except KeyboardInterrupt:
-        text = f"stopped watching; {watched.what} goes on. Watch it again with the same command, or end it with `vlaunch stop`"
+        end = f"`vlaunch stop {watched.name}`"
+        text = f"stopped watching; {watched.what} goes on. Watch it again with the same command, or end it with {end}"
         session.to.show(Event(kind="warning", stage="serve", text=text, state="warn"))
         return 130, []
     from launcher.cli import network_gate

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -14,8 +15,11 @@ from launcher.ui import json_line
 
 if TYPE_CHECKING:
     from launcher.cli.session import Session
+    from launcher.model import Answer
     from launcher.plan.status import ClusterStatus
+    from launcher.transport import Command
 
+_AGAIN = 6  # looks at what the keeper says, a second apart, until it is clear whether a server is busy or silent
 _EVERY = 2.0  # seconds between two looks
 
 
@@ -27,9 +31,10 @@ _EVERY = 2.0  # seconds between two looks
 def status(
     path: str | None, inventory: str | None, accept_new_host_keys: bool, verbose: bool, as_json: bool, watch: bool
 ) -> int:
-    """Show nodes, containers, Ray, GPUs, ranks, the server, batch jobs that run, and how all that differs from the inventory.
+    """Show nodes, containers, Ray, GPUs, ranks, servers, batch jobs that run, and how all that differs from the inventory.
 
-    The server is `answering` only when a completion has just come back. The exit code is 1 when the cluster is not whole.
+    A server is `answering` only when a completion has just come back, `busy` when it has too much to do for that and other
+    requests go on, and `silent` when nothing of it moves. The exit code is 1 when the cluster is not whole.
     """
     from launcher.cli import session
     from launcher.ui.progress import printer
@@ -48,22 +53,35 @@ def status(
 
 def look(session: Session) -> ClusterStatus:
     """Observe the cluster once."""
+    from launcher.plan import servers
     from launcher.plan import status as plan
     from launcher.plan.observe import commands, read
-    from launcher.plan.running import find
     from launcher.plan.verdict import parse_record
 
     inventory = session.inventory
     nodes = [node for node in inventory.nodes if node.name not in session.missing]
     facts, silent = read(session.transport.run(commands(inventory, [inventory.image], nodes)))
     said = plan.Said()
-    if asked := plan.ask_ray(inventory, facts):
-        about_ray, kept = session.transport.run(asked)
-        said = plan.Said(ray=plan.hear(about_ray), network=parse_record(kept))
-    for server in find(inventory, facts, said.ray)[:1]:
-        about, completion = session.transport.run(plan.ask_server(inventory, server))
-        said = replace(said, server=plan.hear(about), completion=plan.hear(completion))
-    if asked := plan.ask_batches(inventory, said.ray):
+    if asked := plan.ask_head(inventory, facts):
+        about, proof = session.transport.run(asked)
+        said = plan.Said(head=plan.hear(about), network=parse_record(proof))
+    questions = {each.name: plan.ask_server(inventory, facts, each) for each in said.kept.running}
+    answers = {name: [plan.hear(each) for each in both] for name, both in _at_once(session, questions).items()}
+    said = replace(
+        said,
+        abouts={name: about for name, (about, _) in answers.items()},
+        completions={name: completion for name, (_, completion) in answers.items()},
+    )
+    if any(completion.get("status") != 200 for completion in said.completions.values()):
+        # Meanwhile its keeper has looked again: whether anything moves is what tells a busy server from a dead one.
+        for _ in range(_AGAIN):
+            (about,) = session.transport.run([servers.ask(inventory)])
+            again = plan.hear(about)
+            said = replace(said, head={**said.head, **(again if "servers" in again else {})})
+            if not plan.undecided(said.kept, said.completions):
+                break
+            time.sleep(1)
+    if asked := plan.ask_batches(inventory, said.head):
         (about,) = session.transport.run(asked)
         said = replace(said, batches=plan.hear_batches(about))
     return plan.read(
@@ -74,9 +92,19 @@ def look(session: Session) -> ClusterStatus:
     )
 
 
+def _at_once(session: Session, questions: dict[str, list[Command]]) -> dict[str, list[Answer]]:
+    """Ask all servers at the same time, those on one node as well: a busy one makes nobody else wait."""
+    asked = {name: commands for name, commands in questions.items() if commands}
+    pool = ThreadPoolExecutor(max(1, len(asked)))
+    try:
+        return dict(zip(asked, pool.map(lambda each: list(session.transport.run(each)), asked.values()), strict=True))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
 def _print(seen: ClusterStatus, as_json: bool) -> None:
     if as_json:
-        click.echo(json_line.dumps({**asdict(seen), "batches": [each.as_json() for each in seen.batches], "whole": seen.whole}))
+        click.echo(json_line.dumps(seen.as_json()))
         return
     from launcher.ui.status import console, render
 

@@ -1,4 +1,4 @@
-"""`vlaunch stop`: end the server, or batch jobs; the cluster stays."""
+"""`vlaunch stop`: end servers, or batch jobs; the cluster stays."""
 
 from __future__ import annotations
 
@@ -13,102 +13,151 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from launcher.cli.session import Session
+    from launcher.plan.request import Seen
+    from launcher.plan.servers import Server
 
 
 @click.command()
 @options.reaching
 @options.as_json
+@click.option("--all", "everyone", is_flag=True, help="Stop all servers; batch jobs go on.")
 @click.option("--grace", type=click.FloatRange(0), default=15.0, show_default=True, help="Seconds to end politely.")
 @click.option("--dry-run", is_flag=True, help="Print the script that would be sent; change nothing.")
 @options.lock_wait
-@click.argument("names", metavar="[JOB]...", nargs=-1)
+@click.argument("names", metavar="[NAME]...", nargs=-1)
 def stop(
     inventory: str | None,
     accept_new_host_keys: bool,
     verbose: bool,
     as_json: bool,
+    everyone: bool,
     grace: float,
     dry_run: bool,
     lock_wait: int,
     names: tuple[str, ...],
 ) -> None:
-    """Stop the server, or the batch JOBs that are named, and verify that nothing of them is left. The cluster stays.
+    """Stop the server, or the servers and batch jobs that are named, and verify that nothing of them is left.
 
-    For the server: its processes are gone, its GPUs free and its port closed; one that does not run, and would come back with
-    the head, is forgotten. What a batch job has done stays, and the same `vlaunch batch` goes on with it.
+    Of a server, processes are gone, GPUs free and its port closed; one that has failed is forgotten. What a batch job has done
+    stays, and the same `vlaunch batch` goes on with it. The cluster stays.
     """
     from launcher.cli import session
     from launcher.cli.locked import locked
     from launcher.ui.progress import printer
 
+    if everyone and names:
+        raise click.UsageError("--all stops all servers: it does not go with names")
     wanted = session.read(None, inventory)
     with (
         printer(as_json=as_json, quiet=dry_run) as to,
-        session.reach(
-            wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, nodes=[wanted.head] if names else None
-        ) as reached,
+        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, nodes=[wanted.head]) as reached,
         locked(reached, wait=lock_wait, unless=dry_run) as ours,
     ):
-        if names:
-            _batches(ours, names, grace, dry_run=dry_run)
-        else:
-            _server(ours, grace, dry_run=dry_run)
+        seen = _look(ours, dry_run=dry_run)
+        standing = _standing(ours, seen)
+        chosen = _choose(ours, seen, standing, names, everyone=everyone)
+        if chosen or not names:
+            _servers(ours, seen, chosen, grace, dry_run=dry_run)
+        known = {each.name for each in standing}
+        if batches := [name for name in names if name not in known]:
+            _batches(ours, batches, grace, dry_run=dry_run)
 
 
-def _server(session: Session, grace: float, *, dry_run: bool) -> None:
+def _look(session: Session, *, dry_run: bool) -> Seen:
+    """Look at the head; its helper files, which are asked, are brought up to date."""
+    from dataclasses import replace
+
     from launcher.apply import apply
     from launcher.cli import server
-    from launcher.events import Event
-    from launcher.plan import running, supervised
-    from launcher.plan.script import script
     from launcher.plan.serve import plan_files
+    from launcher.ui.progress import show_all
+
+    seen = server.look(session, head_only=True)
+    head_only = replace(session.inventory, nodes=(session.inventory.head,))
+    files = plan_files(head_only, seen.facts, verb="stop")
+    if files.steps and not dry_run:
+        show_all(apply(files, session.transport), session.to)
+        seen = server.look(session, head_only=True)
+    return seen
+
+
+def _standing(session: Session, seen: Seen) -> list[Server]:
+    """Return the servers that are wanted, or not yet gone; where the head's container does not run, its files say which."""
+    from launcher.cli import server
+    from launcher.payload.agent import state
+    from launcher.plan import rollback, running
+    from launcher.plan.servers import Server
+
+    inventory = session.inventory
+    if not running.head_runs(inventory, seen.facts):
+        return [Server(name=name) for name in rollback.names_with(inventory, seen.facts, state.DESIRED)]
+    if "servers" not in seen.said and "error" in seen.said:
+        raise server.silent(session, seen)
+    return [each for each in seen.kept.servers if each.state != "stopped"]
+
+
+def _choose(session: Session, seen: Seen, standing: Sequence[Server], names: Sequence[str], *, everyone: bool) -> list[Server]:
+    """Return the servers to stop; raises RequestError when it is not clear which."""
+    from launcher.errors import RequestError
+    from launcher.plan import running
+
+    if names:
+        return [each for each in standing if each.name in names]
+    if not standing and (what := running.older(session.inventory, seen.facts, seen.said)):
+        raise RequestError(
+            f"an older vlaunch started what runs here: {what}",
+            hint="`vlaunch up` ends it and brings the cluster to this version; `vlaunch down` ends everything",
+        )
+    if len(standing) > 1 and not everyone:
+        listed = ", ".join(f"`{each.name}` ({each.model}, {each.state})" for each in standing)
+        raise RequestError(
+            f"{len(standing)} servers are there: {listed}",
+            hint=f"say which: `vlaunch stop {standing[0].name}`; all of them: `vlaunch stop --all`",
+        )
+    return list(standing)
+
+
+def _servers(session: Session, seen: Seen, chosen: Sequence[Server], grace: float, *, dry_run: bool) -> None:
+    from launcher.apply import apply
+    from launcher.events import Event
+    from launcher.plan import running
+    from launcher.plan.script import script
     from launcher.plan.stop import plan_forget, plan_stop
     from launcher.ui.progress import show_all
 
-    wanted, to, began = session.inventory, session.to, time.monotonic()
-    seen = server.look(session)
-    found = running.find(wanted, seen.facts, seen.said)
-    stops = plan_stop(wanted, seen.facts, found, grace)
-    kept = supervised.read(wanted, seen.said.get("supervised"))
-    gave_up = kept is not None and kept.state == "gave-up"
-    forget = plan_forget(wanted, seen.facts, stops, gave_up=gave_up)
-    plans = [forget, *([plan_files(wanted, seen.facts, verb="stop"), stops] if stops.steps else [])]
-    if "error" in seen.said and not stops.steps:
-        if forget.steps and not dry_run:
-            show_all(apply(forget, session.transport), to)
-        raise server.silent(session, seen, forgotten=bool(forget.steps) and not dry_run)
-    if "error" in seen.said:
-        text = f"Ray does not say which jobs run ({seen.said['error']}); only rank containers are stopped"
-        to.show(Event(kind="warning", stage="stop", node=wanted.head.name, text=text, state="warn"))
+    inventory, to, began = session.inventory, session.to, time.monotonic()
+    asked = running.head_runs(inventory, seen.facts)
+    live = [each for each in chosen if each.runs or not asked]
+    over = [each for each in chosen if each not in live]
+    plans = [
+        plan_forget(inventory, seen.facts, [each.name for each in over]), plan_stop(inventory, seen.facts, live, grace)
+    ]  # fmt: skip
     if dry_run:
-        click.echo(script(wanted, plans), nl=False)
+        click.echo(script(inventory, plans), nl=False)
         return
     for each in running.batches(seen.said):
         text = f"batch job `{each.name}` runs and goes on; end it with `vlaunch stop {each.name}`"
         to.show(Event(kind="note", stage="stop", text=text))
     for plan in plans:
         show_all(apply(plan, session.transport), to)
-    if forget.steps and not stops.steps:
-        which = "that had given up" if gave_up else "that would have come back with the head"
-        text = f"no server runs; the one {which} is forgotten"
-        to.show(Event(kind="done", text=text, state="ok", data={"stopped": [], "forgotten": True}))
+    said = [f"forgot {each.what}, which {'had given up' if each.state == 'gave-up' else 'had failed'}" for each in over]
+    if live and asked:
+        said.append(f"stopped {' and '.join(f'{each.model} ({each.what})' for each in live)}")
+    elif live:
+        said.append(f"the head's container does not run: {', '.join(each.what for each in live)} will not come back with it")
+        text = "its processes on other nodes may go on until they miss the head; `vlaunch down` ends everything"
+        to.show(Event(kind="warning", stage="stop", text=text, state="warn"))
+    data = {"stopped": [each.name for each in live], "forgotten": [each.name for each in over]}
+    if not said:
+        to.show(Event(kind="done", text="no server runs; nothing was stopped", state="unchanged", data=data))
         return
-    if not stops.steps:
-        to.show(Event(kind="done", text="no server runs; nothing was stopped", state="unchanged", data={"stopped": []}))
-        return
-    what = [f"{each.model} ({each.what})" for each in found] or ["what was left of a server"]
-    to.show(
-        Event(
-            kind="done", text=f"stopped {' and '.join(what)}", state="ok", seconds=time.monotonic() - began,
-            data={"stopped": [each.id or "ranks" for each in found]},
-        )
-    )  # fmt: skip
+    to.show(Event(kind="done", text="; ".join(said), state="ok", seconds=time.monotonic() - began, data=data))
 
 
 def _batches(session: Session, names: Sequence[str], grace: float, *, dry_run: bool) -> None:
     from launcher.apply import apply
     from launcher.cli import jobs, server
-    from launcher.errors import NodeError
+    from launcher.errors import NodeError, RequestError
     from launcher.events import Event
     from launcher.plan import running
     from launcher.plan.script import script
@@ -116,10 +165,20 @@ def _batches(session: Session, names: Sequence[str], grace: float, *, dry_run: b
     from launcher.ui.progress import show_all
 
     wanted, to, began = session.inventory, session.to, time.monotonic()
+    if wanted.ray.off:  # which has no batch jobs
+        raise RequestError(f"no server `{names[0]}` runs", hint="see `vlaunch status`")
     seen, found = jobs.look(session)
-    if "error" in seen.said:
+    if "jobs" not in seen.said:
         raise server.silent(session, seen)
-    chosen = [server.the_batch(found, name) for name in dict.fromkeys(names)]
+    known = {each.name for each in found}
+    if strangers := [name for name in names if name not in known]:
+        listed = ", ".join(f"`{name}`" for name in (*(each.name for each in seen.kept.running), *sorted(known)))
+        raise RequestError(
+            f"neither a server nor a batch job is called `{strangers[0]}`",
+            evidence=f"there are {listed}" if listed else "",
+            hint="see which there are: `vlaunch status`, `vlaunch jobs`",
+        )
+    chosen = [each for each in found if each.name in names]
     runs = [each for each in running.batches(seen.said) if each.name in names]
     plan = plan_stop_batches(wanted, runs, grace)
     if dry_run:

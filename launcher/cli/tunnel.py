@@ -10,39 +10,59 @@ from launcher.cli import options
 
 if TYPE_CHECKING:
     from launcher.cli.session import Session
+    from launcher.model import Node
 
 
 @click.command()
 @options.reaching
 @click.option("--local-port", type=click.IntRange(0, 65535), help="Port on this machine (default: the same; 0: any free one).")
 @click.option("--dashboard", is_flag=True, help="Ray's dashboard instead of the API.")
-def tunnel(inventory: str | None, accept_new_host_keys: bool, verbose: bool, local_port: int | None, dashboard: bool) -> None:
-    """Make the API of the server that runs (or is to run) on the head reachable on this machine until Ctrl-C."""
+@click.option("--server", metavar="NAME", help="Which server, where several run.")
+def tunnel(
+    inventory: str | None,
+    accept_new_host_keys: bool,
+    verbose: bool,
+    local_port: int | None,
+    dashboard: bool,
+    server: str | None,
+) -> None:
+    """Make the API of a server that runs (or is to run) reachable on this machine until Ctrl-C."""
     from launcher.cli import session
     from launcher.ui.progress import printer
 
     wanted = session.read(None, inventory)
+    if dashboard and server is not None:
+        raise click.UsageError("--dashboard is Ray's, --server names a server: choose one")
+    if dashboard and wanted.ray.off:
+        raise click.UsageError("this cluster has no Ray, and so no dashboard")
     with (
         printer(quiet=True) as to,
         session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, nodes=(wanted.head,)) as reached,
     ):
         # The dashboard listens on loopback only; so may the API.
-        target, port = ("127.0.0.1", wanted.ports.dashboard) if dashboard else _api(reached)
+        node, target, port = (wanted.head, "127.0.0.1", wanted.ports.dashboard) if dashboard else _api(reached, server)
         local = port if local_port is None else local_port
-        with reached.fleet.forward(wanted.head.name, target, port, local) as forward:
+        with reached.fleet.forward(node.name, target, port, local) as forward:
             click.echo(f"http://127.0.0.1:{forward.port}")
-            click.echo(f"forwarding to {target}:{port} on {wanted.head.name}; Ctrl-C ends it", err=True)
+            click.echo(f"forwarding to {target}:{port} on {node.name}; Ctrl-C ends it", err=True)
             forward.wait()
 
 
-def _api(session: Session) -> tuple[str, int]:
-    """Return where the running server listens, as the head sees it; where none is known of, what the inventory says."""
-    from launcher.cli.server import look
-    from launcher.plan import running
+def _api(session: Session, server: str | None) -> tuple[Node, str, int]:
+    """Return the node of a server and where it listens there; where none is known of, what the inventory says."""
+    from launcher.cli import choose
+    from launcher.errors import NodeError
+    from launcher.plan.servers import Kept
     from launcher.tools.payload import api_host
 
     inventory = session.inventory
-    seen = look(session, head_only=True)
-    found = running.find(inventory, seen.facts, seen.said)
-    host, port = (found[0].host, found[0].port) if found else (inventory.serve.bind, inventory.ports.api)
-    return api_host(host), port
+    try:
+        found = choose.kept(session)
+    except NodeError:
+        if server is not None:
+            raise
+        found = Kept()
+    if server is None and not found.running:
+        return inventory.head, api_host(inventory.serve.bind), inventory.ports.api
+    wanted, node = choose.api(session, found, server)
+    return node, api_host(wanted.host), wanted.port

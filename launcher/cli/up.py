@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--offline", is_flag=True, help="With --dry-run: touch no node, and assume that nothing is there yet.")
 @options.lock_wait
 @options.no_hooks
-@click.option("--join-timeout", default=180.0, show_default=True, help="Seconds for all nodes to be in Ray.")
+@click.option("--join-timeout", default=180.0, show_default=True, help="Seconds for all nodes to join.")
 def up(
     path: str | None,
     inventory: str | None,
@@ -81,7 +81,7 @@ def bring_up(session: Session, given: Mapping[str, Secret], *, dry_run: bool, jo
     from launcher.cli import prepare
     from launcher.events import Event
     from launcher.plan.observe import observe
-    from launcher.plan.up import plan_image, plan_up
+    from launcher.plan.up import base_image, plan_image, plan_up
     from launcher.ui.progress import show_all
 
     began = time.monotonic()
@@ -90,11 +90,12 @@ def bring_up(session: Session, given: Mapping[str, Secret], *, dry_run: bool, jo
     first = plan_image(inventory, facts)
     if dry_run and first.steps:
         secrets = prepare.with_token(inventory, facts, given, make=not dry_run)
-        return [first, plan_up(inventory, facts, secrets, prepare.unknown_image(inventory))]
+        unknown = base_image(inventory) if inventory.ray.off else prepare.unknown_image(inventory)
+        return [first, plan_up(inventory, facts, secrets, unknown)]
     show_all(apply(first, session.transport), to)
     if first.steps:
         facts = observe(inventory, session.transport, [inventory.image])
-    image = prepare.ray_image(session, facts)
+    image = base_image(inventory) if inventory.ray.off else prepare.ray_image(session, facts)
     secrets = prepare.with_token(inventory, facts, given, make=not dry_run)
     second = plan_up(inventory, facts, secrets, image, join_timeout=join_timeout)
     if dry_run:
@@ -117,7 +118,8 @@ def bring_up(session: Session, given: Mapping[str, Secret], *, dry_run: bool, jo
 def _unseen(inventory: Inventory) -> list[Plan]:
     from launcher.cli import prepare
     from launcher.model import Secret
-    from launcher.plan.up import plan_image, plan_up
+    from launcher.plan.up import base_image, plan_image, plan_up
 
     secrets = prepare.with_token(inventory, {}, dict.fromkeys(inventory.secrets, Secret("")), make=False)
-    return [plan_image(inventory, {}), plan_up(inventory, {}, secrets, prepare.unknown_image(inventory))]
+    image = base_image(inventory) if inventory.ray.off else prepare.unknown_image(inventory)
+    return [plan_image(inventory, {}), plan_up(inventory, {}, secrets, image)]

@@ -36,7 +36,7 @@ WHAT: Mapping[str, str] = {
     "api": "the OpenAI-compatible endpoint",
     "mp_master": "rendezvous of vLLM's ranks",
     "dp_rpc": "rendezvous of vLLM's replicas",
-    "group": "supervisors of vLLM's ranks",
+    "group": "the nodes' agents",
     "probe": "rendezvous of the network check",
 }
 
@@ -73,7 +73,7 @@ def rules(inventory: Inventory, logins: Iterable[int]) -> Filter:
     closed = [
         Door(low=number, high=last.get(each.name, number), what=f"{each.name}: {WHAT[each.name]}")
         for each in fields(Ports)
-        if each.name != "worker_max"
+        if each.name != "worker_max" and not (inventory.ray.off and WHAT[each.name].startswith("Ray"))
         for number in (getattr(ports, each.name),)
     ]
     if not bind.is_loopback and bind.is_unspecified:

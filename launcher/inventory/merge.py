@@ -31,14 +31,15 @@ def place(file: InventoryFile, folder: Path) -> list[Placed]:
 
 def inventory(file: InventoryFile, placed: list[Placed], path: Path) -> model.Inventory:
     """Put the checked parts together; the head is decided here."""
-    head = head_name(file, placed)
+    head, ray = head_name(file, placed), model.RaySettings(**file.ray.model_dump())
+    backend = "mp" if ray.off else file.serve.backend
     return model.Inventory(
         path=path,
         cluster=file.cluster,
         image=file.image,
         nodes=tuple(dataclasses.replace(one.node, head=one.node.name == head) for one in placed),
         accelerator=file.accelerator,
-        ray=model.RaySettings(**file.ray.model_dump()),
+        ray=ray,
         fabric=file.network.fabric,
         require=file.network.require,
         shm=file.shm,
@@ -46,7 +47,7 @@ def inventory(file: InventoryFile, placed: list[Placed], path: Path) -> model.In
         secrets={name: _secret(name, source) for name, source in file.secrets.items()},
         secrets_in=file.secrets_in,
         ports=model.Ports(**file.ports.model_dump()),
-        serve=model.ServeDefaults(**{**file.serve.model_dump(), "args": tuple(file.serve.args)}),
+        serve=model.ServeDefaults(**{**file.serve.model_dump(), "args": tuple(file.serve.args), "backend": backend}),
         cap=file.cap,
     )
 

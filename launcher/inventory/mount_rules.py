@@ -12,7 +12,7 @@ from launcher.inventory.schema import MountSection
 # launcher/plan/containers.py: what every container has, whatever the inventory says. Nothing can be mounted inside the first
 # two: they are read-only, and Docker must make the directory that it mounts on.
 _SEALED: Mapping[str, str] = {"/opt/vlaunch": "its programs", "/run/vlaunch/secrets": "the secrets"}
-_OWN: Mapping[str, str] = {**_SEALED, "/var/lib/vlaunch": "what it knows about the server"}
+_OWN: Mapping[str, str] = {**_SEALED, "/var/lib/vlaunch": "what it knows about servers"}
 _SHM = "/dev/shm"
 _HF_CACHE = "/root/.cache/huggingface"
 

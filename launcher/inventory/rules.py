@@ -74,6 +74,17 @@ def placement(draft: Draft) -> Iterator[Mistake]:
         yield Mistake(where=("serve", key), text=text)
 
 
+def ray(draft: Draft) -> Iterator[Mistake]:
+    """Without Ray nothing can be said of it."""
+    if draft.file.ray.version != "none":
+        return
+    if draft.written("serve", "backend") and draft.file.serve.backend == "ray":
+        text = f"cannot be ray with `ray: none` (line {draft.line('ray')}), with which it is mp"
+        yield Mistake(where=("serve", "backend"), text=text)
+    if draft.file.ray.object_store is not None:
+        yield Mistake(where=("ray", "object_store"), text="should be left out with `version: none`")
+
+
 def memory(draft: Draft) -> Iterator[Mistake]:
     """Ray's object store has a least size, and lives in shared memory."""
     store, shm = draft.file.ray.object_store, draft.file.shm
@@ -166,7 +177,7 @@ def docker(draft: Draft) -> Iterator[Mistake]:
             yield Mistake(where=where, text="should name docker once")
 
 
-ALL = (name, ports, placement, memory, network, environment, secrets, arguments, docker)
+ALL = (name, ports, placement, ray, memory, network, environment, secrets, arguments, docker)
 
 
 def _hcas(draft: Draft) -> Iterator[tuple[Where, list[str]]]:

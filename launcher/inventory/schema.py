@@ -48,9 +48,11 @@ def shorthand(key: str, *kinds: type) -> Callable[[object], object]:
 
 
 class RaySection(Section):
-    """Ray, where the image has none or for its settings."""
+    """Ray, where the image has none or for its settings; `none` for a cluster without it."""
 
-    version: values.RayVersion = Field(default="2.60.0", description="Ray to add to an image that has none.")
+    version: values.RayVersion = Field(
+        default="2.60.0", description="Ray to add to an image that has none; none: the cluster runs without Ray."
+    )
     object_store: values.Size | None = Field(
         default=None, description="Object store per node, such as 2GiB; Ray chooses when it is left out."
     )
@@ -123,10 +125,13 @@ class PortsSection(Section):
     api: values.Port = Field(default=_PORTS.api, description="The OpenAI-compatible endpoint, on the head.")
     mp_master: values.Port = Field(
         default=_PORTS.mp_master,
-        description="Where vLLM's ranks meet, on the head: `mp` ones, and data-parallel ones of batches.",
+        description="Where ranks meet, on the first of their nodes: `mp` ones, and data-parallel ones of batches; servers "
+        "beside each other take the next ones.",
     )
-    dp_rpc: values.Port = Field(default=_PORTS.dp_rpc, description="Where replicas of the `mp` backend meet, on the head.")
-    group: values.Port = Field(default=_PORTS.group, description="Where supervised `mp` ranks meet, on the head.")
+    dp_rpc: values.Port = Field(
+        default=_PORTS.dp_rpc, description="Where replicas of the `mp` backend meet, on the first of their nodes."
+    )
+    group: values.Port = Field(default=_PORTS.group, description="Where the nodes' agents meet, on the head.")
     probe: values.Port = Field(default=_PORTS.probe, description="Where the ranks of the network check meet, on the head.")
 
 
@@ -147,12 +152,20 @@ class ServeSection(Section):
     tp: int | None = Field(default=None, ge=1, le=1024, description="Tensor parallel size; GPUs per node by default.")
     pp: int | None = Field(default=None, ge=1, le=1024, description="Pipeline parallel size; the number of nodes by default.")
     dp: int = Field(default=1, ge=1, le=1024, description="Replicas of the model behind one endpoint (data parallel size).")
-    backend: Literal["ray", "mp"] = Field(default="ray", description="ray, or mp: vLLM's own multi-node mode, without Ray.")
+    backend: Literal["ray", "mp"] = Field(
+        default="ray",
+        description="ray, or mp: vLLM's own multi-node mode, without Ray. With `ray: none` mp is the default.",
+    )
     bind: values.Bind = Field(default=ServeDefaults().bind, description="Address the endpoint listens on.")
     args: list[Argument] = Field(default_factory=list, description="More arguments for `vllm serve`, each word an item.")
     supervise: bool = Field(default=True, description="Start the server again when a rank, a node or the engine dies.")
     canary: float = Field(default=5.0, ge=1, le=300, description="Seconds between two looks at whether it lives.")
-    restarts: int = Field(default=3, ge=0, le=100, description="Restarts within an hour, until it is given up.")
+    stuck: float = Field(
+        default=300.0, ge=10, le=86400, description="Seconds in which nothing at all moves, until it counts as dead."
+    )
+    restarts: int | None = Field(
+        default=None, ge=0, le=100, description="Restarts within an hour, until it is given up; by default as many as it takes."
+    )
 
 
 class MountSection(Section):
@@ -208,7 +221,7 @@ class InventoryFile(Section):
     cluster: values.ClusterName = Field(description="Name of the cluster; part of container names and labels.")
     image: values.Image = Field(description="vLLM image, the same on every node; a tag or a digest.")
     accelerator: Literal["nvidia", "amd", "cpu"] = Field(default="nvidia", description="What the model runs on.")
-    ray: RayItem = Field(default_factory=RaySection, description="Ray's version, or its settings.")
+    ray: RayItem = Field(default_factory=RaySection, description="Ray's version, its settings, or none.")
     connection: Literal["ssh", "local"] = Field(default="ssh", description="ssh, or local: the machine the launcher runs on.")
     ssh: SshSection = Field(default_factory=SshSection, description="How to log in.")
     docker: Docker = Field(default_factory=lambda: ["docker"], description="Command words, such as [sudo, -n, docker].")

@@ -72,7 +72,10 @@ ClusterName = Annotated[
 Image = Annotated[str, Like(_REFERENCE, "an image reference such as vllm/vllm-openai:v0.32.0 or name@sha256:…")]
 RayVersion = Annotated[
     str,
-    Like(r"[0-9]+\.[0-9]+\.[0-9]+(?:(?:a|b|rc)[0-9]+)?(?:\.(?:post|dev)[0-9]+)?", 'a full version such as "2.60.0"'),
+    Like(
+        r"none|[0-9]+\.[0-9]+\.[0-9]+(?:(?:a|b|rc)[0-9]+)?(?:\.(?:post|dev)[0-9]+)?",
+        'a full version such as "2.60.0", or none',
+    ),
 ]
 User = Annotated[str, Like(r"[A-Za-z_][A-Za-z0-9_.-]*(?:@[A-Za-z0-9.-]+)?", "a login name")]
 Jump = Annotated[

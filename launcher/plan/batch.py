@@ -222,7 +222,7 @@ def _gates(inventory: Inventory, seen: Seen, request: Request, options: Options,
     room = _gate(
         "room", "Ray has room for the job",
         partial(
-            serving.batch_room, inventory, least, most, seen.said, running.holders(inventory, seen.facts, seen.said),
+            serving.batch_room, inventory, least, most, seen.said, running.holders(seen.said),
             queue=options.queue,
         ),
     )  # fmt: skip

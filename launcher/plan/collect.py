@@ -13,13 +13,14 @@ from typing import Any
 from launcher.model import Answer, Inventory, Node
 from launcher.redaction import MASK
 from launcher.tools import audit, diagnosis, untrusted
-from launcher.tools.diagnosis import INSIDE, INSPECT, KERNEL, LOGS, RECORD, STATE
+from launcher.tools.diagnosis import ENGINES, INSIDE, INSPECT, KERNEL, LOGS, RECORD, STATE
 from launcher.tools.diagnosis_read import Log, read
 from launcher.transport import Command
 
 _TIMEOUT = 240.0
 _LINES = 50_000
-# An answer is kept up to 8 MiB: four containers' logs must fit into one, and so must three jobs' and what stands with them.
+# An answer is kept up to 8 MiB: four containers' logs must fit into one, and so must five servers', and three jobs' and what
+# stands with them.
 _LOG, _JOB = 1_800_000, 1_500_000
 _AUDIT = 2000  # lines
 _NAMES = {"log": "container", "driver": "job-driver", "worker": "ray-worker", "ray": "ray", "nccl": "nccl", "kernel": "kernel"}
@@ -40,6 +41,7 @@ def commands(inventory: Inventory, nodes: Sequence[Node], mark: str) -> list[Com
         questions = (
             ask(parts=(STATE, RECORD, KERNEL, INSPECT), size=_LOG),
             ask(parts=(LOGS,), size=_LOG),
+            ask(parts=(ENGINES,), size=_JOB),
             ask(parts=(INSIDE,), size=_JOB),
             audit.read(node.state_dir or "", inventory.cluster, _AUDIT),
         )
@@ -49,14 +51,15 @@ def commands(inventory: Inventory, nodes: Sequence[Node], mark: str) -> list[Com
 
 def files(answers: Sequence[Answer], mark: str) -> dict[str, str]:
     """Return the files of one node from its answers, in the order asked; what could not be had is in `not-seen.txt`."""
-    about, logs, inside, trail = answers
-    told = [read(answer.out, mark) for answer in (about, logs, inside)]
+    *asked, trail = answers
+    told = [read(answer.out, mark) for answer in asked]
+    kept = {name: each for name, each in told[0].kept.items() if each}
     gaps = [f"{what}: {why}" for what, why in told[0].gaps.items()]
     gaps += [answer.tail[-300:] for answer in answers if not answer.ok]
     found: dict[str, str] = {
         "state.json": json.dumps([asdict(each) for each in told[0].states], indent=1) if told[0].states else "",
         "containers.json": _inspected(told[0].inspect),
-        "supervisor.json": json.dumps(told[0].kept, indent=1) if told[0].kept else "",
+        "servers.json": json.dumps({"servers": kept, "members": told[0].members}, indent=1) if kept else "",
         "audit.ndjson": trail.out if trail.ok else "",
     }
     count: Counter[str] = Counter()
@@ -64,7 +67,8 @@ def files(answers: Sequence[Answer], mark: str) -> dict[str, str]:
         for log in each.logs:
             kind = _NAMES.get(log.part.partition("-")[0], "other")
             count[kind] += 1
-            found[f"{kind}-{count[kind]}.log"] = _written(log)
+            name = log.what.replace(" ", "-") if log.part.startswith("engine-") else f"{kind}-{count[kind]}"
+            found[f"{name}.log"] = _written(log)
     found["not-seen.txt"] = "\n".join(dict.fromkeys(gaps))
     return {name: text for name, text in found.items() if text.strip()}
 

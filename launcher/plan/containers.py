@@ -8,29 +8,29 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from launcher.model import Argv, Inventory, Mount, Node, Secret
-from launcher.tools import docker, ray
+from launcher.tools import docker, payload, ray
 from launcher.tools.host import HostFacts
 
 PAYLOAD = "/opt/vlaunch"
 SECRETS = "/run/vlaunch/secrets"
-SERVER = "/var/lib/vlaunch"  # what is served, and how it goes: payload/record.py
+SERVERS = "/var/lib/vlaunch"  # what is served, and how it goes: payload/agent/state.py
 _RDMA_ULIMITS = {"memlock": "-1", "stack": "67108864"}
 
 
 def name(inventory: Inventory, node: Node) -> str:
-    """Return the name of a node's Ray container."""
+    """Return the name of a node's container."""
     return f"vlaunch-{inventory.cluster}-{node.name}"
 
 
 def own(inventory: Inventory, node: Node, facts: HostFacts | None) -> docker.Container | None:
-    """Return a node's Ray container if it runs."""
+    """Return a node's container if it runs."""
     there = facts.container(name(inventory, node)) if facts is not None else None
     return there if there is not None and there.running else None
 
 
-def rank_name(inventory: Inventory, node: Node) -> str:
-    """Return the name of a node's container of the `mp` backend."""
-    return f"vlaunch-{inventory.cluster}-{node.name}-rank"
+def renewed(there: docker.Container) -> bool:
+    """True when a container's first process is the agent; one of an earlier vlaunch has another, and `up` renews it."""
+    return there.argv[:2] == (f"{PAYLOAD}/entry.sh", "agent")
 
 
 def state_dir(inventory: Inventory, node: Node, facts: HostFacts | None) -> str:
@@ -46,7 +46,7 @@ def secrets_base(inventory: Inventory, node: Node, facts: HostFacts | None) -> s
     return f"{(facts.memory if facts else '') or '/run/vlaunch-' + (node.ssh.user or 'root')}/{inventory.cluster}"
 
 
-def ray_spec(
+def node_spec(
     inventory: Inventory,
     node: Node,
     facts: HostFacts | None,
@@ -55,43 +55,30 @@ def ray_spec(
     *,
     fingerprinted: str | None = None,
 ) -> docker.ContainerSpec:
-    """Return the Ray container of one node, head or worker.
+    """Return the container of one node, head or worker: the agent, which starts Ray where the inventory wants Ray.
 
     `fingerprinted` stands in for the secrets' fingerprint where only their names are known.
     """
-    start = ray.start_head(node, inventory) if node.head else ray.start_worker(node, inventory)
-    return _spec(
-        inventory, node, facts, secrets, image=image, name=name(inventory, node),
-        role="head" if node.head else "worker", argv=start, env=_ray_env(inventory), fingerprinted=fingerprinted,
+    start: Argv = ()
+    if not inventory.ray.off:
+        start = ray.start_head(node, inventory) if node.head else ray.start_worker(node, inventory)
+    argv = payload.agent(
+        start, node=node.name, head=inventory.head.ip, port=inventory.ports.group, lead=node.head,
+        private_shm=inventory.shm != "host",
     )  # fmt: skip
-
-
-def rank_spec(
-    inventory: Inventory,
-    node: Node,
-    facts: HostFacts | None,
-    image: str,
-    secrets: Mapping[str, Secret],
-    *,
-    argv: Argv,
-    labels: Mapping[str, str],
-    env: Mapping[str, str],
-    restart: str = "no",
-) -> docker.ContainerSpec:
-    """Return one node's container of the `mp` backend, which runs vLLM itself; `env` is the engine's own."""
     return _spec(
-        inventory, node, facts, secrets, image=image, name=rank_name(inventory, node),
-        role="rank", argv=argv, env=env, labels=labels, restart=restart,
+        inventory, node, facts, secrets, image=image, name=name(inventory, node), role="head" if node.head else "worker",
+        argv=argv, env={} if inventory.ray.off else _ray_env(inventory), fingerprinted=fingerprinted,
     )  # fmt: skip
 
 
 def probe_spec(inventory: Inventory, node: Node, facts: HostFacts | None, argv: Argv) -> docker.ContainerSpec:
-    """Return a throw-away container with the image, environment, devices and rights of a rank's; it carries no secret."""
+    """Return a throw-away container with the image, environment, devices and rights of a node's; it carries no secret."""
     spec = _spec(
         inventory, node, facts, {}, image=inventory.image, name=f"vlaunch-{inventory.cluster}-{node.name}-probe",
         role="probe", argv=argv, env={}, restart="no",
     )  # fmt: skip
-    return replace(spec, mounts=tuple(mount for mount in spec.mounts if mount.target not in (SECRETS, SERVER)))
+    return replace(spec, mounts=tuple(mount for mount in spec.mounts if mount.target not in (SECRETS, SERVERS)))
 
 
 def _spec(
@@ -105,7 +92,6 @@ def _spec(
     role: docker.Role,
     argv: Argv,
     env: Mapping[str, str],
-    labels: Mapping[str, str] | None = None,
     restart: str = "unless-stopped",
     fingerprinted: str | None = None,
 ) -> docker.ContainerSpec:
@@ -130,7 +116,7 @@ def _spec(
                 # After a reboot there is nothing in memory, and a directory made by Docker would look like no secrets.
                 must_exist=inventory.secrets_in == "memory",
             ),
-            Mount(source=f"{directory}/server", target=SERVER),
+            Mount(source=f"{directory}/server", target=SERVERS),
             Mount(source=node.hf_home, target=node.hf_home),
             *inventory.mounts,
         ),
@@ -142,7 +128,7 @@ def _spec(
         # ROCm's images need an unconfined seccomp profile for memory mapping (vLLM docs, AMD installation).
         security=("seccomp=unconfined",) if amd else (),
         ulimits=_RDMA_ULIMITS if rdma else {},
-        labels={**(labels or {}), **({"vlaunch.secrets": mark} if mark else {})},
+        labels={"vlaunch.secrets": mark} if mark else {},
         restart=restart,
     ).labelled()
 
@@ -173,11 +159,13 @@ def _ray_env(inventory: Inventory) -> dict[str, str]:
     # Ray's looks at its nodes: a closed port is a dead node after 5 s (15 by default). Silence is one after a minute, as by
     # default: a node whose CPUs or disks are busy is silent for longer than one would think.
     # The reconnection: workers end 15 s after they have lost the head (60), restart, and join the one that is back.
+    # The memory monitor: it kills ranks while they load, above all where GPUs share the host's memory (vllm issue 15102).
     env = {
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
         "RAY_gcs_rpc_server_reconnect_timeout_s": "15",
         "RAY_health_check_failure_threshold": "5",
         "RAY_health_check_period_ms": "1000",
+        "RAY_memory_monitor_refresh_ms": "0",
         "RAY_worker_niceness": "0",
         "RAY_ADDRESS": f"{inventory.head.ip}:{inventory.ports.gcs}",
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -190,11 +178,11 @@ def _ray_env(inventory: Inventory) -> dict[str, str]:
 def fingerprint(secrets: Mapping[str, Secret]) -> str:
     """Return a short keyed hash of all secrets: it changes when one does, and tells nothing about them.
 
-    The key is the cluster's own random Ray token, so that a guessable secret cannot be found by trying values. Without token
-    authentication there is no such key, and only the names count; before the token is made, nothing can be said.
+    The key is the cluster's own random token, so that a guessable secret cannot be found by trying values. Before the token is
+    made, nothing can be said.
     """
-    key = secrets[ray.TOKEN].reveal() if ray.TOKEN in secrets else None
-    if key == "":
+    key = secrets[ray.TOKEN].reveal() if ray.TOKEN in secrets else ""
+    if not key:
         return "made-by-the-run"
-    text = "\0".join(f"{name}={secrets[name].reveal()}" if key else name for name in sorted(secrets))
-    return hmac.new((key or "names").encode(), text.encode(), hashlib.sha256).hexdigest()[:12]
+    text = "\0".join(f"{name}={secrets[name].reveal()}" for name in sorted(secrets))
+    return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()[:12]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from launcher.model import Answer, Argv, Backend, Inventory
+from launcher.model import Answer, Inventory
 from launcher.plan import containers
 from launcher.tools import docker, nccl
 from launcher.transport import Command
@@ -14,17 +14,11 @@ _TELLING = "Channel|nNodes|NET/|Using |WARN|Bootstrap|set by environment|GPU Dir
 _LIMIT = 8_000_000
 
 
-def environment(inventory: Inventory, job: str, more: Mapping[str, str] | None = None) -> Argv:
-    """Return what to put before the engine's command so that every rank of a Ray job writes a log of its own, and `more`.
+def variables(inventory: Inventory, name: str) -> dict[str, str]:
+    """Return NCCL's variables that make every rank write a log (`%h` host, `%p` process); none on a CPU, which has no NCCL.
 
     Ray's driver hands its environment to the workers (vLLM's ray_executor_v2.py), so that the head need only be told.
     """
-    settings = variables(inventory, job) | dict(more or {})
-    return ("env", *(f"{name}={value}" for name, value in sorted(settings.items()))) if settings else ()
-
-
-def variables(inventory: Inventory, name: str = "rank") -> dict[str, str]:
-    """Return NCCL's own variables for such a log (`%h` host, `%p` process); none on a CPU, which has no NCCL."""
     if inventory.accelerator == "cpu" or len(inventory.nodes) == 1:
         return {}
     return {
@@ -34,15 +28,14 @@ def variables(inventory: Inventory, name: str = "rank") -> dict[str, str]:
     }
 
 
-def ask(inventory: Inventory, backend: Backend, nodes: Sequence[str], name: str = "rank") -> list[Command]:
+def ask(inventory: Inventory, nodes: Sequence[str], name: str) -> list[Command]:
     """Ask the containers of `nodes` for the telling lines of their ranks' logs."""
     commands = []
     for node in inventory.nodes:
         if node.name not in nodes:
             continue
-        inside = containers.name(inventory, node) if backend == "ray" else containers.rank_name(inventory, node)
         script = f'grep -ahE "$1" {_FOLDER}."$2".*.log | head -c {_LIMIT}'
-        argv = docker.exec_(node.docker, inside, "sh", "-c", script, "log", _TELLING, name)
+        argv = docker.exec_(node.docker, containers.name(inventory, node), "sh", "-c", script, "log", _TELLING, name)
         commands.append(Command(node=node.name, argv=argv, timeout=60))
     return commands
 

@@ -17,13 +17,15 @@ from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
 _FOLDER = Path(__file__).parent.parent / "payload"
-_SUPERVISOR = ("record.py", "head_api.py", "supervisor.py", "supervisor_boot.py", "supervisor_look.py")
 _NETWORK = ("network.py", "network_lanes.py", "network_node.py", "network_rank.py", "network_work.py")
-# What runs inside batch jobs is a package of its own, so that none of its modules hides another one's name.
-_BATCH = {f"lib/vlaunch_batch/{file.name}": file for file in sorted((_FOLDER / "batch").glob("*.py"))}
-_GROUP = ("group.py", "group_canary.py", "group_engine.py", "group_lead.py", "group_wire.py")
-_PROGRAMS = ("entry.sh", "head.py", "desk.py", *_SUPERVISOR, *_GROUP, *_NETWORK)
-_FILES = {**{name: _FOLDER / name for name in _PROGRAMS}, **_BATCH}
+# The agent, and what runs inside batch jobs, are packages, so that none of their modules hides another one's name.
+_PACKAGES = {
+    f"lib/vlaunch_{name}/{file.name}": file
+    for name in ("agent", "batch")
+    for file in sorted((_FOLDER / name).glob("*.py"))
+}  # fmt: skip
+_PROGRAMS = ("entry.sh", "head.py", "desk.py", *_NETWORK)
+_FILES = {**{name: _FOLDER / name for name in _PROGRAMS}, **_PACKAGES}
 # The directory is made private first; tar and mv replace files whole, so that a container never reads half of one. The name on
 # the way is the node's own: several nodes may share a home.
 # `server` is made by the login, so that it may remove it: Docker would make it as root's. What runs in the container is root,
@@ -69,12 +71,8 @@ def steps(
     secrets: Mapping[str, Secret],
     *,
     fresh: bool,
-    rank: bool = False,
 ) -> list[Step]:
-    """Return what brings a node's files up to date.
-
-    Secrets are written when `fresh` (a container is about to start): Ray's, or with `rank` that of the `mp` backend.
-    """
+    """Return what brings a node's files up to date; secrets are written when `fresh`: its container is about to start."""
     directory = containers.state_dir(inventory, node, facts)
     found = facts.files if facts else {}
     steps = []
@@ -96,7 +94,7 @@ def steps(
     if fresh:
         base, memory = containers.secrets_base(inventory, node, facts), inventory.secrets_in == "memory"
         store = _OWN + _STORE if memory else _STORE
-        if facts and not _mounted_elsewhere(inventory, node, facts, secrets, rank=rank):
+        if facts:
             steps += _elsewhere(inventory, node, facts, base)
         there = (facts.in_memory if memory else facts.secret_names) if facts else ()
         old = [name for name in there or () if name not in secrets]
@@ -119,19 +117,6 @@ def steps(
                 )
             )  # fmt: skip
     return steps
-
-
-def _mounted_elsewhere(
-    inventory: Inventory, node: Node, facts: HostFacts, secrets: Mapping[str, Secret], *, rank: bool
-) -> bool:
-    """True when the node's other container, which goes on as it is, may have the secrets mounted from where they lay before.
-
-    Ray's has not when it is as it would be started now. A rank's command is not known here: whoever replaces it cleans up.
-    """
-    other = facts.container((containers.name if rank else containers.rank_name)(inventory, node))
-    if other is None or not rank:
-        return other is not None
-    return other.spec != containers.ray_spec(inventory, node, facts, other.image, secrets).hash
 
 
 def _elsewhere(inventory: Inventory, node: Node, facts: HostFacts, base: str) -> list[Step]:

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from launcher.checks import images
 from launcher.checks import ray as ray_checks
 from launcher.checks.shape import Finding
+from launcher.errors import UnreadableAnswer
 from launcher.model import Inventory, Node
-from launcher.plan import containers
+from launcher.plan import containers, servers
 from launcher.plan.shape import Answers, Gate
 from launcher.tools import docker, payload
 from launcher.tools.host import HostFacts
@@ -73,19 +74,48 @@ def gpus(inventory: Inventory, nodes: Sequence[Node], image: str) -> Gate:
 
 
 def head(inventory: Inventory) -> Gate:
-    """The head's Ray port answers, so that workers need not knock in vain."""
-    node = inventory.head
-    name = containers.name(inventory, node)
+    """The head's port answers, Ray's or else the agent's, so that workers need not knock in vain."""
+    node, off = inventory.head, inventory.ray.off
+    port = inventory.ports.group if off else inventory.ports.gcs
+    knock = docker.exec_(node.docker, containers.name(inventory, node), *payload.port_open(node.ip, port))
     return Gate(
-        id="ray-head",
-        what="the Ray head listens",
-        ask=(_state(inventory, node), Command(node=node.name, argv=docker.exec_(node.docker, name, *payload.port_open(
-            node.ip, inventory.ports.gcs)), timeout=20)),
+        id="head",
+        what="the head's agent listens" if off else "the Ray head listens",
+        ask=(_state(inventory, node), Command(node=node.name, argv=knock, timeout=20)),
         judge=ray_checks.judge_head(inventory),
         deadline=120,
         every=0.2,
         evidence=(_log(inventory, node),),
-    )  # fmt: skip
+    )
+
+
+def agents(inventory: Inventory, *, deadline: float) -> Gate:
+    """Every node's agent is connected to the head's: only there can servers be started."""
+    node = inventory.head
+
+    def judge(answers: Answers) -> list[Finding]:
+        try:
+            kept = servers.read(ray_checks.read_payload(answers[node.name][-1]))
+        except UnreadableAnswer as error:
+            return [Finding(node=node.name, status="wait", text=f"does not say which agents it hears: {error.message}")]
+        return [_agent(each, node, kept.members, inventory.ports.group) for each in inventory.nodes]
+
+    return Gate(
+        id="agents",
+        what="the head hears the agent of every node",
+        ask=(servers.ask(inventory),),
+        judge=judge,
+        deadline=deadline,
+        every=0.3,
+        evidence=tuple(_log(inventory, each) for each in inventory.nodes),
+    )
+
+
+def _agent(node: Node, head: Node, members: Mapping[str, float], port: int) -> Finding:
+    if members.get(node.name, servers.SILENT) < servers.SILENT:
+        return Finding(node=node.name, status="pass", text="its agent is connected to the head")
+    fix = f"allow TCP {port} from {node.name} to {head.name} ({head.ip}), then look at `vlaunch logs {node.name}`"
+    return Finding(node=node.name, status="wait", text="its agent is not connected to the head", fix=fix)
 
 
 def cluster(inventory: Inventory, restarts: Mapping[str, int], *, deadline: float, hold: float) -> Gate:

@@ -47,7 +47,7 @@ def prepare(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Plan:
 def commands(inventory: Inventory, facts: Mapping[str, HostFacts], ask: Ask) -> list[Command]:
     """Return the probe of every node, to be run all at once.
 
-    It runs in the node's Ray container, or, where none runs, in a throw-away one with the rights and devices of a rank's.
+    It runs in the node's container, or, where none runs, in a throw-away one with the same rights and devices.
     """
     return [
         Command(
@@ -127,12 +127,13 @@ def gate(inventory: Inventory, facts: Mapping[str, HostFacts], ask: Ask, proof: 
 
 def stages(inventory: Inventory, facts: Mapping[str, HostFacts], ask: Ask, proof: Proof, *, taken: str) -> tuple[Stage, ...]:
     """Return the gate, and, behind it, the step that keeps the verdict: what comes after them has a network that was proven."""
+    here = placement.narrow(inventory, ask.nodes)
     return (
         Stage(
             id="network",
             title="Prove the network between the nodes",
             steps=(verdict.forget(inventory, facts),),
-            gates=(gate(inventory, facts, ask, proof),),
+            gates=(gate(here, facts, ask, proof),),
         ),
         Stage(id="verdict", title="Keep the verdict", steps=(verdict.record(inventory, facts, proof, taken=taken),)),
     )
@@ -157,7 +158,7 @@ def _ordered(inventory: Inventory) -> tuple[Node, ...]:
 
 def _inside(inventory: Inventory, node: Node, facts: HostFacts | None, ask: Ask, rank: int) -> tuple[str, ...]:
     nodes = _ordered(inventory)
-    own = None if ask.fresh else containers.own(inventory, node, facts)
+    own = containers.own(inventory, node, facts)
     argv = probe.probe(
         node=node.name,
         node_rank=rank,

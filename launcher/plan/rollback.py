@@ -1,4 +1,4 @@
-"""Which server answered before the present one: the supervisors write it down on the head (`payload/record.py`)."""
+"""Which server answered before the present one: the head's keeper writes it down (`payload/agent/state.py`)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any, cast, get_args
 
 from launcher.errors import RequestError, UnreadableAnswer
 from launcher.model import Answer, Backend, Inventory
-from launcher.plan import containers
+from launcher.payload.agent import state
+from launcher.plan import servers, wanted
 from launcher.tools import untrusted
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
 # The files are not there before anything has been served, nor after `down`.
-_READ = 'for file in answered.json wanted.json; do cat "$1/server/$file" 2>/dev/null; printf "\\n\\036\\n"; done'
+_READ = 'for file in "$2" "$3"; do cat "$1/$file" 2>/dev/null; printf "\\n\\036\\n"; done'
 
 _LATEST = 1e11  # seconds since 1970; no calendar goes much further
 
@@ -33,6 +34,8 @@ class Answered:
     pp: int
     dp: int
     args: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    gpus: int | None = None
     image: str = ""
 
     @property
@@ -42,11 +45,36 @@ class Answered:
         return " ".join((self.model, f"({split}, {self.backend})", *self.args))
 
 
-def ask(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Command:
-    """Ask the head what has answered, and what is wanted now; its containers need not run."""
-    head = inventory.head
-    folder = containers.state_dir(inventory, head, facts.get(head.name))
-    return Command(node=head.name, argv=("sh", "-c", _READ, "answered", folder), timeout=30)
+def pick(inventory: Inventory, facts: Mapping[str, HostFacts], name: str | None) -> str:
+    """Return the name of the server to roll back: the one that is named, else the only one that is wanted or has answered.
+
+    Raises:
+        RequestError: there are several.
+    """
+    if name is not None:
+        return name
+    for file in (state.DESIRED, state.HISTORY):
+        found = names_with(inventory, facts, file)
+        if len(found) == 1:
+            return found[0]
+        if found:
+            text = f"{len(found)} servers are known: {', '.join(f'`{each}`' for each in found)}"
+            raise RequestError(text, hint=f"say which one: `vlaunch rollback {found[0]}`")
+    return servers.DEFAULT
+
+
+def names_with(inventory: Inventory, facts: Mapping[str, HostFacts], file: str) -> list[str]:
+    """Return the names of the servers in whose folder on the head a file lies; no container need run for it."""
+    seen = facts.get(inventory.head.name)
+    parts = [path.split("/") for path in (seen.files if seen else ())]
+    return sorted(part[1] for part in parts if len(part) == 3 and (part[0], part[2]) == ("server", file))
+
+
+def ask(inventory: Inventory, facts: Mapping[str, HostFacts], name: str) -> Command:
+    """Ask the head what has answered under a name, and what is wanted now; its container need not run."""
+    folder = wanted.folder(inventory, facts, name)
+    argv = ("sh", "-c", _READ, "answered", folder, state.HISTORY, state.DESIRED)
+    return Command(node=inventory.head.name, argv=argv, timeout=30)
 
 
 def read(answer: Answer) -> tuple[tuple[Answered, ...], str]:
@@ -60,25 +88,25 @@ def read(answer: Answer) -> tuple[tuple[Answered, ...], str]:
     if not answer.ok:
         raise UnreadableAnswer(f"{answer.node}: does not say which server has answered", evidence=answer.tail)
     texts = answer.out.split("\x1e")
-    kept, wanted = _json(texts[0]), _json(texts[1] if len(texts) > 1 else "")
+    kept, present = _json(texts[0]), _json(texts[1] if len(texts) > 1 else "")
     found = [_one(each) for each in kept] if isinstance(kept, list) else []
-    now = wanted.get("id") if isinstance(wanted, Mapping) else None
+    now = present.get("id") if isinstance(present, Mapping) else None
     return tuple(each for each in found if each is not None), now if isinstance(now, str) else ""
 
 
-def choose(answered: Sequence[Answered], wanted: str, image: str) -> Answered:
+def choose(answered: Sequence[Answered], present: str, image: str) -> Answered:
     """Return the newest server that has answered and is not the one that is wanted now.
 
     Raises:
         RequestError: there is none, or it answered with another image than the nodes have.
     """
-    before = next((each for each in answered if each.id != wanted), None)
+    before = next((each for each in answered if each.id != present), None)
     if before is None:
         known = f"only the present one has: {answered[0].what}" if answered else "none is written down on the head"
         raise RequestError(
-            "no other server has answered on this cluster",
+            "no other server has answered under this name",
             evidence=known,
-            hint="start one by name: `vlaunch serve --model MODEL`",
+            hint="start one by its model: `vlaunch serve --model MODEL`",
         )
     if before.image and image and before.image != image:
         raise RequestError(
@@ -98,15 +126,19 @@ def _json(text: str) -> Any:
 
 def _one(said: Any) -> Answered | None:
     try:
-        wanted = said["wanted"]
-        asked = wanted["asked_for"]
+        server = said["desired"]
+        asked = server["asked_for"]
         backend, args, at = str(asked["backend"]), asked["args"], float(said["at"])
-        if backend not in get_args(Backend) or not isinstance(args, list) or not 0 <= at < _LATEST:
+        nodes, gpus = asked.get("nodes") or [], asked.get("gpus")
+        if backend not in get_args(Backend) or not isinstance(args, list) or not isinstance(nodes, list):
+            return None
+        if not 0 <= at < _LATEST:
             return None
         return Answered(
-            id=str(wanted["id"]), at=at, model=str(asked["model"]), backend=cast("Backend", backend),
+            id=str(server["id"]), at=at, model=str(asked["model"]), backend=cast("Backend", backend),
             host=str(asked["host"]), port=int(asked["port"]), tp=int(asked["tp"]), pp=int(asked["pp"]), dp=int(asked["dp"]),
-            args=tuple(str(each) for each in args), image=str(wanted.get("image") or ""),
+            args=tuple(str(each) for each in args), nodes=tuple(str(each) for each in nodes),
+            gpus=None if gpus is None else int(gpus), image=str(server.get("image") or ""),
         )  # fmt: skip
-    except (KeyError, TypeError, ValueError, OverflowError):
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
         return None

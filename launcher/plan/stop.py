@@ -1,4 +1,4 @@
-"""Everything that ends a server or batch jobs, and the gates that prove that they are gone. The cluster stays."""
+"""Everything that ends servers or batch jobs, and the gates that prove that they are gone. The cluster stays."""
 
 from __future__ import annotations
 
@@ -8,67 +8,38 @@ from launcher.checks import serving
 from launcher.checks.ray import read_payload
 from launcher.checks.shape import Finding
 from launcher.errors import UnreadableAnswer
-from launcher.model import Argv, Inventory, Node
-from launcher.plan import containers, running
+from launcher.model import Answer, Inventory
+from launcher.payload.agent import state
+from launcher.plan import containers, running, servers, wanted
 from launcher.plan.batch import ask_list
-from launcher.plan.running import Batch, Running
+from launcher.plan.running import Batch
+from launcher.plan.servers import Server
 from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
-from launcher.tools import desk, payload
+from launcher.tools import desk, docker, payload
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
-# Not wanted any more, whatever becomes of the rest. Asked to end first, so that vLLM frees its GPUs and shared memory itself.
-# Of payload/record.py; in a folder of the login's, who may remove what root has put there.
-_WANTED, _SERVER = "wanted.json", "server.json"
-_END = (
-    f'g=$1 n=$2; rm -f "$3/server/{_WANTED}"; shift 3; "$@" stop --time "$g" "$n" >/dev/null; '
-    'exec "$@" rm --force --volumes "$n"'
-)
-_FORGET = 'cd "$1/server" && shift && rm -f "$@"'
+_MARGIN = 60.0  # seconds beyond the grace until a server must be gone
 
 
-def plan_stop(inventory: Inventory, facts: Mapping[str, HostFacts], found: Sequence[Running], grace: float) -> Plan:
-    """Stop jobs and rank containers, also those that have ended; `grace` is in seconds, then they are killed."""
-    jobs = [each for each in found if each.backend == "ray"]
-    ended = running.ended_ranks(inventory, facts)
-    live = [inventory.node(name) for each in found if each.backend == "mp" for name in each.nodes]
-    ranks = list({node.name: node for node in (*live, *ended)}.values())
-    stages = []
-    if jobs:
-        stages.append(
-            Stage(
-                id="stop", title="Stop the server",
-                steps=tuple(_stop_job(inventory, job, grace) for job in jobs),
-                gates=(_gone(inventory, jobs),),
-            )
-        )  # fmt: skip
-    if ranks:
-        steps = tuple(
-            Step(
-                title="stopping the rank's container",
-                command=Command(node=node.name, argv=_end(inventory, node, facts, grace), timeout=grace + 60),
-            )
-            for node in ranks
-        )
-        stages.append(Stage(id="ranks", title="Stop the ranks", steps=steps, gates=(_no_rank(inventory, ranks),)))
-    return Plan(verb="stop", stages=tuple(stages))
+def plan_stop(inventory: Inventory, facts: Mapping[str, HostFacts], found: Sequence[Server], grace: float) -> Plan:
+    """Let servers be wanted no more, and wait until the keeper has ended them; `grace` is in seconds.
 
-
-def plan_forget(inventory: Inventory, facts: Mapping[str, HostFacts], stops: Plan, *, gave_up: bool) -> Plan:
-    """Forget a server that is wanted and does not run, as it would come back with the head's container; and one that `gave_up`.
-
-    Whatever `stops` ends on the head forgets it by itself.
+    The files are the head's own, so that it works where no container runs; then nobody can be waited for.
     """
-    head = inventory.head
-    seen = facts.get(head.name)
-    if seen is None or any(step.command.node == head.name for step in stops.steps):
+    if not found:
         return Plan(verb="stop", stages=())
-    names = [*([_WANTED] if f"server/{_WANTED}" in seen.files else []), *([_SERVER] if gave_up else [])]
-    if not names:
-        return Plan(verb="stop", stages=())
-    argv = ("sh", "-c", _FORGET, "unwant", containers.state_dir(inventory, head, seen), *names)
-    step = Step(title="forgetting the server that does not run", command=Command(node=head.name, argv=argv, timeout=30))
-    return Plan(verb="stop", stages=(Stage(id="forget", title="Forget what would come back", steps=(step,)),))
+    steps = tuple(_forget(inventory, facts, each.name, state.DESIRED) for each in found)
+    gates = (_gone(inventory, found, grace),) if running.head_runs(inventory, facts) else ()
+    title = "Stop the server" if len(found) == 1 else f"Stop {len(found)} servers"
+    return Plan(verb="stop", stages=(Stage(id="stop", title=title, steps=steps, gates=gates),))
+
+
+def plan_forget(inventory: Inventory, facts: Mapping[str, HostFacts], names: Sequence[str]) -> Plan:
+    """Forget servers that are over, with why; what has answered before is remembered."""
+    steps = tuple(_forget(inventory, facts, name, state.DESIRED, state.OBSERVED) for name in names)
+    stage = Stage(id="forget", title="Forget what does not run", steps=steps)
+    return Plan(verb="stop", stages=(stage,) if steps else ())
 
 
 def plan_stop_batches(inventory: Inventory, found: Sequence[Batch], grace: float) -> Plan:
@@ -86,7 +57,7 @@ def plan_stop_batches(inventory: Inventory, found: Sequence[Batch], grace: float
     gate = Gate(
         id="batch-gone",
         what="the jobs' drivers are gone, and what they held is free",
-        ask=(running.ask_jobs(inventory, inventory.serve.bind, inventory.ports.api), ask_list(inventory)),
+        ask=(running.ask_jobs(inventory), ask_list(inventory)),
         judge=judge,
         deadline=60,
     )
@@ -100,57 +71,60 @@ def plan_stop_batches(inventory: Inventory, found: Sequence[Batch], grace: float
     return Plan(verb="stop", stages=(Stage(id="stop", title="Stop batch jobs", steps=steps, gates=(gate,)),) if steps else ())
 
 
-def _stop_job(inventory: Inventory, job: Running, grace: float) -> Step:
-    argv = payload.stop(inventory.ports, job.id, grace)
-    return Step(title=f"stopping Ray job {job.id}", command=running.in_ray(inventory, argv, timeout=grace + 60))
+def _forget(inventory: Inventory, facts: Mapping[str, HostFacts], name: str, *what: str) -> Step:
+    folder = wanted.folder(inventory, facts, name)
+    argv = ("rm", "-f", *(f"{folder}/{file}" for file in what))
+    title = f"server `{name}` is wanted no more" if len(what) == 1 else f"forgetting server `{name}`"
+    return Step(title=title, command=Command(node=inventory.head.name, argv=argv, timeout=30))
 
 
-def _gone(inventory: Inventory, jobs: Sequence[Running]) -> Gate:
+def _gone(inventory: Inventory, found: Sequence[Server], grace: float) -> Gate:
+    """The keeper says that they are over, their ports are closed, and Ray has their GPUs back."""
+    head, names = inventory.head, {each.name for each in found}
+    apis = [each.desired for each in found if each.desired is not None]
+    in_ray = any(each.ray is not None for each in apis)
+    knocks = [(each, _knock(inventory, each.api_node, each.host, each.port)) for each in apis]
+    tables = [running.ask_jobs(inventory)] if in_ray else []
+
     def judge(answers: Answers) -> Sequence[Finding]:
+        said, *rest = answers[head.name]
+        open_ports = [
+            f"port {each.port} on {each.api_node}" for (each, _), answer in zip(knocks, rest, strict=False) if answer.ok
+        ]
         try:
-            said = read_payload(answers[inventory.head.name][0])
+            kept = servers.read(read_payload(said))
         except UnreadableAnswer as error:
-            said = {"error": error.message}
-        return serving.stopped(inventory, [job.id for job in jobs], said)
+            return [Finding(node=head.name, status="wait", text=error.message, fix="look at `vlaunch status`")]
+        alive = [f"{each.what} is {each.state}{_doing(each)}" for each in kept.running if each.name in names]
+        others = sum(each.gpus for each in kept.running if each.name not in names)
+        return serving.stopped(alive, open_ports, _about_ray(rest[len(knocks) :]), others)
 
+    grace = max([grace, *(each.policy.grace for each in apis)])
     return Gate(
         id="server-gone",
         what="the server's processes are gone, its GPUs free and its port closed",
-        ask=(running.ask_jobs(inventory, jobs[0].host, jobs[0].port),),
+        ask=(servers.ask(inventory), *(knock for _, knock in knocks), *tables),
         judge=judge,
-        deadline=60,
+        deadline=grace + _MARGIN,
+        every=0.3,
     )
 
 
-def _end(inventory: Inventory, node: Node, facts: Mapping[str, HostFacts], grace: float) -> Argv:
-    directory = containers.state_dir(inventory, node, facts.get(node.name))
-    name = containers.rank_name(inventory, node)
-    return ("sh", "-c", _END, "end", f"{grace:.0f}", name, directory, *node.docker)
+def _doing(server: Server) -> str:
+    return f": {server.observed.doing}" if server.observed is not None and server.observed.doing else ""
 
 
-def _no_rank(inventory: Inventory, nodes: Sequence[Node]) -> Gate:
-    def judge(answers: Answers) -> Sequence[Finding]:
-        return [_absent(node, answers) for node in nodes]
-
-    def ask(node: Node) -> Command:
-        name = containers.rank_name(inventory, node)
-        listing = (*node.docker, "ps", "--all", "--quiet", "--filter", f"name=^{name}$")
-        return Command(node=node.name, argv=listing, timeout=30)
-
-    return Gate(
-        id="ranks-gone",
-        what="no rank container is left",
-        ask=tuple(ask(node) for node in nodes),
-        judge=judge,
-        deadline=20,
-    )
+def _about_ray(answers: Sequence[Answer]) -> Mapping[str, object] | None:
+    try:
+        return read_payload(answers[0]) if answers else None
+    except UnreadableAnswer as error:
+        return {"error": error.message}
 
 
-def _absent(node: Node, answers: Answers) -> Finding:
-    answer = answers[node.name][0]
-    fix = "run `vlaunch stop` again"
-    if not answer.ok:
-        return Finding(node=node.name, status="fail", text="cannot be asked any more", evidence=answer.tail, fix=fix)
-    if answer.out.strip():
-        return Finding(node=node.name, status="wait", text="its rank container is still there", fix=fix)
-    return Finding(node=node.name, status="pass", text="its rank is gone")
+def _knock(inventory: Inventory, name: str, host: str, port: int) -> Command:
+    """Ask from the head's container whether a server's port is open: no other node need be reached."""
+    head = inventory.head
+    node = next((each for each in inventory.nodes if each.name == name), head)
+    address = payload.api_host(host) if node is head else node.ip
+    inside = docker.exec_(head.docker, containers.name(inventory, head), *payload.port_open(address, port))
+    return Command(node=head.name, argv=inside, timeout=20)

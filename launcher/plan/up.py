@@ -20,10 +20,10 @@ Facts = Mapping[str, HostFacts]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayImage:
-    """The image that Ray runs in, and how to make it where it is missing.
+    """The image that the containers run, and how to make it where it is missing.
 
-    When the base image has all that is needed, `tag` is the base image and there is no recipe. `shown` is the shell command
-    that prints the build context.
+    When the base image has all that is needed, or the cluster has no Ray, `tag` is the base image and there is no recipe.
+    `shown` is the shell command that prints the build context.
     """
 
     tag: str
@@ -33,8 +33,13 @@ class RayImage:
     shown: str = ""
 
 
-def plan_image(inventory: Inventory, facts: Facts, *, ports: bool = True) -> Plan:
-    """Preflight, then the inventory's image present on every node; without `ports`, those that only Ray needs may be taken."""
+def base_image(inventory: Inventory) -> RayImage:
+    """Return the inventory's own image: what the containers of a cluster without Ray run."""
+    return RayImage(tag=inventory.image, ray_version="", python_version="")
+
+
+def plan_image(inventory: Inventory, facts: Facts) -> Plan:
+    """Preflight, then the inventory's image present on every node."""
     missing = [node for node in inventory.nodes if not _image(facts, node, inventory.image)]
     pulls = tuple(
         Step(
@@ -43,7 +48,7 @@ def plan_image(inventory: Inventory, facts: Facts, *, ports: bool = True) -> Pla
         )
         for node in missing
     )
-    stages = [Stage(id="preflight", title="Look at the nodes", gates=_preflight(inventory, facts, ports))] if facts else []
+    stages = [Stage(id="preflight", title="Look at the nodes", gates=_preflight(inventory, facts))] if facts else []
     if pulls:
         stages.append(Stage(id="image", title="Have the image on every node", steps=pulls))
     return Plan(verb="up", stages=tuple(stages))
@@ -52,20 +57,21 @@ def plan_image(inventory: Inventory, facts: Facts, *, ports: bool = True) -> Pla
 def plan_up(
     inventory: Inventory, facts: Facts, secrets: Mapping[str, Secret], image: RayImage, *, join_timeout: float = 180
 ) -> Plan:
-    """Ray's image, files, head, workers, and the gate that nothing passes without N living nodes.
+    """Ray's image, files, head, workers, and the gates that nothing passes without N living nodes.
 
     A container whose spec hash is unchanged and that runs is left alone; a changed or stopped head takes the workers with it,
-    because their Ray session ends with the head's.
+    because their Ray session ends with the head's. Rank containers, which an earlier vlaunch started beside it, are removed.
     """
     specs = {
-        node.name: containers.ray_spec(inventory, node, facts.get(node.name), image.tag, secrets) for node in inventory.nodes
+        node.name: containers.node_spec(inventory, node, facts.get(node.name), image.tag, secrets) for node in inventory.nodes
     }
     reasons = {node.name: _reasons(inventory, facts, node, specs[node.name], secrets) for node in inventory.nodes}
     if reasons[inventory.head.name] is not None:
         for node in inventory.workers:
             reasons[node.name] = reasons[node.name] or ["the head starts anew"]
+    ray = "" if inventory.ray.off else "Ray "
     changed = [node for node in inventory.nodes if reasons[node.name] is not None]
-    starts = {node.name: _start(facts.get(node.name), node, specs[node.name]) for node in changed}
+    starts = {node.name: _start(facts.get(node.name), node, specs[node.name], ray) for node in changed}
     writes = [
         step
         for node in inventory.nodes
@@ -76,39 +82,59 @@ def plan_up(
     restarts = {name: there.restarts for name, there in kept.items() if there is not None and name not in starts}
     stages = (
         *([same_image(inventory, facts)] if facts else []),
-        Stage(
-            id="ray-image",
-            title=f"Have Ray {image.ray_version} in the image",
-            steps=_builds(inventory, facts, image),
-            gates=_image_gates(inventory, facts, image),
-        ),
+        *([] if inventory.ray.off else [_ray_image(inventory, facts, image)]),
         *([_gpus(inventory, changed, image)] if inventory.accelerator == "nvidia" and facts else []),
         Stage(id="files", title="Write helper files and secrets", steps=tuple(writes)),
+        Stage(id="ranks", title="Remove what an earlier vlaunch started", steps=_old_ranks(inventory, facts)),
         Stage(
             id="head",
-            title="Start the Ray head",
+            title=f"Start the {ray}head",
             steps=tuple(starts.get(inventory.head.name, ())),
             gates=(gates.head(inventory),) if starts.get(inventory.head.name) else (),
         ),
-        Stage(id="workers", title="Start the Ray workers", steps=workers),
-        Stage(
-            id="ray",
-            title="Verify the Ray cluster",
-            gates=(gates.cluster(inventory, restarts, deadline=join_timeout, hold=1.0 if changed else 0.0),),
-        ),
+        Stage(id="workers", title=f"Start the {ray}workers", steps=workers),
+        *([] if inventory.ray.off else [_ray_stage(inventory, restarts, join_timeout, changed=bool(changed))]),
+        Stage(id="agents", title="Verify the agents", gates=(gates.agents(inventory, deadline=join_timeout),)),
     )
     notes = [f"{node}: {reason}" for node, why in reasons.items() for reason in why or () if facts.get(node) is not None]
     if any(facts[node.name].container(specs[node.name].name) for node in changed if node.name in facts):
-        notes.append("a server or job that runs in these containers ends with them")
+        notes.append("a server that runs in these containers starts again in the new ones; a batch job ends with them")
     return Plan(verb="up", stages=tuple(s for s in stages if s.steps or s.gates), notes=tuple(notes))
+
+
+def _ray_image(inventory: Inventory, facts: Facts, image: RayImage) -> Stage:
+    return Stage(
+        id="ray-image",
+        title=f"Have Ray {image.ray_version} in the image",
+        steps=_builds(inventory, facts, image),
+        gates=_image_gates(inventory, facts, image),
+    )
+
+
+def _ray_stage(inventory: Inventory, restarts: Mapping[str, int], deadline: float, *, changed: bool) -> Stage:
+    gate = gates.cluster(inventory, restarts, deadline=deadline, hold=1.0 if changed else 0.0)
+    return Stage(id="ray", title="Verify the Ray cluster", gates=(gate,))
+
+
+def _old_ranks(inventory: Inventory, facts: Facts) -> tuple[Step, ...]:
+    return tuple(
+        Step(
+            title=f"removing container {each.name}, which runs outside the node's own",
+            command=Command(node=node.name, argv=docker.remove(node.docker, each.id), timeout=120),
+        )
+        for node in inventory.nodes
+        if node.name in facts
+        for each in facts[node.name].containers
+        if each.role == "rank"
+    )
 
 
 def _image(facts: Facts, node: Node, image: str) -> docker.Image | None:
     return facts[node.name].images.get(image) if node.name in facts else None
 
 
-def _preflight(inventory: Inventory, facts: Facts, ports: bool) -> tuple[Gate, ...]:
-    checks = [check for check in host.CHECKS if check.applies(inventory) and (ports or check.id != "ports")]
+def _preflight(inventory: Inventory, facts: Facts) -> tuple[Gate, ...]:
+    checks = [check for check in host.CHECKS if check.applies(inventory)]
     memory = () if inventory.secrets_in == "disk" else (gates.memory(inventory, facts),)
     return (*(_observed_gate(check, inventory, facts) for check in checks), *memory)
 
@@ -179,7 +205,7 @@ def _reasons(
     return None
 
 
-def _start(facts: HostFacts | None, node: Node, spec: docker.ContainerSpec) -> list[Step]:
+def _start(facts: HostFacts | None, node: Node, spec: docker.ContainerSpec, ray: str) -> list[Step]:
     steps = []
     if facts is not None and facts.container(spec.name) is not None:
         steps.append(
@@ -190,7 +216,7 @@ def _start(facts: HostFacts | None, node: Node, spec: docker.ContainerSpec) -> l
         )
     steps.append(
         Step(
-            title=f"starting the Ray {spec.role}",
+            title=f"starting the {ray}{spec.role}",
             command=Command(node=node.name, argv=docker.run(node.docker, spec), timeout=120),
         )
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from launcher.checks import crossing, network
 from launcher.checks.network import Verdict
 from launcher.model import LEVELS, Answer, Inventory, Level
+from launcher.placement import narrow
 from launcher.plan import containers
 from launcher.plan.shape import Step
 from launcher.tools import network as probe
@@ -28,12 +29,13 @@ _STORE = 'umask 022 && mkdir -p "$1" && chmod 711 "$1" && new=$1/.$2.$$ && cat >
 class Ask:
     """How to check: the required level (`None`: the inventory's), ranks a node (`None`: its GPUs), and deadlines in seconds.
 
-    `nonce` tells this run's ranks from those of another; with `fresh` they run in throw-away containers, whatever runs already:
-    `mp` ranks will be new ones. `collective` means that collectives will cross nodes, and `crossing` is the split that makes
+    `nonce` tells this run's ranks from those of another; `nodes` are those between which to measure (none named: all).
+    `collective` means that collectives will cross nodes, and `crossing` is the split that makes
     them do so, where the model's shape is known. `known` is what GPUs and network cards should do.
     """
 
     nonce: str
+    nodes: tuple[str, ...] = ()
     require: Level | Literal["auto"] | None = None
     ranks_per_node: int | None = None
     deadline: float | None = None
@@ -41,24 +43,27 @@ class Ask:
     collective: bool = True
     crossing: crossing.Crossing | None = None
     known: Expectations = field(default_factory=Expectations)
-    fresh: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class Proof:
-    """What the gate saw, for the step that writes it down and for those who print it."""
+    """What the gate saw, for the step that writes it down and for those who print it.
+
+    `servers` is what the kept record says of servers' own logs: that stays when another verdict takes its place.
+    """
 
     verdict: Verdict | None = None
+    servers: Mapping[str, Any] = field(default_factory=dict)
     reports: dict[str, probe.Report] = field(default_factory=dict)
     ask: Ask | None = None
 
 
 def incarnation(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str:
-    """Return a word that changes whenever a Ray container is another one or started again; empty when one does not run."""
+    """Return a word that changes whenever a node's container is another one or started again; empty when one does not run."""
     own = [containers.own(inventory, node, facts.get(node.name)) for node in inventory.nodes]
     if None in own:
         return ""
-    words = [(each.id, each.started) for each in own if each is not None]
+    words = sorted((each.id, each.started) for each in own if each is not None)
     return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:16]
 
 
@@ -67,9 +72,18 @@ def record(inventory: Inventory, facts: Mapping[str, HostFacts], proof: Proof, *
     return _store(inventory, facts, lambda: as_record(inventory, facts, proof, taken=taken))
 
 
-def confirmed(inventory: Inventory, facts: Mapping[str, HostFacts], kept: Mapping[str, Any], *, server: str, said: str) -> Step:
-    """Write down, beside the verdict, what the own logs of a server (its job's name) say of its ranks' links."""
-    return _store(inventory, facts, lambda: {**kept, "server": server, "said": said})
+def confirmed(
+    inventory: Inventory, facts: Mapping[str, HostFacts], kept: Mapping[str, Any], *, server: str, id: str, said: str
+) -> Step:
+    """Write down, beside the verdict, what the own logs of a server say of its ranks' links."""
+    told = {**kept.get("servers", {}), server: {"id": id, "said": said}}
+    return _store(inventory, facts, lambda: {**kept, "servers": told})
+
+
+def of_server(kept: Mapping[str, Any], server: str, id: str) -> str:
+    """Return what the own logs of a server said of its ranks' links; empty where nobody has looked."""
+    said = kept.get("servers", {}).get(server, {})
+    return str(said["said"]) if said.get("id") == id else ""
 
 
 def _store(inventory: Inventory, facts: Mapping[str, HostFacts], said: Callable[[], Mapping[str, Any]]) -> Step:
@@ -97,10 +111,10 @@ def as_record(inventory: Inventory, facts: Mapping[str, HostFacts], proof: Proof
     if verdict is None:
         return {}
     ask = proof.ask
-    fresh = ask is not None and ask.fresh
+    here = narrow(inventory, ask.nodes if ask is not None else ())
     said = {
-        # Of throw-away containers nothing is left that the verdict could be about later.
-        "incarnation": "" if fresh else incarnation(inventory, facts),
+        "incarnation": incarnation(here, facts),
+        "nodes": [node.name for node in here.nodes],
         "taken": taken,
         "passed": verdict.passed,
         "asked": (ask.require if ask is not None else None) or inventory.require,
@@ -108,6 +122,7 @@ def as_record(inventory: Inventory, facts: Mapping[str, HostFacts], proof: Proof
         "ranks_per_node": (ask.ranks_per_node if ask is not None else None) or 0,
         "collective": verdict.collective is not None and not verdict.collective.error and verdict.collective.correct,
         "summary": summary(verdict),
+        "servers": proof.servers,
         **({"figures": asdict(measured)} if (measured := crossing.figures(verdict)) is not None else {}),
     }
     finite: dict[str, Any] = _finite(said)
@@ -135,32 +150,52 @@ def parse_record(answer: Answer) -> dict[str, Any]:
         or found["required"] not in LEVELS
     ):
         return {}
+    told, names = found.pop("servers", None), found.pop("nodes", None)
+    if isinstance(names, list) and all(isinstance(each, str) for each in names):
+        found["nodes"] = names
+    if isinstance(told, dict) and all(isinstance(each, dict) for each in told.values()):
+        found["servers"] = told
     figures = found.pop("figures", None)
     if isinstance(figures, dict) and all(isinstance(each, (int, float)) and 0 <= each < math.inf for each in figures.values()):
         found |= {"figures": figures} if figures.get("algbw") and figures.get("bandwidth") else {}
     return found
 
 
+def about(inventory: Inventory, facts: Mapping[str, HostFacts], kept: Mapping[str, Any]) -> frozenset[str]:
+    """Return the nodes between whose very containers, as they are now, the kept verdict was made; none where they changed."""
+    nodes = {node.name: node for node in inventory.nodes}
+    names = kept.get("nodes") or list(nodes)
+    if not set(names) <= nodes.keys():
+        return frozenset()
+    here = incarnation(replace(inventory, nodes=tuple(nodes[name] for name in names)), facts)
+    return frozenset(names if here and here == kept.get("incarnation") else ())
+
+
 def proven(
-    inventory: Inventory, facts: Mapping[str, HostFacts], kept: Mapping[str, Any], *, require: Level | None, collective: bool
+    inventory: Inventory,
+    facts: Mapping[str, HostFacts],
+    kept: Mapping[str, Any],
+    *,
+    require: Level | None,
+    collective: bool,
+    nodes: Sequence[str] = (),
 ) -> bool:
-    """True when the kept verdict is about this very incarnation and covers what is asked.
+    """True when the kept verdict is about these very containers and covers what is asked, between `nodes` (none named: all).
 
     What `auto` stands for depends on what was found on the nodes: only a verdict on `auto` covers it, and the highest level.
     """
-    here, wanted, level = incarnation(inventory, facts), require or inventory.require, kept.get("required")
-    if level not in LEVELS:
+    wanted, level = require or inventory.require, kept.get("required")
+    among = [inventory.node(name) for name in nodes] or inventory.nodes
+    if level not in LEVELS or not {node.name for node in among} <= about(inventory, facts, kept):
         return False
     covers = (
         kept.get("asked") == "auto" or level == LEVELS[-1] if wanted == "auto" else LEVELS.index(level) >= LEVELS.index(wanted)
     )
     return (
-        bool(here)
-        and kept.get("incarnation") == here
-        and kept.get("passed") is True
+        kept.get("passed") is True
         and (not collective or kept.get("collective") is True)
         # 0: one for each GPU. With fewer, some GPUs and their network cards were never tried.
-        and (kept.get("ranks_per_node") == 0 or kept.get("ranks_per_node", -1) >= min(node.gpus for node in inventory.nodes))
+        and (kept.get("ranks_per_node") == 0 or kept.get("ranks_per_node", -1) >= min(node.gpus for node in among))
         and covers
     )
 

@@ -1,4 +1,4 @@
-"""One question to a node about what went wrong: what its containers, their logs, its kernel and the supervisor say.
+"""One question to a node about what went wrong: its containers, servers, their logs, its kernel, and what the keeper says.
 
 The script only reads, and every part of it is bounded: a node may have gigabytes of logs, and what reads them may hang. Parts
 stand between lines that begin with a mark that is new for each question, so that no log can pretend to be another part.
@@ -11,9 +11,10 @@ from launcher.tools.docker import CLUSTER, ROLE
 
 # What can be asked for, in the order in which it is answered.
 STATE, RECORD, KERNEL, INSPECT, LOGS, INSIDE = "state", "record", "kernel", "inspect", "logs", "inside"
-DIAGNOSIS = (STATE, RECORD, KERNEL, LOGS, INSIDE)
+ENGINES = "engines"
+DIAGNOSIS = (STATE, RECORD, KERNEL, ENGINES, LOGS, INSIDE)
 
-# In a container: the newest logs of Ray jobs (Ray keeps one per submitted job), of Ray's workers, which vLLM's ranks are, of
+# In a container: the newest logs of Ray jobs (batch jobs: Ray keeps one for each), of Ray's workers, which vLLM's ranks are, of
 # Ray itself, and what NCCL warns of. Arguments: mark, lines and bytes of each log.
 _INSIDE = r"""
 mark=$1 lines=$2 bytes=$3
@@ -53,9 +54,21 @@ part() {
 last() { tail -n "$((lines + 2))" | tail -c "$((bytes + 100))"; }
 all() { cat; }
 wanted() { case " $parts " in *" $1 "*) return 0 ;; esac; return 1; }
-kept() { part "$1" all head -c "$bytes" "$state/$cluster/server/$1.json"; }
+kept() { part "$1" all head -c "$bytes" "$state/$cluster/server/$2"; }
 part clock all date +%s
-if wanted record; then kept server; kept wanted; kept answered; fi
+# A server's folder changes whenever a file in it is replaced: those that live come first.
+names=$(cd "$state/$cluster/server" 2>/dev/null && ls -dt */ 2>/dev/null | sed 's#/$##' | head -n 5)
+part servers all printf '%s\n' $names
+! wanted record || kept members members.json
+n=0
+for of in $names; do
+  n=$((n + 1))
+  if wanted record; then
+    for each in desired observed history; do kept "$each-$n" "$of/$each.json"; done
+  fi
+  log=$state/$cluster/server/$of/engine.log
+  ! wanted engines || part "engine-$n" last sh -c 'cat "$1.1" "$1" 2>/dev/null; :' engine "$log"
+done
 ! wanted kernel || part kernel last sh -c '
   log=$(dmesg --time-format=iso 2>/dev/null) || log=$(journalctl -k -b -q --no-pager -o short-iso 2>/dev/null) || exit 9
   [ -n "$log" ] || exit 9

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.payload.agent import state
 from launcher.tools import symptoms, untrusted
 
-_ROLES = ("head", "worker", "rank", "probe")
+_ROLES = ("head", "worker", "probe")
+_FILES = ("desired", "observed", "history")
 _LINE = 1000  # characters of a line that are looked at: patterns take longer than linear time on lines without an end
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)\s?")
 
@@ -46,12 +48,16 @@ class Log:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What a node told. `gaps` are the parts that could not be had, with the reason; `kept` are the supervisor's files."""
+    """What a node told. `gaps` are the parts that could not be had, with the reason.
+
+    `kept` are the keeper's files (`desired`, `observed`, `history`) of each server, `members` what it says of agents.
+    """
 
     clock: float | None = None
     states: tuple[State, ...] = ()
     logs: tuple[Log, ...] = ()
-    kept: Mapping[str, Any] = field(default_factory=dict)
+    kept: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    members: Any = None
     inspect: str = ""
     gaps: Mapping[str, str] = field(default_factory=dict)
 
@@ -71,18 +77,24 @@ def read(text: str, mark: str) -> Told:
         gaps["containers"] = _words(said) or "the node did not tell which there are"
     if "kernel" in parts and parts["kernel"][0][1] != 0:
         gaps["kernel log"] = "it may only be read by root there"
+    servers = parts.get("servers", [("", 1)])[0][0].split()
     logs = list[Log]()
     zone = _zone(parts.get("zone", [("", 1)])[0][0])
     for name, answers in parts.items():
         for out, _ in answers:
-            if (what := _what(name, states)) and (log := _log(name, what, out, zone)).lines:
+            if (what := _what(name, states, servers)) and (log := _log(name, what, out, zone)).lines:
                 logs.append(log)
     clock = parts.get("clock", [("", 1)])[0][0].strip()
     return Told(
         clock=float(clock) if re.fullmatch(r"\d{9,11}", clock) else None,
         states=states,
         logs=tuple(logs),
-        kept={name: value for name in ("server", "wanted", "answered") if (value := _json(parts, name)) is not None},
+        kept={
+            name: {each: value for each in _FILES if (value := _json(parts, f"{each}-{number}")) is not None}
+            for number, name in enumerate(servers, 1)
+            if state.NAME.fullmatch(name)
+        },
+        members=_json(parts, "members"),
         inspect=parts["inspect"][0][0] if "inspect" in parts else "",
         gaps=gaps,
     )
@@ -104,13 +116,20 @@ def _parts(text: str, mark: str) -> dict[str, list[tuple[str, int | None]]]:
     return found
 
 
-def _what(name: str, states: tuple[State, ...]) -> str:
+def _what(name: str, states: tuple[State, ...], servers: Sequence[str]) -> str:
     kind, _, number = name.partition("-")
+    place = int(number or 0) - 1
     if kind == "log" and number:
-        place = int(number) - 1
         role = states[place].role if 0 <= place < len(states) else ""
-        return {"rank": "rank container", "probe": "probe container"}.get(role, "container")
+        return "probe container" if role == "probe" else "container"
+    if kind == "engine":
+        return server_log(servers[place]) if 0 <= place < len(servers) and state.NAME.fullmatch(servers[place]) else ""
     return {"kernel": "kernel", "nccl": "NCCL", "driver": "job driver", "worker": "Ray worker", "ray": "Ray"}.get(kind, "")
+
+
+def server_log(name: str) -> str:
+    """Return what the log of a server's engine is called."""
+    return f"server {name}"
 
 
 def _log(name: str, what: str, text: str, zone: float) -> Log:
@@ -133,17 +152,17 @@ def _states(text: str) -> list[State]:
     for line in text.splitlines():
         try:
             said = untrusted.loads(line)
-            state = said["state"]
+            of = said["state"]
             found.append(
                 State(
                     name=_words(str(said["name"]).lstrip("/")),
                     role=said["role"] if said["role"] in _ROLES else "",
-                    status=_words(str(state["Status"])),
-                    exit_code=int(state.get("ExitCode") or 0),
-                    oom=state.get("OOMKilled") is True,
-                    error=_words(str(state.get("Error") or "")),
-                    started=str(state.get("StartedAt") or ""),
-                    finished=str(state.get("FinishedAt") or ""),
+                    status=_words(str(of["Status"])),
+                    exit_code=int(of.get("ExitCode") or 0),
+                    oom=of.get("OOMKilled") is True,
+                    error=_words(str(of.get("Error") or "")),
+                    started=str(of.get("StartedAt") or ""),
+                    finished=str(of.get("FinishedAt") or ""),
                     restarts=int(said.get("restarts") or 0),
                 )
             )

@@ -1,6 +1,6 @@
 """The form of what `payload/head.py` answers. Whoever reads such an answer takes it for granted, so it is looked at once, here.
 
-Lists of Ray's own rows are read by `tools/ray.py`, and what the supervisor wrote by those who know it.
+Lists of Ray's own rows are read by `tools/ray.py`, and what the keeper of servers wrote by `plan/servers.py`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def trouble(said: Mapping[str, Any]) -> str:
 
 def _list(said: Mapping[str, Any], name: str) -> list[Any]:
     value = said.get(name, [])
-    return value if isinstance(value, list) else [value]  # which is no such object then
+    return value if isinstance(value, list) else [None]  # which is no such object
 
 
 def _is(value: object, kinds: Mapping[str, Any]) -> bool:

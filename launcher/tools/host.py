@@ -68,8 +68,10 @@ sh_c toolkit 'command -v nvidia-container-runtime-hook nvidia-container-toolkit'
 query=index,name,memory.total,memory.used,driver_version
 [ "$accelerator" != nvidia ] || part gpus nvidia-smi "--query-gpu=$query" --format=csv,noheader,nounits
 [ "$accelerator" != amd ] || sh_c gpus 'grep -l "simd_count [1-9]" /sys/class/kfd/kfd/topology/nodes/*/properties'
-# A supervisor may replace its files meanwhile: that one is gone is no reason to doubt the others.
-sh_c files 'cd "$1" 2>/dev/null || exit; find . -type f ! -path "./secrets/*" -exec sha256sum {} + 2>/dev/null; :' "$dir"
+# Not the logs of engines, which are large. The keeper of servers replaces its files meanwhile: that one is gone is no reason to
+# doubt the others.
+sh_c files 'cd "$1" 2>/dev/null || exit
+  find . -type f ! -path "./secrets/*" ! -path "./server/*/engine.log*" -exec sha256sum {} + 2>/dev/null; :' "$dir"
 part memory sh -c "$memory"
 sh_c kept '[ -d "$1" ] && ls "$1/secrets"' "$mem"
 sh_c folders "$in_memory" "$cluster"

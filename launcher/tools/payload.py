@@ -17,13 +17,23 @@ def port_open(ip: str, port: int) -> Argv:
     return ("python3", "-c", f"import socket; socket.create_connection(({ip!r}, {port}), 3).close()")
 
 
-def jobs(ports: Ports, api_host: str, peers: tuple[str, ...] = ()) -> Argv:
-    """Ask for submitted jobs, Ray's nodes, living actors, what vLLM's API says, and which `peers` (`ip:port`) are closed."""
-    return (*_HEAD, "jobs", *_where(ports, api_host), *(("--peers", *peers) if peers else ()))
+def jobs(ports: Ports, api_host: str, peers: tuple[str, ...] = (), *, ray: bool = True) -> Argv:
+    """Ask for submitted jobs, Ray's nodes, actors and placement groups, the servers, and which `peers` (`ip:port`) are closed.
+
+    Without Ray only for what the keeper knows.
+    """
+    return (
+        *_HEAD, "jobs", *_where(ports, api_host), *(() if ray else ("--no-ray",)), *(("--peers", *peers) if peers else ())
+    )  # fmt: skip
+
+
+def servers() -> Argv:
+    """Ask for the servers that are wanted, how they are, and which nodes' agents are connected: files of the head, no more."""
+    return (*_HEAD, "servers")
 
 
 def submit(ports: Ports) -> Argv:
-    """Submit a job described on standard input."""
+    """Submit a batch job described on standard input."""
     return (*_HEAD, "submit", "--dashboard", str(ports.dashboard))
 
 
@@ -32,9 +42,9 @@ def stop(ports: Ports, job: str, grace: float) -> Argv:
     return (*_HEAD, "stop", "--dashboard", str(ports.dashboard), "--job", job, "--grace", str(grace))
 
 
-def watch(ports: Ports, api_host: str, job: str, offset: int) -> Argv:
-    """Ask how a job stands and what its log gained since `offset` bytes."""
-    return (*_HEAD, "watch", *_where(ports, api_host), "--job", job, "--offset", str(offset))
+def watch(ports: Ports, api_host: str, name: str, offset: int) -> Argv:
+    """Ask what a server's log on this node gained since `offset` bytes, and what its API says."""
+    return (*_HEAD, "watch", *_where(ports, api_host), "--name", name, "--offset", str(offset))
 
 
 def server(ports: Ports, api_host: str) -> Argv:
@@ -56,12 +66,13 @@ def chat(ports: Ports, api_host: str, max_tokens: int, timeout: float) -> Argv:
     return (*_HEAD, "chat", *_where(ports, api_host), "--max-tokens", str(max_tokens), "--timeout", str(timeout))
 
 
-def group(command: Argv, *, rank: int, of: int, head: str, port: int, id: str, node: str, api_host: str, api: int) -> Argv:
-    """Run one rank of a server together with the others, all or none; `id` is of the server, so that no other one joins."""
-    return (
-        "python3", "/opt/vlaunch/group.py", "--rank", str(rank), "--of", str(of), "--head", head, "--port", str(port),
-        "--id", id, "--node", node, "--api-host", api_host, "--api", str(api), "--", *command,
-    )  # fmt: skip
+def agent(command: Argv, *, node: str, head: str, port: int, lead: bool, private_shm: bool) -> Argv:
+    """Be the first process of a node's container, and start `command` (Ray, or nothing) beside the servers' processes.
+
+    The head's agent (`lead`) listens on `head`:`port` for the others. With `private_shm` nobody else uses /dev/shm.
+    """
+    own = (*(("--lead",) if lead else ()), *(("--private-shm",) if private_shm else ()))
+    return ("agent", "--node", node, "--head", head, "--port", str(port), *own, *(("--", *command) if command else ()))
 
 
 def api_host(bind: str) -> str:

@@ -129,18 +129,18 @@ ENGINE = (
         source="this machine's own login",
     ),
     Symptom(
-        id="supervisor-gave-up",
-        pattern=r"^supervisor: gave up",
-        cause="the server died more often than its restarts allow, and stays down",
+        id="server-gave-up",
+        pattern=r"^keeper: gave up",
+        cause="a server died more often than its restarts allow, and stays down",
         fix="mend what the other findings name, then start it again: `vlaunch serve`",
-        source="the supervisor's record",
+        source="the keeper's record",
     ),
     Symptom(
         id="server-died",
-        pattern=r"^supervisor: fault: ",
-        cause="the supervisor found the server dead",
+        pattern=r"^keeper: fault of server ",
+        cause="a server has died, or did not start",
         fix="see whether it is back: `vlaunch status`",
-        source="the supervisor's record",
+        source="the keeper's record",
     ),
     # From here on: what may be harmless, and what only tells that something else has failed.
     Symptom(
@@ -245,8 +245,8 @@ ENGINE = (
     Symptom(
         id="container-ended",
         pattern=r"^container \S+ ended",
-        cause="a container of the cluster has ended; with `--backend mp` the others may go on as if nothing had happened",
-        fix="read its last lines: `vlaunch logs`; then `vlaunch stop` and `vlaunch serve`, or `vlaunch up`",
+        cause="a container of the cluster has ended, and all that ran in it",
+        fix="read its last lines: `vlaunch logs`; then run `vlaunch up`",
         source="vllm 32136; Docker's state of the container",
         after=True,
     ),

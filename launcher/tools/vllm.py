@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.model import Argv
+from launcher.payload.agent import cause
 from launcher.tools import symptoms, untrusted
 
 
@@ -51,23 +52,11 @@ PHASES = (
     Phase(id="answer", title="getting the first answer", pattern=r"Application startup complete"),
 )  # fmt: skip
 
+_MEMORY_SHARE = 0.92  # `gpu_memory_utilization` in vllm/config/cache.py
 _MOST = 2 * 2**20  # characters of a log
 _SHARDS = re.compile(r"Loading \S+ checkpoint shards:\s+(\d+)% Completed \| (\d+)/(\d+)")
-_ENGINE = re.compile(r"EngineCore_DP([0-9]{1,6})\b")
-_ASSIGNED = re.compile(
-    r"rank ([0-9]{1,6}) in world size \d+ is assigned as DP rank \d+, PP rank ([0-9]{1,6}), .*?\bTP rank ([0-9]{1,6})"
-)
 _KV_LINE = re.compile(r"KV cache size: ([\d,]+) tokens")
 _CONCURRENCY = re.compile(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x")
-# `ValueError: …`, `pydantic_core._pydantic_core.ValidationError: …`, `AssertionError`: how Python ends a traceback.
-_RAISED = re.compile(r"(?:^|[\]\s)])((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?::\s.*|$))")
-_DETAIL = re.compile(r"((?:Value|Assertion) error, .*?)(?: \[type=|$)")
-# These only report that something else failed before.
-_CONSEQUENCE = re.compile(
-    r"Engine core initialization failed|EngineDeadError|ActorHandleNotFoundError|ActorDiedError|EngineCore encountered|"
-    r"CancelledError|resource_tracker|cancelled"
-)
-
 # What vlaunch decides itself, with what to use instead. A name that ends in `*` is a prefix.
 _OURS = {
     "--model": "`--model` before the `--`",
@@ -150,6 +139,17 @@ def ray_replica_env(nodes: Sequence[str], *, spans: bool, alike: bool) -> Mappin
     return {"VLLM_RAY_DP_PACK_STRATEGY": strategy, "VLLM_RAY_DP_PLACEMENT_NODE_IPS": ",".join(nodes)}
 
 
+def memory_share(args: Sequence[str]) -> float:
+    """Return which part of a GPU's memory an engine claims: vLLM's own default where the arguments say nothing readable."""
+    share = _MEMORY_SHARE
+    for word, after in zip(args, [*args, ""][1:], strict=True):
+        name, equals, value = word.partition("=")
+        if name.replace("_", "-") == "--gpu-memory-utilization":
+            found = _number(value if equals else after)
+            share = found if found is not None and found <= 1 else share
+    return share
+
+
 def without_api(args: Sequence[str]) -> tuple[str, ...]:
     """Leave out how many API servers are wanted, which vLLM refuses from a process that has none."""
     kept, skip = list[str](), False
@@ -211,17 +211,6 @@ def shards(lines: Sequence[str]) -> str:
     return f"{found[-1][2]} of {found[-1][3]} files" if found else ""
 
 
-def assigned(text: str) -> Mapping[int, str]:
-    """Read which ranks a log's processes took: `{1: 'TP0 PP1'}`."""
-    found = {int(m[1]): (int(m[2]), int(m[3])) for line in untrusted.cut(text).splitlines() if (m := _ASSIGNED.search(line))}
-    return {rank: f"TP{tp} PP{pp}" for rank, (pp, tp) in sorted(found.items())}
-
-
-def replicas(text: str) -> tuple[str, ...]:
-    """Read which replicas a container's log is of: `('DP0', 'DP1')`."""
-    return tuple(f"DP{number}" for number in sorted({int(match[1]) for match in _ENGINE.finditer(text)}))
-
-
 def capacity(labels: Mapping[str, str], log: str = "") -> Capacity:
     """Read the labels of `vllm:cache_config_info`; where an older vLLM lacks them, its blocks or its log line."""
     tokens, concurrency = _number(labels.get("kv_cache_size_tokens")), _number(labels.get("kv_cache_max_concurrency"))
@@ -235,19 +224,12 @@ def capacity(labels: Mapping[str, str], log: str = "") -> Capacity:
 
 
 def root_cause(text: str) -> str:
-    """Return the exception that a failed start is about: the first that does not only report another, a worker's preferred."""
-    found, lines = [], untrusted.cut(text[-_MOST:], last=True).splitlines()
-    for each, after in zip(lines, [*lines, ""][1:], strict=True):
-        if "Error" not in each and "Exception" not in each:
-            continue
-        line = symptoms.plain(each)
-        if match := _RAISED.search(line):
-            # pydantic says what is wrong on the line after.
-            detail = _DETAIL.search(symptoms.plain(after)) if "ValidationError" in line else None
-            raised = detail[1].strip() if detail else match[1].strip()
-            found.append((bool(_CONSEQUENCE.search(raised)), "Worker" not in line[: match.start(1)], raised))
-    # Stable: what came first stays first among equals. Workers' lines reach the driver's log late.
-    return min(found, key=lambda each: each[:2], default=(False, False, ""))[2][:400]
+    """Return the exception that a failed start is about: the first that does not only report another, a worker's preferred.
+
+    Where all do, the first of them; empty where there is none.
+    """
+    lines = untrusted.cut(text[-_MOST:], last=True).splitlines()
+    return cause.root([symptoms.plain(line) for line in lines if "Err" in line or "err" in line or "Exc" in line], reports=True)
 
 
 def _number(text: str | None) -> float | None:

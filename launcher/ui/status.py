@@ -1,4 +1,4 @@
-"""A cluster's status as a table, with the server's line and those of batch jobs below it."""
+"""A cluster's status as a table, with the lines of servers and of batch jobs below it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from launcher.model import fold
+from launcher.plan.servers import DEFAULT
 from launcher.plan.status import ClusterStatus, NodeStatus, ServerStatus
 from launcher.tools import symptoms
 from launcher.ui import jobs
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _COLOURS = {
-    "running": "green", "alive": "green", "answering": "green", "starting": "yellow", "none": "dim", "absent": "yellow",
+    "running": "green", "alive": "green", "answering": "green", "busy": "green", "starting": "yellow", "waiting": "yellow",
+    "stopping": "yellow", "none": "dim", "absent": "yellow", "-": "dim",
 }  # fmt: skip
 _LINE = 200  # characters of a line of evidence
 
@@ -46,7 +48,7 @@ def render(status: ClusterStatus) -> RenderableType:
     lines += [_plain(line) for line in _remarks(status.nodes)]
     if status.network:
         lines.append(_plain(f"network: {status.network}", "" if status.network.startswith("proven") else "yellow"))
-    lines.append(_server(status.server, status.endpoint))
+    lines += [_server(each, len(status.servers) == 1) for each in status.servers] or [_plain("server: none", "dim")]
     lines += jobs.lines(status.batches)
     return Group(*lines)
 
@@ -67,43 +69,77 @@ def _remarks(nodes: tuple[NodeStatus, ...]) -> list[str]:
     for node in nodes:
         for each in node.drift:
             lines.setdefault(f"differs from the inventory: {each}", []).append(node.node)
+        if node.agent == "lost":
+            lines.setdefault("its agent is not connected to the head's: `vlaunch logs` says why", []).append(node.node)
         if node.trouble:
             lines.setdefault(node.trouble.splitlines()[0], []).append(node.node)
     return [f"  {fold(names)}: {text}" for text, names in lines.items()]
 
 
-def _server(server: ServerStatus, endpoint: str) -> Text:
-    line = _plain("server: ").append_text(_coloured(server.state))
+def _server(server: ServerStatus, alone: bool) -> Text:
+    name = "" if not server.name or (alone and server.name == DEFAULT) else f" {server.name}"
+    style = "yellow" if server.warning else _COLOURS.get(server.state, "red")
+    line = _plain(f"server{name}: ").append_text(_plain(server.state, style))
     if server.model:
-        line.append_text(_plain(f"  {server.model} ({server.backend})"))
+        where = f" on {fold(server.nodes)}" if server.nodes else ""
+        line.append_text(_plain(f"  {server.model}{f' ({server.backend}{where})' if server.backend else ''}"))
+    if server.state in ("answering", "busy"):
+        line.append_text(_plain(f"  {server.endpoint}"))
+    elif server.detail:
+        line.append_text(_plain(f"  {server.detail}"))
+    for each in (*_answers(server), *_kept(server)):
+        line.append("\n        ").append_text(_plain(each))
+    return line
+
+
+def _answers(server: ServerStatus) -> list[str]:
+    """Say what came back, or what is under way instead."""
+    said, load = [], server.load
     if server.state == "answering":
         said = [f"{server.fingerprint}, answered in {server.seconds:.1f}s"]
         if server.kv_tokens is not None:
             said.append(f"{server.kv_tokens:,} tokens of KV cache")
         if server.concurrency is not None:
             said.append(f"{server.concurrency:g}× concurrency at full length")
-        line.append_text(_plain(f"  {endpoint}")).append("\n        ").append_text(_plain(", ".join(said)))
-    elif server.detail:
-        line.append_text(_plain(f"  {server.detail}"))
-    for each in _supervised(server):
-        line.append("\n        ").append_text(_plain(each))
-    return line
+    if load is not None and (load.running or load.waiting):
+        said.append(f"{load.running} running, {load.waiting} waiting")
+        if load.tokens_per_s:
+            said.append(f"{load.tokens_per_s:.0f} tokens/s")
+    if server.state == "busy" and server.observed is not None and server.observed.asking:
+        said.append(f"oldest {server.observed.asking:.0f} s")
+    first = [f"{'busy: ' if server.state == 'busy' else ''}{', '.join(said)}"] if said else []
+    also = server.detail if server.state == "busy" else ""
+    return [*first, *(each for each in (also, server.warning) if each)]
 
 
-def _supervised(server: ServerStatus) -> list[str]:
-    """Say how many restarts are left, and what the last fault was."""
-    kept = server.supervision
-    if kept is None:
+def _kept(server: ServerStatus) -> list[str]:
+    """Say what its keeper knows: when it looked, how often it has started it again, and what the last fault was."""
+    seen = server.observed
+    if seen is None or server.age is None:
         return []
-    left = f"{kept.restarts_left} restarts left" if kept.restarts_left != 1 else "1 restart left"
-    if kept.fault is None:
-        return [f"supervised, {left}"]
-    fault, when = kept.fault, datetime.fromtimestamp(kept.fault.at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-    where = " on ".join(each for each in (f"rank {fault.rank}" if fault.rank else "", fault.node) if each)
-    after = "not ready since" if fault.ready_again_after is None else f"ready again after {fault.ready_again_after:.0f}s"
-    lost = "" if fault.lost is None else f", {fault.lost} requests lost" if fault.lost != 1 else ", 1 request lost"
-    said = f"{fault.what}{f' ({where})' if where else ''}"
-    return [
-        f"supervised, {left}; last fault of {kept.faults} at {when}: {said}; {after}{lost}",
-        *(f"  {line[:_LINE]}" for line in fault.evidence[:2]),
-    ]
+    said = f"kept: looked at {server.age:.0f} s ago, {_count(len(seen.restarts), 'restart')}"
+    said += f", {seen.restarts_left} left" if seen.restarts_left is not None else ""
+    fault = seen.faults[-1] if seen.faults else None
+    if fault is not None:
+        rank = f"rank {fault.rank}" if fault.rank else ""
+        where = " on ".join(each for each in (rank, fault.node) if each)
+        after = "not ready since" if fault.ready_again_after is None else f"ready again after {fault.ready_again_after:.0f}s"
+        lost = "requests lost: unknown" if fault.lost is None else f"{_count(fault.lost, 'request')} lost"
+        cause = f": {fault.cause}" if fault.cause and fault.cause != fault.what else ""
+        said += f", last fault of {seen.fault_count} at {_when(fault.at)}: {fault.what}{f' ({where})' if where else ''}{cause}"
+        said += f"; {after}, {lost}"
+    if seen.next_start is not None and seen.state == "pausing":
+        said += f"; next start in {max(0.0, seen.next_start - seen.written - server.age):.0f} s"
+    lines = [line for line in (fault.evidence if fault else "").splitlines() if line.strip()]
+    return [said, *(f"  {line[:_LINE]}" for line in lines[:2])]
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _when(seconds: float) -> str:
+    try:
+        return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, OSError, ValueError):
+        return "no date"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launcher.checks.doctor import Diagnosis, diagnose
+from launcher.payload.agent.observed import Fault
 from launcher.tools import symptoms
 from launcher.tools.diagnosis_read import Log, State, Told
 from launcher.tools.log_times import write
+from tests import kept
 
 NOW = 1795300000.0  # 2026-11-21 22:26:40 UTC
 VLLM = Path(__file__).parent.parent / "fixtures" / "vllm"
@@ -17,8 +20,8 @@ GLOO = "RuntimeError: Gloo connectFullMesh failed with no error"
 DEAD = "EngineCore encountered a fatal error."
 
 
-def log(*lines: str | tuple[float, str], part: str = "driver-1", what: str = "job driver") -> Log:
-    """Return a log; a line may come with how many seconds ago it was written."""
+def log(*lines: str | tuple[float, str], part: str = "engine-1", what: str = "server chat") -> Log:
+    """Return the log of a server's engine; a line may come with how many seconds ago it was written."""
     stamps = {at: write(NOW - each[0]) for at, each in enumerate(lines) if isinstance(each, tuple)}
     return Log(part=part, what=what, lines=tuple(each if isinstance(each, str) else each[1] for each in lines), stamps=stamps)
 
@@ -34,11 +37,14 @@ def kinds(found: Diagnosis) -> list[tuple[str, str]]:
     return [(each.kind, each.id) for each in found.findings]
 
 
-def fault(**more: object) -> dict[str, object]:
-    """Return what a supervisor writes down of a fault, a minute ago."""
-    return {
-        "at": NOW - 60, "what": "a rank died", "node": "gpu02", "rank": "TP1", "evidence": "", "ready_again_after": None, **more
-    }  # fmt: skip
+def record(name: str = "chat", state: str = "pausing", *faults: Fault, **more: Any) -> dict[str, Any]:
+    """Return a server's files as the keeper writes them."""
+    return {name: {"observed": kept.seen(name, state, faults=list(faults), **more).as_json()}}
+
+
+def fault(**more: Any) -> Fault:
+    """Return what the keeper writes down of a fault, a minute ago."""
+    return kept.fault(**{"at": NOW - 60, "cause": "", "evidence": "", **more})
 
 
 def test_a_cause_comes_before_what_follows_from_it() -> None:
@@ -118,7 +124,7 @@ def test_since_leaves_out_what_is_older() -> None:
 
 def test_who_was_told_to_end_may_die() -> None:
     """Until the next start in the same log; a cause is one all the same."""
-    told, start = "*** SIGTERM received at time=1795299000", "INFO Initializing a V1 LLM engine (v0.32.0)"
+    told, start = "*** SIGTERM received at time=1795299000", "vlaunch agent: starting the engine"
 
     assert kinds(judge(log(told, DEAD))) == []
     assert kinds(judge(log(DEAD, told))) == [("after", "rank-died")]
@@ -140,54 +146,79 @@ def test_a_node_that_cannot_be_reached_comes_first_and_makes_nothing_old() -> No
     assert found.findings[0].evidence[0].line == "node cannot be reached: no answer from gpu07:22 within 10s"
 
 
-def test_the_supervisor_s_last_fault_comes_first() -> None:
-    """With the lines that it kept, which the table knows too."""
-    record = {"state": "recovering", "faults": [fault(what="no completion within 8 s", rank="1", evidence=f"x\n{GLOO}")]}
-    found = judge(Told(kept={"server": record}), gpu09="gone")
+def test_what_one_server_overcame_is_not_over_for_another() -> None:
+    """Each has its own log; what is nobody's own is over when all that are wanted have been ready since."""
+    chat = log((90, GLOO), (60, "Application startup complete."))
+    embed = log((80, DEAD), part="engine-2", what="server embed")
+    shared = log((85, "unhandled system error"), part="log-1", what="container")
+    found = judge(Told(logs=(chat, embed, shared)))
+    assert kinds(found) == [("now", "nccl-system-error"), ("after", "rank-died"), ("over", "gloo-interface")]
+
+    embed = log((80, DEAD), (50, "Application startup complete."), part="engine-2", what="server embed")
+    assert [kind for kind, _ in kinds(judge(Told(logs=(chat, embed, shared))))] == ["over"] * 3
+    # A server that somebody has stopped is waited for by nobody.
+    stopped = Told(logs=(chat, log((80, "x"), part="engine-2", what="server embed"), shared), kept=record("embed", "stopped"))
+    assert [kind for kind, _ in kinds(judge(stopped))] == ["over"] * 2
+
+
+def test_the_keeper_s_last_fault_comes_first() -> None:
+    """With the server's name, and the lines that it kept, which the table knows too."""
+    said = fault(what="no completion came back", rank="PP1", cause="ValueError: odd", evidence=f"x\n{GLOO}")
+    found = judge(Told(kept=record("chat", "pausing", said)), gpu09="gone")
 
     assert kinds(found) == [("now", "server-died"), ("now", "node-unreachable"), ("now", "gloo-interface")]
-    assert found.findings[0].evidence[0].line == "supervisor: fault: no completion within 8 s (rank 1 on gpu02)"
-    assert found.findings[2].evidence[0].what == "supervisor"
+    assert found.findings[0].evidence[0].line == (
+        "keeper: fault of server chat: no completion came back (rank PP1 on gpu02): ValueError: odd"
+    )
+    assert found.findings[2].evidence[0].what == "server chat"
+
+
+def test_a_cause_that_the_table_knows_is_a_finding_of_its_own() -> None:
+    """And takes nothing away from what it brought about."""
+    found = judge(Told(kept=record("chat", "pausing", fault(cause="torch.OutOfMemoryError: CUDA out of memory."))))
+
+    assert kinds(found) == [("now", "server-died"), ("now", "gpu-memory-short")]
+    assert found.findings[0].evidence[0].line == "keeper: fault of server chat: a rank is dead (rank PP1 on gpu02)"
 
 
 def test_of_several_faults_the_last_is_shown_first() -> None:
     """Its line is the news."""
-    record = {"state": "recovering", "faults": [fault(at=NOW - 200, what="old"), fault(what="new")]}
-    (found,) = judge(Told(kept={"server": record})).findings
+    (found,) = judge(Told(kept=record("chat", "pausing", fault(at=NOW - 200, what="old"), fault(what="new")))).findings
 
     assert "new" in found.evidence[0].line
 
 
-def test_a_supervisor_that_gave_up_says_so() -> None:
-    """No restarts are left."""
-    record = {"state": "gave-up", "since": NOW - 10, "doing": "no restarts are left", "faults": [fault()]}
+def test_a_keeper_that_gave_up_says_so() -> None:
+    """No restart is left."""
+    told = Told(kept=record("chat", "gave-up", fault(), since=NOW - 10, doing="no restart is left of 3 in 1 h"))
 
-    assert kinds(judge(Told(kept={"server": record}))) == [("now", "server-died"), ("now", "supervisor-gave-up")]
+    assert kinds(judge(told)) == [("now", "server-died"), ("now", "server-gave-up")]
 
 
 def test_a_fault_that_was_recovered_from_is_over() -> None:
-    """The supervisor did its work."""
-    record = {"state": "ready", "ready_at": NOW - 20, "faults": [fault(ready_again_after=40.0)]}
-    found = judge(Told(kept={"server": record}))
+    """The keeper did its work; another server's fault is not over by that."""
+    good = record("chat", "ready", fault(ready_again_after=40.0), ready_at=NOW - 20)
+    found = judge(Told(kept=good))
 
     assert (kinds(found), found.found) == ([("over", "server-died")], False)
     assert "ready again after 40 s" in found.findings[0].evidence[0].line
+    assert judge(Told(kept={**good, **record("embed", "pausing", fault())})).found
 
 
-@pytest.mark.parametrize("strange", [[], "x", {"faults": "x"}, {"faults": [1, None, {"at": "x", "what": {}}]}, {"state": []}])
+@pytest.mark.parametrize("strange", [[], "x", None, {"version": 2}, {"version": 2, "state": "ready", "faults": [1, None]}])
 def test_a_strange_record_is_borne(strange: object) -> None:
     """A container may write what it likes."""
-    judge(Told(kept={"server": strange}))
+    assert judge(Told(kept={"chat": {"observed": strange}})).findings == ()
 
 
 @pytest.mark.parametrize(
     ("state", "ids"),
     [
         (State(name="c", role="head", status="running"), []),
-        (State(name="c", role="rank", status="exited", exit_code=1), [("after", "container-ended")]),
+        (State(name="c", role="worker", status="exited", exit_code=1), [("after", "container-ended")]),
         (State(name="c", role="probe", status="exited", exit_code=1), []),
         (State(name="c", role="worker", status="restarting", restarts=9), [("after", "container-restarts")]),
-        (State(name="c", role="rank", status="exited", exit_code=137, oom=True), [
+        (State(name="c", role="worker", status="exited", exit_code=137, oom=True), [
             ("now", "kernel-oom"), ("after", "container-ended")
         ]),
         (State(name="c", role="head", status="created", error='could not select device driver ""'), [("now", "gpu-runtime")]),

@@ -17,12 +17,13 @@ from tests.fuzz import quick
 
 MARK = "@@f00d"
 NAMES = (
-    "clock", "ids", "state", "server", "wanted", "kernel", "zone", "inspect", "nccl", "driver-1", "worker-2", "ray-3", "log-0",
+    "clock", "ids", "state", "servers", "observed-1", "observed-2", "desired-1",
+    "engine-1", "members", "kernel", "zone", "inspect", "nccl", "driver-1", "worker-2", "ray-3", "log-0",
     "log-1", "log-9", "rc 0", "rc 1", "rc 999", "", "x", "../x",
 )  # fmt: skip
 KEYS = (
     "name", "role", "state", "restarts", "Status", "ExitCode", "OOMKilled", "Error", "StartedAt", "FinishedAt", "faults", "at",
-    "what", "node", "rank", "evidence", "ready_again_after", "since", "doing", "ready_at",
+    "what", "node", "rank", "evidence", "ready_again_after", "since", "doing", "ready_at", "version", "cause",
 )  # fmt: skip
 WORDS = (
     "gave-up",
@@ -37,7 +38,7 @@ WORDS = (
 )
 LINES = (
     "EngineDeadError", "connectFullMesh", "*** SIGTERM received", "Application startup complete", "INFO 11-21 20:14:02 [x] y",
-    "2026-11-21T20:14:02.1Z no space left on device", "0000-00-00 00:00:00", "container x ended", "supervisor: gave up",
+    "2026-11-21T20:14:02.1Z no space left on device", "0000-00-00 00:00:00", "container x ended", "keeper: gave up", "chat",
     "9999-12-31T23:59:59.9+99:99 x", "\x1b[2J\x07", "[bold]", "+9999", "1" * 50,
 )  # fmt: skip
 scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=9), st.sampled_from(WORDS))
@@ -62,6 +63,6 @@ def test_every_answer_gives_a_diagnosis(parts: list[tuple[str, str]], rdma: bool
     to.print(render(found))
 
     assert {each.id for each in found.findings} <= {each.id for each in symptoms.TABLE}
-    assert found.findings[0].id in ("node-unreachable", "server-died", "supervisor-gave-up")
+    assert found.findings[0].id in ("node-unreachable", "server-died", "server-gave-up")
     assert b"\x1b" not in to.file.getvalue().encode()  # type: ignore[attr-defined]
     json.dumps(plain(found), allow_nan=False)

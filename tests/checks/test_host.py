@@ -12,7 +12,7 @@ from launcher.checks import host
 from launcher.checks.ports import ports_of
 from launcher.checks.shape import Evidence, Finding
 from launcher.model import Inventory
-from launcher.tools import payload, ray, vllm
+from launcher.tools import payload, ray
 from launcher.tools.docker import Container
 from launcher.tools.host import Address, HostFacts
 
@@ -199,49 +199,47 @@ def test_a_worker_needs_only_its_own_ports(load: Load, good: Good) -> None:
 
 
 @pytest.mark.parametrize(
-    ("serve", "nodes", "taken"),
+    ("more", "nodes", "taken"),
     [
-        ("serve: {backend: mp}", "", "29501 (vLLM's rendezvous), 29560 (the supervisors' rendezvous)"),
-        ("serve: {backend: mp, dp: 2}", "", "29550 (the replicas' rendezvous), 29560 (the supervisors' rendezvous)"),
-        ("serve: {backend: mp, supervise: false}", "", "29501 (vLLM's rendezvous)"),
-        ("serve: {dp: 2}", "", ""),
-        ("serve: {backend: mp}", "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 2}]", ""),
+        ("serve: {backend: mp}", "", "29501 (vLLM's rendezvous), 29560 (the nodes' agents)"),
+        ("serve: {backend: mp, dp: 2}", "", "29550 (the replicas' rendezvous), 29560 (the nodes' agents)"),
+        ("serve: {dp: 2}", "", "29560 (the nodes' agents)"),
+        ("ray: none", "", "29501 (vLLM's rendezvous), 29560 (the nodes' agents)"),
+        ("serve: {backend: mp}", "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 2}]", "29560 (the nodes' agents)"),
     ],
 )
 def test_the_ports_of_ranks_are_needed_where_the_server_has_them(
-    serve: str, nodes: str, taken: str, load: Load, good: Good
+    more: str, nodes: str, taken: str, load: Load, good: Good
 ) -> None:
-    """On the head, for ranks on several nodes without Ray."""
+    """On the head, for ranks on several nodes without Ray; the agents meet there whatever is served."""
     busy = frozenset(("0.0.0.0", port) for port in (29501, 29550, 29560))
-    inventory = load(serve, nodes)
+    inventory = load(more, nodes)
     facts = {node.name: good(node.ip, listening=busy) for node in inventory.nodes}
     texts = [each.text for each in judge("ports", inventory, **facts) if each.status == "fail"]
 
-    assert texts == ([f"port {taken} is taken"] if taken else [])
+    assert texts == [f"port {taken} is taken"]
+
+
+def test_without_ray_its_ports_are_not_needed(load: Load, good: Good) -> None:
+    """Somebody else's Ray may run on these nodes."""
+    facts = good(listening=frozenset(("0.0.0.0", port) for port in (6379, 8265, 6380)))
+
+    assert first("ports", load, facts, "ray: none").status == "pass"
 
 
 def running(inventory: Inventory) -> Container:
     """Return the head's container as `up` starts it from this inventory."""
-    return replace(RUNNING, argv=("/opt/vlaunch/entry.sh", *ray.start_head(inventory.head, inventory)))
-
-
-def ranks(inventory: Inventory) -> Container:
-    """Return the container of the first rank as `serve` starts it from this inventory."""
-    ports, ip = inventory.ports, inventory.head.ip
-    server = vllm.serve(
-        "m", tp=4, pp=1, backend="mp", host="0.0.0.0", port=ports.api, multi_node=vllm.rank_of(2, 0, ip, ports.mp_master)
-    )
-    argv = payload.group(
-        server, rank=0, of=2, head=ip, port=ports.group, id="x", node="gpu01", api_host="127.0.0.1", api=ports.api
-    )
-    return replace(RUNNING, name="vlaunch-c-gpu01-rank", role="rank", argv=("/opt/vlaunch/entry.sh", *argv))
+    head = inventory.head
+    start = ray.start_head(head, inventory)
+    agent = payload.agent(start, node=head.name, head=head.ip, port=inventory.ports.group, lead=True, private_shm=True)
+    return replace(RUNNING, argv=("/opt/vlaunch/entry.sh", *agent))
 
 
 @pytest.mark.parametrize("serve", ["", "serve: {backend: mp}", "serve: {backend: mp, dp: 2}"])
 def test_ports_held_by_the_clusters_own_containers_are_not_taken(serve: str, load: Load, good: Good) -> None:
     """A second `up` finds them in use, by what it started itself."""
     inventory = load(serve)
-    fixed = set(ports_of(inventory, inventory.head)) - {inventory.ports.probe, inventory.ports.group}
+    fixed = set(ports_of(inventory, inventory.head)) - {inventory.ports.probe}
     facts = good(listening=frozenset(("0.0.0.0", port) for port in fixed), containers=(running(inventory),))
     found = judge("ports", inventory, gpu01=facts)[0]
 
@@ -265,17 +263,6 @@ def test_a_port_that_the_running_container_does_not_have_is_somebody_elses(
     found = judge("ports", changed, gpu01=facts)[0]
 
     assert found.text == text if text else found.status == "pass"
-
-
-def test_a_rank_has_its_own_ports_and_not_those_of_ray(load: Load, good: Good) -> None:
-    """Ray's may be somebody else's while only ranks run."""
-    inventory = load("serve: {backend: mp}")
-    own = {("0.0.0.0", port) for port in (8000, 29501, 29560)}
-    facts = [good(listening=frozenset({*own, *more}), containers=(ranks(inventory),)) for more in ([], [("::", 6379)])]
-    found = [judge("ports", inventory, gpu01=each)[0] for each in facts]
-
-    assert [each.status for each in found] == ["pass", "fail"]
-    assert found[1].text == "port 6379 (Ray head) is taken"
 
 
 def test_a_throw_away_container_holds_no_port_for_the_cluster(load: Load, good: Good) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +83,8 @@ def test_a_ray_that_is_only_slow_is_not_brought_up_again() -> None:
 @pytest.mark.parametrize(
     ("status", "said", "expected"),
     [
-        ({"n1": "running"}, {}, ("n2", "fail", "has no Ray container")),
-        ({"n1": "running", "n2": "exited"}, {}, ("n2", "fail", "its Ray container is exited")),
+        ({"n1": "running"}, {}, ("n2", "fail", "has no container of this cluster")),
+        ({"n1": "running", "n2": "exited"}, {}, ("n2", "fail", "its container is exited")),
         ({"n1": "running", "n2": "running"}, {"error": "refused"}, ("n1", "fail", "Ray does not answer: refused")),
         (
             {"n1": "running", "n2": "running"},
@@ -145,8 +147,8 @@ def test_busy_gpus_of_a_recorded_cluster() -> None:
 
 def test_free_gpus() -> None:
     """Too few free GPUs are refused with both numbers."""
-    (enough,) = serving.free_gpus(INVENTORY, 2, "TP 1 × PP 2", {})
-    (short,) = serving.free_gpus(INVENTORY, 2, "TP 1 × PP 2", {"groups": table(group(gpus=1))})
+    (enough,) = serving.free_gpus(INVENTORY, 2, "TP 1 × PP 2", {}, [])
+    (short,) = serving.free_gpus(INVENTORY, 2, "TP 1 × PP 2", {"groups": table(group(gpus=1))}, [])
 
     assert enough.status == "pass"
     assert (short.status, short.text) == ("fail", "1 of 2 GPUs are free in Ray, TP 1 × PP 2 needs 2")
@@ -163,38 +165,74 @@ def test_port(listening: frozenset[tuple[str, int]] | None, status: str) -> None
     assert status == found.status
 
 
-GONE = {"jobs": [{"submission_id": "serve-1", "status": "STOPPED"}], "nodes": ray_nodes("10.77.0.11"), "actors": table()}
+@pytest.mark.parametrize(
+    ("heard", "argv", "text"),
+    [
+        (59.0, ("entry.sh", "agent"), ""),
+        (61.0, ("entry.sh", "agent"), "its agent was last heard 61s ago"),
+        (None, ("entry.sh", "agent"), "its agent was never heard"),
+        (math.inf, ("entry.sh", "agent"), "its agent was never heard"),
+        (1.0, ("entry.sh", "ray"), "its container was started by an older vlaunch"),
+    ],
+)
+def test_agents(heard: float | None, argv: tuple[str, ...], text: str) -> None:
+    """Nothing can be started where none is connected; a container of another vlaunch has none."""
+    there = {"n1": HostFacts(containers=(replace(container("c-n1"), argv=argv),))}
+    (found,) = serving.agents(NODES[:1], there, NAMES, {} if heard is None else {"n1": heard})
+
+    assert (found.status, found.text.partition(", so")[0]) == ("fail" if text else "pass", text)
+    assert bool(found.fix) is bool(text)
+
+
+CHAT = serving.Holder(what="server `chat`", gpus=1, end="vlaunch stop chat")
 
 
 @pytest.mark.parametrize(
-    ("change", "status", "text"),
+    ("holders", "in_ray", "text"),
     [
-        ({}, "pass", "is gone"),
-        ({"jobs": []}, "pass", "is gone"),
-        ({"jobs": [{"submission_id": "serve-1", "status": "RUNNING"}]}, "wait", "job serve-1 is RUNNING"),
-        ({"actors": table(rank("10.77.0.11"))}, "wait", "10.77.0.11 still holds PP0"),
-        ({"groups": table(group())}, "wait", "2 GPUs are still reserved"),
-        ({"listening": True}, "wait", "port is still open"),
+        ([], 0, ""),
+        ([CHAT], 1, ""),  # what it holds and what Ray has given away are the same
+        ([CHAT], 2, "2 of 4 GPUs are free, the server needs 3: server `chat` holds 1, work in Ray holds 1"),
+        ([CHAT, CHAT], 0, "2 of 4 GPUs are free, the server needs 3: server `chat` holds 1, server `chat` holds 1"),
+        ([], 3, "1 of 4 GPUs are free, the server needs 3: work in Ray holds 3"),
     ],
 )
-def test_stopped(change: dict[str, Any], status: str, text: str) -> None:
-    """Down means gone: job, ranks, reservations and port, each is waited for."""
-    (found,) = serving.stopped(INVENTORY, ["serve-1"], {**GONE, **change})
+def test_the_gpus_of_a_node(holders: list[serving.Holder], in_ray: float, text: str) -> None:
+    """Whoever holds them is named, with what ends it or shows it."""
+    found = serving.node_gpus(replace(NODES[0], gpus=4), 3, holders, in_ray)
 
-    assert found.status == status
-    assert text in found.text
-
-
-def test_other_work_is_not_waited_for() -> None:
-    """A batch job that runs beside keeps its ranks and GPUs."""
-    jobs = [*GONE["jobs"], {"submission_id": "batch-1", "status": "RUNNING"}]
-    (found,) = serving.stopped(INVENTORY, ["serve-1"], {**GONE, "jobs": jobs, "groups": table(group())})
-
-    assert found.status == "pass"
+    assert (found.status, found.text) == ("fail" if text else "pass", text)
+    assert ("vlaunch stop chat" in found.fix or "ray list" in found.fix) is bool(text)
 
 
-def test_a_head_that_cannot_be_asked_is_no_proof() -> None:
-    """Absence is observed, never assumed."""
-    (found,) = serving.stopped(INVENTORY, ["serve-1"], {"error": "connection refused"})
+def test_where_ray_has_given_gpus_away() -> None:
+    """By the address of the node, from placement groups and from actors outside of any."""
+    bundle = {"unit_resources": {"GPU": 1.0}, "node_id": "id-10.77.0.12"}
+    said = {
+        "nodes": ray_nodes("10.77.0.11", "10.77.0.12"),
+        "groups": table({"state": "CREATED", "bundles": [bundle, bundle]}, {"state": "REMOVED", "bundles": [bundle]}),
+        "actors": table(rank("10.77.0.11", required_resources={"GPU": 1.0})),
+    }
 
-    assert found.status == "fail"
+    assert serving.busy_by_node(said) == {"10.77.0.11": 1, "10.77.0.12": 2}
+    assert serving.busy_by_node({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("alive", "ports", "said", "others", "text"),
+    [
+        ([], [], None, 0, ""),
+        ([], [], {"jobs": []}, 0, ""),
+        (["server `a` is stopping"], [], None, 0, "server `a` is stopping"),
+        ([], ["port 8000 on n1"], None, 0, "port 8000 on n1 is still open"),
+        ([], [], {"jobs": [], "groups": table(group())}, 0, "2 GPUs are still reserved in Ray"),
+        ([], [], {"jobs": [], "groups": table(group())}, 2, ""),
+        ([], [], {"jobs": [{"submission_id": "b-1", "status": "RUNNING"}], "groups": table(group())}, 0, ""),
+        ([], [], {"error": "refused"}, 0, "Ray cannot be asked: refused"),
+    ],
+)
+def test_stopped(alive: list[str], ports: list[str], said: Any, others: float, text: str) -> None:
+    """Down means gone: what is left is waited for, but for what others hold; absence is observed, never assumed."""
+    (found,) = serving.stopped(alive, ports, said, others)
+
+    assert (found.status, found.text if text else "") == ("wait" if text else "pass", text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,22 +68,10 @@ def test_a_job_that_may_wait_is_let_through() -> None:
     assert (found.status, found.text.endswith("it waits for them")) == ("warn", True)
 
 
-@pytest.mark.parametrize("queue", [False, True])
-def test_a_server_that_ray_does_not_know_of(queue: bool) -> None:
-    """Ray would give its GPUs away, and wait for none of them; slots of CPUs are nobody's."""
-    ranks = replace(SERVER, in_ray=False, gpus=1)
-    (gpus,) = serving.batch_room(inventory(), 2, 4, {}, [ranks], queue=queue)
-    (slots,) = serving.batch_room(inventory("cpu"), 2, 4, {}, [ranks], queue=queue)
-
-    assert (gpus.status, slots.status) == ("fail", "pass")
-    assert "runs outside of Ray" in gpus.text
-    assert "`vlaunch stop`" in gpus.fix
-
-
 def test_a_server_waits_for_a_job_that_has_just_begun() -> None:
     """It holds nothing yet."""
     said = {"jobs": [{"submission_id": "b-1", "status": "RUNNING", "metadata": {"vlaunch.batch": "b", "vlaunch.gpus": "3"}}]}
-    (found,) = serving.free_gpus(inventory(), 4, "TP 4 × PP 1", said)
+    (found,) = serving.free_gpus(inventory(), 4, "TP 4 × PP 1", said, serving.batch_holders(said))
 
     assert (found.status, found.text.partition(",")[0]) == ("fail", "1 of 4 GPUs are free in Ray")
     assert "`vlaunch stop b`" in found.fix

@@ -126,6 +126,10 @@ class Cluster:
         code = run(list(words))
         return Ran(code, *self.capsys.readouterr())
 
+    def unwant(self, name: str = "default") -> None:
+        """End a server as somebody else's `vlaunch stop` would."""
+        del self.world.machines["gpu01"].files[f"server/{name}/desired.json"]
+
     def write(self, text: str) -> Inventory:
         """Change the inventory; nodes stay as they are."""
         self.path.write_text(text)

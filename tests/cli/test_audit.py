@@ -82,7 +82,7 @@ def test_no_secret_is_in_a_line(cluster: Cluster, secret: str, monkeypatch: pyte
     cluster.run("up")
     token = cluster.world.machines["gpu01"].files["secrets/RAY_AUTH_TOKEN"].decode()
     cluster.run("serve", "--model", f"x {secret}", "--skip-network-check", "--no-wait")
-    assert "gpu01: submit" in cluster.world.verbs()
+    assert "gpu01: want" in cluster.world.verbs()
     text = json.dumps([command.before for command in cluster.commands] + [command.argv for command in cluster.held])
 
     assert "serve --model" in text

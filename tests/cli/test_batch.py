@@ -16,6 +16,7 @@ from launcher import gather, watch_batch
 from launcher.model import Answer
 from launcher.plan import transfer
 from launcher.transport import Command
+from tests import kept
 from tests.cli.batch_job import JOB, Batch, bring_up
 from tests.cli.conftest import Cluster
 from tests.plan.test_script import Sent, Shell
@@ -92,7 +93,7 @@ def test_a_second_run_has_nothing_to_do(batch: Batch) -> None:
     assert (ran.code, batch.verbs(), batch.gathered()) == (0, [], before)
     assert "every row was done before" in ran.err
     assert "all 4 files are there" in ran.err
-    assert len(batch.cluster.commands) - asked <= 2 * 2 + 4
+    assert len(batch.cluster.commands) - asked <= 2 * 2 + 5
 
 
 def test_what_is_missing_here_is_fetched_again(batch: Batch) -> None:
@@ -408,8 +409,7 @@ def test_a_changed_job_while_the_old_one_runs(batch: Batch) -> None:
 
 def serve(batch: Batch, gpus: int) -> None:
     """Let a server hold GPUs."""
-    metadata = {"vlaunch.model": "org/served", "vlaunch.tp": str(gpus), "vlaunch.pp": "1"}
-    batch.cluster.world.jobs.append({"submission_id": "serve-1", "status": "RUNNING", "metadata": metadata})
+    kept.keep(batch.cluster.world, kept.wanted("chat", backend="mp", places={"gpu01": gpus}))
 
 
 def test_no_room_beside_a_server(batch: Batch) -> None:
@@ -418,8 +418,8 @@ def test_no_room_beside_a_server(batch: Batch) -> None:
     ran = batch.run()
 
     assert (ran.code, batch.verbs()) == (1, [])
-    assert "0 of 16 GPUs are free in Ray, the job needs 1: the server of org/served holds 16" in ran.err
-    assert "`vlaunch stop`" in ran.err
+    assert "0 of 16 GPUs are free in Ray, the job needs 1: server `chat` holds 16" in ran.err
+    assert "`vlaunch stop chat`" in ran.err
     assert "--queue" in ran.err
     assert not (batch.folder / "out").exists()
 
@@ -457,6 +457,16 @@ def test_a_server_is_told_who_holds_the_gpus(batch: Batch) -> None:
     assert "`vlaunch stop job`" in ran.err
 
 
+def test_without_ray_there_are_no_batch_jobs(batch: Batch) -> None:
+    """It says so before any node is asked."""
+    batch.cluster.write(batch.cluster.path.read_text() + "ray: none\n")
+    batch.cluster.commands.clear()
+    ran = batch.run()
+
+    assert (ran.code, batch.cluster.commands) == (2, [])
+    assert "batch jobs run in Ray, and this cluster has none" in ran.err
+
+
 def test_no_room_on_the_heads_disk(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Told before anything is sent."""
     real = batch.cluster.world.probe
@@ -474,7 +484,7 @@ def test_no_cluster(batch: Batch) -> None:
     ran = batch.run()
 
     assert (ran.code, [verb for verb in batch.verbs() if verb != "unpack"]) == (1, [])
-    assert "gpu01: its Ray container is exited" in ran.err
+    assert "gpu01: its container is exited" in ran.err
 
 
 def test_a_model_that_no_node_may_download(batch: Batch) -> None:

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from launcher.errors import ConnectError
+from tests import kept
 from tests.cli.conftest import Cluster
 
 
@@ -14,15 +15,14 @@ from tests.cli.conftest import Cluster
 def serving(cluster: Cluster) -> Cluster:
     """A cluster that serves a model, which answers in two pieces."""
     assert cluster.run("up").code == 0
-    job = {"submission_id": "serve-1", "status": "RUNNING", "metadata": {"vlaunch.model": "m"}}
-    cluster.world.said["jobs"] = {"jobs": [job], "nodes": cluster.world.ray_table(), "health": 200}
+    kept.keep(cluster.world, kept.wanted())
     cluster.server_log = ['{"text": "Hel"}', '{"text": "lo"}']
     cluster.commands.clear()
     return cluster
 
 
 def test_the_models_words_and_nothing_else(serving: Cluster) -> None:
-    """As they come; what the head complained about is kept for errors."""
+    """As they come; what was complained about is kept for errors."""
     ran = serving.run("chat", "hi")
 
     assert (ran.code, ran.out, ran.err) == (0, "Hello\n", "")
@@ -38,6 +38,53 @@ def test_the_messages_are_a_line_of_an_input_that_stays_open(serving: Cluster) -
     assert command.stdin().count(b"\n") == 1
     assert command.hold_stdin
     assert "--interactive" in command.argv
+
+
+def test_the_server_is_asked_on_the_node_that_has_its_api(serving: Cluster) -> None:
+    """By its name where there are several; in that node's container, at its own port."""
+    kept.keep(serving.world, kept.wanted("embed", node="gpu02", backend="mp", port=8001, host="10.0.0.12"))
+
+    assert serving.run("chat", "--server", "embed", "hi").out == "Hello\n"
+    (command,) = serving.followed
+    assert (command.node, command.argv[3]) == ("gpu02", "vlaunch-c-gpu02")
+    assert command.argv[command.argv.index("--api-host") + 1] == "10.0.0.12"
+    assert command.argv[command.argv.index("--api") + 1] == "8001"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "2 servers run: `default`, `embed`"),
+        (["--server", "x"], "no server `x` runs\n  these do: `default`, `embed`"),
+    ],
+)
+def test_which_server_must_be_clear(serving: Cluster, words: list[str], said: str) -> None:
+    """Nobody is asked."""
+    kept.keep(serving.world, kept.wanted("embed", port=8001))
+    ran = serving.run("chat", *words, "hi")
+
+    assert (ran.code, ran.out, serving.followed) == (2, "", [])
+    assert said in ran.err
+
+
+def test_without_a_server_there_is_nobody_to_talk_to(cluster: Cluster) -> None:
+    """Neither before `up`, nor before `serve`."""
+    assert "gpu01: does not say which servers run" in cluster.run("chat", "hi").err
+    assert cluster.run("up").code == 0
+    ran = cluster.run("chat", "hi")
+
+    assert (ran.code, cluster.followed) == (2, [])
+    assert "no server runs on this cluster\n\nhint: start one: `vlaunch serve --model MODEL`" in ran.err
+
+
+def test_a_server_whose_node_is_down_says_so(serving: Cluster) -> None:
+    """It is connected to when it is known to be needed."""
+    kept.keep(serving.world, kept.wanted(node="gpu02"))
+    serving.missing["gpu02"] = ConnectError("gpu02", "cannot be reached: timed out")
+    ran = serving.run("chat", "hi")
+
+    assert (ran.code, serving.followed) == (1, [])
+    assert "gpu02: cannot be reached: timed out" in ran.err
 
 
 def test_only_the_head_is_needed(serving: Cluster) -> None:

@@ -15,6 +15,8 @@ from launcher import redaction
 from launcher.cli.bundle import Bundle
 from launcher.errors import ConnectError
 from launcher.model import Answer
+from launcher.payload.agent.desired import Process
+from tests import kept
 from tests.cli.conftest import INVENTORY, SECRET, Cluster
 from tests.cli.told import Telling, state, tell
 
@@ -55,12 +57,16 @@ def leaky(cluster: Cluster, tmp_path: Path) -> Cluster:
     ]
     noise = f"2026-11-21T20:14:00.1Z {ALL}\nAuthorization: Basic {authorization}\nhttps://user:pa55word@host\n{forms}\n"
     inspected = [{"Name": "/c", "Config": {"Env": env, "Cmd": ["x", "--api-key", "letmein-letmein"], "Labels": {"a": ALL}}}]
-    record = {"state": "gave-up", "since": 1, "faults": [{"at": 1795299000, "what": ALL, "evidence": noise}]}
+    fault = kept.fault(at=1795299000.0, what=ALL, cause=ALL, evidence=noise)
+    record = kept.seen("chat", "gave-up", since=1795299000.0, faults=[fault]).as_json()
+    server = kept.wanted("chat", processes=(Process(node="gpu01", argv=("vllm",), env={"A": ALL}),)).as_json()
     telling = Telling(
         parts={
             "state": state(f"c {ALL}", "head", "exited", Error=ALL), "log-1": noise, "driver-1": noise, "worker-1": noise,
-            "ray-1": noise, "nccl": noise, "kernel": noise, "server": json.dumps(record), "wanted": json.dumps({"env": ALL}),
-            "inspect": json.dumps(inspected), "../../etc/passwd": noise, "evil": noise,
+            "ray-1": noise, "nccl": noise, "kernel": noise, "servers": "chat\n", "engine-1": noise,
+            "observed-1": json.dumps(record), "desired-1": json.dumps(server),
+            "members": json.dumps({"members": {"gpu02": 0.1}}), "inspect": json.dumps(inspected),
+            "../../etc/passwd": noise, "evil": noise,
         },
         audit=json.dumps({"command": forms}) + "\n" + noise,
     )  # fmt: skip
@@ -107,8 +113,8 @@ def test_everything_that_a_report_needs_is_in_it(leaky: Cluster, tmp_path: Path)
     leaky.run("collect", "-o", "b.tar.gz")
     files = unpacked(tmp_path / "b.tar.gz")
     own = {
-        "state.json", "containers.json", "supervisor.json", "audit.ndjson", "container-1.log", "job-driver-1.log",
-        "ray-worker-1.log", "ray-1.log", "nccl-1.log", "kernel-1.log",
+        "state.json", "containers.json", "servers.json", "audit.ndjson", "container-1.log", "server-chat.log",
+        "job-driver-1.log", "ray-worker-1.log", "ray-1.log", "nccl-1.log", "kernel-1.log",
     }  # fmt: skip
 
     assert set(files) == {
@@ -121,7 +127,10 @@ def test_everything_that_a_report_needs_is_in_it(leaky: Cluster, tmp_path: Path)
     assert {each["id"] for each in json.loads(files["checks.json"])["checks"]} >= {"ssh", "docker", "disk"}
     assert json.loads(files["doctor.json"])["findings"][0]["id"] == "server-died"
     assert next(json.loads(line)["kind"] for line in files["events.ndjson"].splitlines()) == "stage"
-    assert json.loads(files["nodes/01-gpu01/supervisor.json"])["server"]["state"] == "gave-up"
+    told = json.loads(files["nodes/01-gpu01/servers.json"])
+    assert told["servers"]["chat"]["observed"]["state"] == "gave-up"
+    assert told["servers"]["chat"]["desired"]["processes"][0]["node"] == "gpu01"
+    assert told["members"] == {"members": {"gpu02": 0.1}}
     assert files["nodes/01-gpu01/container-1.log"].startswith("2026-11-21T20:14:00Z ")
 
 

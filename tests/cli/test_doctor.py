@@ -8,6 +8,7 @@ import pytest
 
 from launcher.errors import ConnectError
 from launcher.model import Answer
+from tests import kept
 from tests.cli.conftest import SECRET, Cluster
 from tests.cli.told import Telling, state, tell
 
@@ -99,19 +100,29 @@ def test_a_node_that_does_not_answer_the_question_is_one_too(cluster: Cluster, i
     assert [(each["id"], each["nodes"]) for each in json.loads(ran.out)["findings"]] == [("node-unreachable", ["gpu02"])]
 
 
-def test_the_supervisor_s_last_fault_is_the_first_evidence(cluster: Cluster) -> None:
-    """With rank and node."""
-    record = {"state": "recovering", "faults": [{"at": 1795299000, "what": "rank died", "node": "gpu02", "rank": "TP1"}]}
-    tell(cluster, gpu01=Telling(parts={"server": json.dumps(record), "log-1": GLOO}))
+def test_the_keeper_s_last_fault_is_the_first_evidence(cluster: Cluster) -> None:
+    """With the server's name, rank and node, and what its engine said first."""
+    record = json.dumps(kept.seen("chat", "pausing", faults=[kept.fault(at=1795299000.0)]).as_json())
+    tell(cluster, gpu01=Telling(parts={"servers": "chat\n", "observed-1": record, "log-1": GLOO}))
     lines = cluster.run("doctor").out.splitlines()
 
-    assert lines[1] == "  FOUND  gpu01: the supervisor found the server dead"
-    assert lines[2].endswith("supervisor: fault: rank died (TP1 on gpu02)")
+    assert lines[1] == "  FOUND  gpu01: a server has died, or did not start"
+    assert "gpu01, server chat, 2026-11-21" in lines[2]
+    assert lines[2].endswith("keeper: fault of server chat: a rank is dead (rank PP1 on gpu02): RuntimeError: CUDA error")
+
+
+def test_an_engine_s_log_is_known_by_its_server(cluster: Cluster) -> None:
+    """On whichever node it lies."""
+    tell(cluster, gpu02=Telling(parts={"servers": "chat\nembed\n", "engine-2": GLOO}))
+    lines = cluster.run("doctor").out.splitlines()
+
+    assert lines[1] == "  FOUND  gpu02: Gloo took the wrong network interface"
+    assert "gpu02, server embed, 2026-11-21" in lines[2]
 
 
 def test_json_is_one_document(cluster: Cluster) -> None:
     """With everything that the table shows."""
-    tell(cluster, gpu01=Telling(parts={"state": state("c", "rank", "exited", ExitCode=137, OOMKilled=True), "log-1": DEAD}))
+    tell(cluster, gpu01=Telling(parts={"state": state("c", "worker", "exited", ExitCode=137, OOMKilled=True), "log-1": DEAD}))
     ran = cluster.run("doctor", "--json")
     said = json.loads(ran.out)
 
@@ -129,7 +140,7 @@ def test_nothing_of_a_log_reaches_the_terminal_as_it_is(cluster: Cluster) -> Non
     tell(
         cluster,
         gpu01=Telling(
-            parts={"log-1": line, "state": state("c\x1b[2J", "rank", "exited", Error="\x1b[31m no space left on device")}
+            parts={"log-1": line, "state": state("c\x1b[2J", "worker", "exited", Error="\x1b[31m no space left on device")}
         ),
     )
     ran = cluster.run("doctor")

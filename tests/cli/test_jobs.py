@@ -11,6 +11,7 @@ import pytest
 from launcher import watch_batch
 from launcher.model import Answer
 from launcher.transport import Command
+from tests import kept
 from tests.cli.batch_job import Batch, bring_up
 from tests.cli.conftest import Cluster
 
@@ -44,15 +45,14 @@ def test_no_job_at_all(batch: Batch) -> None:
 
 def test_a_running_job_and_the_server_beside_it(running: Batch) -> None:
     """How far it is; servers are no jobs, but told."""
-    metadata = {"vlaunch.model": "org/served", "vlaunch.tp": "1", "vlaunch.pp": "1"}
-    running.cluster.world.jobs.append({"submission_id": "serve-1", "status": "RUNNING", "metadata": metadata})
+    kept.keep(running.cluster.world, kept.wanted("chat"))
     ran = running.cluster.run("jobs")
     header, row, rest = ran.out.splitlines()
 
     assert ran.code == 0
     assert header.split() == ["NAME", "STATE", "ROWS", "DONE", "ERRORS", "ROWS/S", "ETA", "STARTED"]
     assert row.split()[:7] == ["job", "running", "10", "4", "0", "2.50", "2s"]
-    assert rest == "the server of org/served runs beside them"
+    assert rest == "server `chat` with org/m runs beside them"
 
 
 @pytest.mark.parametrize(
@@ -124,11 +124,10 @@ def test_a_job_that_is_over_is_removed(batch: Batch) -> None:
     assert len(batch.answers()) == 10
 
 
-@pytest.mark.parametrize("words", [("jobs", "--remove", "jop"), ("stop", "jop")])
-def test_a_job_that_is_not_there(batch: Batch, words: tuple[str, ...]) -> None:
+def test_a_job_that_is_not_there(batch: Batch) -> None:
     """The near one is told."""
     batch.run()
-    ran = batch.cluster.run(*words)
+    ran = batch.cluster.run("jobs", "--remove", "jop")
 
     assert ran.code == 2
     assert "no batch job `jop`; did you mean `job`?" in ran.err
@@ -232,4 +231,4 @@ def test_a_head_that_does_not_run(running: Batch, command: str) -> None:
     ran = running.cluster.run(command, *(["job"] if command == "stop" else []))
 
     assert ran.code == 1
-    assert "its Ray container does not run" in ran.err
+    assert "its container does not run" in ran.err

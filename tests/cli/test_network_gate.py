@@ -9,6 +9,7 @@ import pytest
 
 from launcher.model import Answer
 from tests.cli.conftest import INVENTORY, SECRET, Cluster, Ran
+from tests.simulated import World
 
 RDMA, TCP = "NET/IB/0", "NET/Socket/0"
 SERVE = ("serve", "--model", "org/m")
@@ -31,7 +32,7 @@ def ready(cluster: Cluster) -> Cluster:
 
 
 def answering(cluster: Cluster, via: str = TCP) -> Cluster:
-    """Let a server answer as soon as it is submitted; its ranks' logs tell of this link."""
+    """Let a server answer as soon as it is asked for; its ranks' logs tell of this link."""
     world = cluster.world
     said = {"status": 200, "tokens": 1, "text": "Hi", "model": "org/m", "seconds": 0.1, "system_fingerprint": "f"}
     world.said["complete"] = said
@@ -61,11 +62,11 @@ def network_row(ran: Ran) -> str:
 
 
 def test_the_network_is_proven_before_the_start(ready: Cluster) -> None:
-    """Measured, kept, then submitted; the summary has what the ranks themselves wrote."""
+    """Measured, kept, then asked for; the summary has what the ranks themselves wrote."""
     ran = ready.run(*SERVE)
 
     assert ran.code == 0, ran.err
-    assert ready.world.verbs() == ["gpu01: forget", "gpu01: keep", "gpu01: submit", "gpu01: keep"]
+    assert ready.world.verbs() == ["gpu01: forget", "gpu01: keep", "gpu01: want", "gpu01: keep"]
     assert len(measured(ready)) == 2
     assert network_row(ran) == "NET/Socket, 2 links (from the engine's own logs)"
 
@@ -78,7 +79,7 @@ def test_what_was_proven_is_not_proven_again_until_a_container_starts_anew(ready
 
     assert (ran.code, measured(ready)) == (0, [])
     assert "network proven " in ran.err
-    ready.world.jobs.clear()
+    ready.unwant()
     ready.world.container("gpu02")["State"]["StartedAt"] = "2026-11-21T01:00:00Z"
     assert ready.run(*SERVE).code == 0
     assert len(measured(ready)) == 2
@@ -95,7 +96,7 @@ def test_a_verdict_that_was_asked_for_less_is_none(cluster: Cluster, asked: str)
     ran = cluster.run(*SERVE)
 
     assert (ran.code, len(measured(cluster))) == (1, 2)
-    assert cluster.world.jobs == []
+    assert cluster.world.servers() == []
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"passed": true}', b"\xff\x00", b"[" * 100_000])
@@ -109,7 +110,7 @@ def test_a_record_that_cannot_be_read_proves_nothing(ready: Cluster, content: by
 
 @pytest.mark.parametrize("spoil", ["level", "probe"])
 def test_a_network_that_fails_starts_nothing(cluster: Cluster, spoil: str) -> None:
-    """Exit code 1, the pair or the node, the fix, and no submission."""
+    """Exit code 1, the pair or the node, the fix, and no server."""
     cluster.write(ROCE + INVENTORY if spoil == "level" else INVENTORY)
     assert cluster.run("up").code == 0
     answering(cluster)
@@ -122,7 +123,7 @@ def test_a_network_that_fails_starts_nothing(cluster: Cluster, spoil: str) -> No
     assert "hint: " in ran.err
     assert cluster.world.verbs() == ["gpu01: forget"]
     assert "network.json" not in cluster.world.machines["gpu01"].files
-    assert cluster.world.jobs == []
+    assert cluster.world.servers() == []
 
 
 def test_skipping_says_so_loudly(ready: Cluster) -> None:
@@ -156,7 +157,7 @@ def test_ranks_below_the_level_end_the_server(cluster: Cluster, allow: bool, cod
 
     assert ran.code == code
     assert "NET/Socket (TCP)" in ran.err
-    assert cluster.world.jobs[0]["status"] == ("RUNNING" if allow else "STOPPED")
+    assert bool(cluster.world.servers()) is allow
     assert ("its network is below what is required" in ran.err) is not allow
     assert allow or "hint: " in ran.err
 
@@ -172,7 +173,7 @@ def test_a_server_that_ran_before_is_not_stopped(cluster: Cluster) -> None:
     ran = cluster.run(*SERVE)
 
     assert ran.code == 1
-    assert cluster.world.jobs[0]["status"] == "RUNNING"
+    assert len(cluster.world.servers()) == 1
 
 
 def test_a_server_that_cannot_be_stopped_is_told(cluster: Cluster) -> None:
@@ -181,7 +182,7 @@ def test_a_server_that_cannot_be_stopped_is_told(cluster: Cluster) -> None:
     assert cluster.run("up").code == 0
     cluster.world.links["gpu01", "gpu02"] = RDMA
     answering(cluster, TCP)
-    cluster.world.fail["gpu01", "stop"] = Answer(node="gpu01", code=1, err="dashboard hangs")
+    cluster.world.fail["gpu01", "unwant"] = Answer(node="gpu01", code=1, err="rm: cannot remove: Permission denied")
     ran = cluster.run(*SERVE)
 
     assert ran.code == 1
@@ -230,7 +231,7 @@ def test_silent_ranks_are_a_warning_and_never_a_pass(cluster: Cluster, env: str,
     assert ("take NCCL_DEBUG out of `env:`" in ran.err) is named
     assert network_row(ran).endswith("not confirmed by the engine's own logs")
     assert "2 pairs" not in network_row(ran)
-    assert cluster.world.jobs[0]["status"] == "RUNNING"
+    assert len(cluster.world.servers()) == 1
 
 
 def test_what_logs_and_records_say_cannot_draw_on_the_terminal(ready: Cluster) -> None:
@@ -264,27 +265,48 @@ def test_one_node_has_no_gate(cluster: Cluster) -> None:
     assert (ran.code, measured(cluster), network_row(ran)) == (0, [], "")
 
 
-def test_mp_measures_in_containers_of_its_own(ready: Cluster) -> None:
-    """Its ranks will be new containers: what was proven in Ray's is not about them, even where those run."""
-    assert ready.run("check-nccl").code == 0
-    measured(ready)
-    ran = ready.run(*SERVE, "--backend", "mp", "--no-wait")
+@pytest.mark.parametrize(("first", "second"), [("ray", "mp"), ("mp", "ray")])
+def test_a_proof_holds_for_both_backends(ready: Cluster, first: str, second: str) -> None:
+    """They serve in the same containers."""
+    assert ready.run(*SERVE, "--backend", first, "--no-wait").code == 0
+    assert len(measured(ready)) == 2
+    ready.unwant()
+    ran = ready.run(*SERVE, "--backend", second, "--no-wait")
 
-    assert ran.code == 0, ran.err
-    assert [argv[3] for argv in measured(ready)] == ["once"] * 2
-    assert json.loads(ready.world.machines["gpu01"].files["network.json"])["incarnation"] == ""
+    assert (ran.code, measured(ready)) == (0, []), ran.err
+    assert "network proven " in ran.err
+
+
+def test_only_the_nodes_of_an_mp_server_are_measured(cluster: Cluster) -> None:
+    """Ray may place ranks anywhere; a proof between some nodes is none for the others."""
+    cluster.write(INVENTORY + "  - {host: gpu03, ip: 10.0.0.13, gpus: 8}\n")
+    cluster.world = World(cluster.world.inventory)
+    assert cluster.run("up").code == 0
+    answering(cluster)
+    asked = (*SERVE, "--no-wait", "--replace", "--backend", "mp", "--nodes")
+    assert cluster.run(*asked, "gpu[02-03]").code == 0
+    assert [each.node for each in cluster.commands if "/opt/vlaunch/network.py" in each.argv] == ["gpu02", "gpu03"]
+    measured(cluster)
+
+    assert (cluster.run(*asked, "gpu03,gpu02", "--tp", "4").code, measured(cluster)) == (0, [])
+    assert (cluster.run(*asked, "gpu[01-02]").code, len(measured(cluster))) == (0, 2)
+    assert json.loads(cluster.world.machines["gpu01"].files["network.json"])["nodes"] == ["gpu01", "gpu02"]
 
 
 @pytest.mark.parametrize("backend", ["ray", "mp"])
-def test_mp_ranks_are_asked_for_their_logs_where_they_run(cluster: Cluster, backend: str) -> None:
-    """Each backend's own containers, and this job's files."""
-    assert cluster.run("up").code == 0
-    answering(cluster)
-    assert cluster.run(*SERVE, "--backend", backend, "--no-wait").code == 0
-    sent = json.dumps([each.argv for each in cluster.commands] + cluster.world.jobs)
+def test_ranks_are_asked_for_the_logs_of_their_server(ready: Cluster, backend: str) -> None:
+    """What was asked for to be written is what is read; what it says is kept under the server's name."""
+    assert ready.run(*SERVE, "--backend", backend, "--name", "chat").code == 0
+    (server,) = ready.world.servers()
+    asked = [each.argv for each in ready.commands if "log" in each.argv]
+    kept = json.loads(ready.world.machines["gpu01"].files["network.json"])["servers"]
+    name = f"chat-{server['desired']['id']}"
 
-    # A job's environment is what its supervisor sets, a container's what Docker does.
-    assert ("NCCL_DEBUG_FILE=" if backend == "mp" else '"NCCL_DEBUG_FILE": "') + "/tmp/vlaunch-nccl." in sent
+    assert {process["env"]["NCCL_DEBUG_FILE"] for process in server["desired"]["processes"]} == {
+        f"/tmp/vlaunch-nccl.{name}.%h.%p.log"
+    }
+    assert [argv[-1] for argv in asked] == [name] * 2
+    assert kept["chat"] == {"id": server["desired"]["id"], "said": "NET/Socket, 2 links (from the engine's own logs)"}
 
 
 @pytest.mark.parametrize("config", [CONFIG, None, {"architectures": ["x"]}])
@@ -293,7 +315,7 @@ def test_tensor_parallel_across_nodes_is_told_with_its_cost(ready: Cluster, conf
     for machine in ready.world.machines.values():
         machine.config = config
     ran = ready.run(*SERVE, "--tp", "16", "--pp", "1")
-    ready.world.jobs.clear()
+    ready.unwant()
     again = ready.run(*SERVE, "--tp", "16", "--pp", "1")
 
     assert (ran.code, again.code, len(measured(ready))) == (0, 0, 2)
@@ -306,10 +328,6 @@ def test_tensor_parallel_across_nodes_is_told_with_its_cost(ready: Cluster, conf
 @pytest.mark.parametrize("backend", ["ray", "mp"])
 def test_a_dry_run_proves_nothing_and_shows_no_secret(ready: Cluster, flags: list[str], backend: str) -> None:
     """The script names the gate; two of them are the same."""
-    if backend == "mp":  # which needs no Ray, and then has no token to take
-        for machine in ready.world.machines.values():
-            machine.containers.clear()
-            machine.files.clear()
     ran = ready.run(*SERVE, "--backend", backend, *flags)
     again = ready.run(*SERVE, "--backend", backend, *flags)
 
@@ -334,7 +352,7 @@ def test_replicas_of_a_dense_model_need_no_proof(ready: Cluster) -> None:
     ran = replicated(ready, CONFIG).run(*SERVE, "--data-parallel-size", "2")
 
     assert (ran.code, measured(ready)) == (0, [])
-    assert ready.world.verbs() == ["gpu01: submit"]
+    assert ready.world.verbs() == ["gpu01: want"]
     assert "replicas of a dense model exchange nothing" in ran.err
     assert network_row(ran).startswith("replicas of a dense model exchange nothing")
     assert "replicas     all 2 have answered: DP0 in 0.1s, DP1 in 0.1s" in ran.out

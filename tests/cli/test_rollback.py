@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import DeadlineError, GateError, NodeError, StoppedError, UnwatchedError, VlaunchError
-from launcher.plan.serve import Request
+from launcher.plan.request import Request
 from tests.cli.conftest import Cluster
 
 SERVE = ("serve", "--skip-network-check", "--model")
@@ -42,31 +42,25 @@ def fails(
     monkeypatch.setattr("launcher.cli.start._wait", wait)
 
 
-def wants(cluster: Cluster) -> Callable[[dict[str, Any]], None]:
-    """Write down what is submitted as what is wanted, as the head does."""
-
-    def submitted(job: dict[str, Any]) -> None:
-        cluster.world.machines["gpu01"].files["server/wanted.json"] = json.dumps(job["wanted"]).encode()
-
-    return submitted
-
-
-def kept(cluster: Cluster) -> None:
-    """Write down what has been submitted as what has answered, as supervisors do."""
-    wanted = [job["wanted"] for job in cluster.world.jobs]
-    answered = [{"at": 1.0, "wanted": each} for each in reversed(wanted)]
-    cluster.world.machines["gpu01"].files["server/answered.json"] = json.dumps(answered).encode()
+def kept(cluster: Cluster, name: str = "default") -> None:
+    """Write down that what is wanted has answered, as the keeper does: newest first."""
+    files = cluster.world.machines["gpu01"].files
+    before = json.loads(files.get(f"server/{name}/history.json", b"[]"))
+    answered = {"at": 1.0, "desired": json.loads(files[f"server/{name}/desired.json"])}
+    files[f"server/{name}/history.json"] = json.dumps([answered, *before]).encode()
 
 
 def running(cluster: Cluster) -> list[str]:
-    return [job["wanted"]["model"] for job in cluster.world.jobs if job["status"] == "RUNNING"]
+    return [each["desired"]["model"] for each in cluster.world.servers()]
+
+
+OLD = "org/old (TP=4 PP=1, ray) --seed 7"
 
 
 @pytest.fixture
 def served(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """A cluster on which org/old has answered."""
     answers(monkeypatch, "org/broken")
-    cluster.world.driver = wants(cluster)
     cluster.run("up")
     assert cluster.run(*SERVE, "org/old", "--tp", "4", "--pp", "1", "--", "--seed", "7").code == 0
     kept(cluster)
@@ -74,16 +68,41 @@ def served(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 def test_the_server_before_is_started_again(served: Cluster) -> None:
-    """With its model, its arguments and its split; what runs now is stopped."""
+    """With its model, its arguments and its split, in the place of what runs now."""
+    (old,) = served.world.servers()
     assert served.run(*SERVE, "org/new", "--replace").code == 0
     kept(served)
     ran = served.run("rollback", "--skip-network-check")
-    old, again = served.world.jobs[0]["wanted"], served.world.jobs[-1]["wanted"]
+    (again,) = served.world.servers()
 
     assert ran.code == 0, ran.err
     assert ran.out == "endpoint of org/old\n"
-    assert "back to org/old (TP=4 PP=1, ray) --seed 7" in ran.err
-    assert again["argv"] == old["argv"]
+    assert f"back to {OLD}" in ran.err
+    assert (again["desired"]["id"], again["desired"]["processes"]) == (old["desired"]["id"], old["desired"]["processes"])
+
+
+def test_a_server_beside_it_stays(served: Cluster) -> None:
+    """Each name has a history of its own; with several, one is named."""
+    second = ("--name", "chat", "--port", "8001", "--backend", "mp", "--tp", "2", "--pp", "1", "--nodes", "gpu02")
+    assert served.run(*SERVE, "org/chat", *second).code == 0
+    kept(served, "chat")
+    assert served.run(*SERVE, "org/chat2", *second, "--replace").code == 0
+    kept(served, "chat")
+    which, alone = served.run("rollback"), served.run("rollback", "default")
+    ran = served.run("rollback", "chat", "--skip-network-check")
+
+    assert (which.code, "2 servers are known: `chat`, `default`" in which.err) == (2, True)
+    assert (alone.code, "only the present one has: org/old" in alone.err) == (2, True)
+    assert ran.code == 0, ran.err
+    assert running(served) == ["org/chat", "org/old"]
+    assert served.world.servers()[0]["desired"]["places"] == {"gpu02": 2}
+
+
+def test_a_server_that_was_stopped_comes_back(served: Cluster) -> None:
+    """Nothing is wanted, so the last one that answered is the one before."""
+    served.unwant()
+
+    assert served.run("rollback", "--skip-network-check").code == 0
     assert running(served) == ["org/old"]
 
 
@@ -141,7 +160,7 @@ def test_a_server_that_does_not_answer_makes_room_for_the_one_before(served: Clu
     ran = served.run(*SERVE, "org/broken", "--replace", "--or-rollback")
 
     assert (ran.code, ran.out) == (1, "")
-    assert "org/broken did not answer, so org/old (TP=4 PP=1, ray) --seed 7 answers again" in ran.err
+    assert f"org/broken did not answer, so {OLD} answers again" in ran.err
     assert "the last line" in ran.err
     assert running(served) == ["org/old"]
 
@@ -162,7 +181,7 @@ def test_a_wrong_request_is_no_failure(served: Cluster) -> None:
     ran = served.run(*SERVE, "org/new", "--or-rollback")
 
     assert ran.code == 2
-    assert "another server runs: org/old" in ran.err
+    assert "server `default` runs org/old" in ran.err
     assert "--or-rollback waits" in served.run(*SERVE, "org/new", "--or-rollback", "--no-wait").err
 
 
@@ -180,7 +199,7 @@ def test_a_server_before_that_does_not_answer_either(served: Cluster, monkeypatc
     "error",
     [
         StoppedError("", "the server was stopped while it was being watched"),
-        UnwatchedError("", "Ray job serve-1 cannot be watched any more", hint="the server itself may well go on"),
+        UnwatchedError("", "server `default` cannot be watched any more", hint="the server itself may well go on"),
     ],
 )
 def test_what_is_no_failure_is_not_rolled_back(served: Cluster, monkeypatch: pytest.MonkeyPatch, error: NodeError) -> None:
@@ -194,13 +213,13 @@ def test_what_is_no_failure_is_not_rolled_back(served: Cluster, monkeypatch: pyt
 
 
 def test_a_server_that_somebody_else_starts_meanwhile_stays(served: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own server may have failed: the cluster is not this operator's any more."""
+    """Its own server may have failed: the name is not this operator's any more."""
     ours = NodeError("", "the server did not start: out of memory", hint="ask for less\nremove what is left: `vlaunch stop`")
     fails(monkeypatch, ours, lambda: replaced(served))
     ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
 
     assert ran.code == 1
-    assert "out of memory; nothing was rolled back, for org/theirs runs (Ray job serve-" in ran.err
+    assert "out of memory; nothing was rolled back, for org/theirs is wanted there now" in ran.err
     assert "hint: ask for less" in ran.err
     assert "vlaunch stop" not in ran.err
     assert running(served) == ["org/theirs"]
@@ -210,52 +229,30 @@ def replaced(cluster: Cluster) -> None:
     assert cluster.run(*SERVE, "org/theirs", "--replace", "--no-wait").code == 0
 
 
-def test_a_server_that_is_only_wanted_stays_wanted(served: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The head may just be coming back: Ray does not know it yet."""
-
-    def restarted() -> None:
-        served.world.jobs.clear()
-        served.world.machines["gpu01"].files["server/wanted.json"] = b'{"id": "another1"}'
-
-    fails(monkeypatch, NodeError("", "the server did not start"), restarted)
-    ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
-
-    assert ran.code == 1
-    assert "nothing was rolled back, for another server is wanted on this cluster" in ran.err
-    assert running(served) == []
-
-
-@pytest.mark.parametrize("wanted", [True, False])
-def test_a_failure_that_was_somebody_s_stop(served: Cluster, monkeypatch: pytest.MonkeyPatch, wanted: bool) -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_failure_that_was_somebody_s_stop(served: Cluster, monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
     """A dying engine looks like a broken one to whoever watches; with the lock held it is known."""
 
     def ended() -> None:
-        served.world.jobs[-1]["status"] = "FAILED" if wanted else "STOPPED"
-        if not wanted:
-            del served.world.machines["gpu01"].files["server/wanted.json"]
+        served.world.observed["default"] = {"state": "failed"}
+        if stopped:
+            served.unwant()
 
     fails(monkeypatch, NodeError("", "the server cannot go on: EngineDeadError"), ended)
     ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
 
     assert ran.code == 1
-    assert ("nothing was rolled back, for somebody has stopped it meanwhile" in ran.err) is not wanted
-    assert running(served) == (["org/old"] if wanted else [])
+    assert ("nothing was rolled back, for somebody has stopped it meanwhile" in ran.err) is stopped
+    assert running(served) == ([] if stopped else ["org/old"])
 
 
-def test_ranks_that_somebody_removed(served: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the middle of `vlaunch stop` one container has ended and another one runs, as after a failure."""
+def test_a_server_that_was_stopped_for_its_network_makes_room(served: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That was ourselves."""
+    fails(monkeypatch, GateError("its network is below what is required"), served.unwant)
+    ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
 
-    def removed() -> None:
-        for machine in served.world.machines.values():
-            machine.containers = {name: each for name, each in machine.containers.items() if not name.endswith("-rank")}
-        del served.world.machines["gpu01"].files["server/wanted.json"]
-
-    fails(monkeypatch, NodeError("", "the server did not start: the rank on gpu02 ended with exit code 137"), removed)
-    ran = served.run(*SERVE, "org/new", "--backend", "mp", "--replace", "--or-rollback")
-
-    assert ran.code == 1
-    assert "nothing was rolled back, for somebody has stopped it meanwhile" in ran.err
-    assert running(served) == []
+    assert f"org/new did not answer, so {OLD} answers again" in ran.err
+    assert running(served) == ["org/old"]
 
 
 def test_what_was_not_touched_is_not_started_again(served: Cluster) -> None:
@@ -289,13 +286,13 @@ def test_a_rollback_that_nobody_watches_has_not_answered(served: Cluster, monkey
     fails(monkeypatch, NodeError("", "the server did not start"), after=130)
     ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
 
-    assert "the server did not start; org/old (TP=4 PP=1, ray) --seed 7 was started again\n" in ran.err
+    assert f"the server did not start; {OLD} was started again\n" in ran.err
     assert "answers again" not in ran.err
 
 
 def test_a_rollback_that_is_lost_from_sight_is_no_failure(served: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The old server may well answer."""
-    errors = [UnwatchedError("", "Ray job cannot be watched any more"), NodeError("", "the server did not start")]
+    errors = [UnwatchedError("", "the server cannot be watched any more"), NodeError("", "the server did not start")]
 
     def wait(*_: Any, **__: Any) -> Any:
         raise errors.pop()
@@ -303,5 +300,5 @@ def test_a_rollback_that_is_lost_from_sight_is_no_failure(served: Cluster, monke
     monkeypatch.setattr("launcher.cli.start._wait", wait)
     ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
 
-    assert "org/old (TP=4 PP=1, ray) --seed 7 was started again, and Ray job cannot be watched any more" in ran.err
+    assert f"{OLD} was started again, and the server cannot be watched any more" in ran.err
     assert "does not answer either" not in ran.err

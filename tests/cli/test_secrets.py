@@ -10,7 +10,9 @@ import click
 import pytest
 
 from launcher import redaction
+from launcher.payload.agent.desired import Policy
 from launcher.remote.secrets import from_terminal
+from tests import kept
 from tests.cli.conftest import INVENTORY, SECRET, Cluster
 
 KEY = "key-thatMustStayHidden"
@@ -94,11 +96,19 @@ def test_rotate_gives_every_node_a_new_token(keyed: Cluster) -> None:
     assert len(after) == 64
     assert after != before
     assert [verb for verb in keyed.world.verbs() if verb.endswith(": run")] == ["gpu01: run", "gpu02: run"]
-    assert "all Ray containers of c start anew" in ran.err
+    assert "all containers of c start anew" in ran.err
     assert before.decode() not in ran.err
     assert after.decode() not in ran.err
     assert keyed.run("up").code == 0
     assert _token(keyed) == {after}
+
+
+@pytest.mark.parametrize("more", ["ray: {token_auth: false}", "ray: none"])
+def test_the_token_is_there_whether_or_not_ray_asks_for_it(more: str, cluster: Cluster) -> None:
+    """The nodes' agents do."""
+    cluster.write(f"{INVENTORY}{more}\n")
+
+    assert "RAY_AUTH_TOKEN" in cluster.run("secrets", "list").out
 
 
 def test_rotate_one_secret_keeps_the_token(keyed: Cluster, tmp_path: Path) -> None:
@@ -122,17 +132,21 @@ def test_rotate_with_the_same_value_changes_nothing(keyed: Cluster) -> None:
 
 def test_rotate_says_what_ends_and_asks(keyed: Cluster) -> None:
     """Without a terminal nothing is done."""
+    kept.keep(keyed.world, kept.wanted("chat"))
+    kept.keep(keyed.world, kept.wanted("once", policy=Policy(restarts=0)))
     keyed.world.jobs.append(
-        {"submission_id": "s1", "status": "RUNNING", "metadata": {"vlaunch.model": "org/m", "vlaunch.args": "x"}, "message": ""}
+        {"submission_id": "b-1", "status": "RUNNING", "metadata": {"vlaunch.batch": "rows", "vlaunch.gpus": "1"}, "message": ""}
     )
     ran = keyed.run("secrets", "rotate")
 
     assert (ran.code, keyed.world.changes) == (2, [])
-    assert "this ends the server of org/m" in ran.err
+    assert "this ends server `chat`, server `once`, batch job rows" in ran.err
     assert "vlaunch secrets rotate --yes" in ran.err
     ran = keyed.run("secrets", "rotate", "--yes")
     assert ran.code == 0
-    assert "the server of org/m comes back by itself if it is supervised" in ran.err
+    assert "server `chat` comes back by itself" in ran.err
+    assert "server `once` is not kept: run `vlaunch serve` again" in ran.err
+    assert "batch job rows goes on where it was" in ran.err
 
 
 def test_rotate_knows_its_names(keyed: Cluster) -> None:

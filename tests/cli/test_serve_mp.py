@@ -1,4 +1,4 @@
-"""`vlaunch serve --backend mp` on simulated nodes: no Ray is wanted, so nothing of Ray's may be in its way."""
+"""`vlaunch serve --backend mp` on simulated nodes, with and without Ray beside it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tests.cli.conftest import INVENTORY, Cluster
 )
 def test_only_the_ports_of_this_server_matter(cluster: Cluster, listening: tuple[int, ...], code: int) -> None:
     """The port that was asked for is looked at, and Ray's are not."""
+    assert cluster.run("up").code == 0
     cluster.world.machines["gpu01"].listening = listening
     ran = cluster.run("serve", "--backend", "mp", "--model", "org/m", "--port", "8001", "--no-wait")
 
@@ -31,7 +32,26 @@ def test_only_the_ports_of_this_server_matter(cluster: Cluster, listening: tuple
 def test_an_open_endpoint_is_told(cluster: Cluster, secrets: str, bind: str, warned: bool) -> None:
     """An API without a key, on an address that others can reach, is the user's choice, made knowingly."""
     cluster.write(f"{INVENTORY.replace('secrets: {HF_TOKEN: {env: HF_TOKEN}}', secrets)}\n")
+    assert cluster.run("up").code == 0
     ran = cluster.run("serve", "--backend", "mp", "--model", "org/m", "--bind", bind, "--no-wait")
 
     assert ran.code == 0, ran.err
     assert ("whoever can reach port 8000 may use the model" in ran.err) is warned
+
+
+def test_a_cluster_without_ray(cluster: Cluster) -> None:
+    """Its servers are of this backend without a word, take GPUs by their numbers, and Ray is asked nothing."""
+    cluster.write(f"ray: none\n{INVENTORY}")
+    assert cluster.run("up").code == 0
+    cluster.commands.clear()
+    asked = ("serve", "--skip-network-check", "--no-wait", "--model", "org/m", "--gpus", "4", "--pp", "1")
+    first = cluster.run(*asked, "--nodes", "gpu02")
+    second = cluster.run(*asked, "--nodes", "gpu02", "--name", "chat", "--port", "8001")
+    third = cluster.run(*asked, "--nodes", "gpu02", "--name", "more", "--port", "8002")
+
+    assert (first.code, second.code, third.code) == (0, 0, 1), second.err
+    assert [each["desired"]["processes"][0]["gpus"] for each in cluster.world.servers()] == [[4, 5, 6, 7], [0, 1, 2, 3]]
+    assert [each["desired"]["ray"] for each in cluster.world.servers()] == [None, None]
+    assert "gpu02: 0 of 8 GPUs are free, the server needs 4: server `chat` holds 4, server `default` holds 4" in third.err
+    assert first.out == "http://10.0.0.12:8000/v1\n"
+    assert not [command for command in cluster.commands if "jobs" in command.argv]

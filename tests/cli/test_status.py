@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 
 from launcher.errors import ConnectError
+from launcher.model import Answer
+from launcher.transport import Command
+from tests import kept
 from tests.cli.conftest import INVENTORY, Cluster
 
 
@@ -44,8 +48,67 @@ def test_json_says_all_that_the_table_does(up: Cluster) -> None:
 
     assert said["whole"] is True
     assert [node["node"] for node in said["nodes"]] == ["gpu01", "gpu02"]
-    assert said["server"]["state"] == "none"
+    assert (said["server"], said["servers"]) == ({"state": "none"}, [])
     assert said["endpoint"] == "http://10.0.0.11:8000/v1"
+
+
+@pytest.fixture
+def serving(up: Cluster) -> Cluster:
+    """Two servers: one answers, the other has too much to do."""
+    kept.keep(up.world, kept.wanted("chat", backend="mp", node="gpu02", port=8001))
+    kept.keep(up.world, kept.wanted("embed"))
+    up.world.said["complete"] = {"status": 0, "error": "timed out", "moved": True, "load": dataclasses.asdict(kept.load())}
+    return up
+
+
+def test_servers_have_lines_of_their_own(serving: Cluster) -> None:
+    """A loaded server is green, and the cluster whole."""
+    ran = serving.run("status")
+
+    assert (ran.code, ran.err) == (0, "")
+    assert "server chat: busy  org/m (mp on gpu[01-02])  http://10.0.0.12:8001/v1" in ran.out
+    assert "server embed: busy  org/m (ray on gpu[01-02])  http://10.0.0.11:8000/v1" in ran.out
+    assert ran.out.count("busy: 8 running, 892 waiting, 310 tokens/s") == 2
+    assert [each["name"] for each in json.loads(serving.run("status", "--json").out)["servers"]] == ["chat", "embed"]
+
+
+def test_each_server_is_asked_on_its_node_and_its_keeper_again_when_it_is_late(serving: Cluster) -> None:
+    """What moves meanwhile is what tells a busy server from a dead one; who answers costs no such question."""
+    serving.commands.clear()
+    serving.run("status")
+    verbs = [(each.node, each.argv[each.argv.index("/opt/vlaunch/head.py") + 1]) for each in head_asked(serving)]
+
+    assert verbs[0] == ("gpu01", "jobs")
+    assert sorted(verbs[1:5]) == [("gpu01", "complete"), ("gpu01", "server"), ("gpu02", "complete"), ("gpu02", "server")]
+    assert verbs[5:] == [("gpu01", "servers")]
+    serving.world.said["complete"] = {"status": 200, "model": "m", "seconds": 0.1}
+    serving.commands.clear()
+    serving.run("status")
+    assert len(head_asked(serving)) == 5
+
+
+def head_asked(cluster: Cluster) -> list[Command]:
+    """Return the questions to the program in the containers."""
+    return [each for each in cluster.commands if "/opt/vlaunch/head.py" in each.argv]
+
+
+def test_what_the_keeper_saw_last_counts(serving: Cluster) -> None:
+    """It looked again while the completion was waited for."""
+    serving.world.said["complete"] = {"status": 0, "error": "timed out", "moved": False}
+    answer = serving.world.answer
+
+    def later(command: Command) -> Answer | None:
+        if command.argv[-1] == "servers":
+            serving.world.observed["chat"] |= {"still": 12.0, "asking": 12.0}
+            serving.world.observed["embed"] |= {"still": 2.0, "asking": 12.0}
+        return answer(command)
+
+    serving.world.answer = later  # type: ignore[method-assign]
+    ran = serving.run("status")
+
+    assert ran.code == 1
+    assert "server chat: silent  org/m (mp on gpu[01-02])  no completion: timed out; nothing has moved for 12 s" in ran.out
+    assert "server embed: busy" in ran.out
 
 
 def test_drift_is_told_in_words_and_by_the_exit_code(up: Cluster) -> None:

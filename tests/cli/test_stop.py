@@ -1,149 +1,155 @@
-"""`vlaunch stop` and `vlaunch chat` where Ray's dashboard gives no answer, and of a server that does not run but is wanted."""
+"""`vlaunch stop`: which servers end, what is waited for, and what is forgotten where nobody answers."""
 
 from __future__ import annotations
 
 import pytest
 
 from launcher.model import Answer
-from launcher.plan import containers
-from launcher.transport import Command
 from tests.cli.conftest import Cluster
+
+SERVE = ("serve", "--skip-network-check", "--no-wait", "--tp", "4", "--pp", "1", "--model")
 
 
 @pytest.fixture
-def mute(cluster: Cluster) -> Cluster:
-    """A cluster that is up, and whose dashboard hangs."""
+def served(cluster: Cluster) -> Cluster:
+    """A cluster with two servers."""
     assert cluster.run("up").code == 0
-    cluster.world.said["jobs"] = {"error": "timed out"}
+    assert cluster.run(*SERVE, "org/a").code == 0
+    assert cluster.run(*SERVE, "org/b", "--name", "chat", "--port", "8001").code == 0
     cluster.world.changes.clear()
     return cluster
 
 
-@pytest.mark.parametrize("words", [["chat", "hello"], ["stop"]])
-def test_nobody_could_say_whether_a_server_runs(mute: Cluster, words: list[str]) -> None:
-    """It failed (exit code 1), with what was seen."""
-    ran = mute.run(*words)
+def names(cluster: Cluster) -> list[str]:
+    return [each["name"] for each in cluster.world.servers()]
+
+
+def test_the_only_server_need_not_be_named(served: Cluster) -> None:
+    """With several, they are listed, and nothing is touched."""
+    both = served.run("stop")
+    served.unwant("chat")
+    one = served.run("stop", "--json")
+
+    assert both.code == 2
+    assert "2 servers are there: `chat` (org/b, starting), `default` (org/a, starting)" in both.err
+    assert "`vlaunch stop --all`" in both.err
+    assert (one.code, names(served), served.world.verbs()) == (0, [], ["gpu01: unwant"])
+    assert one.events[-1]["text"] == "stopped org/a (server `default`)"
+    assert one.events[-1]["data"] == {"stopped": ["default"], "forgotten": []}
+
+
+def test_one_of_several_is_stopped_by_its_name(served: Cluster) -> None:
+    """The other one goes on; only the head is reached."""
+    ran = served.run("stop", "chat")
+
+    assert (ran.code, names(served)) == (0, ["default"]), ran.err
+    assert {command.node for command in served.world.changes} == {"gpu01"}
+
+
+def test_all_of_them(served: Cluster) -> None:
+    """In one go; a name beside it would be a contradiction."""
+    assert served.run("stop", "--all", "chat").code == 2
+    assert (served.run("stop", "--all").code, names(served)) == (0, [])
+    assert "no server runs; nothing was stopped" in served.run("stop", "--all").err
+
+
+def test_a_name_that_nothing_has(served: Cluster) -> None:
+    """Neither a server nor a batch job; what there is is told, and nothing is stopped."""
+    ran = served.run("stop", "chta")
+
+    assert (ran.code, len(names(served))) == (2, 2)
+    assert "neither a server nor a batch job is called `chta`" in ran.err
+    assert "`chat`, `default`" in ran.err
+
+
+def test_a_server_that_does_not_end_is_no_success(served: Cluster) -> None:
+    """What it still is, is said; the same command waits again."""
+    left = {**served.world.servers()[0], "desired": None}
+    left["observed"] = {**left["observed"], "state": "stopping", "doing": "its ranks have had 10 s to end"}
+    served.world.said["servers"] = {"servers": [left], "members": {}, "agent": 1.0}
+    ran = served.run("stop", "chat")
 
     assert ran.code == 1
-    assert "Ray does not say which jobs run" in ran.err
-    assert "timed out" in ran.err
-    assert "no server runs" not in ran.err
+    assert "server `chat` is stopping: its ranks have had 10 s to end" in ran.err
 
 
-def test_no_server_is_a_wrong_request(cluster: Cluster) -> None:
-    """Ray was asked, and has none."""
-    assert cluster.run("up").code == 0
-    ran = cluster.run("chat", "hello")
-
-    assert (ran.code, "no server runs" in ran.err) == (2, True)
-
-
-def test_ranks_are_stopped_without_ray(mute: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are Docker's, so that Ray need not answer; that it did not is told."""
-    inventory = mute.world.inventory
-    name = containers.rank_name(inventory, inventory.head)
-    own = mute.world.container("gpu01")
-    labels = {**own["Config"]["Labels"], "vlaunch.role": "rank", "vlaunch.model": "m"}
-    mute.world.machines["gpu01"].containers[name] = {
-        **own, "Name": f"/{name}", "Config": {**own["Config"], "Labels": labels}
-    }  # fmt: skip
-    answer = mute.world.answer
-
-    def stoppable(command: Command) -> Answer | None:
-        there = mute.world.machines[command.node].containers
-        if command.argv[:2] == ("sh", "-c") and command.argv[3] == "end":
-            del there[command.argv[5]]
-            return Answer(node=command.node, code=0)
-        if command.argv[1:3] == ("ps", "--all"):
-            return Answer(node=command.node, code=0, out="1\n" if name in there else "")
-        return answer(command)
-
-    monkeypatch.setattr(mute.world, "answer", stoppable)
-    ran = mute.run("stop")
-
-    assert (ran.code, name in mute.world.machines["gpu01"].containers) == (0, False)
-    assert "only rank containers are stopped" in ran.err
-
-
-def wanted(cluster: Cluster) -> bool:
-    """True while the head's folder says that a server is wanted; it is read when the head's container starts."""
-    return "server/wanted.json" in cluster.world.machines["gpu01"].files
-
-
-def served(cluster: Cluster) -> None:
-    assert cluster.run("up").code == 0
-    cluster.world.machines["gpu01"].files["server/wanted.json"] = b'{"id": "0a1b2c3d"}'
-    cluster.world.changes.clear()
-
-
-def test_a_server_that_would_come_back_with_its_head_is_forgotten(cluster: Cluster) -> None:
-    """`docker kill` of the head leaves a server that is wanted: `up` would start it again, which was to be stopped."""
-    served(cluster)
-    cluster.world.stop("gpu01")
-    ran = cluster.run("stop")
-
-    assert (ran.code, wanted(cluster)) == (0, False)
-    assert "no server runs; the one that would have come back with the head is forgotten" in ran.err
-    assert cluster.world.verbs() == ["gpu01: unwant"]
-    assert "nothing was stopped" in cluster.run("stop").err
-
-
-def test_a_server_whose_supervisor_was_killed_before_its_first_answer_is_forgotten(cluster: Cluster) -> None:
-    """Ray has ended its job, and the next start of the head would begin with it."""
-    served(cluster)
-    cluster.world.jobs.append({"submission_id": "serve-0a1b2c3d-1", "status": "FAILED", "metadata": {"vlaunch.model": "m"}})
-    ran = cluster.run("stop")
-
-    assert (ran.code, wanted(cluster)) == (0, False)
-    assert "is forgotten" in ran.err
-
-
-def test_a_server_that_gave_up_is_forgotten(cluster: Cluster) -> None:
+@pytest.mark.parametrize(("state", "said"), [("failed", "had failed"), ("gave-up", "had given up")])
+def test_a_server_that_is_over_is_forgotten(served: Cluster, state: str, said: str) -> None:
     """Whoever stops it has seen that it is dead: `status` is red no longer."""
-    assert cluster.run("up").code == 0
-    cluster.world.machines["gpu01"].files["server/server.json"] = b"{}"
-    cluster.world.said["jobs"] = {"supervised": {"id": "0a1b2c3d", "state": "gave-up"}}
-    ran = cluster.run("stop")
+    files = served.world.machines["gpu01"].files
+    files["server/chat/observed.json"] = files["server/chat/history.json"] = b"{}"
+    served.world.observed["chat"] = {"state": state}
+    ran = served.run("stop", "chat")
 
-    assert (ran.code, "server/server.json" in cluster.world.machines["gpu01"].files) == (0, False)
-    assert "no server runs; the one that had given up is forgotten" in ran.err
+    assert (ran.code, names(served)) == (0, ["default"])
+    assert "server/chat/observed.json" not in files
+    assert "server/chat/history.json" in files
+    assert f"forgot server `chat`, which {said}" in ran.err
 
 
-def test_a_dry_run_forgets_nothing(cluster: Cluster) -> None:
+def test_servers_are_forgotten_though_the_heads_container_does_not_run(served: Cluster) -> None:
+    """They would come back with it; what goes on elsewhere, and what ends it, is said."""
+    served.world.stop("gpu01")
+    ran = served.run("stop", "chat")
+
+    assert (ran.code, names(served)) == (0, ["default"])
+    assert "the head's container does not run: server `chat` will not come back with it" in ran.err
+    assert "`vlaunch down` ends everything" in ran.err
+
+
+def test_ray_that_is_silent_is_in_nobodys_way(served: Cluster) -> None:
+    """Which servers there are, files say; that Ray has their GPUs back cannot be proven."""
+    served.world.said["jobs"] = {"error": "timed out"}
+    ran = served.run("stop", "chat")
+
+    assert (ran.code, names(served)) == (1, ["default"])
+    assert "Ray cannot be asked: gpu01: timed out" in ran.err
+
+
+def test_nobody_could_say_whether_a_server_runs(served: Cluster) -> None:
+    """It failed (exit code 1), with what was seen."""
+    served.world.said["servers"] = served.world.said["jobs"] = {"error": "no such file"}
+    ran = served.run("stop")
+
+    assert (ran.code, len(names(served))) == (1, 2)
+    assert "gpu01: does not say what runs" in ran.err
+    assert "no such file" in ran.err
+
+
+def test_a_dry_run_stops_nothing(served: Cluster) -> None:
     """It says what would be sent."""
-    served(cluster)
-    ran = cluster.run("stop", "--dry-run")
+    ran = served.run("stop", "chat", "--dry-run")
 
-    assert (ran.code, wanted(cluster), cluster.world.verbs()) == (0, True, [])
-    assert "/root/.vlaunch/c wanted.json" in ran.out
-
-
-def test_a_server_that_runs_is_forgotten_by_what_stops_it(cluster: Cluster) -> None:
-    """The program in the head's container does both: nothing more is sent."""
-    served(cluster)
-    job = {"submission_id": "serve-0a1b2c3d-1", "status": "RUNNING", "message": "", "metadata": {"vlaunch.model": "m"}}
-    cluster.world.jobs.append(job)
-    ran = cluster.run("stop")
-
-    assert ran.code == 0, ran.err
-    assert cluster.world.verbs() == ["gpu01: stop"]
+    assert (ran.code, len(names(served)), served.world.verbs()) == (0, 2, [])
+    assert "rm -f /root/.vlaunch/c/server/chat/desired.json" in ran.out
+    assert "# gate server-gone" in ran.out
 
 
-def test_what_is_wanted_is_forgotten_though_ray_is_silent(mute: Cluster) -> None:
-    """It failed, for nobody knows what runs; but what was asked for is not undone by the next start of the head."""
-    mute.world.machines["gpu01"].files["server/wanted.json"] = b"{}"
-    ran = mute.run("stop")
+def test_a_file_that_cannot_be_removed_is_no_success(served: Cluster) -> None:
+    """A folder of root's, say: the server goes on."""
+    served.world.fail["gpu01", "unwant"] = Answer(node="gpu01", code=1, err="rm: cannot remove: Permission denied")
+    ran = served.run("stop", "chat")
 
-    assert (ran.code, wanted(mute)) == (1, False)
-    assert "Ray does not say which jobs run; a server that runs goes on, and does not come back any more" in ran.err
-
-
-def test_a_file_that_cannot_be_removed_is_no_success(cluster: Cluster) -> None:
-    """A folder of root's, say: the server would come back."""
-    served(cluster)
-    cluster.world.stop("gpu01")
-    cluster.world.fail["gpu01", "unwant"] = Answer(node="gpu01", code=1, err="rm: cannot remove: Permission denied")
-    ran = cluster.run("stop")
-
-    assert (ran.code, wanted(cluster)) == (1, True)
+    assert (ran.code, len(names(served))) == (1, 2)
     assert "Permission denied" in ran.err
+
+
+def test_a_server_of_an_older_vlaunch(cluster: Cluster) -> None:
+    """No keeper could end it; what does is said."""
+    assert cluster.run("up").code == 0
+    cluster.world.jobs.append({"submission_id": "serve-1-1", "status": "RUNNING", "metadata": {"vlaunch.model": "org/m"}})
+    ran = cluster.run("stop")
+
+    assert ran.code == 2
+    assert "an older vlaunch started what runs here: org/m (Ray job serve-1-1)" in ran.err
+    assert "`vlaunch up` ends it" in ran.err
+
+
+def test_a_batch_job_beside_it_goes_on(served: Cluster) -> None:
+    """It is told, with how to end it."""
+    batch = {"submission_id": "b-1", "status": "RUNNING", "metadata": {"vlaunch.batch": "b"}}
+    served.world.jobs.append(batch)
+    ran = served.run("stop", "chat")
+
+    assert (ran.code, batch["status"]) == (0, "RUNNING")
+    assert "batch job `b` runs and goes on; end it with `vlaunch stop b`" in ran.err

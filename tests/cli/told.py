@@ -52,7 +52,8 @@ def tell(cluster: Cluster, **nodes: Telling) -> None:
 def _part(name: str) -> str:
     kind = name.partition("-")[0]
     known = {
-        "server": "record", "wanted": "record", "answered": "record", "kernel": "kernel", "inspect": "inspect", "log": "logs",
+        "desired": "record", "observed": "record", "history": "record", "members": "record", "kernel": "kernel",
+        "inspect": "inspect", "log": "logs", "engine": "engines",
         "driver": "inside", "worker": "inside", "ray": "inside", "nccl": "inside", "zone": "inside",
     }  # fmt: skip
     return known.get(kind, "")

@@ -31,6 +31,7 @@ CASES = {
     "everywhere": NODES,
     "one-address": NODES + "serve: {bind: 192.0.2.7}\nports: {api: 9000, gcs: 7000}\n",
     "loopback": NODES + "serve: {bind: 127.0.0.1}\n",
+    "without-ray": NODES + "ray: none\n",
     "long-name": NODES.replace("big.one-2", "a-cluster-with-a-name-of-forty-letters-x"),
 }
 
@@ -51,7 +52,15 @@ def test_every_port_has_words() -> None:
     assert [each.name for each in fields(Ports) if each.name != "worker_max"] == list(WHAT)
 
 
-@pytest.mark.parametrize("case", CASES)
+def test_ports_of_ray_are_nobody_s_without_it() -> None:
+    """They may be another program's; the agents' stays closed."""
+    closed = [each.what for each in rules(loads(CASES["without-ray"], Path("inventory.yaml")), LOGINS).closed]
+
+    assert [each for each in closed if "Ray" in each] == []
+    assert "group: the nodes' agents" in closed
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "without-ray"])
 def test_every_port_is_closed_but_the_endpoint(case: str) -> None:
     """Whatever the inventory calls them."""
     inventory = loads(CASES[case], Path("inventory.yaml"))

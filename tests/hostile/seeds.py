@@ -11,6 +11,7 @@ from typing import Any
 from launcher.inventory.load import loads
 from launcher.model import Inventory, Secret
 from launcher.plan import observe
+from tests import kept
 from tests.plan import case
 from tests.simulated import World
 
@@ -47,11 +48,11 @@ def surveys() -> tuple[str, ...]:
 
 @cache
 def jobs() -> Mapping[str, Any]:
-    """What the head says of its jobs while a server and a batch run."""
+    """What the head says while two servers and a batch run."""
     said: dict[str, Any] = json.loads((FIXTURES / "ray" / "head-jobs.json").read_text())
     text = json.dumps(said).replace("10.77.0.11", "10.0.0.11").replace("10.77.0.12", "10.0.0.12")
     said = json.loads(text)
-    said["jobs"] = [job("serve-0123-1", {"vlaunch.model": "m", "vlaunch.tp": "2", "vlaunch.pp": "1", "vlaunch.port": "8000"}),
+    said["jobs"] = [job("serve-0123-1", {"vlaunch.model": "m"}),
                     job("batch-rows-1", {"vlaunch.batch": "rows", "vlaunch.work": "/w/rows", "vlaunch.gpus": "1"})]  # fmt: skip
     bundle = {"bundle_id": "0", "unit_resources": {"GPU": 1.0, "CPU": 1.0}}
     said["groups"] = {"data": {"result": {"result": [{"state": "CREATED", "creator_job_id": "01", "bundles": [bundle]}]}}}
@@ -59,14 +60,18 @@ def jobs() -> Mapping[str, Any]:
     actor = {"name": "vllm_Worker_ab1_TP0_PP1", "state": "ALIVE", "node_id": here,
              "job_id": "01", "placement_group_id": None, "required_resources": {"GPU": 1.0}}  # fmt: skip
     said["actors"] = {"data": {"result": {"result": [actor]}}}
-    said["supervised"] = {
-        "version": 1, "id": "0123", "model": "m", "job": "serve-0123-1", "state": "ready", "since": 1e9, "doing": "",
-        "age": 3.0, "ready_at": 1e9, "canary": {"at": 1e9, "ok": True}, "restarts": [1e9], "restarts_left": 2,
-        "wanted": True, "written": 1e9,
-        "metadata": {"vlaunch.model": "m"},
-        "faults": [{"at": 1e9, "what": "rank 1 died", "node": "10.0.0.12", "rank": "1", "evidence": "a line", "in_flight": 2,
-                    "last_good": 1e9, "ready_again_after": 30.5}],
-    }  # fmt: skip
+    said |= servers()
+    return said
+
+
+@cache
+def servers() -> Mapping[str, Any]:
+    """What the head says of two servers: one works, the other has died."""
+    fault = kept.fault(node="10.0.0.12", lost=2, phases={"stopped": 0.4, "whole": 2.0})
+    works = kept.seen(load=kept.load(), asking=3.0, warning="slow", ranks={"gpu01": ["TP0"]}, restarts=[1e9], faults=[fault])
+    died = kept.seen("embed", "pausing", doing="waits", faults=[fault], fault_count=3, next_start=kept.AT + 9, restarts_left=2)
+    rows = (kept.one(kept.wanted(), works), kept.one(kept.wanted("embed", backend="mp", node="gpu02", port=8001), died))
+    said: dict[str, Any] = json.loads(json.dumps(kept.said(*rows)))
     return said
 
 
@@ -76,6 +81,10 @@ def job(name: str, metadata: Mapping[str, str]) -> dict[str, Any]:
             "start_time": 1_790_000_000_000, "end_time": None, "driver_exit_code": None}  # fmt: skip
 
 
+LATE: Mapping[str, Any] = {
+    "status": 0, "error": "timed out", "path": "/v1/chat/completions", "moved": True,
+    "load": {"running": 8, "waiting": 892, "tokens_per_s": 310.2},
+}  # fmt: skip
 COMPLETION: Mapping[str, Any] = {
     "status": 200, "path": "/v1/chat/completions", "model": "m", "text": "Hello", "tokens": 8, "system_fingerprint": "v-tp2",
     "seconds": 0.4, "replicas": [{"status": 200, "seconds": 0.1, "error": "", "answered": True}],
@@ -83,9 +92,10 @@ COMPLETION: Mapping[str, Any] = {
 SERVER: Mapping[str, Any] = {
     "health": 200, "health_said": "", "models": ["m"], "models_status": 200,
     "capacity": {"kv_cache_size_tokens": "1000", "kv_cache_max_concurrency": "3.5", "num_gpu_blocks": "10", "block_size": "16"},
+    "load": {"running": 1, "waiting": 0, "tokens_per_s": None},
 }  # fmt: skip
 WATCH: Mapping[str, Any] = {
-    "job": job("serve-0123-1", {"vlaunch.model": "m"}), "offset": 80, **SERVER,
+    "offset": 80, "anew": False, **SERVER,
     "log": "Starting vLLM API server\nLoading safetensors checkpoint shards: 50% Completed | 1/2\nValueError: x\n",
 }  # fmt: skip
 PROGRESS: Mapping[str, Any] = {

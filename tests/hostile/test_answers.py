@@ -8,7 +8,6 @@ import random
 import re
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -22,9 +21,7 @@ from launcher.checks.shape import Evidence
 from launcher.discovery import stock
 from launcher.errors import VlaunchError
 from launcher.model import Answer
-from launcher.placement import Placement
-from launcher.plan import batches, network, observe, preflight, running, status, up, verdict, watched
-from launcher.plan.serve import Request
+from launcher.plan import batches, network, observe, preflight, running, servers, status, up, verdict, watched
 from launcher.tools import (
     desk,
     docker,
@@ -46,6 +43,7 @@ from launcher.ui import jobs as ui_jobs
 from launcher.ui import json_line
 from launcher.ui import network as ui_network
 from launcher.ui import status as ui_status
+from tests import kept
 from tests.fakes import FakeTransport
 from tests.hostile import mutate, seeds
 
@@ -109,7 +107,7 @@ def test_probes(capsys: pytest.CaptureFixture[str], chance: Chance) -> None:
         results = catalogue.run(inventory, evidence)
         harmless(shown(ui_checks.render(results)))
         json.loads(json_line.dumps(ui_checks.plain(results)))
-        seen = status.read(inventory, facts, status.Said(ray=seeds.jobs()), missing)
+        seen = status.read(inventory, facts, status.Said(head=seeds.jobs()), missing)
         harmless(shown(ui_status.render(seen)))
         preflight.look_inside(inventory, facts)
         preflight.knock(inventory, facts, high=40000, nonce="n")
@@ -151,22 +149,26 @@ def test_what_the_head_says_of_its_jobs(chance: Chance) -> None:
 
     def read() -> None:
         heard = status.hear(said)
-        found = running.find(inventory, facts, heard)
-        for each in found:
-            status.ask_server(inventory, each)
+        found = servers.read(heard)
+        for each in found.servers:
+            status.ask_server(inventory, facts, each)
+        names = [each.name for each in found.servers]
+        completion = mutate.text(chance.choice((seeds.COMPLETION, seeds.LATE)), chance)
         about = status.Said(
-            ray=heard, network=verdict.parse_record(answer(mutate.text(seeds.RECORD, chance))),
-            server=status.hear(answer(mutate.text(seeds.SERVER, chance))),
-            completion=status.hear(answer(mutate.text(seeds.COMPLETION, chance))),
+            head=heard, network=verdict.parse_record(answer(mutate.text(seeds.RECORD, chance))),
+            abouts=dict.fromkeys(names, status.hear(answer(mutate.text(seeds.SERVER, chance)))),
+            completions=dict.fromkeys(names, status.hear(answer(completion))),
             batches=status.hear_batches(answer(mutate.text({"jobs": [seeds.ENTRY]}, chance))),
         )  # fmt: skip
-        running.holders(inventory, facts, heard)
-        serving.free_gpus(inventory, 2, "TP 2", heard)
+        holders = running.holders(heard)
+        running.older(inventory, facts, heard)
+        serving.free_gpus(inventory, 2, "TP 2", heard, holders)
+        serving.batch_room(inventory, 1, 2, heard, holders, queue=False)
         serving.batch_stopped(["batch-rows-1"], heard, [])
-        survived(lambda: serving.stopped(inventory, ["serve-0123-1"], heard))
+        survived(lambda: serving.busy_by_node(heard))
         seen = status.read(inventory, facts, about, {})
         harmless(shown(ui_status.render(seen)))
-        json.loads(json_line.dumps({**asdict(seen), "batches": [each.as_json() for each in seen.batches]}))
+        json.loads(json_line.dumps(seen.as_json()))
 
     survived(read)
 
@@ -175,16 +177,13 @@ def test_what_the_head_says_of_its_jobs(chance: Chance) -> None:
 @given(mutate.chances)
 def test_a_server_that_is_watched(chance: Chance) -> None:
     """Answers of the head until the deadline: the watching ends, with an answer or an error of ours."""
-    inventory = seeds.inventory()
-    placement = Placement(tp=2, pp=1, why="", nodes=(("gpu01", 2),), dp=chance.choice((1, 2)))
-    request = Request(model="m", placement=placement, backend="ray", host="0.0.0.0", port=8000)
-    wanted = watched.as_job(inventory, request, "serve-0123-1")
+    wanted = watched.watched(seeds.inventory(), kept.wanted(replicas=chance.choice((1, 2))))
     now = [0.0]
 
     def reply(command: Any) -> Answer:
-        verb = next(word for word in command.argv if word in ("watch", "complete", "jobs", "server"))
-        good = {"watch": seeds.WATCH, "complete": seeds.COMPLETION, "jobs": seeds.jobs(), "server": seeds.SERVER}[verb]
-        return answer(mutate.text(good, chance))
+        verb = next(word for word in command.argv if word in ("watch", "complete", "servers"))
+        good = {"watch": seeds.WATCH, "complete": seeds.COMPLETION, "servers": seeds.servers()}[verb]
+        return answer(mutate.text(good, chance), node=command.node)
 
     def sleep(_: float) -> None:
         now[0] += 10.0
@@ -312,7 +311,7 @@ LINES: dict[str, tuple[Callable[[], str], Callable[[str], Any]]] = {
     "stock": (lambda: "@@stock home /data\n/dev/sda 1 2 3 4% /\n@@stock model models--a--b\n@@stock amd 0\n@@stock images\n"
                       + (seeds.FIXTURES / "docker" / "image-inspect-20.10.json").read_text() + "\n@@stock end\n", stock.parse),
     "vLLM's log": (lambda: (seeds.FIXTURES / "vllm" / "serve_ray_pp2_ok.log").read_text()[:20_000],
-                   lambda text: (vllm.capacity({"block_size": "1e999"}, text), vllm.assigned(text), vllm.replicas(text),
+                   lambda text: (vllm.capacity({"block_size": "1e999"}, text),
                                  vllm.root_cause(text), vllm.shards(text.splitlines()))),
 }  # fmt: skip
 
@@ -344,7 +343,6 @@ BUSY: dict[str, Callable[[str], Any]] = {
     "symptoms": symptoms.first,
     "plain": symptoms.brief,
     "ray status": ray.parse_status,
-    "ranks": vllm.assigned,
     "exception": vllm.root_cause,
     "JSON": lambda text: desk.parse(answer(text)),
     "log": lambda text: _reports(answer(json.dumps({**_report(), "log": text, "pair_logs": {"gpu02": text}}))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import random
@@ -18,6 +19,7 @@ from launcher.model import Answer
 from launcher.tools import audit
 from launcher.tools.audit import Entry
 from launcher.transport import Command
+from tests import kept
 from tests.cli import batch_job
 from tests.cli.conftest import Cluster
 from tests.cli.told import Telling, state, tell
@@ -44,15 +46,17 @@ def up(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
         monkeypatch.setitem(defaults, "sleep", lambda _: None)
     batch_job.bring_up(cluster)
     cluster.world.jobs = [
-        {"submission_id": "serve-0123-1", "status": "RUNNING", "message": "", "metadata": {"vlaunch.model": "m"}},
         {"submission_id": "batch-rows-1", "status": "FAILED", "message": "", "metadata": {"vlaunch.batch": "rows"}},
     ]
+    kept.keep(cluster.world, kept.wanted("embed", node="gpu02", backend="mp"), faults=[dataclasses.asdict(kept.fault())])
     entry = Entry(at="2026-11-20T10:00:00Z", who="ops", host="here", verb="up", command="up", node="gpu01", changes=("a", "b"))
     log = Telling(
         parts={
             "state": state("vlaunch-c-gpu01"),
             "log-1": "RuntimeError: connectFullMesh",
-            "server": json.dumps(_supervised()),
+            "servers": "embed",
+            "observed-1": json.dumps(seeds.servers()["servers"][1]["observed"]),
+            "engine-1": "EngineCore encountered a fatal error.",
         },
         audit=audit.line(entry) + "\n",
     )
@@ -70,10 +74,6 @@ def up(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
     cluster.world.answer = answer  # type: ignore[method-assign]
     return cluster
-
-
-def _supervised() -> Any:
-    return seeds.jobs()["supervised"]
 
 
 def evil(command: Command, answer: Answer) -> Answer:
@@ -140,7 +140,11 @@ def try_all(cluster: Cluster, words: str, spoil: Callable[[Command, Answer], Ans
         return None if said is None else spoil(command, said)
 
     cluster.world.answer = answer  # type: ignore[method-assign]
-    cluster.server_log = [f"a line{EVIL}".replace("\n", " "), json.dumps({"text": f"hi{EVIL}"}), json.dumps({"error": EVIL})]
+    cluster.server_log = [
+        f"chat a line{EVIL}".replace("\n", " "),
+        json.dumps({"text": f"hi{EVIL}"}),
+        json.dumps({"error": EVIL}),
+    ]
     cluster.logs = {"gpu01": {"head": f"one{EVIL}".encode(errors="surrogatepass")}, "gpu02": {"worker": b"\x9b2J\xff" * 50}}
     try:
         ran = cluster.run(*words.split(" "))
@@ -184,9 +188,9 @@ def test_answers_that_are_wrong_somewhere(shown: Shown, chance: random.Random) -
 def test_logs_of_more_lines_than_were_asked_for(up: Cluster) -> None:
     """A node that is asked for the last ten does not fill the screen; nor does one line."""
     up.logs = {"gpu01": {"head": b"x\n" * 100_000}, "gpu02": {"worker": b"y" * 2_000_000}}
-    up.server_log = ["z"] * 10_000
+    up.server_log = ["chat z"] * 10_000
     lines = up.run("logs", "--tail", "10").out.splitlines()
 
-    assert sorted({line[:9] for line in lines}) == ["gpu01: x", "gpu02: yy", "server: z"]
-    assert len(lines) == 21
+    assert sorted({line[:15] for line in lines}) == ["gpu01/chat: z", "gpu01: x", "gpu02/chat: z", "gpu02: yyyyyyyy"]
+    assert len(lines) == 31
     assert max(map(len, lines)) < 2**21

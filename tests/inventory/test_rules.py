@@ -102,6 +102,32 @@ def test_rays_object_store(mistakes: Mistakes, more: str, expected: str) -> None
     assert [f"3: ray.object_store: {expected}"] == mistakes(more)
 
 
+@pytest.mark.parametrize("ray", ["none", "{version: none}"])
+def test_a_cluster_without_ray(load_text: Load, mistakes: Mistakes, ray: str) -> None:
+    """Its servers are of the backend that needs none, and nothing is said of what is not there."""
+    bare = load_text(f"ray: {ray}")
+
+    assert (bare.ray.off, bare.serve.backend, load_text().ray.off) == (True, "mp", False)
+    assert load_text(f"ray: {ray}\nserve: {{backend: mp}}").serve.backend == "mp"
+    assert mistakes(f"ray: {ray}\nserve: {{backend: ray}}") == [
+        "4: serve.backend: cannot be ray with `ray: none` (line 3), with which it is mp"
+    ]
+    assert mistakes("ray: {version: none, object_store: 1GiB}") == [
+        "3: ray.object_store: should be left out with `version: none`"
+    ]
+
+
+@pytest.mark.parametrize(("key", "low", "high"), [("stuck", 9, 86401), ("restarts", -1, 101), ("canary", 0, 301)])
+def test_how_a_server_is_kept_has_bounds(load_text: Load, mistakes: Mistakes, key: str, low: int, high: int) -> None:
+    """Both ends are still good; without a number of restarts there are as many as it takes."""
+    for value in (low, high):
+        (mistake,) = mistakes(f"serve: {{{key}: {value}}}")
+        assert mistake.startswith(f"3: serve.{key}: ")
+    for value in (low + 1, high - 1):
+        assert getattr(load_text(f"serve: {{{key}: {value}}}").serve, key) == value
+    assert load_text("serve: {restarts: null}").serve.restarts is None
+
+
 def test_an_object_store_that_fits(load_text: Load) -> None:
     """Up to all of it, or any size with the host's own."""
     assert load_text("ray: {object_store: 1GiB}\nshm: 1GiB").ray.object_store == 2**30

@@ -94,8 +94,6 @@ def open_case(name: str, folder: Path) -> Case:
         (folder / f"{secret}.key").chmod(0o600)
     inventory = load(folder / "inventory.yaml")
     secrets = {**resolve(inventory.secrets, folder), ray.TOKEN: Secret(TOKEN)}
-    if not inventory.ray.token_auth:
-        del secrets[ray.TOKEN]
     world = World(inventory)
     if observed.get("before"):
         bring_up(load(folder / observed["before"]), world, secrets, folder / "context.tar" if observed.get("derived") else None)

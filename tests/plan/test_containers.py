@@ -10,7 +10,7 @@ import pytest
 from launcher.model import Inventory, Secret
 from launcher.plan import containers
 from launcher.tools import docker
-from launcher.tools.docker import ContainerSpec
+from launcher.tools.docker import Container, ContainerSpec
 from launcher.tools.host import Address, HostFacts
 
 Load = Callable[..., Inventory]
@@ -22,12 +22,13 @@ def spec(
     inventory: Inventory, node: str = "gpu01", facts: HostFacts | None = FACTS, secrets: dict[str, Secret] | None = None
 ) -> ContainerSpec:
     given = SECRETS if secrets is None else secrets
-    return containers.ray_spec(inventory, inventory.node(node), facts, inventory.image, given)
+    return containers.node_spec(inventory, inventory.node(node), facts, inventory.image, given)
 
 
-def test_nodes_differ_only_in_what_is_their_own(load: Load) -> None:
-    """Name, role, command, address: everything else is the same by construction."""
-    inventory = load("network: {interface: eth0}")
+@pytest.mark.parametrize("more", ["", "\nray: none"])
+def test_nodes_differ_only_in_what_is_their_own(more: str, load: Load) -> None:
+    """Name, role, command, address: everything else is the same by construction, with and without Ray."""
+    inventory = load(f"network: {{interface: eth0}}{more}")
     first, second = spec(inventory), spec(inventory, "gpu02")
     different = {each.name for each in fields(ContainerSpec) if getattr(first, each.name) != getattr(second, each.name)}
 
@@ -40,7 +41,6 @@ def test_names_follow_from_the_inventory_alone(load: Load) -> None:
     inventory = load()
 
     assert containers.name(inventory, inventory.head) == "vlaunch-c-gpu01"
-    assert containers.rank_name(inventory, inventory.head) == "vlaunch-c-gpu01-rank"
 
 
 @pytest.mark.parametrize("more", ["", "accelerator: cpu", "accelerator: amd"])
@@ -120,7 +120,7 @@ def test_the_environment_of_a_node_wins_over_what_ray_is_told(load: Load) -> Non
 
 def test_ray_is_found_by_address_and_told_about_tokens_either_way(load: Load) -> None:
     """Without RAY_ADDRESS vLLM would start a Ray of its own; without RAY_AUTH_MODE head and workers might differ."""
-    on, off = spec(load()).env, spec(load("ray: {token_auth: false}"), secrets={}).env
+    on, off = spec(load()).env, spec(load("ray: {token_auth: false}")).env
 
     assert on["RAY_ADDRESS"] == off["RAY_ADDRESS"] == "10.0.0.11:6379"
     assert (on["RAY_AUTH_MODE"], on["RAY_AUTH_TOKEN_PATH"]) == ("token", "/run/vlaunch/secrets/RAY_AUTH_TOKEN")
@@ -161,19 +161,54 @@ def test_the_state_directory_is_the_nodes_or_below_its_home(load: Load) -> None:
     assert containers.state_dir(inventory, inventory.node("gpu01"), None) == "/root/.vlaunch/c"
 
 
-def test_a_rank_does_not_come_back_by_itself(load: Load) -> None:
-    """One restarted rank of a finished group would wait for the others for ever; a Ray container may return."""
-    inventory = load()
-    rank = containers.rank_spec(
-        inventory, inventory.head, FACTS, "x:1", SECRETS, argv=("vllm", "serve"), labels={"vlaunch.model": "m"},
-        env={"NCCL_DEBUG": "INFO"},
+def test_the_first_process_is_the_agent(load: Load) -> None:
+    """It meets the others on the head, and starts Ray where the inventory wants it; the head's is the lead."""
+    inventory = load("ports: {group: 7000}")
+    head, worker = spec(inventory).command, spec(inventory, "gpu02").command
+    ours = ("/opt/vlaunch/entry.sh", "agent", "--node")
+    at = ("--head", "10.0.0.11", "--port", "7000")
+
+    assert head[: head.index("--")] == (*ours, "gpu01", *at, "--lead", "--private-shm")
+    assert worker[: worker.index("--")] == (*ours, "gpu02", *at, "--private-shm")
+    assert head[head.index("--") + 1 :][:3] == ("ray", "start", "--head")
+    assert worker[worker.index("--") + 1 :][:3] == ("ray", "start", "--block")
+    assert spec(inventory).restart == "unless-stopped"
+
+
+def test_a_cluster_without_ray_has_nothing_of_it(load: Load) -> None:
+    """The agents are there all the same, and so is the secret by which they know each other."""
+    inventory = load("ray: none\nshm: host")
+    found = spec(inventory)
+
+    assert found.command[-5:] == ("--head", "10.0.0.11", "--port", str(inventory.ports.group), "--lead")
+    assert not [name for name in found.env if "RAY" in name]
+    assert {mount.target for mount in found.mounts} >= {"/run/vlaunch/secrets", "/var/lib/vlaunch"}
+
+
+def test_rays_memory_monitor_is_off_unless_the_inventory_says_otherwise(load: Load) -> None:
+    """It ends ranks while they load."""
+    name = "RAY_memory_monitor_refresh_ms"
+
+    assert spec(load()).env[name] == "0"
+    assert spec(load(f"env: {{{name}: '250'}}")).env[name] == "250"
+
+
+@pytest.mark.parametrize(
+    ("command", "renewed"),
+    [
+        (("/opt/vlaunch/entry.sh", "agent", "--node", "gpu01"), True),
+        (("/opt/vlaunch/entry.sh", "ray", "start", "--head"), False),
+        (("vllm", "serve"), False),
+    ],
+)
+def test_a_container_of_an_earlier_vlaunch_is_known(command: tuple[str, ...], renewed: bool, load: Load) -> None:
+    """By its first process."""
+    there = Container(
+        name="n", id="1", role="head", node="gpu01", image="i", status="running", spec="", exit_code=0, restarts=0, env={},
+        labels={}, argv=command,
     )  # fmt: skip
 
-    assert (rank.restart, rank.role, rank.labels["vlaunch.model"]) == ("no", "rank", "m")
-    assert rank.command[-2:] == ("vllm", "serve")
-    assert "RAY_ADDRESS" not in rank.env
-    assert rank.env["NCCL_DEBUG"] == "INFO"
-    assert spec(inventory).restart == "unless-stopped"
+    assert containers.renewed(there) is renewed
 
 
 def test_the_fingerprint_changes_with_every_secret_and_with_its_name() -> None:
@@ -207,16 +242,19 @@ def test_a_spec_carries_its_own_hash(load: Load) -> None:
     assert found.labels["vlaunch.spec"] == found.hash == replace(found, labels=dict(found.labels)).hash
 
 
-def test_a_probe_has_the_rights_of_a_rank_and_no_secret(load: Load) -> None:
+def test_a_probe_has_the_rights_of_a_node_and_no_secret(load: Load) -> None:
     """What is measured is what will serve; a throw-away container leaves nothing and is told nothing."""
     inventory = load("network: {fabric: roce}")
     node = inventory.head
-    rank = containers.rank_spec(inventory, node, FACTS, inventory.image, {}, argv=("a",), labels={}, env={})
+    own = spec(inventory)
     probe = containers.probe_spec(inventory, node, FACTS, ("a",))
 
-    assert (probe.devices, probe.cap_add, probe.ulimits, probe.env) == (rank.devices, rank.cap_add, rank.ulimits, rank.env)
-    assert (probe.gpus, probe.shm, probe.image) == (rank.gpus, rank.shm, rank.image)
-    assert all("secrets" not in mount.target for mount in probe.mounts)
+    assert (probe.devices, probe.cap_add, probe.ulimits) == (own.devices, own.cap_add, own.ulimits)
+    assert (probe.gpus, probe.shm, probe.image) == (own.gpus, own.shm, own.image)
+    assert set(probe.env.items()) < set(own.env.items())
+    assert {mount.target for mount in own.mounts} - {mount.target for mount in probe.mounts} == {
+        "/run/vlaunch/secrets", "/var/lib/vlaunch",
+    }  # fmt: skip
     argv = docker.run(node.docker, probe, once=True)
     assert argv[3:6] == ("once", "vlaunch-c-gpu01-probe", "--interactive")
     assert not {"--detach", "--restart"} & set(argv)

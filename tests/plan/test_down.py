@@ -131,7 +131,13 @@ def test_only_what_vlaunch_wrote_is_removed(extra: str | None, code: int, left: 
     inventory = load(f"state_dir: {state}")
     world = World(inventory)
     case.bring_up(inventory, world, SECRETS)
-    for name in ("payload/head.py", "secrets/RAY_AUTH_TOKEN", "network.json", ".network.json.77", "server/wanted.json"):
+    for name in (
+        "payload/head.py",
+        "secrets/RAY_AUTH_TOKEN",
+        "network.json",
+        ".network.json.77",
+        "server/default/desired.json",
+    ):
         (state / "c" / name).parent.mkdir(parents=True, exist_ok=True)
         (state / "c" / name).write_text("x")
     if extra:

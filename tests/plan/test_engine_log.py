@@ -20,40 +20,32 @@ LINE = "{0}:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [{1}] via NET/IB/0/GDR
     [("nvidia", "", True), ("amd", "", True), ("cpu", "", False), ("nvidia", ONE, False), ("cpu", ONE, False)],
 )
 def test_only_gpus_on_several_nodes_write_logs(load: Load, accelerator: str, nodes: str, told: bool) -> None:
-    """A CPU has no NCCL, and one node no network; then the command is what it would be without."""
+    """A CPU has no NCCL, and one node no network."""
     inventory = load(f"accelerator: {accelerator}", nodes)
-    words = engine_log.environment(inventory, "serve-1")
+    settings = engine_log.variables(inventory, "chat-1")
 
-    assert bool(words) is told
-    assert bool(engine_log.variables(inventory)) is told
+    assert bool(settings) is told
     if told:
-        assert words[0] == "env"
-        assert "NCCL_DEBUG=INFO" in words
-        assert "NCCL_DEBUG_FILE=/tmp/vlaunch-nccl.serve-1.%h.%p.log" in words
+        assert settings["NCCL_DEBUG"] == "INFO"
+        assert settings["NCCL_DEBUG_FILE"] == "/tmp/vlaunch-nccl.chat-1.%h.%p.log"
 
 
-def test_each_backend_is_asked_where_it_runs(load: Load) -> None:
-    """Only the nodes that have ranks."""
-    inventory = load()
-    ray = engine_log.ask(inventory, "ray", ["gpu01", "gpu02"], "serve-1")
-    mp = engine_log.ask(inventory, "mp", ["gpu02"])
+def test_the_nodes_that_have_ranks_are_asked(load: Load) -> None:
+    """In their containers, and no others."""
+    asked = engine_log.ask(load(), ["gpu02"], "chat-1")
 
-    assert [(each.node, each.argv[:3]) for each in ray] == [
-        ("gpu01", ("docker", "exec", "vlaunch-c-gpu01")),
-        ("gpu02", ("docker", "exec", "vlaunch-c-gpu02")),
-    ]
-    assert [(each.node, each.argv[2]) for each in mp] == [("gpu02", "vlaunch-c-gpu02-rank")]
+    assert [(each.node, each.argv[:3]) for each in asked] == [("gpu02", ("docker", "exec", "vlaunch-c-gpu02"))]
 
 
 def asked(load: Load, folder: Path, name: str) -> str:
     """Run on this machine what would run in a container, its folder being another."""
-    argv = engine_log.ask(load(), "ray", ["gpu01"], name)[0].argv[3:]
+    argv = engine_log.ask(load(), ["gpu01"], name)[0].argv[3:]
     here = [each.replace("/tmp/vlaunch-nccl", f"{folder}/vlaunch-nccl") if at == 2 else each for at, each in enumerate(argv)]
     return subprocess.run(here, capture_output=True, text=True, check=False, cwd=folder).stdout
 
 
-def test_the_telling_lines_of_this_job_come_back(load: Load, tmp_path: Path) -> None:
-    """Not those of another job whose name begins alike, and not what tells nothing."""
+def test_the_telling_lines_of_this_server_come_back(load: Load, tmp_path: Path) -> None:
+    """Not those of another one whose name begins alike, and not what tells nothing."""
     (tmp_path / "vlaunch-nccl.serve-1.gpu01.7.log").write_text(LINE.format("gpu01", "send") + "gpu01:7:9 noise\n")
     (tmp_path / "vlaunch-nccl.serve-1.gpu01.8.log").write_text("gpu01:8:9 [0] NCCL WARN trouble\n")
     (tmp_path / "vlaunch-nccl.serve-12.gpu01.9.log").write_text(LINE.format("other", "send"))

@@ -6,6 +6,7 @@ import hashlib
 import io
 import stat
 import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from launcher.model import Inventory, Secret
-from launcher.plan import containers, files
+from launcher.plan import files
 from launcher.plan.shape import Step
-from launcher.tools.docker import Container
 from launcher.tools.host import HostFacts
 
 Load = Callable[..., Inventory]
@@ -45,14 +45,31 @@ def test_the_archive_is_the_same_bytes_every_time_and_nobodys(tmp_path: Path) ->
     assert {(entry.mtime, entry.uid, entry.uname, entry.mode) for entry in entries} == {(0, 0, "", 0o755)}
 
 
-def test_the_programs_of_the_head_and_the_package_of_batch_jobs_are_shipped() -> None:
-    """The package has a folder of its own, which alone is put on a job's path; nothing else of the launcher travels."""
+def test_the_programs_of_the_head_and_two_packages_are_shipped() -> None:
+    """The agent, and what batch jobs run, each in a folder of its own; nothing else of the launcher travels."""
     there = {path.removeprefix("payload/") for path in files.payload_digests()}
-    batch = sorted((Path(files.__file__).parents[1] / "payload" / "batch").glob("*.py"))
+    payload = Path(files.__file__).parents[1] / "payload"
+    packages = {f"lib/vlaunch_{name}/{path.name}" for name in ("agent", "batch") for path in (payload / name).glob("*.py")}
 
     assert {"entry.sh", "head.py", "desk.py"} <= there
-    assert {name for name in there if "/" in name} == {f"lib/vlaunch_batch/{path.name}" for path in batch}
-    assert "lib/vlaunch_batch/__init__.py" in there
+    assert {name for name in there if "/" in name} == packages
+    assert {"lib/vlaunch_agent/__main__.py", "lib/vlaunch_batch/__init__.py"} <= there
+
+
+def test_the_shipped_agent_stands_alone(load: Load, tmp_path: Path) -> None:
+    """It starts, and so does what asks it, where there is nothing of the launcher and of its libraries."""
+    inventory = load(f"state_dir: {tmp_path}")
+    send(files.steps(inventory, inventory.head, FRESH, {}, fresh=False)[0])
+    there, bare = tmp_path / "c/payload", (sys.executable, "-I", "-S", "-B")
+    agent = f"import sys; sys.path.insert(0, '{there}/lib'); from vlaunch_agent.__main__ import main; main()"
+    ran = [
+        subprocess.run((*bare, *words, "--help"), capture_output=True, text=True, timeout=20, check=False)
+        for words in (("-c", agent), (str(there / "head.py"),))
+    ]
+
+    assert [(done.returncode, done.stderr) for done in ran] == [(0, ""), (0, "")]
+    assert "--lead" in ran[0].stdout
+    assert "servers" in ran[1].stdout
 
 
 def test_files_are_written_only_where_they_differ(load: Load) -> None:
@@ -145,28 +162,6 @@ def test_secrets_leave_every_other_place(load: Load, tmp_path: Path, to: str) ->
 
     assert left == {"disk" if to == "disk" else "today": "new"}
     assert (places["before"].parent.exists(), (places["foreign"] / "mine").exists()) == (False, True)
-
-
-@pytest.mark.parametrize("rank", [True, False])
-def test_secrets_stay_where_another_container_has_them_mounted(load: Load, rank: bool) -> None:
-    """A rank's starts beside Ray's, or Ray's beside a rank's; once Ray's is as it should be, what lay before goes."""
-    before, now = load(), load("secrets_in: memory")
-    node = now.head
-    seen = replace(WRITTEN, secret_names=("HF_TOKEN",), memory="/run/vlaunch-ops", in_memory=())
-    name = containers.name(now, node) if rank else containers.rank_name(now, node)
-
-    def removed(inventory: Inventory | None) -> bool:
-        spec = containers.ray_spec(inventory, node, seen, "i", SECRETS).hash if inventory else ""
-        there = Container(
-            name=name, id="1", role="", node=node.name, image="i", status="running", spec=spec, exit_code=0, restarts=0, env={},
-            labels={},
-        )  # fmt: skip
-        steps = files.steps(now, node, replace(seen, containers=(there,)), SECRETS, fresh=True, rank=rank)
-        return "removing secrets from where they lay before" in titles(steps)
-
-    assert (removed(None), removed(before), removed(now)) == (False, False, rank)
-    own = replace(seen, containers=())
-    assert "removing secrets from where they lay before" in titles(files.steps(now, node, own, SECRETS, fresh=True, rank=rank))
 
 
 def test_nodes_that_share_a_home_do_not_trip_over_each_other(load: Load, tmp_path: Path) -> None:

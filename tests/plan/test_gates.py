@@ -50,17 +50,18 @@ def test_every_gate_is_green_on_a_cluster_that_is_up(up: World) -> None:
         gates.gpus(inventory, inventory.nodes, inventory.image),
         gates.head(inventory),
         cluster(up),
+        gates.agents(inventory, deadline=20),
     ]
 
     assert {gate.id: worst(gate.judge(ask(transport, gate))) for gate in all_gates} == dict.fromkeys(
-        ("ray-version", "gpus-in-docker", "ray-head", "ray-nodes"), "pass"
+        ("ray-version", "gpus-in-docker", "head", "ray-nodes", "agents"), "pass"
     )
     assert up.changes == []
 
 
 def test_every_wait_has_a_deadline_and_every_question_too(up: World) -> None:
     """On both ends."""
-    for gate in (gates.head(up.inventory), cluster(up)):
+    for gate in (gates.head(up.inventory), cluster(up), gates.agents(up.inventory, deadline=20)):
         assert gate.deadline > 0
         assert all(0 < command.timeout <= 120 for command in (*gate.ask, *gate.evidence))
 
@@ -133,6 +134,33 @@ def test_a_head_that_does_not_listen_in_time_shows_the_end_of_its_log(up: World)
 
     assert caught.value.message == "gpu01: Ray does not listen on 10.0.0.11:6379 yet within 120s"
     assert caught.value.evidence.splitlines() == [f"line {number}" for number in range(15, 20)]
+
+
+@pytest.mark.parametrize("more", ["", "ray: none"])
+def test_the_head_is_there_when_what_workers_knock_at_listens(more: str, load: Load) -> None:
+    """Ray's port, or else the agent's."""
+    inventory = load(more)
+    gate, asked = gates.head(inventory), inventory.ports.group if more else inventory.ports.gcs
+
+    assert f"('10.0.0.11', {asked})" in str(gate.ask[-1].argv)
+    assert gate.what == ("the head's agent listens" if more else "the Ray head listens")
+
+
+@pytest.mark.parametrize(
+    ("said", "waits"),
+    [
+        ({"gpu01": 0.0, "gpu02": 0.5}, []),
+        ({"gpu01": 0.0}, ["gpu02"]),
+        ({"gpu01": 0.0, "gpu02": 61.0}, ["gpu02"]),
+        (None, ["gpu01"]),
+    ],
+)
+def test_an_agent_is_connected_when_the_head_has_heard_it(said: dict[str, float] | None, waits: list[str], up: World) -> None:
+    """Lately; where the head says nothing, it is the head that is waited for."""
+    up.said["servers"] = "no answer" if said is None else {"servers": [], "members": said, "agent": 1.0}
+    gate = gates.agents(up.inventory, deadline=20)
+
+    assert [each.node for each in gate.judge(ask(FakeTransport(up.answer), gate)) if each.status != "pass"] == waits
 
 
 def test_a_missing_log_does_not_hide_the_failure(up: World) -> None:

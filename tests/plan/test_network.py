@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from launcher.checks.network import Verdict
 from launcher.checks.shape import Finding
 from launcher.model import Answer, Inventory
 from launcher.plan import network, verdict
 from launcher.plan.observe import observe
-from launcher.plan.verdict import Ask, Proof
+from launcher.plan.verdict import Ask, Proof, as_record
 from launcher.tools.docker import Image
 from launcher.tools.host import HostFacts
 from tests.fakes import FakeTransport
@@ -103,9 +104,9 @@ def test_the_backend_is_the_accelerators(load: Load, accelerator: str, backend: 
 
 @pytest.mark.parametrize("fresh", [False, True])
 def test_it_runs_in_the_containers_that_will_serve(load: Load, fresh: bool) -> None:
-    """In Ray's where those run; in throw-away ones with the same devices where they do not, or where ranks will be new."""
+    """Where those run; else in throw-away ones with the same devices."""
     _, facts = up(load("network: {fabric: infiniband}\nsecrets: {HF_TOKEN: {env: X}}"))
-    commands = network.commands(load("network: {fabric: infiniband}"), facts, replace(ASK, fresh=fresh))
+    commands = network.commands(load("network: {fabric: infiniband}"), {} if fresh else facts, ASK)
     argv = commands[0].argv
 
     assert argv[3:5] == ("once", "vlaunch-c-gpu01-probe") if fresh else argv[:2] == ("docker", "exec")
@@ -213,6 +214,38 @@ def test_auto_is_covered_by_auto_and_by_the_highest(load: Load, asked: str, requ
     assert verdict.proven(inventory, facts, kept, require=None, collective=False) is proves
 
 
+def test_a_verdict_between_some_nodes(load: Load) -> None:
+    """It is measured between these alone, kept on the head, and covers no others; their order does not matter."""
+    inventory = load("", NODES)
+    _, facts = up(inventory)
+    ask = replace(ASK, nodes=("gpu03", "gpu01"))
+    gate, keep = network.stages(inventory, facts, ask, Proof(), taken="now")
+    passed = Verdict(backend="nccl", nodes=ask.nodes, required="any", why="", cells=(), findings=())
+    proof = Proof(verdict=passed, ask=ask, servers={"chat": {"id": "1", "said": "s"}})
+    written = {**as_record(inventory, facts, proof, taken="now"), "passed": True}
+    kept = verdict.parse_record(Answer(node="gpu02", code=0, out=json.dumps(written)))
+
+    assert [each.node for each in gate.gates[0].ask] == ["gpu03", "gpu01"]
+    assert {step.command.node for step in (*gate.steps, *keep.steps)} == {"gpu02"}
+    assert verdict.about(inventory, facts, kept) == {"gpu01", "gpu03"}
+    assert verdict.of_server(kept, "chat", "1") == "s"
+    for nodes, proven in ((("gpu01", "gpu03"), True), (("gpu02", "gpu03"), False), ((), False)):
+        asked = verdict.proven(inventory, facts, kept, require="any", collective=False, nodes=nodes)
+        assert asked is proven
+
+
+def test_what_a_servers_logs_say_is_of_that_server(load: Load) -> None:
+    """Another one of its name has said nothing yet, and a record may hold anything."""
+    kept = {"servers": {"chat": {"id": "1", "said": "NET/IB"}}}
+    step = verdict.confirmed(load(), {}, kept, server="embed", id="2", said="NET/Socket")
+    assert step.command.stdin is not None
+    written = json.loads(step.command.stdin())
+
+    assert [verdict.of_server(written, *each) for each in (("chat", "1"), ("embed", "2"), ("chat", "2"), ("x", "1"))] == [
+        "NET/IB", "NET/Socket", "", ""
+    ]  # fmt: skip
+
+
 def test_a_container_that_started_again_is_another_incarnation(load: Load) -> None:
     """Docker restarts it under the same id."""
     world, facts = up(load())
@@ -257,6 +290,8 @@ def test_fewer_ranks_than_gpus_prove_less_than_a_server_uses(load: Load) -> None
         (json.dumps({**GOOD, "figures": {**FIGURES, "algbw": "fast"}}), GOOD),
         (json.dumps({**GOOD, "figures": {**FIGURES, "algbw": float("inf")}}), GOOD),
         (json.dumps({**GOOD, "figures": [1]}), GOOD),
+        (json.dumps({**GOOD, "nodes": [1], "servers": {"a": 1}}), GOOD),
+        (json.dumps({**GOOD, "nodes": ["n"], "servers": {}}), {**GOOD, "nodes": ["n"], "servers": {}}),
         (json.dumps({**GOOD, "passed": "yes"}), {}),
         (json.dumps({**GOOD, "required": "rocket"}), {}),
         (json.dumps({**GOOD, "taken": None}), {}),

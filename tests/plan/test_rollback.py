@@ -11,6 +11,7 @@ import pytest
 from launcher.errors import RequestError, UnreadableAnswer
 from launcher.model import Answer, Inventory, Node
 from launcher.plan import rollback
+from launcher.tools.host import HostFacts
 
 INVENTORY = Inventory(
     path=Path("inventory.yaml"),
@@ -31,7 +32,7 @@ def kept(id: str, **changes: Any) -> dict[str, Any]:
         "dp": 1,
         "args": ["--x", "1"],
     }
-    return {"at": 1.5, "wanted": {"id": id, "image": "sha256:1", "asked_for": {**asked, **changes}}}
+    return {"at": 1.5, "desired": {"id": id, "image": "sha256:1", "asked_for": {**asked, **changes}}}
 
 
 def answer(answered: Any, wanted: Any = None) -> Answer:
@@ -72,7 +73,8 @@ def test_another_image_is_refused() -> None:
 @pytest.mark.parametrize(
     "said",
     ["", "nonsense", "{}", "[1, null, {}]", [kept("a", tp="x")], [kept("a", backend="other")], [kept("a", args="--x")],
-     [{"at": 1, "wanted": {"id": "a"}}], [{"at": "x", **{"wanted": kept("a")["wanted"]}}], [kept("a", port=1e400)],
+     [{"at": 1, "desired": {"id": "a"}}], [{**kept("a"), "at": "x"}], [kept("a", nodes="n1")],
+     [kept("a", gpus="x")], [kept("a", port=1e400)],
      *([{**kept("a"), "at": at}] for at in ("nan", 1e300, -1e300))],
 )  # fmt: skip
 def test_what_cannot_be_read_did_not_answer(said: Any) -> None:
@@ -88,7 +90,37 @@ def test_a_head_that_does_not_say_is_not_one_that_has_nothing() -> None:
 
 def test_the_head_is_asked_without_its_containers() -> None:
     """In the launcher's folder there."""
-    command = rollback.ask(INVENTORY, {})
+    command = rollback.ask(INVENTORY, {}, "chat")
 
     assert command.node == "n1"
-    assert command.argv[-1] == "/root/.vlaunch/c"
+    assert command.argv[4:] == ("/root/.vlaunch/c/server/chat", "history.json", "desired.json")
+
+
+def test_places_are_kept() -> None:
+    """A server is started again where it was; what an older vlaunch wrote down had no places."""
+    (old,), _ = rollback.read(answer([kept("a")]))
+    (new,), _ = rollback.read(answer([kept("a", nodes=["n1"], gpus=2)]))
+
+    assert [(each.nodes, each.gpus) for each in (old, new)] == [((), None), (("n1",), 2)]
+
+
+@pytest.mark.parametrize(
+    ("files", "name"),
+    [
+        ((), "default"),
+        (("chat/history",), "chat"),
+        (("chat/history", "embed/history", "embed/desired"), "embed"),
+        (("chat/history", "embed/history"), None),
+        (("chat/desired", "embed/desired"), None),
+    ],
+)
+def test_one_server_need_not_be_named(files: tuple[str, ...], name: str | None) -> None:
+    """It is the one that is wanted, or else the one that has answered; several are listed."""
+    paths = [*(f"server/{file}.json" for file in files), "network.json", "server/x/y/desired.json"]
+    found = HostFacts(files=dict.fromkeys(paths, "0"))
+    if name is not None:
+        assert rollback.pick(INVENTORY, {"n1": found}, None) == name
+    else:
+        with pytest.raises(RequestError, match="2 servers are known: `chat`, `embed`"):
+            rollback.pick(INVENTORY, {"n1": found}, None)
+    assert rollback.pick(INVENTORY, {"n1": found}, "other") == "other"

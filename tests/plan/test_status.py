@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,13 @@ import pytest
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Inventory, Secret
-from launcher.placement import choose
-from launcher.plan import ranks, running, status, verdict
+from launcher.payload.agent.desired import Desired
+from launcher.payload.agent.observed import Observed
+from launcher.plan import status, verdict
 from launcher.plan.observe import observe
-from launcher.plan.serve import Request, Seen
-from launcher.plan.status import ClusterStatus
-from launcher.tools import docker
+from launcher.plan.status import ClusterStatus, ServerStatus
 from launcher.tools.docker import parse_image
-from launcher.transport import Command
+from tests import kept
 from tests.fakes import FakeTransport
 from tests.plan import case
 from tests.simulated import World
@@ -29,6 +27,8 @@ Load = Callable[..., Inventory]
 SECRETS = {"RAY_AUTH_TOKEN": Secret("tok")}
 OPEN = "ray: {token_auth: false}"
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "ray"
+ANSWER = {"status": 200, "model": "m", "system_fingerprint": "vllm-0.32.0-pp2-x", "seconds": 0.25}
+LATE = {"status": 0, "error": "timed out"}
 
 
 @pytest.fixture
@@ -36,35 +36,45 @@ def world(load: Load) -> World:
     """A cluster of two that is up, without a server."""
     made = World(load())
     case.bring_up(made.inventory, made, SECRETS)
+    jobs(made)
     return made
 
 
-def look(world: World, *missing: str, inventory: Inventory | None = None) -> ClusterStatus:
-    """Observe as the command does."""
+def look(world: World, *missing: str, inventory: Inventory | None = None, **completions: dict[str, Any]) -> ClusterStatus:
+    """Observe as the command does; servers answer by their names, or do not."""
     inventory = inventory or world.inventory
     transport = FakeTransport(world.answer)
     facts = {name: each for name, each in observe(inventory, transport, [inventory.image]).items() if name not in missing}
     said = status.Said()
-    if asked := status.ask_ray(inventory, facts):
-        answer, kept = transport.run(asked)
-        said = status.Said(ray=status.hear(answer), network=verdict.parse_record(kept))
-    for server in running.find(inventory, facts, said.ray)[:1]:
-        about, completion = transport.run(status.ask_server(inventory, server))
-        said = dataclasses.replace(said, server=status.hear(about), completion=status.hear(completion))
+    if asked := status.ask_head(inventory, facts):
+        answer, proof = transport.run(asked)
+        said = status.Said(head=status.hear(answer), network=verdict.parse_record(proof))
+    asked_for = {each.name for each in said.kept.running if status.ask_server(inventory, facts, each)}
+    said = dataclasses.replace(
+        said,
+        abouts={name: world.said.get("server", {}) for name in asked_for},
+        completions={name: completions.get(name, LATE) for name in asked_for},
+    )
     return status.read(inventory, facts, said, {name: f"{name}: no route" for name in missing})
 
 
-def job(state: str, model: str = "m", **more: Any) -> dict[str, Any]:
-    return {"submission_id": "serve-1", "status": state, "metadata": {"vlaunch.model": model}, **more}
-
-
-def jobs(world: World, *listed: dict[str, Any], **server: Any) -> None:
+def jobs(world: World, *rows: dict[str, Any], **more: Any) -> None:
+    """Let the head tell of servers."""
     world.said["jobs"] = {
-        "jobs": list(listed),
+        "jobs": [],
         "nodes": world.ray_table(),
         "actors": {"data": {"result": {"result": []}}},
+        **kept.said(*rows),
+        **more,
     }
-    world.said["server"] = {"health": 0, **server}
+
+
+def serve(world: World, how: Observed | None = None, *, wanted: Desired | None = None, **more: Any) -> ServerStatus:
+    """Let one server be, and look at it."""
+    completion = {key: more.pop(key) for key in ("default",) if key in more}
+    jobs(world, kept.one(wanted or kept.wanted(), how, age=more.pop("age", 2.0)), **more)
+    (server,) = look(world, **completion).servers
+    return server
 
 
 def test_a_cluster_that_is_up_is_whole(world: World) -> None:
@@ -72,17 +82,17 @@ def test_a_cluster_that_is_up_is_whole(world: World) -> None:
     seen = look(world)
 
     assert seen.whole
-    assert [(each.node, each.role, each.container, each.ray, each.gpus, each.drift) for each in seen.nodes] == [
-        ("gpu01", "head", "running", "alive", "8/8", ()),
-        ("gpu02", "worker", "running", "alive", "8/8", ()),
+    assert [(each.node, each.role, each.container, each.ray, each.agent, each.gpus, each.drift) for each in seen.nodes] == [
+        ("gpu01", "head", "running", "alive", "connected", "8/8", ()),
+        ("gpu02", "worker", "running", "alive", "connected", "8/8", ()),
     ]
-    assert (seen.server.state, seen.endpoint) == ("none", "http://10.0.0.11:8000/v1")
+    assert (seen.servers, seen.endpoint) == ((), "http://10.0.0.11:8000/v1")
+    assert seen.as_json()["server"] == {"state": "none"}
 
 
 def test_a_node_that_ray_has_not_missed_yet_is_dead(world: World) -> None:
     """Its raylet's port is closed, whatever Ray's table says for some seconds more; the head is asked to knock."""
-    jobs(world)
-    asked = status.ask_ray(world.inventory, observe(world.inventory, FakeTransport(world.answer), [world.inventory.image]))
+    asked = status.ask_head(world.inventory, observe(world.inventory, FakeTransport(world.answer), [world.inventory.image]))
     address = f"10.0.0.12:{world.inventory.ports.node_manager}"
     world.said["jobs"]["unreachable"] = [address]
     seen = look(world)
@@ -93,14 +103,27 @@ def test_a_node_that_ray_has_not_missed_yet_is_dead(world: World) -> None:
 
 
 def test_the_endpoint_is_where_the_server_listens(world: World) -> None:
-    """Its own address and port, not the inventory's."""
-    labels = {"vlaunch.model": "m", "vlaunch.host": "10.0.0.99", "vlaunch.port": "9000"}
-    jobs(world, {"submission_id": "serve-1", "status": "RUNNING", "metadata": labels})
+    """On the node that has its API, its own address and port, not the inventory's."""
     inventory = dataclasses.replace(world.inventory, serve=dataclasses.replace(world.inventory.serve, bind="127.0.0.1"))
+    wanted = kept.wanted(node="gpu02", backend="mp", port=9000)
 
-    assert look(world).endpoint == "http://10.0.0.99:9000/v1"
+    assert serve(world, kept.seen(), wanted=wanted).endpoint == "http://10.0.0.12:9000/v1"
+    assert serve(world, kept.seen(), wanted=dataclasses.replace(wanted, host="fd00::1")).endpoint == "http://[fd00::1]:9000/v1"
     jobs(world)
     assert look(world, inventory=inventory).endpoint == "http://127.0.0.1:8000/v1"
+
+
+@pytest.mark.parametrize(("node", "asked"), [("gpu02", ["gpu02", "gpu02"]), ("gpu09", [])])
+def test_a_server_is_asked_on_the_node_that_has_its_api(world: World, node: str, asked: list[str]) -> None:
+    """In that node's container; nobody is asked where that is none of the inventory's."""
+    jobs(world, kept.one(kept.wanted(node=node, port=9000), kept.seen()))
+    facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
+    (server,) = status.Said(head=world.said["jobs"]).kept.servers
+    commands = status.ask_server(world.inventory, facts, server)
+
+    assert [each.node for each in commands] == asked
+    assert bool(look(world).servers[0].endpoint) is bool(asked)
+    assert all(("vlaunch-c-gpu02" in each.argv, "9000" in each.argv) == (True, True) for each in commands)
 
 
 def test_nothing_there_is_absent_and_not_whole(load: Load) -> None:
@@ -110,13 +133,14 @@ def test_nothing_there_is_absent_and_not_whole(load: Load) -> None:
 
     assert not seen.whole
     assert [(each.container, each.ray, each.gpus) for each in seen.nodes] == [("absent", "absent", "-/8")] * 2
-    assert seen.server.state == "none"
-    assert status.ask_ray(world.inventory, observe(world.inventory, FakeTransport(world.answer), [])) == []
+    assert seen.servers == ()
+    assert status.ask_head(world.inventory, observe(world.inventory, FakeTransport(world.answer), [])) == []
 
 
 def test_a_worker_that_is_not_in_ray_is_seen(world: World) -> None:
     """Though its container runs."""
     world.machines["gpu02"].joins = False
+    jobs(world)
     seen = look(world)
 
     assert (seen.nodes[1].container, seen.nodes[1].ray, seen.nodes[1].gpus, seen.whole) == ("running", "absent", "-/8", False)
@@ -142,7 +166,8 @@ def test_without_the_head_the_server_is_unknown(world: World) -> None:
     """Not `none`."""
     seen = look(world, "gpu01")
 
-    assert (seen.server.state, seen.nodes[1].container) == ("unknown", "running")
+    assert ([each.state for each in seen.servers], seen.nodes[1].container) == (["unknown"], "running")
+    assert not seen.whole
 
 
 def test_a_docker_that_does_not_answer_is_trouble(world: World) -> None:
@@ -154,105 +179,192 @@ def test_a_docker_that_does_not_answer_is_trouble(world: World) -> None:
     assert (seen.nodes[1].trouble, seen.whole) == ("permission denied", False)
 
 
-FAULT = {
-    "at": 1000.5, "what": "a rank is dead", "node": "10.0.0.12", "rank": "PP1", "evidence": "10.0.0.12: killed\n\nmore",
-    "in_flight": 4, "ready_again_after": 71.2, "phases": {"stopped": 0.4, "whole": 2, "started": "soon", "x": 1},
-}  # fmt: skip
-
-
-def supervised(world: World, state: str, *listed: dict[str, Any], **more: Any) -> None:
-    """Make the head say that a server is supervised."""
-    jobs(world, *listed)
-    said = {"id": "d1", "state": state, "model": "m", "restarts_left": 2, "faults": [FAULT], "wanted": True, "age": 1, **more}
-    world.said["jobs"]["supervised"] = said
-
-
-def of_job(state: str = "RUNNING") -> dict[str, Any]:
-    return {"submission_id": "serve-d1-1", "status": state, "metadata": {"vlaunch.model": "m", "vlaunch.args": "d1"}}
-
-
-def test_the_last_fault_is_told(world: World) -> None:
-    """An answer is an answer; what happened before stands beside it, with nodes' names in the place of addresses."""
-    supervised(world, "ready", of_job())
-    world.said["complete"] = {"status": 200, "model": "m", "seconds": 0.1}
-    seen = look(world)
-    kept = seen.server.supervision
-    assert kept is not None
-    assert kept.fault is not None
-
-    assert (seen.server.state, seen.whole, kept.restarts_left) == ("answering", True, 2)
-    assert (kept.fault.node, kept.fault.rank, kept.fault.lost) == ("gpu02", "PP1", 4)
-    assert (kept.fault.evidence, kept.fault.ready_again_after) == (("gpu02: killed", "more"), 71.2)
-    assert kept.fault.phases == {"stopped": 0.4, "whole": 2.0}
-
-
-@pytest.mark.parametrize("listed", [[of_job()], []], ids=["its job runs", "before Ray has its job"])
-def test_a_server_that_recovers_is_red(world: World, listed: list[dict[str, Any]]) -> None:
-    """And what is waited for is said."""
-    more = {"doing": "waiting for 10.0.0.12 to be in Ray again", "metadata": of_job()["metadata"], "backend": "ray"}
-    supervised(world, "recovering", *listed, **more)
+@pytest.mark.parametrize("members", [{"gpu02": 75.0}, {"gpu02": None}])
+def test_a_node_whose_agent_is_lost_is_not_whole(world: World, members: dict[str, float]) -> None:
+    """No server can be started there, though its container runs."""
+    world.said["jobs"]["members"] |= members
     seen = look(world)
 
-    assert (seen.server.state, seen.server.detail) == ("recovering", "waiting for gpu02 to be in Ray again")
-    assert not seen.whole
+    assert ([each.agent for each in seen.nodes], seen.whole) == (["connected", "lost"], False)
 
 
-def test_a_server_whose_supervisor_has_just_died_is_there(world: World) -> None:
-    """The watcher brings it back within seconds: whoever stops it now must not be told that there is nothing to stop."""
-    supervised(world, "ready", of_job("FAILED"), metadata=of_job()["metadata"], backend="ray")
-
-    assert look(world).server.state == "silent"
-
-
-def test_a_server_that_was_given_up_is_red(world: World) -> None:
-    """With the reason, not only Ray's exit code."""
-    supervised(world, "gave-up", of_job("FAILED"), doing="no restart is left of 3 in 1 h", restarts_left=0)
+def test_without_ray_agents_make_a_cluster(load: Load) -> None:
+    """Nothing is asked about Ray, and no node lacks it."""
+    world = World(load("ray: none"))
+    case.bring_up(world.inventory, world, SECRETS)
+    world.said["jobs"] = kept.said()
     seen = look(world)
+    (asked, _) = status.ask_head(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
 
-    assert (seen.server.state, seen.server.detail, seen.whole) == ("gave-up", "no restart is left of 3 in 1 h", False)
-
-
-def test_a_server_that_has_answered_and_does_not_is_red(world: World) -> None:
-    """It is not `starting`, though its supervisor has not noticed yet, or only doubts it."""
-    supervised(world, "ready", of_job())
-    seen = look(world)
-    supervised(world, "ready", of_job(), doing="no completion came back for 9s")
-
-    assert (seen.server.state, seen.whole) == ("silent", False)
-    assert look(world).server.detail.endswith("its supervisor: no completion came back for 9s")
-
-
-def test_the_record_of_another_server_is_not_its_own(world: World) -> None:
-    """Somebody has just started another one."""
-    supervised(world, "recovering", of_job(), id="d2")
-
-    assert look(world).server.state == "starting"
+    assert [(each.ray, each.gpus, each.drift) for each in seen.nodes] == [("-", "8", ())] * 2
+    assert seen.whole
+    assert ("--no-ray" in asked.argv, "--peers" in asked.argv) == (True, False)
+    world.said["jobs"]["members"]["gpu02"] = 75.0
+    assert not look(world).whole
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("how", "state"),
     [
-        [], "x", {"id": 1, "state": "ready"}, {"id": "d1"}, {"id": "d1", "state": []},
-        {"id": "d1", "state": "ready", "faults": 3, "age": "old", "restarts_left": None},
-        {"id": "d1", "state": "ready", "faults": [None, {"at": "x", "in_flight": "y", "evidence": 3}]},
+        (None, "waiting"),
+        (kept.seen(state="waiting", doing="waiting for gpu02"), "waiting"),
+        (kept.seen(state="starting"), "starting"),
+        (kept.seen(state="stopping"), "stopping"),
+        (kept.seen(state="waiting", fault_count=1), "recovering"),
+        (kept.seen(state="starting", fault_count=1), "recovering"),
+        (kept.seen(state="stopping", fault_count=1), "recovering"),
+        (kept.seen(state="pausing", fault_count=1), "recovering"),
+        (kept.seen(state="failed", doing="no GPU", fault_count=1), "failed"),
+        (kept.seen(state="gave-up", fault_count=4), "gave-up"),
     ],
+)
+def test_what_the_keeper_does_with_a_server(world: World, how: Observed | None, state: str) -> None:
+    """A first start is no recovery; what follows a fault is one, and red."""
+    server = serve(world, how)
+
+    assert server.state == state
+    assert server.detail == (how.doing if how else "its keeper has not begun with it")
+    assert look(world).whole is (state in ("waiting", "starting", "stopping"))
+
+
+def test_a_server_that_nobody_wants_is_there_until_it_is_gone(world: World) -> None:
+    """One that was stopped is not listed."""
+    jobs(world, kept.one(None, kept.seen("a", state="ready")), kept.one(None, kept.seen("b", state="stopped")))
+
+    assert [(each.name, each.state, each.model) for each in look(world).servers] == [("a", "stopping", "org/m")]
+
+
+def test_answering_needs_a_completion(world: World) -> None:
+    """With what it said about itself; the keeper's doubts stand beside it."""
+    world.said["server"] = {"health": 200, "capacity": {"kv_cache_size_tokens": "12345", "kv_cache_max_concurrency": "3.5"}}
+    server = serve(world, kept.seen(warning="2 canaries were refused"), default=ANSWER)
+
+    assert (server.state, server.backend, server.model, server.seconds) == ("answering", "ray", "m", 0.25)
+    assert (server.fingerprint, server.kv_tokens, server.concurrency) == ("vllm-0.32.0-pp2-x", 12345, 3.5)
+    assert (server.warning, server.nodes, server.age) == ("2 canaries were refused", ("gpu01", "gpu02"), 2.0)
+
+
+def test_a_server_that_answers_before_its_keeper_knows_answers(world: World) -> None:
+    """And one whose keeper has died is green with a warning: it works."""
+    assert serve(world, kept.seen(state="starting", fault_count=1), default=ANSWER).state == "answering"
+
+    server = serve(world, kept.seen(), agent=75.0, default=ANSWER)
+    assert (server.state, server.warning) == (
+        "answering", "the head's agent has said nothing for 75 s, so that nobody keeps it"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("how", "completion", "state"),
+    [
+        # vLLM's own counters moved while the completion waited.
+        (kept.seen(still=0.0, asking=84.0), {**LATE, "moved": True}, "busy"),
+        (kept.seen(still=40.0), {**LATE, "moved": True}, "busy"),
+        # They did not, or are not there, but the keeper saw something move: a log line, GPU time.
+        (kept.seen(still=3.0, asking=20.0), {**LATE, "moved": False}, "busy"),
+        (kept.seen(still=3.0, asking=20.0), {**LATE, "moved": None}, "busy"),
+        (kept.seen(still=3.0, warning="refused"), {"status": 500, "error": "no"}, "busy"),
+        # Nothing moved.
+        (kept.seen(still=42.0, asking=42.0), {**LATE, "moved": False}, "silent"),
+        (kept.seen(still=42.0, asking=42.0), LATE, "silent"),
+        (kept.seen(), {**LATE, "moved": False}, "silent"),
+        (kept.seen(), {"status": 500, "error": "EngineDeadError"}, "silent"),
+    ],
+)
+def test_a_busy_server_is_no_silent_one(world: World, how: Observed, completion: dict[str, Any], state: str) -> None:
+    """It is green while anything of it moves; `/health` says 200 of both."""
+    server = serve(world, how, default=completion)
+
+    assert server.state == state
+    assert look(world, default=completion).whole is (state == "busy")
+
+
+def test_the_word_of_a_keeper_that_is_old_makes_nothing_busy(world: World) -> None:
+    """It may have been frozen with its server."""
+    assert serve(world, kept.seen(still=3.0, asking=20.0), age=30.0, default=LATE).state == "silent"
+
+
+def test_silence_says_for_how_long_and_what_the_keeper_does(world: World) -> None:
+    """With nodes' names in the place of addresses."""
+    server = serve(world, kept.seen(still=42.0, doing="nothing comes from 10.0.0.12"), default=LATE)
+
+    assert server.detail == (
+        "no completion: timed out; nothing has moved for 42 s; its keeper: nothing comes from gpu02"
+    )  # fmt: skip
+
+
+def test_what_a_busy_server_has_to_do_is_told(world: World) -> None:
+    """As it was counted last: while the completion waited, else by the keeper, else a moment ago."""
+    counts = {"running": 8, "waiting": 892, "tokens_per_s": 310.2}
+    world.said["server"] = {"health": 200, "load": {"running": 1, "waiting": 2, "tokens_per_s": None}}
+    completion = {**LATE, "moved": True, "load": counts}
+    by_keeper = kept.seen(load=kept.load(waiting=900))
+
+    assert serve(world, by_keeper, default=completion).load == kept.load()
+    assert serve(world, by_keeper, default={**LATE, "moved": True}).load == kept.load(waiting=900)
+    assert serve(world, by_keeper, age=30.0, default=ANSWER).load == kept.load(running=1, waiting=2, tokens_per_s=0.0)
+
+
+def test_a_replica_that_gives_no_answer_is_silence(world: World) -> None:
+    """Another one's answer proves nothing for it: a part of the requests hangs. Under a flood it is busy like the others."""
+    good = {"status": 200, "seconds": 0.1, "error": "", "answered": True}
+    late = {"status": 0, "seconds": 8.0, "error": "timed out", "answered": False}
+    completion = {**ANSWER, "replicas": [good, late]}
+    server = serve(world, kept.seen(), default=completion)
+
+    assert (server.state, server.detail) == ("silent", "replica 1 of 2 gave no completion: timed out")
+    assert serve(world, kept.seen(asking=9.0), default=completion).state == "busy"
+    assert serve(world, kept.seen(), default={**ANSWER, "replicas": [good, good]}).state == "answering"
+
+
+@pytest.mark.parametrize(("agent", "said"), [(75.0, "has said nothing for 75 s"), (None, "says nothing")])
+def test_a_keeper_that_has_died_leaves_a_server_unknown(world: World, agent: float | None, said: str) -> None:
+    """Whatever it wrote last; not whole."""
+    server = serve(world, kept.seen(), agent=agent, default=LATE)
+
+    assert (server.state, server.detail) == ("unknown", f"the head's agent {said}")
+    assert not look(world).whole
+
+
+def test_a_server_whose_node_was_not_asked_is_unknown(world: World) -> None:
+    """Its keeper may hear it all the same."""
+    jobs(world, kept.one(kept.wanted(node="gpu02"), kept.seen()))
+    seen = look(world, "gpu02")
+
+    assert [(each.state, each.detail) for each in seen.servers] == [("unknown", "the node that has its API was not asked")]
+
+
+def test_several_servers_are_judged_apart(world: World) -> None:
+    """The first is the one that older readers of the JSON know."""
+    jobs(world, kept.one(kept.wanted("chat"), kept.seen("chat")), kept.one(kept.wanted("embed"), kept.seen("embed")))
+    seen = look(world, chat=LATE, embed=ANSWER)
+
+    assert [(each.name, each.state) for each in seen.servers] == [("chat", "silent"), ("embed", "answering")]
+    assert not seen.whole
+    said = json.loads(json.dumps(seen.as_json()))
+    assert said["server"] == said["servers"][0]
+    assert said["servers"][1]["observed"]["state"] == "ready"
+
+
+def test_the_last_fault_is_told_with_names_of_nodes(world: World) -> None:
+    """An answer is an answer; what happened before stands beside it."""
+    how = kept.seen(fault_count=4, faults=[kept.fault(node="10.0.0.12", evidence="10.0.0.12: killed")])
+    observed = serve(world, how, default=ANSWER).observed
+
+    assert observed is not None
+    assert (observed.faults[0].node, observed.faults[0].evidence, observed.fault_count) == ("gpu02", "gpu02: killed", 4)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [None, 5, {"name": 5}, {"name": "x", "desired": 5}, {"name": "x", "observed": []}, {"name": "x", "age": "old"},
+     {**kept.one(kept.wanted(), kept.seen()), "observed": {"version": 2, "faults": [None]}}],
 )  # fmt: skip
-def test_a_record_may_be_anything(world: World, said: Any) -> None:
+def test_a_record_may_be_anything(world: World, row: Any) -> None:
     """Nodes answer what they like."""
-    jobs(world, of_job())
-    world.said["jobs"]["supervised"] = said
+    jobs(world, row)
 
-    assert look(world).server.state in ("starting", "silent")
-
-
-@pytest.mark.parametrize("at", [-1, 253402300800, 1e300])
-def test_a_fault_at_no_date_can_be_shown(world: World, at: float) -> None:
-    """A number that is no moment would end the command, where it is turned into one."""
-    supervised(world, "ready", of_job(), faults=[{**FAULT, "at": at}])
-    kept = look(world).server.supervision
-
-    assert kept is not None and kept.fault is not None
-    assert datetime.fromtimestamp(kept.fault.at, timezone.utc).year == 1970
+    assert look(world).servers == ()
 
 
 def test_drift_is_said_in_words(world: World, load: Load) -> None:
@@ -264,49 +376,14 @@ def test_drift_is_said_in_words(world: World, load: Load) -> None:
     assert not seen.whole
 
 
-@pytest.mark.parametrize(("more", "token"), [("", SECRETS), (OPEN, {})], ids=["token", "no token"])
-def test_values_of_secrets_are_not_needed_to_see_that_nothing_drifted(load: Load, more: str, token: dict[str, Secret]) -> None:
-    """`status` fetches none: the fingerprint on the container stands in for them, or follows from their names."""
+@pytest.mark.parametrize("more", ["", OPEN, "ray: none"])
+def test_values_of_secrets_are_not_needed_to_see_that_nothing_drifted(load: Load, more: str) -> None:
+    """`status` fetches none: the fingerprint on the container stands in for them."""
     inventory = load(f"{more}\nsecrets: {{HF_TOKEN: {{env: HF_TOKEN}}}}")
     world = World(inventory)
-    case.bring_up(inventory, world, {**token, "HF_TOKEN": Secret("hf")})
+    case.bring_up(inventory, world, {**SECRETS, "HF_TOKEN": Secret("hf")})
 
     assert [each.drift for each in look(world).nodes] == [(), ()]
-
-
-def serve_ranks(world: World, secrets: dict[str, Secret], *, together: bool = True, **split: int) -> None:
-    """Start the rank containers of a server, as `serve --backend mp` does."""
-    inventory, transport = world.inventory, FakeTransport(world.answer)
-    placement = choose(inventory, 8, None, backend="mp", **split)
-    request = Request(model="org/m", placement=placement, backend="mp", host="0.0.0.0", port=8001, args=("--seed", "1"))
-    seen = Seen(facts=observe(inventory, transport, [inventory.image]))
-    made = ranks.specs(inventory, seen, request, secrets, together=together)
-    commands = [Command(node=name, argv=docker.run(("docker",), spec)) for name, spec in made.items()]
-    assert all(answer.ok for answer in transport.run(commands))
-
-
-@pytest.mark.parametrize("together", [True, False], ids=["supervised", "not supervised"])
-@pytest.mark.parametrize("split", [{}, {"dp": 2}], ids=["one model", "replicas"])
-@pytest.mark.parametrize(
-    ("more", "secrets"),
-    [
-        ("", SECRETS),
-        ("env: {A: '1'}\nmounts: ['/models:/models:ro']\nsecrets: {HF_TOKEN: {env: X}}", {**SECRETS, "HF_TOKEN": Secret("hf")}),
-        (f"{OPEN}\nsecrets: {{KEY: {{env: X}}}}", {"KEY": Secret("k")}),
-    ],
-)
-def test_ranks_that_run_as_they_were_started_have_not_drifted(
-    load: Load, more: str, secrets: dict[str, Secret], split: dict[str, int], together: bool
-) -> None:
-    """What was asked for with `serve`, and what the image brings, is no difference."""
-    world = World(load(more))
-    for machine in world.machines.values():
-        machine.images[world.inventory.image]["Config"]["Labels"] = {"maintainer": "x", "vlaunch.base": "y"}
-    serve_ranks(world, secrets, together=together, **split)
-    seen = look(world)
-
-    assert [(each.container, each.ray, each.drift) for each in seen.nodes] == [("running", "-", ())] * 2
-    assert seen.whole
 
 
 @pytest.mark.parametrize(
@@ -317,42 +394,43 @@ def test_ranks_that_run_as_they_were_started_have_not_drifted(
         ("env: {A: '1'}", "", "env A: 1 → unset"),
         ("", "mounts: ['/models:/models:ro']", "devices, mounts or limits of its container"),
         ("", "secrets: {HF_TOKEN: {env: X}}", "env HF_TOKEN_PATH: unset → /run/vlaunch/secrets/HF_TOKEN"),
-        (f"{OPEN}\nsecrets: {{A: {{env: X}}}}", f"{OPEN}\nsecrets: {{B: {{env: X}}}}", "a secret has another value"),
     ],
 )
-@pytest.mark.parametrize("backend", ["mp", "ray"])
-def test_containers_of_both_backends_drift_in_the_same_words(
-    load: Load, backend: str, before: str, after: str, said: str
-) -> None:
-    """Though the inventory was changed after `serve`, not after `up`."""
+def test_what_differs_is_said_of_every_node(load: Load, before: str, after: str, said: str) -> None:
+    """The inventory was changed after `up`."""
     world = World(load(before))
-    token = SECRETS if world.inventory.ray.token_auth else {}
-    secrets = {**token, **dict.fromkeys(world.inventory.secrets, Secret("x"))}
-    serve_ranks(world, secrets) if backend == "mp" else case.bring_up(world.inventory, world, secrets)
+    case.bring_up(world.inventory, world, {**SECRETS, **dict.fromkeys(world.inventory.secrets, Secret("x"))})
     seen = look(world, inventory=load(after))
 
     assert [each.drift for each in seen.nodes] == [(said,)] * 2
     assert not seen.whole
 
 
-@pytest.mark.parametrize("backend", ["mp", "ray"])
-def test_another_image_is_said_without_the_variables_of_the_old_one(load: Load, backend: str) -> None:
+def test_another_image_is_said_without_the_variables_of_the_old_one(load: Load) -> None:
     """Nobody looks at an image that is not in the inventory any more: what it brings was not taken away by anybody."""
     world = World(load("env: {A: '1'}"))
-    serve_ranks(world, SECRETS) if backend == "mp" else case.bring_up(world.inventory, world, SECRETS)
+    case.bring_up(world.inventory, world, SECRETS)
     changed = dataclasses.replace(load("env: {A: '2'}"), image="other:1")
 
     assert look(world, inventory=changed).nodes[0].drift == ("image vllm/vllm-openai:v0.32.0 → other:1", "env A: 1 → 2")
 
 
-def test_a_rank_beside_ray_is_named_where_it_differs(world: World, load: Load) -> None:
-    """`up` brings Ray's container up to date, and leaves the server as it is."""
-    serve_ranks(world, SECRETS)
-    changed = load("env: {A: '1'}")
+def test_containers_of_an_earlier_vlaunch_are_to_be_renewed(world: World) -> None:
+    """Their servers were kept another way; what is left of its `mp` backend is told as well."""
+    for node in ("gpu01", "gpu02"):
+        world.container(node)["Config"]["Cmd"] = ["/opt/vlaunch/entry.sh", "ray", "start"]
+    name, rank = "vlaunch-c-gpu02-rank", json.loads(json.dumps(world.container("gpu02")))
+    rank["Config"]["Labels"] |= {"vlaunch.role": "rank", "vlaunch.model": "mp-model"}
+    world.machines["gpu02"].containers[name] = {**rank, "Name": f"/{name}", "Id": "rank1"}
+    world.said["jobs"] = {"jobs": [], "nodes": {"data": {"result": {"result": []}}}}
+    seen = look(world)
 
-    assert look(world, inventory=changed).nodes[1].drift == ("env A: unset → 1", "rank: env A: unset → 1")
-    case.bring_up(changed, world, SECRETS)
-    assert look(world, inventory=changed).nodes[1].drift == ("rank: env A: unset → 1",)
+    assert seen.nodes[0].drift == ("its container is of an earlier vlaunch: `vlaunch up` renews it",)
+    assert seen.nodes[1].drift[1] == f"container {name} is left from an earlier vlaunch: `vlaunch down` removes it"
+    assert [(each.state, each.detail) for each in seen.servers] == [
+        ("unknown", f"mp-model (container {name} on gpu02) runs in containers of an earlier vlaunch: `vlaunch up` renews them")
+    ]
+    assert not seen.whole
 
 
 def test_a_derived_image_is_no_drift(load: Load, tmp_path: Path) -> None:
@@ -375,63 +453,16 @@ def test_a_derived_image_is_no_drift(load: Load, tmp_path: Path) -> None:
     ] * 2
 
 
-def test_answering_needs_a_completion(world: World) -> None:
-    """With what it said about itself."""
-    jobs(world, job("RUNNING"), health=200, capacity={"kv_cache_size_tokens": "12345", "kv_cache_max_concurrency": "3.5"})
-    world.said["complete"] = {"status": 200, "model": "m", "system_fingerprint": "vllm-0.32.0-pp2-x", "seconds": 0.25}
-    server = look(world).server
+@pytest.mark.parametrize(("ended", "said"), [("exited", "the head's container is exited: `vlaunch up` starts it")])
+def test_without_the_head_s_container_nobody_knows(world: World, ended: str, said: str) -> None:
+    """What is wanted still lies on its disk."""
+    world.stop("gpu01")
 
-    assert (server.state, server.backend, server.model, server.seconds) == ("answering", "ray", "m", 0.25)
-    assert (server.fingerprint, server.kv_tokens, server.concurrency) == ("vllm-0.32.0-pp2-x", 12345, 3.5)
-
-
-def test_healthy_without_a_completion_is_silent(world: World) -> None:
-    """`/health` stays 200 for a minute after a node was cut off."""
-    jobs(world, job("RUNNING"), health=200)
-    world.said["complete"] = {"status": 500, "error": "EngineDeadError"}
-    server = look(world).server
-
-    assert (server.state, server.detail) == ("silent", "/health says 200, no completion: EngineDeadError")
-
-
-def test_a_replica_that_gives_no_answer_is_silence(world: World) -> None:
-    """Another one's answer proves nothing for it: a part of the requests hangs."""
-    jobs(world, job("RUNNING"), health=200)
-    replicas = [{"status": 200, "seconds": 0.1, "error": "", "answered": True}] * 2
-    world.said["complete"] = {"status": 200, "model": "m", "replicas": replicas}
-    assert look(world).server.state == "answering"
-
-    replicas[1] = {"status": 0, "seconds": 20.0, "error": "timed out", "answered": False}
-    seen = look(world)
-
-    assert (seen.server.state, seen.whole) == ("silent", False)
-    assert seen.server.detail == "replica 1 of 2 gave no completion: timed out"
-
-
-@pytest.mark.parametrize(
-    ("listed", "state", "detail"),
-    [
-        ([job("RUNNING")], "starting", ""),
-        ([job("PENDING")], "starting", ""),
-        ([job("FAILED", message="exit code 1", end_time=5)], "failed", "exit code 1"),
-        ([job("FAILED", message="old", end_time=5), job("STOPPED", end_time=9)], "none", ""),
-        ([job("STOPPED", end_time=5), job("FAILED", message="new", end_time=9)], "failed", "new"),
-        ([job("FAILED", message="old", end_time=5), job("RUNNING")], "starting", ""),
-        ([{"submission_id": "other", "status": "RUNNING", "metadata": None}], "none", ""),
-        ([], "none", ""),
-    ],
-)
-def test_the_job_tells_how_the_server_stands(listed: list[dict[str, Any]], state: str, detail: str, world: World) -> None:
-    """The newest counts; jobs of others do not."""
-    jobs(world, *listed)
-    server = look(world).server
-
-    assert (server.state, server.detail) == (state, detail)
+    assert [(each.state, each.detail) for each in look(world).servers] == [("unknown", said)]
 
 
 def test_ranks_are_shown_on_their_nodes(world: World) -> None:
     """From the names of the actors."""
-    jobs(world, job("RUNNING"))
     world.said["jobs"]["actors"] = {
         "data": {"result": {"result": [{"name": "vllm_Worker_1_PP1", "state": "ALIVE", "node_id": "gpu02"}]}}
     }
@@ -439,16 +470,29 @@ def test_ranks_are_shown_on_their_nodes(world: World) -> None:
     assert [each.ranks for each in look(world).nodes] == [(), ("PP1",)]
 
 
+def test_ranks_that_ray_does_not_know_are_shown_too(world: World) -> None:
+    """Those of the `mp` backend, by their server's name where there are several."""
+    held = {"gpu01": ["TP0 PP0"], "gpu02": ["TP0 PP1"]}
+    mine = kept.one(kept.wanted("a", backend="mp"), kept.seen("a", ranks=held))
+    jobs(world, mine)
+    assert [each.ranks for each in look(world).nodes] == [("TP0 PP0",), ("TP0 PP1",)]
+
+    jobs(world, mine, kept.one(kept.wanted("b"), kept.seen("b", ranks=held)))
+    assert [each.ranks for each in look(world).nodes] == [
+        ("a: TP0 PP0", "b: TP0 PP0"), ("a: TP0 PP1", "b: TP0 PP1"),
+    ]  # fmt: skip
+
+
 def test_recorded_answers_of_an_idle_cluster_are_read(load: Load) -> None:
     """What the payload printed on a cluster of two."""
     nodes = "nodes: [{host: node1, ip: 10.77.0.11, gpus: 1}, {host: node2, ip: 10.77.0.12, gpus: 1}]"
     world = World(load("accelerator: cpu", nodes))
     case.bring_up(world.inventory, world, SECRETS)
-    world.said["jobs"] = json.loads((FIXTURES / "head-jobs.json").read_text())
+    world.said["jobs"] = {**json.loads((FIXTURES / "head-jobs.json").read_text()), **kept.said(node1=0.1, node2=0.1)}
     seen = look(world)
 
     assert [(each.ray, each.gpus) for each in seen.nodes] == [("alive", "1/1"), ("alive", "1/1")]
-    assert seen.server.state == "none"
+    assert seen.servers == ()
 
 
 @pytest.mark.parametrize("said", ["", "Traceback", "[]", '{"error": "Connection refused"}'])
@@ -456,35 +500,49 @@ def test_a_head_that_gives_no_answer_leaves_the_server_unknown(said: str, world:
     """And nothing is made up about the nodes in Ray."""
     facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
     heard = status.hear(Answer(node="gpu01", code=1, out=said))
-    seen = status.read(world.inventory, facts, status.Said(ray=heard), {})
+    seen = status.read(world.inventory, facts, status.Said(head=heard), {})
 
-    assert seen.server.state == "unknown"
+    assert [each.state for each in seen.servers] == ["unknown"]
     assert [each.ray for each in seen.nodes] == ["absent", "absent"]
     assert not seen.whole
 
 
 def test_a_table_of_another_shape_is_unreadable(world: World) -> None:
     """A node table that cannot be read is a failure, not a cluster without nodes."""
-    jobs(world)
     world.said["jobs"]["nodes"] = {"data": None}
     with pytest.raises(UnreadableAnswer, match="Ray's list of nodes"):
         look(world)
 
 
-def test_a_rank_container_is_the_server_of_the_mp_backend(world: World) -> None:
-    """Its model is on its label; without it running the server has failed."""
-    name = "vlaunch-c-gpu01-rank"
-    rank = json.loads(json.dumps(world.container("gpu01")))
-    rank["Config"]["Labels"] = {"vlaunch.role": "rank", "vlaunch.model": "mp-model"}
-    world.machines["gpu01"].containers[name] = {**rank, "Name": f"/{name}", "Id": "rank1"}
-    world.said["server"] = {"health": 0}
-    starting = look(world).server
-    world.machines["gpu01"].containers[name]["State"] = {"Status": "exited", "ExitCode": 1}
-    failed = look(world).server
+PROOF = {
+    "taken": "2026-11-20", "passed": True, "asked": "auto", "required": "any", "ranks_per_node": 0, "collective": True,
+    "summary": "1 pair over NET/IB",
+}  # fmt: skip
 
-    assert (starting.state, starting.backend, starting.model) == ("starting", "mp", "mp-model")
-    assert (failed.state, failed.detail) == ("failed", "rank 0 ended with exit code 1")
-    assert "mp rank (exited)" in look(world).nodes[0].ranks
+
+def proof(world: World, **more: Any) -> None:
+    """Keep a verdict on the network between the containers that run now."""
+    facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
+    here = verdict.incarnation(world.inventory, facts)
+    world.machines["gpu01"].files["network.json"] = json.dumps({**PROOF, "incarnation": here, **more}).encode()
+
+
+@pytest.mark.parametrize("backend", ["ray", "mp"])
+def test_the_network_is_proven_for_containers_whatever_serves_in_them(world: World, backend: str) -> None:
+    """Until one is another; what a server's own logs said of it stands beside it while that server is the same."""
+    proof(world, servers={"default": {"id": "id-default", "said": "NET/IB, 4 links"}})
+    jobs(world, kept.one(kept.wanted(backend=backend), kept.seen()))
+    proven = "proven 2026-11-20: 1 pair over NET/IB"
+
+    assert look(world).network == f"{proven}; server `default`: NET/IB, 4 links"
+    jobs(world, kept.one(kept.wanted("other", backend=backend), kept.seen("other")))
+    assert look(world).network == f"{proven}; no server's own logs were looked at, its `vlaunch serve` does"
+    jobs(world, kept.one(kept.wanted("small", places={"gpu01": 2}), kept.seen("small")))
+    assert look(world).network == proven
+    world.container("gpu02")["Id"] = "another"
+    assert look(world).network == "not proven for these containers: `vlaunch check-nccl`"
+    world.stop("gpu02")
+    assert look(world).network == ""
 
 
 def test_whole_says_every_part(world: World) -> None:
@@ -494,6 +552,7 @@ def test_whole_says_every_part(world: World) -> None:
         {"container": "exited"},
         {"ray": "dead"},
         {"ray": "absent"},
+        {"agent": "lost"},
         {"drift": ("x",)},
         {"trouble": "x"},
     ]

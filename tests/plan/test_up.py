@@ -56,12 +56,22 @@ def test_a_first_up_writes_files_then_starts_the_head_then_the_workers(load: Loa
     world = World(three(load))
     found = plan(world.inventory, world)
 
-    assert [stage.id for stage in found.stages] == ["same-image", "gpus", "files", "head", "workers", "ray"]
+    assert [stage.id for stage in found.stages] == ["same-image", "gpus", "files", "head", "workers", "ray", "agents"]
     assert started(found) == ["n1", "n2", "n3"]
     assert removed(found) == []
     gates = {stage.id: [gate.id for gate in stage.gates] for stage in found.stages}
-    assert gates["head"] == ["ray-head"]
-    assert gates["ray"] == ["ray-nodes"]
+    assert (gates["head"], gates["ray"], gates["agents"]) == (["head"], ["ray-nodes"], ["agents"])
+
+
+def test_a_cluster_without_ray_is_its_agents(load: Load) -> None:
+    """The inventory's own image is enough; the head's agent listens, and hears every other one."""
+    world = World(three(load, "ray: none"))
+    found = plan(world.inventory, world)
+    case.bring_up(world.inventory, world, SECRETS)
+
+    assert [stage.id for stage in found.stages] == ["same-image", "gpus", "files", "head", "workers", "agents"]
+    assert not any("ray" in step.command.argv for step in found.steps)
+    assert plan(world.inventory, world).steps == ()
 
 
 def test_a_second_up_has_no_steps_and_no_notes(load: Load, world: World) -> None:
@@ -80,11 +90,37 @@ def test_a_second_up_still_verifies_the_cluster(load: Load, world: World) -> Non
         case.bring_up(world.inventory, world, SECRETS)
 
 
+def test_an_agent_that_is_not_connected_fails_up(load: Load, world: World) -> None:
+    """With the port that it needs: where it is shut, no server starts."""
+    world.said["servers"] = {"servers": [], "members": {"n1": 0.0, "n2": 300.0}, "agent": 1.0}
+    with pytest.raises(GateError) as caught:
+        case.bring_up(world.inventory, world, SECRETS)
+
+    said = f"{caught.value.message}\n{caught.value.evidence}"
+    assert "n2: its agent is not connected to the head" in said
+    assert "n3: its agent is not connected to the head" in said
+    assert "n1: " not in said
+    assert f"allow TCP {world.inventory.ports.group} from n2 to n1" in caught.value.hint
+
+
+def test_what_an_earlier_vlaunch_ran_beside_a_nodes_container_is_removed(load: Load, world: World) -> None:
+    """By its label; the node's own container is left alone."""
+    labels = {"vlaunch.cluster": "c", "vlaunch.role": "rank"}
+    old = {**world.container("n2"), "Id": "odd1", "Name": "/vlaunch-c-n2-rank", "Config": {"Labels": labels}}
+    world.machines["n2"].containers["vlaunch-c-n2-rank"] = old
+    found = plan(world.inventory, world)
+
+    assert started(found) == []
+    assert [(step.command.node, step.command.argv) for step in found.steps] == [
+        ("n2", ("docker", "rm", "--force", "--volumes", "odd1"))
+    ]
+
+
 def test_how_often_a_container_has_restarted_before_is_no_reason_to_give_up(load: Load, world: World) -> None:
     """It had no head to join, and has one now."""
     world.machines["n2"].joins = False
     world.container("n2")["RestartCount"] = 9
-    gate = plan(world.inventory, world).stages[-1].gates[0]
+    (gate,) = next(stage.gates for stage in plan(world.inventory, world).stages if stage.id == "ray")
     answers = {
         node: [each for each in FakeTransport(world.answer).run(gate.ask) if each.node == node] for node in ("n1", "n2", "n3")
     }
@@ -190,12 +226,13 @@ def test_files_that_differ_are_written_without_a_restart(load: Load, world: Worl
 
 
 def test_what_runs_in_the_containers_is_said_to_end_with_them(load: Load, world: World) -> None:
-    """A person may have a server in there."""
+    """A person may have a batch job in there; a server starts again."""
     world.stop("n2")
+    word = "starts again in the new ones; a batch job ends with them"
 
-    assert any("ends with them" in note for note in plan(world.inventory, world).notes)
+    assert any(word in note for note in plan(world.inventory, world).notes)
     world.machines["n2"].containers.clear()
-    assert not any("ends with them" in note for note in plan(world.inventory, world).notes)
+    assert not any(word in note for note in plan(world.inventory, world).notes)
 
 
 def test_an_image_that_differs_between_nodes_stops_before_anything_is_written(load: Load) -> None:

@@ -24,7 +24,7 @@ inspect)
   *Running*) case "$*" in *aaa*) echo true ;; *) echo false ;; esac ;;
   *format*)
     echo '{"name":"/c-gpu01","role":"head","state":{"Status":"running","StartedAt":"2026-11-21T20:00:00Z"},"restarts":0}'
-    echo '{"name":"/c-gpu01-rank","role":"rank","state":{"Status":"exited","ExitCode":137,"OOMKilled":true,'\
+    echo '{"name":"/c-gpu01-probe","role":"probe","state":{"Status":"exited","ExitCode":137,"OOMKilled":true,'\
 '"FinishedAt":"2026-11-21T20:14:02.5Z"},"restarts":2}' ;;
   *) echo '[{"Name":"/c-gpu01"}]' ;;
   esac ;;
@@ -67,11 +67,11 @@ def test_a_node_tells_of_its_containers_and_their_logs(docker: Path) -> None:
 
     assert told.clock is not None
     assert [(each.name, each.role, each.status, each.exit_code, each.oom, each.restarts) for each in told.states] == [
-        ("c-gpu01", "head", "running", 0, False, 0), ("c-gpu01-rank", "rank", "exited", 137, True, 2)
+        ("c-gpu01", "head", "running", 0, False, 0), ("c-gpu01-probe", "probe", "exited", 137, True, 2)
     ]  # fmt: skip
     logs = [each for each in told.logs if each.part.startswith("log-")]
     assert [(each.what, each.lines) for each in logs] == [
-        ("container", ("first", "second")), ("rank container", ("first", "second"))
+        ("container", ("first", "second")), ("probe container", ("first", "second"))
     ]  # fmt: skip
     assert logs[0].stamps == {0: "2026-11-21T20:14:00Z", 1: "2026-11-21T20:14:01Z"}
     assert told.gaps.get("containers") is None
@@ -96,14 +96,31 @@ def test_what_runs_is_looked_into(docker: Path) -> None:
     assert [line.split()[1] for line in said if line.startswith("exec ")] == ["aaa"]
 
 
-def test_the_supervisor_s_files_come_along(docker: Path) -> None:
-    """From the launcher's folder, whoever wrote them."""
+def test_the_keeper_s_files_come_along(docker: Path) -> None:
+    """From the launcher's folder, by server; what an earlier vlaunch left there is none."""
     folder = docker.parent / "state" / "c" / "server"
-    folder.mkdir(parents=True)
-    (folder / "server.json").write_text('{"state": "ready"}')
-    (folder / "wanted.json").write_text("{half")
+    for name in ("chat", "embed", "Odd"):
+        (folder / name).mkdir(parents=True)
+    (folder / "server.json").write_text("{}")
+    (folder / "members.json").write_text('{"members": {}}')
+    (folder / "chat" / "observed.json").write_text('{"state": "ready"}')
+    (folder / "chat" / "desired.json").write_text("{half")
+    (folder / "embed" / "history.json").write_text("[1]")
+    told = ask(docker)
 
-    assert ask(docker).kept == {"server": {"state": "ready"}}
+    assert told.kept == {"chat": {"observed": {"state": "ready"}}, "embed": {"history": [1]}}
+    assert told.members == {"members": {}}
+
+
+def test_the_logs_of_engines_come_along(docker: Path) -> None:
+    """What was put aside before what is written now, within the limit; wherever no container runs any more as well."""
+    folder = docker.parent / "state" / "c" / "server" / "chat"
+    folder.mkdir(parents=True)
+    (folder / "engine.log.1").write_text("".join(f"{at}\n" for at in range(100)))
+    (folder / "engine.log").write_text("last\n")
+    (log,) = ask(docker, (diagnosis.ENGINES,)).logs
+
+    assert (log.what, len(log.lines), log.lines[-2:]) == ("server chat", 50, ("99", "last"))
 
 
 def test_a_log_has_its_limit_in_lines_and_in_bytes(docker: Path) -> None:
@@ -138,7 +155,8 @@ def test_a_node_that_refuses_docker_says_why(docker: Path) -> None:
     "text",
     [
         "", "motd", f"{MARK} ", f"{MARK} rc 0", f"{MARK} rc 99999", f"{MARK} state\nnull\n[]\n" + "[" * 9000,
-        f"{MARK} server\n{'[' * 9000}\n{MARK} rc 0", f"{MARK} zone\n+9999999\n{MARK} rc 0", f"{MARK} clock\n1e99\n{MARK} rc 0",
+        f"{MARK} servers\na\n{MARK} rc 0\n{MARK} observed-1\n{'[' * 9000}\n{MARK} rc 0",
+        f"{MARK} zone\n+9999999\n{MARK} rc 0", f"{MARK} clock\n1e99\n{MARK} rc 0",
         f"{MARK} ../../etc/passwd\nx\n{MARK} rc 0", f"{MARK} log-0\nx\n{MARK} log-99\n\x00\n{MARK} log-1",
         f'{MARK} state\n{{"name": 1, "role": {{}}, "state": {{"Status": [], "ExitCode": "x"}}}}\n{MARK} rc 0',
         f'{MARK} state\n{{"name": 1, "role": [], "state": {{"Status": "x", "ExitCode": 1e9}}, "restarts": 1e400}}\n{MARK} rc 0',

@@ -110,8 +110,8 @@ LINES = {
         "ray.exceptions.RayChannelTimeoutError: System error: Timed out waiting for object available to read."
     ),
     "node-unreachable": "node cannot be reached: no answer from gpu02:22 within 10s",
-    "supervisor-gave-up": "supervisor: gave up: no restarts are left",
-    "server-died": "supervisor: fault: no completion within 8 s (TP1 on gpu02)",
+    "server-gave-up": "keeper: gave up server chat: no restart is left of 3 in 1 h",
+    "server-died": "keeper: fault of server chat: a rank is dead (rank PP1 on gpu02)",
     "rank-silent": (
         "INFO 11-20 20:14:02 [shm_broadcast.py:801] No available shared memory broadcast block found in 60 "
         "seconds. This typically happens when some processes are hanging or doing some time-consuming work."
@@ -140,9 +140,7 @@ LINES = {
     ),
     "engine-failed": "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
     "container-restarts": "container vlaunch-c-gpu02 keeps ending: 12 restarts, the last exit code 1",
-    "container-ended": (
-        "container vlaunch-c-gpu02-rank ended with exit code 137 (it was killed: by hand, or for lack of memory)"
-    ),
+    "container-ended": ("container vlaunch-c-gpu02 ended with exit code 137 (it was killed: by hand, or for lack of memory)"),
 }
 
 

@@ -87,14 +87,6 @@ def test_a_process_without_an_api_is_not_told_how_many(count: tuple[str, ...]) -
     assert second[3:7] == ("--seed", "1", "--dtype", "auto")
 
 
-def test_replicas_of_a_log() -> None:
-    """The processes of an engine say which replica it is; the log of a single engine names none."""
-    assert vllm.replicas(log("serve_mp_dp2_node0_ok")) == ("DP0",)
-    assert vllm.replicas(log("serve_mp_dp2_node1_ok")) == ("DP1",)
-    assert vllm.replicas("(EngineCore_DP10 pid=1)\n(EngineCore_DP2 pid=1)\n(EngineCore_DP2 pid=1)") == ("DP2", "DP10")
-    assert vllm.replicas(log("serve_mp_pp2_node0_ok")) == ()
-
-
 @pytest.mark.parametrize(
     ("args", "named"),
     [
@@ -164,13 +156,6 @@ def test_shards() -> None:
     assert vllm.shards(lines) == "1 of 1 files"
     assert vllm.shards(["Loading safetensors checkpoint shards:  25% Completed | 2/8 [00:01<00:04]"]) == "2 of 8 files"
     assert vllm.shards(lines[:5]) == ""
-
-
-def test_assigned() -> None:
-    """Each process says which rank it took."""
-    assert vllm.assigned(log("serve_ray_pp2_ok")) == {0: "TP0 PP0", 1: "TP0 PP1"}
-    assert vllm.assigned(log("serve_mp_pp2_node1_ok")) == {1: "TP0 PP1"}
-    assert vllm.assigned("") == {}
 
 
 @pytest.mark.parametrize(

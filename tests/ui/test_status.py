@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from launcher.plan.status import ClusterStatus, NodeStatus, ServerStatus
-from launcher.plan.supervised import Fault, Supervision
 from launcher.ui.status import render
-from tests import golden
+from tests import golden, kept
 
 GOLDEN = Path(__file__).parent / "golden"
 IMAGE = "vlaunch/ray:2.60.0-0123456789ab"
@@ -43,6 +43,7 @@ NODES = (
         ip="10.0.0.13",
         container="running",
         ray="dead",
+        agent="lost",
         gpus="8/8",
         drift=("env OMP_NUM_THREADS: 1 → 2",),
     ),
@@ -55,26 +56,37 @@ NODES = (
     ),
 )
 ANSWERING = ServerStatus(
+    name="default",
     state="answering",
     backend="ray",
     model="Qwen/Qwen3-0.6B",
+    nodes=("gpu01", "gpu02"),
+    endpoint="http://10.0.0.11:8000/v1",
     fingerprint="vllm-0.32.0-pp2-abc",
     seconds=0.31,
     kv_tokens=123456,
     concurrency=12.5,
+    load=kept.load(running=3, waiting=0, tokens_per_s=0.0),
+    observed=kept.seen(),
+    age=1.7,
 )
+BUSY = replace(ANSWERING, name="chat", state="busy", load=kept.load(), observed=kept.seen("chat", asking=84.3))
+FAULT = kept.fault(evidence="Worker died\n\nmore\nmost", lost=12)
+AGAIN = kept.seen(
+    state="pausing", doing="starts it again in 40 s", fault_count=4, faults=[FAULT], restarts=[1.0, 2.0, 3.0],
+    next_start=kept.AT + 42,
+)  # fmt: skip
 
 
-FAULT = Fault(
-    at=1_700_000_000.0, what="a rank is dead", node="gpu02", rank="PP1", evidence=("Worker died", "more", "most"), lost=4
-)
-SUPERVISION = Supervision(id="1", state="recovering", restarts_left=2, faults=2, fault=FAULT)
+def told(state: str, **more: Any) -> ServerStatus:
+    """Return a server of one node, with what the terminal is to show of it."""
+    return ServerStatus(**{"name": "default", "state": state, "backend": "ray", "model": "m", "nodes": ("gpu01",), **more})
 
 
-def drawn(width: int, *, nodes: tuple[NodeStatus, ...] = NODES, server: ServerStatus = ANSWERING) -> str:
+def drawn(width: int, *, nodes: tuple[NodeStatus, ...] = NODES, servers: tuple[ServerStatus, ...] = (ANSWERING,)) -> str:
     """Render a status as a console of this width prints it, without colour."""
     console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
-    console.print(render(ClusterStatus(cluster="h100", nodes=nodes, server=server, endpoint="http://10.0.0.11:8000/v1")))
+    console.print(render(ClusterStatus(cluster="h100", nodes=nodes, servers=servers, endpoint="http://10.0.0.11:8000/v1")))
     file = console.file
     assert isinstance(file, io.StringIO)
     return file.getvalue()
@@ -92,27 +104,64 @@ def test_the_table(width: int) -> None:
 @pytest.mark.parametrize(
     "server",
     [
-        ServerStatus(state="none"),
-        ServerStatus(state="starting", backend="mp", model="m"),
-        ServerStatus(state="failed", backend="ray", model="m", detail="exit code 1"),
-        ServerStatus(state="silent", backend="ray", model="m", detail="/health says 200, no completion: no"),
-        ServerStatus(state="unknown", detail="the head cannot be reached"),
-        ServerStatus(
-            state="recovering", backend="ray", model="m", detail="waiting for gpu02 to be in Ray again", supervision=SUPERVISION
-        ),
-        ServerStatus(
-            state="gave-up",
-            backend="ray",
-            model="m",
+        told("starting", backend="mp"),
+        told("waiting", detail="waiting for gpu02 to be in Ray"),
+        told("stopping", backend="", nodes=()),
+        told("failed", detail="exit code 1"),
+        told("silent", detail="no completion: timed out; nothing has moved for 42 s", observed=kept.seen(still=42.0), age=0.4),
+        ServerStatus(name="", state="unknown", detail="the head cannot be reached"),
+        told("recovering", detail="starts it again in 40 s", observed=AGAIN, age=2.0),
+        told(
+            "gave-up",
             detail="no restart is left of 1 in 1 h",
-            supervision=replace(SUPERVISION, restarts_left=1, fault=replace(FAULT, ready_again_after=71.2, lost=1)),
+            observed=replace(
+                AGAIN, state="gave-up", next_start=None, restarts=[1.0], restarts_left=0,
+                faults=[FAULT, kept.fault(rank="", evidence="", cause="", lost=None, ready_again_after=71.2)],
+            ),
+            age=3.0,
         ),
+        replace(ANSWERING, warning="2 canaries were refused with HTTP 500"),
+        BUSY,
     ],
     ids=lambda server: server.state,
-)
+)  # fmt: skip
 def test_the_servers_line(server: ServerStatus) -> None:
     """The state is a word, and its reason stands beside it."""
-    golden.check(GOLDEN / f"server-{server.state}.txt", drawn(100, nodes=(), server=server).split("\n", 2)[2])
+    golden.check(GOLDEN / f"server-{server.state}.txt", drawn(100, nodes=(), servers=(server,)).split("\n", 2)[2])
+
+
+def test_no_server_is_said() -> None:
+    """In the words of old."""
+    assert "server: none" in drawn(80, servers=())
+
+
+def test_several_servers_are_told_apart_by_their_names() -> None:
+    """One that was given no name too; alone it needs none."""
+    lines = drawn(200, servers=(ANSWERING, BUSY)).splitlines()
+
+    assert [line.partition(":")[0] for line in lines if line.startswith("server")] == ["server default", "server chat"]
+    assert drawn(200).count("server default") == 0
+
+
+@pytest.mark.parametrize(
+    ("server", "colour"),
+    [(BUSY, "green"), (replace(BUSY, warning="x"), "yellow"), (told("waiting"), "yellow"), (told("silent"), "red")],
+)
+def test_a_state_has_a_colour(server: ServerStatus, colour: str) -> None:
+    """A loaded server is green, a doubtful one yellow, a dead one red."""
+    codes = {"green": "\x1b[32m", "yellow": "\x1b[33m", "red": "\x1b[31m"}
+    console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system="standard", highlight=False)
+    console.print(render(ClusterStatus(cluster="c", nodes=(), servers=(server,), endpoint="")))
+
+    assert f"{codes[colour]}{server.state}" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("at", [-1.0, 253402300800.0, 2.0**61])
+def test_a_fault_at_no_date_can_be_shown(at: float) -> None:
+    """A number that is no moment would end the command, where it is turned into one."""
+    assert "last fault of 4 at " in drawn(
+        200, servers=(told("failed", observed=replace(AGAIN, faults=[kept.fault(at=at)]), age=1.0),)
+    )
 
 
 def test_what_nodes_say_cannot_draw_on_the_terminal() -> None:
@@ -130,15 +179,14 @@ def test_what_nodes_say_cannot_draw_on_the_terminal() -> None:
         drift=(bad,),
         trouble=bad,
     )
-    states = ("answering", "failed")
-    fault = Fault(at=0, what=bad, node=bad, rank=bad, evidence=(bad,))
-    kept = Supervision(id=bad, state=bad, fault=fault)
-    servers = [
-        ServerStatus(state=state, backend="ray", model=bad, detail=bad, fingerprint=bad, supervision=kept) for state in states
-    ]  # type: ignore[arg-type]
-
-    for server in servers:
-        assert not {"\x1b", "\x07", "\x9b"} & set(drawn(300, nodes=(node,), server=server))
+    fault = kept.fault(at=0.0, what=bad, cause=bad, node=bad, rank=bad, evidence=bad)
+    record = kept.seen(bad, doing=bad, warning=bad, faults=[fault], fault_count=1)
+    for state in ("answering", "busy", "failed"):
+        server = told(
+            state, name=bad, backend=bad, model=bad, endpoint=bad, detail=bad, warning=bad, fingerprint=bad, observed=record,
+            age=1.0,
+        )  # fmt: skip
+        assert not {"\x1b", "\x07", "\x9b"} & set(drawn(300, nodes=(node,), servers=(server,)))
 
 
 def test_an_empty_trouble_or_a_blank_one_is_no_error() -> None:

@@ -24,7 +24,7 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # gate ports: the cluster's ports are free
 # gate disk: there is room for the image, and for the model where its size is known
 # note: node2: its container is exited (exit code 137)
-# note: a server or job that runs in these containers ends with them
+# note: a server that runs in these containers starts again in the new ones; a batch job ends with them
 
 # == Compare the image between the nodes
 # gate image: vllm-cpu:0.32.0 is the same on every node
@@ -35,10 +35,13 @@ printf %s "${RAY_AUTH_TOKEN:?}" | on node2 sh -c 'umask 077 && mkdir -p "$1/secr
 
 # == Start the Ray workers
 on node2 docker rm --force --volumes vlaunch-lab-node2
-on node2 docker run --detach --name vlaunch-lab-node2 --network host --ipc private --tmpfs /dev/shm --restart unless-stopped --volume /root/.vlaunch/lab/payload:/opt/vlaunch:ro --volume /root/.vlaunch/lab/secrets:/run/vlaunch/secrets:ro --volume /root/.vlaunch/lab/server:/var/lib/vlaunch --volume /data/huggingface:/data/huggingface --env AUTOSCALER_UPDATE_INTERVAL_S=1 --env GLOO_SOCKET_IFNAME=eth0 --env HF_HOME=/data/huggingface --env NCCL_SOCKET_IFNAME==eth0 --env RAY_ADDRESS=192.0.2.11:6379 --env RAY_AUTH_MODE=token --env RAY_AUTH_TOKEN_PATH=/run/vlaunch/secrets/RAY_AUTH_TOKEN --env RAY_USAGE_STATS_ENABLED=0 --env RAY_gcs_rpc_server_reconnect_timeout_s=15 --env RAY_health_check_failure_threshold=5 --env RAY_health_check_period_ms=1000 --env RAY_worker_niceness=0 --env TP_SOCKET_IFNAME=eth0 --env VLLM_HOST_IP=192.0.2.12 --label vlaunch.cluster=lab --label vlaunch.node=node2 --label vlaunch.role=worker --label vlaunch.secrets=735b158c79f8 --label vlaunch.spec=d7aa315daf23 --entrypoint /bin/sh vllm-cpu:0.32.0 /opt/vlaunch/entry.sh ray start --block --address 192.0.2.11:6379 --node-ip-address 192.0.2.12 --num-gpus 1 --object-store-memory 200000000 --node-manager-port 6380 --object-manager-port 6381 --runtime-env-agent-port 6382 --dashboard-agent-grpc-port 6383 --dashboard-agent-listen-port 52365 --metrics-export-port 6384 --min-worker-port 10002 --max-worker-port 19999 --disable-usage-stats
+on node2 docker run --detach --name vlaunch-lab-node2 --network host --ipc private --tmpfs /dev/shm --restart unless-stopped --volume /root/.vlaunch/lab/payload:/opt/vlaunch:ro --volume /root/.vlaunch/lab/secrets:/run/vlaunch/secrets:ro --volume /root/.vlaunch/lab/server:/var/lib/vlaunch --volume /data/huggingface:/data/huggingface --env AUTOSCALER_UPDATE_INTERVAL_S=1 --env GLOO_SOCKET_IFNAME=eth0 --env HF_HOME=/data/huggingface --env NCCL_SOCKET_IFNAME==eth0 --env RAY_ADDRESS=192.0.2.11:6379 --env RAY_AUTH_MODE=token --env RAY_AUTH_TOKEN_PATH=/run/vlaunch/secrets/RAY_AUTH_TOKEN --env RAY_USAGE_STATS_ENABLED=0 --env RAY_gcs_rpc_server_reconnect_timeout_s=15 --env RAY_health_check_failure_threshold=5 --env RAY_health_check_period_ms=1000 --env RAY_memory_monitor_refresh_ms=0 --env RAY_worker_niceness=0 --env TP_SOCKET_IFNAME=eth0 --env VLLM_HOST_IP=192.0.2.12 --label vlaunch.cluster=lab --label vlaunch.node=node2 --label vlaunch.role=worker --label vlaunch.secrets=735b158c79f8 --label vlaunch.spec=664b37c2a72a --entrypoint /bin/sh vllm-cpu:0.32.0 /opt/vlaunch/entry.sh agent --node node2 --head 192.0.2.11 --port 29560 --private-shm -- ray start --block --address 192.0.2.11:6379 --node-ip-address 192.0.2.12 --num-gpus 1 --object-store-memory 200000000 --node-manager-port 6380 --object-manager-port 6381 --runtime-env-agent-port 6382 --dashboard-agent-grpc-port 6383 --dashboard-agent-listen-port 52365 --metrics-export-port 6384 --min-worker-port 10002 --max-worker-port 19999 --disable-usage-stats
 
 # == Verify the Ray cluster
 # gate ray-nodes: Ray has exactly 2 nodes with 2 GPUs
+
+# == Verify the agents
+# gate agents: the head hears the agent of every node
 
 exit
 } </dev/null

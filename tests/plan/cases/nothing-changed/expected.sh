@@ -27,5 +27,8 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # == Verify the Ray cluster
 # gate ray-nodes: Ray has exactly 2 nodes with 2 GPUs
 
+# == Verify the agents
+# gate agents: the head hears the agent of every node
+
 exit
 } </dev/null

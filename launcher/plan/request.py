@@ -1,0 +1,96 @@
+"""A server that is asked for, and what was seen before anything is decided about it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from launcher.model import Argv, Backend, Inventory, Node
+from launcher.placement import Placement
+from launcher.plan import servers
+from launcher.plan.servers import Kept
+from launcher.tools import model, vllm
+from launcher.tools.host import HostFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A server that is asked for. `nodes` and `gpus` are what it was told to keep to; without them it may take all."""
+
+    name: str = servers.DEFAULT
+    model: str
+    placement: Placement
+    backend: Backend
+    host: str
+    port: int
+    args: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    gpus: int | None = None
+
+    @property
+    def argv(self) -> Argv:
+        """The command of the only process (Ray) or of one node (`mp`, without what differs per node)."""
+        return self.command()
+
+    def command(self, own: Argv = ()) -> Argv:
+        """Return the command of one process, with the options that are its own."""
+        split = self.placement
+        if self.backend == "ray" and split.dp > 1:
+            own = (*vllm.ray_replicas(split.replicas[0][1], split.spans), *own)
+        return vllm.serve(
+            self.model, tp=split.tp, pp=split.pp, dp=split.dp, backend=self.backend,
+            host=self.host, port=self.port, args=self.args, multi_node=own,
+        )  # fmt: skip
+
+    @property
+    def digest(self) -> str:
+        """Eight hex digits that are equal exactly when the same server is asked for."""
+        kept_to = [[self.nodes, self.gpus]] if self.nodes or self.gpus else []
+        return hashlib.sha256(json.dumps([*self.argv, *kept_to]).encode()).hexdigest()[:8]
+
+    @property
+    def asked_for(self) -> dict[str, Any]:
+        """What a later run needs to ask for the same server again (`plan/rollback.py`)."""
+        split = self.placement
+        return {
+            "model": self.model, "backend": self.backend, "host": self.host, "port": self.port,
+            "tp": split.tp, "pp": split.pp, "dp": split.dp, "args": list(self.args),
+            "nodes": list(self.nodes), "gpus": self.gpus,
+        }  # fmt: skip
+
+    def nodes_with_ranks(self, inventory: Inventory) -> list[Node]:
+        """Return the nodes that are expected to hold ranks, the one that ranks meet at first."""
+        return [inventory.node(name) for name, _ in self.placement.nodes]
+
+    def api_node(self, inventory: Inventory) -> Node:
+        """Return the node whose process answers."""
+        return inventory.head if self.backend == "ray" else inventory.node(self.placement.nodes[0][0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What was observed before anything is decided: nodes, what the head said about Ray and servers, the model on each node,
+    and the last verdict on the network (`launcher.plan.network`)."""
+
+    facts: Mapping[str, HostFacts] = field(default_factory=dict)
+    said: Mapping[str, Any] = field(default_factory=dict)
+    models: Mapping[str, model.ModelSeen] = field(default_factory=dict)
+    network: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def kept(self) -> Kept:
+        """The servers."""
+        return servers.read(self.said)
+
+    @property
+    def config(self) -> Mapping[str, Any] | None:
+        """The model's `config.json` from the first node that has one."""
+        return next((each.config for each in self.models.values() if each.config is not None), None)
+
+
+def at_port(inventory: Inventory, port: int) -> Inventory:
+    """Return the inventory with the API on another port."""
+    return replace(inventory, ports=replace(inventory.ports, api=port))

@@ -1,0 +1,151 @@
+"""Which servers there are, from the files that the head's keeper reads and writes, and what they hold."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from launcher.errors import RequestError
+from launcher.model import Inventory
+from launcher.payload.agent import desired, observed, state
+from launcher.payload.agent.desired import Desired
+from launcher.payload.agent.observed import OVER, Observed
+from launcher.plan import containers
+from launcher.tools import docker, payload
+from launcher.transport import Command
+
+DEFAULT = "default"  # the name of a server that was given none
+SILENT = 60.0  # seconds after which a node's agent, or the head's, cannot be said to be there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """One server: as it is wanted (None: somebody stopped it), and as the keeper saw it `age` seconds ago (None: not yet)."""
+
+    name: str
+    desired: Desired | None = None
+    observed: Observed | None = None
+    age: float = math.inf
+
+    @property
+    def state(self) -> str:
+        """How it is: a state of `observed.STATES`; what the keeper has not read yet is waiting."""
+        if self.desired is None:
+            return "stopped" if self.observed is None or self.observed.state in OVER else "stopping"
+        return self.observed.state if self.observed is not None else "waiting"
+
+    @property
+    def runs(self) -> bool:
+        """True while it is wanted and kept, or not wanted and not yet gone: it holds what it was given."""
+        return self.state not in OVER
+
+    @property
+    def id(self) -> str:
+        """Equal exactly when the same server is asked for."""
+        return self.desired.id if self.desired else self.observed.id if self.observed else ""
+
+    @property
+    def model(self) -> str:
+        """What it serves."""
+        return self.desired.model if self.desired else self.observed.model if self.observed else "?"
+
+    @property
+    def what(self) -> str:
+        """Name it for people."""
+        return f"server `{self.name}`"
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs it holds in all."""
+        return sum(self.desired.places.values()) if self.desired else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What the head's files say: the servers, and how many seconds ago each node's agent was heard.
+
+    `agent` is the age of that word itself: infinite where no agent has ever written.
+    """
+
+    servers: tuple[Server, ...] = ()
+    members: Mapping[str, float] = field(default_factory=dict)
+    agent: float = math.inf
+
+    @property
+    def running(self) -> tuple[Server, ...]:
+        """Those that hold GPUs and ports."""
+        return tuple(each for each in self.servers if each.runs)
+
+
+def ask(inventory: Inventory) -> Command:
+    """Ask the head's container for its servers: it reads a few small files."""
+    head = inventory.head
+    argv = docker.exec_(head.docker, containers.name(inventory, head), *payload.servers())
+    return Command(node=head.name, argv=argv, timeout=30)
+
+
+def read(said: Mapping[str, Any]) -> Kept:
+    """Read what `head.py servers` (or `jobs`) answered. A server that cannot be read is one of another version: left out."""
+    listed = said.get("servers")
+    found = [each for one in listed if (each := _server(one)) is not None] if isinstance(listed, list) else []
+    members = said.get("members")
+    ages = {str(node): _age(age) for node, age in members.items()} if isinstance(members, Mapping) else {}
+    return Kept(servers=tuple(found), members=ages, agent=_age(said.get("agent")))
+
+
+def choose(found: Sequence[Server], name: str | None) -> Server:
+    """Return the server of that name, or the only one there is.
+
+    Raises:
+        RequestError: there is none, none of that name, or several and none was named.
+    """
+    names = ", ".join(f"`{each.name}`" for each in found)
+    if name is not None:
+        for each in found:
+            if each.name == name:
+                return each
+        raise RequestError(
+            f"no server `{name}` runs", evidence=f"these do: {names}" if names else "", hint="see `vlaunch status`"
+        )
+    if not found:
+        raise RequestError("no server runs on this cluster", hint="start one: `vlaunch serve --model MODEL`")
+    if len(found) > 1:
+        raise RequestError(f"{len(found)} servers run: {names}", hint="say which one by its name, as `vlaunch status` shows it")
+    return found[0]
+
+
+def named(inventory: Inventory, found: Observed) -> Observed:
+    """Put nodes' names in the place of their addresses, wherever the keeper wrote down what a tool had said."""
+
+    def text(said: str) -> str:
+        for node in inventory.nodes:
+            said = re.sub(rf"(?<![\d.]){re.escape(node.ip)}(?!\d|\.\d)", node.name, said)
+        return said
+
+    faults = [
+        replace(each, what=text(each.what), cause=text(each.cause), node=text(each.node), evidence=text(each.evidence))
+        for each in found.faults
+    ]
+    return replace(found, doing=text(found.doing), warning=text(found.warning), faults=faults)
+
+
+def _server(said: Any) -> Server | None:
+    # Hints name servers, and people run hints.
+    if not isinstance(said, Mapping) or not isinstance(said.get("name"), str) or not state.NAME.fullmatch(said["name"]):
+        return None
+    try:
+        wanted = None if said.get("desired") is None else desired.read(said["desired"])
+        seen = None if said.get("observed") is None else observed.read(said["observed"])
+    except ValueError:
+        return None
+    if wanted is not None and seen is not None and (seen.id, seen.asked) != (wanted.id, wanted.asked):
+        seen = None  # of the server before
+    return Server(name=said["name"], desired=wanted, observed=seen, age=_age(said.get("age")))
+
+
+def _age(said: Any) -> float:
+    good = isinstance(said, (int, float)) and not isinstance(said, bool) and math.isfinite(said)
+    return float(said) if good else math.inf

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# vlaunch up: cluster plain, 2 nodes, from inventory.yaml
+# Each `on NODE …` is one command that the run sends, word for word; the run adds a deadline to it on both ends.
+set -euo pipefail
+{  # read whole before it begins, so that it may be piped into bash
+
+on() {
+  local node=$1; shift
+  case $node in
+    gpu01) ssh gpu01 "$(printf '%q ' "$@")" ;;
+    gpu02) ssh gpu02 "$(printf '%q ' "$@")" ;;
+  esac
+}
+
+# Waits for everything that was started with `&`; one that failed ends the script.
+all() { local job; for job in $(jobs -p); do wait "$job"; done; }
+
+# The run takes the token that the head has, or makes one; labels that hash secrets depend on it.
+: "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"
+
+# == Look at the nodes
+# gate docker: Docker answers
+# gate accelerator: the declared accelerators are there
+# gate gpu-runtime: Docker can hand out GPUs
+# gate address: the declared address is on the declared interface
+# gate ports: the cluster's ports are free
+# gate disk: there is room for the image, and for the model where its size is known
+
+# == Have the image on every node
+on gpu02 docker pull --quiet vllm/vllm-openai:v0.32.0
+# note: gpu01: not there yet
+# note: gpu02: not there yet
+
+# == Compare the image between the nodes
+# gate image: vllm/vllm-openai:v0.32.0 is the same on every node
+
+# == Count the GPUs that Docker hands out
+# gate gpus-in-docker: Docker hands out the declared GPUs
+
+# == Write helper files and secrets
+vlaunch payload | on gpu01 sh -c 'umask 022 && mkdir -p "$1/payload" "$1/server" && chmod 711 "$1" && tar -xf - -C "$1/payload"' unpack /root/.vlaunch/plain &
+vlaunch payload | on gpu02 sh -c 'umask 022 && mkdir -p "$1/payload" "$1/server" && chmod 711 "$1" && tar -xf - -C "$1/payload"' unpack /root/.vlaunch/plain &
+all
+printf %s "${RAY_AUTH_TOKEN:?}" | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/plain RAY_AUTH_TOKEN &
+printf %s "${RAY_AUTH_TOKEN:?}" | on gpu02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/plain RAY_AUTH_TOKEN &
+all
+
+# == Start the head
+on gpu01 docker run --detach --name vlaunch-plain-gpu01 --network host --ipc private --tmpfs /dev/shm --restart unless-stopped --gpus 8 --volume /root/.vlaunch/plain/payload:/opt/vlaunch:ro --volume /root/.vlaunch/plain/secrets:/run/vlaunch/secrets:ro --volume /root/.vlaunch/plain/server:/var/lib/vlaunch --volume /data/huggingface:/data/huggingface --env GLOO_SOCKET_IFNAME=eth0 --env HF_HOME=/data/huggingface --env NCCL_SOCKET_IFNAME==eth0 --env TP_SOCKET_IFNAME=eth0 --env VLLM_HOST_IP=10.0.0.11 --label vlaunch.cluster=plain --label vlaunch.node=gpu01 --label vlaunch.role=head --label vlaunch.secrets=735b158c79f8 --label vlaunch.spec=3d828aa26b8d --entrypoint /bin/sh vllm/vllm-openai:v0.32.0 /opt/vlaunch/entry.sh agent --node gpu01 --head 10.0.0.11 --port 29560 --lead --private-shm
+# gate head: the head's agent listens
+
+# == Start the workers
+on gpu02 docker run --detach --name vlaunch-plain-gpu02 --network host --ipc private --tmpfs /dev/shm --restart unless-stopped --gpus 8 --volume /root/.vlaunch/plain/payload:/opt/vlaunch:ro --volume /root/.vlaunch/plain/secrets:/run/vlaunch/secrets:ro --volume /root/.vlaunch/plain/server:/var/lib/vlaunch --volume /data/huggingface:/data/huggingface --env GLOO_SOCKET_IFNAME=eth0 --env HF_HOME=/data/huggingface --env NCCL_SOCKET_IFNAME==eth0 --env TP_SOCKET_IFNAME=eth0 --env VLLM_HOST_IP=10.0.0.12 --label vlaunch.cluster=plain --label vlaunch.node=gpu02 --label vlaunch.role=worker --label vlaunch.secrets=735b158c79f8 --label vlaunch.spec=1c50fef2ab63 --entrypoint /bin/sh vllm/vllm-openai:v0.32.0 /opt/vlaunch/entry.sh agent --node gpu02 --head 10.0.0.11 --port 29560 --private-shm
+
+# == Verify the agents
+# gate agents: the head hears the agent of every node
+
+exit
+} </dev/null

@@ -1,0 +1,85 @@
+"""What tests of servers share: two nodes whose containers are of this vlaunch, requests, and servers that the head keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from launcher.model import Inventory, Node, RaySettings
+from launcher.payload.agent.desired import Desired, Policy
+from launcher.placement import choose, narrow
+from launcher.plan import containers
+from launcher.plan.request import Request, Seen
+from launcher.plan.serve import Start, plan_serve
+from launcher.tools import docker
+from launcher.tools.docker import Container
+from launcher.tools.host import HostFacts
+
+NODES = (
+    Node(name="n1", host="n1", ip="10.0.0.1", gpus=8, head=True),
+    Node(name="n2", host="n2", ip="10.0.0.2", gpus=8),
+)
+INVENTORY = Inventory(path=Path("inventory.yaml"), cluster="c", image="base:1", nodes=NODES)
+BARE = replace(INVENTORY, ray=RaySettings(version="none"))
+IMAGE = docker.Image(id="sha256:1", identity="1", digests=(), architecture="amd64", labels={})
+
+
+def request(backend: Any = "ray", tp: int | None = 8, pp: int | None = 2, dp: int = 1, **more: Any) -> Request:
+    """Ask for org/m on both nodes; `nodes` and `gpus` narrow where it is placed."""
+    here = narrow(more.pop("inventory", INVENTORY), more.get("nodes", ()), more.get("gpus"))
+    placed = choose(here, tp, pp, dp=dp, backend=backend)
+    return Request(**{"model": "org/m", "placement": placed, "backend": backend, "host": "0.0.0.0", "port": 8000, **more})
+
+
+def container(node: str, **more: Any) -> Container:
+    """Return a node's container, of this vlaunch."""
+    own = containers.name(INVENTORY, INVENTORY.node(node))
+    given = {
+        "name": own, "id": own, "role": "head", "node": node, "image": "i", "status": "running", "spec": "",
+        "exit_code": 0, "restarts": 0, "env": {}, "labels": {}, "argv": ("entry.sh", "agent"), **more,
+    }  # fmt: skip
+    return Container(**given)
+
+
+def seen(*servers: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]] = (), **said: Any) -> Seen:
+    """Return a cluster that is up and keeps some servers."""
+    facts = {
+        node.name: HostFacts(
+            containers=(container(node.name),), listening=frozenset(), images={"base:1": IMAGE}, docker_version="27"
+        )
+        for node in NODES
+    }
+    rows = [{"node_id": f"id-{node.ip}", "node_ip": node.ip, "state": "ALIVE"} for node in NODES]
+    kept = {"servers": list(servers), "members": {"n2": 1.0}, "agent": 1.0}
+    return Seen(facts=facts, said={"jobs": list(jobs), "nodes": table(*rows), **kept, **said})
+
+
+def table(*rows: Mapping[str, Any]) -> dict[str, Any]:
+    """Return rows as Ray's dashboard does."""
+    return {"data": {"result": {"result": list(rows)}}}
+
+
+def group(ip: str, gpus: int) -> dict[str, Any]:
+    """Return a placement group of Ray's that holds GPUs of one node."""
+    bundles = [{"unit_resources": {"GPU": 1.0}, "node_id": f"id-{ip}"}] * gpus
+    return {"state": "CREATED", "bundles": bundles}
+
+
+def planned(there: Seen, wanted: Request, inventory: Inventory = INVENTORY, **more: Any) -> Start:
+    """Plan a server at second 7."""
+    return plan_serve(inventory, there, wanted, **{"asked": 7.0, "policy": Policy(), **more})
+
+
+def desired(asked: Request, inventory: Inventory = INVENTORY, there: Seen | None = None, **more: Any) -> Desired:
+    """Return a request as the keeper is told of it."""
+    return planned(there or Seen(), asked, inventory, **more).desired
+
+
+def kept(asked: Request | Desired, state: str = "ready", **more: Any) -> dict[str, Any]:
+    """Return a server as the head tells of it."""
+    wanted = asked if isinstance(asked, Desired) else desired(asked)
+    own = {key: getattr(wanted, key) for key in ("name", "id", "asked", "model")}
+    observed = {"version": 2, **own, "state": state, **more}
+    return {"name": wanted.name, "desired": wanted.as_json(), "observed": observed, "age": 1.0}
