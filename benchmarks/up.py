@@ -30,13 +30,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import client
+from benchmarks.client import LAB, VLAUNCH
 from launcher.inventory.load import load
 from launcher.model import Inventory, Node
 from launcher.plan import containers, files
 from launcher.tools import payload
 
-VLAUNCH = str(Path(sys.executable).parent / "vlaunch")
-LAB = Path("/var/lib/vlaunch-lab/inventory.yaml")
 GOALS = {"ratio": 1.2, "share": 0.15}
 
 # What runs on a node, in one connection. Standard input: the token's 64 bytes, then the payload as a tar.
@@ -188,17 +188,6 @@ def down(inventory: Inventory, *, tag: str = "") -> None:
         call(*shlex.split(ssh(node)), f"{shlex.join(node.docker)} rmi --force {shlex.quote(tag)} >/dev/null; true")
 
 
-def refuse_a_server(path: Path) -> None:
-    """End the program when somebody's server runs there."""
-    done = subprocess.run([VLAUNCH, "status", str(path), "--json"], capture_output=True, text=True, timeout=120, check=False)
-    try:
-        state = json.loads(done.stdout)["server"]["state"]
-    except (ValueError, KeyError):
-        sys.exit(f"`vlaunch status` gives no answer:\n{done.stderr[-1000:]}")
-    if state in ("answering", "silent", "starting", "recovering"):
-        sys.exit(f"a server runs in this cluster ({state}); `vlaunch stop` it first, for this takes the cluster down")
-
-
 def ordinary(bench: Bench, rounds: int) -> None:
     """Compare with the derived image in place, and print the tables."""
     ours, theirs, again = list[float](), list[float](), list[float]()
@@ -271,7 +260,7 @@ def main() -> None:
     parser.add_argument("--show-script", action="store_true", help="print the script, and measure nothing")
     args = parser.parse_args()
     inventory = load(args.inventory)
-    refuse_a_server(inventory.path)
+    client.refuse_servers(inventory, "takes the cluster down")
     call(VLAUNCH, "up", str(inventory.path))  # whatever is missing on the way is there then, and both find it
     down(inventory)
     bench = read_dry_run(inventory)

@@ -30,14 +30,14 @@ Options:
   --accelerator KIND    nvidia, amd or cpu [nvidia]
   --gpus N              GPUs of this node (cpu: slots) [all; cpu: 1]
   --rdma                InfiniBand or RoCE: /dev/infiniband, IPC_LOCK, unlimited memlock, 64 MiB stack
-  --token-file FILE     Ray's token, mode 0600; made on the head where it is missing
-                        [~/.vlaunch/CLUSTER/secrets/RAY_AUTH_TOKEN]
-  --no-token            let everybody who reaches the ports talk to Ray
+  --token-file FILE     the cluster's token, mode 0600: Ray's, and that of the nodes' agents; made on the head where it is
+                        missing [~/.vlaunch/CLUSTER/secrets/RAY_AUTH_TOKEN]
+  --no-token            let everybody who reaches the ports talk to Ray; agents need the token all the same
   --secret NAME         hand the environment variable NAME to the container through a file of mode 0600; may be repeated.
                         HF_TOKEN needs no option: it is handed over whenever it is set
   --port NAME=NUMBER    another port than the default; may be repeated; gcs=6379 dashboard=8265 client=10001
                         node_manager=6380 object_manager=6381 runtime_env_agent=6382 dashboard_agent_grpc=6383
-                        metrics_export=6384 dashboard_agent_http=52365 worker_min=10002 worker_max=19999
+                        metrics_export=6384 dashboard_agent_http=52365 worker_min=10002 worker_max=19999 group=29560
   --object-store BYTES  memory of Ray's object store [Ray's choice]
   --state-dir DIR       where this machine keeps the cluster's small files [~/.vlaunch]
   --replace             remove a container of the same name first
@@ -87,6 +87,7 @@ secret_names=() extra=()
 declare -A port=(
   [gcs]=6379 [dashboard]=8265 [client]=10001 [node_manager]=6380 [object_manager]=6381 [runtime_env_agent]=6382
   [dashboard_agent_grpc]=6383 [dashboard_agent_http]=52365 [metrics_export]=6384 [worker_min]=10002 [worker_max]=19999
+  [group]=29560
 )
 declare -A env=() secrets=()
 
@@ -194,7 +195,6 @@ check_words() {
   whole_number "${gpus:-0}" || wrong "--gpus is a whole number, not \`$gpus\`"
   whole_number "$patience" || wrong "--wait is a number of seconds, not \`$patience\`"
   whole_number "${object_store:-0}" || wrong "--object-store is a number of bytes, not \`$object_store\`"
-  [ -z "$token_file" ] || [ -n "$token_auth" ] || wrong "--token-file and --no-token exclude each other"
   [[ -z $interface || $interface =~ ^[A-Za-z0-9._][A-Za-z0-9._@-]{0,14}$ ]] || wrong "\`$interface\` is no interface's name"
   [[ $hf_home == /* ]] || hf_home=$PWD/$hf_home
   [[ $hf_home == / || $hf_home != */ ]] || hf_home=${hf_home%/}
@@ -255,10 +255,10 @@ count_gpus() {
 find_token() {
   local file=${token_file:-$state/secrets/$TOKEN} text
   mint=''
-  [ -n "$token_auth" ] || return 0
   if [ ! -e "$file" ]; then
+    [ "$role" = head ] || [ -n "$token_auth$token_file" ] || return 0 # Ray needs none
     [ "$role" = head ] || [ -n "$dry_run" ] ||
-      fail 1 "the head's Ray token is not here" "copy it from the head and say --token-file ~/ray-token before IMAGE:
+      fail 1 "the head's token is not here" "copy it from the head and say --token-file ~/ray-token before IMAGE:
   scp -p HEAD:~/.vlaunch/$cluster/secrets/$TOKEN ~/ray-token
 or start both with --no-token" "$file does not exist"
     mint=$file
@@ -298,15 +298,16 @@ hmac() {
   { unhex "$outer"; unhex "$digest"; } | sha256sum | cut -c 1-64
 }
 
-# What launcher/plan/containers.py calls the fingerprint: it changes when a secret does, and tells nothing about it. Without a
-# Ray token there is no key that nobody can guess, and only the names count.
+# What launcher/plan/containers.py calls the fingerprint: it changes when a secret does, and tells nothing about it. Without the
+# token there is no key that nobody can guess.
 fingerprint() {
   local name first=1
+  [ -n "${secrets[$TOKEN]}" ] || { echo made-by-the-run; return; }
   for name in $(sorted "${!secrets[@]}"); do
     [ -n "$first" ] || printf '\0'
     first=''
-    [ -n "${secrets[$TOKEN]}" ] && printf '%s=%s' "$name" "${secrets[$name]}" || printf '%s' "$name"
-  done | hmac "${secrets[$TOKEN]:-names}" | cut -c 1-12
+    printf '%s=%s' "$name" "${secrets[$name]}"
+  done | hmac "${secrets[$TOKEN]}" | cut -c 1-12
 }
 
 # The words as Python's json.dumps writes them. What is not ASCII comes out differently, and then `status` shows a difference.
@@ -322,9 +323,9 @@ json_words() {
 }
 
 plan_container() {
-  local common ray shm=(--ipc private --tmpfs /dev/shm) options=() labels name word
+  local common ray agent private=(--private-shm) shm=(--ipc private --tmpfs /dev/shm) options=() labels name word
   local words=(AUTOSCALER_UPDATE_INTERVAL_S=1 RAY_gcs_rpc_server_reconnect_timeout_s=15
-    RAY_health_check_failure_threshold=5 RAY_health_check_period_ms=1000 RAY_worker_niceness=0
+    RAY_health_check_failure_threshold=5 RAY_health_check_period_ms=1000 RAY_memory_monitor_refresh_ms=0 RAY_worker_niceness=0
     RAY_USAGE_STATS_ENABLED=0 "RAY_ADDRESS=$head_ip:${port[gcs]}" "VLLM_HOST_IP=$node_ip" "HF_HOME=$hf_home"
     "NCCL_SOCKET_IFNAME==$interface" "GLOO_SOCKET_IFNAME=$interface" "TP_SOCKET_IFNAME=$interface") # `=`: the whole name, to NCCL
   if [ -n "$token_auth" ]; then
@@ -338,8 +339,11 @@ plan_container() {
   done
 
   for word in "${extra[@]}"; do
-    case $word in --shm-size | --shm-size=* | --ipc | --ipc=*) shm=() ;; esac
+    case $word in --shm-size | --shm-size=*) shm=() ;; --ipc | --ipc=*) shm=() private=() ;; esac
   done
+  agent=(agent --node "$node" --head "$head_ip" --port "${port[group]}")
+  [ "$role" = worker ] || agent+=(--lead)
+  agent+=("${private[@]}")
   [ "$accelerator" != nvidia ] || options+=(--gpus "$gpus")
   [ "$accelerator" != amd ] || options+=(--device /dev/kfd --device /dev/dri)
   [ -z "$rdma" ] || options+=(--device /dev/infiniband --cap-add IPC_LOCK)
@@ -365,7 +369,7 @@ plan_container() {
   fi
 
   labels=("vlaunch.cluster=$cluster" "vlaunch.node=$node" "vlaunch.role=$role")
-  ((${#secrets[@]} == 0)) || labels+=("vlaunch.secrets=$(fingerprint)")
+  labels+=("vlaunch.secrets=$(fingerprint)")
   # The launcher's spec hash: of the whole line, without itself.
   command=()
   assemble "${labels[@]}"
@@ -378,7 +382,7 @@ assemble() {
   local label labelled=()
   for label; do labelled+=(--label "$label"); done
   command=(run --detach --name "$container" --network host "${shm[@]}" --restart unless-stopped "${options[@]}" "${labelled[@]}"
-    "${extra[@]}" --entrypoint /bin/sh "$image" "$PAYLOAD/entry.sh" "${ray[@]}")
+    "${extra[@]}" --entrypoint /bin/sh "$image" "$PAYLOAD/entry.sh" "${agent[@]}" -- "${ray[@]}")
 }
 
 # Quotes as Python's shlex.join does.
@@ -447,20 +451,23 @@ check_name() {
 listens() { timeout 3 bash -c 'exec 3<>"/dev/tcp/$0/$1"' "$1" "$2" 2>/dev/null; }
 
 check_network() {
+  local name
   if [ "$role" = head ]; then
-    ! listens "$head_ip" "${port[gcs]}" ||
-      fail 1 "port ${port[gcs]} is taken on $head_ip" "see what has it: \`ss -ltnp sport = :${port[gcs]}\`; or say --port gcs=…"
+    for name in gcs group; do
+      ! listens "$head_ip" "${port[$name]}" ||
+        fail 1 "port ${port[$name]} is taken on $head_ip" "see what has it: \`ss -ltnp sport = :${port[$name]}\`
+or say --port $name=…"
+    done
   else
     listens "$head_ip" "${port[gcs]}" ||
       fail 1 "nothing answers at $head_ip:${port[gcs]}" "start the head first, and allow TCP from $node_ip to $head_ip"
   fi
 }
 
+# Stands for the launcher's own where that is not beside this script: starts what the agent would start, and no agent.
 entry_sh() {
   cat <<'ENTRY'
 #!/bin/sh
-# First process of every vlaunch container: puts the mounted secrets into the environment of what it starts, so that no secret
-# is ever an argument, a value in `docker inspect`, or a line of a script. Usage: entry.sh COMMAND [ARG…]
 for file in /run/vlaunch/secrets/*; do
   name=${file##*/}
   # Ray and Hugging Face read their tokens from the mounted file themselves (RAY_AUTH_TOKEN_PATH, HF_TOKEN_PATH).
@@ -468,17 +475,10 @@ for file in /run/vlaunch/secrets/*; do
   value=$(cat "$file") || exit 1
   export "$name=$value"
 done
-# A restarted container keeps its layer: the note of a dead Ray session would send `ray start --head` to a cluster that is gone,
-# and NCCL's logs of a job that had the same name would be read as the new one's.
-rm -f /tmp/ray/ray_current_cluster /tmp/vlaunch-nccl.*
-if [ "$1" = ray ] && ! command -v ray >/dev/null; then
-  echo "entry.sh: this image has no Ray (stock vLLM images carry none since v0.18): let vlaunch build the derived image" >&2
-  exit 127
-fi
-# What was served before this container restarted, or its supervisor died, is served again, without anybody's doing.
-if [ "$1 $2 $3" = "ray start --head" ] && [ -f /opt/vlaunch/supervisor.py ]; then
-  (python3 /opt/vlaunch/supervisor.py boot; exec python3 /opt/vlaunch/supervisor.py watch) &
-fi
+# The note of a dead session would send `ray start --head` to a cluster that is gone.
+rm -f /tmp/ray/ray_current_cluster
+while [ "$1" != -- ]; do shift; done
+shift
 exec "$@"
 ENTRY
 }
@@ -492,17 +492,15 @@ store() (
 )
 
 write_files() {
-  local name
+  local name from=$HERE/../launcher/payload to=$state/payload
   (
     umask 022
-    mkdir -p "$state/payload" "$state/server" && chmod 711 "$state" &&
-      entry_sh >"$state/payload/.entry.sh" &&
-      chmod 755 "$state/payload/.entry.sh" &&
-      mv "$state/payload/.entry.sh" "$state/payload/entry.sh" || exit 1
-    # They answer what `vlaunch status` asks the head, and look after servers; a copy of this script alone does without.
-    for name in head.py head_api.py record.py supervisor.py supervisor_boot.py supervisor_look.py; do
-      [ ! -f "$HERE/../launcher/payload/$name" ] || install -m 755 "$HERE/../launcher/payload/$name" "$state/payload/$name"
-    done
+    mkdir -p "$to/lib/vlaunch_agent" "$state/server" && chmod 711 "$state" || exit 1
+    if [ -d "$from" ]; then
+      install -m 755 "$from/entry.sh" "$from/head.py" "$to" && install -m 755 "$from"/agent/*.py "$to/lib/vlaunch_agent"
+    else
+      entry_sh >"$to/.entry.sh" && chmod 755 "$to/.entry.sh" && mv "$to/.entry.sh" "$to/entry.sh"
+    fi
   ) || fail 1 "the helper files cannot be written to $state" "say --state-dir"
   mkdir -p "$state/secrets" && chmod 700 "$state/secrets"
   # What is mounted becomes a variable of the container: a secret that is not given any more must go.
@@ -546,12 +544,14 @@ await_ray() {
 
 say_next() {
   say "the Ray $role listens on $node_ip; see all nodes: docker exec $container ray status"
-  if [ "$role" = head ] && [ -n "$token_auth" ]; then
+  if [ "$role" = head ]; then
     say "workers need the head's token: scp -p $state/secrets/$TOKEN WORKER:ray-token"
     say "and on each: run_cluster.sh --token-file ~/ray-token --cluster $cluster $image $head_ip --worker $hf_home"
   fi
+  [ -n "${secrets[$TOKEN]}" ] ||
+    say "note: without the head's token this node's agent joins no other: \`vlaunch serve\` cannot use it"
   [ -f "$state/payload/head.py" ] ||
-    say "note: launcher/payload/head.py is not beside this script, so \`vlaunch status\` cannot ask Ray"
+    say "note: launcher/payload is not beside this script, so no agent runs here: \`vlaunch\` can start no server on this node"
   printf '%s\n' "$container"
 }
 

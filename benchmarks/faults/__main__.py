@@ -62,7 +62,7 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
     parser.add_argument("--verb", action="append", choices=VERBS, help="only this command; may be given again")
     parser.add_argument("--only", action="append", choices=list(cases.BY_ID), metavar="FAULT", help="only this fault; again")
-    parser.add_argument("--seeds", type=int, help="seeds of each fault (default: 3 for up, 2 for the others, 1 with --real)")
+    parser.add_argument("--seeds", type=int, help="seeds of each fault (default: 3 for up, 2 for batch, else 1)")
     parser.add_argument("--real", action="store_true", help="with vLLM itself, instead of the stand-in")
     parser.add_argument("--again", action="store_true", help="run also what was run before and was not good")
     parser.add_argument("--until", type=minutes, metavar="HH:MM", help="begin no run after this time of the day (UTC)")
@@ -84,10 +84,9 @@ def main() -> int:
         return 0
     engine = REAL if args.real else STAND_IN
     seeds = 1 if args.real and args.seeds is None else args.seeds
-    verbs = [verb for verb in args.verb or VERBS if not (args.real and verb == "up")]
     wanted = [
         case
-        for case in cases.campaign(verbs=verbs, only=args.only or (), seeds=seeds, engine=engine)
+        for case in cases.campaign(verbs=args.verb or VERBS, only=args.only or (), seeds=seeds, engine=engine)
         if case.key not in runs or (args.again and not runs[case.key].ok)
     ]
     if args.list:

@@ -8,14 +8,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from benchmarks import engines
 from benchmarks.faults import jobs
 from benchmarks.faults.cases import DISKS, REAL, Case
 from benchmarks.faults.practice import Practice, Started, running, until
 from launcher.lab import faults, memory
 from launcher.lab.layout import Host
+from launcher.model import Ports
 
 _BACK = 2.0  # seconds until systemd would start a daemon again
 _OFF = 3.0
+_AGENT, _ENGINE = 30.0, 20.0  # seconds that agents are frozen or cut off, and that an engine is frozen
 _FIND = 40.0  # seconds to wait for something that is to be killed
 _LOADS = 200.0  # the same for a rank: Ray calls it alive when its model is loaded
 _DISK = 12  # MiB of the small file system
@@ -79,6 +82,7 @@ def heal(scene: Scene) -> None:
 def mend(practice: Practice) -> None:
     """See that the hosts are whole, whatever was done to them: what broke them may have been interrupted."""
     for host in practice.lab.hosts:
+        engines.thaw(each.pid for each, _ in running(host))
         for right in (faults.plug, faults.heal, faults.unslow, memory.relieve):
             right(host)
         faults.power_on(practice.lab, host)
@@ -112,7 +116,7 @@ def _kill(
 
 def _wraps(line: str) -> bool:
     """Tell whether a command line only names the program that it has started, or will."""
-    return "supervisor.py" in line or "entry.sh" in line or line.startswith(("/bin/sh", "sh ", "bash "))
+    return "vlaunch_agent" in line or "entry.sh" in line or line.startswith(("/bin/sh", "sh ", "bash "))
 
 
 def _launcher(scene: Scene) -> None:
@@ -121,14 +125,36 @@ def _launcher(scene: Scene) -> None:
     os.kill(scene.launcher.process.pid, signal.SIGKILL)
 
 
-def _supervisor(scene: Scene) -> None:
-    pids = [
-        each.pid for each, line in running(scene.host, "supervisor.py run") if not line.startswith(("/bin/sh", "sh ", "bash "))
-    ]
-    if not pids:
-        raise NothingThere("no supervisor runs")
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+def _agent_frozen(scene: Scene) -> None:
+    agent = engines.agent(scene.host)
+    if agent is None:
+        raise NothingThere(f"no agent runs on {scene.host.name}")
+    _frozen(scene, [agent], _AGENT)
+
+
+def _agents_cut(scene: Scene) -> None:
+    host, port = scene.host, Ports().group
+    scene.strikes()
+    faults.cut(host, scene.practice.head, port=port)
+    time.sleep(_AGENT)
+    faults.heal(host)
+
+
+def _engine_frozen(scene: Scene) -> str:
+    found = engines.of_server(scene.practice.lab.hosts)
+    if not found:
+        raise NothingThere("no engine runs")
+    _frozen(scene, found, _ENGINE)
+    return f"{len(found)} processes frozen"
+
+
+def _frozen(scene: Scene, pids: list[int], seconds: float) -> None:
+    scene.strikes()
+    try:
+        engines.freeze(pids)
+        time.sleep(seconds)
+    finally:
+        engines.thaw(pids)
 
 
 def _api(scene: Scene) -> None:
@@ -139,7 +165,9 @@ def _api(scene: Scene) -> None:
 
 
 def _rank(scene: Scene) -> None:
-    """A rank of vLLM, or a worker of a batch; by Ray's own table of actors, which knows the process."""
+    """A rank of vLLM, or a worker of a batch; where they are in Ray, by its own table of actors, which knows the process."""
+    if scene.case.verb in ("serve-mp", "serve-dp"):  # a replica of one rank has no process but its engine
+        return _kill(scene, "VLLM::Worker" if scene.case.verb == "serve-mp" else "VLLM::EngineCore", wait=_LOADS)
     wanted = "vllm_Worker_" if scene.case.verb == "serve" else ""
 
     ranks: list[tuple[str, int]] = []
@@ -157,6 +185,7 @@ def _rank(scene: Scene) -> None:
     scene.strikes()
     if not faults.kill_inside(scene.practice.host(host), pid):
         raise NothingThere(f"rank {pid} on {host} has ended")
+    return None
 
 
 def _container(scene: Scene) -> None:
@@ -257,8 +286,11 @@ def _engine(scene: Scene) -> None:
 _INJECT: dict[str, Callable[[Scene], str | None]] = {
     "launcher": _launcher,
     "driver": lambda scene: _kill(scene, "-m vlaunch_batch"),
-    "supervisor": _supervisor,
+    "agent": _container,
+    "agent-frozen": _agent_frozen,
+    "agents-cut": _agents_cut,
     "engine": _engine,
+    "engine-frozen": _engine_frozen,
     "api": _api,
     "rank": _rank,
     "raylet": lambda scene: _kill(scene, name="raylet", launcher=_starting(scene)),

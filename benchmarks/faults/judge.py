@@ -55,6 +55,7 @@ class Run:
     crashed: list[str] = field(default_factory=list)
     lies: list[str] = field(default_factory=list)
     leftovers: list[str] = field(default_factory=list)
+    hurt: list[str] = field(default_factory=list)  # healthy servers that were ended
     broken: list[str] = field(default_factory=list)  # what did not work afterwards
     notes: list[str] = field(default_factory=list)
     void: str = ""  # why nothing was tried
@@ -74,12 +75,13 @@ class Run:
             *(f"green while dead: {each}" for each in self.lies),
             *(f"{count} {what}" for count, what in counted if count),
             *(f"left over: {each}" for each in self.leftovers),
+            *(f"a healthy server was ended: {each}" for each in self.hurt),
             *(f"afterwards: {each}" for each in self.broken),
         ]
 
     @property
     def ok(self) -> bool:
-        """True when nothing hung, crashed, lied, was lost, doubled or left over, and everything worked again."""
+        """True when nothing hung, crashed, lied, was lost, doubled, left over or ended in vain, and everything worked again."""
         return not self.void and not self.why
 
     def as_json(self) -> dict[str, Any]:
@@ -140,6 +142,14 @@ def lying(status: Mapping[str, Any], began: float, ended: float, samples: Sequen
     if state == "answering" and within and not any(each.ok for each in within):
         return [f"`status` said answering while all of {len(within)} requests failed"]
     return []
+
+
+def hurt(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Compare what the keeper said of a server before and after a fault that does no harm: its engine must be the same one."""
+    if after.get("generation") == before.get("generation") and after.get("fault_count") == before.get("fault_count"):
+        return []
+    why = (after.get("faults") or [{}])[-1].get("what") or "no fault written down"
+    return [f"generation {before.get('generation')} → {after.get('generation')}: {why}"]
 
 
 def rows_amiss(found: Iterable[int], expected: int) -> tuple[int, int]:

@@ -18,8 +18,10 @@ from typing import Any
 
 import yaml
 
+from benchmarks import engines
 from launcher.lab import faults, hosts, layout, processes
 from launcher.lab.layout import Host, Lab
+from launcher.plan.servers import DEFAULT
 
 NAME, SUBNET, CLUSTER = "vlaunch-faults{0}", "10.8{0}.0.0/24", "faults"
 VLAUNCH = str(Path(sys.executable).parent / "vlaunch")
@@ -141,9 +143,9 @@ class Practice:
         finally:
             started.end()
 
-    def container(self, host: Host, suffix: str = "") -> str:
+    def container(self, host: Host) -> str:
         """Return the name of a host's container."""
-        return f"vlaunch-{CLUSTER}-{host.name}{suffix}"
+        return f"vlaunch-{CLUSTER}-{host.name}"
 
     def docker(self, host: Host, *words: str, timeout: float = 30) -> str:
         """Run docker on a host, past SSH; returns nothing when it fails."""
@@ -153,9 +155,10 @@ class Practice:
         return ""
 
     def record(self, name: str) -> dict[str, Any]:
-        """Read one of the files in which the head keeps how the server is; empty when it is not there."""
+        """Read one of the files of the server on the head (`state.DESIRED`, `state.OBSERVED`); empty when it is not there."""
+        folder = self.files(self.head) / "root/.vlaunch" / CLUSTER / "server" / DEFAULT
         try:
-            found = json.loads((self.files(self.head) / "root/.vlaunch" / CLUSTER / "server" / name).read_text())
+            found = json.loads((folder / name).read_text())
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
@@ -223,17 +226,9 @@ def bring_up(folder: Path, beside: int) -> Practice:
 def running(host: Host, *words: str) -> Iterator[tuple[processes.Process, str]]:
     """Yield a host's processes whose command line has all of `words` in it, with that line."""
     for process in processes.on_host(host):
-        line = command_line(process.pid)
+        line = engines.command_line(process.pid)
         if line is not None and all(word in line for word in words):
             yield process, line
-
-
-def command_line(pid: int) -> str | None:
-    """Return the command line of a process, None when it has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return None
 
 
 def traces(practice: Practice) -> list[str]:

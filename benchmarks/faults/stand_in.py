@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Stands in for `vllm` inside the containers of the fault campaign: the same processes, names, actors and endpoints, no model.
 
-An API server starts an engine as a child; the engine reserves a placement group of GPUs and starts one Ray actor a rank, named
-as vLLM names them; a completion passes through every rank and comes back only then. A dead rank ends the engine, a dead engine
-the server, with vLLM's lines in the log. Only `vllm serve` exists. Usage: vllm serve MODEL [options]
+An API server talks to one engine a replica over TCP, on its own node or on another's. An engine has its ranks as vLLM has them:
+one Ray actor each, named as vLLM names them and in a placement group of GPUs (`ray`), or one process each, which meet at the
+master's port (`mp`). A completion passes through every rank and comes back only then. A dead rank ends its engine, a dead
+engine the server, with vLLM's lines in the log. Only `vllm serve` exists. Usage: vllm serve MODEL [options]
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from queue import SimpleQueue
 
-ENGINE = "--stand-in-engine"
+ENGINE, WORKER = "--stand-in-engine", "--stand-in-worker"
 STARTS = float(os.environ.get("STAND_IN_STARTS", "1"))  # seconds that a rank takes to load
+MEETS = 600.0  # seconds for processes to find each other
 
 
 def title(text: str) -> None:
@@ -34,128 +38,216 @@ def say(text: str) -> None:
     print(f"INFO {time.strftime('%m-%d %H:%M:%S')} [stand_in.py] {text}", flush=True)
 
 
-# -- The engine --------------------------------------------------------------------------------------------------------------
+def options(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("model")
+    parser.add_argument("--host", default="0.0.0.0")
+    parser.add_argument("--headless", action="store_true")
+    for name in ("--master-addr", "--data-parallel-address"):
+        parser.add_argument(name, default="127.0.0.1")
+    parser.add_argument("--distributed-executor-backend", default="")
+    ones = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--nnodes")
+    zeros = ("--node-rank", "--master-port", "--data-parallel-rpc-port", "--data-parallel-start-rank")
+    for default, names in ((1, ones), (0, zeros), (8000, ("--port",)), (None, ("--data-parallel-size-local",))):
+        for name in names:
+            parser.add_argument(name, type=int, default=default)
+    args, _ = parser.parse_known_args(words)
+    args.world = args.tensor_parallel_size * args.pipeline_parallel_size
+    return args
 
 
-def engine(tp: int, pp: int, answers: int) -> None:
-    """Hold the ranks; each line of standard input is a number that goes to `answers` when every rank has seen it."""
-    title("VLLM::EngineCore")
-    threading.Thread(target=end_with_server, daemon=True).start()
+def start(role: str, words: list[str], number: int, where: tuple[str, int]) -> subprocess.Popen[bytes]:
+    """Start an engine or a worker of this server; `where` is whom it talks to."""
+    return subprocess.Popen([sys.executable, __file__, role, str(number), where[0], str(where[1]), *words])
 
-    def answer(text: str) -> None:
-        os.write(answers, f"{text}\n".encode())
 
-    import ray
-
-    say("Initializing a V1 LLM engine (stand-in)")
-    ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False, logging_level="warning")
-
-    @ray.remote(num_cpus=0, num_gpus=1, max_restarts=0)
-    class RayWorkerProc:
-        def load(self) -> str:
-            time.sleep(STARTS)
-            return os.uname().nodename
-
-        def step(self, number: int) -> int:
-            return number
-
-        def serve(self) -> None:
-            threading.Event().wait()
-
-    from ray.util.placement_group import placement_group
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    group = placement_group([{"GPU": 1}] * (tp * pp), strategy="PACK")
-    say("Creating a new placement group")
-    while not group.wait(10):
-        say("Waiting for creating a placement group")
-    ranks = []
-    for rank in range(tp * pp):
-        dims = "".join(f"_{name}{at}" for name, at, size in (("TP", rank % tp, tp), ("PP", rank // tp, pp)) if size > 1)
-        where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
-        options = {"name": f"vllm_Worker_{os.getpid():05x}{int(time.time())}{dims}", "scheduling_strategy": where}
-        ranks.append(RayWorkerProc.options(max_concurrency=3, **options).remote())
-    say(f"world_size={tp * pp} rank=0: Starting to load model")
-    ray.get([rank.load.remote() for rank in ranks])
-    say("CPU KV cache size: 65,536 tokens, Maximum concurrency for 512 tokens per request: 128.00x")
-    threading.Thread(target=watch, args=(ray, [rank.serve.remote() for rank in ranks]), daemon=True).start()
-    answer("ready")
+def connect(where: tuple[str, int]) -> socket.socket:
+    """Connect to whom a process talks to, who may not be there yet."""
+    deadline = time.monotonic() + MEETS
     while True:
-        number = int(REQUESTS.get())
-        for rank in ranks:
-            ray.get(rank.step.remote(number))
-        answer(str(number))
+        try:
+            return socket.create_connection(where, timeout=5)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
 
 
-def watch(ray: object, serving: list[object]) -> None:
-    """End the engine when a rank ends, as vLLM's executor does."""
-    done, _ = ray.wait(serving, num_returns=1)  # type: ignore[attr-defined]
-    print(f"ERROR RayWorkerProc rank={serving.index(done[0])} died unexpectedly, shutting down executor.", flush=True)
-    print("ERROR EngineCore encountered a fatal error.", flush=True)
-    os._exit(1)
+def accept(server: socket.socket, count: int) -> list[Peer]:
+    """Wait until so many processes have said that they are ready; return them by their numbers."""
+    found = {}
+    while len(found) < count:
+        sock, _ = server.accept()
+        peer = Peer(sock)
+        if (number := peer.lines.get()) is None:
+            sys.exit("ERROR a process has ended before it was ready")
+        found[int(number)] = peer
+    return [found[number] for number in sorted(found)]
 
 
-def end_with_server() -> None:
-    for line in sys.stdin:
-        REQUESTS.put(line)
-    os._exit(0)
+class Peer:
+    """Another process: lines to it and from it. `lines` gets None when it has gone."""
 
-
-# -- The server --------------------------------------------------------------------------------------------------------------
-
-
-class Engine:
-    """The engine as its server sees it: a child, and requests that wait for it."""
-
-    def __init__(self, tp: int, pp: int) -> None:
-        read, write = os.pipe()
-        argv = [sys.executable, __file__, ENGINE, str(tp), str(pp), str(write)]
-        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, pass_fds=(write,))
-        os.close(write)
-        self.answers = os.fdopen(read)
-        self.lock, self.waiting, self.count, self.finished = threading.Lock(), {}, 0, 0
-
-    def ready(self) -> bool:
-        if self.answers.readline().strip() != "ready":
-            return False
+    def __init__(self, sock: socket.socket) -> None:
+        sock.settimeout(None)
+        self.sock, self.lines = sock, SimpleQueue[str | None]()
+        self.lock, self.gone = threading.Lock(), threading.Event()
+        self.waiting: dict[str, threading.Event] = {}
+        self.finished = 0
         threading.Thread(target=self.read, daemon=True).start()
-        return True
 
     def read(self) -> None:
-        for line in self.answers:
-            self.waiting.pop(int(line)).set()
-        with self.lock:
-            print("ERROR AsyncLLM output_handler failed: EngineDeadError: EngineCore encountered an issue.", flush=True)
-        code = self.process.wait()
-        print(f"ERROR Engine core proc died with exit code {code}; shutting the server down", flush=True)
-        time.sleep(1)  # vLLM says 503 for a while before it ends
-        os._exit(1)
+        try:
+            for line in self.sock.makefile():
+                if event := self.waiting.pop(line.strip(), None):
+                    event.set()
+                else:
+                    self.lines.put(line.strip())
+        except OSError:
+            pass
+        self.gone.set()
+        self.lines.put(None)
 
-    @property
-    def alive(self) -> bool:
-        return self.process.poll() is None
+    def say(self, text: object) -> None:
+        self.sock.sendall(f"{text}\n".encode())
 
-    def ask(self) -> bool:
-        with self.lock:
-            self.count += 1
-            event = self.waiting[self.count] = threading.Event()
-            try:
-                self.process.stdin.write(f"{self.count}\n".encode())
-                self.process.stdin.flush()
-            except OSError:
-                return False
-        while not event.wait(0.2):
-            if not self.alive:
+    def ask(self, text: str) -> bool:
+        """Say something that will be said back; false when the other one goes before."""
+        event = self.waiting[text] = threading.Event()
+        try:
+            with self.lock:
+                self.say(text)
+        except OSError:
+            return False
+        while not event.wait(0.1):
+            if self.gone.is_set():
                 return False
         self.finished += 1
         return True
 
 
+# -- Ranks and engines -------------------------------------------------------------------------------------------------------
+
+
+def place(rank: int, args: argparse.Namespace) -> str:
+    tp, pp = args.tensor_parallel_size, args.pipeline_parallel_size
+    return "".join(f"_{name}{at}" for name, at, size in (("TP", rank % tp, tp), ("PP", rank // tp, pp)) if size > 1)
+
+
+def worker(number: int, front: tuple[str, int], args: argparse.Namespace) -> None:
+    """Be a rank of `mp`: say back what the engine says, until it goes."""
+    title(f"VLLM::Worker{place(number, args)}")
+    engine_ = Peer(connect(front))
+    say(f"world_size={args.world} rank={number}: Starting to load model")
+    time.sleep(STARTS)
+    engine_.say(number)
+    while (said := engine_.lines.get()) is not None:
+        engine_.say(said)
+
+
+def dead(rank: int) -> None:
+    """End the engine when a rank ends, as vLLM's executor does."""
+    print(f"ERROR Worker rank={rank} died unexpectedly, shutting down executor.", flush=True)
+    print("ERROR EngineCore encountered a fatal error.", flush=True)
+    os._exit(1)
+
+
+def processes(args: argparse.Namespace, words: list[str]):
+    """Start this node's ranks of `mp`, and wait for the others'; return how to pass something through all."""
+    server = socket.create_server(("", args.master_port) if args.nnodes > 1 else ("127.0.0.1", 0))
+    for number in range(args.world // args.nnodes):
+        start(WORKER, words, number, ("127.0.0.1", server.getsockname()[1]))
+    ranks = accept(server, args.world)
+    for number, rank in enumerate(ranks):
+        threading.Thread(target=lambda rank=rank, number=number: (rank.gone.wait(), dead(number)), daemon=True).start()
+
+    def step(text: str) -> None:
+        for rank in ranks:
+            rank.ask(text)
+
+    return step
+
+
+def actors(args: argparse.Namespace):
+    """Start the ranks of `ray`; return how to pass something through all."""
+    import ray
+    from ray.util.placement_group import placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False, logging_level="warning")
+
+    @ray.remote(num_cpus=0, num_gpus=1, max_restarts=0)
+    class RayWorkerProc:
+        def load(self) -> None:
+            time.sleep(STARTS)
+
+        def step(self) -> None:
+            pass
+
+        def serve(self) -> None:
+            threading.Event().wait()
+
+    group = placement_group([{"GPU": 1}] * args.world, strategy="PACK")
+    say("Creating a new placement group")
+    while not group.wait(10):
+        say("Waiting for creating a placement group")
+    ranks = []
+    for rank in range(args.world):
+        where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
+        name = f"vllm_Worker_{os.getpid():05x}{int(time.time())}{place(rank, args)}"
+        ranks.append(RayWorkerProc.options(max_concurrency=3, name=name, scheduling_strategy=where).remote())
+    say(f"world_size={args.world} rank=0: Starting to load model")
+    ray.get([rank.load.remote() for rank in ranks])
+    serving = [rank.serve.remote() for rank in ranks]
+    threading.Thread(target=lambda: dead(serving.index(ray.wait(serving, num_returns=1)[0][0])), daemon=True).start()
+    return lambda _: [ray.get(rank.step.remote()) for rank in ranks]
+
+
+def engine(number: int, front: tuple[str, int], args: argparse.Namespace, words: list[str]) -> None:
+    """Hold the ranks of one replica; each number that the front sends goes back when every rank has seen it."""
+    title("VLLM::EngineCore" + (f"_DP{number}" if args.data_parallel_size > 1 else ""))
+    peer = Peer(connect(front))
+    threading.Thread(target=lambda: (peer.gone.wait(), os._exit(0)), daemon=True).start()
+    say("Initializing a V1 LLM engine (stand-in)")
+    if args.distributed_executor_backend == "ray":
+        step = actors(args)
+    elif args.world > 1:
+        step = processes(args, words)
+    else:
+        time.sleep(STARTS)
+        step = str
+    say("CPU KV cache size: 65,536 tokens, Maximum concurrency for 512 tokens per request: 128.00x")
+    peer.say(number)
+    while (said := peer.lines.get()) is not None:
+        step(said)
+        peer.say(said)
+
+
+def headless(args: argparse.Namespace, words: list[str]) -> None:
+    """Be a node without an API: its ranks, or its replicas; all end when one does."""
+    if args.data_parallel_size > 1:
+        count, first, role = args.data_parallel_size_local or 1, args.data_parallel_start_rank, ENGINE
+        where = (args.data_parallel_address, args.data_parallel_rpc_port)
+    else:
+        count = args.world // args.nnodes
+        first, role, where = args.node_rank * count, WORKER, (args.master_addr, args.master_port)
+    ours = [start(role, words, first + each, where) for each in range(count)]
+    while all(each.poll() is None for each in ours):
+        time.sleep(0.2)
+    for each in ours:
+        each.kill()
+    sys.exit("ERROR a process of this node has ended; shutting down")
+
+
+# -- The server --------------------------------------------------------------------------------------------------------------
+
+
 class Handler(BaseHTTPRequestHandler):
-    """The endpoints that clients and supervisors look at."""
+    """The endpoints that clients and the keeper look at."""
 
     protocol_version = "HTTP/1.1"
-    engine: Engine
+    engines: tuple[Peer, ...] = ()
+    asked, lock = 0, threading.Lock()
     model = ""
     key = os.environ.get("VLLM_API_KEY", "")
 
@@ -177,10 +269,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/health":
-            self.reply(200 if self.engine.alive else 503, "")
+            self.reply(503 if any(each.gone.is_set() for each in self.engines) else 200, "")
         elif self.path == "/metrics":
-            running = len(self.engine.waiting)
-            self.reply(200, METRICS.format(running=running, finished=self.engine.finished))
+            lines = [
+                METRICS.format(engine=number, running=len(each.waiting), finished=each.finished)
+                for number, each in enumerate(self.engines)
+            ]
+            self.reply(200, "".join(lines))
         elif self.allowed():
             self.reply(200, {"object": "list", "data": [{"id": self.model, "object": "model", "max_model_len": 512}]})
 
@@ -188,7 +283,11 @@ class Handler(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length", "0"))) or b"{}")
         if not self.allowed():
             return
-        if not self.engine.ask():
+        with Handler.lock:
+            Handler.asked += 1
+            number = Handler.asked
+        chosen = self.engines[int(self.headers.get("X-data-parallel-rank", number)) % len(self.engines)]
+        if not chosen.ask(str(number)):
             self.reply(500, {"error": {"message": "EngineCore encountered an issue.", "type": "EngineDeadError"}})
             return
         count = int(asked.get("max_tokens") or 16)
@@ -201,26 +300,40 @@ class Handler(BaseHTTPRequestHandler):
 
 
 METRICS = """\
-vllm:num_requests_running{{engine="0"}} {running}
-vllm:num_requests_waiting{{engine="0"}} 0
-vllm:request_success_total{{engine="0",finished_reason="length"}} {finished}
-vllm:cache_config_info{{engine="0",kv_cache_size_tokens="65536",kv_cache_max_concurrency="128.0"}} 1.0
+vllm:num_requests_running{{engine="{engine}"}} {running}
+vllm:num_requests_waiting{{engine="{engine}"}} 0
+vllm:request_success_total{{engine="{engine}",finished_reason="length"}} {finished}
+vllm:cache_config_info{{engine="{engine}",kv_cache_size_tokens="65536",kv_cache_max_concurrency="128.0"}} 1.0
 """
 
 
-def serve(words: list[str]) -> None:
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("model")
-    parser.add_argument("--tensor-parallel-size", type=int, default=1)
-    parser.add_argument("--pipeline-parallel-size", type=int, default=1)
-    parser.add_argument("--host", default="0.0.0.0")
-    parser.add_argument("--port", type=int, default=8000)
-    args, _ = parser.parse_known_args(words)
-    title("VLLM::APIServer")
+def end_with(peer: Peer) -> None:
+    """End the server when an engine ends."""
+    peer.gone.wait()
+    print("ERROR AsyncLLM output_handler failed: EngineDeadError: EngineCore encountered an issue.", flush=True)
+    time.sleep(1)  # vLLM says 503 for a while before it ends
+    os._exit(1)
+
+
+def serve(args: argparse.Namespace, words: list[str]) -> None:
     say(f"non-default args: {words}")
-    Handler.model, Handler.engine = args.model, Engine(args.tensor_parallel_size, args.pipeline_parallel_size)
-    if not Handler.engine.ready():
-        sys.exit("RuntimeError: Engine core initialization failed. See root cause above.")
+    several = args.data_parallel_size > 1
+    meeting = socket.create_server(("", args.data_parallel_rpc_port) if several else ("127.0.0.1", 0))
+    here = args.data_parallel_size_local if args.data_parallel_size_local is not None else args.data_parallel_size
+    ours = [start(ENGINE, words, number, ("127.0.0.1", meeting.getsockname()[1])) for number in range(here)]
+
+    def watch() -> None:
+        while all(each.poll() is None for each in ours):
+            time.sleep(0.2)
+        if not Handler.engines:
+            print("RuntimeError: Engine core initialization failed. See root cause above.", flush=True)
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    engines = accept(meeting, args.data_parallel_size)
+    Handler.model, Handler.engines = args.model, tuple(engines)
+    for each in engines:
+        threading.Thread(target=end_with, args=(each,), daemon=True).start()
     say("Starting vLLM server")
     server = ThreadingHTTPServer((args.host, args.port), Handler)
     server.daemon_threads = True
@@ -228,13 +341,17 @@ def serve(words: list[str]) -> None:
     server.serve_forever()
 
 
-if __name__ == "__main__":
-    if sys.argv[1:2] == [ENGINE]:
-        from queue import SimpleQueue
-
-        REQUESTS: SimpleQueue[str] = SimpleQueue()
-        engine(*map(int, sys.argv[2:5]))
-    elif sys.argv[1:2] == ["serve"]:
-        serve(sys.argv[2:])
+def main(words: list[str]) -> None:
+    if words[:1] in ([ENGINE], [WORKER]):
+        role, number, host, port, *rest = words
+        where, args = (host, int(port)), options(rest)
+        engine(int(number), where, args, rest) if role == ENGINE else worker(int(number), where, args)
+    elif words[:1] == ["serve"]:
+        args = options(words[1:])
+        headless(args, words[1:]) if args.headless else serve(args, words[1:])
     else:
         sys.exit("vllm: a stand-in that can only `serve`")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from benchmarks.faults.cases import FAULTS, REAL, SEEDS, STAND_IN, VERBS, applies
+from benchmarks.faults.cases import FAULTS, REAL, SEEDS, SERVES, STAND_IN, VERBS, applies
 from benchmarks.faults.judge import Run
 
 BEGIN, END = "<!-- campaign: begin -->", "<!-- campaign: end -->"
@@ -46,7 +46,7 @@ def table(runs: Sequence[Run], verb: str) -> str:
 def _row(what: str, runs: Sequence[Run], verb: str) -> list[str]:
     said = next((run.said for run in runs if run.said), "")
     codes = sorted({"killed" if run.code < 0 else str(run.code) for run in runs if run.code is not None})
-    requests = f"{sum(run.failed for run in runs)} of {sum(run.requests for run in runs)}" if verb == "serve" else "–"
+    requests = f"{sum(run.failed for run in runs)} of {sum(run.requests for run in runs)}" if verb in SERVES else "–"
     rows = f"{sum(run.lost for run in runs)}, {sum(run.doubled for run in runs)}" if verb == "batch" else "–"
     by_hand = " (by hand)" if any(run.alone is False for run in runs) else ""
     good = f"{sum(run.ok for run in runs)}"
@@ -73,8 +73,6 @@ def missing(runs: Sequence[Run]) -> list[str]:
     lines = []
     for verb in VERBS:
         for engine in (STAND_IN, REAL):
-            if (verb, engine) == ("up", REAL):
-                continue  # `up` starts no engine
             seeds = SEEDS[verb] if engine == STAND_IN else 1
             wanted = [(fault.id, seed) for fault in FAULTS if applies(fault, verb, engine) for seed in range(1, seeds + 1)]
             lack = [(fault, seed) for fault, seed in wanted if (fault, verb, seed, engine) not in done]

@@ -12,15 +12,16 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
 from benchmarks.faults import inject, jobs, judge
-from benchmarks.faults.cases import BY_ID, REAL, Case
+from benchmarks.faults.cases import BY_ID, REAL, SERVES, Case
 from benchmarks.faults.inject import NothingThere, Scene
 from benchmarks.faults.judge import Run
-from benchmarks.faults.practice import API_KEY, Practice, Ran, Started, command_line, running, traces, until
+from benchmarks.faults.practice import API_KEY, Practice, Ran, Started, traces, until
 from benchmarks.faults.traffic import Traffic, ask
 from launcher.errors import VlaunchError
 from launcher.lab.render import MODEL
+from launcher.payload.agent import state
 
-DEADLINES = {"up": 420.0, "serve": 420.0, "batch": 420.0, "status": 90.0, "down": 180.0}
+DEADLINES = {"up": 420.0, **dict.fromkeys(SERVES, 420.0), "batch": 420.0, "status": 90.0, "down": 180.0}
 _SETTLE = 6.0  # seconds that processes and containers may take to be gone after `down`
 _UNDER_LOAD = 10.0  # a server's fault happens within so many seconds under load
 _LASTS = 35.0  # seconds until somebody comes and heals what lasts
@@ -30,6 +31,7 @@ _QUIET = 22.0  # without a failed request for so long, nothing has happened
 _CALM = 5.0
 _SURE = 5.0  # seconds after which a dead part counts against a command that says done
 _SENT = 3.0  # seconds that what a killed launcher has asked for may still be on its way
+_OLD = 15.0  # seconds after which what the keeper wrote is nobody's word any more
 
 # What goes wrong when the practice hosts do not do as they are told.
 BROKEN = (VlaunchError, OSError, subprocess.SubprocessError)
@@ -47,7 +49,7 @@ class Stage:
     @property
     def inventory(self) -> str:
         """The inventory that it works with; only servers have a stand-in."""
-        return "stand-in.yaml" if self.case.verb == "serve" and self.case.engine != REAL else "real.yaml"
+        return "stand-in.yaml" if self.case.verb in SERVES and self.case.engine != REAL else "real.yaml"
 
     def vlaunch(self, *words: str, timeout: float | None = None) -> Ran:
         """Run a command to its end; one that has no end is written down."""
@@ -80,7 +82,7 @@ def clear(practice: Practice) -> None:
 def about(case: Case, seconds: float) -> Run:
     """Return the run of a case, with nothing in it yet; `seconds` is how long the command takes when nothing happens."""
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    span = seconds if case.verb != "serve" or BY_ID[case.fault].early else _UNDER_LOAD
+    span = seconds if case.verb not in SERVES or BY_ID[case.fault].early else _UNDER_LOAD
     return Run(
         fault=case.fault, verb=case.verb, seed=case.seed, engine=case.engine, host=case.host, moment=case.moment(span), at=now
     )  # fmt: skip
@@ -125,7 +127,7 @@ def measure(practice: Practice, verb: str, engine: str) -> float:
     if verb == "up":
         stage.must("down")
         ran = stage.must("up")
-    elif verb == "serve":
+    elif verb in SERVES:
         ran = stage.must(*_serve_words(case))
     else:
         job = jobs.write(practice, case)
@@ -200,8 +202,10 @@ def _during(stage: Stage, scene: Scene, started: Started) -> tuple[float, Ran]:
 
 
 def _serve_words(case: Case) -> tuple[str, ...]:
-    # What is tested with the stand-in is the supervisor; the proof of the network has nothing to do with it.
-    return ("serve",) if case.engine == REAL else ("serve", "--skip-network-check")
+    outside = () if case.verb == "serve" else ("--backend", "mp")
+    replicas = ("--data-parallel-size", "2") if case.verb == "serve-dp" else ()
+    # What is tested with the stand-in is the keeper; the proof of the network has nothing to do with it.
+    return ("serve", *outside, *replicas, *(() if case.engine == REAL else ("--skip-network-check",)))
 
 
 def _serve(stage: Stage, scene: Scene) -> None:
@@ -235,6 +239,7 @@ def _under_load(stage: Stage, scene: Scene, traffic: Traffic, states: list[tuple
     lasts, by_hand = BY_ID[stage.case.fault].lasts, BY_ID[stage.case.fault].by_hand
     until(lambda: len(traffic.samples) >= 4, 30)
     time.sleep(stage.run.moment)
+    before = stage.practice.record(state.OBSERVED)
     fault = _happen(stage, scene)
     until(lambda: _noticed(stage.practice, traffic, fault), _LASTS if lasts else _QUIET)
     seen, began, ended = _status(stage)
@@ -252,7 +257,10 @@ def _under_load(stage: Stage, scene: Scene, traffic: Traffic, states: list[tuple
         until(settled, _recovers(stage.case))
     out = judge.outage(list(traffic.samples), fault)
     _note_outage(stage, out, healed, traffic)
-    faults = [each for each in stage.practice.record("server.json").get("faults", ()) if each["at"] >= fault - 1]
+    after = stage.practice.record(state.OBSERVED)
+    if stage.case.verb in BY_ID[stage.case.fault].harmless:
+        stage.run.hurt = judge.hurt(before, after)
+    faults = [each for each in after.get("faults", ()) if each["at"] >= fault - 1]
     if faults:
         stage.run.detected = round(max(0.0, faults[0]["at"] - fault), 1)
         stage.run.said = str(faults[0]["what"])
@@ -276,8 +284,8 @@ def _note_outage(stage: Stage, out: judge.Outage, healed: float, traffic: Traffi
 
 
 def _noticed(practice: Practice, traffic: Traffic, fault: float) -> bool:
-    """Tell whether the supervisor has seen a fault, or clients have for as long as it may take."""
-    if any(each["at"] >= fault for each in practice.record("server.json").get("faults", ())):
+    """Tell whether the keeper has seen a fault, or clients have for as long as it may take."""
+    if any(each["at"] >= fault for each in practice.record(state.OBSERVED).get("faults", ())):
         return True
     first = judge.outage(list(traffic.samples), fault).first
     return first is not None and time.time() - first > 15
@@ -300,7 +308,7 @@ def _url(practice: Practice) -> str:
 
 def _wanted(practice: Practice) -> bool:
     """Tell whether a server was asked for, so that one may come."""
-    return bool(practice.record("wanted.json"))
+    return bool(practice.record(state.DESIRED))
 
 
 def _answers(practice: Practice) -> bool:
@@ -313,18 +321,16 @@ def _traffic(practice: Practice) -> Traffic:
 
 @contextmanager
 def _states(practice: Practice) -> Iterator[list[tuple[float, str]]]:
-    """Read the server's record again and again while the block is entered; without a supervisor it is nobody's word."""
+    """Read the server's record again and again while the block is entered; one that nobody has renewed is nobody's word."""
     states: list[tuple[float, str]] = []
     over = threading.Event()
 
     def look() -> None:
-        pid = 0
         while not over.wait(0.3):
-            if "supervisor.py run" not in (command_line(pid) or ""):
-                pid = next((each.pid for each, _ in running(practice.head, "supervisor.py run")), 0)
-            said = practice.record("server.json") if pid else {}
+            said, now = practice.record(state.OBSERVED), time.time()
             # What is ready but for a doubt that is written beside it is not called well.
-            states.append((time.time(), str(said.get("doing") or said.get("state", ""))))
+            told = str(said.get("doing") or said.get("state", ""))
+            states.append((now, told if now - float(said.get("written", 0)) < _OLD else ""))
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
@@ -359,7 +365,7 @@ def _batch(stage: Stage, scene: Scene) -> None:
         jobs.forget(stage.practice, job)
 
 
-_FLOWS: dict[str, Callable[[Stage, Scene], None]] = {"up": _up, "serve": _serve, "batch": _batch}
+_FLOWS: dict[str, Callable[[Stage, Scene], None]] = {"up": _up, **dict.fromkeys(SERVES, _serve), "batch": _batch}
 
 
 def as_line(run: Run) -> str:

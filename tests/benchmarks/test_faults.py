@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.faults import __main__ as command
 from benchmarks.faults import cases, inject, judge, table, verbs
-from benchmarks.faults.cases import BY_ID, FAULTS, REAL, STAND_IN, Case
+from benchmarks.faults.cases import BY_ID, FAULTS, REAL, SERVES, STAND_IN, Case
 from benchmarks.faults.inject import Scene
 from benchmarks.faults.judge import Outage, Run, Sample
 from benchmarks.faults.practice import Practice, Started, until
@@ -45,11 +45,11 @@ def test_every_fault_can_be_made_to_happen() -> None:
 
 
 def test_the_campaign_is_as_large_as_was_promised() -> None:
-    """Three seeds of every fault for `up`, two for the others, each run once."""
+    """Three seeds of every fault for `up`, two for batches, one for each kind of server, each run once."""
     found = list(cases.campaign())
 
     assert len({case.key for case in found}) == len(found)
-    for verb, seeds in (("up", 3), ("serve", 2), ("batch", 2)):
+    for verb, seeds in (("up", 3), ("serve", 1), ("serve-mp", 1), ("serve-dp", 1), ("batch", 2)):
         for fault in FAULTS:
             number = sum(case.fault == fault.id and case.verb == verb for case in found)
             assert number == (seeds if cases.applies(fault, verb, STAND_IN) else 0), (fault.id, verb)
@@ -77,6 +77,19 @@ def test_a_narrower_campaign() -> None:
     found = list(cases.campaign(verbs=["batch"], only=["engine", "gcs"], seeds=1, engine=REAL))
 
     assert [case.key for case in found] == [("engine", "batch", 1, REAL), ("gcs", "batch", 1, REAL)]
+
+
+@pytest.mark.parametrize("verb", SERVES)
+def test_eight_faults_are_tried_on_vllm_itself(verb: str) -> None:
+    """For each kind of server; backends beside each other meet both hosts."""
+    assert sum(1 for _ in cases.campaign(verbs=[verb], engine=REAL, seeds=1)) == 8
+    assert {Case(fault="container", verb=each, seed=1).host for each in SERVES} == {"node1", "node2"}
+
+
+def test_what_is_harmless_is_tried() -> None:
+    """Only what is tried on a server can be found to do it no harm."""
+    assert all(set(fault.harmless) <= set(fault.verbs) & set(SERVES) for fault in FAULTS)
+    assert all(verb in cases.DISKS for verb in cases.VERBS)
 
 
 def test_until_looks_half_a_day_back_and_half_a_day_ahead() -> None:
@@ -159,22 +172,28 @@ def test_a_record_that_is_green_again_before_clients_are() -> None:
     assert judge.green_while_dead(back, dark, BEGAN) == []
 
 
-def test_without_a_supervisor_the_record_says_nothing() -> None:
-    """It stays as it was when its writer was killed; `status` does not believe it either."""
-    with verbs._states(cast(Practice, Alone())) as states:
+@pytest.mark.parametrize(
+    ("old", "doing", "told"), [(60, "", ""), (2, "", "ready"), (2, "nothing has moved for 12 s", "nothing has moved for 12 s")]
+)
+def test_a_record_that_nobody_renews_says_nothing(old: float, doing: str, told: str) -> None:
+    """It stays as it was when its writer was killed; a doubt that is written beside `ready` is no green."""
+    with verbs._states(cast(Practice, Alone(old, doing))) as states:
         assert until(lambda: len(states) > 1, 5)
 
-    assert {state for _, state in states} == {""}
+    assert {state for _, state in states} == {told}
 
 
 class Alone:
-    """Practice hosts on which nothing runs, with a record of yesterday."""
+    """Practice hosts on which nothing runs, with the record of a server that was ready."""
 
     head = layout.make(name="nothing", directory=Path("/nowhere"), subnet="10.79.99.0/24", nodes=1, gpus=1).hosts[0]
 
+    def __init__(self, old: float = 60, doing: str = "") -> None:
+        self.said = {"state": "ready", "doing": doing, "written": time.time() - old}
+
     def record(self, name: str) -> dict[str, Any]:
-        """Return what the supervisor wrote before it died."""
-        return {"state": "ready"}
+        """Return what the keeper wrote so many seconds ago."""
+        return self.said
 
 
 # -- Commands ----------------------------------------------------------------------------------------------------------------
@@ -295,6 +314,7 @@ def test_a_traceback_is_no_error_message() -> None:
         ({"lost": 1}, "1 rows lost"),
         ({"doubled": 2}, "2 rows doubled"),
         ({"leftovers": ["node1: container a"]}, "left over"),
+        ({"hurt": ["generation 1 → 2: vLLM ended"]}, "a healthy server was ended"),
         ({"broken": ["`vlaunch up` ended with 1"]}, "afterwards"),
     ],
 )
@@ -303,6 +323,20 @@ def test_one_of_them_is_enough(changes: dict[str, Any], word: str) -> None:
     assert run().ok
     assert not run(**changes).ok
     assert word in run(**changes).why[0]
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        ({"generation": 3, "fault_count": 2, "faults": [{"what": "of before"}]}, []),
+        ({"generation": 4, "fault_count": 3, "faults": [{"what": "node2 is gone"}]}, ["generation 3 → 4: node2 is gone"]),
+        ({"generation": 3, "fault_count": 3, "faults": [{"what": "node2 is gone"}]}, ["generation 3 → 3: node2 is gone"]),
+        ({}, ["generation 3 → None: no fault written down"]),
+    ],
+)
+def test_a_healthy_server_that_was_ended(after: dict[str, Any], said: list[str]) -> None:
+    """By the number of its engine, and by the count of faults: one may have been written down before the engine ends."""
+    assert judge.hurt({"generation": 3, "fault_count": 2}, after) == said
 
 
 def test_a_run_in_which_nothing_was_tried_is_not_good() -> None:

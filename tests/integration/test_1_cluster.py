@@ -9,7 +9,9 @@ import urllib.request
 
 import pytest
 
+from tests.integration.batches import kill_one, until
 from tests.integration.conftest import API_KEY, HF_TOKEN, Practice
+from tests.integration.servers import answers, asking, crash, lost, record, recovers, serve
 
 pytestmark = pytest.mark.lab
 
@@ -53,16 +55,16 @@ def test_dry_run_of_a_cluster_that_is_up_sends_nothing(practice: Practice) -> No
 
 
 def test_status_is_whole(practice: Practice) -> None:
-    """Status shows what Ray says of each node, no drift, and no server."""
+    """Status shows what Ray and the agents say of each node, no drift, and no server."""
     ran = practice.vlaunch("status", "--json")
 
     assert ran.code == 0, ran.said
     seen = json.loads(ran.out)
-    assert [(n["node"], n["container"], n["ray"], n["gpus"], n["drift"]) for n in seen["nodes"]] == [
-        ("node1", "running", "alive", "1/1", []),
-        ("node2", "running", "alive", "1/1", []),
+    assert [(n["node"], n["container"], n["ray"], n["agent"], n["gpus"], n["drift"]) for n in seen["nodes"]] == [
+        ("node1", "running", "alive", "connected", "1/1", []),
+        ("node2", "running", "alive", "connected", "1/1", []),
     ]
-    assert seen["server"]["state"] == "none"
+    assert seen["servers"] == []
 
 
 def test_exec_folds_equal_answers(practice: Practice) -> None:
@@ -134,7 +136,7 @@ def test_chat(practice: Practice) -> None:
 def test_status_of_a_server_that_answers(practice: Practice) -> None:
     """The server is `answering` because a completion came back, and its capacity is read from its metrics."""
     status = json.loads(practice.vlaunch("status", "--json").out)
-    server = status["server"]
+    (server,) = status["servers"]
 
     assert status["network"].startswith("proven ")
     assert server["state"] == "answering"
@@ -143,12 +145,12 @@ def test_status_of_a_server_that_answers(practice: Practice) -> None:
 
 
 def test_logs_merge_nodes(practice: Practice) -> None:
-    """Logs of both containers and of the server come with where they are from."""
+    """Logs of both containers and of the server's engine come with where they are from."""
     ran = practice.vlaunch("logs", "--tail", "50")
 
     assert ran.code == 0, ran.said
     sources = {line.split(":")[0] for line in ran.out.splitlines()}
-    assert {"node1", "node2", "server"} <= sources
+    assert {"node1", "node2", "node1/default"} <= sources
 
 
 def test_secrets_are_nowhere(practice: Practice) -> None:
@@ -165,7 +167,7 @@ def test_secrets_are_nowhere(practice: Practice) -> None:
             practice.docker(host.name, "inspect", *practice.docker(host.name, "ps", "-aq").split())
             for host in practice.lab.hosts
         ),
-        "Ray's jobs": practice.docker("node1", "exec", "vlaunch-lab-node1", "python3", "/opt/vlaunch/head.py", "jobs"),
+        "what the head knows": practice.docker("node1", "exec", "vlaunch-lab-node1", "python3", "/opt/vlaunch/head.py", "jobs"),
     }
 
     found = [(place, name) for place, text in places.items()
@@ -224,17 +226,45 @@ def test_restarted_containers_find_each_other(practice: Practice) -> None:
 
 
 def test_mp_backend(practice: Practice) -> None:
-    """`--backend mp` serves over both nodes with one container per rank, and `stop` removes them."""
-    ran = practice.vlaunch("serve", "--backend", "mp", timeout=420)
+    """`--backend mp` serves over both nodes, in the same containers as Ray; the network is proven for it, too."""
+    before = practice.containers()
+    ran = serve(practice, "--backend", "mp")
     chat = practice.vlaunch("chat", "--max-tokens", "4", "Hello")
-    stop = practice.vlaunch("stop")
+    status = json.loads(practice.vlaunch("status", "--json").out)
 
-    assert ran.code == 0, ran.said
     assert "pp2" in ran.out
     assert chat.code == 0, chat.said
     assert chat.out.strip()
+    assert practice.containers() == before
+    assert (status["whole"], status["network"].partition(" ")[0]) == (True, "proven")
+
+
+def test_a_killed_rank_comes_back(practice: Practice) -> None:
+    """By itself; the fault names the node."""
+    with asking(practice) as traffic:
+        fault = recovers(practice, traffic, lambda: kill_one(practice, "VLLM::Worker", "node2"), within=120)
+    stop = practice.vlaunch("stop")
+
+    assert fault["node"] == "node2"
     assert stop.code == 0, stop.said
-    assert set(practice.containers()) == {"vlaunch-lab-node1", "vlaunch-lab-node2"}
+    assert "vllm serve" not in practice.command_lines()
+
+
+def test_two_servers(practice: Practice) -> None:
+    """Each on a node of its own; one is killed, the other loses no request, and `stop` of one leaves it alone."""
+    serve(practice, "--name", "one", "--backend", "mp", "--nodes", "node1")
+    serve(practice, "--name", "two", "--backend", "mp", "--nodes", "node2", "--port", "8001")
+    with asking(practice) as traffic:
+        crash(practice, "node2", "two")
+        until(lambda: record(practice, "two")["state"] == "ready", "it is ready again", 120)
+        back = answers(practice, "node2", 8001)
+        stopped = practice.vlaunch("stop", "two")
+
+    assert back.ok
+    assert stopped.code == 0, stopped.said
+    assert lost(traffic) == []
+    assert record(practice, "one")["generation"] == 1
+    assert practice.vlaunch("stop").code == 0
 
 
 def test_down_leaves_nothing(practice: Practice) -> None:

@@ -46,7 +46,7 @@ def serve(practice: Practice, *words: str) -> Ran:
 
 def served(practice: Practice) -> dict[str, Any]:
     """Return what `status` says of the server."""
-    found: dict[str, Any] = json.loads(practice.vlaunch("status", "--json").out)["server"]
+    found: dict[str, Any] = json.loads(practice.vlaunch("status", "--json").out)["servers"][0]
     return found
 
 
@@ -135,7 +135,7 @@ def test_rollback(practice: Practice) -> None:
 def test_no_secret_is_in_a_command_line_on_its_way(practice: Practice) -> None:
     """As `ps` shows them, looked at again and again while secrets travel to the nodes and containers start with them."""
     seen: set[str] = set()
-    left = served(practice)["supervision"]["restarts_left"]
+    before = served(practice)["observed"]["fault_count"]
     for words in (("up",), ("secrets", "rotate", "--yes"), ("serve", "--timeout", "400")):
         process, over = practice.start(*words), False
         while not over:
@@ -147,7 +147,7 @@ def test_no_secret_is_in_a_command_line_on_its_way(practice: Practice) -> None:
     token = practice.on("node1", "cat", "/root/.vlaunch/lab/secrets/RAY_AUTH_TOKEN").strip()
 
     now = served(practice)
-    assert (now["state"], now["supervision"]["restarts_left"]) == ("answering", left)  # nobody's fault
+    assert (now["state"], now["observed"]["fault_count"]) == ("answering", before)  # nobody's fault
     assert any("docker" in line for line in seen)
     assert [line for line in seen if any(value in line for value in (HF_TOKEN, API_KEY, token))] == []
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from launcher.model import Inventory, Node, Ports, RaySettings, Secret, SecretSource
-from launcher.plan import containers
+from launcher.plan import containers, files
 from launcher.tools import docker
 from launcher.tools.host import Address, HostFacts
 from launcher.tools.image import RAY_EXTRAS
@@ -64,12 +66,12 @@ class Machine:
     fake: Path
 
     def run(
-        self, *words: str, env: Mapping[str, str] | None = None, path: str | None = None
+        self, *words: str, env: Mapping[str, str] | None = None, path: str | None = None, script: Path = _SCRIPT
     ) -> subprocess.CompletedProcess[str]:
         """Run the script there."""
         environment = {"PATH": path or f"{self.bin}:{os.environ['PATH']}", "HOME": str(self.home), "FAKE": str(self.fake)}
         return subprocess.run(
-            ["bash", str(_SCRIPT), *words], env={**environment, **(env or {})}, capture_output=True, text=True, timeout=30,
+            ["bash", str(script), *words], env={**environment, **(env or {})}, capture_output=True, text=True, timeout=30,
             check=False,
         )  # fmt: skip
 
@@ -134,18 +136,19 @@ _WORKER = replace(_HEAD, name="gpu02", host="gpu02", ip="10.0.0.12", head=False)
 _BASE = Inventory(path=Path("inventory.yaml"), cluster="vllm", image=_IMAGE, nodes=(_HEAD, _WORKER))
 _WITH_TOKEN = {"RAY_AUTH_TOKEN": Secret(_TOKEN)}
 _HCA = ("mlx5_0", "mlx5_1")
-_NOT_RAYS = {"api", "mp_master", "dp_rpc", "group", "probe"}
+_NOT_TOLD = {"api", "mp_master", "dp_rpc", "probe"}
 _CPU = replace(
     _BASE,
     accelerator="cpu",
     ray=RaySettings(token_auth=False, object_store=200_000_000),
     ports=Ports(gcs=7001, dashboard=7002, client=7003, node_manager=7004, object_manager=7005, runtime_env_agent=7006,
-                dashboard_agent_grpc=7007, dashboard_agent_http=7008, metrics_export=7009, worker_min=7100, worker_max=7199),
+                dashboard_agent_grpc=7007, dashboard_agent_http=7008, metrics_export=7009, worker_min=7100, worker_max=7199,
+                group=7010),
     nodes=(replace(_HEAD, gpus=1, env={"OMP_NUM_THREADS": "1"}), replace(_WORKER, gpus=1, env={"OMP_NUM_THREADS": "1"})),
 )  # fmt: skip
 _CPU_WORDS = (
     "--accelerator=cpu", "--no-token", "--object-store", "200000000",
-    *(f"--port={name}={getattr(_CPU.ports, name)}" for name in Ports.__slots__ if name not in _NOT_RAYS),
+    *(f"--port={name}={getattr(_CPU.ports, name)}" for name in Ports.__slots__ if name not in _NOT_TOLD),
 )  # fmt: skip
 _CASES = {
     "head, nvidia, rdma": Case(
@@ -163,16 +166,16 @@ _CASES = {
         env={"HF_TOKEN": "hf_" + "x" * 30},
         secrets={**_WITH_TOKEN, "HF_TOKEN": Secret("hf_" + "x" * 30)},
     ),
-    "head, cpu, no token, other ports": Case(
-        role="head", inventory=_CPU, before=_CPU_WORDS, after=("--env=OMP_NUM_THREADS=1",)
+    "head, cpu, an open Ray, other ports": Case(
+        role="head", inventory=_CPU, before=_CPU_WORDS, after=("--env=OMP_NUM_THREADS=1",), secrets=_WITH_TOKEN
     ),
-    "worker, cpu, no token, other ports": Case(
-        role="worker", inventory=_CPU, before=_CPU_WORDS, after=("--env", "OMP_NUM_THREADS=1")
+    "worker, cpu, an open Ray, other ports": Case(
+        role="worker", inventory=_CPU, before=_CPU_WORDS, after=("--env", "OMP_NUM_THREADS=1"), secrets=_WITH_TOKEN
     ),
     "worker, amd": Case(role="worker", inventory=replace(_BASE, accelerator="amd"), before=("--accelerator", "amd"),
                         secrets=_WITH_TOKEN),
-    "head, other secrets and no Ray token": Case(
-        role="head",
+    "worker, other secrets and no token": Case(
+        role="worker",
         inventory=replace(_BASE, ray=RaySettings(token_auth=False), secrets={"VLLM_API_KEY": SecretSource(env="VLLM_API_KEY")}),
         before=("--no-token", "--secret", "VLLM_API_KEY"),
         env={"VLLM_API_KEY": "key of the API"},
@@ -196,7 +199,7 @@ def _both(machine: Machine, case: Case) -> tuple[docker.ContainerSpec, list[str]
     done = machine.run(*words, _IMAGE, case.inventory.head.ip, f"--{case.role}", node.hf_home, *case.after, env=case.env)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("\n") == 1
-    return containers.ray_spec(case.inventory, node, facts, _IMAGE, case.secrets), shlex.split(done.stdout)
+    return containers.node_spec(case.inventory, node, facts, _IMAGE, case.secrets), shlex.split(done.stdout)
 
 
 def _fields(argv: list[str]) -> dict[str, list[str]]:
@@ -231,14 +234,14 @@ def test_status_sees_no_difference(machine: Machine, case: Case) -> None:
 
     labels = dict(label.partition("=")[::2] for label in _fields(said)["--label"])
     assert labels["vlaunch.spec"] == spec.hash
-    assert labels.get("vlaunch.secrets") == (containers.fingerprint(case.secrets) if case.secrets else None)
+    assert labels["vlaunch.secrets"] == containers.fingerprint(case.secrets)
 
 
 def test_every_port_of_a_node_can_be_told(machine: Machine) -> None:
-    """Ray's ports of the model, by the same names and with the same defaults."""
+    """Ray's ports of the model and the agents', by the same names and with the same defaults."""
     shown = machine.run("--help").stdout
 
-    for name in set(Ports.__slots__) - _NOT_RAYS:
+    for name in set(Ports.__slots__) - _NOT_TOLD:
         assert f"{name}={getattr(Ports(), name)}" in shown
 
 
@@ -247,12 +250,35 @@ def test_the_advice_names_the_launchers_ray() -> None:
     assert f'ray[{RAY_EXTRAS}]=={RaySettings().version}\\"' in _SCRIPT.read_text()
 
 
-def test_the_entry_script_is_the_launchers(machine: Machine, listening: int) -> None:
-    """The copy that the script carries, so that it can travel alone."""
+def test_the_agent_comes_along(machine: Machine, listening: int) -> None:
+    """With what answers for it; `vlaunch` finds them as it would have written them, but for programs that it adds itself."""
     _start(machine, listening)
 
-    assert (machine.state / "payload" / "entry.sh").read_bytes() == (_ROOT / "launcher/payload/entry.sh").read_bytes()
-    assert (machine.state / "payload" / "head.py").read_bytes() == (_ROOT / "launcher/payload/head.py").read_bytes()
+    written = {str(path.relative_to(machine.state)): path for path in machine.state.rglob("payload/**/*") if path.is_file()}
+    wanted = files.payload_digests()
+    assert {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in written.items()}.items() <= wanted.items()
+    agent = {name for name in wanted if name.startswith("payload/lib/vlaunch_agent/")}
+    assert {"payload/entry.sh", "payload/head.py", *agent} == set(written)
+
+
+def test_a_copy_of_the_script_alone_starts_ray(machine: Machine, listening: int, tmp_path: Path) -> None:
+    """The same container, with its secrets in place; that no agent runs there is said."""
+    alone = tmp_path / "alone" / "run_cluster.sh"
+    alone.parent.mkdir()
+    shutil.copy(_SCRIPT, alone)
+    done = _start(machine, listening, "--secret", "MY_KEY", env={"MY_KEY": "it's a key"}, script=alone)
+    entry = (machine.state / "payload" / "entry.sh").read_text()
+
+    assert done.returncode == 0, done.stderr
+    assert "no agent runs here" in done.stderr
+    (run,) = [call for call in machine.calls if call.startswith("run --detach")]
+    words = run[run.index("/opt/vlaunch/entry.sh") :].split()[1:]
+    assert words[:3] == ["agent", "--node", "n1"]
+    assert words[words.index("--") + 1 :][:2] == ["ray", "start"]
+    given = ("agent", "--node", "n1", "--", "sh", "-c", 'echo "$MY_KEY $0 $RAY_AUTH_TOKEN"', "started")
+    there = entry.replace("/run/vlaunch/secrets", str(machine.state / "secrets"))
+    ran = subprocess.run(["sh", "-c", there, "entry.sh", *given], capture_output=True, text=True, check=True)
+    assert ran.stdout == "it's a key started \n"
 
 
 @pytest.mark.parametrize(
@@ -283,7 +309,7 @@ def test_json_of_odd_arguments_is_pythons(machine: Machine) -> None:
     done = machine.run("--dry-run", "--name", "gpu02", "--gpus", "8", _IMAGE, "10.0.0.11", "--worker", "/data/hf", *words)
 
     facts = HostFacts(home=str(machine.home), addresses=(Address(interface="eth1", ip="10.0.0.12", prefix=24, up=True),))
-    spec = containers.ray_spec(replace(_BASE, nodes=(_HEAD, node)), node, facts, _IMAGE, _WITH_TOKEN)
+    spec = containers.node_spec(replace(_BASE, nodes=(_HEAD, node)), node, facts, _IMAGE, _WITH_TOKEN)
     assert f"vlaunch.spec={spec.hash}" in shlex.split(done.stdout)
 
 
@@ -294,6 +320,15 @@ def test_a_size_of_shared_memory_replaces_the_default(machine: Machine) -> None:
     assert "--shm-size=10g" in done.stdout
     assert "--ipc" not in done.stdout
     assert "--tmpfs" not in done.stdout
+    assert "--private-shm" in done.stdout
+
+
+@pytest.mark.parametrize("words", [("--ipc=host",), ("--ipc", "host")])
+def test_shared_memory_of_the_host_is_not_the_agents_to_sweep(machine: Machine, words: tuple[str, ...]) -> None:
+    """Others use it, too."""
+    done = machine.run("--dry-run", "--no-token", _IMAGE, "10.0.0.11", "--worker", "/hf", *words)
+
+    assert "--private-shm" not in done.stdout
 
 
 def test_gpus_are_counted_and_the_address_is_found(machine: Machine) -> None:
@@ -319,7 +354,12 @@ def test_a_dry_run_changes_nothing(machine: Machine) -> None:
 
 
 def _start(
-    machine: Machine, listening: int, *before: str, role: str = "worker", env: Mapping[str, str] | None = None
+    machine: Machine,
+    listening: int,
+    *before: str,
+    role: str = "worker",
+    env: Mapping[str, str] | None = None,
+    script: Path = _SCRIPT,
 ) -> subprocess.CompletedProcess[str]:
     """Start against a port that answers: what a worker wants of the head and of itself."""
     machine.say("state", "running 0\n")
@@ -327,7 +367,7 @@ def _start(
         machine.give_token()
     # Loopback is refused as an address of a cluster, so the connection is made to one of this machine's own.
     words = ("--port", f"gcs={listening}", "--port", f"node_manager={listening}", "--wait", "5", "--name", "n1", *before)
-    return machine.run(*words, _IMAGE, "10.0.0.11", f"--{role}", str(machine.home / "hf"), env={**(env or {})})
+    return machine.run(*words, _IMAGE, "10.0.0.11", f"--{role}", str(machine.home / "hf"), env={**(env or {})}, script=script)
 
 
 @pytest.fixture(autouse=True)
@@ -432,7 +472,6 @@ _GOOD = (_IMAGE, "10.0.0.11", "--worker", "/hf")
         (("--cluster", "a b", *_GOOD), "--cluster is a name"),
         (("--name", "$(id)", *_GOOD), "--name is a name"),
         (("--accelerator", "tpu", *_GOOD), "nvidia, amd or cpu"),
-        (("--token-file", "/t", "--no-token", *_GOOD), "exclude each other"),
         (("--secret", "NOT_THERE", *_GOOD), "the environment variable is not set"),
         ((_IMAGE, "10.0.0.256", "--worker", "/hf"), "not `10.0.0.256`"),
         ((_IMAGE, "gpu01", "--worker", "/hf"), "not `gpu01`"),
@@ -534,9 +573,10 @@ def test_what_docker_refuses_is_explained(machine: Machine, listening: int, file
         assert machine.calls[-1] == "rm --force --volumes vlaunch-vllm-n1"
 
 
-def test_a_worker_needs_the_heads_token(machine: Machine) -> None:
-    """It says how to get it."""
-    done = machine.run(_IMAGE, "10.0.0.11", "--worker", str(machine.home / "hf"))
+@pytest.mark.parametrize("before", [(), ("--no-token", "--token-file", "/not/there")])
+def test_a_worker_needs_the_heads_token(machine: Machine, before: tuple[str, ...]) -> None:
+    """It says how to get it; one that is named must be there, however open Ray is."""
+    done = machine.run(*before, _IMAGE, "10.0.0.11", "--worker", str(machine.home / "hf"))
 
     assert done.returncode == 1
     assert "scp -p HEAD:~/.vlaunch/vllm/secrets/RAY_AUTH_TOKEN ~/ray-token" in done.stderr
@@ -555,6 +595,14 @@ def test_a_bad_token_file_is_refused(machine: Machine, text: str, mode: int, sai
     assert not text or text not in done.stderr
 
 
+def test_without_the_token_a_worker_joins_an_open_ray_only(machine: Machine, listening: int) -> None:
+    """And says what it has no part in."""
+    done = _start(machine, listening, "--no-token")
+
+    assert done.returncode == 0, done.stderr
+    assert "`vlaunch serve` cannot use it" in done.stderr
+
+
 def test_a_worker_without_a_head_is_refused(machine: Machine) -> None:
     """Ray itself would try for a minute and restart."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -566,11 +614,14 @@ def test_a_worker_without_a_head_is_refused(machine: Machine) -> None:
 
 
 def test_a_taken_port_is_refused(machine: Machine, listening: int) -> None:
-    """A head that cannot listen would restart for ever."""
+    """A head that cannot listen would restart for ever; so would its agent try for ever."""
+    (machine.bin / "timeout").write_text(f'#!/bin/sh\n[ "$6" = {listening} ]\n')
     done = _start(machine, listening, "--no-token", role="head")
+    agents = _start(machine, listening, "--port=gcs=1", f"--port=group={listening}", role="head")
 
-    assert done.returncode == 1
+    assert (done.returncode, agents.returncode) == (1, 1)
     assert f"port {listening} is taken on 10.0.0.11" in done.stderr
+    assert "or say --port group=…" in agents.stderr
 
 
 @pytest.mark.parametrize("state", ["exited 0", "running 2", "restarting 1"])

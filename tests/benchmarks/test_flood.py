@@ -1,0 +1,167 @@
+"""The flood's own parts: how many requests are in flight, what counts as an answer, and how it is judged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from benchmarks import client, flood
+from benchmarks.client import Endpoint, Look
+
+LOADED = {
+    "name": "default", "state": "busy", "load": {"running": 8, "waiting": 892, "tokens_per_s": 310.0},
+    "observed": {"asking": 84.0, "generation": 3, "fault_count": 2},
+}  # fmt: skip
+
+
+class Server(ThreadingHTTPServer):
+    """Answers each request after a moment, all of them with `status`; `most` is how many there were at once."""
+
+    daemon_threads = True
+
+    def __init__(self, status: int, text: str, seconds: float) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.status, self.text, self.seconds = status, text, seconds
+        self.now = self.most = 0
+        self.lock = threading.Lock()
+        self.bodies: list[dict[str, object]] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.server.lock:
+            self.server.bodies.append(body)
+            self.server.now += 1
+            self.server.most = max(self.server.most, self.server.now)
+        time.sleep(self.server.seconds)
+        with self.server.lock:
+            self.server.now -= 1
+        with suppress(OSError):  # nobody waits for it any more
+            self.send_response(self.server.status)
+            self.end_headers()
+            self.wfile.write(self.server.text.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def serving(status: int = 200, text: str = '{"usage": {"completion_tokens": 4}}', seconds: float = 0.05) -> Iterator[Server]:
+    """Serve on a port of this machine."""
+    with Server(status, text, seconds) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def poured(server: Server, *, requests: int = 6, seconds: float = 0.5) -> flood.Flood:
+    """Flood a server for a moment."""
+    url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    sent = flood.Flood(Endpoint(url=url, model="m"), tokens=4)
+    asyncio.run(sent.run(requests, seconds))
+    return sent
+
+
+def test_as_each_request_ends_another_is_sent() -> None:
+    """And never more than asked for are in flight."""
+    with serving() as server:
+        sent = poured(server)
+
+    assert sent.answered > 6
+    assert (sent.failed, server.most) == (0, 6)
+    assert server.bodies[0] == {"model": "m", "prompt": "Say hello.", "max_tokens": 4, "ignore_eos": True}
+
+
+def test_what_has_no_answer_at_the_end_is_no_failure() -> None:
+    """It is counted by itself."""
+    with serving(seconds=2) as server:
+        sent = poured(server, requests=3, seconds=0.3)
+
+    assert (sent.answered, sent.failed, sent.open) == (0, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "said"), [(500, "{}", "HTTP 500"), (200, "", "EOFError: the answer is cut off")], ids=["500", "cut off"]
+)
+def test_what_counts_as_a_failure(status: int, text: str, said: str) -> None:
+    """An error, and an answer that is cut off; it is followed by another only after a while."""
+    with serving(status, text, 0) as server:
+        sent = poured(server, requests=2)
+
+    assert (sent.answered, sent.failed, sent.said) == (0, 2, [said, said])
+
+
+def test_nobody_listens() -> None:
+    """That is a failure, too."""
+    with serving() as server:
+        pass
+    sent = poured(server, requests=2)
+
+    assert (sent.answered, sent.failed) == (0, 2)
+    assert "Connect" in sent.said[0]
+
+
+def test_status_is_read_as_it_is_said() -> None:
+    """A loaded server is green, with its queue; one that is not told of is red."""
+    seen, gone = client.read(LOADED, 10.0, 12.5), client.read({}, 0.0, 0.0)
+
+    assert seen == Look(
+        at=12.5, took=2.5, state="busy", running=8, waiting=892, tokens_per_s=310.0, oldest=84.0, generation=3, faults=2
+    )
+    assert (seen.colour, seen.queue) == ("green", True)
+    assert (gone.colour, gone.queue, gone.state) == ("red", False, "none")
+    assert client.read({**LOADED, "state": "silent"}, 0, 0).colour == "red"
+
+
+def test_a_flood_that_a_server_has_stood() -> None:
+    """Every goal is met."""
+    seen = client.read(LOADED, 0, 1)
+    sent = flood.Flood(Endpoint(url="", model=""), 4, answered=320, open=992)
+
+    assert [each.met for each in flood.flooded(sent, [seen, seen], 600)] == [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("change", "failed", "missed"),
+    [
+        ({}, 1, 0),
+        ({"state": "silent"}, 0, 1),
+        ({"load": {"running": 0, "waiting": 0}}, 0, 2),
+        ({"observed": {"generation": 4, "fault_count": 2}}, 0, 3),
+        ({"observed": {"generation": 3, "fault_count": 3}}, 0, 3),
+    ],
+)
+def test_one_look_is_enough(change: dict[str, object], failed: int, missed: int) -> None:
+    """To miss a goal, and only that one."""
+    sent = flood.Flood(Endpoint(url="", model=""), 4, answered=320, failed=failed)
+    found = flood.flooded(sent, [client.read(LOADED, 0, 1), client.read({**LOADED, **change}, 20, 21)], 600)
+
+    assert [at for at, each in enumerate(found) if not each.met] == [missed]
+
+
+def test_without_a_look_nothing_is_shown() -> None:
+    """A flood that was too short for one has not met its goals."""
+    found = flood.flooded(flood.Flood(Endpoint(url="", model=""), 4, answered=1), [], 1)
+
+    assert [each.met for each in found] == [True, False, False, True]
+
+
+def test_the_report() -> None:
+    """A table for people, JSON for programs."""
+    goals = [flood.Goal(what="a", seen="1 of 2", met=False)]
+
+    assert flood.report(goals, as_json=False).splitlines()[2] == "| a | 1 of 2 | missed |"
+    assert json.loads(flood.report(goals, as_json=True)) == {
+        "goals": [{"what": "a", "seen": "1 of 2", "met": False}],
+        "met": False,
+    }

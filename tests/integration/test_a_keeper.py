@@ -1,0 +1,184 @@
+"""A server that dies in the ways that its keeper knows, by either backend: it comes back, and nobody types a word.
+
+Requests stream all the while. The first start gives the time that others are compared with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from benchmarks import engines
+from benchmarks.faults.traffic import Traffic
+from launcher.lab import faults
+from tests.integration.batches import kill_one, until
+from tests.integration.conftest import Practice
+from tests.integration.servers import (
+    AGAIN,
+    LOG,
+    REBOOT,
+    asking,
+    await_state,
+    comes_back,
+    crash,
+    record,
+    recovers,
+    serve,
+    status,
+)
+
+pytestmark = [pytest.mark.lab, pytest.mark.long]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server over both nodes: its backend, how long its first start took, and who asks it."""
+
+    practice: Practice
+    backend: str
+    cold: float
+    traffic: Traffic
+
+
+@pytest.fixture(scope="module", params=["ray", "mp"])
+def served(practice: Practice, request: pytest.FixtureRequest) -> Iterator[Served]:
+    """A server of each backend in turn, in a cluster of its own; requests stream while its tests run."""
+    practice.write()
+    assert practice.vlaunch("down").code == 0
+    up = practice.vlaunch("up")
+    assert up.code == 0, up.said
+    ran = serve(practice, "--backend", request.param)
+    with asking(practice) as traffic:
+        yield Served(practice, request.param, ran.seconds, traffic)
+
+
+def test_a_server_is_kept(served: Served) -> None:
+    """`status` says so, with the ranks of both nodes and no limit to restarts."""
+    ran, server = status(served.practice)
+
+    assert ran.code == 0, ran.said
+    assert (server["state"], server["backend"]) == ("answering", served.backend)
+    assert (server["observed"]["state"], server["observed"]["restarts_left"]) == ("ready", None)
+    assert set(server["observed"]["ranks"]) == {"node1", "node2"}
+    assert server["observed"]["faults"] == []
+
+
+def test_the_keeper_costs_next_to_nothing(served: Served) -> None:
+    """Less than 1 % of a core and 50 MB."""
+    agent = engines.agent(served.practice.lab.hosts[0])
+    assert agent is not None
+    before = engines.used(agent)
+    time.sleep(30)
+    share, resident = (engines.used(agent) - before) / 30, engines.resident(agent)
+    LOG.info("%.2f %% of a core, %.0f MB", 100 * share, resident / 1e6)
+
+    assert share < 0.01
+    assert resident < 50e6
+
+
+def test_whoever_serves_the_same_watches_the_recovery(served: Served) -> None:
+    """The same command is patient while the server comes back, and ends well."""
+    crash(served.practice, "node1")
+    ran = serve(served.practice, "--backend", served.backend)
+
+    assert "this server runs already" in ran.err
+    assert "recovering" in ran.err
+    assert record(served.practice)["faults"][-1]["cause"]
+
+
+def _rank(served: Served) -> None:
+    kill_one(served.practice, "RayWorkerProc" if served.backend == "ray" else "VLLM::Worker", "node2")
+
+
+def _container(served: Served) -> None:
+    faults.kill_container(served.practice.lab.hosts[1], "vlaunch-lab-node2")
+
+
+@pytest.mark.parametrize("kill", [_rank, _container])
+def test_it_comes_back(served: Served, kill: Callable[[Served], Any]) -> None:
+    """After the death of a rank, and of a container, whose node is named; Docker brings the container back."""
+    fault = recovers(served.practice, served.traffic, lambda: kill(served), within=AGAIN * served.cold)
+    shown = served.practice.vlaunch("status").out
+
+    assert fault["node"] == "node2"
+    assert fault["rank"] == ("PP1" if served.backend == "ray" else "1")
+    assert "ready again after" in shown
+    assert fault["pause"] >= 10  # it was not the first fault
+
+
+def test_the_heads_agent_dies(served: Served) -> None:
+    """The engine on that node ends with it, and Ray; the next agent goes on with what is wanted."""
+    before = time.time()
+    faults.kill_container(served.practice.lab.hosts[0], "vlaunch-lab-node1")
+    comes_back(served.practice, served.traffic, before, AGAIN * served.cold + REBOOT + 60)
+
+    assert record(served.practice)["faults"][-1]["what"] == "the head's container was restarted"
+
+
+def test_what_was_stopped_stays_stopped(served: Served) -> None:
+    """Also when the head restarts: nobody wants it any more."""
+    served.traffic.over.set()
+    stopped = served.practice.vlaunch("stop")
+    faults.kill_container(served.practice.lab.hosts[0], "vlaunch-lab-node1")
+    until(lambda: status(served.practice)[0].code == 0, "the cluster is whole", REBOOT)
+    time.sleep(5)
+
+    assert stopped.code == 0, stopped.said
+    assert status(served.practice)[1]["state"] == "none"
+    assert "vllm serve" not in served.practice.command_lines()
+
+
+@pytest.fixture
+def plain(practice: Practice) -> Iterator[Practice]:
+    """A cluster that is up and serves nothing; its inventory may be changed."""
+    practice.write()
+    up = practice.vlaunch("up")
+    assert up.code == 0, up.said
+    yield practice
+    practice.write()
+
+
+def test_it_gives_up_loudly(plain: Practice) -> None:
+    """With the reason, in `status` and in the agent's log, when restarts are limited; the same command starts it again."""
+    plain.write(lambda document: document["serve"].update(restarts=1))
+    serve(plain, "--backend", "mp")
+    for _ in range(2):
+        crash(plain, "node1")
+    found = await_state(plain, "gave-up", within=60)
+    shown = plain.vlaunch("status")
+    again = serve(plain, "--backend", "mp")
+
+    assert "no restart is left of 1" in found["detail"]
+    assert (shown.code, "no restart is left of 1" in shown.out) == (1, True)
+    assert "GIVES UP" in plain.vlaunch("logs", "--tail", "2000").out
+    assert "this server runs already" not in again.err
+    assert plain.vlaunch("stop").code == 0
+
+
+def test_unsupervised(plain: Practice) -> None:
+    """`--no-supervise`: what is dead stays dead, and says why; `stop` forgets it."""
+    serve(plain, "--no-supervise", "--backend", "mp")
+    kill_one(plain, "EngineCore", "node1")
+    await_state(plain, "failed", within=60)
+    time.sleep(10)
+    server = status(plain)[1]
+    stopped = plain.vlaunch("stop")
+
+    assert (server["state"], server["observed"]["generation"]) == ("failed", 1)
+    assert "vllm serve" not in plain.command_lines()
+    assert stopped.code == 0, stopped.said
+    assert status(plain)[1]["state"] == "none"
+
+
+def test_nothing_is_left(practice: Practice) -> None:
+    """`down` removes the servers' folders too, whose files belong to the container's root."""
+    practice.write()
+    ran = practice.vlaunch("down")
+
+    assert ran.code == 0, ran.said
+    assert practice.containers() == {}
+    assert practice.on("node1", "sh", "-c", "ls -d /root/.vlaunch/lab* 2>/dev/null || true") == ""
