@@ -45,14 +45,15 @@ lint: .venv/installed
 unit: .venv/installed
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "not lab and not processes" -n auto --dist worksteal
 
-# Supervisors, sshd, pip and scripts as programs of their own: they wait for one another, and for deadlines.
+# Agents, sshd, pip and scripts as programs of their own: they wait for one another, and for deadlines.
 processes: .venv/installed
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "processes and not lab" -n auto --dist worksteal
 
 lab-tests: .venv/installed
 	$(SUDO) $(BIN)/pytest -q -m "lab and not long" --durations=15
 
-# Servers and batches that die in every way, and a login that may do little: half an hour that `make test` has no room for.
+# Servers and batches that die in every way, several servers at once, a flood, and a login that may do little: an hour and more
+# that `make test` has no room for.
 long-tests: machine
 	$(SUDO) $(BIN)/pytest -q -m long --durations=15
 
