@@ -85,7 +85,7 @@ def test_a_server_is_watched_without_the_lock(up: Cluster, monkeypatch: pytest.M
 
     assert ran.code == 0, ran.err
     assert up.trace[0] == "hold" and up.trace[-2:] == ["free", "wait"]
-    assert "gpu01: submit" in up.world.verbs()
+    assert "gpu01: want" in up.world.verbs()
 
 
 def test_another_operator_is_named_and_nothing_is_touched(up: Cluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import base64
 import contextlib
 import fcntl
@@ -10,11 +11,15 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from functools import cache
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,12 +28,21 @@ from unittest.mock import patch
 import pytest
 
 from launcher.payload import desk
+from launcher.plan import files
 from tests.payload.batch.jobs import job, surveyed
 from tests.payload.batch.test_ledger import run
 
 pytestmark = pytest.mark.processes
 
-DESK = Path(__file__).parent.parent.parent / "launcher" / "payload" / "desk.py"
+
+@cache
+def mounted() -> Path:
+    """Lay the payload out as containers mount it, once; return the program there."""
+    folder = tempfile.mkdtemp(prefix="vlaunch-payload-")
+    atexit.register(shutil.rmtree, folder)
+    with tarfile.open(fileobj=io.BytesIO(files.payload_tar())) as archive:
+        archive.extractall(folder, filter="data")
+    return Path(folder) / "desk.py"
 
 
 @pytest.fixture
@@ -53,7 +67,7 @@ def ask(*argv: str | Path, stdin: bytes = b"") -> dict[str, Any]:
 def ask_there(*argv: str | Path, stdin: bytes = b"", **environment: str) -> dict[str, Any]:
     """Ask it in a process of its own, as on a head."""
     done = subprocess.run(
-        [sys.executable, DESK, *map(str, argv)],
+        [sys.executable, mounted(), *map(str, argv)],
         input=stdin, capture_output=True, timeout=30, check=False, env={**os.environ, **environment},
     )  # fmt: skip
     return answered(done.returncode, done.stdout, done.stderr)

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 
 from . import children, process, state
 from .crew import Follower, Lead
@@ -35,6 +36,7 @@ class RayDaemon:
         self.code: int | None = None  # how it ended
         self.starts = 0
         self._head = ""
+        self._rejoins = False
         self._process: subprocess.Popen[bytes] | None = None
         self._again = 0.0
 
@@ -62,7 +64,9 @@ class RayDaemon:
         children.forget(self._process)
         self._process = None
         process.kill(process.marked("ray"))
-        if others:
+        if self._rejoins:
+            self._rejoins = False
+        elif others:
             say(f"Ray has ended with exit code {code}; it is started again, beside what goes on without it")
             self._again = time.monotonic() + _RAY_AGAIN
         else:
@@ -73,9 +77,7 @@ class RayDaemon:
         if head and self._head and head != self._head and self._process is not None:
             say("Ray's head was started anew; joining it")
             process.kill(process.marked("ray"))
-            self._process.wait()
-            children.forget(self._process)
-            self._process = None
+            self._again, self._rejoins = 0.0, True  # `turn` sees it end
         self._head = head or self._head
 
     def stop(self) -> None:
@@ -140,7 +142,10 @@ class Agent:
             if name not in self.keepers:
                 self.keepers[name] = Keeper(name, state.FOLDER, lead)
         for keeper in self.keepers.values():
-            keeper.turn()
+            try:
+                keeper.turn()
+            except Exception:  # noqa: BLE001 - a mistake with one server must not end the others
+                say(f"{keeper.name}: {traceback.format_exc()}")
         orders: dict[str, dict[str, object]] = {}
         for name, keeper in self.keepers.items():
             for node, order in keeper.orders().items():

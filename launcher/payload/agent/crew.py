@@ -40,11 +40,15 @@ class Stranger:
 
 @dataclass
 class Member:
-    """A node's agent that is connected, and what it reported last. `boot` is another one after each start of its container."""
+    """A node's agent that is connected, and what it reported last. `boot` is another one after each start of its container.
+
+    `done` is the number of the orders that it had carried out by then.
+    """
 
     peer: Peer
     boot: str
     said: Mapping[str, Any] = field(default_factory=dict)
+    done: int = 0
 
 
 class Lead:
@@ -56,12 +60,13 @@ class Lead:
         self.members: dict[str, Member] = {}
         self.lost: dict[str, tuple[float, str]] = {}  # since when a node counts as gone, and why
         self.orders: dict[str, dict[str, Order]] = {}
-        self.changed = False  # a member came, went, or reported
+        self.changed = False  # a member came or went
         self.ray = ""  # another word each time that Ray's head is started
         self._strangers: list[Stranger] = []
         self._server: socket.socket | None = None
         self._told = self._listened = 0.0
         self._sent: dict[str, Any] = {}
+        self._number: dict[str, int] = {}  # of the orders of each node
         self._own: Mapping[str, Any] = {}
 
     # --- what the keeper asks
@@ -74,6 +79,10 @@ class Lead:
         """True when a node has been heard a moment ago: what it reported before that may not hold any more."""
         member = self.members.get(node)
         return node == self.name or (member is not None and time.monotonic() - member.peer.heard < _FRESH)
+
+    def settled(self, node: str) -> bool:
+        """True when a node's report is of after it had carried out what it was ordered last."""
+        return node == self.name or (node in self.members and self.members[node].done == self._number.get(node))
 
     def report(self, node: str, server: str) -> Mapping[str, Any] | None:
         """Return what a node reports of a server; empty when it has nothing of it, None when nobody can say."""
@@ -116,9 +125,11 @@ class Lead:
         for name, member in list(self.members.items()):
             said = {server: order.as_json() for server, order in self.orders.get(name, {}).items()}
             try:
-                if again or said != self._sent.get(name):
-                    self._sent[name] = said
-                    member.peer.say(orders=said, ray=self.ray)
+                changed = said != self._sent.get(name)
+                if changed:
+                    self._sent[name], self._number[name] = said, self._number.get(name, 0) + 1
+                if again or changed:
+                    member.peer.say(orders=said, number=self._number[name], ray=self.ray)
                 if now - member.peer.heard > SILENCE:
                     raise Lost(f"it has been silent for {SILENCE:g} s")
             except Lost as why:
@@ -194,9 +205,9 @@ class Lead:
             return
         try:
             while messages := member.peer.read():
-                said = messages[-1].get("servers")
+                said, done = messages[-1].get("servers"), messages[-1].get("done")
                 if isinstance(said, Mapping):
-                    member.said, self.changed = said, True
+                    member.said, member.done = said, done if isinstance(done, int) else 0
         except Lost as why:
             self._lose(name, str(why))
 
@@ -223,6 +234,7 @@ class Follower:
         self.ray = ""  # which start of Ray's head the head's agent told of last
         self._again = self._told = 0.0
         self._report: object = None
+        self._number = 0  # of the orders that came last
         self._trouble = ""
 
     def turn(self) -> None:
@@ -271,7 +283,8 @@ class Follower:
         try:
             self.node.orders = nodes.read(said.get("orders"))
             self.ray = str(said.get("ray") or "")[:40]
-        except ValueError as error:
+            self._number = int(said.get("number") or 0)
+        except (ValueError, TypeError) as error:
             raise Lost(str(error)) from None
 
     def _tell(self, now: float) -> None:
@@ -280,11 +293,12 @@ class Follower:
             return
         report = self.node.report()
         states = {name: [each.get(word) for word in ("state", "last", "prepared", "waits")] for name, each in report.items()}
+        states[""] = [self._number]
         if states == self._report and now - self._told < EVERY:
             return
         self._report, self._told = states, now
         try:
-            self._peer.say(servers=report)
+            self._peer.say(servers=report, done=self._number)
         except Lost as why:
             self._lose(str(why))
 

@@ -153,6 +153,7 @@ class Engine:
             if process is self._process:
                 for line in lines:
                     self._keep(line.decode(errors="replace").strip()[:_WIDTH])
+        self._keep(half.decode(errors="replace").strip())  # its last words
         process.stdout.close()
 
     def _keep(self, line: str) -> None:

@@ -78,9 +78,11 @@ class Lead:
     name = HEAD
 
     def __init__(self) -> None:
+        self.ray = "b1.1"
         self.nodes: dict[str, Node] = {}
         self.away: dict[str, str] = {}  # nodes whose agents are not here, and why they count as gone: empty when not yet
         self.stale: set[str] = set()  # that are connected, and silent
+        self.late: set[str] = set()  # that have not carried out yet what they were ordered last
         self.said: dict[str, Mapping[str, Any]] = {}
 
     def here(self, node: str) -> bool:
@@ -94,6 +96,10 @@ class Lead:
     def report(self, node: str, _: str) -> Mapping[str, Any] | None:
         """Return what it said last."""
         return self.said.get(node, {}) if self.here(node) else None
+
+    def settled(self, node: str) -> bool:
+        """True when it has carried out what it was ordered last."""
+        return self.here(node) and node not in self.late
 
     def boot_of(self, node: str) -> str:
         """Return what changes when its container starts anew."""
@@ -135,7 +141,7 @@ class Stage:
 
     def boot(self) -> Keeper:
         """Start the head's agent."""
-        self.keeper = Keeper("chat", str(self.folder), self.lead, self.clock.time)  # type: ignore[arg-type]
+        self.keeper = Keeper("chat", str(self.folder), self.lead, self.clock)  # type: ignore[arg-type]
         return self.keeper
 
     def want(self, server: Desired | None) -> None:

@@ -150,9 +150,14 @@ def test_an_agent_comes_in_and_is_ordered(head: Head, clock: Clock) -> None:
 
     head.lead.orders, head.lead.ray = {"gpu2": {"chat": ORDER}}, "b1.1"
     head.turn()
-    assert member.heard() == [json.loads(json.dumps({"orders": {"chat": ORDER.as_json()}, "ray": "b1.1"}))]
+    (told,) = member.heard()
+    assert (told["orders"], told["ray"]) == (json.loads(json.dumps({"chat": ORDER.as_json()})), "b1.1")
     head.turn()
     assert member.heard() == []
+    for done in (told["number"] - 1, told["number"]):  # what it reports may be of before it was told
+        member.say({**REPORT, "done": done})
+        head.turn()
+        assert head.lead.settled("gpu2") is (done == told["number"])
     clock.now += 1.0
     head.turn()
     assert len(member.heard()) == 1
@@ -331,17 +336,20 @@ def other(clock: Clock) -> Iterator[Other]:
 def test_it_does_what_the_head_says_and_reports(other: Other, clock: Clock) -> None:
     """At once when a state changes, else every second: lines and counters change all the time."""
     far = other.welcome()
-    assert far.heard() == [{"servers": other.node.said}]
-    far.say({**ORDERS, "ray": "b1.1"})
+    assert far.heard() == [{"servers": other.node.said, "done": 0}]
+    far.say({**ORDERS, "ray": "b1.1", "number": 7})
     other.turn()
     assert (other.node.orders, other.follower.ray) == ({"chat": ORDER}, "b1.1")
 
     other.node.said = {"chat": {**other.node.said["chat"], "lines": {"": 9}}}
     other.turn()
+    assert [each["done"] for each in far.heard()] == [7]  # it was told something: that is a change
+    other.node.said = {"chat": {**other.node.said["chat"], "lines": {"": 10}}}
+    other.turn()
     assert far.heard() == []
     other.node.said = {"chat": {**other.node.said["chat"], "state": "running"}}
     other.turn()
-    assert far.heard() == [{"servers": other.node.said}]
+    assert far.heard() == [{"servers": other.node.said, "done": 7}]
     clock.now += 1.0
     other.turn()
     assert len(far.heard()) == 1

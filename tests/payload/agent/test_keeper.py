@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from launcher.payload.agent import keeper, state
+from launcher.payload.agent import keeper, monitor, reservation, state
 from launcher.payload.agent.desired import Desired, Ray
+from launcher.payload.agent.health import Movement
 from launcher.payload.agent.node import KEEP, PREPARE, RUN
 from launcher.payload.agent.ray_view import Culprit, Rank
 from tests.hostile import mutate
@@ -28,8 +29,8 @@ AWAY = wanted.mp("gpu2", "gpu3")  # the head has no process of it
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock for all that the keeper does."""
     made = Clock()
-    monkeypatch.setattr(keeper, "time", made)
-    monkeypatch.setattr(keeper, "Background", Now)
+    for module in (keeper, monitor, reservation):
+        monkeypatch.setattr(module, "Background", Now)
     monkeypatch.setattr(state, "container", lambda: "first")
     monkeypatch.setattr(state.os, "fsync", lambda _: None)  # thousands of records
     return made
@@ -371,6 +372,18 @@ def test_stop_at_any_time(make: Make, when: str) -> None:
     assert {each.state for each in stage.lead.nodes.values()} == {"idle"}
 
 
+def test_a_stop_waits_for_what_was_ordered_a_moment_ago(ready: Make) -> None:
+    """A node that has not carried out its last orders may still be about to start something."""
+    stage = ready()
+    stage.lead.late.add("gpu2")
+    stage.want(None)
+    stage.run(20)
+    assert stage.seen.state == "stopping"
+
+    stage.lead.late.clear()
+    stage.until("stopped")
+
+
 def test_stop_without_a_node_that_cannot_be_asked(ready: Make) -> None:
     """It may come back in a moment; after that it is said, for what runs there ends only when it is back."""
     stage = ready()
@@ -456,8 +469,9 @@ def reboot(stage: Stage) -> None:
 
 
 def test_a_head_that_was_restarted(ready: Make) -> None:
-    """The engine ended with it: a fault, but none of the engine's doing, so it starts at once."""
+    """The engine ended with it: a fault, but none of the engine's doing where it had worked for long, so it starts at once."""
     stage = ready()
+    stage.run(60)
     reboot(stage)
     stage.until("starting", within=5)
     seen = stage.until("ready")
@@ -468,7 +482,7 @@ def test_a_head_that_was_restarted(ready: Make) -> None:
 
 
 def test_a_head_that_is_restarted_again_and_again(ready: Make) -> None:
-    """Docker pauses between the starts of a container; but a cap of restarts holds."""
+    """An engine may end the head's container each time that it works: pauses grow, and a cap of restarts holds."""
     stage = ready(wanted.mp("gpu1", "gpu2", policy=policy(restarts=3)))
     pauses = []
     for _ in range(4):
@@ -478,7 +492,7 @@ def test_a_head_that_is_restarted_again_and_again(ready: Make) -> None:
         if stage.seen.state == "starting":
             stage.until("ready")
 
-    assert (pauses, stage.seen.state) == ([0.0] * 4, "gave-up")
+    assert (pauses, stage.seen.state) == ([5.0, 10.0, 20.0, 40.0], "gave-up")
 
 
 def test_a_head_that_is_restarted_between_deaths(ready: Make) -> None:
@@ -702,7 +716,8 @@ def test_gpus_are_asked_only_of_a_server_that_seems_to_stand_still(ready: Make) 
 def test_what_nobody_can_look_at_does_not_stand_still(ready: Make) -> None:
     """No processes are known: late canaries alone kill nothing."""
     stage = ready()
-    stage.keeper._movement = stage.keeper._parts()
+    monitored = stage.keeper._engine()
+    monitored.movement = Movement(stage.clock.now, monitored.parts)
     for node in stage.lead.nodes.values():
         node.more = {"work": {}}
     stage.engine.answers = stage.engine.works = False
@@ -715,7 +730,7 @@ def test_what_nobody_can_look_at_does_not_stand_still(ready: Make) -> None:
 def test_an_agent_that_is_silent_makes_nothing_stand_still(make: Make, node: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it said last is no news: it is stopped, or the network swallows its words."""
     stage = make(wanted.mp("gpu2", "gpu3", addresses={"gpu2": "10.0.0.2"}) if node == "gpu1" else AWAY)
-    monkeypatch.setattr(keeper, "Probe", lambda *_: Eye({}))
+    monkeypatch.setattr(monitor, "Probe", lambda *_: Eye({}))
     stage.until("ready")
     stage.run(10)
     stage.lead.stale |= {"gpu2", "gpu3"}
@@ -746,7 +761,7 @@ def test_an_api_whose_agent_is_silent_is_asked_from_here(
     """It serves on, and the record goes on saying so; when the agent is back, it is believed again."""
     asked: list[Any] = []
     eye = Eye({})
-    monkeypatch.setattr(keeper, "Probe", lambda *words: asked.append(words) or eye)
+    monkeypatch.setattr(monitor, "Probe", lambda *words: asked.append(words) or eye)
     stage = ready(wanted.mp("gpu2", addresses={"gpu2": "10.0.0.2"}, host=bound))
     stage.lead.stale.add("gpu2")
     for _ in range(100):
@@ -853,7 +868,7 @@ def test_lost_requests(ready: Make, how: dict[str, Any], lost: int | None) -> No
     stage = ready()
     failed = how.pop("failed", 0.0)
     stage.engine = Engine(**how)
-    stage.keeper._well = stage.keeper._counted = None
+    stage.keeper._engine()._well = stage.keeper._engine()._counted = None
     stage.run(10)
     if failed:
         stage.engine.failed, stage.engine.answers = failed, False
@@ -1100,7 +1115,7 @@ def reserve(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         asked.append(words)
         return (0 if "gpus" in said else 1), f"noise of Ray\n{said}\n"
 
-    monkeypatch.setattr(keeper, "_reserve", say)
+    monkeypatch.setattr(reservation, "_reserve", say)
     return asked
 
 
