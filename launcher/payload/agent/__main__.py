@@ -144,7 +144,7 @@ class Agent:
         for keeper in self.keepers.values():
             try:
                 keeper.turn()
-            except Exception:  # noqa: BLE001 - a mistake with one server must not end the others
+            except Exception:
                 say(f"{keeper.name}: {traceback.format_exc()}")
         orders: dict[str, dict[str, object]] = {}
         for name, keeper in self.keepers.items():
