@@ -7,7 +7,6 @@ Prints one JSON object. `submit` and `chat` read JSON on standard input (`chat` 
 from __future__ import annotations
 
 import argparse
-import glob
 import json
 import os
 import shlex
@@ -195,17 +194,7 @@ def stop(args: argparse.Namespace) -> object:
 
 def processes(submission: str) -> list[int]:
     """Pids whose environment names the job: the driver and everything it started on this node."""
-    pids = [int(path.split("/")[2]) for path in glob.glob("/proc/[0-9]*")]
-    return sorted(pid for pid in pids if belongs(pid, submission))
-
-
-def belongs(pid: object, submission: str) -> bool:
-    """True while a process runs whose environment names the job. Zombies have none."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return f"VLAUNCH_JOB={submission}".encode() in file.read().split(b"\0")
-    except OSError:
-        return False
+    return sorted(process.carrying(f"VLAUNCH_JOB={submission}"))
 
 
 def job(args: argparse.Namespace) -> dict[str, object]:

@@ -137,9 +137,9 @@ class Engine:
 
     def _left(self, session: int) -> Iterator[int]:
         """Find what lives of it, also what has left the session."""
-        what = f"{self.name}.{self.last}"
+        words = f"{MARK}={mark(f'{self.name}.{self.last}')}"
         for pid, own, _ in _processes():
-            if own == session or (own != os.getsid(0) and _carries(pid, what)):
+            if own == session or (own != os.getsid(0) and _carries(pid, words)):
                 yield pid
 
     def _pass_on(self, process: subprocess.Popen[bytes]) -> None:
@@ -217,7 +217,12 @@ def mark(what: str) -> str:
 
 def marked(what: str) -> list[int]:
     """Return the processes that carry such a mark in their environment."""
-    return [pid for pid, _, _ in _processes() if _carries(pid, what)]
+    return carrying(f"{MARK}={mark(what)}")
+
+
+def carrying(words: str) -> list[int]:
+    """Return the processes in whose environment `NAME=value` stands."""
+    return [pid for pid, _, _ in _processes() if _carries(pid, words)]
 
 
 def ray_workers(pids: Iterable[int]) -> list[int]:
@@ -253,10 +258,10 @@ def _processes(pids: set[int] | None = None) -> Iterator[tuple[int, int, float]]
             continue
 
 
-def _carries(pid: int, what: str) -> bool:
+def _carries(pid: int, words: str) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return f"{MARK}={mark(what)}".encode() in file.read().split(b"\0")
+            return words.encode() in file.read().split(b"\0")
     except OSError:
         return False
 
