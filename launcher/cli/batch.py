@@ -194,6 +194,7 @@ def _look(session: Session, request: Request, *, dry_run: bool) -> tuple[list[Pl
 
     inventory = session.inventory
     found = server.look(session, model=request.job.model if request.job.mode != "predict" else "")
+    running.refuse_older(inventory, found.facts, found.said)
     files = plan_files(inventory, found.facts, verb="batch")
     if not dry_run:
         show_all(apply(files, session.transport), session.to)

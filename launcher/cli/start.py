@@ -157,11 +157,13 @@ def _prepare(session: Session, asked: Asked) -> tuple[list[Plan], Seen, Request,
     """Look, and plan. The helper files, which are asked, are brought up to date before."""
     from launcher.apply import apply
     from launcher.cli import server
+    from launcher.plan import running
     from launcher.plan.serve import plan_files
     from launcher.ui.progress import show_all
 
     inventory = session.inventory
     seen = server.look(session, model=asked.model)
+    running.refuse_older(inventory, seen.facts, seen.said)
     first = plan_files(inventory, seen.facts)
     if first.steps and not asked.dry_run:
         show_all(apply(first, session.transport), session.to)

@@ -55,7 +55,7 @@ def stop(
     ):
         seen = _look(ours, dry_run=dry_run)
         standing = _standing(ours, seen)
-        chosen = _choose(ours, seen, standing, names, everyone=everyone)
+        chosen = _choose(standing, names, everyone=everyone)
         if chosen or not names:
             _servers(ours, seen, chosen, grace, dry_run=dry_run)
         known = {each.name for each in standing}
@@ -69,10 +69,12 @@ def _look(session: Session, *, dry_run: bool) -> Seen:
 
     from launcher.apply import apply
     from launcher.cli import server
+    from launcher.plan import running
     from launcher.plan.serve import plan_files
     from launcher.ui.progress import show_all
 
     seen = server.look(session, head_only=True)
+    running.refuse_older(session.inventory, seen.facts, seen.said)
     head_only = replace(session.inventory, nodes=(session.inventory.head,))
     files = plan_files(head_only, seen.facts, verb="stop")
     if files.steps and not dry_run:
@@ -96,18 +98,12 @@ def _standing(session: Session, seen: Seen) -> list[Server]:
     return [each for each in seen.kept.servers if each.state != "stopped"]
 
 
-def _choose(session: Session, seen: Seen, standing: Sequence[Server], names: Sequence[str], *, everyone: bool) -> list[Server]:
+def _choose(standing: Sequence[Server], names: Sequence[str], *, everyone: bool) -> list[Server]:
     """Return the servers to stop; raises RequestError when it is not clear which."""
     from launcher.errors import RequestError
-    from launcher.plan import running
 
     if names:
         return [each for each in standing if each.name in names]
-    if not standing and (what := running.older(session.inventory, seen.facts, seen.said)):
-        raise RequestError(
-            f"an older vlaunch started what runs here: {what}",
-            hint="`vlaunch up` ends it and brings the cluster to this version; `vlaunch down` ends everything",
-        )
     if len(standing) > 1 and not everyone:
         listed = ", ".join(f"`{each.name}` ({each.model}, {each.state})" for each in standing)
         raise RequestError(
@@ -145,7 +141,7 @@ def _servers(session: Session, seen: Seen, chosen: Sequence[Server], grace: floa
         said.append(f"stopped {' and '.join(f'{each.model} ({each.what})' for each in live)}")
     elif live:
         said.append(f"the head's container does not run: {', '.join(each.what for each in live)} will not come back with it")
-        text = "its processes on other nodes may go on until they miss the head; `vlaunch down` ends everything"
+        text = "its processes on other nodes go on until the head's container is back; `vlaunch down` ends everything"
         to.show(Event(kind="warning", stage="stop", text=text, state="warn"))
     data = {"stopped": [each.name for each in live], "forgotten": [each.name for each in over]}
     if not said:

@@ -8,6 +8,7 @@ from typing import Any
 
 from launcher.checks import serving
 from launcher.checks.serving import OVER, Holder
+from launcher.errors import RequestError
 from launcher.model import Inventory
 from launcher.plan import containers, servers
 from launcher.tools import desk, docker, payload
@@ -55,6 +56,17 @@ def holders(said: Mapping[str, Any]) -> list[Holder]:
     found = servers.read(said).running
     return [*(Holder(what=each.what, gpus=each.gpus, end=f"vlaunch stop {each.name}") for each in found),
             *serving.batch_holders(said)]  # fmt: skip
+
+
+def refuse_older(inventory: Inventory, facts: Mapping[str, HostFacts], said: Mapping[str, Any]) -> None:
+    """Raise RequestError when an older vlaunch started the head's container: its programs do not know what is asked today."""
+    own = containers.own(inventory, inventory.head, facts.get(inventory.head.name))
+    if own is not None and not containers.renewed(own):
+        what = older(inventory, facts, said)
+        raise RequestError(
+            f"an older vlaunch started the containers of this cluster{f', and {what} in them' if what else ''}",
+            hint="`vlaunch up` renews them, which ends what runs in them; `vlaunch down` ends everything",
+        )
 
 
 def older(inventory: Inventory, facts: Mapping[str, HostFacts], said: Mapping[str, Any]) -> str:

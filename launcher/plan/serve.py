@@ -36,11 +36,14 @@ def ask_model(inventory: Inventory, facts: Mapping[str, HostFacts], name: str) -
 
 
 def plan_files(inventory: Inventory, facts: Mapping[str, HostFacts], *, verb: str = "serve") -> Plan:
-    """Bring the helper programs of running containers up to date: what is asked next must understand the question."""
+    """Bring the helper programs of running containers up to date: what is asked next must understand the question.
+
+    Those of a container that an older vlaunch started stay as they are: what it runs is made of them.
+    """
     steps = tuple(
         step
         for node in inventory.nodes
-        if node.name in facts and facts[node.name].containers
+        if (own := containers.own(inventory, node, facts.get(node.name))) is not None and containers.renewed(own)
         for step in files.steps(inventory, node, facts[node.name], {}, fresh=False)
     )
     return Plan(verb=verb, stages=(Stage(id="files", title="Update helper files", steps=steps),) if steps else ())

@@ -97,9 +97,17 @@ def plan_up(
         Stage(id="agents", title="Verify the agents", gates=(gates.agents(inventory, deadline=join_timeout),)),
     )
     notes = [f"{node}: {reason}" for node, why in reasons.items() for reason in why or () if facts.get(node) is not None]
-    if any(facts[node.name].container(specs[node.name].name) for node in changed if node.name in facts):
-        notes.append("a server that runs in these containers starts again in the new ones; a batch job ends with them")
+    notes += _ending([there for node in changed if node.name in facts if (there := kept[node.name]) is not None])
     return Plan(verb="up", stages=tuple(s for s in stages if s.steps or s.gates), notes=tuple(notes))
+
+
+def _ending(containers_: Sequence[docker.Container]) -> list[str]:
+    """Say what becomes of what runs in containers that are replaced."""
+    if not containers_:
+        return []
+    if all(containers.renewed(each) for each in containers_):
+        return ["a server that runs in these containers starts again in the new ones; a batch job ends with them"]
+    return ["they are of an earlier vlaunch: a server or job that runs in them ends; start it again with `vlaunch serve`"]
 
 
 def _ray_image(inventory: Inventory, facts: Facts, image: RayImage) -> Stage:

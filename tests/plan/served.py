@@ -38,7 +38,7 @@ def container(node: str, **more: Any) -> Container:
     own = containers.name(INVENTORY, INVENTORY.node(node))
     given = {
         "name": own, "id": own, "role": "head", "node": node, "image": "i", "status": "running", "spec": "",
-        "exit_code": 0, "restarts": 0, "env": {}, "labels": {}, "argv": ("entry.sh", "agent"), **more,
+        "exit_code": 0, "restarts": 0, "env": {}, "labels": {}, "argv": ("/opt/vlaunch/entry.sh", "agent"), **more,
     }  # fmt: skip
     return Container(**given)
 
