@@ -225,7 +225,7 @@ def drift(inventory: Inventory, node: Node, facts: HostFacts) -> tuple[str, ...]
     left = [each.name for each in facts.containers if each.role == "rank"]
     return (
         *(_differences(inventory, node, facts, there) if there is not None else ()),
-        *(f"container {name} is left from an earlier vlaunch: `vlaunch down` removes it" for name in left),
+        *(f"container {name} is left from an earlier vlaunch: `vlaunch up` removes it" for name in left),
     )
 
 

@@ -426,7 +426,7 @@ def test_containers_of_an_earlier_vlaunch_are_to_be_renewed(world: World) -> Non
     seen = look(world)
 
     assert seen.nodes[0].drift == ("its container is of an earlier vlaunch: `vlaunch up` renews it",)
-    assert seen.nodes[1].drift[1] == f"container {name} is left from an earlier vlaunch: `vlaunch down` removes it"
+    assert seen.nodes[1].drift[1] == f"container {name} is left from an earlier vlaunch: `vlaunch up` removes it"
     assert [(each.state, each.detail) for each in seen.servers] == [
         ("unknown", f"mp-model (container {name} on gpu02) runs in containers of an earlier vlaunch: `vlaunch up` renews them")
     ]
