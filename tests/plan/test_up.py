@@ -235,6 +235,17 @@ def test_what_runs_in_the_containers_is_said_to_end_with_them(load: Load, world:
     assert not any(word in note for note in plan(world.inventory, world).notes)
 
 
+def test_what_an_earlier_vlaunch_started_does_not_come_back(load: Load, world: World) -> None:
+    """Its containers have another first process, which no agent can take over from."""
+    for each in world.machines["n2"].containers.values():
+        each["Config"]["Cmd"] = ["/opt/vlaunch/entry.sh", "ray", "start"]
+        each["Config"]["Labels"]["vlaunch.spec"] = "older"
+    notes = plan(world.inventory, world).notes
+
+    assert any("of an earlier vlaunch: a server or job that runs in them ends" in note for note in notes)
+    assert not any("starts again in the new ones" in note for note in notes)
+
+
 def test_an_image_that_differs_between_nodes_stops_before_anything_is_written(load: Load) -> None:
     """The odd one is named."""
     world = World(three(load))
