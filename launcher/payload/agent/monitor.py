@@ -20,7 +20,7 @@ from .health import Movement
 from .observed import Load, Observed
 from .probe import Probe
 from .process import RUNNING
-from .ray_view import Rank, RayView
+from .ray_view import ENGINE, Rank, RayView
 
 _SUSPECT = 10.0  # seconds without any movement, after which GPUs are asked whether they compute
 _MEET = 10.0  # seconds between two questions to Ray for the ranks
@@ -198,7 +198,8 @@ class Monitor:
         if self._ranks is None or (not self.ranks and self.clock.monotonic() - self._ranks.began > _MEET):
             self._ranks = Background(lambda: view.ranks(pid)) if isinstance(pid, int) else None
         before = {node: list(held) for node, held in seen.ranks.items()}
-        for rank in self.ranks:
+        # Of replicas Ray runs the engines as well; where there are ranks, these are what a node holds.
+        for rank in [each for each in self.ranks if each.name != ENGINE] or self.ranks:
             held = seen.ranks.setdefault(rank.node, [])
             if rank.name not in held:
                 held.append(rank.name)

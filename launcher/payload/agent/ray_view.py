@@ -17,7 +17,9 @@ from . import api
 from .desired import Ray
 from .probe import SILENT
 
-__all__ = ["SILENT", "Culprit", "Rank", "RayView"]
+__all__ = ["ENGINE", "SILENT", "Culprit", "Rank", "RayView"]
+
+ENGINE = "an engine"  # what an actor of vLLM's is called that is no rank
 
 _PATIENCE = 15.0  # seconds for each of Ray's tables: a dashboard that is always slow must not keep a server down
 _DEAD = 10.0  # seconds for which Ray may take a node for alive whose port was closed; `plan/containers.py` lets it notice in 5
@@ -174,7 +176,7 @@ def _rank_name(row: Mapping[str, Any]) -> str:
     """Return the name of the rank that an actor is; empty when it is none of vLLM's."""
     match = _RANK.fullmatch(row.get("name") or "")
     if match is None:
-        return "an engine" if _ENGINE.search(row.get("class_name") or "") else ""
+        return ENGINE if _ENGINE.search(row.get("class_name") or "") else ""
     replica = f"DP{match[1]}" if match[1] else ""
     return f"{replica}{match[2].replace('_', ' ')}".strip() or "the only rank"
 
