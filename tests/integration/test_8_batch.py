@@ -412,7 +412,7 @@ def test_error_rows_are_tried_again_alone(up: Practice) -> None:
 
 def test_a_job_is_stopped_and_goes_on_later(up: Practice) -> None:
     """`vlaunch stop JOB` frees the slots; what is committed stays."""
-    job = Batch(up, "stopped").write(questions(300), predict=predictor(up, args={"seconds": 0.15}))
+    job = Batch(up, "stopped").write(questions(600), predict=predictor(up, args={"seconds": 0.03}))
     job.detach().under_way()
     stopped = up.vlaunch("stop", "stopped")
     left, before = list(running(up, "-m vlaunch_batch")), job.committed()
@@ -422,9 +422,9 @@ def test_a_job_is_stopped_and_goes_on_later(up: Practice) -> None:
     assert stopped.code == 0, stopped.said
     assert left == []
     assert "0.0/4.0 CPU" in free
-    assert 0 < before < 300
+    assert 0 < before < 600
     assert again.code == 0, again.said
-    job.each_once(300)
+    job.each_once(600)
 
 
 # -- Data-parallel ----------------------------------------------------------------------------------------------------------
