@@ -89,9 +89,9 @@ def test_a_cluster_of_an_older_vlaunch(served: Cluster) -> None:
         config["Cmd"] = [config["Cmd"][0], *config["Cmd"][config["Cmd"].index("--") + 1 :]]
     ran = served.run(*SERVE[:-1], "org/other", "--name", "chat", "--port", "8001")
 
-    assert ran.code == 1
-    assert "its container was started by an older vlaunch" in ran.err
-    assert "`vlaunch up`, which renews it" in ran.err
+    assert ran.code == 2
+    assert "an older vlaunch started the containers of this cluster" in ran.err
+    assert "hint: `vlaunch up` renews them" in ran.err
 
 
 def test_what_ray_cannot_do_is_refused(served: Cluster) -> None:

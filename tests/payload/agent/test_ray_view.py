@@ -168,9 +168,9 @@ def driver(job: str, pid: int) -> dict[str, Any]:
 
 
 def test_ranks_are_those_of_the_servers_own_driver(server: Server, view: RayView) -> None:
-    """A batch job has such actors too: the process that is Ray's driver is in the engine's session."""
+    """A batch job has such actors too: the process that is Ray's driver is in the engine's session; the other is none."""
     server.tables["/api/v0/actors"] += [actor(1, actor_id="b", job_id="06000000"), actor(0, "DEAD", actor_id="old")]
-    server.answers["/api/jobs/"] = [driver("05000000", os.getpid()), driver("06000000", 1)]
+    server.answers["/api/jobs/"] = [driver("05000000", os.getpid()), driver("06000000", 2**22 + 1)]
     found = view.ranks(os.getsid(0))
 
     assert [(each.actor, each.name, each.node) for each in found] == [("a0", "PP0", "gpu1"), ("a1", "PP1", "gpu2")]
