@@ -217,7 +217,12 @@ def batch_stopped(jobs: Sequence[str], said: Mapping[str, Any], alive: Sequence[
     # Ray's own numbers of the jobs: what others hold is not ours to wait for.
     own = [job["job_id"] for job in said["jobs"] if job["submission_id"] in jobs and job.get("job_id")]
     groups = [row for row in _rows(said.get("groups")) if row.get("creator_job_id") in own and row.get("state") != "REMOVED"]
-    actors = [row for row in _rows(said.get("actors")) if row.get("job_id") in own and row.get("state") == "ALIVE"]
+    # Ray Data's own actors (statistics and others) are detached: the first job makes them, and all that follow use them.
+    actors = [
+        row
+        for row in _rows(said.get("actors"))
+        if row.get("job_id") in own and row.get("state") == "ALIVE" and not row.get("is_detached")
+    ]
     left += [f"{len(found)} {what} still there" for found, what in ((actors, "actors"), (groups, "placement groups")) if found]
     if left:
         fix = "run the same command again; `vlaunch down` ends everything"

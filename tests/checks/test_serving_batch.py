@@ -107,6 +107,7 @@ def stopped(status: str = "STOPPED", alive: tuple[str, ...] = (), **more: Any) -
         ({"groups": table(group(1, job="01"), group(1, "REMOVED"))}, "pass", "what was done stays"),
         ({"actors": table({"job_id": "02", "state": "ALIVE"})}, "wait", "1 actors still there"),
         ({"actors": table({"job_id": "01", "state": "ALIVE"})}, "pass", "what was done stays"),
+        ({"actors": table({"job_id": "02", "state": "ALIVE", "is_detached": True})}, "pass", "what was done stays"),
     ],
 )
 def test_a_stopped_job_is_gone_when_nothing_of_it_is_left(more: dict[str, Any], status: str, text: str) -> None:
