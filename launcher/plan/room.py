@@ -33,10 +33,16 @@ def gates(inventory: Inventory, seen: Seen, request: Request, there: Server | No
         _gate("agents", "the agents of its nodes are connected", partial(serving.agents, needed, facts, names, heard)),
         _gate("model", "every node has the model, or may download it",
               partial(serving.model, loading, request.model, seen.models, offline)),
-        _gate("free-gpus", "enough GPUs are free", partial(_free, inventory, seen, request, there, others)),
-        _gate("api-port", f"port {request.port} is free on {api.name}",
-              partial(_api_port, inventory, seen, request, there, others)),
+        _gate("room", f"enough GPUs are free, and port {request.port} on {api.name}",
+              partial(_room, inventory, seen, request, there, others)),
     )  # fmt: skip
+
+
+def _room(
+    inventory: Inventory, seen: Seen, request: Request, there: Server | None, others: Sequence[Server]
+) -> Sequence[Finding]:
+    """Judge both at once: nobody should learn of the port only when the GPUs are free."""
+    return [*_free(inventory, seen, request, there, others), *_api_port(inventory, seen, request, there, others)]
 
 
 def _free(

@@ -251,8 +251,8 @@ def test_one_that_is_being_stopped_is_not_attached_to() -> None:
 
 def test_preflight() -> None:
     """What would make vLLM wait or fail later is looked at first."""
-    assert gates(planned(seen(), request())) == ["cluster", "agents", "model", "free-gpus", "api-port"]
-    assert gates(planned(seen(), request("mp"))) == ["agents", "model", "free-gpus", "api-port"]
+    assert gates(planned(seen(), request())) == ["cluster", "agents", "model", "room"]
+    assert gates(planned(seen(), request("mp"))) == ["agents", "model", "room"]
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_a_second_server_takes_what_the_first_leaves() -> None:
     assert [process.gpus for process in first.processes] == [(0, 1, 2, 3)] * 2
     assert [process.gpus for process in second.desired.processes] == [(4, 5, 6, 7)] * 2
     assert [option(start.processes[0].argv, "--master-port") for start in (first, second.desired)] == ["29501", "29502"]
-    assert [judged(second, gate) for gate in ("free-gpus", "api-port")] == [[], []]
+    assert judged(second, "room") == []
 
 
 def test_where_ray_hands_out_gpus_nobody_else_numbers_them() -> None:
@@ -319,7 +319,7 @@ def test_a_port_where_somebody_listens_is_no_meeting_place() -> None:
 @pytest.mark.parametrize("inventory", [INVENTORY, BARE])
 def test_who_holds_the_gpus_is_named(inventory: Inventory) -> None:
     """With what ends it, and the way around."""
-    (found,) = judged(planned(seen(kept(chat(tp=6))), request("mp", tp=4, pp=2, gpus=4), inventory), "free-gpus")
+    (found,) = judged(planned(seen(kept(chat(tp=6))), request("mp", tp=4, pp=2, gpus=4, port=8001), inventory), "room")
 
     assert (found.node, found.text) == ("n1", "2 of 8 GPUs are free, the server needs 4: server `chat` holds 6")
     assert "`vlaunch stop chat`" in found.fix
@@ -328,7 +328,7 @@ def test_who_holds_the_gpus_is_named(inventory: Inventory) -> None:
 
 def test_who_holds_the_gpus_of_a_ray_server_is_named() -> None:
     """A server of either backend, and batch jobs; Ray would let vLLM wait without a word."""
-    (found,) = judged(planned(seen(kept(chat())), request()), "free-gpus")
+    (found,) = judged(planned(seen(kept(chat())), request(port=8001)), "room")
 
     assert found.text == "12 of 16 GPUs are free in Ray, TP 8 × PP 2 needs 16: server `chat` holds 4"
     assert "`vlaunch stop chat`" in found.fix
@@ -337,7 +337,7 @@ def test_who_holds_the_gpus_of_a_ray_server_is_named() -> None:
 def test_ranks_that_ray_has_put_elsewhere() -> None:
     """What its keeper sees counts, not what was expected."""
     moved = kept(request(name="chat", tp=2, pp=1), ranks={"n2": ["TP0", "TP1"]})
-    (found,) = judged(planned(seen(moved), request("mp", tp=8, pp=2, port=8001)), "free-gpus")
+    (found,) = judged(planned(seen(moved), request("mp", tp=8, pp=2, port=8001)), "room")
 
     assert (found.node, "server `chat` holds 2" in found.text) == ("n2", True)
 
@@ -345,8 +345,8 @@ def test_ranks_that_ray_has_put_elsewhere() -> None:
 def test_work_in_ray_is_in_the_way_of_mp() -> None:
     """On the node where it is; what a server of ours has there is counted once."""
     there = seen(kept(chat()), groups=served.table(served.group("10.0.0.1", 4), served.group("10.0.0.2", 1)))
-    room = judged(planned(there, request("mp", tp=4, pp=2, gpus=4)), "free-gpus")
-    (full,) = judged(planned(there, request("mp", tp=8, pp=1, nodes=("n2",))), "free-gpus")
+    room = judged(planned(there, request("mp", tp=4, pp=2, gpus=4, port=8001)), "room")
+    (full,) = judged(planned(there, request("mp", tp=8, pp=1, nodes=("n2",))), "room")
 
     assert room == []
     assert (full.node, full.text) == ("n2", "7 of 8 GPUs are free, the server needs 8: work in Ray holds 1")
@@ -362,7 +362,7 @@ def test_a_server_is_not_replaced_by_one_that_lacks_room(backend: Any, theirs: s
     """What the old one holds is counted as free, what a batch job needs is not; how to end that is told."""
     old = kept(request(model="org/other"), ranks={"n1": ["x"] * 8, "n2": ["x"] * 8})
     there = seen(old, jobs=[batch(theirs)], groups=served.table(served.group("10.0.0.1", 8), served.group("10.0.0.2", 8)))
-    found = judged(planned(there, request(backend), replace_other=True), "free-gpus")
+    found = judged(planned(there, request(backend), replace_other=True), "room")
 
     assert bool(found) is refused
     assert all("`vlaunch stop b`" in each.fix for each in found)
@@ -372,20 +372,21 @@ def test_mp_is_refused_while_ray_does_not_say_what_it_holds() -> None:
     """A dashboard that hangs has not said that the GPUs are free; without Ray there is none to ask."""
     there = seen(error="timed out")
     there = replace(there, said={key: value for key, value in there.said.items() if key != "jobs"})
-    (found,) = judged(planned(there, request("mp")), "free-gpus")
+    (found,) = judged(planned(there, request("mp")), "room")
 
     assert (found.node, "timed out" in found.text) == ("n1", True)
-    assert judged(planned(there, request("mp"), BARE), "free-gpus") == []
+    assert judged(planned(there, request("mp"), BARE), "room") == []
 
 
 def test_who_holds_the_port_is_named() -> None:
-    """On the node where it is, with one that is free; the same port of another node is no matter."""
+    """On the node where it is, beside the GPUs that lack, with one that is free; the same port of another node is no matter."""
     there = seen(kept(chat()), kept(desired(chat(name="embed", port=8001))))
-    (found,) = judged(planned(there, request("mp", tp=4, pp=2)), "api-port")
+    gpus, found = judged(planned(there, request("mp", tp=4, pp=2)), "room")
 
+    assert "GPUs are free" in gpus.text
     assert (found.node, found.text) == ("n1", "port 8000 on n1 is held by server `chat`")
     assert found.fix == "choose another: `--port 8002`"
-    assert judged(planned(there, chat(name="other", nodes=("n2",))), "api-port") == []
+    assert judged(planned(there, chat(name="other", nodes=("n2",))), "room") == []
 
 
 def test_a_port_that_makes_room_is_free() -> None:
@@ -394,8 +395,8 @@ def test_a_port_that_makes_room_is_free() -> None:
     taken = {**there.facts, "n1": replace(there.facts["n1"], listening=frozenset({("0.0.0.0", 8000), ("0.0.0.0", 8001)}))}
     there = replace(there, facts=taken)
 
-    assert judged(planned(there, request(), replace_other=True), "api-port") == []
-    (found,) = judged(planned(there, request(port=8001), replace_other=True), "api-port")
+    assert judged(planned(there, request(), replace_other=True), "room") == []
+    (found,) = judged(planned(there, request(port=8001), replace_other=True), "room")
     assert "port 8001 (vLLM API) is taken" in found.text
 
 

@@ -20,8 +20,7 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # gate cluster: the cluster is up: every node is in Ray
 # gate agents: the agents of its nodes are connected
 # gate model: every node has the model, or may download it
-# gate free-gpus: enough GPUs are free
-# gate api-port: port 8000 is free on n1
+# gate room: enough GPUs are free, and port 8000 on n1
 
 # == Ask for the server
 printf %s '{"name": "default", "id": "d3b6709d", "model": "org/m", "backend": "ray", "processes": [{"node": "n1", "argv": ["vllm", "serve", "org/m", "--chat-template", "it'"'"'s", "--tensor-parallel-size", "8", "--pipeline-parallel-size", "2", "--distributed-executor-backend", "ray", "--host", "0.0.0.0", "--port", "8000"], "env": {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/tmp/vlaunch-nccl.default-d3b6709d.%h.%p.log", "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET", "VLLM_ENGINE_READY_TIMEOUT_S": "3600"}, "gpus": null, "replicas": [0, 1]}], "host": "0.0.0.0", "port": 8000, "places": {"n1": 8, "n2": 8}, "addresses": {"n1": "10.0.0.1", "n2": "10.0.0.2"}, "asked": '"$(date +%s)"', "replicas": 1, "tp": 8, "visible": "CUDA_VISIBLE_DEVICES", "memory_share": 0.92, "ray": {"dashboard": 8265, "node_manager": 6380, "gpus": 16, "reserve": false, "partial": false}, "policy": {"canary": 5.0, "stuck": 300.0, "restarts": null, "window": 3600.0, "start_timeout": 1800.0, "grace": 5.0, "pause": 5.0, "longest_pause": 600.0}, "asked_for": {"model": "org/m", "backend": "ray", "host": "0.0.0.0", "port": 8000, "tp": 8, "pp": 2, "dp": 1, "args": ["--chat-template", "it'"'"'s"], "nodes": [], "gpus": null}, "image": "1", "version": 2}' | on n1 sh -c 'umask 022; saved() { sync "$1" 2>/dev/null || sync; }; new=$1/.$2.$$; mkdir -p "$1" && cat >"$new" && saved "$new" && mv "$new" "$1/$2" && saved "$1"' want /root/.vlaunch/c/server/default desired.json
