@@ -1,11 +1,14 @@
-"""`vlaunch batch` against the engine called directly, two replicas against one, a resume without work, and the driver's memory.
+"""`vlaunch batch` against the engine called directly, two replicas against one, a resume without
+work, and the driver's memory.
 
-    python benchmarks/batch.py [INVENTORY] [--rows 2000] [--rounds 3] [--large 1000000] [--only speed|memory]
+    python benchmarks/batch.py [INVENTORY] [--rows 2000] [--rounds 3] [--large 1000000] [--only
+    speed|memory]
 
-The default inventory is the practice cluster's, which must be up with nothing running on it. `speed` answers the same rows by
-the same greedy engine in four ways that take turns: in one process on the head (`LLM.generate`, and `AsyncLLM`, which Ray Data
-LLM uses), with one replica, with two.
-`memory` sends many rows through a class that does nothing. The jobs, called `bench-…`, are removed in the end.
+The default inventory is the practice cluster's, which must be up with nothing running on it.
+`speed` answers the same rows by the same greedy engine in four ways that take turns: in one process
+on the head (`LLM.generate`, and `AsyncLLM`, which Ray Data LLM uses), with one replica, with two.
+`memory` sends many rows through a class that does nothing. The jobs, called `bench-…`, are removed
+in the end.
 """
 
 from __future__ import annotations
@@ -34,9 +37,14 @@ TOKENS = 16
 TEXT = "What comes after %d?"
 # vLLM on the CPUs of a small machine.
 ON_CPU = {
-    "dtype": "float32", "max_model_len": 512, "enforce_eager": True, "kv_cache_memory_bytes": 67108864, "max_num_seqs": 64,
-}  # fmt: skip
-# The engine called directly, on the rows that `rows` makes: seconds to load it, and seconds for all rows.
+    "dtype": "float32",
+    "max_model_len": 512,
+    "enforce_eager": True,
+    "kv_cache_memory_bytes": 67108864,
+    "max_num_seqs": 64,
+}
+# The engine called directly, on the rows that `rows` makes: seconds to load it, and seconds for all
+# rows.
 DIRECT = """\
 import json, sys, time
 began = time.monotonic()
@@ -50,7 +58,8 @@ ended = time.monotonic()
 tokens = sum(len(each.outputs[0].token_ids) for each in out)
 print("\\nFOUND" + json.dumps({"load": loaded - began, "answer": ended - loaded, "rows": len(out), "tokens": tokens}))
 """
-# The same by the engine class that servers and Ray Data LLM use, as many rows at a time as Ray Data LLM lets in.
+# The same by the engine class that servers and Ray Data LLM use, as many rows at a time as Ray Data
+# LLM lets in.
 ASYNC = """\
 import asyncio, json, math, sys, time
 began = time.monotonic()
@@ -128,13 +137,24 @@ class Bench:
                 out.writelines(json.dumps({"id": n, "text": TEXT % n}) + "\n" for n in range(rows))
         write = {"path": f"{name}-out"}
         path = self.folder / f"{name}.yaml"
-        path.write_text(yaml.safe_dump({"job": name, "read": source.name, "write": write, "keep": ["id"], **sections}))
+        path.write_text(
+            yaml.safe_dump(
+                {"job": name, "read": source.name, "write": write, "keep": ["id"], **sections}
+            )
+        )
         return path
 
     def vlaunch(self, *words: str, timeout: float = 3600) -> str:
         """Run `vlaunch` on the cluster, and end the program when it fails."""
         command = [VLAUNCH, words[0], "-i", str(self.inventory.path), *words[1:]]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
         if done.returncode != 0:
             said = f"{done.stdout[-2000:]}{done.stderr[-3000:]}"
             sys.exit(f"vlaunch {' '.join(words)[:200]} ended with {done.returncode}:\n{said}")
@@ -142,13 +162,17 @@ class Bench:
 
     def summary(self, name: str) -> dict[str, Any]:
         """Return what a job has written about itself."""
-        said: dict[str, Any] = json.loads((self.folder / f"{name}-out" / "summary.json").read_text())
+        said: dict[str, Any] = json.loads(
+            (self.folder / f"{name}-out" / "summary.json").read_text()
+        )
         return said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One way of answering all rows: seconds from the engine's first row to the last answer, seconds in all, tokens."""
+    """One way of answering all rows: seconds from the engine's first row to the last answer,
+    seconds in all, tokens.
+    """
 
     answering: float
     whole: float
@@ -163,9 +187,16 @@ def prompt(bench: Bench) -> dict[str, Any]:
 
 def direct(bench: Bench, program: str = DIRECT) -> Run:
     """Answer the rows in one process on the head."""
-    asked = {**prompt(bench), "args": {**bench.args, "disable_log_stats": True}, "rows": bench.rows, "text": TEXT}
+    asked = {
+        **prompt(bench),
+        "args": {**bench.args, "disable_log_stats": True},
+        "rows": bench.rows,
+        "text": TEXT,
+    }
     began = time.monotonic()
-    out = bench.vlaunch("exec", "--head", "--timeout", "3600", "--", "python3", "-c", program, json.dumps(asked))
+    out = bench.vlaunch(
+        "exec", "--head", "--timeout", "3600", "--", "python3", "-c", program, json.dumps(asked)
+    )
     whole = time.monotonic() - began
     said = json.loads(out.rpartition("FOUND")[2].splitlines()[0])
     assert said["rows"] == bench.rows
@@ -175,7 +206,9 @@ def direct(bench: Bench, program: str = DIRECT) -> Run:
 def batch(bench: Bench, replicas: int) -> Run:
     """Answer the rows with `vlaunch batch`."""
     name = f"bench-{replicas}"
-    path = bench.job(name, bench.rows, engine={"args": bench.args, "replicas": replicas}, **prompt(bench))
+    path = bench.job(
+        name, bench.rows, engine={"args": bench.args, "replicas": replicas}, **prompt(bench)
+    )
     began = time.monotonic()
     bench.vlaunch("batch", str(path), "--restart")
     whole = time.monotonic() - began
@@ -203,36 +236,66 @@ def speed(bench: Bench, rounds: int) -> None:
         for name in list(ways) if number % 2 == 0 else reversed(ways):
             runs[name].append(ways[name](bench))
             last = runs[name][-1]
-            print(f"round {number + 1}: {name} {last.answering:.1f} s of {last.whole:.1f} s", file=sys.stderr)
+            print(
+                f"round {number + 1}: {name} {last.answering:.1f} s of {last.whole:.1f} s",
+                file=sys.stderr,
+            )
         began = time.monotonic()
         bench.vlaunch("batch", str(bench.folder / "bench-1.yaml"))
         again.append(time.monotonic() - began)
     if len({run.tokens for each in runs.values() for run in each}) > 1:
         sys.exit(f"the ways did not do the same work: {runs}")
     print(f"\n{bench.rows:,} rows of {TOKENS} tokens each, {rounds} rounds:\n")
-    print("| | rows/s while answering | lowest–highest | against direct | goal | whole, s | against direct |")
+    print(
+        "| | rows/s while answering | lowest–highest | against direct | goal | whole, s | against"
+        " direct |"
+    )
     print("|---|---|---|---|---|---|---|")
     for name, each in runs.items():
         rates = [bench.rows / run.answering for run in each]
-        ratio = statistics.median(theirs.answering / ours.answering for ours, theirs in zip(each, runs["direct"], strict=True))
-        whole = statistics.median(theirs.whole / ours.whole for ours, theirs in zip(each, runs["direct"], strict=True))
-        goal = f"≥ {GOALS['direct']} {_met(ratio >= GOALS['direct'])}" if name == "one replica" else ""
-        print(
-            f"| {name} | {statistics.median(rates):.0f} | {min(rates):.0f}–{max(rates):.0f} | {ratio:.2f}× | {goal} | "
-            f"{statistics.median(run.whole for run in each):.1f} | {whole:.2f}× |"
+        ratio = statistics.median(
+            theirs.answering / ours.answering
+            for ours, theirs in zip(each, runs["direct"], strict=True)
         )
-    print(f"\nA run with nothing to do: {statistics.median(again):.1f} s ({min(again):.1f}–{max(again):.1f}).")
+        whole = statistics.median(
+            theirs.whole / ours.whole for ours, theirs in zip(each, runs["direct"], strict=True)
+        )
+        goal = (
+            f"≥ {GOALS['direct']} {_met(ratio >= GOALS['direct'])}" if name == "one replica" else ""
+        )
+        print(
+            f"| {name} | {statistics.median(rates):.0f} | {min(rates):.0f}–{max(rates):.0f} |"
+            f" {ratio:.2f}× | {goal} | {statistics.median(run.whole for run in each):.1f} |"
+            f" {whole:.2f}× |"
+        )
+    print(
+        f"\nA run with nothing to do: {statistics.median(again):.1f} s"
+        f" ({min(again):.1f}–{max(again):.1f})."
+    )
 
 
 def memory(bench: Bench, large: int) -> None:
-    """Send few and many rows through a class that does nothing, and print the most memory that the driver had."""
+    """Send few and many rows through a class that does nothing, and print the most memory that the
+    driver had.
+    """
     (bench.folder / "idle.py").write_text(IDLE)
     found = {}
     for rows in (10_000, large):
         name = f"bench-rows-{rows}"
         path = bench.job(name, rows, predict={"class": "idle.py:Idle", "batch_size": 1000})
-        watch = [VLAUNCH, "exec", "-i", str(bench.inventory.path), "--head", "--timeout", "3600", "--", "sh", "-c",
-                 WATCH.replace("NAME", name)]  # fmt: skip
+        watch = [
+            VLAUNCH,
+            "exec",
+            "-i",
+            str(bench.inventory.path),
+            "--head",
+            "--timeout",
+            "3600",
+            "--",
+            "sh",
+            "-c",
+            WATCH.replace("NAME", name),
+        ]
         with subprocess.Popen(watch, stdout=subprocess.PIPE, text=True) as watching:
             began = time.monotonic()
             bench.vlaunch("batch", str(path), "--restart")
@@ -241,7 +304,11 @@ def memory(bench: Bench, large: int) -> None:
         if watching.returncode != 0:
             sys.exit(f"the driver of {name} was not seen")
         assert bench.summary(name)["done"] == rows
-        found[rows] = (int(said.split()[-1]) / 1024, bench.summary(name)["rows_per_second"], seconds)
+        found[rows] = (
+            int(said.split()[-1]) / 1024,
+            bench.summary(name)["rows_per_second"],
+            seconds,
+        )
         print(f"{rows:,} rows: {found[rows][0]:.0f} MB, {seconds:.1f} s", file=sys.stderr)
     ratio = found[large][0] / found[10_000][0]
     print("\n| rows | most memory of the driver | rows/s | whole, s |\n|---|---|---|---|")
@@ -261,7 +328,9 @@ def main() -> None:
     parser.add_argument("inventory", nargs="?", type=Path, default=LAB)
     parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--large", type=int, default=1_000_000, help="rows of the second measurement of memory")
+    parser.add_argument(
+        "--large", type=int, default=1_000_000, help="rows of the second measurement of memory"
+    )
     parser.add_argument("--model", help="by default the inventory's")
     parser.add_argument("--engine-args", type=json.loads, help="vLLM's engine arguments, as JSON")
     parser.add_argument("--only", choices=("speed", "memory"))
@@ -271,9 +340,17 @@ def main() -> None:
     if model is None:
         sys.exit("no model is named: add --model")
     # On GPUs vLLM chooses well; on CPUs it would take most of the memory.
-    given = args.engine_args if args.engine_args is not None else ON_CPU if inventory.accelerator == "cpu" else {}
+    given = (
+        args.engine_args
+        if args.engine_args is not None
+        else ON_CPU
+        if inventory.accelerator == "cpu"
+        else {}
+    )
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(inventory=inventory, folder=Path(folder), model=model, args=given, rows=args.rows)
+        bench = Bench(
+            inventory=inventory, folder=Path(folder), model=model, args=given, rows=args.rows
+        )
         try:
             if args.only != "memory":
                 speed(bench, args.rounds)
@@ -282,9 +359,17 @@ def main() -> None:
         finally:
             made = [path.stem for path in Path(folder).glob("bench-*.yaml")]
             subprocess.run(
-                [VLAUNCH, "jobs", "-i", str(inventory.path), *(word for name in made for word in ("--remove", name))],
-                capture_output=True, timeout=300, check=False,
-            )  # fmt: skip
+                [
+                    VLAUNCH,
+                    "jobs",
+                    "-i",
+                    str(inventory.path),
+                    *(word for name in made for word in ("--remove", name)),
+                ],
+                capture_output=True,
+                timeout=300,
+                check=False,
+            )
 
 
 if __name__ == "__main__":

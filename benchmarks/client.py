@@ -18,7 +18,13 @@ from launcher.remote.secrets import resolve
 
 VLAUNCH = str(Path(sys.executable).parent / "vlaunch")
 LAB = Path("/var/lib/vlaunch-lab/inventory.yaml")
-COLOURS = {"answering": "green", "busy": "green", "starting": "yellow", "waiting": "yellow", "stopping": "yellow"}
+COLOURS = {
+    "answering": "green",
+    "busy": "green",
+    "starting": "yellow",
+    "waiting": "yellow",
+    "stopping": "yellow",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +40,10 @@ class Endpoint:
         return ask(self.url, self.key, self.model, timeout).ok
 
     def await_answer(self, seconds: float, *, every: float = 0.1) -> float:
-        """Ask until a completion comes back; return when it came, in seconds since 1970. Ends the program when none does."""
+        """Ask until a completion comes back; return when it came, in seconds since 1970.
+
+        Ends the program when none does.
+        """
         deadline = time.monotonic() + seconds
         while not self.answers(max(1.0, deadline - time.monotonic())):
             if time.monotonic() > deadline:
@@ -45,7 +54,9 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What one `vlaunch status` said of a server. `at` (seconds since 1970) is when it had said it, after `took` seconds.
+    """What one `vlaunch status` said of a server.
+
+    `at` (seconds since 1970) is when it had said it, after `took` seconds.
 
     `oldest` is for how many seconds the keeper's own completion has been waited for.
     """
@@ -71,19 +82,31 @@ class Look:
         return bool(self.running or self.waiting)
 
 
-def vlaunch(inventory: Inventory, *words: str, timeout: float = 900) -> subprocess.CompletedProcess[str]:
+def vlaunch(
+    inventory: Inventory, *words: str, timeout: float = 900
+) -> subprocess.CompletedProcess[str]:
     """Run `vlaunch` to its end, whatever that is."""
     return subprocess.run(
-        [VLAUNCH, *words], env=environment(inventory), capture_output=True, text=True, timeout=timeout, check=False,
+        [VLAUNCH, *words],
+        env=environment(inventory),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
         stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    )
 
 
 def must(inventory: Inventory, *words: str, timeout: float = 900) -> str:
-    """Run `vlaunch` and return what it printed; shows what it said and ends the program when it fails."""
+    """Run `vlaunch` and return what it printed; shows what it said and ends the program when it
+    fails.
+    """
     done = vlaunch(inventory, *words, timeout=timeout)
     if done.returncode != 0:
-        sys.exit(f"`vlaunch {' '.join(words)}` ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        sys.exit(
+            f"`vlaunch {' '.join(words)}` ended with"
+            f" {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        )
     return done.stdout
 
 
@@ -93,7 +116,9 @@ def environment(inventory: Inventory) -> dict[str, str]:
 
 
 def status(inventory: Inventory) -> list[dict[str, Any]]:
-    """Return what `vlaunch status --json` says of all servers; ends the program when it gives no answer."""
+    """Return what `vlaunch status --json` says of all servers; ends the program when it gives no
+    answer.
+    """
     done = vlaunch(inventory, "status", "--json", timeout=120)
     try:
         return list(json.loads(done.stdout)["servers"])
@@ -102,9 +127,14 @@ def status(inventory: Inventory) -> list[dict[str, Any]]:
 
 
 def refuse_servers(inventory: Inventory, why: str) -> None:
-    """End the program when servers run there: what follows would be the end of them, or would be disturbed by them."""
+    """End the program when servers run there: what follows would be the end of them, or would be
+    disturbed by them.
+    """
     if names := [each["name"] for each in status(inventory)]:
-        sys.exit(f"servers run in this cluster ({', '.join(names)}); `vlaunch stop` them first, for this {why}")
+        sys.exit(
+            f"servers run in this cluster ({', '.join(names)}); `vlaunch stop` them first, for this"
+            f" {why}"
+        )
 
 
 def look(inventory: Inventory, name: str) -> Look:
@@ -118,14 +148,22 @@ def read(said: Mapping[str, Any], began: float, ended: float) -> Look:
     """Read what `status --json` says of one server; empty where it knows of none."""
     load, seen = said.get("load") or {}, said.get("observed") or {}
     return Look(
-        at=ended, took=ended - began, state=str(said.get("state", "none")), running=load.get("running"),
-        waiting=load.get("waiting"), tokens_per_s=load.get("tokens_per_s"), oldest=float(seen.get("asking") or 0.0),
-        generation=int(seen.get("generation") or 0), faults=int(seen.get("fault_count") or 0),
-    )  # fmt: skip
+        at=ended,
+        took=ended - began,
+        state=str(said.get("state", "none")),
+        running=load.get("running"),
+        waiting=load.get("waiting"),
+        tokens_per_s=load.get("tokens_per_s"),
+        oldest=float(seen.get("asking") or 0.0),
+        generation=int(seen.get("generation") or 0),
+        faults=int(seen.get("fault_count") or 0),
+    )
 
 
 def endpoint(inventory: Inventory, said: Mapping[str, Any]) -> Endpoint:
-    """Return the endpoint of a server that `status --json` has told of, with the inventory's API key."""
+    """Return the endpoint of a server that `status --json` has told of, with the inventory's API
+    key.
+    """
     return Endpoint(url=str(said["endpoint"]), model=str(said["model"]), key=key(inventory))
 
 

@@ -1,4 +1,6 @@
-"""The processes of servers' engines, seen from the machine that the practice hosts run on: found, frozen, thawed."""
+"""The processes of servers' engines, seen from the machine that the practice hosts run on: found,
+frozen, thawed.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +14,32 @@ from launcher.lab import processes
 from launcher.lab.layout import Host
 from launcher.payload.agent.process import MARK
 
-# How Ray names the processes of vLLM's actors: they are Ray's children, and nothing tells whose server they belong to.
+# How Ray names the processes of vLLM's actors: they are Ray's children, and nothing tells whose
+# server they belong to.
 _RAY = re.compile(r"ray::\S*(?:RayWorker|EngineCore)")
 _AGENT = "vlaunch_agent"
 
 
 def of_server(hosts: Iterable[Host], name: str = "default") -> list[int]:
-    """Return the processes of a server's engine on all hosts, by the machine's numbers; all that Ray runs counts as its own."""
+    """Return the processes of a server's engine on all hosts, by the machine's numbers; all that
+    Ray runs counts as its own.
+    """
     everything = [each.pid for host in hosts for each in processes.on_host(host)]
     # By the session: vLLM's workers write their title over their environment.
-    own = {session for pid in everything if _marked(pid, name) and (session := _session(pid)) is not None}
-    return [pid for pid in everything if _session(pid) in own or _RAY.match(command_line(pid) or "")]
+    own = {
+        session
+        for pid in everything
+        if _marked(pid, name) and (session := _session(pid)) is not None
+    }
+    return [
+        pid for pid in everything if _session(pid) in own or _RAY.match(command_line(pid) or "")
+    ]
 
 
 def agent(host: Host) -> int | None:
     """Return the agent of a host's container, None when none runs."""
-    # The first process of a container: only containers have a third level of numbers, the machine's, the host's, their own.
+    # The first process of a container: only containers have a third level of numbers, the
+    # machine's, the host's, their own.
     found = (each for each in processes.on_host(host) if len(each.pids) > 2 and each.pids[-1] == 1)
     return next((each.pid for each in found if _AGENT in (command_line(each.pid) or "")), None)
 
@@ -47,13 +59,18 @@ def thaw(pids: Iterable[int]) -> None:
 def command_line(pid: int) -> str | None:
     """Return the command line of a process, None when it has ended."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
     except OSError:
         return None
 
 
 def used(pid: int) -> float:
-    """Return how many seconds of CPU a process has used, its threads' included. Raises OSError when it has gone."""
+    """Return how many seconds of CPU a process has used, its threads' included.
+
+    Raises OSError when it has gone.
+    """
     words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -76,6 +93,8 @@ def _marked(pid: int, name: str) -> bool:
 
 def _session(pid: int) -> int | None:
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[3])
+        return int(
+            Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[3]
+        )
     except (OSError, IndexError):
         return None

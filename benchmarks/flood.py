@@ -1,12 +1,14 @@
-"""A flood of requests at one server: whether each is answered, and what `vlaunch status` says meanwhile.
+"""A flood of requests at one server: whether each is answered, and what `vlaunch status` says
+meanwhile.
 
-    python -m benchmarks.flood [INVENTORY] [--server NAME] [--requests 1000] [--minutes 10] [--tokens 16] [--json]
-    python -m benchmarks.flood [INVENTORY] --freeze
+    python -m benchmarks.flood [INVENTORY] [--server NAME] [--requests 1000] [--minutes 10]
+    [--tokens 16] [--json] python -m benchmarks.flood [INVENTORY] --freeze
 
-The default inventory is the practice cluster's; the server must be up. So many requests are kept in flight for so many minutes:
-as each ends, another is sent. `--freeze` needs the practice cluster, and `serve: {stuck: 30}` in its inventory when the server
-was started: it stops all of the engine's processes where they are (SIGSTOP), first for less than that time, then for good.
-Ends with 1 when a goal is missed.
+The default inventory is the practice cluster's; the server must be up. So many requests are kept in
+flight for so many minutes: as each ends, another is sent. `--freeze` needs the practice cluster,
+and `serve: {stuck: 30}` in its inventory when the server was started: it stops all of the engine's
+processes where they are (SIGSTOP), first for less than that time, then for good. Ends with 1 when a
+goal is missed.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ _AFTER_A_FAILURE = 1.0  # seconds until a request that failed is followed by ano
 
 @dataclass(slots=True)
 class Flood:
-    """Requests that are kept in flight. `open` had no answer yet when it ended; `said` has the first failures."""
+    """Requests that are kept in flight.
+
+    `open` had no answer yet when it ended; `said` has the first failures.
+    """
 
     target: Endpoint
     tokens: int
@@ -76,14 +81,19 @@ class Flood:
     async def _ask(self) -> int:
         """Send one request and return its status; an answer that is cut off raises EOFError."""
         url = urlsplit(self.target.url)
-        body = {"model": self.target.model, "prompt": "Say hello.", "max_tokens": self.tokens, "ignore_eos": True}
+        body = {
+            "model": self.target.model,
+            "prompt": "Say hello.",
+            "max_tokens": self.tokens,
+            "ignore_eos": True,
+        }
         data = json.dumps(body).encode()
         reader, writer = await asyncio.open_connection(url.hostname, url.port)
         try:
             writer.write(
-                f"POST {url.path}/completions HTTP/1.1\r\nHost: {url.netloc}\r\nConnection: close\r\n"
-                f"Authorization: Bearer {self.target.key}\r\nContent-Type: application/json\r\n"
-                f"Content-Length: {len(data)}\r\n\r\n".encode()
+                f"POST {url.path}/completions HTTP/1.1\r\nHost: {url.netloc}\r\nConnection:"
+                f" close\r\nAuthorization: Bearer {self.target.key}\r\nContent-Type:"
+                f" application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode()
                 + data
             )
             head, _, text = (await reader.read()).partition(b"\r\n\r\n")
@@ -112,19 +122,37 @@ def flooded(flood: Flood, looks: Sequence[Look], seconds: float) -> list[Goal]:
     began, ended = (looks[0], looks[-1]) if looks else (None, None)
     restarts = ended.generation - began.generation if began and ended else 0
     faults = ended.faults - began.faults if began and ended else 0
-    rate = f"{flood.answered} answered ({flood.answered / seconds:.1f}/s), {flood.failed} failed, {flood.open} under way"
+    rate = (
+        f"{flood.answered} answered ({flood.answered / seconds:.1f}/s), {flood.failed} failed,"
+        f" {flood.open} under way"
+    )
     return [
-        Goal(what="requests are answered, and none fails", seen=rate, met=flood.answered > 0 and flood.failed == 0),
         Goal(
-            what="`status` is green each time", met=bool(looks) and green == len(looks),
+            what="requests are answered, and none fails",
+            seen=rate,
+            met=flood.answered > 0 and flood.failed == 0,
+        ),
+        Goal(
+            what="`status` is green each time",
+            met=bool(looks) and green == len(looks),
             seen=f"{green} of {len(looks)}" + (f"; also {', '.join(others)}" if others else ""),
         ),
-        Goal(what="and shows the queue", seen=f"{shown} of {len(looks)}", met=bool(looks) and shown == len(looks)),
-        Goal(what="no restart, no fault", seen=f"{restarts} restarts, {faults} faults", met=(restarts, faults) == (0, 0)),
-    ]  # fmt: skip
+        Goal(
+            what="and shows the queue",
+            seen=f"{shown} of {len(looks)}",
+            met=bool(looks) and shown == len(looks),
+        ),
+        Goal(
+            what="no restart, no fault",
+            seen=f"{restarts} restarts, {faults} faults",
+            met=(restarts, faults) == (0, 0),
+        ),
+    ]
 
 
-def flood(inventory: Inventory, name: str, target: Endpoint, *, requests: int, seconds: float, tokens: int) -> list[Goal]:
+def flood(
+    inventory: Inventory, name: str, target: Endpoint, *, requests: int, seconds: float, tokens: int
+) -> list[Goal]:
     """Flood a server, ask `status` meanwhile, and judge."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket a request
@@ -135,7 +163,9 @@ def flood(inventory: Inventory, name: str, target: Endpoint, *, requests: int, s
     while (left := began + seconds - time.monotonic()) > EVERY / 2:
         time.sleep(min(EVERY, left / 2))
         looks.append(client.look(inventory, name))
-        print(f"{time.monotonic() - began:4.0f} s  {_words(looks[-1])}", file=sys.stderr, flush=True)
+        print(
+            f"{time.monotonic() - began:4.0f} s  {_words(looks[-1])}", file=sys.stderr, flush=True
+        )
     thread.join(seconds + 60)
     for each in sent.said:
         print(f"failed: {each}", file=sys.stderr)
@@ -143,15 +173,25 @@ def flood(inventory: Inventory, name: str, target: Endpoint, *, requests: int, s
 
 
 def _words(seen: Look) -> str:
-    queue = f"{seen.running} running, {seen.waiting} waiting, {seen.tokens_per_s} tokens/s, oldest {seen.oldest:.0f} s"
-    return f"{seen.colour:6} {seen.state}: {queue}; generation {seen.generation}, asked for {seen.took:.1f} s"
+    queue = (
+        f"{seen.running} running, {seen.waiting} waiting, {seen.tokens_per_s} tokens/s, oldest"
+        f" {seen.oldest:.0f} s"
+    )
+    return (
+        f"{seen.colour:6} {seen.state}: {queue}; generation {seen.generation}, asked for"
+        f" {seen.took:.1f} s"
+    )
 
 
-# -- Frozen ------------------------------------------------------------------------------------------------------------------
+# -- Frozen ----------------------------------------------------------------------------------------
 
 
-def freeze(inventory: Inventory, name: str, target: Endpoint, stuck: float, hosts: Sequence[Host]) -> Iterator[Goal]:
-    """Freeze a server's engine on practice hosts for less than `stuck` seconds, then for good; yield what came of it."""
+def freeze(
+    inventory: Inventory, name: str, target: Endpoint, stuck: float, hosts: Sequence[Host]
+) -> Iterator[Goal]:
+    """Freeze a server's engine on practice hosts for less than `stuck` seconds, then for good;
+    yield what came of it.
+    """
     before = client.look(inventory, name)
     held = _frozen(hosts, name)
     try:
@@ -162,24 +202,37 @@ def freeze(inventory: Inventory, name: str, target: Endpoint, stuck: float, host
     after = client.look(inventory, name)
     same = (after.generation, after.faults) == (before.generation, before.faults)
     yield Goal(
-        what=f"frozen for {stuck / 2:.0f} s: nothing happens to it", met=same and after.colour == "green",
-        seen=f"generation {before.generation} → {after.generation}, {after.faults - before.faults} faults, {after.state}",
-    )  # fmt: skip
+        what=f"frozen for {stuck / 2:.0f} s: nothing happens to it",
+        met=same and after.colour == "green",
+        seen=(
+            f"generation {before.generation} → {after.generation}, {after.faults - before.faults}"
+            f" faults, {after.state}"
+        ),
+    )
     held, began = _frozen(hosts, name), time.time()
     try:
         red = _until(lambda: (seen := client.look(inventory, name)).colour == "red" and seen, 60)
         yield Goal(
-            what="frozen for good: `status` is red in time", met=red is not None and red.at - began <= RED,
+            what="frozen for good: `status` is red in time",
+            met=red is not None and red.at - began <= RED,
             seen=f"{red.state} after {red.at - began:.1f} s" if red else "not within 60 s",
-        )  # fmt: skip
-        ended = _until(lambda: (seen := client.look(inventory, name)).faults > after.faults and seen, stuck + 60)
+        )
+        ended = _until(
+            lambda: (seen := client.look(inventory, name)).faults > after.faults and seen,
+            stuck + 60,
+        )
     finally:
         engines.thaw(held)
     back = target.await_answer(BACK)
     yield Goal(
-        what="and it comes back by itself", met=ended is not None,
-        seen=f"ended after {ended.at - began:.0f} s, answers again after {back - began:.0f} s" if ended else "it was not ended",
-    )  # fmt: skip
+        what="and it comes back by itself",
+        met=ended is not None,
+        seen=(
+            f"ended after {ended.at - began:.0f} s, answers again after {back - began:.0f} s"
+            if ended
+            else "it was not ended"
+        ),
+    )
 
 
 def _frozen(hosts: Sequence[Host], name: str) -> list[int]:
@@ -200,13 +253,15 @@ def _until(seen: Callable[[], Look | bool], seconds: float) -> Look | None:
     return None
 
 
-# -- The command -------------------------------------------------------------------------------------------------------------
+# -- The command -----------------------------------------------------------------------------------
 
 
 def report(goals: Sequence[Goal], *, as_json: bool) -> str:
     """Return the goals as a table, or as JSON."""
     if as_json:
-        return json.dumps({"goals": [asdict(each) for each in goals], "met": all(each.met for each in goals)})
+        return json.dumps(
+            {"goals": [asdict(each) for each in goals], "met": all(each.met for each in goals)}
+        )
     lines = [f"| {each.what} | {each.seen} | {'met' if each.met else 'missed'} |" for each in goals]
     return "\n".join(["| goal | seen | |", "|---|---|---|", *lines])
 
@@ -215,8 +270,14 @@ def find(inventory: Inventory, name: str) -> Mapping[str, Any]:
     """Return what `status` says of a server that answers; ends the program when it does not."""
     said = {each["name"]: each for each in client.status(inventory)}
     if name not in said or client.COLOURS.get(said[name]["state"]) != "green":
-        what = f"it is {said[name]['state']}" if name in said else f"these run: {', '.join(said) or 'none'}"
-        sys.exit(f"server `{name}` does not answer: {what}. Start it: `vlaunch serve --name {name}`")
+        what = (
+            f"it is {said[name]['state']}"
+            if name in said
+            else f"these run: {', '.join(said) or 'none'}"
+        )
+        sys.exit(
+            f"server `{name}` does not answer: {what}. Start it: `vlaunch serve --name {name}`"
+        )
     return said[name]
 
 
@@ -228,23 +289,36 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--tokens", type=int, default=16, help="tokens of each answer")
-    parser.add_argument("--freeze", action="store_true", help="freeze the engine instead; practice cluster only")
+    parser.add_argument(
+        "--freeze", action="store_true", help="freeze the engine instead; practice cluster only"
+    )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     inventory = load(args.inventory)
     if args.freeze and inventory.serve.stuck > 60:
         sys.exit(
-            f"a frozen engine counts as dead after {inventory.serve.stuck:g} s: set `serve: {{stuck: 30}}`, and serve anew"
+            f"a frozen engine counts as dead after {inventory.serve.stuck:g} s: set `serve:"
+            " {stuck: 30}`, and serve anew"
         )
     lab = layout.load(inventory.path.parent)
     if args.freeze and lab is None:
-        sys.exit(f"{inventory.path} is no practice cluster's: only there processes are frozen from outside")
+        sys.exit(
+            f"{inventory.path} is no practice cluster's: only there processes are frozen from"
+            " outside"
+        )
     target = client.endpoint(inventory, find(inventory, args.server))
     if args.freeze and lab is not None:
         goals = list(freeze(inventory, args.server, target, inventory.serve.stuck, lab.hosts))
     else:
         seconds = 60 * args.minutes
-        goals = flood(inventory, args.server, target, requests=args.requests, seconds=seconds, tokens=args.tokens)
+        goals = flood(
+            inventory,
+            args.server,
+            target,
+            requests=args.requests,
+            seconds=seconds,
+            tokens=args.tokens,
+        )
     print(report(goals, as_json=args.json))
     return 0 if all(each.met for each in goals) else 1
 

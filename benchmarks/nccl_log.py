@@ -1,10 +1,12 @@
-"""Reading a log of NCCL: megabytes a second of `launcher.tools.nccl.read`, against a loop that only splits it into lines.
+"""Reading a log of NCCL: megabytes a second of `launcher.tools.nccl.read`, against a loop that only
+splits it into lines.
 
     python benchmarks/nccl_log.py [--megabytes 200] [--rounds 3]
 
-The log is what 64 nodes of 8 GPUs write with NCCL_DEBUG=INFO, in which most lines are channels: half of them as they are, the
-others behind Ray's prefix in colour, vLLM's, or a time stamp that is on no other line. Both read the same file block by block
-and take turns; what is counted is user + system time, and medians are shown. The goal is 50 MB/s.
+The log is what 64 nodes of 8 GPUs write with NCCL_DEBUG=INFO, in which most lines are channels:
+half of them as they are, the others behind Ray's prefix in colour, vLLM's, or a time stamp that is
+on no other line. Both read the same file block by block and take turns; what is counted is user +
+system time, and medians are shown. The goal is 50 MB/s.
 """
 
 from __future__ import annotations
@@ -29,27 +31,50 @@ def lines(chance: random.Random) -> Iterator[str]:
     at = 0
     while True:
         at += 1
-        node, gpu, channel = chance.randrange(NODES), chance.randrange(GPUS), chance.randrange(CHANNELS)
+        node, gpu, channel = (
+            chance.randrange(NODES),
+            chance.randrange(GPUS),
+            chance.randrange(CHANNELS),
+        )
         rank, pid = node * GPUS + gpu, 1000 + gpu
         other = (rank + GPUS) % (NODES * GPUS)
         kind = chance.random()
         if kind < 0.3:
-            said = f"Channel {channel:02d}/0 : {rank}[{gpu}] -> {other}[{gpu}] [send] via NET/IB/{gpu}/GDRDMA"
+            said = (
+                f"Channel {channel:02d}/0 : {rank}[{gpu}] -> {other}[{gpu}] [send] via"
+                f" NET/IB/{gpu}/GDRDMA"
+            )
         elif kind < 0.5:
-            said = f"Channel {channel:02d}/0 : {other}[{gpu}] -> {rank}[{gpu}] [receive] via NET/IB/{gpu}/GDRDMA"
+            said = (
+                f"Channel {channel:02d}/0 : {other}[{gpu}] -> {rank}[{gpu}] [receive] via"
+                f" NET/IB/{gpu}/GDRDMA"
+            )
         elif kind < 0.9:
             near = node * GPUS + (gpu + 1) % GPUS
-            said = f"Channel {channel:02d}/0 : {rank}[{gpu}] -> {near}[{near % GPUS}] via P2P/CUMEM/read"
+            said = (
+                f"Channel {channel:02d}/0 : {rank}[{gpu}] -> {near}[{near % GPUS}] via"
+                " P2P/CUMEM/read"
+            )
         elif kind < 0.95:
             said = f"Trees [0] {rank}/-1/-1->{rank}->{other} [1] -1/-1/-1->{rank}->{other}"
         else:
-            said = f"ncclCommInitRank comm 0x{pid:x} rank {rank} nranks 512 cudaDev {gpu} busId 1b000 commId 0x9a1 - Init START"
+            said = (
+                f"ncclCommInitRank comm 0x{pid:x} rank {rank} nranks 512 cudaDev {gpu} busId 1b000"
+                " commId 0x9a1 - Init START"
+            )
         prefix = chance.choice(
             (
-                "", "", "", f"\x1b[36m(RayWorkerProc pid={pid}, ip=10.0.0.{node})\x1b[0m ", f"(Worker_TP{gpu} pid={pid}) ",
-                f"2026-01-01 10:{at // 60_000_000:02d}:{at // 1_000_000 % 60:02d}.{at % 1_000_000:06d} ",
+                "",
+                "",
+                "",
+                f"\x1b[36m(RayWorkerProc pid={pid}, ip=10.0.0.{node})\x1b[0m ",
+                f"(Worker_TP{gpu} pid={pid}) ",
+                (
+                    "2026-01-01"
+                    f" 10:{at // 60_000_000:02d}:{at // 1_000_000 % 60:02d}.{at % 1_000_000:06d} "
+                ),
             )
-        )  # fmt: skip
+        )
         yield f"{prefix}gpu{node:02d}:{pid}:{pid + 50} [{gpu}] NCCL INFO {said}\n"
 
 
@@ -97,11 +122,20 @@ def main() -> None:
         reading = nccl.read(blocks(path))
     speed = {name: statistics.median(each) for name, each in found.items()}
     loop, read = speed.values()
-    print(f"A log of {megabytes:.0f} MB, {reading.lines} lines, {len(reading.links)} links; {given.rounds} rounds, median:\n")
+    print(
+        f"A log of {megabytes:.0f} MB, {reading.lines} lines, {len(reading.links)} links;"
+        f" {given.rounds} rounds, median:\n"
+    )
     print("| reader | MB per CPU second (lowest–highest) | time against the loop |\n|---|---|---|")
     for name, each in found.items():
-        print(f"| {name} | {speed[name]:.0f} ({min(each):.0f}–{max(each):.0f}) | {loop / speed[name]:.1f}× |")
-    print(f"\nGoal: `nccl.read` at {GOAL:.0f} MB/s or more: {read:.0f} MB/s, {'met' if read >= GOAL else 'missed'}")
+        print(
+            f"| {name} | {speed[name]:.0f} ({min(each):.0f}–{max(each):.0f}) |"
+            f" {loop / speed[name]:.1f}× |"
+        )
+    print(
+        f"\nGoal: `nccl.read` at {GOAL:.0f} MB/s or more: {read:.0f} MB/s,"
+        f" {'met' if read >= GOAL else 'missed'}"
+    )
     sys.exit(0 if read >= GOAL else 1)
 
 

@@ -1,13 +1,15 @@
-"""Wall time of the preflight's look at 32 hosts, against the slowest single probe plus connection set-up.
+"""Wall time of the preflight's look at 32 hosts, against the slowest single probe plus connection
+set-up.
 
     python benchmarks/preflight.py [--hosts 32] [--rounds 5]
 
-One sshd on loopback stands for all hosts, each with an address of its own. The processors of this one machine do the work of
-all hosts, so that a probe among 32 takes far longer than a probe alone: the question is what the launcher adds to it. The
-candidates are `observe` with the survey, as `vlaunch check` calls it, and a bare paramiko client that sends the same script in
-two steps: connect to all, then ask all. Its slowest connection plus its slowest probe is the time that is compared with. They
-take turns, several rounds in one run, and medians are shown; interpreter start and imports are not counted. The commands that
-are sent to each host are counted too.
+One sshd on loopback stands for all hosts, each with an address of its own. The processors of this
+one machine do the work of all hosts, so that a probe among 32 takes far longer than a probe alone:
+the question is what the launcher adds to it. The candidates are `observe` with the survey, as
+`vlaunch check` calls it, and a bare paramiko client that sends the same script in two steps:
+connect to all, then ask all. Its slowest connection plus its slowest probe is the time that is
+compared with. They take turns, several rounds in one run, and medians are shown; interpreter start
+and imports are not counted. The commands that are sent to each host are counted too.
 """
 
 from __future__ import annotations
@@ -114,7 +116,9 @@ ALL, BARE, ALONE = "`observe`, all hosts", "bare paramiko, all hosts", "`observe
 
 def main() -> None:
     """Measure and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--hosts", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
@@ -139,7 +143,10 @@ def measure(hosts: list[str], login: list[str], rounds: int) -> dict[str, list[d
     for number in range(rounds):
         for name, program, asked in these[number % len(these) :] + these[: number % len(these)]:
             ran = subprocess.run(
-                [sys.executable, "-c", program, ",".join(asked), *login], capture_output=True, text=True, check=False
+                [sys.executable, "-c", program, ",".join(asked), *login],
+                capture_output=True,
+                text=True,
+                check=False,
             )
             if ran.returncode != 0:
                 raise SystemExit(f"{name} failed ({ran.returncode}):\n{ran.stderr[-2000:]}")
@@ -150,25 +157,36 @@ def measure(hosts: list[str], login: list[str], rounds: int) -> dict[str, list[d
 
 def table(found: dict[str, list[dict[str, float]]], hosts: int, rounds: int) -> int:
     """Print the medians and how they compare; return the exit code."""
-    print(f"Look at {hosts} loopback hosts at once, seconds, median of {rounds} rounds (lowest-highest of the whole):\n")
-    print("| | whole | slowest connection | slowest probe | whole against connection + probe | commands a host |")
+    print(
+        f"Look at {hosts} loopback hosts at once, seconds, median of {rounds} rounds"
+        " (lowest-highest of the whole):\n"
+    )
+    print(
+        "| | whole | slowest connection | slowest probe | whole against connection + probe |"
+        " commands a host |"
+    )
     print("|---|---|---|---|---|---|")
     for name, rows in found.items():
         whole = [row["wall"] for row in rows]
         ratio = statistics.median(row["wall"] / (row["connect"] + row["probe"]) for row in rows)
-        connect, probe = (statistics.median(row[key] for row in rows) for key in ("connect", "probe"))
+        connect, probe = (
+            statistics.median(row[key] for row in rows) for key in ("connect", "probe")
+        )
         said = f"{statistics.median(whole):.2f} ({min(whole):.2f}-{max(whole):.2f})"
         sent = max(row["sent"] for row in rows)
         print(f"| {name} | {said} | {connect:.2f} | {probe:.2f} | {ratio:.2f}× | {sent:.0f} |")
-    ratios = [ours["wall"] / (bare["connect"] + bare["probe"]) for ours, bare in zip(found[ALL], found[BARE], strict=True)]
+    ratios = [
+        ours["wall"] / (bare["connect"] + bare["probe"])
+        for ours, bare in zip(found[ALL], found[BARE], strict=True)
+    ]
     ratio = statistics.median(ratios)
     own = statistics.median(row["wall"] / (row["connect"] + row["probe"]) for row in found[ALL])
     once = all(row["sent"] == 1 for row in found[ALL])
     met = max(own, ratio) <= GOAL and once
     print(
-        f"\nThe look at all hosts, goal ≤ {GOAL}×: {own:.2f}× its own connection set-up plus slowest probe; {ratio:.2f}× "
-        f"({min(ratios):.2f}-{max(ratios):.2f}) the bare client's, by round. One command a host: {'yes' if once else 'no'}. "
-        f"Goal {'met' if met else 'missed'}"
+        f"\nThe look at all hosts, goal ≤ {GOAL}×: {own:.2f}× its own connection set-up plus"
+        f" slowest probe; {ratio:.2f}× ({min(ratios):.2f}-{max(ratios):.2f}) the bare client's, by"
+        f" round. One command a host: {'yes' if once else 'no'}. Goal {'met' if met else 'missed'}"
     )
     return 0 if met else 1
 

@@ -1,11 +1,13 @@
-"""`vlaunch serve` against `vllm serve` typed by hand in the same containers; recovery; and what the keeper costs.
+"""`vlaunch serve` against `vllm serve` typed by hand in the same containers; recovery; and what the
+keeper costs.
 
-    python -m benchmarks.serve [INVENTORY] [--rounds 3] [--backend ray|mp …] [--only start|recovery|cost …]
+    python -m benchmarks.serve [INVENTORY] [--rounds 3] [--backend ray|mp …] [--only
+    start|recovery|cost …]
 
-The default inventory is the practice cluster's, which must be up with nothing running on it. One client asks the endpoint for a
-completion all the time; a start ends with the first that comes back. The two ways take turns, in changing order. By hand means
-the very command lines and variables that the keeper uses, each entered on its node at the same time. Ends with 1 when a goal is
-missed.
+The default inventory is the practice cluster's, which must be up with nothing running on it. One
+client asks the endpoint for a completion all the time; a start ends with the first that comes back.
+The two ways take turns, in changing order. By hand means the very command lines and variables that
+the keeper uses, each entered on its node at the same time. Ends with 1 when a goal is missed.
 """
 
 from __future__ import annotations
@@ -88,7 +90,9 @@ print((int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK"), pages * os.s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """How long a start took until the first answer: since the command line was entered, and since the engine was asked for."""
+    """How long a start took until the first answer: since the command line was entered, and since
+    the engine was asked for.
+    """
 
     whole: float
     engine: float
@@ -124,17 +128,23 @@ class Row:
         return self.ratio is None or self.goal is None or self.ratio <= self.goal
 
 
-# -- On the nodes ------------------------------------------------------------------------------------------------------------
+# -- On the nodes ----------------------------------------------------------------------------------
 
 
 def on(node: Node, *argv: str, stdin: str = "", timeout: float = 120) -> str:
     """Run a command on a node and return what it printed; ends the program when it fails."""
     done = subprocess.run(
-        [*shlex.split(ssh(node)), shlex.join(argv)], input=stdin, capture_output=True, text=True, timeout=timeout, check=False
+        [*shlex.split(ssh(node)), shlex.join(argv)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
     )
     if done.returncode != 0:
         sys.exit(
-            f"{node.name}: {shlex.join(argv)[:200]} ended with {done.returncode}:\n{done.stdout[-500:]}{done.stderr[-1500:]}"
+            f"{node.name}: {shlex.join(argv)[:200]} ended with"
+            f" {done.returncode}:\n{done.stdout[-500:]}{done.stderr[-1500:]}"
         )
     return done.stdout
 
@@ -142,7 +152,9 @@ def on(node: Node, *argv: str, stdin: str = "", timeout: float = 120) -> str:
 def inside(inventory: Inventory, node: Node, *argv: str, stdin: str = "") -> str:
     """Run a command in a node's container and return what it printed."""
     given = ("--interactive",) if stdin else ()
-    return on(node, *node.docker, "exec", *given, containers.name(inventory, node), *argv, stdin=stdin)
+    return on(
+        node, *node.docker, "exec", *given, containers.name(inventory, node), *argv, stdin=stdin
+    )
 
 
 def read(inventory: Inventory, name: str, file: str) -> Any:
@@ -159,7 +171,7 @@ def written(inventory: Inventory, name: str) -> float:
     return time.time() - float(inside(inventory, inventory.head, "python3", "-c", program))
 
 
-# -- Starts ------------------------------------------------------------------------------------------------------------------
+# -- Starts ----------------------------------------------------------------------------------------
 
 
 def prepare(inventory: Inventory, backend: str) -> Bench:
@@ -177,9 +189,12 @@ def by_vlaunch(bench: Bench) -> Iterator[Start]:
     """Start by `vlaunch serve`; the server is there while the block is entered."""
     began = time.time()
     with subprocess.Popen(
-        [client.VLAUNCH, *bench.words], env=client.environment(bench.inventory), stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    ) as process:  # fmt: skip
+        [client.VLAUNCH, *bench.words],
+        env=client.environment(bench.inventory),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
         answered = bench.target.await_answer(_START)
         process.wait(120)
     try:
@@ -190,13 +205,22 @@ def by_vlaunch(bench: Bench) -> Iterator[Start]:
 
 @contextmanager
 def by_hand(bench: Bench) -> Iterator[Start]:
-    """Start what the keeper would start, on all nodes at once; it is there while the block is entered."""
-    inventory, nodes = bench.inventory, [bench.inventory.node(each.node) for each in bench.want.processes]
+    """Start what the keeper would start, on all nodes at once; it is there while the block is
+    entered.
+    """
+    inventory, nodes = (
+        bench.inventory,
+        [bench.inventory.node(each.node) for each in bench.want.processes],
+    )
     called = [
-        [*shlex.split(ssh(node)), entered(bench, process)] for node, process in zip(nodes, bench.want.processes, strict=True)
+        [*shlex.split(ssh(node)), entered(bench, process)]
+        for node, process in zip(nodes, bench.want.processes, strict=True)
     ]
     began = time.time()
-    typed = [subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) for argv in called]
+    typed = [
+        subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        for argv in called
+    ]
     starts = []
     for each in typed:
         out, _ = each.communicate(timeout=60)
@@ -221,8 +245,18 @@ def entered(bench: Bench, process: Process) -> str:
     if process.gpus is not None and bench.want.visible:
         env[bench.want.visible] = ",".join(map(str, process.gpus))
     given = [word for name, value in sorted(env.items()) for word in ("--env", f"{name}={value}")]
-    command: Argv = ("setsid", "sh", "-c", _ENTER, "enter", f"{containers.PAYLOAD}/entry.sh", *process.argv)
-    line = shlex.join((*node.docker, "exec", "--detach", *given, containers.name(bench.inventory, node), *command))
+    command: Argv = (
+        "setsid",
+        "sh",
+        "-c",
+        _ENTER,
+        "enter",
+        f"{containers.PAYLOAD}/entry.sh",
+        *process.argv,
+    )
+    line = shlex.join(
+        (*node.docker, "exec", "--detach", *given, containers.name(bench.inventory, node), *command)
+    )
     return f"date +%s.%N; {line} && date +%s.%N"
 
 
@@ -250,19 +284,26 @@ def starts(bench: Bench, rounds: int) -> list[Row]:
         for way, found in ways if number % 2 == 0 else ways[::-1]:
             with way(bench) as start:
                 found.append(start)
-            print(f"{bench.backend}, round {number + 1}: {way.__name__} {start.engine:.1f} s", file=sys.stderr, flush=True)
+            print(
+                f"{bench.backend}, round {number + 1}: {way.__name__} {start.engine:.1f} s",
+                file=sys.stderr,
+                flush=True,
+            )
     hand = [each.engine for each in theirs]
     return [
         Row(what=f"`{bench.backend}`: by hand", seconds=hand),
         Row(
-            what=f"`{bench.backend}`: `vlaunch serve`, from the engine's start", seconds=[each.engine for each in ours],
-            ratio=ratio([each.engine for each in ours], hand), goal=GOALS["start"],
+            what=f"`{bench.backend}`: `vlaunch serve`, from the engine's start",
+            seconds=[each.engine for each in ours],
+            ratio=ratio([each.engine for each in ours], hand),
+            goal=GOALS["start"],
         ),
         Row(
-            what=f"`{bench.backend}`: `vlaunch serve`, from the command line", seconds=[each.whole for each in ours],
+            what=f"`{bench.backend}`: `vlaunch serve`, from the command line",
+            seconds=[each.whole for each in ours],
             ratio=ratio([each.whole for each in ours], hand),
         ),
-    ]  # fmt: skip
+    ]
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
@@ -270,7 +311,7 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
-# -- Recovery ----------------------------------------------------------------------------------------------------------------
+# -- Recovery --------------------------------------------------------------------------------------
 
 
 def recoveries(bench: Bench, rounds: int) -> list[Row]:
@@ -289,11 +330,18 @@ def recoveries(bench: Bench, rounds: int) -> list[Row]:
                 faults = (read(bench.inventory, NAME, state.OBSERVED) or {}).get("faults") or [{}]
             first.append(start.engine)
             told = {name: faults[-1].get(name) for name in ("what", "pause", "phases")}
-            print(f"{bench.backend}, {what}: {again[-1]:.1f} s after {first[-1]:.1f} s; {told}", file=sys.stderr, flush=True)
+            print(
+                f"{bench.backend}, {what}: {again[-1]:.1f} s after {first[-1]:.1f} s; {told}",
+                file=sys.stderr,
+                flush=True,
+            )
         rows += [
             Row(what=f"`{bench.backend}`: first start", seconds=first),
             Row(
-                what=f"`{bench.backend}`: ready again after {what}", seconds=again, ratio=ratio(again, first), goal=GOALS[goal]
+                what=f"`{bench.backend}`: ready again after {what}",
+                seconds=again,
+                ratio=ratio(again, first),
+                goal=GOALS[goal],
             ),
         ]
     return rows
@@ -303,7 +351,13 @@ def kill_rank(bench: Bench) -> float:
     """Kill a rank, not the head's where there is another; return when."""
     held = [bench.inventory.node(name) for name, count in bench.want.places.items() if count]
     node = next((each for each in held if not each.head), held[-1])
-    title = "ray::RayWorker" if bench.backend == "ray" else "VLLM::Worker" if len(held) > 1 else "VLLM::"
+    title = (
+        "ray::RayWorker"
+        if bench.backend == "ray"
+        else "VLLM::Worker"
+        if len(held) > 1
+        else "VLLM::"
+    )
     began = time.time()
     inside(bench.inventory, node, "python3", "-c", _KILL, title)
     return began
@@ -318,18 +372,23 @@ def restart_head(bench: Bench) -> float:
 
 
 def silent(target: Endpoint) -> None:
-    """Wait until a completion fails: what was broken may not have been noticed yet. Ends the program when none does."""
+    """Wait until a completion fails: what was broken may not have been noticed yet.
+
+    Ends the program when none does.
+    """
     deadline = time.monotonic() + _GONE
     while target.answers(3):
         if time.monotonic() > deadline:
             sys.exit(f"{target.url} goes on as if nothing had happened")
 
 
-# -- The keeper's cost -------------------------------------------------------------------------------------------------------
+# -- The keeper's cost -----------------------------------------------------------------------------
 
 
 def cost(inventory: Inventory, servers: int = 3) -> list[Row]:
-    """Let the keeper keep three servers without a model, and count what the head's agent takes meanwhile."""
+    """Let the keeper keep three servers without a model, and count what the head's agent takes
+    meanwhile.
+    """
     head = inventory.head
     program = Path(__file__).parent.joinpath("faults", "stand_in.py").read_text()
     inside(inventory, head, "sh", "-c", 'cat >"$1"', "cat", _STAND_IN, stdin=program)
@@ -353,7 +412,12 @@ def cost(inventory: Inventory, servers: int = 3) -> list[Row]:
         folders = [str(Path(each).parent) for each in files]
         inside(inventory, head, "rm", "-rf", _STAND_IN, *folders)
     return [
-        Row(what=f"the keeper with {servers} servers: {share:.2%} of a core", seconds=(), ratio=share, goal=GOALS["cpu"]),
+        Row(
+            what=f"the keeper with {servers} servers: {share:.2%} of a core",
+            seconds=(),
+            ratio=share,
+            goal=GOALS["cpu"],
+        ),
         Row(what=f"… and {memory / 1e6:.0f} MB", seconds=(), ratio=memory, goal=GOALS["memory"]),
     ]
 
@@ -362,16 +426,32 @@ def stand_in(name: str, head: Node, port: int) -> Desired:
     """Return a server that is one process on the head and takes no GPU."""
     argv = ("python3", _STAND_IN, "serve", "stand-in", "--host", "127.0.0.1", "--port", str(port))
     return Desired(
-        name=name, id=name, model="stand-in", backend="mp", processes=(Process(node=head.name, argv=argv),),
-        host="127.0.0.1", port=port, places={}, asked=time.time(),
-    )  # fmt: skip
+        name=name,
+        id=name,
+        model="stand-in",
+        backend="mp",
+        processes=(Process(node=head.name, argv=argv),),
+        host="127.0.0.1",
+        port=port,
+        places={},
+        asked=time.time(),
+    )
 
 
 def want(inventory: Inventory, server: Desired) -> None:
     """Write down that a server is wanted."""
     path = state.path(server.name, state.DESIRED, containers.SERVERS)
     script = 'mkdir -p "${1%/*}" && cat >"$1.new" && mv "$1.new" "$1"'
-    inside(inventory, inventory.head, "sh", "-c", script, "want", path, stdin=json.dumps(server.as_json()))
+    inside(
+        inventory,
+        inventory.head,
+        "sh",
+        "-c",
+        script,
+        "want",
+        path,
+        stdin=json.dumps(server.as_json()),
+    )
 
 
 def await_state(inventory: Inventory, name: str, wanted: str, seconds: float = 120) -> None:
@@ -389,7 +469,7 @@ def counted(inventory: Inventory) -> tuple[float, float]:
     return seconds, memory
 
 
-# -- The command -------------------------------------------------------------------------------------------------------------
+# -- The command -----------------------------------------------------------------------------------
 
 
 def report(rows: Sequence[Row]) -> str:
@@ -397,10 +477,19 @@ def report(rows: Sequence[Row]) -> str:
     lines = ["| | median s | lowest–highest | ratio | goal |", "|---|---|---|---|---|"]
     for row in rows:
         seconds = sorted(row.seconds)
-        times = (f"{statistics.median(seconds):.1f}", f"{seconds[0]:.1f}–{seconds[-1]:.1f}") if seconds else ("", "")
+        times = (
+            (f"{statistics.median(seconds):.1f}", f"{seconds[0]:.1f}–{seconds[-1]:.1f}")
+            if seconds
+            else ("", "")
+        )
         figure = f"{row.ratio:.2f}×" if row.ratio is not None and seconds else ""
-        goal = "" if row.goal is None else (f"≤ {row.goal}×" if seconds else f"< {_plain(row.goal)}")
-        lines.append(f"| {row.what} | {' | '.join(times)} | {figure} | {goal} {'' if row.goal is None else _met(row)} |")
+        goal = (
+            "" if row.goal is None else (f"≤ {row.goal}×" if seconds else f"< {_plain(row.goal)}")
+        )
+        lines.append(
+            f"| {row.what} | {' | '.join(times)} | {figure} | {goal}"
+            f" {'' if row.goal is None else _met(row)} |"
+        )
     return "\n".join(lines)
 
 
@@ -417,8 +506,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("inventory", nargs="?", type=Path, default=client.LAB)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--backend", action="append", choices=["ray", "mp"], help="only this one; may be given again")
-    parser.add_argument("--only", action="append", choices=["start", "recovery", "cost"], help="only this; may be given again")
+    parser.add_argument(
+        "--backend",
+        action="append",
+        choices=["ray", "mp"],
+        help="only this one; may be given again",
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=["start", "recovery", "cost"],
+        help="only this; may be given again",
+    )
     args = parser.parse_args()
     inventory = load(args.inventory)
     client.refuse_servers(inventory, "needs its GPUs")

@@ -1,11 +1,13 @@
-"""Client CPU to run one command on many hosts over SSH, against bare paramiko threads, `xargs ssh` and ClusterShell.
+"""Client CPU to run one command on many hosts over SSH, against bare paramiko threads, `xargs ssh`
+and ClusterShell.
 
     python benchmarks/ssh_fanout.py [--hosts 100] [--rounds 5]
 
-One sshd on loopback stands for all hosts, each with an address of its own; its cost is the same for everyone and is not
-counted. What is counted is user + system time of the client's whole process tree, interpreter start included. The candidates
-take turns, several rounds in one run, and the medians are compared: ratios travel between machines, seconds do not.
-ClusterShell's `clush` is taken from PATH, or installed into a throw-away environment.
+One sshd on loopback stands for all hosts, each with an address of its own; its cost is the same for
+everyone and is not counted. What is counted is user + system time of the client's whole process
+tree, interpreter start included. The candidates take turns, several rounds in one run, and the
+medians are compared: ratios travel between machines, seconds do not. ClusterShell's `clush` is
+taken from PATH, or installed into a throw-away environment.
 """
 
 from __future__ import annotations
@@ -78,7 +80,9 @@ class Candidate:
 
 def main() -> None:
     """Measure and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--hosts", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
@@ -89,24 +93,52 @@ def main() -> None:
         key, known = prepare(folder, hosts, port)
         with start(folder, port) as server:
             try:
-                table(measure(candidates(folder, hosts, port, key, known), given.rounds), given.hosts, given.rounds)
+                table(
+                    measure(candidates(folder, hosts, port, key, known), given.rounds),
+                    given.hosts,
+                    given.rounds,
+                )
             finally:
                 server.terminate()
 
 
-def candidates(folder: Path, hosts: list[str], port: int, key: Path, known: Path) -> list[Candidate]:
+def candidates(
+    folder: Path, hosts: list[str], port: int, key: Path, known: Path
+) -> list[Candidate]:
     """Everyone gets the same key, the same known_hosts and the same width."""
     user = getpass.getuser()
     arguments = [",".join(hosts), str(port), user, str(key), str(known)]
     options = [
         *("-F", "none", "-p", str(port), "-l", user, "-i", str(key)),
-        *(f"-oUserKnownHostsFile={known}", "-oBatchMode=yes", "-oIdentitiesOnly=yes", "-oConnectTimeout=120"),
+        *(
+            f"-oUserKnownHostsFile={known}",
+            "-oBatchMode=yes",
+            "-oIdentitiesOnly=yes",
+            "-oConnectTimeout=120",
+        ),
     ]
     xargs = ["xargs", f"-P{WIDTH}", "-I{}", "ssh", *options, "{}", "true"]
-    clush = [*clustershell(folder), "-q", "-f", str(WIDTH), "-u", "120", "-w", ",".join(hosts), "-o", " ".join(options), "true"]
+    clush = [
+        *clustershell(folder),
+        "-q",
+        "-f",
+        str(WIDTH),
+        "-u",
+        "120",
+        "-w",
+        ",".join(hosts),
+        "-o",
+        " ".join(options),
+        "true",
+    ]
     return [
-        Candidate(name="vlaunch", argv=[sys.executable, "-c", f"WIDTH = {WIDTH}\n{VLAUNCH}", *arguments]),
-        Candidate(name="paramiko threads", argv=[sys.executable, "-c", f"WIDTH = {WIDTH}\n{PARAMIKO}", *arguments]),
+        Candidate(
+            name="vlaunch", argv=[sys.executable, "-c", f"WIDTH = {WIDTH}\n{VLAUNCH}", *arguments]
+        ),
+        Candidate(
+            name="paramiko threads",
+            argv=[sys.executable, "-c", f"WIDTH = {WIDTH}\n{PARAMIKO}", *arguments],
+        ),
         Candidate(name=f"xargs -P{WIDTH} ssh", argv=xargs, stdin="\n".join(hosts)),
         Candidate(name="ClusterShell (clush)", argv=clush),
     ]
@@ -124,7 +156,9 @@ def measure(these: list[Candidate], rounds: int) -> dict[str, list[float]]:
 
 def cpu(one: Candidate) -> float:
     """Run it and return user + system seconds of it and everything it waited for."""
-    process = subprocess.Popen(one.argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        one.argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(one.stdin)
     process.stdin.close()
@@ -141,7 +175,10 @@ def table(spent: dict[str, list[float]], hosts: int, rounds: int) -> None:
     """Print the medians and how they compare."""
     medians = {name: statistics.median(values) for name, values in spent.items()}
     base = medians["paramiko threads"]
-    print(f"Client CPU, one command on {hosts} loopback hosts, {WIDTH} at a time, median of {rounds} rounds:\n")
+    print(
+        f"Client CPU, one command on {hosts} loopback hosts, {WIDTH} at a time, median of {rounds}"
+        " rounds:\n"
+    )
     print("| client | CPU per host | against bare paramiko |\n|---|---|---|")
     for name, value in medians.items():
         print(f"| {name} | {value / hosts * 1000:.1f} ms | {value / base:.2f}× |")
@@ -157,8 +194,9 @@ def prepare(folder: Path, hosts: list[str], port: int) -> tuple[Path, Path]:
     known = folder / "known_hosts"
     known.write_text("".join(f"[{host}]:{port} {kind} {blob}\n" for host in hosts))
     (folder / "sshd_config").write_text(
-        f"Port {port}\nListenAddress 0.0.0.0\nHostKey {folder}/host_key\nAuthorizedKeysFile {folder}/authorized_keys\n"
-        "StrictModes no\nUsePAM no\nPidFile none\nPasswordAuthentication no\nMaxStartups 1000\nPrintMotd no\nUseDNS no\n"
+        f"Port {port}\nListenAddress 0.0.0.0\nHostKey {folder}/host_key\nAuthorizedKeysFile"
+        f" {folder}/authorized_keys\nStrictModes no\nUsePAM no\nPidFile"
+        " none\nPasswordAuthentication no\nMaxStartups 1000\nPrintMotd no\nUseDNS no\n"
     )
     return folder / "key", known
 
@@ -186,7 +224,15 @@ def clustershell(folder: Path) -> list[str]:
         return [found]
     venv.create(folder / "venv", with_pip=True)
     python = folder / "venv" / "bin" / "python"
-    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "ClusterShell"]
+    install = [
+        str(python),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "ClusterShell",
+    ]
     subprocess.run(install, check=True, capture_output=True)
     return [str(folder / "venv" / "bin" / "clush")]
 

@@ -1,15 +1,18 @@
-"""Wall time of `vlaunch up`, against the best script written by hand that runs the same docker and ray commands.
+"""Wall time of `vlaunch up`, against the best script written by hand that runs the same docker and
+ray commands.
 
     python benchmarks/up.py [INVENTORY] [--rounds 3] [--first]
 
-The default inventory is the practice cluster's (`vlaunch lab up`). Every round begins with nothing of the cluster on the
-nodes (`vlaunch down`, not timed); the derived image is there, except with `--first`, where it is removed, so that both build it
-from the same context. The two take turns within a round, in changing order; after each timed `up` comes one that has nothing to
-change. The cluster is taken down many times, and is up in the end; a server that runs in it is refused.
+The default inventory is the practice cluster's (`vlaunch lab up`). Every round begins with nothing
+of the cluster on the nodes (`vlaunch down`, not timed); the derived image is there, except with
+`--first`, where it is removed, so that both build it from the same context. The two take turns
+within a round, in changing order; after each timed `up` comes one that has nothing to change. The
+cluster is taken down many times, and is up in the end; a server that runs in it is refused.
 
-The script is what a careful person would write: one SSH connection per node with the cheap key exchange, both nodes at once,
-files written while nothing else can happen, the worker started the moment that the head's port opens, no pause longer than
-a fifth of a second. Its `docker run` lines are taken from `vlaunch up --dry-run`. `--show-script` prints it.
+The script is what a careful person would write: one SSH connection per node with the cheap key
+exchange, both nodes at once, files written while nothing else can happen, the worker started the
+moment that the head's port opens, no pause longer than a fifth of a second. Its `docker run` lines
+are taken from `vlaunch up --dry-run`. `--show-script` prints it.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ from launcher.tools import payload
 
 GOALS = {"ratio": 1.2, "share": 0.15}
 
-# What runs on a node, in one connection. Standard input: the token's 64 bytes, then the payload as a tar.
+# What runs on a node, in one connection. Standard input: the token's 64 bytes, then the payload as
+# a tar.
 FILES = """\
 set -eu
 umask 077
@@ -77,20 +81,39 @@ class Bench:
 
 
 def call(*argv: str, timeout: float = 1500, env: dict[str, str] | None = None) -> str:
-    """Run a command to its end and return what it printed; shows what it said and ends the program when it fails."""
+    """Run a command to its end and return what it printed; shows what it said and ends the program
+    when it fails.
+    """
     done = subprocess.run(
-        argv, capture_output=True, text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL,
+        argv,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        stdin=subprocess.DEVNULL,
         env={**os.environ, **(env or {})},
-    )  # fmt: skip
+    )
     if done.returncode != 0:
-        sys.exit(f"{shlex.join(argv)[:200]} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        sys.exit(
+            f"{shlex.join(argv)[:200]} ended with"
+            f" {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        )
     return done.stdout
 
 
 def ssh(node: Node) -> str:
-    """Return the fastest careful way to call `ssh`; the quantum-safe key exchange costs a quarter of a second of CPU."""
+    """Return the fastest careful way to call `ssh`; the quantum-safe key exchange costs a quarter
+    of a second of CPU.
+    """
     given = node.ssh
-    options = ["-o", "BatchMode=yes", "-o", "KexAlgorithms=curve25519-sha256", "-o", "StrictHostKeyChecking=yes"]
+    options = [
+        "-o",
+        "BatchMode=yes",
+        "-o",
+        "KexAlgorithms=curve25519-sha256",
+        "-o",
+        "StrictHostKeyChecking=yes",
+    ]
     options += ["-i", given.identity, "-o", "IdentitiesOnly=yes"] if given.identity else []
     options += ["-o", f"UserKnownHostsFile={given.known_hosts}"] if given.known_hosts else []
     options += ["-p", str(given.port)] if given.port else []
@@ -112,8 +135,11 @@ def read_dry_run(inventory: Inventory) -> Bench:
         sys.exit(f"the dry run starts {sorted(runs)}, not every node once:\n{text}")
     argv = shlex.split(runs[inventory.head.name])
     return Bench(
-        inventory=inventory, runs=runs, builds=tuple(builds), tag=argv[argv.index("/opt/vlaunch/entry.sh") - 1]
-    )  # fmt: skip
+        inventory=inventory,
+        runs=runs,
+        builds=tuple(builds),
+        tag=argv[argv.index("/opt/vlaunch/entry.sh") - 1],
+    )
 
 
 def script(bench: Bench) -> str:
@@ -128,16 +154,28 @@ def script(bench: Bench) -> str:
         if node.head:
             table = shlex.join(["docker", "exec", name, *payload.nodes(inventory.ports, ())])
             text += run + HEAD.format(
-                ip=head.ip, port=inventory.ports.gcs, table=table, nodes=len(inventory.nodes),
+                ip=head.ip,
+                port=inventory.ports.gcs,
+                table=table,
+                nodes=len(inventory.nodes),
                 status=shlex.join(["docker", "exec", name, "ray", "status"]),
-            )  # fmt: skip
+            )
         else:
             text += opened + run
         starts.append(f"files | {ssh(node)} {shlex.quote(shlex.join(['bash', '-c', text]))} &")
     build = ""
     if bench.builds:
-        on = "\n".join(f'  {node.name}) shift; {ssh(node)} "$(printf "%q " "$@")" ;;' for node in inventory.nodes)
-        build = "\n".join([f"on() {{ case $1 in\n{on}\nesac; }}", *bench.builds, 'for job in $(jobs -p); do wait "$job"; done'])
+        on = "\n".join(
+            f'  {node.name}) shift; {ssh(node)} "$(printf "%q " "$@")" ;;'
+            for node in inventory.nodes
+        )
+        build = "\n".join(
+            [
+                f"on() {{ case $1 in\n{on}\nesac; }}",
+                *bench.builds,
+                'for job in $(jobs -p); do wait "$job"; done',
+            ]
+        )
     return SCRIPT.format(build=build, starts="\n".join(starts))
 
 
@@ -158,10 +196,14 @@ def by_hand(bench: Bench) -> float:
         return timed(lambda: call("timeout", "600", "bash", str(file), env=given))
 
 
-def by_vlaunch(bench: Bench, stages: dict[str, list[float]] | None = None, *, env: dict[str, str] | None = None) -> float:
+def by_vlaunch(
+    bench: Bench, stages: dict[str, list[float]] | None = None, *, env: dict[str, str] | None = None
+) -> float:
     """Time `vlaunch up`; the seconds of its stages are added to `stages`."""
     said: list[str] = []
-    seconds = timed(lambda: said.append(call(VLAUNCH, "up", str(bench.inventory.path), "--json", env=env)))
+    seconds = timed(
+        lambda: said.append(call(VLAUNCH, "up", str(bench.inventory.path), "--json", env=env))
+    )
     if stages is not None:
         events = [json.loads(line) for line in said[0].splitlines()]
         for event in events:
@@ -169,15 +211,26 @@ def by_vlaunch(bench: Bench, stages: dict[str, list[float]] | None = None, *, en
                 stages[event["stage"]].append(event["seconds"])
         stages["of the last: seeing that it lasts"].append(_held(events))
         stages["everything else (start-up, connecting, looking)"].append(
-            seconds - sum(e["seconds"] for e in events if e.get("kind") == "stage" and e.get("state") == "ok")
+            seconds
+            - sum(
+                e["seconds"] for e in events if e.get("kind") == "stage" and e.get("state") == "ok"
+            )
         )
     return seconds
 
 
 def _held(events: list[dict[str, Any]]) -> float:
     """Return the seconds that the last gate stayed green before it was believed."""
-    green = [e["seconds"] for e in events if e["kind"] == "wait" and "seeing that it lasts" in e.get("text", "")]
-    believed = [e["seconds"] for e in events if e["kind"] == "finding" and (e.get("data") or {}).get("check") == "ray-nodes"]
+    green = [
+        e["seconds"]
+        for e in events
+        if e["kind"] == "wait" and "seeing that it lasts" in e.get("text", "")
+    ]
+    believed = [
+        e["seconds"]
+        for e in events
+        if e["kind"] == "finding" and (e.get("data") or {}).get("check") == "ray-nodes"
+    ]
     return float(believed[-1] - green[0]) if green and believed else 0.0
 
 
@@ -185,7 +238,10 @@ def down(inventory: Inventory, *, tag: str = "") -> None:
     """Remove the cluster from the nodes, and its derived image when it is named."""
     call(VLAUNCH, "down", str(inventory.path))
     for node in inventory.nodes if tag else ():
-        call(*shlex.split(ssh(node)), f"{shlex.join(node.docker)} rmi --force {shlex.quote(tag)} >/dev/null; true")
+        call(
+            *shlex.split(ssh(node)),
+            f"{shlex.join(node.docker)} rmi --force {shlex.quote(tag)} >/dev/null; true",
+        )
 
 
 def ordinary(bench: Bench, rounds: int) -> None:
@@ -201,8 +257,13 @@ def ordinary(bench: Bench, rounds: int) -> None:
             else:
                 ours.append(by_vlaunch(bench, stages))
                 again.append(by_vlaunch(bench))
-            print(f"round {number + 1}: {who} {(theirs if who == 'script' else ours)[-1]:.1f} s", file=sys.stderr)
-    print(f"\n`up` of {len(bench.inventory.nodes)} nodes, derived image in place, {rounds} rounds:\n")
+            print(
+                f"round {number + 1}: {who} {(theirs if who == 'script' else ours)[-1]:.1f} s",
+                file=sys.stderr,
+            )
+    print(
+        f"\n`up` of {len(bench.inventory.nodes)} nodes, derived image in place, {rounds} rounds:\n"
+    )
     table(ours, theirs, again)
     print("\nWhere the time of `vlaunch up` goes:\n\n| stage | median s |\n|---|---|")
     for stage, seconds in stages.items():
@@ -210,7 +271,9 @@ def ordinary(bench: Bench, rounds: int) -> None:
 
 
 def first_ever(bench: Bench, rounds: int) -> None:
-    """Compare with the derived image still to be built, wheels already on this machine, and print the table."""
+    """Compare with the derived image still to be built, wheels already on this machine, and print
+    the table.
+    """
     from launcher.cli.prepare import cache
 
     ours, theirs, again = list[float](), list[float](), list[float]()
@@ -223,13 +286,20 @@ def first_ever(bench: Bench, rounds: int) -> None:
                     sys.exit(f"{bench.tag} is still on the nodes: nothing would be built")
                 theirs.append(by_hand(building))
                 continue
-            with tempfile.TemporaryDirectory() as fresh:  # the image has to be asked again what it has
+            # the image has to be asked again what it has
+            with tempfile.TemporaryDirectory() as fresh:
                 (Path(fresh) / "vlaunch").mkdir()
                 (Path(fresh) / "vlaunch" / "wheels").symlink_to(cache() / "wheels")
                 ours.append(by_vlaunch(bench, env={"XDG_CACHE_HOME": fresh}))
             again.append(by_vlaunch(bench))
-        print(f"round {number + 1}: script {theirs[-1]:.1f} s, vlaunch {ours[-1]:.1f} s", file=sys.stderr)
-    print(f"\nFirst `up` of {len(bench.inventory.nodes)} nodes, derived image built, {rounds} rounds:\n")
+        print(
+            f"round {number + 1}: script {theirs[-1]:.1f} s, vlaunch {ours[-1]:.1f} s",
+            file=sys.stderr,
+        )
+    print(
+        f"\nFirst `up` of {len(bench.inventory.nodes)} nodes, derived image built, {rounds}"
+        " rounds:\n"
+    )
     table(ours, theirs, again)
 
 
@@ -240,11 +310,24 @@ def table(ours: list[float], theirs: list[float], again: list[float]) -> None:
     print("| | median s | lowest–highest | ratio | goal |\n|---|---|---|---|---|")
     rows = (
         ("script by hand", theirs, "1", ""),
-        ("`vlaunch up`", ours, f"{ratio:.2f}× the script", f"≤ {GOALS['ratio']}× {_met(ratio <= GOALS['ratio'])}"),
-        ("`vlaunch up` again", again, f"{share:.1%} of the first", f"< {GOALS['share']:.0%} {_met(share < GOALS['share'])}"),
+        (
+            "`vlaunch up`",
+            ours,
+            f"{ratio:.2f}× the script",
+            f"≤ {GOALS['ratio']}× {_met(ratio <= GOALS['ratio'])}",
+        ),
+        (
+            "`vlaunch up` again",
+            again,
+            f"{share:.1%} of the first",
+            f"< {GOALS['share']:.0%} {_met(share < GOALS['share'])}",
+        ),
     )
     for name, seconds, figure, goal in rows:
-        print(f"| {name} | {statistics.median(seconds):.1f} | {min(seconds):.1f}–{max(seconds):.1f} | {figure} | {goal} |")
+        print(
+            f"| {name} | {statistics.median(seconds):.1f} | {min(seconds):.1f}–{max(seconds):.1f} |"
+            f" {figure} | {goal} |"
+        )
 
 
 def _met(yes: bool) -> str:
@@ -256,12 +339,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("inventory", nargs="?", type=Path, default=LAB)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--first", action="store_true", help="measure the first `up` ever, which builds the derived image")
-    parser.add_argument("--show-script", action="store_true", help="print the script, and measure nothing")
+    parser.add_argument(
+        "--first",
+        action="store_true",
+        help="measure the first `up` ever, which builds the derived image",
+    )
+    parser.add_argument(
+        "--show-script", action="store_true", help="print the script, and measure nothing"
+    )
     args = parser.parse_args()
     inventory = load(args.inventory)
     client.refuse_servers(inventory, "takes the cluster down")
-    call(VLAUNCH, "up", str(inventory.path))  # whatever is missing on the way is there then, and both find it
+    # whatever is missing on the way is there then, and both find it
+    call(VLAUNCH, "up", str(inventory.path))
     down(inventory)
     bench = read_dry_run(inventory)
     try:

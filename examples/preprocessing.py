@@ -1,10 +1,15 @@
-"""Preparation on CPUs, as a stage of its own: it works on the next batches while the model works on these."""
+"""Preparation on CPUs, as a stage of its own: it works on the next batches while the model works on
+these.
+"""
 
 from typing import Any
 
 
 def normalise(batch: dict[str, Any]) -> dict[str, Any]:
-    """Scale each row's numbers to mean 0 and deviation 1. Gives back a row for each row, with all its columns."""
+    """Scale each row's numbers to mean 0 and deviation 1.
+
+    Gives back a row for each row, with all its columns.
+    """
     data = batch["data"].astype("float64")
     middle, spread = data.mean(axis=1, keepdims=True), data.std(axis=1, keepdims=True)
     spread[spread == 0] = 1.0

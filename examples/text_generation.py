@@ -1,4 +1,6 @@
-"""Text generation with a Hugging Face pipeline: made once per replica, called on batches of lines."""
+"""Text generation with a Hugging Face pipeline: made once per replica, called on batches of
+lines.
+"""
 
 from typing import Any
 
@@ -19,9 +21,15 @@ class TextGeneration:
         self.max_new_tokens = max_new_tokens
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Answer a batch: `batch["text"]` is an array of lines; the result has one value for each."""
+        """Answer a batch: `batch["text"]` is an array of lines; the result has one value for
+        each.
+        """
         prompts = list(batch["text"])
         made = self.generate(
-            prompts, max_new_tokens=self.max_new_tokens, do_sample=False, batch_size=len(prompts), return_full_text=False
+            prompts,
+            max_new_tokens=self.max_new_tokens,
+            do_sample=False,
+            batch_size=len(prompts),
+            return_full_text=False,
         )
         return {"prompt": prompts, "generated": [answers[0]["generated_text"] for answers in made]}

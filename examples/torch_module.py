@@ -1,4 +1,6 @@
-"""A torch module of your own: its weights are loaded once per replica, and each batch is one tensor."""
+"""A torch module of your own: its weights are loaded once per replica, and each batch is one
+tensor.
+"""
 
 from typing import Any
 
@@ -6,12 +8,16 @@ import torch
 
 
 class TorchModule:
-    """A small network over four numbers; `weights` is a file that every node has, saved with `torch.save(state_dict)`."""
+    """A small network over four numbers; `weights` is a file that every node has, saved with
+    `torch.save(state_dict)`.
+    """
 
     def __init__(self, weights: str | None = None) -> None:
         torch.manual_seed(0)  # without weights, every replica must still be the same network
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.module = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+        self.module = torch.nn.Sequential(
+            torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)
+        )
         if weights:
             self.module.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
         self.module.to(self.device).eval()

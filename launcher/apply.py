@@ -1,4 +1,7 @@
-"""Plan × Transport → events. One runner for every plan; what a step or a gate means is not known here."""
+"""Plan × Transport → events.
+
+One runner for every plan; what a step or a gate means is not known here.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,13 @@ from launcher.plan.shape import Gate, Plan, Stage, Step, in_waves
 from launcher.tools import symptoms
 from launcher.transport import Recording, Transport
 
-_STATES: Mapping[str, State] = {"pass": "ok", "warn": "warn", "fail": "failed", "skip": "skip", "wait": "running"}
+_STATES: Mapping[str, State] = {
+    "pass": "ok",
+    "warn": "warn",
+    "fail": "failed",
+    "skip": "skip",
+    "wait": "running",
+}
 
 
 def apply(
@@ -27,12 +36,14 @@ def apply(
 ) -> Iterator[Event]:
     """Run a plan stage by stage.
 
-    A transport that records what changes a node has its record sent with the first command that changes it.
+    A transport that records what changes a node has its record sent with the first command that
+    changes it.
 
     Raises:
         NodeError: one or more nodes failed a step; the others finished theirs.
         GateError: a gate failed, or ran out of time.
-        LockError: the transport may not be used any more; nothing was sent since, whatever `keep_going` says.
+        LockError: the transport may not be used any more; nothing was sent since, whatever
+            `keep_going` says.
     """
     failed: list[VlaunchError] = []
     records = _records(plan, transport)
@@ -90,19 +101,32 @@ def _all(failed: Sequence[VlaunchError]) -> VlaunchError:
         return first
     lines = [first.evidence, *(line for each in others for line in (each.message, each.evidence))]
     hints = dict.fromkeys(line for each in failed for line in each.hint.splitlines())
-    return GateError(first.message, evidence="\n".join(line for line in lines if line), hint="\n".join(hints))
+    return GateError(
+        first.message, evidence="\n".join(line for line in lines if line), hint="\n".join(hints)
+    )
 
 
-def _wave(stage: Stage, wave: Sequence[Step], transport: Transport, records: MutableMapping[str, Argv]) -> Iterator[Event]:
+def _wave(
+    stage: Stage, wave: Sequence[Step], transport: Transport, records: MutableMapping[str, Argv]
+) -> Iterator[Event]:
     by_node = {step.command.node: step for step in wave}
     for step in wave:
-        yield Event(kind="step", stage=stage.id, node=step.command.node, text=step.title, state="running")
+        yield Event(
+            kind="step", stage=stage.id, node=step.command.node, text=step.title, state="running"
+        )
     failed: list[Answer] = []
     sent = [replace(step.command, before=records.pop(step.command.node, ())) for step in wave]
     for answer in transport.run(sent):
         step = by_node[answer.node]
         state: State = "ok" if answer.ok else "failed"
-        yield Event(kind="step", stage=stage.id, node=answer.node, text=step.title, state=state, seconds=answer.seconds)
+        yield Event(
+            kind="step",
+            stage=stage.id,
+            node=answer.node,
+            text=step.title,
+            state=state,
+            seconds=answer.seconds,
+        )
         if not answer.ok:
             failed.append(answer)
     if failed:
@@ -115,9 +139,15 @@ def _step_error(steps: Mapping[str, Step], failed: Sequence[Answer]) -> NodeErro
     title = steps[first.node].title
     same = [each.node for each in failed if steps[each.node].title == title]
     known = symptoms.first(first.err + "\n" + first.out)
-    how = f"did not end within {steps[first.node].command.timeout:.0f}s" if first.timed_out else f"exit {first.code}"
+    how = (
+        f"did not end within {steps[first.node].command.timeout:.0f}s"
+        if first.timed_out
+        else f"exit {first.code}"
+    )
     others = [
-        f"{each.node}: {each.tail}" if each.node in same else f"{each.node}: {steps[each.node].title} failed: {each.tail}"
+        f"{each.node}: {each.tail}"
+        if each.node in same
+        else f"{each.node}: {steps[each.node].title} failed: {each.tail}"
         for each in failed
         if each.node not in same or each.tail != first.tail
     ]
@@ -125,12 +155,18 @@ def _step_error(steps: Mapping[str, Step], failed: Sequence[Answer]) -> NodeErro
         fold(same),
         f"{title} failed ({known.cause if known else how})",
         evidence=[first.tail or how, *others],
-        hint=known.fix if known else "look at every node: `vlaunch doctor`; `--verbose` shows what was sent",
+        hint=known.fix
+        if known
+        else "look at every node: `vlaunch doctor`; `--verbose` shows what was sent",
     )
 
 
 def _gate(
-    stage: Stage, gate: Gate, transport: Transport, clock: Callable[[], float], sleep: Callable[[float], None]
+    stage: Stage,
+    gate: Gate,
+    transport: Transport,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
 ) -> Iterator[Event]:
     began = clock()
     green_since: float | None = None
@@ -149,12 +185,20 @@ def _gate(
             green_since = None
         if status == "fail" or (status == "wait" and now - began >= gate.deadline):
             raise _gate_error(gate, findings, transport, now - began)
-        text = "; ".join(f"{f.node}: {f.text}" if f.node else f.text for f in folded(findings) if f.status == "wait")
+        text = "; ".join(
+            f"{f.node}: {f.text}" if f.node else f.text
+            for f in folded(findings)
+            if f.status == "wait"
+        )
         text = text or f"{gate.what}; seeing that it lasts"
         yield Event(
-            kind="wait", stage=stage.id, text=text, state="running" if text != said else "",
-            seconds=now - began, deadline=gate.deadline,
-        )  # fmt: skip
+            kind="wait",
+            stage=stage.id,
+            text=text,
+            state="running" if text != said else "",
+            seconds=now - began,
+            deadline=gate.deadline,
+        )
         said = text
         sleep(gate.every)
 
@@ -167,19 +211,32 @@ def ask(transport: Transport, gate: Gate) -> dict[str, list[Answer]]:
     return answers
 
 
-def _report(stage: Stage, gate: Gate, findings: Sequence[Finding], seconds: float) -> Iterator[Event]:
+def _report(
+    stage: Stage, gate: Gate, findings: Sequence[Finding], seconds: float
+) -> Iterator[Event]:
     for each in folded(findings):
         yield Event(
-            kind="finding", stage=stage.id, node=each.node, text=each.text or gate.what, state=_STATES[each.status],
-            seconds=seconds, data={"check": gate.id, **({"fix": each.fix} if each.fix else {})},
-        )  # fmt: skip
+            kind="finding",
+            stage=stage.id,
+            node=each.node,
+            text=each.text or gate.what,
+            state=_STATES[each.status],
+            seconds=seconds,
+            data={"check": gate.id, **({"fix": each.fix} if each.fix else {})},
+        )
 
 
-def _gate_error(gate: Gate, findings: Sequence[Finding], transport: Transport, seconds: float) -> GateError:
+def _gate_error(
+    gate: Gate, findings: Sequence[Finding], transport: Transport, seconds: float
+) -> GateError:
     bad = {each.node for each in findings if each.status in ("fail", "wait")}
     wanted = [command for command in gate.evidence if command.node in bad]
     logs = {answer.node: answer for answer in transport.run(wanted)} if wanted else {}
-    explained = [each for each in folded(ray_checks.explain_logs(findings, logs)) if each.status in ("fail", "wait")]
+    explained = [
+        each
+        for each in folded(ray_checks.explain_logs(findings, logs))
+        if each.status in ("fail", "wait")
+    ]
     late = f" within {gate.deadline:.0f}s" if gate.deadline and worst(findings) == "wait" else ""
     where = [f"{each.node}: {each.text}" if each.node else each.text for each in explained]
     evidence = [line for each in explained for line in each.evidence.splitlines()]

@@ -3,7 +3,8 @@
 * VlaunchError            exit 1  it failed
   * RequestError          exit 2  what was asked cannot be done: nothing was touched
     * InventoryError              every mistake in an inventory, each with its line
-    * JobError                    every mistake in a batch job, each with its line (`launcher/batch/refused.py`)
+    * JobError                    every mistake in a batch job, each with its line
+      (`launcher/batch/refused.py`)
     * PlacementError              this TP × PP × model does not fit this cluster
   * NodeError                     one or more nodes did not do as told
     * ConnectError                a node could not be reached or logged in to
@@ -62,7 +63,9 @@ class PlacementError(RequestError):
 class NodeError(VlaunchError):
     """A node did not do as told; `node` names it (or several, folded)."""
 
-    def __init__(self, node: str, message: str, *, evidence: str | Sequence[str] = "", hint: str = "") -> None:
+    def __init__(
+        self, node: str, message: str, *, evidence: str | Sequence[str] = "", hint: str = ""
+    ) -> None:
         super().__init__(f"{node}: {message}" if node else message, evidence=evidence, hint=hint)
         self.node = node
 
@@ -105,7 +108,9 @@ def together(errors: Sequence[NodeError]) -> NodeError:
         return errors[0]
     stories: dict[tuple[str, str], list[NodeError]] = {}
     for error in errors:
-        stories.setdefault((error.message.removeprefix(f"{error.node}: "), error.hint), []).append(error)
+        stories.setdefault((error.message.removeprefix(f"{error.node}: "), error.hint), []).append(
+            error
+        )
     lines: list[str] = []
     hints: list[str] = []
     for (text, hint), group in stories.items():

@@ -14,8 +14,8 @@ State = Literal["", "running", "ok", "failed", "unchanged", "warn", "skip"]
 class Event:
     """One thing that happened.
 
-    `stage` is the stage's id; `node` is empty when it concerns all of them; `seconds` is how long it took, or, for `wait`,
-    how long it has waited so far, with `deadline` the most it will wait.
+    `stage` is the stage's id; `node` is empty when it concerns all of them; `seconds` is how long
+    it took, or, for `wait`, how long it has waited so far, with `deadline` the most it will wait.
     """
 
     kind: Kind

@@ -1,7 +1,8 @@
-"""Bring a batch's output from the head to this machine: only what is missing, whole files only, each verified.
+"""Bring a batch's output from the head to this machine: only what is missing, whole files only,
+each verified.
 
-Nothing on this machine is replaced or removed but files that carry the names of a batch's parts, in a folder that carries the
-mark of this very job.
+Nothing on this machine is replaced or removed but files that carry the names of a batch's parts, in
+a folder that carries the mark of this very job.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from launcher.tools import desk
 from launcher.tools.desk import Output
 from launcher.transport import Command, Transport
 
-PIECE = 4 * 2**20  # bytes of one answer: an answer is cut at 8 MiB, and base64 makes it a third longer
+# bytes of one answer: an answer is cut at 8 MiB, and base64 makes it a third longer
+PIECE = 4 * 2**20
 _STAGE = "gather"
 _MARK = ".vlaunch-batch.json"
 _LOST = 45.0  # seconds without an answer until gathering is given up
@@ -38,7 +40,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A folder of this machine that holds the output of one job: `digest` says of what it is made."""
+    """A folder of this machine that holds the output of one job: `digest` says of what it is
+    made.
+    """
 
     path: Path
     shown: str
@@ -56,8 +60,12 @@ class Target:
         return sorted(name for name in self._names() if desk.OUTPUT.fullmatch(name))
 
     def strangers(self) -> list[str]:
-        """Return what lies among the output and is none of a job's files; halves that a gathering left are none either."""
-        whole = ((name, name.replace("/.part-", "/part-").removesuffix("~")) for name in self._names())
+        """Return what lies among the output and is none of a job's files; halves that a gathering
+        left are none either.
+        """
+        whole = (
+            (name, name.replace("/.part-", "/part-").removesuffix("~")) for name in self._names()
+        )
         return sorted(name for name, meant in whole if not desk.OUTPUT.fullmatch(meant))
 
     def _names(self) -> Iterator[str]:
@@ -68,7 +76,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """What was done: files that were fetched, that were there already, and that were removed; `bytes` of the fetched."""
+    """What was done: files that were fetched, that were there already, and that were removed;
+    `bytes` of the fetched.
+    """
 
     fetched: int
     kept: int
@@ -91,38 +101,58 @@ def check(target: Target, *, begun: bool, restart: bool) -> None:
     for path in (target.path, *(target.path / folder for folder in _FOLDERS)):
         if path.exists() and not path.is_dir():
             raise RequestError(f"the output should be a folder, and {path} is none", hint=other)
-    # Where a link leads is not what was named: a job that somebody else wrote may have brought it along.
+    # Where a link leads is not what was named: a job that somebody else wrote may have brought it
+    # along.
     if links := [folder for folder in _FOLDERS if (target.path / folder).is_symlink()]:
-        raise RequestError(f"{target.shown} holds links, through which nothing is written", evidence=links, hint=other)
+        raise RequestError(
+            f"{target.shown} holds links, through which nothing is written",
+            evidence=links,
+            hint=other,
+        )
     mark = _read_mark(target)
     strangers = target.strangers()
     if mark is None and os.path.lexists(target.path / "summary.json"):
         strangers.append("summary.json")
     if strangers:
         raise RequestError(
-            f"{target.shown} holds files that are no output of vlaunch", evidence=_some(strangers), hint=other
-        )  # fmt: skip
+            f"{target.shown} holds files that are no output of vlaunch",
+            evidence=_some(strangers),
+            hint=other,
+        )
     parts = target.parts()
     if not parts:
         return
     if mark is None or (mark.get("job"), mark.get("cluster")) != (target.job, target.cluster):
-        whose = f"batch job `{mark.get('job')}` of cluster {mark.get('cluster')}" if mark else "another batch job"
-        raise RequestError(f"{target.shown} holds the output of {whose}", evidence=_some(parts), hint=other)
+        whose = (
+            f"batch job `{mark.get('job')}` of cluster {mark.get('cluster')}"
+            if mark
+            else "another batch job"
+        )
+        raise RequestError(
+            f"{target.shown} holds the output of {whose}", evidence=_some(parts), hint=other
+        )
     again = "begin anew with `--restart`, which removes it; or name another folder"
     if mark.get("digest") != target.digest and not restart:
         raise RequestError(
-            f"{target.shown} holds output that `{target.job}` made of another input, or with other settings",
-            evidence=_some(parts), hint=again,
-        )  # fmt: skip
+            f"{target.shown} holds output that `{target.job}` made of another input, or with other"
+            " settings",
+            evidence=_some(parts),
+            hint=again,
+        )
     if not begun and not restart:
         raise RequestError(
-            f"{target.shown} holds output of `{target.job}`, of which the head knows nothing any more",
-            evidence=_some(parts), hint=again,
-        )  # fmt: skip
+            f"{target.shown} holds output of `{target.job}`, of which the head knows nothing any"
+            " more",
+            evidence=_some(parts),
+            hint=again,
+        )
 
 
 def claim(target: Target, *, clear: bool) -> None:
-    """Make the folder this job's; with `clear` older output of it is removed. Raises VlaunchError when it cannot be written."""
+    """Make the folder this job's; with `clear` older output of it is removed.
+
+    Raises VlaunchError when it cannot be written.
+    """
     with _writing(target):
         target.path.mkdir(parents=True, exist_ok=True)
         if clear:
@@ -141,20 +171,26 @@ def gather(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Generator[Event, None, Gathered]:
-    """Fetch every output file that is missing here or differs, and remove error files whose rows have been tried again.
+    """Fetch every output file that is missing here or differs, and remove error files whose rows
+    have been tried again.
 
     Raises:
         NodeError: the head cannot be asked any more, or what it sent is not what it announced.
         VlaunchError: this machine cannot take the files.
     """
     ask = _Asking(transport, clock, sleep)
-    yield Event(kind="stage", stage=_STAGE, text=f"Gather the output in {target.shown}", state="running")
+    yield Event(
+        kind="stage", stage=_STAGE, text=f"Gather the output in {target.shown}", state="running"
+    )
     listed = _list(inventory, work, ask)
     if not listed:
         raise NodeError(
-            inventory.head.name, f"has no output of `{target.job}` any more, not even a summary",
-            hint="somebody removed it from the job's folder on the head; begin anew with `--restart`",
-        )  # fmt: skip
+            inventory.head.name,
+            f"has no output of `{target.job}` any more, not even a summary",
+            hint=(
+                "somebody removed it from the job's folder on the head; begin anew with `--restart`"
+            ),
+        )
     # The summary comes last: who sees it has all the rest.
     files = sorted(listed, key=lambda each: (each.path == "summary.json", each.path))
     with _writing(target):
@@ -162,9 +198,14 @@ def gather(
     gone = [name for name in target.parts() if name not in {each.path for each in files}]
     if unknown := [name for name in gone if name.startswith("rows/")]:
         raise NodeError(
-            inventory.head.name, f"does not know answers that {target.shown} holds", evidence=_some(unknown),
-            hint="somebody changed the job's folder on the head; begin anew with `--restart`, or name another folder",
-        )  # fmt: skip
+            inventory.head.name,
+            f"does not know answers that {target.shown} holds",
+            evidence=_some(unknown),
+            hint=(
+                "somebody changed the job's folder on the head; begin anew with `--restart`, or"
+                " name another folder"
+            ),
+        )
     total, so_far, told = sum(each.bytes for each in missing), 0, clock()
     _see_room(target, total)
     for at, each in enumerate(missing, start=1):
@@ -175,14 +216,21 @@ def gather(
                 text = f"gathering file {at} of {len(missing)}, {size(so_far)} of {size(total)}"
                 tell, told = (True, clock()) if clock() - told >= _TELL else (False, told)
                 yield Event(
-                    kind="wait", stage=_STAGE, text=text, state="running" if tell else "",
+                    kind="wait",
+                    stage=_STAGE,
+                    text=text,
+                    state="running" if tell else "",
                     data={"bytes": so_far, "total": total},
-                )  # fmt: skip
+                )
     with _writing(target):
         for name in gone:
             (target.path / name).unlink(missing_ok=True)
-    done = Gathered(fetched=len(missing), kept=len(files) - len(missing), removed=len(gone), bytes=total)
-    yield Event(kind="step", stage=_STAGE, text=_told(done), state="ok" if missing or gone else "unchanged")
+    done = Gathered(
+        fetched=len(missing), kept=len(files) - len(missing), removed=len(gone), bytes=total
+    )
+    yield Event(
+        kind="step", stage=_STAGE, text=_told(done), state="ok" if missing or gone else "unchanged"
+    )
     return done
 
 
@@ -191,7 +239,9 @@ def _list(inventory: Inventory, work: str, ask: _Asking) -> list[Output]:
     found: dict[str, Output] = {}
     start = ""
     while True:
-        page, after = ask.until_read(transfer.inside(inventory, desk.outputs(work, start), timeout=900), desk.parse_outputs)
+        page, after = ask.until_read(
+            transfer.inside(inventory, desk.outputs(work, start), timeout=900), desk.parse_outputs
+        )
         found |= {each.path: each for each in page}
         if after <= start:
             return list(found.values())
@@ -199,15 +249,22 @@ def _list(inventory: Inventory, work: str, ask: _Asking) -> list[Output]:
 
 
 def _see_room(target: Target, total: int) -> None:
-    """Raise VlaunchError when what is announced would fill the disk of this machine, which others need too."""
+    """Raise VlaunchError when what is announced would fill the disk of this machine, which others
+    need too.
+    """
     with _writing(target):
         disk = shutil.disk_usage(target.path)
-    # A part of a small disk, as file systems themselves keep it back, and of a large one what nobody misses.
+    # A part of a small disk, as file systems themselves keep it back, and of a large one what
+    # nobody misses.
     room = disk.free - min(disk.total // 20, _SPARE)
     if total > max(room, 0):
         raise VlaunchError(
-            f"{target.shown} has room for {size(max(room, 0))}, the output that is missing there has {size(total)}",
-            hint="free some space, or name another folder (`write:`, or `--output`); the output stays on the head",
+            f"{target.shown} has room for {size(max(room, 0))}, the output that is missing there"
+            f" has {size(total)}",
+            hint=(
+                "free some space, or name another folder (`write:`, or `--output`); the output"
+                " stays on the head"
+            ),
         )
 
 
@@ -222,7 +279,9 @@ def size(count: int) -> str:
 class _Asking:
     """Asks until there is an answer that can be read; a connection may break and come back."""
 
-    def __init__(self, transport: Transport, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
+    def __init__(
+        self, transport: Transport, clock: Callable[[], float], sleep: Callable[[float], None]
+    ) -> None:
         self._transport, self._clock, self._sleep = transport, clock, sleep
 
     def until_read(self, command: Command, read: Callable[..., T]) -> T:
@@ -235,13 +294,17 @@ class _Asking:
                 # Only silence may pass: who answers nonsense once will do it again.
                 if answer.code != 255 or self._clock() - began >= _LOST:
                     raise NodeError(
-                        "", f"the output cannot be gathered: {error.message}", evidence=error.evidence,
+                        "",
+                        f"the output cannot be gathered: {error.message}",
+                        evidence=error.evidence,
                         hint="it stays on the head: the same command fetches what is missing",
-                    ) from None  # fmt: skip
+                    ) from None
             self._sleep(1.0)
 
 
-def _fetch(inventory: Inventory, work: str, path: Path, file: Output, ask: _Asking) -> Iterator[int]:
+def _fetch(
+    inventory: Inventory, work: str, path: Path, file: Output, ask: _Asking
+) -> Iterator[int]:
     """Fetch one file into a hidden one beside it, and rename it when it is what was announced."""
     digest, offset = hashlib.sha256(), 0
     part = path.with_name(f".{path.name}~")
@@ -249,7 +312,9 @@ def _fetch(inventory: Inventory, work: str, path: Path, file: Output, ask: _Aski
         with _new(part) as target:
             while offset < file.bytes:
                 count = min(PIECE, file.bytes - offset)
-                command = transfer.inside(inventory, desk.get(work, file.path, offset, count), timeout=120)
+                command = transfer.inside(
+                    inventory, desk.get(work, file.path, offset, count), timeout=120
+                )
                 data, whole = ask.until_read(command, desk.parse_piece)
                 if len(data) != count or whole != file.bytes:
                     raise _altered(inventory, file)
@@ -269,8 +334,10 @@ def _fetch(inventory: Inventory, work: str, path: Path, file: Output, ask: _Aski
 
 def _altered(inventory: Inventory, file: Output) -> NodeError:
     return NodeError(
-        inventory.head.name, f"{file.path} changed while it was fetched", hint="run the same command again",
-    )  # fmt: skip
+        inventory.head.name,
+        f"{file.path} changed while it was fetched",
+        hint="run the same command again",
+    )
 
 
 def _same(path: Path, file: Output) -> bool:
@@ -300,7 +367,9 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _new(path: Path) -> BinaryIO:
-    """Open a file that is new: a link in its place would be written through, to wherever it leads."""
+    """Open a file that is new: a link in its place would be written through, to wherever it
+    leads.
+    """
     path.unlink(missing_ok=True)
     return path.open("xb")
 
@@ -313,9 +382,12 @@ def _writing(target: Target) -> Iterator[None]:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise VlaunchError(
-            f"{target.shown} cannot take the output: {'this machine’s disk is full' if full else error}",
-            hint=f"{'free some space' if full else 'see that it can be written'}; the output stays on the head, and the same "
-            "command fetches what is missing",
+            f"{target.shown} cannot take the output:"
+            f" {'this machine’s disk is full' if full else error}",
+            hint=(
+                f"{'free some space' if full else 'see that it can be written'}; the output stays"
+                " on the head, and the same command fetches what is missing"
+            ),
         ) from None
 
 
@@ -327,4 +399,7 @@ def _told(done: Gathered) -> str:
     if not done.fetched and not done.removed:
         return f"all {done.kept} files are there"
     removed = f"; {done.removed} removed, whose error rows were tried again" if done.removed else ""
-    return f"{done.fetched} file{'' if done.fetched == 1 else 's'} fetched ({size(done.bytes)}){removed}"
+    return (
+        f"{done.fetched} file{'' if done.fetched == 1 else 's'} fetched"
+        f" ({size(done.bytes)}){removed}"
+    )

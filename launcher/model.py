@@ -1,4 +1,6 @@
-"""The nouns every layer shares: plain frozen values, no behaviour beyond looking things up, no imports from the project."""
+"""The nouns every layer shares: plain frozen values, no behaviour beyond looking things up, no
+imports from the project.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,18 @@ Fabric = Literal["ethernet", "infiniband", "roce"]
 # What the network between nodes must at least be, the least first.
 Level = Literal["any", "rdma", "gdrdma"]
 LEVELS: tuple[Level, ...] = ("any", "rdma", "gdrdma")
-LEVEL_WORDS: Mapping[Level, str] = {"any": "any transport", "rdma": "RDMA", "gdrdma": "RDMA with GPUDirect"}
+LEVEL_WORDS: Mapping[Level, str] = {
+    "any": "any transport",
+    "rdma": "RDMA",
+    "gdrdma": "RDMA with GPUDirect",
+}
 Argv = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Secret:
-    """A value that must never be shown: `str`, `repr` and formatting give `***`; `reveal()` gives the value.
+    """A value that must never be shown: `str`, `repr` and formatting give `***`; `reveal()` gives
+    the value.
 
     Secrets leave the control machine on standard input only, into files of mode 0600.
     """
@@ -39,7 +46,10 @@ class Secret:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretSource:
-    """Where the inventory says a secret comes from; exactly one field is set. `prompt` is the question to ask a person."""
+    """Where the inventory says a secret comes from; exactly one field is set.
+
+    `prompt` is the question to ask a person.
+    """
 
     env: str | None = None
     file: str | None = None
@@ -80,7 +90,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaySettings:
-    """Ray as the containers run it; a version of `none` is no Ray. `object_store` is in bytes; `None` leaves it to Ray."""
+    """Ray as the containers run it; a version of `none` is no Ray.
+
+    `object_store` is in bytes; `None` leaves it to Ray.
+    """
 
     version: str = "2.60.0"
     object_store: int | None = None
@@ -88,7 +101,9 @@ class RaySettings:
 
     @property
     def off(self) -> bool:
-        """True when the cluster has no Ray: servers are of the `mp` backend, and there are no batch jobs."""
+        """True when the cluster has no Ray: servers are of the `mp` backend, and there are no batch
+        jobs.
+        """
         return self.version == "none"
 
 
@@ -96,8 +111,9 @@ class RaySettings:
 class Ports:
     """TCP ports on every node; everything runs in the host's network, so they must be free there.
 
-    Defaults are Ray's own where Ray has one; the ones Ray would pick at random are pinned, so that a firewall
-    can be told (https://docs.ray.io/en/latest/ray-core/configure.html#ports-configurations).
+    Defaults are Ray's own where Ray has one; the ones Ray would pick at random are pinned, so that
+    a firewall can be told
+    (https://docs.ray.io/en/latest/ray-core/configure.html#ports-configurations).
     """
 
     gcs: int = 6379
@@ -120,10 +136,13 @@ class Ports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeDefaults:
-    """What `vlaunch serve` uses where its flags are silent. `tp`/`pp` of `None` mean: derive from the cluster.
+    """What `vlaunch serve` uses where its flags are silent.
 
-    With `supervise` the server is looked at every `canary` seconds, counts as dead when nothing at all has moved for `stuck`
-    seconds, and is started again at most `restarts` times in an hour (`None`: as many as it takes).
+    `tp`/`pp` of `None` mean: derive from the cluster.
+
+    With `supervise` the server is looked at every `canary` seconds, counts as dead when nothing at
+    all has moved for `stuck` seconds, and is started again at most `restarts` times in an hour
+    (`None`: as many as it takes).
     """
 
     model: str | None = None
@@ -143,7 +162,8 @@ class ServeDefaults:
 class Mount:
     """A bind mount, the same on every node.
 
-    Docker makes a missing source as an empty directory of root's; with `must_exist` the container does not start instead.
+    Docker makes a missing source as an empty directory of root's; with `must_exist` the container
+    does not start instead.
     """
 
     source: str
@@ -194,7 +214,10 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a node answered to one command. `timed_out` means the deadline ended it (`code` is then 124)."""
+    """What a node answered to one command.
+
+    `timed_out` means the deadline ended it (`code` is then 124).
+    """
 
     node: str
     code: int
@@ -216,11 +239,14 @@ class Answer:
 
 def natural(name: str) -> list[tuple[int, int | str]]:
     """Return a sort key that puts `gpu2` before `gpu10`."""
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part]
+    return [
+        (0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part
+    ]
 
 
 def fold(names: tuple[str, ...] | list[str]) -> str:
-    """Fold node names that differ in one number, in the order given: `('gpu01', 'gpu02', 'gpu04')` → `gpu[01-02,04]`.
+    """Fold node names that differ in one number, in the order given: `('gpu01', 'gpu02', 'gpu04')`
+    → `gpu[01-02,04]`.
 
     The notation is the one inventories accept (and ClusterShell's node sets use).
     """

@@ -1,7 +1,8 @@
-"""Which TP × PP, and how many replicas of it: from the cluster's GPUs and, where it could be read, the model's `config.json`.
+"""Which TP × PP, and how many replicas of it: from the cluster's GPUs and, where it could be read,
+the model's `config.json`.
 
-Pure arithmetic. Sources: vLLM's parallelism guide (TP inside a node, PP between nodes), the checks of `vllm/config/model.py`
-and, for replicas, of `vllm/v1/engine/utils.py` (0.32).
+Pure arithmetic. Sources: vLLM's parallelism guide (TP inside a node, PP between nodes), the checks
+of `vllm/config/model.py` and, for replicas, of `vllm/v1/engine/utils.py` (0.32).
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ _EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_exp
 class Placement:
     """A split of a model, the reason for it, and how many ranks each node is expected to hold.
 
-    `warnings` say what works but costs something: TP across the network, GPUs left over. `dp` is how many replicas of the
-    split there are; `experts` is how many the model has: 0 of a dense one, `None` where nobody could tell.
+    `warnings` say what works but costs something: TP across the network, GPUs left over. `dp` is
+    how many replicas of the split there are; `experts` is how many the model has: 0 of a dense one,
+    `None` where nobody could tell.
     """
 
     tp: int
@@ -51,8 +53,12 @@ class Placement:
 
     @property
     def crosses(self) -> bool:
-        """True when a TP group has ranks on several nodes: a group is local exactly when no node's share ends inside it."""
-        return self.tp > 1 and any(end % self.tp for end in accumulate(count for _, count in self.nodes))
+        """True when a TP group has ranks on several nodes: a group is local exactly when no node's
+        share ends inside it.
+        """
+        return self.tp > 1 and any(
+            end % self.tp for end in accumulate(count for _, count in self.nodes)
+        )
 
     @property
     def spans(self) -> bool:
@@ -68,12 +74,16 @@ class Placement:
 
     @property
     def coupled(self) -> bool:
-        """True when replicas exchange tokens in every layer: those of a mixture of experts, or of a model nobody could read."""
+        """True when replicas exchange tokens in every layer: those of a mixture of experts, or of a
+        model nobody could read.
+        """
         return self.dp > 1 and self.experts != 0
 
     @property
     def networked(self) -> bool:
-        """True when ranks exchange tensors over the network; replicas of a dense model inside nodes do not."""
+        """True when ranks exchange tensors over the network; replicas of a dense model inside nodes
+        do not.
+        """
         return len(self.nodes) > 1 and (self.dp == 1 or self.spans or self.coupled)
 
 
@@ -89,7 +99,8 @@ class ModelShape:
 
 
 def narrow(inventory: Inventory, names: Sequence[str] = (), gpus: int | None = None) -> Inventory:
-    """Return the inventory as a server sees it that takes only some nodes (none named: all), and so many GPUs of each.
+    """Return the inventory as a server sees it that takes only some nodes (none named: all), and so
+    many GPUs of each.
 
     The first node stands in for a head that is not among them.
 
@@ -98,7 +109,10 @@ def narrow(inventory: Inventory, names: Sequence[str] = (), gpus: int | None = N
     """
     if strangers := [name for name in names if name not in {node.name for node in inventory.nodes}]:
         known = fold([node.name for node in inventory.nodes])
-        raise PlacementError(f"no node `{strangers[0]}` in this cluster", hint=f"its nodes are {known}: `--nodes {known}`")
+        raise PlacementError(
+            f"no node `{strangers[0]}` in this cluster",
+            hint=f"its nodes are {known}: `--nodes {known}`",
+        )
     nodes = [inventory.node(name) for name in dict.fromkeys(names)] or list(inventory.nodes)
     if small := [node for node in nodes if gpus is not None and gpus > node.gpus]:
         raise PlacementError(
@@ -107,7 +121,9 @@ def narrow(inventory: Inventory, names: Sequence[str] = (), gpus: int | None = N
             hint=f"ask for at most {min(node.gpus for node in nodes)} of each node: `--gpus`",
         )
     head = inventory.head if inventory.head in nodes else nodes[0]
-    taken = (replace(node, head=node is head, gpus=node.gpus if gpus is None else gpus) for node in nodes)
+    taken = (
+        replace(node, head=node is head, gpus=node.gpus if gpus is None else gpus) for node in nodes
+    )
     return replace(inventory, nodes=tuple(taken))
 
 
@@ -127,7 +143,8 @@ def choose(
         tp: tensor parallel size, or None to derive it.
         pp: pipeline parallel size, or None to derive it.
         model_config: the model's `config.json`, or None when nobody could read it.
-        dp: replicas of the split behind one endpoint; with more than one, each takes an equal part of the GPUs.
+        dp: replicas of the split behind one endpoint; with more than one, each takes an equal part
+            of the GPUs.
         backend: who hands out the ranks; each does it in its own way.
 
     Raises:
@@ -145,22 +162,33 @@ def choose(
             hint=_instead(inventory, shape),
         )
     mp = backend == "mp"
-    nodes = share(inventory, chosen_tp, chosen_pp) if mp else _fill(inventory, chosen_tp * chosen_pp)
+    nodes = (
+        share(inventory, chosen_tp, chosen_pp) if mp else _fill(inventory, chosen_tp * chosen_pp)
+    )
     placed = Placement(tp=chosen_tp, pp=chosen_pp, why=why, nodes=nodes, experts=shape.experts)
     return replace(placed, warnings=tuple(_warnings(inventory, placed, shape)))
 
 
 def shape_of(config: Mapping[str, Any] | None) -> ModelShape:
-    """Read heads and layers from a `config.json`; a multimodal model keeps its language part under `text_config`."""
+    """Read heads and layers from a `config.json`; a multimodal model keeps its language part under
+    `text_config`.
+    """
     if not config:
         return ModelShape()
     parts: list[Mapping[str, Any]] = [config]
     parts += [
-        part for name in ("text_config", "llm_config", "language_config") if isinstance(part := config.get(name), Mapping)
+        part
+        for name in ("text_config", "llm_config", "language_config")
+        if isinstance(part := config.get(name), Mapping)
     ]
 
     def number(*names: str) -> int | None:
-        found = (part[name] for part in reversed(parts) for name in names if isinstance(part.get(name), int))
+        found = (
+            part[name]
+            for part in reversed(parts)
+            for name in names
+            if isinstance(part.get(name), int)
+        )
         return next((value for value in found if not isinstance(value, bool) and value > 0), None)
 
     heads = number("num_attention_heads", "n_head", "n_heads")
@@ -182,16 +210,21 @@ def impossible(inventory: Inventory, tp: int, pp: int, shape: ModelShape, dp: in
     if shape.heads is not None and shape.heads % tp:
         return f"the model's {shape.heads} attention heads cannot be divided by TP {tp}"
     if shape.kv_heads is not None and shape.kv_heads % tp and tp % shape.kv_heads:
-        return f"the model's {shape.kv_heads} key/value heads can be neither divided by TP {tp} nor repeated to fill it"
+        return (
+            f"the model's {shape.kv_heads} key/value heads can be neither divided by TP {tp} nor"
+            " repeated to fill it"
+        )
     if shape.layers is not None and shape.layers < pp:
         return f"the model's {shape.layers} layers are fewer than the {pp} stages of PP {pp}"
     return ""
 
 
 def share(inventory: Inventory, tp: int, pp: int) -> tuple[tuple[str, int], ...]:
-    """Hand out ranks as vLLM's own multi-node mode needs it: the head first, then as few nodes as hold all in equal shares.
+    """Hand out ranks as vLLM's own multi-node mode needs it: the head first, then as few nodes as
+    hold all in equal shares.
 
-    vLLM gives each of its nodes the same number of ranks (`local_world_size`, vllm/config/parallel.py).
+    vLLM gives each of its nodes the same number of ranks (`local_world_size`,
+    vllm/config/parallel.py).
 
     Raises:
         PlacementError: no number of nodes can share the ranks equally.
@@ -209,10 +242,12 @@ def share(inventory: Inventory, tp: int, pp: int) -> tuple[tuple[str, int], ...]
 
 
 def fit(inventory: Inventory, dp: int, each: int, *, spanning: bool) -> tuple[tuple[str, int], ...]:
-    """Hand out replicas of `each` ranks: whole ones inside nodes, the head's first, on as few nodes as hold them.
+    """Hand out replicas of `each` ranks: whole ones inside nodes, the head's first, on as few nodes
+    as hold them.
 
-    With `spanning`, one that is larger than a node takes several whole ones, as vLLM's Ray backend can (strategy `span` of
-    `create_dp_placement_groups`, vllm/v1/engine/utils.py). Empty when they do not fit, or the head would hold none.
+    With `spanning`, one that is larger than a node takes several whole ones, as vLLM's Ray backend
+    can (strategy `span` of `create_dp_placement_groups`, vllm/v1/engine/utils.py). Empty when they
+    do not fit, or the head would hold none.
     """
     ordered = (inventory.head, *sorted(inventory.workers, key=lambda node: -node.gpus))
     size = inventory.head.gpus
@@ -229,33 +264,58 @@ def fit(inventory: Inventory, dp: int, each: int, *, spanning: bool) -> tuple[tu
     return () if left or nodes[0][0] != inventory.head.name else tuple(nodes)
 
 
-def _replicate(inventory: Inventory, dp: int, tp: int | None, pp: int | None, shape: ModelShape, backend: Backend) -> Placement:
+def _replicate(
+    inventory: Inventory,
+    dp: int,
+    tp: int | None,
+    pp: int | None,
+    shape: ModelShape,
+    backend: Backend,
+) -> Placement:
     chosen_tp, chosen_pp, why = _replica_sizes(inventory, dp, tp, pp)
     each = chosen_tp * chosen_pp
     wrong = impossible(inventory, chosen_tp, chosen_pp, shape, dp)
     nodes = () if wrong else fit(inventory, dp, each, spanning=backend == "ray")
     if not nodes:
-        wide = backend == "mp" and bool(fit(inventory, dp, each, spanning=True)) if not wrong else False
-        raise PlacementError(
-            f"{dp} replicas of TP {chosen_tp} × PP {chosen_pp} cannot run: {wrong or _unfit(inventory, each, wide)}",
-            evidence=f"{why}; {_brings(inventory)}",
-            hint=_other_replicas(inventory, dp, shape) + (", or `--backend ray` for replicas of several nodes" if wide else ""),
+        wide = (
+            backend == "mp" and bool(fit(inventory, dp, each, spanning=True))
+            if not wrong
+            else False
         )
-    placed = Placement(tp=chosen_tp, pp=chosen_pp, why=why, nodes=nodes, dp=dp, experts=shape.experts)
+        raise PlacementError(
+            f"{dp} replicas of TP {chosen_tp} × PP {chosen_pp} cannot run:"
+            f" {wrong or _unfit(inventory, each, wide)}",
+            evidence=f"{why}; {_brings(inventory)}",
+            hint=_other_replicas(inventory, dp, shape)
+            + (", or `--backend ray` for replicas of several nodes" if wide else ""),
+        )
+    placed = Placement(
+        tp=chosen_tp, pp=chosen_pp, why=why, nodes=nodes, dp=dp, experts=shape.experts
+    )
     warnings = _warnings(inventory, placed, shape)
     if backend == "ray" and shape.experts and len(nodes) > 1:
         warnings.append(
-            "replicas of a mixture of experts on several nodes have open reports of hangs under Ray (vLLM issues 44878, 43420 "
-            "and 32400): `--backend mp` is the way to prefer"
+            "replicas of a mixture of experts on several nodes have open reports of hangs under Ray"
+            " (vLLM issues 44878, 43420 and 32400): `--backend mp` is the way to prefer"
         )
     return replace(placed, warnings=tuple(warnings))
 
 
-def _replica_sizes(inventory: Inventory, dp: int, tp: int | None, pp: int | None) -> tuple[int, int, str]:
+def _replica_sizes(
+    inventory: Inventory, dp: int, tp: int | None, pp: int | None
+) -> tuple[int, int, str]:
     """Give each replica an equal part of the GPUs, as TP where it stays inside a node."""
     total, size = inventory.gpus, max(node.gpus for node in inventory.nodes)
     if tp is not None:
-        return tp, pp or 1, "as asked" if pp is not None else f"TP {tp} as asked; a replica inside a node needs no pipeline"
+        return (
+            tp,
+            pp or 1,
+            (
+                "as asked"
+                if pp is not None
+                else f"TP {tp} as asked; a replica inside a node needs no pipeline"
+            ),
+        )
     part = total // dp
     if part and (total % dp or part % (pp or 1)):
         asked = f"{dp} replicas" + (f" of PP {pp}" if pp is not None else "")
@@ -265,7 +325,11 @@ def _replica_sizes(inventory: Inventory, dp: int, tp: int | None, pp: int | None
             hint=_other_replicas(inventory, dp, ModelShape()),
         )
     if pp is not None:
-        return max(1, part // pp), pp, f"PP {pp} as asked, the TP that gives each replica {part} of {total} GPUs"
+        return (
+            max(1, part // pp),
+            pp,
+            f"PP {pp} as asked, the TP that gives each replica {part} of {total} GPUs",
+        )
     if part == 0:
         return 1, 1, "a replica has one GPU at least"
     why = f"each replica gets {part} of {total} GPUs"
@@ -276,15 +340,27 @@ def _replica_sizes(inventory: Inventory, dp: int, tp: int | None, pp: int | None
 
 def _unfit(inventory: Inventory, each: int, wide: bool) -> str:
     if wide:
-        return f"a replica needs {each} GPUs and so several nodes, and the mp backend keeps replicas inside nodes"
+        return (
+            f"a replica needs {each} GPUs and so several nodes, and the mp backend keeps replicas"
+            " inside nodes"
+        )
     if inventory.head.gpus < each and any(node.gpus >= each for node in inventory.workers):
-        return f"a replica needs {each} GPUs, and the head, which must hold one, has {inventory.head.gpus}"
+        return (
+            f"a replica needs {each} GPUs, and the head, which must hold one, has"
+            f" {inventory.head.gpus}"
+        )
     held = sum(node.gpus // each for node in inventory.nodes)
-    return f"only {held} of them can stay inside nodes" if held else f"a replica needs {each} GPUs, more than any node has"
+    return (
+        f"only {held} of them can stay inside nodes"
+        if held
+        else f"a replica needs {each} GPUs, more than any node has"
+    )
 
 
 def _other_replicas(inventory: Inventory, dp: int, shape: ModelShape) -> str:
-    """Name up to three ways that work on either backend: as many replicas as asked first, then those that use most GPUs."""
+    """Name up to three ways that work on either backend: as many replicas as asked first, then
+    those that use most GPUs.
+    """
     sizes = range(1, inventory.head.gpus + 1)
     most = {tp: sum(node.gpus // tp for node in inventory.nodes) for tp in sizes}
     options = [
@@ -293,16 +369,24 @@ def _other_replicas(inventory: Inventory, dp: int, shape: ModelShape) -> str:
         for count in {min(dp, most[tp]), most[tp]}
         if count > 1 and not impossible(inventory, tp, 1, shape, count)
     ]
-    # One way for each number of replicas: the largest TP that leaves no GPU of the head over, else the largest.
+    # One way for each number of replicas: the largest TP that leaves no GPU of the head over, else
+    # the largest.
     best = dict(sorted(options, key=lambda each: (inventory.head.gpus % each[1] == 0, each[1])))
-    options = sorted(best.items(), key=lambda each: (each[0] != dp, -each[0] * each[1], abs(each[0] - dp), -each[1]))
+    options = sorted(
+        best.items(),
+        key=lambda each: (each[0] != dp, -each[0] * each[1], abs(each[0] - dp), -each[1]),
+    )
     if not options:
         return "no two replicas of this model fit inside nodes"
-    return "these work: " + ", ".join(f"`--data-parallel-size {count} --tp {tp}`" for count, tp in options[:3])
+    return "these work: " + ", ".join(
+        f"`--data-parallel-size {count} --tp {tp}`" for count, tp in options[:3]
+    )
 
 
 def _experts(config: Mapping[str, Any]) -> int:
-    """Count a model's experts, wherever in its parts they are named (vLLM's `get_num_experts`); 0 of a dense one."""
+    """Count a model's experts, wherever in its parts they are named (vLLM's `get_num_experts`); 0
+    of a dense one.
+    """
     found = [0]
     for name, value in config.items():
         if isinstance(value, Mapping):
@@ -311,7 +395,9 @@ def _experts(config: Mapping[str, Any]) -> int:
             found += [_experts(block) for block in value if isinstance(block, Mapping)]
         elif name in _EXPERTS:
             numbers = value if isinstance(value, list) else [value]
-            found += [each for each in numbers if isinstance(each, int) and not isinstance(each, bool)]
+            found += [
+                each for each in numbers if isinstance(each, int) and not isinstance(each, bool)
+            ]
     return max(found)
 
 
@@ -322,9 +408,17 @@ def _sizes(inventory: Inventory, tp: int | None, pp: int | None) -> tuple[int, i
     if tp is not None:
         if count == 1:
             return tp, 1, f"TP {tp} as asked; one node needs no pipeline"
-        return tp, _rest(inventory, "tp", tp), f"TP {tp} as asked, the PP that uses all {total} GPUs"
+        return (
+            tp,
+            _rest(inventory, "tp", tp),
+            f"TP {tp} as asked, the PP that uses all {total} GPUs",
+        )
     if pp is not None:
-        return _rest(inventory, "pp", pp), pp, f"PP {pp} as asked, the TP that uses all {total} GPUs"
+        return (
+            _rest(inventory, "pp", pp),
+            pp,
+            f"PP {pp} as asked, the TP that uses all {total} GPUs",
+        )
     if total == 1:
         return 1, 1, "there is one GPU"
     if count == 1:
@@ -332,7 +426,9 @@ def _sizes(inventory: Inventory, tp: int | None, pp: int | None) -> tuple[int, i
     sizes = {node.gpus for node in inventory.nodes}
     if len(sizes) > 1:
         common = gcd(*sizes)
-        options = [f"`--tp {common} --pp {total // common}`"] + ([f"`--tp 1 --pp {total}`"] if common > 1 else [])
+        options = [f"`--tp {common} --pp {total // common}`"] + (
+            [f"`--tp 1 --pp {total}`"] if common > 1 else []
+        )
         raise PlacementError(
             "the nodes have different numbers of GPUs, so TP = GPUs per node has no answer",
             evidence=_brings(inventory),
@@ -345,7 +441,8 @@ def _rest(inventory: Inventory, asked: str, size: int) -> int:
     total = inventory.gpus
     if size >= 1 and size <= total and total % size == 0:
         return total // size
-    # More than there is is said by `impossible`; what does not divide needs the other size spelled out.
+    # More than there is is said by `impossible`; what does not divide needs the other size spelled
+    # out.
     if size < 1 or size > total:
         return 1
     other = "pp" if asked == "tp" else "tp"
@@ -361,7 +458,9 @@ def _brings(inventory: Inventory) -> str:
 
 
 def _fill(inventory: Inventory, world: int) -> tuple[tuple[str, int], ...]:
-    """Hand out ranks as vLLM sorts them: the head first, each node's together (v1/executor/ray_executor_v2.py)."""
+    """Hand out ranks as vLLM sorts them: the head first, each node's together
+    (v1/executor/ray_executor_v2.py).
+    """
     left, nodes = world, []
     for node in (inventory.head, *inventory.workers):
         here = min(left, node.gpus)
@@ -375,23 +474,30 @@ def _warnings(inventory: Inventory, placed: Placement, shape: ModelShape) -> lis
     said, tp = [], placed.tp
     if placed.crosses:
         said.append(
-            f"TP {tp} crosses nodes: every layer waits for the network between them, which only pays with InfiniBand or RoCE"
+            f"TP {tp} crosses nodes: every layer waits for the network between them, which only"
+            " pays with InfiniBand or RoCE"
         )
     if placed.world < inventory.gpus:
         said.append(f"{inventory.gpus - placed.world} of {inventory.gpus} GPUs stay unused")
     if shape.kv_heads is not None and tp > shape.kv_heads:
         said.append(
-            f"TP {tp} exceeds the model's {shape.kv_heads} key/value heads, so each is kept {tp // shape.kv_heads} times"
+            f"TP {tp} exceeds the model's {shape.kv_heads} key/value heads, so each is kept"
+            f" {tp // shape.kv_heads} times"
         )
     return said
 
 
 def _instead(inventory: Inventory, shape: ModelShape) -> str:
-    """Name up to three splits that work, those that use most GPUs and keep TP inside nodes first."""
+    """Name up to three splits that work, those that use most GPUs and keep TP inside nodes
+    first.
+    """
     total = inventory.gpus
     smallest = min(node.gpus for node in inventory.nodes)
     options = [
-        (tp, pp) for tp in range(1, total + 1) for pp in range(1, total // tp + 1) if not impossible(inventory, tp, pp, shape)
+        (tp, pp)
+        for tp in range(1, total + 1)
+        for pp in range(1, total // tp + 1)
+        if not impossible(inventory, tp, pp, shape)
     ]
     options.sort(key=lambda each: (-each[0] * each[1], smallest % each[0] != 0, -each[0]))
     if not options:

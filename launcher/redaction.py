@@ -1,8 +1,10 @@
-"""The values that nobody may see, and the one function that takes them out of text. It finds values, not names.
+"""The values that nobody may see, and the one function that takes them out of text.
 
-Whatever learns a secret's value tells `learn`; whatever shows or keeps text runs it through `redact`. The streams of a command
-line are guarded as a whole, so that no message, event, traceback or table can be forgotten; what is written to files or sent
-elsewhere calls `redact` itself.
+It finds values, not names.
+
+Whatever learns a secret's value tells `learn`; whatever shows or keeps text runs it through
+`redact`. The streams of a command line are guarded as a whole, so that no message, event, traceback
+or table can be forgotten; what is written to files or sent elsewhere calls `redact` itself.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ _pattern: re.Pattern[str] | None = None
 
 
 def learn(value: Secret | str) -> None:
-    """Hide a value from now on, in every form that `forms` knows; one of less than six characters cannot be hidden."""
+    """Hide a value from now on, in every form that `forms` knows; one of less than six characters
+    cannot be hidden.
+    """
     global _pattern  # noqa: PLW0603 - one set of values for the whole program: a value is secret wherever it turns up
     text = value.reveal() if isinstance(value, Secret) else value
     if len(text) >= SHORTEST and text not in _known:
@@ -51,24 +55,41 @@ def redact(text: str) -> str:
 
 
 def matching(values: Iterable[str]) -> re.Pattern[str] | None:
-    """Return a pattern that finds each of the values in all its forms; None when there is none to find."""
-    every = sorted({form for value in values for form in forms(value)}, key=lambda form: (-len(form), form))
+    """Return a pattern that finds each of the values in all its forms; None when there is none to
+    find.
+    """
+    every = sorted(
+        {form for value in values for form in forms(value)}, key=lambda form: (-len(form), form)
+    )
     return re.compile("|".join(re.escape(form) for form in every)) if every else None
 
 
 def forms(value: str) -> set[str]:
-    """Return a value as it looks when it is written plainly, in JSON, for a shell, in an address, in HTML, and in base64."""
+    """Return a value as it looks when it is written plainly, in JSON, for a shell, in an address,
+    in HTML, and in base64.
+    """
     if len(value) < SHORTEST:
         return set()
-    quoted = {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]}
-    quoted |= {shlex.quote(value).strip("'"), quote(value), quote(value, safe=""), quote_plus(value)}
+    quoted = {
+        json.dumps(value)[1:-1],
+        json.dumps(value, ensure_ascii=False)[1:-1],
+        repr(value)[1:-1],
+    }
+    quoted |= {
+        shlex.quote(value).strip("'"),
+        quote(value),
+        quote(value, safe=""),
+        quote_plus(value),
+    }
     escaped = html.escape(value)
     quoted |= {escaped, escaped.replace("&quot;", "&#34;").replace("&#x27;", "&#39;")}
     return {value, *(form for form in {*quoted, *_base64(value)} if len(form) >= _SHORTEST_ENCODED)}
 
 
 def _base64(value: str) -> set[str]:
-    """Return what of a value is the same in base64 whatever stands around it (`user:VALUE` is how HTTP sends passwords)."""
+    """Return what of a value is the same in base64 whatever stands around it (`user:VALUE` is how
+    HTTP sends passwords).
+    """
     found = set()
     for before in range(3):
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
@@ -81,7 +102,9 @@ def _base64(value: str) -> set[str]:
 
 
 class Guarded:
-    """A stream of text or bytes without known values; for everything but writing it is the stream behind it."""
+    """A stream of text or bytes without known values; for everything but writing it is the stream
+    behind it.
+    """
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner

@@ -1,4 +1,7 @@
-"""The one boundary between deciding and doing: something that runs an argv on nodes. Fakes stand here and nowhere else."""
+"""The one boundary between deciding and doing: something that runs an argv on nodes.
+
+Fakes stand here and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,19 @@ from launcher.model import Answer, Argv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One argv for one node, with its deadline in seconds and, optionally, what it reads on standard input.
+    """One argv for one node, with its deadline in seconds and, optionally, what it reads on
+    standard input.
 
-    `stdin` is called when the bytes are needed, so that large or secret content is not held by plans;
-    `hold_stdin` keeps standard input open afterwards, so that its end tells a program in a container that nobody waits for
-    it any more. `together` means that the command waits for those of other nodes: all of them run at once, whatever the cap.
+    `stdin` is called when the bytes are needed, so that large or secret content is not held by
+    plans; `hold_stdin` keeps standard input open afterwards, so that its end tells a program in a
+    container that nobody waits for it any more. `together` means that the command waits for those
+    of other nodes: all of them run at once, whatever the cap.
 
-    `shown_stdin` is how a script would produce the same bytes (shell words for the left side of a pipe).
+    `shown_stdin` is how a script would produce the same bytes (shell words for the left side of a
+    pipe).
 
-    `before` are words that are sent in front of `argv` and end by running it: what must be done first on the node costs no
-    round trip of its own. People and scripts are shown `argv` alone.
+    `before` are words that are sent in front of `argv` and end by running it: what must be done
+    first on the node costs no round trip of its own. People and scripts are shown `argv` alone.
     """
 
     node: str
@@ -44,9 +50,9 @@ class Transport(Protocol):
     def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
         """Run all commands concurrently (under a cap) and yield each answer as it comes.
 
-        Commands for the same node run in the order given. A node that fails does not stop the others; a lost connection
-        is an `Answer` with code 255. Closing the iterator (or KeyboardInterrupt) cancels what is still running, and leaves
-        no process behind on a node.
+        Commands for the same node run in the order given. A node that fails does not stop the
+        others; a lost connection is an `Answer` with code 255. Closing the iterator (or
+        KeyboardInterrupt) cancels what is still running, and leaves no process behind on a node.
         """
         ...
 
@@ -56,5 +62,7 @@ class Recording(Transport, Protocol):
     """A transport that has it written down, on the node itself, what will be changed there."""
 
     def record(self, verb: str, changes: Mapping[str, Sequence[str]]) -> Mapping[str, Argv]:
-        """Return, for each node of `changes`, what goes `before` the first command that changes it."""
+        """Return, for each node of `changes`, what goes `before` the first command that changes
+        it.
+        """
         ...

@@ -1,4 +1,5 @@
-"""Wait for a server: follow its log through its phases until a completion has come back, or until it is known why none will.
+"""Wait for a server: follow its log through its phases until a completion has come back, or until
+it is known why none will.
 
 Watching never holds the server: whoever stops watching leaves it as it is.
 """
@@ -21,20 +22,23 @@ from launcher.transport import Command, Transport
 
 _EVERY = 1.0
 _LOST = 45.0  # seconds without an answer until watching is given up
-_SETTLE = 8.0  # seconds of silence, after a fatal line, until a server that does not end by itself is given up
+# seconds of silence, after a fatal line, until a server that does not end by itself is given up
+_SETTLE = 8.0
 _FIRST_ANSWER = 60.0
 _LOOKS = 8  # until the keeper knows of an answer what has just been seen
 _REFUSALS = 3
 _STAGE = "serve"
 _TOLD_TO_END = "*** SIGTERM received"
-_LINE = 160  # characters of an exception in the first line of an error; all of it is in the evidence
+# characters of an exception in the first line of an error; all of it is in the evidence
+_LINE = 160
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     """A server that has answered, and so has each of its replicas, where there are several.
 
-    `seconds` is how long the watching took, `answer_seconds` the completion alone, `replicas` each replica's.
+    `seconds` is how long the watching took, `answer_seconds` the completion alone, `replicas` each
+    replica's.
     """
 
     endpoint: str
@@ -109,12 +113,17 @@ def watch(
             # A completion that comes back outdoes whatever the log says.
             if seen.server.get("health") == 200 and not seen.doing:
                 yield _waiting(state, clock(), timeout)
-                served = _first_answer(watched, transport, state, seen, clock, began=state.began, timeout=timeout)
+                served = _first_answer(
+                    watched, transport, state, seen, clock, began=state.began, timeout=timeout
+                )
                 if served is not None:
                     yield Event(
-                        kind="step", stage=_STAGE, text="a completion has come back", state="ok",
+                        kind="step",
+                        stage=_STAGE,
+                        text="a completion has come back",
+                        state="ok",
                         seconds=clock() - state.phase_began,
-                    )  # fmt: skip
+                    )
                     return replace(served, ranks=_ranks(watched, transport, state, seen, sleep))
         now = clock()
         if now - state.began >= timeout:
@@ -124,9 +133,15 @@ def watch(
 
 
 def _ranks(
-    watched: Watched, transport: Transport, state: _State, seen: Seen, sleep: Callable[[float], None]
+    watched: Watched,
+    transport: Transport,
+    state: _State,
+    seen: Seen,
+    sleep: Callable[[float], None],
 ) -> Mapping[str, tuple[str, ...]]:
-    """Return which node holds what, as soon as the keeper knows it too; as it was expected, where it does not say."""
+    """Return which node holds what, as soon as the keeper knows it too; as it was expected, where
+    it does not say.
+    """
     for _ in range(_LOOKS):
         if seen.known:
             break
@@ -136,7 +151,9 @@ def _ranks(
 
 
 def _look(watched: Watched, transport: Transport, state: _State, now: float) -> Seen | None:
-    """Ask once; `None` when nobody could say, which is borne for a while: a dashboard may be busy, a connection may break."""
+    """Ask once; `None` when nobody could say, which is borne for a while: a dashboard may be busy,
+    a connection may break.
+    """
     answers = by_node(transport, watched.ask(state.offset))
     try:
         seen = watched.read(answers, state.offset)
@@ -144,9 +161,14 @@ def _look(watched: Watched, transport: Transport, state: _State, now: float) -> 
         state.lost_since = now if state.lost_since is None else state.lost_since
         if now - state.lost_since >= _LOST:
             raise UnwatchedError(
-                "", f"{watched.what} cannot be watched any more: {error.message}", evidence=error.evidence,
-                hint="the server itself may well go on: see `vlaunch status`, and watch it again with `vlaunch serve`",
-            ) from None  # fmt: skip
+                "",
+                f"{watched.what} cannot be watched any more: {error.message}",
+                evidence=error.evidence,
+                hint=(
+                    "the server itself may well go on: see `vlaunch status`, and watch it again"
+                    " with `vlaunch serve`"
+                ),
+            ) from None
         return None
     state.lost_since = None
     state.offset, state.doing, state.recovering = seen.offset, seen.doing, seen.recovering
@@ -155,7 +177,9 @@ def _look(watched: Watched, transport: Transport, state: _State, now: float) -> 
         state.phase, state.phase_began, state.fatal_since = vllm.PHASES[0].id, now, None
         state.refusals.clear()
     # Thousands of them are kept: none may be as long as a node likes.
-    seen = replace(seen, lines=tuple(symptoms.plain(line[: untrusted.LONGEST]) for line in seen.lines))
+    seen = replace(
+        seen, lines=tuple(symptoms.plain(line[: untrusted.LONGEST]) for line in seen.lines)
+    )
     state.lines.extend(seen.lines)
     return seen
 
@@ -165,14 +189,24 @@ def _progress(state: _State, seen: Seen, now: float, *, quiet: bool) -> list[Eve
     for phase in vllm.phase_after(state.phase, seen.lines):
         if not quiet:
             took = now - state.phase_began
-            events.append(Event(kind="step", stage=_STAGE, text=vllm.title(state.phase), state="ok", seconds=took))
+            events.append(
+                Event(
+                    kind="step",
+                    stage=_STAGE,
+                    text=vllm.title(state.phase),
+                    state="ok",
+                    seconds=took,
+                )
+            )
         state.phase, state.phase_began = phase, now
         state.fatal_since = None  # What goes on was not fatal.
     return events
 
 
 def _symptoms(state: _State, seen: Seen, now: float) -> list[Event]:
-    """Tell a known cause as soon as its line is there; the error with all that is known follows when the log is complete."""
+    """Tell a known cause as soon as its line is there; the error with all that is known follows
+    when the log is complete.
+    """
     if _TOLD_TO_END in state.text:
         return []  # What dies after it was told to is no symptom.
     events = []
@@ -180,11 +214,14 @@ def _symptoms(state: _State, seen: Seen, now: float) -> list[Event]:
     if known is not None and known.cause not in state.warned:
         state.warned.add(known.cause)
         told: State = "failed" if known.fatal and seen.server.get("health") != 200 else "warn"
-        events.append(Event(kind="warning", stage=_STAGE, text=f"{known.cause}: {known.line}", state=told))
+        events.append(
+            Event(kind="warning", stage=_STAGE, text=f"{known.cause}: {known.line}", state=told)
+        )
     if known is not None and known.fatal:
         state.fatal_since = now
     elif state.fatal_since is not None and (seen.lines or seen.server.get("health") == 200):
-        state.fatal_since = now  # It lives: what looks fatal in a log may have been tried again, or done without.
+        # It lives: what looks fatal in a log may have been tried again, or done without.
+        state.fatal_since = now
     return events
 
 
@@ -194,11 +231,20 @@ def _raise_if_over(watched: Watched, state: _State, seen: Seen, now: float) -> N
         return
     if seen.stopped:
         text = "the server was stopped while it was being watched"
-        raise StoppedError("", text, evidence=seen.ended, hint="see who stopped it: `vlaunch audit`")
+        raise StoppedError(
+            "", text, evidence=seen.ended, hint="see who stopped it: `vlaunch audit`"
+        )
     everything = "\n".join([seen.cause, seen.evidence, state.text])
-    known, raised = symptoms.first(everything), symptoms.plain(seen.cause) or vllm.root_cause(everything)
+    known, raised = (
+        symptoms.first(everything),
+        symptoms.plain(seen.cause) or vllm.root_cause(everything),
+    )
     # Some entries of the table only say that something failed; what did is in the exception.
-    vague = known is not None and known.cause in ("the engine failed", "a rank died") and raised not in known.line
+    vague = (
+        known is not None
+        and known.cause in ("the engine failed", "a rank died")
+        and raised not in known.line
+    )
     how = symptoms.plain(seen.ended) or f"{watched.what} still runs"
     cause = known.cause + (f": {raised}" if vague and raised else "") if known else raised or how
     tail = [symptoms.plain(line) for line in seen.evidence.splitlines()] or list(state.lines)
@@ -206,7 +252,8 @@ def _raise_if_over(watched: Watched, state: _State, seen: Seen, now: float) -> N
     left = [f"end it: `vlaunch stop {watched.name}`"] if hung else []
     raise NodeError(
         "",
-        f"the server {'cannot go on' if hung else 'did not start'}: {cause[:_LINE] + ('…' if len(cause) > _LINE else '')}",
+        f"the server {'cannot go on' if hung else 'did not start'}:"
+        f" {cause[:_LINE] + ('…' if len(cause) > _LINE else '')}",
         evidence=[*dict.fromkeys(line for line in shown if line and line != cause), *tail[-8:]],
         hint="\n".join([known.fix if known else "look at every node: `vlaunch doctor`", *left]),
     )
@@ -232,30 +279,51 @@ def _first_answer(
     status, error = said.get("status", 0), str(said.get("error", ""))
     replicas = said.get("replicas") or ()
     missing = [(number, each) for number, each in enumerate(replicas) if not each["answered"]]
-    state.silent = f"no answer yet from {', '.join(f'DP{number}' for number, _ in missing)}" if missing else ""
-    if missing:  # One replica's answer is not all replicas': what any of them says against it counts.
-        refused = [(each["status"], f"DP{n}: {each['error']}") for n, each in missing if each["status"] not in (0, 200)]
+    state.silent = (
+        f"no answer yet from {', '.join(f'DP{number}' for number, _ in missing)}" if missing else ""
+    )
+    # One replica's answer is not all replicas': what any of them says against it counts.
+    if missing:
+        refused = [
+            (each["status"], f"DP{n}: {each['error']}")
+            for n, each in missing
+            if each["status"] not in (0, 200)
+        ]
         status, error = next(iter(refused), (0, ""))
     if status == 200 and said.get("tokens", 0) > 0:
         return Served(
-            endpoint=watched.endpoint, model=said.get("model") or "", fingerprint=said.get("system_fingerprint") or "",
+            endpoint=watched.endpoint,
+            model=said.get("model") or "",
+            fingerprint=said.get("system_fingerprint") or "",
             text=said.get("text") or "",
-            ranks=seen.ranks, capacity=vllm.capacity(seen.server.get("capacity") or {}, state.text),
-            seconds=clock() - began, answer_seconds=float(said.get("seconds", 0)),
+            ranks=seen.ranks,
+            capacity=vllm.capacity(seen.server.get("capacity") or {}, state.text),
+            seconds=clock() - began,
+            answer_seconds=float(said.get("seconds", 0)),
             replicas=tuple(float(each["seconds"]) for each in replicas),
-        )  # fmt: skip
+        )
     if status in (401, 403):
         raise NodeError(
-            "", "the server demands another API key than the cluster has", evidence=error,
-            hint="give the key as VLLM_API_KEY under `secrets:`, then run `vlaunch up` and `vlaunch serve` again",
-        )  # fmt: skip
+            "",
+            "the server demands another API key than the cluster has",
+            evidence=error,
+            hint=(
+                "give the key as VLLM_API_KEY under `secrets:`, then run `vlaunch up` and `vlaunch"
+                " serve` again"
+            ),
+        )
     if status:
         state.refusals.append(f"{status}: {error or 'a completion without a token'}")
         if len(state.refusals) >= _REFUSALS:
             raise NodeError(
-                "", f"the API is up, but gives no completion ({len(state.refusals)} times)", evidence=state.refusals[-1],
-                hint=f"read its log: `vlaunch logs --server {watched.name}`; end it with `vlaunch stop {watched.name}`",
-            )  # fmt: skip
+                "",
+                f"the API is up, but gives no completion ({len(state.refusals)} times)",
+                evidence=state.refusals[-1],
+                hint=(
+                    f"read its log: `vlaunch logs --server {watched.name}`; end it with `vlaunch"
+                    f" stop {watched.name}`"
+                ),
+            )
     return None
 
 
@@ -267,18 +335,25 @@ def _waiting(state: _State, now: float, timeout: float) -> Event:
         text = f"recovering: {text}"
     changed, state.told = text != state.told, text
     return Event(
-        kind="wait", stage=_STAGE, text=text, state="running" if changed else "",
-        seconds=now - state.began, deadline=timeout,
-    )  # fmt: skip
+        kind="wait",
+        stage=_STAGE,
+        text=text,
+        state="running" if changed else "",
+        seconds=now - state.began,
+        deadline=timeout,
+    )
 
 
 def _too_late(watched: Watched, state: _State, timeout: float) -> DeadlineError:
     return DeadlineError(
         "",
-        f"no answer from the server within {timeout:.0f}s; {state.silent or f'it is still {_still(state)}'}",
+        f"no answer from the server within {timeout:.0f}s;"
+        f" {state.silent or f'it is still {_still(state)}'}",
         evidence=list(state.lines)[-8:],
-        hint="it goes on: watch it again with the same `vlaunch serve`, see `vlaunch logs -f`, or end it with "
-        f"`vlaunch stop {watched.name}`",
+        hint=(
+            "it goes on: watch it again with the same `vlaunch serve`, see `vlaunch logs -f`, or"
+            f" end it with `vlaunch stop {watched.name}`"
+        ),
     )
 
 

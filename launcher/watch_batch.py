@@ -1,4 +1,5 @@
-"""Watch a batch job: tell its progress until its driver has ended, and why when not every row is accounted for.
+"""Watch a batch job: tell its progress until its driver has ended, and why when not every row is
+accounted for.
 
 Watching never holds the job: whoever stops watching leaves it as it is.
 """
@@ -25,7 +26,8 @@ _EVERY = 1.0
 _TELL = 10.0  # seconds between two lines where every line stays
 _LOST = 45.0  # seconds without an answer until watching is given up
 _WARNINGS = 200  # that are told, and remembered as told
-_SILENT = 300.0  # seconds without a word of the driver, which speaks every second, until it is taken to hang
+# seconds without a word of the driver, which speaks every second, until it is taken to hang
+_SILENT = 300.0
 _LAST = 30.0  # seconds for a driver that has said how it ended to end
 
 
@@ -93,7 +95,9 @@ def watch(
         sleep(_EVERY)
 
 
-def _look(inventory: Inventory, watched: Watched, transport: Transport, state: _State, now: float) -> Follow | None:
+def _look(
+    inventory: Inventory, watched: Watched, transport: Transport, state: _State, now: float
+) -> Follow | None:
     """Ask once; `None` when nobody could say, which is borne for a while."""
     asked = desk.follow(watched.work, watched.job, state.offset, inventory.ports.dashboard)
     (answer,) = transport.run([transfer.inside(inventory, asked, timeout=60)])
@@ -103,15 +107,25 @@ def _look(inventory: Inventory, watched: Watched, transport: Transport, state: _
         state.lost_since = now if state.lost_since is None else state.lost_since
         if now - state.lost_since >= _LOST:
             raise NodeError(
-                "", f"batch job `{watched.name}` cannot be watched any more: {error.message}", evidence=error.evidence,
-                hint="the job itself may well go on: see `vlaunch jobs`, and watch it again with the same command",
-            ) from None  # fmt: skip
+                "",
+                f"batch job `{watched.name}` cannot be watched any more: {error.message}",
+                evidence=error.evidence,
+                hint=(
+                    "the job itself may well go on: see `vlaunch jobs`, and watch it again with the"
+                    " same command"
+                ),
+            ) from None
         return None
     state.lost_since, state.offset = None, seen.offset
     state.lines.extend(symptoms.plain(each[: untrusted.LONGEST]) for each in seen.lines)
     # What an earlier run of the job left there says nothing of this one.
     if seen.progress.submission != watched.job:
-        seen = replace(seen, progress=Progress(rows=seen.progress.rows, done=seen.progress.done, errors=seen.progress.errors))
+        seen = replace(
+            seen,
+            progress=Progress(
+                rows=seen.progress.rows, done=seen.progress.done, errors=seen.progress.errors
+            ),
+        )
     if seen.progress.updated != state.progress.updated or seen.lines:
         state.heard = now
     return seen
@@ -122,8 +136,14 @@ def _changes(state: _State, progress: Progress, now: float, *, quiet: bool) -> l
     before, state.progress = state.progress, progress
     if progress.state != before.state:
         doing = howfar.doing(before.state)
-        if doing != howfar.doing(progress.state) and not quiet and progress.state not in ("failed", "refused", "stopped"):
-            events.append(Event(kind="step", stage=_STAGE, text=doing, state="ok", seconds=now - state.since))
+        if (
+            doing != howfar.doing(progress.state)
+            and not quiet
+            and progress.state not in ("failed", "refused", "stopped")
+        ):
+            events.append(
+                Event(kind="step", stage=_STAGE, text=doing, state="ok", seconds=now - state.since)
+            )
         state.since = now
     for text in progress.warnings:
         if text not in state.warned and len(state.warned) < _WARNINGS:
@@ -133,33 +153,47 @@ def _changes(state: _State, progress: Progress, now: float, *, quiet: bool) -> l
 
 
 def _ended(state: _State, seen: Follow, now: float) -> bool:
-    """True when nothing more will come: Ray says so, and the driver's last word, if it had one, has been read."""
+    """True when nothing more will come: Ray says so, and the driver's last word, if it had one, has
+    been read.
+    """
     if seen.status not in OVER and not seen.progress.over:
         return False
     state.over_since = now if state.over_since is None else state.over_since
     if seen.status in OVER and seen.progress.over:
         return True
-    # Ray's word was asked for first: the driver's may have come between, and a process takes a moment to end.
+    # Ray's word was asked for first: the driver's may have come between, and a process takes a
+    # moment to end.
     return now - state.over_since >= (2 * _EVERY if seen.status in OVER else _LAST)
 
 
 def _failure(watched: Watched, state: _State, seen: Follow) -> NodeError:
     progress, error = seen.progress, seen.progress.error
     log = "\n".join(state.lines)
-    again = f"run the same command again: it goes on where this one stopped ({howfar.rows(progress)} are done)"
+    again = (
+        f"run the same command again: it goes on where this one stopped ({howfar.rows(progress)}"
+        " are done)"
+    )
     name = f"batch job `{watched.name}`"
     if "stopped" in (progress.state, seen.status.lower()):
         return NodeError("", f"{name} was stopped", evidence=progress.text, hint=again)
     if error is not None:
-        known = None if error.hint else symptoms.first("\n".join((error.message, error.evidence, log)))
+        known = (
+            None if error.hint else symptoms.first("\n".join((error.message, error.evidence, log)))
+        )
         hint = error.hint or (known.batch if known else f"read its log: {_log(watched)}")
         refused = progress.state == "refused"
         return NodeError(
-            "", f"{name} {'was refused' if refused else 'failed'}: {error.message}",
-            evidence=error.evidence or list(state.lines)[-8:], hint=hint if refused else f"{hint}\n{again}",
-        )  # fmt: skip
+            "",
+            f"{name} {'was refused' if refused else 'failed'}: {error.message}",
+            evidence=error.evidence or list(state.lines)[-8:],
+            hint=hint if refused else f"{hint}\n{again}",
+        )
     if seen.status == "ABSENT":
-        return NodeError("", f"{name} is gone: Ray does not know it any more, as after a restart of the head", hint=again)
+        return NodeError(
+            "",
+            f"{name} is gone: Ray does not know it any more, as after a restart of the head",
+            hint=again,
+        )
     known = symptoms.first("\n".join((log, seen.message)))
     tail = list(state.lines)[-8:] or seen.message.splitlines()[-8:]
     if _killed(seen) and known is None:
@@ -173,7 +207,11 @@ def _failure(watched: Watched, state: _State, seen: Follow) -> NodeError:
 
 
 def _killed(seen: Follow) -> bool:
-    return seen.exit_code in (-9, 137) or "exit code -9" in seen.message or "exit code 137" in seen.message
+    return (
+        seen.exit_code in (-9, 137)
+        or "exit code -9" in seen.message
+        or "exit code 137" in seen.message
+    )
 
 
 def _how(seen: Follow) -> str:
@@ -189,12 +227,18 @@ def _hung(watched: Watched, state: _State) -> DeadlineError:
         "",
         f"the driver of batch job `{watched.name}` has said nothing for {_SILENT:.0f}s",
         evidence=list(state.lines)[-8:],
-        hint=f"end it with `vlaunch stop {watched.name}`, then run the same command again: it goes on where it stopped",
+        hint=(
+            f"end it with `vlaunch stop {watched.name}`, then run the same command again: it goes"
+            " on where it stopped"
+        ),
     )
 
 
 def _log(watched: Watched) -> str:
-    return f"`vlaunch exec --head -- tail -n 200 /tmp/ray/session_latest/logs/job-driver-{watched.job}.log`"
+    return (
+        "`vlaunch exec --head -- tail -n 200"
+        f" /tmp/ray/session_latest/logs/job-driver-{watched.job}.log`"
+    )
 
 
 def _waiting(state: _State, now: float) -> Event:
@@ -210,7 +254,12 @@ def _waiting(state: _State, now: float) -> Event:
     if tell:
         state.told, state.words = now, said
     return Event(
-        kind="wait", stage=_STAGE, text=words, state="running" if tell else "", seconds=now - state.began, data=data(progress)
+        kind="wait",
+        stage=_STAGE,
+        text=words,
+        state="running" if tell else "",
+        seconds=now - state.began,
+        data=data(progress),
     )
 
 

@@ -12,16 +12,21 @@ from hypothesis import settings
 
 from launcher import redaction
 
-# Every day the same examples, and no deadline: one that waited for a core, beside other tests, has not failed.
+# Every day the same examples, and no deadline: one that waited for a core, beside other tests, has
+# not failed.
 settings.register_profile("everyday", max_examples=25, derandomize=True, deadline=None)
-settings.register_profile("more", max_examples=25 * int(os.environ.get("VLAUNCH_EXAMPLES", "1")), deadline=None)
+settings.register_profile(
+    "more", max_examples=25 * int(os.environ.get("VLAUNCH_EXAMPLES", "1")), deadline=None
+)
 settings.load_profile("more" if "VLAUNCH_EXAMPLES" in os.environ else "everyday")
 gc.disable()  # thousands of tests are collected, and all of them stay
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two workers to a core; three where tests start programs, and wait half of their time for them and for deadlines."""
+    """Two workers to a core; three where tests start programs, and wait half of their time for them
+    and for deadlines.
+    """
     waiting = str(config.getoption("markexpr")).startswith("processes")
     return min((3 if waiting else 2) * (os.cpu_count() or 1), 12)
 
@@ -34,8 +39,11 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _ctrl_c_is_heard() -> Iterator[None]:
-    """Let Ctrl-C end what tests and fixtures start, even in a run that a script put in the background, with SIGINT ignored."""
-    # Programs inherit that a signal is ignored, but not a handler: with one here, they begin with the default.
+    """Let Ctrl-C end what tests and fixtures start, even in a run that a script put in the
+    background, with SIGINT ignored.
+    """
+    # Programs inherit that a signal is ignored, but not a handler: with one here, they begin with
+    # the default.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

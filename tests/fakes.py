@@ -1,4 +1,6 @@
-"""The one fake, at the one boundary: a Transport that answers from a function and remembers what it was asked."""
+"""The one fake, at the one boundary: a Transport that answers from a function and remembers what it
+was asked.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,11 @@ from launcher.transport import Command
 
 
 class FakeTransport:
-    """Answers each command with `handler(command)`; `commands` records them in the order they were sent.
+    """Answers each command with `handler(command)`; `commands` records them in the order they were
+    sent.
 
-    A handler that returns None did not expect the command: that fails the test, with the argv in the message.
+    A handler that returns None did not expect the command: that fails the test, with the argv in
+    the message.
     """
 
     def __init__(self, handler: Callable[[Command], Answer | None]) -> None:
@@ -26,5 +30,7 @@ class FakeTransport:
             if answer is None:
                 raise AssertionError(f"unexpected command for {command.node}: {command.argv}")
             if answer.node != command.node:
-                raise AssertionError(f"the handler answered for {answer.node}, asked was {command.node}")
+                raise AssertionError(
+                    f"the handler answered for {answer.node}, asked was {command.node}"
+                )
             yield answer

@@ -1,4 +1,6 @@
-"""Text that is kept in files: compared as it is, and written anew when VLAUNCH_WRITE_GOLDEN is set."""
+"""Text that is kept in files: compared as it is, and written anew when VLAUNCH_WRITE_GOLDEN is
+set.
+"""
 
 from __future__ import annotations
 
@@ -12,4 +14,6 @@ def check(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
-    assert text == path.read_text(encoding="utf-8"), f"see {path.name}; VLAUNCH_WRITE_GOLDEN=1 writes it anew"
+    assert text == path.read_text(encoding="utf-8"), (
+        f"see {path.name}; VLAUNCH_WRITE_GOLDEN=1 writes it anew"
+    )

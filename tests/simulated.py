@@ -1,8 +1,10 @@
-"""Nodes in memory: they answer the commands that vlaunch sends as a Docker host with Ray in its containers would.
+"""Nodes in memory: they answer the commands that vlaunch sends as a Docker host with Ray in its
+containers would.
 
-`World.answer` is a handler for `FakeTransport`. Commands that change a node are recorded in `World.changes`, told apart here by
-what they do and not by which plan they come from. `docker run` is read with Docker's own grammar, so an argument that Docker
-would take for something else ends up in the wrong place here as well.
+`World.answer` is a handler for `FakeTransport`. Commands that change a node are recorded in
+`World.changes`, told apart here by what they do and not by which plan they come from. `docker run`
+is read with Docker's own grammar, so an argument that Docker would take for something else ends up
+in the wrong place here as well.
 """
 
 from __future__ import annotations
@@ -31,12 +33,15 @@ _RAY_IMAGE = FIXTURES / "image" / "vllm-cpu-0.32.0-ray-2.60.0.json"
 
 @dataclass
 class Machine:
-    """One node's disk and Docker; tests change it as they like. `files` are below the cluster's directory.
+    """One node's disk and Docker; tests change it as they like.
 
-    `survey` replaces parts of the survey's answer (`None`: the tool is not there) and `inside` fields of a container's look, or
-    all of it when it is text; `unreadable` is what the node says instead of a model's files, `model` its files with their
-    sizes, `config` its `config.json`, `engine_log` what vLLM's ranks wrote of NCCL, `memory` where secrets may lie in memory,
-    `kept` those that do, `modes` mode and owner of a secret's file where they are not what they should be.
+    `files` are below the cluster's directory.
+
+    `survey` replaces parts of the survey's answer (`None`: the tool is not there) and `inside`
+    fields of a container's look, or all of it when it is text; `unreadable` is what the node says
+    instead of a model's files, `model` its files with their sizes, `config` its `config.json`,
+    `engine_log` what vLLM's ranks wrote of NCCL, `memory` where secrets may lie in memory, `kept`
+    those that do, `modes` mode and owner of a secret's file where they are not what they should be.
     """
 
     node: Node
@@ -63,12 +68,15 @@ class Machine:
 
 
 class World:
-    """The nodes of an inventory, each with the image present and nothing else, until a test says otherwise."""
+    """The nodes of an inventory, each with the image present and nothing else, until a test says
+    otherwise.
+    """
 
     def __init__(self, inventory: Inventory, *, image: bool = True) -> None:
         self.inventory = inventory
         self.machines = {
-            node.name: Machine(node=node, gpus=node.gpus, interface=node.interface or "eth0") for node in inventory.nodes
+            node.name: Machine(node=node, gpus=node.gpus, interface=node.interface or "eth0")
+            for node in inventory.nodes
         }
         self.changes: list[Command] = []
         self.fail: dict[tuple[str, str], Answer] = {}
@@ -80,7 +88,8 @@ class World:
         self.jobs: list[Json] = []
         # What the keeper says of a server besides that it starts, by its name.
         self.observed: dict[str, Json] = {}
-        # What a submitted job does; it is called with the job, and changes it and the files on the head as it goes.
+        # What a submitted job does; it is called with the job, and changes it and the files on the
+        # head as it goes.
         self.driver: Callable[[Json], None] = lambda job: None
         self._made = 0
         if image:
@@ -121,7 +130,12 @@ class World:
 
     def stop(self, name: str, *, code: int = 137) -> None:
         """End a node's container as `docker kill` would."""
-        self.container(name)["State"] = {"Status": "exited", "ExitCode": code, "Error": "", "StartedAt": ""}
+        self.container(name)["State"] = {
+            "Status": "exited",
+            "ExitCode": code,
+            "Error": "",
+            "StartedAt": "",
+        }
 
     def _verb(self, command: Command) -> str:
         if command.argv[:2] == ("sh", "-c"):
@@ -144,19 +158,30 @@ class World:
             out = self.probe(machine, *rest)
             if "@@secrets" in command.argv[2]:
                 out += self._secrets(machine)
-            return Answer(node=name, code=0, out=out + self._survey(machine, command.stdin()) if command.stdin else out)
+            return Answer(
+                node=name,
+                code=0,
+                out=out + self._survey(machine, command.stdin()) if command.stdin else out,
+            )
         if word == "once":
             return self._docker(machine, command, ("run", "--rm", *rest))
         if word == "model":
             return self._model(machine, command.argv)
         if word == "batches":
-            return Answer(node=name, code=0, out="".join(f"{each.name}/\n" for each in Path(rest[0]).glob("*")))
+            return Answer(
+                node=name,
+                code=0,
+                out="".join(f"{each.name}/\n" for each in Path(rest[0]).glob("*")),
+            )
         if word == "logs":
             return Answer(node=name, code=0, out=machine.logs)
         if word == "verdict":
             return Answer(node=name, code=0, out=machine.files.get("network.json", b"").decode())
         if word == "answered":
-            texts = [machine.files.get(self._below(f"{rest[0]}/{each}"), b"").decode() for each in rest[1:]]
+            texts = [
+                machine.files.get(self._below(f"{rest[0]}/{each}"), b"").decode()
+                for each in rest[1:]
+            ]
             return Answer(node=name, code=0, out="".join(f"{text}\n\x1e\n" for text in texts))
         if word in ("unpack", "server", "store", "keep", "clear", "forget", "want"):
             failed = self._change(machine, command, word)
@@ -164,10 +189,13 @@ class World:
                 return failed
             self._write(machine, command)
             return Answer(node=name, code=0)
-        if rest[len(machine.node.docker) + 1 : len(machine.node.docker) + 3] == ("ps", "--all"):  # what is left after `down`
+        # what is left after `down`
+        if rest[len(machine.node.docker) + 1 : len(machine.node.docker) + 3] == ("ps", "--all"):
             lines = [f"container {each['Id'][:12]}" for each in machine.containers.values()]
             lines += [f"directory {word}"] if machine.files else []
-            lines += [f"directory {machine.memory}/{self.inventory.cluster}"] if machine.kept else []
+            lines += (
+                [f"directory {machine.memory}/{self.inventory.cluster}"] if machine.kept else []
+            )
             return Answer(node=name, code=0, out="".join(f"{line}\n" for line in lines))
         return None
 
@@ -202,10 +230,16 @@ class World:
             return self._throw_away(machine, words)
         if verb in ("run", "pull", "build", "rm"):
             failed = self._change(machine, command, verb)
-            return failed if failed is not None else getattr(self, f"_{verb}")(machine, command, words)
+            return (
+                failed if failed is not None else getattr(self, f"_{verb}")(machine, command, words)
+            )
         if verb == "inspect":
             found = [machine.containers[each] for each in words[3:] if each in machine.containers]
-            missing = "".join(f"Error: No such container: {each}\n" for each in words[3:] if each not in machine.containers)
+            missing = "".join(
+                f"Error: No such container: {each}\n"
+                for each in words[3:]
+                if each not in machine.containers
+            )
             return Answer(node=name, code=1 if missing else 0, out=json.dumps(found), err=missing)
         if verb == "exec":
             rest = words[2:] if words[1] == "--interactive" else words[1:]
@@ -215,7 +249,10 @@ class World:
     def _throw_away(self, machine: Machine, words: Argv) -> Answer | None:
         name = machine.node.name
         if "nvidia-smi" in words:
-            lines = "".join(f"GPU {index}: NVIDIA H100 80GB HBM3 (UUID: GPU-{index})\n" for index in range(machine.gpus or 0))
+            lines = "".join(
+                f"GPU {index}: NVIDIA H100 80GB HBM3 (UUID: GPU-{index})\n"
+                for index in range(machine.gpus or 0)
+            )
             return Answer(node=name, code=0, out=lines)
         if "/opt/vlaunch/network.py" in words:
             return self._measured(machine, words)
@@ -239,15 +276,21 @@ class World:
     def _build(self, machine: Machine, command: Command, words: Argv) -> Answer:
         assert command.stdin is not None
         tag, label = words[words.index("--tag") + 1], words[words.index("--label") + 1]
-        machine.images[tag] = image_json(tag, labels=dict([label.split("=", 1)]), layers=hashlib.sha256(command.stdin()))
+        machine.images[tag] = image_json(
+            tag, labels=dict([label.split("=", 1)]), layers=hashlib.sha256(command.stdin())
+        )
         return Answer(node=machine.node.name, code=0)
 
     def _rm(self, machine: Machine, _: Command, words: Argv) -> Answer:
         assert words[1:3] == ("--force", "--volumes")
         for each in words[3:]:
-            found = [name for name, there in machine.containers.items() if each in (name, there["Id"])]
+            found = [
+                name for name, there in machine.containers.items() if each in (name, there["Id"])
+            ]
             if not found:
-                return Answer(node=machine.node.name, code=1, err=f"Error: No such container: {each}")
+                return Answer(
+                    node=machine.node.name, code=1, err=f"Error: No such container: {each}"
+                )
             del machine.containers[found[0]]
         return Answer(node=machine.node.name, code=0)
 
@@ -255,13 +298,25 @@ class World:
         asked = read_run(words)
         name = machine.node.name
         if asked["Name"].lstrip("/") in machine.containers:
-            return Answer(node=name, code=125, err=f'docker: Conflict. The container name "{asked["Name"]}" is already in use')
+            return Answer(
+                node=name,
+                code=125,
+                err=f'docker: Conflict. The container name "{asked["Name"]}" is already in use',
+            )
         if asked["Config"]["Image"] not in machine.images:
-            return Answer(node=name, code=125, err=f"Unable to find image '{asked['Config']['Image']}' locally")
+            return Answer(
+                node=name,
+                code=125,
+                err=f"Unable to find image '{asked['Config']['Image']}' locally",
+            )
         image = machine.images[asked["Config"]["Image"]]["Config"]
         self._made += 1
         asked["Id"] = hashlib.sha256(f"{name}-{self._made}".encode()).hexdigest()
-        asked["Config"]["Env"] += [each for each in image["Env"] if each.split("=")[0] not in _names(asked["Config"]["Env"])]
+        asked["Config"]["Env"] += [
+            each
+            for each in image["Env"]
+            if each.split("=")[0] not in _names(asked["Config"]["Env"])
+        ]
         asked["Config"]["Labels"] = {**image["Labels"], **asked["Config"]["Labels"]}
         machine.containers[asked["Name"].lstrip("/")] = asked
         return Answer(node=name, code=0, out=asked["Id"])
@@ -270,7 +325,11 @@ class World:
         node = machine.node.name
         there = machine.containers.get(name)
         if there is None or there["State"]["Status"] != "running":
-            return Answer(node=node, code=1, err=f"Error response from daemon: Container {name} is not running")
+            return Answer(
+                node=node,
+                code=1,
+                err=f"Error response from daemon: Container {name} is not running",
+            )
         if argv[:2] == ("python3", "-c") and "RLIMIT_MEMLOCK" in argv[2]:
             return self._looked(machine)
         if argv[:2] == ("python3", "-c") and "peers" in argv[-1]:
@@ -278,7 +337,9 @@ class World:
         if argv[:2] == ("python3", "-c") and "socket" in argv[2]:
             ours = self.inventory.ports
             ports = (ours.gcs, ours.group, *(each["desired"]["port"] for each in self.servers()))
-            return Answer(node=node, code=0 if any(f", {port})" in argv[2] for port in ports) else 1)
+            return Answer(
+                node=node, code=0 if any(f", {port})" in argv[2] for port in ports) else 1
+            )
         if "/opt/vlaunch/network.py" in argv:
             return self._measured(machine, argv)
         if argv[:2] == ("python3", "/opt/vlaunch/head.py"):
@@ -295,7 +356,9 @@ class World:
         if argv[3] == "model":
             return self._model(machine, argv)
         said = {"log": machine.engine_log, "bounded": " ".join(argv[5:]) + "\n"}
-        return Answer(node=machine.node.name, code=0, out=said[argv[3]]) if argv[3] in said else None
+        return (
+            Answer(node=machine.node.name, code=0, out=said[argv[3]]) if argv[3] in said else None
+        )
 
     def _head(self, machine: Machine, command: Command, argv: Argv) -> Answer:
         node, verb = machine.node.name, argv[2]
@@ -307,21 +370,32 @@ class World:
                 job["status"] = "STOPPED" if job["submission_id"] in argv else job["status"]
             return failed if failed is not None else Answer(node=node, code=0, out="{}")
         said = self._payload(verb)
-        return Answer(node=node, code=1 if "error" in said and verb != "complete" else 0, out=json.dumps(said) + "\n")
+        return Answer(
+            node=node,
+            code=1 if "error" in said and verb != "complete" else 0,
+            out=json.dumps(said) + "\n",
+        )
 
     def _below(self, path: str) -> str:
         """Return where a path of the cluster's directory is among a machine's files."""
         return path.partition(f"/{self.inventory.cluster}/")[2]
 
     def servers(self) -> list[Json]:
-        """Return the servers that the head is told to keep: each starts, unless `observed` says otherwise of it."""
+        """Return the servers that the head is told to keep: each starts, unless `observed` says
+        otherwise of it.
+        """
         found = []
         for path, data in sorted(self.machines[self.inventory.head.name].files.items()):
             if path.startswith("server/") and path.endswith("/desired.json"):
                 wanted = json.loads(data)
-                seen = {key: wanted[key] for key in ("name", "id", "asked", "model")} | {"version": 2, "state": "starting"}
+                seen = {key: wanted[key] for key in ("name", "id", "asked", "model")} | {
+                    "version": 2,
+                    "state": "starting",
+                }
                 seen |= self.observed.get(wanted["name"], {})
-                found.append({"name": wanted["name"], "desired": wanted, "observed": seen, "age": 1.0})
+                found.append(
+                    {"name": wanted["name"], "desired": wanted, "observed": seen, "age": 1.0}
+                )
         return found
 
     def kept(self) -> Json:
@@ -333,18 +407,25 @@ class World:
         return machine.containers.get(f"vlaunch-{self.inventory.cluster}-{machine.node.name}", {})
 
     def _desk(self, machine: Machine, command: Command, argv: Argv) -> Answer:
-        """Answer with the program itself, on this machine's own files: `hf_home` must be a folder of the test's."""
+        """Answer with the program itself, on this machine's own files: `hf_home` must be a folder
+        of the test's.
+        """
         node, verb = machine.node.name, argv[2]
         if verb in ("put", "prepare", "remove"):
             failed = self._change(machine, command, verb)
             if failed is not None:
                 return failed
         if verb in self.said:
-            return Answer(node=node, code=1 if "error" in self.said[verb] else 0, out=json.dumps(self.said[verb]))
+            return Answer(
+                node=node,
+                code=1 if "error" in self.said[verb] else 0,
+                out=json.dumps(self.said[verb]),
+            )
         if verb == "follow":
             return Answer(node=node, code=0, out=json.dumps(self._followed(argv)))
         stdin = command.stdin() if command.stdin is not None else b""
-        # In this process: to start one for each question would take longer than all the rest. tests/payload starts it.
+        # In this process: to start one for each question would take longer than all the rest.
+        # tests/payload starts it.
         out = io.StringIO()
         words, given = list(argv[1:]), io.TextIOWrapper(io.BytesIO(stdin))
         with mock.patch.multiple(sys, argv=words, stdin=given), contextlib.redirect_stdout(out):
@@ -354,34 +435,73 @@ class World:
     def _followed(self, argv: Argv) -> Json:
         """Answer `follow`: Ray's word is what `jobs` say, and its log their `log`."""
         wanted, offset = argv[argv.index("--job") + 1], int(argv[argv.index("--offset") + 1])
-        job = next((each for each in self.jobs if each["submission_id"] == wanted), {"status": "ABSENT"})
+        job = next(
+            (each for each in self.jobs if each["submission_id"] == wanted), {"status": "ABSENT"}
+        )
         progress = Path(argv[3]) / "progress.json"
         log = str(job.get("log", ""))
         return {
-            "job": {key: job.get(key) for key in ("submission_id", "status", "message", "driver_exit_code")},
-            "log": log[offset:], "offset": len(log), "progress": json.loads(progress.read_text()) if progress.exists() else {},
-        }  # fmt: skip
+            "job": {
+                key: job.get(key)
+                for key in ("submission_id", "status", "message", "driver_exit_code")
+            },
+            "log": log[offset:],
+            "offset": len(log),
+            "progress": json.loads(progress.read_text()) if progress.exists() else {},
+        }
 
     def network(self, machine: Machine, words: Argv) -> Json:
-        """Return what the network probe of a machine would print: one rank, every pair as `links` says, TCP by default."""
+        """Return what the network probe of a machine would print: one rank, every pair as `links`
+        says, TCP by default.
+        """
         nodes = [each.partition("=")[0] for each in words[words.index("--nodes") + 1].split(",")]
         name, backend = machine.node.name, words[words.index("--backend") + 1]
         peers = [peer for peer in nodes if peer != name]
         logs, rates = {}, {peer: self._rate(peer, name) for peer in peers}
         for peer in peers:
             via = self.links.get((name, peer), self.links.get((peer, name), "NET/Socket/0"))
-            way = "0[0] -> 1[0] [send]" if nodes.index(name) < nodes.index(peer) else "0[0] -> 1[0] [receive]"
+            way = (
+                "0[0] -> 1[0] [send]"
+                if nodes.index(name) < nodes.index(peer)
+                else "0[0] -> 1[0] [receive]"
+            )
             logs[peer] = f"{name}:7:9 [0] NCCL INFO Channel 00/0 : {way} via {via}\n"
         return {
-            "node": name, "backend": backend, "pair_logs": logs if backend == "nccl" else {}, "log": "".join(logs.values()),
-            "ranks": [{"rank": nodes.index(name), "local_rank": 0, "phase": "done", "ended": True, "exit": 0}],
+            "node": name,
+            "backend": backend,
+            "pair_logs": logs if backend == "nccl" else {},
+            "log": "".join(logs.values()),
+            "ranks": [
+                {
+                    "rank": nodes.index(name),
+                    "local_rank": 0,
+                    "phase": "done",
+                    "ended": True,
+                    "exit": 0,
+                }
+            ],
             "transfers": [
-                {"source": peer, "target": name, "local_rank": 0, "latency": 2e-5, "bandwidth": rates[peer], "size": 1 << 26}
+                {
+                    "source": peer,
+                    "target": name,
+                    "local_rank": 0,
+                    "latency": 2e-5,
+                    "bandwidth": rates[peer],
+                    "size": 1 << 26,
+                }
                 for peer in peers
             ],
-            "collective": {"ranks": len(nodes), "latency": 5e-5, "size": 1 << 26, "algbw": 1e9, "busbw": 1e9},
-            "versions": {"torch": "2.13.0", "nccl": "2.30.7"}, "gpu": "NVIDIA H100 80GB HBM3", "seconds": 3.0,
-        }  # fmt: skip
+            "collective": {
+                "ranks": len(nodes),
+                "latency": 5e-5,
+                "size": 1 << 26,
+                "algbw": 1e9,
+                "busbw": 1e9,
+            },
+            "versions": {"torch": "2.13.0", "nccl": "2.30.7"},
+            "gpu": "NVIDIA H100 80GB HBM3",
+            "seconds": 3.0,
+        }
 
     def _rate(self, source: str, target: str) -> float:
         """Return the bandwidth of one direction; of a list, the next each time it is measured."""
@@ -397,25 +517,43 @@ class World:
 
     def _looked(self, machine: Machine) -> Answer:
         good: Json = {
-            "memlock": None, "capeff": "000001ffffffffff", "infiniband": ["uverbs0"], "libibverbs": "/usr/lib/libibverbs.so.1",
-            "shm": 1 << 39, "python": "3.12.3", "ray": "2.60.0", "torch": "2.13.0", "nccl": "2.30.7",
-            "cuda": "13.0.3", "env": {},
-        }  # fmt: skip
+            "memlock": None,
+            "capeff": "000001ffffffffff",
+            "infiniband": ["uverbs0"],
+            "libibverbs": "/usr/lib/libibverbs.so.1",
+            "shm": 1 << 39,
+            "python": "3.12.3",
+            "ray": "2.60.0",
+            "torch": "2.13.0",
+            "nccl": "2.30.7",
+            "cuda": "13.0.3",
+            "env": {},
+        }
         if isinstance(machine.inside, str):
             return Answer(node=machine.node.name, code=0, out=machine.inside)
         return Answer(node=machine.node.name, code=0, out=json.dumps({**good, **machine.inside}))
 
     def _knocked(self, machine: Machine, words: Argv) -> Answer:
-        """Answer as `payload/pairs.py`: every port of every peer is open, unless `knocks` says otherwise of the pair."""
+        """Answer as `payload/pairs.py`: every port of every peer is open, unless `knocks` says
+        otherwise of the pair.
+        """
         asked, name, peers = json.loads(words[-1]), machine.node.name, {}
         for peer in asked["peers"]:
             said = self.knocks.get((name, peer["name"]), {})
             if isinstance(said, str):
                 return Answer(node=name, code=1, err=said)
             ports = {str(port): "open" for port in (*peer["ports"], asked["port"])}
-            good = {"ports": ports, "bulk": True, "largest": asked["mtu"], "errors": {}, "heard": True}
+            good = {
+                "ports": ports,
+                "bulk": True,
+                "largest": asked["mtu"],
+                "errors": {},
+                "heard": True,
+            }
             peers[peer["name"]] = {**good, **said}
-        return Answer(node=name, code=0, out=json.dumps({"mtu": asked["mtu"], "unheld": {}, "peers": peers}))
+        return Answer(
+            node=name, code=0, out=json.dumps({"mtu": asked["mtu"], "unheld": {}, "peers": peers})
+        )
 
     def _model(self, machine: Machine, words: Argv) -> Answer:
         name = machine.node.name
@@ -423,8 +561,12 @@ class World:
             return Answer(node=name, code=1, err=machine.unreadable)
         if "find -L" in words[words.index("model") - 1]:
             lines = "".join(f"f {size} {path}\n" for path, size in (machine.model or {}).items())
-            return Answer(node=name, code=4 if machine.model is None else 0, out=f"revision main\n{lines}")
-        return Answer(node=name, code=4 if machine.config is None else 0, out=json.dumps(machine.config))
+            return Answer(
+                node=name, code=4 if machine.model is None else 0, out=f"revision main\n{lines}"
+            )
+        return Answer(
+            node=name, code=4 if machine.config is None else 0, out=json.dumps(machine.config)
+        )
 
     def _submit(self, machine: Machine, command: Command) -> Answer:
         failed = self._change(machine, command, "submit")
@@ -439,43 +581,74 @@ class World:
     def _survey(self, machine: Machine, clock: bytes) -> str:
         """Return the parts that a survey adds to the probe's answer, on a healthy node."""
         address = {"ifname": machine.interface, "flags": ["UP", "LOWER_UP"], "mtu": 1500}
-        gpus = "".join(f"{at}, GPU-{at}, 00000000:{at + 16:02X}:00.0, 0\n" for at in range(machine.gpus or 0))
+        gpus = "".join(
+            f"{at}, GPU-{at}, 00000000:{at + 16:02X}:00.0, 0\n" for at in range(machine.gpus or 0)
+        )
         good: dict[str, str | None] = {
             "clock": f"{clock.decode().strip()} {float(clock) + 0.01:.3f}",
-            "system": "system=Ubuntu 24.04\nkernel=6.8.0-50-generic\nuid=1000\nmemory=2113400000\npython=Python 3.12.3",
-            "shm": "Filesystem 1024-blocks Used Available Capacity Mounted on\ntmpfs 1056700000 0 1056700000 1% /dev/shm",
+            "system": (
+                "system=Ubuntu"
+                " 24.04\nkernel=6.8.0-50-generic\nuid=1000\nmemory=2113400000\npython=Python 3.12.3"
+            ),
+            "shm": (
+                "Filesystem 1024-blocks Used Available Capacity Mounted on\ntmpfs 1056700000 0"
+                " 1056700000 1% /dev/shm"
+            ),
             "own": f"{machine.node.ip} STREAM {machine.node.name}",
             "synced": "NTPSynchronized=yes",
             "link": json.dumps([address]),
             "route": json.dumps([{"dst": "default", "dev": machine.interface}]),
-            "net": f"{machine.interface}/speed:25000\n{machine.interface}/device/pci:/sys/devices/pci0000:00/0000:00:1f.0",
-            "rdma": "", "modules": "nvidia", "xid": "", "logind": "Linger=yes",
+            "net": (
+                f"{machine.interface}/speed:25000\n{machine.interface}/device/pci:/sys/devices/pci0000:00/0000:00:1f.0"
+            ),
+            "rdma": "",
+            "modules": "nvidia",
+            "xid": "",
+            "logind": "Linger=yes",
             "gpustate": gpus if machine.gpus and self.inventory.accelerator == "nvidia" else None,
-            "cuda": "CUDA Version : 13.0", "gpuapps": "", "models": "",
-            "boot": "next=6.8.0-50-generic\ndriver=yes", "dockerdisk": "x\n/dev/sda1 1 1 999999999 1% /var/lib/docker",
-        }  # fmt: skip
+            "cuda": "CUDA Version : 13.0",
+            "gpuapps": "",
+            "models": "",
+            "boot": "next=6.8.0-50-generic\ndriver=yes",
+            "dockerdisk": "x\n/dev/sda1 1 1 999999999 1% /var/lib/docker",
+        }
         parts = {**good, **machine.survey, "survey": ""}
         told = {name: (text or "", 127 if text is None else 0) for name, text in parts.items()}
-        return "".join(f"\n@@vlaunch {name}\n{text}\n@@vlaunch rc {code}\n" for name, (text, code) in told.items())
+        return "".join(
+            f"\n@@vlaunch {name}\n{text}\n@@vlaunch rc {code}\n"
+            for name, (text, code) in told.items()
+        )
 
     def _secrets(self, machine: Machine) -> str:
-        """Return what is told of the files with secrets; each is a minute old, and as private as it should be."""
+        """Return what is told of the files with secrets; each is a minute old, and as private as it
+        should be.
+        """
         state = f"{machine.home}/.vlaunch/{self.inventory.cluster}/secrets"
-        on_disk = [name.removeprefix("secrets/") for name in machine.files if name.startswith("secrets/")]
+        on_disk = [
+            name.removeprefix("secrets/") for name in machine.files if name.startswith("secrets/")
+        ]
         lines = []
         for place, folder, names in (
             ("disk", state, on_disk),
             ("memory", f"{machine.memory}/{self.inventory.cluster}/secrets", [*machine.kept]),
         ):
             lines += [f"{place} 700 0 940 {folder}"] if names else []
-            lines += [f"{place} {machine.modes.get(each, '600 0')} 940 {folder}/{each}" for each in names]
+            lines += [
+                f"{place} {machine.modes.get(each, '600 0')} 940 {folder}/{each}" for each in names
+            ]
         return "\n".join(["", "@@secrets 1000 0", *lines, "@@secrets end", ""])
 
     def _payload(self, verb: str) -> Json:
         empty: Json = {"data": {"result": {"result": []}}}
         answers: Json = {
             "nodes": {"nodes": self.ray_table(), "status": self._ray_status(), "unreachable": []},
-            "jobs": {"jobs": self.jobs, "nodes": self.ray_table(), "actors": empty, "listening": False, **self.kept()},
+            "jobs": {
+                "jobs": self.jobs,
+                "nodes": self.ray_table(),
+                "actors": empty,
+                "listening": False,
+                **self.kept(),
+            },
             "servers": self.kept(),
             "server": {"health": 0},
             "complete": {"status": 0, "error": "Connection refused"},
@@ -484,19 +657,29 @@ class World:
         return self.said[verb] if verb in self.said else dict(answers[verb])
 
     def ray_table(self) -> Json:
-        """Return what Ray's dashboard would answer: a row for each running Ray container, with what its command says."""
+        """Return what Ray's dashboard would answer: a row for each running Ray container, with what
+        its command says.
+        """
         rows = []
         for machine in self.machines.values():
             there = self._own(machine)
-            if not _runs(there) or not machine.joins or "--num-gpus" not in (words := there["Config"]["Cmd"]):
+            if (
+                not _runs(there)
+                or not machine.joins
+                or "--num-gpus" not in (words := there["Config"]["Cmd"])
+            ):
                 continue
             brought = {"GPU": float(words[words.index("--num-gpus") + 1]), "CPU": 8.0}
             rows.append(
                 {
-                    "node_id": machine.node.name, "is_head_node": machine.node.head, "state": "ALIVE", "state_message": None,
-                    "node_ip": machine.ray_ip or words[words.index("--node-ip-address") + 1], "resources_total": brought,
+                    "node_id": machine.node.name,
+                    "is_head_node": machine.node.head,
+                    "state": "ALIVE",
+                    "state_message": None,
+                    "node_ip": machine.ray_ip or words[words.index("--node-ip-address") + 1],
+                    "resources_total": brought,
                 }
-            )  # fmt: skip
+            )
         return {"result": True, "data": {"result": {"total": len(rows), "result": rows}}}
 
     def _ray_status(self) -> str:
@@ -504,72 +687,156 @@ class World:
         active = "".join(f" 1 node_{row['node_id']}\n" for row in rows)
         gpus = sum(row["resources_total"]["GPU"] for row in rows)
         return (
-            f"======== Autoscaler status ========\nNode status\n----\nActive:\n{active}Pending:\n (no pending nodes)\n"
-            f"Recent failures:\n (no failures)\n\nResources\n----\nTotal Usage:\n 0.0/{gpus} GPU\n\nPending Demands:\n"
-            " (no resource demands)\n"
+            f"======== Autoscaler status ========\nNode status\n----\nActive:\n{active}Pending:\n"
+            " (no pending nodes)\nRecent failures:\n (no failures)\n\nResources\n----\nTotal"
+            f" Usage:\n 0.0/{gpus} GPU\n\nPending Demands:\n (no resource demands)\n"
         )
 
-    def probe(self, machine: Machine, cluster: str, state: str, hf: str, accelerator: str, count: str, *rest: str) -> str:
+    def probe(
+        self,
+        machine: Machine,
+        cluster: str,
+        state: str,
+        hf: str,
+        accelerator: str,
+        count: str,
+        *rest: str,
+    ) -> str:
         """Return what the probe's script prints on this machine."""
         images, docker = rest[: int(count)], rest[int(count) :]
         assert docker == machine.node.docker
         assert cluster == self.inventory.cluster
-        made = [name for name, each in machine.images.items() if "vlaunch.image.content" in each["Config"]["Labels"]]
+        made = [
+            name
+            for name, each in machine.images.items()
+            if "vlaunch.image.content" in each["Config"]["Labels"]
+        ]
         address = {"ifname": machine.interface, "flags": ["UP"], "mtu": 1500}
         address |= {"addr_info": [{"family": "inet", "local": machine.node.ip, "prefixlen": 24}]}
         files = {
-            name: hashlib.sha256(data).hexdigest() for name, data in machine.files.items() if not name.startswith("secrets/")
+            name: hashlib.sha256(data).hexdigest()
+            for name, data in machine.files.items()
+            if not name.startswith("secrets/")
         }
-        secrets = {name.removeprefix("secrets/"): data for name, data in machine.files.items() if name.startswith("secrets/")}
-        gpus = "".join(f"{index}, NVIDIA H100 80GB HBM3, 81559, 0, 580.95\n" for index in range(machine.gpus or 0))
-        kfd = "".join(f"/sys/class/kfd/kfd/topology/nodes/{index}/properties\n" for index in range(machine.gpus or 0))
+        secrets = {
+            name.removeprefix("secrets/"): data
+            for name, data in machine.files.items()
+            if name.startswith("secrets/")
+        }
+        gpus = "".join(
+            f"{index}, NVIDIA H100 80GB HBM3, 81559, 0, 580.95\n"
+            for index in range(machine.gpus or 0)
+        )
+        kfd = "".join(
+            f"/sys/class/kfd/kfd/topology/nodes/{index}/properties\n"
+            for index in range(machine.gpus or 0)
+        )
         good = not machine.docker_error
-        info: Json = {"Runtimes": {"runc": {}, **({"nvidia": {}} if accelerator == "nvidia" else {})}}
+        info: Json = {
+            "Runtimes": {"runc": {}, **({"nvidia": {}} if accelerator == "nvidia" else {})}
+        }
         parts: list[tuple[str, str, int]] = [
             ("home", machine.home, 0),
             ("user", "ops", 0),
             ("hostname", machine.node.name, 0),
             ("addr", json.dumps([address]), 0),
-            ("listen", "".join(f"LISTEN 0 4096 0.0.0.0:{port} 0.0.0.0:*\n" for port in machine.listening), 0),
-            ("disk", f"Filesystem 1024-blocks Used Available Capacity Mounted on\n/dev/sda1 1 1 999999999 1% {hf}", 0),
-            ("infiniband", "uverbs0" if self.inventory.fabric != "ethernet" else "ls: cannot access", 0),
+            (
+                "listen",
+                "".join(f"LISTEN 0 4096 0.0.0.0:{port} 0.0.0.0:*\n" for port in machine.listening),
+                0,
+            ),
+            (
+                "disk",
+                (
+                    "Filesystem 1024-blocks Used Available Capacity Mounted on\n/dev/sda1 1 1"
+                    f" 999999999 1% {hf}"
+                ),
+                0,
+            ),
+            (
+                "infiniband",
+                "uverbs0" if self.inventory.fabric != "ethernet" else "ls: cannot access",
+                0,
+            ),
             ("toolkit", "", 127),
-            *([("gpus", gpus, 0)] if accelerator == "nvidia" else [("gpus", kfd, 0)] if accelerator == "amd" else []),
-            ("files", "".join(f"{digest}  ./{name}\n" for name, digest in files.items()), 0 if machine.files else 1),
+            *(
+                [("gpus", gpus, 0)]
+                if accelerator == "nvidia"
+                else [("gpus", kfd, 0)]
+                if accelerator == "amd"
+                else []
+            ),
+            (
+                "files",
+                "".join(f"{digest}  ./{name}\n" for name, digest in files.items()),
+                0 if machine.files else 1,
+            ),
             ("memory", machine.memory or "no place", 0 if machine.memory else 1),
             ("kept", "\n".join(machine.kept), 0 if machine.kept else 1),
             ("folders", f"{machine.memory}/{self.inventory.cluster}" if machine.kept else "", 0),
-            ("token", (secrets.get("RAY_AUTH_TOKEN") or machine.kept.get("RAY_AUTH_TOKEN", b"")).decode(), 0),
+            (
+                "token",
+                (secrets.get("RAY_AUTH_TOKEN") or machine.kept.get("RAY_AUTH_TOKEN", b"")).decode(),
+                0,
+            ),
             ("secrets", "\n".join(secrets), 0),
             ("docker", '{"Version": "28.3.0"}' if good else machine.docker_error, 0 if good else 1),
             ("info", json.dumps(info) if good else machine.docker_error, 0 if good else 1),
             *(
-                (f"image {name}", json.dumps([machine.images[name]]) if name in machine.images else "[]\nError", 0
-                 if name in machine.images else 1)
+                (
+                    f"image {name}",
+                    json.dumps([machine.images[name]]) if name in machine.images else "[]\nError",
+                    0 if name in machine.images else 1,
+                )
                 for name in dict.fromkeys((*images, *made))
             ),
-            ("containers", json.dumps(list(machine.containers.values())) if machine.containers else "", 0),
-        ]  # fmt: skip
-        return "".join(f"\n@@vlaunch {name}\n{text}\n@@vlaunch rc {code}\n" for name, text, code in parts)
+            (
+                "containers",
+                json.dumps(list(machine.containers.values())) if machine.containers else "",
+                0,
+            ),
+        ]
+        return "".join(
+            f"\n@@vlaunch {name}\n{text}\n@@vlaunch rc {code}\n" for name, text, code in parts
+        )
 
 
 def image_json(name: str, *, labels: dict[str, str] | None = None, layers: Any = None) -> Json:
     """Return `docker image inspect` of an image whose layers follow from its name."""
     digest = layers.hexdigest() if layers else hashlib.sha256(name.encode()).hexdigest()
     return {
-        "Id": f"sha256:{digest}", "RepoTags": [name], "RepoDigests": [], "Architecture": "amd64",
+        "Id": f"sha256:{digest}",
+        "RepoTags": [name],
+        "RepoDigests": [],
+        "Architecture": "amd64",
         "RootFS": {"Type": "layers", "Layers": [f"sha256:{digest}"]},
-        "Config": {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"], "Entrypoint": ["vllm", "serve"], "Labels": labels or {}},
-    }  # fmt: skip
+        "Config": {
+            "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"],
+            "Entrypoint": ["vllm", "serve"],
+            "Labels": labels or {},
+        },
+    }
 
 
 def read_run(words: Argv) -> Json:
-    """Read `docker run …` as Docker's own client does, into the fields that `docker inspect` shows."""
+    """Read `docker run …` as Docker's own client does, into the fields that `docker inspect`
+    shows.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--detach", action="store_true")
     for single in ("name", "network", "ipc", "tmpfs", "shm-size", "restart", "gpus", "entrypoint"):
         parser.add_argument(f"--{single}")
-    for many in ("device", "cap-add", "group-add", "security-opt", "ulimit", "volume", "mount", "env", "label"):
+    for many in (
+        "device",
+        "cap-add",
+        "group-add",
+        "security-opt",
+        "ulimit",
+        "volume",
+        "mount",
+        "env",
+        "label",
+    ):
         parser.add_argument(f"--{many}", action="append", default=[])
     parser.add_argument("image")
     parser.add_argument("command", nargs=argparse.REMAINDER)
@@ -577,20 +844,37 @@ def read_run(words: Argv) -> Json:
     labels = dict(each.split("=", 1) for each in asked.label)
     assert asked.detach
     return {
-        "Id": "", "Name": f"/{asked.name}", "RestartCount": 0,
-        "State": {"Status": "running", "ExitCode": 0, "Error": "", "StartedAt": "2026-11-20T19:30:50Z"},
+        "Id": "",
+        "Name": f"/{asked.name}",
+        "RestartCount": 0,
+        "State": {
+            "Status": "running",
+            "ExitCode": 0,
+            "Error": "",
+            "StartedAt": "2026-11-20T19:30:50Z",
+        },
         "HostConfig": {
-            "NetworkMode": asked.network, "IpcMode": asked.ipc, "Tmpfs": asked.tmpfs, "ShmSize": asked.shm_size,
+            "NetworkMode": asked.network,
+            "IpcMode": asked.ipc,
+            "Tmpfs": asked.tmpfs,
+            "ShmSize": asked.shm_size,
             "Binds": asked.volume,
-            "RestartPolicy": {"Name": asked.restart}, "CapAdd": asked.cap_add, "GroupAdd": asked.group_add,
-            "SecurityOpt": asked.security_opt, "Ulimits": asked.ulimit, "Devices": asked.device,
+            "RestartPolicy": {"Name": asked.restart},
+            "CapAdd": asked.cap_add,
+            "GroupAdd": asked.group_add,
+            "SecurityOpt": asked.security_opt,
+            "Ulimits": asked.ulimit,
+            "Devices": asked.device,
             "DeviceRequests": None if asked.gpus is None else [{"Count": int(asked.gpus)}],
         },
         "Config": {
-            "Image": asked.image, "Env": list(asked.env), "Cmd": asked.command, "Entrypoint": [asked.entrypoint],
+            "Image": asked.image,
+            "Env": list(asked.env),
+            "Cmd": asked.command,
+            "Entrypoint": [asked.entrypoint],
             "Labels": labels,
         },
-    }  # fmt: skip
+    }
 
 
 def _runs(there: Json) -> bool:

@@ -53,19 +53,27 @@ def statuses(*said: Status | Sequence[Finding]) -> Callable[[Answers], Sequence[
 
     def judge(_: Answers) -> Sequence[Finding]:
         now = rest.pop(0) if len(rest) > 1 else rest[0]
-        return [Finding(node="gpu01", status=now, text=f"it is {now}", fix="mend it")] if isinstance(now, str) else now
+        return (
+            [Finding(node="gpu01", status=now, text=f"it is {now}", fix="mend it")]
+            if isinstance(now, str)
+            else now
+        )
 
     return judge
 
 
-def run(what: Plan, transport: FakeTransport | None = None, clock: Clock | None = None) -> list[Event]:
+def run(
+    what: Plan, transport: FakeTransport | None = None, clock: Clock | None = None
+) -> list[Event]:
     clock = clock or Clock()
     return list(apply(what, transport or FakeTransport(good), clock=clock, sleep=clock.sleep))
 
 
 def test_stages_steps_and_gates_are_told_in_order() -> None:
     """What starts, what ended and how long it took; a stage ends when its gates are green."""
-    events = run(plan(stage(step("a"), gates=(Gate(id="g", what="it holds", judge=statuses("pass")),))))
+    events = run(
+        plan(stage(step("a"), gates=(Gate(id="g", what="it holds", judge=statuses("pass")),)))
+    )
 
     assert [(each.kind, each.node, each.state) for each in events] == [
         ("stage", "", "running"),
@@ -87,22 +95,34 @@ def test_a_node_gets_its_own_steps_one_after_another() -> None:
             sizes.append([command.argv[0] for command in commands])
             return super().run(commands)
 
-    run(plan(stage(step("a", word="rm"), step("a", word="run"), step("b", word="rm"))), Batches(good))
+    run(
+        plan(stage(step("a", word="rm"), step("a", word="run"), step("b", word="rm"))),
+        Batches(good),
+    )
 
     assert sizes == [["rm", "rm"], ["run"]]
 
 
 def test_a_failing_step_lets_the_others_finish_and_stops_what_follows() -> None:
     """The second wave, the gates and the stages after it are not sent."""
-    transport = FakeTransport(lambda c: Answer(node=c.node, code=1, err="boom") if c.node == "a" else good(c))
+    transport = FakeTransport(
+        lambda c: Answer(node=c.node, code=1, err="boom") if c.node == "a" else good(c)
+    )
     what = plan(stage(step("a"), step("b"), step("b", word="next")), stage(step("c"), id_="t"))
     events = []
     with pytest.raises(NodeError) as caught:
         for event in apply(what, transport):
             events.append(event)
 
-    assert [(command.node, command.argv[0]) for command in transport.commands] == [("a", "run"), ("b", "run")]
-    assert [(each.node, each.state) for each in events if each.kind == "step" and each.state != "running"] == [
+    assert [(command.node, command.argv[0]) for command in transport.commands] == [
+        ("a", "run"),
+        ("b", "run"),
+    ]
+    assert [
+        (each.node, each.state)
+        for each in events
+        if each.kind == "step" and each.state != "running"
+    ] == [
         ("a", "failed"),
         ("b", "ok"),
     ]
@@ -132,7 +152,10 @@ def test_nodes_are_named_in_the_plans_order_whatever_answered_first() -> None:
             return super().run(list(reversed(commands)))
 
     with pytest.raises(NodeError) as caught:
-        run(plan(stage(step("gpu01"), step("gpu02"))), Backwards(lambda c: Answer(node=c.node, code=1, err="no")))
+        run(
+            plan(stage(step("gpu01"), step("gpu02"))),
+            Backwards(lambda c: Answer(node=c.node, code=1, err="no")),
+        )
 
     assert caught.value.node == "gpu[01-02]"
 
@@ -152,7 +175,10 @@ def test_every_node_that_failed_is_named_though_they_did_different_things() -> N
 def test_what_each_node_said_is_kept_apart() -> None:
     """The first in full, the others with their names."""
     with pytest.raises(NodeError) as caught:
-        run(plan(stage(step("a"), step("b"))), FakeTransport(lambda c: Answer(node=c.node, code=1, err=f"boom {c.node}")))
+        run(
+            plan(stage(step("a"), step("b"))),
+            FakeTransport(lambda c: Answer(node=c.node, code=1, err=f"boom {c.node}")),
+        )
 
     assert caught.value.evidence == "boom a\nb: boom b"
 
@@ -160,7 +186,10 @@ def test_what_each_node_said_is_kept_apart() -> None:
 def test_a_step_that_its_deadline_ended_says_the_deadline() -> None:
     """And not exit 124."""
     with pytest.raises(NodeError) as caught:
-        run(plan(stage(step("a"))), FakeTransport(lambda c: Answer(node=c.node, code=124, timed_out=True)))
+        run(
+            plan(stage(step("a"))),
+            FakeTransport(lambda c: Answer(node=c.node, code=124, timed_out=True)),
+        )
 
     assert caught.value.message == "a: starting failed (did not end within 30s)"
     assert caught.value.evidence
@@ -169,8 +198,12 @@ def test_a_step_that_its_deadline_ended_says_the_deadline() -> None:
 def test_a_gate_asks_again_until_it_is_green() -> None:
     """Each `every` seconds; the same wait is worth one running event."""
     clock = Clock()
-    gate = Gate(id="g", what="it holds", judge=statuses("wait", "wait", "pass"), deadline=10, every=2)
-    waits = [event for event in run(plan(stage(gates=(gate,))), clock=clock) if event.kind == "wait"]
+    gate = Gate(
+        id="g", what="it holds", judge=statuses("wait", "wait", "pass"), deadline=10, every=2
+    )
+    waits = [
+        event for event in run(plan(stage(gates=(gate,))), clock=clock) if event.kind == "wait"
+    ]
 
     assert clock.naps == [2, 2]
     assert [(each.text, each.state, each.seconds, each.deadline) for each in waits] == [
@@ -205,7 +238,9 @@ def test_a_failure_ends_the_wait_at_once() -> None:
 def test_a_pass_must_last() -> None:
     """A node that comes and goes starts the hold again."""
     clock = Clock()
-    gate = Gate(id="g", what="it holds", judge=statuses("pass", "wait", "pass"), deadline=60, hold=3)
+    gate = Gate(
+        id="g", what="it holds", judge=statuses("pass", "wait", "pass"), deadline=60, hold=3
+    )
     events = run(plan(stage(gates=(gate,))), clock=clock)
 
     assert clock.now == 5
@@ -218,10 +253,15 @@ def test_a_gate_that_flickers_ends_at_its_deadline() -> None:
     flicker = iter(range(1000))
 
     def judge(_: Answers) -> Sequence[Finding]:
-        return [Finding(node="a", status="pass" if next(flicker) % 2 else "wait", text="in and out")]
+        return [
+            Finding(node="a", status="pass" if next(flicker) % 2 else "wait", text="in and out")
+        ]
 
     with pytest.raises(GateError):
-        run(plan(stage(gates=(Gate(id="g", what="it holds", judge=judge, deadline=10, hold=3),))), clock=clock)
+        run(
+            plan(stage(gates=(Gate(id="g", what="it holds", judge=judge, deadline=10, hold=3),))),
+            clock=clock,
+        )
 
     assert clock.now <= 12
 
@@ -239,16 +279,30 @@ def test_a_pass_without_words_is_told_by_what_the_gate_is_about() -> None:
     found = [Finding(node=name, status="pass", text="") for name in ("gpu01", "gpu02")]
     events = run(plan(stage(gates=(Gate(id="g", what="it holds", judge=statuses(found)),))))
 
-    assert [(each.node, each.text) for each in events if each.kind == "finding"] == [("gpu[01-02]", "it holds")]
+    assert [(each.node, each.text) for each in events if each.kind == "finding"] == [
+        ("gpu[01-02]", "it holds")
+    ]
 
 
 def test_a_failing_gate_asks_the_nodes_that_failed_for_evidence_and_no_others() -> None:
     """The log explains: its cause in the message, its line as evidence, its fix as hint."""
-    found = [Finding(node="a", status="pass", text="in"), Finding(node="b", status="fail", text="not in", fix="look")]
+    found = [
+        Finding(node="a", status="pass", text="in"),
+        Finding(node="b", status="fail", text="not in", fix="look"),
+    ]
     logs = tuple(Command(node=node, argv=("logs",)) for node in ("a", "b"))
-    transport = FakeTransport(lambda c: Answer(node=c.node, code=0, out="noise\nOSError: [Errno 98] Address already in use\n"))
+    transport = FakeTransport(
+        lambda c: Answer(
+            node=c.node, code=0, out="noise\nOSError: [Errno 98] Address already in use\n"
+        )
+    )
     with pytest.raises(GateError) as caught:
-        run(plan(stage(gates=(Gate(id="g", what="it holds", judge=statuses(found), evidence=logs),))), transport)
+        run(
+            plan(
+                stage(gates=(Gate(id="g", what="it holds", judge=statuses(found), evidence=logs),))
+            ),
+            transport,
+        )
 
     assert [command.node for command in transport.commands] == ["b"]
     assert caught.value.message == "b: not in: a port is taken"
@@ -257,7 +311,9 @@ def test_a_failing_gate_asks_the_nodes_that_failed_for_evidence_and_no_others() 
 
 
 def test_several_failures_are_all_told() -> None:
-    """The message is what did not hold; each node's story is evidence, and each fix is a hint once."""
+    """The message is what did not hold; each node's story is evidence, and each fix is a hint
+    once.
+    """
     found = [
         Finding(node="gpu01", status="fail", text="no GPU", fix="buy one"),
         Finding(node="gpu02", status="fail", text="no GPU", fix="buy one"),
@@ -274,7 +330,12 @@ def test_several_failures_are_all_told() -> None:
 def test_a_cluster_wide_failure_has_no_node() -> None:
     """A stranger in Ray belongs to nobody, and nobody's log is asked for."""
     found = [Finding(node="", status="fail", text="a stranger")]
-    gate = Gate(id="g", what="it holds", judge=statuses(found), evidence=(Command(node="a", argv=("logs",)),))
+    gate = Gate(
+        id="g",
+        what="it holds",
+        judge=statuses(found),
+        evidence=(Command(node="a", argv=("logs",)),),
+    )
     with pytest.raises(GateError) as caught:
         run(plan(stage(gates=(gate,))), FakeTransport(lambda _: None))
 
@@ -289,13 +350,20 @@ def test_a_gate_gets_each_nodes_answers_in_the_order_asked() -> None:
         seen.append(answers)
         return []
 
-    asked = (Command(node="a", argv=("one",)), Command(node="b", argv=("one",)), Command(node="a", argv=("two",)))
+    asked = (
+        Command(node="a", argv=("one",)),
+        Command(node="b", argv=("one",)),
+        Command(node="a", argv=("two",)),
+    )
     run(
         plan(stage(gates=(Gate(id="g", what="", judge=judge, ask=asked),))),
         FakeTransport(lambda c: Answer(node=c.node, code=0, out=c.argv[0])),
     )
 
-    assert {node: [each.out for each in answers] for node, answers in seen[0].items()} == {"a": ["one", "two"], "b": ["one"]}
+    assert {node: [each.out for each in answers] for node, answers in seen[0].items()} == {
+        "a": ["one", "two"],
+        "b": ["one"],
+    }
 
 
 def test_interrupting_a_wait_leaves_at_once() -> None:
@@ -305,9 +373,19 @@ def test_interrupting_a_wait_leaves_at_once() -> None:
     def interrupted(_: float) -> None:
         raise KeyboardInterrupt
 
-    gate = Gate(id="g", what="it holds", judge=statuses("wait"), ask=(Command(node="a", argv=("ask",)),), deadline=100)
+    gate = Gate(
+        id="g",
+        what="it holds",
+        judge=statuses("wait"),
+        ask=(Command(node="a", argv=("ask",)),),
+        deadline=100,
+    )
     with pytest.raises(KeyboardInterrupt):
-        list(apply(plan(stage(gates=(gate,)), stage(step("b"), id_="t")), transport, sleep=interrupted))
+        list(
+            apply(
+                plan(stage(gates=(gate,)), stage(step("b"), id_="t")), transport, sleep=interrupted
+            )
+        )
 
     assert [command.argv[0] for command in transport.commands] == ["ask"]
 
@@ -324,16 +402,26 @@ def test_closing_the_stream_stops_before_the_next_stage() -> None:
 
 
 def test_cleaning_up_goes_as_far_as_it_can() -> None:
-    """With `keep_going` a node that fails spares neither the other nodes nor the stages after it, and every story is told."""
+    """With `keep_going` a node that fails spares neither the other nodes nor the stages after it,
+    and every story is told.
+    """
     sent: list[str] = []
 
     def handler(command: Command) -> Answer:
         sent.append(command.argv[0])
-        return Answer(node=command.node, code=1, err="busy") if command.argv == ("rm", "b") else good(command)
+        return (
+            Answer(node=command.node, code=1, err="busy")
+            if command.argv == ("rm", "b")
+            else good(command)
+        )
 
     stages = (
         stage(step("b", "removing b", "rm"), step("b", "clearing b", "clear"), id_="workers"),
-        stage(step("a", "removing a", "rm"), gates=(Gate(id="g", what="it is gone", judge=statuses("fail")),), id_="head"),
+        stage(
+            step("a", "removing a", "rm"),
+            gates=(Gate(id="g", what="it is gone", judge=statuses("fail")),),
+            id_="head",
+        ),
     )
     with pytest.raises(GateError) as caught:
         run(Plan(verb="down", stages=stages, keep_going=True), FakeTransport(handler))
@@ -358,7 +446,9 @@ class Recording(FakeTransport):
 
 def test_what_changes_a_node_is_recorded_with_the_first_step() -> None:
     """All of it at once, and not a command more is sent; looking at a node leaves no record."""
-    gate = Gate(id="g", what="it holds", judge=statuses("pass"), ask=(Command(node="c", argv=("ask",)),))
+    gate = Gate(
+        id="g", what="it holds", judge=statuses("pass"), ask=(Command(node="c", argv=("ask",)),)
+    )
     stages = (
         stage(gates=(gate,)),
         stage(step("a", "one"), step("a", "two"), step("b", "one"), id_="t"),
@@ -370,8 +460,12 @@ def test_what_changes_a_node_is_recorded_with_the_first_step() -> None:
 
     assert transport.recorded == [("up", {"a": ["one", "two"], "b": ["one", "three"]})]
     assert [(each.node, each.before) for each in transport.commands] == [
-        ("c", ()), ("a", ("write", "a")), ("b", ("write", "b")), ("a", ()), ("b", ()),
-    ]  # fmt: skip
+        ("c", ()),
+        ("a", ("write", "a")),
+        ("b", ("write", "b")),
+        ("a", ()),
+        ("b", ()),
+    ]
     assert [each.argv for each in transport.commands] == [each.argv for each in plain.commands]
     assert not any(each.before for each in plain.commands)
 
@@ -394,7 +488,9 @@ def test_a_lock_that_is_lost_ends_also_what_goes_as_far_as_it_can() -> None:
             return super().run(commands)
 
     transport = Lost(good)
-    cleaning = Plan(verb="down", stages=(stage(step("a")), stage(step("b"), id_="t")), keep_going=True)
+    cleaning = Plan(
+        verb="down", stages=(stage(step("a")), stage(step("b"), id_="t")), keep_going=True
+    )
 
     with pytest.raises(LockError):
         run(cleaning, transport)

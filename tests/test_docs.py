@@ -20,23 +20,40 @@ from launcher.ui import network as ui
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 NETWORK = ROOT / "docs" / "network.md"
-PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
+PAGES = [
+    README,
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "benchmarks").glob("*.md")),
+]
 SHOWN = [name for name, (_, _, help_) in COMMANDS.items() if help_]
 
 
 def commands(text: str) -> list[str]:
-    """Return what a page tells to type: lines of `sh` blocks, and those with a prompt in `console` blocks."""
+    """Return what a page tells to type: lines of `sh` blocks, and those with a prompt in `console`
+    blocks.
+    """
     found = []
-    for kind, block in re.findall(r"^```(sh|console)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
+    for kind, block in re.findall(
+        r"^```(sh|console)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL
+    ):
         lines = block.splitlines()
-        found += [line.removeprefix("$ ") for line in lines if kind == "sh" or line.startswith("$ ")]
+        found += [
+            line.removeprefix("$ ") for line in lines if kind == "sh" or line.startswith("$ ")
+        ]
     return [line for line in found if line.startswith("vlaunch ")]
 
 
 def mentioned(text: str) -> list[str]:
-    """Return the commands that stand within sentences; those in tables and with placeholders are no command lines."""
+    """Return the commands that stand within sentences; those in tables and with placeholders are no
+    command lines.
+    """
     prose = re.sub(r"^```.*?^```|^\|.*?$", "", text, flags=re.MULTILINE | re.DOTALL)
-    return [line for line in (" ".join(each.split()) for each in re.findall(r"`(vlaunch [^`]+)`", prose)) if "…" not in line]
+    return [
+        line
+        for line in (" ".join(each.split()) for each in re.findall(r"`(vlaunch [^`]+)`", prose))
+        if "…" not in line
+    ]
 
 
 def parse(line: str) -> click.Context:
@@ -53,7 +70,11 @@ def parse(line: str) -> click.Context:
 def asked() -> list[tuple[str, str]]:
     """Return every command of every page, with the page."""
     texts = [(page.name, page.read_text(encoding="utf-8")) for page in PAGES]
-    return [(name, line) for name, text in texts for line in dict.fromkeys([*commands(text), *mentioned(text)])]
+    return [
+        (name, line)
+        for name, text in texts
+        for line in dict.fromkeys([*commands(text), *mentioned(text)])
+    ]
 
 
 @pytest.mark.parametrize("name", SHOWN)
@@ -120,14 +141,20 @@ def test_the_network_page_tells_of_every_mark_in_the_matrix() -> None:
 
 
 def test_the_network_page_tells_of_every_cause() -> None:
-    """What is seen and the cause; one row each, and one for a container without devices and for a wrong name of a device."""
+    """What is seen and the cause; one row each, and one for a container without devices and for a
+    wrong name of a device.
+    """
     section = NETWORK.read_text().partition("\n## Causes\n")[2].partition("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("|")][2:]
 
     assert len(rows) == len(causes.TABLE) + 2
     for each in causes.TABLE:
-        words = [word for word in re.findall(r"[A-Za-z]{4,}", each.cause) if not word.startswith("NCCL")]
-        assert any(all(word.lower()[:4] in row.lower() for word in words[-2:]) for row in rows), each.cause
+        words = [
+            word for word in re.findall(r"[A-Za-z]{4,}", each.cause) if not word.startswith("NCCL")
+        ]
+        assert any(all(word.lower()[:4] in row.lower() for word in words[-2:]) for row in rows), (
+            each.cause
+        )
 
 
 def test_the_network_page_tells_of_every_field() -> None:
@@ -138,7 +165,11 @@ def test_the_network_page_tells_of_every_field() -> None:
     link = nccl.read([b"gpu01:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0\n"])
     logs = levels.as_json(link)
 
-    assert [name for name in sorted({*top, *logs, *logs["links"][0]}) if not re.search(rf"`{name}(\[\])?`", text)] == []
+    assert [
+        name
+        for name in sorted({*top, *logs, *logs["links"][0]})
+        if not re.search(rf"`{name}(\[\])?`", text)
+    ] == []
     assert [name for name in sorted(inner) if not re.search(rf"`\.?{name}`", text)] == []
 
 

@@ -42,7 +42,9 @@ PORTS = {row[0].strip("`"): row for row in _table("## Ports")}
 
 def test_every_port_is_in_the_table_with_its_default() -> None:
     """In the order of the inventory's keys, none more and none less."""
-    assert {name: row[1] for name, row in PORTS.items()} == {each.name: str(each.default) for each in fields(Ports)}
+    assert {name: row[1] for name, row in PORTS.items()} == {
+        each.name: str(each.default) for each in fields(Ports)
+    }
     assert list(PORTS) == [each.name for each in fields(Ports)]
 
 
@@ -51,7 +53,10 @@ def test_a_port_is_on_the_nodes_that_the_table_says(name: str) -> None:
     """What only the head is told is on the head; vLLM's own and the check's are not told to Ray."""
     inventory = loads(INVENTORY, Path("inventory.yaml"))
     number = str(getattr(inventory.ports, name))
-    head, worker = ray.start_head(inventory.head, inventory), ray.start_worker(inventory.workers[0], inventory)
+    head, worker = (
+        ray.start_head(inventory.head, inventory),
+        ray.start_worker(inventory.workers[0], inventory),
+    )
     if number in head:
         assert PORTS[name][2] == ("every node" if number in worker else "head")
     else:
@@ -70,7 +75,9 @@ def test_ranks_of_batches_meet_at_a_port_that_says_so() -> None:
 
 
 def test_the_dashboard_is_bound_to_loopback() -> None:
-    """As the table says; and the range that the kernel hands out is the one that the firewall closes."""
+    """As the table says; and the range that the kernel hands out is the one that the firewall
+    closes.
+    """
     inventory = loads(INVENTORY, Path("inventory.yaml"))
     words = ray.start_head(inventory.head, inventory)
 
@@ -88,7 +95,9 @@ def test_what_asks_for_the_token_is_told_to_ask() -> None:
     assert spec.env["RAY_AUTH_MODE"] == "token"
     assert "`RAY_AUTH_MODE=token`" in TEXT
     assert all(
-        "Ray token" in PORTS[name][5] for name in PORTS if name not in ("metrics_export", "api", "mp_master", "dp_rpc", "probe")
+        "Ray token" in PORTS[name][5]
+        for name in PORTS
+        if name not in ("metrics_export", "api", "mp_master", "dp_rpc", "probe")
     )
 
 
@@ -116,7 +125,9 @@ def test_the_rights_of_containers_are_as_told() -> None:
 
 
 def test_sudo_runs_docker_and_nothing_else() -> None:
-    """The only words of the program that begin with sudo are those of `docker:`; hints are for people."""
+    """The only words of the program that begin with sudo are those of `docker:`; hints are for
+    people.
+    """
     code = Path(containers.__file__).parent.parent
     found = [
         str(path.relative_to(code))

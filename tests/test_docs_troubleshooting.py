@@ -1,4 +1,6 @@
-"""The page of known failures has each of them, and each of the failures that users report is known or checked for."""
+"""The page of known failures has each of them, and each of the failures that users report is known
+or checked for.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,29 @@ from launcher.tools.symptoms import Symptom
 PAGE = Path(__file__).parent.parent / "docs" / "troubleshooting.md"
 IDS = [each.id for each in symptoms.TABLE]
 
-# What users of multi-node vLLM report, by what tells of it: entries of the table, and checks of `vlaunch check`.
+# What users of multi-node vLLM report, by what tells of it: entries of the table, and checks of
+# `vlaunch check`.
 REPORTED: dict[int, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     1: ("`ray: command not found`", ("ray-missing",), ("ray-version",)),
     2: ("world size larger than this node's GPUs", ("world-size",), ()),
-    3: ("waiting for a placement group", ("placement-group-waits", "placement-group-refused"), ("accelerator",)),
+    3: (
+        "waiting for a placement group",
+        ("placement-group-waits", "placement-group-refused"),
+        ("accelerator",),
+    ),
     4: ("no node type with `node:IP`", ("node-resource-missing",), ("address",)),
     5: ("nodes without an address of their own", ("host-ip-not-unique",), ("address-unique",)),
     6: ("Gloo on the wrong interface", ("gloo-interface",), ("hostname", "interface")),
-    7: ("NCCL without an interface or a route", ("nccl-interface", "nccl-unreachable"), ("interface", "high-port")),
-    8: ("TCP although RDMA is there", ("rdma-unseen", "rdma-devices-missing"), ("rdma-devices", "rdma-container")),
+    7: (
+        "NCCL without an interface or a route",
+        ("nccl-interface", "nccl-unreachable"),
+        ("interface", "high-port"),
+    ),
+    8: (
+        "TCP although RDMA is there",
+        ("rdma-unseen", "rdma-devices-missing"),
+        ("rdma-devices", "rdma-container"),
+    ),
     9: ("memory cannot be locked", ("memlock", "memlock-refused"), ("memlock",)),
     10: ("`unhandled system error`", ("nccl-system-error",), ("ipc-lock", "shm")),
     11: ("no shared memory segment for NCCL", ("shm-too-small",), ("shm",)),
@@ -38,8 +53,16 @@ REPORTED: dict[int, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     20: ("GPU memory is held", ("gpu-memory-held",), ("gpu-memory",)),
     21: ("Error 803", ("driver-too-old",), ("driver",)),
     22: ("no GPUs in containers", ("gpu-runtime", "nvml-lost"), ("gpu-runtime", "cgroup-driver")),
-    23: ("downloads, locks, 401", ("hf-refused", "hf-lock", "model-not-cached"), ("model", "hf-token")),
-    24: ("no config.json; not allowed to write", ("model-not-found", "cache-permission"), ("model",)),
+    23: (
+        "downloads, locks, 401",
+        ("hf-refused", "hf-lock", "model-not-cached"),
+        ("model", "hf-token"),
+    ),
+    24: (
+        "no config.json; not allowed to write",
+        ("model-not-found", "cache-permission"),
+        ("model",),
+    ),
     25: ("the others go on when a node has died", ("container-ended", "server-died"), ()),
     26: ("offline data parallel on a dense model", ("dense-data-parallel",), ()),
     27: ("out of host memory", ("host-memory", "kernel-oom", "engine-killed"), ()),
@@ -52,7 +75,9 @@ REPORTED: dict[int, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 def sections() -> dict[str, str]:
     """Return the page's sections of the third level by their headings."""
     text = PAGE.read_text(encoding="utf-8").partition("\n## What no log line shows\n")[0]
-    found = re.split(r"^### (.+)$", re.sub(r"^## .*$", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
+    found = re.split(
+        r"^### (.+)$", re.sub(r"^## .*$", "", text, flags=re.MULTILINE), flags=re.MULTILINE
+    )
     return dict(zip(found[1::2], found[2::2], strict=True))
 
 

@@ -9,10 +9,23 @@ from launcher.events import Event
 
 def test_an_event_as_json_leaves_out_what_is_empty_and_rounds_times() -> None:
     """Machines read lines; a line says only what there is to say."""
-    event = Event(kind="step", stage="head", node="gpu01", text="starting", state="ok", seconds=1.23456, data={"changed": 0})
+    event = Event(
+        kind="step",
+        stage="head",
+        node="gpu01",
+        text="starting",
+        state="ok",
+        seconds=1.23456,
+        data={"changed": 0},
+    )
 
     assert json.loads(json.dumps(event.as_json())) == {
-        "kind": "step", "stage": "head", "node": "gpu01", "text": "starting", "state": "ok", "seconds": 1.235,
+        "kind": "step",
+        "stage": "head",
+        "node": "gpu01",
+        "text": "starting",
+        "state": "ok",
+        "seconds": 1.235,
         "data": {"changed": 0},
-    }  # fmt: skip
+    }
     assert Event(kind="done").as_json() == {"kind": "done"}

@@ -1,4 +1,6 @@
-"""The inventories in `inventory/`: they load, editors accept them, and example.yaml shows every key there is."""
+"""The inventories in `inventory/`: they load, editors accept them, and example.yaml shows every key
+there is.
+"""
 
 from __future__ import annotations
 
@@ -49,13 +51,19 @@ def test_the_reference_shows_every_key() -> None:
     """At its own place, not only by name."""
     shown = {
         tuple(step for step in where if not isinstance(step, int))
-        for where in document.parse((_ROOT / "inventory" / "example.yaml").read_text(encoding="utf-8")).lines
+        for where in document.parse(
+            (_ROOT / "inventory" / "example.yaml").read_text(encoding="utf-8")
+        ).lines
     }
 
     # Below `secrets` come names of variables, so its keys are one step further down.
     sources = {where[-1] for where in shown if where[:1] == ("secrets",) and len(where) == 3}
-    assert [".".join(key) for key in _keys(InventoryFile) if key[0] != "secrets" and key not in shown] == []
-    assert {key[-1] for key in _keys(InventoryFile) if key[0] == "secrets" and len(key) > 1} == sources
+    assert [
+        ".".join(key) for key in _keys(InventoryFile) if key[0] != "secrets" and key not in shown
+    ] == []
+    assert {
+        key[-1] for key in _keys(InventoryFile) if key[0] == "secrets" and len(key) > 1
+    } == sources
 
 
 def test_the_reference_tells_the_defaults() -> None:

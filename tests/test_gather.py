@@ -1,4 +1,6 @@
-"""Gathering where the head is slow to answer, or does not; what is fetched is tested with the command."""
+"""Gathering where the head is slow to answer, or does not; what is fetched is tested with the
+command.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,27 @@ from launcher.ui.progress import plain_line
 from tests.fakes import FakeTransport
 
 INVENTORY = Inventory(
-    path=Path("inventory.yaml"), cluster="c", image="i", nodes=(Node(name="n1", host="n1", ip="10.0.0.1", gpus=1, head=True),)
+    path=Path("inventory.yaml"),
+    cluster="c",
+    image="i",
+    nodes=(Node(name="n1", host="n1", ip="10.0.0.1", gpus=1, head=True),),
 )
 DATA = b'{"row": 0}\n' * 100
 LOST = Answer(node="n1", code=255, err="the connection was lost")
-FILES = {"files": [{"path": "rows/part-000001.jsonl", "bytes": len(DATA), "sha256": hashlib.sha256(DATA).hexdigest()}]}
+FILES = {
+    "files": [
+        {
+            "path": "rows/part-000001.jsonl",
+            "bytes": len(DATA),
+            "sha256": hashlib.sha256(DATA).hexdigest(),
+        }
+    ]
+}
 
 
-def run(path: Path, answer: Callable[[Command], Answer], seconds: float = 1.0) -> tuple[list[Event], float]:
+def run(
+    path: Path, answer: Callable[[Command], Answer], seconds: float = 1.0
+) -> tuple[list[Event], float]:
     """Gather into a folder; a question costs `seconds`."""
     now = [0.0]
 
@@ -38,14 +53,18 @@ def run(path: Path, answer: Callable[[Command], Answer], seconds: float = 1.0) -
         now[0] += wanted
 
     target = Target(path=path, shown="out", cluster="c", job="j", digest="d")
-    events = gather(INVENTORY, "/w/j", target, FakeTransport(ask), clock=lambda: now[0], sleep=sleep)
+    events = gather(
+        INVENTORY, "/w/j", target, FakeTransport(ask), clock=lambda: now[0], sleep=sleep
+    )
     return list(events), now[0]
 
 
 def head(command: Command) -> Answer:
     if "outputs" in command.argv:
         return Answer(node="n1", code=0, out=json.dumps(FILES))
-    offset, count = (int(command.argv[command.argv.index(word) + 1]) for word in ("--offset", "--bytes"))
+    offset, count = (
+        int(command.argv[command.argv.index(word) + 1]) for word in ("--offset", "--bytes")
+    )
     data = base64.b64encode(DATA[offset : offset + count]).decode()
     return Answer(node="n1", code=0, out=json.dumps({"data": data, "size": len(DATA)}))
 
@@ -85,18 +104,30 @@ def test_nonsense_is_not_asked_for_again(tmp_path: Path) -> None:
     assert (len(asked), list((tmp_path / "rows").iterdir())) == (2, [])
 
 
-def test_a_long_gathering_is_told_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_gathering_is_told_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a pipe, a line every ten seconds."""
     monkeypatch.setattr("launcher.gather.PIECE", 50)
     events, _ = run(tmp_path, head)
     lines = [line for event in events if event.kind == "wait" and (line := plain_line(event))]
 
     assert len([event for event in events if event.kind == "wait"]) == 22
-    assert lines == ["  gathering file 1 of 1, 500 bytes of 1.1 kB", "  gathering file 1 of 1, 1.0 kB of 1.1 kB"]
+    assert lines == [
+        "  gathering file 1 of 1, 500 bytes of 1.1 kB",
+        "  gathering file 1 of 1, 1.0 kB of 1.1 kB",
+    ]
 
 
 @pytest.mark.parametrize(
-    ("count", "said"), [(0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 kB"), (24 * 2**20, "25.2 MB"), (3 * 10**9, "3.0 GB")]
+    ("count", "said"),
+    [
+        (0, "0 bytes"),
+        (999, "999 bytes"),
+        (1500, "1.5 kB"),
+        (24 * 2**20, "25.2 MB"),
+        (3 * 10**9, "3.0 GB"),
+    ],
 )
 def test_sizes(count: int, said: str) -> None:
     """As people write them."""
@@ -133,9 +164,13 @@ def test_a_list_of_files_in_pages(tmp_path: Path) -> None:
         starts.append(command.argv[-1] if "--from" in command.argv else "")
         number, after = {1: (1, 2), 2: (2, 3), 3: (3, 2)}[len(starts)]
         file = {**FILES["files"][0], "path": f"rows/part-{number:06}.jsonl"}
-        return Answer(node="n1", code=0, out=json.dumps({"files": [file], "next": f"part-{after:06}.json"}))
+        return Answer(
+            node="n1", code=0, out=json.dumps({"files": [file], "next": f"part-{after:06}.json"})
+        )
 
     run(tmp_path, paged)
 
     assert starts == ["", "part-000002.json", "part-000003.json"]
-    assert sorted(each.name for each in (tmp_path / "rows").iterdir()) == [f"part-00000{number}.jsonl" for number in (1, 2, 3)]
+    assert sorted(each.name for each in (tmp_path / "rows").iterdir()) == [
+        f"part-00000{number}.jsonl" for number in (1, 2, 3)
+    ]

@@ -52,15 +52,22 @@ def test_what_is_folded_can_be_written_in_an_inventory(numbers: list[int], padde
     assert expand(fold(names)) == names
 
 
-@pytest.mark.parametrize(("code", "late", "ok"), [(0, False, True), (1, False, False), (0, True, False), (124, True, False)])
-def test_an_answer_is_good_when_it_ended_by_itself_with_zero(code: int, late: bool, ok: bool) -> None:
+@pytest.mark.parametrize(
+    ("code", "late", "ok"),
+    [(0, False, True), (1, False, False), (0, True, False), (124, True, False)],
+)
+def test_an_answer_is_good_when_it_ended_by_itself_with_zero(
+    code: int, late: bool, ok: bool
+) -> None:
     """A command that its deadline ended is not."""
     assert Answer(node="a", code=code, timed_out=late).ok is ok
 
 
 def test_the_tail_prefers_errors_and_is_short() -> None:
     """Six lines, from standard error when there is any."""
-    assert Answer(node="a", code=1, out="out", err="1\n2\n3\n4\n5\n6\n7\n").tail == "2\n3\n4\n5\n6\n7"
+    assert (
+        Answer(node="a", code=1, out="out", err="1\n2\n3\n4\n5\n6\n7\n").tail == "2\n3\n4\n5\n6\n7"
+    )
     assert Answer(node="a", code=1, out="out\n", err=" \n").tail == "out"
 
 

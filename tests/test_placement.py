@@ -17,7 +17,8 @@ QWEN_7B = {"num_attention_heads": 28, "num_key_value_heads": 4, "num_hidden_laye
 
 def cluster(*gpus: int, head: int = 0) -> Inventory:
     nodes = tuple(
-        Node(name=f"n{i}", host=f"n{i}", ip=f"10.0.0.{i + 1}", gpus=count, head=i == head) for i, count in enumerate(gpus)
+        Node(name=f"n{i}", host=f"n{i}", ip=f"10.0.0.{i + 1}", gpus=count, head=i == head)
+        for i, count in enumerate(gpus)
     )
     return Inventory(path=Path("inventory.yaml"), cluster="c", image="i", nodes=nodes)
 
@@ -43,7 +44,9 @@ def split(placement: Placement) -> tuple[int, int]:
         ((8, 8), 4, 2, (4, 2)),  # fewer GPUs than there are
     ],
 )
-def test_sizes(gpus: tuple[int, ...], tp: int | None, pp: int | None, expected: tuple[int, int]) -> None:
+def test_sizes(
+    gpus: tuple[int, ...], tp: int | None, pp: int | None, expected: tuple[int, int]
+) -> None:
     """What is not asked for follows from the cluster."""
     assert expected == split(choose(cluster(*gpus), tp, pp))
 
@@ -55,14 +58,28 @@ def test_sizes(gpus: tuple[int, ...], tp: int | None, pp: int | None, expected: 
         ((8, 8), 32, None, None, "the cluster has 16"),
         ((8, 8), None, None, QWEN_7B, "28 attention heads cannot be divided by TP 8"),
         ((8, 8), 2, 8, {"num_hidden_layers": 4}, "4 layers are fewer than the 8 stages"),
-        ((6,), None, None, {"num_attention_heads": 12, "num_key_value_heads": 4}, "4 key/value heads"),
+        (
+            (6,),
+            None,
+            None,
+            {"num_attention_heads": 12, "num_key_value_heads": 4},
+            "4 key/value heads",
+        ),
         ((8, 8), 3, None, None, "TP 3 does not divide the cluster's 16 GPUs"),
         ((8, 4), None, None, None, "different numbers of GPUs"),
         ((8,), None, None, {"text_config": {"num_attention_heads": 20}}, "20 attention heads"),
     ],
 )
-def test_refused(gpus: tuple[int, ...], tp: int | None, pp: int | None, config: dict[str, object] | None, reason: str) -> None:
-    """What cannot run is refused with its reason, and each split that the hint offers is accepted."""
+def test_refused(
+    gpus: tuple[int, ...],
+    tp: int | None,
+    pp: int | None,
+    config: dict[str, object] | None,
+    reason: str,
+) -> None:
+    """What cannot run is refused with its reason, and each split that the hint offers is
+    accepted.
+    """
     with pytest.raises(PlacementError, match=reason) as refused:
         choose(cluster(*gpus), tp, pp, config)
     offered = re.findall(r"--(tp|pp) (\d+) --(?:tp|pp) (\d+)", refused.value.hint)
@@ -136,7 +153,14 @@ def test_repeated_kv_heads_are_said() -> None:
     [
         (LLAMA_70B, 64, 80),
         ({"n_head": 12, "n_layer": 6}, 12, 6),
-        ({"num_attention_heads": 16, "text_config": {"num_attention_heads": 32, "num_hidden_layers": 40}}, 32, 40),
+        (
+            {
+                "num_attention_heads": 16,
+                "text_config": {"num_attention_heads": 32, "num_hidden_layers": 40},
+            },
+            32,
+            40,
+        ),
         ({"num_attention_heads": "many", "text_config": None}, None, None),
         ({"num_attention_heads": True}, None, None),
         (None, None, None),
@@ -149,7 +173,12 @@ def test_shape_of(config: dict[str, object] | None, heads: int | None, layers: i
     assert (heads, layers) == (shape.heads, shape.layers)
 
 
-MOE = {"num_attention_heads": 32, "num_key_value_heads": 4, "num_hidden_layers": 48, "num_experts": 128}
+MOE = {
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 48,
+    "num_experts": 128,
+}
 
 
 @pytest.mark.parametrize(
@@ -163,8 +192,17 @@ MOE = {"num_attention_heads": 32, "num_key_value_heads": 4, "num_hidden_layers":
         ((8, 8), 2, 4, None, "mp", "DP 2 × TP 4 × PP 1", {"n0": 2}),  # as few nodes as hold them
         ((8, 8), 2, 4, 2, "mp", "DP 2 × TP 4 × PP 2", {"n0": 1, "n1": 1}),
         ((8, 8), 2, None, 2, "mp", "DP 2 × TP 4 × PP 2", {"n0": 1, "n1": 1}),
-        ((4, 4, 8), 3, 4, None, "mp", "DP 3 × TP 4 × PP 1", {"n0": 1, "n2": 2}),  # the larger node before the smaller
-        ((8, 8, 8, 8), 2, None, None, "ray", "DP 2 × TP 8 × PP 2", {"n0": 1, "n1": 0, "n2": 1, "n3": 0}),
+        # the larger node before the smaller
+        ((4, 4, 8), 3, 4, None, "mp", "DP 3 × TP 4 × PP 1", {"n0": 1, "n2": 2}),
+        (
+            (8, 8, 8, 8),
+            2,
+            None,
+            None,
+            "ray",
+            "DP 2 × TP 8 × PP 2",
+            {"n0": 1, "n1": 0, "n2": 1, "n3": 0},
+        ),
         ((1, 1), 2, None, None, "mp", "DP 2 × TP 1 × PP 1", {"n0": 1, "n1": 1}),
     ],
 )
@@ -177,7 +215,9 @@ def test_replicas(
     words: str,
     replicas: dict[str, int],
 ) -> None:
-    """Each replica gets an equal part of the GPUs, inside a node where it can; the head always holds the first."""
+    """Each replica gets an equal part of the GPUs, inside a node where it can; the head always
+    holds the first.
+    """
     placed = choose(cluster(*gpus), tp, pp, dp=dp, backend=backend)
 
     assert (placed.words, dict(placed.replicas)) == (words, replicas)
@@ -192,7 +232,14 @@ def test_replicas(
         ((8, 8), 3, None, None, "mp", "16 GPUs cannot be divided equally between 3 replicas"),
         ((8, 8), 2, None, 3, "ray", "between 2 replicas of PP 3"),
         ((8, 8), 20, None, None, "mp", "it needs 20 GPUs, the cluster has 16"),
-        ((8, 8, 8, 8), 2, None, None, "mp", "several nodes, and the mp backend keeps replicas inside nodes"),
+        (
+            (8, 8, 8, 8),
+            2,
+            None,
+            None,
+            "mp",
+            "several nodes, and the mp backend keeps replicas inside nodes",
+        ),
         ((8, 4), 2, None, None, "ray", "only 1 of them can stay inside nodes"),
         ((4, 8), 2, 6, None, "ray", "the head, which must hold one, has 4"),
         ((4, 8, 8), 2, 8, None, "mp", "the head, which must hold one, has 4"),
@@ -203,7 +250,9 @@ def test_replicas(
 def test_replicas_that_cannot_be(
     gpus: tuple[int, ...], dp: int, tp: int | None, pp: int | None, backend: Backend, reason: str
 ) -> None:
-    """They are refused with the reason, and each way that the hint offers works on either backend."""
+    """They are refused with the reason, and each way that the hint offers works on either
+    backend.
+    """
     if not reason:
         assert choose(cluster(*gpus), tp, pp, dp=dp) == choose(cluster(*gpus), tp, pp)
         return
@@ -215,13 +264,17 @@ def test_replicas_that_cannot_be(
     assert dp >= 16 or offered[0][0] == str(dp)
     for count, size in offered:
         for each in ("ray", "mp"):
-            assert choose(cluster(*gpus), int(size), None, dp=int(count), backend=each).dp == int(count)
+            assert choose(cluster(*gpus), int(size), None, dp=int(count), backend=each).dp == int(
+                count
+            )
     assert ("`--backend ray`" in refused.value.hint) is ("mp backend keeps" in reason)
 
 
 def test_replicas_need_heads_that_can_be_divided() -> None:
     """The model's shape counts for each replica."""
-    with pytest.raises(PlacementError, match="28 attention heads cannot be divided by TP 8") as refused:
+    with pytest.raises(
+        PlacementError, match="28 attention heads cannot be divided by TP 8"
+    ) as refused:
         choose(cluster(8, 8), None, None, QWEN_7B, dp=2)
 
     assert refused.value.hint.startswith("these work: `--data-parallel-size 2 --tp 4`")
@@ -263,7 +316,12 @@ def test_one_copy_over_several_nodes_needs_the_network() -> None:
 
 @pytest.mark.parametrize(
     ("backend", "config", "gpus", "warned"),
-    [("ray", MOE, (8, 8), True), ("mp", MOE, (8, 8), False), ("ray", LLAMA_70B, (8, 8), False), ("ray", MOE, (8,), False)],
+    [
+        ("ray", MOE, (8, 8), True),
+        ("mp", MOE, (8, 8), False),
+        ("ray", LLAMA_70B, (8, 8), False),
+        ("ray", MOE, (8,), False),
+    ],
 )
 def test_a_mixture_of_experts_over_nodes_under_ray_is_warned_of(
     backend: Backend, config: dict[str, object], gpus: tuple[int, ...], warned: bool
@@ -284,11 +342,22 @@ def test_a_mixture_of_experts_over_nodes_under_ray_is_warned_of(
         ({**LLAMA_70B, "moe_num_experts": [64, 64]}, 64),
         ({"text_config": MOE}, 128),
         ({**LLAMA_70B, "thinker_config": {"text_config": MOE}}, 128),
-        ({**LLAMA_70B, "block_configs": [{"block_type": "mamba"}, {"block_type": "moe", "n_routed_experts": 32}]}, 32),
+        (
+            {
+                **LLAMA_70B,
+                "block_configs": [
+                    {"block_type": "mamba"},
+                    {"block_type": "moe", "n_routed_experts": 32},
+                ],
+            },
+            32,
+        ),
         ({"architectures": ["x"]}, None),
         (None, None),
     ],
 )
 def test_experts(config: dict[str, object] | None, experts: int | None) -> None:
-    """They are found where models name them; a config that says nothing of attention is not taken for a dense model's."""
+    """They are found where models name them; a config that says nothing of attention is not taken
+    for a dense model's.
+    """
     assert experts == shape_of(config).experts

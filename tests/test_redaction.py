@@ -55,11 +55,17 @@ def test_short_values_are_left_alone() -> None:
 @pytest.mark.parametrize(
     "written",
     [
-        json.dumps({"a": VALUE}), json.dumps({"a": VALUE}, ensure_ascii=False), repr(VALUE),
-        html.escape(VALUE), str(markupsafe.escape(VALUE)), f"https://x/?key={quote(VALUE, safe='')}&n=1", f"https://x/{quote(VALUE)}",
-        "Basic " + base64.b64encode(f"user:{VALUE}".encode()).decode(), base64.urlsafe_b64encode(VALUE.encode()).decode(),
+        json.dumps({"a": VALUE}),
+        json.dumps({"a": VALUE}, ensure_ascii=False),
+        repr(VALUE),
+        html.escape(VALUE),
+        str(markupsafe.escape(VALUE)),
+        f"https://x/?key={quote(VALUE, safe='')}&n=1",
+        f"https://x/{quote(VALUE)}",
+        "Basic " + base64.b64encode(f"user:{VALUE}".encode()).decode(),
+        base64.urlsafe_b64encode(VALUE.encode()).decode(),
     ],
-)  # fmt: skip
+)
 def test_a_value_is_found_however_it_is_written(written: str) -> None:
     """In JSON, in an address, in Python's own form, in base64."""
     redaction.learn(VALUE)
@@ -70,7 +76,10 @@ def test_a_value_is_found_however_it_is_written(written: str) -> None:
     assert len(clean) < len(written)
 
 
-@given(value=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=8, max_size=80), around=st.binary(max_size=7))
+@given(
+    value=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=8, max_size=80),
+    around=st.binary(max_size=7),
+)
 def test_base64_is_found_at_every_offset(value: str, around: bytes) -> None:
     """At most the characters that the neighbours share stay: two before and three behind."""
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
@@ -80,15 +89,21 @@ def test_base64_is_found_at_every_offset(value: str, around: bytes) -> None:
         assert found >= len(value.encode()) * 8 // 6 - 1 or found >= len(value)
 
 
-def test_lines_from_nodes_are_clean_before_they_are_laid_out(capsys: pytest.CaptureFixture[str]) -> None:
-    """A table may break a value over lines, where nobody would find it any more; colours inside do not hide it."""
+def test_lines_from_nodes_are_clean_before_they_are_laid_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A table may break a value over lines, where nobody would find it any more; colours inside do
+    not hide it.
+    """
     redaction.learn("hf_thisMustStayHidden")
 
     assert symptoms.plain("token hf_this\x1b[31mMustStayHidden end") == "token *** end"
 
 
 def test_every_way_out_is_guarded(capsys: pytest.CaptureFixture[str]) -> None:
-    """Events, JSON, errors with evidence and hints, what goes around the text, and whoever writes lines."""
+    """Events, JSON, errors with evidence and hints, what goes around the text, and whoever writes
+    lines.
+    """
     redaction.learn("hf_thisMustStayHidden")
     words = "say hf_thisMustStayHidden"
     with redaction.guarded():
@@ -122,7 +137,9 @@ def test_a_bug_s_traceback_is_guarded() -> None:
         "with redaction.guarded():\n"
         "    raise KeyError('hf_this' + 'MustStayHidden')\n"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
 
     assert ran.returncode == 1
     assert "KeyError: '***'" in ran.stderr
@@ -131,9 +148,15 @@ def test_a_bug_s_traceback_is_guarded() -> None:
 def test_nobody_goes_around_the_guard() -> None:
     """To the terminal itself, or to the streams that Python had at its start."""
     folder = Path(redaction.__file__).parent
-    paths = [path for path in sorted(folder.rglob("*.py")) if not {"payload", "lab"} & set(path.relative_to(folder).parts)]
+    paths = [
+        path
+        for path in sorted(folder.rglob("*.py"))
+        if not {"payload", "lab"} & set(path.relative_to(folder).parts)
+    ]
 
     assert len(paths) > 100
     assert [
-        path.name for path in paths if re.search(r"sys\.__std|os\.write\([12]\b|/dev/(?:tty|stdout|stderr)\b", path.read_text())
+        path.name
+        for path in paths
+        if re.search(r"sys\.__std|os\.write\([12]\b|/dev/(?:tty|stdout|stderr)\b", path.read_text())
     ] == []

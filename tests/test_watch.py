@@ -1,4 +1,6 @@
-"""Watching a server: phases from recorded logs, readiness only by a completion, and every way in which none comes."""
+"""Watching a server: phases from recorded logs, readiness only by a completion, and every way in
+which none comes.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,14 @@ NODES = (
     Node(name="n2", host="n2", ip="10.0.0.2", gpus=1),
 )
 INVENTORY = Inventory(path=Path("inventory.yaml"), cluster="c", image="i", nodes=NODES)
-ANSWERED = {"status": 200, "tokens": 3, "text": "Hi", "model": "m", "system_fingerprint": "vllm-pp2", "seconds": 0.5}
+ANSWERED = {
+    "status": 200,
+    "tokens": 3,
+    "text": "Hi",
+    "model": "m",
+    "system_fingerprint": "vllm-pp2",
+    "seconds": 0.5,
+}
 CAPACITY = {"kv_cache_size_tokens": "65536", "kv_cache_max_concurrency": "128.0"}
 
 
@@ -38,7 +47,9 @@ def log(name: str) -> str:
 
 @dataclass
 class World:
-    """A head and a node with an API that say, look by look, what `looks` hold (the last one for ever); sleeping moves time."""
+    """A head and a node with an API that say, look by look, what `looks` hold (the last one for
+    ever); sleeping moves time.
+    """
 
     looks: list[dict[str, Any]]
     wanted: Desired
@@ -61,17 +72,34 @@ class World:
             return self._json(node, self.look()["api"], lambda said: said)
         assert "complete" in argv
         self.asked += 1
-        return self._json(node, self.completions[min(self.asked, len(self.completions)) - 1], lambda said: said)
+        return self._json(
+            node, self.completions[min(self.asked, len(self.completions)) - 1], lambda said: said
+        )
 
     def servers(self, said: dict[str, Any]) -> dict[str, Any]:
-        own = {"version": 2, "name": "default", "id": self.wanted.id, "asked": 7.0, "model": "m", "state": "starting"}
+        own = {
+            "version": 2,
+            "name": "default",
+            "id": self.wanted.id,
+            "asked": 7.0,
+            "model": "m",
+            "state": "starting",
+        }
         seen = said.pop("observed", {})
-        one = {"name": "default", "desired": self.wanted.as_json(), "observed": None if seen is None else {**own, **seen}}
+        one = {
+            "name": "default",
+            "desired": self.wanted.as_json(),
+            "observed": None if seen is None else {**own, **seen},
+        }
         return {"servers": [{**one, "age": 1.0, **said}], "members": {}, "agent": 1.0}
 
-    def _json(self, node: str, said: Any, put: Callable[[dict[str, Any]], dict[str, Any]]) -> Answer:
+    def _json(
+        self, node: str, said: Any, put: Callable[[dict[str, Any]], dict[str, Any]]
+    ) -> Answer:
         return (
-            replace(said, node=node) if isinstance(said, Answer) else Answer(node=node, code=0, out=json.dumps(put({**said})))
+            replace(said, node=node)
+            if isinstance(said, Answer)
+            else Answer(node=node, code=0, out=json.dumps(put({**said})))
         )
 
     def sleep(self, seconds: float) -> None:
@@ -81,13 +109,18 @@ class World:
 def look(text: str = "", state: str = "starting", health: int = 0, **more: Any) -> dict[str, Any]:
     """Return what is said at one look: `more` is of the keeper's record, but for `anew`."""
     api = {
-        "log": text, "offset": len(text.encode()), "anew": more.pop("anew", False), "health": health,
+        "log": text,
+        "offset": len(text.encode()),
+        "anew": more.pop("anew", False),
+        "health": health,
         "capacity": CAPACITY if health == 200 else {},
-    }  # fmt: skip
+    }
     return {"head": {"observed": {"state": state, "generation": 1, **more}}, "api": api}
 
 
-def failed(what: str = "vLLM ended with exit code 1", state: str = "failed", **fault: Any) -> dict[str, Any]:
+def failed(
+    what: str = "vLLM ended with exit code 1", state: str = "failed", **fault: Any
+) -> dict[str, Any]:
     """Return a look at a server of which its keeper will not start the engine again."""
     return look(state=state, faults=[{"at": 1.0, "what": what, **fault}])
 
@@ -97,21 +130,31 @@ READY: dict[str, Any] = {"state": "ready", "health": 200}
 
 def wanted(dp: int = 1, backend: Any = "ray", nodes: tuple[str, ...] = ()) -> Desired:
     split = choose(narrow(INVENTORY, nodes), 1, len(nodes or NODES) // dp, dp=dp, backend=backend)
-    request = Request(model="m", placement=split, backend=backend, host="0.0.0.0", port=8000, nodes=nodes)
+    request = Request(
+        model="m", placement=split, backend=backend, host="0.0.0.0", port=8000, nodes=nodes
+    )
     return plan_serve(INVENTORY, Seen(), request, asked=7.0, policy=Policy()).desired
 
 
 def follow(
-    *looks: dict[str, Any], completions: list[dict[str, Any]] | None = None, timeout: float = 600, attached: bool = False,
-    dp: int = 1, **more: Any,
-) -> tuple[World, list[Event], Served]:  # fmt: skip
+    *looks: dict[str, Any],
+    completions: list[dict[str, Any]] | None = None,
+    timeout: float = 600,
+    attached: bool = False,
+    dp: int = 1,
+    **more: Any,
+) -> tuple[World, list[Event], Served]:
     """Watch a server until it has answered; of an error, `events` are what came before."""
     world = World(list(looks), wanted(dp, **more), completions or [ANSWERED])
     events: list[Event] = []
     generator = watch(
-        watched(INVENTORY, world.wanted), FakeTransport(world.answer), timeout=timeout, attached=attached,
-        clock=lambda: world.now, sleep=world.sleep,
-    )  # fmt: skip
+        watched(INVENTORY, world.wanted),
+        FakeTransport(world.answer),
+        timeout=timeout,
+        attached=attached,
+        clock=lambda: world.now,
+        sleep=world.sleep,
+    )
     while True:
         try:
             events.append(next(generator))
@@ -147,7 +190,10 @@ def waits(events: list[Event]) -> list[str]:
 @pytest.mark.parametrize(
     ("doing", "told"),
     [
-        ("GPU 3 of gpu01: 60 GiB held by python (pid 4711)", "GPU 3 of gpu01: 60 GiB held by python (pid 4711)"),
+        (
+            "GPU 3 of gpu01: 60 GiB held by python (pid 4711)",
+            "GPU 3 of gpu01: 60 GiB held by python (pid 4711)",
+        ),
         ("waiting for 10.0.0.2 to be in Ray", "waiting for n2 to be in Ray"),
         ("", "waiting"),
     ],
@@ -169,12 +215,21 @@ def test_a_server_that_nobody_keeps_yet() -> None:
 
 
 def test_a_server_that_recovers_is_waited_for() -> None:
-    """What its log says of the engine that died is no end, nor what a dead engine's API answers; nodes have their names."""
+    """What its log says of the engine that died is no end, nor what a dead engine's API answers;
+    nodes have their names.
+    """
     died: dict[str, Any] = {"faults": [{"at": 1.0, "what": "rank 1 on 10.0.0.2 ended"}]}
     world, events, served = follow(
         look(log("serve_ray_pp2_ok")),
         look(log("fail_rank_killed"), "stopping", health=200, **died),
-        *[look(state="pausing", doing="starting again in 5 s, after rank 1 on 10.0.0.2 ended", **died)] * 12,
+        *[
+            look(
+                state="pausing",
+                doing="starting again in 5 s, after rank 1 on 10.0.0.2 ended",
+                **died,
+            )
+        ]
+        * 12,
         look(log("serve_ray_pp2_ok"), anew=True, **died),
         look(**READY, **died),
     )
@@ -188,11 +243,18 @@ def test_a_server_that_recovers_is_waited_for() -> None:
 
 def test_a_keeper_that_gave_up() -> None:
     """The engine's own first error comes first, then what its keeper saw."""
-    over = failed("no restart is left of 3 in an hour", "gave-up", cause="ValueError: no such thing", evidence="one\ntwo")
+    over = failed(
+        "no restart is left of 3 in an hour",
+        "gave-up",
+        cause="ValueError: no such thing",
+        evidence="one\ntwo",
+    )
     with pytest.raises(NodeError, match="ValueError: no such thing") as raised:
         follow(over)
 
-    assert raised.value.evidence == "its keeper gave up: no restart is left of 3 in an hour\none\ntwo"
+    assert (
+        raised.value.evidence == "its keeper gave up: no restart is left of 3 in an hour\none\ntwo"
+    )
     assert "vlaunch stop" not in raised.value.hint
 
 
@@ -219,14 +281,22 @@ def test_ranks_that_nobody_names() -> None:
 
 def test_a_server_whose_api_is_not_on_the_head() -> None:
     """The head says how it is, its own node has the log, the API and the address."""
-    _, events, served = follow(*in_pieces(log("serve_mp_pp2_node0_ok"), 9), look(**READY), backend="mp", nodes=("n2",), dp=1)
+    _, events, served = follow(
+        *in_pieces(log("serve_mp_pp2_node0_ok"), 9),
+        look(**READY),
+        backend="mp",
+        nodes=("n2",),
+        dp=1,
+    )
 
     assert served.endpoint == "http://10.0.0.2:8000/v1"
     assert "loading weights" in [event.text for event in events if event.kind == "step"]
 
 
 def test_healthy_is_not_ready() -> None:
-    """`/health` says 200 and no completion comes: it is asked again, and only a completion ends the wait."""
+    """`/health` says 200 and no completion comes: it is asked again, and only a completion ends the
+    wait.
+    """
     none: list[dict[str, Any]] = [{"status": 0, "error": "timed out"}, {"status": 200, "tokens": 0}]
     world, _, _ = follow(look(**READY), completions=[*none, ANSWERED])
 
@@ -237,20 +307,32 @@ def test_attaching_tells_no_phases_of_the_past() -> None:
     """The log of a server that has been up for long is read, but not told again."""
     _, events, _ = follow(look(log("serve_ray_pp2_ok"), **READY, anew=True), attached=True)
 
-    assert [event.text for event in events if event.kind == "step"] == ["a completion has come back"]
+    assert [event.text for event in events if event.kind == "step"] == [
+        "a completion has come back"
+    ]
 
 
 @pytest.mark.parametrize(
     ("name", "cause", "line"),
     [
-        ("fail_cpu_platform_refuses_ray", "no Ray platform plugin", "current platform cpu does not support ray"),
+        (
+            "fail_cpu_platform_refuses_ray",
+            "no Ray platform plugin",
+            "current platform cpu does not support ray",
+        ),
         ("fail_gloo_loopback", "wrong network interface", "connectFullMesh failed"),
-        ("fail_cpu_shm_across_hosts", "the engine failed: RuntimeError: open shm", "open shm in SHMManager failed"),
+        (
+            "fail_cpu_shm_across_hosts",
+            "the engine failed: RuntimeError: open shm",
+            "open shm in SHMManager failed",
+        ),
         ("fail_validation", "this model is dense", "not supported/useful for dense models"),
     ],
 )
 def test_a_start_that_fails(name: str, cause: str, line: str) -> None:
-    """The engine's end ends the wait at once, with the cause, the line that shows it, and a hint."""
+    """The engine's end ends the wait at once, with the cause, the line that shows it, and a
+    hint.
+    """
     with pytest.raises(NodeError) as raised:
         follow(*in_pieces(log(name), 5), failed())
 
@@ -272,8 +354,12 @@ def test_a_failure_that_nobody_knows_leads_to_the_doctor() -> None:
 
 
 def test_a_fatal_line_is_told_at_once() -> None:
-    """It is told with the look that saw it; a server that does not end by itself then is given up after a few seconds."""
-    with pytest.raises(NodeError, match="cannot go on: the model and its KV cache do not fit") as raised:
+    """It is told with the look that saw it; a server that does not end by itself then is given up
+    after a few seconds.
+    """
+    with pytest.raises(
+        NodeError, match="cannot go on: the model and its KV cache do not fit"
+    ) as raised:
         follow(look("RuntimeError: No available memory for the cache blocks\n"), look())
     first = next(event for event in raised.value.events if event.kind == "warning")  # type: ignore[attr-defined]
 
@@ -287,7 +373,9 @@ FATAL = "ERROR RuntimeError: No available memory for the cache blocks\n"
 
 @pytest.mark.parametrize("attached", [False, True])
 def test_a_completion_outdoes_a_fatal_line(attached: bool) -> None:
-    """A line is read in the wrong way more easily than an answer: who answers serves, also when watched again from byte 0."""
+    """A line is read in the wrong way more easily than an answer: who answers serves, also when
+    watched again from byte 0.
+    """
     _, events, _ = follow(look(FATAL, **READY), attached=attached)
 
     assert [event.state for event in events if event.kind == "warning"] == ["warn"]
@@ -310,7 +398,12 @@ def test_a_server_that_goes_on_after_a_fatal_line() -> None:
 def test_a_server_that_was_healthy_and_falls_silent() -> None:
     """What killed it is still known."""
     with pytest.raises(NodeError, match="cannot go on: the model and its KV cache do not fit"):
-        follow(look(**READY), look(FATAL, health=503), look(), completions=[{"status": 0, "error": "timed out"}])
+        follow(
+            look(**READY),
+            look(FATAL, health=503),
+            look(),
+            completions=[{"status": 0, "error": "timed out"}],
+        )
 
 
 def test_a_warning_is_told_once_and_waited_through() -> None:
@@ -324,7 +417,9 @@ def test_a_warning_is_told_once_and_waited_through() -> None:
 def test_an_engine_that_leaves_no_log() -> None:
     """What its keeper saw is shown instead; it may hold anything."""
     with pytest.raises(NodeError) as raised:
-        follow(failed(cause="OSError: disk \x1b[2Jquota", evidence="\x1b[31mRuntime env setup failed"))
+        follow(
+            failed(cause="OSError: disk \x1b[2Jquota", evidence="\x1b[31mRuntime env setup failed")
+        )
 
     assert "OSError: disk " in raised.value.message
     assert "Runtime env setup failed" in raised.value.evidence
@@ -332,15 +427,22 @@ def test_an_engine_that_leaves_no_log() -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "said"), [({"desired": None}, "it is wanted no more"), ({"name": "other"}, "it is wanted no more")]
+    ("head", "said"),
+    [({"desired": None}, "it is wanted no more"), ({"name": "other"}, "it is wanted no more")],
 )
 def test_a_server_that_somebody_stops(head: dict[str, Any], said: str) -> None:
     """`vlaunch stop` elsewhere ends the watching here, and says so."""
-    dying = "*** SIGTERM received at time=1 on cpu 1 ***\nvllm.v1.engine.exceptions.EngineDeadError: EngineCore\n"
+    dying = (
+        "*** SIGTERM received at time=1 on cpu 1 ***\nvllm.v1.engine.exceptions.EngineDeadError:"
+        " EngineCore\n"
+    )
     with pytest.raises(StoppedError, match="was stopped while") as stopped:
         follow(look(), look(dying), {**look(), "head": head})
 
-    assert (stopped.value.evidence, stopped.value.hint) == (said, "see who stopped it: `vlaunch audit`")
+    assert (stopped.value.evidence, stopped.value.hint) == (
+        said,
+        "see who stopped it: `vlaunch audit`",
+    )
     assert [event for event in stopped.value.events if event.kind == "warning"] == []  # type: ignore[attr-defined]
 
 
@@ -361,7 +463,9 @@ def replicas(*answered: bool, **last: Any) -> dict[str, Any]:
 
 def test_every_replica_must_answer() -> None:
     """A completion of one replica ends no wait; who is missing is said, and all are asked again."""
-    world, events, served = follow(look(**READY), completions=[replicas(True, False), replicas(True, True)], dp=2)
+    world, events, served = follow(
+        look(**READY), completions=[replicas(True, False), replicas(True, True)], dp=2
+    )
 
     assert world.asked == 2
     assert served.replicas == (0.25, 0.25)
@@ -419,7 +523,10 @@ def test_an_api_that_only_refuses() -> None:
     ("stands", "said"),
     [
         (look("Starting to load model x\n"), "loading weights"),
-        (look(state="waiting", doing="GPU 3 of n2: 60 GiB held by python"), "GPU 3 of n2: 60 GiB held by python"),
+        (
+            look(state="waiting", doing="GPU 3 of n2: 60 GiB held by python"),
+            "GPU 3 of n2: 60 GiB held by python",
+        ),
     ],
 )
 def test_the_deadline_says_where_it_stands(stands: dict[str, Any], said: str) -> None:
@@ -432,10 +539,16 @@ def test_the_deadline_says_where_it_stands(stands: dict[str, Any], said: str) ->
 
 
 @pytest.mark.parametrize(
-    "trouble", [Answer(node="", code=255, err="connection lost"), Answer(node="", code=1, out='{"error": "timed out"}')]
+    "trouble",
+    [
+        Answer(node="", code=255, err="connection lost"),
+        Answer(node="", code=1, out='{"error": "timed out"}'),
+    ],
 )
 def test_a_head_that_is_silent_for_a_while(trouble: Answer) -> None:
-    """A few looks may fail; many in a row end the watching, and the server is not said to be dead."""
+    """A few looks may fail; many in a row end the watching, and the server is not said to be
+    dead.
+    """
     mute = {**look(), "head": trouble}
     follow(look(), mute, mute, look(**READY))
     with pytest.raises(UnwatchedError, match="server `default` cannot be watched any more") as lost:
@@ -463,7 +576,9 @@ def test_a_node_whose_container_starts_anew_is_waited_for() -> None:
     ],
 )
 def test_endpoint(bind: str, url: str) -> None:
-    """Where clients go: the head's address between the nodes, or the one address that was asked for."""
+    """Where clients go: the head's address between the nodes, or the one address that was asked
+    for.
+    """
     assert endpoint(INVENTORY, bind, 8000) == url
     assert endpoint(INVENTORY, bind, 8000, "n2") == url.replace("10.0.0.1", "10.0.0.2")
 
@@ -472,7 +587,13 @@ def test_stopping_to_watch_asks_nothing_more() -> None:
     """Closing the watch sends nothing: the server is not told."""
     world = World([look()], wanted())
     transport = FakeTransport(world.answer)
-    generator = watch(watched(INVENTORY, world.wanted), transport, timeout=60, clock=lambda: world.now, sleep=world.sleep)
+    generator = watch(
+        watched(INVENTORY, world.wanted),
+        transport,
+        timeout=60,
+        clock=lambda: world.now,
+        sleep=world.sleep,
+    )
     next(generator)
     before = len(transport.commands)
     generator.close()

@@ -19,7 +19,10 @@ from launcher.watch_batch import Watched, watch
 from tests.fakes import FakeTransport
 
 INVENTORY = Inventory(
-    path=Path("inventory.yaml"), cluster="c", image="i", nodes=(Node(name="n1", host="n1", ip="10.0.0.1", gpus=1, head=True),)
+    path=Path("inventory.yaml"),
+    cluster="c",
+    image="i",
+    nodes=(Node(name="n1", host="n1", ip="10.0.0.1", gpus=1, head=True),),
 )
 WATCHED = Watched(name="j", work="/w/j", job="batch-j-2")
 LOST = Answer(node="n1", code=255, err="the connection was lost")
@@ -27,7 +30,9 @@ LOST = Answer(node="n1", code=255, err="the connection was lost")
 
 @dataclass
 class Head:
-    """A head that says, look by look, what `looks` holds (the last one for ever), and a clock that sleeping moves."""
+    """A head that says, look by look, what `looks` holds (the last one for ever), and a clock that
+    sleeping moves.
+    """
 
     looks: list[dict[str, Any] | Answer]
     now: float = 0.0
@@ -42,15 +47,39 @@ class Head:
         self.now += seconds
 
 
-def look(state: str = "running", status: str = "RUNNING", *, log: str = "", job: Any = None, **progress: Any) -> dict[str, Any]:
-    told = {"state": state, "submission": "batch-j-2", "rows": 100, "done": 0, "updated": 1.0, **progress}
-    return {"job": {"status": status, **(job or {})}, "log": log, "offset": len(log), "progress": told}
+def look(
+    state: str = "running",
+    status: str = "RUNNING",
+    *,
+    log: str = "",
+    job: Any = None,
+    **progress: Any,
+) -> dict[str, Any]:
+    told = {
+        "state": state,
+        "submission": "batch-j-2",
+        "rows": 100,
+        "done": 0,
+        "updated": 1.0,
+        **progress,
+    }
+    return {
+        "job": {"status": status, **(job or {})},
+        "log": log,
+        "offset": len(log),
+        "progress": told,
+    }
 
 
 def follow(head: Head, *, attached: bool = False) -> tuple[list[Event], Progress]:
     events: list[Event] = []
     generator = watch(
-        INVENTORY, WATCHED, FakeTransport(head.answer), attached=attached, clock=lambda: head.now, sleep=head.sleep
+        INVENTORY,
+        WATCHED,
+        FakeTransport(head.answer),
+        attached=attached,
+        clock=lambda: head.now,
+        sleep=head.sleep,
     )
     while True:
         try:
@@ -74,8 +103,12 @@ def test_a_job_to_its_end() -> None:
 
     assert (progress.done, progress.errors) == (97, 3)
     assert steps(events) == [
-        "starting the driver", "reading the input", "loading the model", "answering rows", "committing the last rows",
-    ]  # fmt: skip
+        "starting the driver",
+        "reading the input",
+        "loading the model",
+        "answering rows",
+        "committing the last rows",
+    ]
 
 
 def test_a_job_that_was_there_before() -> None:
@@ -88,36 +121,65 @@ def test_a_job_that_was_there_before() -> None:
 def test_the_line_that_stands_there_meanwhile() -> None:
     """What matters most comes first: a narrow terminal cuts the rest."""
     running = look(
-        done=12_340, errors=2, rows=100_000, rows_per_second=25.34, tokens_per_second=1912.4, eta=3461.2, restarts=1,
+        done=12_340,
+        errors=2,
+        rows=100_000,
+        rows_per_second=25.34,
+        tokens_per_second=1912.4,
+        eta=3461.2,
+        restarts=1,
         replicas={"ready": 1, "wanted": 2},
-    )  # fmt: skip
+    )
     events, _ = follow(Head([running, look("done", "SUCCEEDED")]))
     line = next(event.text for event in events if event.kind == "wait")
 
-    assert line == ("12,342 of 100,000 rows, 2 errors, 25.3 rows/s, 57m 41s left, 1 of 2 replicas, 1 restart, 1,912 tokens/s")
+    assert (
+        line == "12,342 of 100,000 rows, 2 errors, 25.3 rows/s, 57m 41s left, 1 of 2 replicas, 1"
+        " restart, 1,912 tokens/s"
+    )
     assert line.index("left") < 76
 
 
 def test_a_pipe_gets_a_line_every_ten_seconds() -> None:
     """And one whenever the state changes, but not one each second."""
-    looks = [look("loading"), *(look(done=at, updated=float(at + 1)) for at in range(25)), look("done", "SUCCEEDED")]
+    looks = [
+        look("loading"),
+        *(look(done=at, updated=float(at + 1)) for at in range(25)),
+        look("done", "SUCCEEDED"),
+    ]
     events, _ = follow(Head(looks))
     lines = [line for event in events if event.kind == "wait" and (line := plain_line(event))]
 
     assert len([event for event in events if event.kind == "wait"]) == 26
-    assert lines == ["  loading the model", "  0 of 100 rows", "  10 of 100 rows", "  20 of 100 rows"]
+    assert lines == [
+        "  loading the model",
+        "  0 of 100 rows",
+        "  10 of 100 rows",
+        "  20 of 100 rows",
+    ]
 
 
 def test_warnings_are_told_once() -> None:
     """However often the driver repeats them."""
-    events, _ = follow(Head([look(warnings=["a"]), look(warnings=["a", "b"]), look("done", "SUCCEEDED", warnings=["a", "b"])]))
+    events, _ = follow(
+        Head(
+            [
+                look(warnings=["a"]),
+                look(warnings=["a", "b"]),
+                look("done", "SUCCEEDED", warnings=["a", "b"]),
+            ]
+        )
+    )
 
     assert [event.text for event in events if event.kind == "warning"] == ["a", "b"]
 
 
 def test_an_earlier_runs_progress_is_not_this_ones() -> None:
     """It may say that all is over, while this one has just begun."""
-    before = {**look(status="PENDING"), "progress": {"state": "done", "submission": "batch-j-1", "done": 7}}
+    before = {
+        **look(status="PENDING"),
+        "progress": {"state": "done", "submission": "batch-j-1", "done": 7},
+    }
     _, progress = follow(Head([*[before] * 40, look(), look("done", "SUCCEEDED", done=100)]))
 
     assert progress.done == 100
@@ -143,13 +205,20 @@ def test_the_log_is_read_on_from_where_it_was() -> None:
     head = Head([look(log="one\n"), look("done", "SUCCEEDED", log="two")])
     follow(head)
 
-    assert [command.argv[command.argv.index("--offset") + 1] for command in head.asked] == ["0", "4"]
+    assert [command.argv[command.argv.index("--offset") + 1] for command in head.asked] == [
+        "0",
+        "4",
+    ]
 
 
 def test_rays_word_may_come_before_the_drivers() -> None:
     """The last progress is waited for; so is the end of a driver that has said its last word."""
-    _, progress = follow(Head([look("finishing", "SUCCEEDED"), look("done", "SUCCEEDED", done=100)]))
-    _, late = follow(Head([look("done", done=7), look("done", done=7), look("done", "SUCCEEDED", done=7)]))
+    _, progress = follow(
+        Head([look("finishing", "SUCCEEDED"), look("done", "SUCCEEDED", done=100)])
+    )
+    _, late = follow(
+        Head([look("done", done=7), look("done", done=7), look("done", "SUCCEEDED", done=7)])
+    )
 
     assert (progress.done, late.done) == (100, 7)
 
@@ -165,24 +234,63 @@ def test_a_driver_that_does_not_end_is_done_all_the_same() -> None:
 @pytest.mark.parametrize(
     ("last", "said", "hint"),
     [
-        (look("failed", "FAILED", done=7, error={"message": "it broke", "evidence": "line", "hint": "mend it"}),
-         "failed: it broke", "mend it"),
-        (look("refused", "FAILED", error={"message": "the input changed", "hint": "--restart"}), "was refused: the input",
-         "--restart"),
-        (look("stopped", "STOPPED", done=7), "was stopped", "goes on where this one stopped (7 of 100 rows are done)"),
+        (
+            look(
+                "failed",
+                "FAILED",
+                done=7,
+                error={"message": "it broke", "evidence": "line", "hint": "mend it"},
+            ),
+            "failed: it broke",
+            "mend it",
+        ),
+        (
+            look("refused", "FAILED", error={"message": "the input changed", "hint": "--restart"}),
+            "was refused: the input",
+            "--restart",
+        ),
+        (
+            look("stopped", "STOPPED", done=7),
+            "was stopped",
+            "goes on where this one stopped (7 of 100 rows are done)",
+        ),
         (look(status="STOPPED", done=7), "was stopped", "7 of 100 rows are done"),
         (look(status="ABSENT", done=7), "Ray does not know it any more", "7 of 100 rows are done"),
-        (look(status="FAILED", done=7, job={"driver_exit_code": -9}), "was killed, by hand or for lack of memory",
-         "run the same command again"),
-        (look(status="FAILED", job={"message": "Job entrypoint command failed with exit code -9, last lines"}),
-         "was killed", "run the same command again"),
-        (look(status="FAILED", job={"driver_exit_code": 2}), "died with exit code 2", "run the same command again"),
-        (look(status="SUCCEEDED"), "ended without saying that all rows are done", "run the same command again"),
-        (look(status="FAILED", log="torch.OutOfMemoryError: CUDA out of memory. Tried\n"),
-         "the model and its KV cache do not fit", "`max_model_len`"),
-        (look(status="FAILED", log="OSError: [Errno 28] No space left on device\n"), "the disk is full", "jobs --remove"),
+        (
+            look(status="FAILED", done=7, job={"driver_exit_code": -9}),
+            "was killed, by hand or for lack of memory",
+            "run the same command again",
+        ),
+        (
+            look(
+                status="FAILED",
+                job={"message": "Job entrypoint command failed with exit code -9, last lines"},
+            ),
+            "was killed",
+            "run the same command again",
+        ),
+        (
+            look(status="FAILED", job={"driver_exit_code": 2}),
+            "died with exit code 2",
+            "run the same command again",
+        ),
+        (
+            look(status="SUCCEEDED"),
+            "ended without saying that all rows are done",
+            "run the same command again",
+        ),
+        (
+            look(status="FAILED", log="torch.OutOfMemoryError: CUDA out of memory. Tried\n"),
+            "the model and its KV cache do not fit",
+            "`max_model_len`",
+        ),
+        (
+            look(status="FAILED", log="OSError: [Errno 28] No space left on device\n"),
+            "the disk is full",
+            "jobs --remove",
+        ),
     ],
-)  # fmt: skip
+)
 def test_ends_that_are_none(last: dict[str, Any], said: str, hint: str) -> None:
     """What happened, and what to do: mostly, the same command again."""
     with pytest.raises(NodeError) as raised:

@@ -22,7 +22,10 @@ PAGE = ROOT / "docs" / "reliability.md"
 
 
 def load(path: Path) -> tuple[dict[tuple[str, str, int, str], Run], dict[str, float]]:
-    """Read the results: the last run of each key, and how long the commands take. A line that was cut off is passed over."""
+    """Read the results: the last run of each key, and how long the commands take.
+
+    A line that was cut off is passed over.
+    """
     runs: dict[tuple[str, str, int, str], Run] = {}
     durations: dict[str, float] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
@@ -53,24 +56,57 @@ def minutes(clock: str) -> int:
 
 
 def past(end: int, now: int) -> bool:
-    """Tell whether a minute of the day is over. What is more than half a day ago is to come: campaigns go past midnight."""
+    """Tell whether a minute of the day is over.
+
+    What is more than half a day ago is to come: campaigns go past midnight.
+    """
     return (now - end) % 1440 < 720
 
 
 def options() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
-    parser.add_argument("--verb", action="append", choices=VERBS, help="only this command; may be given again")
-    parser.add_argument("--only", action="append", choices=list(cases.BY_ID), metavar="FAULT", help="only this fault; again")
-    parser.add_argument("--seeds", type=int, help="seeds of each fault (default: 3 for up, 2 for batch, else 1)")
-    parser.add_argument("--real", action="store_true", help="with vLLM itself, instead of the stand-in")
-    parser.add_argument("--again", action="store_true", help="run also what was run before and was not good")
-    parser.add_argument("--until", type=minutes, metavar="HH:MM", help="begin no run after this time of the day (UTC)")
-    text = "run on hosts of its own, while others run with other numbers; they must not want the same runs (default: 0)"
-    parser.add_argument("--beside", type=int, default=0, choices=range(10), metavar="0-9", help=text)
-    parser.add_argument("--folder", type=Path, help="keep inventories, jobs and what the commands said here")
+    parser.add_argument(
+        "--verb", action="append", choices=VERBS, help="only this command; may be given again"
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=list(cases.BY_ID),
+        metavar="FAULT",
+        help="only this fault; again",
+    )
+    parser.add_argument(
+        "--seeds", type=int, help="seeds of each fault (default: 3 for up, 2 for batch, else 1)"
+    )
+    parser.add_argument(
+        "--real", action="store_true", help="with vLLM itself, instead of the stand-in"
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="run also what was run before and was not good"
+    )
+    parser.add_argument(
+        "--until",
+        type=minutes,
+        metavar="HH:MM",
+        help="begin no run after this time of the day (UTC)",
+    )
+    text = (
+        "run on hosts of its own, while others run with other numbers; they must not want the same"
+        " runs (default: 0)"
+    )
+    parser.add_argument(
+        "--beside", type=int, default=0, choices=range(10), metavar="0-9", help=text
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="keep inventories, jobs and what the commands said here"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--report", action="store_true", help="run nothing; write the table into docs/reliability.md")
+    parser.add_argument(
+        "--report",
+        action="store_true",
+        help="run nothing; write the table into docs/reliability.md",
+    )
     parser.add_argument("--list", action="store_true", help="run nothing; list what would be run")
     return parser.parse_args()
 
@@ -86,17 +122,27 @@ def main() -> int:
     seeds = 1 if args.real and args.seeds is None else args.seeds
     wanted = [
         case
-        for case in cases.campaign(verbs=args.verb or VERBS, only=args.only or (), seeds=seeds, engine=engine)
+        for case in cases.campaign(
+            verbs=args.verb or VERBS, only=args.only or (), seeds=seeds, engine=engine
+        )
         if case.key not in runs or (args.again and not runs[case.key].ok)
     ]
     if args.list:
-        print("\n".join(f"{case.verb} {case.fault} seed {case.seed} on {case.host}" for case in wanted))
+        print(
+            "\n".join(
+                f"{case.verb} {case.fault} seed {case.seed} on {case.host}" for case in wanted
+            )
+        )
         return 0
     return campaign(args, wanted, durations) if wanted else 0
 
 
-def campaign(args: argparse.Namespace, wanted: list[cases.Case], durations: dict[str, float]) -> int:
-    """Bring the hosts up and do one run after the other; each is written down as soon as it is over."""
+def campaign(
+    args: argparse.Namespace, wanted: list[cases.Case], durations: dict[str, float]
+) -> int:
+    """Bring the hosts up and do one run after the other; each is written down as soon as it is
+    over.
+    """
     if os.geteuid() != 0:
         sys.exit("practice hosts need root: `sudo make faults`")
     from benchmarks.faults import practice, verbs
@@ -108,8 +154,12 @@ def campaign(args: argparse.Namespace, wanted: list[cases.Case], durations: dict
 
     good = True
     mend(args.results)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that hosts are put right on the way out
-    with tempfile.TemporaryDirectory(prefix="faults-") as temporary, args.results.open("a") as results:
+    # so that hosts are put right on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with (
+        tempfile.TemporaryDirectory(prefix="faults-") as temporary,
+        args.results.open("a") as results,
+    ):
         folder = args.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         hosts = whole()
@@ -132,9 +182,14 @@ def campaign(args: argparse.Namespace, wanted: list[cases.Case], durations: dict
             results.write(verbs.as_line(run))
             results.flush()
             good = good and run.ok
-            about = f"[{number + 1}/{len(wanted)}] {case.verb} {case.fault} seed {case.seed} on {case.host}, {run.moment:.1f} s"
+            about = (
+                f"[{number + 1}/{len(wanted)}] {case.verb} {case.fault} seed {case.seed} on"
+                f" {case.host}, {run.moment:.1f} s"
+            )
             words = "void: " + run.void if run.void else "good" if run.ok else "; ".join(run.why)
-            print(f"{about}, {time.monotonic() - began:.0f} s: {words}", file=sys.stderr, flush=True)
+            print(
+                f"{about}, {time.monotonic() - began:.0f} s: {words}", file=sys.stderr, flush=True
+            )
             if beyond:
                 hosts = whole()
     return 0 if good else 1

@@ -16,11 +16,13 @@ CONTROL, HEAD, WORKER = "control", "node1", "node2"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One kind of fault. It may last until somebody heals it; an `early` one meets a server's start, not its service.
+    """One kind of fault.
 
-    With `silent` ones nothing dies: packets vanish, which only a deadline can tell from work that takes its time.
-    After one `by_hand` a server stays down until somebody says `up` and `serve`. What is `harmless` to the servers of a command
-    may keep requests waiting, and must not end them.
+    It may last until somebody heals it; an `early` one meets a server's start, not its service.
+
+    With `silent` ones nothing dies: packets vanish, which only a deadline can tell from work that
+    takes its time. After one `by_hand` a server stays down until somebody says `up` and `serve`.
+    What is `harmless` to the servers of a command may keep requests waiting, and must not end them.
     """
 
     id: str
@@ -39,9 +41,22 @@ FAULTS = (
     Fault(id="driver", what="SIGKILL of the batch job's driver", verbs=("batch",), hosts=(HEAD,)),
     Fault(id="agent", what="SIGKILL of the head's agent", verbs=SERVES, hosts=(HEAD,)),
     Fault(id="agent-frozen", what="an agent is frozen for 30 s", verbs=SERVES, harmless=SERVES),
-    Fault(id="agents-cut", what="the agents' connection is cut for 30 s", verbs=SERVES, hosts=(WORKER,), harmless=SERVES),
+    Fault(
+        id="agents-cut",
+        what="the agents' connection is cut for 30 s",
+        verbs=SERVES,
+        hosts=(WORKER,),
+        harmless=SERVES,
+    ),
     Fault(id="engine", what="SIGKILL of vLLM's engine", verbs=(*SERVES, "batch"), hosts=(HEAD,)),
-    Fault(id="engine-frozen", what="all of vLLM is frozen for 20 s", verbs=SERVES, hosts=(HEAD,), silent=True, harmless=SERVES),
+    Fault(
+        id="engine-frozen",
+        what="all of vLLM is frozen for 20 s",
+        verbs=SERVES,
+        hosts=(HEAD,),
+        silent=True,
+        harmless=SERVES,
+    ),
     Fault(id="api", what="SIGKILL of vLLM's API server", verbs=SERVES, hosts=(HEAD,)),
     Fault(id="rank", what="SIGKILL of a worker rank", verbs=(*SERVES, "batch")),
     # Servers of `mp` are beside Ray, not in it.
@@ -49,23 +64,32 @@ FAULTS = (
     Fault(id="gcs", what="SIGKILL of Ray's GCS", hosts=(HEAD,), harmless=("serve-mp", "serve-dp")),
     Fault(id="container", what="SIGKILL of a container's main process"),
     Fault(id="docker-kill", what="`docker kill` of a container", by_hand=True),
-    # Docker 20.10 ends the containers that it finds alive when it comes back, and does not start them again.
+    # Docker 20.10 ends the containers that it finds alive when it comes back, and does not start
+    # them again.
     Fault(id="dockerd", what="SIGKILL of dockerd; back after 2 s", by_hand=True),
     Fault(id="sshd", what="SIGKILL of sshd and its sessions; back after 2 s", early=True),
     Fault(id="cut-5s", what="a host's network is cut for 5 s", silent=True),
     Fault(id="cut", what="a host's network is cut for good", lasts=True, silent=True),
-    Fault(id="one-way", what="the worker hears nothing from the head", hosts=(WORKER,), lasts=True, silent=True),
+    Fault(
+        id="one-way",
+        what="the worker hears nothing from the head",
+        hosts=(WORKER,),
+        lasts=True,
+        silent=True,
+    ),
     Fault(id="disk", what="a disk of the head is full", hosts=(HEAD,), lasts=True, harmless=SERVES),
     Fault(id="memory", what="a host's containers run out of memory"),
     Fault(id="reboot", what="a host reboots (off for 3 s)"),
     Fault(id="ssh-reset", what="SSH connections are reset", early=True),
-)  # fmt: skip
+)
 BY_ID = {fault.id: fault for fault in FAULTS}
 
 # Which small file system fills up: where the command writes at that time.
 DISKS = {
-    "up": "/var/lib/docker/containers", **dict.fromkeys(SERVES, "/root/.vlaunch"), "batch": "/data/huggingface/vlaunch",
-}  # fmt: skip
+    "up": "/var/lib/docker/containers",
+    **dict.fromkeys(SERVES, "/root/.vlaunch"),
+    "batch": "/data/huggingface/vlaunch",
+}
 # The faults that servers with vLLM itself meet: those that reach what the stand-in only stands for.
 WITH_VLLM = ("agent", "engine", "engine-frozen", "rank", "container", "cut", "memory", "reboot")
 
@@ -86,7 +110,9 @@ class Case:
 
     @property
     def host(self) -> str:
-        """Which host it meets: seeds take turns, so that two meet both; so do the kinds of servers, and their faults."""
+        """Which host it meets: seeds take turns, so that two meet both; so do the kinds of servers,
+        and their faults.
+        """
         hosts = BY_ID[self.fault].hosts
         turn = SERVES.index(self.verb) + list(BY_ID).index(self.fault) if self.verb in SERVES else 0
         return hosts[(self.seed + turn) % len(hosts)]
@@ -102,14 +128,22 @@ class Case:
 
 
 def applies(fault: Fault, verb: str, engine: str) -> bool:
-    """Tell whether there is anything to break: a batch without a model has no engine, and `up` starts none."""
+    """Tell whether there is anything to break: a batch without a model has no engine, and `up`
+    starts none.
+    """
     if engine == REAL and (verb == "up" or (verb in SERVES and fault.id not in WITH_VLLM)):
         return False
-    return verb in fault.verbs and not (fault.id == "engine" and verb == "batch" and engine == STAND_IN)
+    return verb in fault.verbs and not (
+        fault.id == "engine" and verb == "batch" and engine == STAND_IN
+    )
 
 
 def campaign(
-    *, verbs: Sequence[str] = VERBS, only: Sequence[str] = (), seeds: int | None = None, engine: str = STAND_IN
+    *,
+    verbs: Sequence[str] = VERBS,
+    only: Sequence[str] = (),
+    seeds: int | None = None,
+    engine: str = STAND_IN,
 ) -> Iterator[Case]:
     """Yield the runs: command by command, and every fault once before any is tried again."""
     for verb in verbs:

@@ -18,7 +18,8 @@ from launcher.model import Ports
 
 _BACK = 2.0  # seconds until systemd would start a daemon again
 _OFF = 3.0
-_AGENT, _ENGINE = 30.0, 20.0  # seconds that agents are frozen or cut off, and that an engine is frozen
+# seconds that agents are frozen or cut off, and that an engine is frozen
+_AGENT, _ENGINE = 30.0, 20.0
 _FIND = 40.0  # seconds to wait for something that is to be killed
 _LOADS = 200.0  # the same for a rank: Ray calls it alive when its model is loaded
 _DISK = 12  # MiB of the small file system
@@ -41,12 +42,20 @@ class Scene:
     @property
     def host(self) -> Host:
         """The host that it meets; the head where it meets none."""
-        return self.practice.host(self.case.host) if self.case.host.startswith("node") else self.practice.head
+        return (
+            self.practice.host(self.case.host)
+            if self.case.host.startswith("node")
+            else self.practice.head
+        )
 
     @property
     def other(self) -> Host:
         """Another host."""
-        return next(host for host in self.practice.lab.hosts if host is not self.host and host.name != self.host.name)
+        return next(
+            host
+            for host in self.practice.lab.hosts
+            if host is not self.host and host.name != self.host.name
+        )
 
 
 class NothingThere(Exception):
@@ -62,7 +71,10 @@ def prepare(scene: Scene) -> None:
 
 
 def inject(scene: Scene) -> str:
-    """Let the fault happen; returns what is worth noting. Raises NothingThere when there is nothing to break."""
+    """Let the fault happen; returns what is worth noting.
+
+    Raises NothingThere when there is nothing to break.
+    """
     return _INJECT[scene.case.fault](scene) or ""
 
 
@@ -80,7 +92,9 @@ def heal(scene: Scene) -> None:
 
 
 def mend(practice: Practice) -> None:
-    """See that the hosts are whole, whatever was done to them: what broke them may have been interrupted."""
+    """See that the hosts are whole, whatever was done to them: what broke them may have been
+    interrupted.
+    """
     for host in practice.lab.hosts:
         engines.thaw(each.pid for each, _ in running(host))
         for right in (faults.plug, faults.heal, faults.unslow, memory.relieve):
@@ -98,14 +112,25 @@ def tidy(practice: Practice) -> None:
 
 
 def _kill(
-    scene: Scene, *words: str, host: Host | None = None, name: str = "", wait: float = _FIND, launcher: Started | None = None
+    scene: Scene,
+    *words: str,
+    host: Host | None = None,
+    name: str = "",
+    wait: float = _FIND,
+    launcher: Started | None = None,
 ) -> None:
-    """Kill one process of a host by its name or by words of its command line, as soon as there is one."""
+    """Kill one process of a host by its name or by words of its command line, as soon as there is
+    one.
+    """
     found: list[int] = []
     host = host or scene.host
 
     def look() -> bool:
-        found[:] = [each.pid for each, line in running(host, *words) if (not name or each.name == name) and not _wraps(line)]
+        found[:] = [
+            each.pid
+            for each, line in running(host, *words)
+            if (not name or each.name == name) and not _wraps(line)
+        ]
         return bool(found) or (launcher is not None and launcher.over)
 
     if not until(look, wait) or not found:
@@ -116,7 +141,11 @@ def _kill(
 
 def _wraps(line: str) -> bool:
     """Tell whether a command line only names the program that it has started, or will."""
-    return "vlaunch_agent" in line or "entry.sh" in line or line.startswith(("/bin/sh", "sh ", "bash "))
+    return (
+        "vlaunch_agent" in line
+        or "entry.sh" in line
+        or line.startswith(("/bin/sh", "sh ", "bash "))
+    )
 
 
 def _launcher(scene: Scene) -> None:
@@ -165,15 +194,24 @@ def _api(scene: Scene) -> None:
 
 
 def _rank(scene: Scene) -> None:
-    """A rank of vLLM, or a worker of a batch; where they are in Ray, by its own table of actors, which knows the process."""
-    if scene.case.verb in ("serve-mp", "serve-dp"):  # a replica of one rank has no process but its engine
-        return _kill(scene, "VLLM::Worker" if scene.case.verb == "serve-mp" else "VLLM::EngineCore", wait=_LOADS)
+    """A rank of vLLM, or a worker of a batch; where they are in Ray, by its own table of actors,
+    which knows the process.
+    """
+    # a replica of one rank has no process but its engine
+    if scene.case.verb in ("serve-mp", "serve-dp"):
+        return _kill(
+            scene,
+            "VLLM::Worker" if scene.case.verb == "serve-mp" else "VLLM::EngineCore",
+            wait=_LOADS,
+        )
     wanted = "vllm_Worker_" if scene.case.verb == "serve" else ""
 
     ranks: list[tuple[str, int]] = []
 
     def there() -> bool:
-        each = [row for row in scene.practice.actors() if str(row.get("name") or "").startswith(wanted)]
+        each = [
+            row for row in scene.practice.actors() if str(row.get("name") or "").startswith(wanted)
+        ]
         if not wanted:
             each = [row for row in each if "Replica" in str(row.get("class_name"))]
         ranks[:] = sorted((str(row["host"]), int(row["pid"])) for row in each if row["host"])
@@ -255,7 +293,9 @@ def _ssh_reset(scene: Scene) -> str:
     host = scene.host
     if _in_transfer(scene.case):
         host, wanted = scene.practice.head, scene.case.fraction * jobs.PADDED
-        arrived = until(lambda: jobs.arrived(scene.practice, scene.case) >= wanted, _FIND, every=0.1)
+        arrived = until(
+            lambda: jobs.arrived(scene.practice, scene.case) >= wanted, _FIND, every=0.1
+        )
         if not arrived:
             raise NothingThere("the input did not travel")
     count = 0
@@ -274,7 +314,11 @@ def _ssh_reset(scene: Scene) -> str:
 
 def _engine(scene: Scene) -> None:
     # A batch without data parallelism has one engine a replica, wherever Ray has put it.
-    hosts = scene.practice.lab.hosts if scene.case.engine == REAL and scene.case.verb == "batch" else (scene.host,)
+    hosts = (
+        scene.practice.lab.hosts
+        if scene.case.engine == REAL and scene.case.verb == "batch"
+        else (scene.host,)
+    )
     until(lambda: any(True for host in hosts for _ in running(host, "VLLM::EngineCore")), _FIND)
     for host in hosts:
         if any(True for _ in running(host, "VLLM::EngineCore")):

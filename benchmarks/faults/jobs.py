@@ -1,4 +1,6 @@
-"""The batch job of the campaign: its files, the rows that came out of it, and its folder on the head."""
+"""The batch job of the campaign: its files, the rows that came out of it, and its folder on the
+head.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,22 @@ _CLASS = f"""
             time.sleep({_SECONDS} * len(batch["id"]))
             return {{"length": [len(question) for question in batch["question"]]}}
 """
-_ENGINE = {"dtype": "float32", "max_model_len": 512, "enforce_eager": True, "kv_cache_memory_bytes": 67108864}
+_ENGINE = {
+    "dtype": "float32",
+    "max_model_len": 512,
+    "enforce_eager": True,
+    "kv_cache_memory_bytes": 67108864,
+}
 
 
 def write(practice: Practice, case: Case) -> Path:
     """Write the job's file, its input and its class; return the job's file."""
     path = practice.folder / f"{_name(case)}.yaml"
     padding = {"padding": "x" * (PADDED // ROWS)} if case.fault == "ssh-reset" else {}
-    asked = [{"id": f"q{index}", "question": f"What comes after {index}?", **padding} for index in range(ROWS)]
+    asked = [
+        {"id": f"q{index}", "question": f"What comes after {index}?", **padding}
+        for index in range(ROWS)
+    ]
     path.with_suffix(".jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
     document: dict[str, Any] = {
         "read": path.with_suffix(".jsonl").name,
@@ -45,11 +55,21 @@ def write(practice: Practice, case: Case) -> Path:
     if case.engine == REAL:
         sampling = {"max_tokens": 64, "ignore_eos": True, "temperature": 0}
         engine = {"args": _ENGINE, "replicas": 2, "batch_size": 10}
-        document |= {"model": MODEL, "prompt": "{{ question }}", "sampling": sampling, "engine": engine}
+        document |= {
+            "model": MODEL,
+            "prompt": "{{ question }}",
+            "sampling": sampling,
+            "engine": engine,
+        }
     else:
         (practice.folder / "slow.py").write_text(textwrap.dedent(_CLASS))
         # More than half of a node's CPUs each: the two do not fit one node.
-        document["predict"] = {"class": "slow.py:Slow", "batch_size": 10, "replicas": 2, "num_cpus": 1.5}
+        document["predict"] = {
+            "class": "slow.py:Slow",
+            "batch_size": 10,
+            "replicas": 2,
+            "num_cpus": 1.5,
+        }
     path.write_text(yaml.safe_dump(document))
     return path
 
@@ -62,23 +82,33 @@ def output(job: Path) -> Path:
 def rows(job: Path) -> Iterator[int]:
     """Yield the number of every row in the output, answered or not, as often as it is there."""
     for path in sorted((output(job) / "rows").glob("*.parquet")):
-        yield from (int(row) for row in pq.read_table(path, columns=["row"]).column("row").to_pylist())
+        yield from (
+            int(row) for row in pq.read_table(path, columns=["row"]).column("row").to_pylist()
+        )
     for path in sorted(output(job).glob("*/*.jsonl")):
         yield from (int(json.loads(line)["row"]) for line in path.read_text().splitlines())
 
 
 def torn(job: Path) -> list[str]:
     """Name half-written files in the output."""
-    return [f"half-written {path.name}" for kind in ("rows", "errors") for path in (output(job) / kind).glob(".*")]
+    return [
+        f"half-written {path.name}"
+        for kind in ("rows", "errors")
+        for path in (output(job) / kind).glob(".*")
+    ]
 
 
 def arrived(practice: Practice, case: Case) -> int:
     """Return how many bytes of a job's files are on the head."""
-    return sum(path.stat().st_size for path in _work(practice, _name(case)).rglob("*") if path.is_file())
+    return sum(
+        path.stat().st_size for path in _work(practice, _name(case)).rglob("*") if path.is_file()
+    )
 
 
 def forget(practice: Practice, job: Path) -> None:
-    """Remove a job's folder from the head, and its output: answers stay by design, and would fill the practice hosts."""
+    """Remove a job's folder from the head, and its output: answers stay by design, and would fill
+    the practice hosts.
+    """
     for path in (_work(practice, job.stem), output(job)):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -88,4 +118,6 @@ def _name(case: Case) -> str:
 
 
 def _work(practice: Practice, name: str) -> Path:
-    return practice.files(practice.head) / HF_HOME.lstrip("/") / "vlaunch" / CLUSTER / "batch" / name
+    return (
+        practice.files(practice.head) / HF_HOME.lstrip("/") / "vlaunch" / CLUSTER / "batch" / name
+    )

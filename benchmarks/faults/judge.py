@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-# Seconds that a dead server may be called ready: the goals of 15 where something died, 30 where packets vanish, and a look.
+# Seconds that a dead server may be called ready: the goals of 15 where something died, 30 where
+# packets vanish, and a look.
 GREEN, GREEN_SILENT = 16.0, 31.0
 
 
@@ -23,7 +24,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """What clients saw of a fault: when the first request failed, how many did, and when answers came again for good."""
+    """What clients saw of a fault: when the first request failed, how many did, and when answers
+    came again for good.
+    """
 
     failed: int = 0
     first: float | None = None
@@ -81,7 +84,9 @@ class Run:
 
     @property
     def ok(self) -> bool:
-        """True when nothing hung, crashed, lied, was lost, doubled, left over or ended in vain, and everything worked again."""
+        """True when nothing hung, crashed, lied, was lost, doubled, left over or ended in vain, and
+        everything worked again.
+        """
         return not self.void and not self.why
 
     def as_json(self) -> dict[str, Any]:
@@ -96,18 +101,27 @@ def read(document: Mapping[str, Any]) -> Run:
 
 
 def outage(samples: Sequence[Sample], fault: float) -> Outage:
-    """Say what clients saw since a fault. A request that was under way then counts; one that ended before does not."""
+    """Say what clients saw since a fault.
+
+    A request that was under way then counts; one that ended before does not.
+    """
     seen = sorted((each for each in samples if each.ended >= fault), key=lambda each: each.ended)
     failures = [each for each in seen if not each.ok]
     if not failures:
         return Outage()
     last = max(each.ended for each in failures)
-    again = next((each.ended for each in seen if each.ok and each.ended > last and each.began >= fault), None)
+    again = next(
+        (each.ended for each in seen if each.ok and each.ended > last and each.began >= fault), None
+    )
     return Outage(failed=len(failures), first=failures[0].ended, again=again)
 
 
-def settled(samples: Sequence[Sample], fault: float, now: float, *, quiet: float, calm: float) -> bool:
-    """Tell whether watching may end: answers have come for `calm` seconds after failures, or none failed for `quiet`."""
+def settled(
+    samples: Sequence[Sample], fault: float, now: float, *, quiet: float, calm: float
+) -> bool:
+    """Tell whether watching may end: answers have come for `calm` seconds after failures, or none
+    failed for `quiet`.
+    """
     seen = outage(samples, fault)
     if seen.first is None:
         return now - fault >= quiet
@@ -115,12 +129,16 @@ def settled(samples: Sequence[Sample], fault: float, now: float, *, quiet: float
 
 
 def green_while_dead(
-    states: Sequence[tuple[float, str]], samples: Sequence[Sample], fault: float, limit: float = GREEN
+    states: Sequence[tuple[float, str]],
+    samples: Sequence[Sample],
+    fault: float,
+    limit: float = GREEN,
 ) -> list[str]:
-    """Say for how long the server's record said `ready` while no request was answered, when that is too long.
+    """Say for how long the server's record said `ready` while no request was answered, when that is
+    too long.
 
-    `states` are what was read from the record, with the time. Each stretch of `ready` counts by itself: there is one, too,
-    between the return of a server and its first answer to a client.
+    `states` are what was read from the record, with the time. Each stretch of `ready` counts by
+    itself: there is one, too, between the return of a server and its first answer to a client.
     """
     answered = [each.ended for each in samples if each.ok and each.ended > fault]
     failed = [each.ended for each in samples if not each.ok and each.ended > fault]
@@ -132,11 +150,19 @@ def green_while_dead(
         if dark[0] <= when <= dark[1]:
             since = since if state == "ready" else when
             longest = max(longest, when - since)
-    return [f"the record said ready for {longest:.0f} s while nothing was answered"] if longest > limit else []
+    return (
+        [f"the record said ready for {longest:.0f} s while nothing was answered"]
+        if longest > limit
+        else []
+    )
 
 
-def lying(status: Mapping[str, Any], began: float, ended: float, samples: Sequence[Sample]) -> list[str]:
-    """Compare what `vlaunch status` said of the server with what clients got in the same seconds."""
+def lying(
+    status: Mapping[str, Any], began: float, ended: float, samples: Sequence[Sample]
+) -> list[str]:
+    """Compare what `vlaunch status` said of the server with what clients got in the same
+    seconds.
+    """
     state = (status.get("server") or {}).get("state")
     within = [each for each in samples if each.ended >= began and each.began <= ended]
     if state == "answering" and within and not any(each.ok for each in within):
@@ -145,8 +171,12 @@ def lying(status: Mapping[str, Any], began: float, ended: float, samples: Sequen
 
 
 def hurt(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Compare what the keeper said of a server before and after a fault that does no harm: its engine must be the same one."""
-    if after.get("generation") == before.get("generation") and after.get("fault_count") == before.get("fault_count"):
+    """Compare what the keeper said of a server before and after a fault that does no harm: its
+    engine must be the same one.
+    """
+    if after.get("generation") == before.get("generation") and after.get(
+        "fault_count"
+    ) == before.get("fault_count"):
         return []
     why = (after.get("faults") or [{}])[-1].get("what") or "no fault written down"
     return [f"generation {before.get('generation')} → {after.get('generation')}: {why}"]
@@ -165,9 +195,13 @@ def left_over(before: Iterable[str], after: Iterable[str]) -> list[str]:
 
 
 def crash(text: str) -> str:
-    """Return the last line of a command that ended with a traceback of its own; nothing when it ended as it should."""
+    """Return the last line of a command that ended with a traceback of its own; nothing when it
+    ended as it should.
+    """
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-    own = "Traceback (most recent call last):" in lines and not any(line.startswith("error: ") for line in lines)
+    own = "Traceback (most recent call last):" in lines and not any(
+        line.startswith("error: ") for line in lines
+    )
     return lines[-1] if own else ""
 
 

@@ -1,4 +1,6 @@
-"""The campaign's own practice hosts: their inventories, commands as a user runs them, and what is there, seen past SSH."""
+"""The campaign's own practice hosts: their inventories, commands as a user runs them, and what is
+there, seen past SSH.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ NAME, SUBNET, CLUSTER = "vlaunch-faults{0}", "10.8{0}.0.0/24", "faults"
 VLAUNCH = str(Path(sys.executable).parent / "vlaunch")
 API_KEY = "campaign-api-key"
 _STAND_IN = "/srv/stand-in"
-# What every practice host runs by itself.
-# The hosts' own: nsenter is how their services were started, by the pid that a host has until its next reboot.
+# What every practice host runs by itself. The hosts' own: nsenter is how their services were
+# started, by the pid that a host has until its next reboot.
 _OWN = {"sleep", "sshd", "sshd-session", "sshd-auth", "dockerd", "containerd", "nsenter"}
 _FILES = ("root/.vlaunch", "tmp", "var/tmp")
 # Kept by design: what changed the node, and the file that the kernel's lock is on.
@@ -37,7 +39,10 @@ _KEPT = ("root/.vlaunch/audit", "root/.vlaunch/locks")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What a command line did. `ended` is in seconds since 1970; `hung` when it had to be killed at its deadline."""
+    """What a command line did.
+
+    `ended` is in seconds since 1970; `hung` when it had to be killed at its deadline.
+    """
 
     code: int
     out: str
@@ -58,7 +63,9 @@ class Ran:
 
 @dataclass(slots=True)
 class Started:
-    """A command that runs. Its output goes to files, so that what outlives it holds no pipe open."""
+    """A command that runs. Its output goes to files, so that what outlives it holds no pipe
+    open.
+    """
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -81,9 +88,18 @@ class Started:
         self.watcher.join(timeout)
         hung = not self.over
         self.end()
-        out, err = (self.log.with_suffix(end).read_text(errors="replace") for end in (".out", ".err"))
+        out, err = (
+            self.log.with_suffix(end).read_text(errors="replace") for end in (".out", ".err")
+        )
         seconds = self.ended - self.began
-        return Ran(code=self.process.returncode, out=out, said=err + out, seconds=seconds, ended=self.ended, hung=hung)
+        return Ran(
+            code=self.process.returncode,
+            out=out,
+            said=err + out,
+            seconds=seconds,
+            ended=self.ended,
+            hung=hung,
+        )
 
     def end(self) -> None:
         """Kill it, with what it started, unless it has ended."""
@@ -127,11 +143,19 @@ class Practice:
         log = self.folder / "logs" / f"{time.time_ns()}-{words[0]}"
         log.parent.mkdir(exist_ok=True)
         env = {key: value for key, value in os.environ.items() if not key.startswith("VLAUNCH_")}
-        own = {"VLAUNCH_INVENTORY": str(self.folder / inventory), "XDG_STATE_HOME": str(self.folder / "state")}
+        own = {
+            "VLAUNCH_INVENTORY": str(self.folder / inventory),
+            "XDG_STATE_HOME": str(self.folder / "state"),
+        }
         env |= {**own, "NO_COLOR": "1"}
         with log.with_suffix(".out").open("wb") as out, log.with_suffix(".err").open("wb") as err:
             process = subprocess.Popen(
-                [VLAUNCH, *words], env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+                [VLAUNCH, *words],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
             )
         return Started(process, log)
 
@@ -150,12 +174,20 @@ class Practice:
     def docker(self, host: Host, *words: str, timeout: float = 30) -> str:
         """Run docker on a host, past SSH; returns nothing when it fails."""
         with suppress(OSError, subprocess.TimeoutExpired):
-            done = subprocess.run(hosts.docker_argv(host, *words), capture_output=True, text=True, timeout=timeout, check=False)
+            done = subprocess.run(
+                hosts.docker_argv(host, *words),
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                check=False,
+            )
             return done.stdout if done.returncode == 0 else ""
         return ""
 
     def record(self, name: str) -> dict[str, Any]:
-        """Read one of the files of the server on the head (`state.DESIRED`, `state.OBSERVED`); empty when it is not there."""
+        """Read one of the files of the server on the head (`state.DESIRED`, `state.OBSERVED`);
+        empty when it is not there.
+        """
         folder = self.files(self.head) / "root/.vlaunch" / CLUSTER / "server" / DEFAULT
         try:
             found = json.loads((folder / name).read_text())
@@ -165,10 +197,14 @@ class Practice:
 
     def actors(self) -> list[dict[str, Any]]:
         """Return Ray's living actors, each with the name of its host."""
-        text = self.docker(self.head, "exec", self.container(self.head), "python3", "/opt/vlaunch/head.py", "jobs")
+        text = self.docker(
+            self.head, "exec", self.container(self.head), "python3", "/opt/vlaunch/head.py", "jobs"
+        )
         try:
             said = json.loads(text)
-            nodes = {row["node_id"]: row["node_ip"] for row in said["nodes"]["data"]["result"]["result"]}
+            nodes = {
+                row["node_id"]: row["node_ip"] for row in said["nodes"]["data"]["result"]["result"]
+            }
             names = {host.ip: host.name for host in self.lab.hosts}
             rows = said["actors"]["data"]["result"]["result"]
         except (ValueError, KeyError, TypeError):
@@ -189,7 +225,9 @@ class Practice:
 
 
 def inventories(lab: Lab, folder: Path) -> None:
-    """Write the inventories: one for vLLM as it is, one whose containers find the stand-in first."""
+    """Write the inventories: one for vLLM as it is, one whose containers find the stand-in
+    first.
+    """
     document = yaml.safe_load(lab.inventory.read_text())
     key = folder / "api.key"
     key.write_text(API_KEY + "\n")
@@ -213,9 +251,22 @@ def bring_up(folder: Path, beside: int) -> Practice:
     """
     name, subnet = NAME.format(beside or ""), SUBNET.format(beside)
     log = folder / "lab.log"
-    words = [VLAUNCH, "lab", "up", "--install-missing", "--name", name, "--subnet", subnet, "--nodes", "2"]
+    words = [
+        VLAUNCH,
+        "lab",
+        "up",
+        "--install-missing",
+        "--name",
+        name,
+        "--subnet",
+        subnet,
+        "--nodes",
+        "2",
+    ]
     with log.open("w") as out:
-        done = subprocess.run(words, stdout=out, stderr=subprocess.STDOUT, timeout=1800, check=False)
+        done = subprocess.run(
+            words, stdout=out, stderr=subprocess.STDOUT, timeout=1800, check=False
+        )
     lab = layout.load(layout.default_dir(name))
     if done.returncode != 0 or lab is None:
         sys.exit(f"the practice hosts do not start:\n{log.read_text()[-2000:]}")
@@ -232,7 +283,9 @@ def running(host: Host, *words: str) -> Iterator[tuple[processes.Process, str]]:
 
 
 def traces(practice: Practice) -> list[str]:
-    """Return one line for everything on the hosts and on this machine that a run might leave behind."""
+    """Return one line for everything on the hosts and on this machine that a run might leave
+    behind.
+    """
     found = [f"process of this machine: {line}" for line in _local(str(practice.folder))]
     for host in practice.lab.hosts:
         found += [f"{host.name}: {each}" for each in _on(practice, host)]
@@ -268,11 +321,18 @@ def _local(words: str) -> Iterator[str]:
             with suppress(OSError):
                 environ = (entry / "environ").read_bytes()
                 if f"VLAUNCH_INVENTORY={words}".encode() in environ:
-                    yield (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:80]
+                    yield (
+                        (entry / "cmdline")
+                        .read_bytes()
+                        .replace(b"\0", b" ")
+                        .decode(errors="replace")[:80]
+                    )
 
 
 def _link(host: Host) -> str:
-    done = subprocess.run(["ip", "link", "show", host.link], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["ip", "link", "show", host.link], capture_output=True, text=True, check=False
+    )
     return done.stdout
 
 

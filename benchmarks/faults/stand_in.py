@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Stands in for `vllm` inside the containers of the fault campaign: the same processes, names, actors and endpoints, no model.
+"""Stands in for `vllm` inside the containers of the fault campaign: the same processes, names,
+actors and endpoints, no model.
 
-An API server talks to one engine a replica over TCP, on its own node or on another's. An engine has its ranks as vLLM has them:
-one Ray actor each, named as vLLM names them and in a placement group of GPUs (`ray`), or one process each, which meet at the
-master's port (`mp`). A completion passes through every rank and comes back only then. A dead rank ends its engine, a dead
-engine the server, with vLLM's lines in the log. Only `vllm serve` exists. Usage: vllm serve MODEL [options]
+An API server talks to one engine a replica over TCP, on its own node or on another's. An engine has
+its ranks as vLLM has them: one Ray actor each, named as vLLM names them and in a placement group of
+GPUs (`ray`), or one process each, which meet at the master's port (`mp`). A completion passes
+through every rank and comes back only then. A dead rank ends its engine, a dead engine the server,
+with vLLM's lines in the log. Only `vllm serve` exists. Usage: vllm serve MODEL [options]
 """
 
 from __future__ import annotations
@@ -46,9 +48,24 @@ def options(words: list[str]) -> argparse.Namespace:
     for name in ("--master-addr", "--data-parallel-address"):
         parser.add_argument(name, default="127.0.0.1")
     parser.add_argument("--distributed-executor-backend", default="")
-    ones = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--nnodes")
-    zeros = ("--node-rank", "--master-port", "--data-parallel-rpc-port", "--data-parallel-start-rank")
-    for default, names in ((1, ones), (0, zeros), (8000, ("--port",)), (None, ("--data-parallel-size-local",))):
+    ones = (
+        "--tensor-parallel-size",
+        "--pipeline-parallel-size",
+        "--data-parallel-size",
+        "--nnodes",
+    )
+    zeros = (
+        "--node-rank",
+        "--master-port",
+        "--data-parallel-rpc-port",
+        "--data-parallel-start-rank",
+    )
+    for default, names in (
+        (1, ones),
+        (0, zeros),
+        (8000, ("--port",)),
+        (None, ("--data-parallel-size-local",)),
+    ):
         for name in names:
             parser.add_argument(name, type=int, default=default)
     args, _ = parser.parse_known_args(words)
@@ -56,9 +73,13 @@ def options(words: list[str]) -> argparse.Namespace:
     return args
 
 
-def start(role: str, words: list[str], number: int, where: tuple[str, int]) -> subprocess.Popen[bytes]:
+def start(
+    role: str, words: list[str], number: int, where: tuple[str, int]
+) -> subprocess.Popen[bytes]:
     """Start an engine or a worker of this server; `where` is whom it talks to."""
-    return subprocess.Popen([sys.executable, __file__, role, str(number), where[0], str(where[1]), *words])
+    return subprocess.Popen(
+        [sys.executable, __file__, role, str(number), where[0], str(where[1]), *words]
+    )
 
 
 def connect(where: tuple[str, int]) -> socket.socket:
@@ -126,12 +147,16 @@ class Peer:
         return True
 
 
-# -- Ranks and engines -------------------------------------------------------------------------------------------------------
+# -- Ranks and engines -----------------------------------------------------------------------------
 
 
 def place(rank: int, args: argparse.Namespace) -> str:
     tp, pp = args.tensor_parallel_size, args.pipeline_parallel_size
-    return "".join(f"_{name}{at}" for name, at, size in (("TP", rank % tp, tp), ("PP", rank // tp, pp)) if size > 1)
+    return "".join(
+        f"_{name}{at}"
+        for name, at, size in (("TP", rank % tp, tp), ("PP", rank // tp, pp))
+        if size > 1
+    )
 
 
 def worker(number: int, front: tuple[str, int], args: argparse.Namespace) -> None:
@@ -153,13 +178,17 @@ def dead(rank: int) -> None:
 
 
 def processes(args: argparse.Namespace, words: list[str]):
-    """Start this node's ranks of `mp`, and wait for the others'; return how to pass something through all."""
+    """Start this node's ranks of `mp`, and wait for the others'; return how to pass something
+    through all.
+    """
     server = socket.create_server(("", args.master_port) if args.nnodes > 1 else ("127.0.0.1", 0))
     for number in range(args.world // args.nnodes):
         start(WORKER, words, number, ("127.0.0.1", server.getsockname()[1]))
     ranks = accept(server, args.world)
     for number, rank in enumerate(ranks):
-        threading.Thread(target=lambda rank=rank, number=number: (rank.gone.wait(), dead(number)), daemon=True).start()
+        threading.Thread(
+            target=lambda rank=rank, number=number: (rank.gone.wait(), dead(number)), daemon=True
+        ).start()
 
     def step(text: str) -> None:
         for rank in ranks:
@@ -195,16 +224,22 @@ def actors(args: argparse.Namespace):
     for rank in range(args.world):
         where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
         name = f"vllm_Worker_{os.getpid():05x}{int(time.time())}{place(rank, args)}"
-        ranks.append(RayWorkerProc.options(max_concurrency=3, name=name, scheduling_strategy=where).remote())
+        ranks.append(
+            RayWorkerProc.options(max_concurrency=3, name=name, scheduling_strategy=where).remote()
+        )
     say(f"world_size={args.world} rank=0: Starting to load model")
     ray.get([rank.load.remote() for rank in ranks])
     serving = [rank.serve.remote() for rank in ranks]
-    threading.Thread(target=lambda: dead(serving.index(ray.wait(serving, num_returns=1)[0][0])), daemon=True).start()
+    threading.Thread(
+        target=lambda: dead(serving.index(ray.wait(serving, num_returns=1)[0][0])), daemon=True
+    ).start()
     return lambda _: [ray.get(rank.step.remote()) for rank in ranks]
 
 
 def engine(number: int, front: tuple[str, int], args: argparse.Namespace, words: list[str]) -> None:
-    """Hold the ranks of one replica; each number that the front sends goes back when every rank has seen it."""
+    """Hold the ranks of one replica; each number that the front sends goes back when every rank has
+    seen it.
+    """
     title("VLLM::EngineCore" + (f"_DP{number}" if args.data_parallel_size > 1 else ""))
     peer = Peer(connect(front))
     threading.Thread(target=lambda: (peer.gone.wait(), os._exit(0)), daemon=True).start()
@@ -226,7 +261,11 @@ def engine(number: int, front: tuple[str, int], args: argparse.Namespace, words:
 def headless(args: argparse.Namespace, words: list[str]) -> None:
     """Be a node without an API: its ranks, or its replicas; all end when one does."""
     if args.data_parallel_size > 1:
-        count, first, role = args.data_parallel_size_local or 1, args.data_parallel_start_rank, ENGINE
+        count, first, role = (
+            args.data_parallel_size_local or 1,
+            args.data_parallel_start_rank,
+            ENGINE,
+        )
         where = (args.data_parallel_address, args.data_parallel_rpc_port)
     else:
         count = args.world // args.nnodes
@@ -239,7 +278,7 @@ def headless(args: argparse.Namespace, words: list[str]) -> None:
     sys.exit("ERROR a process of this node has ended; shutting down")
 
 
-# -- The server --------------------------------------------------------------------------------------------------------------
+# -- The server ------------------------------------------------------------------------------------
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -262,7 +301,11 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def allowed(self) -> bool:
-        if not self.key or not self.path.startswith("/v1") or self.headers.get("Authorization") == f"Bearer {self.key}":
+        if (
+            not self.key
+            or not self.path.startswith("/v1")
+            or self.headers.get("Authorization") == f"Bearer {self.key}"
+        ):
             return True
         self.reply(401, {"error": "Unauthorized"})
         return False
@@ -277,7 +320,13 @@ class Handler(BaseHTTPRequestHandler):
             ]
             self.reply(200, "".join(lines))
         elif self.allowed():
-            self.reply(200, {"object": "list", "data": [{"id": self.model, "object": "model", "max_model_len": 512}]})
+            self.reply(
+                200,
+                {
+                    "object": "list",
+                    "data": [{"id": self.model, "object": "model", "max_model_len": 512}],
+                },
+            )
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length", "0"))) or b"{}")
@@ -286,9 +335,19 @@ class Handler(BaseHTTPRequestHandler):
         with Handler.lock:
             Handler.asked += 1
             number = Handler.asked
-        chosen = self.engines[int(self.headers.get("X-data-parallel-rank", number)) % len(self.engines)]
+        chosen = self.engines[
+            int(self.headers.get("X-data-parallel-rank", number)) % len(self.engines)
+        ]
         if not chosen.ask(str(number)):
-            self.reply(500, {"error": {"message": "EngineCore encountered an issue.", "type": "EngineDeadError"}})
+            self.reply(
+                500,
+                {
+                    "error": {
+                        "message": "EngineCore encountered an issue.",
+                        "type": "EngineDeadError",
+                    }
+                },
+            )
             return
         count = int(asked.get("max_tokens") or 16)
         text = " word" * count
@@ -296,7 +355,14 @@ class Handler(BaseHTTPRequestHandler):
         choice = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         usage = {"completion_tokens": count, "prompt_tokens": 1, "total_tokens": count + 1}
         common = {"model": self.model, "usage": usage, "system_fingerprint": "stand-in"}
-        self.reply(200, {"id": "cmpl-0", "choices": [{"index": 0, "finish_reason": "length", **choice}], **common})
+        self.reply(
+            200,
+            {
+                "id": "cmpl-0",
+                "choices": [{"index": 0, "finish_reason": "length", **choice}],
+                **common,
+            },
+        )
 
 
 METRICS = """\
@@ -310,7 +376,10 @@ vllm:cache_config_info{{engine="{engine}",kv_cache_size_tokens="65536",kv_cache_
 def end_with(peer: Peer) -> None:
     """End the server when an engine ends."""
     peer.gone.wait()
-    print("ERROR AsyncLLM output_handler failed: EngineDeadError: EngineCore encountered an issue.", flush=True)
+    print(
+        "ERROR AsyncLLM output_handler failed: EngineDeadError: EngineCore encountered an issue.",
+        flush=True,
+    )
     time.sleep(1)  # vLLM says 503 for a while before it ends
     os._exit(1)
 
@@ -318,15 +387,26 @@ def end_with(peer: Peer) -> None:
 def serve(args: argparse.Namespace, words: list[str]) -> None:
     say(f"non-default args: {words}")
     several = args.data_parallel_size > 1
-    meeting = socket.create_server(("", args.data_parallel_rpc_port) if several else ("127.0.0.1", 0))
-    here = args.data_parallel_size_local if args.data_parallel_size_local is not None else args.data_parallel_size
-    ours = [start(ENGINE, words, number, ("127.0.0.1", meeting.getsockname()[1])) for number in range(here)]
+    meeting = socket.create_server(
+        ("", args.data_parallel_rpc_port) if several else ("127.0.0.1", 0)
+    )
+    here = (
+        args.data_parallel_size_local
+        if args.data_parallel_size_local is not None
+        else args.data_parallel_size
+    )
+    ours = [
+        start(ENGINE, words, number, ("127.0.0.1", meeting.getsockname()[1]))
+        for number in range(here)
+    ]
 
     def watch() -> None:
         while all(each.poll() is None for each in ours):
             time.sleep(0.2)
         if not Handler.engines:
-            print("RuntimeError: Engine core initialization failed. See root cause above.", flush=True)
+            print(
+                "RuntimeError: Engine core initialization failed. See root cause above.", flush=True
+            )
             os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -345,7 +425,11 @@ def main(words: list[str]) -> None:
     if words[:1] in ([ENGINE], [WORKER]):
         role, number, host, port, *rest = words
         where, args = (host, int(port)), options(rest)
-        engine(int(number), where, args, rest) if role == ENGINE else worker(int(number), where, args)
+        (
+            engine(int(number), where, args, rest)
+            if role == ENGINE
+            else worker(int(number), where, args)
+        )
     elif words[:1] == ["serve"]:
         args = options(words[1:])
         headless(args, words[1:]) if args.headless else serve(args, words[1:])

@@ -1,4 +1,6 @@
-"""The campaign's table for people: one line per fault and command, from the lines of the results; pure."""
+"""The campaign's table for people: one line per fault and command, from the lines of the results;
+pure.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,17 @@ from benchmarks.faults.cases import FAULTS, REAL, SEEDS, SERVES, STAND_IN, VERBS
 from benchmarks.faults.judge import Run
 
 BEGIN, END = "<!-- campaign: begin -->", "<!-- campaign: end -->"
-_HEAD = ("fault", "runs", "good", "seen by the user, last", "exit", "detected", "ready again", "requests lost", "rows amiss")
+_HEAD = (
+    "fault",
+    "runs",
+    "good",
+    "seen by the user, last",
+    "exit",
+    "detected",
+    "ready again",
+    "requests lost",
+    "rows amiss",
+)
 _SAID = 110
 
 
@@ -21,7 +33,11 @@ def report(runs: Sequence[Run]) -> str:
             found = [run for run in runs if (run.verb, run.engine) == (verb, engine)]
             if found:
                 parts.append(f"### `{verb}`{_with(verb, engine)}\n\n{table(found, verb)}")
-    wrong = [f"- `{run.verb}`, {run.fault}, seed {run.seed}, {run.host}: {'; '.join(run.why)}" for run in runs if run.why]
+    wrong = [
+        f"- `{run.verb}`, {run.fault}, seed {run.seed}, {run.host}: {'; '.join(run.why)}"
+        for run in runs
+        if run.why
+    ]
     parts.append("### Runs that are not good\n\n" + ("\n".join(map(_plain, wrong)) or "None."))
     parts.append("### Not run\n\n" + ("\n".join(missing(runs)) or "Nothing is missing."))
     return "\n\n".join(parts)
@@ -30,7 +46,10 @@ def report(runs: Sequence[Run]) -> str:
 def _with(verb: str, engine: str) -> str:
     if verb == "up":
         return ""
-    return {STAND_IN: ", a class without a model" if verb == "batch" else ", stand-in engine", REAL: ", vLLM"}[engine]
+    return {
+        STAND_IN: ", a class without a model" if verb == "batch" else ", stand-in engine",
+        REAL: ", vLLM",
+    }[engine]
 
 
 def table(runs: Sequence[Run], verb: str) -> str:
@@ -45,13 +64,32 @@ def table(runs: Sequence[Run], verb: str) -> str:
 
 def _row(what: str, runs: Sequence[Run], verb: str) -> list[str]:
     said = next((run.said for run in runs if run.said), "")
-    codes = sorted({"killed" if run.code < 0 else str(run.code) for run in runs if run.code is not None})
-    requests = f"{sum(run.failed for run in runs)} of {sum(run.requests for run in runs)}" if verb in SERVES else "–"
-    rows = f"{sum(run.lost for run in runs)}, {sum(run.doubled for run in runs)}" if verb == "batch" else "–"
+    codes = sorted(
+        {"killed" if run.code < 0 else str(run.code) for run in runs if run.code is not None}
+    )
+    requests = (
+        f"{sum(run.failed for run in runs)} of {sum(run.requests for run in runs)}"
+        if verb in SERVES
+        else "–"
+    )
+    rows = (
+        f"{sum(run.lost for run in runs)}, {sum(run.doubled for run in runs)}"
+        if verb == "batch"
+        else "–"
+    )
     by_hand = " (by hand)" if any(run.alone is False for run in runs) else ""
     good = f"{sum(run.ok for run in runs)}"
     times = (_times([run.detected for run in runs]), _times([run.ready for run in runs]) + by_hand)
-    return [what, str(len(runs)), good, _plain(said[:_SAID]), ", ".join(codes) or "–", *times, requests, rows]
+    return [
+        what,
+        str(len(runs)),
+        good,
+        _plain(said[:_SAID]),
+        ", ".join(codes) or "–",
+        *times,
+        requests,
+        rows,
+    ]
 
 
 def _times(found: Sequence[float | None]) -> str:
@@ -74,12 +112,23 @@ def missing(runs: Sequence[Run]) -> list[str]:
     for verb in VERBS:
         for engine in (STAND_IN, REAL):
             seeds = SEEDS[verb] if engine == STAND_IN else 1
-            wanted = [(fault.id, seed) for fault in FAULTS if applies(fault, verb, engine) for seed in range(1, seeds + 1)]
-            lack = [(fault, seed) for fault, seed in wanted if (fault, verb, seed, engine) not in done]
+            wanted = [
+                (fault.id, seed)
+                for fault in FAULTS
+                if applies(fault, verb, engine)
+                for seed in range(1, seeds + 1)
+            ]
+            lack = [
+                (fault, seed) for fault, seed in wanted if (fault, verb, seed, engine) not in done
+            ]
             if lack:
                 names = ", ".join(dict.fromkeys(fault for fault, _ in lack))
-                lines.append(f"- `{verb}`{_with(verb, engine)}: {len(lack)} of {len(wanted)} runs ({names})")
-    voids = [f"- `{run.verb}`, {run.fault}, seed {run.seed}: {run.void}" for run in runs if run.void]
+                lines.append(
+                    f"- `{verb}`{_with(verb, engine)}: {len(lack)} of {len(wanted)} runs ({names})"
+                )
+    voids = [
+        f"- `{run.verb}`, {run.fault}, seed {run.seed}: {run.void}" for run in runs if run.void
+    ]
     return [*lines, *map(_plain, voids)]
 
 

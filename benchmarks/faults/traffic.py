@@ -1,4 +1,6 @@
-"""A small client: a steady stream of requests to one endpoint, each written down with its times and what became of it."""
+"""A small client: a steady stream of requests to one endpoint, each written down with its times and
+what became of it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,16 @@ from benchmarks.faults.judge import Sample
 class Traffic:
     """Requests from a few threads, each with a pause between two, while the block is entered."""
 
-    def __init__(self, url: str, key: str, model: str, *, clients: int = 2, pause: float = 0.5, timeout: float = 8.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        model: str,
+        *,
+        clients: int = 2,
+        pause: float = 0.5,
+        timeout: float = 8.0,
+    ) -> None:
         self.url, self.key, self.model = url, key, model
         self.pause, self.timeout = pause, timeout
         self.samples: list[Sample] = []
@@ -27,7 +38,12 @@ class Traffic:
             thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Stop asking; a request that is under way is waited for."""
         self.over.set()
         for thread in self.threads:
@@ -42,11 +58,15 @@ class Traffic:
 def ask(url: str, key: str, model: str, timeout: float) -> Sample:
     """Send one request and say what became of it; an answer without words is none."""
     began = time.time()
-    body = json.dumps({"model": model, "prompt": "Say hello.", "max_tokens": 2, "temperature": 0}).encode()
+    body = json.dumps(
+        {"model": model, "prompt": "Say hello.", "max_tokens": 2, "temperature": 0}
+    ).encode()
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     try:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(urllib.request.Request(f"{url}/completions", body, headers), timeout=timeout) as answer:
+        with opener.open(
+            urllib.request.Request(f"{url}/completions", body, headers), timeout=timeout
+        ) as answer:
             ok = bool(json.loads(answer.read())["usage"]["completion_tokens"])
         return Sample(began=began, ended=time.time(), ok=ok)
     except (OSError, ValueError, KeyError) as error:

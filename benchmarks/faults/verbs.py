@@ -1,4 +1,6 @@
-"""One run of each command: begin with nothing, start it, let the fault happen, look, heal, do it again, take it all down."""
+"""One run of each command: begin with nothing, start it, let the fault happen, look, heal, do it
+again, take it all down.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ from launcher.errors import VlaunchError
 from launcher.lab.render import MODEL
 from launcher.payload.agent import state
 
-DEADLINES = {"up": 420.0, **dict.fromkeys(SERVES, 420.0), "batch": 420.0, "status": 90.0, "down": 180.0}
+DEADLINES = {
+    "up": 420.0,
+    **dict.fromkeys(SERVES, 420.0),
+    "batch": 420.0,
+    "status": 90.0,
+    "down": 180.0,
+}
 _SETTLE = 6.0  # seconds that processes and containers may take to be gone after `down`
 _UNDER_LOAD = 10.0  # a server's fault happens within so many seconds under load
 _LASTS = 35.0  # seconds until somebody comes and heals what lasts
@@ -49,7 +57,11 @@ class Stage:
     @property
     def inventory(self) -> str:
         """The inventory that it works with; only servers have a stand-in."""
-        return "stand-in.yaml" if self.case.verb in SERVES and self.case.engine != REAL else "real.yaml"
+        return (
+            "stand-in.yaml"
+            if self.case.verb in SERVES and self.case.engine != REAL
+            else "real.yaml"
+        )
 
     def vlaunch(self, *words: str, timeout: float | None = None) -> Ran:
         """Run a command to its end; one that has no end is written down."""
@@ -68,7 +80,9 @@ class Stage:
         """Run a command that has to work; what it says is written down when it does not."""
         ran = self.vlaunch(*words)
         if ran.code != 0:
-            self.run.broken.append(f"`vlaunch {words[0]}` ended with {ran.code}: {judge.last_words(ran.said)}")
+            self.run.broken.append(
+                f"`vlaunch {words[0]}` ended with {ran.code}: {judge.last_words(ran.said)}"
+            )
         return ran
 
 
@@ -80,16 +94,27 @@ def clear(practice: Practice) -> None:
 
 
 def about(case: Case, seconds: float) -> Run:
-    """Return the run of a case, with nothing in it yet; `seconds` is how long the command takes when nothing happens."""
+    """Return the run of a case, with nothing in it yet; `seconds` is how long the command takes
+    when nothing happens.
+    """
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     span = seconds if case.verb not in SERVES or BY_ID[case.fault].early else _UNDER_LOAD
     return Run(
-        fault=case.fault, verb=case.verb, seed=case.seed, engine=case.engine, host=case.host, moment=case.moment(span), at=now
-    )  # fmt: skip
+        fault=case.fault,
+        verb=case.verb,
+        seed=case.seed,
+        engine=case.engine,
+        host=case.host,
+        moment=case.moment(span),
+        at=now,
+    )
 
 
 def run(practice: Practice, case: Case, seconds: float) -> Run:
-    """Do one run on hosts with nothing on them, and leave them so. Raises one of `BROKEN` when they cannot be put right."""
+    """Do one run on hosts with nothing on them, and leave them so.
+
+    Raises one of `BROKEN` when they cannot be put right.
+    """
     stage, scene = Stage(practice, case, about(case, seconds)), Scene(practice=practice, case=case)
     inject.prepare(scene)
     stage.before = traces(practice)
@@ -120,9 +145,13 @@ def _end(stage: Stage) -> None:
 
 
 def measure(practice: Practice, verb: str, engine: str) -> float:
-    """Return how long a command takes when nothing happens; ends the program when it does not work even then."""
+    """Return how long a command takes when nothing happens; ends the program when it does not work
+    even then.
+    """
     case = Case(fault="launcher", verb=verb, seed=0, engine=engine)
-    stage = Stage(practice, case, Run(fault="", verb=verb, seed=0, engine=engine, host="", moment=0))
+    stage = Stage(
+        practice, case, Run(fault="", verb=verb, seed=0, engine=engine, host="", moment=0)
+    )
     stage.must("up")  # which may build the image
     if verb == "up":
         stage.must("down")
@@ -135,7 +164,9 @@ def measure(practice: Practice, verb: str, engine: str) -> float:
         jobs.forget(practice, job)
     stage.must("down")
     if stage.run.why:
-        raise SystemExit(f"`{verb}` does not work without a fault: {stage.run.why}\n{ran.said[-3000:]}")
+        raise SystemExit(
+            f"`{verb}` does not work without a fault: {stage.run.why}\n{ran.said[-3000:]}"
+        )
     return ran.seconds
 
 
@@ -162,7 +193,7 @@ def _broken_while_whole(stage: Stage) -> None:
         stage.run.lies.append(f"`status` said whole with {', '.join(still)}")
 
 
-# -- up ----------------------------------------------------------------------------------------------------------------------
+# -- up --------------------------------------------------------------------------------------------
 
 
 def _up(stage: Stage, scene: Scene) -> None:
@@ -181,7 +212,10 @@ def _up(stage: Stage, scene: Scene) -> None:
 
 
 def _during(stage: Stage, scene: Scene, started: Started) -> tuple[float, Ran]:
-    """Let the fault happen while a command runs, and wait for the command's end. Raises NothingThere when it ended before."""
+    """Let the fault happen while a command runs, and wait for the command's end.
+
+    Raises NothingThere when it ended before.
+    """
     try:
         if not inject.chooses(stage.case):
             until(lambda: started.over, stage.run.moment, every=0.02)
@@ -198,14 +232,20 @@ def _during(stage: Stage, scene: Scene, started: Started) -> tuple[float, Ran]:
     return fault, ran
 
 
-# -- serve -------------------------------------------------------------------------------------------------------------------
+# -- serve -----------------------------------------------------------------------------------------
 
 
 def _serve_words(case: Case) -> tuple[str, ...]:
     outside = () if case.verb == "serve" else ("--backend", "mp")
     replicas = ("--data-parallel-size", "2") if case.verb == "serve-dp" else ()
-    # What is tested with the stand-in is the keeper; the proof of the network has nothing to do with it.
-    return ("serve", *outside, *replicas, *(() if case.engine == REAL else ("--skip-network-check",)))
+    # What is tested with the stand-in is the keeper; the proof of the network has nothing to do
+    # with it.
+    return (
+        "serve",
+        *outside,
+        *replicas,
+        *(() if case.engine == REAL else ("--skip-network-check",)),
+    )
 
 
 def _serve(stage: Stage, scene: Scene) -> None:
@@ -216,13 +256,17 @@ def _serve(stage: Stage, scene: Scene) -> None:
         fault, ran = _during(stage, scene, started)
 
         def decided() -> bool:
-            return _answers(stage.practice) or (time.time() > ran.ended + _SENT and not _wanted(stage.practice))
+            return _answers(stage.practice) or (
+                time.time() > ran.ended + _SENT and not _wanted(stage.practice)
+            )
 
         until(decided, _recovers(stage.case), every=1.0)
         if _answers(stage.practice):
             stage.run.ready, stage.run.alone = round(time.time() - fault, 1), True
         elif _wanted(stage.practice):
-            stage.run.broken.append(f"the server did not come up by itself within {_recovers(stage.case):.0f} s")
+            stage.run.broken.append(
+                f"the server did not come up by itself within {_recovers(stage.case):.0f} s"
+            )
     elif stage.must(*_serve_words(stage.case)).code == 0:
         with _traffic(stage.practice) as traffic, _states(stage.practice) as states:
             _under_load(stage, scene, traffic, states)
@@ -234,7 +278,9 @@ def _serve(stage: Stage, scene: Scene) -> None:
         stage.run.broken.append("no completion after `serve`")
 
 
-def _under_load(stage: Stage, scene: Scene, traffic: Traffic, states: list[tuple[float, str]]) -> None:
+def _under_load(
+    stage: Stage, scene: Scene, traffic: Traffic, states: list[tuple[float, str]]
+) -> None:
     """Let the fault happen to a server that answers requests, and watch until it answers again."""
     lasts, by_hand = BY_ID[stage.case.fault].lasts, BY_ID[stage.case.fault].by_hand
     until(lambda: len(traffic.samples) >= 4, 30)
@@ -252,7 +298,9 @@ def _under_load(stage: Stage, scene: Scene, traffic: Traffic, states: list[tuple
     if not by_hand:
 
         def settled() -> bool:
-            return judge.settled(list(traffic.samples), fault, time.time(), quiet=_QUIET, calm=_CALM)
+            return judge.settled(
+                list(traffic.samples), fault, time.time(), quiet=_QUIET, calm=_CALM
+            )
 
         until(settled, _recovers(stage.case))
     out = judge.outage(list(traffic.samples), fault)
@@ -280,7 +328,9 @@ def _note_outage(stage: Stage, out: judge.Outage, healed: float, traffic: Traffi
     if out.again is not None:
         run.ready = round(max(0.0, out.again - healed), 1)
     elif not BY_ID[stage.case.fault].by_hand:
-        run.broken.append(f"the server did not come back by itself within {_recovers(stage.case):.0f} s")
+        run.broken.append(
+            f"the server did not come back by itself within {_recovers(stage.case):.0f} s"
+        )
 
 
 def _noticed(practice: Practice, traffic: Traffic, fault: float) -> bool:
@@ -321,7 +371,9 @@ def _traffic(practice: Practice) -> Traffic:
 
 @contextmanager
 def _states(practice: Practice) -> Iterator[list[tuple[float, str]]]:
-    """Read the server's record again and again while the block is entered; one that nobody has renewed is nobody's word."""
+    """Read the server's record again and again while the block is entered; one that nobody has
+    renewed is nobody's word.
+    """
     states: list[tuple[float, str]] = []
     over = threading.Event()
 
@@ -341,7 +393,7 @@ def _states(practice: Practice) -> Iterator[list[tuple[float, str]]]:
         thread.join(5)
 
 
-# -- batch -------------------------------------------------------------------------------------------------------------------
+# -- batch -----------------------------------------------------------------------------------------
 
 
 def _batch(stage: Stage, scene: Scene) -> None:
@@ -352,7 +404,9 @@ def _batch(stage: Stage, scene: Scene) -> None:
     try:
         fault, ran = _during(stage, scene, started)
         if ran.code == 0 and any(amiss := judge.rows_amiss(jobs.rows(job), jobs.ROWS)):
-            stage.run.lies.append("`batch` said done with {} rows lost and {} doubled".format(*amiss))
+            stage.run.lies.append(
+                "`batch` said done with {} rows lost and {} doubled".format(*amiss)
+            )
         inject.heal(scene)
         stage.must("up")
         again = stage.must("batch", str(job))
@@ -365,7 +419,11 @@ def _batch(stage: Stage, scene: Scene) -> None:
         jobs.forget(stage.practice, job)
 
 
-_FLOWS: dict[str, Callable[[Stage, Scene], None]] = {"up": _up, **dict.fromkeys(SERVES, _serve), "batch": _batch}
+_FLOWS: dict[str, Callable[[Stage, Scene], None]] = {
+    "up": _up,
+    **dict.fromkeys(SERVES, _serve),
+    "batch": _batch,
+}
 
 
 def as_line(run: Run) -> str:

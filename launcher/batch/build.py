@@ -32,9 +32,18 @@ def job(draft: Draft, *, name: str, within: Bounds) -> Job:
     return Job(
         name=file.job or name,
         mode=mode,
-        read=Read(sources=found.sources, format=format, id=read.id, limit=read.limit, row_bytes=read.row_bytes),
+        read=Read(
+            sources=found.sources,
+            format=format,
+            id=read.id,
+            limit=read.limit,
+            row_bytes=read.row_bytes,
+        ),
         write=Write(
-            to=found.to, format=file.write.format, rows_per_file=file.write.rows_per_file, seconds=float(file.write.seconds)
+            to=found.to,
+            format=file.write.format,
+            rows_per_file=file.write.rows_per_file,
+            seconds=float(file.write.seconds),
         ),
         inside=within.inside,
         model=file.model or "",
@@ -52,7 +61,9 @@ def job(draft: Draft, *, name: str, within: Bounds) -> Job:
         data_parallel=_data_parallel(file),
         predict=_predict(draft),
         preprocess=_preprocess(draft),
-        limits=Limits(restarts=file.limits.restarts, stall=float(file.limits.stall), errors=file.limits.errors),
+        limits=Limits(
+            restarts=file.limits.restarts, stall=float(file.limits.stall), errors=file.limits.errors
+        ),
     )
 
 
@@ -61,11 +72,15 @@ def _prompt(file: JobFile, format: Format) -> Prompt:
     if prompt is None:
         return Prompt(column="text" if format == "text" else "prompt")
     chat = tuple(Message(role=one.role, content=one.content) for one in prompt.chat or ())
-    return Prompt(column=prompt.column, template=prompt.template, chat=chat, chat_args=prompt.chat_args)
+    return Prompt(
+        column=prompt.column, template=prompt.template, chat=chat, chat_args=prompt.chat_args
+    )
 
 
 def _sampling(file: JobFile) -> dict[str, Any]:
-    written: dict[str, Any] = file.sampling.model_dump(by_alias=True, exclude_none=True, exclude={"n"})
+    written: dict[str, Any] = file.sampling.model_dump(
+        by_alias=True, exclude_none=True, exclude={"n"}
+    )
     return {"max_tokens": rules.DEFAULT_TOKENS} | written
 
 
@@ -74,7 +89,10 @@ def _data_parallel(file: JobFile) -> DataParallel | None:
     if ranks is None:
         return None
     return DataParallel(
-        size=ranks.size, expert_parallel=ranks.expert_parallel, timeout=float(ranks.timeout), round_rows=ranks.round_rows
+        size=ranks.size,
+        expert_parallel=ranks.expert_parallel,
+        timeout=float(ranks.timeout),
+        round_rows=ranks.round_rows,
     )
 
 

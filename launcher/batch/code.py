@@ -1,4 +1,6 @@
-"""The Python that a job brings along: which files are shipped, by which names, and where in them the class or function is."""
+"""The Python that a job brings along: which files are shipped, by which names, and where in them
+the class or function is.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +45,14 @@ def target(written: str, within: Bounds) -> tuple[str, dict[str, Path]]:
     path = _file(place, within)
     module = Path(place).stem
     if not module.isidentifier():
-        raise Misplaced(f"should be a file whose name is a Python name, such as my_model.py, not {shown(Path(place).name)}")
+        raise Misplaced(
+            "should be a file whose name is a Python name, such as my_model.py, not"
+            f" {shown(Path(place).name)}"
+        )
     if module in _TAKEN:
-        raise Misplaced(f"should be a file of another name: `{module}` is a module that others import")
+        raise Misplaced(
+            f"should be a file of another name: `{module}` is a module that others import"
+        )
     _has(path, name)
     return f"{module}:{name}", {f"{module}.py": path}
 
@@ -60,10 +67,15 @@ def files(written: str, within: Bounds) -> dict[str, Path]:
         found = {path.name: _file(written, within)}
     else:
         top = "" if path == within.folder.resolve() else f"{path.name}/"
-        found = {f"{top}{one.relative_to(path).as_posix()}": _inside(one, within) for one in _code(path)}
+        found = {
+            f"{top}{one.relative_to(path).as_posix()}": _inside(one, within) for one in _code(path)
+        }
     for name in found:
         if not _NAME.fullmatch(name):
-            raise Misplaced(f"should have a plain name there: letters, digits, `.`, `_` and `-`, not {shown(name)}")
+            raise Misplaced(
+                "should have a plain name there: letters, digits, `.`, `_` and `-`, not"
+                f" {shown(name)}"
+            )
     return found
 
 
@@ -72,7 +84,9 @@ def _code(folder: Path) -> list[Path]:
     every = list(islice(folder.rglob("*"), MOST_FILES + 1))
     if len(every) > MOST_FILES:
         raise Misplaced(f"holds more than {MOST_FILES:,} files: {told(folder)}")
-    paths = sorted(path for path in every if path.is_file() and not _left_out(path.relative_to(folder)))
+    paths = sorted(
+        path for path in every if path.is_file() and not _left_out(path.relative_to(folder))
+    )
     if not paths:
         raise Misplaced(f"holds no file: {told(folder)}")
     return paths
@@ -91,12 +105,17 @@ def _file(written: str, within: Bounds) -> Path:
     if not path.is_file():
         raise Misplaced(f"names no file: there is no {told(path)}")
     if path.stat().st_size > MOST_CODE:
-        raise Misplaced(f"{shown(written)} is larger than {MOST_CODE // 2**20} MiB; put it on the nodes")
+        raise Misplaced(
+            f"{shown(written)} is larger than {MOST_CODE // 2**20} MiB; put it on the nodes"
+        )
     return path
 
 
 def _has(path: Path, name: str) -> None:
-    """Refuse when the file surely has no `name`. What this Python cannot read, the one in the image may."""
+    """Refuse when the file surely has no `name`.
+
+    What this Python cannot read, the one in the image may.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,6 +1,8 @@
-"""A job as the driver in the cluster reads it: `job.json`, with what its answers follow from (`meaning`), and a digest of that.
+"""A job as the driver in the cluster reads it: `job.json`, with what its answers follow from
+(`meaning`), and a digest of that.
 
-What is not in `meaning` may change between two runs of a job: it makes answers come sooner or later, not other ones.
+What is not in `meaning` may change between two runs of a job: it makes answers come sooner or
+later, not other ones.
 """
 
 from __future__ import annotations
@@ -16,21 +18,45 @@ from launcher.errors import RequestError
 from launcher.model import Inventory
 
 VERSION = 1
-MOST = 5 * 2**20  # bytes of `job.json`, which comes back with the names of the files that are there in one answer, cut at 8 MiB
-# The engine arguments that change answers: which weights, how exact they are, how text becomes tokens, which tokens are taken.
-# The others are about speed and room; with another `max_model_len` only rows that are too long end otherwise.
+# bytes of `job.json`, which comes back with the names of the files that are there in one answer,
+# cut at 8 MiB
+MOST = 5 * 2**20
+# The engine arguments that change answers: which weights, how exact they are, how text becomes
+# tokens, which tokens are taken. The others are about speed and room; with another `max_model_len`
+# only rows that are too long end otherwise.
 _WHICH = (
-    "revision", "code_revision", "hf_config_path", "config_format", "hf_overrides", "rope_scaling", "rope_theta",
-    "dtype", "quantization", "quantization_config", "kv_cache_dtype", "kv_cache_dtype_skip_layers", "calculate_kv_scales",
-    "mamba_cache_dtype", "mamba_ssm_cache_dtype",
-    "tokenizer", "tokenizer_revision", "tokenizer_mode",
-    "seed", "generation_config", "override_generation_config", "logits_processors", "reasoning_parser", "reasoning_config",
+    "revision",
+    "code_revision",
+    "hf_config_path",
+    "config_format",
+    "hf_overrides",
+    "rope_scaling",
+    "rope_theta",
+    "dtype",
+    "quantization",
+    "quantization_config",
+    "kv_cache_dtype",
+    "kv_cache_dtype_skip_layers",
+    "calculate_kv_scales",
+    "mamba_cache_dtype",
+    "mamba_ssm_cache_dtype",
+    "tokenizer",
+    "tokenizer_revision",
+    "tokenizer_mode",
+    "seed",
+    "generation_config",
+    "override_generation_config",
+    "logits_processors",
+    "reasoning_parser",
+    "reasoning_config",
     "structured_outputs_config",
-)  # fmt: skip
+)
 
 
 def work_folder(inventory: Inventory, name: str) -> str:
-    """Return the folder of the job `name` on the head, which its container sees at the same path."""
+    """Return the folder of the job `name` on the head, which its container sees at the same
+    path.
+    """
     return f"{jobs_folder(inventory)}/{name}"
 
 
@@ -39,8 +65,11 @@ def jobs_folder(inventory: Inventory) -> str:
     return f"{inventory.head.hf_home.rstrip('/')}/vlaunch/{inventory.cluster}/batch"
 
 
-def described(job: Job, shipped: Sequence[Shipped], inventory: Inventory, *, retry_errors: bool = False) -> dict[str, Any]:
-    """Return `job.json` of `job` on the cluster of `inventory`, with the files that are `shipped` to it.
+def described(
+    job: Job, shipped: Sequence[Shipped], inventory: Inventory, *, retry_errors: bool = False
+) -> dict[str, Any]:
+    """Return `job.json` of `job` on the cluster of `inventory`, with the files that are `shipped`
+    to it.
 
     Args:
         job: the checked job.
@@ -81,32 +110,55 @@ def described(job: Job, shipped: Sequence[Shipped], inventory: Inventory, *, ret
             "batch_size": job.engine.batch_size,
             "placement": job.engine.placement.upper().replace("-", "_"),
         },
-        "data_parallel": None if job.data_parallel is None else _ranks(job.data_parallel, inventory),
+        "data_parallel": (
+            None if job.data_parallel is None else _ranks(job.data_parallel, inventory)
+        ),
         "predict": _predict(job),
         "preprocess": _preprocess(job),
-        "write": {"format": job.write.format, "rows_per_file": job.write.rows_per_file, "seconds": job.write.seconds},
-        "limits": {"restarts": job.limits.restarts, "stall": job.limits.stall, "errors": job.limits.errors},
+        "write": {
+            "format": job.write.format,
+            "rows_per_file": job.write.rows_per_file,
+            "seconds": job.write.seconds,
+        },
+        "limits": {
+            "restarts": job.limits.restarts,
+            "stall": job.limits.stall,
+            "errors": job.limits.errors,
+        },
         "retry_errors": retry_errors,
     }
     if (length := len(json.dumps(told))) > MOST:
         raise RequestError(
-            f"the description of `{job.name}` is too long, with the names of {len(shipped):,} files of this machine",
+            f"the description of `{job.name}` is too long, with the names of {len(shipped):,} files"
+            " of this machine",
             evidence=f"{length:,} bytes, at most {MOST:,}",
-            hint="put the rows into fewer files, or read them where the head sees them: `nodes:/…`, s3://, gs:// or hdfs://",
-        )  # fmt: skip
+            hint=(
+                "put the rows into fewer files, or read them where the head sees them: `nodes:/…`,"
+                " s3://, gs:// or hdfs://"
+            ),
+        )
     return told
 
 
 def meaning(job: Job, shipped: Sequence[Shipped]) -> dict[str, Any]:
-    """Return all that a job's answers follow from, flat, by the keys of a job file; files by their names and contents."""
+    """Return all that a job's answers follow from, flat, by the keys of a job file; files by their
+    names and contents.
+    """
     flat: dict[str, Any] = {"mode": job.mode, "model": job.model}
     rows = [one for one in shipped if one.source is not None]
     flat |= {f"input {one.label}": _content(one) for one in rows}
     flat |= {f"code {one.label}": _content(one) for one in shipped if one.source is None}
     read = job.read
     flat["input order"] = [one.label for one in rows] or None
-    flat["read.paths"] = [source.text for source in read.sources if source.where != "control"] or None
-    flat |= {"read.format": read.format, "read.id": read.id, "read.limit": read.limit, "read.row_bytes": read.row_bytes}
+    flat["read.paths"] = [
+        source.text for source in read.sources if source.where != "control"
+    ] or None
+    flat |= {
+        "read.format": read.format,
+        "read.id": read.id,
+        "read.limit": read.limit,
+        "read.row_bytes": read.row_bytes,
+    }
     if (prompt := _prompt(job)) is not None:
         flat |= {"prompt.column": prompt["column"], "prompt.template": prompt["template"]}
         for at, message in enumerate(prompt["chat"]):
@@ -115,7 +167,9 @@ def meaning(job: Job, shipped: Sequence[Shipped]) -> dict[str, Any]:
     flat |= {f"engine.args.{key}": job.engine.args.get(key) for key in _WHICH}
     flat |= {f"sampling.{key}": value for key, value in job.sampling.items()}
     flat["keep"] = (
-        None if job.keep is None else [name if kind is None else f"{name}: {kind}" for name, kind in job.keep.items()]
+        None
+        if job.keep is None
+        else [name if kind is None else f"{name}: {kind}" for name, kind in job.keep.items()]
     )
     if job.predict is not None:
         flat["predict.class"] = job.predict.target
@@ -143,7 +197,11 @@ def _to(source: Source) -> str:
 def _sources(job: Job, shipped: Sequence[Shipped], work: str) -> list[str]:
     paths: list[str] = []
     for at, source in enumerate(job.read.sources):
-        paths += [f"{work}/{one.to}" for one in shipped if one.source == at] if source.where == "control" else [source.text]
+        paths += (
+            [f"{work}/{one.to}" for one in shipped if one.source == at]
+            if source.where == "control"
+            else [source.text]
+        )
     return paths
 
 
@@ -166,7 +224,9 @@ def _ranks(ranks: DataParallel, inventory: Inventory) -> dict[str, Any]:
         "timeout": ranks.timeout,
         "round_rows": ranks.round_rows,
         "port": inventory.ports.mp_master,
-        "nodes": [{"ip": node.ip, "gpus": node.gpus} for node in (inventory.head, *inventory.workers)],
+        "nodes": [
+            {"ip": node.ip, "gpus": node.gpus} for node in (inventory.head, *inventory.workers)
+        ],
     }
 
 

@@ -16,11 +16,15 @@ _ORDER = "input order"
 
 
 def difference(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
-    """Return one line for each thing that changed: `prompt.template: "a" → "b"`, `input x.jsonl: changed (1 → 2 bytes)`."""
+    """Return one line for each thing that changed: `prompt.template: "a" → "b"`, `input x.jsonl:
+    changed (1 → 2 bytes)`.
+    """
     keys = [*new, *(key for key in old if key not in new)]
     files = any(_is_file(key) and (key in old) != (key in new) for key in keys)
     # A file that is new or gone changes the order, too: it is told once.
-    changed = [key for key in keys if old.get(key) != new.get(key) and not (key == _ORDER and files)]
+    changed = [
+        key for key in keys if old.get(key) != new.get(key) and not (key == _ORDER and files)
+    ]
     return [f"{_clean(key)}: {_change(key, old.get(key), new.get(key))}" for key in changed]
 
 
@@ -34,7 +38,11 @@ def _change(key: str, old: object, new: object) -> str:
     before, after = _bytes(old), _bytes(new)
     if before is None or after is None:
         return "changed"
-    return f"changed ({before:,} → {after:,} bytes)" if before != after else f"changed (still {after:,} bytes)"
+    return (
+        f"changed ({before:,} → {after:,} bytes)"
+        if before != after
+        else f"changed (still {after:,} bytes)"
+    )
 
 
 def _is_file(key: str) -> bool:
@@ -54,10 +62,15 @@ def _value(value: object, other: object) -> str:
     if len(text) <= _LONGEST:
         return text
     same = next(
-        (at for at, (one, two) in enumerate(zip(text, beside, strict=False)) if one != two), min(len(text), len(beside))
+        (at for at, (one, two) in enumerate(zip(text, beside, strict=False)) if one != two),
+        min(len(text), len(beside)),
     )
     start = max(0, min(same - _LONGEST // 3, len(text) - _LONGEST))
-    return ("…" if start else "") + text[start : start + _LONGEST] + ("…" if start + _LONGEST < len(text) else "")
+    return (
+        ("…" if start else "")
+        + text[start : start + _LONGEST]
+        + ("…" if start + _LONGEST < len(text) else "")
+    )
 
 
 def _written(value: object) -> str:

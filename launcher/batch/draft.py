@@ -1,4 +1,6 @@
-"""A job between file and value: what the rules look at, and how much of a broken file can still be judged."""
+"""A job between file and value: what the rules look at, and how much of a broken file can still be
+judged.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from launcher.inventory.salvage import validated
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What the job's paths lead to. `names` are the names that show a source's format: its files', or its own."""
+    """What the job's paths lead to.
+
+    `names` are the names that show a source's format: its files', or its own.
+    """
 
     sources: tuple[Source, ...] = ()
     names: tuple[tuple[str, ...], ...] = ()
@@ -27,7 +32,9 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """`broken` holds the places that have a mistake already; no rule should complain about them again."""
+    """`broken` holds the places that have a mistake already; no rule should complain about them
+    again.
+    """
 
     file: JobFile
     document: Document
@@ -49,14 +56,20 @@ class Draft:
 
 
 def draft(document: Document, within: Bounds) -> tuple[Draft | None, list[Mistake]]:
-    """Validate each value by itself, and follow each path. The draft is None when too little is left."""
+    """Validate each value by itself, and follow each path.
+
+    The draft is None when too little is left.
+    """
     file, mistakes = validated(document.data, JobFile, _stand_in)
     if file is None:
         return None, mistakes
     broken = {mistake.where for mistake in mistakes}
     found, misplaced = _found(file, within, frozenset(broken))
     broken |= {mistake.where for mistake in misplaced}
-    return Draft(file=file, document=document, broken=frozenset(broken), found=found), mistakes + misplaced
+    return (
+        Draft(file=file, document=document, broken=frozenset(broken), found=found),
+        mistakes + misplaced,
+    )
 
 
 def _stand_in(where: Where) -> object:
@@ -123,7 +136,10 @@ def _sources(
             continue
         for one in files:
             if one.path in seen:  # also by two names in one folder
-                again = f"{shown(one.label)} is read twice, by {seen[one.path]} and {text}: each row has one answer"
+                again = (
+                    f"{shown(one.label)} is read twice, by {seen[one.path]} and {text}: each row"
+                    " has one answer"
+                )
                 mistakes.append(Mistake(where=("read", "paths", at), text=again))
                 break
             seen[one.path] = text
@@ -141,7 +157,9 @@ def _stages(file: JobFile) -> list[tuple[str, str, str, list[str]]]:
     return stages
 
 
-def _more(stage: str, more: list[str], within: Bounds, shipped: dict[str, dict[str, Path]]) -> list[Mistake]:
+def _more(
+    stage: str, more: list[str], within: Bounds, shipped: dict[str, dict[str, Path]]
+) -> list[Mistake]:
     mistakes = []
     for at, written in enumerate(more):
         try:
@@ -150,9 +168,14 @@ def _more(stage: str, more: list[str], within: Bounds, shipped: dict[str, dict[s
             mistakes.append(Mistake(where=(stage, "files", at), text=str(error)))
             continue
         for name, path in files.items():
-            other = next((one[name] for one in shipped.values() if one.get(name, path) != path), None)
+            other = next(
+                (one[name] for one in shipped.values() if one.get(name, path) != path), None
+            )
             if other is not None:
-                text = f"should not ship another file as {shown(name)}: {places.told(other)} has that name already"
+                text = (
+                    f"should not ship another file as {shown(name)}: {places.told(other)} has that"
+                    " name already"
+                )
                 mistakes.append(Mistake(where=(stage, "files", at), text=text))
         shipped[stage] |= files
     return mistakes

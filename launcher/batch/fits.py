@@ -1,4 +1,6 @@
-"""Whether a job can run on a cluster at all, before anything is looked at: its paths on the nodes, and its GPUs."""
+"""Whether a job can run on a cluster at all, before anything is looked at: its paths on the nodes,
+and its GPUs.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +14,42 @@ from launcher.model import Inventory
 
 
 def check(job: Job, inventory: Inventory) -> None:
-    """Raise JobError for paths that the containers do not see, PlacementError for replicas that never fit."""
+    """Raise JobError for paths that the containers do not see, PlacementError for replicas that
+    never fit.
+    """
     lost = list(_unseen(job, inventory))
     if lost:
-        hint = f"put it under {inventory.head.hf_home}, or add a mount to {inventory.path.name} and run `vlaunch up` again"
+        hint = (
+            f"put it under {inventory.head.hf_home}, or add a mount to {inventory.path.name} and"
+            " run `vlaunch up` again"
+        )
         raise JobError(f"`{job.name}` names paths that the containers do not see", lost, hint=hint)
     wrong = next(_misfits(job, inventory), None)
     if wrong is not None:
-        raise PlacementError(f"`{job.name}` does not fit `{inventory.cluster}`: {wrong[0]}", hint=wrong[1])
+        raise PlacementError(
+            f"`{job.name}` does not fit `{inventory.cluster}`: {wrong[0]}", hint=wrong[1]
+        )
 
 
 def _unseen(job: Job, inventory: Inventory) -> Iterator[str]:
-    seen = [(inventory.head.hf_home, False), *((mount.target, mount.read_only) for mount in inventory.mounts)]
+    seen = [
+        (inventory.head.hf_home, False),
+        *((mount.target, mount.read_only) for mount in inventory.mounts),
+    ]
     places: list[tuple[Source, bool]] = [(source, False) for source in job.read.sources]
     for source, written in [*places, (job.write.to, True)]:
         if source.where != "nodes":
             continue
         # The innermost mount is the one that counts.
-        around = [(root, only) for root, only in seen if PurePosixPath(source.text).is_relative_to(root)]
+        around = [
+            (root, only) for root, only in seen if PurePosixPath(source.text).is_relative_to(root)
+        ]
         if not around:
             roots = ", ".join(root for root, _ in seen)
-            yield f"{source.shown}: is in none of the folders that the containers share with the nodes: {roots}"
+            yield (
+                f"{source.shown}: is in none of the folders that the containers share with the"
+                f" nodes: {roots}"
+            )
         elif written and max(around, key=lambda one: len(one[0]))[1]:
             yield f"{source.shown}: is mounted read-only"
 
@@ -43,26 +60,49 @@ def _misfits(job: Job, inventory: Inventory) -> Iterator[tuple[str, str]]:
     if job.mode == "predict":
         assert job.predict is not None  # noqa: S101 - the mode says so
         if job.predict.num_gpus > 0 and inventory.accelerator == "cpu":
-            yield "its class asks for GPUs, and the nodes have none", "write `num_gpus: 0` under `predict`"
+            yield (
+                "its class asks for GPUs, and the nodes have none",
+                "write `num_gpus: 0` under `predict`",
+            )
         if job.predict.num_gpus > largest:
-            yield f"its class asks for {job.predict.num_gpus:g} GPUs, and no node has more than {largest}", "lower `num_gpus`"
+            yield (
+                (
+                    f"its class asks for {job.predict.num_gpus:g} GPUs, and no node has more than"
+                    f" {largest}"
+                ),
+                "lower `num_gpus`",
+            )
     else:
         each = job.engine.tp * job.engine.pp
         product = f"tp {job.engine.tp} x pp {job.engine.pp}"
         if job.engine.placement == "strict-pack" and each > largest:
-            yield f"{product} takes {each} GPUs on one node, and no node has more than {largest}", "write `placement: pack`"
+            yield (
+                f"{product} takes {each} GPUs on one node, and no node has more than {largest}",
+                "write `placement: pack`",
+            )
         if job.engine.placement == "strict-spread" and each > len(inventory.nodes):
-            yield f"{product} takes {each} nodes with one GPU each, and there are {len(inventory.nodes)}", "lower `tp`"
+            yield (
+                (
+                    f"{product} takes {each} nodes with one GPU each, and there are"
+                    f" {len(inventory.nodes)}"
+                ),
+                "lower `tp`",
+            )
         if job.mode == "data-parallel" and each > largest:
             hint = "lower `engine.tp`" if job.engine.pp == 1 else "lower `engine.tp` or `engine.pp`"
             yield f"a rank takes {each} GPUs on one node, and no node has more than {largest}", hint
     if least > inventory.gpus:
-        yield f"it takes {least:g} GPUs at least, and the nodes have {inventory.gpus}", "lower `replicas`, `tp` or `pp`"
+        yield (
+            f"it takes {least:g} GPUs at least, and the nodes have {inventory.gpus}",
+            "lower `replicas`, `tp` or `pp`",
+        )
     yield from _broken_up(job, inventory)
 
 
 def _broken_up(job: Job, inventory: Inventory) -> Iterator[tuple[str, str]]:
-    """GPUs that are enough together, and not where they are: what stays on a node leaves some over."""
+    """GPUs that are enough together, and not where they are: what stays on a node leaves some
+    over.
+    """
     what, each, count = "", float(job.engine.tp * job.engine.pp), job.engine.replicas[0]
     if job.predict is not None and job.mode == "predict":
         what, each, count = "replicas of its class", job.predict.num_gpus, job.predict.replicas[0]
@@ -72,5 +112,8 @@ def _broken_up(job: Job, inventory: Inventory) -> Iterator[tuple[str, str]]:
         what = "replicas"
     room = sum(int(node.gpus // each) for node in inventory.nodes) if each >= 1 else count
     if what and room < count:
-        text = f"it takes {count} {what} with {each:g} GPUs on one node each, and the nodes have room for {room}"
+        text = (
+            f"it takes {count} {what} with {each:g} GPUs on one node each, and the nodes have room"
+            f" for {room}"
+        )
         yield text, f"lower their number to {room}, or what each of them takes"

@@ -1,4 +1,5 @@
-"""A job from the flags of `vlaunch batch`: the common case without a file, and a few settings over one.
+"""A job from the flags of `vlaunch batch`: the common case without a file, and a few settings over
+one.
 
 Flags become what a file would say, so that the same rules judge them; their mistakes name the flag.
 """
@@ -23,7 +24,11 @@ from launcher.inventory.mistakes import Mistake, Where, shown
 from launcher.inventory.mistakes import name as label
 
 _HINT = "`vlaunch batch --help` explains every flag; nothing was touched"
-_REQUIRED = {"model": "Model that answers", "input": "Where rows come from", "output": "Folder of the answers"}
+_REQUIRED = {
+    "model": "Model that answers",
+    "input": "Where rows come from",
+    "output": "Folder of the answers",
+}
 # Where each flag is written in a file. `--system` and `--chat` turn the prompt into messages.
 _PLACES: Mapping[str, Where] = {
     "name": ("job",),
@@ -83,16 +88,24 @@ class Flags:
     def said(self) -> dict[str, Any]:
         """Return the flags that were given, by their names."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {name: value for name, value in values.items() if value is not None and value != () and value is not False}
+        return {
+            name: value
+            for name, value in values.items()
+            if value is not None and value != () and value is not False
+        }
 
 
 def job(flags: Flags, folder: Path) -> Job:
-    """Return the job that the flags alone describe; relative paths start at `folder`. Raises JobError.
+    """Return the job that the flags alone describe; relative paths start at `folder`.
+
+    Raises JobError.
 
     Its name follows from what it does, unless `--name` gives one: the same command is the same job.
     """
     said = flags.said()
-    wrong = [(f"--{name}", f"is missing: {what}") for name, what in _REQUIRED.items() if name not in said]
+    wrong = [
+        (f"--{name}", f"is missing: {what}") for name, what in _REQUIRED.items() if name not in said
+    ]
     within = Bounds(folder=folder)
     where, mistakes = _written(said)
     wrong += mistakes
@@ -111,7 +124,9 @@ def job(flags: Flags, folder: Path) -> Job:
 
 
 def _about(made: Job) -> str:
-    """Return a word for a job that has no name: what its first input is called, as far as a name may hold it."""
+    """Return a word for a job that has no name: what its first input is called, as far as a name
+    may hold it.
+    """
     last = re.split(r"[/:]+", made.read.sources[0].text.rstrip("/*"))[-1].partition(".")[0]
     return load.name_of(Path(last))[:24].strip("-_.") or "rows"
 
@@ -129,16 +144,27 @@ def over(path: Path, flags: Flags, *, allow: Sequence[Path] = ()) -> Job:
     said = flags.said()
     content = load.parse(load.read(path))
     wrong = [
-        (_spelled(name), f"cannot be combined with a job file; change it in {path.name}, or leave the file out")
+        (
+            _spelled(name),
+            f"cannot be combined with a job file; change it in {path.name}, or leave the file out",
+        )
         for name in said
         if name not in _TUNING
     ]
     stage = "predict" if "predict" in (content.data or {}) else "engine"
-    where, unwritten = _written({name: value for name, value in said.items() if name in _TUNING}, stage)
+    where, unwritten = _written(
+        {name: value for name, value in said.items() if name in _TUNING}, stage
+    )
     wrong += unwritten
-    made, mistakes = load.check(_overlaid(content, where), places.bounds(path, allow), name=load.name_of(path))
+    made, mistakes = load.check(
+        _overlaid(content, where), places.bounds(path, allow), name=load.name_of(path)
+    )
     # A mistake about a section is the flag's when the file has no such section.
-    own = [one for one in mistakes if one.where in where or (one.where not in content.lines and _holds(one.where, where))]
+    own = [
+        one
+        for one in mistakes
+        if one.where in where or (one.where not in content.lines and _holds(one.where, where))
+    ]
     wrong += [(_flag(one.where, said), one.text) for one in own]
     of_file = refused(path, content, [one for one in mistakes if one not in own])
     if wrong:
@@ -148,7 +174,9 @@ def over(path: Path, flags: Flags, *, allow: Sequence[Path] = ()) -> Job:
     return replace(made, path=path)
 
 
-def _written(said: Mapping[str, Any], stage: str = "engine") -> tuple[dict[Where, object], list[tuple[str, str]]]:
+def _written(
+    said: Mapping[str, Any], stage: str = "engine"
+) -> tuple[dict[Where, object], list[tuple[str, str]]]:
     """Return what a file would say, by its places, and what cannot be said in one."""
     where: dict[Where, object] = {}
     wrong: list[tuple[str, str]] = []
@@ -177,7 +205,15 @@ def _messages(flags: Flags, within: Bounds, where: dict[Where, object]) -> list[
         column = flags.column or ("text" if _is_text(flags, within) else "prompt")
         if not column.isidentifier():
             flag = "--system" if flags.system is not None else "--chat"
-            return [("--column", f"{shown(column)} should be written with --template beside {flag}, which makes a template")]
+            return [
+                (
+                    "--column",
+                    (
+                        f"{shown(column)} should be written with --template beside {flag}, which"
+                        " makes a template"
+                    ),
+                )
+            ]
         content = f"{{{{ {column} }}}}"
     system = [{"role": "system", "content": flags.system}] if flags.system is not None else []
     where["prompt", "chat"] = [*system, {"role": "user", "content": content}]
@@ -189,14 +225,18 @@ def _is_text(flags: Flags, within: Bounds) -> bool:
         return flags.format == "text"
     try:
         source = places.source(flags.input[0], within)
-        name = inputs.found(source, within)[0].path.name if source.where == "control" else source.text
+        name = (
+            inputs.found(source, within)[0].path.name if source.where == "control" else source.text
+        )
     except Misplaced:  # told by the check
         return False
     return formats.of(name) == "text"
 
 
 def _value(text: str) -> object:
-    """Read the value of NAME=VALUE: JSON where it is JSON, Python's True, False and None, else text."""
+    """Read the value of NAME=VALUE: JSON where it is JSON, Python's True, False and None, else
+    text.
+    """
     words: dict[str, object] = {"true": True, "false": False, "none": None, "null": None}
     if text.lower() in words:
         return words[text.lower()]
@@ -212,24 +252,37 @@ def _document(where: Mapping[Where, object]) -> Document:
 
 
 def _overlaid(document: Document, where: Mapping[Where, object]) -> Document:
-    """Return the document as if it also said what `where` does. Its mappings are copied where they change."""
+    """Return the document as if it also said what `where` does.
+
+    Its mappings are copied where they change.
+    """
     data, lines = dict(document.data or {}), dict(document.lines)
     for place, value in where.items():
         inside: dict[str, Any] = data
         for at, step in enumerate(place[:-1], start=1):
             deeper = inside.get(str(step))
-            inside[str(step)] = dict(deeper) if isinstance(deeper, dict) else {"class": deeper} if deeper else {}
+            inside[str(step)] = (
+                dict(deeper) if isinstance(deeper, dict) else {"class": deeper} if deeper else {}
+            )
             inside = inside[str(step)]
             lines.setdefault(place[:at], 1)
-        for other in [key for key in inside if place[:2] == ("engine", "args") and argument(key) == argument(str(place[-1]))]:
+        for other in [
+            key
+            for key in inside
+            if place[:2] == ("engine", "args") and argument(key) == argument(str(place[-1]))
+        ]:
             del inside[other]
         inside[str(place[-1])] = value
         lines[place] = 1
-    return Document(data=data if document.data is not None else None, lines=lines, mistakes=document.mistakes)
+    return Document(
+        data=data if document.data is not None else None, lines=lines, mistakes=document.mistakes
+    )
 
 
 def _flag(where: Where, said: Iterable[str]) -> str:
-    """Return the flag that a mistake at `where` is about: the given one, where several write there."""
+    """Return the flag that a mistake at `where` is about: the given one, where several write
+    there.
+    """
     if where[:2] == ("engine", "args"):
         return f"--engine-arg {label(str(where[2]))}" if len(where) > 2 else "--engine-arg"
     if where[:1] == ("predict",):
@@ -237,7 +290,11 @@ def _flag(where: Where, said: Iterable[str]) -> str:
     if where[:2] == ("prompt", "chat"):
         user = next((name for name in ("template", "column") if name in said), "chat")
         return "--system" if "system" in said and where[2:3] == (0,) else f"--{user}"
-    near = [name for name, place in _PLACES.items() if place[: len(where)] == where or where[: len(place)] == place]
+    near = [
+        name
+        for name, place in _PLACES.items()
+        if place[: len(where)] == where or where[: len(place)] == place
+    ]
     given = [name for name in near if name in said] or near
     return _spelled(given[0]) if given and where else ""
 

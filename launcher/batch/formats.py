@@ -27,7 +27,9 @@ def of(name: str) -> Format | None:
     return None if match and match[2] and found == "parquet" else found
 
 
-def mistakes(sources: Sequence[Source], names: Sequence[Sequence[str]]) -> list[tuple[tuple[str | int, ...], str]]:
+def mistakes(
+    sources: Sequence[Source], names: Sequence[Sequence[str]]
+) -> list[tuple[tuple[str | int, ...], str]]:
     """Return why the format cannot be told: where in `read`, and in words."""
     known = "text, jsonl, csv or parquet"
     seen: dict[Format, str] = {}
@@ -37,14 +39,18 @@ def mistakes(sources: Sequence[Source], names: Sequence[Sequence[str]]) -> list[
             format = of(name)
             if format is None:
                 text = (
-                    f"the ending of {shown(name.rpartition('/')[2] or source.shown)} shows no format; write `format`: {known}"
+                    f"the ending of {shown(name.rpartition('/')[2] or source.shown)} shows no"
+                    f" format; write `format`: {known}"
                 )
                 wrong.append((("paths", at), text))
                 break
             seen.setdefault(format, name)
     if not wrong and len(seen) > 1:
         (first, one), (second, other) = list(seen.items())[:2]
-        both = f"{shown(one.rpartition('/')[2])} is {first}, {shown(other.rpartition('/')[2])} is {second}"
+        both = (
+            f"{shown(one.rpartition('/')[2])} is {first}, {shown(other.rpartition('/')[2])} is"
+            f" {second}"
+        )
         wrong.append((("paths",), f"should all have one format: {both}"))
     return wrong
 

@@ -1,4 +1,6 @@
-"""The files of this machine that a job needs in the cluster: which they are, and what is in them (size and SHA-256)."""
+"""The files of this machine that a job needs in the cluster: which they are, and what is in them
+(size and SHA-256).
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ class Shipped:
 def found(source: Source, within: Bounds) -> list[Found]:
     """Return the files that a source on this machine names, in the order of their names.
 
-    Folders are read to the bottom. Names that start with `.` or `_` are left out, as Ray Data and Spark do.
+    Folders are read to the bottom. Names that start with `.` or `_` are left out, as Ray Data and
+    Spark do.
 
     Raises:
         Misplaced: nothing is there, or something that is no file, or that leads outside.
@@ -58,7 +61,9 @@ def found(source: Source, within: Bounds) -> list[Found]:
     try:
         paths = sorted(islice(_matches(root, pattern), MOST_FILES + 1))
     except (OSError, ValueError, NotImplementedError) as error:
-        raise Misplaced(f"cannot be read: {getattr(error, 'strerror', None) or error}".lower()) from error
+        raise Misplaced(
+            f"cannot be read: {getattr(error, 'strerror', None) or error}".lower()
+        ) from error
     if len(paths) > MOST_FILES:
         raise Misplaced(f"{shown(source.shown)} names more than {MOST_FILES:,} files")
     if not paths:
@@ -109,20 +114,31 @@ def _inputs(job: Job, tell: Callable[[int], None]) -> Iterator[Shipped]:
             while label in labels:
                 label, again = f"{file.label} ({again})", again + 1
             labels.add(label)
-            yield _read(f"input/{number:04d}-{_safe(file.path.name)}", label, file.path, tell, source=at)
+            yield _read(
+                f"input/{number:04d}-{_safe(file.path.name)}", label, file.path, tell, source=at
+            )
             number += 1
 
 
 def _refused(job: Job, text: str) -> RequestError:
-    return RequestError(f"the input of `{job.name}` cannot be read", evidence=text, hint="nothing was touched")
+    return RequestError(
+        f"the input of `{job.name}` cannot be read", evidence=text, hint="nothing was touched"
+    )
 
 
 def _read(
-    to: str, label: str, path: Path, tell: Callable[[int], None], *, source: int | None = None, room: int | None = None
+    to: str,
+    label: str,
+    path: Path,
+    tell: Callable[[int], None],
+    *,
+    source: int | None = None,
+    room: int | None = None,
 ) -> Shipped:
     digest, size = hashlib.sha256(), 0
     try:
-        # What was a file when it was listed may be a pipe or a link now: neither is waited for, nor followed.
+        # What was a file when it was listed may be a pipe or a link now: neither is waited for, nor
+        # followed.
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(path, flags), "rb") as file:  # noqa: PTH123 - flags
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -133,11 +149,17 @@ def _read(
                 if room is not None and size > room:
                     limit = f"{MOST_CODE // 2**20} MiB"
                     hint = "put large files on the nodes, and give their path in `args`"
-                    raise RequestError(f"the code of the job is larger than {limit}", evidence=str(path), hint=hint)
+                    raise RequestError(
+                        f"the code of the job is larger than {limit}", evidence=str(path), hint=hint
+                    )
                 tell(len(block))
     except OSError as error:
-        raise RequestError(f"`{path}` cannot be read", evidence=error.strerror or str(error)) from error
-    return Shipped(to=to, label=label, path=path, bytes=size, sha256=digest.hexdigest(), source=source)
+        raise RequestError(
+            f"`{path}` cannot be read", evidence=error.strerror or str(error)
+        ) from error
+    return Shipped(
+        to=to, label=label, path=path, bytes=size, sha256=digest.hexdigest(), source=source
+    )
 
 
 def _matches(root: Path, pattern: str) -> Iterator[Path]:
@@ -181,7 +203,11 @@ def _regular(path: Path, label: str, within: Bounds) -> Path:
     except (OSError, RuntimeError) as error:
         raise Misplaced(f"{shown(label)} cannot be followed") from error
     if not regular:
-        raise Misplaced(f"{shown(label)} is not a regular file" if _exists(resolved) else f"{shown(label)} leads nowhere")
+        raise Misplaced(
+            f"{shown(label)} is not a regular file"
+            if _exists(resolved)
+            else f"{shown(label)} leads nowhere"
+        )
     return resolved
 
 

@@ -1,6 +1,7 @@
 """The JSON Schema of job files, for completion and checks in editors.
 
-`python -m launcher.batch.json_schema` writes it to `schema.json` beside this module, where editors find it.
+`python -m launcher.batch.json_schema` writes it to `schema.json` beside this module, where editors
+find it.
 """
 
 from __future__ import annotations

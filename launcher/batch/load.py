@@ -1,4 +1,7 @@
-"""What is written, in and beside a job file, becomes a checked `Job` or every mistake at once. Looks at this machine only."""
+"""What is written, in and beside a job file, becomes a checked `Job` or every mistake at once.
+
+Looks at this machine only.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ def read(path: Path) -> str:
         return text.read(path, most=MAX_BYTES, kind="job file")
     except text.Unusable as error:
         hint = "" if error.encoding else HINT
-        raise JobError(f"`{path}` cannot be used", [f"{path}:{error.line}: {error}"], hint=hint) from error
+        raise JobError(
+            f"`{path}` cannot be used", [f"{path}:{error.line}: {error}"], hint=hint
+        ) from error
 
 
 def parse(content: str) -> Document:
@@ -49,10 +54,17 @@ def check(written: Document, within: Bounds, *, name: str) -> tuple[Job | None, 
     found = [mistake for rule in rules.ALL for mistake in rule(made)]
     mistakes += [mistake for mistake in found if made.sound(*mistake.where)]
     if not (made.file.job or name) and made.sound("job"):
-        mistakes.append(Mistake(where=(), text="`job` is missing: Name of the job, which the file's name does not give"))
+        mistakes.append(
+            Mistake(
+                where=(),
+                text="`job` is missing: Name of the job, which the file's name does not give",
+            )
+        )
     return (None if mistakes else build.job(made, name=name, within=within)), mistakes
 
 
 def name_of(path: Path) -> str:
-    """Return the job's name that a file's name gives: `My Job.yaml` → `my-job`; empty when it gives none."""
+    """Return the job's name that a file's name gives: `My Job.yaml` → `my-job`; empty when it gives
+    none.
+    """
     return re.sub(r"[^a-z0-9_.-]+", "-", path.stem.lower())[:40].strip("-_.")

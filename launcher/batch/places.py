@@ -1,7 +1,9 @@
-"""Where a path of a job leads: this machine, the nodes or an object store; and that it stays inside what the user gave.
+"""Where a path of a job leads: this machine, the nodes or an object store; and that it stays inside
+what the user gave.
 
-A job file may be somebody else's. Its paths on this machine must lead, links included, into the folder of the file or one that
-the user allows; paths given as flags are the user's own, and lead anywhere.
+A job file may be somebody else's. Its paths on this machine must lead, links included, into the
+folder of the file or one that the user allows; paths given as flags are the user's own, and lead
+anywhere.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ SCHEMES = ("s3", "gs", "hdfs")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _MAGIC = re.compile(r"[*?\[]")
 # What Arrow's addresses may carry after `?` that is a secret (arrow/filesystem/s3fs.cc, gcsfs.cc).
-_SECRET_OPTION = re.compile(r"[?&](?:access_key|secret_key|session_token|access_token|token|password)=", re.IGNORECASE)
+_SECRET_OPTION = re.compile(
+    r"[?&](?:access_key|secret_key|session_token|access_token|token|password)=", re.IGNORECASE
+)
 
 
 class Misplaced(Exception):
@@ -31,7 +35,10 @@ class Misplaced(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """`folder` is where relative paths start. `inside` are the folders that paths must lead into; None: anywhere."""
+    """`folder` is where relative paths start.
+
+    `inside` are the folders that paths must lead into; None: anywhere.
+    """
 
     folder: Path
     inside: tuple[Path, ...] | None = None
@@ -39,17 +46,22 @@ class Bounds:
     def resolve(self, text: str) -> Path:
         """Return where `text` leads, links followed; raises Misplaced when that is not inside."""
         try:
-            path = (self.folder / (Path(text).expanduser() if text.startswith("~/") else Path(text))).resolve()
+            path = (
+                self.folder / (Path(text).expanduser() if text.startswith("~/") else Path(text))
+            ).resolve()
         except (OSError, RuntimeError, ValueError) as error:
             raise Misplaced(f"cannot be followed: {_reason(error)}") from error
         return self.checked(path, text)
 
     def checked(self, path: Path, text: str) -> Path:
-        """Return the resolved `path`, which was written as `text`; raises Misplaced when it is not inside."""
+        """Return the resolved `path`, which was written as `text`; raises Misplaced when it is not
+        inside.
+        """
         if self.inside is not None and not any(path.is_relative_to(root) for root in self.inside):
             trusted = told(path if path.is_dir() else path.parent)
             raise Misplaced(
-                f"{shown(text)} leads to {told(path)}, outside the job's folder; if you trust this job, say `--allow {trusted}`"
+                f"{shown(text)} leads to {told(path)}, outside the job's folder; if you trust this"
+                f" job, say `--allow {trusted}`"
             )
         return path
 
@@ -78,21 +90,30 @@ def source(text: str, within: Bounds) -> Source:
 def target(text: str, within: Bounds) -> Source:
     """Return where answers go; raises Misplaced. It is a folder, which need not exist."""
     if re.search(r"\.(?:parquet|pq|jsonl|ndjson|json|csv)/?$", text, re.IGNORECASE):
-        raise Misplaced(f"should be a folder, for answers are written as several files, not {shown(text)}")
+        raise Misplaced(
+            f"should be a folder, for answers are written as several files, not {shown(text)}"
+        )
     if (elsewhere := _elsewhere(text)) is not None:
-        if _MAGIC.search(elsewhere.text.partition("?")[0] if elsewhere.where == "remote" else elsewhere.text):
+        if _MAGIC.search(
+            elsewhere.text.partition("?")[0] if elsewhere.where == "remote" else elsewhere.text
+        ):
             raise Misplaced(f"should be a folder, not the pattern {shown(text)}")
         return elsewhere
     path = within.resolve(text)
     if path.exists() and not path.is_dir():
         raise Misplaced(f"should be a folder; {shown(text)} is a file")
     if path == within.folder.resolve():
-        raise Misplaced("should be a folder of its own, such as out/, not the folder that relative paths start at")
+        raise Misplaced(
+            "should be a folder of its own, such as out/, not the folder that relative paths"
+            " start at"
+        )
     return Source(where="control", text=str(path), shown=text)
 
 
 def split_pattern(text: str, within: Bounds) -> tuple[str, str]:
-    """Split a path into the part without `*`, `?` and `[`, and the rest; a file that has such a name is no pattern."""
+    """Split a path into the part without `*`, `?` and `[`, and the rest; a file that has such a
+    name is no pattern.
+    """
     if not _MAGIC.search(text):
         return text, ""
     try:
@@ -123,7 +144,9 @@ def _elsewhere(text: str) -> Source | None:
 
 def _on_nodes(path: str) -> str:
     if not path.startswith("/") or path.startswith("//") or ".." in path.split("/"):
-        raise Misplaced(f"should be an absolute path without `..` after `nodes:`, not {shown(path)}")
+        raise Misplaced(
+            f"should be an absolute path without `..` after `nodes:`, not {shown(path)}"
+        )
     return path.rstrip("/") or "/"
 
 
@@ -135,9 +158,13 @@ def _remote(text: str, scheme: str, rest: str) -> str:
     address = rest.partition("?")[0]
     host = address.partition("/")[0]
     if ":" in host.rpartition("@")[0] or _SECRET_OPTION.search(rest) or SECRET_VALUE.search(rest):
-        raise Misplaced("should not hold a key; give it to the containers with `secrets` in the inventory")
+        raise Misplaced(
+            "should not hold a key; give it to the containers with `secrets` in the inventory"
+        )
     if not host.rpartition("@")[2] or ".." in address.split("/"):
-        raise Misplaced(f"should be an address without `..`, such as s3://bucket/folder, not {shown(text)}")
+        raise Misplaced(
+            f"should be an address without `..`, such as s3://bucket/folder, not {shown(text)}"
+        )
     return text
 
 

@@ -13,7 +13,9 @@ HINT = "every key is explained in examples/reference.yaml; nothing was touched"
 
 
 class JobError(RequestError):
-    """The job has mistakes; `mistakes` holds one line each: `FILE:LINE: path: what`, or `--flag: what`."""
+    """The job has mistakes; `mistakes` holds one line each: `FILE:LINE: path: what`, or `--flag:
+    what`.
+    """
 
     def __init__(self, message: str, mistakes: Sequence[str], *, hint: str = HINT) -> None:
         super().__init__(message, evidence=mistakes, hint=hint)
@@ -23,7 +25,9 @@ class JobError(RequestError):
 def refused(path: Path, read: Document, mistakes: Sequence[Mistake]) -> JobError:
     """Make one error of a file's mistakes, sorted by line."""
     lines = read.told(mistakes)
-    return JobError(f"{count(len(lines))} in `{path}`", [f"{path}:{line}: {told}" for line, told in lines])
+    return JobError(
+        f"{count(len(lines))} in `{path}`", [f"{path}:{line}: {told}" for line, told in lines]
+    )
 
 
 def count(number: int) -> str:

@@ -37,7 +37,11 @@ _OWNED = {
     "convert": "a batch job generates text; use `predict` for other kinds of models",
     "task": "a batch job generates text; use `predict` for other kinds of models",
 }
-_SHORT = {"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "tensor_parallel": "tensor_parallel_size"}
+_SHORT = {
+    "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "tensor_parallel": "tensor_parallel_size",
+}
 _MODEL_KEYS = ("model", "prompt", "sampling", "engine")
 
 
@@ -59,9 +63,15 @@ def _who_answers(draft: Draft) -> Iterator[Mistake]:
                 yield Mistake(where=(key,), text=f"should be left out with `predict`: {why}")
     else:
         if file.model is None and draft.sound("model"):
-            yield Mistake(where=(), text="`model` is missing: Model that answers, such as Qwen/Qwen3-8B; or `predict`")
+            yield Mistake(
+                where=(),
+                text="`model` is missing: Model that answers, such as Qwen/Qwen3-8B; or `predict`",
+            )
         if draft.written("predict"):
-            yield Mistake(where=("predict",), text=f"should be left out with `mode: {mode}`; it belongs to `mode: predict`")
+            yield Mistake(
+                where=("predict",),
+                text=f"should be left out with `mode: {mode}`; it belongs to `mode: predict`",
+            )
 
 
 def _ranks(draft: Draft) -> Iterator[Mistake]:
@@ -70,13 +80,24 @@ def _ranks(draft: Draft) -> Iterator[Mistake]:
         yield Mistake(where=("data_parallel",), text=f"should be left out with `mode: {mode}`")
     if mode == "data-parallel":
         if file.data_parallel is None and draft.sound("data_parallel"):
-            yield Mistake(where=("mode",), text="should come with `data_parallel`, which says how many ranks: {size: 2}")
+            yield Mistake(
+                where=("mode",),
+                text="should come with `data_parallel`, which says how many ranks: {size: 2}",
+            )
         if draft.written("preprocess"):
-            text = "should be left out with `mode: data-parallel`, whose ranks take rows as they are"
+            text = (
+                "should be left out with `mode: data-parallel`, whose ranks take rows as they are"
+            )
             yield Mistake(where=("preprocess",), text=text)
-        for key, instead in (("replicas", "`data_parallel.size` is"), ("batch_size", "`data_parallel.round_rows` is")):
+        for key, instead in (
+            ("replicas", "`data_parallel.size` is"),
+            ("batch_size", "`data_parallel.round_rows` is"),
+        ):
             if draft.written("engine", key):
-                yield Mistake(where=("engine", key), text=f"should be left out with `mode: data-parallel`: {instead} its place")
+                yield Mistake(
+                    where=("engine", key),
+                    text=f"should be left out with `mode: data-parallel`: {instead} its place",
+                )
 
 
 def prompts(draft: Draft) -> Iterator[Mistake]:
@@ -85,11 +106,21 @@ def prompts(draft: Draft) -> Iterator[Mistake]:
     if prompt is None or not draft.sound("prompt"):
         return
     forms = [key for key in ("column", "template", "chat") if getattr(prompt, key) is not None]
-    broken = [key for key in ("column", "template", "chat") if any(one[:2] == ("prompt", key) for one in draft.broken)]
+    broken = [
+        key
+        for key in ("column", "template", "chat")
+        if any(one[:2] == ("prompt", key) for one in draft.broken)
+    ]
     if len(forms) != 1 and not broken:
-        yield Mistake(where=("prompt",), text=f"should have one of `column`, `template` and `chat`, not {_joined(forms)}")
+        yield Mistake(
+            where=("prompt",),
+            text=f"should have one of `column`, `template` and `chat`, not {_joined(forms)}",
+        )
     if prompt.chat_args and prompt.chat is None and not broken:
-        yield Mistake(where=("prompt", "chat_args"), text="should come with `chat`: they go to the chat template")
+        yield Mistake(
+            where=("prompt", "chat_args"),
+            text="should come with `chat`: they go to the chat template",
+        )
     if broken:
         return
     named: set[str] = set()
@@ -101,9 +132,20 @@ def prompts(draft: Draft) -> Iterator[Mistake]:
         named |= templates.columns(template)
     if not wrong and not named and forms in (["template"], ["chat"]):
         where = ("prompt", forms[0])
-        word = prompt.template.strip() if prompt.template and prompt.template.strip().isidentifier() else "text"
-        advice = f"{{{{ {word} }}}}" if forms == ["chat"] else f"{{{{ {word} }}}}, or `prompt: {{column: {word}}}`"
-        yield Mistake(where=where, text=f"names no column, so that all rows would ask the same; write {advice}")
+        word = (
+            prompt.template.strip()
+            if prompt.template and prompt.template.strip().isidentifier()
+            else "text"
+        )
+        advice = (
+            f"{{{{ {word} }}}}"
+            if forms == ["chat"]
+            else f"{{{{ {word} }}}}, or `prompt: {{column: {word}}}`"
+        )
+        yield Mistake(
+            where=where,
+            text=f"names no column, so that all rows would ask the same; write {advice}",
+        )
 
 
 def sampling(draft: Draft) -> Iterator[Mistake]:
@@ -115,25 +157,41 @@ def sampling(draft: Draft) -> Iterator[Mistake]:
         yield Mistake(where=("sampling", "min_tokens"), text=text)
     shape = values.structured_outputs
     where = ("sampling", "structured_outputs")
-    if shape is not None and draft.sound(*where) and not any(one[:2] == where for one in draft.broken):
+    if (
+        shape is not None
+        and draft.sound(*where)
+        and not any(one[:2] == where for one in draft.broken)
+    ):
         keys = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-        given = [key for key in keys if getattr(shape, "json_" if key == "json" else key) is not None]
+        given = [
+            key for key in keys if getattr(shape, "json_" if key == "json" else key) is not None
+        ]
         if len(given) != 1:
-            yield Mistake(where=where, text=f"should have one of {_quoted(keys)}, not {_joined(given)}")
+            yield Mistake(
+                where=where, text=f"should have one of {_quoted(keys)}, not {_joined(given)}"
+            )
         if "json" in given and not isinstance(shape.json_, (dict, str)):
-            yield Mistake(where=(*where, "json"), text="should be a JSON Schema, as a mapping or as text")
+            yield Mistake(
+                where=(*where, "json"), text="should be a JSON Schema, as a mapping or as text"
+            )
 
 
 def kept(draft: Draft) -> Iterator[Mistake]:
     """No kept column, and no id, has the name of one that the job writes."""
     if draft.file.read.id in ERROR:
-        text = f"should not be `{draft.file.read.id}`, which error rows have already; call it something else in the input"
+        text = (
+            f"should not be `{draft.file.read.id}`, which error rows have already; call it"
+            " something else in the input"
+        )
         yield Mistake(where=("read", "id"), text=text)
     own = (ROW,) if draft.mode == "predict" else (ROW, *ANSWER)
     for column in draft.file.keep or {}:
         if column in own:
             at = ("keep", column) if draft.written("keep", column) else ("keep",)
-            text = f"should not name `{column}`, which the job writes itself; call it something else in the input"
+            text = (
+                f"should not name `{column}`, which the job writes itself; call it something else"
+                " in the input"
+            )
             yield Mistake(where=at, text=text)
 
 
@@ -149,24 +207,35 @@ def arguments(draft: Draft) -> Iterator[Mistake]:
         elif owned is not None:
             yield Mistake(where=where, text=f"should be left out: {owned}")
         elif name.startswith("data_parallel"):
-            yield Mistake(where=where, text="should be left out: write `data_parallel` at the top level")
+            yield Mistake(
+                where=where, text="should be left out: write `data_parallel` at the top level"
+            )
         elif name == "enable_expert_parallel" and draft.mode == "data-parallel":
-            yield Mistake(where=where, text="should be left out: write `data_parallel.expert_parallel`")
+            yield Mistake(
+                where=where, text="should be left out: write `data_parallel.expert_parallel`"
+            )
         seen.setdefault(name, written)
 
 
 def secrets(draft: Draft) -> Iterator[Mistake]:
     """Nothing that looks like a secret is written in the file."""
     file = draft.file
-    places: list[tuple[Where, object]] = [(("engine", "args", key), value) for key, value in file.engine.args.items()]
+    places: list[tuple[Where, object]] = [
+        (("engine", "args", key), value) for key, value in file.engine.args.items()
+    ]
     if file.predict is not None:
         places += [(("predict", "args", key), value) for key, value in file.predict.args.items()]
     if file.prompt is not None:
-        places += [(("prompt", "chat_args", key), value) for key, value in file.prompt.chat_args.items()]
+        places += [
+            (("prompt", "chat_args", key), value) for key, value in file.prompt.chat_args.items()
+        ]
     places.append((("model",), file.model))
     for where, value in places:
         if any(SECRET_VALUE.search(text) for text in _texts(value)):
-            yield Mistake(where=where, text="a secret should not be written here; use `secrets` in the inventory")
+            yield Mistake(
+                where=where,
+                text="a secret should not be written here; use `secrets` in the inventory",
+            )
 
 
 def stages(draft: Draft) -> Iterator[Mistake]:
@@ -191,9 +260,14 @@ def places(draft: Draft) -> Iterator[Mistake]:
         inside = f"{found.to.text.rstrip('/')}/".startswith(f"{root.rstrip('/')}/")
         # Of what a pattern names on this machine, folders are read, too.
         to = PurePath(found.to.text)
-        named = source.where == "control" and any(path.match(source.text) for path in (to, *to.parents))
+        named = source.where == "control" and any(
+            path.match(source.text) for path in (to, *to.parents)
+        )
         if source.where == found.to.where and (inside or named):
-            text = f"should not lie in the input {shown(source.shown)}, which would read the answers again"
+            text = (
+                f"should not lie in the input {shown(source.shown)}, which would read the answers"
+                " again"
+            )
             yield Mistake(where=("write", "path"), text=text)
 
 

@@ -1,7 +1,8 @@
 """The nouns of a batch job: what was asked for, checked, with every default filled in. Values only.
 
-`launcher.batch.flags` makes a `Job` of a command line, and of the file it names; `launcher.batch.described` writes it for the
-driver inside the cluster (`launcher/payload/batch/job.py`).
+`launcher.batch.flags` makes a `Job` of a command line, and of the file it names;
+`launcher.batch.described` writes it for the driver inside the cluster
+(`launcher/payload/batch/job.py`).
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ ColumnType = Literal["text", "integer", "number", "boolean", "json"]
 class Source:
     """Where rows come from, or where answers go.
 
-    `where` is `control` (a path on this machine: it is shipped, or gathered), `nodes` (a path that the head's container sees,
-    written `nodes:/path`), or `remote` (`s3://…`, `gs://…`, `hdfs://…`). `text` is the absolute path, or the address; `shown`
-    is as it was written.
+    `where` is `control` (a path on this machine: it is shipped, or gathered), `nodes` (a path that
+    the head's container sees, written `nodes:/path`), or `remote` (`s3://…`, `gs://…`, `hdfs://…`).
+    `text` is the absolute path, or the address; `shown` is as it was written.
     """
 
     where: Literal["control", "nodes", "remote"]
@@ -33,7 +34,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """The input. Rows larger than `row_bytes` become error rows; `limit` takes only the first rows."""
+    """The input. Rows larger than `row_bytes` become error rows; `limit` takes only the first
+    rows.
+    """
 
     sources: tuple[Source, ...]
     format: Format
@@ -52,7 +55,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """How a row becomes a prompt: exactly one of the first three. `chat_args` go to the model's chat template."""
+    """How a row becomes a prompt: exactly one of the first three.
+
+    `chat_args` go to the model's chat template.
+    """
 
     column: str | None = None
     template: str | None = None
@@ -62,7 +68,9 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """vLLM: `args` are its engine arguments by their Python names; `replicas` is the least and the most of them."""
+    """vLLM: `args` are its engine arguments by their Python names; `replicas` is the least and the
+    most of them.
+    """
 
     args: Mapping[str, Any] = field(default_factory=dict)
     tp: int = 1
@@ -74,7 +82,10 @@ class Engine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataParallel:
-    """One engine per rank. `expert_parallel` of None follows from the model; `timeout` is per rank and round, in seconds."""
+    """One engine per rank.
+
+    `expert_parallel` of None follows from the model; `timeout` is per rank and round, in seconds.
+    """
 
     size: int
     expert_parallel: bool | None = None
@@ -84,7 +95,10 @@ class DataParallel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predict:
-    """A Python class of the user's, called on batches. `code` are the files shipped with the job, by their names there."""
+    """A Python class of the user's, called on batches.
+
+    `code` are the files shipped with the job, by their names there.
+    """
 
     target: str
     code: Mapping[str, Path]
@@ -97,7 +111,9 @@ class Predict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preprocess:
-    """A Python function of the user's, called on batches before inference, as a stage of its own on CPUs."""
+    """A Python function of the user's, called on batches before inference, as a stage of its own on
+    CPUs.
+    """
 
     target: str
     code: Mapping[str, Path]
@@ -108,7 +124,10 @@ class Preprocess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
-    """The output. A file is committed when it has `rows_per_file` rows, or after `seconds` with any."""
+    """The output.
+
+    A file is committed when it has `rows_per_file` rows, or after `seconds` with any.
+    """
 
     to: Source
     format: Literal["parquet", "jsonl"] = "parquet"
@@ -127,9 +146,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A checked batch job. `keep` of None keeps every column; a type of None is found out from the first rows.
+    """A checked batch job.
 
-    `path` is the file it came from. `inside` are the folders that its paths on this machine must lead into, None: anywhere.
+    `keep` of None keeps every column; a type of None is found out from the first rows.
+
+    `path` is the file it came from. `inside` are the folders that its paths on this machine must
+    lead into, None: anywhere.
     """
 
     name: str

@@ -13,7 +13,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from launcher.inventory.mistakes import did_you_mean, name
 
 _ENVIRONMENT = ImmutableSandboxedEnvironment()
-_OTHER_FILES = {nodes.Include: "include", nodes.Import: "import", nodes.FromImport: "from … import", nodes.Extends: "extends"}
+_OTHER_FILES = {
+    nodes.Include: "include",
+    nodes.Import: "import",
+    nodes.FromImport: "from … import",
+    nodes.Extends: "extends",
+}
 _OWN_NAMES = {"loop", "self", "caller", "varargs", "kwargs", *_ENVIRONMENT.globals}
 
 
@@ -22,7 +27,13 @@ def mistakes(template: str) -> list[str]:
     try:
         found = sorted(set(_wrong(_ENVIRONMENT.parse(template))))
     except TemplateSyntaxError as error:
-        return [_at(template, error.lineno, f"is no template: {_clean(error.message or 'it cannot be read')}")]
+        return [
+            _at(
+                template,
+                error.lineno,
+                f"is no template: {_clean(error.message or 'it cannot be read')}",
+            )
+        ]
     except (RecursionError, ValueError, OverflowError, MemoryError):
         return ["is nested too deep, or has a number that is too long"]
     return [_at(template, line, text) for line, text in found]
@@ -44,13 +55,25 @@ def _wrong(tree: nodes.Template) -> Iterator[tuple[int, str]]:
         yield node.lineno, f"cannot read other files: `{_OTHER_FILES[type(node)]}` is not available"
     for attribute in tree.find_all(nodes.Getattr):
         if attribute.attr.startswith("_"):
-            yield attribute.lineno, f"cannot reach `{name(attribute.attr)}`: a template sees values, not Python"
+            yield (
+                attribute.lineno,
+                f"cannot reach `{name(attribute.attr)}`: a template sees values, not Python",
+            )
     for used in tree.find_all(nodes.Filter):
         if used.name not in _ENVIRONMENT.filters:
-            yield used.lineno, f"names no filter `{name(used.name)}`{did_you_mean(used.name, _ENVIRONMENT.filters)}"
+            yield (
+                used.lineno,
+                (
+                    "names no filter"
+                    f" `{name(used.name)}`{did_you_mean(used.name, _ENVIRONMENT.filters)}"
+                ),
+            )
     for test in tree.find_all(nodes.Test):
         if test.name not in _ENVIRONMENT.tests:
-            yield test.lineno, f"names no test `{name(test.name)}`{did_you_mean(test.name, _ENVIRONMENT.tests)}"
+            yield (
+                test.lineno,
+                f"names no test `{name(test.name)}`{did_you_mean(test.name, _ENVIRONMENT.tests)}",
+            )
 
 
 def _at(template: str, line: int, text: str) -> str:

@@ -1,4 +1,6 @@
-"""The types of single values in a job file: what each may look like, and how its short forms are read."""
+"""The types of single values in a job file: what each may look like, and how its short forms are
+read.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,24 @@ MOST = 4096
 _LONGEST_TEMPLATE = 256 * 1024
 _RANGE = re.compile(r"([0-9]{1,6})(?: ?- ?([0-9]{1,6}))?")
 
-# Nothing that ends a line, moves the cursor or turns the direction of writing: paths and columns are shown to people.
+# Nothing that ends a line, moves the cursor or turns the direction of writing: paths and columns
+# are shown to people.
 _SHOWN = r"[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]"
 
 JobName = Annotated[
     str,
-    Like(r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?", "a name of at most 40 lower-case letters, digits, `-`, `_` and `.`"),
+    Like(
+        r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?",
+        "a name of at most 40 lower-case letters, digits, `-`, `_` and `.`",
+    ),
 ]
 Column = Annotated[str, Like(rf"{_SHOWN}{{1,255}}", "the name of a column, on one line")]
 Place = Annotated[
-    str, Like(rf"{_SHOWN}+", "a path on this machine, a path on the nodes as nodes:/path, or s3://…, gs://… or hdfs://…")
+    str,
+    Like(
+        rf"{_SHOWN}+",
+        "a path on this machine, a path on the nodes as nodes:/path, or s3://…, gs://… or hdfs://…",
+    ),
 ]
 LocalPlace = Annotated[str, Like(rf"{_SHOWN}+", "a path on this machine, on one line")]
 Target = Annotated[
@@ -33,7 +43,10 @@ Target = Annotated[
         "FILE.py:NAME or MODULE:NAME",
     ),
 ]
-Argument = Annotated[str, Like(r"(?:--)?[A-Za-z][A-Za-z0-9_-]{0,99}", "the name of an argument, such as max_model_len")]
+Argument = Annotated[
+    str,
+    Like(r"(?:--)?[A-Za-z][A-Za-z0-9_-]{0,99}", "the name of an argument, such as max_model_len"),
+]
 
 
 def _template(value: str) -> str:
@@ -67,7 +80,9 @@ def _replicas(value: object) -> tuple[int, int]:
     if isinstance(value, tuple):
         value = list(value)
     numbers = value if isinstance(value, list) else [value, value]
-    whole = [number for number in numbers if isinstance(number, int) and not isinstance(number, bool)]
+    whole = [
+        number for number in numbers if isinstance(number, int) and not isinstance(number, bool)
+    ]
     if len(numbers) != 2 or len(whole) != 2:
         raise wrong
     least, most = whole
@@ -91,7 +106,10 @@ Placed = BeforeValidator(_placement)
 
 def _one_answer(value: object) -> object:
     if value != 1 or isinstance(value, bool):
-        raise plainly("should be left out: each row has exactly one answer; repeat the row in the input to ask more than once")
+        raise plainly(
+            "should be left out: each row has exactly one answer; repeat the row in the input to"
+            " ask more than once"
+        )
     return value
 
 

@@ -1,4 +1,6 @@
-"""Addresses across the cluster: each once, all in one subnet, and no node with two interfaces in the same one."""
+"""Addresses across the cluster: each once, all in one subnet, and no node with two interfaces in
+the same one.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,24 @@ def _unique(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
             continue
         # Whoever has an address that the inventory gives to another node is the one to look at.
         stolen = [
-            (each, other) for other in inventory.nodes if other.name != node.name for each in known if each.ip == other.ip
+            (each, other)
+            for other in inventory.nodes
+            if other.name != node.name
+            for each in known
+            if each.ip == other.ip
         ]
         if stolen:
             address, owner = stolen[0]
             findings.append(
                 failed(
-                    node, f"`{address.interface}` has {address.ip}, the address of {owner.name}",
-                    fix=f"run `sudo ip addr del {address.ip}/{address.prefix} dev {address.interface}` on {node.name}, "
-                    f"or correct `ip:` of {owner.name}",
+                    node,
+                    f"`{address.interface}` has {address.ip}, the address of {owner.name}",
+                    fix=(
+                        f"run `sudo ip addr del {address.ip}/{address.prefix} dev"
+                        f" {address.interface}` on {node.name}, or correct `ip:` of {owner.name}"
+                    ),
                 )
-            )  # fmt: skip
+            )
         else:
             findings.append(passed(node, "no other node has its address"))
     return findings
@@ -43,7 +52,9 @@ def _unique(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
 def _subnet(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     nets, findings = dict[str, str](), list[Finding]()
     for node in evidence.reached(inventory):
-        own = next((each for each in evidence.facts[node.name].addresses or () if each.ip == node.ip), None)
+        own = next(
+            (each for each in evidence.facts[node.name].addresses or () if each.ip == node.ip), None
+        )
         if own is None:
             findings.append(skipped(node, f"the interface with {node.ip} is not known"))
         else:
@@ -51,10 +62,13 @@ def _subnet(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
 
     def differs(name: str, net: str, common: str, others: str) -> Finding:
         return warned(
-            name, f"{inventory.node(name).ip} is in {net}, while {others} is in {common}",
-            fix=f"set `ip:` of {name} to its address in {common}, or its prefix length on the interface; "
-            "packets go through a router otherwise",
-        )  # fmt: skip
+            name,
+            f"{inventory.node(name).ip} is in {net}, while {others} is in {common}",
+            fix=(
+                f"set `ip:` of {name} to its address in {common}, or its prefix length on the"
+                " interface; packets go through a router otherwise"
+            ),
+        )
 
     return [*findings, *alike(nets, differs)]
 
@@ -69,18 +83,26 @@ def _one_nic(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
     by_net: dict[str, dict[str, str]] = {}
     for address in facts.addresses:
         parsed = ipaddress.ip_address(address.ip.split("%")[0])
-        if address.up and not parsed.is_loopback and not parsed.is_link_local and address.prefix < parsed.max_prefixlen:
+        if (
+            address.up
+            and not parsed.is_loopback
+            and not parsed.is_link_local
+            and address.prefix < parsed.max_prefixlen
+        ):
             by_net.setdefault(str(_network(address)), {}).setdefault(address.interface, address.ip)
     double = {net: nics for net, nics in by_net.items() if len(nics) > 1}
     if not double:
         return passed(node, "each interface has a subnet of its own")
     net, nics = next(iter(double.items()))
     return warned(
-        node, f"{' and '.join(f'`{name}`' for name in nics)} are both in {net}",
+        node,
+        f"{' and '.join(f'`{name}`' for name in nics)} are both in {net}",
         evidence="\n".join(f"{name} {ip}" for name, ip in nics.items()),
-        fix=f"give each a subnet of its own; until then, on {node.name}: "
-        "`sudo sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2`",
-    )  # fmt: skip
+        fix=(
+            f"give each a subnet of its own; until then, on {node.name}: "
+            "`sudo sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2`"
+        ),
+    )
 
 
 CHECKS = (
@@ -95,7 +117,10 @@ CHECKS = (
     Check(
         id="subnet",
         what="the nodes' addresses are in one subnet",
-        why="addresses of different networks were mixed up more often than they were meant to be routed",
+        why=(
+            "addresses of different networks were mixed up more often than they were meant to be"
+            " routed"
+        ),
         judge=_subnet,
         group="network",
         spared=one_node,
@@ -103,7 +128,10 @@ CHECKS = (
     Check(
         id="one-nic-per-subnet",
         what="no node has two interfaces in one subnet",
-        why="Linux answers for either address on either interface, so that traffic takes another card than the one chosen",
+        why=(
+            "Linux answers for either address on either interface, so that traffic takes another"
+            " card than the one chosen"
+        ),
         judge=each(_one_nic),
         group="network",
     ),

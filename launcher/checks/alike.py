@@ -12,7 +12,9 @@ T = TypeVar("T", bound=Hashable)
 
 
 def usual(values: Mapping[str, T]) -> T | None:
-    """Return the value that most nodes have; of two that are equally frequent, the one that comes first."""
+    """Return the value that most nodes have; of two that are equally frequent, the one that comes
+    first.
+    """
     counted = list(values.values())
     return max(counted, key=counted.count, default=None)
 
@@ -23,9 +25,13 @@ def having(values: Mapping[str, T], value: T) -> str:
 
 
 def alike(
-    values: Mapping[str, T], differs: Callable[[str, T, T, str], Finding], *, shown: Callable[[T], str] = str
+    values: Mapping[str, T],
+    differs: Callable[[str, T, T, str], Finding],
+    *,
+    shown: Callable[[T], str] = str,
 ) -> Sequence[Finding]:
-    """Judge that nodes have one value: `differs` makes the finding of an odd one, given the usual value and its nodes.
+    """Judge that nodes have one value: `differs` makes the finding of an odd one, given the usual
+    value and its nodes.
 
     The others pass with the value as their text, so that folding shows it once.
     """
@@ -33,6 +39,8 @@ def alike(
     if common is None:
         return []
     return [
-        passed(node, shown(value)) if value == common else differs(node, value, common, having(values, common))
+        passed(node, shown(value))
+        if value == common
+        else differs(node, value, common, having(values, common))
         for node, value in values.items()
     ]

@@ -1,4 +1,6 @@
-"""Who is to blame for a network that is not well (a node, a rank, a pair, one direction), the likely cause, and the fix."""
+"""Who is to blame for a network that is not well (a node, a rank, a pair, one direction), the
+likely cause, and the fix.
+"""
 
 from __future__ import annotations
 
@@ -12,37 +14,56 @@ from launcher.model import Inventory, Level, Node, natural
 from launcher.tools import nccl
 from launcher.tools.network import RankReport, Report
 
-# In the words of `payload/network_lanes.py`, heard from the node itself or from the rank on the other side.
-_MISNAMED = re.compile(r"(?:rank \d+ \((?P<node>[^)]+)\): )?(?P<text>(?P<variable>\w+) names .+, which is not here: .*)")
+# In the words of `payload/network_lanes.py`, heard from the node itself or from the rank on the
+# other side.
+_MISNAMED = re.compile(
+    r"(?:rank \d+ \((?P<node>[^)]+)\): )?(?P<text>(?P<variable>\w+) names .+, which is not"
+    r" here: .*)"
+)
 
 
-def nodes(inventory: Inventory, reports: Mapping[str, Report], missing: Mapping[str, str]) -> list[Finding]:
+def nodes(
+    inventory: Inventory, reports: Mapping[str, Report], missing: Mapping[str, str]
+) -> list[Finding]:
     """Say of each node what its probe or one of its ranks came to grief with."""
     findings = []
-    arrived = [name for name, each in reports.items() if each.ranks and not any(_before(rank) for rank in each.ranks)]
+    arrived = [
+        name
+        for name, each in reports.items()
+        if each.ranks and not any(_before(rank) for rank in each.ranks)
+    ]
     for node in inventory.nodes:
         if node.name in missing:
             text = f"its probe gave no report: {missing[node.name]}"
-            findings.append(_fail(node, text, fix=f"see whether its container runs: `vlaunch logs {node.name}`"))
+            findings.append(
+                _fail(node, text, fix=f"see whether its container runs: `vlaunch logs {node.name}`")
+            )
             continue
         report = reports[node.name]
         if report.error:
-            findings.append(_fail(node, report.error, fix=_probe_fix(inventory, node, report.error)))
+            findings.append(
+                _fail(node, report.error, fix=_probe_fix(inventory, node, report.error))
+            )
         for rank in report.ranks:
             if rank.ended:
                 continue
             others = f"; arrived: {', '.join(arrived)}" if _before(rank) and arrived else ""
             findings.append(
                 Finding(
-                    node=node.name, status="fail", text=f"rank {rank.rank} {_end(rank)} in the phase “{rank.phase}”{others}",
-                    evidence=rank.error or rank.tail, fix=_rank_fix(inventory, node, rank),
+                    node=node.name,
+                    status="fail",
+                    text=f"rank {rank.rank} {_end(rank)} in the phase “{rank.phase}”{others}",
+                    evidence=rank.error or rank.tail,
+                    fix=_rank_fix(inventory, node, rank),
                 )
-            )  # fmt: skip
+            )
     return findings
 
 
 def _absent(report: Report | None) -> bool:
-    """True when nothing can be said of a node's pairs: no report, no rank that met the others, or one that was killed."""
+    """True when nothing can be said of a node's pairs: no report, no rank that met the others, or
+    one that was killed.
+    """
     if report is None or report.error or not report.ranks:
         return True
     return any(_before(rank) or (rank.exit or 0) < 0 for rank in report.ranks)
@@ -50,21 +71,27 @@ def _absent(report: Report | None) -> bool:
 
 def _before(rank: RankReport) -> bool:
     """True when a rank never met the others."""
-    return not rank.ended and ("rendezvous" in rank.phase or "importing" in rank.phase or rank.phase == "starting")
+    return not rank.ended and (
+        "rendezvous" in rank.phase or "importing" in rank.phase or rank.phase == "starting"
+    )
 
 
 def _end(rank: RankReport) -> str:
     if rank.exit is None:
         return "did not finish before the deadline"
-    return f"was killed (signal {-rank.exit})" if rank.exit < 0 else f"ended with exit code {rank.exit}"
+    return (
+        f"was killed (signal {-rank.exit})"
+        if rank.exit < 0
+        else f"ended with exit code {rank.exit}"
+    )
 
 
 def _probe_fix(inventory: Inventory, node: Node, error: str) -> str:
     if "taken" in error:
         port = inventory.ports.probe
         return (
-            f"see who has it with `sudo ss -ltnp 'sport = :{port}'` on {node.name}, or choose another: "
-            "`ports: {probe: PORT}` in the inventory"
+            f"see who has it with `sudo ss -ltnp 'sport = :{port}'` on {node.name}, or choose"
+            " another: `ports: {probe: PORT}` in the inventory"
         )
     return f"run `vlaunch check --group network`, then look at `vlaunch logs {node.name}`"
 
@@ -72,14 +99,21 @@ def _probe_fix(inventory: Inventory, node: Node, error: str) -> str:
 def _rank_fix(inventory: Inventory, node: Node, rank: RankReport) -> str:
     if "rendezvous" in rank.phase and not node.head:
         head = inventory.head
-        return f"allow TCP from {node.ip} to {head.ip}:{inventory.ports.probe}, then run `vlaunch check --only ports-reachable`"
+        return (
+            f"allow TCP from {node.ip} to {head.ip}:{inventory.ports.probe}, then run `vlaunch"
+            " check --only ports-reachable`"
+        )
     if rank.exit == -9:
         return f"look for a lack of memory on {node.name}: `sudo dmesg | grep -i oom`"
     return "run `vlaunch check --group network`"
 
 
-def cells(inventory: Inventory, found: Sequence[Cell], reports: Mapping[str, Report]) -> list[Finding]:
-    """Say who is to blame for cells that are not well: all, a node when all of its own are, else a pair or a direction."""
+def cells(
+    inventory: Inventory, found: Sequence[Cell], reports: Mapping[str, Report]
+) -> list[Finding]:
+    """Say who is to blame for cells that are not well: all, a node when all of its own are, else a
+    pair or a direction.
+    """
     findings: list[Finding] = []
     # What a node that took no part could not do is told once, of the node itself.
     absent = {node.name for node in inventory.nodes if _absent(reports.get(node.name))}
@@ -88,51 +122,88 @@ def cells(inventory: Inventory, found: Sequence[Cell], reports: Mapping[str, Rep
     findings += misnamed
     bad = [cell for cell in found if cell.status in ("fail", "warn") and cell.text != UNMEASURED]
     told: set[tuple[str, str]] = set()
-    if len(found) > 2 and len(bad) == len(found) and len({(cell.status, _kind(cell.text)) for cell in bad}) == 1:
+    if (
+        len(found) > 2
+        and len(bad) == len(found)
+        and len({(cell.status, _kind(cell.text)) for cell in bad}) == 1
+    ):
         text, evidence, fix = _why(inventory, bad[0], reports)
-        return [*findings, Finding(node="", status=bad[0].status, text=f"every pair: {text}", evidence=evidence, fix=fix)]
+        return [
+            *findings,
+            Finding(
+                node="",
+                status=bad[0].status,
+                text=f"every pair: {text}",
+                evidence=evidence,
+                fix=fix,
+            ),
+        ]
     for node in inventory.nodes if len(inventory.nodes) > 2 else ():
         own = [cell for cell in found if node.name in (cell.source, cell.target)]
         failed = [cell for cell in own if cell in bad and cell.status == "fail"]
-        if len(failed) == len(own) and len(failed) < len(found) and len({_kind(cell.text) for cell in failed}) == 1:
+        if (
+            len(failed) == len(own)
+            and len(failed) < len(found)
+            and len({_kind(cell.text) for cell in failed}) == 1
+        ):
             text, evidence, fix = _why(inventory, failed[0], reports)
-            findings.append(_fail(node, f"every pair with this node: {text}", evidence=evidence, fix=fix))
+            findings.append(
+                _fail(node, f"every pair with this node: {text}", evidence=evidence, fix=fix)
+            )
             told |= {(cell.source, cell.target) for cell in failed}
     for cell in bad:
         if (cell.source, cell.target) in told:
             continue
-        back = next((each for each in bad if (each.source, each.target) == (cell.target, cell.source)), None)
+        back = next(
+            (each for each in bad if (each.source, each.target) == (cell.target, cell.source)), None
+        )
         both = back is not None and _kind(back.text) == _kind(cell.text)
-        told |= {(cell.source, cell.target), (cell.target, cell.source)} if both else {(cell.source, cell.target)}
+        told |= (
+            {(cell.source, cell.target), (cell.target, cell.source)}
+            if both
+            else {(cell.source, cell.target)}
+        )
         text, evidence, fix = _why(inventory, cell, reports)
         where = f"{cell.source} {'↔' if both else '→'} {cell.target}"
-        findings.append(Finding(node=where, status=cell.status, text=text, evidence=evidence, fix=fix))
+        findings.append(
+            Finding(node=where, status=cell.status, text=text, evidence=evidence, fix=fix)
+        )
     unmeasured = [cell for cell in found if cell.text == UNMEASURED]
     if unmeasured:
-        pairs = ", ".join(dict.fromkeys(" ↔ ".join(sorted((c.source, c.target), key=natural)) for c in unmeasured))
+        pairs = ", ".join(
+            dict.fromkeys(" ↔ ".join(sorted((c.source, c.target), key=natural)) for c in unmeasured)
+        )
         findings.append(Finding(node="", status="fail", text=f"not measured: {pairs}"))
     return findings
 
 
 def _misnamed(found: Sequence[Cell]) -> tuple[list[Finding], list[Cell]]:
-    """Name each node whose variable names an interface that it has not, once; and return the cells that are not its own."""
+    """Name each node whose variable names an interface that it has not, once; and return the cells
+    that are not its own.
+    """
     said = {}
     for cell in found:
         if match := _MISNAMED.fullmatch(cell.text):
             said[match["node"] or cell.target] = match
     findings = [
         Finding(
-            node=name, status="fail", text=match["text"],
-            fix=f"take {match['variable']} out of `env:` (vlaunch sets it for each node), or set it under {name}'s own `env:`; "
-            "see `vlaunch check --only interface`",
+            node=name,
+            status="fail",
+            text=match["text"],
+            fix=(
+                f"take {match['variable']} out of `env:` (vlaunch sets it for each node), or set it"
+                f" under {name}'s own `env:`; see `vlaunch check --only interface`"
+            ),
         )
         for name, match in said.items()
-    ]  # fmt: skip
+    ]
     return findings, [cell for cell in found if not said.keys() & {cell.source, cell.target}]
 
 
 def _kind(text: str) -> str:
-    """Return a trouble without its figures and names, so that the same trouble of two cells is equal."""
+    """Return a trouble without its figures and names, so that the same trouble of two cells is
+    equal.
+    """
     return re.sub(r"[\d.]+", "#", text)[:40]
 
 
@@ -141,21 +212,37 @@ def _why(inventory: Inventory, cell: Cell, reports: Mapping[str, Report]) -> tup
     a, b = inventory.node(cell.source), inventory.node(cell.target)
     if "is not here" in cell.text:
         fix = (
-            "see `ip -br link` there, give that node its own `network: {interface: …}` in the inventory, then run `vlaunch up`"
+            "see `ip -br link` there, give that node its own `network: {interface: …}` in the"
+            " inventory, then run `vlaunch up`"
         )
         return cell.text, "", fix
     if not cell.transport.startswith("Gloo"):
         for name in (cell.source, cell.target):
-            if (report := reports.get(name)) is not None and (found := _cause(report, cell)) is not None:
-                return f"{cell.text}: {found[0]} on {name}", found[1], _on_host(inventory, name, found[2])
+            if (report := reports.get(name)) is not None and (
+                found := _cause(report, cell)
+            ) is not None:
+                return (
+                    f"{cell.text}: {found[0]} on {name}",
+                    found[1],
+                    _on_host(inventory, name, found[2]),
+                )
     if cell.bandwidth is None:
-        fix = f"allow TCP between {a.ip} and {b.ip} on all ports, then run `vlaunch check --group network`"
+        fix = (
+            f"allow TCP between {a.ip} and {b.ip} on all ports, then run `vlaunch check --group"
+            " network`"
+        )
         return cell.text, "", fix
     if "required" in cell.text:
-        fix = f"see what NCCL says of its devices: `vlaunch check --group rdma`; with `network: {{require: {_below(cell)}}}`"
+        fix = (
+            "see what NCCL says of its devices: `vlaunch check --group rdma`; with `network:"
+            f" {{require: {_below(cell)}}}`"
+        )
         return cell.text, "", f"{fix} it is allowed"
     interface = b.interface or "eth0"
-    fix = f"compare the links: `vlaunch check --only link-speed`, and `ethtool {interface}` on {a.name} and {b.name}"
+    fix = (
+        f"compare the links: `vlaunch check --only link-speed`, and `ethtool {interface}` on"
+        f" {a.name} and {b.name}"
+    )
     return cell.text, "", fix
 
 
@@ -163,7 +250,10 @@ def _on_host(inventory: Inventory, name: str, fix: str) -> str:
     """Where the inventory has the fabric already, its devices are missing on the node itself."""
     if inventory.fabric == "ethernet" or "set `network: {fabric:" not in fix:
         return fix
-    return f"run `sudo modprobe -a mlx5_ib ib_uverbs` on {name}, see `ls /dev/infiniband` there, then `vlaunch down` and `up`"
+    return (
+        f"run `sudo modprobe -a mlx5_ib ib_uverbs` on {name}, see `ls /dev/infiniband` there, then"
+        " `vlaunch down` and `up`"
+    )
 
 
 def _below(cell: Cell) -> Level:
@@ -171,14 +261,19 @@ def _below(cell: Cell) -> Level:
 
 
 def _cause(report: Report, cell: Cell) -> tuple[str, str, str] | None:
-    """Return what NCCL's lines and the container say of a link; missing devices explain TCP, not a link that never came up."""
+    """Return what NCCL's lines and the container say of a link; missing devices explain TCP, not a
+    link that never came up.
+    """
     reading = nccl.read([report.log.encode()])
     inside = report.inside if cell.bandwidth is not None else None
     return causes.cause(
-        warnings=reading.warnings, using=reading.using, env=report.env,
-        infiniband=inside.infiniband if inside else None, memlock=inside.memlock if inside else None,
+        warnings=reading.warnings,
+        using=reading.using,
+        env=report.env,
+        infiniband=inside.infiniband if inside else None,
+        memlock=inside.memlock if inside else None,
         gpudirect=bool(cell.transport) and not kinds.over_tcp(cell.transport),
-    )  # fmt: skip
+    )
 
 
 def _fail(node: Node, text: str, *, evidence: str = "", fix: str = "") -> Finding:

@@ -1,4 +1,6 @@
-"""The catalogue of `vlaunch check`: every check in order, which of them to run, and what came of it."""
+"""The catalogue of `vlaunch check`: every check in order, which of them to run, and what came of
+it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ from launcher.model import Inventory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What came of one check: a finding for each node (or one for the cluster), and the worst of their statuses."""
+    """What came of one check: a finding for each node (or one for the cluster), and the worst of
+    their statuses.
+    """
 
     check: Check
     findings: tuple[Finding, ...]
@@ -41,7 +45,11 @@ class Result:
 def _image(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     """Judge the image where it is; a node that has not pulled it yet has nothing to compare."""
     reached = evidence.reached(inventory)
-    have = [node for node in reached if evidence.facts[node.name].images.get(inventory.image) is not None]
+    have = [
+        node
+        for node in reached
+        if evidence.facts[node.name].images.get(inventory.image) is not None
+    ]
     gaps = [
         skipped(node, f"{inventory.image} is not on this node yet: `vlaunch up` fetches it")
         for node in reached
@@ -51,7 +59,9 @@ def _image(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
         return gaps
     found = images.same_identity(replace(inventory, nodes=tuple(have)), evidence.facts)
     named = {finding.node for finding in found}
-    passes = [Finding(node=node.name, status="pass", text="") for node in have if node.name not in named]
+    passes = [
+        Finding(node=node.name, status="pass", text="") for node in have if node.name not in named
+    ]
     return [*gaps, *(_identified(inventory, evidence, each) for each in (*found, *passes))]
 
 
@@ -65,7 +75,10 @@ def _identified(inventory: Inventory, evidence: Evidence, finding: Finding) -> F
 IMAGE = Check(
     id="image",
     what="the image is the same on every node",
-    why="a tag can move between two pulls, and ranks of different builds fail in ways that do not say so",
+    why=(
+        "a tag can move between two pulls, and ranks of different builds fail in ways that do not"
+        " say so"
+    ),
     judge=_image,
     group="image",
     needs=("docker",),
@@ -74,32 +87,56 @@ IMAGE = Check(
 CATALOGUE: tuple[Check, ...] = tuple(
     sorted(
         (
-            *reach.CHECKS, *clock.CHECKS, *upkeep.CHECKS, *host.CHECKS, *docker.CHECKS, *gpu.CHECKS, *driver.CHECKS,
-            *addresses.CHECKS, *nic.CHECKS, *pairs.CHECKS, *rdma.CHECKS, *gid.CHECKS, IMAGE, *container.CHECKS, *memory.CHECKS,
+            *reach.CHECKS,
+            *clock.CHECKS,
+            *upkeep.CHECKS,
+            *host.CHECKS,
+            *docker.CHECKS,
+            *gpu.CHECKS,
+            *driver.CHECKS,
+            *addresses.CHECKS,
+            *nic.CHECKS,
+            *pairs.CHECKS,
+            *rdma.CHECKS,
+            *gid.CHECKS,
+            IMAGE,
+            *container.CHECKS,
+            *memory.CHECKS,
             *model.CHECKS,
         ),
         key=lambda check: GROUPS.index(check.group),
     )
-)  # fmt: skip
+)
 _BY_ID = {check.id: check for check in CATALOGUE}
 
 
-def select(only: Collection[str] = (), skip: Collection[str] = (), group: Collection[str] = ()) -> tuple[Check, ...]:
-    """Return the checks to run, in the catalogue's order; raises RequestError for an id or group that is not there.
+def select(
+    only: Collection[str] = (), skip: Collection[str] = (), group: Collection[str] = ()
+) -> tuple[Check, ...]:
+    """Return the checks to run, in the catalogue's order; raises RequestError for an id or group
+    that is not there.
 
     `only` and `group` add up; with neither, all checks run. `skip` takes away from what is left.
     """
     _known("check", (*only, *skip), _BY_ID)
     _known("group", group, GROUPS)
-    wanted = [check for check in CATALOGUE if (not only and not group) or check.id in only or check.group in group]
+    wanted = [
+        check
+        for check in CATALOGUE
+        if (not only and not group) or check.id in only or check.group in group
+    ]
     return tuple(check for check in wanted if check.id not in skip)
 
 
-def run(inventory: Inventory, evidence: Evidence, ids: Collection[str] | None = None) -> list[Result]:
-    """Judge the checks with these ids (all by default), in the catalogue's order. Every check gets at least one finding.
+def run(
+    inventory: Inventory, evidence: Evidence, ids: Collection[str] | None = None
+) -> list[Result]:
+    """Judge the checks with these ids (all by default), in the catalogue's order.
 
-    A check that does not apply is one SKIP with its reason. A node that was not reached, or that failed a check that another
-    one needs, is a SKIP there.
+    Every check gets at least one finding.
+
+    A check that does not apply is one SKIP with its reason. A node that was not reached, or that
+    failed a check that another one needs, is a SKIP there.
     """
     known: dict[str, list[Finding]] = {}
     return [
@@ -110,7 +147,9 @@ def run(inventory: Inventory, evidence: Evidence, ids: Collection[str] | None = 
     ]
 
 
-def _findings(check: Check, inventory: Inventory, evidence: Evidence, known: dict[str, list[Finding]]) -> list[Finding]:
+def _findings(
+    check: Check, inventory: Inventory, evidence: Evidence, known: dict[str, list[Finding]]
+) -> list[Finding]:
     if check.id in known:
         return known[check.id]
     if reason := check.spared(inventory):
@@ -118,15 +157,31 @@ def _findings(check: Check, inventory: Inventory, evidence: Evidence, known: dic
         return known[check.id]
     blocked = dict[str, str]()
     if check.id != "ssh":
-        blocked = {node.name: "it was not reached: see `ssh`" for node in inventory.nodes if node.name not in evidence.facts}
+        blocked = {
+            node.name: "it was not reached: see `ssh`"
+            for node in inventory.nodes
+            if node.name not in evidence.facts
+        }
         for need in check.needs:
             for finding in _findings(_BY_ID[need], inventory, evidence, known):
                 if finding.status == "fail" and finding.node:
-                    blocked.setdefault(finding.node, f"it failed `{need}`, without which this cannot be judged")
-    left = replace(evidence, facts={name: facts for name, facts in evidence.facts.items() if name not in blocked})
+                    blocked.setdefault(
+                        finding.node, f"it failed `{need}`, without which this cannot be judged"
+                    )
+    left = replace(
+        evidence,
+        facts={name: facts for name, facts in evidence.facts.items() if name not in blocked},
+    )
     found = list(check.judge(inventory, left if check.id != "ssh" else evidence))
-    found = [replace(each, text=check.what) if each.status == "pass" and not each.text else each for each in found]
-    found += [skipped(name, reason) for name, reason in blocked.items() if not any(each.node == name for each in found)]
+    found = [
+        replace(each, text=check.what) if each.status == "pass" and not each.text else each
+        for each in found
+    ]
+    found += [
+        skipped(name, reason)
+        for name, reason in blocked.items()
+        if not any(each.node == name for each in found)
+    ]
     order = {node.name: at for at, node in enumerate(inventory.nodes)}
     known[check.id] = sorted(found, key=lambda each: order.get(each.node, len(order))) or [
         skipped("", "nothing was there to judge")

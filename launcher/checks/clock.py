@@ -1,15 +1,28 @@
-"""Whether the nodes' clocks agree, with each other and with this machine's, and something keeps them so."""
+"""Whether the nodes' clocks agree, with each other and with this machine's, and something keeps
+them so.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median_low
 
-from launcher.checks.shape import Check, Evidence, Finding, failed, passed, skipped, surveyed, surveys, warned
+from launcher.checks.shape import (
+    Check,
+    Evidence,
+    Finding,
+    failed,
+    passed,
+    skipped,
+    surveyed,
+    surveys,
+    warned,
+)
 from launcher.model import Inventory, Node
 from launcher.tools.survey import Survey
 
-# Seconds. The probe itself blurs a clock by its round trip; above the second bound logs and token expiry tell nonsense.
+# Seconds. The probe itself blurs a clock by its round trip; above the second bound logs and token
+# expiry tell nonsense.
 _WARN, _FAIL = 2.0, 30.0
 
 
@@ -24,21 +37,37 @@ def _skew(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     right = median_low(values) if len(values) > 2 else min(values, key=abs)
     for name, skew in skews.items():
         apart = skew - right
-        text = f"its clock is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} the other nodes'"
+        text = (
+            f"its clock is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} the other"
+            " nodes'"
+        )
         if len(values) == 1 or abs(apart) <= _WARN:
-            findings.append(passed(name, "its clock agrees with the others" if len(values) > 1 else "its clock was read"))
+            findings.append(
+                passed(
+                    name,
+                    "its clock agrees with the others" if len(values) > 1 else "its clock was read",
+                )
+            )
         elif abs(apart) <= _FAIL:
             findings.append(warned(name, text, fix=_fix(name)))
         else:
             findings.append(failed(name, text, fix=_fix(name)))
     if abs(right) > _WARN:
-        text = f"this machine's clock is {abs(right):.0f} s {'behind' if right > 0 else 'ahead of'} the nodes'"
-        findings.append(warned("", text, fix="set this machine's clock: `sudo timedatectl set-ntp true`"))
+        text = (
+            f"this machine's clock is {abs(right):.0f} s {'behind' if right > 0 else 'ahead of'}"
+            " the nodes'"
+        )
+        findings.append(
+            warned("", text, fix="set this machine's clock: `sudo timedatectl set-ntp true`")
+        )
     return findings
 
 
 def _fix(name: str) -> str:
-    return f"run `sudo timedatectl set-ntp true` on {name}, or `sudo chronyc makestep` where chrony runs"
+    return (
+        f"run `sudo timedatectl set-ntp true` on {name}, or `sudo chronyc makestep` where chrony"
+        " runs"
+    )
 
 
 def _synced(inventory: Inventory, node: Node, survey: Survey) -> Finding:
@@ -46,14 +75,19 @@ def _synced(inventory: Inventory, node: Node, survey: Survey) -> Finding:
         return skipped(node, "no time daemon was found that could say so")
     if survey.synced:
         return passed(node, "its clock is kept by a time daemon")
-    return warned(node, "nothing keeps its clock", fix=f"run `sudo timedatectl set-ntp true` on {node.name}")
+    return warned(
+        node, "nothing keeps its clock", fix=f"run `sudo timedatectl set-ntp true` on {node.name}"
+    )
 
 
 CHECKS = (
     Check(
         id="time-skew",
         what="the clocks agree within two seconds",
-        why="logs of several nodes cannot be put in order otherwise, and tokens and certificates expire at the wrong time",
+        why=(
+            "logs of several nodes cannot be put in order otherwise, and tokens and certificates"
+            " expire at the wrong time"
+        ),
         judge=_skew,
         group="host",
     ),

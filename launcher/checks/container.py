@@ -1,4 +1,6 @@
-"""What the containers that will serve see: RDMA devices and rights, libraries, and the versions of Ray and Python."""
+"""What the containers that will serve see: RDMA devices and rights, libraries, and the versions of
+Ray and Python.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,20 @@ def _looked(inventory: Inventory, evidence: Evidence) -> tuple[dict[str, Inside]
     for node in evidence.reached(inventory):
         inside = evidence.inside.get(node.name)
         if inside is None:
-            gaps.append(skipped(node, evidence.inside_missing.get(node.name) or _why_not(inventory, node, evidence)))
+            gaps.append(
+                skipped(
+                    node,
+                    evidence.inside_missing.get(node.name) or _why_not(inventory, node, evidence),
+                )
+            )
         elif inside.error:
-            gaps.append(skipped(node, f"a container could not be looked into: {inside.error.strip().splitlines()[-1][:160]}"))
+            gaps.append(
+                skipped(
+                    node,
+                    "a container could not be looked into:"
+                    f" {inside.error.strip().splitlines()[-1][:160]}",
+                )
+            )
         else:
             found[node.name] = inside
     return found, gaps
@@ -43,9 +56,10 @@ def _devices(name: str, inside: Inside) -> Finding:
     if inside.infiniband:
         return passed(name, f"/dev/infiniband has {len(inside.infiniband)} devices")
     return failed(
-        name, "the container has no /dev/infiniband",
-        fix=f"load the drivers on {name} (`sudo modprobe mlx5_ib ib_uverbs`), then {_ANEW}"
-    )  # fmt: skip
+        name,
+        "the container has no /dev/infiniband",
+        fix=f"load the drivers on {name} (`sudo modprobe mlx5_ib ib_uverbs`), then {_ANEW}",
+    )
 
 
 def _memlock(name: str, inside: Inside) -> Finding:
@@ -54,10 +68,13 @@ def _memlock(name: str, inside: Inside) -> Finding:
     if inside.memlock is None:
         return skipped(name, "the container's limit on locked memory is not known")
     return failed(
-        name, f"the container may lock {inside.memlock // 1024} KiB of memory only",
-        fix=f"on {name}: `sudo systemctl edit docker`, add `[Service]` with `LimitMEMLOCK=infinity`, "
-        f"`sudo systemctl restart docker`, then {_ANEW}",
-    )  # fmt: skip
+        name,
+        f"the container may lock {inside.memlock // 1024} KiB of memory only",
+        fix=(
+            f"on {name}: `sudo systemctl edit docker`, add `[Service]` with"
+            f" `LimitMEMLOCK=infinity`, `sudo systemctl restart docker`, then {_ANEW}"
+        ),
+    )
 
 
 def _ipc_lock(name: str, inside: Inside) -> Finding:
@@ -66,7 +83,9 @@ def _ipc_lock(name: str, inside: Inside) -> Finding:
     if "IPC_LOCK" in {each.upper().removeprefix("CAP_") for each in inside.capabilities}:
         return passed(name, "the container has IPC_LOCK")
     return failed(
-        name, "the container lacks the capability IPC_LOCK", fix=f"{_ANEW}, which starts it with `--cap-add IPC_LOCK`"
+        name,
+        "the container lacks the capability IPC_LOCK",
+        fix=f"{_ANEW}, which starts it with `--cap-add IPC_LOCK`",
     )
 
 
@@ -74,9 +93,13 @@ def _libibverbs(name: str, inside: Inside) -> Finding:
     if inside.libibverbs:
         return passed(name, inside.libibverbs)
     return failed(
-        name, "the image has no libibverbs.so.1",
-        fix="use an image that has it: `RUN apt-get install -y libibverbs1 ibverbs-providers` in a Dockerfile from this one",
-    )  # fmt: skip
+        name,
+        "the image has no libibverbs.so.1",
+        fix=(
+            "use an image that has it: `RUN apt-get install -y libibverbs1 ibverbs-providers` in a"
+            " Dockerfile from this one"
+        ),
+    )
 
 
 _ANEW = "run `vlaunch down` and `vlaunch up`"
@@ -100,7 +123,11 @@ def _ray(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
 def _python(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     found, gaps = _looked(inventory, evidence)
     versions = {name: inside.python for name, inside in found.items() if inside.python}
-    gaps += [skipped(name, "the container did not tell its Python") for name in found if name not in versions]
+    gaps += [
+        skipped(name, "the container did not tell its Python")
+        for name in found
+        if name not in versions
+    ]
 
     def differs(name: str, version: str, common: str, others: str) -> Finding:
         return _other(name, f"Python {version}, while {others} has {common}")
@@ -109,7 +136,11 @@ def _python(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
 
 
 def _other(name: str, text: str) -> Finding:
-    return failed(name, text, fix=f"remove the image on {name} with `docker rmi --force` and run `vlaunch up` again")
+    return failed(
+        name,
+        text,
+        fix=f"remove the image on {name} with `docker rmi --force` and run `vlaunch up` again",
+    )
 
 
 VERSIONS = (

@@ -1,8 +1,10 @@
-"""What tensor parallelism across nodes costs, in figures that were measured here, against a pipeline stage per node.
+"""What tensor parallelism across nodes costs, in figures that were measured here, against a
+pipeline stage per node.
 
-A layer of a tensor-parallel transformer reduces twice over all its ranks, after attention and after the MLP (Shoeybi et al.,
-Megatron-LM, arXiv:1909.08053, section 3); a pipeline hands one activation on per stage. The rule that follows is that of vLLM's
-guide "Parallelism and Scaling": TP inside nodes, PP between them.
+A layer of a tensor-parallel transformer reduces twice over all its ranks, after attention and after
+the MLP (Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3); a pipeline hands one activation
+on per stage. The rule that follows is that of vLLM's guide "Parallelism and Scaling": TP inside
+nodes, PP between them.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ _PROMPT = 1000  # tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """A split whose TP groups cross nodes; `instead` is the TP × PP that keeps them inside; `hidden`, `layers`: the model's."""
+    """A split whose TP groups cross nodes; `instead` is the TP × PP that keeps them inside;
+    `hidden`, `layers`: the model's.
+    """
 
     tp: int
     pp: int
@@ -33,7 +37,9 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What was measured: all_reduce over all ranks and one send, latencies in seconds, rates in bytes per second."""
+    """What was measured: all_reduce over all ranks and one send, latencies in seconds, rates in
+    bytes per second.
+    """
 
     reduce_latency: float
     algbw: float
@@ -45,7 +51,11 @@ class Figures:
 def figures(verdict: Verdict) -> Figures | None:
     """Return the figures of a verdict; `None` where something was not measured."""
     whole = verdict.collective
-    sends = [(cell.latency, cell.bandwidth) for cell in verdict.cells if cell.latency is not None and cell.bandwidth]
+    sends = [
+        (cell.latency, cell.bandwidth)
+        for cell in verdict.cells
+        if cell.latency is not None and cell.bandwidth
+    ]
     if whole is None or whole.latency is None or not whole.algbw or not sends:
         return None
     return Figures(
@@ -66,7 +76,9 @@ def kept(record: Mapping[str, Any]) -> Figures | None:
 
 
 def judge(crossing: Crossing, seen: Figures) -> Finding:
-    """Say what the split costs on the network and what the other would: a warning on TCP, else only told."""
+    """Say what the split costs on the network and what the other would: a warning on TCP, else only
+    told.
+    """
     reduces = 2 * crossing.layers
     tp, pp = crossing.instead
     hops = max(1, pp - 1)
@@ -75,15 +87,23 @@ def judge(crossing: Crossing, seen: Figures) -> Finding:
     prompt = reduces * max(seen.reduce_latency, activation / seen.algbw)
     hop, longer = hops * seen.send_latency, hops * (seen.send_latency + activation / seen.bandwidth)
     text = (
-        f"TP {crossing.tp} crosses nodes: a token costs {reduces} reductions × {_time(seen.reduce_latency)} = {_time(token)} "
-        f"on the network, {_PROMPT} tokens of prompt {_time(prompt)}; TP {tp} × PP {pp} costs {_time(hop)} and {_time(longer)}"
+        f"TP {crossing.tp} crosses nodes: a token costs {reduces} reductions ×"
+        f" {_time(seen.reduce_latency)} = {_time(token)} on the network, {_PROMPT} tokens of prompt"
+        f" {_time(prompt)}; TP {tp} × PP {pp} costs {_time(hop)} and {_time(longer)}"
     )
     return Finding(
-        node="", status="warn" if seen.tcp else "pass", text=text,
-        evidence=f"measured: all_reduce {rate(seen.algbw)}, {_time(seen.reduce_latency)}; send {rate(seen.bandwidth)}, "
-        f"{_time(seen.send_latency)}",
-        fix=f"use `--tp {tp} --pp {pp}` (vLLM's guide: tensor parallel inside nodes, pipeline parallel between them)",
-    )  # fmt: skip
+        node="",
+        status="warn" if seen.tcp else "pass",
+        text=text,
+        evidence=(
+            f"measured: all_reduce {rate(seen.algbw)}, {_time(seen.reduce_latency)}; send"
+            f" {rate(seen.bandwidth)}, {_time(seen.send_latency)}"
+        ),
+        fix=(
+            f"use `--tp {tp} --pp {pp}` (vLLM's guide: tensor parallel inside nodes, pipeline"
+            " parallel between them)"
+        ),
+    )
 
 
 def _time(seconds: float) -> str:

@@ -1,4 +1,6 @@
-"""Room on a node's disks: for the image where it must be pulled, and for the model where another node tells its size."""
+"""Room on a node's disks: for the image where it must be pulled, and for the model where another
+node tells its size.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,9 @@ from launcher.model import Inventory, Node
 # Room to work with: logs, what vLLM compiles, and Ray where it is put on top of the image.
 _GIB = 1024**3
 _ROOM = {"nvidia": 5 * _GIB, "amd": 5 * _GIB, "cpu": 1 * _GIB}
-# An image that must be pulled: vllm/vllm-openai is 28.6 GB unpacked (https://github.com/vllm-project/vllm/pull/22377); the
-# CPU build has no CUDA libraries, and a tenth of that.
+# An image that must be pulled: vllm/vllm-openai is 28.6 GB unpacked
+# (https://github.com/vllm-project/vllm/pull/22377); the CPU build has no CUDA libraries, and a
+# tenth of that.
 _IMAGE = {"nvidia": 30 * _GIB, "amd": 30 * _GIB, "cpu": 3 * _GIB}
 # Free space is told in steps, so that nodes that differ by a few files are told once.
 _STEPS = (1, 5, 10, 20, 50, 100, 200, 500, 1024, 2048, 5120, 10_240)
@@ -30,18 +33,30 @@ def _room(inventory: Inventory, evidence: Evidence, node: Node) -> Finding:
     home = str(PurePosixPath(node.hf_home).parent)
     if facts.disk_free is not None and facts.disk_free < missing + room:
         larger = "set `hf_home:` to a larger disk, or free some space there"
-        return _short(node, home, facts.disk_free, missing + room, "for the model" if missing else "", larger)
+        return _short(
+            node, home, facts.disk_free, missing + room, "for the model" if missing else "", larger
+        )
     need = room if pulled else max(room, _IMAGE[inventory.accelerator])
     if facts.docker_disk_free is not None and facts.docker_disk_free < need:
         fix = (
             "free some space (`docker system prune -a` removes images that no container uses), "
             "or give Docker a larger disk: `data-root` in /etc/docker/daemon.json"
         )
-        return _short(node, "Docker's own directory", facts.docker_disk_free, need, "" if pulled else "to pull the image", fix)
+        return _short(
+            node,
+            "Docker's own directory",
+            facts.docker_disk_free,
+            need,
+            "" if pulled else "to pull the image",
+            fix,
+        )
     if facts.disk_free is None:
         return skipped(node, "`df` gave no answer; free space is not known")
     if facts.docker_disk_free is None and not pulled:
-        return skipped(node, "the image is not here yet, and what is free in Docker's own directory is not known")
+        return skipped(
+            node,
+            "the image is not here yet, and what is free in Docker's own directory is not known",
+        )
     image = "the image is here" if pulled else f"room for the image ({need / _GIB:.0f} GiB)"
     return passed(node, f"{image}, more than {_step(facts.disk_free)} free under {home}; {told}")
 
@@ -52,7 +67,9 @@ def _short(node: Node, place: str, free: int, need: int, why: str, fix: str) -> 
 
 
 def _model(evidence: Evidence, node: Node) -> tuple[int, str]:
-    """Return the bytes of the model that a node lacks, as far as another node's files tell its size, with the words for it."""
+    """Return the bytes of the model that a node lacks, as far as another node's files tell its
+    size, with the words for it.
+    """
     if not evidence.model:
         return 0, "no model is named, so its size is not known"
     whole = max((sum(files.values()) for files in evidence.files.values() if files), default=0)

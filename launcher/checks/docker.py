@@ -1,4 +1,6 @@
-"""Docker itself: new enough, on a storage driver that copies on write, with one cgroup driver everywhere."""
+"""Docker itself: new enough, on a storage driver that copies on write, with one cgroup driver
+everywhere.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,18 @@ import re
 from collections.abc import Sequence
 
 from launcher.checks.alike import alike
-from launcher.checks.shape import Check, Evidence, Finding, each, failed, passed, skipped, surveyed, surveys, warned
+from launcher.checks.shape import (
+    Check,
+    Evidence,
+    Finding,
+    each,
+    failed,
+    passed,
+    skipped,
+    surveyed,
+    surveys,
+    warned,
+)
 from launcher.model import Inventory, Node
 from launcher.tools.host import HostFacts
 from launcher.tools.survey import Survey
@@ -18,12 +31,15 @@ _GOOD = ("overlay2", "overlayfs", "btrfs", "zfs", "fuse-overlayfs")
 def _version(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
     found = re.match(r"(\d+)\.(\d+)", facts.docker_version or "")
     if found is None:
-        return skipped(node, f"Docker's version cannot be read: {facts.docker_version or 'it did not answer'}")
+        return skipped(
+            node, f"Docker's version cannot be read: {facts.docker_version or 'it did not answer'}"
+        )
     if (int(found[1]), int(found[2])) < _OLDEST:
         return failed(
-            node, f"Docker {facts.docker_version} is older than 19.03, the first with `--gpus`",
+            node,
+            f"Docker {facts.docker_version} is older than 19.03, the first with `--gpus`",
             fix="install a current Docker Engine: https://docs.docker.com/engine/install/",
-        )  # fmt: skip
+        )
     return passed(node, f"Docker {facts.docker_version}")
 
 
@@ -34,43 +50,66 @@ def _storage(inventory: Inventory, node: Node, survey: Survey) -> Finding:
     if driver in _GOOD:
         return passed(node, driver)
     return warned(
-        node, f"Docker stores images with `{driver}`, which copies whole layers or is no longer maintained",
+        node,
+        f"Docker stores images with `{driver}`, which copies whole layers or is no longer"
+        " maintained",
         evidence=f"Docker's directory: {survey.docker_root}" if survey.docker_root else "",
-        fix=f'on {node.name}, put `"storage-driver": "overlay2"` into /etc/docker/daemon.json and run '
-        "`sudo systemctl restart docker`; images must be pulled again",
-    )  # fmt: skip
+        fix=(
+            f'on {node.name}, put `"storage-driver": "overlay2"` into /etc/docker/daemon.json and'
+            " run `sudo systemctl restart docker`; images must be pulled again"
+        ),
+    )
 
 
 def _cgroup(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     found, findings = surveys(inventory, evidence)
     drivers = {name: survey.docker_cgroup for name, survey in found.items() if survey.docker_cgroup}
-    findings += [skipped(name, "Docker did not name its cgroup driver") for name in found if name not in drivers]
+    findings += [
+        skipped(name, "Docker did not name its cgroup driver")
+        for name in found
+        if name not in drivers
+    ]
 
     def differs(name: str, driver: str, common: str, others: str) -> Finding:
         same = _word(driver) == _word(common)
-        fix = f"boot {name} with the others' cgroup version: `systemd.unified_cgroup_hierarchy=` of its kernel's command line"
-        return warned(name, f"cgroups: {driver}, while {others} has {common}", fix=fix if same else _fix(name, common))
+        fix = (
+            f"boot {name} with the others' cgroup version: `systemd.unified_cgroup_hierarchy=` of"
+            " its kernel's command line"
+        )
+        return warned(
+            name,
+            f"cgroups: {driver}, while {others} has {common}",
+            fix=fix if same else _fix(name, common),
+        )
 
     for finding in alike(drivers, differs):
-        if inventory.accelerator == "nvidia" and finding.status == "pass" and _word(drivers[finding.node]) == "systemd":
+        if (
+            inventory.accelerator == "nvidia"
+            and finding.status == "pass"
+            and _word(drivers[finding.node]) == "systemd"
+        ):
             # Which toolkits are free of it cannot be told from outside, so that the note stays.
             finding = warned(  # noqa: PLW2901
-                finding.node, "with cgroup driver `systemd`, `systemctl daemon-reload` can take GPUs from running containers",
+                finding.node,
+                "with cgroup driver `systemd`, `systemctl daemon-reload` can take GPUs from running"
+                " containers",
                 fix=_fix(finding.node, "cgroupfs"),
-            )  # fmt: skip
+            )
         findings.append(finding)
     return findings
 
 
 def _word(driver: str) -> str:
-    """Return the driver without the version of cgroups that the survey tells besides: `systemd v2`."""
+    """Return the driver without the version of cgroups that the survey tells besides: `systemd
+    v2`.
+    """
     return driver.partition(" ")[0]
 
 
 def _fix(name: str, driver: str) -> str:
     return (
-        f'on {name}, put `"exec-opts": ["native.cgroupdriver={_word(driver)}"]` into /etc/docker/daemon.json and run '
-        "`sudo systemctl restart docker`"
+        f'on {name}, put `"exec-opts": ["native.cgroupdriver={_word(driver)}"]` into'
+        " /etc/docker/daemon.json and run `sudo systemctl restart docker`"
     )
 
 
@@ -94,7 +133,10 @@ CHECKS = (
     Check(
         id="cgroup-driver",
         what="Docker's cgroup driver is one and keeps the GPUs",
-        why="nodes that differ in it fail differently, and under systemd a reload can detach GPUs from containers",
+        why=(
+            "nodes that differ in it fail differently, and under systemd a reload can detach GPUs"
+            " from containers"
+        ),
         judge=_cgroup,
         group="docker",
         needs=("docker",),

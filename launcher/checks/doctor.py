@@ -1,4 +1,7 @@
-"""What went wrong, from what nodes told: the known failures that logs show, the most likely first. It looks at nothing else."""
+"""What went wrong, from what nodes told: the known failures that logs show, the most likely first.
+
+It looks at nothing else.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ from launcher.tools.symptoms import Symptom
 
 DOCS = "docs/troubleshooting.md"
 
-# now: it stands in the way; perhaps: it may be harmless; after: it follows from something else; over: a server has been ready
-# since, or it happened long before the last failure.
+# now: it stands in the way; perhaps: it may be harmless; after: it follows from something else;
+# over: a server has been ready since, or it happened long before the last failure.
 Kind = Literal["now", "perhaps", "after", "over"]
 KINDS: tuple[Kind, ...] = ("now", "perhaps", "after", "over")
 
@@ -27,7 +30,9 @@ _EACH = 200  # lines of one log that count for one finding
 _WIDTH = 300  # characters of evidence
 _READY = re.compile(r"Application startup complete")
 # What dies after it was told to is no symptom, until the next one starts in the same log.
-_TURNS = re.compile(r"(\*\*\* SIGTERM received)|Initializing a V1 LLM engine|vlaunch agent: starting the engine")
+_TURNS = re.compile(
+    r"(\*\*\* SIGTERM received)|Initializing a V1 LLM engine|vlaunch agent: starting the engine"
+)
 # These say what is the case, whatever happened when: they come before what only logs tell.
 _UNREACHABLE = "node-unreachable"
 _FIRST = ("server-died", "server-gave-up", _UNREACHABLE)
@@ -35,7 +40,9 @@ _FIRST = ("server-died", "server-gave-up", _UNREACHABLE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """A line, where it stands, and when it was written (seconds since 1970, by that node's clock)."""
+    """A line, where it stands, and when it was written (seconds since 1970, by that node's
+    clock).
+    """
 
     node: str
     what: str
@@ -45,7 +52,9 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosed:
-    """One known failure that was seen: on which nodes, how often, and its first lines, one a node where there are several."""
+    """One known failure that was seen: on which nodes, how often, and its first lines, one a node
+    where there are several.
+    """
 
     id: str
     kind: Kind
@@ -64,7 +73,8 @@ class Diagnosed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """All that was found, the most likely first, and what was looked at; `gaps` are (node, what could not be seen, why).
+    """All that was found, the most likely first, and what was looked at; `gaps` are (node, what
+    could not be seen, why).
 
     `ready` is when a server was last ready.
     """
@@ -100,27 +110,48 @@ def diagnose(
         since: how many seconds back lines count; a line without a time always does.
     """
     seen: dict[str, list[Trace]] = {}
-    records = {each: record for node in told.values() for each, said in node.kept.items() if (record := _record(said))}
+    records = {
+        each: record
+        for node in told.values()
+        for each, said in node.kept.items()
+        if (record := _record(said))
+    }
     ready = _ready(told, records, now)
     for name, node in told.items():
         for log in (*node.logs, *_state_logs(node), *_record_logs(node)):
-            _search(log, name, seen, rdma=rdma, now=now, oldest=None if since is None else now - since)
+            _search(
+                log, name, seen, rdma=rdma, now=now, oldest=None if since is None else now - since
+            )
     for name, reason in missing.items():
         line = f"node cannot be reached: {reason}"[:_WIDTH]
         seen.setdefault(_UNREACHABLE, []).append(Trace(node=name, what="login", line=line, at=now))
-    findings = [_found(symptom, seen[symptom.id]) for symptom in symptoms.TABLE if symptom.id in seen]
+    findings = [
+        _found(symptom, seen[symptom.id]) for symptom in symptoms.TABLE if symptom.id in seen
+    ]
     return Diagnosis(
         findings=tuple(_ranked(findings, ready)),
         nodes=tuple(told),
         logs=sum(len(node.logs) for node in told.values()),
         lines=sum(node.lines for node in told.values()),
-        gaps=tuple((name, what, why) for name, node in told.items() for what, why in node.gaps.items()),
+        gaps=tuple(
+            (name, what, why) for name, node in told.items() for what, why in node.gaps.items()
+        ),
         ready=max((at for at in ready.values() if at is not None), default=None),
     )
 
 
-def _search(log: Log, node: str, seen: dict[str, list[Trace]], *, rdma: bool, now: float, oldest: float | None) -> None:
-    """Note every line of a log that is in the table, for the first entry only: causes stand before what they bring about."""
+def _search(
+    log: Log,
+    node: str,
+    seen: dict[str, list[Trace]],
+    *,
+    rdma: bool,
+    now: float,
+    oldest: float | None,
+) -> None:
+    """Note every line of a log that is in the table, for the first entry only: causes stand before
+    what they bring about.
+    """
     text = "\n".join(log.lines)
     starts = [0]
     for line in log.lines:
@@ -139,7 +170,9 @@ def _search(log: Log, node: str, seen: dict[str, list[Trace]], *, rdma: bool, no
             when = times[number]
             if oldest is None or when is None or when >= oldest:
                 line = log.lines[number].strip()[:_WIDTH]
-                seen.setdefault(symptom.id, []).append(Trace(node=node, what=log.what, line=line, at=when))
+                seen.setdefault(symptom.id, []).append(
+                    Trace(node=node, what=log.what, line=line, at=when)
+                )
 
 
 def _told_to_end(text: str, starts: Sequence[int]) -> list[range]:
@@ -156,7 +189,9 @@ def _told_to_end(text: str, starts: Sequence[int]) -> list[range]:
 
 
 def _lines(symptom: Symptom, text: str, starts: Sequence[int]) -> Iterator[int]:
-    """Yield the numbers of the lines that match, each once; the text is searched as a whole, which makes it quick."""
+    """Yield the numbers of the lines that match, each once; the text is searched as a whole, which
+    makes it quick.
+    """
     place, pattern = 0, re.compile(symptom.pattern, re.MULTILINE)
     for _ in range(_EACH):
         match = pattern.search(text, place)
@@ -173,7 +208,9 @@ def _state_logs(node: Told) -> list[Log]:
     logs = [Log(part="ids", what="Docker", lines=(refused,))] if refused else []
     for state in node.states:
         lines = _state_lines(state)
-        stamp = state.finished if state.status in ("exited", "dead", "restarting") else state.started
+        stamp = (
+            state.finished if state.status in ("exited", "dead", "restarting") else state.started
+        )
         stamps = dict.fromkeys(range(len(lines)), stamp)
         logs.append(Log(part="state", what="Docker", lines=tuple(lines), stamps=stamps))
     return logs
@@ -184,9 +221,16 @@ def _state_lines(state: State) -> list[str]:
     if state.oom:
         lines.append(f"container {state.name} was killed for lack of memory (OOMKilled)")
     if state.status == "restarting":
-        lines.append(f"container {state.name} keeps ending: {state.restarts} restarts, the last exit code {state.exit_code}")
+        lines.append(
+            f"container {state.name} keeps ending: {state.restarts} restarts, the last exit code"
+            f" {state.exit_code}"
+        )
     elif state.status in ("exited", "dead") and state.role != "probe":
-        killed = " (it was killed: by hand, or for lack of memory)" if state.exit_code == 137 and not state.oom else ""
+        killed = (
+            " (it was killed: by hand, or for lack of memory)"
+            if state.exit_code == 137 and not state.oom
+            else ""
+        )
         lines.append(f"container {state.name} ended with exit code {state.exit_code}{killed}")
     return lines
 
@@ -199,7 +243,9 @@ def _record(said: Mapping[str, Any]) -> Observed | None:
 
 
 def _record_logs(node: Told) -> list[Log]:
-    """Say in lines what the keeper wrote down of servers: their faults, with the lines it kept of each, and that it gave up."""
+    """Say in lines what the keeper wrote down of servers: their faults, with the lines it kept of
+    each, and that it gave up.
+    """
     logs = []
     for name, said in node.kept.items():
         record = _record(said)
@@ -208,16 +254,25 @@ def _record_logs(node: Told) -> list[Log]:
         for fault in record.faults:
             rank = f"rank {fault.rank}" if fault.rank else ""
             where = " on ".join(_words(word) for word in (rank, fault.node) if word)
-            back = "" if fault.ready_again_after is None else f"; ready again after {fault.ready_again_after:.0f} s"
+            back = (
+                ""
+                if fault.ready_again_after is None
+                else f"; ready again after {fault.ready_again_after:.0f} s"
+            )
             # A line is one entry's only: a cause that the table knows is a line of its own.
             cause = _words(fault.cause)
             known = symptoms.first(cause) is not None
-            first = f"keeper: fault of server {name}: {_words(fault.what)}{f' ({where})' if where else ''}"
+            first = (
+                f"keeper: fault of server {name}:"
+                f" {_words(fault.what)}{f' ({where})' if where else ''}"
+            )
             first += f"{f': {cause}' if cause and not known else ''}{back}"
             kept = [symptoms.plain(each)[:1000] for each in fault.evidence.splitlines()[-40:]]
             logs.append(_log(name, [first, *([cause] if known else ()), *kept], fault.at))
         if record.state == "gave-up":
-            said_last = f"keeper: gave up server {name}: {_words(record.doing) or 'no restarts are left'}"
+            said_last = (
+                f"keeper: gave up server {name}: {_words(record.doing) or 'no restarts are left'}"
+            )
             logs.append(_log(name, [said_last], record.since))
     return logs
 
@@ -227,15 +282,30 @@ def _log(name: str, lines: Sequence[str], at: float) -> Log:
     return Log(part="record", what=server_log(name), lines=tuple(lines), stamps=stamps)
 
 
-def _ready(told: Mapping[str, Told], records: Mapping[str, Observed], now: float) -> dict[str, float | None]:
-    """Return when each server was last ready, by what its log is called; None for one that never was.
+def _ready(
+    told: Mapping[str, Told], records: Mapping[str, Observed], now: float
+) -> dict[str, float | None]:
+    """Return when each server was last ready, by what its log is called; None for one that never
+    was.
 
-    What a server told before has been overcome. What is no server's own is overcome when all that are wanted have been ready
-    since: that stands under the empty name.
+    What a server told before has been overcome. What is no server's own is overcome when all that
+    are wanted have been ready since: that stands under the empty name.
     """
-    found = {server_log(name): each.ready_at if each.state == "ready" else None for name, each in records.items()}
-    for log in (log for node in told.values() for log in node.logs if log.part.startswith("engine-")):
-        at = next((number for number in reversed(range(len(log.lines))) if _READY.search(log.lines[number])), None)
+    found = {
+        server_log(name): each.ready_at if each.state == "ready" else None
+        for name, each in records.items()
+    }
+    for log in (
+        log for node in told.values() for log in node.logs if log.part.startswith("engine-")
+    ):
+        at = next(
+            (
+                number
+                for number in reversed(range(len(log.lines)))
+                if _READY.search(log.lines[number])
+            ),
+            None,
+        )
         times = [found.get(log.what), None if at is None else log_times.times(log, now)[at]]
         found[log.what] = max((each for each in times if each is not None), default=None)
     stopped = {server_log(name) for name, each in records.items() if each.state == "stopped"}
@@ -245,18 +315,28 @@ def _ready(told: Mapping[str, Told], records: Mapping[str, Observed], now: float
 
 
 def _found(symptom: Symptom, traces: Sequence[Trace]) -> Diagnosed:
-    """Make one finding of all lines of an entry; whether it is over is told apart later, when all are known."""
+    """Make one finding of all lines of an entry; whether it is over is told apart later, when all
+    are known.
+    """
     nodes = tuple(dict.fromkeys(each.node for each in traces))
     kind: Kind = "after" if symptom.after else "now" if symptom.fatal else "perhaps"
     return Diagnosed(
-        id=symptom.id, kind=kind, cause=symptom.cause, fix=symptom.fix, source=symptom.source, nodes=nodes,
-        count=len(traces), evidence=tuple(traces),
-    )  # fmt: skip
+        id=symptom.id,
+        kind=kind,
+        cause=symptom.cause,
+        fix=symptom.fix,
+        source=symptom.source,
+        nodes=nodes,
+        count=len(traces),
+        evidence=tuple(traces),
+    )
 
 
 def _ranked(findings: Sequence[Diagnosed], ready: Mapping[str, float | None]) -> list[Diagnosed]:
-    """Put the most likely first: what stands in the way before what may and what follows, the earlier before the later, more
-    nodes before fewer; the table's order decides the rest. What is over comes last."""
+    """Put the most likely first: what stands in the way before what may and what follows, the
+    earlier before the later, more nodes before fewer; the table's order decides the rest. What is
+    over comes last.
+    """
     failed = [found for found in findings if found.kind != "perhaps" and found.id != _UNREACHABLE]
     times = [each.at for found in failed for each in found.evidence if each.at is not None]
     start = max(times, default=0.0) - _INCIDENT
@@ -282,7 +362,9 @@ def _over(found: Diagnosed, trace: Trace, start: float, ready: Mapping[str, floa
 
 
 def _shown(lines: Sequence[Trace], *, latest: bool) -> list[Trace]:
-    """Choose the lines to show: the first of each node, then other ones; of what repeats itself as a state, the last."""
+    """Choose the lines to show: the first of each node, then other ones; of what repeats itself as
+    a state, the last.
+    """
     ordered = list(reversed(lines)) if latest else list(lines)
     firsts = {each.node: each for each in reversed(ordered)}
     chosen = [each for each in ordered if firsts[each.node] is each]

@@ -17,7 +17,9 @@ NEEDS = {11: 450, 12: 525, 13: 580}
 
 
 def image_cuda(inventory: Inventory, facts: HostFacts) -> str:
-    """Return the CUDA version of the inventory's image as its environment says it, or nothing when it is not known."""
+    """Return the CUDA version of the inventory's image as its environment says it, or nothing when
+    it is not known.
+    """
     image = facts.images.get(inventory.image)
     if image is None:
         return ""
@@ -26,10 +28,12 @@ def image_cuda(inventory: Inventory, facts: HostFacts) -> str:
 
 
 def tag_cuda(image: str) -> str:
-    """Return the CUDA version that an image's name tells, or nothing: vLLM's own tags without a suffix, and `-cu129`.
+    """Return the CUDA version that an image's name tells, or nothing: vLLM's own tags without a
+    suffix, and `-cu129`.
 
-    vLLM's image is built with CUDA 13 since 0.20 (https://github.com/NVIDIA/Model-Optimizer/pull/2042); its other builds name
-    their version in a suffix.
+    vLLM's image is built with CUDA 13 since 0.20
+    (https://github.com/NVIDIA/Model-Optimizer/pull/2042); its other builds name their version in a
+    suffix.
     """
     tag = image.partition("@")[0]
     suffix = re.search(r"-cu(\d\d)(\d)(?![\d.])", tag)
@@ -43,8 +47,14 @@ def _driver(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     reached = evidence.reached(inventory)
     seen = {node.name: evidence.facts[node.name].gpus for node in reached}
     versions = {name: gpus[0].driver for name, gpus in seen.items() if gpus}
-    findings = [skipped(name, "`nvidia-smi` gave no driver version") for name in seen if name not in versions]
-    cuda = next(filter(None, (image_cuda(inventory, evidence.facts[node.name]) for node in reached)), "")
+    findings = [
+        skipped(name, "`nvidia-smi` gave no driver version")
+        for name in seen
+        if name not in versions
+    ]
+    cuda = next(
+        filter(None, (image_cuda(inventory, evidence.facts[node.name]) for node in reached)), ""
+    )
     there = any(evidence.facts[node.name].images.get(inventory.image) for node in reached)
     told = "of the image"
     if not there:
@@ -57,11 +67,17 @@ def _driver(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
         elif version != common and common is not None:
             findings.append(
                 warned(
-                    name, f"driver {version}, while {having(versions, common)} has {common}", fix=f"install {common} on {name}"
+                    name,
+                    f"driver {version}, while {having(versions, common)} has {common}",
+                    fix=f"install {common} on {name}",
                 )
             )
         else:
-            unknown = "the image does not say its CUDA" if there else "the image is not here yet, so its CUDA is not known"
+            unknown = (
+                "the image does not say its CUDA"
+                if there
+                else "the image is not here yet, so its CUDA is not known"
+            )
             held = passed(name, f"driver {version}, for CUDA {cuda} {told}")
             findings.append(held if cuda else skipped(name, f"driver {version}; {unknown}"))
     return findings
@@ -69,7 +85,7 @@ def _driver(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
 
 def _too_old(
     name: str, version: str, cuda: str, there: bool, inventory: Inventory, evidence: Evidence
-) -> Finding | None:  # fmt: skip
+) -> Finding | None:
     told = " of the image, which" if there else ", which the image's tag tells and which"
     branch = re.match(r"\d+", version)
     if branch is None:
@@ -79,30 +95,42 @@ def _too_old(
     major = re.match(r"\d+", cuda)
     need = NEEDS.get(int(major[0])) if major else None
     if need is not None and int(branch[0]) < need:
-        compat = "" if expected and not expected.datacenter else "; on data-centre GPUs the image's `cuda-compat` may bridge it"
+        compat = (
+            ""
+            if expected and not expected.datacenter
+            else "; on data-centre GPUs the image's `cuda-compat` may bridge it"
+        )
         return failed(
-            name, f"driver {version} is too old for CUDA {cuda}{told} needs {need} or newer",
+            name,
+            f"driver {version} is too old for CUDA {cuda}{told} needs {need} or newer",
             fix=f"install driver {need} or newer on {name}{_older_image(inventory, major)}{compat}",
-        )  # fmt: skip
+        )
     if expected is not None and expected.driver is not None and int(branch[0]) < expected.driver:
         return failed(
-            name, f"driver {version} is older than {expected.driver}, the first that knows {expected.model}",
+            name,
+            f"driver {version} is older than {expected.driver}, the first that knows"
+            f" {expected.model}",
             fix=f"install driver {expected.driver} or newer on {name}",
-        )  # fmt: skip
+        )
     return None
 
 
 def _older_image(inventory: Inventory, major: re.Match[str] | None) -> str:
     """Name the CUDA 12 variant of vLLM's own image where that is what is used."""
     tag = re.fullmatch(r"(?:docker\.io/)?vllm/vllm-openai:(v[\d.]+)", inventory.image)
-    return f", or set `image: {inventory.image}-cu129`" if tag and major and major[0] == "13" else ""
+    return (
+        f", or set `image: {inventory.image}-cu129`" if tag and major and major[0] == "13" else ""
+    )
 
 
 CHECKS = (
     Check(
         id="driver",
         what="the driver is one version, and new enough for the image's CUDA",
-        why="an older driver ends every process that touches a GPU: unsupported display driver / cuda driver combination",
+        why=(
+            "an older driver ends every process that touches a GPU: unsupported display driver /"
+            " cuda driver combination"
+        ),
         judge=_driver,
         group="accelerator",
         spared=not_nvidia,

@@ -1,4 +1,6 @@
-"""RoCE's addressing (the GID table), and whether network cards may reach GPU memory (GPUDirect RDMA)."""
+"""RoCE's addressing (the GID table), and whether network cards may reach GPU memory (GPUDirect
+RDMA).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,17 @@ from collections.abc import Sequence
 from launcher.checks.alike import alike
 from launcher.checks.host import cpu_has_none, no_rdma
 from launcher.checks.rdma import in_use
-from launcher.checks.shape import Check, Evidence, Finding, failed, passed, skipped, survey_of, surveys, warned
+from launcher.checks.shape import (
+    Check,
+    Evidence,
+    Finding,
+    failed,
+    passed,
+    skipped,
+    survey_of,
+    surveys,
+    warned,
+)
 from launcher.model import Inventory, Node
 from launcher.tools.survey import Gid, RdmaDevice, RdmaPort, Survey
 
@@ -20,7 +32,11 @@ def _gid(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     indexes = dict[str, int]()
     for name, survey in found.items():
         node = inventory.node(name)
-        ports = [each for each in in_use(node, survey) if each[1].link_layer == "Ethernet" and each[1].state == "ACTIVE"]
+        ports = [
+            each
+            for each in in_use(node, survey)
+            if each[1].link_layer == "Ethernet" and each[1].state == "ACTIVE"
+        ]
         if not ports:
             findings.append(skipped(name, "no active RoCE port is there to judge"))
             continue
@@ -33,10 +49,13 @@ def _gid(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
 
     def differs(name: str, index: int, common: int, others: str) -> Finding:
         return warned(
-            name, f"its RoCE v2 GID has index {index}, while {others} has {common}",
-            fix="leave NCCL_IB_GID_INDEX out of `env:`: NCCL 2.21 and newer choose for each port; "
-            f"with an older one, give {name} its own: `env: {{NCCL_IB_GID_INDEX: {index}}}`",
-        )  # fmt: skip
+            name,
+            f"its RoCE v2 GID has index {index}, while {others} has {common}",
+            fix=(
+                "leave NCCL_IB_GID_INDEX out of `env:`: NCCL 2.21 and newer choose for each port; "
+                f"with an older one, give {name} its own: `env: {{NCCL_IB_GID_INDEX: {index}}}`"
+            ),
+        )
 
     return [*findings, *alike(indexes, differs, shown=lambda index: f"GID index {index}, RoCE v2")]
 
@@ -45,19 +64,28 @@ def _wrong(name: str, ports: Sequence[tuple[RdmaDevice, RdmaPort]], index: int) 
     """Judge that the index the inventory gives is a RoCE v2 GID on every port in use."""
     for device, port in ports:
         gid = next((each for each in port.gids if each.index == index), None)
-        if gid is not None and gid.kind == "RoCE v2" and (not device.netdevs or gid.netdev in ("", *device.netdevs)):
+        if (
+            gid is not None
+            and gid.kind == "RoCE v2"
+            and (not device.netdevs or gid.netdev in ("", *device.netdevs))
+        ):
             continue
         what = (
-            "is empty" if gid is None else f"is {gid.kind or 'of an unknown kind'}" + (f" on {gid.netdev}" * bool(gid.netdev))
+            "is empty"
+            if gid is None
+            else f"is {gid.kind or 'of an unknown kind'}" + (f" on {gid.netdev}" * bool(gid.netdev))
         )
         right = _best(port)
         return failed(
-            name, f"NCCL_IB_GID_INDEX={index}, but GID {index} of {device.name}:{port.number} {what}",
+            name,
+            f"NCCL_IB_GID_INDEX={index}, but GID {index} of {device.name}:{port.number} {what}",
             evidence=_table(port.gids),
-            fix=f"take NCCL_IB_GID_INDEX out of `env:`, or set it to {right} for {name}"
-            if right >= 0
-            else "take NCCL_IB_GID_INDEX out of `env:`",
-        )  # fmt: skip
+            fix=(
+                f"take NCCL_IB_GID_INDEX out of `env:`, or set it to {right} for {name}"
+                if right >= 0
+                else "take NCCL_IB_GID_INDEX out of `env:`"
+            ),
+        )
     return None
 
 
@@ -68,28 +96,43 @@ def _none(name: str, ports: Sequence[tuple[RdmaDevice, RdmaPort]]) -> Finding | 
     device, port = bare[0]
     netdev = next(iter(device.netdevs), "its interface")
     return failed(
-        name, f"{device.name}:{port.number} has no RoCE v2 GID", evidence=_table(port.gids),
+        name,
+        f"{device.name}:{port.number} has no RoCE v2 GID",
+        evidence=_table(port.gids),
         fix=f"give {netdev} of {name} an address: `sudo ip addr add ADDRESS/PREFIX dev {netdev}`",
-    )  # fmt: skip
+    )
 
 
 def _best(port: RdmaPort) -> int:
-    """Return the index of the RoCE v2 GID that stands for an IPv4 address, else of the first RoCE v2 one, else -1."""
+    """Return the index of the RoCE v2 GID that stands for an IPv4 address, else of the first RoCE
+    v2 one, else -1.
+    """
     candidates = [gid for gid in port.gids if gid.kind == "RoCE v2"]
-    mapped = [gid for gid in candidates if re.match(r"(?:0000:){5}ffff:|::ffff:", gid.value.lower())]
+    mapped = [
+        gid for gid in candidates if re.match(r"(?:0000:){5}ffff:|::ffff:", gid.value.lower())
+    ]
     return next((gid.index for gid in (*mapped, *candidates)), -1)
 
 
 def _table(gids: Sequence[Gid]) -> str:
-    return "\n".join(f"{gid.index}: {gid.value} {gid.kind} {gid.netdev}".rstrip() for gid in gids[:8])
+    return "\n".join(
+        f"{gid.index}: {gid.value} {gid.kind} {gid.netdev}".rstrip() for gid in gids[:8]
+    )
 
 
 def _no_roce(inventory: Inventory) -> str:
-    return "" if inventory.fabric == "roce" else f"network: fabric is {inventory.fabric}; GID indexes are for RoCE"
+    return (
+        ""
+        if inventory.fabric == "roce"
+        else f"network: fabric is {inventory.fabric}; GID indexes are for RoCE"
+    )
 
 
 def _gpudirect(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
-    return [_direct(node, survey_of(evidence.facts[node.name]), evidence) for node in evidence.reached(inventory)]
+    return [
+        _direct(node, survey_of(evidence.facts[node.name]), evidence)
+        for node in evidence.reached(inventory)
+    ]
 
 
 def _direct(node: Node, survey: Survey | None, evidence: Evidence) -> Finding:
@@ -103,7 +146,11 @@ def _direct(node: Node, survey: Survey | None, evidence: Evidence) -> Finding:
     if there is not None:
         return passed(node, f"`{there}` is loaded")
     judge = failed if evidence.required == "gdrdma" and not _dma_buf(survey) else warned
-    may = "; the kernel may do it by DMA-BUF, which only `vlaunch check-nccl` can prove" if _dma_buf(survey) else ""
+    may = (
+        "; the kernel may do it by DMA-BUF, which only `vlaunch check-nccl` can prove"
+        if _dma_buf(survey)
+        else ""
+    )
     fix = f"run `sudo modprobe nvidia_peermem` on {node.name}, then `vlaunch check-nccl`"
     return judge(node, f"`nvidia_peermem` is not loaded{may}", evidence=survey.kernel, fix=fix)
 
@@ -117,7 +164,10 @@ CHECKS = (
     Check(
         id="gid-index",
         what="the RoCE GID that NCCL will use is v2, and has the same index everywhere",
-        why="a GID of RoCE v1, or an empty one, cannot be routed: the connection never comes about, or falls back to TCP",
+        why=(
+            "a GID of RoCE v1, or an empty one, cannot be routed: the connection never comes about,"
+            " or falls back to TCP"
+        ),
         judge=_gid,
         group="rdma",
         spared=_no_roce,
@@ -136,4 +186,8 @@ CHECKS = (
 
 
 def _amd(inventory: Inventory) -> str:
-    return "ROCm brings its own; `vlaunch check-nccl` proves it" if inventory.accelerator == "amd" else ""
+    return (
+        "ROCm brings its own; `vlaunch check-nccl` proves it"
+        if inventory.accelerator == "amd"
+        else ""
+    )

@@ -8,13 +8,25 @@ from collections.abc import Sequence
 
 from launcher.checks.alike import having, usual
 from launcher.checks.host import cpu_has_none, not_nvidia
-from launcher.checks.shape import Check, Evidence, Finding, each, failed, passed, skipped, survey_of, surveyed, warned
+from launcher.checks.shape import (
+    Check,
+    Evidence,
+    Finding,
+    each,
+    failed,
+    passed,
+    skipped,
+    survey_of,
+    surveyed,
+    warned,
+)
 from launcher.model import Inventory, Node
 from launcher.tools.host import HostFacts
 from launcher.tools.survey import GpuProcess, Survey
 
 _MIB_PER_GB = 1e9 / 1024**2
-# Xids that an application brings about by itself (NVIDIA, Xid catalog); the others are the driver's, the GPU's or the slot's.
+# Xids that an application brings about by itself (NVIDIA, Xid catalog); the others are the
+# driver's, the GPU's or the slot's.
 _OF_APPLICATIONS = {13, 31, 43, 45}
 _STRANGER_MIB = 1024
 
@@ -24,19 +36,37 @@ def _model(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     for node in evidence.reached(inventory):
         gpus = evidence.facts[node.name].gpus
         if gpus is None:
-            findings.append(skipped(node, "`nvidia-smi` gave no GPU" if inventory.accelerator == "nvidia" else _UNNAMED))
+            findings.append(
+                skipped(
+                    node,
+                    "`nvidia-smi` gave no GPU" if inventory.accelerator == "nvidia" else _UNNAMED,
+                )
+            )
         else:
             names[node.name] = tuple(gpu.name for gpu in gpus[: node.gpus])
     kinds = {name: tuple(sorted(set(models))) for name, models in names.items()}
     common = usual(kinds)
     for name, models in names.items():
-        text = "; ".join(f"{count} × {model}" for model, count in Counter(models).items()) or "no GPU is declared"
+        text = (
+            "; ".join(f"{count} × {model}" for model, count in Counter(models).items())
+            or "no GPU is declared"
+        )
         if kinds[name] != common and common is not None:
             fix = f"use nodes with one model of GPU, or leave {name} out of the inventory"
-            findings.append(failed(name, f"{text}, while {having(kinds, common)} has {' and '.join(common)}", fix=fix))
+            findings.append(
+                failed(
+                    name,
+                    f"{text}, while {having(kinds, common)} has {' and '.join(common)}",
+                    fix=fix,
+                )
+            )
         elif len(kinds[name]) > 1:
             findings.append(
-                warned(name, f"{text}: GPUs of several models", fix=f"lower `gpus:` of {name} to those of one model")
+                warned(
+                    name,
+                    f"{text}: GPUs of several models",
+                    fix=f"lower `gpus:` of {name} to those of one model",
+                )
             )
         else:
             findings.append(_small(name, text, evidence) or passed(name, text))
@@ -52,9 +82,10 @@ def _small(name: str, text: str, evidence: Evidence) -> Finding | None:
     if gpu.memory_total >= 0.9 * expected.memory * _MIB_PER_GB:
         return None
     return warned(
-        name, f"{text} with {gpu.memory_total / _MIB_PER_GB:.0f} GB, {expected.memory:g} GB expected",
+        name,
+        f"{text} with {gpu.memory_total / _MIB_PER_GB:.0f} GB, {expected.memory:g} GB expected",
         fix=f"see whether it is split: `nvidia-smi -L` on {name} lists MIG instances",
-    )  # fmt: skip
+    )
 
 
 _UNNAMED = "the models of AMD GPUs are not asked"
@@ -64,36 +95,58 @@ def _errors(inventory: Inventory, node: Node, survey: Survey) -> Finding:
     broken = [gpu for gpu in survey.gpus if gpu.ecc_errors]
     if broken:
         total = ", ".join(f"GPU {gpu.index}: {gpu.ecc_errors}" for gpu in broken)
-        return failed(node, f"uncorrected memory errors ({total})", evidence="\n".join(survey.xid or ()), fix=_replace(node))
+        return failed(
+            node,
+            f"uncorrected memory errors ({total})",
+            evidence="\n".join(survey.xid or ()),
+            fix=_replace(node),
+        )
     serious = [line for line in survey.xid or () if _xid(line) not in _OF_APPLICATIONS]
     if serious:
         codes = ", ".join(sorted({str(_xid(line) or "?") for line in serious}))
         return failed(
-            node, f"the driver reported Xid {codes} since the node booted", evidence=_last(serious), fix=_replace(node)
+            node,
+            f"the driver reported Xid {codes} since the node booted",
+            evidence=_last(serious),
+            fix=_replace(node),
         )
     if survey.xid:
         codes = ", ".join(sorted({str(_xid(line)) for line in survey.xid}))
         return warned(
-            node, f"the driver reported Xid {codes} since the node booted, which applications bring about",
-            evidence=_last(survey.xid), fix=f"look for what crashed then: `sudo journalctl -k -b | grep Xid` on {node.name}",
-        )  # fmt: skip
+            node,
+            f"the driver reported Xid {codes} since the node booted, which applications bring"
+            " about",
+            evidence=_last(survey.xid),
+            fix=f"look for what crashed then: `sudo journalctl -k -b | grep Xid` on {node.name}",
+        )
     if survey.xid is None:
-        return skipped(node, "the kernel's log may not be read, so nothing is known of Xid errors", fix=_READ_LOG)
+        return skipped(
+            node,
+            "the kernel's log may not be read, so nothing is known of Xid errors",
+            fix=_READ_LOG,
+        )
     if not survey.gpus:
         return skipped(node, "no Xid, but `nvidia-smi` told nothing of memory errors")
     counted = [gpu for gpu in survey.gpus if gpu.ecc_errors is not None]
     return passed(
-        node, "no uncorrected memory error and no Xid" if counted else "no Xid; these GPUs do not count memory errors"
+        node,
+        (
+            "no uncorrected memory error and no Xid"
+            if counted
+            else "no Xid; these GPUs do not count memory errors"
+        ),
     )
 
 
-_READ_LOG = "allow it: `sudo sysctl kernel.dmesg_restrict=0`, or log in as a member of the group adm"
+_READ_LOG = (
+    "allow it: `sudo sysctl kernel.dmesg_restrict=0`, or log in as a member of the group adm"
+)
 
 
 def _replace(node: Node) -> str:
     return (
-        f"reset the GPU (`sudo nvidia-smi --gpu-reset`) or reboot {node.name}; when it comes back, have the GPU replaced "
-        "(https://docs.nvidia.com/deploy/xid-errors/)"
+        f"reset the GPU (`sudo nvidia-smi --gpu-reset`) or reboot {node.name}; when it comes back,"
+        " have the GPU replaced (https://docs.nvidia.com/deploy/xid-errors/)"
     )
 
 
@@ -114,17 +167,35 @@ def _memory(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
     strangers = [each for each in survey.gpu_processes if not _of(each, ours)]
     if not strangers:
         held = sum(each.memory for each in survey.gpu_processes)
-        return passed(node, f"{held} MiB held, by this cluster's own containers" if held else "nobody holds GPU memory")
+        return passed(
+            node,
+            (
+                f"{held} MiB held, by this cluster's own containers"
+                if held
+                else "nobody holds GPU memory"
+            ),
+        )
     held = sum(each.memory for each in strangers)
     first = strangers[0]
     lines = "\n".join(_who(each) for each in strangers[:8])
-    fix = f"end it: `docker stop {first.container[:12]}`" if first.container else f"end it: `sudo kill {first.pid}`"
+    fix = (
+        f"end it: `docker stop {first.container[:12]}`"
+        if first.container
+        else f"end it: `sudo kill {first.pid}`"
+    )
     judge = failed if held >= _STRANGER_MIB else warned
-    return judge(node, f"{held} MiB of GPU memory held by {_owners(strangers)}", evidence=lines, fix=f"{fix} on {node.name}")
+    return judge(
+        node,
+        f"{held} MiB of GPU memory held by {_owners(strangers)}",
+        evidence=lines,
+        fix=f"{fix} on {node.name}",
+    )
 
 
 def _of(process: GpuProcess, ours: set[str]) -> bool:
-    return bool(process.container) and any(known.startswith(process.container) for known in ours if known)
+    return bool(process.container) and any(
+        known.startswith(process.container) for known in ours if known
+    )
 
 
 def _owners(strangers: Sequence[GpuProcess]) -> str:
@@ -138,10 +209,16 @@ def _who(each: GpuProcess) -> str:
 
 
 def _unknown(node: Node, facts: HostFacts) -> Finding:
-    used = {gpu.index: gpu.memory_used for gpu in facts.gpus or () if gpu.memory_used >= _STRANGER_MIB}
+    used = {
+        gpu.index: gpu.memory_used for gpu in facts.gpus or () if gpu.memory_used >= _STRANGER_MIB
+    }
     if used and not any(container.running for container in facts.containers):
         text = ", ".join(f"GPU {index}: {amount} MiB" for index, amount in used.items())
-        return warned(node, f"GPU memory is in use, by whom is not known ({text})", fix=f"look: `nvidia-smi` on {node.name}")
+        return warned(
+            node,
+            f"GPU memory is in use, by whom is not known ({text})",
+            fix=f"look: `nvidia-smi` on {node.name}",
+        )
     return skipped(node, "`nvidia-smi` did not tell which processes hold GPU memory")
 
 
@@ -149,7 +226,10 @@ CHECKS = (
     Check(
         id="gpu-model",
         what="all nodes have the same GPUs",
-        why="the slowest and smallest GPU sets the pace and the memory for all, and kernels differ between models",
+        why=(
+            "the slowest and smallest GPU sets the pace and the memory for all, and kernels differ"
+            " between models"
+        ),
         judge=_model,
         group="accelerator",
         spared=cpu_has_none,
@@ -158,7 +238,10 @@ CHECKS = (
     Check(
         id="gpu-errors",
         what="no GPU reported trouble since the node booted",
-        why="a GPU with memory errors or on a bad slot gives wrong numbers or ends a rank hours later",
+        why=(
+            "a GPU with memory errors or on a bad slot gives wrong numbers or ends a rank hours"
+            " later"
+        ),
         judge=surveyed(_errors),
         group="accelerator",
         spared=not_nvidia,

@@ -1,4 +1,6 @@
-"""Essential checks on a node before anything is written: without these, `up` would fail later and less clearly."""
+"""Essential checks on a node before anything is written: without these, `up` would fail later and
+less clearly.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,20 @@ def _docker(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | Non
             node,
             f"`{user}` may not talk to Docker",
             evidence=said,
-            fix=f"add `docker: [sudo, -n, docker]` to the inventory, or run `sudo usermod -aG docker {user}` on {node.name}",
+            fix=(
+                "add `docker: [sudo, -n, docker]` to the inventory, or run `sudo usermod -aG"
+                f" docker {user}` on {node.name}"
+            ),
         )
     if "password is required" in lowered or "a terminal is required" in lowered:
         return _fail(
             node,
             "sudo asks for a password",
             evidence=said,
-            fix=f"allow it without one: `echo '{user} ALL=(root) NOPASSWD: /usr/bin/docker' | sudo tee /etc/sudoers.d/vlaunch`",
+            fix=(
+                f"allow it without one: `echo '{user} ALL=(root) NOPASSWD: /usr/bin/docker' | sudo"
+                " tee /etc/sudoers.d/vlaunch`"
+            ),
         )
     if "not found" in lowered or ("no such file" in lowered and "docker.sock" not in lowered):
         return _fail(
@@ -39,7 +47,12 @@ def _docker(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | Non
             evidence=said,
             fix="install Docker Engine: https://docs.docker.com/engine/install/",
         )
-    return _fail(node, "Docker does not answer", evidence=said, fix=f"run `sudo systemctl start docker` on {node.name}")
+    return _fail(
+        node,
+        "Docker does not answer",
+        evidence=said,
+        fix=f"run `sudo systemctl start docker` on {node.name}",
+    )
 
 
 def _accelerator(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
@@ -59,14 +72,20 @@ def _accelerator(inventory: Inventory, node: Node, facts: HostFacts) -> Finding 
             node,
             "no NVIDIA GPU visible",
             evidence=facts.said.get("gpus", "`nvidia-smi` gave no GPU"),
-            fix="install the driver (`nvidia-smi` must list the GPUs), or set `accelerator:` in the inventory",
+            fix=(
+                "install the driver (`nvidia-smi` must list the GPUs), or set `accelerator:` in the"
+                " inventory"
+            ),
         )
     if len(facts.gpus) < node.gpus:
         return _fail(
             node,
             f"{len(facts.gpus)} GPUs visible, {node.gpus} declared",
             evidence=", ".join(gpu.name for gpu in facts.gpus),
-            fix=f"set `gpus: {len(facts.gpus)}` for {node.name}, or find the missing GPU: `nvidia-smi -L`",
+            fix=(
+                f"set `gpus: {len(facts.gpus)}` for {node.name}, or find the missing GPU:"
+                " `nvidia-smi -L`"
+            ),
         )
     return None
 
@@ -80,8 +99,10 @@ def _gpu_runtime(inventory: Inventory, node: Node, facts: HostFacts) -> Finding 
         node,
         "Docker cannot hand out GPUs: neither the NVIDIA runtime nor its hook is there",
         evidence="runtimes: " + (", ".join(facts.runtimes) or "none"),
-        fix="install nvidia-container-toolkit, then run "
-        "`sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker`",
+        fix=(
+            "install nvidia-container-toolkit, then run "
+            "`sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker`"
+        ),
     )
 
 
@@ -89,7 +110,10 @@ def _address(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | No
     if facts.addresses is None:
         return skipped(node, "`ip` is not installed; addresses were not compared")
     wanted = ipaddress.ip_address(node.ip)
-    has = next((each for each in facts.addresses if ipaddress.ip_address(each.ip.split("%")[0]) == wanted), None)
+    has = next(
+        (each for each in facts.addresses if ipaddress.ip_address(each.ip.split("%")[0]) == wanted),
+        None,
+    )
     known = [f"{each.interface} {each.ip}" for each in facts.addresses if each.interface != "lo"]
     if has is None:
         return _fail(
@@ -110,10 +134,17 @@ def _address(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | No
             node,
             f"{node.ip} is on `{has.interface}`, not on `{node.interface}`",
             evidence="\n".join(known),
-            fix=f"set `network: {{interface: {has.interface}}}` for {node.name}, or correct its `ip:`",
+            fix=(
+                f"set `network: {{interface: {has.interface}}}` for {node.name}, or correct its"
+                " `ip:`"
+            ),
         )
     if not has.up:
-        return _fail(node, f"`{has.interface}` is down", fix=f"run `sudo ip link set {has.interface} up` on {node.name}")
+        return _fail(
+            node,
+            f"`{has.interface}` is down",
+            fix=f"run `sudo ip link set {has.interface} up` on {node.name}",
+        )
     return None
 
 
@@ -124,7 +155,10 @@ def _rdma(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
         node,
         "no /dev/infiniband, though the inventory says " + inventory.fabric,
         evidence=facts.said.get("infiniband", ""),
-        fix="load the drivers (`sudo modprobe mlx5_ib ib_uverbs`), or set `network: {fabric: ethernet}`",
+        fix=(
+            "load the drivers (`sudo modprobe mlx5_ib ib_uverbs`), or set `network: {fabric:"
+            " ethernet}`"
+        ),
     )
 
 
@@ -135,12 +169,20 @@ def cpu_has_none(inventory: Inventory) -> str:
 
 def not_nvidia(inventory: Inventory) -> str:
     """Say why nothing about NVIDIA GPUs is asked."""
-    return "" if inventory.accelerator == "nvidia" else f"accelerator: {inventory.accelerator} has no NVIDIA driver"
+    return (
+        ""
+        if inventory.accelerator == "nvidia"
+        else f"accelerator: {inventory.accelerator} has no NVIDIA driver"
+    )
 
 
 def no_rdma(inventory: Inventory) -> str:
     """Say why nothing about RDMA is asked."""
-    return "network: fabric is ethernet, which promises no RDMA" if inventory.fabric == "ethernet" else ""
+    return (
+        "network: fabric is ethernet, which promises no RDMA"
+        if inventory.fabric == "ethernet"
+        else ""
+    )
 
 
 CHECKS = (
@@ -155,7 +197,10 @@ CHECKS = (
     Check(
         id="accelerator",
         what="the declared accelerators are there",
-        why="Ray and vLLM place one rank per accelerator; a missing one makes them wait half an hour and then fail",
+        why=(
+            "Ray and vLLM place one rank per accelerator; a missing one makes them wait half an"
+            " hour and then fail"
+        ),
         judge=each(_accelerator),
         spared=cpu_has_none,
         group="accelerator",

@@ -19,24 +19,33 @@ def same_identity(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Seque
         if image is None:
             findings.append(
                 Finding(
-                    node=node.name, status="fail", text=f"image {inventory.image} is not there",
-                    fix=f"run `docker pull {inventory.image}` on {node.name}, or load it: "
-                    f"`docker save {inventory.image} | ssh {node.host} docker load`",
+                    node=node.name,
+                    status="fail",
+                    text=f"image {inventory.image} is not there",
+                    fix=(
+                        f"run `docker pull {inventory.image}` on {node.name}, or load it: "
+                        f"`docker save {inventory.image} | ssh {node.host} docker load`"
+                    ),
                 )
-            )  # fmt: skip
+            )
         else:
             by_identity.setdefault(image.identity, []).append(node.name)
     if len(by_identity) > 1:
         groups = sorted(by_identity.values(), key=len, reverse=True)
         findings += [
             Finding(
-                node=name, status="fail", text=f"{inventory.image} is another image than on {fold(groups[0])}",
+                node=name,
+                status="fail",
+                text=f"{inventory.image} is another image than on {fold(groups[0])}",
                 evidence=_ids(inventory, facts),
-                fix=f"give the image by digest in the inventory, or run `docker pull {inventory.image}` on every node",
+                fix=(
+                    "give the image by digest in the inventory, or run `docker pull"
+                    f" {inventory.image}` on every node"
+                ),
             )
             for group in groups[1:]
             for name in group
-        ]  # fmt: skip
+        ]
     return findings or [Finding(node=node.name, status="pass", text="") for node in inventory.nodes]
 
 
@@ -48,7 +57,9 @@ def _ids(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str:
 def judge_versions(
     nodes: Sequence[Node], ray_version: str, python_version: str
 ) -> Callable[[Mapping[str, Sequence[Answer]]], Sequence[Finding]]:
-    """Return the judge of what `python3 -c` printed in each node's image: `{"ray": …, "python": …}`."""
+    """Return the judge of what `python3 -c` printed in each node's image: `{"ray": …, "python":
+    …}`.
+    """
     expected = {"ray": ray_version, "python": python_version}
 
     def judge(answers: Mapping[str, Sequence[Answer]]) -> Sequence[Finding]:
@@ -57,8 +68,12 @@ def judge_versions(
     return judge
 
 
-def judge_gpus(nodes: Sequence[Node]) -> Callable[[Mapping[str, Sequence[Answer]]], Sequence[Finding]]:
-    """Return the judge of `nvidia-smi --list-gpus` in a container that asked for the declared GPUs."""
+def judge_gpus(
+    nodes: Sequence[Node],
+) -> Callable[[Mapping[str, Sequence[Answer]]], Sequence[Finding]]:
+    """Return the judge of `nvidia-smi --list-gpus` in a container that asked for the declared
+    GPUs.
+    """
 
     def judge(answers: Mapping[str, Sequence[Answer]]) -> Sequence[Finding]:
         return [_gpus(node, answers[node.name][0]) for node in nodes]
@@ -72,10 +87,16 @@ def _gpus(node: Node, answer: Answer) -> Finding:
         return Finding(node=node.name, status="pass", text=f"{seen} GPUs in a container")
     known = symptoms.first(answer.err + "\n" + answer.out)
     return Finding(
-        node=node.name, status="fail",
-        text=known.cause if known else f"a container sees {seen} GPUs, {node.gpus} declared", evidence=answer.tail,
-        fix=known.fix if known else f"correct `gpus:` of {node.name}, or find the missing one: `nvidia-smi -L` there",
-    )  # fmt: skip
+        node=node.name,
+        status="fail",
+        text=known.cause if known else f"a container sees {seen} GPUs, {node.gpus} declared",
+        evidence=answer.tail,
+        fix=(
+            known.fix
+            if known
+            else f"correct `gpus:` of {node.name}, or find the missing one: `nvidia-smi -L` there"
+        ),
+    )
 
 
 def _version(node: Node, answer: Answer, expected: Mapping[str, str]) -> Finding:
@@ -84,10 +105,16 @@ def _version(node: Node, answer: Answer, expected: Mapping[str, str]) -> Finding
     except (ValueError, IndexError):
         said = None
     if said == expected:
-        return Finding(node=node.name, status="pass", text=f"Ray {expected['ray']}, Python {expected['python']}")
+        return Finding(
+            node=node.name,
+            status="pass",
+            text=f"Ray {expected['ray']}, Python {expected['python']}",
+        )
     wanted = f"Ray {expected['ray']} and Python {expected['python']}"
     return Finding(
-        node=node.name, status="fail", text=f"the image does not run {wanted}",
+        node=node.name,
+        status="fail",
+        text=f"the image does not run {wanted}",
         evidence=str(said) if said else answer.tail,
         fix=f"remove the image on {node.name} with `docker rmi --force` and run `vlaunch up` again",
-    )  # fmt: skip
+    )

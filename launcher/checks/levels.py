@@ -1,4 +1,6 @@
-"""What a log of NCCL proves about the network between nodes, and whether that is the level that is asked for."""
+"""What a log of NCCL proves about the network between nodes, and whether that is the level that is
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,15 @@ from launcher.tools.nccl import Link, Reading
 __all__ = ["Worst", "as_json", "judge", "judge_files", "worst"]
 
 _HOW = (
-    "take the log of a run that sends between nodes, on all nodes, with `NCCL_DEBUG=INFO` and "
-    "`NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET`: NCCL connects at the first collective that crosses nodes, not at its start; "
-    "or run `vlaunch check-nccl`"
+    "take the log of a run that sends between nodes, on all nodes, with `NCCL_DEBUG=INFO` and"
+    " `NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET`: NCCL connects at the first collective that"
+    " crosses nodes, not at its start; or run `vlaunch check-nccl`"
 )
 
 
 def as_json(reading: Reading) -> dict[str, Any]:
-    """Return what the log proves as plain data; `gpudirect` is `None` without network links, `network` without any link.
+    """Return what the log proves as plain data; `gpudirect` is `None` without network links,
+    `network` without any link.
 
     Links inside a host are no part of either; they are marked as `inside`.
     """
@@ -36,63 +39,100 @@ def as_json(reading: Reading) -> dict[str, Any]:
         "mnnvl": reading.mnnvl,
         "links": [
             {
-                "from": link.source, "to": link.target, "channel": link.channel, "direction": link.direction or None,
-                "network": link.network, "device": link.device, "gpudirect": link.gpudirect, "host": link.host,
+                "from": link.source,
+                "to": link.target,
+                "channel": link.channel,
+                "direction": link.direction or None,
+                "network": link.network,
+                "device": link.device,
+                "gpudirect": link.gpudirect,
+                "host": link.host,
                 **({"inside": True} if link in near else {}),
             }
             for link in reading.links
         ],
         "local": dict(reading.local),
         "using": list(reading.using),
-        "devices": {host: {str(index): name for index, name in names.items()} for host, names in reading.devices.items()},
+        "devices": {
+            host: {str(index): name for index, name in names.items()}
+            for host, names in reading.devices.items()
+        },
         "groups": [list(hosts) for hosts in reading.groups],
         "warnings": list(reading.warnings),
         "versions": list(reading.versions),
         "lines": reading.lines,
         "truncated": reading.truncated,
-    }  # fmt: skip
+    }
 
 
-def judge(reading: Reading, require: Level | Literal["auto"], hardware: str = "") -> tuple[Finding, ...]:
-    """Judge a log alone: whether it proves the level, whether it is of one job, and whether it is whole.
+def judge(
+    reading: Reading, require: Level | Literal["auto"], hardware: str = ""
+) -> tuple[Finding, ...]:
+    """Judge a log alone: whether it proves the level, whether it is of one job, and whether it is
+    whole.
 
     Args:
         reading: the log, or several merged.
         require: the level; `auto` takes any RDMA, warns without GPUDirect, and fails TCP.
-        hardware: the GPUs' name where it is known; GPUDirect is not expected of GB10, which shares its memory with the CPU.
+        hardware: the GPUs' name where it is known; GPUDirect is not expected of GB10, which shares
+            its memory with the CPU.
     """
     found = []
     if len(reading.groups) > 1:
         jobs = " and ".join(fold(hosts) for hosts in reading.groups)
         text = f"these are logs of {len(reading.groups)} jobs that share no communicator: {jobs}"
-        found.append(Finding(node="", status="fail", text=text, fix="give the logs of one job at a time"))
+        found.append(
+            Finding(node="", status="fail", text=text, fix="give the logs of one job at a time")
+        )
     network = worst(reading)
-    found.append(_nothing(reading) if network is None else _level(reading, network, require, hardware))
+    found.append(
+        _nothing(reading) if network is None else _level(reading, network, require, hardware)
+    )
     if network is not None and require != "any":
         found += [_emulated(host, names) for host, names in kinds.emulated(reading).items()]
     seen, ranks = nccl.unseen(reading)
     if network is not None and ranks:
         text = f"the log has links of {seen} of {ranks} ranks: what the others use is not known"
-        fix = "give the logs of all ranks; where Ray brought them together, take them with `RAY_DEDUP_LOGS=0`"
+        fix = (
+            "give the logs of all ranks; where Ray brought them together, take them with"
+            " `RAY_DEDUP_LOGS=0`"
+        )
         found.append(Finding(node="", status="warn", text=text, fix=fix))
     if reading.alarms and all(each.status == "pass" for each in found):
         found.append(_alarmed(reading))
     if reading.truncated:
         text = "the log is cut off: what comes after is not known"
-        found.append(Finding(node="", status="warn", text=text, fix="take the whole log, once the job has ended"))
+        found.append(
+            Finding(
+                node="", status="warn", text=text, fix="take the whole log, once the job has ended"
+            )
+        )
     if reading.overflow:
-        text = f"the log has more than {nccl.MAX_LINKS} different links: of the rest only the kind was looked at"
-        found.append(Finding(node="", status="warn", text=text, fix="give the logs of one job at a time"))
+        text = (
+            f"the log has more than {nccl.MAX_LINKS} different links: of the rest only the kind was"
+            " looked at"
+        )
+        found.append(
+            Finding(node="", status="warn", text=text, fix="give the logs of one job at a time")
+        )
     return tuple(found)
 
 
-def judge_files(readings: Mapping[str, Reading], require: Level | Literal["auto"]) -> tuple[Finding, ...]:
-    """Judge several logs of one job, by name: all as one, and each that by itself proves nothing."""
+def judge_files(
+    readings: Mapping[str, Reading], require: Level | Literal["auto"]
+) -> tuple[Finding, ...]:
+    """Judge several logs of one job, by name: all as one, and each that by itself proves
+    nothing.
+    """
     found = judge(nccl.merge(readings.values()), require)
     if len(readings) == 1:
         return found
     each = [
-        replace(_nothing(reading), status="warn" if _near(reading) else "fail", text=f"{name}: {_nothing(reading).text}")
+        replace(
+            _nothing(reading),
+            status="warn" if _near(reading) else "fail",
+            text=f"{name}: {_nothing(reading).text}",
+        )
         for name, reading in readings.items()
         if worst(reading) is None
     ]
@@ -100,20 +140,27 @@ def judge_files(readings: Mapping[str, Reading], require: Level | Literal["auto"
 
 
 def _emulated(host: str, names: Sequence[str]) -> Finding:
-    text = f"the RDMA device {', '.join(names)} is software over the kernel's network: no faster than TCP"
+    text = (
+        f"the RDMA device {', '.join(names)} is software over the kernel's network: no faster"
+        " than TCP"
+    )
     fix = "name the NIC's own devices in `network: {hca: […]}`; `rdma link` shows which are there"
     return Finding(node=host, status="warn", text=text, fix=fix)
 
 
 def _alarmed(reading: Reading) -> Finding:
-    hosts = sorted({host for text in reading.alarms for host in reading.told_by.get(text, ()) if host})
+    hosts = sorted(
+        {host for text in reading.alarms for host in reading.told_by.get(text, ()) if host}
+    )
     count = len(reading.alarms)
     text = "NCCL gave a warning" if count == 1 else f"NCCL gave {count} different warnings"
     return Finding(
-        node=fold(hosts) if hosts else "", status="warn", text=f"{text}, though its links are good",
+        node=fold(hosts) if hosts else "",
+        status="warn",
+        text=f"{text}, though its links are good",
         evidence="\n".join(reading.alarms[:2]),
         fix="look for it in the log; of the network see `vlaunch check --group network`",
-    )  # fmt: skip
+    )
 
 
 def _near(reading: Reading) -> dict[str, int]:
@@ -126,9 +173,13 @@ def _near(reading: Reading) -> dict[str, int]:
 
 def _nothing(reading: Reading) -> Finding:
     if near := _near(reading):
-        said = "it has only links inside nodes: " + ", ".join(f"{count} {kind}" for kind, count in sorted(near.items()))
+        said = "it has only links inside nodes: " + ", ".join(
+            f"{count} {kind}" for kind, count in sorted(near.items())
+        )
     elif reading.collnet:
-        said = f"it has only links of CollNet ({reading.collnet}), which replace no link between ranks"
+        said = (
+            f"it has only links of CollNet ({reading.collnet}), which replace no link between ranks"
+        )
     elif reading.truncated:
         said = "it is cut off before the first link"
     elif not reading.lines:
@@ -141,25 +192,40 @@ def _nothing(reading: Reading) -> Finding:
         said = f"none of its {reading.lines} lines is of NCCL"
     why = causes.cause(warnings=reading.warnings, using=reading.using, env={})
     return Finding(
-        node="", status="fail", text=f"the log proves nothing about the network between nodes: {said}",
-        evidence=why[1] if why else "", fix=_HOW,
-    )  # fmt: skip
+        node="",
+        status="fail",
+        text=f"the log proves nothing about the network between nodes: {said}",
+        evidence=why[1] if why else "",
+        fix=_HOW,
+    )
 
 
-def _level(reading: Reading, found: Worst, require: Level | Literal["auto"], hardware: str) -> Finding:
+def _level(
+    reading: Reading, found: Worst, require: Level | Literal["auto"], hardware: str
+) -> Finding:
     total = len(kinds.between_nodes(reading))
     every = f"all {total} links" if total > 1 else "the one link"
     count = f"{len(found.links)} of {total} links" if len(found.links) < total else every
     is_said = f"{found.title}" + " (TCP)" * (found.level == "any") + f" on {count} between nodes"
     needed: Level = "rdma" if require == "auto" else require
     if LEVELS.index(found.level) < LEVELS.index(needed):
-        return _below(reading, found, require, f"{is_said}, where {LEVEL_WORDS[needed]} is required")
+        return _below(
+            reading, found, require, f"{is_said}, where {LEVEL_WORDS[needed]} is required"
+        )
     if require == "auto" and found.level == "rdma":
         if "GB10" in hardware:
-            return Finding(node="", status="pass", text=f"{is_said}; GPUDirect is not expected of {hardware}")
+            return Finding(
+                node="", status="pass", text=f"{is_said}; GPUDirect is not expected of {hardware}"
+            )
         why, evidence, fix, _ = _why(reading, found)
         fix = fix or "where these GPUs have no GPUDirect, say `--require rdma`"
-        return Finding(node="", status="warn", text=f"{is_said}: GPUDirect is not used{why}", evidence=evidence, fix=fix)
+        return Finding(
+            node="",
+            status="warn",
+            text=f"{is_said}: GPUDirect is not used{why}",
+            evidence=evidence,
+            fix=fix,
+        )
     return Finding(node="", status="pass", text=is_said)
 
 
@@ -172,7 +238,10 @@ def _below(reading: Reading, found: Worst, require: Level | Literal["auto"], tex
         else "if these GPUs have no GPUDirect, say `--require rdma`"
     )
     if not fix:
-        fix = f"see what NCCL says of its devices with `NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET`; {allow}"
+        fix = (
+            "see what NCCL says of its devices with `NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET`;"
+            f" {allow}"
+        )
     elif require == "auto":
         fix = f"{fix}; {allow}"
     return Finding(
@@ -185,7 +254,9 @@ def _below(reading: Reading, found: Worst, require: Level | Literal["auto"], tex
 
 
 def _why(reading: Reading, found: Worst) -> tuple[str, str, str, str]:
-    """Return the likely cause as the end of a sentence, its evidence, the fix, and the host that it was found on."""
+    """Return the likely cause as the end of a sentence, its evidence, the fix, and the host that it
+    was found on.
+    """
     hosts = sorted({link.host for link in found.links if link.host})
     direct = found.level != "any"
     using = tuple({link.network: None for link in found.links}) if direct else ("Socket",)
@@ -195,8 +266,15 @@ def _why(reading: Reading, found: Worst) -> tuple[str, str, str, str]:
             everybody = len(hosts) > 1 and all(
                 set(hosts) <= set(reading.told_by.get(text, ())) for text in told if text in why[1]
             )
-            return f": {why[0]}" + f" on {host}" * (not everybody), why[1], why[2], "" if everybody else host
-    if (why := causes.cause(warnings=reading.warnings, using=using, env={}, gpudirect=direct)) is not None:
+            return (
+                f": {why[0]}" + f" on {host}" * (not everybody),
+                why[1],
+                why[2],
+                "" if everybody else host,
+            )
+    if (
+        why := causes.cause(warnings=reading.warnings, using=using, env={}, gpudirect=direct)
+    ) is not None:
         return f": {why[0]}", why[1], why[2], ""
     return "", "", "", ""
 

@@ -18,7 +18,11 @@ def _model(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     if not evidence.model:
         return [skipped(name, _UNNAMED) for name in reached]
     seen = {name: evidence.files[name] for name in reached if name in evidence.files}
-    findings = [skipped(name, "could not be asked whether it has the model") for name in reached if name not in seen]
+    findings = [
+        skipped(name, "could not be asked whether it has the model")
+        for name in reached
+        if name not in seen
+    ]
     there = {name: files for name, files in seen.items() if files}
     if not there:
         return [*findings, *(_nowhere(inventory, name, evidence.model) for name in seen)]
@@ -29,9 +33,13 @@ def _model(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
 
 
 def _right(there: Mapping[str, Files]) -> Files:
-    """Return the files that most nodes have; of those that tie, the complete ones, then the largest."""
+    """Return the files that most nodes have; of those that tie, the complete ones, then the
+    largest.
+    """
     known = list(there.values())
-    return max(known, key=lambda files: (known.count(files), not _partial(files), sum(files.values())))
+    return max(
+        known, key=lambda files: (known.count(files), not _partial(files), sum(files.values()))
+    )
 
 
 def _partial(files: Files) -> list[str]:
@@ -39,14 +47,24 @@ def _partial(files: Files) -> list[str]:
 
 
 def _judge(
-    inventory: Inventory, evidence: Evidence, name: str, files: Files | None, right: Files, there: Mapping[str, Files]
+    inventory: Inventory,
+    evidence: Evidence,
+    name: str,
+    files: Files | None,
+    right: Files,
+    there: Mapping[str, Files],
 ) -> Finding:
     owners = [each for each, known in there.items() if known == right]
     fix = _copy(inventory, evidence.model, owners[0], name)
     if not files:
         return failed(name, f"has no {evidence.model}, while {fold(list(there))} has it", fix=fix)
     if partial := _partial(files):
-        return failed(name, f"{evidence.model} was not downloaded completely", evidence="\n".join(partial[:5]), fix=fix)
+        return failed(
+            name,
+            f"{evidence.model} was not downloaded completely",
+            evidence="\n".join(partial[:5]),
+            fix=fix,
+        )
     if files != right:
         lines = [f"lacks {each}" for each in sorted(set(right) - set(files))]
         lines += [f"has {each} besides" for each in sorted(set(files) - set(right))]
@@ -68,25 +86,45 @@ def _size(size: int) -> str:
 def _nowhere(inventory: Inventory, name: str, model: str) -> Finding:
     node = inventory.node(name)
     if model.startswith("/"):
-        return failed(name, f"has no {model}", fix=f"copy the model to {model} on every node, below `hf_home:` or a `mounts:`")
+        return failed(
+            name,
+            f"has no {model}",
+            fix=f"copy the model to {model} on every node, below `hf_home:` or a `mounts:`",
+        )
     if node.env.get("HF_HUB_OFFLINE", "").lower() in _TRUE:
         return failed(
-            name, f"has no {model}, and HF_HUB_OFFLINE forbids to download it",
-            fix=f"run `HF_HOME={node.hf_home} hf download {model}` where there is a network, or take HF_HUB_OFFLINE out",
-        )  # fmt: skip
+            name,
+            f"has no {model}, and HF_HUB_OFFLINE forbids to download it",
+            fix=(
+                f"run `HF_HOME={node.hf_home} hf download {model}` where there is a network, or"
+                " take HF_HUB_OFFLINE out"
+            ),
+        )
     return skipped(name, f"{model} is on no node yet: each downloads it when it is served first")
 
 
 def _copy(inventory: Inventory, model: str, source: str, target: str) -> str:
-    place = model if model.startswith("/") else f"{inventory.node(source).hf_home}/hub/models--{model.replace('/', '--')}"
-    home = place if model.startswith("/") else f"{inventory.node(target).hf_home}/hub/models--{model.replace('/', '--')}"
+    place = (
+        model
+        if model.startswith("/")
+        else f"{inventory.node(source).hf_home}/hub/models--{model.replace('/', '--')}"
+    )
+    home = (
+        place
+        if model.startswith("/")
+        else f"{inventory.node(target).hf_home}/hub/models--{model.replace('/', '--')}"
+    )
     from_, to = inventory.node(source), inventory.node(target)
     if source == target:
         return f"run `HF_HOME={to.hf_home} hf download {model}` on {target}"
-    return f"copy it from {source}, run there: `rsync -a --delete {place}/ {_login(to.ssh.user, to.ip)}:{home}/`" + (
-        ""
-        if model.startswith("/") or from_.hf_home != to.hf_home
-        else f", or on {target}: `HF_HOME={to.hf_home} hf download {model}`"
+    return (
+        f"copy it from {source}, run there: `rsync -a --delete {place}/"
+        f" {_login(to.ssh.user, to.ip)}:{home}/`"
+        + (
+            ""
+            if model.startswith("/") or from_.hf_home != to.hf_home
+            else f", or on {target}: `HF_HOME={to.hf_home} hf download {model}`"
+        )
     )
 
 
@@ -103,7 +141,9 @@ def _token(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     if hub is None or hub.status == "not asked":
         return [skipped("", (hub.text if hub else "") or "Hugging Face was not asked")]
     if hub.status == "offline":
-        return [skipped("", f"this machine cannot reach Hugging Face{': ' * bool(hub.text)}{hub.text}")]
+        return [
+            skipped("", f"this machine cannot reach Hugging Face{': ' * bool(hub.text)}{hub.text}")
+        ]
     if hub.status == "no token":
         return [skipped("", hub.text or "no HF_TOKEN under `secrets:`; a public model needs none")]
     if hub.status == "ok":
@@ -111,15 +151,24 @@ def _token(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     text, fix = {
         "unauthorized": (
             "Hugging Face does not accept the token",
-            "make a new one at https://huggingface.co/settings/tokens and set it: `secrets: {HF_TOKEN: {env: HF_TOKEN}}`",
+            (
+                "make a new one at https://huggingface.co/settings/tokens and set it: `secrets:"
+                " {HF_TOKEN: {env: HF_TOKEN}}`"
+            ),
         ),
         "gated": (
             f"{model} is gated, and the token's account has not been let in",
-            f"accept its licence at https://huggingface.co/{model} with that account, and set HF_TOKEN under `secrets:`",
+            (
+                f"accept its licence at https://huggingface.co/{model} with that account, and set"
+                " HF_TOKEN under `secrets:`"
+            ),
         ),
         "not found": (
             f"Hugging Face knows no {model}, or does not show it to this token",
-            "correct the model's name, or set a token that may read it: `secrets: {HF_TOKEN: {env: HF_TOKEN}}`",
+            (
+                "correct the model's name, or set a token that may read it: `secrets: {HF_TOKEN:"
+                " {env: HF_TOKEN}}`"
+            ),
         ),
     }[hub.status]
     return [failed("", text, evidence=hub.text, fix=fix)]
@@ -129,7 +178,10 @@ CHECKS = (
     Check(
         id="model",
         what="the model is the same on all nodes",
-        why="a node without it downloads alone while the others wait, and ranks with other weights answer nonsense",
+        why=(
+            "a node without it downloads alone while the others wait, and ranks with other weights"
+            " answer nonsense"
+        ),
         judge=_model,
         group="model",
     ),

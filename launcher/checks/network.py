@@ -1,4 +1,6 @@
-"""The shape of a proven network: a cell for each direction between two nodes, and the verdict on all of them."""
+"""The shape of a proven network: a cell for each direction between two nodes, and the verdict on
+all of them.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,12 @@ UNMEASURED = "was not measured"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One direction between two nodes. `transport` such as `NET/IB/GDRDMA` or `Gloo/TCP`, `device` such as `mlx5_0:1/RoCE`;
-    `bandwidth` is the sum over local ranks in bytes/s, `latency` their median in seconds, at `size` bytes each; `slow`: it
-    works, but not as the others do."""
+    """One direction between two nodes.
+
+    `transport` such as `NET/IB/GDRDMA` or `Gloo/TCP`, `device` such as `mlx5_0:1/RoCE`; `bandwidth`
+    is the sum over local ranks in bytes/s, `latency` their median in seconds, at `size` bytes each;
+    `slow`: it works, but not as the others do.
+    """
 
     source: str
     target: str
@@ -34,7 +39,9 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The network between the nodes, as proven. `required` is the level after `auto` was resolved, `why` says how.
+    """The network between the nodes, as proven.
+
+    `required` is the level after `auto` was resolved, `why` says how.
 
     `ranks` is the number of ranks, `passed` is false as soon as one finding is a failure.
     """
@@ -58,7 +65,9 @@ class Verdict:
 
 
 def rate(bandwidth: float) -> str:
-    """Return bytes per second in words: `24.9 GB/s`, `11.8 MB/s` (powers of ten, as nccl-tests counts)."""
+    """Return bytes per second in words: `24.9 GB/s`, `11.8 MB/s` (powers of ten, as nccl-tests
+    counts).
+    """
     for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
         if bandwidth >= size:
             value = bandwidth / size

@@ -1,4 +1,6 @@
-"""The interface that carries a node's address: its MTU and speed, the names that variables give it, and the node's own name."""
+"""The interface that carries a node's address: its MTU and speed, the names that variables give it,
+and the node's own name.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,17 @@ import ipaddress
 from collections.abc import Sequence
 
 from launcher.checks.alike import alike
-from launcher.checks.shape import Check, Evidence, Finding, each, failed, passed, skipped, survey_of, warned
+from launcher.checks.shape import (
+    Check,
+    Evidence,
+    Finding,
+    each,
+    failed,
+    passed,
+    skipped,
+    survey_of,
+    warned,
+)
 from launcher.model import Inventory, Node
 from launcher.tools.host import HostFacts
 from launcher.tools.survey import Nic
@@ -37,26 +49,42 @@ def _mtu(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     def differs(name: str, mtu: int, common: int, others: str) -> Finding:
         nic = carriers[name].name
         return failed(
-            name, f"mtu {mtu} on `{nic}`, while {others} has {common}",
-            fix=f"run `sudo ip link set {nic} mtu {common}` on {name}, and make it last in its network configuration",
-        )  # fmt: skip
+            name,
+            f"mtu {mtu} on `{nic}`, while {others} has {common}",
+            fix=(
+                f"run `sudo ip link set {nic} mtu {common}` on {name}, and make it last in its"
+                " network configuration"
+            ),
+        )
 
-    return [*gaps, *alike({name: nic.mtu for name, nic in carriers.items()}, differs, shown=lambda mtu: f"mtu {mtu}")]
+    return [
+        *gaps,
+        *alike(
+            {name: nic.mtu for name, nic in carriers.items()},
+            differs,
+            shown=lambda mtu: f"mtu {mtu}",
+        ),
+    ]
 
 
 def _speed(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     carriers, gaps = _carriers(inventory, evidence)
-    speeds = {name: nic.speed for name, nic in carriers.items() if nic.speed is not None and nic.speed > 0}
+    speeds = {
+        name: nic.speed for name, nic in carriers.items() if nic.speed is not None and nic.speed > 0
+    }
     gaps += [
-        skipped(name, f"`{nic.name}` tells no speed (a virtual one)") for name, nic in carriers.items() if name not in speeds
+        skipped(name, f"`{nic.name}` tells no speed (a virtual one)")
+        for name, nic in carriers.items()
+        if name not in speeds
     ]
 
     def differs(name: str, speed: int, common: int, others: str) -> Finding:
         nic = carriers[name].name
         return warned(
-            name, f"`{nic}` runs at {_bits(speed)}, while {others} has {_bits(common)}",
+            name,
+            f"`{nic}` runs at {_bits(speed)}, while {others} has {_bits(common)}",
             fix=f"look at `sudo ethtool {nic}` on {name}: cable, switch port, what was negotiated",
-        )  # fmt: skip
+        )
 
     return [*gaps, *alike(speeds, differs, shown=_bits)]
 
@@ -74,29 +102,46 @@ def _hostname(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
     if loopback:
         script = f"/^(127[.]|::1)/s/[[:space:]]{name}([[:space:]]|$)/ /g"
         return failed(
-            node, f"its name `{name}` resolves to {', '.join(loopback)}",
-            fix=f"run on {node.name}: `sudo sed -E -i '{script}' /etc/hosts; echo '{node.ip} {name}' | sudo tee -a /etc/hosts`",
-        )  # fmt: skip
+            node,
+            f"its name `{name}` resolves to {', '.join(loopback)}",
+            fix=(
+                f"run on {node.name}: `sudo sed -E -i '{script}' /etc/hosts; echo '{node.ip}"
+                f" {name}' | sudo tee -a /etc/hosts`"
+            ),
+        )
     if not survey.own_names:
         return warned(
-            node, f"its name `{name}` resolves to nothing",
+            node,
+            f"its name `{name}` resolves to nothing",
             fix=f"run on {node.name}: `echo '{node.ip} {name}' | sudo tee -a /etc/hosts`",
-        )  # fmt: skip
+        )
     networks = [f"{each.ip}/{each.prefix}" for each in facts.addresses or () if each.ip == node.ip]
-    near = [address for address in survey.own_names if address == node.ip or _within(address, networks)]
+    near = [
+        address for address in survey.own_names if address == node.ip or _within(address, networks)
+    ]
     if near:
         return passed(node, "its own name resolves to an address on the cluster's network")
     if not networks:
-        return skipped(node, "its addresses are not known, so what its own name resolves to was not compared")
+        return skipped(
+            node, "its addresses are not known, so what its own name resolves to was not compared"
+        )
     return warned(
-        node, f"its name `{name}` resolves to {', '.join(survey.own_names[:3])}, which is not on the network of {node.ip}",
-        fix=f"run on {node.name}: `echo '{node.ip} {name}' | sudo tee -a /etc/hosts`, and take out other lines of the name",
-    )  # fmt: skip
+        node,
+        f"its name `{name}` resolves to {', '.join(survey.own_names[:3])}, which is not on the"
+        f" network of {node.ip}",
+        fix=(
+            f"run on {node.name}: `echo '{node.ip} {name}' | sudo tee -a /etc/hosts`, and take out"
+            " other lines of the name"
+        ),
+    )
 
 
 def _within(address: str, networks: Sequence[str]) -> bool:
     try:
-        return any(ipaddress.ip_address(address) in ipaddress.ip_interface(each).network for each in networks)
+        return any(
+            ipaddress.ip_address(address) in ipaddress.ip_interface(each).network
+            for each in networks
+        )
     except ValueError:
         return False
 
@@ -110,48 +155,69 @@ def _loopback(address: str) -> bool:
 
 def _interface(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
     survey = survey_of(facts)
-    names = {nic.name for nic in (survey.nics if survey else None) or ()} or {each.interface for each in facts.addresses or ()}
+    names = {nic.name for nic in (survey.nics if survey else None) or ()} or {
+        each.interface for each in facts.addresses or ()
+    }
     given = {variable: node.env[variable] for variable in _NAMES if node.env.get(variable)}
     if not given:
-        return passed(node, "no variable names an interface; vlaunch gives the one with the node's address")
+        return passed(
+            node, "no variable names an interface; vlaunch gives the one with the node's address"
+        )
     if not names:
         return skipped(node, "its interfaces were not asked")
     for variable, value in given.items():
-        unmatched = [word for word in value.lstrip("^=").split(",") if word and not _matches(variable, value, word, names)]
+        unmatched = [
+            word
+            for word in value.lstrip("^=").split(",")
+            if word and not _matches(variable, value, word, names)
+        ]
         if unmatched and not value.startswith("^"):
             right = facts.interface_of(node.ip)
             return failed(
-                node, f"{variable} names `{', '.join(unmatched)}`, which is not there",
+                node,
+                f"{variable} names `{', '.join(unmatched)}`, which is not there",
                 evidence="interfaces: " + ", ".join(sorted(names - {"lo"})),
-                fix=f"take {variable} out of `env:` (vlaunch sets it for each node), or set it to {right or 'the right one'} "
-                f"under {node.name}'s own `env:`",
-            )  # fmt: skip
+                fix=(
+                    f"take {variable} out of `env:` (vlaunch sets it for each node), or set it to"
+                    f" {right or 'the right one'} under {node.name}'s own `env:`"
+                ),
+            )
     return passed(node, ", ".join(f"{variable}={value}" for variable, value in given.items()))
 
 
 def _matches(variable: str, value: str, word: str, names: set[str]) -> bool:
-    """NCCL takes prefixes unless the value starts with `=`; Gloo and TensorPipe take whole names."""
+    """NCCL takes prefixes unless the value starts with `=`; Gloo and TensorPipe take whole
+    names.
+    """
     exact = variable != "NCCL_SOCKET_IFNAME" or value.lstrip("^").startswith("=")
     return word in names if exact else any(name.startswith(word) for name in names)
 
 
 def _names_none(inventory: Inventory) -> str:
     given = any(node.env.get(variable) for node in inventory.nodes for variable in _NAMES)
-    return "" if given else "env: names no interface; vlaunch gives each node the one with its address"
+    return (
+        "" if given else "env: names no interface; vlaunch gives each node the one with its address"
+    )
 
 
 CHECKS = (
     Check(
         id="hostname",
         what="a node's own name does not resolve to loopback",
-        why="Gloo and other libraries offer peers the address of the own name; 127.0.1.1 makes them wait for themselves",
+        why=(
+            "Gloo and other libraries offer peers the address of the own name; 127.0.1.1 makes them"
+            " wait for themselves"
+        ),
         judge=each(_hostname),
         group="network",
     ),
     Check(
         id="interface",
         what="the interfaces that variables name are there",
-        why="the name of one node's interface, given to all, lets NCCL or Gloo find no interface on another",
+        why=(
+            "the name of one node's interface, given to all, lets NCCL or Gloo find no interface on"
+            " another"
+        ),
         judge=each(_interface),
         group="network",
         spared=_names_none,
@@ -159,7 +225,10 @@ CHECKS = (
     Check(
         id="mtu",
         what="the MTU is the same on all nodes",
-        why="where one side sends larger packets than the other takes, transfers hang though pings pass",
+        why=(
+            "where one side sends larger packets than the other takes, transfers hang though pings"
+            " pass"
+        ),
         judge=_mtu,
         group="network",
     ),

@@ -1,4 +1,6 @@
-"""Whether nodes reach each other, each direction of each pair by itself: fixed ports, a high port, full-size packets."""
+"""Whether nodes reach each other, each direction of each pair by itself: fixed ports, a high port,
+full-size packets.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,17 @@ _Fix = Callable[[Node, Node, str, Knock], str]
 
 
 def _fixed(inventory: Inventory, knock: Knock) -> set[int]:
-    """Return the ports of a knock that the inventory gives; the others were picked by a kernel, as NCCL's and Gloo's are."""
+    """Return the ports of a knock that the inventory gives; the others were picked by a kernel, as
+    NCCL's and Gloo's are.
+    """
     ports = inventory.ports
     given = {port for node in inventory.nodes for port in ports_of(inventory, node)}
     given |= {ports.mp_master, ports.dp_rpc, ports.group}
-    return {port for port in knock.ports if port in given or ports.worker_min <= port <= ports.worker_max}
+    return {
+        port
+        for port in knock.ports
+        if port in given or ports.worker_min <= port <= ports.worker_max
+    }
 
 
 def _fixed_ports(inventory: Inventory, evidence: Evidence, knock: Knock) -> tuple[str, str] | None:
@@ -49,13 +57,22 @@ def _closed(knock: Knock, ports: set[int]) -> tuple[str, str] | None:
     for port in sorted(ports):
         if knock.ports[port] != "open":
             kinds.setdefault(knock.ports[port], []).append(port)
-    text = "; ".join(f"TCP {', '.join(map(str, found))} {_MEANING[kind]}" for kind, found in kinds.items())
-    return text, "\n".join(f"{port}: {knock.errors[port]}" for port in sorted(ports) if port in knock.errors)
+    text = "; ".join(
+        f"TCP {', '.join(map(str, found))} {_MEANING[kind]}" for kind, found in kinds.items()
+    )
+    return text, "\n".join(
+        f"{port}: {knock.errors[port]}" for port in sorted(ports) if port in knock.errors
+    )
 
 
 def _full_size(inventory: Inventory, evidence: Evidence, knock: Knock) -> tuple[str, str] | None:
-    # A sender with a larger MTU than the receiver's is what `mtu` is for; what both can take must pass.
-    mtus = [mtu for name in (knock.source, knock.target) if (mtu := _mtu(inventory, evidence, name)) is not None]
+    # A sender with a larger MTU than the receiver's is what `mtu` is for; what both can take must
+    # pass.
+    mtus = [
+        mtu
+        for name in (knock.source, knock.target)
+        if (mtu := _mtu(inventory, evidence, name)) is not None
+    ]
     need = min([*mtus, *([] if knock.wanted is None else [knock.wanted])], default=None)
     if need is not None and knock.largest is not None and knock.largest < need:
         return f"packets of more than {knock.largest} bytes are lost; {need} should pass", ""
@@ -69,20 +86,32 @@ def _mtu(inventory: Inventory, evidence: Evidence, name: str) -> int | None:
     return carrier.mtu if carrier else None
 
 
-def _judge(trouble: _Trouble, unknown: str, well: str, fix: _Fix) -> Callable[..., Sequence[Finding]]:
+def _judge(
+    trouble: _Trouble, unknown: str, well: str, fix: _Fix
+) -> Callable[..., Sequence[Finding]]:
     def judge(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
         knocks = {(each.source, each.target): each for each in _knocks(evidence)}
-        seen = {(each.source, each.target): trouble(inventory, evidence, each) for each in knocks.values()}
+        seen = {
+            (each.source, each.target): trouble(inventory, evidence, each)
+            for each in knocks.values()
+        }
         bad = {pair: told for pair, told in seen.items() if told is not None and told[0]}
         findings = []
         for (source, target), (text, words) in bad.items():
             interface = _interface(inventory, evidence, source)
             findings.append(
                 failed(
-                    _culprit(source, target, list(seen), list(bad)), f"{source} → {target}: {text}", evidence=words,
-                    fix=fix(inventory.node(source), inventory.node(target), interface, knocks[source, target]),
+                    _culprit(source, target, list(seen), list(bad)),
+                    f"{source} → {target}: {text}",
+                    evidence=words,
+                    fix=fix(
+                        inventory.node(source),
+                        inventory.node(target),
+                        interface,
+                        knocks[source, target],
+                    ),
                 )
-            )  # fmt: skip
+            )
         blamed = {finding.node for finding in findings}
         for node in evidence.reached(inventory):
             if node.name not in blamed:
@@ -93,12 +122,22 @@ def _judge(trouble: _Trouble, unknown: str, well: str, fix: _Fix) -> Callable[..
 
 
 def _knocks(evidence: Evidence) -> list[Knock]:
-    """Return what was seen between nodes that answered; a node that did not cannot be reached by the others either."""
-    return [each for each in evidence.knocks or () if each.source in evidence.facts and each.target in evidence.facts]
+    """Return what was seen between nodes that answered; a node that did not cannot be reached by
+    the others either.
+    """
+    return [
+        each
+        for each in evidence.knocks or ()
+        if each.source in evidence.facts and each.target in evidence.facts
+    ]
 
 
-def _culprit(source: str, target: str, pairs: Sequence[tuple[str, str]], bad: Sequence[tuple[str, str]]) -> str:
-    """Name the node to look at first: the source when it reaches nobody though others reach the target, else the target."""
+def _culprit(
+    source: str, target: str, pairs: Sequence[tuple[str, str]], bad: Sequence[tuple[str, str]]
+) -> str:
+    """Name the node to look at first: the source when it reaches nobody though others reach the
+    target, else the target.
+    """
     out = [pair for pair in pairs if pair[0] == source]
     into = [pair for pair in pairs if pair[1] == target]
     if len(out) > 1 and all(pair in bad for pair in out) and not all(pair in bad for pair in into):
@@ -107,21 +146,32 @@ def _culprit(source: str, target: str, pairs: Sequence[tuple[str, str]], bad: Se
 
 
 def _rest(
-    node: Node, evidence: Evidence, seen: Mapping[tuple[str, str], object], bad: Mapping[tuple[str, str], object], unknown: str,
+    node: Node,
+    evidence: Evidence,
+    seen: Mapping[tuple[str, str], object],
+    bad: Mapping[tuple[str, str], object],
+    unknown: str,
     well: str,
-) -> Finding:  # fmt: skip
+) -> Finding:
     if node.name in evidence.knocks_missing:
         return skipped(node, evidence.knocks_missing[node.name])
     told = {pair for pair, said in seen.items() if said is not None and node.name in pair}
     names = dict.fromkeys(name for pair in seen for name in pair if name != node.name)
     proven = [
-        name for name in names if all(pair in told and pair not in bad for pair in ((node.name, name), (name, node.name)))
+        name
+        for name in names
+        if all(pair in told and pair not in bad for pair in ((node.name, name), (name, node.name)))
     ]
     if proven:
-        return passed(node, well if len(proven) + 1 >= len(evidence.facts) else f"{well} (with {fold(proven)})")
+        return passed(
+            node,
+            well if len(proven) + 1 >= len(evidence.facts) else f"{well} (with {fold(proven)})",
+        )
     if told & set(bad):
         return skipped(node, "no pair with it is well; the findings name the other node")
-    return skipped(node, unknown if evidence.knocks is not None else "nobody knocked: this was not asked")
+    return skipped(
+        node, unknown if evidence.knocks is not None else "nobody knocked: this was not asked"
+    )
 
 
 def _interface(inventory: Inventory, evidence: Evidence, name: str) -> str:
@@ -131,10 +181,11 @@ def _interface(inventory: Inventory, evidence: Evidence, name: str) -> str:
 
 def _open(source: Node, target: Node, _: str, __: Knock) -> str:
     return (
-        f"allow all TCP from {source.ip} on {target.name} (Ray, NCCL and Gloo pick high ports): "
-        f"`sudo iptables -I INPUT -p tcp -s {source.ip} -j ACCEPT`, `sudo ufw allow from {source.ip}`, "
-        f"or with firewalld `sudo firewall-cmd --zone=trusted --add-source={source.ip}`; "
-        f"look also at what {source.name} may send and at what lies between"
+        f"allow all TCP from {source.ip} on {target.name} (Ray, NCCL and Gloo pick high ports):"
+        f" `sudo iptables -I INPUT -p tcp -s {source.ip} -j ACCEPT`, `sudo ufw allow from"
+        f" {source.ip}`, or with firewalld `sudo firewall-cmd --zone=trusted"
+        f" --add-source={source.ip}`; look also at what {source.name} may send and at what lies"
+        " between"
     )
 
 
@@ -142,9 +193,9 @@ def _pass_large(source: Node, target: Node, interface: str, knock: Knock) -> str
     lost = knock.largest is not None and knock.wanted is not None and knock.largest < knock.wanted
     size = knock.largest if lost and knock.largest is not None else 1400
     return (
-        f"raise the MTU of what lies between {source.name} and {target.name} (switch, bridge, tunnel), "
-        f"or lower it on every node: `sudo ip link set {interface} mtu {size}`; "
-        f"try it with `ping -M do -s {size - 28} {target.ip}`"
+        f"raise the MTU of what lies between {source.name} and {target.name} (switch, bridge,"
+        f" tunnel), or lower it on every node: `sudo ip link set {interface} mtu {size}`; try it"
+        f" with `ping -M do -s {size - 28} {target.ip}`"
     )
 
 
@@ -158,7 +209,9 @@ CHECKS = (
         id="ports-reachable",
         what="every node reaches the others' fixed ports",
         why="a port that is open in one direction only lets a worker join and then vanish",
-        judge=_judge(_fixed_ports, "no fixed port was tried", "the fixed ports are open, both ways", _open),
+        judge=_judge(
+            _fixed_ports, "no fixed port was tried", "the fixed ports are open, both ways", _open
+        ),
         group="ports",
         spared=one_node,
     ),
@@ -173,10 +226,17 @@ CHECKS = (
     Check(
         id="mtu-path",
         what="packets of the interface's full size pass between the nodes",
-        why="small messages pass and the first tensor hangs, without an error, where large packets are lost",
-        judge=_judge(_full_size, "no datagram came through, so that packet sizes are not proven", "full-size packets pass",
-                     _pass_large),
+        why=(
+            "small messages pass and the first tensor hangs, without an error, where large packets"
+            " are lost"
+        ),
+        judge=_judge(
+            _full_size,
+            "no datagram came through, so that packet sizes are not proven",
+            "full-size packets pass",
+            _pass_large,
+        ),
         group="network",
         spared=one_node,
     ),
-)  # fmt: skip
+)

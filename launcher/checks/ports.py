@@ -27,8 +27,13 @@ def ports_of(inventory: Inventory, node: Node) -> dict[int, str]:
         ports.metrics_export: "Ray metrics",
     }
     of_ray = {ports.gcs: "Ray head", ports.dashboard: "Ray dashboard", ports.client: "Ray client"}
-    # The `mp` backend's ranks meet where the server's first one is, which is here unless the server is put elsewhere.
-    meet = {ports.dp_rpc: "the replicas' rendezvous"} if serve.dp > 1 else {ports.mp_master: "vLLM's rendezvous"}
+    # The `mp` backend's ranks meet where the server's first one is, which is here unless the server
+    # is put elsewhere.
+    meet = (
+        {ports.dp_rpc: "the replicas' rendezvous"}
+        if serve.dp > 1
+        else {ports.mp_master: "vLLM's rendezvous"}
+    )
     head = {
         **({} if inventory.ray.off else of_ray),
         ports.group: "the nodes' agents",
@@ -40,7 +45,9 @@ def ports_of(inventory: Inventory, node: Node) -> dict[int, str]:
 
 
 def _own(inventory: Inventory, facts: HostFacts) -> set[int]:
-    """Return the ports that the cluster's running containers have, whatever the inventory says now."""
+    """Return the ports that the cluster's running containers have, whatever the inventory says
+    now.
+    """
     running = [container for container in facts.containers if container.running]
     own = {
         int(value)
@@ -50,7 +57,8 @@ def _own(inventory: Inventory, facts: HostFacts) -> set[int]:
         if option.endswith("port") and _PORT.fullmatch(value)
     }
     if any(container.role == "head" for container in running):
-        # A server or a batch may have these, and no command line of a container tells. `serve` looks at them again.
+        # A server or a batch may have these, and no command line of a container tells. `serve`
+        # looks at them again.
         own |= {inventory.ports.api, inventory.ports.mp_master, inventory.ports.dp_rpc}
     return own
 
@@ -62,7 +70,9 @@ def _ports(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None
     found = {port: use for port, use in ports_of(inventory, node).items() if port in taken}
     clash = {port: use for port, use in found.items() if port not in _own(inventory, facts)}
     if not clash:
-        return passed(node, "the ports are the cluster's own: its containers run") if found else None
+        return (
+            passed(node, "the ports are the cluster's own: its containers run") if found else None
+        )
     first = min(clash)
     return _fail(
         node,

@@ -1,4 +1,6 @@
-"""Judges of Ray: the head listens, and exactly the declared nodes are in, each with its GPUs, under its own address."""
+"""Judges of Ray: the head listens, and exactly the declared nodes are in, each with its GPUs, under
+its own address.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,13 @@ Answers = Mapping[str, Sequence[Answer]]
 
 
 def judge_head(inventory: Inventory) -> Callable[[Answers], Sequence[Finding]]:
-    """Return the judge of the head container's state and of its answer to a connection: to Ray's port, or else the agent's."""
+    """Return the judge of the head container's state and of its answer to a connection: to Ray's
+    port, or else the agent's.
+    """
     who = "the agent" if inventory.ray.off else "Ray"
-    where = f"{inventory.head.ip}:{inventory.ports.group if inventory.ray.off else inventory.ports.gcs}"
+    where = (
+        f"{inventory.head.ip}:{inventory.ports.group if inventory.ray.off else inventory.ports.gcs}"
+    )
 
     def judge(answers: Answers) -> Sequence[Finding]:
         state, port = answers[inventory.head.name]
@@ -30,11 +36,14 @@ def judge_head(inventory: Inventory) -> Callable[[Answers], Sequence[Finding]]:
     return judge
 
 
-def judge_cluster(inventory: Inventory, before: Mapping[str, int]) -> Callable[[Answers], Sequence[Finding]]:
+def judge_cluster(
+    inventory: Inventory, before: Mapping[str, int]
+) -> Callable[[Answers], Sequence[Finding]]:
     """Return the judge of Ray's node table against the inventory.
 
-    Each node is asked for its container's state; the head, in a second answer, for the table. `before` says by node how often
-    containers had restarted when they were looked at first: what kept them from joining then may have been put right.
+    Each node is asked for its container's state; the head, in a second answer, for the table.
+    `before` says by node how often containers had restarted when they were looked at first: what
+    kept them from joining then may have been put right.
     """
 
     def judge(answers: Answers) -> Sequence[Finding]:
@@ -43,20 +52,34 @@ def judge_cluster(inventory: Inventory, before: Mapping[str, int]) -> Callable[[
         troubles = [
             trouble
             for node in inventory.nodes
-            # Without a table nobody knows who has joined, and a restart count alone is no reason to give up.
+            # Without a table nobody knows who has joined, and a restart count alone is no reason to
+            # give up.
             if (
                 trouble := container_trouble(
-                    node, answers[node.name][0], joined=table is None or node.ip in alive, before=before.get(node.name, 0)
+                    node,
+                    answers[node.name][0],
+                    joined=table is None or node.ip in alive,
+                    before=before.get(node.name, 0),
                 )
             )
         ]
         if troubles:
             return troubles
         if table is None:
-            return [_wait(inventory.head, "Ray's dashboard does not answer yet", evidence=str(said.get("error", "")))]
+            return [
+                _wait(
+                    inventory.head,
+                    "Ray's dashboard does not answer yet",
+                    evidence=str(said.get("error", "")),
+                )
+            ]
         findings = _compare(inventory, table, frozenset(said.get("unreachable", ())))
         # Its own word comes last: nothing is said of a status that cannot be right yet.
-        return findings if worst(findings) != "pass" else [*findings, _status(inventory, said.get("status", ""))]
+        return (
+            findings
+            if worst(findings) != "pass"
+            else [*findings, _status(inventory, said.get("status", ""))]
+        )
 
     return judge
 
@@ -71,7 +94,10 @@ def _table(answers: Sequence[Answer]) -> tuple[dict[str, Any], tuple[ray.RayNode
 
 
 def _status(inventory: Inventory, text: str) -> Finding:
-    """Judge `ray status`, which people will read, against the inventory. Ray renews it every second or so."""
+    """Judge `ray status`, which people will read, against the inventory.
+
+    Ray renews it every second or so.
+    """
     head, nodes = inventory.head, len(inventory.nodes)
     try:
         said = ray.parse_status(text) if isinstance(text, str) and text else None
@@ -79,16 +105,25 @@ def _status(inventory: Inventory, text: str) -> Finding:
         return _wait(head, error.message, evidence=error.evidence)
     if said is None:
         return Finding(
-            node=head.name, status="skip", text="`ray status` was not compared: this Ray's dashboard does not give it"
+            node=head.name,
+            status="skip",
+            text="`ray status` was not compared: this Ray's dashboard does not give it",
         )
     total = said.gpus_total or 0.0
     if said.active == nodes and total == inventory.gpus:
-        return _pass(head, f"`ray status`: {said.active} nodes, {said.gpus_used or 0.0}/{total} GPU")
-    text_ = f"`ray status` shows {said.active} nodes and {total:g} GPUs, not {nodes} and {inventory.gpus}"
+        return _pass(
+            head, f"`ray status`: {said.active} nodes, {said.gpus_used or 0.0}/{total} GPU"
+        )
+    text_ = (
+        f"`ray status` shows {said.active} nodes and {total:g} GPUs, not {nodes} and"
+        f" {inventory.gpus}"
+    )
     return _wait(head, text_, evidence=text)
 
 
-def _compare(inventory: Inventory, table: Sequence[ray.RayNode], unreachable: frozenset[str]) -> Sequence[Finding]:
+def _compare(
+    inventory: Inventory, table: Sequence[ray.RayNode], unreachable: frozenset[str]
+) -> Sequence[Finding]:
     alive = {each.ip: each for each in table if each.alive}
     dead = {each.ip: each for each in table if not each.alive}
     declared = {node.ip for node in inventory.nodes}
@@ -97,31 +132,49 @@ def _compare(inventory: Inventory, table: Sequence[ray.RayNode], unreachable: fr
         there = alive.get(node.ip)
         if there is None:
             why = f": {dead[node.ip].message}" if node.ip in dead else ""
-            findings.append(_wait(node, f"has not joined Ray under {node.ip}{why}", fix=_join_fix(inventory, node)))
+            findings.append(
+                _wait(
+                    node, f"has not joined Ray under {node.ip}{why}", fix=_join_fix(inventory, node)
+                )
+            )
         elif there.gpus != node.gpus:
             findings.append(
                 _fail(
-                    node, f"brought {there.gpus:g} GPUs to Ray, {node.gpus} declared",
-                    fix=f"correct `gpus:` of {node.name} in the inventory, then run `vlaunch up` again",
+                    node,
+                    f"brought {there.gpus:g} GPUs to Ray, {node.gpus} declared",
+                    fix=(
+                        f"correct `gpus:` of {node.name} in the inventory, then run `vlaunch up`"
+                        " again"
+                    ),
                 )
-            )  # fmt: skip
+            )
         elif f"{node.ip}:{inventory.ports.node_manager}" in unreachable:
             findings.append(
                 _wait(
-                    node, f"joined, but the head cannot open {node.ip}:{inventory.ports.node_manager} back to it",
-                    fix=f"allow TCP from {inventory.head.ip} to {node.ip} (all ports: Ray, NCCL and Gloo pick high ones)",
+                    node,
+                    f"joined, but the head cannot open {node.ip}:{inventory.ports.node_manager}"
+                    " back to it",
+                    fix=(
+                        f"allow TCP from {inventory.head.ip} to {node.ip} (all ports: Ray, NCCL and"
+                        " Gloo pick high ones)"
+                    ),
                 )
-            )  # fmt: skip
+            )
         else:
             findings.append(_pass(node, f"in Ray under {node.ip} with {there.gpus:g} GPUs"))
     strangers = sorted(set(alive) - declared)
     if strangers:
         findings.append(
             Finding(
-                node="", status="fail", text=f"Ray has nodes that are not in the inventory: {', '.join(strangers)}",
-                fix="add them to the inventory, or run `vlaunch down` with the inventory that has them",
+                node="",
+                status="fail",
+                text=f"Ray has nodes that are not in the inventory: {', '.join(strangers)}",
+                fix=(
+                    "add them to the inventory, or run `vlaunch down` with the inventory that has"
+                    " them"
+                ),
             )
-        )  # fmt: skip
+        )
     return findings
 
 
@@ -134,14 +187,22 @@ def _join_fix(inventory: Inventory, node: Node) -> str:
     )
 
 
-def container_trouble(node: Node, answer: Answer, *, joined: bool = False, before: int = 0) -> Finding | None:
-    """Judge `docker inspect` of a container that should run: gone, ended or in a restart loop is a failure.
+def container_trouble(
+    node: Node, answer: Answer, *, joined: bool = False, before: int = 0
+) -> Finding | None:
+    """Judge `docker inspect` of a container that should run: gone, ended or in a restart loop is a
+    failure.
 
-    A container that has restarted is well when its node has joined: that is what restarting is for. The first `before` restarts
-    do not count.
+    A container that has restarted is well when its node has joined: that is what restarting is for.
+    The first `before` restarts do not count.
     """
     if answer.code == 255 or answer.timed_out:
-        return _fail(node, "does not answer any more", evidence=answer.tail, fix="run `vlaunch up` when it is back")
+        return _fail(
+            node,
+            "does not answer any more",
+            evidence=answer.tail,
+            fix="run `vlaunch up` when it is back",
+        )
     try:
         found = docker.parse_containers(answer.out) if answer.ok else ()
     except UnreadableAnswer:
@@ -152,13 +213,16 @@ def container_trouble(node: Node, answer: Answer, *, joined: bool = False, befor
     restarts = container.restarts - before
     if container.running and (joined or restarts < 3):
         return None
-    # A worker loses its head when that restarts, and does so itself until it finds it: it may have done so for months.
+    # A worker loses its head when that restarts, and does so itself until it finds it: it may have
+    # done so for months.
     if container.status == "restarting" and (joined or restarts < 2):
         return _wait(node, "its container restarts")
     return _fail(
-        node, f"its container ended with exit code {container.exit_code} ({container.restarts} restarts)",
-        evidence=container.error, fix=f"look at its log: `vlaunch logs {node.name}`",
-    )  # fmt: skip
+        node,
+        f"its container ended with exit code {container.exit_code} ({container.restarts} restarts)",
+        evidence=container.error,
+        fix=f"look at its log: `vlaunch logs {node.name}`",
+    )
 
 
 def explain_logs(findings: Sequence[Finding], logs: Mapping[str, Answer]) -> Sequence[Finding]:
@@ -170,34 +234,52 @@ def explain_logs(findings: Sequence[Finding], logs: Mapping[str, Answer]) -> Seq
             explained.append(each)
             continue
         if not answer.ok and "No such container" in answer.out + answer.err:
-            # Somebody removed it between the question and this one: that it had ended was only a step on the way.
+            # Somebody removed it between the question and this one: that it had ended was only a
+            # step on the way.
             explained.append(_gone(each.node, answer))
             continue
         known = symptoms.first(answer.out + answer.err)
         tail = "\n".join((answer.out + answer.err).strip().splitlines()[-5:])
         explained.append(
             Finding(
-                node=each.node, status="fail", text=each.text + (f": {known.cause}" if known else ""),
-                evidence=known.line if known else (tail or each.evidence), fix=known.fix if known else each.fix,
+                node=each.node,
+                status="fail",
+                text=each.text + (f": {known.cause}" if known else ""),
+                evidence=known.line if known else (tail or each.evidence),
+                fix=known.fix if known else each.fix,
             )
-        )  # fmt: skip
+        )
     return explained
 
 
 def _gone(node: str, answer: Answer) -> Finding:
-    return Finding(node=node, status="fail", text="its container is gone", evidence=answer.tail, fix="run `vlaunch up` again")
+    return Finding(
+        node=node,
+        status="fail",
+        text="its container is gone",
+        evidence=answer.tail,
+        fix="run `vlaunch up` again",
+    )
 
 
 def read_payload(answer: Answer) -> dict[str, Any]:
-    """Read the one JSON object that `payload/head.py` prints; raises UnreadableAnswer (also for its own `error`)."""
+    """Read the one JSON object that `payload/head.py` prints; raises UnreadableAnswer (also for its
+    own `error`).
+    """
     try:
         said = untrusted.loads(answer.out.strip().splitlines()[-1])
     except (ValueError, IndexError):
-        raise UnreadableAnswer(f"{answer.node}: the head container gave no answer", evidence=answer.tail) from None
+        raise UnreadableAnswer(
+            f"{answer.node}: the head container gave no answer", evidence=answer.tail
+        ) from None
     if not isinstance(said, dict):
-        raise UnreadableAnswer(f"{answer.node}: the head container gave no answer", evidence=answer.tail)
+        raise UnreadableAnswer(
+            f"{answer.node}: the head container gave no answer", evidence=answer.tail
+        )
     if trouble := head_answer.trouble(said):
-        raise UnreadableAnswer(f"{answer.node}: the head container's answer cannot be read", evidence=trouble)
+        raise UnreadableAnswer(
+            f"{answer.node}: the head container's answer cannot be read", evidence=trouble
+        )
     if "error" in said and not answer.ok:
         raise UnreadableAnswer(f"{answer.node}: {said['error']}", evidence=str(said["error"]))
     return said

@@ -1,4 +1,6 @@
-"""Whether each node could be asked at all: the login, and the right to call Docker without a password."""
+"""Whether each node could be asked at all: the login, and the right to call Docker without a
+password.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,22 @@ def _ssh(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
             how = "is this machine" if node.connection == "local" else "answers"
             findings.append(passed(node, f"{how}, as {user}" if user else how))
             continue
-        lines = evidence.missing.get(node.name, "it gave no answer").strip().splitlines() or ["it gave no answer"]
+        lines = evidence.missing.get(node.name, "it gave no answer").strip().splitlines() or [
+            "it gave no answer"
+        ]
         login = f"{node.ssh.user}@{node.host}" if node.ssh.user else node.host
         port = f" -p {node.ssh.port}" if node.ssh.port not in (None, 22) else ""
         findings.append(
             failed(
-                node, f"cannot be reached: {lines[0]}", evidence="\n".join(lines[1:]),
-                fix=f"make `ssh{port} {login} true` work without a question, or correct `host:` and `ssh:` of {node.name}",
+                node,
+                f"cannot be reached: {lines[0]}",
+                evidence="\n".join(lines[1:]),
+                fix=(
+                    f"make `ssh{port} {login} true` work without a question, or correct `host:` and"
+                    f" `ssh:` of {node.name}"
+                ),
             )
-        )  # fmt: skip
+        )
     return findings
 
 
@@ -35,13 +44,26 @@ def _sudo(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
     if facts.docker_version is None and any(word in said.lower() for word in _REFUSED):
         user = facts.user or node.ssh.user or "USER"
         return failed(
-            node, f"`{command}` may not be run by `{user}` without a password", evidence=said,
-            fix=f"run on {node.name}: `echo '{user} ALL=(root) NOPASSWD: /usr/bin/docker' | sudo tee /etc/sudoers.d/vlaunch`",
-        )  # fmt: skip
-    return passed(node, f"`{command}` asks for no password" if node.docker[:1] == ("sudo",) else "sudo is not used")
+            node,
+            f"`{command}` may not be run by `{user}` without a password",
+            evidence=said,
+            fix=(
+                f"run on {node.name}: `echo '{user} ALL=(root) NOPASSWD: /usr/bin/docker' | sudo"
+                " tee /etc/sudoers.d/vlaunch`"
+            ),
+        )
+    return passed(
+        node,
+        f"`{command}` asks for no password" if node.docker[:1] == ("sudo",) else "sudo is not used",
+    )
 
 
-_REFUSED = ("password is required", "a terminal is required", "is not in the sudoers file", "is not allowed to execute")
+_REFUSED = (
+    "password is required",
+    "a terminal is required",
+    "is not in the sudoers file",
+    "is not allowed to execute",
+)
 
 
 def _no_sudo(inventory: Inventory) -> str:
@@ -53,7 +75,10 @@ CHECKS = (
     Check(
         id="ssh",
         what="every node can be logged in to",
-        why="nothing is known of a node that does not answer, and the cluster cannot be whole without it",
+        why=(
+            "nothing is known of a node that does not answer, and the cluster cannot be whole"
+            " without it"
+        ),
         judge=_ssh,
         group="reach",
     ),

@@ -1,4 +1,6 @@
-"""Judges of a server or a batch job to be (cluster whole, model on every node, room for it), and of one that was stopped."""
+"""Judges of a server or a batch job to be (cluster whole, model on every node, room for it), and of
+one that was stopped.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ class Holder:
 
 
 def cluster(
-    inventory: Inventory, facts: Mapping[str, HostFacts], said: Mapping[str, Any], names: Mapping[str, str]
+    inventory: Inventory,
+    facts: Mapping[str, HostFacts],
+    said: Mapping[str, Any],
+    names: Mapping[str, str],
 ) -> list[Finding]:
     """Judge that every node's container runs and that every node is in Ray.
 
@@ -43,99 +48,163 @@ def cluster(
         return findings
     if "nodes" not in said:
         why = str(said.get("error", "no reason given"))
-        fix = "it may be busy: run the same command again" if "timed out" in why else "run `vlaunch up`"
+        fix = (
+            "it may be busy: run the same command again"
+            if "timed out" in why
+            else "run `vlaunch up`"
+        )
         return [_fail(inventory.head, f"Ray does not answer: {why}", fix=fix)]
     alive = {each.ip for each in ray.parse_nodes(said["nodes"]) if each.alive}
     return [
-        Finding(node=node.name, status="pass", text="")
-        if node.ip in alive
-        else _fail(node, "is not in Ray", fix="run `vlaunch up`, then look at `vlaunch status`")
+        (
+            Finding(node=node.name, status="pass", text="")
+            if node.ip in alive
+            else _fail(node, "is not in Ray", fix="run `vlaunch up`, then look at `vlaunch status`")
+        )
         for node in inventory.nodes
-    ]  # fmt: skip
+    ]
 
 
 def agents(
-    nodes: Sequence[Node], facts: Mapping[str, HostFacts], names: Mapping[str, str], heard: Mapping[str, float]
+    nodes: Sequence[Node],
+    facts: Mapping[str, HostFacts],
+    names: Mapping[str, str],
+    heard: Mapping[str, float],
 ) -> list[Finding]:
-    """Judge that the agents in the nodes' containers are of this vlaunch and connected; `heard` is how many seconds ago."""
-    return [_container(node, facts, names) or _agent(node, facts, names, heard.get(node.name)) for node in nodes]
+    """Judge that the agents in the nodes' containers are of this vlaunch and connected; `heard` is
+    how many seconds ago.
+    """
+    return [
+        _container(node, facts, names) or _agent(node, facts, names, heard.get(node.name))
+        for node in nodes
+    ]
 
 
-def _container(node: Node, facts: Mapping[str, HostFacts], names: Mapping[str, str]) -> Finding | None:
+def _container(
+    node: Node, facts: Mapping[str, HostFacts], names: Mapping[str, str]
+) -> Finding | None:
     """Return what is wrong with a node's container, if anything is."""
     container = facts[node.name].container(names[node.name])
     if container is None:
         return _fail(node, "has no container of this cluster", fix="run `vlaunch up` first")
     if not container.running:
-        return _fail(node, f"its container is {container.status}", fix="run `vlaunch up`, which starts it again")
+        return _fail(
+            node,
+            f"its container is {container.status}",
+            fix="run `vlaunch up`, which starts it again",
+        )
     return None
 
 
-def _agent(node: Node, facts: Mapping[str, HostFacts], names: Mapping[str, str], heard: float | None) -> Finding:
+def _agent(
+    node: Node, facts: Mapping[str, HostFacts], names: Mapping[str, str], heard: float | None
+) -> Finding:
     container = facts[node.name].container(names[node.name])
     if container is not None and container.argv[1:2] != ("agent",):
-        return _fail(node, "its container was started by an older vlaunch", fix="run `vlaunch up`, which renews it")
+        return _fail(
+            node,
+            "its container was started by an older vlaunch",
+            fix="run `vlaunch up`, which renews it",
+        )
     if heard is not None and heard < _HEARD:
         return Finding(node=node.name, status="pass", text="")
-    when = f"was last heard {heard:.0f}s ago" if heard is not None and heard < _LONG else "was never heard"
-    fix = f"look at its log: `vlaunch logs {node.name}`; `vlaunch check` says whether the nodes reach each other"
+    when = (
+        f"was last heard {heard:.0f}s ago"
+        if heard is not None and heard < _LONG
+        else "was never heard"
+    )
+    fix = (
+        f"look at its log: `vlaunch logs {node.name}`; `vlaunch check` says whether the nodes reach"
+        " each other"
+    )
     return _fail(node, f"its agent {when}, so that nothing can be started there", fix=fix)
 
 
-def model(nodes: Sequence[Node], name: str, seen: Mapping[str, ModelSeen], offline: Mapping[str, bool]) -> list[Finding]:
-    """Judge that the model is the same on every node that will load it; `offline` nodes may not download it."""
+def model(
+    nodes: Sequence[Node], name: str, seen: Mapping[str, ModelSeen], offline: Mapping[str, bool]
+) -> list[Finding]:
+    """Judge that the model is the same on every node that will load it; `offline` nodes may not
+    download it.
+    """
     findings = []
     digests = {seen[node.name].digest for node in nodes if node.name in seen} - {""}
     for node in nodes:
         found = seen.get(node.name)
         if found is None or found.where == "unknown":
-            findings.append(Finding(node=node.name, status="skip", text="could not be asked whether it has the model"))
+            findings.append(
+                Finding(
+                    node=node.name,
+                    status="skip",
+                    text="could not be asked whether it has the model",
+                )
+            )
         elif found.where == "missing":
             findings.append(
                 _fail(
-                    node, f"has no {name} in its container",
-                    fix=f"copy the model to {name} on every node; it must lie below `hf_home:` or one of `mounts:`",
+                    node,
+                    f"has no {name} in its container",
+                    fix=(
+                        f"copy the model to {name} on every node; it must lie below `hf_home:` or"
+                        " one of `mounts:`"
+                    ),
                 )
-            )  # fmt: skip
+            )
         elif found.where == "not cached" and offline.get(node.name):
             findings.append(
                 _fail(
-                    node, f"does not have {name} in its cache, and HF_HUB_OFFLINE forbids to download it",
+                    node,
+                    f"does not have {name} in its cache, and HF_HUB_OFFLINE forbids to download it",
                     fix="copy it to `hf_home:` on every node, or take HF_HUB_OFFLINE out of `env:`",
                 )
-            )  # fmt: skip
+            )
         elif found.where == "not cached":
             findings.append(Finding(node=node.name, status="pass", text="will download the model"))
         elif len(digests) > 1:
             findings.append(
                 _fail(
-                    node, f"{name} is not the same model on all nodes",
+                    node,
+                    f"{name} is not the same model on all nodes",
                     evidence=f"its config.json has sha256 {found.digest[:16] or '(none)'}…",
                     fix="copy the model again to every node",
                 )
-            )  # fmt: skip
+            )
         else:
             findings.append(Finding(node=node.name, status="pass", text="has the model"))
     return findings
 
 
 def free_gpus(
-    inventory: Inventory, needs: int, split: str, said: Mapping[str, Any], holders: Sequence[Holder], freed: float = 0.0
+    inventory: Inventory,
+    needs: int,
+    split: str,
+    said: Mapping[str, Any],
+    holders: Sequence[Holder],
+    freed: float = 0.0,
 ) -> list[Finding]:
-    """Judge that Ray has as many free GPUs as a split, told in words, needs; vLLM would wait half an hour for them.
+    """Judge that Ray has as many free GPUs as a split, told in words, needs; vLLM would wait half
+    an hour for them.
 
     `holders` are the others that hold some; `freed` are those of the server that makes room for it.
     """
     # What has just begun holds nothing yet, but soon will.
-    free = max(0.0, inventory.gpus - max(busy_gpus(said) - freed, sum(each.gpus for each in holders)))
+    free = max(
+        0.0, inventory.gpus - max(busy_gpus(said) - freed, sum(each.gpus for each in holders))
+    )
     if free >= needs:
-        return [Finding(node="", status="pass", text=f"{free:g} of {inventory.gpus} GPUs are free in Ray")]
-    text = f"{free:g} of {inventory.gpus} GPUs are free in Ray, {split} needs {needs}{_held(holders)}"
+        return [
+            Finding(
+                node="", status="pass", text=f"{free:g} of {inventory.gpus} GPUs are free in Ray"
+            )
+        ]
+    text = (
+        f"{free:g} of {inventory.gpus} GPUs are free in Ray, {split} needs {needs}{_held(holders)}"
+    )
     return [Finding(node="", status="fail", text=text, fix=_ends(holders))]
 
 
 def node_gpus(node: Node, needs: int, holders: Sequence[Holder], in_ray: float) -> Finding:
-    """Judge that a node has as many free GPUs as a server takes there; `holders` hold so many of this node's.
+    """Judge that a node has as many free GPUs as a server takes there; `holders` hold so many of
+    this node's.
 
     `in_ray` are those that Ray has given away there, which may be the same.
     """
@@ -143,9 +212,18 @@ def node_gpus(node: Node, needs: int, holders: Sequence[Holder], in_ray: float) 
     free = max(0.0, node.gpus - max(known, in_ray))
     if free >= needs:
         return Finding(node=node.name, status="pass", text="")
-    other = [Holder(what="work in Ray", gpus=in_ray - known, end=_LIST_GROUPS)] if in_ray > known else []
-    text = f"{free:g} of {node.gpus} GPUs are free, the server needs {needs}{_held([*holders, *other])}"
-    return _fail(node, text, fix=_ends([*holders, *other]) + "\nor let it take other nodes: `--nodes`")
+    other = (
+        [Holder(what="work in Ray", gpus=in_ray - known, end=_LIST_GROUPS)]
+        if in_ray > known
+        else []
+    )
+    text = (
+        f"{free:g} of {node.gpus} GPUs are free, the server needs"
+        f" {needs}{_held([*holders, *other])}"
+    )
+    return _fail(
+        node, text, fix=_ends([*holders, *other]) + "\nor let it take other nodes: `--nodes`"
+    )
 
 
 def claimed(job: Mapping[str, Any]) -> float:
@@ -161,12 +239,20 @@ def batch_holders(said: Mapping[str, Any]) -> list[Holder]:
     return [
         Holder(what=f"batch job `{name}`", gpus=claimed(job), end=f"vlaunch stop {name}")
         for job in said.get("jobs", ())
-        if job["status"] not in OVER and (name := desk.named(job.get("metadata") or {})) and claimed(job)
+        if job["status"] not in OVER
+        and (name := desk.named(job.get("metadata") or {}))
+        and claimed(job)
     ]
 
 
 def batch_room(
-    inventory: Inventory, least: float, most: float, said: Mapping[str, Any], holders: Sequence[Holder], *, queue: bool
+    inventory: Inventory,
+    least: float,
+    most: float,
+    said: Mapping[str, Any],
+    holders: Sequence[Holder],
+    *,
+    queue: bool,
 ) -> list[Finding]:
     """Judge that a batch job can begin now; with `queue` it may wait for what others hold."""
     # Who has just begun holds nothing yet, but soon will.
@@ -181,26 +267,51 @@ def batch_room(
         return [Finding(node="", status="warn", text=f"{text}; it waits for them")]
     ends = ", ".join(f"`{each.end}`" for each in holders)
     who = f"end what holds them: {ends}" if ends else f"see who holds them: `{_LIST_GROUPS}`"
-    return [Finding(node="", status="fail", text=text, fix=f"{who}\nor submit it, to wait for them: `--queue`")]
+    return [
+        Finding(
+            node="",
+            status="fail",
+            text=text,
+            fix=f"{who}\nor submit it, to wait for them: `--queue`",
+        )
+    ]
 
 
 def batch_disk(node: Node, need: int, facts: HostFacts) -> list[Finding]:
     """Judge that the head has room for what is shipped, and for as much output again."""
     if facts.disk_free is None:
-        return [Finding(node=node.name, status="skip", text=f"nobody could say how much room {node.hf_home} has")]
+        return [
+            Finding(
+                node=node.name,
+                status="skip",
+                text=f"nobody could say how much room {node.hf_home} has",
+            )
+        ]
     wanted = 2 * need + _SPARE
     if facts.disk_free >= wanted:
-        return [Finding(node=node.name, status="pass", text=f"{_size(facts.disk_free)} free under {node.hf_home}")]
+        return [
+            Finding(
+                node=node.name,
+                status="pass",
+                text=f"{_size(facts.disk_free)} free under {node.hf_home}",
+            )
+        ]
     return [
         _fail(
-            node, f"{_size(facts.disk_free)} free under {node.hf_home}, the job's files need about {_size(wanted)}",
-            fix="free some space there, remove jobs that are done (`vlaunch jobs --remove NAME`),\n"
-            "or read from and write to a path of the nodes (`nodes:/…`) or an object store",
+            node,
+            f"{_size(facts.disk_free)} free under {node.hf_home}, the job's files need about"
+            f" {_size(wanted)}",
+            fix=(
+                "free some space there, remove jobs that are done (`vlaunch jobs --remove NAME`),\n"
+                "or read from and write to a path of the nodes (`nodes:/…`) or an object store"
+            ),
         )
-    ]  # fmt: skip
+    ]
 
 
-def batch_stopped(jobs: Sequence[str], said: Mapping[str, Any], alive: Sequence[str]) -> list[Finding]:
+def batch_stopped(
+    jobs: Sequence[str], said: Mapping[str, Any], alive: Sequence[str]
+) -> list[Finding]:
     """Judge that batch jobs are over, their drivers gone, and nothing of theirs left in Ray.
 
     Args:
@@ -209,21 +320,37 @@ def batch_stopped(jobs: Sequence[str], said: Mapping[str, Any], alive: Sequence[
         alive: the names of those whose driver still holds its lock.
     """
     if "jobs" not in said:
-        text, fix = f"Ray cannot be asked any more: {said.get('error', 'no answer')}", "look at `vlaunch status`"
+        text, fix = (
+            f"Ray cannot be asked any more: {said.get('error', 'no answer')}",
+            "look at `vlaunch status`",
+        )
         return [Finding(node="", status="fail", text=text, fix=fix)]
     states = {job["submission_id"]: job["status"] for job in said["jobs"]}
-    left = [f"job {name} is {states[name]}" for name in jobs if states.get(name, "ABSENT") not in OVER]
+    left = [
+        f"job {name} is {states[name]}" for name in jobs if states.get(name, "ABSENT") not in OVER
+    ]
     left += [f"the driver of `{name}` still lives" for name in alive]
     # Ray's own numbers of the jobs: what others hold is not ours to wait for.
-    own = [job["job_id"] for job in said["jobs"] if job["submission_id"] in jobs and job.get("job_id")]
-    groups = [row for row in _rows(said.get("groups")) if row.get("creator_job_id") in own and row.get("state") != "REMOVED"]
-    # Ray Data's own actors (statistics and others) are detached: the first job makes them, and all that follow use them.
+    own = [
+        job["job_id"] for job in said["jobs"] if job["submission_id"] in jobs and job.get("job_id")
+    ]
+    groups = [
+        row
+        for row in _rows(said.get("groups"))
+        if row.get("creator_job_id") in own and row.get("state") != "REMOVED"
+    ]
+    # Ray Data's own actors (statistics and others) are detached: the first job makes them, and all
+    # that follow use them.
     actors = [
         row
         for row in _rows(said.get("actors"))
         if row.get("job_id") in own and row.get("state") == "ALIVE" and not row.get("is_detached")
     ]
-    left += [f"{len(found)} {what} still there" for found, what in ((actors, "actors"), (groups, "placement groups")) if found]
+    left += [
+        f"{len(found)} {what} still there"
+        for found, what in ((actors, "actors"), (groups, "placement groups"))
+        if found
+    ]
     if left:
         fix = "run the same command again; `vlaunch down` ends everything"
         return [Finding(node="", status="wait", text="; ".join(left), fix=fix)]
@@ -247,9 +374,19 @@ def busy_by_node(said: Mapping[str, Any]) -> dict[str, float]:
 
 def _reserved(said: Mapping[str, Any]) -> list[tuple[str, float]]:
     """Return what Ray has given away: a node's id (empty where it is not said) and GPUs."""
-    groups = [row for row in _rows(said.get("groups")) if row.get("state") not in ("REMOVED", "PENDING", "INFEASIBLE")]
-    bundles = [each for row in groups if isinstance(found := row.get("bundles"), list) for each in found]
-    alone = [row for row in _rows(said.get("actors")) if row.get("state") == "ALIVE" and not row.get("placement_group_id")]
+    groups = [
+        row
+        for row in _rows(said.get("groups"))
+        if row.get("state") not in ("REMOVED", "PENDING", "INFEASIBLE")
+    ]
+    bundles = [
+        each for row in groups if isinstance(found := row.get("bundles"), list) for each in found
+    ]
+    alone = [
+        row
+        for row in _rows(said.get("actors"))
+        if row.get("state") == "ALIVE" and not row.get("placement_group_id")
+    ]
     rows = [(each, each.get("unit_resources")) for each in bundles if isinstance(each, dict)]
     rows += [(row, row.get("required_resources")) for row in alone]
     return [(str(row.get("node_id") or ""), _gpus(resources)) for row, resources in rows]
@@ -258,16 +395,26 @@ def _reserved(said: Mapping[str, Any]) -> list[tuple[str, float]]:
 def port(node: Node, number: int, use: str, facts: HostFacts) -> Finding:
     """Judge that nobody listens on a port of a node."""
     if facts.listening is None:
-        return Finding(node=node.name, status="skip", text="neither `ss` nor `netstat` is installed; ports were not looked at")
+        return Finding(
+            node=node.name,
+            status="skip",
+            text="neither `ss` nor `netstat` is installed; ports were not looked at",
+        )
     if all(each != number for _, each in facts.listening):
         return Finding(node=node.name, status="pass", text="")
     return _fail(
-        node, f"port {number} ({use}) is taken",
-        fix=f"see who has it with `sudo ss -ltnp 'sport = :{number}'` on {node.name}, or choose another with `--port`",
-    )  # fmt: skip
+        node,
+        f"port {number} ({use}) is taken",
+        fix=(
+            f"see who has it with `sudo ss -ltnp 'sport = :{number}'` on {node.name}, or choose"
+            " another with `--port`"
+        ),
+    )
 
 
-def stopped(alive: Sequence[str], ports: Sequence[str], said: Mapping[str, Any] | None, others: float) -> list[Finding]:
+def stopped(
+    alive: Sequence[str], ports: Sequence[str], said: Mapping[str, Any] | None, others: float
+) -> list[Finding]:
     """Judge that servers are over, their ports closed, and their GPUs free in Ray.
 
     Args:
@@ -280,12 +427,22 @@ def stopped(alive: Sequence[str], ports: Sequence[str], said: Mapping[str, Any] 
     if said is not None and "jobs" not in said:
         left.append(f"Ray cannot be asked: {said.get('error', 'no answer')}")
     # What other work holds, a batch job say, is not ours to wait for.
-    elif said is not None and all(job["status"] in OVER for job in said["jobs"]) and (busy := busy_gpus(said) - others) > 0:
+    elif (
+        said is not None
+        and all(job["status"] in OVER for job in said["jobs"])
+        and (busy := busy_gpus(said) - others) > 0
+    ):
         left.append(f"{busy:g} GPUs are still reserved in Ray")
     if left:
         fix = "run the same command again; `vlaunch down` ends everything"
         return [Finding(node="", status="wait", text="; ".join(left), fix=fix)]
-    return [Finding(node="", status="pass", text="the server is gone, what it held is free, and its port is closed")]
+    return [
+        Finding(
+            node="",
+            status="pass",
+            text="the server is gone, what it held is free, and its port is closed",
+        )
+    ]
 
 
 def _rows(answer: Any) -> list[dict[str, Any]]:

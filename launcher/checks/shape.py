@@ -1,4 +1,6 @@
-"""The shape of a check: a literal with an identity, a reason and a judge that only looks at the evidence it is given."""
+"""The shape of a check: a literal with an identity, a reason and a judge that only looks at the
+evidence it is given.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,40 @@ from launcher.tools.pairs import Knock
 from launcher.tools.survey import Survey
 
 Status = Literal["pass", "warn", "fail", "skip", "wait"]
-Group = Literal["reach", "host", "docker", "accelerator", "ports", "network", "rdma", "image", "memory", "storage", "model"]
+Group = Literal[
+    "reach",
+    "host",
+    "docker",
+    "accelerator",
+    "ports",
+    "network",
+    "rdma",
+    "image",
+    "memory",
+    "storage",
+    "model",
+]
 GROUPS: tuple[Group, ...] = (
-    "reach", "host", "docker", "accelerator", "ports", "network", "rdma", "image", "memory", "storage", "model",
-)  # fmt: skip
+    "reach",
+    "host",
+    "docker",
+    "accelerator",
+    "ports",
+    "network",
+    "rdma",
+    "image",
+    "memory",
+    "storage",
+    "model",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a judge saw on one node (or on the cluster, when `node` is empty). `wait` means: not yet, ask again."""
+    """What a judge saw on one node (or on the cluster, when `node` is empty).
+
+    `wait` means: not yet, ask again.
+    """
 
     node: str
     status: Status
@@ -33,9 +60,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hub:
-    """What Hugging Face said about the model with the cluster's token; `text` are its words, or why it was not asked."""
+    """What Hugging Face said about the model with the cluster's token; `text` are its words, or why
+    it was not asked.
+    """
 
-    status: Literal["ok", "unauthorized", "gated", "not found", "offline", "no token", "not asked"] = "not asked"
+    status: Literal[
+        "ok", "unauthorized", "gated", "not found", "offline", "no token", "not asked"
+    ] = "not asked"
     text: str = ""
 
 
@@ -43,10 +74,11 @@ class Hub:
 class Evidence:
     """Everything that was seen, per node. A judge looks at nothing else.
 
-    Nodes that could not be reached are in `missing` with the reason, and in none of the others. `knocks` is `None` when nobody
-    knocked, with reasons per node in `knocks_missing`; `inside` and `inside_missing` likewise for containers. `files` has the
-    model's files (name → bytes) per node, `None` where it is not; `model` is its name, empty when none is named. `required` is
-    the level that the network must reach.
+    Nodes that could not be reached are in `missing` with the reason, and in none of the others.
+    `knocks` is `None` when nobody knocked, with reasons per node in `knocks_missing`; `inside` and
+    `inside_missing` likewise for containers. `files` has the model's files (name → bytes) per node,
+    `None` where it is not; `model` is its name, empty when none is named. `required` is the level
+    that the network must reach.
     """
 
     facts: Mapping[str, HostFacts]
@@ -73,8 +105,9 @@ Judge = Callable[[Inventory, Evidence], Sequence[Finding]]
 class Check:
     """One thing that must hold. `what` is a sentence that is true when the check is green.
 
-    `spared` says why a check does not apply to a cluster, and nothing when it does: what was not looked at is never green.
-    `needs` names checks without which this one cannot be judged; a node that fails one of them is skipped here.
+    `spared` says why a check does not apply to a cluster, and nothing when it does: what was not
+    looked at is never green. `needs` names checks without which this one cannot be judged; a node
+    that fails one of them is skipped here.
     """
 
     id: str
@@ -101,7 +134,9 @@ def skipped(node: Node | str, reason: str, *, fix: str = "") -> Finding:
 
 
 def warned(node: Node | str, text: str, *, evidence: str = "", fix: str) -> Finding:
-    """Return the finding of a node on which something is not as it should be, though it may work."""
+    """Return the finding of a node on which something is not as it should be, though it may
+    work.
+    """
     return Finding(node=_name(node), status="warn", text=text, evidence=evidence, fix=fix)
 
 
@@ -111,16 +146,23 @@ def failed(node: Node | str, text: str, *, evidence: str = "", fix: str = "") ->
 
 
 def each(judge: Callable[[Inventory, Node, HostFacts], Finding | None]) -> Judge:
-    """Make a judge of all nodes from one that looks at a single node's facts; `None` means that nothing is wrong."""
+    """Make a judge of all nodes from one that looks at a single node's facts; `None` means that
+    nothing is wrong.
+    """
 
     def all_nodes(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
-        return [judge(inventory, node, evidence.facts[node.name]) or passed(node) for node in evidence.reached(inventory)]
+        return [
+            judge(inventory, node, evidence.facts[node.name]) or passed(node)
+            for node in evidence.reached(inventory)
+        ]
 
     return all_nodes
 
 
 def surveyed(judge: Callable[[Inventory, Node, Survey], Finding]) -> Judge:
-    """Make a judge of all nodes from one that looks at a single node's survey; nodes without one are skipped."""
+    """Make a judge of all nodes from one that looks at a single node's survey; nodes without one
+    are skipped.
+    """
 
     def one(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
         survey = survey_of(facts)
@@ -159,9 +201,13 @@ def folded(findings: Sequence[Finding]) -> list[Finding]:
     """Merge findings that say the same thing on several nodes: `gpu[02-04]: …`."""
     groups: dict[tuple[Status, str, str, str], list[str]] = {}
     for finding in findings:
-        groups.setdefault((finding.status, finding.text, finding.evidence, finding.fix), []).append(finding.node)
+        groups.setdefault((finding.status, finding.text, finding.evidence, finding.fix), []).append(
+            finding.node
+        )
     return [
-        Finding(node=fold([n for n in names if n]), status=status, text=text, evidence=evidence, fix=fix)
+        Finding(
+            node=fold([n for n in names if n]), status=status, text=text, evidence=evidence, fix=fix
+        )
         for (status, text, evidence, fix), names in groups.items()
     ]
 

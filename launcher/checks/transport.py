@@ -1,4 +1,6 @@
-"""From what the probes measured and NCCL wrote to a verdict: each direction judged against the level and the other pairs."""
+"""From what the probes measured and NCCL wrote to a verdict: each direction judged against the
+level and the other pairs.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from launcher.tools import nccl
 from launcher.tools.expectations import Expectations
 from launcher.tools.network import Collective, Report, Transfer
 
-# A pair with less than this share of the others' median bandwidth is not like them: a quarter is no noise, a half may be.
+# A pair with less than this share of the others' median bandwidth is not like them: a quarter is no
+# noise, a half may be.
 _BROKEN, _SLOW = 1 / 4, 1 / 2
 # The process that wrote of a link between nodes: `host:pid:tid [dev] NCCL INFO Channel …`.
 _WRITER = re.compile(r"^\S+?:(\d+):\d+ .*Channel .* via (?:NET/|P2P/MNNVL)", re.MULTILINE)
@@ -31,10 +34,12 @@ def required(
     known: Expectations,
     asked: Level | Literal["auto"] | None = None,
 ) -> tuple[Level, str]:
-    """Return the level that every pair must reach, and in words why: as asked, as the inventory says, or what is possible here.
+    """Return the level that every pair must reach, and in words why: as asked, as the inventory
+    says, or what is possible here.
 
     Args:
-        inventory: its `network: require` counts where nothing is asked; `auto` means what this hardware can do.
+        inventory: its `network: require` counts where nothing is asked; `auto` means what this
+            hardware can do.
         gpus: the names of the GPUs.
         rdma: the nodes that have an active RDMA port.
         known: what is known of GPUs, GPUDirect among it.
@@ -54,8 +59,12 @@ def required(
     found = [known.gpu(name) for name in gpus if name]
     if found and all(each is not None and each.gpudirect for each in found):
         return "gdrdma", f"`fabric: {inventory.fabric}`, and {names} can GPUDirect"
-    expected = "not expected of" if found and all(each is not None for each in found) else "not known of"
-    return "rdma", f"`fabric: {inventory.fabric}`" + (f"; GPUDirect is {expected} {names}" if names else "")
+    expected = (
+        "not expected of" if found and all(each is not None for each in found) else "not known of"
+    )
+    return "rdma", f"`fabric: {inventory.fabric}`" + (
+        f"; GPUDirect is {expected} {names}" if names else ""
+    )
 
 
 def judge(
@@ -73,16 +82,23 @@ def judge(
         reports: what each node's probe said.
         missing: nodes whose probe said nothing that can be read, and why.
         level: what is required, and why.
-        collective: whether collectives will cross nodes, so that a failing all_reduce is a failure and not a warning.
+        collective: whether collectives will cross nodes, so that a failing all_reduce is a failure
+            and not a warning.
     """
     names = tuple(node.name for node in inventory.nodes)
     findings = [*blame.nodes(inventory, reports, missing), *_versions(reports)]
-    cells = [_cell(inventory, reports, source, target, level[0]) for source, target in permutations(names, 2)]
+    cells = [
+        _cell(inventory, reports, source, target, level[0])
+        for source, target in permutations(names, 2)
+    ]
     cells = _outliers(cells)
     findings += blame.cells(inventory, cells, reports)
     whole, trouble = _collective(names, reports, collective)
     findings += [*trouble, *_some_rdma(inventory, reports, level[0])]
-    backend = next((each.backend for each in reports.values()), "nccl" if inventory.accelerator != "cpu" else "gloo")
+    backend = next(
+        (each.backend for each in reports.values()),
+        "nccl" if inventory.accelerator != "cpu" else "gloo",
+    )
     return Verdict(
         backend=backend,
         nodes=names,
@@ -97,10 +113,18 @@ def judge(
     )
 
 
-def _collective(names: Sequence[str], reports: Mapping[str, Report], needed: bool) -> tuple[Collective | None, list[Finding]]:
-    """Return the worst that any node saw of the all_reduce, and what is wrong with it: every rank must have the right sum."""
+def _collective(
+    names: Sequence[str], reports: Mapping[str, Report], needed: bool
+) -> tuple[Collective | None, list[Finding]]:
+    """Return the worst that any node saw of the all_reduce, and what is wrong with it: every rank
+    must have the right sum.
+    """
     seen = [reports[name].collective for name in names if name in reports]
-    worst = min((each for each in seen if each), key=lambda each: (not each.error, each.correct, each.busbw or 0), default=None)
+    worst = min(
+        (each for each in seen if each),
+        key=lambda each: (not each.error, each.correct, each.busbw or 0),
+        default=None,
+    )
     if worst is not None and (worst.error or not worst.correct):
         trouble = worst.error or "the sum that came back is wrong"
     elif worst is None or None in seen or len(seen) < len(names):
@@ -112,53 +136,96 @@ def _collective(names: Sequence[str], reports: Mapping[str, Report], needed: boo
 
 
 def _some_rdma(inventory: Inventory, reports: Mapping[str, Report], level: Level) -> list[Finding]:
-    """One node without an active RDMA port takes the whole cluster down to TCP, which must not go unsaid."""
+    """One node without an active RDMA port takes the whole cluster down to TCP, which must not go
+    unsaid.
+    """
     lacking = [name for name, report in reports.items() if not report.rdma]
     if level != "any" or inventory.require == "any" or not lacking or len(lacking) == len(reports):
         return []
     text = "has no active RDMA port, the other nodes have: all of them use TCP for it"
-    fix = "bring its port up (`ibstat`, `vlaunch check --group rdma`), or say `network: {require: any}` in the inventory"
+    fix = (
+        "bring its port up (`ibstat`, `vlaunch check --group rdma`), or say `network: {require:"
+        " any}` in the inventory"
+    )
     return [Finding(node=name, status="warn", text=text, fix=fix) for name in lacking]
 
 
 def better(first: Mapping[str, Report], second: Mapping[str, Report]) -> dict[str, Report]:
-    """Return the second measurement with the better figures of both: what disturbs a transfer never makes it faster."""
+    """Return the second measurement with the better figures of both: what disturbs a transfer never
+    makes it faster.
+    """
     found = {}
     for name, report in second.items():
-        before = {(t.source, t.target, t.local_rank): t for t in (first[name].transfers if name in first else ())}
-        transfers = tuple(_best(before.get((t.source, t.target, t.local_rank)), t) for t in report.transfers)
+        before = {
+            (t.source, t.target, t.local_rank): t
+            for t in (first[name].transfers if name in first else ())
+        }
+        transfers = tuple(
+            _best(before.get((t.source, t.target, t.local_rank)), t) for t in report.transfers
+        )
         found[name] = replace(report, transfers=transfers)
     return found
 
 
 def _best(before: Transfer | None, after: Transfer) -> Transfer:
-    if before is None or before.bandwidth is None or after.bandwidth is None or before.bandwidth <= after.bandwidth:
+    if (
+        before is None
+        or before.bandwidth is None
+        or after.bandwidth is None
+        or before.bandwidth <= after.bandwidth
+    ):
         return after
-    return replace(after, bandwidth=before.bandwidth, size=before.size, latency=min(before.latency or 1, after.latency or 1))
+    return replace(
+        after,
+        bandwidth=before.bandwidth,
+        size=before.size,
+        latency=min(before.latency or 1, after.latency or 1),
+    )
 
 
 def doubtful(verdict: Verdict) -> bool:
-    """True when nothing is wrong but that directions are slow: other traffic does that too, and it is worth a second look."""
+    """True when nothing is wrong but that directions are slow: other traffic does that too, and it
+    is worth a second look.
+    """
     failed = [cell for cell in verdict.cells if cell.status == "fail"]
     named = [finding for finding in verdict.findings if finding.status == "fail"]
     return bool(failed) and all(cell.slow for cell in failed) and len(named) <= len(failed)
 
 
 def _versions(reports: Mapping[str, Report]) -> list[Finding]:
-    """NCCL and PyTorch must be the same everywhere: ranks of different versions hang or fail at the first collective."""
+    """NCCL and PyTorch must be the same everywhere: ranks of different versions hang or fail at the
+    first collective.
+    """
     findings = []
     for name in ("torch", "nccl"):
-        found = {report.node: report.versions.get(name, "") for report in reports.values() if report.versions}
+        found = {
+            report.node: report.versions.get(name, "")
+            for report in reports.values()
+            if report.versions
+        }
         if len(set(found.values())) > 1:
             told = ", ".join(f"{node} has {version or 'none'}" for node, version in found.items())
             fix = "run `vlaunch check --only image`: every node must have the same image"
-            findings.append(Finding(node="", status="fail", text=f"{name} is not the same everywhere: {told}", fix=fix))
+            findings.append(
+                Finding(
+                    node="",
+                    status="fail",
+                    text=f"{name} is not the same everywhere: {told}",
+                    fix=fix,
+                )
+            )
     return findings
 
 
-def _cell(inventory: Inventory, reports: Mapping[str, Report], source: str, target: str, level: Level) -> Cell:
+def _cell(
+    inventory: Inventory, reports: Mapping[str, Report], source: str, target: str, level: Level
+) -> Cell:
     report = reports.get(target)
-    found = [each for each in (report.transfers if report else ()) if each.source == source and each.target == target]
+    found = [
+        each
+        for each in (report.transfers if report else ())
+        if each.source == source and each.target == target
+    ]
     failed = next((each for each in found if each.error or not each.correct), None)
     transport, device, gpudirect, worth = _transport(inventory, reports, source, target)
     bandwidths = [each.bandwidth for each in found if each.bandwidth is not None]
@@ -169,7 +236,10 @@ def _cell(inventory: Inventory, reports: Mapping[str, Report], source: str, targ
     elif failed is not None:
         text = failed.error or "the data that arrived is not the data that was sent"
     elif worth is None:
-        text = "NCCL did not write of this link on every rank of both nodes, so that nothing proves what it is"
+        text = (
+            "NCCL did not write of this link on every rank of both nodes, so that nothing proves"
+            " what it is"
+        )
     elif LEVELS.index(worth) < LEVELS.index(level):
         text = f"{transport} is below what is required: {LEVEL_WORDS[level]}"
     return Cell(
@@ -189,7 +259,9 @@ def _cell(inventory: Inventory, reports: Mapping[str, Report], source: str, targ
 def _transport(
     inventory: Inventory, reports: Mapping[str, Report], source: str, target: str
 ) -> tuple[str, str, bool | None, Level | None]:
-    """Return what a pair talks over: its name, the device, GPUDirect or not, and the level that is worth."""
+    """Return what a pair talks over: its name, the device, GPUDirect or not, and the level that is
+    worth.
+    """
     both = [(reports[a], b) for a, b in ((source, target), (target, source)) if a in reports]
     if any(report.backend == "gloo" for report, _ in both):
         node = inventory.node(source)
@@ -197,7 +269,8 @@ def _transport(
     logs = [report.pair_logs.get(peer, "") for report, peer in both]
     # Each end has its own say, and so has each rank: one line proves one link.
     if len(both) < 2 or any(
-        len(set(_WRITER.findall(text))) < len(report.ranks) for text, (report, _) in zip(logs, both, strict=True)
+        len(set(_WRITER.findall(text))) < len(report.ranks)
+        for text, (report, _) in zip(logs, both, strict=True)
     ):
         return "", "", None, None
     reading = nccl.merge([nccl.read([text.encode()]) for text in logs])
@@ -213,22 +286,41 @@ def _device(reading: nccl.Reading) -> str:
     names = [
         devices[link.device]
         for link in reading.links
-        if link.device is not None and link.device in (devices := reading.devices.get(link.host, {}))
+        if link.device is not None
+        and link.device in (devices := reading.devices.get(link.host, {}))
     ]
     return ", ".join(dict.fromkeys(names))
 
 
 def _outliers(cells: Sequence[Cell]) -> list[Cell]:
-    """Mark the directions that are far slower than those of other pairs; two nodes have only the other direction to compare."""
+    """Mark the directions that are far slower than those of other pairs; two nodes have only the
+    other direction to compare.
+    """
     found = []
     for cell in cells:
         measured = [each for each in cells if each.bandwidth is not None and each is not cell]
-        elsewhere = [each for each in measured if {each.source, each.target} != {cell.source, cell.target}]
+        elsewhere = [
+            each for each in measured if {each.source, each.target} != {cell.source, cell.target}
+        ]
         others = [each.bandwidth for each in elsewhere or measured if each.bandwidth is not None]
-        share = cell.bandwidth / median(others) if cell.bandwidth is not None and others and median(others) else 1.0
+        share = (
+            cell.bandwidth / median(others)
+            if cell.bandwidth is not None and others and median(others)
+            else 1.0
+        )
         if cell.status != "pass" or cell.bandwidth is None or share >= _SLOW:
             found.append(cell)
             continue
-        text = f"{rate(cell.bandwidth)}, where {'other pairs have' if elsewhere else 'the way back has'} {rate(median(others))}"
-        found.append(replace(cell, status="fail" if elsewhere and share < _BROKEN else "warn", text=text, slow=True))
+        text = (
+            f"{rate(cell.bandwidth)}, where"
+            f" {'other pairs have' if elsewhere else 'the way back has'} {rate(median(others))}"
+        )
+        found.append(
+            replace(
+                cell,
+                status="fail" if elsewhere and share < _BROKEN else "warn",
+                text=text,
+                slow=True,
+            )
+        )
     return found

@@ -1,9 +1,21 @@
-"""What would end a healthy cluster later: a logout that takes shared memory with it, a reboot without the driver."""
+"""What would end a healthy cluster later: a logout that takes shared memory with it, a reboot
+without the driver.
+"""
 
 from __future__ import annotations
 
 from launcher.checks.host import not_nvidia
-from launcher.checks.shape import UNSURVEYED, Check, Finding, each, passed, skipped, survey_of, surveyed, warned
+from launcher.checks.shape import (
+    UNSURVEYED,
+    Check,
+    Finding,
+    each,
+    passed,
+    skipped,
+    survey_of,
+    surveyed,
+    warned,
+)
 from launcher.model import Inventory, Node
 from launcher.tools.host import HostFacts
 from launcher.tools.survey import Survey
@@ -28,9 +40,11 @@ def _remove_ipc(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
     if survey.linger is None:
         return skipped(node, f"RemoveIPC=yes, and whether `{facts.user}` lingers is not known")
     return warned(
-        node, f"RemoveIPC=yes: when `{facts.user}` logs out, shared memory that belongs to its user id is removed",
+        node,
+        f"RemoveIPC=yes: when `{facts.user}` logs out, shared memory that belongs to its user id is"
+        " removed",
         fix=f"run `sudo loginctl enable-linger {facts.user}` on {node.name}",
-    )  # fmt: skip
+    )
 
 
 def _next_boot(inventory: Inventory, node: Node, survey: Survey) -> Finding:
@@ -39,17 +53,24 @@ def _next_boot(inventory: Inventory, node: Node, survey: Survey) -> Finding:
     if survey.next_kernel_has_driver:
         return passed(node, "the next kernel has the nvidia module")
     return warned(
-        node, f"the kernel of the next boot, {survey.next_kernel or 'a new one'}, has no nvidia module",
+        node,
+        f"the kernel of the next boot, {survey.next_kernel or 'a new one'}, has no nvidia module",
         evidence=f"running now: {survey.kernel}" if survey.kernel else "",
-        fix=f"run `sudo dkms autoinstall -k {survey.next_kernel or 'KERNEL'}` on {node.name}, or install its driver package",
-    )  # fmt: skip
+        fix=(
+            f"run `sudo dkms autoinstall -k {survey.next_kernel or 'KERNEL'}` on {node.name}, or"
+            " install its driver package"
+        ),
+    )
 
 
 CHECKS = (
     Check(
         id="remove-ipc",
         what="a logout does not remove the containers' shared memory",
-        why="containers that share the host's IPC and run under the login's user id lose semaphores and segments at its logout",
+        why=(
+            "containers that share the host's IPC and run under the login's user id lose semaphores"
+            " and segments at its logout"
+        ),
         judge=each(_remove_ipc),
         group="host",
     ),

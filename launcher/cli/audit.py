@@ -19,11 +19,26 @@ if TYPE_CHECKING:
 @click.argument("path", metavar="[INVENTORY]", required=False)
 @options.reaching
 @options.as_json
-@click.option("--last", type=click.IntRange(0), default=50, show_default=True, help="The newest so many; 0: all that is kept.")
-def audit(path: str | None, inventory: str | None, accept_new_host_keys: bool, verbose: bool, as_json: bool, last: int) -> int:
-    """Show what changed the cluster, the newest last: every node keeps a line for each command that changed it.
+@click.option(
+    "--last",
+    type=click.IntRange(0),
+    default=50,
+    show_default=True,
+    help="The newest so many; 0: all that is kept.",
+)
+def audit(
+    path: str | None,
+    inventory: str | None,
+    accept_new_host_keys: bool,
+    verbose: bool,
+    as_json: bool,
+    last: int,
+) -> int:
+    """Show what changed the cluster, the newest last: every node keeps a line for each command that
+    changed it.
 
-    The lines outlive `vlaunch down`. Nodes that cannot be read are named, and the exit code is then 1.
+    The lines outlive `vlaunch down`. Nodes that cannot be read are named, and the exit code is then
+    1.
     """
     from launcher.cli import session
     from launcher.errors import UnreadableAnswer
@@ -34,16 +49,22 @@ def audit(path: str | None, inventory: str | None, accept_new_host_keys: bool, v
     wanted = session.read(path, inventory)
     with (
         printer(quiet=True) as to,
-        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, partial=True) as reached,
+        session.reach(
+            wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, partial=True
+        ) as reached,
     ):
         nodes = [node for node in wanted.nodes if node.name not in reached.missing]
-        silent = {name: error.message.removeprefix(f"{name}: ") for name, error in reached.missing.items()}
+        silent = {
+            name: error.message.removeprefix(f"{name}: ") for name, error in reached.missing.items()
+        }
         entries, strange = [], {}
         for answer in reached.transport.run(plan.ask(wanted, nodes, last)):
             try:
                 found, odd = tool.parse(answer)
             except UnreadableAnswer as error:
-                silent[answer.node] = "; ".join(filter(None, (error.message.partition(": ")[2], error.evidence.strip())))
+                silent[answer.node] = "; ".join(
+                    filter(None, (error.message.partition(": ")[2], error.evidence.strip()))
+                )
                 continue
             entries += found
             if odd:
@@ -51,24 +72,41 @@ def audit(path: str | None, inventory: str | None, accept_new_host_keys: bool, v
     happened = plan.merge(entries)[-last:]
     if as_json:
         said = [each.as_json() for each in happened]
-        click.echo(json_line.dumps({"cluster": wanted.cluster, "entries": said, "silent": silent, "unreadable": strange}))
+        click.echo(
+            json_line.dumps(
+                {
+                    "cluster": wanted.cluster,
+                    "entries": said,
+                    "silent": silent,
+                    "unreadable": strange,
+                }
+            )
+        )
     else:
         _print(happened, silent, strange)
     return 1 if silent else 0
 
 
-def _print(happened: Sequence[Happened], silent: Mapping[str, str], strange: Mapping[str, int]) -> None:
+def _print(
+    happened: Sequence[Happened], silent: Mapping[str, str], strange: Mapping[str, int]
+) -> None:
     from launcher.model import fold
     from launcher.tools import symptoms
 
     for each in happened:
         entry = each.entry
         changes = "; ".join(entry.changes)
-        line = f"{entry.at}  {entry.who}@{entry.host}  {fold(each.nodes)}  {entry.command}: {changes}"
+        line = (
+            f"{entry.at}  {entry.who}@{entry.host}  {fold(each.nodes)}  {entry.command}: {changes}"
+        )
         click.echo(symptoms.plain(line.replace("\n", " ")))
     if not happened:
         click.echo("no node has a line about this cluster", err=True)
     for name, count in strange.items():
-        click.echo(f"{name}: {count} line{'' if count == 1 else 's'} of its trail cannot be read", err=True)
+        click.echo(
+            f"{name}: {count} line{'' if count == 1 else 's'} of its trail cannot be read", err=True
+        )
     for name, why in silent.items():
-        click.echo(symptoms.plain(f"{name}: {why.splitlines()[0] if why else 'gave no answer'}"), err=True)
+        click.echo(
+            symptoms.plain(f"{name}: {why.splitlines()[0] if why else 'gave no answer'}"), err=True
+        )

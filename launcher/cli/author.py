@@ -1,4 +1,6 @@
-"""Who runs this command, where, and as which words: what locks and audit lines say of it, without a secret."""
+"""Who runs this command, where, and as which words: what locks and audit lines say of it, without a
+secret.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,18 @@ def author() -> Author:
     context = click.get_current_context(silent=True)
     words = context.obj if context is not None and isinstance(context.obj, list) else sys.argv[1:]
     return Author(
-        who=_user(), host=socket.gethostname(), verb=context.command_path.partition(" ")[2] if context is not None else "",
-        command=clean(audit.command_line(("vlaunch", *words))), id=secrets.token_hex(4),
-    )  # fmt: skip
+        who=_user(),
+        host=socket.gethostname(),
+        verb=context.command_path.partition(" ")[2] if context is not None else "",
+        command=clean(audit.command_line(("vlaunch", *words))),
+        id=secrets.token_hex(4),
+    )
 
 
 class Recorder:
-    """A transport that has an audit line appended on a node before a plan changes it, in the same round trip."""
+    """A transport that has an audit line appended on a node before a plan changes it, in the same
+    round trip.
+    """
 
     def __init__(self, inner: Transport, inventory: Inventory, by: Author) -> None:
         self._inner, self._inventory, self._by = inner, inventory, by
@@ -58,17 +65,29 @@ class Recorder:
 
     def record(self, verb: str, changes: Mapping[str, Sequence[str]]) -> Mapping[str, Argv]:
         """Return, for each node, the words that append its line."""
-        return {name: self.words(self._inventory.node(name), titles, verb) for name, titles in changes.items()}
+        return {
+            name: self.words(self._inventory.node(name), titles, verb)
+            for name, titles in changes.items()
+        }
 
     def words(self, node: Node, titles: Sequence[str], verb: str = "") -> Argv:
         """Return the words that append one node's line, and then run what follows them."""
         by = self._by
         entry = audit.Entry(
-            at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), who=by.who, host=by.host, verb=by.verb or verb,
-            command=by.command, node=node.name, changes=tuple(redact(title) for title in titles), id=by.id,
-            inventory=_digest(self._inventory), vlaunch=__version__,
-        )  # fmt: skip
-        return audit.append(node.state_dir or "", self._inventory.cluster, entry, strict=by.verb not in _LENIENT)
+            at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            who=by.who,
+            host=by.host,
+            verb=by.verb or verb,
+            command=by.command,
+            node=node.name,
+            changes=tuple(redact(title) for title in titles),
+            id=by.id,
+            inventory=_digest(self._inventory),
+            vlaunch=__version__,
+        )
+        return audit.append(
+            node.state_dir or "", self._inventory.cluster, entry, strict=by.verb not in _LENIENT
+        )
 
 
 def _user() -> str:

@@ -1,4 +1,6 @@
-"""`vlaunch batch`: answer every row of a job's input on the cluster, watch it, and gather the answers."""
+"""`vlaunch batch`: answer every row of a job's input on the cluster, watch it, and gather the
+answers.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,25 @@ _TELL = 10.0  # seconds between two lines where every line stays
 @options.reaching
 @options.as_json
 @batch_flags.job
-@click.option("--restart", is_flag=True, help="Begin anew: remove what an earlier run of this job did.")
+@click.option(
+    "--restart", is_flag=True, help="Begin anew: remove what an earlier run of this job did."
+)
 @click.option("--retry-errors", is_flag=True, help="Try the rows again that ended as errors.")
-@click.option("--queue", is_flag=True, help="Submit it although others hold what it needs, and let it wait for them.")
+@click.option(
+    "--queue",
+    is_flag=True,
+    help="Submit it although others hold what it needs, and let it wait for them.",
+)
 @click.option("--detach", is_flag=True, help="Submit it and return at once.")
 @click.option("--strict", is_flag=True, help="End with exit code 3 when rows ended as errors.")
-@click.option("--dry-run", is_flag=True, help="Print the script that would be sent; change nothing.")
-@click.option("--offline", is_flag=True, help="With --dry-run: touch no node, and assume that nothing is there yet.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print the script that would be sent; change nothing."
+)
+@click.option(
+    "--offline",
+    is_flag=True,
+    help="With --dry-run: touch no node, and assume that nothing is there yet.",
+)
 @options.lock_wait
 def batch(
     inventory: str | None,
@@ -56,9 +70,10 @@ def batch(
 ) -> int:
     """Answer every row of JOB's input: each ends once, as an answer or as an error with its reason.
 
-    The job runs on the cluster. Ctrl-C stops the watching, never the job; the same command watches it again, or goes on where
-    it stopped, whatever ended it. Exit codes: 0 every row is accounted for, 1 it failed, 2 the request was wrong, 3 rows ended
-    as errors (--strict), 130 stopped watching.
+    The job runs on the cluster. Ctrl-C stops the watching, never the job; the same command watches
+    it again, or goes on where it stopped, whatever ended it. Exit codes: 0 every row is accounted
+    for, 1 it failed, 2 the request was wrong, 3 rows ended as errors (--strict), 130 stopped
+    watching.
     """
     from launcher.cli import session
     from launcher.errors import RequestError
@@ -67,16 +82,21 @@ def batch(
     from launcher.ui.progress import printer
 
     if offline and not dry_run:
-        raise click.UsageError("--offline goes with --dry-run: no row is answered without the nodes")
+        raise click.UsageError(
+            "--offline goes with --dry-run: no row is answered without the nodes"
+        )
     if restart and retry_errors:
         raise click.UsageError("--restart begins anew, --retry-errors goes on: choose one")
     if detach and strict:
-        raise click.UsageError("--strict judges how the job ends, and --detach does not wait for that: choose one")
+        raise click.UsageError(
+            "--strict judges how the job ends, and --detach does not wait for that: choose one"
+        )
     job = batch_flags.read(asked)
     wanted = session.read(None, inventory)
     if wanted.ray.off:
         raise RequestError(
-            "batch jobs run in Ray, and this cluster has none", hint="take `none` out of `ray:`, then run `vlaunch up`"
+            "batch jobs run in Ray, and this cluster has none",
+            hint="take `none` out of `ray:`, then run `vlaunch up`",
         )
     how = Options(restart=restart, retry_errors=retry_errors, queue=queue)
     with printer(as_json=as_json, quiet=dry_run) as to:
@@ -84,8 +104,18 @@ def batch(
         if offline:
             click.echo(script(wanted, [plan_batch(wanted, Seen(), request, how).plan]), nl=False)
             return 0
-        with session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose) as reached:
-            code, rows = _run(reached, request, how, dry_run=dry_run, detach=detach, strict=strict, lock_wait=lock_wait)
+        with session.reach(
+            wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose
+        ) as reached:
+            code, rows = _run(
+                reached,
+                request,
+                how,
+                dry_run=dry_run,
+                detach=detach,
+                strict=strict,
+                lock_wait=lock_wait,
+            )
     if not as_json or dry_run:
         for row in rows:
             click.echo(row, nl=not dry_run)
@@ -109,19 +139,38 @@ def _request(inventory: Inventory, job: Job, to: Printer) -> Request:
         read, now = read + count, time.monotonic()
         if now - told >= 1:
             told = now
-            to.show(Event(kind="wait", stage="input", text=f"reading the input, {size(read)}", data={"bytes": read}))
+            to.show(
+                Event(
+                    kind="wait",
+                    stage="input",
+                    text=f"reading the input, {size(read)}",
+                    data={"bytes": read},
+                )
+            )
 
     files = inputs.shipped(job, progress)
     if time.monotonic() - began >= 1:
         text = f"read the input: {len(files)} files, {size(read)}"
-        to.show(Event(kind="step", stage="input", text=text, state="ok", seconds=time.monotonic() - began))
+        to.show(
+            Event(
+                kind="step", stage="input", text=text, state="ok", seconds=time.monotonic() - began
+            )
+        )
     return Request(job=job, described=described(job, files, inventory), files=files)
 
 
 def _run(
-    session: Session, request: Request, how: Options, *, dry_run: bool, detach: bool, strict: bool, lock_wait: int
+    session: Session,
+    request: Request,
+    how: Options,
+    *,
+    dry_run: bool,
+    detach: bool,
+    strict: bool,
+    lock_wait: int,
 ) -> tuple[int, list[str]]:
-    """Look, decide, begin and watch; returns the exit code, and what to print when the display has been put away.
+    """Look, decide, begin and watch; returns the exit code, and what to print when the display has
+    been put away.
 
     The cluster's lock is held until the job is submitted, and not while it is watched.
     """
@@ -152,16 +201,23 @@ def _run(
             if not start.finished:
                 _apply(ours, start, target, clear=how.restart or start.anew)
         except KeyboardInterrupt:
-            text = "interrupted while the job was begun: `vlaunch jobs` says whether it runs; the same command goes on"
+            text = (
+                "interrupted while the job was begun: `vlaunch jobs` says whether it runs; the same"
+                " command goes on"
+            )
             session.to.show(Event(kind="warning", stage="batch", text=text, state="warn"))
             return 130, []
     if start.finished:
-        return _finish(session, request, target, seen.entry.progress, strict=strict, began=time.monotonic())
+        return _finish(
+            session, request, target, seen.entry.progress, strict=strict, began=time.monotonic()
+        )
     if detach:
         fetches = " and gathers its answers" if target is not None else ""
         text = f"{start.job} {'runs' if start.attached else 'is submitted'}; without --detach, "
         text += f"the same command watches it{fetches}; `vlaunch jobs` lists it"
-        session.to.show(Event(kind="done", stage="batch", text=text, state="ok", data={"job": start.job}))
+        session.to.show(
+            Event(kind="done", stage="batch", text=text, state="ok", data={"job": start.job})
+        )
         return 0, [symptoms.plain(start.job)]
     return _watch(session, request, start, target, strict=strict)
 
@@ -175,14 +231,21 @@ def _already(request: Request, seen: Seen, start: Start) -> list[str]:
     if not start.finished:
         return []
     said = [f"every row was done before: {howfar.rows(seen.entry.progress)}; nothing was submitted"]
-    # Files of this machine have been read again, and are the same; the others only a driver can read.
+    # Files of this machine have been read again, and are the same; the others only a driver can
+    # read.
     if unread := [source.shown for source in request.job.read.sources if source.where != "control"]:
-        said.append(f"not looked at again: {', '.join(unread)}; if it has changed, begin anew with --restart")
+        said.append(
+            f"not looked at again: {', '.join(unread)}; if it has changed, begin anew with"
+            " --restart"
+        )
     return said
 
 
 def _look(session: Session, request: Request, *, dry_run: bool) -> tuple[list[Plan], Seen]:
-    """Look at nodes, Ray, the model and the job's folder. The program that is asked is brought up to date before."""
+    """Look at nodes, Ray, the model and the job's folder.
+
+    The program that is asked is brought up to date before.
+    """
     from launcher.apply import apply
     from launcher.cli import server
     from launcher.errors import UnreadableAnswer
@@ -218,12 +281,20 @@ def _target(inventory: Inventory, request: Request) -> Target | None:
     if to.where != "control":
         return None
     return Target(
-        path=Path(to.text), shown=to.shown, cluster=inventory.cluster, job=request.job.name, digest=request.digest
-    )  # fmt: skip
+        path=Path(to.text),
+        shown=to.shown,
+        cluster=inventory.cluster,
+        job=request.job.name,
+        digest=request.digest,
+    )
 
 
 def _apply(session: Session, start: Start, target: Target | None, *, clear: bool) -> None:
-    """Begin. The output folder is made this job's when nothing is in the way any more, and before the first row is answered."""
+    """Begin.
+
+    The output folder is made this job's when nothing is in the way any more, and before the first
+    row is answered.
+    """
     from launcher import gather
     from launcher.apply import apply
 
@@ -245,7 +316,10 @@ def _shipping(events: Iterable[Event], pieces: int) -> Iterator[Event]:
     for event in events:
         if event.stage == "ship" and event.kind == "stage" and event.state == "ok":
             files = len(set(sent))
-            text = f"{files} file{'' if files == 1 else 's'} sent in {pieces} piece{'' if pieces == 1 else 's'}"
+            text = (
+                f"{files} file{'' if files == 1 else 's'} sent in {pieces}"
+                f" piece{'' if pieces == 1 else 's'}"
+            )
             yield Event(kind="step", stage="ship", text=text, state="ok", seconds=event.seconds)
         if event.stage != "ship" or event.kind != "step" or event.state not in ("running", "ok"):
             yield event
@@ -265,7 +339,9 @@ def _shipping(events: Iterable[Event], pieces: int) -> Iterator[Event]:
         )
 
 
-def _watch(session: Session, request: Request, start: Start, target: Target | None, *, strict: bool) -> tuple[int, list[str]]:
+def _watch(
+    session: Session, request: Request, start: Start, target: Target | None, *, strict: bool
+) -> tuple[int, list[str]]:
     from launcher.events import Event
     from launcher.watch_batch import Watched, watch
 
@@ -276,7 +352,10 @@ def _watch(session: Session, request: Request, start: Start, target: Target | No
         events = watch(session.inventory, watched, session.transport, attached=start.attached)
         progress = _through(session, events)
     except KeyboardInterrupt:
-        text = f"stopped watching; the job goes on. Watch it again with the same command, or end it with `vlaunch stop {name}`"
+        text = (
+            "stopped watching; the job goes on. Watch it again with the same command, or end it"
+            f" with `vlaunch stop {name}`"
+        )
         session.to.show(Event(kind="warning", stage="batch", text=text, state="warn"))
         return 130, []
     return _finish(session, request, target, progress, strict=strict, began=began)
@@ -293,7 +372,13 @@ def _through(session: Session, events: Generator[Event, None, T]) -> T:
 
 
 def _finish(
-    session: Session, request: Request, target: Target | None, progress: Progress, *, strict: bool, began: float
+    session: Session,
+    request: Request,
+    target: Target | None,
+    progress: Progress,
+    *,
+    strict: bool,
+    began: float,
 ) -> tuple[int, list[str]]:
     """Gather, and tell how it ended."""
     from launcher import gather
@@ -306,19 +391,27 @@ def _finish(
         gather.check(target, begun=True, restart=False)
         gather.claim(target, clear=False)
         try:
-            _through(session, gather.gather(session.inventory, request.work, target, session.transport))
+            _through(
+                session, gather.gather(session.inventory, request.work, target, session.transport)
+            )
         except KeyboardInterrupt:
-            text = "stopped gathering; every row is done, and the same command fetches what is missing"
+            text = (
+                "stopped gathering; every row is done, and the same command fetches what is missing"
+            )
             session.to.show(Event(kind="warning", stage="gather", text=text, state="warn"))
             return 130, []
     where = request.job.write.to.shown
     text = f"{howfar.rows(progress)} are accounted for, {progress.errors:,} of them as errors"
     session.to.show(
         Event(
-            kind="done", stage="batch", text=text, state="warn" if progress.errors else "ok",
-            seconds=time.monotonic() - began, data={**data(progress), "output": where},
+            kind="done",
+            stage="batch",
+            text=text,
+            state="warn" if progress.errors else "ok",
+            seconds=time.monotonic() - began,
+            data={**data(progress), "output": where},
         )
-    )  # fmt: skip
+    )
     return 3 if strict and progress.errors else 0, _rows(request, progress, where)
 
 
@@ -333,6 +426,10 @@ def _rows(request: Request, progress: Progress, where: str) -> list[str]:
         "answers": f"{progress.done:,} in {where.rstrip('/')}/rows",
         "errors": f"{progress.errors:,}{again if progress.errors else ''}",
         **({"tokens": tokens} if progress.tokens_in or progress.tokens_out else {}),
-        **({"speed": f"{howfar.rate(done / took)} rows/s over {howfar.duration(took)}"} if done and took > 0 else {}),
+        **(
+            {"speed": f"{howfar.rate(done / took)} rows/s over {howfar.duration(took)}"}
+            if done and took > 0
+            else {}
+        ),
     }
     return [f"{label:<8} {value}" for label, value in rows.items()]

@@ -1,4 +1,6 @@
-"""The file that `vlaunch collect` writes: an archive that is there whole or not at all, and that only its owner may read."""
+"""The file that `vlaunch collect` writes: an archive that is there whole or not at all, and that
+only its owner may read.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,17 @@ class Bundle:
 
 
 def target(option: str | None, cluster: str) -> Path:
-    """Return where the bundle goes: as asked, else a new name in the current folder; raises RequestError when it cannot."""
-    path = Path(option or f"vlaunch-{cluster}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.tar.gz")
+    """Return where the bundle goes: as asked, else a new name in the current folder; raises
+    RequestError when it cannot.
+    """
+    path = Path(
+        option or f"vlaunch-{cluster}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.tar.gz"
+    )
     if not path.parent.is_dir():
-        raise RequestError(f"`{path.parent}` is not a folder", hint="name a file in a folder that is there: `-o FILE.tar.gz`")
+        raise RequestError(
+            f"`{path.parent}` is not a folder",
+            hint="name a file in a folder that is there: `-o FILE.tar.gz`",
+        )
     if os.path.lexists(path):
         raise RequestError(f"`{path}` is there already", hint="name another one: `-o FILE.tar.gz`")
     return path
@@ -48,16 +57,23 @@ def target(option: str | None, cluster: str) -> Path:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Bundle]:
-    """Write a bundle beside its place, and put it there when all of it is on the disk; after an error nothing is left."""
+    """Write a bundle beside its place, and put it there when all of it is on the disk; after an
+    error nothing is left.
+    """
     try:
         # mkstemp: mode 0600, and a name that nobody else has.
         descriptor, part = tempfile.mkstemp(prefix=".vlaunch-", dir=path.parent)
     except OSError as error:
-        raise RequestError(f"`{path.parent}` cannot be written to: {(error.strerror or str(error)).lower()}") from None
+        raise RequestError(
+            f"`{path.parent}` cannot be written to: {(error.strerror or str(error)).lower()}"
+        ) from None
     try:
         with os.fdopen(descriptor, "wb") as file:
             with tarfile.open(fileobj=file, mode="w:gz") as archive:
-                yield Bundle(archive, path.name.removesuffix(".gz").removesuffix(".tar").lstrip(".") or "bundle")
+                yield Bundle(
+                    archive,
+                    path.name.removesuffix(".gz").removesuffix(".tar").lstrip(".") or "bundle",
+                )
             file.flush()
             os.fsync(file.fileno())
         Path(part).replace(path)

@@ -1,4 +1,7 @@
-"""`vlaunch chat`: talk to the served model. Standard output carries the model's words and nothing else."""
+"""`vlaunch chat`: talk to the served model.
+
+Standard output carries the model's words and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,20 @@ _LONGEST = 2**26  # characters of an answer; the longest context of a model is a
 
 @click.command()
 @options.reaching
-@click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True, help="Most tokens of an answer.")
-@click.option("--timeout", type=click.FloatRange(1), default=300.0, show_default=True, help="Seconds for one answer.")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1),
+    default=512,
+    show_default=True,
+    help="Most tokens of an answer.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(1),
+    default=300.0,
+    show_default=True,
+    help="Seconds for one answer.",
+)
 @click.option("--server", metavar="NAME", help="Which server, where several run.")
 @click.argument("prompt", required=False)
 def chat(
@@ -38,7 +53,10 @@ def chat(
     server: str | None,
     prompt: str | None,
 ) -> None:
-    """Send PROMPT and stream the answer. Without PROMPT: a conversation in a terminal, or what is piped in."""
+    """Send PROMPT and stream the answer.
+
+    Without PROMPT: a conversation in a terminal, or what is piped in.
+    """
     from launcher.cli import choose, session
     from launcher.ui.progress import printer
 
@@ -50,7 +68,13 @@ def chat(
         raise click.UsageError("there is no prompt: give one as an argument, or pipe one in")
     with (
         printer(quiet=True) as to,
-        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, nodes=(wanted.head,)) as reached,
+        session.reach(
+            wanted,
+            to,
+            accept_new_host_keys=accept_new_host_keys,
+            verbose=verbose,
+            nodes=(wanted.head,),
+        ) as reached,
     ):
         of = choose.api(reached, choose.kept(reached), server)
 
@@ -69,14 +93,23 @@ def chat(
 
 def _ask() -> str:
     try:
-        words: str = click.prompt("you", prompt_suffix="> ", default="", show_default=False, err=True)
+        words: str = click.prompt(
+            "you", prompt_suffix="> ", default="", show_default=False, err=True
+        )
     except (click.Abort, EOFError):
         click.echo(err=True)
         return ""
     return words.strip()
 
 
-def _answer(session: Session, wanted: Desired, node: Node, messages: Messages, max_tokens: int, timeout: float) -> str:
+def _answer(
+    session: Session,
+    wanted: Desired,
+    node: Node,
+    messages: Messages,
+    max_tokens: int,
+    timeout: float,
+) -> str:
     """Stream one answer to standard output and return it."""
     from launcher.errors import NodeError
     from launcher.model import Answer
@@ -86,7 +119,9 @@ def _answer(session: Session, wanted: Desired, node: Node, messages: Messages, m
     pieces: list[str] = []
     complaints: deque[str] = deque(maxlen=6)
     code = said_already = 0
-    for item in session.fleet.stream([_command(session.inventory, wanted, node, messages, max_tokens, timeout)]):
+    for item in session.fleet.stream(
+        [_command(session.inventory, wanted, node, messages, max_tokens, timeout)]
+    ):
         if isinstance(item, Answer):
             code = item.code
             continue
@@ -104,29 +139,48 @@ def _answer(session: Session, wanted: Desired, node: Node, messages: Messages, m
             continue
         said_already += len(said["text"])
         if said_already > _LONGEST:
-            raise NodeError(node.name, "the answer does not end", hint="look at the server: `vlaunch status`")
+            raise NodeError(
+                node.name, "the answer does not end", hint="look at the server: `vlaunch status`"
+            )
         pieces.append(said["text"])
         sys.stdout.write(clean(said["text"]))
         sys.stdout.flush()
     if code:
         raise NodeError(
-            node.name, f"the answer broke off (exit code {code})", evidence=list(complaints),
+            node.name,
+            f"the answer broke off (exit code {code})",
+            evidence=list(complaints),
             hint="look at the server: `vlaunch status`, `vlaunch logs`",
-        )  # fmt: skip
+        )
     sys.stdout.write("\n")
     return "".join(pieces)
 
 
-def _command(inventory: Inventory, wanted: Desired, node: Node, messages: Messages, max_tokens: int, timeout: float) -> Command:
+def _command(
+    inventory: Inventory,
+    wanted: Desired,
+    node: Node,
+    messages: Messages,
+    max_tokens: int,
+    timeout: float,
+) -> Command:
     from launcher.plan import containers
     from launcher.tools import docker, payload
     from launcher.transport import Command
 
-    argv = payload.chat(replace(inventory.ports, api=wanted.port), payload.api_host(wanted.host), max_tokens, timeout)
+    argv = payload.chat(
+        replace(inventory.ports, api=wanted.port),
+        payload.api_host(wanted.host),
+        max_tokens,
+        timeout,
+    )
     return Command(
-        node=node.name, argv=docker.exec_(node.docker, containers.name(inventory, node), *argv, stdin=True),
-        timeout=timeout + 30, stdin=f"{json.dumps(messages)}\n".encode, hold_stdin=True,
-    )  # fmt: skip
+        node=node.name,
+        argv=docker.exec_(node.docker, containers.name(inventory, node), *argv, stdin=True),
+        timeout=timeout + 30,
+        stdin=f"{json.dumps(messages)}\n".encode,
+        hold_stdin=True,
+    )
 
 
 def _refused(model: str, said: dict[str, object]) -> Exception:
@@ -135,7 +189,8 @@ def _refused(model: str, said: dict[str, object]) -> Exception:
     status = said.get("status", 0)
     if status == 0:
         return VlaunchError(
-            f"{model} does not answer yet", evidence=str(said["error"]),
+            f"{model} does not answer yet",
+            evidence=str(said["error"]),
             hint="watch it start with the same `vlaunch serve`, or look at `vlaunch status`",
-        )  # fmt: skip
+        )
     return VlaunchError(f"{model} refused the request ({status})", evidence=str(said["error"]))

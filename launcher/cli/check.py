@@ -1,4 +1,7 @@
-"""`vlaunch check`: the preflight. Every check of the catalogue is made, and every finding is told with its fix."""
+"""`vlaunch check`: the preflight.
+
+Every check of the catalogue is made, and every finding is told with its fix.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,28 @@ if TYPE_CHECKING:
 @click.argument("path", metavar="[INVENTORY]", required=False)
 @options.reaching
 @options.as_json
-@click.option("--only", metavar="ID", multiple=True, help="Make only these checks (several: repeat it, or a,b).")
+@click.option(
+    "--only",
+    metavar="ID",
+    multiple=True,
+    help="Make only these checks (several: repeat it, or a,b).",
+)
 @click.option("--skip", metavar="ID", multiple=True, help="Leave these checks out.")
-@click.option("--group", metavar="GROUP", multiple=True, help="Make only the checks of these groups.")
+@click.option(
+    "--group", metavar="GROUP", multiple=True, help="Make only the checks of these groups."
+)
 @click.option("--model", metavar="MODEL", help="Look for this model (default: the inventory's).")
 @click.option(
     "--expect",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Your figures of GPUs and NICs (YAML).",
 )
-@click.option("--offline", is_flag=True, help="Ask no one outside: the Hugging Face token is not tried.")
-@click.option("--list", "listed", is_flag=True, help="List all checks and what they prove; touch no node.")
+@click.option(
+    "--offline", is_flag=True, help="Ask no one outside: the Hugging Face token is not tried."
+)
+@click.option(
+    "--list", "listed", is_flag=True, help="List all checks and what they prove; touch no node."
+)
 @click.option("--strict", is_flag=True, help="Exit with 3 when there is a warning.")
 def check(
     path: str | None,
@@ -44,9 +58,11 @@ def check(
     listed: bool,
     strict: bool,
 ) -> int:
-    """Check everything that can be wrong with nodes and the network between them, before it costs an hour.
+    """Check everything that can be wrong with nodes and the network between them, before it costs
+    an hour.
 
-    Nothing is changed on a node. PASS, WARN, FAIL, or SKIP with the reason: what could not be looked at is never green.
+    Nothing is changed on a node. PASS, WARN, FAIL, or SKIP with the reason: what could not be
+    looked at is never green.
     """
     from launcher.checks import catalogue
     from launcher.cli import expected, session
@@ -54,7 +70,9 @@ def check(
     from launcher.ui import checks as ui
     from launcher.ui.progress import printer
 
-    chosen = catalogue.select(only=_words("--only", only), skip=_words("--skip", skip), group=_words("--group", group))
+    chosen = catalogue.select(
+        only=_words("--only", only), skip=_words("--skip", skip), group=_words("--group", group)
+    )
     if not chosen:
         raise click.UsageError("no check is left to make")
     if listed:
@@ -64,9 +82,13 @@ def check(
     known = expected.load(expect)
     with (
         printer(quiet=as_json) as to,
-        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, partial=True) as reached,
+        session.reach(
+            wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, partial=True
+        ) as reached,
     ):
-        evidence = gather(reached, chosen, model=model or wanted.serve.model or "", known=known, offline=offline)
+        evidence = gather(
+            reached, chosen, model=model or wanted.serve.model or "", known=known, offline=offline
+        )
     results = catalogue.run(wanted, evidence, [each.id for each in chosen])
     ui.show(results, as_json=as_json)
     worst = {result.status for result in results}

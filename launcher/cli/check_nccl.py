@@ -1,4 +1,6 @@
-"""`vlaunch check-nccl`: prove the network between the containers that will serve, or read what a log says of it."""
+"""`vlaunch check-nccl`: prove the network between the containers that will serve, or read what a
+log says of it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ Require = Literal["auto", "any", "rdma", "gdrdma"]
 @options.reaching
 @options.as_json
 @click.option(
-    "--require", type=click.Choice(["auto", "any", "rdma", "gdrdma"]), help="The least that will do (default: the inventory's)."
+    "--require",
+    type=click.Choice(["auto", "any", "rdma", "gdrdma"]),
+    help="The least that will do (default: the inventory's).",
 )
 @click.option(
     "--from-log",
@@ -35,14 +39,30 @@ Require = Literal["auto", "any", "rdma", "gdrdma"]
     multiple=True,
     help="Read NCCL or RCCL logs instead (`-`: standard input); touch no node.",
 )
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with heat maps, too.")
-@click.option("--ranks-per-node", type=click.IntRange(1), help="Ranks on each node (default: its GPUs).")
-@click.option("--deadline", type=click.FloatRange(10), help="Seconds until what has not finished is given up and named.")
 @click.option(
-    "--pair-timeout", type=click.FloatRange(1), default=20.0, show_default=True, help="Seconds for one pair of nodes."
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a page with heat maps, too.",
 )
 @click.option(
-    "--expect", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Your figures of GPUs and NICs (YAML)."
+    "--ranks-per-node", type=click.IntRange(1), help="Ranks on each node (default: its GPUs)."
+)
+@click.option(
+    "--deadline",
+    type=click.FloatRange(10),
+    help="Seconds until what has not finished is given up and named.",
+)
+@click.option(
+    "--pair-timeout",
+    type=click.FloatRange(1),
+    default=20.0,
+    show_default=True,
+    help="Seconds for one pair of nodes.",
+)
+@click.option(
+    "--expect",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Your figures of GPUs and NICs (YAML).",
 )
 @click.option("--strict", is_flag=True, help="Exit with 3 when there is a warning.")
 @options.lock_wait
@@ -64,8 +84,8 @@ def check_nccl(
 ) -> int:
     """Measure every pair of nodes in the containers that will serve, and say what they talk over.
 
-    One rank per GPU: all_reduce over all of them, send and receive between every pair of nodes in both directions. The verdict
-    is what `vlaunch serve` asks for before it starts a model.
+    One rank per GPU: all_reduce over all of them, send and receive between every pair of nodes in
+    both directions. The verdict is what `vlaunch serve` asks for before it starts a model.
     """
     from launcher.errors import RequestError
 
@@ -79,21 +99,32 @@ def check_nccl(
     from launcher.ui.progress import printer
 
     if len(paths) > 1:
-        raise click.UsageError(f"one inventory at a time, not {len(paths)}; logs are named after --from-log")
+        raise click.UsageError(
+            f"one inventory at a time, not {len(paths)}; logs are named after --from-log"
+        )
     wanted = session.read(paths[0] if paths else None, inventory)
     if len(wanted.nodes) == 1:
-        raise RequestError("a cluster of one node has no network between nodes", hint="inside a node: `nvidia-smi topo -m`")
+        raise RequestError(
+            "a cluster of one node has no network between nodes",
+            hint="inside a node: `nvidia-smi topo -m`",
+        )
     if html is not None:
         _writable(html)
     import secrets
 
     ask = Ask(
-        nonce=secrets.token_hex(4), require=require, ranks_per_node=ranks_per_node,
-        deadline=deadline, pair_timeout=pair_timeout, known=expected.load(expect),
-    )  # fmt: skip
+        nonce=secrets.token_hex(4),
+        require=require,
+        ranks_per_node=ranks_per_node,
+        deadline=deadline,
+        pair_timeout=pair_timeout,
+        known=expected.load(expect),
+    )
     with (
         printer(quiet=as_json) as to,
-        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose) as reached,
+        session.reach(
+            wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose
+        ) as reached,
         locked(reached, wait=lock_wait) as ours,
     ):
         verdict = measure(ours, ask)
@@ -104,7 +135,9 @@ def check_nccl(
 
 
 def measure(session: Session, ask: Ask) -> Verdict:
-    """Bring the helper files up to date, run the probes on all nodes at once, judge, and keep the verdict on the head."""
+    """Bring the helper files up to date, run the probes on all nodes at once, judge, and keep the
+    verdict on the head.
+    """
     from launcher import apply as runner
     from launcher.events import Event
     from launcher.plan import network as plan
@@ -120,16 +153,43 @@ def measure(session: Session, ask: Ask) -> Verdict:
     show_all(runner.apply(plan.prepare(inventory, facts), session.transport), to)
     proof = Proof()
     gate = plan.gate(inventory, facts, ask, proof)
-    to.show(Event(kind="stage", stage="network", text="Prove the network between the nodes", state="running"))
-    to.show(Event(kind="wait", stage="network", text=gate.doing, state="running", deadline=plan.deadline(inventory, ask)))
+    to.show(
+        Event(
+            kind="stage",
+            stage="network",
+            text="Prove the network between the nodes",
+            state="running",
+        )
+    )
+    to.show(
+        Event(
+            kind="wait",
+            stage="network",
+            text=gate.doing,
+            state="running",
+            deadline=plan.deadline(inventory, ask),
+        )
+    )
     findings = gate.judge(runner.ask(session.transport, gate))
     if any(each.status == "wait" for each in findings):
         to.show(Event(kind="wait", stage="network", text=findings[0].text, state="running"))
         gate.judge(runner.ask(session.transport, gate))
     assert proof.verdict is not None  # noqa: S101 - the judge has just put it there
-    to.show(Event(kind="step", stage="network", text="measured", state="ok", seconds=time.monotonic() - began))
+    to.show(
+        Event(
+            kind="step",
+            stage="network",
+            text="measured",
+            state="ok",
+            seconds=time.monotonic() - began,
+        )
+    )
     if kept.incarnation(inventory, facts):
-        keep = Stage(id="verdict", title="Keep the verdict", steps=(kept.record(inventory, facts, proof, taken=now()),))
+        keep = Stage(
+            id="verdict",
+            title="Keep the verdict",
+            steps=(kept.record(inventory, facts, proof, taken=now()),),
+        )
         show_all(runner.apply(Plan(verb="check-nccl", stages=(keep,)), session.transport), to)
     return proof.verdict
 
@@ -157,7 +217,9 @@ def _show(verdict: Verdict, *, as_json: bool) -> None:
 
 
 def _writable(path: Path) -> None:
-    """Raise RequestError when a file cannot be written: to be known before the measuring, which takes a minute."""
+    """Raise RequestError when a file cannot be written: to be known before the measuring, which
+    takes a minute.
+    """
     from launcher.errors import RequestError
 
     there = path.exists()
@@ -181,7 +243,14 @@ def _page(verdict: Verdict, cluster: str, path: Path) -> None:
     click.echo(f"wrote {path}", err=True)
 
 
-def _from_logs(files: tuple[str, ...], inventory: str | None, asked: Require | None, *, as_json: bool, strict: bool) -> int:
+def _from_logs(
+    files: tuple[str, ...],
+    inventory: str | None,
+    asked: Require | None,
+    *,
+    as_json: bool,
+    strict: bool,
+) -> int:
     for name in files:
         if Path(name).suffix in (".yaml", ".yml"):
             raise click.UsageError(f"{name} is no log but an inventory: name it with `-i {name}`")
@@ -200,9 +269,25 @@ def _from_logs(files: tuple[str, ...], inventory: str | None, asked: Require | N
     found = levels.judge_files(readings, require)
     status = worst(found)
     if as_json:
-        said = [{"status": f.status, "node": f.node, "text": f.text, "evidence": f.evidence, "fix": f.fix} for f in found]
+        said = [
+            {
+                "status": f.status,
+                "node": f.node,
+                "text": f.text,
+                "evidence": f.evidence,
+                "fix": f.fix,
+            }
+            for f in found
+        ]
         click.echo(
-            json_line.dumps({**levels.as_json(reading), "required": require, "passed": status != "fail", "findings": said})
+            json_line.dumps(
+                {
+                    **levels.as_json(reading),
+                    "required": require,
+                    "passed": status != "fail",
+                    "findings": said,
+                }
+            )
         )
     else:
         ui.show(found)
@@ -210,7 +295,9 @@ def _from_logs(files: tuple[str, ...], inventory: str | None, asked: Require | N
 
 
 def _blocks(name: str) -> Iterator[bytes]:
-    """Read a file (`-`: standard input) block by block; raises RequestError when it cannot be read."""
+    """Read a file (`-`: standard input) block by block; raises RequestError when it cannot be
+    read.
+    """
     from launcher.errors import RequestError
 
     try:
@@ -218,4 +305,6 @@ def _blocks(name: str) -> Iterator[bytes]:
             while block := file.read(1 << 20):
                 yield block
     except OSError as error:
-        raise RequestError(f"{name}: {error.strerror}", hint="name logs of NCCL, or `-` for standard input") from None
+        raise RequestError(
+            f"{name}: {error.strerror}", hint="name logs of NCCL, or `-` for standard input"
+        ) from None

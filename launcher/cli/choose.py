@@ -1,4 +1,6 @@
-"""Which nodes a command means, and which server: what is named, or all nodes and the only server."""
+"""Which nodes a command means, and which server: what is named, or all nodes and the only
+server.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def chosen(inventory: Inventory, names: Sequence[str]) -> tuple[Node, ...]:
-    """Return the named nodes in inventory order, all when none is named; raises RequestError for a name that is not one."""
+    """Return the named nodes in inventory order, all when none is named; raises RequestError for a
+    name that is not one.
+    """
     known = [node.name for node in inventory.nodes]
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -39,16 +43,20 @@ def kept(session: Session) -> Kept:
         return servers.read(read_payload(answer))
     except UnreadableAnswer as error:
         raise NodeError(
-            session.inventory.head.name, "does not say which servers run", evidence=error.evidence or error.message,
+            session.inventory.head.name,
+            "does not say which servers run",
+            evidence=error.evidence or error.message,
             hint="run `vlaunch up`, which brings its container up to date",
-        ) from None  # fmt: skip
+        ) from None
 
 
 def api(session: Session, found: Kept, name: str | None) -> tuple[Desired, Node]:
-    """Return the server that is meant, as it is wanted, and the node that has its API, which is connected to.
+    """Return the server that is meant, as it is wanted, and the node that has its API, which is
+    connected to.
 
     Raises:
-        RequestError: there is none, none of that name, or several and none was named; or it is being stopped.
+        RequestError: there is none, none of that name, or several and none was named; or it is
+            being stopped.
         ConnectError: its node cannot be reached.
     """
     from launcher.plan import servers

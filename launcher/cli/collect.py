@@ -57,12 +57,20 @@ class _Kept(Silent):
 
 @click.command()
 @options.reaching
-@click.option("-o", "--output", metavar="FILE", help="The file to write (default: a new `vlaunch-CLUSTER-TIME.tar.gz` here).")
-def collect(inventory: str | None, accept_new_host_keys: bool, verbose: bool, output: str | None) -> None:
-    """Write a bundle for a bug report: inventory, versions, status, checks, diagnosis, and the logs of all nodes.
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="The file to write (default: a new `vlaunch-CLUSTER-TIME.tar.gz` here).",
+)
+def collect(
+    inventory: str | None, accept_new_host_keys: bool, verbose: bool, output: str | None
+) -> None:
+    """Write a bundle for a bug report: inventory, versions, status, checks, diagnosis, and the logs
+    of all nodes.
 
-    Secrets are taken out by their values, and so is what looks like one. Look at it before you share it. Nothing is changed
-    on any node; nodes that cannot be reached are told of in it.
+    Secrets are taken out by their values, and so is what looks like one. Look at it before you
+    share it. Nothing is changed on any node; nodes that cannot be reached are told of in it.
     """
     from launcher.cli import session
     from launcher.cli.bundle import target, writing
@@ -75,19 +83,23 @@ def collect(inventory: str | None, accept_new_host_keys: bool, verbose: bool, ou
         kept = _Kept(shown)
         with session.reach(
             wanted, kept, accept_new_host_keys=accept_new_host_keys, verbose=verbose, partial=True
-        ) as reached:  # fmt: skip
+        ) as reached:
             _gather(reached, bundle, unknown)
         bundle.add("events.ndjson", "".join(f"{json.dumps(each)}\n" for each in kept.events))
     click.echo(path)
     for name, size in sorted(bundle.sizes.items()):
         click.echo(f"  {size:>10,}  {name}", err=True)
     if unknown:
-        click.echo(f"not known here, and so only recognised by their form: {', '.join(unknown)}", err=True)
+        click.echo(
+            f"not known here, and so only recognised by their form: {', '.join(unknown)}", err=True
+        )
     click.echo(f"look at it before you share it: `tar -xzOf {path} | less`", err=True)
 
 
 def _learn(wanted: Inventory) -> list[str]:
-    """Hide the value of every secret that can be had without asking a person; return the names of the others."""
+    """Hide the value of every secret that can be had without asking a person; return the names of
+    the others.
+    """
     from launcher.errors import RequestError
     from launcher.remote.secrets import resolve
 
@@ -107,7 +119,11 @@ def _gather(session: Session, bundle: Bundle, unknown: Sequence[str]) -> None:
     from launcher.ui import doctor as ui
 
     wanted = session.inventory
-    more = f"\nNot known on this machine, and so only recognised by their form: {', '.join(unknown)}\n" if unknown else ""
+    more = (
+        f"\nNot known on this machine, and so only recognised by their form: {', '.join(unknown)}\n"
+        if unknown
+        else ""
+    )
     bundle.add("README.txt", _README.format(cluster=wanted.cluster, unknown=more))
     bundle.add("versions.json", json.dumps(_versions(wanted), indent=1))
     # These come before any log: they learn the Ray token of each node, which logs must not show.
@@ -131,15 +147,21 @@ def _nodes(session: Session, bundle: Bundle) -> None:
     there = [node for node in wanted.nodes if node.name not in session.missing]
     for start in range(0, len(there), _AT_ONCE):
         some = there[start : start + _AT_ONCE]
-        said: dict[str, list[Answer]] = by_node(session.transport, plan.commands(wanted, some, mark))
+        said: dict[str, list[Answer]] = by_node(
+            session.transport, plan.commands(wanted, some, mark)
+        )
         for node in some:
             for name, text in plan.files(said[node.name], mark).items():
                 bundle.add(f"{plan.folder(numbers[node.name], node)}/{name}", text)
-            session.to.show(Event(kind="step", stage="collect", node=node.name, text="collected", state="ok"))
+            session.to.show(
+                Event(kind="step", stage="collect", node=node.name, text="collected", state="ok")
+            )
 
 
 def _said(ask: Callable[[], object]) -> str:
-    """Return an answer as JSON, or why there is none: what is broken is what a bug report is about."""
+    """Return an answer as JSON, or why there is none: what is broken is what a bug report is
+    about.
+    """
     from launcher.errors import VlaunchError
 
     try:
@@ -176,6 +198,11 @@ def _versions(wanted: Inventory) -> dict[str, object]:
         except metadata.PackageNotFoundError:
             found[name] = "absent"
     return {
-        "vlaunch": __version__, "python": sys.version, "platform": platform.platform(), "libraries": found,
-        "image": wanted.image, "ray": wanted.ray.version, "accelerator": wanted.accelerator,
-    }  # fmt: skip
+        "vlaunch": __version__,
+        "python": sys.version,
+        "platform": platform.platform(),
+        "libraries": found,
+        "image": wanted.image,
+        "ray": wanted.ray.version,
+        "accelerator": wanted.accelerator,
+    }

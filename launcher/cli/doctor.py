@@ -1,4 +1,6 @@
-"""`vlaunch doctor`: after a failure, the known causes that the logs of all nodes show, the most likely first."""
+"""`vlaunch doctor`: after a failure, the known causes that the logs of all nodes show, the most
+likely first.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ if TYPE_CHECKING:
 @click.command()
 @options.reaching
 @options.as_json
-@click.option("--since", callback=duration.seconds, metavar="DURATION", help="Look only this far back: 30m, 2h, 1d.")
+@click.option(
+    "--since",
+    callback=duration.seconds,
+    metavar="DURATION",
+    help="Look only this far back: 30m, 2h, 1d.",
+)
 @click.argument("names", metavar="[NODE]...", nargs=-1)
 def doctor(
     inventory: str | None,
@@ -31,11 +38,12 @@ def doctor(
     since: float | None,
     names: tuple[str, ...],
 ) -> int:
-    """Say what most likely went wrong: the logs of all nodes against the known failures, each with its cause and fix.
+    """Say what most likely went wrong: the logs of all nodes against the known failures, each with
+    its cause and fix.
 
-    Read are the ends of the logs of containers, of servers' engines, of Ray's jobs and workers, what Docker and the kernel say,
-    and what the keeper of servers wrote down. Nothing is changed. The exit code is 1 when something is found that stands in the
-    way.
+    Read are the ends of the logs of containers, of servers' engines, of Ray's jobs and workers,
+    what Docker and the kernel say, and what the keeper of servers wrote down. Nothing is changed.
+    The exit code is 1 when something is found that stands in the way.
     """
     from launcher.cli import session
     from launcher.cli.choose import chosen
@@ -47,7 +55,12 @@ def doctor(
     with (
         printer(quiet=as_json) as to,
         session.reach(
-            wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, nodes=nodes, partial=True
+            wanted,
+            to,
+            accept_new_host_keys=accept_new_host_keys,
+            verbose=verbose,
+            nodes=nodes,
+            partial=True,
         ) as reached,
     ):
         found = examine(reached, nodes, since=since)
@@ -63,10 +76,18 @@ def examine(session: Session, nodes: Sequence[Node], *, since: float | None = No
 
     inventory, mark = session.inventory, f"@@{secrets.token_hex(12)}"
     there = [node for node in nodes if node.name not in session.missing]
-    session.to.show(Event(kind="wait", stage="doctor", text="reading the logs of all nodes", state="running"))
-    told, silent = plan.hear(session.transport.run(plan.commands(inventory, there, mark, since)), mark)
+    session.to.show(
+        Event(kind="wait", stage="doctor", text="reading the logs of all nodes", state="running")
+    )
+    told, silent = plan.hear(
+        session.transport.run(plan.commands(inventory, there, mark, since)), mark
+    )
     unreached = {
-        name: "; ".join(part for part in (error.message.removeprefix(f"{name}: "), *error.evidence.splitlines()[-1:]) if part)
+        name: "; ".join(
+            part
+            for part in (error.message.removeprefix(f"{name}: "), *error.evidence.splitlines()[-1:])
+            if part
+        )
         for name, error in session.missing.items()
     }
     missing = unreached | silent

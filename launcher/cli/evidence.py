@@ -1,4 +1,6 @@
-"""Everything that `vlaunch check` looks at, gathered: one survey a node, then the questions that need it, all nodes at once."""
+"""Everything that `vlaunch check` looks at, gathered: one survey a node, then the questions that
+need it, all nodes at once.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,12 @@ _INSIDE: tuple[Group, ...] = ("rdma", "image", "memory", "accelerator")
 _HIGH = range(40000, 60000)
 
 
-def gather(session: Session, checks: Sequence[Check], *, model: str, known: Expectations, offline: bool) -> Evidence:
-    """Ask all nodes that were reached what the checks need; what could not be asked is in the evidence with its reason."""
+def gather(
+    session: Session, checks: Sequence[Check], *, model: str, known: Expectations, offline: bool
+) -> Evidence:
+    """Ask all nodes that were reached what the checks need; what could not be asked is in the
+    evidence with its reason.
+    """
     inventory, to = session.inventory, session.to
     groups = {check.group for check in checks}
     nodes = [node for node in inventory.nodes if node.name not in session.missing]
@@ -40,11 +46,23 @@ def gather(session: Session, checks: Sequence[Check], *, model: str, known: Expe
     level, _ = transport.required(
         inventory,
         gpus=[gpu.name for each in facts.values() for gpu in each.gpus or ()],
-        rdma=[name for name, each in facts.items() if each.survey is not None and active(each.survey)],
+        rdma=[
+            name for name, each in facts.items() if each.survey is not None and active(each.survey)
+        ],
         known=known,
     )
-    evidence = Evidence(facts=facts, missing=missing, model=model, expectations=known, required=level)
-    to.show(Event(kind="step", stage="check", text="surveyed", state="ok", seconds=time.monotonic() - began))
+    evidence = Evidence(
+        facts=facts, missing=missing, model=model, expectations=known, required=level
+    )
+    to.show(
+        Event(
+            kind="step",
+            stage="check",
+            text="surveyed",
+            state="ok",
+            seconds=time.monotonic() - began,
+        )
+    )
     if groups & set(_INSIDE):
         evidence = _look_inside(session, evidence)
     if groups & set(_KNOCKS) and len(facts) > 1:
@@ -53,7 +71,8 @@ def gather(session: Session, checks: Sequence[Check], *, model: str, known: Expe
         answers = by_node(session.transport, preflight.list_files(inventory, facts, model))
         files = {}
         for node, said in answers.items():
-            with suppress(UnreadableAnswer):  # A node that is not in `files` could not be asked, which its SKIP says.
+            # A node that is not in `files` could not be asked, which its SKIP says.
+            with suppress(UnreadableAnswer):
                 files[node] = models.parse_files(said[0])
         evidence = replace(evidence, files=files, hub=_hub(session, model, offline=offline))
     return evidence
@@ -62,27 +81,45 @@ def gather(session: Session, checks: Sequence[Check], *, model: str, known: Expe
 def _look_inside(session: Session, evidence: Evidence) -> Evidence:
     asked = preflight.look_inside(session.inventory, evidence.facts)
     began = time.monotonic()
-    session.to.show(Event(kind="wait", stage="check", text="looking into the containers", state="running"))
+    session.to.show(
+        Event(kind="wait", stage="check", text="looking into the containers", state="running")
+    )
     seen: dict[str, inside.Inside] = {}
     missing = dict(asked.missing)
     for answer in session.transport.run(asked.commands):
-        own = containers.own(session.inventory, session.inventory.node(answer.node), evidence.facts[answer.node])
+        own = containers.own(
+            session.inventory, session.inventory.node(answer.node), evidence.facts[answer.node]
+        )
         try:
             seen[answer.node] = inside.parse_look(answer, running=own is not None)
         except UnreadableAnswer as error:
             missing[answer.node] = _unread(answer, error)
     if seen:
         took = time.monotonic() - began
-        session.to.show(Event(kind="step", stage="check", text="looked into the containers", state="ok", seconds=took))
+        session.to.show(
+            Event(
+                kind="step",
+                stage="check",
+                text="looked into the containers",
+                state="ok",
+                seconds=took,
+            )
+        )
     return replace(evidence, inside=seen, inside_missing=missing)
 
 
 def _knock(session: Session, evidence: Evidence) -> Evidence:
     draw = [_HIGH[secrets.randbelow(len(_HIGH))] for _ in range(20)]
     high = preflight.high_port(evidence.facts, draw)
-    asked = preflight.knock(session.inventory, evidence.facts, high=high, nonce=secrets.token_hex(8))
+    asked = preflight.knock(
+        session.inventory, evidence.facts, high=high, nonce=secrets.token_hex(8)
+    )
     began = time.monotonic()
-    session.to.show(Event(kind="wait", stage="check", text="every node knocks at all the others", state="running"))
+    session.to.show(
+        Event(
+            kind="wait", stage="check", text="every node knocks at all the others", state="running"
+        )
+    )
     knocks: list[pairs.Knock] = []
     missing = dict(asked.missing)
     for answer in session.transport.run(asked.commands):
@@ -91,7 +128,15 @@ def _knock(session: Session, evidence: Evidence) -> Evidence:
         except UnreadableAnswer as error:
             missing[answer.node] = _unread(answer, error)
     took = time.monotonic() - began
-    session.to.show(Event(kind="step", stage="check", text="every node knocked at all the others", state="ok", seconds=took))
+    session.to.show(
+        Event(
+            kind="step",
+            stage="check",
+            text="every node knocked at all the others",
+            state="ok",
+            seconds=took,
+        )
+    )
     return replace(evidence, knocks=tuple(knocks), knocks_missing=missing)
 
 
@@ -110,15 +155,23 @@ def _hub(session: Session, model: str, *, offline: bool) -> Hub:
         return Hub(status="not asked", text="HF_HUB_OFFLINE is set: the nodes ask nobody either")
     source = {name: each for name, each in inventory.secrets.items() if name == "HF_TOKEN"}
     if any(each.prompt is not None for each in source.values()):
-        return Hub(status="not asked", text="HF_TOKEN is typed in when it is needed, and a check asks nobody for it")
+        return Hub(
+            status="not asked",
+            text="HF_TOKEN is typed in when it is needed, and a check asks nobody for it",
+        )
     try:
         token: Secret | None = resolve(source, inventory.path.parent).get("HF_TOKEN")
     except RequestError as error:
-        # A preflight tells all that it found; `up`, which needs the value, will refuse to go on without it.
+        # A preflight tells all that it found; `up`, which needs the value, will refuse to go on
+        # without it.
         return Hub(status="not asked", text=_short(error))
     return hub.ask(model, token)
 
 
 def _short(error: VlaunchError) -> str:
     name = getattr(error, "node", "")
-    return ": ".join(part for part in (error.message.removeprefix(f"{name}: "), *error.evidence.splitlines()[-1:]) if part)
+    return ": ".join(
+        part
+        for part in (error.message.removeprefix(f"{name}: "), *error.evidence.splitlines()[-1:])
+        if part
+    )

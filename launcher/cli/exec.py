@@ -14,12 +14,23 @@ if TYPE_CHECKING:
     from launcher.model import Answer, Argv, Node
 
 
-@click.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(
+    "exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
 @options.reaching
-@click.option("-n", "--node", "nodes", multiple=True, metavar="NAME", help="Only on this node (may be given several times).")
+@click.option(
+    "-n",
+    "--node",
+    "nodes",
+    multiple=True,
+    metavar="NAME",
+    help="Only on this node (may be given several times).",
+)
 @click.option("--head", "only_head", is_flag=True, help="Only on the head.")
 @click.option("--host", is_flag=True, help="On the node itself instead of in its container.")
-@click.option("--timeout", default=60.0, show_default=True, help="Seconds until the command is ended.")
+@click.option(
+    "--timeout", default=60.0, show_default=True, help="Seconds until the command is ended."
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def exec_(
     inventory: str | None,
@@ -46,7 +57,9 @@ def exec_(
     picked = (wanted.head,) if only_head else chosen(wanted, nodes)
     with (
         printer(quiet=True) as to,
-        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, nodes=picked) as reached,
+        session.reach(
+            wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, nodes=picked
+        ) as reached,
     ):
         answers = _answers(reached, picked, command, timeout, host=host)
     groups: dict[tuple[int, str, str], list[str]] = {}
@@ -62,13 +75,16 @@ def exec_(
             click.echo(f"{label}: exit code {code}", err=True)
     if bare := [node.name for node in picked if node.name not in answers]:
         raise NodeError(
-            fold(bare), f"there is no container of cluster {wanted.cluster}",
+            fold(bare),
+            f"there is no container of cluster {wanted.cluster}",
             hint="run `vlaunch up`, or give `--host` to run it on the node itself",
-        )  # fmt: skip
+        )
     return max(answer.code for answer in answers.values())
 
 
-def _answers(session: Session, nodes: Sequence[Node], command: Argv, timeout: float, *, host: bool) -> dict[str, Answer]:
+def _answers(
+    session: Session, nodes: Sequence[Node], command: Argv, timeout: float, *, host: bool
+) -> dict[str, Answer]:
     """Run the command on nodes, or in their containers; nodes without a container are left out."""
     from launcher.plan import containers
     from launcher.tools import docker
@@ -77,12 +93,27 @@ def _answers(session: Session, nodes: Sequence[Node], command: Argv, timeout: fl
     asked, named = [], {}
     for node in nodes:
         named[node.name] = containers.name(session.inventory, node)
-        inside = docker.exec_(node.docker, named[node.name], *docker.bounded(command, timeout), stdin=True)
-        asked.append(Command(node=node.name, argv=command if host else inside, timeout=timeout + 10, hold_stdin=True))
+        inside = docker.exec_(
+            node.docker, named[node.name], *docker.bounded(command, timeout), stdin=True
+        )
+        asked.append(
+            Command(
+                node=node.name,
+                argv=command if host else inside,
+                timeout=timeout + 10,
+                hold_stdin=True,
+            )
+        )
     said = session.transport.run(asked)
-    return {answer.node: answer for answer in said if host or not _absent(answer, named[answer.node])}
+    return {
+        answer.node: answer for answer in said if host or not _absent(answer, named[answer.node])
+    }
 
 
 def _absent(answer: Answer, name: str) -> bool:
     """True when Docker has no such container, so that nothing has run."""
-    return not answer.ok and not answer.out and answer.err.rstrip().endswith(f"No such container: {name}")
+    return (
+        not answer.ok
+        and not answer.out
+        and answer.err.rstrip().endswith(f"No such container: {name}")
+    )

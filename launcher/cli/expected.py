@@ -11,7 +11,8 @@ FILE = "expectations.yaml"
 
 
 def load(named: Path | None = None) -> Expectations:
-    """Return our figures with those of the file that is named over them, else of `expectations.yaml` in the user's settings.
+    """Return our figures with those of the file that is named over them, else of
+    `expectations.yaml` in the user's settings.
 
     Raises RequestError with every mistake in that file.
     """

@@ -16,12 +16,19 @@ def export() -> None:
 @click.argument("path", metavar="[INVENTORY]", required=False)
 @options.inventory
 @click.option(
-    "--format", "form", type=click.Choice(["nft", "iptables", "ufw"]), default="nft", show_default=True, help="Whose language."
+    "--format",
+    "form",
+    type=click.Choice(["nft", "iptables", "ufw"]),
+    default="nft",
+    show_default=True,
+    help="Whose language.",
 )
 def firewall(path: str | None, inventory: str | None, form: str) -> None:
-    """Print the packet filter for the nodes: open between them, closed to others but for SSH and the endpoint.
+    """Print the packet filter for the nodes: open between them, closed to others but for SSH and
+    the endpoint.
 
-    The text is the same for every node, and the same each time. Read it, then load it on each node as root.
+    The text is the same for every node, and the same each time. Read it, then load it on each node
+    as root.
     """
     from launcher.cli import session
     from launcher.export import firewall as made

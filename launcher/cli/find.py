@@ -1,4 +1,6 @@
-"""Which inventory a command means, and the memory of the one last brought up (as kubeconfig has a current context)."""
+"""Which inventory a command means, and the memory of the one last brought up (as kubeconfig has a
+current context).
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,17 @@ DEFAULT = "inventory.yaml"
 
 
 def find_inventory(argument: str | None, option: str | None) -> Path:
-    """Return the first that is given: path argument, `-i`, `VLAUNCH_INVENTORY`, ./inventory.yaml, the one last brought up.
+    """Return the first that is given: path argument, `-i`, `VLAUNCH_INVENTORY`, ./inventory.yaml,
+    the one last brought up.
 
-    What is named is returned as it is, so that a name that does not exist is reported by the loader, with its path.
-    Raises RequestError when nothing is named and nothing is found.
+    What is named is returned as it is, so that a name that does not exist is reported by the
+    loader, with its path. Raises RequestError when nothing is named and nothing is found.
     """
     if argument and option and Path(argument) != Path(option):
-        raise RequestError(f"two inventories are named: `{argument}` and, with -i, `{option}`", hint="name the inventory once")
+        raise RequestError(
+            f"two inventories are named: `{argument}` and, with -i, `{option}`",
+            hint="name the inventory once",
+        )
     named = argument or option or os.environ.get(ENVIRONMENT)
     if named:
         return Path(named).expanduser() if named.startswith("~/") else Path(named)
@@ -32,17 +38,26 @@ def find_inventory(argument: str | None, option: str | None) -> Path:
         "no path was given, as an argument or with -i",
         f"{ENVIRONMENT} is not set",
         f"{Path.cwd() / DEFAULT} does not exist",
-        f"the one last brought up, {last}, does not exist any more" if last else "none was brought up from here before",
+        f"the one last brought up, {last}, does not exist any more"
+        if last
+        else "none was brought up from here before",
     ]
-    raise RequestError("no inventory found", evidence=looked, hint="name one with -i, or write ./inventory.yaml")
+    raise RequestError(
+        "no inventory found", evidence=looked, hint="name one with -i, or write ./inventory.yaml"
+    )
 
 
 def remember(path: Path) -> None:
-    """Make `path` the inventory that commands mean when none is named. A state folder that cannot be written is no failure."""
+    """Make `path` the inventory that commands mean when none is named.
+
+    A state folder that cannot be written is no failure.
+    """
     memory = _memory()
     try:
         memory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=memory.parent, delete=False, encoding="utf-8") as file:
+        with tempfile.NamedTemporaryFile(
+            "w", dir=memory.parent, delete=False, encoding="utf-8"
+        ) as file:
             file.write(f"{path.expanduser().absolute()}\n")
         Path(file.name).replace(memory)
     except OSError:

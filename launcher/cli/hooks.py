@@ -1,8 +1,9 @@
-"""The user's own programs around commands: executables in `hooks/` beside the inventory, run on this machine.
+"""The user's own programs around commands: executables in `hooks/` beside the inventory, run on
+this machine.
 
-`pre-VERB` runs with the cluster's lock held and before the nodes are looked at, and stops the command when it fails.
-`post-VERB` and `on-failure` run when the lock is free again, so that they may call `vlaunch` themselves; when they fail, that
-is told and no more.
+`pre-VERB` runs with the cluster's lock held and before the nodes are looked at, and stops the
+command when it fails. `post-VERB` and `on-failure` run when the lock is free again, so that they
+may call `vlaunch` themselves; when they fail, that is told and no more.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ FOLDER: Final = "hooks"
 FAILURE: Final = "on-failure"
 NAMES: Final = ("pre-up", "post-up", "pre-serve", "post-serve", "pre-down", "post-down", FAILURE)
 DEADLINE: Final = 300.0  # seconds for each
-INSIDE: Final = "VLAUNCH_HOOK"  # its name; a command that a hook runs has no hooks, or it would run itself for ever
+# its name; a command that a hook runs has no hooks, or it would run itself for ever
+INSIDE: Final = "VLAUNCH_HOOK"
 _GRACE: Final = 5.0  # seconds to end politely
 _LINGER: Final = 1.0  # seconds to wait for output that a child in the background still holds open
 _LINE: Final = 2000
@@ -55,7 +57,8 @@ class Hooks:
 
     @contextlib.contextmanager
     def watching(self, to: Printer, **more: str) -> Iterator[dict[str, str]]:
-        """Run `on-failure` when the block fails: not for wrong requests, nor when the lock is somebody else's or lost.
+        """Run `on-failure` when the block fails: not for wrong requests, nor when the lock is
+        somebody else's or lost.
 
         The block may add to what the hook is told.
         """
@@ -79,9 +82,13 @@ class Hooks:
             return
         began = time.monotonic()
         to.show(Event(kind="stage", stage="hook", text=f"Run the hook {name}", state="running"))
-        code = _execute(path, self._environment(name, more), self.inventory.path.parent, DEADLINE, name, to)
+        code = _execute(
+            path, self._environment(name, more), self.inventory.path.parent, DEADLINE, name, to
+        )
         if code is None:
-            raise HookError(f"hook {name} did not end within {DEADLINE:g}s, and was ended", hint=_skip(path))
+            raise HookError(
+                f"hook {name} did not end within {DEADLINE:g}s, and was ended", hint=_skip(path)
+            )
         if code != 0:
             how = f"was ended by signal {-code}" if code < 0 else f"failed with exit code {code}"
             raise HookError(f"hook {name} {how}", hint=_skip(path))
@@ -89,7 +96,9 @@ class Hooks:
         to.show(Event(kind="step", stage="hook", text=f"hook {name}", state="ok", seconds=seconds))
 
     def _environment(self, name: str, more: Mapping[str, str]) -> dict[str, str]:
-        """Return what a hook is told; variables that the inventory takes secrets from are not handed on."""
+        """Return what a hook is told; variables that the inventory takes secrets from are not
+        handed on.
+        """
         inventory = self.inventory
         sources = {source.env for source in inventory.secrets.values()}
         return {
@@ -124,7 +133,10 @@ def hooks(inventory: Inventory, verb: str, *, skip: bool = False, dry_run: bool 
     if wrong:
         raise RequestError(
             "a hook cannot be run",
-            evidence=[f"{path} {'is not executable' if path.is_file() else 'is no file'}" for path in wrong],
+            evidence=[
+                f"{path} {'is not executable' if path.is_file() else 'is no file'}"
+                for path in wrong
+            ],
             hint=f"`chmod +x {wrong[0]}`, take it away, or leave hooks out with `--no-hooks`",
         )
     if dry_run:
@@ -134,34 +146,55 @@ def hooks(inventory: Inventory, verb: str, *, skip: bool = False, dry_run: bool 
 
 
 def _odd(folder: Path) -> None:
-    """Tell of programs whose names are no hooks' (`pre-up.sh`): they would never be run, and nobody would know."""
+    """Tell of programs whose names are no hooks' (`pre-up.sh`): they would never be run, and nobody
+    would know.
+    """
     try:
         there = sorted(folder.iterdir())
     except OSError:
         return
     for path in there:
-        if path.stem in NAMES and path.name not in NAMES and path.is_file() and os.access(path, os.X_OK):
-            click.echo(f"{FOLDER}/{path.name} is not run: the hook would be called {path.stem}", err=True)
+        if (
+            path.stem in NAMES
+            and path.name not in NAMES
+            and path.is_file()
+            and os.access(path, os.X_OK)
+        ):
+            click.echo(
+                f"{FOLDER}/{path.name} is not run: the hook would be called {path.stem}", err=True
+            )
 
 
 def _skip(path: Path) -> str:
     return f"look at {path}; `--no-hooks` leaves hooks out"
 
 
-def _execute(path: Path, env: Mapping[str, str], folder: Path, deadline: float, name: str, to: Printer) -> int | None:
-    """Run a program to its end, showing its lines; returns its exit code, or None when it took too long.
+def _execute(
+    path: Path, env: Mapping[str, str], folder: Path, deadline: float, name: str, to: Printer
+) -> int | None:
+    """Run a program to its end, showing its lines; returns its exit code, or None when it took too
+    long.
 
-    It has a process group of its own, all of which is ended with it when it takes too long or the user interrupts.
+    It has a process group of its own, all of which is ended with it when it takes too long or the
+    user interrupts.
     """
     try:
         process = subprocess.Popen(
-            [path], env=dict(env), cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            [path],
+            env=dict(env),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
-        )  # fmt: skip
+        )
     except OSError as error:
         raise HookError(
             f"hook {name} cannot be started: {(error.strerror or str(error)).lower()}",
-            hint=f"{path} should begin with a line such as `#!/bin/sh`; `--no-hooks` leaves hooks out",
+            hint=(
+                f"{path} should begin with a line such as `#!/bin/sh`; `--no-hooks` leaves"
+                " hooks out"
+            ),
         ) from None
     out = process.stdout
     assert out is not None  # noqa: S101 - it was asked for
@@ -169,15 +202,19 @@ def _execute(path: Path, env: Mapping[str, str], folder: Path, deadline: float, 
     try:
         ended = _follow(process, out, time.monotonic() + deadline, name, to)
     finally:
-        # A child in the background may go on printing: it is the hook's own, and must neither wait for us nor we for it.
+        # A child in the background may go on printing: it is the hook's own, and must neither wait
+        # for us nor we for it.
         threading.Thread(target=_drop, args=(out,), daemon=True).start()
         if not ended:
             _end(process)
     return process.returncode if ended else None
 
 
-def _follow(process: subprocess.Popen[bytes], out: IO[bytes], until: float, name: str, to: Printer) -> bool:
-    """Show lines until the program has ended and said all, or leaves a child behind that holds its output; False: too late.
+def _follow(
+    process: subprocess.Popen[bytes], out: IO[bytes], until: float, name: str, to: Printer
+) -> bool:
+    """Show lines until the program has ended and said all, or leaves a child behind that holds its
+    output; False: too late.
 
     Only what can be shown is read: a program that prints faster waits.
     """
@@ -220,7 +257,9 @@ def _drop(out: IO[bytes]) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the whole group: politely, then for certain, for a child may ignore what its parent obeys."""
+    """End the whole group: politely, then for certain, for a child may ignore what its parent
+    obeys.
+    """
     for sign, seconds in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, _GRACE)):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, sign)

@@ -1,4 +1,6 @@
-"""`vlaunch init`: look at hosts and write their inventory, with the reason of every choice beside it."""
+"""`vlaunch init`: look at hosts and write their inventory, with the reason of every choice beside
+it.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,37 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("hosts", metavar="[HOST]...", nargs=-1)
-@click.option("-o", "--output", metavar="FILE", help="Where to write; `-` is standard output.  [default: ./inventory.yaml]")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="Where to write; `-` is standard output.  [default: ./inventory.yaml]",
+)
 @click.option("--user", help="Login name.")
 @click.option("--port", type=click.IntRange(1, 65535), help="SSH port.")
 @click.option("--identity", metavar="FILE", help="Private key on this machine.")
 @click.option("--jump", metavar="[USER@]HOST[:PORT]", help="Host to go through.")
 @click.option("--cluster", metavar="NAME", help="Name of the cluster.  [default: vllm]")
 @click.option("--image", help="vLLM image.  [default: one that all hosts have, else vLLM's own]")
-@click.option("--hf-home", metavar="DIR", help="Hugging Face home on the hosts.  [default: where models are]")
 @click.option(
-    "--accelerator", type=click.Choice(["nvidia", "amd", "cpu"]), help="What the model runs on.  [default: found out]"
+    "--hf-home", metavar="DIR", help="Hugging Face home on the hosts.  [default: where models are]"
 )
-@click.option("--docker", metavar="WORDS", help="How to call docker on the hosts.  [default: `docker`, else `sudo -n docker`]")
+@click.option(
+    "--accelerator",
+    type=click.Choice(["nvidia", "amd", "cpu"]),
+    help="What the model runs on.  [default: found out]",
+)
+@click.option(
+    "--docker",
+    metavar="WORDS",
+    help="How to call docker on the hosts.  [default: `docker`, else `sudo -n docker`]",
+)
 @click.option("--force", is_flag=True, help="Overwrite the file.")
-@click.option("--update", is_flag=True, help="Only show what differs from the file by now; exit code 3 when something does.")
+@click.option(
+    "--update",
+    is_flag=True,
+    help="Only show what differs from the file by now; exit code 3 when something does.",
+)
 @options.accept_new
 @options.verbose
 @options.as_json
@@ -54,11 +73,13 @@ def init(
     verbose: bool,
     as_json: bool,
 ) -> int:
-    """Look at hosts over SSH and write an inventory of them, with the reason of every choice beside it.
+    """Look at hosts over SSH and write an inventory of them, with the reason of every choice beside
+    it.
 
-    The first HOST is the head. A HOST may be a range (gpu[01-16]) and say user@host:port; ~/.ssh/config is honoured.
-    Hosts are only read. An existing file is never overwritten without --force. --update looks at the file's hosts, and at
-    HOSTs besides, and never writes: edit the file by hand, or write it anew with --force.
+    The first HOST is the head. A HOST may be a range (gpu[01-16]) and say user@host:port;
+    ~/.ssh/config is honoured. Hosts are only read. An existing file is never overwritten without
+    --force. --update looks at the file's hosts, and at HOSTs besides, and never writes: edit the
+    file by hand, or write it anew with --force.
     """
     from launcher.cli import session
     from launcher.cli.look import look
@@ -70,9 +91,14 @@ def init(
     from launcher.ui.progress import printer
 
     if output == "-" and (as_json or update):
-        raise click.UsageError("`-o -` writes the inventory to standard output, which --json and --update need themselves")
+        raise click.UsageError(
+            "`-o -` writes the inventory to standard output, which --json and --update need"
+            " themselves"
+        )
     if update and force:
-        raise click.UsageError("--update only shows; to write the file anew, use --force without it")
+        raise click.UsageError(
+            "--update only shows; to write the file anew, use --force without it"
+        )
     if not hosts and not update:
         raise click.UsageError("name the hosts, the head first: vlaunch init gpu01 gpu02")
     path = Path(output or "inventory.yaml")
@@ -93,10 +119,17 @@ def init(
         wishes, meant = _with_known(known, meant, wishes)
     assert meant is not None  # noqa: S101 - hosts or an inventory were given
     with printer(as_json=as_json) as to:
-        with session.reach(meant, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose) as reached:
-            probed = look(reached, wishes, call, [node.name for node in known.nodes] if known else ())
+        with session.reach(
+            meant, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose
+        ) as reached:
+            probed = look(
+                reached, wishes, call, [node.name for node in known.nodes] if known else ()
+            )
         if known is None:
-            code, data = 0, _write(discover(probed, wishes), path, to, stdout=output == "-", force=force)
+            code, data = (
+                0,
+                _write(discover(probed, wishes), path, to, stdout=output == "-", force=force),
+            )
         else:
             code, data = _show_drift(known, path, wishes, probed, to, as_json=as_json)
     click.echo(data, nl=False)  # after the display has gone
@@ -113,11 +146,17 @@ def _words(docker: str | None) -> Argv | None:
     return words
 
 
-def _with_known(known: Inventory, new: Inventory | None, wishes: Wishes) -> tuple[Wishes, Inventory]:
-    """Put the nodes of an inventory and new hosts together; what the nodes say of logins in common is said once."""
+def _with_known(
+    known: Inventory, new: Inventory | None, wishes: Wishes
+) -> tuple[Wishes, Inventory]:
+    """Put the nodes of an inventory and new hosts together; what the nodes say of logins in common
+    is said once.
+    """
     from dataclasses import replace
 
-    there = {node.host.lower() for node in known.nodes} | {node.name.lower() for node in known.nodes}
+    there = {node.host.lower() for node in known.nodes} | {
+        node.name.lower() for node in known.nodes
+    }
     more = tuple(
         replace(node, ip=f"198.19.{at // 250}.{at % 250 + 1}", head=False)
         for at, node in enumerate(new.nodes if new else ())
@@ -132,14 +171,22 @@ def _may_write(path: Path, *, force: bool) -> None:
     from launcher.errors import RequestError
 
     if path.is_dir():
-        raise RequestError(f"`{path}` is a directory", hint=f"name a file: `-o {path / 'inventory.yaml'}`")
+        raise RequestError(
+            f"`{path}` is a directory", hint=f"name a file: `-o {path / 'inventory.yaml'}`"
+        )
     if path.exists() and not force:
         raise RequestError(
             f"`{path}` exists already, and is not overwritten",
-            hint="see what has changed with `--update`, write elsewhere with `-o FILE`, or overwrite it with `--force`",
+            hint=(
+                "see what has changed with `--update`, write elsewhere with `-o FILE`, or overwrite"
+                " it with `--force`"
+            ),
         )
     if not path.parent.is_dir():
-        raise RequestError(f"`{path.parent}` is no directory, so nothing can be written there", hint=f"mkdir -p {path.parent}")
+        raise RequestError(
+            f"`{path.parent}` is no directory, so nothing can be written there",
+            hint=f"mkdir -p {path.parent}",
+        )
 
 
 def _write(found: Found, path: Path, to: Printer, *, stdout: bool, force: bool) -> str:
@@ -155,7 +202,9 @@ def _write(found: Found, path: Path, to: Printer, *, stdout: bool, force: bool) 
     except InventoryError as error:
         told = "what was found does not make an inventory that can be used; nothing was written"
         raise VlaunchError(
-            told, evidence=error.mistakes, hint="write it by hand, starting from inventory/example.yaml"
+            told,
+            evidence=error.mistakes,
+            hint="write it by hand, starting from inventory/example.yaml",
         ) from None
     for warning in found.warnings:
         to.show(Event(kind="warning", stage="look", text=warning, state="warn"))
@@ -194,9 +243,17 @@ def _replace(path: Path, text: str, *, force: bool) -> None:
 
 
 def _show_drift(
-    known: Inventory, path: Path, wishes: Wishes, probed: Sequence[Probed], to: Printer, *, as_json: bool
+    known: Inventory,
+    path: Path,
+    wishes: Wishes,
+    probed: Sequence[Probed],
+    to: Printer,
+    *,
+    as_json: bool,
 ) -> tuple[int, str]:
-    """Show what differs; return the exit code, and the difference of the files for standard output."""
+    """Show what differs; return the exit code, and the difference of the files for standard
+    output.
+    """
     import difflib
 
     from launcher.discovery.discover import discover
@@ -209,7 +266,8 @@ def _show_drift(
     try:
         found = discover(probed, wishes)
         warnings = found.warnings
-    except RequestError as error:  # what the inventory states can be compared with the hosts all the same
+    # what the inventory states can be compared with the hosts all the same
+    except RequestError as error:
         warnings = (f"{error.message}: {'; '.join(error.evidence.splitlines())}",)
     for warning in warnings:
         to.show(Event(kind="warning", stage="look", text=warning, state="warn"))
@@ -217,13 +275,27 @@ def _show_drift(
     for line in lines:
         to.show(Event(kind="finding", stage="drift", text=line, state="warn"))
     if found and not lines:
-        to.show(Event(kind="done", text=f"{path} states what is there", state="ok", data={"drift": 0}))
+        to.show(
+            Event(kind="done", text=f"{path} states what is there", state="ok", data={"drift": 0})
+        )
         return 0, ""
     diff = ""
     if found:
         before, after = path.read_text(encoding="utf-8").splitlines(), write(found).splitlines()
-        compared = difflib.unified_diff(before, after, str(path), "as it would be written now", lineterm="")
+        compared = difflib.unified_diff(
+            before, after, str(path), "as it would be written now", lineterm=""
+        )
         diff = "".join(f"{line}\n" for line in compared)
-    text = f"{path} differs from what is there in {len(lines)} place{'s' if len(lines) != 1 else ''}; nothing was written"
-    to.show(Event(kind="done", text=text, state="warn", data={"drift": len(lines), **({"diff": diff} if as_json else {})}))
+    text = (
+        f"{path} differs from what is there in {len(lines)} place{'s' if len(lines) != 1 else ''};"
+        " nothing was written"
+    )
+    to.show(
+        Event(
+            kind="done",
+            text=text,
+            state="warn",
+            data={"drift": len(lines), **({"diff": diff} if as_json else {})},
+        )
+    )
     return 3, "" if as_json else diff

@@ -20,14 +20,26 @@ if TYPE_CHECKING:
 @click.command()
 @options.reaching
 @options.as_json
-@click.option("--remove", "names", metavar="NAME", multiple=True, help="Remove a job that is over, and its output on the head.")
+@click.option(
+    "--remove",
+    "names",
+    metavar="NAME",
+    multiple=True,
+    help="Remove a job that is over, and its output on the head.",
+)
 @options.lock_wait
 def jobs(
-    inventory: str | None, accept_new_host_keys: bool, verbose: bool, as_json: bool, names: tuple[str, ...], lock_wait: int
+    inventory: str | None,
+    accept_new_host_keys: bool,
+    verbose: bool,
+    as_json: bool,
+    names: tuple[str, ...],
+    lock_wait: int,
 ) -> None:
     """Show the batch jobs that the head knows: those that run, and those that are over.
 
-    A job is `interrupted` when its driver ended without a word; the same `vlaunch batch` goes on with it.
+    A job is `interrupted` when its driver ended without a word; the same `vlaunch batch` goes on
+    with it.
     """
     from launcher.cli import session
     from launcher.cli.locked import locked
@@ -38,7 +50,13 @@ def jobs(
     wanted = session.read(None, inventory)
     with (
         printer(as_json=as_json and bool(names), quiet=not names) as to,
-        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, nodes=[wanted.head]) as reached,
+        session.reach(
+            wanted,
+            to,
+            accept_new_host_keys=accept_new_host_keys,
+            verbose=verbose,
+            nodes=[wanted.head],
+        ) as reached,
         locked(reached, wait=lock_wait, unless=not names) as ours,
     ):
         seen, found = look(ours, update=bool(names))
@@ -46,16 +64,20 @@ def jobs(
             _remove(ours, found, names)
             return
     if as_json:
-        click.echo(json_line.dumps({"cluster": wanted.cluster, "jobs": [each.as_json() for each in found]}))
+        click.echo(
+            json_line.dumps({"cluster": wanted.cluster, "jobs": [each.as_json() for each in found]})
+        )
         return
     _print(seen, found)
 
 
 def look(session: Session, *, update: bool = False) -> tuple[Seen, tuple[BatchStatus, ...]]:
-    """Ask the head for its batch jobs; with `update`, for which the lock is held, its helper program is brought up to date.
+    """Ask the head for its batch jobs; with `update`, for which the lock is held, its helper
+    program is brought up to date.
 
     Raises:
-        NodeError: the head has no container that runs, or no helper program, or cannot say which jobs there are.
+        NodeError: the head has no container that runs, or no helper program, or cannot say which
+            jobs there are.
     """
     from dataclasses import replace
 
@@ -77,7 +99,9 @@ def look(session: Session, *, update: bool = False) -> tuple[Seen, tuple[BatchSt
         show_all(apply(plan_files(only, seen.facts), session.transport), session.to)
     elif not seen.facts[inventory.head.name].files.get("payload/desk.py"):
         text = "has no helper program that knows its batch jobs"
-        raise NodeError(inventory.head.name, text, hint="run `vlaunch up`, which brings it up to date")
+        raise NodeError(
+            inventory.head.name, text, hint="run `vlaunch up`, which brings it up to date"
+        )
     (answer,) = session.transport.run([ask_list(inventory)])
     return seen, batches.read(inventory, desk.parse_list(answer), seen.said)
 
@@ -87,7 +111,10 @@ def _print(seen: Seen, found: Sequence[BatchStatus]) -> None:
     from launcher.ui import jobs as ui
     from launcher.ui.status import console
 
-    remarks = [f"{each.what} with {each.model} runs beside them" for each in servers.read(seen.said).running]
+    remarks = [
+        f"{each.what} with {each.model} runs beside them"
+        for each in servers.read(seen.said).running
+    ]
     if "error" in seen.said:
         remarks.append(f"Ray does not say which jobs run: {seen.said['error']}")
     if not found:
@@ -106,7 +133,16 @@ def _remove(session: Session, found: Sequence[BatchStatus], names: Sequence[str]
 
     chosen = [server.the_batch(found, name) for name in dict.fromkeys(names)]
     if runs := [each.name for each in chosen if each.runs]:
-        raise RequestError(f"batch job `{runs[0]}` runs", hint=f"stop it first: `vlaunch stop {runs[0]}`")
+        raise RequestError(
+            f"batch job `{runs[0]}` runs", hint=f"stop it first: `vlaunch stop {runs[0]}`"
+        )
     show_all(apply(plan_remove(session.inventory, chosen), session.transport), session.to)
     said = ", ".join(each.name for each in chosen)
-    session.to.show(Event(kind="done", text=f"removed {said}", state="ok", data={"removed": [each.name for each in chosen]}))
+    session.to.show(
+        Event(
+            kind="done",
+            text=f"removed {said}",
+            state="ok",
+            data={"removed": [each.name for each in chosen]},
+        )
+    )

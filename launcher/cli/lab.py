@@ -1,4 +1,6 @@
-"""`vlaunch lab`: practice hosts on this machine, to learn and test on what later runs on real servers."""
+"""`vlaunch lab`: practice hosts on this machine, to learn and test on what later runs on real
+servers.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from typing import Any
 
 import click
 
-_NAME = click.option("--name", default="vlaunch-lab", show_default=True, help="Which practice cluster.")
+_NAME = click.option(
+    "--name", default="vlaunch-lab", show_default=True, help="Which practice cluster."
+)
 _DIR = click.option(
     "--dir",
     "directory",
@@ -37,9 +41,16 @@ def _lab_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @_lab_options
 @click.option("--nodes", default=2, show_default=True, help="How many hosts.")
 @click.option("--gpus", default=1, show_default=True, help="Slots that each host counts as GPUs.")
-@click.option("--subnet", default="10.77.0.0/24", show_default=True, help="A private network that is free here.")
+@click.option(
+    "--subnet",
+    default="10.77.0.0/24",
+    show_default=True,
+    help="A private network that is free here.",
+)
 @_CACHE
-@click.option("--install-missing", is_flag=True, help="Install the Debian packages that this machine lacks.")
+@click.option(
+    "--install-missing", is_flag=True, help="Install the Debian packages that this machine lacks."
+)
 @click.option("--no-image", is_flag=True, help="Hosts only: without the vLLM image and the model.")
 def up(
     name: str,
@@ -87,11 +98,16 @@ def status(name: str, directory: Path | None, as_json: bool) -> None:
     where = directory or layout.default_dir(name)
     found = layout.load(where)
     if found is None or found.name != name:
-        raise RequestError(f"there is no practice cluster `{name}` in `{where}`", hint="run `vlaunch lab up`")
+        raise RequestError(
+            f"there is no practice cluster `{name}` in `{where}`", hint="run `vlaunch lab up`"
+        )
     states = observed.observe(found)
     click.echo(observed.to_json(found, states) if as_json else observed.to_text(states))
     if down := [state.name for state in states if not state.up]:
-        raise VlaunchError(f"not all is up on {', '.join(down)}", hint=f"run `vlaunch lab up{_again(name, directory)}`")
+        raise VlaunchError(
+            f"not all is up on {', '.join(down)}",
+            hint=f"run `vlaunch lab up{_again(name, directory)}`",
+        )
 
 
 @lab.command(short_help="remove every trace of practice hosts, and prove it")
@@ -101,8 +117,8 @@ def status(name: str, directory: Path | None, as_json: bool) -> None:
 def down(name: str, directory: Path | None, cache: Path, purge_cache: bool) -> None:
     """Remove every trace of the practice hosts, and prove it.
 
-    Works on a half-made or crashed cluster as well, and after a reboot. The kept wheels and image stay for the next
-    time unless --purge-cache is given.
+    Works on a half-made or crashed cluster as well, and after a reboot. The kept wheels and image
+    stay for the next time unless --purge-cache is given.
     """
     from launcher.errors import VlaunchError
     from launcher.lab import layout, parts, remove
@@ -112,7 +128,9 @@ def down(name: str, directory: Path | None, cache: Path, purge_cache: bool) -> N
     remove.down(name, where, _say)
     if remains := remove.leftovers(name, where):
         raise VlaunchError(
-            f"traces of the practice cluster `{name}` are left", evidence=remains, hint="run the same command again"
+            f"traces of the practice cluster `{name}` are left",
+            evidence=remains,
+            hint="run the same command again",
         )
     _say(f"nothing of `{name}` is left")
     if purge_cache:

@@ -1,4 +1,6 @@
-"""`vlaunch lock`: who works on the cluster, and how to be rid of a lock that nobody will give back."""
+"""`vlaunch lock`: who works on the cluster, and how to be rid of a lock that nobody will give
+back.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,21 @@ if TYPE_CHECKING:
 @options.as_json
 @click.option("--break", "broken", is_flag=True, help="Take the lock away from whoever holds it.")
 @click.option("--yes", is_flag=True, help="With --break: do not ask.")
-def lock(inventory: str | None, accept_new_host_keys: bool, verbose: bool, as_json: bool, broken: bool, yes: bool) -> None:
-    """Show who holds the cluster's lock. Commands that change the cluster take it, and give it back however they end.
+def lock(
+    inventory: str | None,
+    accept_new_host_keys: bool,
+    verbose: bool,
+    as_json: bool,
+    broken: bool,
+    yes: bool,
+) -> None:
+    """Show who holds the cluster's lock.
 
-    Only a head that has lost its connection to a launcher without a word still holds a lock that is nobody's: --break shows
-    whose it is, asks, and ends its process on the head. A launcher that still works stops before its next step.
+    Commands that change the cluster take it, and give it back however they end.
+
+    Only a head that has lost its connection to a launcher without a word still holds a lock that is
+    nobody's: --break shows whose it is, asks, and ends its process on the head. A launcher that
+    still works stops before its next step.
     """
     from launcher.cli import session
     from launcher.ui.progress import printer
@@ -36,7 +48,13 @@ def lock(inventory: str | None, accept_new_host_keys: bool, verbose: bool, as_js
     wanted = session.read(None, inventory)
     with (
         printer(quiet=True) as to,
-        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, nodes=[wanted.head]) as reached,
+        session.reach(
+            wanted,
+            to,
+            accept_new_host_keys=accept_new_host_keys,
+            verbose=verbose,
+            nodes=[wanted.head],
+        ) as reached,
     ):
         owner = look(reached)
         freed = False
@@ -67,14 +85,18 @@ def _ask(session: Session, owner: Owner, *, yes: bool) -> None:
     if not owner.pid:
         folder = session.inventory.head.state_dir or "~/.vlaunch"
         raise NodeError(
-            head, f"does not say which process holds the lock of cluster {cluster}",
+            head,
+            f"does not say which process holds the lock of cluster {cluster}",
             hint=f"on {head}: `fuser -v {folder}/{tool.FILE}/{cluster}`",
-        )  # fmt: skip
+        )
     click.echo(symptoms.brief(f"held by {owner.words}, process {owner.pid} on {head}"), err=True)
     if yes:
         return
     if not sys.stdin.isatty():
-        raise RequestError("nobody can be asked whether the lock should be broken", hint="say it: `vlaunch lock --break --yes`")
+        raise RequestError(
+            "nobody can be asked whether the lock should be broken",
+            hint="say it: `vlaunch lock --break --yes`",
+        )
     click.confirm("Break it? What its command is doing is left half-done", abort=True, err=True)
 
 
@@ -85,30 +107,45 @@ def _break(session: Session, owner: Owner) -> bool:
     from launcher.transport import Command
 
     head, cluster, by = session.inventory.head, session.inventory.cluster, session.author
-    record = session.transport.record("lock", {head.name: (f"breaking the lock of {owner.who}@{owner.host}",)})
+    record = session.transport.record(
+        "lock", {head.name: (f"breaking the lock of {owner.who}@{owner.host}",)}
+    )
     command = Command(
-        node=head.name, argv=tool.break_(head.state_dir or "", cluster, owner), timeout=40,
-        stdin=partial(tool.said, by.who, by.host, by.command), before=record[head.name],
-    )  # fmt: skip
+        node=head.name,
+        argv=tool.break_(head.state_dir or "", cluster, owner),
+        timeout=40,
+        stdin=partial(tool.said, by.who, by.host, by.command),
+        before=record[head.name],
+    )
     (answer,) = session.transport.run([command])
     word = answer.out.strip()
     if answer.ok and word in ("freed", "free"):
         return word == "freed"
     if answer.ok and word in ("changed", "stranger"):
-        raise LockError(head.name, "the lock has changed hands meanwhile", hint="look again: `vlaunch lock`")
+        raise LockError(
+            head.name, "the lock has changed hands meanwhile", hint="look again: `vlaunch lock`"
+        )
     raise LockError(
-        head.name, f"the process {owner.pid} that holds the lock could not be ended", evidence=answer.tail,
+        head.name,
+        f"the process {owner.pid} that holds the lock could not be ended",
+        evidence=answer.tail,
         hint=f"its login, or root, can do it: on {head.name}, `kill {owner.pid}`",
-    )  # fmt: skip
+    )
 
 
 def _print(cluster: str, owner: Owner | None, freed: bool, *, as_json: bool) -> None:
     from launcher.tools import symptoms
 
     if as_json:
-        said = {} if owner is None else {key: value for key, value in asdict(owner).items() if key != "raw"}
+        said = (
+            {}
+            if owner is None
+            else {key: value for key, value in asdict(owner).items() if key != "raw"}
+        )
         held = owner is not None and not freed
-        click.echo(json_line.dumps({"cluster": cluster, "held": held, "broken": freed, "owner": said}))
+        click.echo(
+            json_line.dumps({"cluster": cluster, "held": held, "broken": freed, "owner": said})
+        )
     elif owner is None:
         click.echo(f"{cluster}: nobody holds the lock")
     elif freed:

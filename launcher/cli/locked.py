@@ -1,4 +1,6 @@
-"""The cluster's lock around everything that changes it: taken before the first look, for plans depend on what is seen."""
+"""The cluster's lock around everything that changes it: taken before the first look, for plans
+depend on what is seen.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,18 @@ _ANSWERS = 30.0  # seconds beyond what is waited for anyway
 
 
 @contextmanager
-def locked(session: Session, *, wait: float = 0.0, unless: bool = False, needed: bool = True) -> Iterator[Session]:
-    """Hold the cluster's lock inside the block, which gets a session that stops when the lock is lost.
+def locked(
+    session: Session, *, wait: float = 0.0, unless: bool = False, needed: bool = True
+) -> Iterator[Session]:
+    """Hold the cluster's lock inside the block, which gets a session that stops when the lock is
+    lost.
 
     Args:
         session: where.
         wait: seconds to wait for another operator; with 0 they are only named.
         unless: take none, for a dry run.
-        needed: without it a head that cannot be asked is no reason to stop: cleaning up goes as far as it can.
+        needed: without it a head that cannot be asked is no reason to stop: cleaning up goes as far
+            as it can.
 
     Raises:
         LockError: another operator holds the lock, or, inside the block, it was lost.
@@ -96,11 +102,15 @@ def _ask(session: Session, head: Node, wait: float) -> Held:
     by = session.author
     said = partial(lock.said, by.who, by.host, by.command, process.own())
     argv = lock.hold(head.state_dir or "", session.inventory.cluster, wait)
-    return session.fleet.hold(Command(node=head.name, argv=argv, timeout=math.inf, stdin=said, hold_stdin=True))
+    return session.fleet.hold(
+        Command(node=head.name, argv=argv, timeout=math.inf, stdin=said, hold_stdin=True)
+    )
 
 
 def _bury(session: Session, head: Node, dead: lock.Owner) -> None:
-    """Take the lock away from a launcher of this machine that is dead, and of which the head has not heard yet."""
+    """Take the lock away from a launcher of this machine that is dead, and of which the head has
+    not heard yet.
+    """
     text = f"the lock is left of a launcher that is dead: {dead.words}; it is taken over"
     session.to.show(Event(kind="note", stage="lock", node=head.name, text=text))
     by = session.author
@@ -109,15 +119,22 @@ def _bury(session: Session, head: Node, dead: lock.Owner) -> None:
     list(session.transport.run([Command(node=head.name, argv=argv, timeout=40, stdin=said)]))
 
 
-def _taken(session: Session, head: Node, held: Held, wait: float, *, again: bool = False) -> lock.Owner | None:
-    """Return None when the lock is ours, or its owner when that is dead, which is looked for once."""
+def _taken(
+    session: Session, head: Node, held: Held, wait: float, *, again: bool = False
+) -> lock.Owner | None:
+    """Return None when the lock is ours, or its owner when that is dead, which is looked for
+    once.
+    """
     began = time.monotonic()
     owner = lock.Owner()
     while True:
         left = began + wait + _ANSWERS - time.monotonic()
         said = held.next(left) if left > 0 else None
         if said is None:
-            raise NodeError(head.name, f"did not answer within {wait + _ANSWERS:.0f}s when asked for the cluster's lock")
+            raise NodeError(
+                head.name,
+                f"did not answer within {wait + _ANSWERS:.0f}s when asked for the cluster's lock",
+            )
         if isinstance(said, Answer):
             raise _refused(session, head, said, owner, wait)
         word, _, rest = said.text.partition(" ")
@@ -129,43 +146,71 @@ def _taken(session: Session, head: Node, held: Held, wait: float, *, again: bool
                 return owner
             if wait:
                 text = f"the cluster's lock, which {owner.words} holds"
-                session.to.show(Event(kind="wait", stage="lock", text=text, state="running", deadline=wait))
+                session.to.show(
+                    Event(kind="wait", stage="lock", text=text, state="running", deadline=wait)
+                )
         elif word == "locked":
             if owner.raw:
                 text = "the cluster's lock is ours"
                 seconds = time.monotonic() - began
-                session.to.show(Event(kind="step", stage="lock", node=head.name, text=text, state="ok", seconds=seconds))
+                session.to.show(
+                    Event(
+                        kind="step",
+                        stage="lock",
+                        node=head.name,
+                        text=text,
+                        state="ok",
+                        seconds=seconds,
+                    )
+                )
             return None
 
 
-def _refused(session: Session, head: Node, answer: Answer, owner: lock.Owner, wait: float) -> VlaunchError:
+def _refused(
+    session: Session, head: Node, answer: Answer, owner: lock.Owner, wait: float
+) -> VlaunchError:
     if answer.code == lock.BUSY:
         waited = f" (waited {wait:.0f}s)" if wait else ""
         return LockError(
             head.name,
             f"another operator works on cluster {session.inventory.cluster}: {owner.words}{waited}",
-            hint=f"wait for it: `--lock-wait {max(600, round(2 * wait))}`\n"
-            "if it is gone for good and this is left of it: `vlaunch lock --break`",
+            hint=(
+                f"wait for it: `--lock-wait {max(600, round(2 * wait))}`\n"
+                "if it is gone for good and this is left of it: `vlaunch lock --break`"
+            ),
         )
     hint = f"see what is wrong there: `ls -ld {head.state_dir or '~/.vlaunch'}/{lock.FILE}`"
     if answer.code == lock.MISSING:
         hint = f"install it on {head.name}: `apt-get install util-linux`"
     elif answer.code == 255:
         hint = "run the same command again"
-    return NodeError(head.name, "the cluster's lock cannot be taken", evidence=answer.tail, hint=hint)
+    return NodeError(
+        head.name, "the cluster's lock cannot be taken", evidence=answer.tail, hint=hint
+    )
 
 
 def _lost(head: Node, breaker: lock.Owner | None, over: Answer | None) -> LockError:
-    text, evidence = "the cluster's lock was lost with the connection; nothing more was done", over.tail if over else ""
+    text, evidence = (
+        "the cluster's lock was lost with the connection; nothing more was done",
+        over.tail if over else "",
+    )
     if breaker is not None:
         who = f"{breaker.who}@{breaker.host}" if breaker.who else "somebody"
-        text, evidence = f"{who} broke the cluster's lock (`vlaunch lock --break`); nothing more was done", ""
+        text, evidence = (
+            f"{who} broke the cluster's lock (`vlaunch lock --break`); nothing more was done",
+            "",
+        )
     return LockError(
-        head.name, text, evidence=evidence,
+        head.name,
+        text,
+        evidence=evidence,
         hint="see what is there with `vlaunch status`; the same command goes on from there",
-    )  # fmt: skip
+    )
 
 
 def _unlocked(session: Session, why: str) -> None:
-    text = f"goes on without the cluster's lock ({why}): nobody else is kept from changing it meanwhile"
+    text = (
+        f"goes on without the cluster's lock ({why}): nobody else is kept from changing it"
+        " meanwhile"
+    )
     session.to.show(Event(kind="warning", stage="lock", text=text, state="warn"))

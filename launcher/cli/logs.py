@@ -1,4 +1,6 @@
-"""`vlaunch logs`: what the containers and the servers of all nodes say, each line with where it comes from."""
+"""`vlaunch logs`: what the containers and the servers of all nodes say, each line with where it
+comes from.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ Merged = queue.Queue[tuple[str, str] | None]
 
 _MOST = 50  # containers of a cluster on a node that are read
 _LIMIT = 60.0  # seconds to read servers' logs, unless they are followed
-# In a container: the end of each server's log that is there, or of the one named $1, with its name before each line.
+# In a container: the end of each server's log that is there, or of the one named $1, with its name
+# before each line.
 _SERVERS = """cd "${VLAUNCH_STATE:-/var/lib/vlaunch}" 2>/dev/null || exit 0
 for log in */engine.log; do
   name=${log%/*}
@@ -36,7 +39,13 @@ wait"""
 @click.command()
 @options.reaching
 @click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
-@click.option("--tail", type=click.IntRange(0), default=100, show_default=True, help="Lines of each log to begin with.")
+@click.option(
+    "--tail",
+    type=click.IntRange(0),
+    default=100,
+    show_default=True,
+    help="Lines of each log to begin with.",
+)
 @click.option("--server", metavar="NAME", help="Only what this server's engine says.")
 @click.argument("names", metavar="[NODE]...", nargs=-1)
 def logs(
@@ -48,7 +57,9 @@ def logs(
     server: str | None,
     names: tuple[str, ...],
 ) -> None:
-    """Print the logs of the nodes' containers, and of servers' engines, each line with where it comes from."""
+    """Print the logs of the nodes' containers, and of servers' engines, each line with where it
+    comes from.
+    """
     from launcher.cli import session
     from launcher.cli.choose import chosen
     from launcher.errors import RequestError
@@ -59,7 +70,9 @@ def logs(
     nodes = chosen(wanted, names)
     with (
         printer(quiet=True) as to,
-        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, nodes=nodes) as reached,
+        session.reach(
+            wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, nodes=nodes
+        ) as reached,
     ):
         found = False
         for where, line in _merged(reached, nodes, server, follow=follow, tail=tail):
@@ -67,21 +80,36 @@ def logs(
             click.echo(f"{where}: {symptoms.plain(line)}")
         if not found and not follow:
             if server is not None:
-                raise RequestError(f"no server `{server}` has a log there", hint="see which run: `vlaunch status`")
-            raise RequestError(f"no container of cluster {wanted.cluster} has said anything", hint="run `vlaunch up`")
+                raise RequestError(
+                    f"no server `{server}` has a log there", hint="see which run: `vlaunch status`"
+                )
+            raise RequestError(
+                f"no container of cluster {wanted.cluster} has said anything",
+                hint="run `vlaunch up`",
+            )
 
 
 def _merged(
     session: Session, nodes: Sequence[Node], server: str | None, *, follow: bool, tail: int
 ) -> Iterator[tuple[str, str]]:
-    """Yield (where, line) of all logs as lines come: of containers through the Docker API, of servers from inside them."""
+    """Yield (where, line) of all logs as lines come: of containers through the Docker API, of
+    servers from inside them.
+    """
     from launcher.errors import DeadlineError
     from launcher.model import fold
 
     lines: Merged = queue.Queue(maxsize=1000)
-    readers = [threading.Thread(target=_servers, args=(session, nodes, server, lines, follow, tail), daemon=True)]
+    readers = [
+        threading.Thread(
+            target=_servers, args=(session, nodes, server, lines, follow, tail), daemon=True
+        )
+    ]
     for node in nodes if server is None else ():
-        readers.append(threading.Thread(target=_containers, args=(session, node, lines, follow, tail), daemon=True))
+        readers.append(
+            threading.Thread(
+                target=_containers, args=(session, node, lines, follow, tail), daemon=True
+            )
+        )
     for reader in readers:
         reader.start()
     open_ = len(readers)
@@ -90,9 +118,10 @@ def _merged(
             item = lines.get(timeout=None if follow else _LIMIT + 20)
         except queue.Empty:
             raise DeadlineError(
-                fold([node.name for node in nodes]), "does not come to the end of its logs",
+                fold([node.name for node in nodes]),
+                "does not come to the end of its logs",
                 hint="ask one node after the other: `vlaunch logs NODE`",
-            ) from None  # fmt: skip
+            ) from None
         if item is None:
             open_ -= 1
         else:
@@ -100,7 +129,9 @@ def _merged(
 
 
 def _containers(session: Session, node: Node, lines: Merged, follow: bool, tail: int) -> None:
-    """Put the lines of all containers of a node; each is read by a thread of its own, for a followed one does not end."""
+    """Put the lines of all containers of a node; each is read by a thread of its own, for a
+    followed one does not end.
+    """
     from launcher.errors import VlaunchError
     from launcher.remote import docker_api
     from launcher.tools.docker import CLUSTER
@@ -108,9 +139,16 @@ def _containers(session: Session, node: Node, lines: Merged, follow: bool, tail:
     try:
         client = session.fleet.docker(node.name)
         with docker_api.errors(node.name):
-            found = list(client.containers(all=True, filters={"label": f"{CLUSTER}={session.inventory.cluster}"}))[:_MOST]
+            found = list(
+                client.containers(
+                    all=True, filters={"label": f"{CLUSTER}={session.inventory.cluster}"}
+                )
+            )[:_MOST]
         readers = [
-            threading.Thread(target=_container, args=(client, node, each, lines, follow, tail), daemon=True) for each in found
+            threading.Thread(
+                target=_container, args=(client, node, each, lines, follow, tail), daemon=True
+            )
+            for each in found
         ]
         for reader in readers:
             reader.start()
@@ -122,7 +160,9 @@ def _containers(session: Session, node: Node, lines: Merged, follow: bool, tail:
         lines.put(None)
 
 
-def _container(client: APIClient, node: Node, each: dict[str, Any], lines: Merged, follow: bool, tail: int) -> None:
+def _container(
+    client: APIClient, node: Node, each: dict[str, Any], lines: Merged, follow: bool, tail: int
+) -> None:
     from launcher.errors import VlaunchError
     from launcher.remote import docker_api
     from launcher.remote.output import Lines
@@ -148,14 +188,23 @@ def _container(client: APIClient, node: Node, each: dict[str, Any], lines: Merge
         lines.put((node.name, f"[{error.message}]"))
 
 
-def _servers(session: Session, nodes: Sequence[Node], server: str | None, lines: Merged, follow: bool, tail: int) -> None:
+def _servers(
+    session: Session,
+    nodes: Sequence[Node],
+    server: str | None,
+    lines: Merged,
+    follow: bool,
+    tail: int,
+) -> None:
     """Put the lines of all servers' engines; a node that has no container says nothing."""
     from launcher.model import Answer
     from launcher.payload.agent import state
 
     said: Counter[str] = Counter()
     try:
-        for item in session.fleet.stream([_asked(session.inventory, node, server, follow, tail) for node in nodes]):
+        for item in session.fleet.stream(
+            [_asked(session.inventory, node, server, follow, tail) for node in nodes]
+        ):
             if isinstance(item, Answer) or item.error:
                 continue
             name, _, text = item.text.partition(" ")
@@ -169,13 +218,18 @@ def _servers(session: Session, nodes: Sequence[Node], server: str | None, lines:
         lines.put(None)
 
 
-def _asked(inventory: Inventory, node: Node, server: str | None, follow: bool, tail: int) -> Command:
+def _asked(
+    inventory: Inventory, node: Node, server: str | None, follow: bool, tail: int
+) -> Command:
     from launcher.plan import containers
     from launcher.tools import docker
     from launcher.transport import Command
 
     shell = ("sh", "-c", _SERVERS, "servers", server or "", str(tail), "-F" if follow else "-q")
-    # Nobody ends what runs in a container, so it must end itself: with us (its input closes), at the latest after a minute.
+    # Nobody ends what runs in a container, so it must end itself: with us (its input closes), at
+    # the latest after a minute.
     bounded = docker.bounded(shell, 0 if follow else _LIMIT)
     argv = docker.exec_(node.docker, containers.name(inventory, node), *bounded, stdin=True)
-    return Command(node=node.name, argv=argv, timeout=math.inf if follow else _LIMIT + 10, hold_stdin=True)
+    return Command(
+        node=node.name, argv=argv, timeout=math.inf if follow else _LIMIT + 10, hold_stdin=True
+    )

@@ -20,8 +20,11 @@ from launcher.transport import Command
 _SUDO: Argv = ("sudo", "-n", "docker")
 
 
-def look(reached: Session, wishes: Wishes, call: Argv | None, known: Collection[str] = ()) -> list[Probed]:
-    """Ask every host; a second time, behind sudo, only where the login may not talk to Docker and `call` leaves that open.
+def look(
+    reached: Session, wishes: Wishes, call: Argv | None, known: Collection[str] = ()
+) -> list[Probed]:
+    """Ask every host; a second time, behind sudo, only where the login may not talk to Docker and
+    `call` leaves that open.
 
     `known` are the nodes that have their names already. Raises NodeError, every host's story told.
     """
@@ -29,15 +32,27 @@ def look(reached: Session, wishes: Wishes, call: Argv | None, known: Collection[
     reached.to.show(Event(kind="stage", stage="look", text="Look at the hosts", state="running"))
     began = time.monotonic()
     answers = _ask(reached, nodes, {node.name: node.docker for node in nodes}, wishes)
-    refused = [node for node in nodes if call is None and node.docker == DOCKER and _refused(answers[node.name])]
+    refused = [
+        node
+        for node in nodes
+        if call is None and node.docker == DOCKER and _refused(answers[node.name])
+    ]
     if refused:
         again = _ask(reached, refused, {node.name: _SUDO for node in refused}, wishes)
-        answers |= {name: each for name, each in again.items() if each.facts.docker_version is not None}
+        answers |= {
+            name: each for name, each in again.items() if each.facts.docker_version is not None
+        }
     seconds = time.monotonic() - began
     who = fold([node.name for node in nodes])
-    reached.to.show(Event(kind="step", stage="look", node=who, text="seen", state="ok", seconds=seconds))
+    reached.to.show(
+        Event(kind="step", stage="look", node=who, text="seen", state="ok", seconds=seconds)
+    )
     return [
-        replace(answers[node.name], ssh=own_ssh(node.ssh, wishes.ssh), name=node.name if node.name in known else "")
+        replace(
+            answers[node.name],
+            ssh=own_ssh(node.ssh, wishes.ssh),
+            name=node.name if node.name in known else "",
+        )
         for node in nodes
     ]
 
@@ -46,14 +61,24 @@ def _refused(host: Probed) -> bool:
     return "permission denied" in host.facts.said.get("docker", "").lower()
 
 
-def _ask(reached: Session, nodes: Sequence[Node], docker: Mapping[str, Argv], wishes: Wishes) -> dict[str, Probed]:
-    """Send the probe, with the question for what is in stock behind it; raises NodeError, every host's story told."""
+def _ask(
+    reached: Session, nodes: Sequence[Node], docker: Mapping[str, Argv], wishes: Wishes
+) -> dict[str, Probed]:
+    """Send the probe, with the question for what is in stock behind it; raises NodeError, every
+    host's story told.
+    """
     commands = []
     for node in nodes:
         argv = host.probe(
-            docker[node.name], cluster=wishes.cluster, state_dir="", hf_home=wishes.hf_home or HF_HOME,
-            accelerator=wishes.accelerator or "nvidia", images=(), survey=True, more=stock.SCRIPT,
-        )  # fmt: skip
+            docker[node.name],
+            cluster=wishes.cluster,
+            state_dir="",
+            hf_home=wishes.hf_home or HF_HOME,
+            accelerator=wishes.accelerator or "nvidia",
+            images=(),
+            survey=True,
+            more=stock.SCRIPT,
+        )
         commands.append(Command(node=node.name, argv=argv, timeout=240))
     answers = {answer.node: answer for answer in reached.transport.run(commands)}
     facts, failed = observe.read(answers.values())
@@ -65,5 +90,7 @@ def _ask(reached: Session, nodes: Sequence[Node], docker: Mapping[str, Argv], wi
             has = stock.parse(answers[node.name].out)
         except UnreadableAnswer:
             has = stock.Stock()  # what it is for can be chosen without it
-        found[node.name] = Probed(host=node.host, facts=facts[node.name], stock=has, docker=docker[node.name])
+        found[node.name] = Probed(
+            host=node.host, facts=facts[node.name], stock=has, docker=docker[node.name]
+        )
     return found

@@ -1,4 +1,7 @@
-"""The command `vlaunch`: names of commands, and how errors leave the program. Each command is imported when it is called."""
+"""The command `vlaunch`: names of commands, and how errors leave the program.
+
+Each command is imported when it is called.
+"""
 
 from __future__ import annotations
 
@@ -22,27 +25,51 @@ COMMANDS = {
     "init": ("launcher.cli.init", "init", "look at hosts and write an inventory"),
     "check": ("launcher.cli.check", "check", "preflight: every check, with its fix"),
     "up": ("launcher.cli.up", "up", "bring the cluster up, or to the inventory's state"),
-    "check-nccl": ("launcher.cli.check_nccl", "check_nccl", "prove the network between the containers that will serve"),
+    "check-nccl": (
+        "launcher.cli.check_nccl",
+        "check_nccl",
+        "prove the network between the containers that will serve",
+    ),
     "serve": ("launcher.cli.serve", "serve", "start the server and wait until it has answered"),
     "rollback": ("launcher.cli.rollback", "rollback", "return to the server that answered before"),
     "batch": ("launcher.cli.batch", "batch", "answer every row of a file, and lose none"),
     "jobs": ("launcher.cli.jobs", "jobs", "batch jobs: how far they are"),
-    "status": ("launcher.cli.status", "status", "what is there: nodes, containers, Ray, server, drift"),
+    "status": (
+        "launcher.cli.status",
+        "status",
+        "what is there: nodes, containers, Ray, server, drift",
+    ),
     "chat": ("launcher.cli.chat", "chat", "talk to the served model"),
     "logs": ("launcher.cli.logs", "logs", "logs of all nodes, each line with its node"),
-    "doctor": ("launcher.cli.doctor", "doctor", "what went wrong: known failures in the logs of all nodes, with fixes"),
+    "doctor": (
+        "launcher.cli.doctor",
+        "doctor",
+        "what went wrong: known failures in the logs of all nodes, with fixes",
+    ),
     "collect": ("launcher.cli.collect", "collect", "a bundle for a bug report, without secrets"),
     "exec": ("launcher.cli.exec", "exec_", "run a command in every node's container"),
     "tunnel": ("launcher.cli.tunnel", "tunnel", "make the API reachable on this machine"),
     "stop": ("launcher.cli.stop", "stop", "stop the server, or batch jobs; the cluster stays"),
     "down": ("launcher.cli.down", "down", "remove everything from every node, verified"),
-    "lock": ("launcher.cli.lock", "lock", "who works on the cluster; break a lock that is left over"),
+    "lock": (
+        "launcher.cli.lock",
+        "lock",
+        "who works on the cluster; break a lock that is left over",
+    ),
     "audit": ("launcher.cli.audit", "audit", "who changed what on the nodes, and when"),
-    "secrets": ("launcher.cli.secrets", "secrets", "where secrets come from and lie; make new ones"),
+    "secrets": (
+        "launcher.cli.secrets",
+        "secrets",
+        "where secrets come from and lie; make new ones",
+    ),
     "export": ("launcher.cli.export", "export", "firewall rules for the nodes, as text"),
     "lab": ("launcher.cli.lab", "lab", "a practice cluster on this machine"),
     "schema": ("launcher.cli.schema", "schema", "the inventory's JSON Schema, for editors"),
-    "completion": ("launcher.cli.completion", "completion", "shell completion for bash, zsh or fish"),
+    "completion": (
+        "launcher.cli.completion",
+        "completion",
+        "shell completion for bash, zsh or fish",
+    ),
     "payload": ("launcher.cli.payload", "payload", ""),
 }
 
@@ -53,7 +80,9 @@ _LOCAL = (
 
 
 class Lazy(click.Group):
-    """A group whose commands are imported when they are needed: `--help` reads this file and nothing else."""
+    """A group whose commands are imported when they are needed: `--help` reads this file and
+    nothing else.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names that `--help` shows."""
@@ -67,7 +96,9 @@ class Lazy(click.Group):
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command, or say which one was probably meant."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             import difflib
@@ -88,26 +119,30 @@ class Lazy(click.Group):
 def cli() -> None:
     """From a list of GPU servers you can SSH into, to a verified multi-node vLLM cluster.
 
-    The inventory is found as an argument, with -i, in VLAUNCH_INVENTORY, as ./inventory.yaml, or is the one last brought up.
+    The inventory is found as an argument, with -i, in VLAUNCH_INVENTORY, as ./inventory.yaml, or is
+    the one last brought up.
     """
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the program and exit.
 
-    0 done, 1 it failed, 2 the request was wrong, 3 something differs (`init --update`), or warns or ended as an error row
-    (`--strict`), 130 interrupted, 141 nobody reads the output any more; `exec` ends with its command's own.
+    0 done, 1 it failed, 2 the request was wrong, 3 something differs (`init --update`), or warns or
+    ended as an error row (`--strict`), 130 interrupted, 141 nobody reads the output any more;
+    `exec` ends with its command's own.
     """
     sys.excepthook = uncaught
-    threading.excepthook = lambda args: uncaught(args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback)
+    threading.excepthook = lambda args: uncaught(
+        args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback
+    )
     leave(run(argv))
 
 
 def leave(code: int) -> NoReturn:
     """End the process, with everything printed.
 
-    The interpreter's own end is left out: nothing is left for it to do, and with the processors taken by others it has been
-    seen to spend half a minute on a last garbage collection.
+    The interpreter's own end is left out: nothing is left for it to do, and with the processors
+    taken by others it has been seen to spend half a minute on a last garbage collection.
     """
     try:
         click.echo("", nl=False)  # flushes
@@ -121,7 +156,9 @@ def leave(code: int) -> NoReturn:
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code; errors are shown, tracebacks only with `--verbose`, secrets never."""
+    """Run one command line and return its exit code; errors are shown, tracebacks only with
+    `--verbose`, secrets never.
+    """
     with guarded():
         return _run(argv)
 
@@ -161,7 +198,10 @@ def _failed(error: VlaunchError, argv: Sequence[str] | None) -> int:
 
 
 def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print a traceback. In its texts is what nodes have said, which may no more draw on the terminal than anything else."""
+    """Print a traceback.
+
+    In its texts is what nodes have said, which may no more draw on the terminal than anything else.
+    """
     import traceback
 
     from launcher.tools import symptoms

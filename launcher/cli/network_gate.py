@@ -1,4 +1,6 @@
-"""The network before and after a start: proven in the containers that will serve, then confirmed by the engine's own logs."""
+"""The network before and after a start: proven in the containers that will serve, then confirmed by
+the engine's own logs.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,18 @@ if TYPE_CHECKING:
     from launcher.plan.shape import Stage
 
 
-_APART = "replicas of a dense model exchange nothing: only requests and answers pass between the nodes"
+_APART = (
+    "replicas of a dense model exchange nothing: only requests and answers pass between the nodes"
+)
 
 
-def prove(inventory: Inventory, seen: Seen, request: Request) -> tuple[tuple[Stage, ...], tuple[str, ...]]:
+def prove(
+    inventory: Inventory, seen: Seen, request: Request
+) -> tuple[tuple[Stage, ...], tuple[str, ...]]:
     """Return the stages that prove the network, and what is known of it already, in words.
 
-    What was proven for these very containers is not proven again. `mp` ranks are where they are placed; Ray may place them on
-    any node.
+    What was proven for these very containers is not proven again. `mp` ranks are where they are
+    placed; Ray may place them on any node.
     """
     placed = request.placement
     if not placed.networked:
@@ -46,9 +52,15 @@ def prove(inventory: Inventory, seen: Seen, request: Request) -> tuple[tuple[Sta
     split = network.split(inventory, placed, seen.config)
     together = placed.crosses or placed.coupled
     nodes = _between(request)
-    if verdict.proven(inventory, seen.facts, seen.network, require=None, collective=together, nodes=nodes):
+    if verdict.proven(
+        inventory, seen.facts, seen.network, require=None, collective=together, nodes=nodes
+    ):
         figures = crossing.kept(seen.network)
-        costs = (crossing.judge(split, figures).text,) if split is not None and figures is not None else ()
+        costs = (
+            (crossing.judge(split, figures).text,)
+            if split is not None and figures is not None
+            else ()
+        )
         return (), (
             *_exchange(placed, request.args),
             f"network proven {seen.network['taken']}: {seen.network['summary']}",
@@ -57,7 +69,9 @@ def prove(inventory: Inventory, seen: Seen, request: Request) -> tuple[tuple[Sta
     nonce = secrets.token_hex(4) if seen.facts else "NONCE"
     ask = Ask(nonce=nonce, nodes=nodes, collective=together, crossing=split, known=expected.load())
     proof = Proof(servers=seen.network.get("servers", {}))
-    return network.stages(inventory, seen.facts, ask, proof, taken=now()), _exchange(placed, request.args)
+    return network.stages(inventory, seen.facts, ask, proof, taken=now()), _exchange(
+        placed, request.args
+    )
 
 
 def _between(request: Request) -> tuple[str, ...]:
@@ -69,12 +83,20 @@ def _exchange(placed: Placement, args: Sequence[str]) -> tuple[str, ...]:
     if not placed.coupled or len(placed.nodes) == 1:
         return ()
     if placed.experts is None:
-        return ("whether the model is a mixture of experts is not known, so its replicas are taken to exchange tokens",)
+        return (
+            (
+                "whether the model is a mixture of experts is not known, so its replicas are taken"
+                " to exchange tokens"
+            ),
+        )
     spread = any(word.replace("_", "-") in ("--enable-expert-parallel", "-ep") for word in args)
     how = "are spread over" if spread else "are split over"
     return (
-        f"the model's {placed.experts} experts {how} all {placed.dp * placed.tp} ranks of a stage: every such layer exchanges "
-        "tokens between the nodes, so the network is proven with collectives over all ranks",
+        (
+            f"the model's {placed.experts} experts {how} all {placed.dp * placed.tp} ranks of a"
+            " stage: every such layer exchanges tokens between the nodes, so the network is proven"
+            " with collectives over all ranks"
+        ),
     )
 
 
@@ -89,60 +111,90 @@ def confirm(session: Session, seen: Seen, request: Request, start: Start, *, all
     """Return what the server's ranks talk over, in words; empty when it has one node.
 
     Raises:
-        GateError: their own logs show less than is required, and that is not allowed; a server just started is stopped.
+        GateError: their own logs show less than is required, and that is not allowed; a server just
+            started is stopped.
     """
     inventory = session.inventory
     nodes = [name for name, _ in request.placement.nodes]
     if not request.placement.networked:
         return _APART if len(nodes) > 1 else ""
     log = wanted.log_name(start.desired.name, start.desired.id)
-    answers = by_node(session.transport, [verdict.ask_record(inventory, seen.facts), *engine_log.ask(inventory, nodes, log)])
+    answers = by_node(
+        session.transport,
+        [verdict.ask_record(inventory, seen.facts), *engine_log.ask(inventory, nodes, log)],
+    )
     kept = verdict.parse_record(answers[inventory.head.name].pop(0))
     gpus = sorted({gpu.name for each in seen.facts.values() for gpu in each.gpus or ()})
-    # A gate has just been passed, or the record is of these very containers; any other record is of something else.
+    # A gate has just been passed, or the record is of these very containers; any other record is of
+    # something else.
     ours = (not start.attached and not allow) or verdict.proven(
-        inventory, seen.facts, kept, require=None, nodes=_between(request),
+        inventory,
+        seen.facts,
+        kept,
+        require=None,
+        nodes=_between(request),
         collective=request.placement.crosses or request.placement.coupled,
-    )  # fmt: skip
+    )
     if ours and kept.get("passed"):
         before, level = f"{kept['summary']} (proven before the start)", kept["required"]
     else:
-        before, (level, _) = "not proven", transport.required(inventory, gpus=gpus, rdma=(), known=expected.load())
+        before, (level, _) = (
+            "not proven",
+            transport.required(inventory, gpus=gpus, rdma=(), known=expected.load()),
+        )
     if inventory.accelerator == "cpu":
         return symptoms.plain(before)
     logs = {name: engine_log.read({name: answers.get(name, [])}) for name in nodes}
     silent = [name for name, reading in logs.items() if levels.worst(reading) is None]
     if silent:
-        text = f"{fold(silent)}: the ranks' own logs tell of no link between nodes; what they use is not confirmed"
+        text = (
+            f"{fold(silent)}: the ranks' own logs tell of no link between nodes; what they use is"
+            " not confirmed"
+        )
         _warn(session, text + _silenced(inventory))
     reading = nccl.merge(logs.values())
     link = levels.worst(reading)
     if link is None:
-        return _keep(session, seen, kept, start, f"{before}; not confirmed by the engine's own logs")
+        return _keep(
+            session, seen, kept, start, f"{before}; not confirmed by the engine's own logs"
+        )
     # Ranks of one server need not all share a communicator: what matters here is the level alone.
-    told = [each for each in levels.judge(replace(reading, groups=()), level, ", ".join(gpus)) if each.status != "pass"]
+    told = [
+        each
+        for each in levels.judge(replace(reading, groups=()), level, ", ".join(gpus))
+        if each.status != "pass"
+    ]
     failures = [each for each in told if each.status == "fail"]
     if failures and not allow:
         left = "" if start.attached else _stop(session, start)
         raise GateError(
             f"the server answered, but its network is below what is required: {failures[0].text}",
-            evidence=[line for each in failures for line in each.evidence.splitlines()] + [left] * bool(left),
+            evidence=[line for each in failures for line in each.evidence.splitlines()]
+            + [left] * bool(left),
             hint="\n".join(dict.fromkeys(each.fix for each in failures if each.fix)),
         )
     for each in told:
         _warn(session, each.text)
     unsure = f"; {fold(silent)} not confirmed" if silent else ""
     return _keep(
-        session, seen, kept, start, f"{link.title}, {reading.network_links} links (from the engine's own logs){unsure}"
+        session,
+        seen,
+        kept,
+        start,
+        f"{link.title}, {reading.network_links} links (from the engine's own logs){unsure}",
     )
 
 
 def _keep(session: Session, seen: Seen, kept: Mapping[str, Any], start: Start, text: str) -> str:
-    """Keep what the engine's logs say beside the verdict, for `status`; returns it, fit for a terminal."""
+    """Keep what the engine's logs say beside the verdict, for `status`; returns it, fit for a
+    terminal.
+    """
     said = symptoms.plain(text)
     if kept:
         server = start.desired
-        step = verdict.confirmed(session.inventory, seen.facts, kept, server=server.name, id=server.id, said=said)
+        step = verdict.confirmed(
+            session.inventory, seen.facts, kept, server=server.name, id=server.id, said=said
+        )
         for _ in session.transport.run([step.command]):
             pass
     return said
@@ -164,8 +216,15 @@ def _stop(session: Session, start: Start) -> str:
 
     try:
         seen = look(session, head_only=True)
-        found = [each for each in seen.kept.running if each.desired and each.desired.asked == start.desired.asked]
-        show_all(apply(plan_stop(session.inventory, seen.facts, found, grace=15), session.transport), session.to)
+        found = [
+            each
+            for each in seen.kept.running
+            if each.desired and each.desired.asked == start.desired.asked
+        ]
+        show_all(
+            apply(plan_stop(session.inventory, seen.facts, found, grace=15), session.transport),
+            session.to,
+        )
     except VlaunchError as error:
         return f"it could not be stopped: {error.message}"
     return ""

@@ -9,14 +9,30 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-inventory = click.option("-i", "--inventory", "inventory", metavar="FILE", help="The inventory (else: see `vlaunch --help`).")
+inventory = click.option(
+    "-i",
+    "--inventory",
+    "inventory",
+    metavar="FILE",
+    help="The inventory (else: see `vlaunch --help`).",
+)
 verbose = click.option("--verbose", is_flag=True, help="Show what is sent, and tracebacks.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
-accept_new = click.option("--accept-new-host-keys", is_flag=True, help="Trust and remember hosts whose key is not known yet.")
-lock_wait = click.option(
-    "--lock-wait", type=click.IntRange(0), default=0, metavar="SECONDS", help="Wait so long for another operator."
+accept_new = click.option(
+    "--accept-new-host-keys",
+    is_flag=True,
+    help="Trust and remember hosts whose key is not known yet.",
 )
-no_hooks = click.option("--no-hooks", is_flag=True, help="Run none of the programs in `hooks/` beside the inventory.")
+lock_wait = click.option(
+    "--lock-wait",
+    type=click.IntRange(0),
+    default=0,
+    metavar="SECONDS",
+    help="Wait so long for another operator.",
+)
+no_hooks = click.option(
+    "--no-hooks", is_flag=True, help="Run none of the programs in `hooks/` beside the inventory."
+)
 
 
 def reaching(function: F) -> F:

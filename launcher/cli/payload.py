@@ -1,4 +1,6 @@
-"""`vlaunch payload` (hidden): the archive of helper files that `up` puts on nodes, for the script of `--dry-run`."""
+"""`vlaunch payload` (hidden): the archive of helper files that `up` puts on nodes, for the script
+of `--dry-run`.
+"""
 
 from __future__ import annotations
 

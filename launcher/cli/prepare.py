@@ -1,4 +1,6 @@
-"""What `up` and `serve` need besides nodes: the image that Ray runs in, and the cluster's secrets."""
+"""What `up` and `serve` need besides nodes: the image that Ray runs in, and the cluster's
+secrets.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +26,26 @@ _PLACE = "made-from-the-image"
 
 
 def cache() -> Path:
-    """Return our folder for what can be made again: wheels, and what images said about themselves."""
+    """Return our folder for what can be made again: wheels, and what images said about
+    themselves.
+    """
     from platformdirs import user_cache_path
 
     return user_cache_path("vlaunch")
 
 
 def with_token(
-    inventory: Inventory, facts: Mapping[str, HostFacts], secrets: Mapping[str, Secret], *, make: bool = True
+    inventory: Inventory,
+    facts: Mapping[str, HostFacts],
+    secrets: Mapping[str, Secret],
+    *,
+    make: bool = True,
 ) -> dict[str, Secret]:
-    """Add the cluster's token: the one the head already has, or a new one of 32 random bytes (empty unless `make`).
+    """Add the cluster's token: the one the head already has, or a new one of 32 random bytes (empty
+    unless `make`).
 
-    Its agents prove themselves to each other with it, and, where the inventory says so, Ray's programs. A token that is among
-    the secrets already stays.
+    Its agents prove themselves to each other with it, and, where the inventory says so, Ray's
+    programs. A token that is among the secrets already stays.
     """
     if ray.TOKEN in secrets:
         return dict(secrets)
@@ -47,19 +56,29 @@ def with_token(
 
 
 def unknown_image(inventory: Inventory) -> RayImage:
-    """Stand in for an image that nobody could ask yet: a script can be shown, with the parts that are not known named."""
+    """Stand in for an image that nobody could ask yet: a script can be shown, with the parts that
+    are not known named.
+    """
     if inventory.ray.off:
         return RayImage(tag=inventory.image, ray_version="", python_version="")
     version = inventory.ray.version
-    recipe = derived.Recipe(tag=f"{derived.REPOSITORY}:{version}-{_PLACE}", dockerfile="", wheels={})
+    recipe = derived.Recipe(
+        tag=f"{derived.REPOSITORY}:{version}-{_PLACE}", dockerfile="", wheels={}
+    )
     return RayImage(
-        tag=recipe.tag, ray_version=version, python_version="", recipe=recipe,
-        shown='cat "${CONTEXT:?the build context is made when the image has been asked what it has}"',
-    )  # fmt: skip
+        tag=recipe.tag,
+        ray_version=version,
+        python_version="",
+        recipe=recipe,
+        shown=(
+            'cat "${CONTEXT:?the build context is made when the image has been asked what it has}"'
+        ),
+    )
 
 
 def ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayImage:
-    """Find out what the image has, resolve what it lacks on this machine, and say which image the containers will run.
+    """Find out what the image has, resolve what it lacks on this machine, and say which image the
+    containers will run.
 
     Without Ray it is the inventory's image as it is.
 
@@ -76,7 +95,9 @@ def ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayImage:
     missing = image.wanted_ray(python, inventory.ray.version)
     plugin = cpu_plugin.wheel() if inventory.accelerator == "cpu" else None
     version = python.ray if missing is None else missing
-    there = _everywhere(inventory, facts, base.identity, version, plugin) if missing or plugin else None
+    there = (
+        _everywhere(inventory, facts, base.identity, version, plugin) if missing or plugin else None
+    )
     if there is not None:
         return RayImage(tag=there, ray_version=version or "", python_version=python.python)
     wheels = None
@@ -87,8 +108,18 @@ def ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayImage:
         text = f"resolving Ray {missing} for Python {python.python} of the image"
         session.to.show(Event(kind="step", stage="ray-image", text=text, state="running"))
         wheels = resolver.resolve(python, missing, cache() / "wheels")
-        session.to.show(Event(kind="step", stage="ray-image", text=text, state="ok", seconds=time.monotonic() - began))
-    recipe = derived.recipe(base=inventory.image, identity=base.identity, image=python, wheels=wheels, plugin=plugin)
+        session.to.show(
+            Event(
+                kind="step",
+                stage="ray-image",
+                text=text,
+                state="ok",
+                seconds=time.monotonic() - began,
+            )
+        )
+    recipe = derived.recipe(
+        base=inventory.image, identity=base.identity, image=python, wheels=wheels, plugin=plugin
+    )
     return RayImage(
         tag=recipe.tag if recipe else inventory.image,
         ray_version=version or inventory.ray.version,
@@ -105,7 +136,8 @@ def _everywhere(
     ray_version: str | None,
     plugin: tuple[str, bytes] | None,
 ) -> str | None:
-    """Return a derived image that fits and that every node has, so that nothing needs resolving or building.
+    """Return a derived image that fits and that every node has, so that nothing needs resolving or
+    building.
 
     Of several, the one that the head runs: what runs and is right stays.
     """
@@ -129,16 +161,29 @@ def _ask(session: Session, identity: str) -> image.ImagePython:
         return image.parse_probe(kept.read_text(encoding="utf-8"))
     head, name = session.inventory.head, session.inventory.image
     text = "asking the image for its Python, Ray and packages"
-    session.to.show(Event(kind="step", stage="ray-image", node=head.name, text=text, state="running"))
+    session.to.show(
+        Event(kind="step", stage="ray-image", node=head.name, text=text, state="running")
+    )
     argv = image.probe(head.docker, name, cluster=session.inventory.cluster, node=head.name)
     (answer,) = session.transport.run([Command(node=head.name, argv=argv, timeout=180)])
     if not answer.ok:
         raise NodeError(
-            head.name, f"cannot run {name} to see what is in it", evidence=answer.tail,
+            head.name,
+            f"cannot run {name} to see what is in it",
+            evidence=answer.tail,
             hint=f"try it there: `docker run --rm --entrypoint python3 {name} -V`",
-        )  # fmt: skip
+        )
     found = image.parse_probe(answer.out)
-    session.to.show(Event(kind="step", stage="ray-image", node=head.name, text=text, state="ok", seconds=answer.seconds))
+    session.to.show(
+        Event(
+            kind="step",
+            stage="ray-image",
+            node=head.name,
+            text=text,
+            state="ok",
+            seconds=answer.seconds,
+        )
+    )
     kept.parent.mkdir(parents=True, exist_ok=True)
     part = kept.with_suffix(".part")
     part.write_text(image.telling(answer.out), encoding="utf-8")
@@ -148,9 +193,13 @@ def _ask(session: Session, identity: str) -> image.ImagePython:
 
 
 def _forget_old(folder: Path) -> None:
-    """Keep the newest answers: whoever says each time that it has another image must not fill the disk."""
+    """Keep the newest answers: whoever says each time that it has another image must not fill the
+    disk.
+    """
     with contextlib.suppress(OSError):  # another run may do the same right now
-        for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)[_KEPT:]:
+        for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)[
+            _KEPT:
+        ]:
             old.unlink(missing_ok=True)
 
 

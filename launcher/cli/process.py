@@ -1,4 +1,6 @@
-"""This process, told from all others that ever were, so that a later one on this machine can say that it is dead."""
+"""This process, told from all others that ever were, so that a later one on this machine can say
+that it is dead.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,16 @@ _PROC = Path("/proc")
 
 
 def own() -> str:
-    """Return what tells this process from all others; empty where the system does not say enough."""
+    """Return what tells this process from all others; empty where the system does not say
+    enough.
+    """
     place = _place()
     return f"{place}:{os.getpid()}:{_start(os.getpid())}" if place else ""
 
 
 def dead(text: str) -> bool:
-    """Return True when `text`, from `own`, is about this machine, since its last start, and that process is no more.
+    """Return True when `text`, from `own`, is about this machine, since its last start, and that
+    process is no more.
 
     Of other machines, and of other containers of this one, nothing is known.
     """
@@ -27,9 +32,11 @@ def dead(text: str) -> bool:
 
 
 def _place() -> str:
-    """Return the machine's present run, and which processes are seen: a container sees others than its host.
+    """Return the machine's present run, and which processes are seen: a container sees others than
+    its host.
 
-    Where other users' processes are hidden (`hidepid` of /proc) one that lives would pass for a dead one: nothing is known.
+    Where other users' processes are hidden (`hidepid` of /proc) one that lives would pass for a
+    dead one: nothing is known.
     """
     try:
         (_PROC / "1/stat").read_bytes()
@@ -40,7 +47,9 @@ def _place() -> str:
 
 
 def _start(pid: int) -> str:
-    """Return when a process began, in ticks since the machine did (proc(5)); empty when there is none."""
+    """Return when a process began, in ticks since the machine did (proc(5)); empty when there is
+    none.
+    """
     try:
         text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

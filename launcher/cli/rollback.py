@@ -22,10 +22,16 @@ if TYPE_CHECKING:
 @click.command()
 @options.reaching
 @options.as_json
-@click.option("--skip-network-check", is_flag=True, help="Start on a network that nobody has proven.")
-@click.option("--timeout", default=1800.0, show_default=True, help="Seconds to wait for the first answer.")
+@click.option(
+    "--skip-network-check", is_flag=True, help="Start on a network that nobody has proven."
+)
+@click.option(
+    "--timeout", default=1800.0, show_default=True, help="Seconds to wait for the first answer."
+)
 @click.option("--no-wait", is_flag=True, help="Start it and return at once.")
-@click.option("--dry-run", is_flag=True, help="Print the script that would be sent; change nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print the script that would be sent; change nothing."
+)
 @options.lock_wait
 @options.no_hooks
 @click.argument("name", metavar="[NAME]", required=False)
@@ -42,10 +48,12 @@ def rollback(
     no_hooks: bool,
     name: str | None,
 ) -> int:
-    """Start the server that answered last, other than the one that is wanted now, and wait until it has answered again.
+    """Start the server that answered last, other than the one that is wanted now, and wait until it
+    has answered again.
 
-    Model, arguments and split are those of then; of each NAME the head keeps them of the last five that have answered. What
-    runs now under that name is stopped; with one server, none need be named. The hooks are those of `serve`.
+    Model, arguments and split are those of then; of each NAME the head keeps them of the last five
+    that have answered. What runs now under that name is stopped; with one server, none need be
+    named. The hooks are those of `serve`.
     """
     from launcher.cli import session
     from launcher.cli.hooks import hooks
@@ -58,12 +66,20 @@ def rollback(
     with (
         printer(as_json=as_json, quiet=dry_run) as to,
         programs.watching(to) as told,
-        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose) as reached,
+        session.reach(
+            wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose
+        ) as reached,
     ):
         with locked(reached, wait=lock_wait, unless=dry_run) as ours:
             _, asked, begun = _begin(
-                ours, programs, told, name, timeout=timeout, skip_network_check=skip_network_check, dry_run=dry_run
-            )  # fmt: skip
+                ours,
+                programs,
+                told,
+                name,
+                timeout=timeout,
+                skip_network_check=skip_network_check,
+                dry_run=dry_run,
+            )
         code, rows = finish(reached, asked, begun, programs, timeout=timeout, no_wait=no_wait)
     if not as_json:
         for row in rows:
@@ -72,9 +88,16 @@ def rollback(
 
 
 def or_back(
-    session: Session, asked: Asked, hooks: Hooks, *, lock_wait: int, timeout: float, no_wait: bool = False
+    session: Session,
+    asked: Asked,
+    hooks: Hooks,
+    *,
+    lock_wait: int,
+    timeout: float,
+    no_wait: bool = False,
 ) -> tuple[int, list[str]]:
-    """Start a server as `start` does; when it does not answer, return to the one that answered before.
+    """Start a server as `start` does; when it does not answer, return to the one that answered
+    before.
 
     What somebody else has stopped or started meanwhile stays as they want it.
 
@@ -91,11 +114,18 @@ def or_back(
         return finish(session, asked, begun, hooks, timeout=timeout, no_wait=no_wait)
     except (errors.RequestError, errors.LockError, errors.HookError):
         raise  # nothing was touched
-    except (errors.StoppedError, errors.UnwatchedError, errors.ConnectError, errors.UnreadableAnswer):
+    except (
+        errors.StoppedError,
+        errors.UnwatchedError,
+        errors.ConnectError,
+        errors.UnreadableAnswer,
+    ):
         raise  # somebody wants it so, or nobody knows that it does not answer
     except errors.VlaunchError as error:
         failed = error
-    raise _back(session, asked, hooks, begun, failed, lock_wait=lock_wait, timeout=timeout) from failed
+    raise _back(
+        session, asked, hooks, begun, failed, lock_wait=lock_wait, timeout=timeout
+    ) from failed
 
 
 def _back(
@@ -108,7 +138,9 @@ def _back(
     lock_wait: int,
     timeout: float,
 ) -> VlaunchError:
-    """Return to the server before, if nobody else wants anything else by now; returns the error that tells how it went."""
+    """Return to the server before, if nobody else wants anything else by now; returns the error
+    that tells how it went.
+    """
     from launcher.cli.locked import locked
     from launcher.cli.start import finish
     from launcher.errors import GateError, RequestError, StoppedError, UnwatchedError, VlaunchError
@@ -124,10 +156,18 @@ def _back(
                 return GateError(
                     f"{failed.message}; nothing was rolled back, for {other}",
                     evidence=failed.evidence,
-                    hint=_hint(failed, "see what runs, and who did what: `vlaunch status`, `vlaunch audit`"),
+                    hint=_hint(
+                        failed, "see what runs, and who did what: `vlaunch status`, `vlaunch audit`"
+                    ),
                 )
             before, again, started = _begin(
-                ours, hooks, {}, asked.name, without=digest, timeout=timeout, skip_network_check=asked.skip_network_check
+                ours,
+                hooks,
+                {},
+                asked.name,
+                without=digest,
+                timeout=timeout,
+                skip_network_check=asked.skip_network_check,
             )
         code, _ = finish(session, again, started, hooks, timeout=timeout, no_wait=False)
     except VlaunchError as error:
@@ -137,11 +177,22 @@ def _back(
             then = f"{before.what} was started again, and {error.message}"
         else:
             then = f"and the server before does not answer either: {error.message}"
-        # A request that is refused touches nothing: what failed is as it was, and so is what to do about it.
-        hint = f"{failed.hint}\n{error.hint}".strip() if isinstance(error, RequestError) else _hint(failed, error.hint)
-        return GateError(f"{failed.message}; {then}", evidence=[failed.evidence, error.evidence], hint=hint)
+        # A request that is refused touches nothing: what failed is as it was, and so is what to do
+        # about it.
+        hint = (
+            f"{failed.hint}\n{error.hint}".strip()
+            if isinstance(error, RequestError)
+            else _hint(failed, error.hint)
+        )
+        return GateError(
+            f"{failed.message}; {then}", evidence=[failed.evidence, error.evidence], hint=hint
+        )
     if code:  # Ctrl-C
-        return GateError(f"{failed.message}; {before.what} was started again", evidence=failed.evidence, hint=_hint(failed, ""))
+        return GateError(
+            f"{failed.message}; {before.what} was started again",
+            evidence=failed.evidence,
+            hint=_hint(failed, ""),
+        )
     return GateError(
         f"{asked.model} did not answer, so {before.what} answers again",
         evidence=[failed.message, failed.evidence],
@@ -149,8 +200,12 @@ def _back(
     )
 
 
-def _another(session: Session, name: str, digest: str, begun: Begun | None, failed: VlaunchError) -> str:
-    """Return in words what became of the server of that name that is not ours that failed; empty when it may be replaced."""
+def _another(
+    session: Session, name: str, digest: str, begun: Begun | None, failed: VlaunchError
+) -> str:
+    """Return in words what became of the server of that name that is not ours that failed; empty
+    when it may be replaced.
+    """
     from launcher.cli import server
     from launcher.errors import NodeError
 
@@ -160,16 +215,30 @@ def _another(session: Session, name: str, digest: str, begun: Begun | None, fail
     there = next((each for each in seen.kept.servers if each.name == name), None)
     wanted = there.desired if there is not None else None
     if begun is None:  # nothing was written down
-        return f"{there.model} runs ({there.what})" if there is not None and there.runs and there.id != digest else ""
+        return (
+            f"{there.model} runs ({there.what})"
+            if there is not None and there.runs and there.id != digest
+            else ""
+        )
     if wanted is not None:
-        return f"{wanted.model} is wanted there now" if wanted.asked != begun[2].desired.asked else ""
-    # One whose network is below what is required was stopped by ourselves: that is no error of a node.
+        return (
+            f"{wanted.model} is wanted there now" if wanted.asked != begun[2].desired.asked else ""
+        )
+    # One whose network is below what is required was stopped by ourselves: that is no error of a
+    # node.
     return "somebody has stopped it meanwhile" if isinstance(failed, NodeError) else ""
 
 
 def _hint(failed: VlaunchError, then: str) -> str:
-    """Return what still helps against a failure: `vlaunch stop` would end the server that runs in its place."""
-    return "\n".join((*(line for line in failed.hint.splitlines() if "`vlaunch stop" not in line), *filter(None, [then])))
+    """Return what still helps against a failure: `vlaunch stop` would end the server that runs in
+    its place.
+    """
+    return "\n".join(
+        (
+            *(line for line in failed.hint.splitlines() if "`vlaunch stop" not in line),
+            *filter(None, [then]),
+        )
+    )
 
 
 def _begin(
@@ -183,7 +252,9 @@ def _begin(
     skip_network_check: bool = False,
     dry_run: bool = False,
 ) -> tuple[Answered, Asked, Begun | None]:
-    """Choose what answered before and start it, in a session that holds the cluster's lock; hooks are told of it by `told`."""
+    """Choose what answered before and start it, in a session that holds the cluster's lock; hooks
+    are told of it by `told`.
+    """
     from launcher.cli.start import begin
     from launcher.plan import rollback as plans
     from launcher.plan.observe import observe
@@ -192,24 +263,45 @@ def _begin(
     facts = observe(inventory, session.transport, [inventory.image])
     name = plans.pick(inventory, facts, name)
     before = _before(session, facts, name, without=without)
-    asked = _asked(session, name, before, timeout=timeout, skip_network_check=skip_network_check, dry_run=dry_run)
+    asked = _asked(
+        session,
+        name,
+        before,
+        timeout=timeout,
+        skip_network_check=skip_network_check,
+        dry_run=dry_run,
+    )
     told.update(asked.about(inventory))
     return before, asked, begin(session, asked, hooks)
 
 
-def _before(session: Session, facts: Mapping[str, HostFacts], name: str, *, without: str) -> Answered:
-    """Return the server that answered last, other than the present one, or the one `without`; raises RequestError."""
+def _before(
+    session: Session, facts: Mapping[str, HostFacts], name: str, *, without: str
+) -> Answered:
+    """Return the server that answered last, other than the present one, or the one `without`;
+    raises RequestError.
+    """
     from launcher.plan import rollback as plans
     from launcher.watch import by_node
 
     inventory = session.inventory
     head = inventory.head.name
-    answered, present = plans.read(by_node(session.transport, [plans.ask(inventory, facts, name)])[head][0])
+    answered, present = plans.read(
+        by_node(session.transport, [plans.ask(inventory, facts, name)])[head][0]
+    )
     image = facts[head].images.get(inventory.image)
     return plans.choose(answered, without or present, image.identity if image else "")
 
 
-def _asked(session: Session, name: str, before: Answered, *, timeout: float, skip_network_check: bool, dry_run: bool) -> Asked:
+def _asked(
+    session: Session,
+    name: str,
+    before: Answered,
+    *,
+    timeout: float,
+    skip_network_check: bool,
+    dry_run: bool,
+) -> Asked:
     """Ask for what answered then, and say so."""
     from datetime import datetime
 
@@ -219,10 +311,23 @@ def _asked(session: Session, name: str, before: Answered, *, timeout: float, ski
     inventory = session.inventory
     when = datetime.fromtimestamp(before.at).strftime("%Y-%m-%d %H:%M:%S")
     text = f"back to {before.what}, which answered last at {when}"
-    session.to.show(Event(kind="note", stage="rollback", text=text, data={"id": before.id, "at": before.at}))
+    session.to.show(
+        Event(kind="note", stage="rollback", text=text, data={"id": before.id, "at": before.at})
+    )
     return Asked(
-        name=name, nodes=before.nodes, gpus=before.gpus,
-        model=before.model, tp=before.tp, pp=before.pp, dp=before.dp, backend=before.backend, host=before.host,
-        port=before.port, args=before.args, replace_other=True, skip_network_check=skip_network_check, dry_run=dry_run,
+        name=name,
+        nodes=before.nodes,
+        gpus=before.gpus,
+        model=before.model,
+        tp=before.tp,
+        pp=before.pp,
+        dp=before.dp,
+        backend=before.backend,
+        host=before.host,
+        port=before.port,
+        args=before.args,
+        replace_other=True,
+        skip_network_check=skip_network_check,
+        dry_run=dry_run,
         policy=policy(inventory, timeout),
-    )  # fmt: skip
+    )

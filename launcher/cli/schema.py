@@ -10,7 +10,9 @@ import click
 @click.command()
 @click.option("--job", is_flag=True, help="The schema of the files of `vlaunch batch`.")
 def schema(job: bool) -> None:
-    """Print the inventory's JSON Schema (or a batch job's), made from the model that validates it."""
+    """Print the inventory's JSON Schema (or a batch job's), made from the model that validates
+    it.
+    """
     from launcher.inventory.json_schema import json_schema
 
     if not job:

@@ -1,4 +1,7 @@
-"""`vlaunch secrets`: where secrets come from and where they lie, and new ones for the cluster. Values are never shown."""
+"""`vlaunch secrets`: where secrets come from and where they lie, and new ones for the cluster.
+
+Values are never shown.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +25,26 @@ if TYPE_CHECKING:
 
 @click.group()
 def secrets() -> None:
-    """Show where secrets come from and where they lie, and make new ones. Values are never shown."""
+    """Show where secrets come from and where they lie, and make new ones. Values are never
+    shown.
+    """
 
 
 @secrets.command(name="list", short_help="each secret: its source, its users, its files")
 @click.argument("path", metavar="[INVENTORY]", required=False)
 @options.reaching
 @options.as_json
-def list_(path: str | None, inventory: str | None, accept_new_host_keys: bool, verbose: bool, as_json: bool) -> int:
+def list_(
+    path: str | None,
+    inventory: str | None,
+    accept_new_host_keys: bool,
+    verbose: bool,
+    as_json: bool,
+) -> int:
     """Show each secret with its source, who uses it, and its file on every node with its age.
 
-    The exit code is 1 when a node cannot be asked, when a file is readable by others, or when one lies there that is nobody's.
+    The exit code is 1 when a node cannot be asked, when a file is readable by others, or when one
+    lies there that is nobody's.
     """
     from launcher.cli import session
     from launcher.model import fold
@@ -43,16 +55,27 @@ def list_(path: str | None, inventory: str | None, accept_new_host_keys: bool, v
     wanted = session.read(path, inventory)
     with (
         printer(quiet=True) as to,
-        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, partial=True) as reached,
+        session.reach(
+            wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, partial=True
+        ) as reached,
     ):
         files = _files(reached)
     rows = _rows(wanted)
     known = [row["name"] for row in rows]
-    remarks = [f"{name}: {error.message.removeprefix(f'{name}: ')}" for name, error in reached.missing.items()]
+    remarks = [
+        f"{name}: {error.message.removeprefix(f'{name}: ')}"
+        for name, error in reached.missing.items()
+    ]
     remarks += [line for node, found in files.items() for line in _remarks(node, found, known)]
     if as_json:
         nodes = {node: [asdict(each) for each in found] for node, found in files.items()}
-        said = {"cluster": wanted.cluster, "secrets_in": wanted.secrets_in, "secrets": rows, "nodes": nodes, "remarks": remarks}
+        said = {
+            "cluster": wanted.cluster,
+            "secrets_in": wanted.secrets_in,
+            "secrets": rows,
+            "nodes": nodes,
+            "remarks": remarks,
+        }
         click.echo(json_line.dumps(said))
     else:
         console().print(render(rows, files, remarks, fold([node.name for node in wanted.nodes])))
@@ -65,7 +88,12 @@ def list_(path: str | None, inventory: str | None, accept_new_host_keys: bool, v
 @options.as_json
 @options.lock_wait
 @click.option("--yes", is_flag=True, help="Do not ask, although a server or batch job ends.")
-@click.option("--join-timeout", default=180.0, show_default=True, help="Seconds for all nodes to be in the cluster.")
+@click.option(
+    "--join-timeout",
+    default=180.0,
+    show_default=True,
+    help="Seconds for all nodes to be in the cluster.",
+)
 def rotate(
     names: tuple[str, ...],
     inventory: str | None,
@@ -78,8 +106,9 @@ def rotate(
 ) -> None:
     """Give the cluster a new token, and fetch the other secrets from their sources again.
 
-    RAY_AUTH_TOKEN is the token's name: where others are named and it is not, it stays. All others are what their sources say
-    now, named or not. Containers start anew with the new values, so what runs in them ends; servers come back by themselves.
+    RAY_AUTH_TOKEN is the token's name: where others are named and it is not, it stays. All others
+    are what their sources say now, named or not. Containers start anew with the new values, so what
+    runs in them ends; servers come back by themselves.
     """
     from launcher.cli import session
     from launcher.cli.locked import locked
@@ -91,7 +120,9 @@ def rotate(
     given = {**resolve(wanted.secrets, wanted.path.parent), **token}
     with (
         printer(as_json=as_json) as to,
-        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose) as reached,
+        session.reach(
+            wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose
+        ) as reached,
         locked(reached, wait=lock_wait) as ours,
     ):
         _rotate(ours, given, yes=yes, join_timeout=join_timeout)
@@ -112,7 +143,9 @@ def _asked(inventory: Inventory, names: Sequence[str]) -> dict[str, Secret]:
             f"no secret `{strange[0]}` in this cluster"
             if len(strange) == 1
             else f"no secrets {', '.join(strange)} in this cluster",
-            hint=f"known are: {', '.join(known)}" if known else "the inventory names none under `secrets:`",
+            hint=f"known are: {', '.join(known)}"
+            if known
+            else "the inventory names none under `secrets:`",
         )
     if ray.TOKEN in inventory.secrets or (names and ray.TOKEN not in names):
         return {}
@@ -121,8 +154,12 @@ def _asked(inventory: Inventory, names: Sequence[str]) -> dict[str, Secret]:
     return {ray.TOKEN: token}
 
 
-def _rotate(session: Session, given: Mapping[str, Secret], *, yes: bool, join_timeout: float) -> None:
-    """Say what ends, have it confirmed, and let `up` do the rest: other secrets are another cluster than the one that runs."""
+def _rotate(
+    session: Session, given: Mapping[str, Secret], *, yes: bool, join_timeout: float
+) -> None:
+    """Say what ends, have it confirmed, and let `up` do the rest: other secrets are another cluster
+    than the one that runs.
+    """
     from launcher.cli.server import look
     from launcher.cli.up import bring_up
     from launcher.errors import RequestError
@@ -131,7 +168,10 @@ def _rotate(session: Session, given: Mapping[str, Secret], *, yes: bool, join_ti
 
     inventory, to = session.inventory, session.to
     seen = look(session)
-    if not any(seen.facts[node.name].container(containers.name(inventory, node)) for node in inventory.nodes):
+    if not any(
+        seen.facts[node.name].container(containers.name(inventory, node))
+        for node in inventory.nodes
+    ):
         raise RequestError(
             f"cluster {inventory.cluster} has no container that could get new secrets",
             hint="`vlaunch up` fetches every secret anew",
@@ -142,7 +182,9 @@ def _rotate(session: Session, given: Mapping[str, Secret], *, yes: bool, join_ti
         to.show(Event(kind="done", stage="secrets", text=text, state="ok", data={"changed": 0}))
         return
     ends = [*(each.what for each in kept), *(f"batch job {each.name}" for each in batches)]
-    text = f"all containers of {inventory.cluster} start anew" + (f"; this ends {', '.join(ends)}" if ends else "")
+    text = f"all containers of {inventory.cluster} start anew" + (
+        f"; this ends {', '.join(ends)}" if ends else ""
+    )
     to.show(Event(kind="warning", stage="secrets", text=text, state="warn", data={"ends": ends}))
     if not yes:
         _confirm(session)
@@ -160,7 +202,8 @@ def _confirm(session: Session) -> None:
 
     if not sys.stdin.isatty():
         raise RequestError(
-            "nobody can be asked whether the containers may start anew", hint="say it: `vlaunch secrets rotate --yes`"
+            "nobody can be asked whether the containers may start anew",
+            hint="say it: `vlaunch secrets rotate --yes`",
         )
     with session.to.paused():
         click.confirm("Go on?", abort=True, err=True)
@@ -170,7 +213,10 @@ def _after(servers: Sequence[Server], batches: Sequence[str]) -> list[str]:
     """Say how what ended comes back."""
     return [
         *(f"{each.what} {_again(each)}" for each in servers),
-        *(f"batch job {name} goes on where it was when you run its `vlaunch batch` again" for name in batches),
+        *(
+            f"batch job {name} goes on where it was when you run its `vlaunch batch` again"
+            for name in batches
+        ),
     ]
 
 
@@ -183,9 +229,14 @@ def _rows(inventory: Inventory) -> list[dict[str, str]]:
     """Return what is known of each secret without asking anybody."""
     from launcher.tools import ray
 
-    rows = [{"name": name, "source": _source(each), "used_by": _use(name)} for name, each in sorted(inventory.secrets.items())]
+    rows = [
+        {"name": name, "source": _source(each), "used_by": _use(name)}
+        for name, each in sorted(inventory.secrets.items())
+    ]
     if ray.TOKEN not in inventory.secrets:
-        rows.append({"name": ray.TOKEN, "source": "made by `vlaunch up`", "used_by": _use(ray.TOKEN)})
+        rows.append(
+            {"name": ray.TOKEN, "source": "made by `vlaunch up`", "used_by": _use(ray.TOKEN)}
+        )
     return rows
 
 
@@ -218,21 +269,29 @@ def _files(session: Session) -> dict[str, tuple[SecretFile, ...]]:
     inventory = session.inventory
     asked = [
         Command(
-            node=node.name, timeout=120,
+            node=node.name,
+            timeout=120,
             argv=host.probe(
-                node.docker, cluster=inventory.cluster, state_dir=node.state_dir or "", hf_home=node.hf_home,
-                accelerator=inventory.accelerator, images=(), more=secret_files.SCRIPT,
+                node.docker,
+                cluster=inventory.cluster,
+                state_dir=node.state_dir or "",
+                hf_home=node.hf_home,
+                accelerator=inventory.accelerator,
+                images=(),
+                more=secret_files.SCRIPT,
             ),
         )
         for node in inventory.nodes
         if node.name not in session.missing
-    ]  # fmt: skip
+    ]
     found: dict[str, tuple[SecretFile, ...]] = {}
     for answer in session.transport.run(asked):
         try:
             found[answer.node] = secret_files.parse(answer.out)
         except UnreadableAnswer as error:
-            raise NodeError(answer.node, error.message, evidence=answer.err.strip()[-300:]) from None
+            raise NodeError(
+                answer.node, error.message, evidence=answer.err.strip()[-300:]
+            ) from None
     return {node.name: found[node.name] for node in inventory.nodes if node.name in found}
 
 
@@ -242,7 +301,11 @@ def _remarks(node: str, files: Sequence[SecretFile], known: Sequence[str]) -> li
         if not each.private:
             who = "" if each.own else ", of another user"
             right = "700" if not each.name else "600"
-            said.append(f"{node}: {each.path} has mode {each.mode}{who}; on it: `chmod {right} {each.path}`")
+            said.append(
+                f"{node}: {each.path} has mode {each.mode}{who}; on it: `chmod {right} {each.path}`"
+            )
         if each.name and each.name not in known:
-            said.append(f"{node}: {each.path} is no secret of this inventory; `vlaunch down` removes it")
+            said.append(
+                f"{node}: {each.path} is no secret of this inventory; `vlaunch down` removes it"
+            )
     return said

@@ -24,30 +24,85 @@ class _Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            raise click.UsageError(f"{error.format_message()}\nvLLM's own options go after `--`", ctx) from None
+            raise click.UsageError(
+                f"{error.format_message()}\nvLLM's own options go after `--`", ctx
+            ) from None
 
 
 @click.command(cls=_Command)
 @options.reaching
 @options.as_json
-@click.option("--model", metavar="MODEL", help="Name on Hugging Face, or a path that every node has.")
-@click.option("--name", default="default", show_default=True, metavar="NAME", help="The server's name, beside others.")
-@click.option("--nodes", metavar="NODES", help="The nodes that it may take, such as gpu[01-02] (`mp`; default: all).")
-@click.option("--gpus", type=click.IntRange(1), help="GPUs that it may take on each node (`mp`; default: all).")
+@click.option(
+    "--model", metavar="MODEL", help="Name on Hugging Face, or a path that every node has."
+)
+@click.option(
+    "--name",
+    default="default",
+    show_default=True,
+    metavar="NAME",
+    help="The server's name, beside others.",
+)
+@click.option(
+    "--nodes",
+    metavar="NODES",
+    help="The nodes that it may take, such as gpu[01-02] (`mp`; default: all).",
+)
+@click.option(
+    "--gpus",
+    type=click.IntRange(1),
+    help="GPUs that it may take on each node (`mp`; default: all).",
+)
 @click.option("--tp", type=click.IntRange(1), help="Tensor parallel size (default: GPUs per node).")
 @click.option("--pp", type=click.IntRange(1), help="Pipeline parallel size (default: nodes).")
-@click.option("--data-parallel-size", "--dp", "dp", type=click.IntRange(1), help="Replicas behind one endpoint (default: 1).")
-@click.option("--backend", type=click.Choice(["ray", "mp"]), help="Ray (default), or vLLM's own multi-node mode.")
-@click.option("--port", type=click.IntRange(1, 65535), help="The API's port (default: the inventory's).")
-@click.option("--bind", metavar="IP", help="The API's address on its node (default: the inventory's).")
-@click.option("--skip-network-check", is_flag=True, help="Start on a network that nobody has proven.")
-@click.option("--no-supervise", is_flag=True, help="Let the server stay dead when a rank, a node or the engine dies.")
-@click.option("--replace", "replace_other", is_flag=True, help="Take the place of the server of this name that runs.")
-@click.option("--or-rollback", is_flag=True, help="When it does not answer, return to the server that answered before.")
-@click.option("--timeout", default=1800.0, show_default=True, help="Seconds to wait for the first answer.")
+@click.option(
+    "--data-parallel-size",
+    "--dp",
+    "dp",
+    type=click.IntRange(1),
+    help="Replicas behind one endpoint (default: 1).",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(["ray", "mp"]),
+    help="Ray (default), or vLLM's own multi-node mode.",
+)
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help="The API's port (default: the inventory's)."
+)
+@click.option(
+    "--bind", metavar="IP", help="The API's address on its node (default: the inventory's)."
+)
+@click.option(
+    "--skip-network-check", is_flag=True, help="Start on a network that nobody has proven."
+)
+@click.option(
+    "--no-supervise",
+    is_flag=True,
+    help="Let the server stay dead when a rank, a node or the engine dies.",
+)
+@click.option(
+    "--replace",
+    "replace_other",
+    is_flag=True,
+    help="Take the place of the server of this name that runs.",
+)
+@click.option(
+    "--or-rollback",
+    is_flag=True,
+    help="When it does not answer, return to the server that answered before.",
+)
+@click.option(
+    "--timeout", default=1800.0, show_default=True, help="Seconds to wait for the first answer."
+)
 @click.option("--no-wait", is_flag=True, help="Start it and return at once.")
-@click.option("--dry-run", is_flag=True, help="Print the script that would be sent; change nothing.")
-@click.option("--offline", is_flag=True, help="With --dry-run: touch no node, and assume that nothing is there yet.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print the script that would be sent; change nothing."
+)
+@click.option(
+    "--offline",
+    is_flag=True,
+    help="With --dry-run: touch no node, and assume that nothing is there yet.",
+)
 @options.lock_wait
 @options.no_hooks
 @click.argument("args", metavar="[-- VLLM ARGS]", nargs=-1, type=click.UNPROCESSED)
@@ -78,10 +133,12 @@ def serve(
     no_hooks: bool,
     args: tuple[str, ...],
 ) -> int:
-    """Prove the network, start a server, wait for a completion, and print where it is and how much it holds.
+    """Prove the network, start a server, wait for a completion, and print where it is and how much
+    it holds.
 
-    Everything after `--` goes to `vllm serve`. Ctrl-C stops the watching, never the server; the same command watches it again.
-    What no flag says is as in `serve:` of the inventory; of --tp, --pp and --dp, one leaves out all three there.
+    Everything after `--` goes to `vllm serve`. Ctrl-C stops the watching, never the server; the
+    same command watches it again. What no flag says is as in `serve:` of the inventory; of --tp,
+    --pp and --dp, one leaves out all three there.
     """
     from launcher.cli import rollback, session
     from launcher.cli.hooks import hooks
@@ -94,19 +151,37 @@ def serve(
     if offline and not dry_run:
         raise click.UsageError("--offline goes with --dry-run: no server starts without its nodes")
     if or_rollback and (no_wait or dry_run):
-        raise click.UsageError("--or-rollback waits for the first answer: it does not go with --no-wait or --dry-run")
+        raise click.UsageError(
+            "--or-rollback waits for the first answer: it does not go with --no-wait or --dry-run"
+        )
     if args and not args[0].startswith("-"):
-        raise click.UsageError(f"`{args[0]}` is no argument of `vllm serve`; the inventory is named with -i")
+        raise click.UsageError(
+            f"`{args[0]}` is no argument of `vllm serve`; the inventory is named with -i"
+        )
     wanted = session.read(None, inventory)
     chosen = model or wanted.serve.model
     if chosen is None:
-        raise RequestError("no model is named", hint="add `--model MODEL`, or `serve: {model: …}` in the inventory")
+        raise RequestError(
+            "no model is named", hint="add `--model MODEL`, or `serve: {model: …}` in the inventory"
+        )
     asked = Asked(
-        name=_name(name), model=chosen, nodes=_nodes(nodes), gpus=gpus, tp=tp, pp=pp, dp=dp,
-        backend=backend or wanted.serve.backend, host=_address(bind or wanted.serve.bind), port=port or wanted.ports.api,
-        args=_arguments(wanted, args), policy=policy(wanted, timeout, supervise=not no_supervise), unsupervised=no_supervise,
-        replace_other=replace_other, skip_network_check=skip_network_check, dry_run=dry_run,
-    )  # fmt: skip
+        name=_name(name),
+        model=chosen,
+        nodes=_nodes(nodes),
+        gpus=gpus,
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        backend=backend or wanted.serve.backend,
+        host=_address(bind or wanted.serve.bind),
+        port=port or wanted.ports.api,
+        args=_arguments(wanted, args),
+        policy=policy(wanted, timeout, supervise=not no_supervise),
+        unsupervised=no_supervise,
+        replace_other=replace_other,
+        skip_network_check=skip_network_check,
+        dry_run=dry_run,
+    )
     asked.request(wanted, None)  # what can never be placed has its error before anything is touched
     if offline:
         click.echo(script(wanted, [asked.plan(wanted, Seen())[1].plan]), nl=False)
@@ -115,10 +190,14 @@ def serve(
     with (
         printer(as_json=as_json, quiet=dry_run) as to,
         programs.watching(to, **asked.about(wanted)),
-        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose) as reached,
+        session.reach(
+            wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose
+        ) as reached,
     ):
         begin = rollback.or_back if or_rollback else start
-        code, rows = begin(reached, asked, programs, lock_wait=lock_wait, timeout=timeout, no_wait=no_wait)
+        code, rows = begin(
+            reached, asked, programs, lock_wait=lock_wait, timeout=timeout, no_wait=no_wait
+        )
     if not as_json:
         for row in rows:
             click.echo(row)
@@ -130,7 +209,10 @@ def _arguments(inventory: Inventory, args: Sequence[str]) -> tuple[str, ...]:
     from launcher.inventory.rules import SECRET_VALUE
     from launcher.tools import vllm
 
-    for where, words in (("serve: args: in the inventory", inventory.serve.args), ("the arguments after `--`", args)):
+    for where, words in (
+        ("serve: args: in the inventory", inventory.serve.args),
+        ("the arguments after `--`", args),
+    ):
         if said := vllm.collisions(words):
             raise RequestError(f"{where} set what vlaunch sets itself", evidence=said)
     for at, word in enumerate(args, start=1):
@@ -146,7 +228,9 @@ def _name(name: str) -> str:
     from launcher.payload.agent.state import NAME
 
     if NAME.fullmatch(name) is None:
-        raise click.UsageError(f"--name should be at most 32 lower-case letters, digits and `-`, not `{name}`")
+        raise click.UsageError(
+            f"--name should be at most 32 lower-case letters, digits and `-`, not `{name}`"
+        )
     return name
 
 
@@ -155,7 +239,12 @@ def _nodes(text: str | None) -> tuple[str, ...]:
     from launcher.inventory import ranges
 
     try:
-        return tuple(name for part in re.split(r",(?![^\[]*\])", text or "") if part for name in ranges.expand(part))
+        return tuple(
+            name
+            for part in re.split(r",(?![^\[]*\])", text or "")
+            if part
+            for name in ranges.expand(part)
+        )
     except ValueError as error:
         raise click.UsageError(f"--nodes {error}, not `{text}`") from None
 

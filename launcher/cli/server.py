@@ -1,4 +1,6 @@
-"""What `serve`, `batch`, `chat` and `stop` begin with: look at the nodes, and ask the head which servers and which jobs run."""
+"""What `serve`, `batch`, `chat` and `stop` begin with: look at the nodes, and ask the head which
+servers and which jobs run.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,11 @@ if TYPE_CHECKING:
 
 
 def look(session: Session, *, model: str = "", head_only: bool = False) -> Seen:
-    """Observe every node (or `head_only`), ask the head about servers and Ray and, when a model is named, every node for it.
+    """Observe every node (or `head_only`), ask the head about servers and Ray and, when a model is
+    named, every node for it.
 
-    What nobody could say is not in `Seen.said`, which then has an `error`: without `servers` nobody knows which there are,
-    without `jobs` what runs in Ray.
+    What nobody could say is not in `Seen.said`, which then has an `error`: without `servers` nobody
+    knows which there are, without `jobs` what runs in Ray.
     """
     inventory = session.inventory
     asked_nodes = replace(inventory, nodes=(inventory.head,)) if head_only else inventory
@@ -35,7 +38,11 @@ def look(session: Session, *, model: str = "", head_only: bool = False) -> Seen:
         asked.append(running.ask_jobs(inventory))
     answers = by_node(
         session.transport,
-        [*asked, verdict.ask_record(inventory, facts), *(ask_model(inventory, facts, model) if model else ())],
+        [
+            *asked,
+            verdict.ask_record(inventory, facts),
+            *(ask_model(inventory, facts, model) if model else ()),
+        ],
     )
     of_head = answers[inventory.head.name]
     said: dict[str, Any] = {}
@@ -56,13 +63,16 @@ def the_batch(found: Sequence[BatchStatus], name: str) -> BatchStatus:
             return each
     near = difflib.get_close_matches(name, [each.name for each in found], n=1)
     raise RequestError(
-        f"no batch job `{name}`" + (f"; did you mean `{near[0]}`?" if near else ""), hint="see which there are: `vlaunch jobs`"
+        f"no batch job `{name}`" + (f"; did you mean `{near[0]}`?" if near else ""),
+        hint="see which there are: `vlaunch jobs`",
     )
 
 
 def silent(session: Session, seen: Seen) -> NodeError:
     """Return the error that the head could not be asked what runs."""
     return NodeError(
-        session.inventory.head.name, "does not say what runs", evidence=str(seen.said["error"]),
+        session.inventory.head.name,
+        "does not say what runs",
+        evidence=str(seen.said["error"]),
         hint="look at `vlaunch status`; `vlaunch down` ends everything",
-    )  # fmt: skip
+    )

@@ -1,4 +1,6 @@
-"""What every command that reaches nodes begins with: the inventory, a connection to each node, a place to show events."""
+"""What every command that reaches nodes begins with: the inventory, a connection to each node, a
+place to show events.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """An inventory and open connections to its nodes; `missing` are the nodes that could not be reached.
+    """An inventory and open connections to its nodes; `missing` are the nodes that could not be
+    reached.
 
-    What is changed through `transport` by a plan leaves a line on the node, with the name of `author`.
+    What is changed through `transport` by a plan leaves a line on the node, with the name of
+    `author`.
     """
 
     inventory: Inventory
@@ -41,7 +45,9 @@ class Session:
 
 
 def read(argument: str | None, option: str | None) -> Inventory:
-    """Find and load the inventory, as every command does; the secrets it names are not shown from here on."""
+    """Find and load the inventory, as every command does; the secrets it names are not shown from
+    here on.
+    """
     from launcher.remote.secrets import recall
 
     inventory = load(find_inventory(argument, option))
@@ -59,32 +65,48 @@ def reach(
     partial: bool = False,
     nodes: Sequence[Node] | None = None,
 ) -> Iterator[Session]:
-    """Connect to every node, or only to `nodes`: a node that a command does not need cannot stop it.
+    """Connect to every node, or only to `nodes`: a node that a command does not need cannot stop
+    it.
 
-    With `partial`, nodes that cannot be reached are left to the caller in `missing`; otherwise they raise ConnectError,
-    every node's story told.
+    With `partial`, nodes that cannot be reached are left to the caller in `missing`; otherwise they
+    raise ConnectError, every node's story told.
     """
     from launcher.remote.fleet import Fleet
 
-    with Fleet(inventory, accept_new_host_keys=accept_new_host_keys, ask_passphrase=_ask_passphrase(to)) as fleet:
+    with Fleet(
+        inventory, accept_new_host_keys=accept_new_host_keys, ask_passphrase=_ask_passphrase(to)
+    ) as fleet:
         began = time.monotonic()
         names = [node.name for node in (inventory.nodes if nodes is None else nodes)]
-        to.show(Event(kind="stage", stage="connect", text=f"Connect to {len(names)} nodes", state="running"))
+        to.show(
+            Event(
+                kind="stage",
+                stage="connect",
+                text=f"Connect to {len(names)} nodes",
+                state="running",
+            )
+        )
         missing = fleet.connect(names)
         reached = [name for name in names if name not in missing]
         if reached:
             to.show(
                 Event(
-                    kind="step", stage="connect", node=fold(reached), text="connected", state="ok",
+                    kind="step",
+                    stage="connect",
+                    node=fold(reached),
+                    text="connected",
+                    state="ok",
                     seconds=time.monotonic() - began,
                 )
-            )  # fmt: skip
+            )
         if missing and not partial:
             raise together(list(missing.values()))
         transport: Transport = Verbose(fleet) if verbose else fleet
         by = author()
         recorder = Recorder(transport, inventory, by)
-        yield Session(inventory=inventory, fleet=fleet, transport=recorder, to=to, author=by, missing=missing)
+        yield Session(
+            inventory=inventory, fleet=fleet, transport=recorder, to=to, author=by, missing=missing
+        )
 
 
 class Verbose:
@@ -96,7 +118,9 @@ class Verbose:
     def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
         """Show each command, then run all of them."""
         for command in commands:
-            words = " ".join(symptoms.plain(word) if len(word) < 200 else "'…'" for word in command.argv)
+            words = " ".join(
+                symptoms.plain(word) if len(word) < 200 else "'…'" for word in command.argv
+            )
             click.echo(f"  + {command.node}: {words}", err=True)
         yield from self._inner.run(commands)
 

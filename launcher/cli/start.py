@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The command line, put together with the inventory. `policy` is how the server is to be kept."""
+    """The command line, put together with the inventory. `policy` is how the server is to be
+    kept.
+    """
 
     name: str
     model: str
@@ -55,7 +57,9 @@ class Asked:
         return {"model": self.model, "endpoint": endpoint(inventory, self.host, self.port, api)}
 
     def request(self, inventory: Inventory, config: Mapping[str, Any] | None) -> Request:
-        """Place the model, whose `config.json` may not be known; raises RequestError and PlacementError."""
+        """Place the model, whose `config.json` may not be known; raises RequestError and
+        PlacementError.
+        """
         from launcher import placement
         from launcher.plan.request import Request
 
@@ -64,14 +68,27 @@ class Asked:
 
         # Half of a split from the command line and half from the inventory would be nobody's wish.
         flags, defaults = (self.tp, self.pp, self.dp), inventory.serve
-        tp, pp, dp = flags if any(each is not None for each in flags) else (defaults.tp, defaults.pp, defaults.dp)
+        tp, pp, dp = (
+            flags
+            if any(each is not None for each in flags)
+            else (defaults.tp, defaults.pp, defaults.dp)
+        )
         return Request(
-            name=self.name, model=self.model, placement=placement.choose(here, tp, pp, config, dp=dp, backend=self.backend),
-            backend=self.backend, host=self.host, port=self.port, args=self.args, nodes=self.nodes, gpus=self.gpus,
-        )  # fmt: skip
+            name=self.name,
+            model=self.model,
+            placement=placement.choose(here, tp, pp, config, dp=dp, backend=self.backend),
+            backend=self.backend,
+            host=self.host,
+            port=self.port,
+            args=self.args,
+            nodes=self.nodes,
+            gpus=self.gpus,
+        )
 
     def _refuse(self, inventory: Inventory) -> None:
-        """Raise RequestError for what Ray cannot do: to be where there is none, and to keep to places."""
+        """Raise RequestError for what Ray cannot do: to be where there is none, and to keep to
+        places.
+        """
         from launcher.errors import RequestError
 
         if self.backend != "ray":
@@ -82,10 +99,15 @@ class Asked:
                 hint="use `--backend mp`, or give `ray:` a version there and run `vlaunch up`",
             )
         some = set(self.nodes) not in (set(), {node.name for node in inventory.nodes})
-        fewer = self.gpus is not None and len(inventory.nodes) > 1 and any(self.gpus < node.gpus for node in inventory.nodes)
+        fewer = (
+            self.gpus is not None
+            and len(inventory.nodes) > 1
+            and any(self.gpus < node.gpus for node in inventory.nodes)
+        )
         if some or fewer:
             raise RequestError(
-                f"Ray places ranks wherever GPUs are free, so that {'--nodes' if some else '--gpus'} cannot be kept to",
+                "Ray places ranks wherever GPUs are free, so that"
+                f" {'--nodes' if some else '--gpus'} cannot be kept to",
                 hint="place them yourself with `--backend mp`"
                 + ("" if some else "\nfewer GPUs in all, wherever they are: `--tp` and `--pp`"),
             )
@@ -96,16 +118,27 @@ class Asked:
         from launcher.plan.serve import plan_serve
 
         request = self.request(inventory, seen.config)
-        prove, known = ((), ()) if self.skip_network_check else network_gate.prove(inventory, seen, request)
+        prove, known = (
+            ((), ()) if self.skip_network_check else network_gate.prove(inventory, seen, request)
+        )
         start = plan_serve(
-            inventory, seen, request, asked=time.time(), policy=self.policy, prove=prove, replace_other=self.replace_other,
+            inventory,
+            seen,
+            request,
+            asked=time.time(),
+            policy=self.policy,
+            prove=prove,
+            replace_other=self.replace_other,
             insist=self.unsupervised,
-        )  # fmt: skip
+        )
         return request, network_gate.noted(start, known)
 
 
 def policy(inventory: Inventory, timeout: float, *, supervise: bool = True) -> Policy:
-    """Return how the inventory wants servers kept; a start may take `timeout` seconds. Unsupervised ones never start again."""
+    """Return how the inventory wants servers kept; a start may take `timeout` seconds.
+
+    Unsupervised ones never start again.
+    """
     from launcher.payload.agent.desired import Policy
 
     asked = inventory.serve
@@ -114,11 +147,19 @@ def policy(inventory: Inventory, timeout: float, *, supervise: bool = True) -> P
 
 
 def start(
-    session: Session, asked: Asked, hooks: Hooks, *, lock_wait: int, timeout: float, no_wait: bool = False
+    session: Session,
+    asked: Asked,
+    hooks: Hooks,
+    *,
+    lock_wait: int,
+    timeout: float,
+    no_wait: bool = False,
 ) -> tuple[int, list[str]]:
-    """Prove the network, start the server and wait until it has answered; print the script instead for a dry run.
+    """Prove the network, start the server and wait until it has answered; print the script instead
+    for a dry run.
 
-    Returns the exit code, and what to print when the display of progress has been put away. Raises VlaunchError.
+    Returns the exit code, and what to print when the display of progress has been put away. Raises
+    VlaunchError.
     """
     from launcher.cli.locked import locked
 
@@ -129,7 +170,9 @@ def start(
 
 
 def begin(session: Session, asked: Asked, hooks: Hooks) -> Begun | None:
-    """Start the server, in a session that holds the cluster's lock; print the script instead for a dry run."""
+    """Start the server, in a session that holds the cluster's lock; print the script instead for a
+    dry run.
+    """
     from launcher.plan.script import script
 
     hooks.pre(session.to, **asked.about(session.inventory))
@@ -142,12 +185,20 @@ def begin(session: Session, asked: Asked, hooks: Hooks) -> Begun | None:
 
 
 def finish(
-    session: Session, asked: Asked, begun: Begun | None, hooks: Hooks, *, timeout: float, no_wait: bool
+    session: Session,
+    asked: Asked,
+    begun: Begun | None,
+    hooks: Hooks,
+    *,
+    timeout: float,
+    no_wait: bool,
 ) -> tuple[int, list[str]]:
     """Wait until the server has answered; returns what `start` does."""
     if begun is None:
         return 0, []
-    code, rows = _wait(session, *begun, timeout=timeout, no_wait=no_wait, allow=asked.skip_network_check)
+    code, rows = _wait(
+        session, *begun, timeout=timeout, no_wait=no_wait, allow=asked.skip_network_check
+    )
     if code == 0 and not no_wait:
         hooks.post(session.to, **asked.about(session.inventory))
     return code, rows
@@ -180,22 +231,41 @@ def _apply(session: Session, request: Request, start: Start, *, skipped: bool) -
     from launcher.ui.progress import show_all
 
     if start.attached:
-        for text in (f"this server runs already as `{start.desired.name}`; watching it", *start.plan.notes):
+        for text in (
+            f"this server runs already as `{start.desired.name}`; watching it",
+            *start.plan.notes,
+        ):
             session.to.show(Event(kind="note", stage="serve", text=text, state="unchanged"))
         return
     for note in start.plan.notes:
         session.to.show(Event(kind="note", stage="placement", text=note))
     if skipped and request.placement.networked:
-        text = "THE NETWORK BETWEEN THE NODES IS NOT PROVEN, as asked: it may be slow TCP, or hang (`vlaunch check-nccl`)"
+        text = (
+            "THE NETWORK BETWEEN THE NODES IS NOT PROVEN, as asked: it may be slow TCP, or hang"
+            " (`vlaunch check-nccl`)"
+        )
         session.to.show(Event(kind="warning", stage="network", text=text, state="warn"))
-    if "VLLM_API_KEY" not in session.inventory.secrets and not ipaddress.ip_address(request.host).is_loopback:
-        text = f"whoever can reach port {request.port} may use the model: give VLLM_API_KEY under `secrets:` to ask for a key"
+    if (
+        "VLLM_API_KEY" not in session.inventory.secrets
+        and not ipaddress.ip_address(request.host).is_loopback
+    ):
+        text = (
+            f"whoever can reach port {request.port} may use the model: give VLLM_API_KEY under"
+            " `secrets:` to ask for a key"
+        )
         session.to.show(Event(kind="warning", stage="serve", text=text, state="warn"))
     show_all(apply(start.plan, session.transport), session.to)
 
 
 def _wait(
-    session: Session, seen: Seen, request: Request, start: Start, *, timeout: float, no_wait: bool, allow: bool
+    session: Session,
+    seen: Seen,
+    request: Request,
+    start: Start,
+    *,
+    timeout: float,
+    no_wait: bool,
+    allow: bool,
 ) -> tuple[int, list[str]]:
     """Return the exit code, and what to print when the display of progress has been put away."""
     from launcher.events import Event
@@ -204,15 +274,30 @@ def _wait(
     watched = ways.watched(session.inventory, start.desired)
     if no_wait:
         again = "" if start.attached else ", and watch it with the same command without --no-wait"
-        text = f"{watched.what} {'runs' if start.attached else 'starts'}; see `vlaunch status`{again}"
-        session.to.show(Event(kind="done", stage="serve", text=text, state="ok", data={"endpoint": watched.endpoint}))
+        text = (
+            f"{watched.what} {'runs' if start.attached else 'starts'}; see `vlaunch status`{again}"
+        )
+        session.to.show(
+            Event(
+                kind="done",
+                stage="serve",
+                text=text,
+                state="ok",
+                data={"endpoint": watched.endpoint},
+            )
+        )
         return 0, [watched.endpoint]
-    session.to.show(Event(kind="stage", stage="serve", text="Wait for the first answer", state="running"))
+    session.to.show(
+        Event(kind="stage", stage="serve", text="Wait for the first answer", state="running")
+    )
     try:
         served = _watch(session, watched, start, timeout)
     except KeyboardInterrupt:
         end = f"`vlaunch stop {watched.name}`"
-        text = f"stopped watching; {watched.what} goes on. Watch it again with the same command, or end it with {end}"
+        text = (
+            f"stopped watching; {watched.what} goes on. Watch it again with the same command, or"
+            f" end it with {end}"
+        )
         session.to.show(Event(kind="warning", stage="serve", text=text, state="warn"))
         return 130, []
     from launcher.cli import network_gate
@@ -249,17 +334,25 @@ def _rows(served: Served, network: str) -> list[str]:
     from launcher.tools import symptoms
 
     ranks = "; ".join(f"{node}: {', '.join(names)}" for node, names in served.ranks.items())
-    answered = ", ".join(f"DP{number} in {seconds:.1f}s" for number, seconds in enumerate(served.replicas))
+    answered = ", ".join(
+        f"DP{number} in {seconds:.1f}s" for number, seconds in enumerate(served.replicas)
+    )
     tokens, times = served.capacity.tokens, served.capacity.concurrency
     holds = "not known" if tokens is None else f"{tokens:,} tokens"
     rows = {
         "endpoint": served.endpoint,
         "model": served.model,
         "placement": ranks or "not known",
-        **({"replicas": f"all {len(served.replicas)} have answered: {answered}"} if answered else {}),
+        **(
+            {"replicas": f"all {len(served.replicas)} have answered: {answered}"}
+            if answered
+            else {}
+        ),
         **({"network": network} if network else {}),
         "KV cache": holds + (f", {times:g} requests of full length at once" if times else ""),
         "fingerprint": served.fingerprint or "none given",
-        "ready after": f"{served.seconds:.1f}s, of which {served.answer_seconds:.1f}s for the first answer",
+        "ready after": (
+            f"{served.seconds:.1f}s, of which {served.answer_seconds:.1f}s for the first answer"
+        ),
     }
     return [f"{label:<12} {symptoms.plain(value)}" for label, value in rows.items()]

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from launcher.plan.status import ClusterStatus
     from launcher.transport import Command
 
-_AGAIN = 6  # looks at what the keeper says, a second apart, until it is clear whether a server is busy or silent
+# looks at what the keeper says, a second apart, until it is clear whether a server is busy or
+# silent
+_AGAIN = 6
 _EVERY = 2.0  # seconds between two looks
 
 
@@ -29,12 +31,19 @@ _EVERY = 2.0  # seconds between two looks
 @options.as_json
 @click.option("--watch", is_flag=True, help="Look again every two seconds, until Ctrl-C.")
 def status(
-    path: str | None, inventory: str | None, accept_new_host_keys: bool, verbose: bool, as_json: bool, watch: bool
+    path: str | None,
+    inventory: str | None,
+    accept_new_host_keys: bool,
+    verbose: bool,
+    as_json: bool,
+    watch: bool,
 ) -> int:
-    """Show nodes, containers, Ray, GPUs, ranks, servers, batch jobs that run, and how all that differs from the inventory.
+    """Show nodes, containers, Ray, GPUs, ranks, servers, batch jobs that run, and how all that
+    differs from the inventory.
 
-    A server is `answering` only when a completion has just come back, `busy` when it has too much to do for that and other
-    requests go on, and `silent` when nothing of it moves. The exit code is 1 when the cluster is not whole.
+    A server is `answering` only when a completion has just come back, `busy` when it has too much
+    to do for that and other requests go on, and `silent` when nothing of it moves. The exit code is
+    1 when the cluster is not whole.
     """
     from launcher.cli import session
     from launcher.ui.progress import printer
@@ -42,7 +51,9 @@ def status(
     wanted = session.read(path, inventory)
     with (
         printer(quiet=True) as to,
-        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, partial=True) as reached,
+        session.reach(
+            wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, partial=True
+        ) as reached,
     ):
         if watch:
             _watch(reached, as_json)
@@ -66,14 +77,18 @@ def look(session: Session) -> ClusterStatus:
         about, proof = session.transport.run(asked)
         said = plan.Said(head=plan.hear(about), network=parse_record(proof))
     questions = {each.name: plan.ask_server(inventory, facts, each) for each in said.kept.running}
-    answers = {name: [plan.hear(each) for each in both] for name, both in _at_once(session, questions).items()}
+    answers = {
+        name: [plan.hear(each) for each in both]
+        for name, both in _at_once(session, questions).items()
+    }
     said = replace(
         said,
         abouts={name: about for name, (about, _) in answers.items()},
         completions={name: completion for name, (_, completion) in answers.items()},
     )
     if any(completion.get("status") != 200 for completion in said.completions.values()):
-        # Meanwhile its keeper has looked again: whether anything moves is what tells a busy server from a dead one.
+        # Meanwhile its keeper has looked again: whether anything moves is what tells a busy server
+        # from a dead one.
         for _ in range(_AGAIN):
             (about,) = session.transport.run([servers.ask(inventory)])
             again = plan.hear(about)
@@ -88,16 +103,27 @@ def look(session: Session) -> ClusterStatus:
         inventory,
         facts,
         said,
-        {name: error.message.removeprefix(f"{name}: ") for name, error in (session.missing | silent).items()},
+        {
+            name: error.message.removeprefix(f"{name}: ")
+            for name, error in (session.missing | silent).items()
+        },
     )
 
 
 def _at_once(session: Session, questions: dict[str, list[Command]]) -> dict[str, list[Answer]]:
-    """Ask all servers at the same time, those on one node as well: a busy one makes nobody else wait."""
+    """Ask all servers at the same time, those on one node as well: a busy one makes nobody else
+    wait.
+    """
     asked = {name: commands for name, commands in questions.items() if commands}
     pool = ThreadPoolExecutor(max(1, len(asked)))
     try:
-        return dict(zip(asked, pool.map(lambda each: list(session.transport.run(each)), asked.values()), strict=True))
+        return dict(
+            zip(
+                asked,
+                pool.map(lambda each: list(session.transport.run(each)), asked.values()),
+                strict=True,
+            )
+        )
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
@@ -126,7 +152,9 @@ def _watch(session: Session, as_json: bool) -> None:
 
 
 def _looks(session: Session) -> Iterator[ClusterStatus]:
-    """Look again and again, each time also for the nodes that could not be reached: they may be on their way up."""
+    """Look again and again, each time also for the nodes that could not be reached: they may be on
+    their way up.
+    """
     while True:
         yield look(session)
         time.sleep(_EVERY)

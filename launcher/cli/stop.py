@@ -21,8 +21,16 @@ if TYPE_CHECKING:
 @options.reaching
 @options.as_json
 @click.option("--all", "everyone", is_flag=True, help="Stop all servers; batch jobs go on.")
-@click.option("--grace", type=click.FloatRange(0), default=15.0, show_default=True, help="Seconds to end politely.")
-@click.option("--dry-run", is_flag=True, help="Print the script that would be sent; change nothing.")
+@click.option(
+    "--grace",
+    type=click.FloatRange(0),
+    default=15.0,
+    show_default=True,
+    help="Seconds to end politely.",
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Print the script that would be sent; change nothing."
+)
 @options.lock_wait
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 def stop(
@@ -36,10 +44,12 @@ def stop(
     lock_wait: int,
     names: tuple[str, ...],
 ) -> None:
-    """Stop the server, or the servers and batch jobs that are named, and verify that nothing of them is left.
+    """Stop the server, or the servers and batch jobs that are named, and verify that nothing of
+    them is left.
 
-    Of a server, processes are gone, GPUs free and its port closed; one that has failed is forgotten. What a batch job has done
-    stays, and the same `vlaunch batch` goes on with it. The cluster stays.
+    Of a server, processes are gone, GPUs free and its port closed; one that has failed is
+    forgotten. What a batch job has done stays, and the same `vlaunch batch` goes on with it. The
+    cluster stays.
     """
     from launcher.cli import session
     from launcher.cli.locked import locked
@@ -50,7 +60,13 @@ def stop(
     wanted = session.read(None, inventory)
     with (
         printer(as_json=as_json, quiet=dry_run) as to,
-        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, nodes=[wanted.head]) as reached,
+        session.reach(
+            wanted,
+            to,
+            accept_new_host_keys=accept_new_host_keys,
+            verbose=verbose,
+            nodes=[wanted.head],
+        ) as reached,
         locked(reached, wait=lock_wait, unless=dry_run) as ours,
     ):
         seen = _look(ours, dry_run=dry_run)
@@ -84,7 +100,9 @@ def _look(session: Session, *, dry_run: bool) -> Seen:
 
 
 def _standing(session: Session, seen: Seen) -> list[Server]:
-    """Return the servers that are wanted, or not yet gone; where the head's container does not run, its files say which."""
+    """Return the servers that are wanted, or not yet gone; where the head's container does not run,
+    its files say which.
+    """
     from launcher.cli import server
     from launcher.payload.agent import state
     from launcher.plan import rollback, running
@@ -92,7 +110,9 @@ def _standing(session: Session, seen: Seen) -> list[Server]:
 
     inventory = session.inventory
     if not running.head_runs(inventory, seen.facts):
-        return [Server(name=name) for name in rollback.names_with(inventory, seen.facts, state.DESIRED)]
+        return [
+            Server(name=name) for name in rollback.names_with(inventory, seen.facts, state.DESIRED)
+        ]
     if "servers" not in seen.said and "error" in seen.said:
         raise server.silent(session, seen)
     return [each for each in seen.kept.servers if each.state != "stopped"]
@@ -113,7 +133,9 @@ def _choose(standing: Sequence[Server], names: Sequence[str], *, everyone: bool)
     return list(standing)
 
 
-def _servers(session: Session, seen: Seen, chosen: Sequence[Server], grace: float, *, dry_run: bool) -> None:
+def _servers(
+    session: Session, seen: Seen, chosen: Sequence[Server], grace: float, *, dry_run: bool
+) -> None:
     from launcher.apply import apply
     from launcher.events import Event
     from launcher.plan import running
@@ -126,8 +148,9 @@ def _servers(session: Session, seen: Seen, chosen: Sequence[Server], grace: floa
     live = [each for each in chosen if each.runs or not asked]
     over = [each for each in chosen if each not in live]
     plans = [
-        plan_forget(inventory, seen.facts, [each.name for each in over]), plan_stop(inventory, seen.facts, live, grace)
-    ]  # fmt: skip
+        plan_forget(inventory, seen.facts, [each.name for each in over]),
+        plan_stop(inventory, seen.facts, live, grace),
+    ]
     if dry_run:
         click.echo(script(inventory, plans), nl=False)
         return
@@ -136,18 +159,42 @@ def _servers(session: Session, seen: Seen, chosen: Sequence[Server], grace: floa
         to.show(Event(kind="note", stage="stop", text=text))
     for plan in plans:
         show_all(apply(plan, session.transport), to)
-    said = [f"forgot {each.what}, which {'had given up' if each.state == 'gave-up' else 'had failed'}" for each in over]
+    said = [
+        f"forgot {each.what}, which {'had given up' if each.state == 'gave-up' else 'had failed'}"
+        for each in over
+    ]
     if live and asked:
         said.append(f"stopped {' and '.join(f'{each.model} ({each.what})' for each in live)}")
     elif live:
-        said.append(f"the head's container does not run: {', '.join(each.what for each in live)} will not come back with it")
-        text = "its processes on other nodes go on until the head's container is back; `vlaunch down` ends everything"
+        said.append(
+            f"the head's container does not run: {', '.join(each.what for each in live)} will not"
+            " come back with it"
+        )
+        text = (
+            "its processes on other nodes go on until the head's container is back; `vlaunch down`"
+            " ends everything"
+        )
         to.show(Event(kind="warning", stage="stop", text=text, state="warn"))
     data = {"stopped": [each.name for each in live], "forgotten": [each.name for each in over]}
     if not said:
-        to.show(Event(kind="done", text="no server runs; nothing was stopped", state="unchanged", data=data))
+        to.show(
+            Event(
+                kind="done",
+                text="no server runs; nothing was stopped",
+                state="unchanged",
+                data=data,
+            )
+        )
         return
-    to.show(Event(kind="done", text="; ".join(said), state="ok", seconds=time.monotonic() - began, data=data))
+    to.show(
+        Event(
+            kind="done",
+            text="; ".join(said),
+            state="ok",
+            seconds=time.monotonic() - began,
+            data=data,
+        )
+    )
 
 
 def _batches(session: Session, names: Sequence[str], grace: float, *, dry_run: bool) -> None:
@@ -168,7 +215,9 @@ def _batches(session: Session, names: Sequence[str], grace: float, *, dry_run: b
         raise server.silent(session, seen)
     known = {each.name for each in found}
     if strangers := [name for name in names if name not in known]:
-        listed = ", ".join(f"`{name}`" for name in (*(each.name for each in seen.kept.running), *sorted(known)))
+        listed = ", ".join(
+            f"`{name}`" for name in (*(each.name for each in seen.kept.running), *sorted(known))
+        )
         raise RequestError(
             f"neither a server nor a batch job is called `{strangers[0]}`",
             evidence=f"there are {listed}" if listed else "",
@@ -188,15 +237,21 @@ def _batches(session: Session, names: Sequence[str], grace: float, *, dry_run: b
     show_all(apply(plan, session.transport), to)
     if left := [each.name for each in others if each.runs]:
         raise NodeError(
-            wanted.head.name, f"the driver of batch job `{left[0]}` lives, and Ray does not know its job any more",
+            wanted.head.name,
+            f"the driver of batch job `{left[0]}` lives, and Ray does not know its job any more",
             hint="it may just be ending: look at `vlaunch jobs`; `vlaunch down` ends everything",
-        )  # fmt: skip
+        )
     said = (
-        f"stopped {', '.join(each.name for each in runs)}; the same `vlaunch batch` goes on" if runs else "nothing was stopped"
+        f"stopped {', '.join(each.name for each in runs)}; the same `vlaunch batch` goes on"
+        if runs
+        else "nothing was stopped"
     )
     to.show(
         Event(
-            kind="done", text=said, state="ok" if runs else "unchanged", seconds=time.monotonic() - began,
+            kind="done",
+            text=said,
+            state="ok" if runs else "unchanged",
+            seconds=time.monotonic() - began,
             data={"stopped": [each.id for each in runs]},
         )
-    )  # fmt: skip
+    )

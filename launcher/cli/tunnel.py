@@ -1,4 +1,6 @@
-"""`vlaunch tunnel`: the API (or Ray's dashboard) on this machine, through the SSH connection that is there anyway."""
+"""`vlaunch tunnel`: the API (or Ray's dashboard) on this machine, through the SSH connection that
+is there anyway.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @options.reaching
-@click.option("--local-port", type=click.IntRange(0, 65535), help="Port on this machine (default: the same; 0: any free one).")
+@click.option(
+    "--local-port",
+    type=click.IntRange(0, 65535),
+    help="Port on this machine (default: the same; 0: any free one).",
+)
 @click.option("--dashboard", is_flag=True, help="Ray's dashboard instead of the API.")
 @click.option("--server", metavar="NAME", help="Which server, where several run.")
 def tunnel(
@@ -37,10 +43,20 @@ def tunnel(
         raise click.UsageError("this cluster has no Ray, and so no dashboard")
     with (
         printer(quiet=True) as to,
-        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, nodes=(wanted.head,)) as reached,
+        session.reach(
+            wanted,
+            to,
+            accept_new_host_keys=accept_new_host_keys,
+            verbose=verbose,
+            nodes=(wanted.head,),
+        ) as reached,
     ):
         # The dashboard listens on loopback only; so may the API.
-        node, target, port = (wanted.head, "127.0.0.1", wanted.ports.dashboard) if dashboard else _api(reached, server)
+        node, target, port = (
+            (wanted.head, "127.0.0.1", wanted.ports.dashboard)
+            if dashboard
+            else _api(reached, server)
+        )
         local = port if local_port is None else local_port
         with reached.fleet.forward(node.name, target, port, local) as forward:
             click.echo(f"http://127.0.0.1:{forward.port}")
@@ -49,7 +65,9 @@ def tunnel(
 
 
 def _api(session: Session, server: str | None) -> tuple[Node, str, int]:
-    """Return the node of a server and where it listens there; where none is known of, what the inventory says."""
+    """Return the node of a server and where it listens there; where none is known of, what the
+    inventory says.
+    """
     from launcher.cli import choose
     from launcher.errors import NodeError
     from launcher.plan.servers import Kept

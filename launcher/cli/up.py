@@ -20,11 +20,19 @@ if TYPE_CHECKING:
 @click.argument("path", metavar="[INVENTORY]", required=False)
 @options.reaching
 @options.as_json
-@click.option("--dry-run", is_flag=True, help="Print the script that would be sent; change nothing.")
-@click.option("--offline", is_flag=True, help="With --dry-run: touch no node, and assume that nothing is there yet.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print the script that would be sent; change nothing."
+)
+@click.option(
+    "--offline",
+    is_flag=True,
+    help="With --dry-run: touch no node, and assume that nothing is there yet.",
+)
 @options.lock_wait
 @options.no_hooks
-@click.option("--join-timeout", default=180.0, show_default=True, help="Seconds for all nodes to join.")
+@click.option(
+    "--join-timeout", default=180.0, show_default=True, help="Seconds for all nodes to join."
+)
 def up(
     path: str | None,
     inventory: str | None,
@@ -39,7 +47,8 @@ def up(
 ) -> None:
     """Bring the cluster up, or to the inventory's state.
 
-    Nodes are looked at first; then only what is missing or different is changed. A second run changes nothing.
+    Nodes are looked at first; then only what is missing or different is changed. A second run
+    changes nothing.
     """
     from launcher.cli import session
     from launcher.cli.find import remember
@@ -50,7 +59,9 @@ def up(
     from launcher.ui.progress import printer
 
     if offline and not dry_run:
-        raise click.UsageError("--offline goes with --dry-run: no cluster comes up without its nodes")
+        raise click.UsageError(
+            "--offline goes with --dry-run: no cluster comes up without its nodes"
+        )
     wanted = session.read(path, inventory)
     if offline:
         click.echo(script(wanted, _unseen(wanted)), nl=False)
@@ -60,7 +71,9 @@ def up(
     with (
         printer(as_json=as_json, quiet=dry_run) as to,
         programs.watching(to),
-        session.reach(wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose) as reached,
+        session.reach(
+            wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose
+        ) as reached,
     ):
         with locked(reached, wait=lock_wait, unless=dry_run) as ours:
             programs.pre(to)
@@ -72,10 +85,13 @@ def up(
         click.echo(script(wanted, plans), nl=False)
 
 
-def bring_up(session: Session, given: Mapping[str, Secret], *, dry_run: bool, join_timeout: float) -> list[Plan]:
+def bring_up(
+    session: Session, given: Mapping[str, Secret], *, dry_run: bool, join_timeout: float
+) -> list[Plan]:
     """Observe, plan and apply; with `dry_run` only say which plans there would be.
 
-    Two plans, because what has to be built follows from what the image says about itself, and it must be there to be asked.
+    Two plans, because what has to be built follows from what the image says about itself, and it
+    must be there to be asked.
     """
     from launcher.apply import apply
     from launcher.cli import prepare
@@ -101,7 +117,14 @@ def bring_up(session: Session, given: Mapping[str, Secret], *, dry_run: bool, jo
     if dry_run:
         return [first, second]
     if second.notes:
-        to.show(Event(kind="stage", stage="difference", text="What differs from the inventory", state="running"))
+        to.show(
+            Event(
+                kind="stage",
+                stage="difference",
+                text="What differs from the inventory",
+                state="running",
+            )
+        )
     for note in second.notes:
         to.show(Event(kind="note", stage="difference", text=note))
     show_all(apply(second, session.transport), to)
@@ -111,7 +134,15 @@ def bring_up(session: Session, given: Mapping[str, Secret], *, dry_run: bool, jo
         if changed
         else f"cluster {inventory.cluster} is up already; nothing was changed"
     )
-    to.show(Event(kind="done", text=text, state="ok", seconds=time.monotonic() - began, data={"changed": changed}))
+    to.show(
+        Event(
+            kind="done",
+            text=text,
+            state="ok",
+            seconds=time.monotonic() - began,
+            data={"changed": changed},
+        )
+    )
     return [first, second]
 
 
@@ -120,6 +151,8 @@ def _unseen(inventory: Inventory) -> list[Plan]:
     from launcher.model import Secret
     from launcher.plan.up import base_image, plan_image, plan_up
 
-    secrets = prepare.with_token(inventory, {}, dict.fromkeys(inventory.secrets, Secret("")), make=False)
+    secrets = prepare.with_token(
+        inventory, {}, dict.fromkeys(inventory.secrets, Secret("")), make=False
+    )
     image = base_image(inventory) if inventory.ray.off else prepare.unknown_image(inventory)
     return [plan_image(inventory, {}), plan_up(inventory, {}, secrets, image)]

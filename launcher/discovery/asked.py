@@ -1,4 +1,6 @@
-"""The words of `vlaunch init` → the hosts to ask, checked by the rules that inventories are checked by."""
+"""The words of `vlaunch init` → the hosts to ask, checked by the rules that inventories are checked
+by.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,16 @@ _HOST = re.compile(
 def asked(words: Sequence[str], wishes: Wishes, docker: Argv) -> Inventory:
     """Return the hosts as an inventory to connect with.
 
-    `words` may be ranges (`gpu[01-16]`) and say `user@host:port`. The addresses in the result mean nothing yet.
+    `words` may be ranges (`gpu[01-16]`) and say `user@host:port`. The addresses in the result mean
+    nothing yet.
 
     Raises RequestError with every mistake at once.
     """
     hosts = [one for word in words for one in _expanded(word)]
     if len(hosts) > ranges.MAX_NODES:
-        raise RequestError(f"{len(hosts)} hosts are more than the {ranges.MAX_NODES} that one cluster may have")
+        raise RequestError(
+            f"{len(hosts)} hosts are more than the {ranges.MAX_NODES} that one cluster may have"
+        )
     nodes = []
     for at, (host, ssh) in enumerate(hosts):
         name = (
@@ -36,21 +41,43 @@ def asked(words: Sequence[str], wishes: Wishes, docker: Argv) -> Inventory:
             if [each for each, _ in hosts].count(host) == 1 and ":" not in host
             else f"{host.replace(':', '-')}-{ssh.port or 22}"
         )
-        own = {key: value for key, value in (("user", ssh.user), ("port", ssh.port)) if value is not None}
+        own = {
+            key: value
+            for key, value in (("user", ssh.user), ("port", ssh.port))
+            if value is not None
+        }
         # A benchmarking network (RFC 2544), so that no real address is meant.
-        nodes.append({"host": host, "name": name, "ip": f"198.18.{at // 250}.{at % 250 + 1}", "gpus": 1, "ssh": own})
+        nodes.append(
+            {
+                "host": host,
+                "name": name,
+                "ip": f"198.18.{at // 250}.{at % 250 + 1}",
+                "gpus": 1,
+                "ssh": own,
+            }
+        )
     given = {
-        key: getattr(wishes.ssh, key) for key in ("user", "port", "identity", "jump") if getattr(wishes.ssh, key) is not None
+        key: getattr(wishes.ssh, key)
+        for key in ("user", "port", "identity", "jump")
+        if getattr(wishes.ssh, key) is not None
     }
     document = {
-        "cluster": wishes.cluster, "image": wishes.image or "vllm/vllm-openai", "hf_home": wishes.hf_home, "ssh": given,
-        "docker": list(docker), "nodes": nodes,
-    }  # fmt: skip
+        "cluster": wishes.cluster,
+        "image": wishes.image or "vllm/vllm-openai",
+        "hf_home": wishes.hf_home,
+        "ssh": given,
+        "docker": list(docker),
+        "nodes": nodes,
+    }
     try:
         return loads(json.dumps(document), Path("inventory.yaml"))
     except InventoryError as error:
         lines = [line.split(": ", 1)[1] for line in error.mistakes]
-        raise RequestError("these hosts or options cannot be used", evidence=lines, hint="see `vlaunch init --help`") from None
+        raise RequestError(
+            "these hosts or options cannot be used",
+            evidence=lines,
+            hint="see `vlaunch init --help`",
+        ) from None
 
 
 def own_ssh(word: Ssh, common: Ssh) -> Ssh:
@@ -69,17 +96,24 @@ def absolute(wishes: Wishes, folder: Path) -> Wishes:
     identity = wishes.ssh.identity
     if identity is None:
         return wishes
-    return replace(wishes, ssh=replace(wishes.ssh, identity=str(folder / Path(identity).expanduser())))
+    return replace(
+        wishes, ssh=replace(wishes.ssh, identity=str(folder / Path(identity).expanduser()))
+    )
 
 
 def _expanded(word: str) -> list[tuple[str, Ssh]]:
     match = _HOST.fullmatch(word)
     if match is None:
-        raise RequestError(f"`{word}` is not a host", hint="write NAME, user@NAME:PORT, or a range such as gpu[01-16]")
+        raise RequestError(
+            f"`{word}` is not a host",
+            hint="write NAME, user@NAME:PORT, or a range such as gpu[01-16]",
+        )
     user, host, port = match[1], match[2], int(match[3]) if match[3] else None
     if host.startswith("[") and ":" in host:
         host = host[1:-1]
     try:
         return [(each, Ssh(user=user, port=port)) for each in ranges.expand(host)]
     except ValueError as error:
-        raise RequestError(f"`{word}` {error}", hint="write NAME, user@NAME:PORT, or a range such as gpu[01-16]") from None
+        raise RequestError(
+            f"`{word}` {error}", hint="write NAME, user@NAME:PORT, or a range such as gpu[01-16]"
+        ) from None

@@ -1,4 +1,6 @@
-"""Hosts in words: one line for what most of them are, and one for each that differs, with what differs."""
+"""Hosts in words: one line for what most of them are, and one for each that differs, with what
+differs.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from launcher.model import Accelerator, fold
 
 
 def describe(hosts: Sequence[Probed], order: Sequence[str], kind: Accelerator) -> tuple[str, ...]:
-    """Return `gpu[01-03]: …` for what is most common and `gpu04: differs: …` for the rest, hosts in order."""
+    """Return `gpu[01-03]: …` for what is most common and `gpu04: differs: …` for the rest, hosts in
+    order.
+    """
     told: dict[tuple[str, ...], list[str]] = {}
     for host, name in zip(hosts, order, strict=True):
         told.setdefault(tuple(part(host, kind) for part in _PARTS), []).append(name)
@@ -18,7 +22,11 @@ def describe(hosts: Sequence[Probed], order: Sequence[str], kind: Accelerator) -
     lines = [f"{fold(told[usual])}: {', '.join(part for part in usual if part)}"]
     for parts, names in told.items():
         if parts != usual:
-            other = [part or f"not {usually}" for part, usually in zip(parts, usual, strict=True) if part != usually]
+            other = [
+                part or f"not {usually}"
+                for part, usually in zip(parts, usual, strict=True)
+                if part != usually
+            ]
             lines.append(f"{fold(names)}: differs: {', '.join(other)}")
     return tuple(lines)
 
@@ -28,7 +36,9 @@ def health(hosts: Sequence[Probed], order: Sequence[str]) -> list[str]:
     silent: dict[str, list[str]] = {}
     for host, name in zip(hosts, order, strict=True):
         if host.facts.docker_version is None:
-            words = (host.facts.said.get("docker", "").strip() or "it is not there").splitlines()[-1][:160]
+            words = (host.facts.said.get("docker", "").strip() or "it is not there").splitlines()[
+                -1
+            ][:160]
             silent.setdefault(f"Docker does not answer: {words}", []).append(name)
     return [f"{fold(names)}: {text}" for text, names in silent.items()]
 
@@ -54,7 +64,11 @@ def _driver(host: Probed, kind: Accelerator) -> str:
 
 def _cpus(host: Probed, kind: Accelerator) -> str:
     numa = host.survey.numa_nodes or 0
-    return f"{host.survey.cpus} CPUs" + (f" in {numa} NUMA nodes" if numa > 1 else "") if host.survey.cpus else ""
+    return (
+        f"{host.survey.cpus} CPUs" + (f" in {numa} NUMA nodes" if numa > 1 else "")
+        if host.survey.cpus
+        else ""
+    )
 
 
 def _memory(host: Probed, kind: Accelerator) -> str:
@@ -71,11 +85,23 @@ def _rdma(host: Probed, kind: Accelerator) -> str:
 
 
 def _system(host: Probed, kind: Accelerator) -> str:
-    return ", ".join(part for part in (host.survey.system, host.survey.kernel and f"kernel {host.survey.kernel}") if part)
+    return ", ".join(
+        part
+        for part in (host.survey.system, host.survey.kernel and f"kernel {host.survey.kernel}")
+        if part
+    )
 
 
 def _docker(host: Probed, kind: Accelerator) -> str:
     return f"Docker {host.facts.docker_version}" if host.facts.docker_version else "no Docker"
 
 
-_PARTS: tuple[Callable[[Probed, Accelerator], str], ...] = (_gpus, _driver, _cpus, _memory, _rdma, _docker, _system)
+_PARTS: tuple[Callable[[Probed, Accelerator], str], ...] = (
+    _gpus,
+    _driver,
+    _cpus,
+    _memory,
+    _rdma,
+    _docker,
+    _system,
+)

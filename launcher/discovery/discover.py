@@ -1,4 +1,7 @@
-"""From what the hosts said to what their inventory should say: every choice with its reason. Pure; nothing is asked here."""
+"""From what the hosts said to what their inventory should say: every choice with its reason.
+
+Pure; nothing is asked here.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +20,43 @@ _SMALLEST_STORE = 75 * _MIB
 def discover(hosts: Sequence[Probed], wishes: Wishes) -> Found:
     """Decide what the inventory of these hosts says; the first is the head.
 
-    Raises RequestError when they cannot be a cluster: no network that all have, or accelerators on some of them only.
+    Raises RequestError when they cannot be a cluster: no network that all have, or accelerators on
+    some of them only.
     """
     order = names(hosts)
     kind, counts = software.accelerator(hosts, order, wishes.accelerator)
     fabric = rdma.choose(hosts, order) if kind != "cpu" else _no_rdma(hosts)
-    shared = subnets.choose(hosts, {at: each.netdevs for at, each in enumerate(fabric.hosts)}, order)
+    shared = subnets.choose(
+        hosts, {at: each.netdevs for at, each in enumerate(fabric.hosts)}, order
+    )
     nodes = tuple(
         FoundNode(
-            host=host.host, name=name, ip=place.ip, gpus=count, interface=place.interface, hca=devices.hca, gid=devices.gid,
-            docker=host.docker, ssh=host.ssh,
+            host=host.host,
+            name=name,
+            ip=place.ip,
+            gpus=count,
+            interface=place.interface,
+            hca=devices.hca,
+            gid=devices.gid,
+            docker=host.docker,
+            ssh=host.ssh,
         )
-        for host, name, place, count, devices in zip(hosts, order, shared.places, counts, fabric.hosts, strict=True)
-    )  # fmt: skip
+        for host, name, place, count, devices in zip(
+            hosts, order, shared.places, counts, fabric.hosts, strict=True
+        )
+    )
     warnings = [*described.health(hosts, order), *shared.warnings, *fabric.warnings]
     if len(set(counts)) > 1:
         told = ", ".join(f"{name} {count}" for name, count in zip(order, counts, strict=True))
-        warnings.append(f"the hosts have different numbers of GPUs ({told}): tensor parallel groups must fit the smallest")
+        warnings.append(
+            f"the hosts have different numbers of GPUs ({told}): tensor parallel groups must fit"
+            " the smallest"
+        )
     models = sorted({gpu.name for host in hosts for gpu in host.facts.gpus or ()})
     if kind == "nvidia" and len(models) > 1:
-        warnings.append(f"the hosts have different GPUs ({', '.join(models)}): the slowest sets the pace")
+        warnings.append(
+            f"the hosts have different GPUs ({', '.join(models)}): the slowest sets the pace"
+        )
     args, why = _cpu_arguments(len(hosts)) if kind == "cpu" else ((), ())
     return Found(
         cluster=wishes.cluster,
@@ -59,9 +79,19 @@ def discover(hosts: Sequence[Probed], wishes: Wishes) -> Found:
 
 
 def names(hosts: Sequence[Probed]) -> list[str]:
-    """Name the nodes: as they were asked for, or, where that is an address, by the host's own name if it is a good one."""
-    wanted = [host.name or (host.facts.hostname.split(".")[0] if _is_address(host.host) else host.host) for host in hosts]
-    usable = [_NAME.fullmatch(name) is not None and name.lower() != "localhost" and wanted.count(name) == 1 for name in wanted]
+    """Name the nodes: as they were asked for, or, where that is an address, by the host's own name
+    if it is a good one.
+    """
+    wanted = [
+        host.name or (host.facts.hostname.split(".")[0] if _is_address(host.host) else host.host)
+        for host in hosts
+    ]
+    usable = [
+        _NAME.fullmatch(name) is not None
+        and name.lower() != "localhost"
+        and wanted.count(name) == 1
+        for name in wanted
+    ]
     given = {name for name, good in zip(wanted, usable, strict=True) if good}
     return [
         name if good else next(f"node{n}" for n in range(at + 1, 10_000) if f"node{n}" not in given)
@@ -97,27 +127,50 @@ def _object_store(hosts: Sequence[Probed], kind: Accelerator) -> Choice | None:
 
 
 def _gids(nodes: Sequence[FoundNode], fabric: str) -> dict[str, Choice]:
-    """Return the GID index when it is the same on all nodes; where it differs, each node says its own."""
+    """Return the GID index when it is the same on all nodes; where it differs, each node says its
+    own.
+    """
     indexes = {node.gid for node in nodes}
     if fabric != "roce" or len(indexes) > 1 or indexes == {None}:
         return {}
-    return {GID: Choice(value=str(nodes[0].gid), why=("RoCE v2 over IPv4 in the GID table of every device (`show_gids`)",))}
+    return {
+        GID: Choice(
+            value=str(nodes[0].gid),
+            why=("RoCE v2 over IPv4 in the GID table of every device (`show_gids`)",),
+        )
+    }
 
 
 def _gid_why(nodes: Sequence[FoundNode]) -> tuple[str, ...]:
     without = [node.name for node in nodes if node.gid is None]
     if without:
-        return (f"{GID} is left to NCCL on {fold(without)}: no index is RoCE v2 over IPv4 on all devices there",)
-    return (f"{GID}: RoCE v2 over IPv4 has another index on some hosts",) if len({node.gid for node in nodes}) > 1 else ()
+        return (
+            (
+                f"{GID} is left to NCCL on {fold(without)}: no index is RoCE v2 over IPv4 on all"
+                " devices there"
+            ),
+        )
+    return (
+        (f"{GID}: RoCE v2 over IPv4 has another index on some hosts",)
+        if len({node.gid for node in nodes}) > 1
+        else ()
+    )
 
 
 def _cpu_environment(hosts: Sequence[Probed], counts: Sequence[int]) -> dict[str, Choice]:
-    """Say how much memory each slot may use for its cache, and leave threads unbound where NUMA nodes do not show."""
-    slots = [h.survey.memory // count for h, count in zip(hosts, counts, strict=True) if h.survey.memory]
+    """Say how much memory each slot may use for its cache, and leave threads unbound where NUMA
+    nodes do not show.
+    """
+    slots = [
+        h.survey.memory // count for h, count in zip(hosts, counts, strict=True) if h.survey.memory
+    ]
     room = max(1, min(32, min(slots, default=4 * _GIB) // (4 * _GIB)))
     env = {
         "VLLM_CPU_KVCACHE_SPACE": Choice(
-            value=str(room), why=("GiB per slot: a quarter of its memory at most; vLLM would take nearly all of it",)
+            value=str(room),
+            why=(
+                "GiB per slot: a quarter of its memory at most; vLLM would take nearly all of it",
+            ),
         )
     }
     if max(counts) == 1:
@@ -132,5 +185,8 @@ def _cpu_arguments(hosts: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if hosts == 1:
         return dtype, ("every processor can compute in float32",)
     return (*dtype, "-cc.mode=2", "-cc.backend=eager"), (
-        "every processor can compute in float32; pipeline stages on processors need this compilation mode",
+        (
+            "every processor can compute in float32; pipeline stages on processors need this"
+            " compilation mode"
+        ),
     )

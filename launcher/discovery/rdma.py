@@ -1,4 +1,6 @@
-"""What the RDMA devices of all hosts amount to: the fabric, its devices on each host, and the entry of their GID tables."""
+"""What the RDMA devices of all hosts amount to: the fabric, its devices on each host, and the entry
+of their GID tables.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,12 @@ from launcher.model import Fabric, fold, natural
 from launcher.tools.survey import RdmaDevice, RdmaPort
 
 _LAYERS: dict[str, Fabric] = {"InfiniBand": "infiniband", "Ethernet": "roce"}
-# Soft RoCE and Soft iWARP, by the names that rdma-core's documentation gives them: sockets underneath, so no gain over TCP.
+# Soft RoCE and Soft iWARP, by the names that rdma-core's documentation gives them: sockets
+# underneath, so no gain over TCP.
 _SOFTWARE = re.compile(r"rxe|siw")
-# AWS's EFA is neither InfiniBand nor Ethernet. It needs /dev/infiniband in the containers as those do, and besides an image
-# with NCCL's plugin for it (https://github.com/aws/aws-ofi-nccl), which vLLM's own does not have: nothing to choose unasked.
+# AWS's EFA is neither InfiniBand nor Ethernet. It needs /dev/infiniband in the containers as those
+# do, and besides an image with NCCL's plugin for it (https://github.com/aws/aws-ofi-nccl), which
+# vLLM's own does not have: nothing to choose unasked.
 _EFA = re.compile(r"efa|rdmap\d+s\d+")
 # From near to far (`nvidia-smi topo -m`).
 _NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS")
@@ -24,7 +28,9 @@ _IPV4 = "0000:0000:0000:0000:0000:ffff:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """The devices of one host for NCCL_IB_HCA, their interfaces, and their common RoCE v2 index (`None`: there is none)."""
+    """The devices of one host for NCCL_IB_HCA, their interfaces, and their common RoCE v2 index
+    (`None`: there is none).
+    """
 
     hca: tuple[str, ...] = ()
     netdevs: frozenset[str] = frozenset()
@@ -33,7 +39,9 @@ class Devices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rdma:
-    """The fabric and each host's devices, in the order of the hosts; `why` tells what was left out."""
+    """The fabric and each host's devices, in the order of the hosts; `why` tells what was left
+    out.
+    """
 
     fabric: Fabric
     hosts: tuple[Devices, ...]
@@ -42,7 +50,9 @@ class Rdma:
 
 
 def choose(hosts: Sequence[Probed], order: Sequence[str]) -> Rdma:
-    """Choose InfiniBand when all hosts have a port that is ACTIVE, else RoCE, else plain Ethernet."""
+    """Choose InfiniBand when all hosts have a port that is ACTIVE, else RoCE, else plain
+    Ethernet.
+    """
     for layer, fabric in _LAYERS.items():
         usable = [[pair for pair in _ports(host) if _fits(*pair, layer)] for host in hosts]
         have = [name for name, pairs in zip(order, usable, strict=True) if pairs]
@@ -64,7 +74,10 @@ def _fits(device: RdmaDevice, port: RdmaPort, layer: str) -> bool:
 
 
 def _is_efa(device: RdmaDevice, port: RdmaPort) -> bool:
-    return port.link_layer not in _LAYERS and (_EFA.match(device.name) or device.model.lower().startswith("efa")) is not None
+    return (
+        port.link_layer not in _LAYERS
+        and (_EFA.match(device.name) or device.model.lower().startswith("efa")) is not None
+    )
 
 
 def _v2(port: RdmaPort) -> list[int]:
@@ -72,7 +85,10 @@ def _v2(port: RdmaPort) -> list[int]:
 
 
 def _chosen(
-    hosts: Sequence[Probed], order: Sequence[str], fabric: Fabric, usable: Sequence[list[tuple[RdmaDevice, RdmaPort]]]
+    hosts: Sequence[Probed],
+    order: Sequence[str],
+    fabric: Fabric,
+    usable: Sequence[list[tuple[RdmaDevice, RdmaPort]]],
 ) -> Rdma:
     left_out: dict[str, list[str]] = {}
     taken: dict[str, list[str]] = {}
@@ -84,7 +100,9 @@ def _chosen(
             if (device, port) in kept:
                 taken.setdefault(_about(host, device, port), []).append(name)
             else:
-                left_out.setdefault(f"not {_spelled(device, port)}: {_reason(device, port, fabric, own)}", []).append(name)
+                left_out.setdefault(
+                    f"not {_spelled(device, port)}: {_reason(device, port, fabric, own)}", []
+                ).append(name)
         found.append(
             Devices(
                 hca=tuple(_spelled(device, port) for device, port in kept),
@@ -97,34 +115,56 @@ def _chosen(
     many = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     rates = sorted({max(port.rate for _, port in pairs) for pairs in usable})
     fast = f"{rates[0]:g} Gbit/s" if len(rates) == 1 else f"{rates[0]:g} to {rates[-1]:g} Gbit/s"
-    why = [f"{fabric}: {many} ACTIVE {kind} port{'s' if counts != [1] else ''} at {fast} on each host"]
+    why = [
+        f"{fabric}: {many} ACTIVE {kind} port{'s' if counts != [1] else ''} at {fast} on each host"
+    ]
     for text, names in (*taken.items(), *left_out.items()):
         why.append(text + ("" if len(names) == len(hosts) else f" (on {fold(names)})"))
     bare = [name for host, name in zip(hosts, order, strict=True) if not host.facts.infiniband]
     warnings = (
-        [f"{fold(bare)}: RDMA ports are ACTIVE, but /dev/infiniband is not there: `sudo modprobe ib_uverbs`"] if bare else []
+        [
+            f"{fold(bare)}: RDMA ports are ACTIVE, but /dev/infiniband is not there: `sudo modprobe"
+            " ib_uverbs`"
+        ]
+        if bare
+        else []
     )
-    mixed = [name for host, name in zip(hosts, order, strict=True) if any(_fits(*pair, "InfiniBand") for pair in _ports(host))]
+    mixed = [
+        name
+        for host, name in zip(hosts, order, strict=True)
+        if any(_fits(*pair, "InfiniBand") for pair in _ports(host))
+    ]
     if fabric == "roce" and mixed:
         lacking = [name for name in order if name not in mixed]
-        warnings.append(f"{fold(lacking)}: no ACTIVE InfiniBand port, which {fold(mixed)} has: RoCE is all that they share")
+        warnings.append(
+            f"{fold(lacking)}: no ACTIVE InfiniBand port, which {fold(mixed)} has: RoCE is all that"
+            " they share"
+        )
     if len(counts) > 1 or len(rates) > 1:
         told = "; ".join(
-            f"{name} {len(each.hca)}" + (f" at {max(port.rate for _, port in pairs):g} Gbit/s" if len(rates) > 1 else "")
+            f"{name} {len(each.hca)}"
+            + (f" at {max(port.rate for _, port in pairs):g} Gbit/s" if len(rates) > 1 else "")
             for name, each, pairs in zip(order, found, usable, strict=True)
         )
-        warnings.append(f"the hosts have different numbers or rates of RDMA ports ({told}): the slowest sets the pace")
+        warnings.append(
+            f"the hosts have different numbers or rates of RDMA ports ({told}): the slowest sets"
+            " the pace"
+        )
     return Rdma(fabric=fabric, hosts=tuple(found), why=tuple(why), warnings=tuple(warnings))
 
 
 def _interfaces(kept: Sequence[tuple[RdmaDevice, RdmaPort]]) -> frozenset[str]:
-    """Return the devices' interfaces, and those that their addresses are on: of a bond, the GID table has the name."""
+    """Return the devices' interfaces, and those that their addresses are on: of a bond, the GID
+    table has the name.
+    """
     own = {netdev for device, _ in kept for netdev in device.netdevs}
     return frozenset(own | {gid.netdev for _, port in kept for gid in port.gids if gid.netdev})
 
 
 def _about(host: Probed, device: RdmaDevice, port: RdmaPort) -> str:
-    """Say where a device is: its interface, its NUMA node, and the GPUs that it is nearest to (`nvidia-smi topo -m`)."""
+    """Say where a device is: its interface, its NUMA node, and the GPUs that it is nearest to
+    (`nvidia-smi topo -m`).
+    """
     near: dict[str, list[int]] = {}
     for gpu in host.survey.gpus:
         if device.name in gpu.affinity:
@@ -138,6 +178,11 @@ def _about(host: Probed, device: RdmaDevice, port: RdmaPort) -> str:
 
 def _spelled(device: RdmaDevice, port: RdmaPort) -> str:
     return device.name if len(device.ports) == 1 else f"{device.name}:{port.number}"
+
+
+def _told(port: RdmaPort) -> str:
+    """Return what is said of a port that is not used."""
+    return f"{port.state} {port.link_layer}{'' if _v2(port) else ', no RoCE v2 address'}"
 
 
 def _reason(device: RdmaDevice, port: RdmaPort, fabric: Fabric, own: float) -> str:
@@ -155,7 +200,12 @@ def _reason(device: RdmaDevice, port: RdmaPort, fabric: Fabric, own: float) -> s
 def _gid(ports: Sequence[RdmaPort]) -> int | None:
     """Return the first index that is RoCE v2 with an IPv4 address on every port."""
     tables = [
-        {g.index for g in port.gids if g.kind.lower() == "roce v2" and g.value.lower().startswith(_IPV4)} for port in ports
+        {
+            g.index
+            for g in port.gids
+            if g.kind.lower() == "roce v2" and g.value.lower().startswith(_IPV4)
+        }
+        for port in ports
     ]
     return min(set.intersection(*tables), default=None)
 
@@ -163,23 +213,50 @@ def _gid(ports: Sequence[RdmaPort]) -> int | None:
 def _ethernet(hosts: Sequence[Probed], order: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Say why there is no RDMA; a fabric that only some hosts have is worth a warning."""
     real = [[pair for pair in _ports(host) if not _SOFTWARE.match(pair[0].name)] for host in hosts]
-    have = [name for pairs, name in zip(real, order, strict=True) if any(port.state == "ACTIVE" for _, port in pairs)]
+    have = [
+        name
+        for pairs, name in zip(real, order, strict=True)
+        if any(port.state == "ACTIVE" for _, port in pairs)
+    ]
     if not any(real):
         soft = any(host.survey.rdma for host in hosts)
-        return {"why": ("ethernet: no host has an RDMA device" + (" but those made of software (rxe, siw)" if soft else ""),)}
+        return {
+            "why": (
+                "ethernet: no host has an RDMA device"
+                + (" but those made of software (rxe, siw)" if soft else ""),
+            )
+        }
     if all(any(_is_efa(*pair) and pair[1].state == "ACTIVE" for pair in pairs) for pairs in real):
-        text = "the hosts' RDMA is AWS EFA, which NCCL uses through a plugin that vLLM's own image does not have"
-        fix = "with an image that has aws-ofi-nccl, set `network: {fabric: infiniband}`, which hands out the devices"
-        return {"why": (f"ethernet: {text}",), "warnings": (f"{text}: the network is left to TCP; {fix}",)}
+        text = (
+            "the hosts' RDMA is AWS EFA, which NCCL uses through a plugin that vLLM's own image"
+            " does not have"
+        )
+        fix = (
+            "with an image that has aws-ofi-nccl, set `network: {fabric: infiniband}`, which hands"
+            " out the devices"
+        )
+        return {
+            "why": (f"ethernet: {text}",),
+            "warnings": (f"{text}: the network is left to TCP; {fix}",),
+        }
     lacking = [name for name in order if name not in have]
     states = {
-        f"{_spelled(device, port)}: {port.state} {port.link_layer}{'' if _v2(port) else ', no RoCE v2 address'}": None
+        f"{_spelled(device, port)}: {_told(port)}": None
         for host in hosts
         for device, port in _ports(host)
     }
-    text = f"no ACTIVE RDMA port on {fold(lacking)}" if lacking else "the hosts' RDMA ports are not of one fabric"
+    text = (
+        f"no ACTIVE RDMA port on {fold(lacking)}"
+        if lacking
+        else "the hosts' RDMA ports are not of one fabric"
+    )
     text += f", which {fold(have)} has" if lacking and have else ""
     return {
         "why": (f"ethernet: {text}", *states),
-        "warnings": (f"{text}: the network is left to TCP, which is many times slower; see `ibv_devinfo` there",),
+        "warnings": (
+            (
+                f"{text}: the network is left to TCP, which is many times slower; see `ibv_devinfo`"
+                " there"
+            ),
+        ),
     }

@@ -1,4 +1,6 @@
-"""The nouns of discovery: what was asked for, what each host said, and what an inventory of them should say."""
+"""The nouns of discovery: what was asked for, what each host said, and what an inventory of them
+should say.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ GID = "NCCL_IB_GID_INDEX"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """A host as it was asked for, and what it said. `docker` is what starts Docker there; `ssh` only what was asked for."""
+    """A host as it was asked for, and what it said.
+
+    `docker` is what starts Docker there; `ssh` only what was asked for.
+    """
 
     host: str
     facts: HostFacts
@@ -53,7 +58,10 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundNode:
-    """A node of the inventory to be. `gid` is its RoCE v2 index in the GID tables, if all of its devices agree on one."""
+    """A node of the inventory to be.
+
+    `gid` is its RoCE v2 index in the GID tables, if all of its devices agree on one.
+    """
 
     host: str
     name: str
@@ -68,7 +76,11 @@ class FoundNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What to write. `summary` describes the hosts, `network` says which networks and devices were passed over and why."""
+    """What to write.
+
+    `summary` describes the hosts, `network` says which networks and devices were passed over and
+    why.
+    """
 
     cluster: str
     image: Choice

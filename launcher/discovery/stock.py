@@ -1,5 +1,8 @@
-"""What a host has that could be used: images of vLLM, Hugging Face homes with models, AMD GPUs. It is asked behind the probe,
-which looks only at what an inventory names; the question reads and changes nothing."""
+"""What a host has that could be used: images of vLLM, Hugging Face homes with models, AMD GPUs.
+
+It is asked behind the probe, which looks only at what an inventory names; the question reads and
+changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,9 @@ class Home:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stock:
-    """`images` has the identity of each image whose name looks like vLLM's, but not those that vlaunch made."""
+    """`images` has the identity of each image whose name looks like vLLM's, but not those that
+    vlaunch made.
+    """
 
     homes: tuple[Home, ...] = ()
     images: Mapping[str, str] = field(default_factory=dict)
@@ -52,23 +57,31 @@ class Stock:
 
 
 def parse(text: str) -> Stock:
-    """Read the end of a probe's answer; raises UnreadableAnswer when it is cut short or is something else."""
+    """Read the end of a probe's answer; raises UnreadableAnswer when it is cut short or is
+    something else.
+    """
     head, mark, images = text[max(0, text.find(_MARK)) :].partition(f"{_MARK} images\n")
     images, end, _ = images.partition(f"{_MARK} end")
     if not mark or not end:
-        raise UnreadableAnswer("the answer about images and models is incomplete", evidence=text[-300:])
+        raise UnreadableAnswer(
+            "the answer about images and models is incomplete", evidence=text[-300:]
+        )
     homes: list[Home] = []
     amd = 0
     for line in head.splitlines():
         word, _, rest = line.removeprefix(f"{_MARK} ").partition(" ")
         if not line.startswith(_MARK):
-            homes[-1:] = [Home(path=each.path, models=each.models, free=_free(line)) for each in homes[-1:]]
+            homes[-1:] = [
+                Home(path=each.path, models=each.models, free=_free(line)) for each in homes[-1:]
+            ]
         elif word == "home" and all(each.path != rest for each in homes):
             homes.append(Home(path=rest))
         elif word == "model" and homes:
             name = rest.removeprefix("models--").replace("--", "/")
             last = homes[-1]
-            homes[-1] = Home(path=last.path, models=tuple(dict.fromkeys((*last.models, name))), free=last.free)
+            homes[-1] = Home(
+                path=last.path, models=tuple(dict.fromkeys((*last.models, name))), free=last.free
+            )
         elif word == "amd":
             amd = int(rest) if re.fullmatch(r"\s*[0-9]{1,6}\s*", rest) else 0
     return Stock(homes=tuple(homes), images=_images(images.strip()), amd_gpus=amd)
@@ -83,13 +96,19 @@ def _images(text: str) -> dict[str, str]:
     try:
         listed = untrusted.loads(text or "[]")
     except ValueError:
-        raise UnreadableAnswer("`docker image inspect` did not answer in JSON", evidence=text[:300]) from None
+        raise UnreadableAnswer(
+            "`docker image inspect` did not answer in JSON", evidence=text[:300]
+        ) from None
     found: dict[str, str] = {}
     for item in listed if isinstance(listed, list) else []:
         image = docker_tool.parse_image(json.dumps([item]))
         if image is None or derived.CONTENT in image.labels:
             continue
         listed_tags = item.get("RepoTags")
-        tags = [tag for tag in listed_tags if isinstance(tag, str)] if isinstance(listed_tags, list) else []
+        tags = (
+            [tag for tag in listed_tags if isinstance(tag, str)]
+            if isinstance(listed_tags, list)
+            else []
+        )
         found |= dict.fromkeys((tag for tag in tags if "vllm" in tag.lower()), image.identity)
     return found

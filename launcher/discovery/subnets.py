@@ -1,4 +1,6 @@
-"""Which of the hosts' networks the cluster runs on: the one that all have, on the best interface; what is passed over."""
+"""Which of the hosts' networks the cluster runs on: the one that all have, on the best interface;
+what is passed over.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,26 @@ from launcher.errors import RequestError
 from launcher.model import fold
 from launcher.tools.survey import Nic
 
-# Interfaces that software on a host makes for itself. Their addresses are often the same on every host.
+# Interfaces that software on a host makes for itself. Their addresses are often the same on every
+# host.
 _OWN = (
     (re.compile(r"docker\d+|docker_gwbridge|br-[0-9a-f]{12}"), "docker's own bridge"),
     (
         re.compile(r"virbr\d+.*|vnet\d+|lxcbr\d+|lxdbr\d+|podman\d+|cni-podman\d+"),
         "a bridge for virtual machines or containers",
     ),
-    (re.compile(r"cni\d*|flannel.*|cali.*|cilium.*|vxlan.*|kube-.*|nodelocaldns|tunl\d+|weave.*"), "Kubernetes' own network"),
+    (
+        re.compile(
+            r"cni\d*|flannel.*|cali.*|cilium.*|vxlan.*|kube-.*|nodelocaldns|tunl\d+|weave.*"
+        ),
+        "Kubernetes' own network",
+    ),
     (re.compile(r"tun\d+|tap\d+|wg\d+|tailscale\d+|zt\w+|ppp\d+"), "a tunnel"),
 )
 
 
-# What an administrator puts on top of a card; it has the card's speed, or says one of its own when nothing is below it.
+# What an administrator puts on top of a card; it has the card's speed, or says one of its own when
+# nothing is below it.
 _ON_TOP = re.compile(r"(?:v?m?br|vlan|macvlan|ipvlan).*|.+\.\d+")
 _BOND = re.compile(r"bond|team")
 _ALONE = "one address and no network around it"
@@ -32,7 +41,9 @@ _ALONE = "one address and no network around it"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """An address of a host on one of its interfaces; `physical`: a card is it, or is below it; `card`: is it."""
+    """An address of a host on one of its interfaces; `physical`: a card is it, or is below it;
+    `card`: is it.
+    """
 
     interface: str
     ip: str
@@ -46,7 +57,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """The network that was chosen: each host's place on it, by the index of the host, and the lines about the others."""
+    """The network that was chosen: each host's place on it, by the index of the host, and the lines
+    about the others.
+    """
 
     network: ipaddress.IPv4Network
     places: tuple[Place, ...]
@@ -54,8 +67,11 @@ class Shared:
     warnings: tuple[str, ...] = ()
 
 
-def choose(hosts: Sequence[Probed], netdevs: Mapping[int, frozenset[str]], order: Sequence[str]) -> Shared:
-    """Choose the network; `netdevs` are the interfaces of each host's compute devices, `order` the hosts' names.
+def choose(
+    hosts: Sequence[Probed], netdevs: Mapping[int, frozenset[str]], order: Sequence[str]
+) -> Shared:
+    """Choose the network; `netdevs` are the interfaces of each host's compute devices, `order` the
+    hosts' names.
 
     Raises RequestError, with every host's networks, when there is none that all have.
     """
@@ -64,19 +80,31 @@ def choose(hosts: Sequence[Probed], netdevs: Mapping[int, frozenset[str]], order
     for at, host in enumerate(hosts):
         for place, reason in _places(host):
             if reason:
-                passed.setdefault(f"{place.interface} {place.network}: {reason}", []).append(order[at])
+                passed.setdefault(f"{place.interface} {place.network}: {reason}", []).append(
+                    order[at]
+                )
                 continue
             there = seen.setdefault(place.network, {})
             rival = there.get(at)
             if rival is None or _merit(place, netdevs.get(at)) > _merit(rival, netdevs.get(at)):
                 there[at] = place
-    common = {network: places for network, places in seen.items() if len(places) == len(hosts) and _distinct(places)}
+    common = {
+        network: places
+        for network, places in seen.items()
+        if len(places) == len(hosts) and _distinct(places)
+    }
     if not common:
         lone = _lone(hosts, order)
         if lone is None:
             raise _none(hosts, order)
         return lone
-    best = max(common, key=lambda network: (_common_merit(common[network], netdevs), -int(network.network_address)))
+    best = max(
+        common,
+        key=lambda network: (
+            _common_merit(common[network], netdevs),
+            -int(network.network_address),
+        ),
+    )
     chosen = common[best]
     why = [f"{best}: {_about(chosen, netdevs)}"]
     for network, places in sorted(seen.items()):
@@ -85,14 +113,27 @@ def choose(hosts: Sequence[Probed], netdevs: Mapping[int, frozenset[str]], order
         names = fold([order[at] for at in sorted(places)])
         interfaces = ", ".join(dict.fromkeys(place.interface for place in places.values()))
         if network in common:
-            why.append(f"not {interfaces} {network}: also on all hosts, but {_worse(chosen, places, netdevs)}")
+            why.append(
+                f"not {interfaces} {network}: also on all hosts, but"
+                f" {_worse(chosen, places, netdevs)}"
+            )
         elif len(places) < len(hosts):
             why.append(f"not {interfaces} {network}: only on {names}")
         else:
-            twice = next(ip for ip in (p.ip for p in places.values()) if sum(p.ip == ip for p in places.values()) > 1)
-            why.append(f"not {interfaces} {network}: {twice} is on more than one host, so it is not one network")
+            twice = next(
+                ip
+                for ip in (p.ip for p in places.values())
+                if sum(p.ip == ip for p in places.values()) > 1
+            )
+            why.append(
+                f"not {interfaces} {network}: {twice} is on more than one host, so it is not one"
+                " network"
+            )
     where = len(hosts)
-    why += [f"not {text}" + ("" if len(names) == where else f" (on {fold(names)})") for text, names in passed.items()]
+    why += [
+        f"not {text}" + ("" if len(names) == where else f" (on {fold(names)})")
+        for text, names in passed.items()
+    ]
     kept = tuple(chosen[at] for at in range(len(hosts)))
     return Shared(network=best, places=kept, why=tuple(why), warnings=_mtus(kept, order))
 
@@ -112,13 +153,22 @@ def _places(host: Probed) -> list[tuple[Place, str]]:
                 address = ipaddress.ip_interface(text)
             except ValueError:
                 continue
-            if not isinstance(address, ipaddress.IPv4Interface) or address.is_loopback or nic.name == "lo":
+            if (
+                not isinstance(address, ipaddress.IPv4Interface)
+                or address.is_loopback
+                or nic.name == "lo"
+            ):
                 continue
             place = Place(
-                interface=nic.name, ip=str(address.ip), network=address.network, speed=max(0, nic.speed or 0), mtu=nic.mtu,
-                physical=_backed(nic, nics), default=nic.name == host.survey.default_nic,
+                interface=nic.name,
+                ip=str(address.ip),
+                network=address.network,
+                speed=max(0, nic.speed or 0),
+                mtu=nic.mtu,
+                physical=_backed(nic, nics),
+                default=nic.name == host.survey.default_nic,
                 card=_is_card(nic),
-            )  # fmt: skip
+            )
             found.append((place, _reason(nic, address)))
     return found
 
@@ -128,25 +178,45 @@ def _is_card(nic: Nic) -> bool:
 
 
 def _backed(nic: Nic, nics: Sequence[Nic]) -> bool:
-    """Return whether a card is an interface, or is below it: of its name (`ens1.100`), or as fast as it is."""
+    """Return whether a card is an interface, or is below it: of its name (`ens1.100`), or as fast
+    as it is.
+    """
     if _is_card(nic):
         return True
     cards = [each for each in nics if _is_card(each) and each.up]
     named = any(each.name == nic.name.rpartition(".")[0] for each in cards)
-    return named or (_ON_TOP.fullmatch(nic.name) is not None and any(each.speed == nic.speed for each in cards if each.speed))
+    return named or (
+        _ON_TOP.fullmatch(nic.name) is not None
+        and any(each.speed == nic.speed for each in cards if each.speed)
+    )
 
 
 def _lone(hosts: Sequence[Probed], order: Sequence[str]) -> Shared | None:
-    """Take the addresses of the default route where each stands alone (/32), as on Google Cloud: its router joins them."""
-    alone = [[place for place, reason in _places(host) if place.default and reason == _ALONE] for host in hosts]
-    if len(hosts) < 2 or not all(alone) or not _distinct({at: places[0] for at, places in enumerate(alone)}):
+    """Take the addresses of the default route where each stands alone (/32), as on Google Cloud:
+    its router joins them.
+    """
+    alone = [
+        [place for place, reason in _places(host) if place.default and reason == _ALONE]
+        for host in hosts
+    ]
+    if (
+        len(hosts) < 2
+        or not all(alone)
+        or not _distinct({at: places[0] for at, places in enumerate(alone)})
+    ):
         return None
     kept = tuple(places[0] for places in alone)
     around = kept[0].network
     while not all(place.network.subnet_of(around) for place in kept):
         around = around.supernet()
-    text = "the hosts share no subnet: each has an address of its own (/32) on the default route, and a router between them"
-    warning = "the hosts' addresses are in no common subnet (/32): `vlaunch check` tries whether they reach each other"
+    text = (
+        "the hosts share no subnet: each has an address of its own (/32) on the default route, and"
+        " a router between them"
+    )
+    warning = (
+        "the hosts' addresses are in no common subnet (/32): `vlaunch check` tries whether they"
+        " reach each other"
+    )
     return Shared(network=around, places=kept, why=(text,), warnings=(warning, *_mtus(kept, order)))
 
 
@@ -171,15 +241,24 @@ _Merit = tuple[bool, bool, int, bool, bool]
 
 
 def _merit(place: Place, netdevs: frozenset[str] | None) -> _Merit:
-    return place.interface in (netdevs or ()), place.physical, place.speed, place.card, place.default
+    return (
+        place.interface in (netdevs or ()),
+        place.physical,
+        place.speed,
+        place.card,
+        place.default,
+    )
 
 
 def _common_merit(places: Mapping[int, Place], netdevs: Mapping[int, frozenset[str]]) -> _Merit:
     merits = [_merit(place, netdevs.get(at)) for at, place in places.items()]
     return (
-        all(each[0] for each in merits), all(each[1] for each in merits), min(each[2] for each in merits),
-        all(each[3] for each in merits), all(each[4] for each in merits),
-    )  # fmt: skip
+        all(each[0] for each in merits),
+        all(each[1] for each in merits),
+        min(each[2] for each in merits),
+        all(each[3] for each in merits),
+        all(each[4] for each in merits),
+    )
 
 
 def _about(places: Mapping[int, Place], netdevs: Mapping[int, frozenset[str]]) -> str:
@@ -198,10 +277,16 @@ def _mtus(places: Sequence[Place], order: Sequence[str]) -> tuple[str, ...]:
     for place, name in zip(places, order, strict=True):
         sizes.setdefault(place.mtu, []).append(name)
     told = "; ".join(f"{mtu} on {fold(names)}" for mtu, names in sorted(sizes.items()))
-    return (f"the MTU differs ({told}): large packets may be dropped without a word",) if len(sizes) > 1 else ()
+    return (
+        (f"the MTU differs ({told}): large packets may be dropped without a word",)
+        if len(sizes) > 1
+        else ()
+    )
 
 
-def _worse(chosen: Mapping[int, Place], other: Mapping[int, Place], netdevs: Mapping[int, frozenset[str]]) -> str:
+def _worse(
+    chosen: Mapping[int, Place], other: Mapping[int, Place], netdevs: Mapping[int, frozenset[str]]
+) -> str:
     best, less = _common_merit(chosen, netdevs), _common_merit(other, netdevs)
     if best[0] != less[0]:
         return "no interface of the RDMA devices"
@@ -218,11 +303,15 @@ def _none(hosts: Sequence[Probed], order: Sequence[str]) -> RequestError:
     lines = []
     for host, name in zip(hosts, order, strict=True):
         told = [
-            f"{each.interface} {each.ip}/{each.network.prefixlen}" + (f" ({no})" if no else "") for each, no in _places(host)
+            f"{each.interface} {each.ip}/{each.network.prefixlen}" + (f" ({no})" if no else "")
+            for each, no in _places(host)
         ]
         lines.append(f"{name}: {', '.join(told) or 'no IPv4 address besides loopback'}")
     return RequestError(
         "the hosts share no network, so they cannot be one cluster",
         evidence=lines,
-        hint="give the hosts addresses in one subnet (`ip -br addr` shows what they have), or write the inventory by hand",
+        hint=(
+            "give the hosts addresses in one subnet (`ip -br addr` shows what they have), or write"
+            " the inventory by hand"
+        ),
     )

@@ -1,4 +1,6 @@
-"""An inventory file from what was found: YAML with the reason of every choice beside it, alike nodes folded into ranges."""
+"""An inventory file from what was found: YAML with the reason of every choice beside it, alike
+nodes folded into ranges.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from launcher.tools import symptoms
 T = TypeVar("T")
 
 _WIDTH = 110
-# What YAML reads as text without quotes, also inside of [] and {}; a number or a word such as `true` is not among it.
+# What YAML reads as text without quotes, also inside of [] and {}; a number or a word such as
+# `true` is not among it.
 _PLAIN = re.compile(
     r"(?!(?:true|false|null|yes|no|on|off|y|n)$)(?:[A-Za-z/][A-Za-z0-9_./@+-]*(?::[A-Za-z0-9_./@+-]+)*|--?[a-z][a-z0-9.=-]*)",
     re.IGNORECASE,
@@ -31,7 +34,10 @@ def write(found: Found) -> str:
 
 
 def _lines(found: Found) -> Iterator[str]:
-    yield "# Written by `vlaunch init`: what was found, what was chosen, and why. `vlaunch check` judges the hosts;"
+    yield (
+        "# Written by `vlaunch init`: what was found, what was chosen, and why. `vlaunch check`"
+        " judges the hosts;"
+    )
     yield "# inventory/example.yaml explains every key."
     yield "#"
     yield from _said(found.summary)
@@ -42,7 +48,9 @@ def _lines(found: Found) -> Iterator[str]:
     yield f"cluster: {scalar(found.cluster)}"
     yield ""
     yield from _choice("image", found.image)
-    yield f"accelerator: {found.accelerator}" + ("   # `gpus` below are slots" if found.accelerator == "cpu" else "")
+    yield f"accelerator: {found.accelerator}" + (
+        "   # `gpus` below are slots" if found.accelerator == "cpu" else ""
+    )
     yield ""
     yield from _choice("hf_home", found.hf_home)
     usual_ssh, usual_docker = found.ssh, _usual([node.docker for node in found.nodes])
@@ -57,7 +65,10 @@ def _lines(found: Found) -> Iterator[str]:
         yield ""
         yield from _said(found.object_store.why)
         yield f"ray: {{object_store: {found.object_store.value}}}"
-    interface, hca = _usual([node.interface for node in found.nodes]), _usual([node.hca for node in found.nodes])
+    interface, hca = (
+        _usual([node.interface for node in found.nodes]),
+        _usual([node.hca for node in found.nodes]),
+    )
     yield ""
     yield from _network(found, interface, hca)
     if found.env or found.gid_why:
@@ -82,13 +93,19 @@ def scalar(text: str) -> str:
 
 
 def _said(lines: Iterable[str], indent: str = "") -> Iterator[str]:
-    """Write comments; words of hosts are among them, so that nothing may end the line or the comment."""
+    """Write comments; words of hosts are among them, so that nothing may end the line or the
+    comment.
+    """
     for line in lines:
         words = symptoms.plain(" ".join(line.split()))
         yield from textwrap.wrap(
-            "".join(each for each in words if each.isprintable()), _WIDTH, initial_indent=f"{indent}# ",
-            subsequent_indent=f"{indent}#   ", break_long_words=False, break_on_hyphens=False,
-        )  # fmt: skip
+            "".join(each for each in words if each.isprintable()),
+            _WIDTH,
+            initial_indent=f"{indent}# ",
+            subsequent_indent=f"{indent}#   ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
 
 
 def _choice(key: str, choice: Choice) -> Iterator[str]:
@@ -101,7 +118,10 @@ def _list(words: Sequence[str]) -> str:
 
 
 def _ssh(ssh: Ssh) -> str:
-    pairs = [f"{key}: {value if isinstance(value, int) else scalar(value)}" for key, value in _ssh_values(ssh)]
+    pairs = [
+        f"{key}: {value if isinstance(value, int) else scalar(value)}"
+        for key, value in _ssh_values(ssh)
+    ]
     return f"{{{', '.join(pairs)}}}"
 
 
@@ -138,8 +158,12 @@ def _environment(found: Found) -> Iterator[str]:
         yield f'  {name}: "{choice.value}"'
 
 
-def _groups(found: Found, interface: str, hca: tuple[str, ...], docker: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the lines of each item of `nodes`: alike ones that count in step become one with ranges."""
+def _groups(
+    found: Found, interface: str, hca: tuple[str, ...], docker: Sequence[str]
+) -> Iterator[list[str]]:
+    """Yield the lines of each item of `nodes`: alike ones that count in step become one with
+    ranges.
+    """
 
     def own(node: FoundNode) -> tuple[str, ...]:
         words = [f"gpus: {node.gpus}"]
@@ -148,7 +172,11 @@ def _groups(found: Found, interface: str, hca: tuple[str, ...], docker: Sequence
         differs = [f"interface: {scalar(node.interface)}"] if node.interface != interface else []
         differs += [f"hca: {_list(node.hca)}"] if node.hca != hca else []
         words += [f"network: {{{', '.join(differs)}}}"] if differs else []
-        words += [f'env: {{{GID}: "{node.gid}"}}'] if node.gid is not None and GID not in found.env else []
+        words += (
+            [f'env: {{{GID}: "{node.gid}"}}']
+            if node.gid is not None and GID not in found.env
+            else []
+        )
         return tuple(words)
 
     for words, alike in groupby(found.nodes, own):
@@ -158,16 +186,23 @@ def _groups(found: Found, interface: str, hca: tuple[str, ...], docker: Sequence
 
 
 def _in_step(nodes: Sequence[FoundNode]) -> bool:
-    columns = ([node.host for node in nodes], [node.name for node in nodes], [node.ip for node in nodes])
+    columns = (
+        [node.host for node in nodes],
+        [node.name for node in nodes],
+        [node.ip for node in nodes],
+    )
     return all(_range(column) is not None for column in columns)
 
 
 def _range(words: Sequence[str]) -> str | None:
-    """Write the words as one range that stands for exactly them, in this order; None when there is none."""
+    """Write the words as one range that stands for exactly them, in this order; None when there is
+    none.
+    """
     if len(words) == 1:
         return words[0]
     fronts = {word.rpartition(".")[0] for word in words}
-    if all(re.fullmatch(r"[0-9.]+", word) for word in words):  # addresses: only the last number may count
+    # addresses: only the last number may count
+    if all(re.fullmatch(r"[0-9.]+", word) for word in words):
         if len(fronts) > 1:
             return None
         last = fold(["n" + word.rpartition(".")[2] for word in words])
@@ -181,9 +216,17 @@ def _range(words: Sequence[str]) -> str | None:
 
 
 def _item(nodes: Sequence[FoundNode], words: Sequence[str]) -> list[str]:
-    hosts, names, ips = ([node.host for node in nodes], [node.name for node in nodes], [node.ip for node in nodes])
+    hosts, names, ips = (
+        [node.host for node in nodes],
+        [node.name for node in nodes],
+        [node.ip for node in nodes],
+    )
     keys = [f"host: {scalar(_range(hosts) or '')}"]
     keys += [f"name: {scalar(_range(names) or '')}"] if names != hosts else []
     keys += [f"ip: {scalar(_range(ips) or '')}", *words]
     line = f"  - {{{', '.join(keys)}}}"
-    return [line] if len(line) <= _WIDTH + 10 else [f"  {'- ' if at == 0 else '  '}{key}" for at, key in enumerate(keys)]
+    return (
+        [line]
+        if len(line) <= _WIDTH + 10
+        else [f"  {'- ' if at == 0 else '  '}{key}" for at, key in enumerate(keys)]
+    )

@@ -1,8 +1,10 @@
-"""From an inventory, the packet filter of its nodes: text to read and to load, the same on every node, whichever is the head.
+"""From an inventory, the packet filter of its nodes: text to read and to load, the same on every
+node, whichever is the head.
 
-What the nodes say to each other stays open as a whole: ranks, stores and queues of vLLM, Gloo and NCCL take ports that the
-kernel chooses, and none of these protocols asks who is calling. From anywhere else, only SSH and the endpoint answer.
-Nothing else of a node is touched: its other services, and the rules of others, are left as they are.
+What the nodes say to each other stays open as a whole: ranks, stores and queues of vLLM, Gloo and
+NCCL take ports that the kernel chooses, and none of these protocols asks who is calling. From
+anywhere else, only SSH and the endpoint answer. Nothing else of a node is touched: its other
+services, and the rules of others, are left as they are.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from dataclasses import dataclass, fields
 
 from launcher.model import Inventory, Ports
 
-# What the kernel hands out to who asks for any port (net.ipv4.ip_local_port_range). Ray's metrics of the autoscaler (44217) and
-# the dashboard (44227), which cannot be set on its command line, lie in it as well.
+# What the kernel hands out to who asks for any port (net.ipv4.ip_local_port_range). Ray's metrics
+# of the autoscaler (44217) and the dashboard (44227), which cannot be set on its command line, lie
+# in it as well.
 DYNAMIC = (32768, 60999)
 # From `mp_master` on: the ranks of a data-parallel batch use up to so many (payload/batch/crew.py).
 MP_PORTS = 8
@@ -43,7 +46,9 @@ WHAT: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
-    """Ports that are open or closed to whoever is no node; `address` limits an open one to what the head is called by."""
+    """Ports that are open or closed to whoever is no node; `address` limits an open one to what the
+    head is called by.
+    """
 
     low: int
     high: int
@@ -66,19 +71,27 @@ def rules(inventory: Inventory, logins: Iterable[int]) -> Filter:
     ports, bind = inventory.ports, ipaddress.ip_address(inventory.serve.bind)
     doors = [Door(low=port, high=port, what="SSH, from operators") for port in sorted(set(logins))]
     if not bind.is_loopback:
-        # It may have more addresses than the one in the inventory, so only a chosen one is written down.
+        # It may have more addresses than the one in the inventory, so only a chosen one is written
+        # down.
         address = "" if bind.is_unspecified else str(bind)
         doors.append(Door(low=ports.api, high=ports.api, what=WHAT["api"], address=address))
     last = {"worker_min": ports.worker_max, "mp_master": min(ports.mp_master + MP_PORTS - 1, 65535)}
     closed = [
         Door(low=number, high=last.get(each.name, number), what=f"{each.name}: {WHAT[each.name]}")
         for each in fields(Ports)
-        if each.name != "worker_max" and not (inventory.ray.off and WHAT[each.name].startswith("Ray"))
+        if each.name != "worker_max"
+        and not (inventory.ray.off and WHAT[each.name].startswith("Ray"))
         for number in (getattr(ports, each.name),)
     ]
     if not bind.is_loopback and bind.is_unspecified:
         closed = [door for door in closed if not door.what.startswith("api:")]
-    closed.append(Door(low=DYNAMIC[0], high=DYNAMIC[1], what="ports that the kernel hands out: Gloo, NCCL, ZMQ, stores"))
+    closed.append(
+        Door(
+            low=DYNAMIC[0],
+            high=DYNAMIC[1],
+            what="ports that the kernel hands out: Gloo, NCCL, ZMQ, stores",
+        )
+    )
     return Filter(
         cluster=inventory.cluster,
         nodes=tuple(dict.fromkeys(node.ip for node in inventory.nodes)),
@@ -92,52 +105,92 @@ def nft(filter: Filter) -> str:
     table = f"inet vlaunch_{re.sub(r'[^a-z0-9]', '_', filter.cluster)}"
     how = (f"load it on every node: nft -f FILE; take it away: nft delete table {table}",)
     lines = [
-        "#!/usr/sbin/nft -f", *_said(filter, how), "",
-        f"table {table}", f"delete table {table}", f"table {table} {{",
-        "  set nodes {", "    type ipv4_addr", f"    elements = {{ {', '.join(filter.nodes)} }}", "  }", "",
+        "#!/usr/sbin/nft -f",
+        *_said(filter, how),
+        "",
+        f"table {table}",
+        f"delete table {table}",
+        f"table {table} {{",
+        "  set nodes {",
+        "    type ipv4_addr",
+        f"    elements = {{ {', '.join(filter.nodes)} }}",
+        "  }",
+        "",
         "  chain input {",
         # Before the usual filters, whose own refusals still count.
-        "    type filter hook input priority -10; policy accept;", "",
+        "    type filter hook input priority -10; policy accept;",
+        "",
         '    iifname "lo" accept',
         "    ct state established,related accept",
-        '    ip saddr @nodes accept comment "between the nodes: everything"', "",
-        *(f'    {_nft_to(door)}tcp dport {_span(door, "-")} accept comment "{door.what}"' for door in filter.open), "",
+        '    ip saddr @nodes accept comment "between the nodes: everything"',
+        "",
+        *(
+            f'    {_nft_to(door)}tcp dport {_span(door, "-")} accept comment "{door.what}"'
+            for door in filter.open
+        ),
+        "",
         *(f'    tcp dport {_span(door, "-")} drop comment "{door.what}"' for door in filter.closed),
-        "  }", "}",
-    ]  # fmt: skip
+        "  }",
+        "}",
+    ]
     return "\n".join(lines) + "\n"
 
 
 def iptables(filter: Filter) -> str:
-    """Return a shell script for iptables and ip6tables: one chain of its own, replaced as a whole, first in INPUT."""
+    """Return a shell script for iptables and ip6tables: one chain of its own, replaced as a whole,
+    first in INPUT.
+    """
     chain = _chain(filter.cluster)
-    how = (f"run it as root on every node; take it away: iptables -D INPUT -j {chain}; the same with ip6tables",)
+    how = (
+        (
+            f"run it as root on every node; take it away: iptables -D INPUT -j {chain}; the same"
+            " with ip6tables"
+        ),
+    )
     lines = ["#!/bin/sh", *_said(filter, how), "set -eu"]
     for tool, version in (("iptables", 4), ("ip6tables", 6)):
         nodes = [f"-A {chain} -s {ip} -j ACCEPT" for ip in filter.nodes] if version == 4 else []
-        opened = [door for door in filter.open if not door.address or ipaddress.ip_address(door.address).version == version]
+        opened = [
+            door
+            for door in filter.open
+            if not door.address or ipaddress.ip_address(door.address).version == version
+        ]
         lines += [
-            "", f"{tool}-restore -w --noflush <<'END'", "*filter", f":{chain} - [0:0]",
+            "",
+            f"{tool}-restore -w --noflush <<'END'",
+            "*filter",
+            f":{chain} - [0:0]",
             f"-A {chain} -i lo -j ACCEPT",
             f"-A {chain} -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT",
             *nodes,
             *(f"-A {chain} {_ipt(door)} -j ACCEPT" for door in opened),
             *(f"-A {chain} {_ipt(door)} -j DROP" for door in filter.closed),
-            "COMMIT", "END",
+            "COMMIT",
+            "END",
             f"{tool} -w -C INPUT -j {chain} 2>/dev/null || {tool} -w -I INPUT 1 -j {chain}",
-        ]  # fmt: skip
+        ]
     return "\n".join(lines) + "\n"
 
 
 def ufw(filter: Filter) -> str:
     """Return `ufw` commands; its first rule that matches counts, so what is open comes first."""
-    how = ("run them as root on every node; take a rule away: the same line with `delete` behind `ufw`",)
+    how = (
+        (
+            "run them as root on every node; take a rule away: the same line with `delete` behind"
+            " `ufw`"
+        ),
+    )
     lines = [
-        "#!/bin/sh", *_said(filter, how), "set -eu", "",
-        *(f"ufw allow from {ip} comment 'vlaunch {filter.cluster}: a node'" for ip in filter.nodes), "",
-        *(f"ufw allow {_ufw(door)} comment {_note(filter, door)}" for door in filter.open), "",
+        "#!/bin/sh",
+        *_said(filter, how),
+        "set -eu",
+        "",
+        *(f"ufw allow from {ip} comment 'vlaunch {filter.cluster}: a node'" for ip in filter.nodes),
+        "",
+        *(f"ufw allow {_ufw(door)} comment {_note(filter, door)}" for door in filter.open),
+        "",
         *(f"ufw deny {_ufw(door)} comment {_note(filter, door)}" for door in filter.closed),
-    ]  # fmt: skip
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -148,9 +201,18 @@ def _said(filter: Filter, how: tuple[str, ...]) -> list[str]:
     text = (
         f"Cluster {filter.cluster}, nodes {', '.join(filter.nodes)}. The same on every node.",
         *how,
-        "Between the nodes everything is open, for ranks take ports that the kernel chooses. From elsewhere only SSH, and the",
-        "endpoint if it is bound to more than loopback. Other services of the nodes are left as they are.",
-        "Nodes are known by the inventory's `ip`: traffic between them that comes from other addresses is dropped.",
+        (
+            "Between the nodes everything is open, for ranks take ports that the kernel chooses."
+            " From elsewhere only SSH, and the"
+        ),
+        (
+            "endpoint if it is bound to more than loopback. Other services of the nodes are left as"
+            " they are."
+        ),
+        (
+            "Nodes are known by the inventory's `ip`: traffic between them that comes from other"
+            " addresses is dropped."
+        ),
     )
     return [f"# {line}" for line in text]
 
@@ -183,4 +245,8 @@ def _note(filter: Filter, door: Door) -> str:
 def _chain(cluster: str) -> str:
     """Chains have at most 28 characters; a long name ends in a hash of itself."""
     name = f"vlaunch-{cluster}"
-    return name if len(name) <= 28 else f"{name[:21]}-{hashlib.sha256(cluster.encode()).hexdigest()[:6]}"
+    return (
+        name
+        if len(name) <= 28
+        else f"{name[:21]}-{hashlib.sha256(cluster.encode()).hexdigest()[:6]}"
+    )

@@ -1,7 +1,10 @@
-"""YAML text → plain values, with the line of every key. Refuses what cannot be read before anything is interpreted.
+"""YAML text → plain values, with the line of every key.
 
-Plain words follow YAML 1.2's core schema, as editors do: `yes`, `on`, `2026-01-01` and `22:22` are text, and numbers
-are decimal. Nesting and the count of values after aliases are bounded, so that a small file cannot grow in memory.
+Refuses what cannot be read before anything is interpreted.
+
+Plain words follow YAML 1.2's core schema, as editors do: `yes`, `on`, `2026-01-01` and `22:22` are
+text, and numbers are decimal. Nesting and the count of values after aliases are bounded, so that a
+small file cannot grow in memory.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ _LONGEST_NUMBER = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """What a file says: `data` is a mapping when it could be read, `lines` has the line of each key and list item."""
+    """What a file says: `data` is a mapping when it could be read, `lines` has the line of each key
+    and list item.
+    """
 
     data: dict[str, object] | None
     lines: Mapping[Where, int]
@@ -35,7 +40,12 @@ class Document:
 
     def told(self, mistakes: Iterable[Mistake]) -> list[tuple[int, str]]:
         """Return the line and the words of each mistake, in the order of lines, each once."""
-        return sorted({(mistake.line or self.line(mistake.where), self._words(mistake)) for mistake in mistakes})
+        return sorted(
+            {
+                (mistake.line or self.line(mistake.where), self._words(mistake))
+                for mistake in mistakes
+            }
+        )
 
     def _words(self, mistake: Mistake) -> str:
         where = mistake.where[:-1] if mistake.about_key else mistake.where
@@ -46,7 +56,9 @@ class Document:
 
 
 class Written(float):
-    """A decimal number that remembers how it was written: `1.50` in `env` must reach the node as `1.50`."""
+    """A decimal number that remembers how it was written: `1.50` in `env` must reach the node as
+    `1.50`.
+    """
 
     text: str
 
@@ -54,8 +66,12 @@ class Written(float):
         return self.text
 
 
-def parse(text: str, *, first: str = "cluster", example: str = "inventory/example.yaml") -> Document:
-    """Read YAML; mistakes are in the result. A file that is no YAML at all gives one mistake and no data.
+def parse(
+    text: str, *, first: str = "cluster", example: str = "inventory/example.yaml"
+) -> Document:
+    """Read YAML; mistakes are in the result.
+
+    A file that is no YAML at all gives one mistake and no data.
 
     Args:
         text: what is in the file.
@@ -66,12 +82,15 @@ def parse(text: str, *, first: str = "cluster", example: str = "inventory/exampl
         root = _compose(text)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        return _unreadable(line, f"the character U+{ord(text[error.position]):04X} is not allowed in YAML")
+        return _unreadable(
+            line, f"the character U+{ord(text[error.position]):04X} is not allowed in YAML"
+        )
     except yaml.MarkedYAMLError as error:
         return _unreadable(_line_of(error), _syntax(error))
     except _TooBig as error:
         return _unreadable(error.line, str(error))
-    except (ValueError, RecursionError) as error:  # a bad \x escape, or a chain of tokens too deep for Python's stack
+    # a bad \x escape, or a chain of tokens too deep for Python's stack
+    except (ValueError, RecursionError) as error:
         return _unreadable(1, f"not valid YAML: {type(error).__name__}")
     if root is None:
         return _unreadable(1, f"the file is empty; `{example}` shows what to write")
@@ -96,7 +115,9 @@ def _convert(root: yaml.Node, first: str) -> Document:
     mistakes = reader.mistakes
     if not isinstance(data, dict):
         text = f"should be a mapping that starts with `{first}:`, not {shown(data)}"
-        return Document(data=None, lines=reader.lines, mistakes=(*mistakes, Mistake(where=(), text=text)))
+        return Document(
+            data=None, lines=reader.lines, mistakes=(*mistakes, Mistake(where=(), text=text))
+        )
     return Document(data=data, lines=reader.lines, mistakes=tuple(mistakes))
 
 
@@ -115,7 +136,11 @@ def _syntax(error: yaml.MarkedYAMLError) -> str:
         return "a tab is used where YAML wants spaces; indent with spaces"
     if "single document" in (error.context or ""):
         return "should be one YAML document; remove the second `---`"
-    where = f" ({error.context}, line {error.context_mark.line + 1})" if error.context and error.context_mark else ""
+    where = (
+        f" ({error.context}, line {error.context_mark.line + 1})"
+        if error.context and error.context_mark
+        else ""
+    )
     return f"not valid YAML: {problem}{where}"
 
 
@@ -143,7 +168,8 @@ _SIGNS_AND_DIGITS = list("-+.0123456789")
 for _tag, _pattern, _first in (
     ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
     ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
-    # No leading zero and no plus: `007` stays text, as a zero-padded name or an environment value should.
+    # No leading zero and no plus: `007` stays text, as a zero-padded name or an environment value
+    # should.
     ("int", r"^-?(?:0|[1-9][0-9]{0,17})$", _SIGNS_AND_DIGITS),
     ("float", r"^-?(?:0|[1-9][0-9]{0,17})?\.[0-9]{1,18}$", _SIGNS_AND_DIGITS),
     ("merge", r"^<<$", ["<"]),
@@ -171,7 +197,9 @@ class _Reader:
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, where, depth)
         if isinstance(node, yaml.SequenceNode):
-            return [self.value(child, (*where, at), depth + 1) for at, child in enumerate(node.value)]
+            return [
+                self.value(child, (*where, at), depth + 1) for at, child in enumerate(node.value)
+            ]
         return self._scalar(node, where)
 
     def _mapping(self, node: yaml.MappingNode, where: Where, depth: int) -> dict[str, object]:
@@ -186,11 +214,17 @@ class _Reader:
                 values[key] = self.value(value_node, (*where, key), depth + 1)
             elif not merged:
                 first = self.lines[(*where, key)]
-                self._mistake((*where, key), key_node, f"written twice; the first is on line {first}")
+                self._mistake(
+                    (*where, key), key_node, f"written twice; the first is on line {first}"
+                )
         return values
 
-    def _pairs(self, node: yaml.MappingNode, where: Where, depth: int) -> Iterator[tuple[yaml.Node, yaml.Node, bool]]:
-        """Yield key, value and whether it was merged in: the mapping's own pairs first, for they win over `<<`."""
+    def _pairs(
+        self, node: yaml.MappingNode, where: Where, depth: int
+    ) -> Iterator[tuple[yaml.Node, yaml.Node, bool]]:
+        """Yield key, value and whether it was merged in: the mapping's own pairs first, for they
+        win over `<<`.
+        """
         merges: list[yaml.Node] = []
         for key, value in node.value:
             if key.tag == _TAG + "merge":
@@ -200,7 +234,11 @@ class _Reader:
         for source in merges:
             self._spend(source, depth)
             if not isinstance(source, yaml.MappingNode):
-                self._mistake(where, source, "`<<` should be followed by an alias to a mapping, such as `*defaults`")
+                self._mistake(
+                    where,
+                    source,
+                    "`<<` should be followed by an alias to a mapping, such as `*defaults`",
+                )
                 continue
             for key, value, _ in self._pairs(source, where, depth + 1):
                 self._spend(key, depth)
@@ -222,15 +260,22 @@ class _Reader:
         except (KeyError, ValueError):
             tag = "?"
         if tag not in ("str", "merge"):
-            self._mistake(where, node, f"the tag `{name(str(node.tag))}` is not used here; remove it")
+            self._mistake(
+                where, node, f"the tag `{name(str(node.tag))}` is not used here; remove it"
+            )
         return text
 
     def _spend(self, node: yaml.Node, depth: int) -> None:
         self.count += 1
         if self.count > MAX_VALUES:
-            raise _TooBig(_line(node), f"more than {MAX_VALUES} values once its aliases are filled in")
+            raise _TooBig(
+                _line(node), f"more than {MAX_VALUES} values once its aliases are filled in"
+            )
         if depth > MAX_DEPTH:
-            raise _TooBig(_line(node), f"nested more than {MAX_DEPTH} levels deep once its aliases are filled in")
+            raise _TooBig(
+                _line(node),
+                f"nested more than {MAX_DEPTH} levels deep once its aliases are filled in",
+            )
 
     def _mistake(self, where: Where, node: yaml.Node, text: str) -> None:
         self.mistakes.append(Mistake(where=where, text=text, line=_line(node)))

@@ -1,4 +1,6 @@
-"""An inventory between file and model: what the rules look at, and how much of a broken file can still be judged."""
+"""An inventory between file and model: what the rules look at, and how much of a broken file can
+still be judged.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,20 @@ from launcher.inventory.salvage import validated
 from launcher.inventory.schema import InventoryFile
 
 # Stand-ins for required keys whose values could not be used, so that the rest is still checked.
-_STAND_INS: Mapping[str, object] = {"cluster": "x", "image": "x", "gpus": 1, "source": "/x", "target": "/x"}
+_STAND_INS: Mapping[str, object] = {
+    "cluster": "x",
+    "image": "x",
+    "gpus": 1,
+    "source": "/x",
+    "target": "/x",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """`broken` holds the places that have a mistake already; no rule should complain about them again."""
+    """`broken` holds the places that have a mistake already; no rule should complain about them
+    again.
+    """
 
     file: InventoryFile
     placed: list[merge.Placed]
@@ -39,18 +49,24 @@ class Draft:
 
 
 def draft(document: Document, folder: Path) -> tuple[Draft | None, list[Mistake]]:
-    """Validate each value by itself. With mistakes, the draft stands on what is left; it is None when too little is."""
+    """Validate each value by itself.
+
+    With mistakes, the draft stands on what is left; it is None when too little is.
+    """
     file, mistakes = validated(document.data, InventoryFile, _stand_in)
     if file is None:
         return None, mistakes
     broken = frozenset(mistake.where for mistake in mistakes)
-    return Draft(file=file, placed=merge.place(file, folder), document=document, broken=broken), mistakes
+    return Draft(
+        file=file, placed=merge.place(file, folder), document=document, broken=broken
+    ), mistakes
 
 
 def _stand_in(where: Where) -> object:
     key, home = where[-1], where[0]
     if isinstance(key, int):
-        # What is not taken out leaves the items behind it at their places, which later mistakes name.
+        # What is not taken out leaves the items behind it at their places, which later mistakes
+        # name.
         return {} if home in ("nodes", "mounts") and len(where) == 2 else None
     if key == "host" and home == "nodes":
         return f"unreadable-{where[1]}"

@@ -1,6 +1,8 @@
-"""The inventory's JSON Schema, from the same model that validates, for completion and checks in editors.
+"""The inventory's JSON Schema, from the same model that validates, for completion and checks in
+editors.
 
-`python -m launcher.inventory.json_schema` writes it to `schema.json` beside this module, where editors find it.
+`python -m launcher.inventory.json_schema` writes it to `schema.json` beside this module, where
+editors find it.
 """
 
 from __future__ import annotations
@@ -15,6 +17,10 @@ from launcher.inventory.schema import InventoryFile, Section
 def json_schema(root: type[Section] = InventoryFile) -> dict[str, Any]:
     """Return the schema of files that are a `root`; a test keeps `schema.json` in step with it."""
     schema = root.model_json_schema(mode="validation")
+    for each in (schema, *schema.get("$defs", {}).values()):
+        # a docstring, which ends its lines where the source does
+        if "description" in each:
+            each["description"] = " ".join(each["description"].split())
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 

@@ -1,4 +1,7 @@
-"""The door: a file in, a checked `Inventory` or every mistake at once out. Touches no network and no node."""
+"""The door: a file in, a checked `Inventory` or every mistake at once out.
+
+Touches no network and no node.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ MAX_BYTES = 256 * 1024
 
 
 def load(path: Path) -> Inventory:
-    """Read and check the inventory at `path`; raises InventoryError with one line per mistake, sorted by line."""
+    """Read and check the inventory at `path`; raises InventoryError with one line per mistake,
+    sorted by line.
+    """
     return loads(_read(path), path)
 
 
@@ -34,7 +39,11 @@ def loads(content: str, path: Path) -> Inventory:
 
 
 def _broken_rules(made: Draft) -> list[Mistake]:
-    found = [mistake for rule in (*rules.ALL, *mount_rules.ALL, *node_rules.ALL) for mistake in rule(made)]
+    found = [
+        mistake
+        for rule in (*rules.ALL, *mount_rules.ALL, *node_rules.ALL)
+        for mistake in rule(made)
+    ]
     return [mistake for mistake in found if made.sound(*mistake.where)]
 
 
@@ -43,7 +52,9 @@ def _read(path: Path) -> str:
         return text.read(path, most=MAX_BYTES, kind="inventory")
     except text.Unusable as error:
         lines = [f"{path}:{error.line}: {error}"]
-        hint = "" if error.encoding else "start from inventory/example.yaml, which explains every key"
+        hint = (
+            "" if error.encoding else "start from inventory/example.yaml, which explains every key"
+        )
         raise InventoryError(f"`{path}` cannot be used", lines, hint=hint) from error
 
 
@@ -51,4 +62,6 @@ def _error(path: Path, read: Document, mistakes: list[Mistake]) -> InventoryErro
     lines = read.told(mistakes)
     number = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
     hint = "every key is explained in inventory/example.yaml; nothing was touched"
-    return InventoryError(f"{number} in `{path}`", [f"{path}:{line}: {told}" for line, told in lines], hint=hint)
+    return InventoryError(
+        f"{number} in `{path}`", [f"{path}:{line}: {told}" for line, told in lines], hint=hint
+    )

@@ -1,4 +1,6 @@
-"""A valid inventory file → the nouns of `launcher.model`: ranges expanded, cluster-wide values merged under nodes' own."""
+"""A valid inventory file → the nouns of `launcher.model`: ranges expanded, cluster-wide values
+merged under nodes' own.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from launcher.inventory.schema import InventoryFile, NodeSection, SecretSection,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A node and the item of `nodes` it comes from. While mistakes are looked for, `ip` and `name` may be empty."""
+    """A node and the item of `nodes` it comes from.
+
+    While mistakes are looked for, `ip` and `name` may be empty.
+    """
 
     entry: int
     node: model.Node
@@ -24,8 +29,13 @@ def place(file: InventoryFile, folder: Path) -> list[Placed]:
     placed = []
     for at, entry in enumerate(file.nodes):
         names, ips = entry.name or entry.host, entry.ip or _addresses(entry.host)
-        together = itertools.islice(itertools.zip_longest(entry.host, names, ips, fillvalue=""), len(entry.host))
-        placed += [Placed(entry=at, node=_node(file, entry, _ssh(file.ssh, entry.ssh, folder), *one)) for one in together]
+        together = itertools.islice(
+            itertools.zip_longest(entry.host, names, ips, fillvalue=""), len(entry.host)
+        )
+        placed += [
+            Placed(entry=at, node=_node(file, entry, _ssh(file.ssh, entry.ssh, folder), *one))
+            for one in together
+        ]
     return placed
 
 
@@ -47,7 +57,9 @@ def inventory(file: InventoryFile, placed: list[Placed], path: Path) -> model.In
         secrets={name: _secret(name, source) for name, source in file.secrets.items()},
         secrets_in=file.secrets_in,
         ports=model.Ports(**file.ports.model_dump()),
-        serve=model.ServeDefaults(**{**file.serve.model_dump(), "args": tuple(file.serve.args), "backend": backend}),
+        serve=model.ServeDefaults(
+            **{**file.serve.model_dump(), "args": tuple(file.serve.args), "backend": backend}
+        ),
         cap=file.cap,
     )
 
@@ -56,7 +68,9 @@ def head_name(file: InventoryFile, placed: list[Placed]) -> str:
     """Name the head: what `head` says, else the node that says `head: true`, else the first."""
     if file.head:
         return file.head
-    return next((one.node.name for one in placed if file.nodes[one.entry].head), placed[0].node.name)
+    return next(
+        (one.node.name for one in placed if file.nodes[one.entry].head), placed[0].node.name
+    )
 
 
 def _node(file: InventoryFile, entry: NodeSection, ssh: model.Ssh, *who: str) -> model.Node:

@@ -1,4 +1,6 @@
-"""One mistake in a file: where it is and what to write instead; how paths and values are spelled."""
+"""One mistake in a file: where it is and what to write instead; how paths and values are
+spelled.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ _LONGEST = 60
 class Mistake:
     """`text` says what is wrong at `where`.
 
-    `line` is set when it is not the line of `where`; `about_key` when `text` itself names the last key of `where`.
+    `line` is set when it is not the line of `where`; `about_key` when `text` itself names the last
+    key of `where`.
     """
 
     where: Where
@@ -42,7 +45,9 @@ def name(key: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Write a value for the `not …` half of a message: text in quotes, collections by their kind."""
+    """Write a value for the `not …` half of a message: text in quotes, collections by their
+    kind.
+    """
     if value is None:
         return "empty"
     if isinstance(value, bool):

@@ -1,4 +1,6 @@
-"""Rules about places in the containers: Docker gives each to one mount, and some are vlaunch's own."""
+"""Rules about places in the containers: Docker gives each to one mount, and some are vlaunch's
+own.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,9 @@ from launcher.inventory.draft import Draft
 from launcher.inventory.mistakes import Mistake, Where
 from launcher.inventory.schema import MountSection
 
-# launcher/plan/containers.py: what every container has, whatever the inventory says. Nothing can be mounted inside the first
-# two: they are read-only, and Docker must make the directory that it mounts on.
+# launcher/plan/containers.py: what every container has, whatever the inventory says. Nothing can be
+# mounted inside the first two: they are read-only, and Docker must make the directory that it
+# mounts on.
 _SEALED: Mapping[str, str] = {"/opt/vlaunch": "its programs", "/run/vlaunch/secrets": "the secrets"}
 _OWN: Mapping[str, str] = {**_SEALED, "/var/lib/vlaunch": "what it knows about servers"}
 _SHM = "/dev/shm"
@@ -27,7 +30,10 @@ def mounts(draft: Draft) -> Iterator[Mistake]:
         target = _clean(mount.target)
         text = _root(target) or _over_own(mount) or _over_cache(draft, mount)
         if not text and target in seen:
-            text = f"should have a target of its own; `{target}` is used on line {draft.line('mounts', seen[target])}"
+            text = (
+                f"should have a target of its own; `{target}` is used on line"
+                f" {draft.line('mounts', seen[target])}"
+            )
         if text:
             yield Mistake(where=("mounts", at), text=text)
         seen.setdefault(target, at)
@@ -36,9 +42,19 @@ def mounts(draft: Draft) -> Iterator[Mistake]:
 def cache(draft: Draft) -> Iterator[Mistake]:
     """The Hugging Face cache has the same path in the containers as on its node."""
     for where, home in _homes(draft).items():
-        taken = next((place for place in (*_OWN, _SHM) if home == place or (place in _SEALED and _inside(home, place))), None)
+        taken = next(
+            (
+                place
+                for place in (*_OWN, _SHM)
+                if home == place or (place in _SEALED and _inside(home, place))
+            ),
+            None,
+        )
         if taken:
-            text = f"should be another directory: the containers get it at the same path, and there `{taken}` is taken"
+            text = (
+                "should be another directory: the containers get it at the same path, and there"
+                f" `{taken}` is taken"
+            )
             yield Mistake(where=where, text=text)
 
 
@@ -52,7 +68,10 @@ def _root(target: str) -> str:
 def _over_own(mount: MountSection) -> str:
     target = _clean(mount.target)
     if target == _SHM:
-        return f"should be left to `shm`, which says what the containers have at {_SHM}; `shm: host` gives them the node's"
+        return (
+            f"should be left to `shm`, which says what the containers have at {_SHM}; `shm: host`"
+            " gives them the node's"
+        )
     for place, what in _OWN.items():
         if target == place:
             return f"should have another target: vlaunch mounts {what} at `{place}`"
@@ -68,18 +87,27 @@ def _over_cache(draft: Draft, mount: MountSection) -> str:
     for where, home in _homes(draft).items():
         if target == home:
             line = f" (line {draft.line(*where)})" if draft.written(*where) else ""
-            return f"should have another target, or be left out: `hf_home`{line} is mounted at `{home}`"
-        # `/data:/data:ro` around /data/huggingface works: what is mounted has the directory already.
+            return (
+                f"should have another target, or be left out: `hf_home`{line} is mounted at"
+                f" `{home}`"
+            )
+        # `/data:/data:ro` around /data/huggingface works: what is mounted has the directory
+        # already.
         if mount.read_only and _inside(home, target) and source + home.removeprefix(target) != home:
             return _sealing(home, "`hf_home` is mounted")
     # Who sets HF_HOME wants something else than the launcher's.
     if target == _HF_CACHE and not any("HF_HOME" in one.node.env for one in draft.placed):
-        return "should be written as `hf_home`: that is where the containers look for models, and not here"
+        return (
+            "should be written as `hf_home`: that is where the containers look for models, and not"
+            " here"
+        )
     return ""
 
 
 def _sealing(place: str, why: str) -> str:
-    return f"should be writable, or have another target: Docker must make `{place}` in it, where {why}"
+    return (
+        f"should be writable, or have another target: Docker must make `{place}` in it, where {why}"
+    )
 
 
 def _homes(draft: Draft) -> dict[Where, str]:

@@ -1,4 +1,6 @@
-"""Rules between the nodes: each is one machine with one name and one address, and one of them is the head."""
+"""Rules between the nodes: each is one machine with one name and one address, and one of them is
+the head.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +16,52 @@ def lengths(draft: Draft) -> Iterator[Mistake]:
     """The ranges of one entry go together, one name and one address per host."""
     for at, entry in enumerate(draft.file.nodes):
         for key, values, kind in (("name", entry.name, "name"), ("ip", entry.ip, "address")):
-            if values is None or len(values) == len(entry.host) or not draft.sound("nodes", at, "host"):
+            if (
+                values is None
+                or len(values) == len(entry.host)
+                or not draft.sound("nodes", at, "host")
+            ):
                 continue
             yield Mistake(
                 where=("nodes", at, key),
-                text=f"should have one {kind} per host: it has {len(values)}, and `host` stands for {len(entry.host)}",
+                text=(
+                    f"should have one {kind} per host: it has {len(values)}, and `host` stands for"
+                    f" {len(entry.host)}"
+                ),
             )
 
 
 def addresses(draft: Draft) -> Iterator[Mistake]:
-    """Each node has an address of version 4, the only one that has run: `host:port` pairs are put together from it."""
+    """Each node has an address of version 4, the only one that has run: `host:port` pairs are put
+    together from it.
+    """
     for at, entry in enumerate(draft.file.nodes):
         missing = [one.node.host for one in draft.placed if one.entry == at and not one.node.ip]
-        if entry.ip is None and missing and draft.sound("nodes", at, "host") and draft.sound("nodes", at, "ip"):
-            advice = f"`{missing[0]}` is a name, so `ip` should say which address the other nodes reach it by"
+        if (
+            entry.ip is None
+            and missing
+            and draft.sound("nodes", at, "host")
+            and draft.sound("nodes", at, "ip")
+        ):
+            advice = (
+                f"`{missing[0]}` is a name, so `ip` should say which address the other nodes reach"
+                " it by"
+            )
             yield Mistake(where=("nodes", at, "host"), text=advice)
-    for at in sorted({one.entry for one in draft.placed if one.node.ip and ipaddress.ip_address(one.node.ip).version == 6}):
+    for at in sorted(
+        {
+            one.entry
+            for one in draft.placed
+            if one.node.ip and ipaddress.ip_address(one.node.ip).version == 6
+        }
+    ):
         where = _key(draft, at, "ip")
-        yield Mistake(where=where, text="should be an IPv4 address: Ray and vLLM over IPv6 have not been tried with vlaunch")
+        yield Mistake(
+            where=where,
+            text=(
+                "should be an IPv4 address: Ray and vLLM over IPv6 have not been tried with vlaunch"
+            ),
+        )
 
 
 def duplicates(draft: Draft) -> Iterator[Mistake]:
@@ -55,7 +85,10 @@ def _duplicates(draft: Draft, key: str, of: Callable[[Node], str]) -> Iterator[M
             other = "in this range" if seen[value] == one.entry else f"on line {line}"
             text = f"should be used once, and `{value}` is already {other}"
             if derived:
-                text = f"`{value}` is also the name of the node on line {line}: give each a `name` of its own"
+                text = (
+                    f"`{value}` is also the name of the node on line {line}: give each a `name` of"
+                    " its own"
+                )
             yield Mistake(where=where, text=text)
         hosts.add(host)
         if value:
@@ -79,7 +112,10 @@ def names(draft: Draft) -> Iterator[Mistake]:
     """A node's name becomes part of a container's."""
     for at, entry in enumerate(draft.file.nodes):
         if entry.name is None and any(":" in host for host in entry.host):
-            yield Mistake(where=("nodes", at, "host"), text="an IPv6 address cannot name a container: give the node a `name`")
+            yield Mistake(
+                where=("nodes", at, "host"),
+                text="an IPv6 address cannot name a container: give the node a `name`",
+            )
 
 
 def head(draft: Draft) -> Iterator[Mistake]:
@@ -88,20 +124,32 @@ def head(draft: Draft) -> Iterator[Mistake]:
     for at in claims:
         hosts = draft.file.nodes[at].host
         if len(hosts) > 1:
-            text = f"should be on one node, and this entry is {len(hosts)}; write `head: NAME` at the top level instead"
+            text = (
+                f"should be on one node, and this entry is {len(hosts)}; write `head: NAME` at the"
+                " top level instead"
+            )
             yield Mistake(where=("nodes", at, "head"), text=text)
         if at != claims[0]:
             line = draft.line("nodes", claims[0], "head")
-            yield Mistake(where=("nodes", at, "head"), text=f"should be on one node, and it is already on line {line}")
+            yield Mistake(
+                where=("nodes", at, "head"),
+                text=f"should be on one node, and it is already on line {line}",
+            )
     chosen, known = draft.file.head, [one.node.name for one in draft.placed]
     if chosen is None:
         return
     if chosen not in known:
         near = did_you_mean(chosen, known)
-        yield Mistake(where=("head",), text=f"should be the name of one of the nodes, not `{name(chosen)}`{near}")
+        yield Mistake(
+            where=("head",),
+            text=f"should be the name of one of the nodes, not `{name(chosen)}`{near}",
+        )
     elif claims and all(one.node.name != chosen for one in draft.placed if one.entry in claims):
         line = draft.line("nodes", claims[0], "head")
-        yield Mistake(where=("head",), text=f"should agree with `head: true` on line {line}; remove one of the two")
+        yield Mistake(
+            where=("head",),
+            text=f"should agree with `head: true` on line {line}; remove one of the two",
+        )
 
 
 def local(draft: Draft) -> Iterator[Mistake]:
@@ -111,7 +159,10 @@ def local(draft: Draft) -> Iterator[Mistake]:
         where: Where = _key(draft, here[1].entry, "connection")
         if not draft.written(*where):
             where = ("connection",)
-        text = f"can be local for one node only, and it is for `{here[0].node.name}` and `{here[1].node.name}`"
+        text = (
+            f"can be local for one node only, and it is for `{here[0].node.name}` and"
+            f" `{here[1].node.name}`"
+        )
         yield Mistake(where=where, text=text)
 
 
@@ -120,7 +171,10 @@ def loopback(draft: Draft) -> Iterator[Mistake]:
     if len(draft.placed) < 2:
         return
     if draft.file.network.interface == "lo":
-        yield Mistake(where=("network", "interface"), text="should lead to the other nodes, which `lo` does not")
+        yield Mistake(
+            where=("network", "interface"),
+            text="should lead to the other nodes, which `lo` does not",
+        )
     for at, entry in enumerate(draft.file.nodes):
         if entry.network.interface == "lo":
             where = ("nodes", at, "network", "interface")

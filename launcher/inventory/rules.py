@@ -30,37 +30,61 @@ _OWNED_ENV = {
 
 
 def name(draft: Draft) -> Iterator[Mistake]:
-    """A cluster's folder on the nodes has its name, and must not be one in which all clusters keep something."""
+    """A cluster's folder on the nodes has its name, and must not be one in which all clusters keep
+    something.
+    """
     if draft.file.cluster in _OWN_FOLDERS:
-        yield Mistake(where=("cluster",), text="should be another name: nodes have a folder of this name for all clusters")
+        yield Mistake(
+            where=("cluster",),
+            text="should be another name: nodes have a folder of this name for all clusters",
+        )
 
 
 def ports(draft: Draft) -> Iterator[Mistake]:
-    """Each port is used once, and none lies among those of Ray's workers, which would take it at random."""
+    """Each port is used once, and none lies among those of Ray's workers, which would take it at
+    random.
+    """
     numbers: dict[str, int] = draft.file.ports.model_dump()
     low, high = numbers.pop("worker_min"), numbers.pop("worker_max")
     if low >= high:
-        place: Where = ("ports", "worker_min" if draft.written("ports", "worker_min") else "worker_max")
-        yield Mistake(where=place, text=f"should leave a range of ports for workers, not {low} to {high}")
+        place: Where = (
+            "ports",
+            "worker_min" if draft.written("ports", "worker_min") else "worker_max",
+        )
+        yield Mistake(
+            where=place, text=f"should leave a range of ports for workers, not {low} to {high}"
+        )
     used: dict[int, str] = {}
     for name, number in sorted(numbers.items(), key=lambda item: draft.written("ports", item[0])):
         if number in used:
-            yield Mistake(where=("ports", name), text=f"should differ from `{used[number]}`; both are {number}")
+            yield Mistake(
+                where=("ports", name),
+                text=f"should differ from `{used[number]}`; both are {number}",
+            )
         used.setdefault(number, name)
         if low <= number <= high:
             own = draft.written("ports", name) or not draft.written("ports", "worker_min")
             where = ("ports", name if own else "worker_min")
             yield Mistake(
-                where=where, text=f"`{name}` ({number}) should lie outside the ports of Ray's workers, {low} to {high}"
+                where=where,
+                text=(
+                    f"`{name}` ({number}) should lie outside the ports of Ray's workers, {low} to"
+                    f" {high}"
+                ),
             )
 
 
 def placement(draft: Draft) -> Iterator[Mistake]:
-    """TP times PP is the number of GPUs that one copy of the model takes, DP that of the copies; there must be as many GPUs.
+    """TP times PP is the number of GPUs that one copy of the model takes, DP that of the copies;
+    there must be as many GPUs.
 
     launcher/placement.py judges the rest, which depends on the model and the backend.
     """
-    if any(where[0] == "nodes" and (where[-1] in ("gpus", "host") or len(where) < 3) for where in draft.broken if where):
+    if any(
+        where[0] == "nodes" and (where[-1] in ("gpus", "host") or len(where) < 3)
+        for where in draft.broken
+        if where
+    ):
         return
     serve, total = draft.file.serve, sum(one.node.gpus for one in draft.placed)
     tp, pp = serve.tp or 1, serve.pp or 1
@@ -89,22 +113,35 @@ def memory(draft: Draft) -> Iterator[Mistake]:
     """Ray's object store has a least size, and lives in shared memory."""
     store, shm = draft.file.ray.object_store, draft.file.shm
     if store is not None and store < _SMALLEST_STORE:
-        yield Mistake(where=("ray", "object_store"), text="should be at least 75MiB, which Ray needs to start")
+        yield Mistake(
+            where=("ray", "object_store"), text="should be at least 75MiB, which Ray needs to start"
+        )
     if store is not None and isinstance(shm, int) and store > shm:
         yield Mistake(
-            where=("ray", "object_store"), text=f"should fit into `shm` (line {draft.line('shm')}), where Ray keeps it"
+            where=("ray", "object_store"),
+            text=f"should fit into `shm` (line {draft.line('shm')}), where Ray keeps it",
         )
 
 
 def network(draft: Draft) -> Iterator[Mistake]:
-    """RDMA needs a fabric that has it, and GPUs; devices are named for the fabric they belong to."""
+    """RDMA needs a fabric that has it, and GPUs; devices are named for the fabric they belong
+    to.
+    """
     file = draft.file
     rdma = file.network.fabric != "ethernet"
     for where, hca in _hcas(draft):
         if hca and file.accelerator == "cpu":
-            yield Mistake(where=where, text="should be left out with `accelerator: cpu`, whose backend (Gloo) uses no RDMA")
+            yield Mistake(
+                where=where,
+                text=(
+                    "should be left out with `accelerator: cpu`, whose backend (Gloo) uses no RDMA"
+                ),
+            )
         elif hca and not rdma and draft.sound("network", "fabric"):
-            yield Mistake(where=where, text="should come with `fabric: infiniband` or `fabric: roce` under `network`")
+            yield Mistake(
+                where=where,
+                text="should come with `fabric: infiniband` or `fabric: roce` under `network`",
+            )
         if len(set(hca)) < len(hca):
             yield Mistake(where=where, text="should name each device once")
     if file.network.require in ("rdma", "gdrdma"):
@@ -117,7 +154,9 @@ def network(draft: Draft) -> Iterator[Mistake]:
 
 
 def environment(draft: Draft) -> Iterator[Mistake]:
-    """Nothing that looks like a secret is written in the file, and nothing is set that the launcher must set itself."""
+    """Nothing that looks like a secret is written in the file, and nothing is set that the launcher
+    must set itself.
+    """
     file = draft.file
     places: list[tuple[Where, dict[str, str]]] = [(("env",), file.env)]
     places += [(("nodes", at, "env"), entry.env) for at, entry in enumerate(file.nodes)]
@@ -125,19 +164,28 @@ def environment(draft: Draft) -> Iterator[Mistake]:
         for name, value in env.items():
             if name in file.secrets:
                 line = draft.line("secrets", name)
-                yield Mistake(where=(*where, name), text=f"should be removed; it is a secret (line {line})")
+                yield Mistake(
+                    where=(*where, name), text=f"should be removed; it is a secret (line {line})"
+                )
             elif name in _OWNED_ENV:
                 yield Mistake(where=(*where, name), text=f"should be removed; {_OWNED_ENV[name]}")
             elif _looks_secret(name, value):
-                advice = f"a secret should not be written here; use `secrets: {{{name}: {{env: {name}}}}}`"
+                advice = (
+                    f"a secret should not be written here; use `secrets: {{{name}: {{env:"
+                    f" {name}}}}}`"
+                )
                 yield Mistake(where=(*where, name), text=advice)
     for at, argument in enumerate(file.serve.args):
         if argument.split("=")[0] == "--api-key":
-            advice = "a key should not be an argument, which `ps` shows; use `secrets: {VLLM_API_KEY: {env: VLLM_API_KEY}}`"
+            advice = (
+                "a key should not be an argument, which `ps` shows; use `secrets: {VLLM_API_KEY:"
+                " {env: VLLM_API_KEY}}`"
+            )
             yield Mistake(where=("serve", "args", at), text=advice)
         elif SECRET_VALUE.search(argument):
             yield Mistake(
-                where=("serve", "args", at), text="a secret should not be an argument, which `ps` shows; use `secrets`"
+                where=("serve", "args", at),
+                text="a secret should not be an argument, which `ps` shows; use `secrets`",
             )
 
 
@@ -146,7 +194,10 @@ def secrets(draft: Draft) -> Iterator[Mistake]:
     for name, source in draft.file.secrets.items():
         unread = any(where[:2] == ("secrets", name) for where in draft.broken)
         if len(source.model_dump(exclude_none=True)) != 1 and not unread:
-            yield Mistake(where=("secrets", name), text="should have exactly one of `env`, `file`, `command` and `prompt`")
+            yield Mistake(
+                where=("secrets", name),
+                text="should have exactly one of `env`, `file`, `command` and `prompt`",
+            )
         if isinstance(source.prompt, str) and SECRET_VALUE.search(source.prompt):
             text = "should be the question; the value is typed when it is asked for"
             yield Mistake(where=("secrets", name, "prompt"), text=text)
@@ -159,19 +210,32 @@ def arguments(draft: Draft) -> Iterator[Mistake]:
     for at, argument in enumerate(draft.file.serve.args):
         option, space, _ = argument.partition(" ")
         if space and option.startswith("-") and "=" not in option:
-            yield Mistake(where=("serve", "args", at), text=f"should be two items: `{option}` and the value after it")
+            yield Mistake(
+                where=("serve", "args", at),
+                text=f"should be two items: `{option}` and the value after it",
+            )
 
 
 def docker(draft: Draft) -> Iterator[Mistake]:
     """There is no terminal for sudo to ask a password on."""
     calls: list[tuple[Where, list[str]]] = [(("docker",), draft.file.docker)]
-    calls += [(("nodes", at, "docker"), entry.docker) for at, entry in enumerate(draft.file.nodes) if entry.docker]
+    calls += [
+        (("nodes", at, "docker"), entry.docker)
+        for at, entry in enumerate(draft.file.nodes)
+        if entry.docker
+    ]
     for where, words in calls:
         if words[0].startswith("-"):
-            yield Mistake(where=where, text=f"should start with a command, not with the option `{words[0]}`")
+            yield Mistake(
+                where=where, text=f"should start with a command, not with the option `{words[0]}`"
+            )
         elif words[0].rpartition("/")[2] == "sudo" and not {"-n", "--non-interactive"} & set(words):
             yield Mistake(
-                where=where, text="should use `sudo -n`: sudo without -n would wait for a password that nobody can type"
+                where=where,
+                text=(
+                    "should use `sudo -n`: sudo without -n would wait for a password that nobody"
+                    " can type"
+                ),
             )
         if any(first == second == "docker" for first, second in pairwise(words)):
             yield Mistake(where=where, text="should name docker once")

@@ -16,8 +16,12 @@ _File = TypeVar("_File", bound=Section)
 StandIn = Callable[[Where], object]
 
 
-def validated(data: Any, root: type[_File], stand_in: StandIn) -> tuple[_File | None, list[Mistake]]:
-    """Validate each value by itself. With mistakes, the file stands on what is left; it is None when too little is.
+def validated(
+    data: Any, root: type[_File], stand_in: StandIn
+) -> tuple[_File | None, list[Mistake]]:
+    """Validate each value by itself.
+
+    With mistakes, the file stands on what is left; it is None when too little is.
 
     Args:
         data: the file's mapping; it is mended in place.
@@ -49,7 +53,8 @@ def _mend(data: Any, where: Where, stand_in: StandIn) -> None:
             # The list is short for a mapping, as in `read: [a, b]`: it is taken out as a whole.
             data, at, step = around, at - 1, where[at - 1]  # noqa: PLW2901 - one step back
         if isinstance(data, list) and isinstance(step, int) and step < len(data):
-            # A list item that is no mapping is replaced as a whole; the next round fills in what it needs.
+            # A list item that is no mapping is replaced as a whole; the next round fills in what it
+            # needs.
             value = stand_in(where[: at + 1])
             if value is None:
                 del data[step]

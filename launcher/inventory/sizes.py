@@ -15,7 +15,9 @@ _UNITS = {"": 1, "b": 1} | {
 
 
 def read(value: object) -> int:
-    """Return the bytes of `2GiB`, `200MB`, `10.24g` or a whole number; raises ValueError for anything else."""
+    """Return the bytes of `2GiB`, `200MB`, `10.24g` or a whole number; raises ValueError for
+    anything else.
+    """
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _LARGEST:
         return value
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None

@@ -6,7 +6,9 @@ from pathlib import Path
 
 
 class Unusable(Exception):
-    """The file cannot be used, for a reason that `line` shows; `encoding` when its bytes are not UTF-8."""
+    """The file cannot be used, for a reason that `line` shows; `encoding` when its bytes are not
+    UTF-8.
+    """
 
     def __init__(self, text: str, *, line: int = 1, encoding: bool = False) -> None:
         super().__init__(text)

@@ -1,6 +1,9 @@
-"""The types of single values: what each may look like, in words and as a pattern. All are safe in an argv or a name.
+"""The types of single values: what each may look like, in words and as a pattern.
 
-Patterns are conservative on purpose: none admits a shell metacharacter, a leading dash or a control character.
+All are safe in an argv or a name.
+
+Patterns are conservative on purpose: none admits a shell metacharacter, a leading dash or a control
+character.
 """
 
 from __future__ import annotations
@@ -11,7 +14,13 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -19,7 +28,9 @@ from launcher.inventory import ranges, sizes
 
 
 def should(text: str) -> PydanticCustomError:
-    """An error that reads `should be …`; the value it complains about is added where errors are put into words."""
+    """An error that reads `should be …`; the value it complains about is added where errors are put
+    into words.
+    """
     return PydanticCustomError("should", "{text}", {"text": text})
 
 
@@ -38,11 +49,15 @@ class Like:
     pattern: str
     what: str
 
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         """Check after pydantic has seen that it is text."""
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         """Give editors the same pattern."""
         return {**handler(schema), "pattern": f"^(?:{self.pattern})$"}
 
@@ -67,9 +82,14 @@ _LOCAL = r"(?:~/|/|\./|\.\./)?[A-Za-z0-9._@%+=][A-Za-z0-9 ._@%+=/-]*"
 
 ClusterName = Annotated[
     str,
-    Like(r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?", "a name of at most 40 lower-case letters, digits, `-`, `_` and `.`"),
+    Like(
+        r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?",
+        "a name of at most 40 lower-case letters, digits, `-`, `_` and `.`",
+    ),
 ]
-Image = Annotated[str, Like(_REFERENCE, "an image reference such as vllm/vllm-openai:v0.32.0 or name@sha256:…")]
+Image = Annotated[
+    str, Like(_REFERENCE, "an image reference such as vllm/vllm-openai:v0.32.0 or name@sha256:…")
+]
 RayVersion = Annotated[
     str,
     Like(
@@ -79,32 +99,52 @@ RayVersion = Annotated[
 ]
 User = Annotated[str, Like(r"[A-Za-z_][A-Za-z0-9_.-]*(?:@[A-Za-z0-9.-]+)?", "a login name")]
 Jump = Annotated[
-    str, Like(rf"(?:[A-Za-z_][A-Za-z0-9_.-]*@)?{_LABEL}(?::[0-9]{{1,5}})?", "a host such as ops@bastion.example:22")
+    str,
+    Like(
+        rf"(?:[A-Za-z_][A-Za-z0-9_.-]*@)?{_LABEL}(?::[0-9]{{1,5}})?",
+        "a host such as ops@bastion.example:22",
+    ),
 ]
-NodePath = Annotated[str, Like(_ABSOLUTE, "an absolute path on the nodes, without spaces or `..`, such as /data/huggingface")]
+NodePath = Annotated[
+    str,
+    Like(
+        _ABSOLUTE,
+        "an absolute path on the nodes, without spaces or `..`, such as /data/huggingface",
+    ),
+]
 LocalPath = Annotated[str, Like(_LOCAL, "a path on this machine, such as ~/.ssh/id_ed25519")]
-# IFNAMSIZ is 16 with the closing NUL; the kernel's dev_valid_name() forbids `.`, `..`, `/`, `:` and spaces.
+# IFNAMSIZ is 16 with the closing NUL; the kernel's dev_valid_name() forbids `.`, `..`, `/`, `:` and
+# spaces.
 Interface = Annotated[
     str,
     Like(
         r"(?!\.{1,2}$)[A-Za-z0-9._][A-Za-z0-9._@-]{0,14}",
-        "the exact name of one network interface, at most 15 characters, such as eth0 (see `ip -br link`)",
+        "the exact name of one network interface, at most 15 characters, such as eth0 (see `ip -br"
+        " link`)",
     ),
 ]
 Hca = Annotated[
     str,
     Like(
         r"[A-Za-z][A-Za-z0-9_-]{0,62}(?::[1-9][0-9]?)?",
-        "the exact name of one RDMA device, such as mlx5_0 or mlx5_0:1 (see `ls /sys/class/infiniband`)",
+        "the exact name of one RDMA device, such as mlx5_0 or mlx5_0:1 (see `ls"
+        " /sys/class/infiniband`)",
     ),
 ]
 EnvName = Annotated[
-    str, Like(ENV_NAME, "the name of an environment variable: letters, digits and `_`, not starting with a digit")
+    str,
+    Like(
+        ENV_NAME,
+        "the name of an environment variable: letters, digits and `_`, not starting with a digit",
+    ),
 ]
 Word = Annotated[str, Like(r"[A-Za-z0-9_./=+@:-]+", "one word without spaces or shell characters")]
 Model = Annotated[
     str,
-    Like(r"[A-Za-z0-9_/.][A-Za-z0-9_./@:+=-]*", "a model such as Qwen/Qwen3-8B, or a path inside the container"),
+    Like(
+        r"[A-Za-z0-9_/.][A-Za-z0-9_./@:+=-]*",
+        "a model such as Qwen/Qwen3-8B, or a path inside the container",
+    ),
 ]
 NonEmpty = Annotated[str, Like(r"[^\x00-\x1f\x7f]+", "text of one line that is not empty")]
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -135,7 +175,9 @@ def _most(entry: object) -> int:
     most = 1
     for text in texts:
         with contextlib.suppress(ValueError):  # told where the range is expanded
-            most = max(most, ranges.count(text) if isinstance(text, str) and len(text) <= _LONGEST else 1)
+            most = max(
+                most, ranges.count(text) if isinstance(text, str) and len(text) <= _LONGEST else 1
+            )
     return most
 
 
@@ -171,7 +213,8 @@ def _usable(value: str) -> str:
         ("the unspecified address", address.is_unspecified or value.startswith("0.")),
         ("a broadcast address", value == "255.255.255.255"),
         ("a multicast address", address.is_multicast),
-        # A link-local IPv6 address needs a zone, which Ray and NCCL cannot be given; IPv4's (DGX Spark) need none.
+        # A link-local IPv6 address needs a zone, which Ray and NCCL cannot be given; IPv4's (DGX
+        # Spark) need none.
         ("a link-local IPv6 address", address.version == 6 and address.is_link_local),
     ):
         if fits:
@@ -186,13 +229,20 @@ def _is_ipv6(value: str) -> bool:
         return False
 
 
-Hosts = Annotated[tuple[str, ...], BeforeValidator(_expand, json_schema_input_type=str), AfterValidator(_host)]
+Hosts = Annotated[
+    tuple[str, ...], BeforeValidator(_expand, json_schema_input_type=str), AfterValidator(_host)
+]
 Names = Annotated[
     tuple[str, ...],
     BeforeValidator(_expand, json_schema_input_type=str),
-    _each(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", "a name of at most 63 letters, digits, `-`, `_` and `.`"),
+    _each(
+        r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?",
+        "a name of at most 63 letters, digits, `-`, `_` and `.`",
+    ),
 ]
-Ips = Annotated[tuple[str, ...], BeforeValidator(_expand, json_schema_input_type=str), AfterValidator(_ips)]
+Ips = Annotated[
+    tuple[str, ...], BeforeValidator(_expand, json_schema_input_type=str), AfterValidator(_ips)
+]
 
 
 def _bind(value: str) -> str:
@@ -224,7 +274,9 @@ Shm = Annotated[Any, BeforeValidator(_shm, json_schema_input_type=int | str)]
 
 
 def _question(value: object) -> bool | str:
-    if value is True or (isinstance(value, str) and re.fullmatch(r"[^\x00-\x1f\x7f]{1,200}", value)):
+    if value is True or (
+        isinstance(value, str) and re.fullmatch(r"[^\x00-\x1f\x7f]{1,200}", value)
+    ):
         return value
     raise should("should be true, or a line of text to ask with")
 
@@ -235,7 +287,10 @@ Question = Annotated[Any, BeforeValidator(_question, json_schema_input_type=bool
 def _env_value(value: object) -> str:
     if isinstance(value, bool):
         word = "true" if value else "false"
-        raise plainly(f'should be in quotes: "{word}" or "{int(value)}", whichever the program that reads it expects')
+        raise plainly(
+            f'should be in quotes: "{word}" or "{int(value)}", whichever the program that reads it'
+            " expects"
+        )
     if isinstance(value, (str, int, float)):
         text = str(value)
         if any(character < " " or character == "\x7f" for character in text):

@@ -1,4 +1,6 @@
-"""What pydantic found → what to tell the reader: plain words, the near miss of an unknown key, never a secret."""
+"""What pydantic found → what to tell the reader: plain words, the near miss of an unknown key,
+never a secret.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,10 @@ def _wrong(error: ErrorDetails, where: Where, root: type[Section]) -> str:
     if expected is None:
         return error["msg"]
     if "secrets" in where and error["type"] == "model_type":
-        return f"should say where the value comes from, such as {{env: {name(str(where[-1]))}}}" + _but(value, where)
+        return (
+            f"should say where the value comes from, such as {{env: {name(str(where[-1]))}}}"
+            + _but(value, where)
+        )
     text = f"should be {expected.format(**context)}" + _but(value, where)
     if error["type"] == "string_type" and isinstance(value, (int, float)):
         text += "; put it in quotes"
@@ -69,7 +74,10 @@ def _whole(value: object) -> object:
 
 
 def _but(value: object, where: Where) -> str:
-    """The `not …` half. Below `secrets` a value may be the secret itself, written in the wrong place."""
+    """The `not …` half.
+
+    Below `secrets` a value may be the secret itself, written in the wrong place.
+    """
     if "secrets" in where and isinstance(value, (str, int, float)):
         return ", not a literal value"
     return f", not {shown(value)}"
@@ -85,18 +93,24 @@ def _unknown(where: Where, root: type[Section]) -> str:
     section, key = _section(where[:-1], root), str(where[-1])
     known = list(section.known())
     text = f"unknown key `{name(key)}`"
-    homes = [home for home in _homes(key, root) if home not in root.entries] if section is root else []
+    homes = (
+        [home for home in _homes(key, root) if home not in root.entries] if section is root else []
+    )
     if homes:
         return f"{text} here; it belongs under `{homes[0]}`"
     if key in root.known():
-        also = "".join(f" or in {entry}" for home, entry in root.entries.items() if home in _homes(key, root))
+        also = "".join(
+            f" or in {entry}" for home, entry in root.entries.items() if home in _homes(key, root)
+        )
         return f"{text} here; it belongs at the top level{also}"
     return text + (did_you_mean(key, known) or f"; known here: {', '.join(known)}")
 
 
 def _homes(key: str, root: type[Section]) -> Iterator[str]:
     for section_name, field in root.known().items():
-        yield from (section_name for section in _sections(field.annotation) if key in section.known())
+        yield from (
+            section_name for section in _sections(field.annotation) if key in section.known()
+        )
 
 
 def _section(where: Where, root: type[Section]) -> type[Section]:
@@ -117,7 +131,9 @@ def _section(where: Where, root: type[Section]) -> type[Section]:
 
 def _named(annotation: Any) -> bool:
     """Tell whether a field is a mapping from names of the user's."""
-    return typing.get_origin(annotation) is dict or any(_named(inner) for inner in typing.get_args(annotation))
+    return typing.get_origin(annotation) is dict or any(
+        _named(inner) for inner in typing.get_args(annotation)
+    )
 
 
 def _sections(annotation: Any) -> Iterator[type[Section]]:

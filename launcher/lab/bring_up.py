@@ -1,4 +1,6 @@
-"""Bring a practice cluster up, or mend what is missing or dead of one: network, hosts, services, image, model, files."""
+"""Bring a practice cluster up, or mend what is missing or dead of one: network, hosts, services,
+image, model, files.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from launcher.lab.machine import Say
 def up(lab: Lab, *, cache: Path, with_image: bool, say: Say) -> None:
     """Bring `lab` up; what already stands is kept.
 
-    Raises RequestError when the directory or subnet belongs to something else, VlaunchError when a part fails.
+    Raises RequestError when the directory or subnet belongs to something else, VlaunchError when a
+    part fails.
     """
     refuse_strange(lab)
     layout.save(lab)
@@ -43,11 +46,19 @@ def up(lab: Lab, *, cache: Path, with_image: bool, say: Say) -> None:
 
 
 def refuse_strange(lab: Lab) -> None:
-    """Raise RequestError when the lab's directory holds something else, or the lab was made in another shape."""
+    """Raise RequestError when the lab's directory holds something else, or the lab was made in
+    another shape.
+    """
     if len(str(lab.hosts[-1].docker_socket)) > 107:  # what a socket address holds
-        raise RequestError(f"`{lab.dir}` is too long: sockets below it would not fit", hint="choose a shorter `--dir`")
+        raise RequestError(
+            f"`{lab.dir}` is too long: sockets below it would not fit",
+            hint="choose a shorter `--dir`",
+        )
     if lab.dir.is_dir() and any(lab.dir.iterdir()) and not (lab.dir / layout.RECORD).exists():
-        raise RequestError(f"`{lab.dir}` holds something that is no practice cluster", hint="choose another `--dir`")
+        raise RequestError(
+            f"`{lab.dir}` holds something that is no practice cluster",
+            hint="choose another `--dir`",
+        )
     there = layout.load(lab.dir)
     if there is None:
         return
@@ -65,7 +76,9 @@ def refuse_strange(lab: Lab) -> None:
 
 
 def load_image(lab: Lab, archive: Path, say: Say) -> None:
-    """Load the image into every host's Docker that lacks it, two at a time: more would only wait for the disk."""
+    """Load the image into every host's Docker that lacks it, two at a time: more would only wait
+    for the disk.
+    """
     wanted = image.image_id(archive)
     lacking = [host for host in lab.hosts if _image_of(host) != wanted]
     if lacking:
@@ -77,12 +90,17 @@ def load_image(lab: Lab, archive: Path, say: Say) -> None:
 def _load(host: Host, archive: Path) -> None:
     with archive.open("rb") as file:
         machine.run(
-            *hosts.docker_argv(host, "load", "--quiet"), stdin=file, timeout=900, what=f"loading the image on `{host.name}`"
+            *hosts.docker_argv(host, "load", "--quiet"),
+            stdin=file,
+            timeout=900,
+            what=f"loading the image on `{host.name}`",
         )
 
 
 def _image_of(host: Host) -> str:
-    return machine.attempt(*hosts.docker_argv(host, "image", "inspect", "--format", "{{.Id}}", image.NAME)).stdout.strip()
+    return machine.attempt(
+        *hosts.docker_argv(host, "image", "inspect", "--format", "{{.Id}}", image.NAME)
+    ).stdout.strip()
 
 
 def _write_files(lab: Lab) -> None:
@@ -94,7 +112,9 @@ def _write_files(lab: Lab) -> None:
 
 
 def give_to_caller(paths: list[Path]) -> None:
-    """Under `sudo`, let the files belong to who called it: they are what an unprivileged `vlaunch up` reads."""
+    """Under `sudo`, let the files belong to who called it: they are what an unprivileged `vlaunch
+    up` reads.
+    """
     owner = os.environ.get("SUDO_UID", "")
     if owner.isdigit():
         for path in paths:
@@ -113,7 +133,8 @@ def only_one(directory: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RequestError(
-                f"another `vlaunch lab` is working on `{directory}`", hint="wait until it has finished"
+                f"another `vlaunch lab` is working on `{directory}`",
+                hint="wait until it has finished",
             ) from None
         yield
     finally:

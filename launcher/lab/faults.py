@@ -1,4 +1,6 @@
-"""Practised bad days: what to break on a practice host, and how to put it right; for tests and for learning."""
+"""Practised bad days: what to break on a practice host, and how to put it right; for tests and for
+learning.
+"""
 
 from __future__ import annotations
 
@@ -14,48 +16,81 @@ _FILLER = ".filler"
 
 
 def enter(host: Host, *argv: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
-    """Run a command as root on a host, past sshd; it may fail. Raises DeadlineError after `timeout` seconds."""
+    """Run a command as root on a host, past sshd; it may fail.
+
+    Raises DeadlineError after `timeout` seconds.
+    """
     return machine.attempt(*hosts.enter_argv(host, *argv), timeout=timeout)
 
 
 def cut(host: Host, other: Host, *, port: int | None = None) -> None:
-    """Drop what `host` and `other` send each other (to TCP `port` of either, when given); SSH to both still works."""
-    narrow = [("-p", "tcp", "--dport", str(port)), ("-p", "tcp", "--sport", str(port))] if port else [()]
+    """Drop what `host` and `other` send each other (to TCP `port` of either, when given); SSH to
+    both still works.
+    """
+    narrow = (
+        [("-p", "tcp", "--dport", str(port)), ("-p", "tcp", "--sport", str(port))] if port else [()]
+    )
     for words in narrow:
         for chain, side in (("INPUT", "-s"), ("OUTPUT", "-d")):
-            _filter(host, "-I", chain, side, other.ip, *words, "-m", "comment", "--comment", network.CUT, "-j", "DROP")
+            _filter(
+                host,
+                "-I",
+                chain,
+                side,
+                other.ip,
+                *words,
+                "-m",
+                "comment",
+                "--comment",
+                network.CUT,
+                "-j",
+                "DROP",
+            )
 
 
 def block(host: Host, other: Host) -> None:
-    """Drop TCP connections that `other` opens to `host`, and only those: a firewall that is open one way. SSH still works."""
+    """Drop TCP connections that `other` opens to `host`, and only those: a firewall that is open
+    one way. SSH still works.
+    """
     rule = ("INPUT", "-s", other.ip, "-p", "tcp", "--syn", "!", "--dport", "22")
     _filter(host, "-I", *rule, "-m", "comment", "--comment", network.CUT, "-j", "DROP")
 
 
 def deafen(host: Host, other: Host) -> None:
-    """Drop whatever `other` sends to `host`, but not what `host` sends: a cable that is broken one way. SSH still works."""
-    _filter(host, "-I", "INPUT", "-s", other.ip, "-m", "comment", "--comment", network.CUT, "-j", "DROP")
+    """Drop whatever `other` sends to `host`, but not what `host` sends: a cable that is broken one
+    way. SSH still works.
+    """
+    _filter(
+        host, "-I", "INPUT", "-s", other.ip, "-m", "comment", "--comment", network.CUT, "-j", "DROP"
+    )
 
 
 def reset_ssh(host: Host) -> int:
-    """Reset a host's SSH connections, as a firewall does that forgets them; new ones work. Returns how many there were.
+    """Reset a host's SSH connections, as a firewall does that forgets them; new ones work.
 
-    The kernel must be able to close sockets (`ss --kill`, CONFIG_INET_DIAG_DESTROY); without that it is always 0.
+    Returns how many there were.
+
+    The kernel must be able to close sockets (`ss --kill`, CONFIG_INET_DIAG_DESTROY); without that
+    it is always 0.
     """
     words = ("--kill", "--no-header", "--tcp", "state", "established", "sport", "=", ":22")
     return len(machine.run("ip", "netns", "exec", host.netns, "ss", *words).splitlines())
 
 
 def close_port(host: Host, port: int) -> None:
-    """Drop TCP connections that anybody opens to one port of `host`: a firewall with a list of what is allowed."""
+    """Drop TCP connections that anybody opens to one port of `host`: a firewall with a list of what
+    is allowed.
+    """
     rule = ("INPUT", "!", "-i", "lo", "-p", "tcp", "--syn", "--dport", str(port))
     _filter(host, "-I", *rule, "-m", "comment", "--comment", network.CUT, "-j", "DROP")
 
 
 def drop_large(host: Host, other: Host, size: int) -> None:
-    """Drop packets of more than `size` bytes that `other` sends to `host`, without a word: a switch with a smaller MTU.
+    """Drop packets of more than `size` bytes that `other` sends to `host`, without a word: a switch
+    with a smaller MTU.
 
-    Packets then come to `host` as they are on a wire, not many in one, as virtual cards hand them over.
+    Packets then come to `host` as they are on a wire, not many in one, as virtual cards hand them
+    over.
     """
     machine.run("ip", "link", "set", host.link, "gso_max_segs", "1")
     rule = ("INPUT", "-s", other.ip, "-m", "length", "--length", f"{size + 1}:65535")
@@ -68,7 +103,9 @@ def set_mtu(host: Host, mtu: int) -> None:
 
 
 def rename(host: Host, old: str, new: str) -> None:
-    """Give a host's network card another name, as another driver or slot does; its address stays."""
+    """Give a host's network card another name, as another driver or slot does; its address
+    stays.
+    """
     routes = _ip(host, "route", "show", "default", "dev", old).splitlines()
     for words in (("set", old, "down"), ("set", old, "name", new), ("set", new, "up")):
         _ip(host, "link", *words)
@@ -77,7 +114,9 @@ def rename(host: Host, old: str, new: str) -> None:
 
 
 def add_nic(host: Host, name: str, address: str) -> None:
-    """Give a host one more network card, with an address such as `10.99.0.11/24`; its cable ends at the host itself."""
+    """Give a host one more network card, with an address such as `10.99.0.11/24`; its cable ends at
+    the host itself.
+    """
     wire = f"{name}-wire"
     _ip(host, "link", "add", name, "type", "veth", "peer", "name", wire)
     _ip(host, "address", "add", address, "dev", name)
@@ -91,7 +130,9 @@ def remove_nic(host: Host, name: str) -> None:
 
 
 def show_rdma(host: Host, *names: str) -> None:
-    """Let a host's kernel show InfiniBand devices of these names, up at 400 Gbit/s; there is nothing behind them."""
+    """Let a host's kernel show InfiniBand devices of these names, up at 400 Gbit/s; there is
+    nothing behind them.
+    """
     script = """
         mkdir -p /run/net && mount --bind /sys/class/net /run/net && mount -t tmpfs tmpfs /sys/class &&
         mkdir /sys/class/net /sys/class/infiniband && mount --move /run/net /sys/class/net && cd /sys/class/infiniband || exit
@@ -112,13 +153,54 @@ def hide_rdma(host: Host) -> None:
 
 
 def slow(host: Host, rate: str, other: Host | None = None) -> None:
-    """Limit what `host` sends to `other`, or all that it sends and gets, to a rate such as `100mbit`; the last limit counts."""
+    """Limit what `host` sends to `other`, or all that it sends and gets, to a rate such as
+    `100mbit`; the last limit counts.
+    """
     unslow(host)
     sides = [_INSIDE] if other is not None else [_INSIDE, _OUTSIDE]
     for side in sides:
-        _tc(host, side, "qdisc", "add", "root", "handle", "1:", "htb", "default", "20" if other is None else "10")
-        _tc(host, side, "class", "add", "parent", "1:", "classid", "1:10", "htb", "rate", "100gbit", "quantum", "60000")
-        _tc(host, side, "class", "add", "parent", "1:", "classid", "1:20", "htb", "rate", rate, "quantum", "60000")
+        _tc(
+            host,
+            side,
+            "qdisc",
+            "add",
+            "root",
+            "handle",
+            "1:",
+            "htb",
+            "default",
+            "20" if other is None else "10",
+        )
+        _tc(
+            host,
+            side,
+            "class",
+            "add",
+            "parent",
+            "1:",
+            "classid",
+            "1:10",
+            "htb",
+            "rate",
+            "100gbit",
+            "quantum",
+            "60000",
+        )
+        _tc(
+            host,
+            side,
+            "class",
+            "add",
+            "parent",
+            "1:",
+            "classid",
+            "1:20",
+            "htb",
+            "rate",
+            rate,
+            "quantum",
+            "60000",
+        )
     if other is not None:
         match = ("u32", "match", "ip", "dst", f"{other.ip}/32", "flowid", "1:20")
         _tc(host, _INSIDE, "filter", "add", "parent", "1:", "protocol", "ip", "prio", "1", *match)
@@ -131,14 +213,20 @@ def unslow(host: Host) -> None:
 
 
 def name_on_loopback(lab: Lab, host: Host, *, yes: bool = True) -> None:
-    """Let a host's own name resolve to 127.0.1.1, as installers of Debian and Ubuntu do; `yes=False` puts it right."""
+    """Let a host's own name resolve to 127.0.1.1, as installers of Debian and Ubuntu do;
+    `yes=False` puts it right.
+    """
     path = host.root / "etc/hosts"
     right = render.etc_files(lab, host)["hosts"]
-    path.write_text(f"127.0.1.1 {host.name}\n{right.replace(f'{host.ip} {host.name}', '')}" if yes else right)
+    path.write_text(
+        f"127.0.1.1 {host.name}\n{right.replace(f'{host.ip} {host.name}', '')}" if yes else right
+    )
 
 
 def heal(host: Host, other: Host | None = None) -> None:
-    """Undo `cut`, `block`, `deafen`, `close_port` and `drop_large` on a host, towards `other` or towards all."""
+    """Undo `cut`, `block`, `deafen`, `close_port` and `drop_large` on a host, towards `other` or
+    towards all.
+    """
     network.unfilter(host, *(() if other is None else (f"{other.ip}/32",)))
     machine.run("ip", "link", "set", host.link, "gso_max_segs", "65535")
 
@@ -164,8 +252,12 @@ def kill_dockerd(host: Host) -> None:
 
 
 def kill_container(host: Host, name: str) -> None:
-    """Kill the main process of a container past Docker, as a crash or the kernel does: its restart policy applies."""
-    inside = machine.run(*hosts.docker_argv(host, "inspect", "--format", "{{.State.Pid}}", name)).strip()
+    """Kill the main process of a container past Docker, as a crash or the kernel does: its restart
+    policy applies.
+    """
+    inside = machine.run(
+        *hosts.docker_argv(host, "inspect", "--format", "{{.State.Pid}}", name)
+    ).strip()
     found = [p for p in processes.on_host(host) if len(p.pids) > 1 and p.pids[1] == int(inside)]
     if not found:
         raise VlaunchError(f"`{name}` does not run on `{host.name}`")
@@ -182,9 +274,15 @@ def kill_inside(host: Host, pid: int) -> bool:
 
 
 def small_disk(host: Host, path: str, megabytes: int) -> None:
-    """Put a small file system over a directory of a host; what is below it is hidden until `remove_disk`."""
+    """Put a small file system over a directory of a host; what is below it is hidden until
+    `remove_disk`.
+    """
     machine.run(*hosts.enter_argv(host, "mkdir", "-p", path))
-    machine.run(*hosts.enter_argv(host, "mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=711", "vlaunch-small", path))
+    machine.run(
+        *hosts.enter_argv(
+            host, "mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=711", "vlaunch-small", path
+        )
+    )
 
 
 def fill(host: Host, path: str) -> None:
@@ -210,7 +308,9 @@ def power_off(host: Host) -> None:
 
 
 def reboot(lab: Lab, host: Host) -> None:
-    """Turn a host off and on again and wait until sshd and dockerd answer; its containers are then stopped."""
+    """Turn a host off and on again and wait until sshd and dockerd answer; its containers are then
+    stopped.
+    """
     power_off(host)
     power_on(lab, host)
 

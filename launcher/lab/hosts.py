@@ -1,4 +1,6 @@
-"""Boot practice hosts: their own files, a first process in namespaces of its own, sshd and dockerd; or mend what is dead."""
+"""Boot practice hosts: their own files, a first process in namespaces of its own, sshd and dockerd;
+or mend what is dead.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,38 @@ SERVICES = {
 
 # Copied from the machine: without them programs of the machine do not run as they should.
 _BORROWED = (
-    "alternatives", "bash.bashrc", "crypto-policies", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "login.defs",
-    "os-release", "pam.d", "profile", "protocols", "security", "services", "ssl/certs", "ssl/openssl.cnf", "debian_version",
-)  # fmt: skip
+    "alternatives",
+    "bash.bashrc",
+    "crypto-policies",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "login.defs",
+    "os-release",
+    "pam.d",
+    "profile",
+    "protocols",
+    "security",
+    "services",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "debian_version",
+)
 _DIRECTORIES = (
-    "etc/ssh", "etc/docker", "etc/ssl", "var/lib/docker", "var/log", "var/tmp", "run/sshd", "tmp", "root/.ssh",
-    "home/ops/.ssh", "srv", "mnt",
-)  # fmt: skip
+    "etc/ssh",
+    "etc/docker",
+    "etc/ssl",
+    "var/lib/docker",
+    "var/log",
+    "var/tmp",
+    "run/sshd",
+    "tmp",
+    "root/.ssh",
+    "home/ops/.ssh",
+    "srv",
+    "mnt",
+)
 
 
 def prepare(lab: Lab, host: Host) -> None:
@@ -34,7 +61,13 @@ def prepare(lab: Lab, host: Host) -> None:
     hf_home(host).mkdir(parents=True, exist_ok=True)
     if not (host.root / "var/run").is_symlink():
         (host.root / "var/run").symlink_to("/run")
-    for name, mode in (("tmp", 0o1777), ("var/tmp", 0o1777), ("root", 0o700), ("home/ops", 0o700), ("run/sshd", 0o755)):
+    for name, mode in (
+        ("tmp", 0o1777),
+        ("var/tmp", 0o1777),
+        ("root", 0o700),
+        ("home/ops", 0o700),
+        ("run/sshd", 0o755),
+    ):
         (host.root / name).chmod(mode)
     etc = host.root / "etc"
     for name in _BORROWED:
@@ -59,7 +92,9 @@ def _keys(lab: Lab, host: Host) -> None:
     key = host.root / "etc/ssh/ssh_host_ed25519_key"
     for path, comment in ((lab.identity, lab.name), (key, host.name)):
         if not path.exists():
-            machine.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path))
+            machine.run(
+                "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)
+            )
     accepted = lab.identity.with_suffix(".pub").read_text()
     for home, owner in (("root", 0), ("home/ops", 1000)):
         directory = host.root / home
@@ -93,7 +128,15 @@ def boot(host: Host) -> bool:
     clear_run(host)
     script = Path(__file__).with_name("host.sh")
     machine.run(
-        *("setsid", "--fork", "sh", "-c", 'log=$1; shift; exec "$@" >"$log" 2>&1 </dev/null', "sh", str(log(host, "boot"))),
+        *(
+            "setsid",
+            "--fork",
+            "sh",
+            "-c",
+            'log=$1; shift; exec "$@" >"$log" 2>&1 </dev/null',
+            "sh",
+            str(log(host, "boot")),
+        ),
         *_clean(host),
         *("nsenter", f"--net=/run/netns/{host.netns}"),
         *("unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child"),
@@ -115,17 +158,28 @@ def clear_run(host: Host) -> None:
 
 
 def start_service(host: Host, service: str) -> bool:
-    """Start `sshd` or `dockerd` on a host unless it runs; True when it was started. It does not wait for it."""
+    """Start `sshd` or `dockerd` on a host unless it runs; True when it was started.
+
+    It does not wait for it.
+    """
     if ANSWERS[service](host):
         return False
     if service == "dockerd":
         if any(p.name == service and p.marker == host.marker for p in processes.on_host(host)):
             return False  # on its way
-        # A killed one leaves these; the next would think that whoever has the process id now is its predecessor.
+        # A killed one leaves these; the next would think that whoever has the process id now is its
+        # predecessor.
         for remains in ("docker.pid", "docker/containerd/containerd.pid"):
             (host.root / "run" / remains).unlink(missing_ok=True)
     machine.run(
-        *("setsid", "--fork", "sh", "-c", 'log=$1; shift; exec "$@" >>"$log" 2>&1 </dev/null', "sh"),
+        *(
+            "setsid",
+            "--fork",
+            "sh",
+            "-c",
+            'log=$1; shift; exec "$@" >>"$log" 2>&1 </dev/null',
+            "sh",
+        ),
         str(log(host, service)),
         *enter_argv(host, *SERVICES[service]),
     )
@@ -133,7 +187,9 @@ def start_service(host: Host, service: str) -> bool:
 
 
 def await_services(host: Host, *, timeout: float = 60.0) -> None:
-    """Wait until a host's sshd and dockerd answer; raises DeadlineError with the last lines of the log."""
+    """Wait until a host's sshd and dockerd answer; raises DeadlineError with the last lines of the
+    log.
+    """
     for service, answers in ANSWERS.items():
         machine.await_true(
             partial(answers, host),
@@ -173,15 +229,33 @@ def docker_argv(host: Host, *words: str) -> tuple[str, ...]:
 
 
 def enter_argv(host: Host, *argv: str) -> tuple[str, ...]:
-    """Return the argv that runs `argv` inside a running host; raises VlaunchError when it is off."""
+    """Return the argv that runs `argv` inside a running host; raises VlaunchError when it is
+    off.
+    """
     first = processes.init_of(host)
     if first is None:
-        raise VlaunchError(f"`{host.name}` of the practice cluster `{host.lab}` is off", hint="run `vlaunch lab up`")
-    return (*_clean(host), "nsenter", f"--target={first}", "--mount", "--uts", "--ipc", "--net", "--pid", "--", *argv)
+        raise VlaunchError(
+            f"`{host.name}` of the practice cluster `{host.lab}` is off",
+            hint="run `vlaunch lab up`",
+        )
+    return (
+        *_clean(host),
+        "nsenter",
+        f"--target={first}",
+        "--mount",
+        "--uts",
+        "--ipc",
+        "--net",
+        "--pid",
+        "--",
+        *argv,
+    )
 
 
 def _clean(host: Host) -> tuple[str, ...]:
-    """Return the words that give a process the environment of a server, and the mark of its host."""
+    """Return the words that give a process the environment of a server, and the mark of its
+    host.
+    """
     return ("env", "-i", f"PATH={machine.PATH}", "HOME=/root", "LANG=C.UTF-8", host.marker)
 
 

@@ -1,6 +1,8 @@
-"""Build the practice image once: a Debian root file system with the real vLLM CPU build in it, and no Ray.
+"""Build the practice image once: a Debian root file system with the real vLLM CPU build in it, and
+no Ray.
 
-The result is a Docker archive with the same bytes, and so the same image ID, on every host it is loaded into.
+The result is a Docker archive with the same bytes, and so the same image ID, on every host it is
+loaded into.
 """
 
 from __future__ import annotations
@@ -25,8 +27,16 @@ NAME = "vllm-cpu:0.32.0"
 VLLM = "0.32.0"
 SUITE = "bookworm"
 PACKAGES = (
-    "ca-certificates", "curl", "iproute2", "libnuma1", "procps", "python-is-python3", "python3", "python3-pip", "python3-venv",
-)  # fmt: skip
+    "ca-certificates",
+    "curl",
+    "iproute2",
+    "libnuma1",
+    "procps",
+    "python-is-python3",
+    "python3",
+    "python3-pip",
+    "python3-venv",
+)
 SITE = f"usr/local/lib/python{PYTHON}/dist-packages"
 SEARCH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CONFIG = {
@@ -37,16 +47,31 @@ CONFIG = {
 
 # What no container ever reads; about a quarter of the size.
 DROP = (
-    "usr/share/doc", "usr/share/man", "usr/share/info", "usr/share/locale", "usr/share/lintian", "usr/share/perl5",
-    "var/cache/apt", "var/lib/apt/lists", "var/log/apt", "root/.cache", "wheels",
+    "usr/share/doc",
+    "usr/share/man",
+    "usr/share/info",
+    "usr/share/locale",
+    "usr/share/lintian",
+    "usr/share/perl5",
+    "var/cache/apt",
+    "var/lib/apt/lists",
+    "var/log/apt",
+    "root/.cache",
+    "wheels",
     f"usr/lib/python{PYTHON}/EXTERNALLY-MANAGED",  # as in the official image, pip may install
-    f"{SITE}/torch/include", f"{SITE}/torch/share", f"{SITE}/torch/test", f"{SITE}/numba/tests", f"{SITE}/llvmlite/tests",
+    f"{SITE}/torch/include",
+    f"{SITE}/torch/share",
+    f"{SITE}/torch/test",
+    f"{SITE}/numba/tests",
+    f"{SITE}/llvmlite/tests",
     f"{SITE}/pycountry/locales",
-)  # fmt: skip
+)
 
 
 def ensure(cache: Path, say: Say) -> Path:
-    """Return the image's Docker archive, building what the cache lacks; takes minutes the first time."""
+    """Return the image's Docker archive, building what the cache lacks; takes minutes the first
+    time.
+    """
     archive = cache / f"image-{key()}.tar"
     with _only_one(cache):
         if archive.exists():
@@ -76,9 +101,14 @@ def _build(building: Path, downloaded: Path, archive: Path, say: Say) -> None:
     rootfs = building / "rootfs"
     say("building the practice image: Debian packages")
     machine.run(
-        "mmdebstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(rootfs),
-        timeout=900, what="building the Debian root file system",
-    )  # fmt: skip
+        "mmdebstrap",
+        "--variant=minbase",
+        f"--include={','.join(PACKAGES)}",
+        SUITE,
+        str(rootfs),
+        timeout=900,
+        what="building the Debian root file system",
+    )
     say("building the practice image: installing vLLM")
     (rootfs / "wheels").mkdir()
     _inside(rootfs, _SETUP, downloaded, VLLM)
@@ -89,15 +119,23 @@ def _build(building: Path, downloaded: Path, archive: Path, say: Say) -> None:
         else:
             doomed.unlink(missing_ok=True)
     say("building the practice image: trying `vllm --version`")
-    version = _inside(rootfs, 'vllm --version; if python3 -c "import ray" 2>/dev/null; then exit 9; fi', downloaded)
+    version = _inside(
+        rootfs,
+        'vllm --version; if python3 -c "import ray" 2>/dev/null; then exit 9; fi',
+        downloaded,
+    )
     if VLLM not in version:
-        raise VlaunchError("`vllm --version` in the practice image gives an unexpected answer", evidence=version)
+        raise VlaunchError(
+            "`vllm --version` in the practice image gives an unexpected answer", evidence=version
+        )
     say("building the practice image: packing it")
     pack(rootfs, archive)
 
 
 def _inside(rootfs: Path, script: str, downloaded: Path, *words: str) -> str:
-    """Run a script in the root file system, its mounts private to it so that a crash leaves none behind."""
+    """Run a script in the root file system, its mounts private to it so that a crash leaves none
+    behind.
+    """
     mounts = (
         'mount --bind /dev "$1/dev"; mount -t proc proc "$1/proc"; mount -t tmpfs tmpfs "$1/tmp"; '
         'if [ -d "$1/wheels" ]; then mount --bind "$2" "$1/wheels"; fi; '
@@ -112,10 +150,11 @@ def _inside(rootfs: Path, script: str, downloaded: Path, *words: str) -> str:
     )
 
 
-# Where vLLM's processes wait for each other they look again and again, with sched_yield(2) in between, for a second after
-# each message (`SpinCondition` in vllm/distributed/device_communicators/shm_broadcast.py). On a GPU server that costs a core
-# per process; hosts that share two cores would have nothing else done: Linux 6.18 has been seen to keep other processes
-# waiting for up to 7 s. Here they sleep between two looks.
+# Where vLLM's processes wait for each other they look again and again, with sched_yield(2) in
+# between, for a second after each message (`SpinCondition` in
+# vllm/distributed/device_communicators/shm_broadcast.py). On a GPU server that costs a core per
+# process; hosts that share two cores would have nothing else done: Linux 6.18 has been seen to keep
+# other processes waiting for up to 7 s. Here they sleep between two looks.
 PATIENCE = "import functools, os, time; os.sched_yield = functools.partial(time.sleep, 0.0002)"
 
 # pip compiles one file after the other; compileall uses every core.
@@ -138,17 +177,37 @@ echo '{PATIENCE}' > patience.pth
 
 
 def pack(rootfs: Path, archive: Path) -> None:
-    """Write a root file system as a Docker archive (`docker load` reads it), appearing only when it is whole."""
+    """Write a root file system as a Docker archive (`docker load` reads it), appearing only when it
+    is whole.
+    """
     layer = rootfs.parent / "layer.tar"
     machine.run(
-        "tar", "--create", "--file", str(layer), "--directory", str(rootfs), "--sort=name", "--numeric-owner",
-        "--exclude=./dev/*", "--exclude=./proc/*", "--exclude=./sys/*", ".", timeout=900, what="packing the image",
-    )  # fmt: skip
+        "tar",
+        "--create",
+        "--file",
+        str(layer),
+        "--directory",
+        str(rootfs),
+        "--sort=name",
+        "--numeric-owner",
+        "--exclude=./dev/*",
+        "--exclude=./proc/*",
+        "--exclude=./sys/*",
+        ".",
+        timeout=900,
+        what="packing the image",
+    )
     digest = _sha256(layer)
     config = {
-        "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine),
+        "architecture": (
+            {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
+        ),
         "os": "linux",
-        "created": datetime.fromtimestamp(layer.stat().st_mtime, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "created": (
+            datetime.fromtimestamp(layer.stat().st_mtime, timezone.utc).strftime(
+                "%Y-%m-%dT%H:%M:%SZ"
+            )
+        ),
         "config": CONFIG,
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
         "history": [{"created_by": "vlaunch lab up"}],
@@ -157,10 +216,16 @@ def pack(rootfs: Path, archive: Path) -> None:
     image = rootfs.parent / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
     image.write_text(text)
     manifest = rootfs.parent / "manifest.json"
-    manifest.write_text(json.dumps([{"Config": image.name, "RepoTags": [NAME], "Layers": [f"{digest}/layer.tar"]}]))
+    manifest.write_text(
+        json.dumps([{"Config": image.name, "RepoTags": [NAME], "Layers": [f"{digest}/layer.tar"]}])
+    )
     whole = rootfs.parent / "image.tar"
     with tarfile.open(whole, "w") as tar:
-        for path, name in ((manifest, manifest.name), (image, image.name), (layer, f"{digest}/layer.tar")):
+        for path, name in (
+            (manifest, manifest.name),
+            (image, image.name),
+            (layer, f"{digest}/layer.tar"),
+        ):
             tar.add(path, name)
     whole.rename(archive)
 

@@ -1,6 +1,7 @@
 """The nouns of a practice cluster: which hosts there are, and what everything they own is called.
 
-Every name follows from the lab's own name, so that `down` finds the remains of a half-made or crashed lab without a record.
+Every name follows from the lab's own name, so that `down` finds the remains of a half-made or
+crashed lab without a record.
 """
 
 from __future__ import annotations
@@ -127,7 +128,9 @@ def bridge(name: str) -> str:
 
 
 def is_netns(netns: str, name: str) -> bool:
-    """Tell whether a network namespace is a host's of the lab called `name`, and not of one whose name only starts so."""
+    """Tell whether a network namespace is a host's of the lab called `name`, and not of one whose
+    name only starts so.
+    """
     return re.fullmatch(rf"{re.escape(name)}-node\d+", netns) is not None
 
 
@@ -151,24 +154,38 @@ def make(*, name: str, directory: Path | None, subnet: str, nodes: int, gpus: in
     try:
         network = ipaddress.IPv4Network(subnet)
     except ValueError as error:
-        raise RequestError(f"`{subnet}` is not a subnet: {error}", hint="write it like 10.77.0.0/24") from None
+        raise RequestError(
+            f"`{subnet}` is not a subnet: {error}", hint="write it like 10.77.0.0/24"
+        ) from None
     room = network.num_addresses - FIRST_HOST - 1
     if not 1 <= nodes <= room:
-        raise RequestError(f"{nodes} hosts do not fit into {subnet}", hint=f"ask for 1 to {max(room, 0)} nodes")
+        raise RequestError(
+            f"{nodes} hosts do not fit into {subnet}", hint=f"ask for 1 to {max(room, 0)} nodes"
+        )
     if gpus < 0:
         raise RequestError("a host cannot have fewer than 0 slots")
-    return Lab(name=name, dir=(directory or default_dir(name)).absolute(), subnet=subnet, nodes=nodes, gpus=gpus)
+    return Lab(
+        name=name,
+        dir=(directory or default_dir(name)).absolute(),
+        subnet=subnet,
+        nodes=nodes,
+        gpus=gpus,
+    )
 
 
 def save(lab: Lab) -> None:
-    """Write the lab's record into its directory; it also marks the directory as one that may be removed."""
+    """Write the lab's record into its directory; it also marks the directory as one that may be
+    removed.
+    """
     lab.dir.mkdir(parents=True, exist_ok=True)
     record = {"name": lab.name, "subnet": lab.subnet, "nodes": lab.nodes, "gpus": lab.gpus}
     (lab.dir / RECORD).write_text(json.dumps(record) + "\n")
 
 
 def load(directory: Path) -> Lab | None:
-    """Read the lab that was made in `directory`; None where there is no record or it cannot be read."""
+    """Read the lab that was made in `directory`; None where there is no record or it cannot be
+    read.
+    """
     try:
         record: dict[str, Any] = json.loads((directory / RECORD).read_text())
         return make(

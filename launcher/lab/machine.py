@@ -1,4 +1,6 @@
-"""Run commands on the machine the practice cluster stands on: argv in, text out, a deadline always."""
+"""Run commands on the machine the practice cluster stands on: argv in, text out, a deadline
+always.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def run(
     done = attempt(*argv, timeout=timeout, stdin=stdin, cwd=cwd)
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-8:]
-        raise VlaunchError(f"{what or f'`{argv[0]}`'} failed with exit status {done.returncode}", evidence=said)
+        raise VlaunchError(
+            f"{what or f'`{argv[0]}`'} failed with exit status {done.returncode}", evidence=said
+        )
     return done.stdout
 
 
@@ -54,15 +58,27 @@ def attempt(
     except FileNotFoundError:
         return subprocess.CompletedProcess(argv, 127, "", f"{argv[0]}: command not found")
     except subprocess.TimeoutExpired:
-        raise DeadlineError("", f"`{' '.join(argv[:3])}` did not end within {timeout:.0f}s") from None
+        raise DeadlineError(
+            "", f"`{' '.join(argv[:3])}` did not end within {timeout:.0f}s"
+        ) from None
 
 
-def await_true(condition: Callable[[], bool], *, what: str, timeout: float, evidence: Callable[[], str] = lambda: "") -> None:
-    """Wait until `condition()` holds; raises DeadlineError naming `what` after `timeout` seconds."""
+def await_true(
+    condition: Callable[[], bool],
+    *,
+    what: str,
+    timeout: float,
+    evidence: Callable[[], str] = lambda: "",
+) -> None:
+    """Wait until `condition()` holds; raises DeadlineError naming `what` after `timeout`
+    seconds.
+    """
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
-            raise DeadlineError("", f"{what} did not happen within {timeout:.0f}s", evidence=evidence())
+            raise DeadlineError(
+                "", f"{what} did not happen within {timeout:.0f}s", evidence=evidence()
+            )
         time.sleep(0.03)
 
 

@@ -1,4 +1,6 @@
-"""Let a practice host's containers run out of memory, by the kernel's own accounts (control groups)."""
+"""Let a practice host's containers run out of memory, by the kernel's own accounts (control
+groups).
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,19 @@ from pathlib import Path
 from launcher.errors import VlaunchError
 from launcher.lab.layout import Host
 
-_APART = Path("/sys/fs/cgroup/memory")  # where the kernel accounts memory apart from the rest (cgroup v1)
+# where the kernel accounts memory apart from the rest (cgroup v1)
+_APART = Path("/sys/fs/cgroup/memory")
 _UNIFIED = Path("/sys/fs/cgroup")
 
 
-def squeeze(host: Host, *, spare: int = 64 << 20, hog: int = 512 << 20, seconds: float = 8.0) -> int | None:
-    """Leave a host's containers `spare` bytes of memory, and let a program beside them take `hog` bytes for a while.
+def squeeze(
+    host: Host, *, spare: int = 64 << 20, hog: int = 512 << 20, seconds: float = 8.0
+) -> int | None:
+    """Leave a host's containers `spare` bytes of memory, and let a program beside them take `hog`
+    bytes for a while.
 
-    The kernel then ends processes. Returns how many, but for those whose container has ended with them; None where this machine
-    does not account the containers' memory.
+    The kernel then ends processes. Returns how many, but for those whose container has ended with
+    them; None where this machine does not account the containers' memory.
     """
     group = _group(host)
     if group is None:
@@ -32,7 +38,9 @@ def squeeze(host: Host, *, spare: int = 64 << 20, hog: int = 512 << 20, seconds:
     program = f"import time; time.sleep(0.5); held = {take}; time.sleep({seconds})"
     try:
         _limit(folder, limit, held, spare)
-        with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL) as process:
+        with subprocess.Popen(
+            [sys.executable, "-c", program], stderr=subprocess.DEVNULL
+        ) as process:
             try:
                 with suppress(ProcessLookupError):
                     (own / "cgroup.procs").write_text(str(process.pid))
@@ -42,7 +50,8 @@ def squeeze(host: Host, *, spare: int = 64 << 20, hog: int = 512 << 20, seconds:
                 process.kill()
     finally:
         (folder / limit).write_text(unlimited)
-        with suppress(OSError):  # the group of a process that has just ended stays busy for a moment; `lab down` removes it
+        # the group of a process that has just ended stays busy for a moment; `lab down` removes it
+        with suppress(OSError):
             own.rmdir()
     return max(0, _kills(folder, killed) - before)
 
@@ -55,7 +64,9 @@ def relieve(host: Host) -> None:
 
 
 def _limit(folder: Path, limit: str, held: str, spare: int) -> None:
-    """Limit a group to what it holds and `spare` bytes; more when the kernel cannot get it down to that (cgroup v1)."""
+    """Limit a group to what it holds and `spare` bytes; more when the kernel cannot get it down to
+    that (cgroup v1).
+    """
     for factor in (1, 2, 4):
         try:
             (folder / limit).write_text(str(_count(folder / "memory.stat", held) + factor * spare))
@@ -67,7 +78,9 @@ def _limit(folder: Path, limit: str, held: str, spare: int) -> None:
 
 
 def _group(host: Host) -> tuple[Path, str, str, str, str] | None:
-    """Return the control group of a host's containers, and what limit, no limit, use and kills are called there."""
+    """Return the control group of a host's containers, and what limit, no limit, use and kills are
+    called there.
+    """
     old, new = _APART / host.lab / host.name, _UNIFIED / host.lab / host.name
     if (old / "memory.limit_in_bytes").exists():
         return old, "memory.limit_in_bytes", "-1", "total_rss", "memory.oom_control"
@@ -77,7 +90,8 @@ def _group(host: Host) -> tuple[Path, str, str, str, str] | None:
 
 
 def _kills(folder: Path, name: str) -> int:
-    return sum(_count(Path(path) / name, "oom_kill") for path, _, _ in os.walk(folder))  # each group counts its own
+    # each group counts its own
+    return sum(_count(Path(path) / name, "oom_kill") for path, _, _ in os.walk(folder))
 
 
 def _count(path: Path, name: str) -> int:

@@ -1,4 +1,6 @@
-"""Put the tiny random models on every practice host: made once, inside the image, and the same bytes everywhere."""
+"""Put the tiny random models on every practice host: made once, inside the image, and the same
+bytes everywhere.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,16 @@ from launcher.lab.machine import Say
 NAME = "tiny-llama"
 MOE = "tiny-moe"
 # In this order: the mixture of experts takes the tokenizer of the first one.
-_SCRIPTS = {NAME: Path(__file__).with_name("tiny_llama.py"), MOE: Path(__file__).with_name("tiny_moe.py")}
+_SCRIPTS = {
+    NAME: Path(__file__).with_name("tiny_llama.py"),
+    MOE: Path(__file__).with_name("tiny_moe.py"),
+}
 
 
 def ensure(lab: Lab, cache: Path, archive: Path, say: Say) -> None:
-    """Give every host of `lab` that lacks them the models, making them first where the cache has none."""
+    """Give every host of `lab` that lacks them the models, making them first where the cache has
+    none.
+    """
     cached = cache / f"model-{_digest(archive)}"
     if not cached.exists():
         say("making the tiny models")
@@ -45,8 +52,17 @@ def _make(host: Host, cached: Path) -> None:
         (making / name).mkdir()
         (making / script.name).write_text(script.read_text())
         machine.run(
-            *hosts.docker_argv(host, "run", "--rm", "--network", "none", "--volume", f"{inside}:{inside}"),
-            *("--entrypoint", "python3", image.NAME, f"{inside}/{script.name}", f"{inside}/{name}", f"{inside}/{NAME}"),
+            *hosts.docker_argv(
+                host, "run", "--rm", "--network", "none", "--volume", f"{inside}:{inside}"
+            ),
+            *(
+                "--entrypoint",
+                "python3",
+                image.NAME,
+                f"{inside}/{script.name}",
+                f"{inside}/{name}",
+                f"{inside}/{NAME}",
+            ),
             timeout=300,
             what=f"making the model {name}",
         )

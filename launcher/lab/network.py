@@ -1,4 +1,6 @@
-"""The practice cluster's network: a bridge, and per host a network namespace with one cable (`eth0`) to it."""
+"""The practice cluster's network: a bridge, and per host a network namespace with one cable
+(`eth0`) to it.
+"""
 
 from __future__ import annotations
 
@@ -52,24 +54,34 @@ def _ensure_host(lab: Lab, host: Host) -> None:
 
 
 def _mac(ip: str) -> str:
-    """Return the hardware address for an address: always the same, so that neighbours find a remade host at once."""
+    """Return the hardware address for an address: always the same, so that neighbours find a remade
+    host at once.
+    """
     return "02:76:" + ":".join(f"{int(part):02x}" for part in ip.split("."))
 
 
 def usable(host: Host) -> bool:
-    """Tell whether a host's namespace exists and can be entered (after a crash its file may be an empty shell)."""
+    """Tell whether a host's namespace exists and can be entered (after a crash its file may be an
+    empty shell).
+    """
     return machine.attempt("ip", "-n", host.netns, "link", "show", "lo").returncode == 0
 
 
 def address(host: Host) -> str:
     """Return the IPv4 address that is up on a host's `eth0`, or nothing."""
-    answer = machine.attempt("ip", "-n", host.netns, "-json", "-4", "address", "show", "dev", "eth0", "up")
-    interfaces: list[dict[str, Any]] = json.loads(answer.stdout or "[]") if answer.returncode == 0 else []
+    answer = machine.attempt(
+        "ip", "-n", host.netns, "-json", "-4", "address", "show", "dev", "eth0", "up"
+    )
+    interfaces: list[dict[str, Any]] = (
+        json.loads(answer.stdout or "[]") if answer.returncode == 0 else []
+    )
     return next((info["local"] for item in interfaces for info in item.get("addr_info", ())), "")
 
 
 def unfilter(host: Host, *matching: str) -> None:
-    """Remove the packet filter rules of practised faults from a host; `matching` words narrow the choice."""
+    """Remove the packet filter rules of practised faults from a host; `matching` words narrow the
+    choice.
+    """
     prefix = ("ip", "netns", "exec", host.netns, "iptables")
     for rule in rules(machine.attempt(*prefix, "-S").stdout, CUT):
         if all(word in rule for word in matching):
@@ -85,18 +97,34 @@ def rules(listing: str, comment: str) -> Iterator[list[str]]:
 
 
 def _ensure_forwarding(lab: Lab) -> None:
-    """Let frames cross the bridge where a packet filter sees them and might drop them (any Docker daemon sets that up)."""
+    """Let frames cross the bridge where a packet filter sees them and might drop them (any Docker
+    daemon sets that up).
+    """
     if not _FILTERED.exists() or _FILTERED.read_text().strip() != "1":
         return
     listing = machine.run("iptables", "-S", "FORWARD")
-    if any(rules(listing, lab.name)) or listing.split("\n", 1)[0] == listing.strip() == "-P FORWARD ACCEPT":
+    if (
+        any(rules(listing, lab.name))
+        or listing.split("\n", 1)[0] == listing.strip() == "-P FORWARD ACCEPT"
+    ):
         return
     machine.run("iptables", "-I", "FORWARD", *forwarding_rule(lab))
 
 
 def forwarding_rule(lab: Lab) -> tuple[str, ...]:
     """Return the packet filter rule that lets hosts reach each other."""
-    return ("-i", lab.bridge, "-o", lab.bridge, "-m", "comment", "--comment", lab.name, "-j", "ACCEPT")
+    return (
+        "-i",
+        lab.bridge,
+        "-o",
+        lab.bridge,
+        "-m",
+        "comment",
+        "--comment",
+        lab.name,
+        "-j",
+        "ACCEPT",
+    )
 
 
 def remove(name: str) -> None:
@@ -112,14 +140,18 @@ def remove(name: str) -> None:
 
 def namespaces(name: str) -> list[str]:
     """Return the network namespaces of a lab that are there."""
-    return sorted(path.name for path in _NETNS.glob(f"{name}-*") if layout.is_netns(path.name, name))
+    return sorted(
+        path.name for path in _NETNS.glob(f"{name}-*") if layout.is_netns(path.name, name)
+    )
 
 
 def links(name: str) -> list[str]:
     """Return the interfaces of a lab that are there on the machine, cables first."""
     found = machine.attempt("ip", "-json", "link", "show").stdout
     names = [str(link["ifname"]) for link in json.loads(found or "[]")]
-    return [n for n in names if n.startswith(f"vle{layout.tag(name)}-")] + [n for n in names if n == layout.bridge(name)]
+    return [n for n in names if n.startswith(f"vle{layout.tag(name)}-")] + [
+        n for n in names if n == layout.bridge(name)
+    ]
 
 
 def forwarding(name: str) -> list[list[str]]:
@@ -141,6 +173,7 @@ def _refuse_overlap(lab: Lab) -> None:
             continue
         if ipaddress.IPv4Network(destination, strict=False).overlaps(wanted):
             raise RequestError(
-                f"the subnet {lab.subnet} is in use on this machine: {destination} is reached through `{device}`",
+                f"the subnet {lab.subnet} is in use on this machine: {destination} is reached"
+                f" through `{device}`",
                 hint="choose another with `--subnet 10.78.0.0/24`",
             )

@@ -1,4 +1,6 @@
-"""What a machine needs before it can carry a practice cluster: named all at once, with the command that installs it."""
+"""What a machine needs before it can carry a practice cluster: named all at once, with the command
+that installs it.
+"""
 
 from __future__ import annotations
 
@@ -42,18 +44,28 @@ PARTS = (
 
 
 def missing(there: Callable[[str], bool]) -> list[Part]:
-    """Return the parts that are not there; `there` tells of a program's name or an absolute path."""
+    """Return the parts that are not there; `there` tells of a program's name or an absolute
+    path.
+    """
     return [part for part in PARTS if not there(part.name)]
 
 
 def on_this_machine(name: str) -> bool:
     """Tell whether a program is on the administrator's PATH, or whether a path exists."""
-    return Path(name).exists() if name.startswith("/") else shutil.which(name, path=machine.PATH) is not None
+    return (
+        Path(name).exists()
+        if name.startswith("/")
+        else shutil.which(name, path=machine.PATH) is not None
+    )
 
 
 def packages(parts: list[Part], *, split_client: bool) -> list[str]:
-    """Return the packages that bring `parts`; newer Debians ship Docker's client apart from its daemon (`split_client`)."""
-    found = {"docker-cli" if split_client and part.name == "docker" else part.package for part in parts}
+    """Return the packages that bring `parts`; newer Debians ship Docker's client apart from its
+    daemon (`split_client`).
+    """
+    found = {
+        "docker-cli" if split_client and part.name == "docker" else part.package for part in parts
+    }
     return sorted(found)
 
 
@@ -72,7 +84,15 @@ def ensure(*, install: bool, say: Say) -> None:
     if "docker" in {part.name for part in lacking}:  # an empty package list knew no better
         wanted = packages(lacking, split_client=_has_package("docker-cli"))
     machine.run(
-        *("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "--yes", "--quiet", "--no-install-recommends"),
+        *(
+            "env",
+            "DEBIAN_FRONTEND=noninteractive",
+            "apt-get",
+            "install",
+            "--yes",
+            "--quiet",
+            "--no-install-recommends",
+        ),
         *wanted,
         timeout=900,
         what="installing packages",
@@ -85,9 +105,13 @@ def lacks(parts: list[Part], wanted: list[str], *, apt: bool) -> RequestError:
     """Return the error that names every missing part and how to get them all at once."""
     names = ", ".join(f"`{part.name}`" for part in parts)
     hint = (
-        f"run `sudo apt-get install --no-install-recommends {' '.join(wanted)}`, or add `--install-missing`"
+        f"run `sudo apt-get install --no-install-recommends {' '.join(wanted)}`, or add"
+        " `--install-missing`"
         if apt
-        else f"install what Debian packages as {', '.join(wanted)} with this system's package manager"
+        else (
+            f"install what Debian packages as {', '.join(wanted)} with this system's package"
+            " manager"
+        )
     )
     return RequestError(f"this machine lacks {names}", hint=hint)
 
@@ -95,7 +119,9 @@ def lacks(parts: list[Part], wanted: list[str], *, apt: bool) -> RequestError:
 def require_linux_root() -> None:
     """Raise RequestError unless this is Linux and the caller may make namespaces."""
     if not sys.platform.startswith("linux"):
-        raise RequestError("a practice cluster needs Linux", hint="run it in a Linux virtual machine")
+        raise RequestError(
+            "a practice cluster needs Linux", hint="run it in a Linux virtual machine"
+        )
     if os.geteuid() != 0:
         raise RequestError("a practice cluster needs root", hint=f"run `sudo {sys.argv[0]} lab …`")
 

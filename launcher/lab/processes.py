@@ -1,4 +1,6 @@
-"""Find and end what runs on practice hosts, told by what the kernel knows of each process: environment and namespaces."""
+"""Find and end what runs on practice hosts, told by what the kernel knows of each process:
+environment and namespaces.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def init_of(host: Host) -> int | None:
 
 
 def booted(host: Host) -> bool:
-    """Tell whether a host's first process has become what it stays: before that, an exec(2) can hide it from `init_of`."""
+    """Tell whether a host's first process has become what it stays: before that, an exec(2) can
+    hide it from `init_of`.
+    """
     return any(p.marker == host.marker and p.is_init and p.name == _SETTLED for p in _all())
 
 
@@ -60,11 +64,17 @@ def on_host(host: Host) -> list[Process]:
 
 
 def end(processes: list[Process], *, timeout: float = 30.0) -> None:
-    """Kill processes and wait until they are gone; a host's first process takes all of the host with it."""
+    """Kill processes and wait until they are gone; a host's first process takes all of the host
+    with it.
+    """
     for process in sorted(processes, key=lambda p: not p.is_init):
         kill(process.pid, signal.SIGKILL)
     pids = [process.pid for process in processes]
-    machine.await_true(lambda: not any(_alive(pid) for pid in pids), what="the end of the hosts' processes", timeout=timeout)
+    machine.await_true(
+        lambda: not any(_alive(pid) for pid in pids),
+        what="the end of the hosts' processes",
+        timeout=timeout,
+    )
 
 
 def kill(pid: int, number: signal.Signals) -> None:
@@ -99,13 +109,16 @@ def _all() -> Iterator[Process]:
 
 def _read(entry: Path) -> Process | None:
     try:
-        # The name first: a program that has its new name and an environment is past exec(2), which empties it for a moment.
+        # The name first: a program that has its new name and an environment is past exec(2), which
+        # empties it for a moment.
         status = (entry / "status").read_text()
         environment = (entry / "environ").read_bytes()
         netns = (entry / "ns/net").stat().st_ino
     except OSError:
         return None
-    marker = next((word for word in environment.split(b"\0") if word.startswith(b"VLAUNCH_LAB=")), b"")
+    marker = next(
+        (word for word in environment.split(b"\0") if word.startswith(b"VLAUNCH_LAB=")), b""
+    )
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     return Process(
         pid=int(entry.name),

@@ -1,4 +1,6 @@
-"""Remove every trace of a practice cluster, whatever state it is in, and look afterwards whether any is left."""
+"""Remove every trace of a practice cluster, whatever state it is in, and look afterwards whether
+any is left.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ _CGROUPS = Path("/sys/fs/cgroup")
 def down(name: str, directory: Path, say: Say) -> None:
     """Remove the lab called `name` that lives in `directory`; nothing to remove is fine.
 
-    Raises RequestError when the directory holds something that is no lab or another lab; nothing is touched then.
+    Raises RequestError when the directory holds something that is no lab or another lab; nothing is
+    touched then.
     """
     _refuse_strange(name, directory)
     running = processes.of_lab(name)
@@ -31,14 +34,18 @@ def down(name: str, directory: Path, say: Say) -> None:
     for path in mounts(directory):
         machine.attempt("umount", "--lazy", path)
     with suppress(DeadlineError):  # then `leftovers` names them
-        machine.await_true(lambda: _remove_cgroups(name), what="the removal of control groups", timeout=10)
+        machine.await_true(
+            lambda: _remove_cgroups(name), what="the removal of control groups", timeout=10
+        )
     if directory.is_dir():
         say(f"removing `{directory}`")
         shutil.rmtree(directory)
 
 
 def leftovers(name: str, directory: Path) -> list[str]:
-    """Return one line for each trace of the lab that is on this machine; an empty list means that none is."""
+    """Return one line for each trace of the lab that is on this machine; an empty list means that
+    none is.
+    """
     return [
         *(f"process {process.pid} ({process.name})" for process in processes.of_lab(name)),
         *(f"network namespace {netns}" for netns in network.namespaces(name)),
@@ -52,7 +59,11 @@ def leftovers(name: str, directory: Path) -> list[str]:
 
 def cache(directory: Path) -> None:
     """Remove the kept wheels, image and model, and the directory when nothing else is in it."""
-    for path in (path for kind in ("wheels-*", "image-*", "model-*", "building-*") for path in directory.glob(kind)):
+    for path in (
+        path
+        for kind in ("wheels-*", "image-*", "model-*", "building-*")
+        for path in directory.glob(kind)
+    ):
         if path.is_dir():
             shutil.rmtree(path)
         else:
@@ -65,7 +76,9 @@ def mounts(directory: Path, table: str | None = None) -> list[str]:
     """Return the machine's mount points below a directory, innermost first."""
     text = Path("/proc/self/mountinfo").read_text() if table is None else table
     found = [_unescape(line.split()[4]) for line in text.splitlines() if len(line.split()) > 4]
-    return sorted((path for path in found if Path(path).is_relative_to(directory)), key=len, reverse=True)
+    return sorted(
+        (path for path in found if Path(path).is_relative_to(directory)), key=len, reverse=True
+    )
 
 
 def _unescape(path: str) -> str:
@@ -98,7 +111,9 @@ def _refuse_strange(name: str, directory: Path) -> None:
         return
     lab = layout.load(directory)
     if lab is None and not (directory / layout.RECORD).exists():
-        raise RequestError(f"`{directory}` holds something that is no practice cluster; it is left alone")
+        raise RequestError(
+            f"`{directory}` holds something that is no practice cluster; it is left alone"
+        )
     if lab is not None and lab.name != name:
         raise RequestError(
             f"`{directory}` holds the practice cluster `{lab.name}`, not `{name}`",

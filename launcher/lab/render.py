@@ -18,7 +18,9 @@ def etc_files(lab: Lab, host: Host) -> dict[str, str]:
         "hosts": _hosts(lab),
         "passwd": _ACCOUNTS,
         "group": _GROUPS,
-        "shadow": "".join(f"{line.split(':')[0]}:*:19000:0:99999:7:::\n" for line in _ACCOUNTS.splitlines()),
+        "shadow": "".join(
+            f"{line.split(':')[0]}:*:19000:0:99999:7:::\n" for line in _ACCOUNTS.splitlines()
+        ),
         "nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files\n",
         "resolv.conf": "# practice hosts reach each other only\n",
         "sudoers": _SUDOERS,
@@ -28,12 +30,18 @@ def etc_files(lab: Lab, host: Host) -> dict[str, str]:
 
 
 def _hosts(lab: Lab) -> str:
-    lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost", *(f"{host.ip} {host.name}" for host in lab.hosts)]
+    lines = [
+        "127.0.0.1 localhost",
+        "::1 localhost ip6-localhost",
+        *(f"{host.ip} {host.name}" for host in lab.hosts),
+    ]
     return "\n".join(lines) + "\n"
 
 
 def _docker(lab: Lab, host: Host) -> dict[str, object]:
-    """Return dockerd's settings: no bridge and no packet filter of its own, everything in the host's network."""
+    """Return dockerd's settings: no bridge and no packet filter of its own, everything in the
+    host's network.
+    """
     return {
         "bridge": "none",
         "iptables": False,
@@ -86,14 +94,21 @@ Subsystem sftp internal-sftp
 
 def known_hosts(lab: Lab, keys: dict[str, str]) -> str:
     """Return a known_hosts file; `keys` has each host's public key by the host's name."""
-    return "".join(f"{host.ip},{host.name} {' '.join(keys[host.name].split()[:2])}\n" for host in lab.hosts)
+    return "".join(
+        f"{host.ip},{host.name} {' '.join(keys[host.name].split()[:2])}\n" for host in lab.hosts
+    )
 
 
 def inventory(lab: Lab) -> str:
     """Return the inventory of the practice cluster."""
-    nodes = "\n".join(f"  - {{name: {host.name}, host: {host.ip}, ip: {host.ip}, gpus: {lab.gpus}}}" for host in lab.hosts)
+    nodes = "\n".join(
+        f"  - {{name: {host.name}, host: {host.ip}, ip: {host.ip}, gpus: {lab.gpus}}}"
+        for host in lab.hosts
+    )
     # A JSON string is a YAML string: paths with spaces or colons stay whole.
-    identity, known, model = (json.dumps(str(path)) for path in (lab.identity, lab.known_hosts, MODEL))
+    identity, known, model = (
+        json.dumps(str(path)) for path in (lab.identity, lab.known_hosts, MODEL)
+    )
     return f"""\
 # The practice cluster `{lab.name}`; written by `vlaunch lab up`, which overwrites it.
 cluster: lab

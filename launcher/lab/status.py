@@ -1,4 +1,6 @@
-"""What a practice cluster looks like right now, asked of the kernel and the daemons, never of a record."""
+"""What a practice cluster looks like right now, asked of the kernel and the daemons, never of a
+record.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from launcher.lab.layout import Host, Lab
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostStatus:
-    """One host as observed. `disk` is its own data in bytes, `memory` what its processes hold for themselves."""
+    """One host as observed.
+
+    `disk` is its own data in bytes, `memory` what its processes hold for themselves.
+    """
 
     name: str
     ip: str
@@ -49,16 +54,40 @@ def to_json(lab: Lab, states: list[HostStatus]) -> str:
 
 def to_text(states: list[HostStatus]) -> str:
     """Return the states as an aligned table."""
-    head = ("HOST", "IP", "NETWORK", "BOOTED", "SSHD", "DOCKERD", "CONTAINERS", "DISK", "MEMORY", "IMAGES")
+    head = (
+        "HOST",
+        "IP",
+        "NETWORK",
+        "BOOTED",
+        "SSHD",
+        "DOCKERD",
+        "CONTAINERS",
+        "DISK",
+        "MEMORY",
+        "IMAGES",
+    )
     rows = [head, *(_row(state) for state in states)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    return "\n".join("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
 
 
 def _row(state: HostStatus) -> tuple[str, ...]:
-    flags = ("up" if flag else "down" for flag in (state.network, state.booted, state.sshd, state.dockerd))
+    flags = (
+        "up" if flag else "down"
+        for flag in (state.network, state.booted, state.sshd, state.dockerd)
+    )
     return (
-        *(state.name, state.ip, *flags, str(state.containers), _gigabytes(state.disk), _gigabytes(state.memory)),
+        *(
+            state.name,
+            state.ip,
+            *flags,
+            str(state.containers),
+            _gigabytes(state.disk),
+            _gigabytes(state.memory),
+        ),
         ", ".join(state.images) or "-",
     )
 
@@ -76,7 +105,9 @@ def _observe(host: Host) -> HostStatus:
         booted=processes.init_of(host) is not None,
         sshd=hosts.ssh_answers(host),
         dockerd=dockerd,
-        images=tuple(_docker(host, "images", "--format", "{{.Repository}}:{{.Tag}}")) if dockerd else (),
+        images=tuple(_docker(host, "images", "--format", "{{.Repository}}:{{.Tag}}"))
+        if dockerd
+        else (),
         containers=len(_docker(host, "ps", "--quiet")) if dockerd else 0,
         disk=_disk(host),
         memory=sum(processes.memory(process.pid) for process in processes.on_host(host)),
@@ -88,5 +119,7 @@ def _docker(host: Host, *words: str) -> list[str]:
 
 
 def _disk(host: Host) -> int:
-    words = machine.attempt("du", "--summarize", "--one-file-system", "--block-size=1", str(host.root)).stdout.split()
+    words = machine.attempt(
+        "du", "--summarize", "--one-file-system", "--block-size=1", str(host.root)
+    ).stdout.split()
     return int(words[0]) if words else 0

@@ -1,9 +1,10 @@
-"""Make a tiny random Llama with a tokenizer and a chat template; run inside the practice image, which has the libraries.
+"""Make a tiny random Llama with a tokenizer and a chat template; run inside the practice image,
+which has the libraries.
 
 usage: python3 tiny_llama.py DIRECTORY
 
-Four heads and four key-value heads of 32: two tensor-parallel ranks divide them, three do not. Two layers make two pipeline
-stages. (A head size of 16 would be refused by the CPU attention.)
+Four heads and four key-value heads of 32: two tensor-parallel ranks divide them, three do not. Two
+layers make two pipeline stages. (A head size of 16 would be refused by the CPU attention.)
 """
 
 from __future__ import annotations
@@ -31,13 +32,23 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=4, head_dim=32, max_position_embeddings=2048, bos_token_id=0, eos_token_id=1,
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=2048,
+        bos_token_id=0,
+        eos_token_id=1,
         tie_word_embeddings=False,
-    )  # fmt: skip
+    )
     transformers.LlamaForCausalLM(config).save_pretrained(target)
     begin, end = SPECIAL[:2]
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=_train(), bos_token=begin, eos_token=end, pad_token=end)
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=_train(), bos_token=begin, eos_token=end, pad_token=end
+    )
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(target)
 

@@ -1,4 +1,6 @@
-"""Download the wheels of the practice image: for the image's Python, from wherever this machine's pip looks."""
+"""Download the wheels of the practice image: for the image's Python, from wherever this machine's
+pip looks.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,14 @@ def ensure(cache: Path, say: Say) -> Path:
 def _download(directory: Path) -> tuple[str, ...]:
     return (
         *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"),
-        *("--python-version", PYTHON, "--implementation", "cp", "--abi", f"cp{PYTHON.replace('.', '')}"),
+        *(
+            "--python-version",
+            PYTHON,
+            "--implementation",
+            "cp",
+            "--abi",
+            f"cp{PYTHON.replace('.', '')}",
+        ),
         *("--abi", "abi3", "--abi", "none"),
         *(word for platform in platforms(os.uname().machine) for word in ("--platform", platform)),
         *("--dest", str(directory), "--requirement", str(directory / "wheels.lock")),
@@ -62,7 +71,9 @@ def _download(directory: Path) -> tuple[str, ...]:
 
 
 def platforms(cpu: str) -> Iterator[str]:
-    """Yield every wheel platform that Debian 12 (glibc 2.36) can load; pip does not derive the older from the newest."""
+    """Yield every wheel platform that Debian 12 (glibc 2.36) can load; pip does not derive the
+    older from the newest.
+    """
     yield from (f"manylinux_2_{minor}_{cpu}" for minor in range(36, 4, -1))
     yield from (f"manylinux{year}_{cpu}" for year in ("2014", "2010", "1"))
     yield f"linux_{cpu}"

@@ -1,1 +1,4 @@
-"""What runs inside the containers. The launcher imports from here only shapes and rules: `agent.desired`, `agent.cause`."""
+"""What runs inside the containers.
+
+The launcher imports from here only shapes and rules: `agent.desired`, `agent.cause`.
+"""

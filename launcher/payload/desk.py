@@ -1,8 +1,9 @@
-"""Runs inside the head container: keeps the folders of batch jobs and prints one JSON object, without importing Ray or pyarrow.
+"""Runs inside the head container: keeps the folders of batch jobs and prints one JSON object,
+without importing Ray or pyarrow.
 
-Standard library only, so that an answer costs a Python start. A path that is given to it is relative and stays in its folder.
-Usage: desk.py list ROOT… | look|prepare|remove WORK | outputs WORK --from NAME | put|get WORK PATH --offset N … |
-follow WORK --job SUBMISSION …
+Standard library only, so that an answer costs a Python start. A path that is given to it is
+relative and stays in its folder. Usage: desk.py list ROOT… | look|prepare|remove WORK | outputs
+WORK --from NAME | put|get WORK PATH --offset N … | follow WORK --job SUBMISSION …
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import stat
 import sys
 import time
 
-PATIENCE = 1.0  # seconds to wait for a job's lock: who looks whether its driver lives holds it for an instant
+# seconds to wait for a job's lock: who looks whether its driver lives holds it for an instant
+PATIENCE = 1.0
 CHUNK = 1 << 20
 RAY_LOGS = os.environ.get("VLAUNCH_RAY_LOGS", "/tmp/ray/session_latest/logs")
 MOST = 16 << 20  # bytes of one piece of output
@@ -30,7 +32,8 @@ WORK = re.compile(rf"/(?:.+/)?vlaunch/[^/]+/batch/{NAME.pattern}", re.ASCII)
 OUTPUT = re.compile(r"(rows|errors)/part-(\d{6,12})\.(parquet|jsonl)|summary\.json", re.ASCII)
 LEDGER = re.compile(r"part-\d{6,12}\.json", re.ASCII)
 OURS = re.compile(
-    r"(part-\d{6,12}\.(parquet|jsonl|json)|(job|schema)\.json)|\.(part-\d{6,12}|job|schema)\.[a-z]+\.new", re.ASCII
+    r"(part-\d{6,12}\.(parquet|jsonl|json)|(job|schema)\.json)|\.(part-\d{6,12}|job|schema)\.[a-z]+\.new",
+    re.ASCII,
 )
 
 
@@ -39,18 +42,29 @@ class Refused(Exception):
 
 
 def list_(args: argparse.Namespace) -> object:
-    """How every job in some folders stands; not what they are made of, which would make the answer too long."""
+    """How every job in some folders stands; not what they are made of, which would make the answer
+    too long.
+    """
     found = []
     for root in [args.work, *args.more]:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(root) as entries:
-            found += [each.path for each in entries if NAME.fullmatch(each.name) and each.is_dir(follow_symlinks=False)]
+        with (
+            contextlib.suppress(FileNotFoundError, NotADirectoryError),
+            os.scandir(root) as entries,
+        ):
+            found += [
+                each.path
+                for each in entries
+                if NAME.fullmatch(each.name) and each.is_dir(follow_symlinks=False)
+            ]
     return {"jobs": [standing(work) for work in sorted(found) if read(work, "job.json")]}
 
 
 def look(args: argparse.Namespace) -> object:
-    """One job: how it stands, what it is, what it came to, whether rows of it are written, and which files it was sent.
+    """One job: how it stands, what it is, what it came to, whether rows of it are written, and
+    which files it was sent.
 
-    The files are as many as the launcher describes a job with: it refuses more, so that the answer is not too long.
+    The files are as many as the launcher describes a job with: it refuses more, so that the answer
+    is not too long.
     """
     if not os.path.isdir(args.work):
         return {"absent": True}
@@ -62,30 +76,47 @@ def look(args: argparse.Namespace) -> object:
                 if stat.S_ISREG(info.st_mode):
                     sent[os.path.relpath(os.path.join(above, name), args.work)] = info.st_size
     job = read(args.work, "job.json")
-    said = {"job": job, "summary": read(args.work, "summary.json"), "written": written(args.work, job), "inputs": sent}
+    said = {
+        "job": job,
+        "summary": read(args.work, "summary.json"),
+        "written": written(args.work, job),
+        "inputs": sent,
+    }
     return {**standing(args.work), **said}
 
 
 def written(work: str, job: dict[str, object]) -> bool:
-    """Whether rows may be in files, as the ledger says; of a store, where nobody looks from here, whether a driver came so far.
+    """Whether rows may be in files, as the ledger says; of a store, where nobody looks from here,
+    whether a driver came so far.
 
     Of what is not written, nothing is lost when another job takes this one's place.
     """
     out = str(job.get("out") or "")
     if not out.startswith("/"):
-        return os.path.exists(os.path.join(work, "manifest.json"))  # written when the input has been counted
-    return marked(out, job) and any(LEDGER.fullmatch(name) for name in os.listdir(os.path.join(out, "ledger")))
+        # written when the input has been counted
+        return os.path.exists(os.path.join(work, "manifest.json"))
+    return marked(out, job) and any(
+        LEDGER.fullmatch(name) for name in os.listdir(os.path.join(out, "ledger"))
+    )
 
 
 def marked(out: str, job: dict[str, object]) -> bool:
     """Whether an output folder is this job's."""
     mark = read(os.path.join(out, "ledger"), "job.json")
-    return bool(mark) and mark.get("job") == job.get("name") and mark.get("cluster") == job.get("cluster")
+    return (
+        bool(mark)
+        and mark.get("job") == job.get("name")
+        and mark.get("cluster") == job.get("cluster")
+    )
 
 
 def standing(work: str) -> dict[str, object]:
     """How far a job is, and whether its driver lives."""
-    return {"name": os.path.basename(work.rstrip("/")), "progress": read(work, "progress.json"), "alive": alive(work)}
+    return {
+        "name": os.path.basename(work.rstrip("/")),
+        "progress": read(work, "progress.json"),
+        "alive": alive(work),
+    }
 
 
 def read(work: str, name: str) -> dict[str, object]:
@@ -152,7 +183,13 @@ def put(args: argparse.Namespace) -> object:
             found = digest(file)
             if found != args.last:
                 file.truncate(0)
-                return {"error": f"{args.path} did not arrive as it was sent: sha256 {found}, not {args.last}", "have": 0}
+                return {
+                    "error": (
+                        f"{args.path} did not arrive as it was sent: sha256 {found}, not"
+                        f" {args.last}"
+                    ),
+                    "have": 0,
+                }
             os.fsync(file.fileno())
     if args.last:
         os.replace(part, path)
@@ -167,7 +204,8 @@ def digest(file: object) -> str:
 
 
 def outputs(args: argparse.Namespace) -> object:
-    """The committed files, as the ledger knows them: those from a name on, and where the next page begins.
+    """The committed files, as the ledger knows them: those from a name on, and where the next page
+    begins.
 
     The summary beside them is on the last page.
     """
@@ -186,7 +224,9 @@ def outputs(args: argparse.Namespace) -> object:
     if size_of(summary) is not None:
         with opened(summary, os.O_RDONLY) as file:
             data = file.read()
-        files.append({"path": "summary.json", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+        files.append(
+            {"path": "summary.json", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        )
     return {"files": files}
 
 
@@ -218,12 +258,17 @@ def local_output(work: str) -> str:
         raise Refused(f"{work} holds no job")
     out = str(job.get("out") or "")
     if not out.startswith("/"):
-        raise Refused(f"{job.get('name')} writes to {out or 'nothing'}, which is no folder of this machine")
+        raise Refused(
+            f"{job.get('name')} writes to {out or 'nothing'}, which is no folder of this machine"
+        )
     return out
 
 
 def remove(args: argparse.Namespace) -> object:
-    """Remove a job's folder, and of its output what it wrote. Holds the job's lock, so that no driver starts meanwhile."""
+    """Remove a job's folder, and of its output what it wrote.
+
+    Holds the job's lock, so that no driver starts meanwhile.
+    """
     work = owned(args.work)
     if not os.path.lexists(work):
         return {"removed": []}
@@ -245,7 +290,9 @@ def remove(args: argparse.Namespace) -> object:
 
 
 def remove_output(out: str, job: dict[str, object]) -> list[str]:
-    """Remove what a job wrote to a folder that carries its mark; the mark goes last, other files stay."""
+    """Remove what a job wrote to a folder that carries its mark; the mark goes last, other files
+    stay.
+    """
     if not marked(out, job):
         return []
     for folder in ("rows", "errors", "ledger"):
@@ -298,7 +345,12 @@ def owned(work: str) -> str:
 def inside(folder: str, path: str, make: bool = False) -> str:
     """A path in a folder; none of its parts is a link or leads out."""
     parts = path.split("/")
-    if not path or os.path.isabs(path) or any(part in ("", ".", "..") for part in parts) or "\0" in path:
+    if (
+        not path
+        or os.path.isabs(path)
+        or any(part in ("", ".", "..") for part in parts)
+        or "\0" in path
+    ):
         raise Refused(f"{path!r} is no path inside a job's folder")
     at = folder
     for part in parts[:-1]:
@@ -316,13 +368,21 @@ def inside(folder: str, path: str, make: bool = False) -> str:
 def opened(path: str, flags: int):
     """Open a file that is no link; new ones are for the owner alone."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o600)
-    return os.fdopen(descriptor, "rb" if flags == os.O_RDONLY else "r+b" if flags & os.O_RDWR else "wb")
+    return os.fdopen(
+        descriptor, "rb" if flags == os.O_RDONLY else "r+b" if flags & os.O_RDWR else "wb"
+    )
 
 
 VERBS = {
-    "list": list_, "look": look, "put": put, "prepare": prepare, "outputs": outputs, "get": get, "remove": remove,
+    "list": list_,
+    "look": look,
+    "put": put,
+    "prepare": prepare,
+    "outputs": outputs,
+    "get": get,
+    "remove": remove,
     "follow": follow,
-}  # fmt: skip
+}
 
 
 def main() -> int:

@@ -1,4 +1,6 @@
-"""Asks, inside a container, what the launcher wants to know: `vlaunch_agent/head.py` has the verbs."""
+"""Asks, inside a container, what the launcher wants to know: `vlaunch_agent/head.py` has the
+verbs.
+"""
 
 import os
 import sys

@@ -1,7 +1,9 @@
-"""The network probe of one node, run in a container that will serve: starts one rank per GPU, prints one JSON object.
+"""The network probe of one node, run in a container that will serve: starts one rank per GPU,
+prints one JSON object.
 
-Standard library here; the ranks (`network_rank.py`) import torch. It ends with its standard input, at its deadline, or with a
-signal, and leaves no process behind. The shape of what it prints is `launcher/tools/network.py`, `Report`.
+Standard library here; the ranks (`network_rank.py`) import torch. It ends with its standard input,
+at its deadline, or with a signal, and leaves no process behind. The shape of what it prints is
+`launcher/tools/network.py`, `Report`.
 """
 
 from __future__ import annotations
@@ -38,15 +40,29 @@ class Child:
         self.events = -1
 
     def start(self, argv: list[str], env: dict[str, str], listener: int) -> None:
-        """Start the process; `argv` gets the descriptor for its events, and the listening one on the first rank."""
+        """Start the process; `argv` gets the descriptor for its events, and the listening one on
+        the first rank.
+        """
         self.events, theirs = os.pipe()
         passed = [theirs] if listener < 0 else [theirs, listener]
         try:
             self.process = subprocess.Popen(
-                [*argv, "--events", str(theirs), "--listener", str(listener), "--parent", str(os.getpid())],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, pass_fds=passed,
+                [
+                    *argv,
+                    "--events",
+                    str(theirs),
+                    "--listener",
+                    str(listener),
+                    "--parent",
+                    str(os.getpid()),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=env,
+                pass_fds=passed,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         finally:
             os.close(theirs)
 
@@ -81,9 +97,14 @@ class Child:
         elif not error and not self.ended and code is not None:
             error = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
         return {
-            "rank": self.rank, "local_rank": self.local, "phase": self.phase, "ended": self.ended, "exit": code, "error": error,
+            "rank": self.rank,
+            "local_rank": self.local,
+            "phase": self.phase,
+            "ended": self.ended,
+            "exit": code,
+            "error": error,
             "tail": self.tail,
-        }  # fmt: skip
+        }
 
 
 class Probe:
@@ -91,7 +112,9 @@ class Probe:
 
     def __init__(self, args: argparse.Namespace, program: tuple[str, ...], argv: list[str]) -> None:
         self.args, self.program, self.argv = args, program, argv
-        self.children = [Child(args.node_rank * args.ranks_per_node + i, i) for i in range(args.ranks_per_node)]
+        self.children = [
+            Child(args.node_rank * args.ranks_per_node + i, i) for i in range(args.ranks_per_node)
+        ]
         self.signal = 0
         self.started = time.monotonic()
         self.error = ""
@@ -132,8 +155,12 @@ class Probe:
             selector.register(0, selectors.EVENT_READ, None)
             for child in self.children:
                 selector.register(child.events, selectors.EVENT_READ, child.heard)
-                selector.register(child.process.stdout.fileno(), selectors.EVENT_READ, child.printed)
-            while len(selector.get_map()) > 1 or any(child.process.poll() is None for child in self.children):
+                selector.register(
+                    child.process.stdout.fileno(), selectors.EVENT_READ, child.printed
+                )
+            while len(selector.get_map()) > 1 or any(
+                child.process.poll() is None for child in self.children
+            ):
                 left = self.started + self.args.deadline - time.monotonic()
                 if left <= 0:
                     return f"the deadline of {self.args.deadline:.0f} s came"
@@ -159,7 +186,10 @@ class Probe:
                 child.process.kill()
                 child.killed = True
             child.process.wait()
-            for descriptor, take in ((child.events, child.heard), (child.process.stdout.fileno(), child.printed)):
+            for descriptor, take in (
+                (child.events, child.heard),
+                (child.process.stdout.fileno(), child.printed),
+            ):
                 os.set_blocking(descriptor, False)
                 try:
                     while data := os.read(descriptor, 65536):
@@ -173,7 +203,9 @@ class Probe:
         share = network_node.LOG_LIMIT // max(1, sum(len(child.logged) for child in self.children))
         for child in self.children:
             for each in child.logged:
-                text = network_node.pair_log(folder, child.process.pid, each["start"], each["end"], share)
+                text = network_node.pair_log(
+                    folder, child.process.pid, each["start"], each["end"], share
+                )
                 found[each["peer"]] = found.get(each["peer"], "") + text
         return {peer: text for peer, text in found.items() if text}
 
@@ -186,7 +218,8 @@ class Probe:
             "backend": self.args.backend,
             "ranks": [child.report() for child in self.children],
             "transfers": transfers(
-                self.args, [(child.local, child.transfers, why(child, self.error)) for child in self.children]
+                self.args,
+                [(child.local, child.transfers, why(child, self.error)) for child in self.children],
             ),
             "collective": worst([child.collective for child in self.children if child.collective]),
             "rdma": network_node.rdma(),
@@ -205,11 +238,17 @@ class Probe:
 
 def why(child: Child, reason: str) -> str:
     """Why a rank did not measure a pair: its own word, else the probe's, with how far it came."""
-    said = reason if child.killed and not child.error else child.report()["error"] or reason or "it did not come to this pair"
+    said = (
+        reason
+        if child.killed and not child.error
+        else child.report()["error"] or reason or "it did not come to this pair"
+    )
     return f"rank {child.rank} in phase `{child.phase}`: {said}"
 
 
-def transfers(args: argparse.Namespace, ranks: list[tuple[int, list[dict[str, object]], str]]) -> list[dict[str, object]]:
+def transfers(
+    args: argparse.Namespace, ranks: list[tuple[int, list[dict[str, object]], str]]
+) -> list[dict[str, object]]:
     """Every direction towards this node once per rank: as measured, or why it is not known."""
     names = [each.partition("=")[0] for each in args.nodes.split(",")]
     found = []
@@ -218,14 +257,24 @@ def transfers(args: argparse.Namespace, ranks: list[tuple[int, list[dict[str, ob
         known = {each["source"] for each in measured}
         found += [
             {"source": name, "target": args.node, "local_rank": local, "error": reason}
-            for name in names if name != args.node and name not in known
-        ]  # fmt: skip
+            for name in names
+            if name != args.node and name not in known
+        ]
     return found
 
 
 def worst(collectives: list[dict[str, object]]) -> dict[str, object] | None:
-    """The one result that stands for a node's ranks: a failure, else what was wrong, else the slowest."""
-    order = sorted(collectives, key=lambda each: (not each.get("error"), each.get("correct", True), each.get("busbw") or 0.0))
+    """The one result that stands for a node's ranks: a failure, else what was wrong, else the
+    slowest.
+    """
+    order = sorted(
+        collectives,
+        key=lambda each: (
+            not each.get("error"),
+            each.get("correct", True),
+            each.get("busbw") or 0.0,
+        ),
+    )
     return order[0] if order else None
 
 
@@ -244,18 +293,33 @@ def parsed(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--node", required=True)
     parser.add_argument("--node-rank", type=int, required=True)
-    parser.add_argument("--nodes", required=True, help="name=ip,name=ip,… in the order of their ranks, the head first")
+    parser.add_argument(
+        "--nodes",
+        required=True,
+        help="name=ip,name=ip,… in the order of their ranks, the head first",
+    )
     parser.add_argument("--ranks-per-node", type=int, default=1)
     parser.add_argument("--master", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--backend", choices=("nccl", "gloo"), required=True)
     parser.add_argument("--deadline", type=float, default=120.0, help="seconds for everything")
-    parser.add_argument("--window", type=float, default=30.0, help="seconds to wait for the others to come")
+    parser.add_argument(
+        "--window", type=float, default=30.0, help="seconds to wait for the others to come"
+    )
     parser.add_argument("--pair-timeout", type=float, default=20.0)
-    parser.add_argument("--max-bytes", type=int, default=0, help="0: 256 MiB for nccl, 64 MiB for gloo")
+    parser.add_argument(
+        "--max-bytes", type=int, default=0, help="0: 256 MiB for nccl, 64 MiB for gloo"
+    )
     parser.add_argument("--nonce", required=True)
-    parser.add_argument("--running", action="store_true", help="the container is the one that serves")
-    parser.add_argument("--child", type=int, default=None, help="be this local rank (the probe's own use, as what follows)")
+    parser.add_argument(
+        "--running", action="store_true", help="the container is the one that serves"
+    )
+    parser.add_argument(
+        "--child",
+        type=int,
+        default=None,
+        help="be this local rank (the probe's own use, as what follows)",
+    )
     parser.add_argument("--events", type=int, default=-1)
     parser.add_argument("--listener", type=int, default=-1)
     parser.add_argument("--parent", type=int, default=0)

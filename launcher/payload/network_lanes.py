@@ -1,6 +1,8 @@
-"""How the network probe measures: lanes over torch's process groups, data that cannot be mistaken, sizes that fit the link.
+"""How the network probe measures: lanes over torch's process groups, data that cannot be mistaken,
+sizes that fit the link.
 
-`torch` is handed in by the rank (see `network_rank.py`); this file imports the standard library only.
+`torch` is handed in by the rank (see `network_rank.py`); this file imports the standard library
+only.
 """
 
 from __future__ import annotations
@@ -18,13 +20,17 @@ LIMITS = {"nccl": 256 * MIB, "gloo": 64 * MIB}
 
 
 class Gloo:
-    """A group over TCP on the CPU: every call returns when its bytes have gone, so a mark is a look at the clock."""
+    """A group over TCP on the CPU: every call returns when its bytes have gone, so a mark is a look
+    at the clock.
+    """
 
     def __init__(self, torch, store, rank: int, size: int, seconds: float, ip: str) -> None:
         dist = torch.distributed
         options = getattr(dist.ProcessGroupGloo, "_Options", None) or dist.ProcessGroupGloo.Options
         options = options()
-        options._devices = [dist.ProcessGroupGloo.create_device(**where) for where in gloo_devices(ip)]
+        options._devices = [
+            dist.ProcessGroupGloo.create_device(**where) for where in gloo_devices(ip)
+        ]
         options._timeout = datetime.timedelta(seconds=seconds)
         self.torch, self.device, self.limit = torch, "cpu", seconds
         self.group = dist.ProcessGroupGloo(store, rank, size, options)
@@ -52,10 +58,12 @@ class Gloo:
 
 
 class Nccl:
-    """A group over NCCL: calls are queued on the GPU, so marks are CUDA events and `settle` waits for the queue.
+    """A group over NCCL: calls are queued on the GPU, so marks are CUDA events and `settle` waits
+    for the queue.
 
-    `wait()` of a NCCL work only orders streams as long as TORCH_NCCL_BLOCKING_WAIT is off; a hang is therefore found by asking
-    an event, and ended by `abort` (torch.distributed documentation, ProcessGroupNCCL).
+    `wait()` of a NCCL work only orders streams as long as TORCH_NCCL_BLOCKING_WAIT is off; a hang
+    is therefore found by asking an event, and ended by `abort` (torch.distributed documentation,
+    ProcessGroupNCCL).
     """
 
     def __init__(self, torch, store, rank: int, size: int, seconds: float, ip: str) -> None:
@@ -96,32 +104,43 @@ LANES = {"gloo": Gloo, "nccl": Nccl}
 
 
 def abort(group) -> None:
-    """End a group without waiting for its other members; torch before 2.6 has no `abort` for Gloo."""
+    """End a group without waiting for its other members; torch before 2.6 has no `abort` for
+    Gloo.
+    """
     if hasattr(group, "abort"):
         group.abort()
 
 
 def gloo_devices(ip: str) -> list[dict[str, str]]:
-    """Arguments of Gloo's devices: the interfaces of GLOO_SOCKET_IFNAME, else the one with the node's address.
+    """Arguments of Gloo's devices: the interfaces of GLOO_SOCKET_IFNAME, else the one with the
+    node's address.
 
-    Not Gloo's default: it looks up the host's name, which may be 127.0.1.1. Raises ValueError for a name that no interface has.
+    Not Gloo's default: it looks up the host's name, which may be 127.0.1.1. Raises ValueError for a
+    name that no interface has.
     """
     wanted = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
     there = [name for _, name in socket.if_nameindex()]
     missing = [name for name in wanted if name not in there]
     if missing:
-        raise ValueError(f"GLOO_SOCKET_IFNAME names {', '.join(missing)}, which is not here: there are {', '.join(there)}")
+        raise ValueError(
+            f"GLOO_SOCKET_IFNAME names {', '.join(missing)}, which is not here: there are"
+            f" {', '.join(there)}"
+        )
     return [{"interface": name} for name in wanted] or [{"hostname": ip}]
 
 
 def limit(backend: str, asked: int, free: int, ranks: int) -> int:
-    """Bytes of the largest transfer, a power of two: at most what was asked (0: LIMITS) and an eighth of a rank's memory."""
+    """Bytes of the largest transfer, a power of two: at most what was asked (0: LIMITS) and an
+    eighth of a rank's memory.
+    """
     most = min(asked or LIMITS[backend], free // 8 // ranks)
     return 1 << max(3, most.bit_length() - 1)
 
 
 def following(size: int, took: float, most: int) -> int:
-    """The next size to try, or 0 when a transfer took long enough to be measured well, or the next would be too large."""
+    """The next size to try, or 0 when a transfer took long enough to be measured well, or the next
+    would be too large.
+    """
     return 0 if took >= ENOUGH or size * 2 > most else size * 2
 
 
@@ -133,14 +152,19 @@ def fill(torch, tensor, source: int, sequence: int) -> None:
 
 def matches(torch, tensor, source: int, sequence: int) -> bool:
     """True when every byte is the one that `fill` wrote."""
-    return all(bool(torch.equal(part, expected)) for part, expected in _pieces(torch, tensor, source, sequence))
+    return all(
+        bool(torch.equal(part, expected))
+        for part, expected in _pieces(torch, tensor, source, sequence)
+    )
 
 
 def _pieces(torch, tensor, source: int, sequence: int):
     count = min(tensor.numel(), MIB)
     place = torch.arange(count, dtype=torch.int64, device=tensor.device)
     # Knuth's multiplicative hash: neighbours differ, and so do blocks.
-    base = ((place * 2654435761 >> 15) + source * 101 + sequence * 17).bitwise_and(255).to(torch.uint8)
+    base = (
+        ((place * 2654435761 >> 15) + source * 101 + sequence * 17).bitwise_and(255).to(torch.uint8)
+    )
     for index in range(0, tensor.numel(), count):
         part = tensor[index : index + count]
         yield part, base[: part.numel()] + (index // count * 5) % 256
@@ -149,8 +173,9 @@ def _pieces(torch, tensor, source: int, sequence: int):
 def pair(torch, lane, rank: int, sources: tuple[int, int], most: int, step) -> dict[str, object]:
     """Measure with the other member of a group of two: latency, then one direction after the other.
 
-    `rank` is 0 or 1; `sources` are the global ranks of both; `step(words)` is told what comes next. Returns what this side
-    received: latency (s), bandwidth (bytes/s) at size (bytes), and whether all of it was right.
+    `rank` is 0 or 1; `sources` are the global ranks of both; `step(words)` is told what comes next.
+    Returns what this side received: latency (s), bandwidth (bytes/s) at size (bytes), and whether
+    all of it was right.
     """
     step("connecting")
     _ping(torch, lane, rank == 0, 1)
@@ -167,7 +192,9 @@ def pair(torch, lane, rank: int, sources: tuple[int, int], most: int, step) -> d
 
 
 def _ping(torch, lane, first: bool, trips: int) -> float:
-    """Half the median round trip of eight bytes, as the side that begins sees it and tells the other."""
+    """Half the median round trip of eight bytes, as the side that begins sees it and tells the
+    other.
+    """
     out, back = (torch.zeros(8, dtype=torch.uint8, device=lane.device) for _ in range(2))
     peer, marks = lane.group.rank() ^ 1, []
     for _ in range(trips):
@@ -210,7 +237,9 @@ def _pour(torch, lane, peer: int, source: int, most: int) -> None:
 
 
 def _draw(torch, lane, peer: int, source: int, most: int, latency: float) -> dict[str, object]:
-    """Ask for growing sizes, then for the last one again; return the median bandwidth there, and whether all was right."""
+    """Ask for growing sizes, then for the last one again; return the median bandwidth there, and
+    whether all was right.
+    """
     buffer = torch.empty(most, dtype=torch.uint8, device=lane.device)
     word = torch.zeros(1, dtype=torch.uint8, device=lane.device)
     size, sequence, correct, times = min(MIB, most), 0, True, []
@@ -242,7 +271,10 @@ def _draw(torch, lane, peer: int, source: int, most: int, latency: float) -> dic
 
 
 def together(torch, lane, rank: int, ranks: int, most: int, agree) -> dict[str, object]:
-    """all_reduce over a group: latency at 8 bytes, then growing sizes. `agree(name, value)` gives all ranks rank 0's value."""
+    """all_reduce over a group: latency at 8 bytes, then growing sizes.
+
+    `agree(name, value)` gives all ranks rank 0's value.
+    """
     small, marks = torch.zeros(2, dtype=torch.float32, device=lane.device), []
     for _ in range(WARM_UP + ROUND_TRIPS):
         start = lane.mark()
@@ -264,7 +296,10 @@ def together(torch, lane, rank: int, ranks: int, most: int, agree) -> dict[str, 
         times.append(max(lane.between(start, end), 1e-9))
         # Whole numbers far below 2**24: their sum is exact in 32-bit floats.
         expected = place * ranks + ranks * (ranks - 1) / 2
-        correct = all(bool(torch.equal(part, expected)) for part in tensor.split(place.numel())) and correct
+        correct = (
+            all(bool(torch.equal(part, expected)) for part in tensor.split(place.numel()))
+            and correct
+        )
         larger = following(size, times[-1], most) if len(times) == 1 else 0
         again = 0 if len(times) >= REPEATS or times[-1] > 1 else size
         over = time.monotonic() - began > lane.limit / 3
@@ -272,6 +307,10 @@ def together(torch, lane, rank: int, ranks: int, most: int, agree) -> dict[str, 
         times, turn = (times if size in (0, done) else []), turn + 1
     algbw = done / statistics.median(times)
     return {
-        "ranks": ranks, "latency": latency, "size": done, "algbw": algbw, "busbw": algbw * 2 * (ranks - 1) / ranks,
+        "ranks": ranks,
+        "latency": latency,
+        "size": done,
+        "algbw": algbw,
+        "busbw": algbw * 2 * (ranks - 1) / ranks,
         "correct": correct,
-    }  # fmt: skip
+    }

@@ -1,4 +1,5 @@
-"""What the network probe sees of its node without torch: the container's rights and devices, the port, NCCL's log files.
+"""What the network probe sees of its node without torch: the container's rights and devices, the
+port, NCCL's log files.
 
 Standard library only; imported by `network.py`.
 """
@@ -18,18 +19,43 @@ import socket
 NETWORK_ENV = ("NCCL_", "GLOO_", "TP_", "UCX_", "VLLM_HOST_IP")
 # Bit numbers from linux/capability.h.
 CAPABILITIES = {
-    0: "CHOWN", 1: "DAC_OVERRIDE", 5: "KILL", 12: "NET_ADMIN", 13: "NET_RAW", 14: "IPC_LOCK", 15: "IPC_OWNER", 16: "SYS_MODULE",
-    17: "SYS_RAWIO", 18: "SYS_CHROOT", 19: "SYS_PTRACE", 21: "SYS_ADMIN", 23: "SYS_NICE", 24: "SYS_RESOURCE", 38: "PERFMON",
+    0: "CHOWN",
+    1: "DAC_OVERRIDE",
+    5: "KILL",
+    12: "NET_ADMIN",
+    13: "NET_RAW",
+    14: "IPC_LOCK",
+    15: "IPC_OWNER",
+    16: "SYS_MODULE",
+    17: "SYS_RAWIO",
+    18: "SYS_CHROOT",
+    19: "SYS_PTRACE",
+    21: "SYS_ADMIN",
+    23: "SYS_NICE",
+    24: "SYS_RESOURCE",
+    38: "PERFMON",
     39: "BPF",
-}  # fmt: skip
-LIBRARY_FOLDERS = ("/lib/*-linux-gnu", "/usr/lib/*-linux-gnu", "/usr/lib64", "/lib64", "/usr/lib", "/usr/local/lib")
+}
+LIBRARY_FOLDERS = (
+    "/lib/*-linux-gnu",
+    "/usr/lib/*-linux-gnu",
+    "/usr/lib64",
+    "/lib64",
+    "/usr/lib",
+    "/usr/local/lib",
+)
 LOG_LIMIT = 2_000_000
 _TELLING = re.compile(
-    r"Channel .* via |Using |NET/|WARN|Bootstrap|set by environment|NCCL version|RCCL version|commId|GPU ?Direct|GDR"
-    r"|MNNVL|DMA-BUF|nvidia.peermem|[Ee]rror|[Ff]ail|[Uu]nable|No route|refused|timed out|[Pp]lugin|OOB "
+    r"Channel .* via |Using |NET/|WARN|Bootstrap|set by environment|NCCL version|RCCL"
+    r" version|commId|GPU ?Direct|GDR"
+    r"|MNNVL|DMA-BUF|nvidia.peermem|[Ee]rror|[Ff]ail|[Uu]nable|No route|refused|timed"
+    r" out|[Pp]lugin|OOB "
 )
 _LINK = re.compile(r"Channel .* via ")
-_ONCE = re.compile(r"NET/.* : Using|Using network|Bootstrap ?: Using|set by environment|GPU Direct RDMA|NCCL version|WARN")
+_ONCE = re.compile(
+    r"NET/.* : Using|Using network|Bootstrap ?: Using|set by environment|GPU Direct RDMA|NCCL"
+    r" version|WARN"
+)
 
 
 class Unusable(Exception):
@@ -61,14 +87,18 @@ def inside(running: bool) -> dict[str, object]:
 
 
 def capabilities(status: str) -> list[str]:
-    """Names of the effective capabilities in the text of /proc/self/status, those that a network or a debugger needs."""
+    """Names of the effective capabilities in the text of /proc/self/status, those that a network or
+    a debugger needs.
+    """
     found = re.search(r"^CapEff:\s*([0-9a-fA-F]+)", status, re.M)
     mask = int(found[1], 16) if found else 0
     return [name for bit, name in CAPABILITIES.items() if mask >> bit & 1]
 
 
 def library(name: str) -> str:
-    """Path of a shared library in the usual folders and those of LD_LIBRARY_PATH; empty when it is in none."""
+    """Path of a shared library in the usual folders and those of LD_LIBRARY_PATH; empty when it is
+    in none.
+    """
     own = [each for each in os.environ.get("LD_LIBRARY_PATH", "").split(":") if each]
     for folder in (*own, *LIBRARY_FOLDERS):
         for path in sorted(glob.glob(os.path.join(folder, name))):
@@ -77,7 +107,10 @@ def library(name: str) -> str:
 
 
 def reserve(master: str, port: int) -> socket.socket:
-    """Bind the rendezvous without listening yet, so that nobody takes it meanwhile. Raises Unusable when it cannot."""
+    """Bind the rendezvous without listening yet, so that nobody takes it meanwhile.
+
+    Raises Unusable when it cannot.
+    """
     held = socket.socket(socket.AF_INET6 if ":" in master else socket.AF_INET)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -87,13 +120,17 @@ def reserve(master: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise Unusable(f"port {port} is taken on the head{taken_by(port)}") from None
         if error.errno == errno.EADDRNOTAVAIL:
-            raise Unusable(f"{master} is not an address of this node; its probe must run in the host's network") from None
+            raise Unusable(
+                f"{master} is not an address of this node; its probe must run in the host's network"
+            ) from None
         raise Unusable(f"cannot bind {master}:{port}: {error.strerror}") from None
     return held
 
 
 def taken_by(port: int) -> str:
-    """` by pid N (NAME)` for who listens at a TCP port, as far as /proc tells; a container does not see others' processes."""
+    """` by pid N (NAME)` for who listens at a TCP port, as far as /proc tells; a container does not
+    see others' processes.
+    """
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
@@ -101,7 +138,9 @@ def taken_by(port: int) -> str:
                 rows = [line.split() for line in file][1:]
         except OSError:
             continue
-        inodes |= {row[9] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port}
+        inodes |= {
+            row[9] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port
+        }
     for link in glob.glob("/proc/[0-9]*/fd/*") if inodes else ():
         try:
             if os.readlink(link)[8:-1] in inodes:
@@ -119,31 +158,42 @@ def telling(text: str) -> str:
 
 
 def logs(folder: str, limit: int = LOG_LIMIT) -> str:
-    """Return the telling lines of every log in a folder, at most `limit` characters, an equal share for each file."""
+    """Return the telling lines of every log in a folder, at most `limit` characters, an equal share
+    for each file.
+    """
     paths = sorted(glob.glob(os.path.join(folder, "*")))
     share = limit // max(1, len(paths))
     return "".join(capped(_read(path), share) for path in paths)
 
 
 def pair_log(folder: str, pid: int, start: int, end: int, limit: int) -> str:
-    """What a process wrote between two sizes of its log, after what it said before of devices: it looks at those once."""
+    """What a process wrote between two sizes of its log, after what it said before of devices: it
+    looks at those once.
+    """
     for path in glob.glob(os.path.join(folder, f"nccl.*.{pid}.log")):
         data = _read(path).encode()
         once: dict[str, str] = {}
         for line in data[:start].decode(errors="replace").splitlines():
             if _ONCE.search(line):
-                once.setdefault(line.partition(" NCCL ")[2] or line, line)  # each communicator says it again
+                # each communicator says it again
+                once.setdefault(line.partition(" NCCL ")[2] or line, line)
         own = data[start:end].decode(errors="replace").splitlines()
         links = [line for line in own if _LINK.search(line)]
         # The links first: they are what must not be left out.
         return capped(
-            "".join(f"{line}\n" for line in (*links, *once.values(), *(each for each in own if each not in links))), limit
+            "".join(
+                f"{line}\n"
+                for line in (*links, *once.values(), *(each for each in own if each not in links))
+            ),
+            limit,
         )
     return ""
 
 
 def rdma() -> list[str]:
-    """Active RDMA ports that this container sees, as `mlx5_0:1` (sysfs-class-infiniband: state `4: ACTIVE`)."""
+    """Active RDMA ports that this container sees, as `mlx5_0:1` (sysfs-class-infiniband: state `4:
+    ACTIVE`).
+    """
     found = []
     for path in sorted(glob.glob("/sys/class/infiniband/*/ports/*/state")):
         if _read(path).startswith("4"):
@@ -158,7 +208,10 @@ def capped(text: str, limit: int) -> str:
     if len(kept) <= limit:
         return kept
     cut = kept[: max(0, limit - 60)]
-    return f"{cut[: cut.rfind(chr(10)) + 1]}(vlaunch left out {len(kept) - len(cut)} more characters)\n"
+    return (
+        f"{cut[: cut.rfind(chr(10)) + 1]}(vlaunch left out {len(kept) - len(cut)} more"
+        " characters)\n"
+    )
 
 
 def _read(path: str) -> str:

@@ -1,6 +1,8 @@
-"""One rank of the network probe: meets the others at a store on the head, measures with one peer a round, then with all.
+"""One rank of the network probe: meets the others at a store on the head, measures with one peer a
+round, then with all.
 
-Runs as `network.py --child`; imports torch. What it finds goes to its parent as JSON lines on the descriptor `--events`.
+Runs as `network.py --child`; imports torch. What it finds goes to its parent as JSON lines on the
+descriptor `--events`.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ def main(args) -> int:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel end this process with its parent, however that ends (prctl(2), PR_SET_PDEATHSIG)."""
+    """Have the kernel end this process with its parent, however that ends (prctl(2),
+    PR_SET_PDEATHSIG).
+    """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     if os.getppid() != parent:
@@ -67,7 +71,10 @@ class Rank:
         self.names = [each.partition("=")[0] for each in args.nodes.split(",")]
         self.ips = [each.partition("=")[2] for each in args.nodes.split(",")]
         self.local, self.per_node = args.child, args.ranks_per_node
-        self.rank, self.world = args.node_rank * self.per_node + self.local, len(self.names) * self.per_node
+        self.rank, self.world = (
+            args.node_rank * self.per_node + self.local,
+            len(self.names) * self.per_node,
+        )
         self.lost: list[int] = []
         self.since = 0.0  # when the last meeting was over: all ranks began what follows then
 
@@ -84,14 +91,20 @@ class Rank:
         self.meet("rendezvous", self.args.window)
 
     def open(self):
-        """Open the store (as its owner on rank 0) and see by the nonce that it is this run's. Raises Failed."""
+        """Open the store (as its owner on rank 0) and see by the nonce that it is this run's.
+
+        Raises Failed.
+        """
         where, master = f"{self.args.master}:{self.args.port}", self.rank == 0
         if not master:
             knock(self.args.master, self.args.port, self.args.window)
-        # In a thread: a stranger that accepts and never answers holds the constructor beyond its own timeout.
+        # In a thread: a stranger that accepts and never answers holds the constructor beyond its
+        # own timeout.
         done, found, error = bounded(self.connect, HELLO + SLACK)
         if not done:
-            raise Failed(f"something else answers at {where}: it does not speak as this run's store does")
+            raise Failed(
+                f"something else answers at {where}: it does not speak as this run's store does"
+            )
         if error:
             raise Failed(f"{where}: {short(error)}")
         if master:
@@ -100,25 +113,42 @@ class Rank:
             try:
                 found.wait(["hello"], datetime.timedelta(seconds=HELLO))
             except Exception:
-                raise Failed(f"something else answers at {where}: a store, but not this run's") from None
+                raise Failed(
+                    f"something else answers at {where}: a store, but not this run's"
+                ) from None
         return found
 
     def connect(self, prefix: str = ""):
         """A connection to the store of its own: a call that waits holds its connection."""
         dist, first = self.torch.distributed, not prefix and self.rank == 0
         store = dist.TCPStore(
-            self.args.master, self.args.port, None, first, timeout=datetime.timedelta(seconds=HELLO), wait_for_workers=False,
-            **({"master_listen_fd": self.args.listener} if first and self.args.listener >= 0 else {}),
-        )  # fmt: skip
+            self.args.master,
+            self.args.port,
+            None,
+            first,
+            timeout=datetime.timedelta(seconds=HELLO),
+            wait_for_workers=False,
+            **(
+                {"master_listen_fd": self.args.listener}
+                if first and self.args.listener >= 0
+                else {}
+            ),
+        )
         return dist.PrefixStore(self.args.nonce + (f"/{prefix}" if prefix else ""), store)
 
     def meet(self, name: str, seconds: float) -> None:
-        """Wait until all ranks that are not lost came here, at most `seconds` after the last meeting.
+        """Wait until all ranks that are not lost came here, at most `seconds` after the last
+        meeting.
 
-        Rank 0 decides who is lost, so that all agree. Raises Failed when this rank is, or the store is gone.
+        Rank 0 decides who is lost, so that all agree. Raises Failed when this rank is, or the store
+        is gone.
         """
         left = max(1.0, self.since + seconds - time.monotonic())
-        arrived = {other: f"arrived/{name}/{other}" for other in range(self.world) if other not in self.lost}
+        arrived = {
+            other: f"arrived/{name}/{other}"
+            for other in range(self.world)
+            if other not in self.lost
+        }
         try:
             self.store.set(arrived[self.rank], "1")
             if self.rank == 0:
@@ -132,7 +162,9 @@ class Rank:
         if len(lost) > len(self.lost):
             there = [other for other in range(self.world) if other not in lost]
             new = [other for other in lost if other not in self.lost]
-            self.told.say(note=f"at {name}: {self.called(new)} did not arrive, {self.called(there)} did")
+            self.told.say(
+                note=f"at {name}: {self.called(new)} did not arrive, {self.called(there)} did"
+            )
         self.lost, self.since = lost, time.monotonic()
 
     def count(self, name: str, arrived: dict[int, str], seconds: float) -> None:
@@ -169,7 +201,11 @@ class Rank:
         peer_node = high if self.args.node_rank == low else low
         peer = peer_node * self.per_node + self.local
         self.told.say(phase=f"pair {self.names[low]} ↔ {self.names[high]}")
-        said: dict[str, object] = {"source": self.names[peer_node], "target": self.args.node, "local_rank": self.local}
+        said: dict[str, object] = {
+            "source": self.names[peer_node],
+            "target": self.args.node,
+            "local_rank": self.local,
+        }
         if peer in self.lost:
             said["error"] = f"{self.called([peer])} did not arrive"
         else:
@@ -194,28 +230,42 @@ class Rank:
         # Set last: rank 0 keeps the store until all have set it, nobody else needs it any more.
         self.store.set(f"arrived/done/{self.rank}", "1")
         if self.rank == 0:
-            keys = [f"arrived/done/{other}" for other in range(self.world) if other not in self.lost]
+            keys = [
+                f"arrived/done/{other}" for other in range(self.world) if other not in self.lost
+            ]
             with contextlib.suppress(Exception):
-                self.store.wait(keys, datetime.timedelta(seconds=2 * SLACK + self.args.pair_timeout))
+                self.store.wait(
+                    keys, datetime.timedelta(seconds=2 * SLACK + self.args.pair_timeout)
+                )
 
     def collective(self) -> dict[str, object]:
         bad = [
-            (low, high) for low in range(len(self.names)) for high in range(low + 1, len(self.names))
+            (low, high)
+            for low in range(len(self.names))
+            for high in range(low + 1, len(self.names))
             if self.store.check([f"bad/{low}-{high}"])
-        ]  # fmt: skip
+        ]
         if self.lost or bad:
-            why = f"{len(bad)} pair{'s' * (len(bad) != 1)} failed" if bad else f"{self.called(self.lost)} did not arrive"
+            why = (
+                f"{len(bad)} pair{'s' * (len(bad) != 1)} failed"
+                if bad
+                else f"{self.called(self.lost)} did not arrive"
+            )
             return {"error": f"not tried: {why}"}
         work = AllWork(self)
         done, found, error = bounded(work.run, self.args.pair_timeout)
         work.end()
         if done and error is None:
             return found
-        return {"error": short(error) if error else f"not over after {self.args.pair_timeout:.0f} s"}
+        return {
+            "error": short(error) if error else f"not over after {self.args.pair_timeout:.0f} s"
+        }
 
 
 def tournament(count: int) -> list[list[tuple[int, int]]]:
-    """Rounds in which every pair of `count` nodes meets once and nobody twice a round (circle method)."""
+    """Rounds in which every pair of `count` nodes meets once and nobody twice a round (circle
+    method).
+    """
     ring: list[int] = [*range(count), *([-1] if count % 2 else [])]
     rounds = []
     for _ in range(len(ring) - 1 if count > 1 else 0):
@@ -226,14 +276,21 @@ def tournament(count: int) -> list[list[tuple[int, int]]]:
 
 
 def knock(host: str, port: int, window: float) -> None:
-    """Wait until the head listens. Raises Failed with the system's words when it does not within `window` seconds."""
+    """Wait until the head listens.
+
+    Raises Failed with the system's words when it does not within `window` seconds.
+    """
     deadline, said = time.monotonic() + window, "no answer"
     while time.monotonic() < deadline:
         try:
             socket.create_connection((host, port), timeout=min(5.0, window)).close()
             return
         except OSError as error:
-            said = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
+            said = (
+                "no answer"
+                if isinstance(error, TimeoutError)
+                else (error.strerror or str(error)).lower()
+            )
         time.sleep(0.2)
     raise Failed(f"the head did not open {host}:{port} within {window:.0f} s: {said}")
 
@@ -241,10 +298,15 @@ def knock(host: str, port: int, window: float) -> None:
 def load(backend: str, local: int):
     """Import torch and take this rank's GPU. Raises Failed when it cannot do what is asked."""
     # Our own clock ends what hangs; torch must neither block in `wait` nor end the process for it.
-    os.environ.update({
-        "TORCH_NCCL_BLOCKING_WAIT": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0",
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_CPP_LOG_LEVEL": "ERROR",
-    })  # fmt: skip
+    os.environ.update(
+        {
+            "TORCH_NCCL_BLOCKING_WAIT": "0",
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+            "TORCH_NCCL_ENABLE_MONITORING": "0",
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+        }
+    )
     try:
         import torch
         import torch.distributed
@@ -261,13 +323,18 @@ def load(backend: str, local: int):
             raise Failed("torch was built without NCCL")
         torch.cuda.set_device(local)
     else:
-        torch.set_num_threads(1)  # threads that wait for each other on a busy CPU cost more than they bring
+        # threads that wait for each other on a busy CPU cost more than they bring
+        torch.set_num_threads(1)
     return torch
 
 
 def facts(torch, backend: str, local: int) -> dict[str, object]:
     """Versions, and the GPU's name."""
-    versions = {"torch": torch.__version__, "cuda": torch.version.cuda or "", "hip": getattr(torch.version, "hip", None) or ""}
+    versions = {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or "",
+        "hip": getattr(torch.version, "hip", None) or "",
+    }
     gpu = ""
     if backend == "nccl":
         gpu = torch.cuda.get_device_name(local)
@@ -285,9 +352,18 @@ def memory(torch, backend: str) -> int:
 
 
 def log_size() -> int:
-    """How much NCCL has written to this process's log: what it adds while a pair is measured is that pair's."""
+    """How much NCCL has written to this process's log: what it adds while a pair is measured is
+    that pair's.
+    """
     folder = os.path.dirname(os.environ.get("NCCL_DEBUG_FILE", ""))
-    return sum(os.path.getsize(path) for path in glob.glob(os.path.join(folder, f"nccl.*.{os.getpid()}.log"))) if folder else 0
+    return (
+        sum(
+            os.path.getsize(path)
+            for path in glob.glob(os.path.join(folder, f"nccl.*.{os.getpid()}.log"))
+        )
+        if folder
+        else 0
+    )
 
 
 def leave(code: int) -> None:

@@ -1,6 +1,8 @@
-"""What a rank of the network probe does together with others, in groups that may hang: one pair of ranks, or all of them.
+"""What a rank of the network probe does together with others, in groups that may hang: one pair of
+ranks, or all of them.
 
-Imported by `network_rank.py`. Whatever hangs is left behind in its thread; the process ends without waiting for it.
+Imported by `network_rank.py`. Whatever hangs is left behind in its thread; the process ends without
+waiting for it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ class Failed(Exception):
 
 
 class Work:
-    """Something with a group of its own that may hang: it is run in a thread, and ended from outside."""
+    """Something with a group of its own that may hang: it is run in a thread, and ended from
+    outside.
+    """
 
     def __init__(self, rank) -> None:
         self.of, self.lane, self.step = rank, None, "meeting"
@@ -29,7 +33,8 @@ class Work:
     def open(self, prefix: str, rank: int, size: int):
         self.step = "connecting"
         of, self.own = self.of, self.of.connect(prefix)
-        seconds = max(1.0, of.args.pair_timeout - 1)  # torch's own timeout first: it says more than ours
+        # torch's own timeout first: it says more than ours
+        seconds = max(1.0, of.args.pair_timeout - 1)
         self.own.set_timeout(datetime.timedelta(seconds=seconds))
         if of.args.backend == "nccl":
             of.torch.cuda.set_device(of.local)  # a thread begins with the first GPU
@@ -44,7 +49,11 @@ class Work:
 
 
 class PairWork(Work):
-    """Two ranks. Each first says whether it can, and how much it can hold, so that the other does not wait in vain."""
+    """Two ranks.
+
+    Each first says whether it can, and how much it can hold, so that the other does not wait in
+    vain.
+    """
 
     def __init__(self, rank, low: int, high: int, peer: int) -> None:
         super().__init__(rank)
@@ -68,7 +77,9 @@ class PairWork(Work):
         if theirs["error"]:
             raise Failed(f"{of.called([self.peer])}: {theirs['error']}")
         lane, ranks = self.open(key, me, 2), sorted((of.rank, self.peer))
-        found = network_lanes.pair(of.torch, lane, me, tuple(ranks), min(of.most, theirs["most"]), self.say)
+        found = network_lanes.pair(
+            of.torch, lane, me, tuple(ranks), min(of.most, theirs["most"]), self.say
+        )
         self.step = "closing"
         # Neither side ends its connections before the other has all that is under way.
         board.set(f"over/{me}", "1")
@@ -84,7 +95,10 @@ class PairWork(Work):
         if isinstance(error, Failed):
             return str(error)
         waited = f"no end after {self.of.args.pair_timeout:.0f} s"
-        return f"{self.step}, {self.of.called([self.peer])} on the other side: {short(error) if error else waited}"
+        return (
+            f"{self.step}, {self.of.called([self.peer])} on the other side:"
+            f" {short(error) if error else waited}"
+        )
 
 
 class AllWork(Work):
@@ -105,12 +119,15 @@ class AllWork(Work):
         found = network_lanes.together(of.torch, lane, of.rank, of.world, most, agree)
         board.set(f"over/{of.rank}", "1")
         with contextlib.suppress(Exception):
-            board.wait([f"over/{other}" for other in range(of.world)], datetime.timedelta(seconds=SLACK))
+            board.wait(
+                [f"over/{other}" for other in range(of.world)], datetime.timedelta(seconds=SLACK)
+            )
         return found
 
 
 def bounded(call, seconds: float):
-    """Run a call in a thread; return whether it ended in time, what it returned, and what it raised.
+    """Run a call in a thread; return whether it ended in time, what it returned, and what it
+    raised.
 
     One that does not end is left behind: the process ends without waiting for it.
     """
@@ -136,4 +153,9 @@ def short(error: object) -> str:
     last = next((i for i, line in enumerate(lines) if line == "Last error:"), None)
     said = lines[last + 1] if last is not None and last + 1 < len(lines) else lines[0]
     said = re.sub(r"^\[[^\]]*\.(?:cc|cpp|h|hpp):\d+\]\s*", "", said)
-    return said.partition(" This is typically caused")[0].partition(" This may indicate")[0].strip().rstrip(".")[:400]
+    return (
+        said.partition(" This is typically caused")[0]
+        .partition(" This may indicate")[0]
+        .strip()
+        .rstrip(".")[:400]
+    )

@@ -1,10 +1,13 @@
-"""Runs on every node at the same time: listens, knocks at all the other nodes, and prints what became of it as one JSON object.
+"""Runs on every node at the same time: listens, knocks at all the other nodes, and prints what
+became of it as one JSON object.
 
-Standard library only, for any Python from 3.6 on, because it runs with what the node has. Usage: pairs.py JSON, with the keys
-node, ip, port (the high one), listen, mtu, deadline, patience, nonce, peers ([{name, ip, ports}]).
+Standard library only, for any Python from 3.6 on, because it runs with what the node has. Usage:
+pairs.py JSON, with the keys node, ip, port (the high one), listen, mtu, deadline, patience, nonce,
+peers ([{name, ip, ports}]).
 
-It ends when all nodes are through, and at its deadline at the latest. If a line comes on standard input, the end of that input
-ends it as well: nobody waits any more. Without such a line its input says nothing (ssh and docker give it none).
+It ends when all nodes are through, and at its deadline at the latest. If a line comes on standard
+input, the end of that input ends it as well: nobody waits any more. Without such a line its input
+says nothing (ssh and docker give it none).
 """
 
 import contextlib
@@ -22,30 +25,60 @@ import time
 
 BULK = 1 << 20
 STEP = 1 << 16
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset, so that no port is left in TIME_WAIT for the next one to bind
+# SO_LINGER: close with a reset, so that no port is left in TIME_WAIT for the next one to bind
+RESET = struct.pack("ii", 1, 0)
 SMALL = 256  # bytes of the smallest IP packet tried
-# Sizes that networks really have: tunnels, PPPoE, InfiniBand, jumbo frames, less what encapsulations take.
-USUAL = (576, 1280, 1380, 1400, 1420, 1450, 1472, 1480, 1492, 1500, 2044, 4092, 4096, 8900, 8950, 8972, 9000)
+# Sizes that networks really have: tunnels, PPPoE, InfiniBand, jumbo frames, less what
+# encapsulations take.
+USUAL = (
+    576,
+    1280,
+    1380,
+    1400,
+    1420,
+    1450,
+    1472,
+    1480,
+    1492,
+    1500,
+    2044,
+    4092,
+    4096,
+    8900,
+    8950,
+    8972,
+    9000,
+)
 HEAD = 28  # bytes of the headers of IPv4 and UDP; an inventory has no IPv6 addresses
-MTU_DISCOVER, PROBE = 10, 3  # IP_PMTUDISC_PROBE: "do not fragment", whatever the kernel believes about the path (ip(7))
+# IP_PMTUDISC_PROBE: "do not fragment", whatever the kernel believes about the path (ip(7))
+MTU_DISCOVER, PROBE = 10, 3
 
 
 class Talk:
-    """A connection at the high port, of either side: lines in both directions, the bulk being one very long line."""
+    """A connection at the high port, of either side: lines in both directions, the bulk being one
+    very long line.
+    """
 
     def __init__(self, probe, sock, peer=None):
         self.probe, self.sock, self.peer = probe, sock, peer
         self.sending = threading.Lock()
-        self.greeted, self.ended, self.arrived = threading.Event(), threading.Event(), threading.Event()
+        self.greeted, self.ended, self.arrived = (
+            threading.Event(),
+            threading.Event(),
+            threading.Event(),
+        )
         self.stranger = False
         self.progress = time.monotonic()
         sock.setblocking(True)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.say(f"vlaunch {probe.nonce} {probe.name}")  # before anything that reading may cause us to say
+        # before anything that reading may cause us to say
+        self.say(f"vlaunch {probe.nonce} {probe.name}")
         threading.Thread(target=self.read, daemon=True).start()
 
     def say(self, line, wait=1.0):
-        """Send a line; not behind a bulk that hangs, because whoever waits for it would hang as well."""
+        """Send a line; not behind a bulk that hangs, because whoever waits for it would hang as
+        well.
+        """
         if not self.sending.acquire(timeout=wait):
             return
         try:
@@ -102,7 +135,9 @@ class Talk:
         return True
 
     def bulk(self, patience, until):
-        """Send a megabyte and tell whether all of it came; given up when nothing moves for `patience` seconds."""
+        """Send a megabyte and tell whether all of it came; given up when nothing moves for
+        `patience` seconds.
+        """
 
         def send():
             with self.sending, contextlib.suppress(OSError):
@@ -121,13 +156,21 @@ class Probe:
     """One node: what it holds open, whom it met, and what it saw of each peer."""
 
     def __init__(self, asked):
-        self.name, self.ip, self.port, self.nonce = asked["node"], asked["ip"], asked["port"], asked["nonce"]
+        self.name, self.ip, self.port, self.nonce = (
+            asked["node"],
+            asked["ip"],
+            asked["port"],
+            asked["nonce"],
+        )
         self.mtu, self.patience = asked["mtu"], asked["patience"]
         self.end = time.monotonic() + asked["deadline"]
         self.peers = asked["peers"]
         self.state = threading.Condition()
         self.talks, self.waiting, self.finished, self.through = {}, {}, set(), 0
-        self.seen = {each["name"]: {"ports": {}, "errors": {}, "bulk": None, "largest": None} for each in self.peers}
+        self.seen = {
+            each["name"]: {"ports": {}, "errors": {}, "bulk": None, "largest": None}
+            for each in self.peers
+        }
         self.heard, self.unheld = set(), {}
         self.doors = selectors.DefaultSelector()
         for port in asked["listen"]:
@@ -154,7 +197,10 @@ class Probe:
         self.doors.register(sock, selectors.EVENT_READ, what or "door")
 
     def keep_doors(self):
-        """Accept connections. Those at plain ports stay until the other side has closed them, which it does with a reset."""
+        """Accept connections.
+
+        Those at plain ports stay until the other side has closed them, which it does with a reset.
+        """
         while True:
             for key, _ in self.doors.select():
                 try:
@@ -169,7 +215,8 @@ class Probe:
                         guest.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                         self.doors.register(guest, selectors.EVENT_READ, "guest")
                 except OSError:
-                    time.sleep(0.01)  # too many open files, or a guest that has gone: never a busy loop
+                    # too many open files, or a guest that has gone: never a busy loop
+                    time.sleep(0.01)
 
     def answer_datagrams(self):
         while True:
@@ -210,7 +257,8 @@ class Probe:
 
     def knock(self, peer):
         seen = self.seen[peer["name"]]
-        # Datagrams come after the connections and need two seconds at most; their time is kept free.
+        # Datagrams come after the connections and need two seconds at most; their time is kept
+        # free.
         until = max(self.end - 2.5, time.monotonic() + 0.5)
         talk = None
         try:
@@ -224,7 +272,12 @@ class Probe:
             self.through += 1
             all_through = self.through == len(self.peers)
             told = [each for talks in self.talks.values() for each in talks] if all_through else []
-            others = [each for name, talks in self.talks.items() if name != peer["name"] for each in talks[:1]]
+            others = [
+                each
+                for name, talks in self.talks.items()
+                if name != peer["name"]
+                for each in talks[:1]
+            ]
             strange = peer["name"] not in self.talks
             self.state.notify_all()
         for each in told:
@@ -233,7 +286,9 @@ class Probe:
             each.say("ask " + peer["name"])
 
     def connect(self, peer, seen, until):
-        """Try all ports at once until each has its answer; return the talk at the high port, if there is one."""
+        """Try all ports at once until each has its answer; return the talk at the high port, if
+        there is one.
+        """
         left = dict.fromkeys([self.port, *peer["ports"]], 0.0)
         flying, talk = {}, None
         while (left or flying) and time.monotonic() < until:
@@ -258,7 +313,11 @@ class Probe:
                     talk = self.greet(peer, seen, sock)
                 else:
                     sock.close()
-            for sock in [sock for sock, (_, begun, _) in flying.items() if time.monotonic() - begun > self.patience]:
+            for sock in [
+                sock
+                for sock, (_, begun, _) in flying.items()
+                if time.monotonic() - begun > self.patience
+            ]:
                 port = flying.pop(sock)[0]
                 seen["ports"][str(port)] = "timed out"
                 sock.close()
@@ -268,7 +327,9 @@ class Probe:
         return talk
 
     def landed(self, seen, port, code, again):
-        """Note what became of a connection; `again` takes the port of one that is to be tried once more, if that may be."""
+        """Note what became of a connection; `again` takes the port of one that is to be tried once
+        more, if that may be.
+        """
         seen["errors"].pop(str(port), None)
         if code in (0, errno.ECONNRESET):  # a reset comes after the connection stood
             seen["ports"][str(port)] = "open"
@@ -277,7 +338,8 @@ class Probe:
         words = {errno.ECONNREFUSED: "refused", errno.ETIMEDOUT: "timed out"}
         routes = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
         seen["ports"][str(port)] = words.get(code, "no route" if code in routes else "error")
-        # Refused may only mean that the peer had not begun: unless we had met it before we knocked, we come again.
+        # Refused may only mean that the peer had not begun: unless we had met it before we knocked,
+        # we come again.
         if code == errno.ECONNREFUSED and again is not None:
             again[port] = time.monotonic() + 0.05
 
@@ -288,12 +350,16 @@ class Probe:
             return talk
         seen["ports"][str(self.port)] = "error"
         seen["errors"][str(self.port)] = (
-            "something else answers there" if talk.stranger else "connected, but the probe there did not answer"
+            "something else answers there"
+            if talk.stranger
+            else "connected, but the probe there did not answer"
         )
         return None
 
     def largest(self, ip):
-        """Return the size of the largest IP packet that comes through in one piece, at most the MTU; None when none does."""
+        """Return the size of the largest IP packet that comes through in one piece, at most the
+        MTU; None when none does.
+        """
         sock = self.socket(socket.SOCK_DGRAM)
         sock.setsockopt(socket.IPPROTO_IP, MTU_DISCOVER, PROBE)
         try:
@@ -307,22 +373,29 @@ class Probe:
                     return None
                 low = max([*through, low])
                 high = min([size for size in sizes if size > low] + [high])
-                sizes = sorted({low + max(1, (high - low) * part // 17) for part in range(1, 17)} - {low, high})
-            # A loaded node may have lost all three of the first: nothing is called broken that passes now.
+                sizes = sorted(
+                    {low + max(1, (high - low) * part // 17) for part in range(1, 17)} - {low, high}
+                )
+            # A loaded node may have lost all three of the first: nothing is called broken that
+            # passes now.
             return self.mtu if self.passed(sock, ip, [self.mtu]) else low
         finally:
             sock.close()
 
     def passed(self, sock, ip, sizes):
-        """Send a datagram of each size, up to three times, and return those that were acknowledged."""
+        """Send a datagram of each size, up to three times, and return those that were
+        acknowledged.
+        """
         missing, begun = set(sizes), time.monotonic()
         for wait in (0.1, 0.2, 0.4):
             for size in sorted(missing):
                 packet = f"{self.nonce}|{self.name}|{size}|".encode()
-                with contextlib.suppress(OSError):  # EMSGSIZE: our own interface is smaller; refused: an earlier one was
+                # EMSGSIZE: our own interface is smaller; refused: an earlier one was
+                with contextlib.suppress(OSError):
                     sock.sendto(packet.ljust(size - HEAD, b"."), (ip, self.port))
                 if len(missing) > 1:
-                    time.sleep(0.001)  # a burst of large ones would overflow the other side's buffer
+                    # a burst of large ones would overflow the other side's buffer
+                    time.sleep(0.001)
             begun += wait
             while missing and ready_to_read(sock, begun - time.monotonic()):
                 try:
@@ -348,8 +421,12 @@ class Probe:
                 if left <= 0:
                     break
                 self.state.wait(min(left, 0.2))
-            # We may be gone before we are asked: who cannot hear a node that we heard must not wait for its deadline.
-            known, told = "\nover ".join(sorted(self.finished)), [talks[0] for talks in self.talks.values()]
+            # We may be gone before we are asked: who cannot hear a node that we heard must not wait
+            # for its deadline.
+            known, told = (
+                "\nover ".join(sorted(self.finished)),
+                [talks[0] for talks in self.talks.values()],
+            )
         for talk in told if known else []:
             talk.say("over " + known, wait=0.2)
         for name, seen in self.seen.items():
@@ -389,7 +466,10 @@ def main():
     try:
         answer = Probe(asked).run()
     except OSError as error:
-        answer = {"node": asked["node"], "error": f"cannot listen at {asked['ip']}: {error.strerror or error}"}
+        answer = {
+            "node": asked["node"],
+            "error": f"cannot listen at {asked['ip']}: {error.strerror or error}",
+        }
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
     os._exit(0)  # threads that wait for the network do not keep the process

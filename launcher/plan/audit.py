@@ -29,17 +29,26 @@ class Happened:
 def ask(inventory: Inventory, nodes: Sequence[Node], last: int = 0) -> list[Command]:
     """Ask each node for its last lines."""
     return [
-        Command(node=node.name, argv=audit.read(node.state_dir or "", inventory.cluster, last), timeout=30) for node in nodes
+        Command(
+            node=node.name,
+            argv=audit.read(node.state_dir or "", inventory.cluster, last),
+            timeout=30,
+        )
+        for node in nodes
     ]
 
 
 def merge(entries: Iterable[Entry]) -> list[Happened]:
-    """Put the entries of all nodes in the order of time; what is the same on several nodes, or was read twice, is said once.
+    """Put the entries of all nodes in the order of time; what is the same on several nodes, or was
+    read twice, is said once.
 
     Nodes that share a home share a file, and each of them tells all of it.
     """
     same: dict[Entry, list[str]] = {}
     for entry in dict.fromkeys(entries):
         same.setdefault(replace(entry, node=""), []).append(entry.node)
-    found = [Happened(entry=entry, nodes=tuple(sorted(nodes, key=natural))) for entry, nodes in same.items()]
+    found = [
+        Happened(entry=entry, nodes=tuple(sorted(nodes, key=natural)))
+        for entry, nodes in same.items()
+    ]
     return sorted(found, key=lambda each: each.entry.at)

@@ -1,4 +1,7 @@
-"""From a checked job and what was seen, everything that starts a batch as a Ray job. Watching it is `launcher.watch_batch`."""
+"""From a checked job and what was seen, everything that starts a batch as a Ray job.
+
+Watching it is `launcher.watch_batch`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,9 @@ _PACKAGE = ("env", "PYTHONPATH=/opt/vlaunch/lib", "python3", "-m", "vlaunch_batc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A batch job that is asked for: as it was checked, as its driver reads it, and the files of this machine that it needs."""
+    """A batch job that is asked for: as it was checked, as its driver reads it, and the files of
+    this machine that it needs.
+    """
 
     job: Job
     described: Mapping[str, Any]
@@ -59,7 +64,9 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What was observed before anything is decided: nodes, Ray, the model on each node, and the job's folder on the head."""
+    """What was observed before anything is decided: nodes, Ray, the model on each node, and the
+    job's folder on the head.
+    """
 
     facts: Mapping[str, HostFacts] = field(default_factory=dict)
     said: Mapping[str, Any] = field(default_factory=dict)
@@ -69,7 +76,10 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What will be done. `job` is the Ray job to watch; `attached`: it runs already; `finished`: there is nothing left to do.
+    """What will be done.
+
+    `job` is the Ray job to watch; `attached`: it runs already; `finished`: there is nothing left to
+    do.
 
     `anew` means that what an earlier run of this name left is removed.
     """
@@ -95,7 +105,8 @@ def plan_batch(inventory: Inventory, seen: Seen, request: Request, options: Opti
     """Decide what the same command means now: begin, go on, watch, or nothing at all.
 
     Raises:
-        RequestError: this is not the job that was begun under its name, it runs and is not to, or it can never fit.
+        RequestError: this is not the job that was begun under its name, it runs and is not to, or
+            it can never fit.
     """
     entry, name = seen.entry, request.job.name
     fits.check(request.job, inventory)
@@ -108,16 +119,27 @@ def plan_batch(inventory: Inventory, seen: Seen, request: Request, options: Opti
         raise _changed(request, entry, live=live)
     if live:
         if options.retry_errors:
-            hint = "run the same command again when it has ended; without --retry-errors it is watched"
-            raise RequestError(f"batch job `{name}` runs; its error rows can be tried again when it is over", hint=hint)
+            hint = (
+                "run the same command again when it has ended; without --retry-errors it is watched"
+            )
+            raise RequestError(
+                f"batch job `{name}` runs; its error rows can be tried again when it is over",
+                hint=hint,
+            )
         if runs is None and "error" in seen.said:
             text = f"`{name}` runs, and Ray does not say as which job: {seen.said['error']}"
-            raise RequestError(text, hint="look at `vlaunch status`, then run the same command again")
+            raise RequestError(
+                text, hint="look at `vlaunch status`, then run the same command again"
+            )
         if runs is None:
-            raise RequestError(f"the driver of an earlier run of `{name}` is still ending", hint="run the same command again")
+            raise RequestError(
+                f"the driver of an earlier run of `{name}` is still ending",
+                hint="run the same command again",
+            )
         return Start(plan=Plan(verb="batch", stages=()), job=runs.id, attached=True)
     anew = (options.restart or changed) and not entry.absent
-    # Who ended early has not counted what was there: only of one that is done it is known that there are none.
+    # Who ended early has not counted what was there: only of one that is done it is known that
+    # there are none.
     again = options.retry_errors and not anew and not entry.absent
     retry = again and (entry.progress.errors > 0 or entry.progress.state != "done")
     if entry.progress.state == "done" and not anew and not retry:
@@ -126,7 +148,9 @@ def plan_batch(inventory: Inventory, seen: Seen, request: Request, options: Opti
     return _begin(inventory, seen, request, options, anew=anew, retry=retry)
 
 
-def _begin(inventory: Inventory, seen: Seen, request: Request, options: Options, *, anew: bool, retry: bool) -> Start:
+def _begin(
+    inventory: Inventory, seen: Seen, request: Request, options: Options, *, anew: bool, retry: bool
+) -> Start:
     job = _next_id(request.job.name, seen)
     # What an earlier run brought is what this one would bring: the same digest says so.
     have = {} if anew or seen.entry.digest != request.digest else seen.entry.inputs
@@ -137,17 +161,29 @@ def _begin(inventory: Inventory, seen: Seen, request: Request, options: Options,
         command=transfer.inside(inventory, desk.remove(request.work), timeout=300),
     )
     stages = (
-        *([Stage(id="preflight", title="Look at the cluster and the model", gates=gates)] if seen.facts else []),
+        *(
+            [Stage(id="preflight", title="Look at the cluster and the model", gates=gates)]
+            if seen.facts
+            else []
+        ),
         *([Stage(id="clear", title="Begin anew", steps=(clear,))] if anew else []),
         Stage(
             id="prepare",
             title="Write the job down on the head",
             steps=(_prepare(inventory, request, retry=retry, restart=options.restart),),
         ),
-        *([Stage(id="ship", title="Send the job's files to the head", steps=tuple(ship))] if ship else []),
-        Stage(id="submit", title="Submit the job to Ray", steps=(_submit(inventory, request, job),)),
+        *(
+            [Stage(id="ship", title="Send the job's files to the head", steps=tuple(ship))]
+            if ship
+            else []
+        ),
+        Stage(
+            id="submit", title="Submit the job to Ray", steps=(_submit(inventory, request, job),)
+        ),
     )
-    plan = Plan(verb="batch", stages=stages, notes=notes(request, seen.entry, anew=anew, retry=retry))
+    plan = Plan(
+        verb="batch", stages=stages, notes=notes(request, seen.entry, anew=anew, retry=retry)
+    )
     return Start(plan=plan, job=job, anew=anew)
 
 
@@ -156,16 +192,23 @@ def notes(request: Request, entry: desk.Entry, *, anew: bool, retry: bool) -> tu
     job, progress = request.job, entry.progress
     said = [f"{job.name}: {_what(job)}, answers to {job.write.to.shown}"]
     if anew and entry.digest != request.digest and not entry.written:
-        said.append("another job was begun under this name, of which no row was written: it is replaced")
+        said.append(
+            "another job was begun under this name, of which no row was written: it is replaced"
+        )
     elif anew and progress.accounted:
         said.append(f"begins anew; what was done ({howfar.rows(progress)}) is removed")
-    elif not anew and (progress.accounted or progress.rows is not None) and progress.state != "done":
+    elif (
+        not anew and (progress.accounted or progress.rows is not None) and progress.state != "done"
+    ):
         said.append(f"goes on where it stopped: {howfar.rows(progress)} are done")
     if retry:
         count = f"{progress.errors:,} " if progress.errors else ""
         said.append(f"{count}error row{' is' if progress.errors == 1 else 's are'} tried again")
     if not anew and entry.job:
-        said += [f"changed since the last run: {line}" for line in difference(_tuning(entry.job), _tuning(request.described))]
+        said += [
+            f"changed since the last run: {line}"
+            for line in difference(_tuning(entry.job), _tuning(request.described))
+        ]
     return tuple(said)
 
 
@@ -186,13 +229,17 @@ def _tuning(described: Mapping[str, Any]) -> dict[str, Any]:
         section = described.get(name)
         for key, value in section.items() if isinstance(section, Mapping) else ():
             pairs = value.items() if isinstance(value, Mapping) else ()
-            flat |= {f"{name}.{key}.{inner}": each for inner, each in pairs} or {f"{name}.{key}": value}
+            flat |= {f"{name}.{key}.{inner}": each for inner, each in pairs} or {
+                f"{name}.{key}": value
+            }
     return flat
 
 
 def _changed(request: Request, entry: desk.Entry, *, live: bool) -> RequestError:
     name = request.job.name
-    begin = f"begin anew with `--restart`, which removes what is done ({howfar.rows(entry.progress)})"
+    begin = (
+        f"begin anew with `--restart`, which removes what is done ({howfar.rows(entry.progress)})"
+    )
     named = "`job:` in its file" if request.job.path else "`--name`"
     hints = [
         f"stop it first: `vlaunch stop {name}`; then {begin}" if live else begin,
@@ -205,31 +252,49 @@ def _changed(request: Request, entry: desk.Entry, *, live: bool) -> RequestError
     )
 
 
-def _gates(inventory: Inventory, seen: Seen, request: Request, options: Options, have: Mapping[str, int]) -> tuple[Gate, ...]:
+def _gates(
+    inventory: Inventory, seen: Seen, request: Request, options: Options, have: Mapping[str, int]
+) -> tuple[Gate, ...]:
     names = {node.name: containers.name(inventory, node) for node in inventory.nodes}
     job = request.job
     least, most = job.gpus
     send = sum(each.bytes for each in transfer.missing(have, request.files))
     whole = _gate(
-        "cluster", "the cluster is up: every node is in Ray",
+        "cluster",
+        "the cluster is up: every node is in Ray",
         partial(serving.cluster, inventory, seen.facts, seen.said, names),
-    )  # fmt: skip
-    offline = {node.name: node.env.get("HF_HUB_OFFLINE", "0") not in ("0", "") for node in inventory.nodes}
+    )
+    offline = {
+        node.name: node.env.get("HF_HUB_OFFLINE", "0") not in ("0", "") for node in inventory.nodes
+    }
     model = _gate(
-        "model", "every node has the model, or may download it",
+        "model",
+        "every node has the model, or may download it",
         partial(serving.model, inventory.nodes, job.model, seen.models, offline),
-    )  # fmt: skip
+    )
     room = _gate(
-        "room", "Ray has room for the job",
+        "room",
+        "Ray has room for the job",
         partial(
-            serving.batch_room, inventory, least, most, seen.said, running.holders(seen.said),
+            serving.batch_room,
+            inventory,
+            least,
+            most,
+            seen.said,
+            running.holders(seen.said),
             queue=options.queue,
         ),
-    )  # fmt: skip
+    )
     disk = _gate(
-        "disk", "the head has room for the job's files",
-        partial(serving.batch_disk, inventory.head, send, seen.facts.get(inventory.head.name, HostFacts())),
-    )  # fmt: skip
+        "disk",
+        "the head has room for the job's files",
+        partial(
+            serving.batch_disk,
+            inventory.head,
+            send,
+            seen.facts.get(inventory.head.name, HostFacts()),
+        ),
+    )
     return (
         whole,
         *([model] if job.mode != "predict" else []),
@@ -246,7 +311,9 @@ def _gate(id: str, what: str, findings: Any) -> Gate:
 
 
 def _next_id(name: str, seen: Seen) -> str:
-    """Return a name that neither Ray nor the job's own folder has known: old progress must not be taken for the new one's."""
+    """Return a name that neither Ray nor the job's own folder has known: old progress must not be
+    taken for the new one's.
+    """
     taken = [str(each["submission_id"]) for each in seen.said.get("jobs", ())]
     used = [
         int(match[1])
@@ -257,24 +324,37 @@ def _next_id(name: str, seen: Seen) -> str:
 
 
 def _prepare(inventory: Inventory, request: Request, *, retry: bool, restart: bool) -> Step:
-    # Where the output lies beyond the head's reach, in an object store, the driver clears it itself: only when it is told to.
+    # Where the output lies beyond the head's reach, in an object store, the driver clears it
+    # itself: only when it is told to.
     text = json.dumps({**request.described, "retry_errors": retry, "restart": restart})
     return Step(
         title="writing job.json",
         command=transfer.inside(
-            inventory, desk.prepare(request.work), timeout=60, stdin=text.encode, shown=f"printf %s {shlex.quote(text)}"
+            inventory,
+            desk.prepare(request.work),
+            timeout=60,
+            stdin=text.encode,
+            shown=f"printf %s {shlex.quote(text)}",
         ),
     )
 
 
 def _submit(inventory: Inventory, request: Request, job: str) -> Step:
     metadata = {desk.NAME: request.job.name, desk.GPUS: f"{request.job.gpus[0]:g}"}
-    asked = json.dumps({"argv": (*_PACKAGE, request.work), "submission_id": job, "metadata": metadata})
+    asked = json.dumps(
+        {"argv": (*_PACKAGE, request.work), "submission_id": job, "metadata": metadata}
+    )
     head = inventory.head
-    inside = docker.exec_(head.docker, containers.name(inventory, head), *payload.submit(inventory.ports), stdin=True)
+    inside = docker.exec_(
+        head.docker, containers.name(inventory, head), *payload.submit(inventory.ports), stdin=True
+    )
     return Step(
         title=f"submitting {request.job.name} as Ray job {job}",
         command=Command(
-            node=head.name, argv=inside, timeout=90, stdin=asked.encode, shown_stdin=f"printf %s {shlex.quote(asked)}"
+            node=head.name,
+            argv=inside,
+            timeout=90,
+            stdin=asked.encode,
+            shown_stdin=f"printf %s {shlex.quote(asked)}",
         ),
     )

@@ -1,4 +1,6 @@
-"""The batch jobs of a cluster as one list: what lies on the head, put together with what Ray says of what runs."""
+"""The batch jobs of a cluster as one list: what lies on the head, put together with what Ray says
+of what runs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ _LEFT = 'cd "$1" 2>/dev/null && ls -d */ 2>/dev/null; exit 0'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStatus:
-    """One batch job. `state` is the driver's own word, or `interrupted` when it ended without one; `runs`: it is not over."""
+    """One batch job.
+
+    `state` is the driver's own word, or `interrupted` when it ended without one; `runs`: it is not
+    over.
+    """
 
     name: str
     state: str
@@ -32,14 +38,30 @@ class BatchStatus:
 
     def as_json(self) -> dict[str, Any]:
         """Return it ready for JSON."""
-        progress = {key: value for key, value in asdict(self.progress).items() if key not in ("state", "submission")}
-        own = {"name": self.name, "state": self.state, "runs": self.runs, "job": self.job, "work": self.work}
+        progress = {
+            key: value
+            for key, value in asdict(self.progress).items()
+            if key not in ("state", "submission")
+        }
+        own = {
+            "name": self.name,
+            "state": self.state,
+            "runs": self.runs,
+            "job": self.job,
+            "work": self.work,
+        }
         return {**own, "detail": self.detail, **progress}
 
 
 def ask_left(inventory: Inventory) -> Command:
-    """Ask the head, past its containers, for the folders of batch jobs: what they did outlives the cluster."""
-    return Command(node=inventory.head.name, argv=("sh", "-c", _LEFT, "batches", jobs_folder(inventory)), timeout=20)
+    """Ask the head, past its containers, for the folders of batch jobs: what they did outlives the
+    cluster.
+    """
+    return Command(
+        node=inventory.head.name,
+        argv=("sh", "-c", _LEFT, "batches", jobs_folder(inventory)),
+        timeout=20,
+    )
 
 
 def read_left(answer: Answer) -> tuple[str, ...]:
@@ -48,22 +70,36 @@ def read_left(answer: Answer) -> tuple[str, ...]:
     return tuple(name for name in names if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name))
 
 
-def read(inventory: Inventory, entries: Sequence[Entry], said: Mapping[str, Any]) -> tuple[BatchStatus, ...]:
-    """Put together what lies on the head and what Ray says; those that run come first, then the last one begun."""
+def read(
+    inventory: Inventory, entries: Sequence[Entry], said: Mapping[str, Any]
+) -> tuple[BatchStatus, ...]:
+    """Put together what lies on the head and what Ray says; those that run come first, then the
+    last one begun.
+    """
     runs = {each.name: each for each in running.batches(said)}
     known = {entry.name: entry for entry in entries}
     root = jobs_folder(inventory)
-    found = [_one(f"{root}/{name}", name, known.get(name, Entry(name=name)), runs.get(name)) for name in {**runs, **known}]
+    found = [
+        _one(f"{root}/{name}", name, known.get(name, Entry(name=name)), runs.get(name))
+        for name in {**runs, **known}
+    ]
     return tuple(sorted(found, key=lambda each: (not each.runs, -each.progress.started, each.name)))
 
 
 def plan_remove(inventory: Inventory, found: Sequence[BatchStatus]) -> Plan:
     """Remove the folders of jobs that are over, with the output that lies in them."""
     steps = tuple(
-        Step(title=f"removing {each.name}", command=transfer.inside(inventory, desk.remove(each.work), timeout=300))
+        Step(
+            title=f"removing {each.name}",
+            command=transfer.inside(inventory, desk.remove(each.work), timeout=300),
+        )
         for each in found
     )
-    return Plan(verb="jobs", stages=(Stage(id="remove", title="Remove batch jobs", steps=steps),), keep_going=True)
+    return Plan(
+        verb="jobs",
+        stages=(Stage(id="remove", title="Remove batch jobs", steps=steps),),
+        keep_going=True,
+    )
 
 
 def _one(work: str, name: str, entry: Entry, runs: running.Batch | None) -> BatchStatus:
@@ -77,10 +113,19 @@ def _one(work: str, name: str, entry: Entry, runs: running.Batch | None) -> Batc
         state = "ending" if progress.over else state or "starting"
     elif not progress.over:
         state = "interrupted" if progress.state else "prepared"
-        detail = "its driver is gone; the same `vlaunch batch` goes on" if progress.state else "it was never submitted"
+        detail = (
+            "its driver is gone; the same `vlaunch batch` goes on"
+            if progress.state
+            else "it was never submitted"
+        )
     elif progress.error is not None:
         detail = progress.error.message
     return BatchStatus(
-        name=name, state=state, runs=runs is not None or entry.alive, job=runs.id if runs else progress.submission,
-        work=work, progress=progress, detail=detail,
-    )  # fmt: skip
+        name=name,
+        state=state,
+        runs=runs is not None or entry.alive,
+        job=runs.id if runs else progress.submission,
+        work=work,
+        progress=progress,
+        detail=detail,
+    )

@@ -1,4 +1,7 @@
-"""What a bug report's bundle asks of each node, and the files that its answers become. File names are ours, never a node's."""
+"""What a bug report's bundle asks of each node, and the files that its answers become.
+
+File names are ours, never a node's.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,20 @@ from launcher.transport import Command
 
 _TIMEOUT = 240.0
 _LINES = 50_000
-# An answer is kept up to 8 MiB: four containers' logs must fit into one, and so must five servers', and three jobs' and what
-# stands with them.
+# An answer is kept up to 8 MiB: four containers' logs must fit into one, and so must five servers',
+# and three jobs' and what stands with them.
 _LOG, _JOB = 1_800_000, 1_500_000
 _AUDIT = 2000  # lines
-_NAMES = {"log": "container", "driver": "job-driver", "worker": "ray-worker", "ray": "ray", "nccl": "nccl", "kernel": "kernel"}
-# Variables whose values tell of the network, the GPUs and the engine; of all others only the names are kept.
+_NAMES = {
+    "log": "container",
+    "driver": "job-driver",
+    "worker": "ray-worker",
+    "ray": "ray",
+    "nccl": "nccl",
+    "kernel": "kernel",
+}
+# Variables whose values tell of the network, the GPUs and the engine; of all others only the names
+# are kept.
 _TELLING = re.compile(
     r"(?:NCCL|GLOO|TP|UCX|VLLM|RAY|CUDA|NVIDIA|OMP|HIP|ROCR|TORCH|PYTORCH)_\w+|HF_H\w+|HF_TOKEN_PATH|PATH|LD_LIBRARY_PATH"
 )
@@ -36,7 +47,12 @@ def commands(inventory: Inventory, nodes: Sequence[Node], mark: str) -> list[Com
     asked = []
     for node in nodes:
         ask = partial(
-            diagnosis.ask, node.docker, mark=mark, cluster=inventory.cluster, state_dir=node.state_dir or "", lines=_LINES
+            diagnosis.ask,
+            node.docker,
+            mark=mark,
+            cluster=inventory.cluster,
+            state_dir=node.state_dir or "",
+            lines=_LINES,
         )
         questions = (
             ask(parts=(STATE, RECORD, KERNEL, INSPECT), size=_LOG),
@@ -50,16 +66,24 @@ def commands(inventory: Inventory, nodes: Sequence[Node], mark: str) -> list[Com
 
 
 def files(answers: Sequence[Answer], mark: str) -> dict[str, str]:
-    """Return the files of one node from its answers, in the order asked; what could not be had is in `not-seen.txt`."""
+    """Return the files of one node from its answers, in the order asked; what could not be had is
+    in `not-seen.txt`.
+    """
     *asked, trail = answers
     told = [read(answer.out, mark) for answer in asked]
     kept = {name: each for name, each in told[0].kept.items() if each}
     gaps = [f"{what}: {why}" for what, why in told[0].gaps.items()]
     gaps += [answer.tail[-300:] for answer in answers if not answer.ok]
     found: dict[str, str] = {
-        "state.json": json.dumps([asdict(each) for each in told[0].states], indent=1) if told[0].states else "",
+        "state.json": (
+            json.dumps([asdict(each) for each in told[0].states], indent=1)
+            if told[0].states
+            else ""
+        ),
         "containers.json": _inspected(told[0].inspect),
-        "servers.json": json.dumps({"servers": kept, "members": told[0].members}, indent=1) if kept else "",
+        "servers.json": (
+            json.dumps({"servers": kept, "members": told[0].members}, indent=1) if kept else ""
+        ),
         "audit.ndjson": trail.out if trail.ok else "",
     }
     count: Counter[str] = Counter()
@@ -67,7 +91,11 @@ def files(answers: Sequence[Answer], mark: str) -> dict[str, str]:
         for log in each.logs:
             kind = _NAMES.get(log.part.partition("-")[0], "other")
             count[kind] += 1
-            name = log.what.replace(" ", "-") if log.part.startswith("engine-") else f"{kind}-{count[kind]}"
+            name = (
+                log.what.replace(" ", "-")
+                if log.part.startswith("engine-")
+                else f"{kind}-{count[kind]}"
+            )
             found[f"{name}.log"] = _written(log)
     found["not-seen.txt"] = "\n".join(dict.fromkeys(gaps))
     return {name: text for name, text in found.items() if text.strip()}
@@ -79,12 +107,17 @@ def folder(number: int, node: Node) -> str:
 
 
 def _written(log: Log) -> str:
-    lines = (f"{log.stamps[at]} {line}" if at in log.stamps else line for at, line in enumerate(log.lines))
+    lines = (
+        f"{log.stamps[at]} {line}" if at in log.stamps else line
+        for at, line in enumerate(log.lines)
+    )
     return "\n".join(lines) + "\n"
 
 
 def _inspected(text: str) -> str:
-    """Return what Docker knows of containers, without the values of variables that tell nothing, or too much."""
+    """Return what Docker knows of containers, without the values of variables that tell nothing, or
+    too much.
+    """
     try:
         found: Any = untrusted.loads(text) if text.strip() else []
     except ValueError:

@@ -1,4 +1,6 @@
-"""The one container every node gets: what differs per node is its name, its role, its address and its network variables."""
+"""The one container every node gets: what differs per node is its name, its role, its address and
+its network variables.
+"""
 
 from __future__ import annotations
 
@@ -29,21 +31,32 @@ def own(inventory: Inventory, node: Node, facts: HostFacts | None) -> docker.Con
 
 
 def renewed(there: docker.Container) -> bool:
-    """True when a container's first process is the agent; one of an earlier vlaunch has another, and `up` renews it."""
+    """True when a container's first process is the agent; one of an earlier vlaunch has another,
+    and `up` renews it.
+    """
     return there.argv[:2] == (f"{PAYLOAD}/entry.sh", "agent")
 
 
 def state_dir(inventory: Inventory, node: Node, facts: HostFacts | None) -> str:
-    """Return the directory on a node that holds the cluster's small files; the home is assumed when nobody was asked."""
-    home = facts.home if facts else ("/root" if node.ssh.user in (None, "root") else f"/home/{node.ssh.user}")
+    """Return the directory on a node that holds the cluster's small files; the home is assumed when
+    nobody was asked.
+    """
+    home = (
+        facts.home
+        if facts
+        else ("/root" if node.ssh.user in (None, "root") else f"/home/{node.ssh.user}")
+    )
     return f"{node.state_dir or home + '/.vlaunch'}/{inventory.cluster}"
 
 
 def secrets_base(inventory: Inventory, node: Node, facts: HostFacts | None) -> str:
-    """Return the directory on a node that holds `secrets/`; a place in memory is assumed when nobody was asked."""
+    """Return the directory on a node that holds `secrets/`; a place in memory is assumed when
+    nobody was asked.
+    """
     if inventory.secrets_in == "disk":
         return state_dir(inventory, node, facts)
-    return f"{(facts.memory if facts else '') or '/run/vlaunch-' + (node.ssh.user or 'root')}/{inventory.cluster}"
+    memory = (facts.memory if facts else "") or f"/run/vlaunch-{node.ssh.user or 'root'}"
+    return f"{memory}/{inventory.cluster}"
 
 
 def node_spec(
@@ -55,7 +68,8 @@ def node_spec(
     *,
     fingerprinted: str | None = None,
 ) -> docker.ContainerSpec:
-    """Return the container of one node, head or worker: the agent, which starts Ray where the inventory wants Ray.
+    """Return the container of one node, head or worker: the agent, which starts Ray where the
+    inventory wants Ray.
 
     `fingerprinted` stands in for the secrets' fingerprint where only their names are known.
     """
@@ -63,22 +77,48 @@ def node_spec(
     if not inventory.ray.off:
         start = ray.start_head(node, inventory) if node.head else ray.start_worker(node, inventory)
     argv = payload.agent(
-        start, node=node.name, head=inventory.head.ip, port=inventory.ports.group, lead=node.head,
+        start,
+        node=node.name,
+        head=inventory.head.ip,
+        port=inventory.ports.group,
+        lead=node.head,
         private_shm=inventory.shm != "host",
-    )  # fmt: skip
+    )
     return _spec(
-        inventory, node, facts, secrets, image=image, name=name(inventory, node), role="head" if node.head else "worker",
-        argv=argv, env={} if inventory.ray.off else _ray_env(inventory), fingerprinted=fingerprinted,
-    )  # fmt: skip
+        inventory,
+        node,
+        facts,
+        secrets,
+        image=image,
+        name=name(inventory, node),
+        role="head" if node.head else "worker",
+        argv=argv,
+        env={} if inventory.ray.off else _ray_env(inventory),
+        fingerprinted=fingerprinted,
+    )
 
 
-def probe_spec(inventory: Inventory, node: Node, facts: HostFacts | None, argv: Argv) -> docker.ContainerSpec:
-    """Return a throw-away container with the image, environment, devices and rights of a node's; it carries no secret."""
+def probe_spec(
+    inventory: Inventory, node: Node, facts: HostFacts | None, argv: Argv
+) -> docker.ContainerSpec:
+    """Return a throw-away container with the image, environment, devices and rights of a node's; it
+    carries no secret.
+    """
     spec = _spec(
-        inventory, node, facts, {}, image=inventory.image, name=f"vlaunch-{inventory.cluster}-{node.name}-probe",
-        role="probe", argv=argv, env={}, restart="no",
-    )  # fmt: skip
-    return replace(spec, mounts=tuple(mount for mount in spec.mounts if mount.target not in (SECRETS, SERVERS)))
+        inventory,
+        node,
+        facts,
+        {},
+        image=inventory.image,
+        name=f"vlaunch-{inventory.cluster}-{node.name}-probe",
+        role="probe",
+        argv=argv,
+        env={},
+        restart="no",
+    )
+    return replace(
+        spec, mounts=tuple(mount for mount in spec.mounts if mount.target not in (SECRETS, SERVERS))
+    )
 
 
 def _spec(
@@ -113,7 +153,8 @@ def _spec(
                 source=f"{secrets_base(inventory, node, facts)}/secrets",
                 target=SECRETS,
                 read_only=True,
-                # After a reboot there is nothing in memory, and a directory made by Docker would look like no secrets.
+                # After a reboot there is nothing in memory, and a directory made by Docker would
+                # look like no secrets.
                 must_exist=inventory.secrets_in == "memory",
             ),
             Mount(source=f"{directory}/server", target=SERVERS),
@@ -122,10 +163,14 @@ def _spec(
         ),
         shm=inventory.shm,
         gpus=node.gpus if nvidia else None,
-        devices=(*(("/dev/kfd", "/dev/dri") if amd else ()), *(("/dev/infiniband",) if rdma else ())),
+        devices=(
+            *(("/dev/kfd", "/dev/dri") if amd else ()),
+            *(("/dev/infiniband",) if rdma else ()),
+        ),
         cap_add=("IPC_LOCK",) if rdma else (),
         groups=("video",) if amd else (),
-        # ROCm's images need an unconfined seccomp profile for memory mapping (vLLM docs, AMD installation).
+        # ROCm's images need an unconfined seccomp profile for memory mapping (vLLM docs, AMD
+        # installation).
         security=("seccomp=unconfined",) if amd else (),
         ulimits=_RDMA_ULIMITS if rdma else {},
         labels={"vlaunch.secrets": mark} if mark else {},
@@ -133,8 +178,12 @@ def _spec(
     ).labelled()
 
 
-def _node_env(inventory: Inventory, node: Node, facts: HostFacts | None, secrets: Mapping[str, Secret]) -> dict[str, str]:
-    """Return what must be right on each node by itself: Ray hands the driver's environment to workers that lack a variable."""
+def _node_env(
+    inventory: Inventory, node: Node, facts: HostFacts | None, secrets: Mapping[str, Secret]
+) -> dict[str, str]:
+    """Return what must be right on each node by itself: Ray hands the driver's environment to
+    workers that lack a variable.
+    """
     interface = node.interface or (facts.interface_of(node.ip) if facts else None)
     env = {"VLLM_HOST_IP": node.ip, "HF_HOME": node.hf_home}
     if interface:
@@ -152,14 +201,16 @@ def _node_env(inventory: Inventory, node: Node, facts: HostFacts | None, secrets
 
 
 def _ray_env(inventory: Inventory) -> dict[str, str]:
-    # RAY_ADDRESS always: without it vLLM starts a Ray of its own, silently. RAY_AUTH_MODE always: since 2.59 Ray turns it on
-    # by itself on the head, and not on workers, when it finds a token file.
-    # The interval: `ray status` is renewed every five seconds otherwise, and shows yesterday's cluster meanwhile.
-    # The niceness: Ray gives its workers, and so vLLM, 15 unless told otherwise, behind everything else on the node.
-    # Ray's looks at its nodes: a closed port is a dead node after 5 s (15 by default). Silence is one after a minute, as by
-    # default: a node whose CPUs or disks are busy is silent for longer than one would think.
-    # The reconnection: workers end 15 s after they have lost the head (60), restart, and join the one that is back.
-    # The memory monitor: it kills ranks while they load, above all where GPUs share the host's memory (vllm issue 15102).
+    # RAY_ADDRESS always: without it vLLM starts a Ray of its own, silently. RAY_AUTH_MODE always:
+    # since 2.59 Ray turns it on by itself on the head, and not on workers, when it finds a token
+    # file. The interval: `ray status` is renewed every five seconds otherwise, and shows
+    # yesterday's cluster meanwhile. The niceness: Ray gives its workers, and so vLLM, 15 unless
+    # told otherwise, behind everything else on the node. Ray's looks at its nodes: a closed port is
+    # a dead node after 5 s (15 by default). Silence is one after a minute, as by default: a node
+    # whose CPUs or disks are busy is silent for longer than one would think. The reconnection:
+    # workers end 15 s after they have lost the head (60), restart, and join the one that is back.
+    # The memory monitor: it kills ranks while they load, above all where GPUs share the host's
+    # memory (vllm issue 15102).
     env = {
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
         "RAY_gcs_rpc_server_reconnect_timeout_s": "15",
@@ -176,10 +227,11 @@ def _ray_env(inventory: Inventory) -> dict[str, str]:
 
 
 def fingerprint(secrets: Mapping[str, Secret]) -> str:
-    """Return a short keyed hash of all secrets: it changes when one does, and tells nothing about them.
+    """Return a short keyed hash of all secrets: it changes when one does, and tells nothing about
+    them.
 
-    The key is the cluster's own random token, so that a guessable secret cannot be found by trying values. Before the token is
-    made, nothing can be said.
+    The key is the cluster's own random token, so that a guessable secret cannot be found by trying
+    values. Before the token is made, nothing can be said.
     """
     key = secrets[ray.TOKEN].reveal() if ray.TOKEN in secrets else ""
     if not key:

@@ -1,4 +1,6 @@
-"""What is asked of nodes after a failure, one command a node, and how their answers become what each told."""
+"""What is asked of nodes after a failure, one command a node, and how their answers become what
+each told.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,26 @@ from launcher.transport import Command
 _TIMEOUT = 240.0  # each part of the answer has a deadline of its own
 
 
-def commands(inventory: Inventory, nodes: Sequence[Node], mark: str, since: float | None = None) -> list[Command]:
-    """Return the question to each node; `mark` must be new, and `since` is how many seconds back its containers' logs go."""
+def commands(
+    inventory: Inventory, nodes: Sequence[Node], mark: str, since: float | None = None
+) -> list[Command]:
+    """Return the question to each node; `mark` must be new, and `since` is how many seconds back
+    its containers' logs go.
+    """
     return [
         Command(
             node=node.name,
             argv=diagnosis.ask(
-                node.docker, mark=mark, cluster=inventory.cluster, state_dir=node.state_dir or "", since=since
+                node.docker,
+                mark=mark,
+                cluster=inventory.cluster,
+                state_dir=node.state_dir or "",
+                since=since,
             ),
             timeout=_TIMEOUT,
         )
         for node in nodes
-    ]  # fmt: skip
+    ]
 
 
 def hear(answers: Iterable[Answer], mark: str) -> tuple[dict[str, Told], dict[str, str]]:
@@ -33,7 +43,11 @@ def hear(answers: Iterable[Answer], mark: str) -> tuple[dict[str, Told], dict[st
     for answer in answers:
         said = read(answer.out, mark)
         if said.clock is None and not said.lines and not said.states:
-            late = f"no answer within {answer.seconds:.0f} s" if answer.timed_out else "it answered something else"
+            late = (
+                f"no answer within {answer.seconds:.0f} s"
+                if answer.timed_out
+                else "it answered something else"
+            )
             silent[answer.node] = f"{late}: {answer.tail[-200:]}".strip(": ")
         else:
             told[answer.node] = said

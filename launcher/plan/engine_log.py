@@ -1,4 +1,6 @@
-"""What the engine's own ranks wrote about their links after the start: the last word on what they really use."""
+"""What the engine's own ranks wrote about their links after the start: the last word on what they
+really use.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,18 @@ from launcher.tools import docker, nccl
 from launcher.transport import Command
 
 _FOLDER = "/tmp/vlaunch-nccl"
-_TELLING = "Channel|nNodes|NET/|Using |WARN|Bootstrap|set by environment|GPU Direct|commId|NCCL version"
+_TELLING = (
+    "Channel|nNodes|NET/|Using |WARN|Bootstrap|set by environment|GPU Direct|commId|NCCL version"
+)
 _LIMIT = 8_000_000
 
 
 def variables(inventory: Inventory, name: str) -> dict[str, str]:
-    """Return NCCL's variables that make every rank write a log (`%h` host, `%p` process); none on a CPU, which has no NCCL.
+    """Return NCCL's variables that make every rank write a log (`%h` host, `%p` process); none on a
+    CPU, which has no NCCL.
 
-    Ray's driver hands its environment to the workers (vLLM's ray_executor_v2.py), so that the head need only be told.
+    Ray's driver hands its environment to the workers (vLLM's ray_executor_v2.py), so that the head
+    need only be told.
     """
     if inventory.accelerator == "cpu" or len(inventory.nodes) == 1:
         return {}
@@ -35,11 +41,15 @@ def ask(inventory: Inventory, nodes: Sequence[str], name: str) -> list[Command]:
         if node.name not in nodes:
             continue
         script = f'grep -ahE "$1" {_FOLDER}."$2".*.log | head -c {_LIMIT}'
-        argv = docker.exec_(node.docker, containers.name(inventory, node), "sh", "-c", script, "log", _TELLING, name)
+        argv = docker.exec_(
+            node.docker, containers.name(inventory, node), "sh", "-c", script, "log", _TELLING, name
+        )
         commands.append(Command(node=node.name, argv=argv, timeout=60))
     return commands
 
 
 def read(answers: Mapping[str, Sequence[Answer]]) -> nccl.Reading:
     """Read all ranks' logs as one."""
-    return nccl.merge([nccl.read([answer.out.encode()]) for said in answers.values() for answer in said])
+    return nccl.merge(
+        [nccl.read([answer.out.encode()]) for said in answers.values() for answer in said]
+    )

@@ -1,4 +1,6 @@
-"""The small files a node keeps for a cluster: the payload and the secrets, both mounted read-only into its containers."""
+"""The small files a node keeps for a cluster: the payload and the secrets, both mounted read-only
+into its containers.
+"""
 
 from __future__ import annotations
 
@@ -17,31 +19,40 @@ from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
 _FOLDER = Path(__file__).parent.parent / "payload"
-_NETWORK = ("network.py", "network_lanes.py", "network_node.py", "network_rank.py", "network_work.py")
-# The agent, and what runs inside batch jobs, are packages, so that none of their modules hides another one's name.
+_NETWORK = (
+    "network.py",
+    "network_lanes.py",
+    "network_node.py",
+    "network_rank.py",
+    "network_work.py",
+)
+# The agent, and what runs inside batch jobs, are packages, so that none of their modules hides
+# another one's name.
 _PACKAGES = {
     f"lib/vlaunch_{name}/{file.name}": file
     for name in ("agent", "batch")
     for file in sorted((_FOLDER / name).glob("*.py"))
-}  # fmt: skip
+}
 _PROGRAMS = ("entry.sh", "head.py", "desk.py", *_NETWORK)
 _FILES = {**{name: _FOLDER / name for name in _PROGRAMS}, **_PACKAGES}
-# The directory is made private first; tar and mv replace files whole, so that a container never reads half of one. The name on
-# the way is the node's own: several nodes may share a home.
-# `server` is made by the login, so that it may remove it: Docker would make it as root's. What runs in the container is root,
-# or the login itself, where Docker is rootless.
-_UNPACK = 'umask 022 && mkdir -p "$1/payload" "$1/server" && chmod 711 "$1" && tar -xf - -C "$1/payload"'
+# The directory is made private first; tar and mv replace files whole, so that a container never
+# reads half of one. The name on the way is the node's own: several nodes may share a home. `server`
+# is made by the login, so that it may remove it: Docker would make it as root's. What runs in the
+# container is root, or the login itself, where Docker is rootless.
+_UNPACK = (
+    'umask 022 && mkdir -p "$1/payload" "$1/server" && chmod 711 "$1" && tar -xf - -C "$1/payload"'
+)
 _FOLDER_OF_SERVER = 'umask 022 && mkdir -p "$1/server" && chmod 711 "$1"'
 # A directory in /dev/shm may be somebody else's, who was there first.
 _OWN = (
-    'umask 077 && mkdir -p "$1/secrets" && for d in "${1%/*}" "$1" "$1/secrets"; do [ -O "$d" ] && [ ! -L "$d" ] || '
-    '{ echo "$d belongs to somebody else" >&2; exit 1; }; done && '
+    'umask 077 && mkdir -p "$1/secrets" && for d in "${1%/*}" "$1" "$1/secrets"; do [ -O "$d" ] &&'
+    ' [ ! -L "$d" ] || { echo "$d belongs to somebody else" >&2; exit 1; }; done && '
 )
 # A directory that holds something else is left.
 _FORGET = 'rm -rf "$1/secrets" && { rmdir "$1" "${1%/*}" 2>/dev/null || true; }'
 _STORE = (
-    'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && '
-    'mv "$new" "$1/secrets/$2"'
+    'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && new=$1/secrets/.$2.$(uname -n).$$ &&'
+    ' cat > "$new" && mv "$new" "$1/secrets/$2"'
 )
 
 
@@ -61,7 +72,10 @@ def payload_tar() -> bytes:
 @cache
 def payload_digests() -> Mapping[str, str]:
     """Return the sha256 of each payload file under its path below the state directory."""
-    return {f"payload/{name}": hashlib.sha256(file.read_bytes()).hexdigest() for name, file in _FILES.items()}
+    return {
+        f"payload/{name}": hashlib.sha256(file.read_bytes()).hexdigest()
+        for name, file in _FILES.items()
+    }
 
 
 def steps(
@@ -72,7 +86,9 @@ def steps(
     *,
     fresh: bool,
 ) -> list[Step]:
-    """Return what brings a node's files up to date; secrets are written when `fresh`: its container is about to start."""
+    """Return what brings a node's files up to date; secrets are written when `fresh`: its container
+    is about to start.
+    """
     directory = containers.state_dir(inventory, node, facts)
     found = facts.files if facts else {}
     steps = []
@@ -81,18 +97,27 @@ def steps(
             Step(
                 title="writing the helper files that containers mount",
                 command=Command(
-                    node=node.name, argv=("sh", "-c", _UNPACK, "unpack", directory), timeout=30,
-                    stdin=payload_tar, shown_stdin="vlaunch payload",
+                    node=node.name,
+                    argv=("sh", "-c", _UNPACK, "unpack", directory),
+                    timeout=30,
+                    stdin=payload_tar,
+                    shown_stdin="vlaunch payload",
                 ),
             )
-        )  # fmt: skip
+        )
     elif fresh:
         argv = ("sh", "-c", _FOLDER_OF_SERVER, "server", directory)
         steps.append(
-            Step(title="making the folder of the server's record", command=Command(node=node.name, argv=argv, timeout=30))
+            Step(
+                title="making the folder of the server's record",
+                command=Command(node=node.name, argv=argv, timeout=30),
+            )
         )
     if fresh:
-        base, memory = containers.secrets_base(inventory, node, facts), inventory.secrets_in == "memory"
+        base, memory = (
+            containers.secrets_base(inventory, node, facts),
+            inventory.secrets_in == "memory",
+        )
         store = _OWN + _STORE if memory else _STORE
         if facts:
             steps += _elsewhere(inventory, node, facts, base)
@@ -102,7 +127,11 @@ def steps(
             steps.append(
                 Step(
                     title="removing secrets that are not in the inventory any more",
-                    command=Command(node=node.name, argv=("rm", "-f", *(f"{base}/secrets/{name}" for name in old)), timeout=30),
+                    command=Command(
+                        node=node.name,
+                        argv=("rm", "-f", *(f"{base}/secrets/{name}" for name in old)),
+                        timeout=30,
+                    ),
                 )
             )
         for name, value in sorted(secrets.items()):
@@ -110,23 +139,31 @@ def steps(
                 Step(
                     title=f"writing secret {name}",
                     command=Command(
-                        node=node.name, argv=("sh", "-c", store, "store", base, name), timeout=30,
+                        node=node.name,
+                        argv=("sh", "-c", store, "store", base, name),
+                        timeout=30,
                         stdin=partial(_bytes, value),
                         shown_stdin=_shown(inventory, name),
                     ),
                 )
-            )  # fmt: skip
+            )
     return steps
 
 
 def _elsewhere(inventory: Inventory, node: Node, facts: HostFacts, base: str) -> list[Step]:
-    """Remove the secrets from wherever they lay before `secrets_in`, or the node's place in memory, was another one."""
-    argvs: list[Argv] = [("sh", "-c", _FORGET, "forget", folder) for folder in facts.folders if folder != base]
+    """Remove the secrets from wherever they lay before `secrets_in`, or the node's place in memory,
+    was another one.
+    """
+    argvs: list[Argv] = [
+        ("sh", "-c", _FORGET, "forget", folder) for folder in facts.folders if folder != base
+    ]
     if inventory.secrets_in == "memory" and facts.secret_names:
         disk = containers.state_dir(inventory, node, facts)
         argvs.append(("rm", "-f", *(f"{disk}/secrets/{name}" for name in facts.secret_names)))
     title = "removing secrets from where they lay before"
-    return [Step(title=title, command=Command(node=node.name, argv=argv, timeout=30)) for argv in argvs]
+    return [
+        Step(title=title, command=Command(node=node.name, argv=argv, timeout=30)) for argv in argvs
+    ]
 
 
 def _bytes(value: Secret) -> bytes:

@@ -1,4 +1,7 @@
-"""The gates of `up`: what each asks the nodes, with which patience. What the answers mean is in `checks`."""
+"""The gates of `up`: what each asks the nodes, with which patience.
+
+What the answers mean is in `checks`.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +25,25 @@ _VERSIONS = (
 
 
 def memory(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Gate:
-    """With `secrets_in: memory`, every node has a place for them that no disk holds and no logout empties."""
+    """With `secrets_in: memory`, every node has a place for them that no disk holds and no logout
+    empties.
+    """
 
     def judge(_: Answers) -> list[Finding]:
         return [_memory(node, facts[node.name]) for node in inventory.nodes]
 
-    return Gate(id="secrets-in-memory", what="every node has a place in memory for the secrets", judge=judge)
+    return Gate(
+        id="secrets-in-memory", what="every node has a place in memory for the secrets", judge=judge
+    )
 
 
 def _memory(node: Node, facts: HostFacts) -> Finding:
     if facts.memory:
         return Finding(node=node.name, status="pass", text=f"secrets lie in {facts.memory}")
-    linger = f"run `sudo loginctl enable-linger {facts.user}` on {node.name}, log in as root, or set `secrets_in: disk`"
+    linger = (
+        f"run `sudo loginctl enable-linger {facts.user}` on {node.name}, log in as root, or set"
+        " `secrets_in: disk`"
+    )
     return Finding(
         node=node.name,
         status="fail",
@@ -43,11 +53,15 @@ def _memory(node: Node, facts: HostFacts) -> Finding:
     )
 
 
-def versions(inventory: Inventory, nodes: Sequence[Node], tag: str, ray_version: str, python_version: str) -> Gate:
+def versions(
+    inventory: Inventory, nodes: Sequence[Node], tag: str, ray_version: str, python_version: str
+) -> Gate:
     """Exact Ray and Python in the image, on every node where it is new."""
 
     def ask(node: Node) -> Command:
-        argv = docker.run_python(node.docker, tag, _VERSIONS, cluster=inventory.cluster, node=node.name)
+        argv = docker.run_python(
+            node.docker, tag, _VERSIONS, cluster=inventory.cluster, node=node.name
+        )
         return Command(node=node.name, argv=argv, timeout=120)
 
     return Gate(
@@ -59,10 +73,14 @@ def versions(inventory: Inventory, nodes: Sequence[Node], tag: str, ray_version:
 
 
 def gpus(inventory: Inventory, nodes: Sequence[Node], image: str) -> Gate:
-    """Docker really hands out the declared GPUs: they are counted in a throw-away container of the image itself."""
+    """Docker really hands out the declared GPUs: they are counted in a throw-away container of the
+    image itself.
+    """
 
     def ask(node: Node) -> Command:
-        argv = docker.list_gpus(node.docker, image, node.gpus, cluster=inventory.cluster, node=node.name)
+        argv = docker.list_gpus(
+            node.docker, image, node.gpus, cluster=inventory.cluster, node=node.name
+        )
         return Command(node=node.name, argv=argv, timeout=120)
 
     return Gate(
@@ -74,10 +92,14 @@ def gpus(inventory: Inventory, nodes: Sequence[Node], image: str) -> Gate:
 
 
 def head(inventory: Inventory) -> Gate:
-    """The head's port answers, Ray's or else the agent's, so that workers need not knock in vain."""
+    """The head's port answers, Ray's or else the agent's, so that workers need not knock in
+    vain.
+    """
     node, off = inventory.head, inventory.ray.off
     port = inventory.ports.group if off else inventory.ports.gcs
-    knock = docker.exec_(node.docker, containers.name(inventory, node), *payload.port_open(node.ip, port))
+    knock = docker.exec_(
+        node.docker, containers.name(inventory, node), *payload.port_open(node.ip, port)
+    )
     return Gate(
         id="head",
         what="the head's agent listens" if off else "the Ray head listens",
@@ -97,7 +119,13 @@ def agents(inventory: Inventory, *, deadline: float) -> Gate:
         try:
             kept = servers.read(ray_checks.read_payload(answers[node.name][-1]))
         except UnreadableAnswer as error:
-            return [Finding(node=node.name, status="wait", text=f"does not say which agents it hears: {error.message}")]
+            return [
+                Finding(
+                    node=node.name,
+                    status="wait",
+                    text=f"does not say which agents it hears: {error.message}",
+                )
+            ]
         return [_agent(each, node, kept.members, inventory.ports.group) for each in inventory.nodes]
 
     return Gate(
@@ -114,12 +142,20 @@ def agents(inventory: Inventory, *, deadline: float) -> Gate:
 def _agent(node: Node, head: Node, members: Mapping[str, float], port: int) -> Finding:
     if members.get(node.name, servers.SILENT) < servers.SILENT:
         return Finding(node=node.name, status="pass", text="its agent is connected to the head")
-    fix = f"allow TCP {port} from {node.name} to {head.name} ({head.ip}), then look at `vlaunch logs {node.name}`"
-    return Finding(node=node.name, status="wait", text="its agent is not connected to the head", fix=fix)
+    fix = (
+        f"allow TCP {port} from {node.name} to {head.name} ({head.ip}), then look at `vlaunch logs"
+        f" {node.name}`"
+    )
+    return Finding(
+        node=node.name, status="wait", text="its agent is not connected to the head", fix=fix
+    )
 
 
-def cluster(inventory: Inventory, restarts: Mapping[str, int], *, deadline: float, hold: float) -> Gate:
-    """Exactly the declared nodes are in Ray, each under its address with its GPUs, and it stays so for `hold` seconds.
+def cluster(
+    inventory: Inventory, restarts: Mapping[str, int], *, deadline: float, hold: float
+) -> Gate:
+    """Exactly the declared nodes are in Ray, each under its address with its GPUs, and it stays so
+    for `hold` seconds.
 
     `restarts` says by node how often containers that are kept have restarted so far.
     """
@@ -127,7 +163,9 @@ def cluster(inventory: Inventory, restarts: Mapping[str, int], *, deadline: floa
     peers = tuple(f"{each.ip}:{inventory.ports.node_manager}" for each in inventory.workers)
     table = Command(
         node=node.name,
-        argv=docker.exec_(node.docker, containers.name(inventory, node), *payload.nodes(inventory.ports, peers)),
+        argv=docker.exec_(
+            node.docker, containers.name(inventory, node), *payload.nodes(inventory.ports, peers)
+        ),
         timeout=60,
     )
     return Gate(
@@ -143,8 +181,16 @@ def cluster(inventory: Inventory, restarts: Mapping[str, int], *, deadline: floa
 
 
 def _state(inventory: Inventory, node: Node) -> Command:
-    return Command(node=node.name, argv=docker.inspect(node.docker, containers.name(inventory, node)), timeout=20)
+    return Command(
+        node=node.name,
+        argv=docker.inspect(node.docker, containers.name(inventory, node)),
+        timeout=20,
+    )
 
 
 def _log(inventory: Inventory, node: Node) -> Command:
-    return Command(node=node.name, argv=docker.logs(node.docker, containers.name(inventory, node), tail=60), timeout=20)
+    return Command(
+        node=node.name,
+        argv=docker.logs(node.docker, containers.name(inventory, node), tail=60),
+        timeout=20,
+    )

@@ -41,7 +41,9 @@ def line(progress: Progress) -> str:
 
 def rows(progress: Progress) -> str:
     """Return how many rows are accounted for, of how many."""
-    return f"{progress.accounted:,} of {'?' if progress.rows is None else f'{progress.rows:,}'} rows"
+    return (
+        f"{progress.accounted:,} of {'?' if progress.rows is None else f'{progress.rows:,}'} rows"
+    )
 
 
 def rate(value: float) -> str:

@@ -1,4 +1,6 @@
-"""The network check as a plan: a probe in every container that will serve, the verdict as a gate, and a record on the head."""
+"""The network check as a plan: a probe in every container that will serve, the verdict as a gate,
+and a record on the head.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +24,30 @@ from launcher.transport import Command
 
 
 def prepare(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Plan:
-    """Bring the probe to every node; where no Ray container runs, the image must be there for a throw-away one."""
+    """Bring the probe to every node; where no Ray container runs, the image must be there for a
+    throw-away one.
+    """
 
     def judge(_: Answers) -> Sequence[Finding]:
         return [
-            Finding(node=node.name, status="pass", text="")
-            if containers.own(inventory, node, facts.get(node.name)) or facts[node.name].images.get(inventory.image)
-            else Finding(
-                node=node.name, status="fail", text=f"has neither a running Ray container nor the image {inventory.image}",
-                fix="run `vlaunch up` first",
+            (
+                Finding(node=node.name, status="pass", text="")
+                if containers.own(inventory, node, facts.get(node.name))
+                or facts[node.name].images.get(inventory.image)
+                else Finding(
+                    node=node.name,
+                    status="fail",
+                    text=f"has neither a running Ray container nor the image {inventory.image}",
+                    fix="run `vlaunch up` first",
+                )
             )
             for node in inventory.nodes
-        ]  # fmt: skip
+        ]
 
     writes = tuple(
-        step for node in inventory.nodes for step in files.steps(inventory, node, facts.get(node.name), {}, fresh=False)
+        step
+        for node in inventory.nodes
+        for step in files.steps(inventory, node, facts.get(node.name), {}, fresh=False)
     )
     gate = Gate(id="container", what="every node has a container to measure in", judge=judge)
     look = Stage(id="container", title="Look for the containers that will serve", gates=(gate,))
@@ -47,7 +58,8 @@ def prepare(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Plan:
 def commands(inventory: Inventory, facts: Mapping[str, HostFacts], ask: Ask) -> list[Command]:
     """Return the probe of every node, to be run all at once.
 
-    It runs in the node's container, or, where none runs, in a throw-away one with the same rights and devices.
+    It runs in the node's container, or, where none runs, in a throw-away one with the same rights
+    and devices.
     """
     return [
         Command(
@@ -63,7 +75,9 @@ def commands(inventory: Inventory, facts: Mapping[str, HostFacts], ask: Ask) -> 
 
 
 def deadline(inventory: Inventory, ask: Ask) -> float:
-    """Return how many seconds the probes may take in all: time to start and to meet, and each round's at its worst."""
+    """Return how many seconds the probes may take in all: time to start and to meet, and each
+    round's at its worst.
+    """
     return ask.deadline or 90.0 + (ask.pair_timeout + 5.0) * (len(inventory.nodes) + 1)
 
 
@@ -103,7 +117,9 @@ def gate(inventory: Inventory, facts: Mapping[str, HostFacts], ask: Ask, proof: 
             asked=ask.require,
         )
         seen = transport.judge(inventory, proof.reports, missing, level, collective=ask.collective)
-        slower = expected.judge(inventory, seen, facts, ask.known, ranks_per_node=ranks(inventory, ask))
+        slower = expected.judge(
+            inventory, seen, facts, ask.known, ranks_per_node=ranks(inventory, ask)
+        )
         proof.verdict = replace(seen, findings=(*seen.findings, *slower))
         if not first and transport.doubtful(proof.verdict):
             text = "a pair is slower than the others; measuring again to be sure"
@@ -112,21 +128,31 @@ def gate(inventory: Inventory, facts: Mapping[str, HostFacts], ask: Ask, proof: 
             return proof.verdict.findings
         passed = Finding(node="", status="pass", text=verdict.summary(proof.verdict))
         measured = crossing.figures(proof.verdict)
-        costs = [crossing.judge(ask.crossing, measured)] if ask.crossing is not None and measured is not None else []
+        costs = (
+            [crossing.judge(ask.crossing, measured)]
+            if ask.crossing is not None and measured is not None
+            else []
+        )
         return [*proof.verdict.findings, passed, *costs]
 
     return Gate(
         id="network",
         what="every pair of nodes reaches the required level of the network",
-        doing="measuring the network between every pair of nodes, in the containers that will serve",
+        doing=(
+            "measuring the network between every pair of nodes, in the containers that will serve"
+        ),
         ask=tuple(commands(inventory, facts, ask)),
         judge=judge,
         deadline=2 * deadline(inventory, ask) + 60,
     )
 
 
-def stages(inventory: Inventory, facts: Mapping[str, HostFacts], ask: Ask, proof: Proof, *, taken: str) -> tuple[Stage, ...]:
-    """Return the gate, and, behind it, the step that keeps the verdict: what comes after them has a network that was proven."""
+def stages(
+    inventory: Inventory, facts: Mapping[str, HostFacts], ask: Ask, proof: Proof, *, taken: str
+) -> tuple[Stage, ...]:
+    """Return the gate, and, behind it, the step that keeps the verdict: what comes after them has a
+    network that was proven.
+    """
     here = placement.narrow(inventory, ask.nodes)
     return (
         Stage(
@@ -135,12 +161,20 @@ def stages(inventory: Inventory, facts: Mapping[str, HostFacts], ask: Ask, proof
             steps=(verdict.forget(inventory, facts),),
             gates=(gate(here, facts, ask, proof),),
         ),
-        Stage(id="verdict", title="Keep the verdict", steps=(verdict.record(inventory, facts, proof, taken=taken),)),
+        Stage(
+            id="verdict",
+            title="Keep the verdict",
+            steps=(verdict.record(inventory, facts, proof, taken=taken),),
+        ),
     )
 
 
-def split(inventory: Inventory, placed: Placement, config: Mapping[str, Any] | None) -> crossing.Crossing | None:
-    """Return the split whose cost is worth telling: its TP groups cross nodes, and the model's shape is known."""
+def split(
+    inventory: Inventory, placed: Placement, config: Mapping[str, Any] | None
+) -> crossing.Crossing | None:
+    """Return the split whose cost is worth telling: its TP groups cross nodes, and the model's
+    shape is known.
+    """
     shape = placement.shape_of(config)
     inside = min(node.gpus for node in inventory.nodes)
     while inside > 1 and placed.each % inside:
@@ -148,7 +182,11 @@ def split(inventory: Inventory, placed: Placement, config: Mapping[str, Any] | N
     if not placed.crosses or shape.layers is None or shape.hidden is None:
         return None
     return crossing.Crossing(
-        tp=placed.tp, pp=placed.pp, instead=(inside, placed.each // inside), layers=shape.layers, hidden=shape.hidden
+        tp=placed.tp,
+        pp=placed.pp,
+        instead=(inside, placed.each // inside),
+        layers=shape.layers,
+        hidden=shape.hidden,
     )
 
 
@@ -156,7 +194,9 @@ def _ordered(inventory: Inventory) -> tuple[Node, ...]:
     return (inventory.head, *inventory.workers)
 
 
-def _inside(inventory: Inventory, node: Node, facts: HostFacts | None, ask: Ask, rank: int) -> tuple[str, ...]:
+def _inside(
+    inventory: Inventory, node: Node, facts: HostFacts | None, ask: Ask, rank: int
+) -> tuple[str, ...]:
     nodes = _ordered(inventory)
     own = containers.own(inventory, node, facts)
     argv = probe.probe(

@@ -1,4 +1,6 @@
-"""What is asked of nodes before anything is decided: one command a node, and how all the answers become facts."""
+"""What is asked of nodes before anything is decided: one command a node, and how all the answers
+become facts.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ def commands(
 ) -> list[Command]:
     """Return the probe of each node; `images` are looked at besides the containers of the cluster.
 
-    With `survey` each node also tells what it is made of; `clock` gives seconds since 1970 and is read when a command is sent,
-    so that the node's answer says how far its own clock is off.
+    With `survey` each node also tells what it is made of; `clock` gives seconds since 1970 and is
+    read when a command is sent, so that the node's answer says how far its own clock is off.
     """
     stdin = None if clock is None or not survey else _told(clock)
     return [
@@ -70,15 +72,20 @@ def read(answers: Iterable[Answer]) -> tuple[dict[str, host.HostFacts], dict[str
 
 def _facts(answer: Answer) -> host.HostFacts:
     node = answer.node
-    # The end of an answer that was cut off may be the part with the Ray token, which nobody has learned yet.
+    # The end of an answer that was cut off may be the part with the Ray token, which nobody has
+    # learned yet.
     tail = replace(answer, out=host.shown(answer.out)).tail
     if answer.timed_out:
         raise NodeError(
-            node, f"did not tell its state within {answer.seconds:.0f}s", evidence=tail,
+            node,
+            f"did not tell its state within {answer.seconds:.0f}s",
+            evidence=tail,
             hint=f"see what hangs there: `ssh {node} ps -ef`",
-        )  # fmt: skip
+        )
     if answer.code == 255:
-        raise ConnectError(node, "connection lost", evidence=tail, hint="run the same command again")
+        raise ConnectError(
+            node, "connection lost", evidence=tail, hint="run the same command again"
+        )
     try:
         facts = host.parse_probe(answer.out)
     except UnreadableAnswer as error:
@@ -95,7 +102,9 @@ def observe(
     survey: bool = False,
     clock: Callable[[], float] | None = None,
 ) -> dict[str, host.HostFacts]:
-    """Ask every node and read the answers; raises NodeError when one gave none, every node's story told."""
+    """Ask every node and read the answers; raises NodeError when one gave none, every node's story
+    told.
+    """
     facts, failed = read(transport.run(commands(inventory, images, survey=survey, clock=clock)))
     if failed:
         raise together(list(failed.values()))

@@ -1,4 +1,6 @@
-"""What `vlaunch check` asks besides the survey: containers from inside, every pair of nodes, the model's files."""
+"""What `vlaunch check` asks besides the survey: containers from inside, every pair of nodes, the
+model's files.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class Asked:
 
 
 def look_inside(inventory: Inventory, facts: Facts) -> Asked:
-    """Ask the Ray container of each node, or a throw-away one with the rights and devices that it would get."""
+    """Ask the Ray container of each node, or a throw-away one with the rights and devices that it
+    would get.
+    """
     commands, missing = [], {}
     for node in inventory.nodes:
         if node.name not in facts:
@@ -37,8 +41,14 @@ def look_inside(inventory: Inventory, facts: Facts) -> Asked:
 
 
 def knock(inventory: Inventory, facts: Facts, *, high: int, nonce: str) -> Asked:
-    """Let every node listen and knock at all the others at once; `high` is a port above those in use everywhere."""
-    missing = {node.name: why for node in inventory.nodes if node.name in facts and (why := _mute(node, facts, inventory))}
+    """Let every node listen and knock at all the others at once; `high` is a port above those in
+    use everywhere.
+    """
+    missing = {
+        node.name: why
+        for node in inventory.nodes
+        if node.name in facts and (why := _mute(node, facts, inventory))
+    }
     able = [node for node in inventory.nodes if node.name in facts and node.name not in missing]
     if len(able) < 2:
         return Asked(missing=missing)
@@ -47,7 +57,11 @@ def knock(inventory: Inventory, facts: Facts, *, high: int, nonce: str) -> Asked
         argv = pairs.probe(
             node=node.name,
             ip=node.ip,
-            peers=[pairs.Peer(name=each.name, ip=each.ip, ports=between(inventory, each)) for each in able if each is not node],
+            peers=[
+                pairs.Peer(name=each.name, ip=each.ip, ports=between(inventory, each))
+                for each in able
+                if each is not node
+            ],
             listen=between(inventory, node),
             high=high,
             mtu=_mtu(node, facts[node.name]),
@@ -55,10 +69,14 @@ def knock(inventory: Inventory, facts: Facts, *, high: int, nonce: str) -> Asked
         )
         commands.append(
             Command(
-                node=node.name, argv=_with_python(inventory, node, facts[node.name], argv), timeout=45,
-                stdin=lambda: pairs.HOLD, hold_stdin=True, together=True,
+                node=node.name,
+                argv=_with_python(inventory, node, facts[node.name], argv),
+                timeout=45,
+                stdin=lambda: pairs.HOLD,
+                hold_stdin=True,
+                together=True,
             )
-        )  # fmt: skip
+        )
     return Asked(commands=tuple(commands), missing=missing)
 
 
@@ -76,7 +94,9 @@ def list_files(inventory: Inventory, facts: Facts, name: str) -> list[Command]:
 
 
 def between(inventory: Inventory, node: Node) -> tuple[int, ...]:
-    """Return the fixed ports of a node that the other nodes must reach; a worker port stands for all of them."""
+    """Return the fixed ports of a node that the other nodes must reach; a worker port stands for
+    all of them.
+    """
     ports = inventory.ports
     everywhere = (ports.node_manager, ports.object_manager, ports.worker_min)
     of_head = (ports.gcs, ports.client, ports.mp_master, ports.dp_rpc, ports.group, ports.probe)
@@ -91,7 +111,9 @@ def _inside(inventory: Inventory, node: Node, facts: HostFacts) -> Argv | None:
         return None
     spec = containers.probe_spec(inventory, node, facts, argv)
     # Without mounts: Docker would make the directories that are not there yet.
-    return docker.run(node.docker, replace(spec, mounts=(), entrypoint=argv[0], command=argv[1:]), once=True)
+    return docker.run(
+        node.docker, replace(spec, mounts=(), entrypoint=argv[0], command=argv[1:]), once=True
+    )
 
 
 def _with_python(inventory: Inventory, node: Node, facts: HostFacts, argv: Argv) -> Argv:
@@ -99,7 +121,9 @@ def _with_python(inventory: Inventory, node: Node, facts: HostFacts, argv: Argv)
         return argv
     if (own := containers.own(inventory, node, facts)) is not None:
         return docker.exec_(node.docker, own.name, *argv, stdin=True)
-    return pairs.in_image(node.docker, inventory.image, argv, cluster=inventory.cluster, node=node.name)
+    return pairs.in_image(
+        node.docker, inventory.image, argv, cluster=inventory.cluster, node=node.name
+    )
 
 
 def _mute(node: Node, facts: Facts, inventory: Inventory) -> str:

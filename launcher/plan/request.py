@@ -18,7 +18,10 @@ from launcher.tools.host import HostFacts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A server that is asked for. `nodes` and `gpus` are what it was told to keep to; without them it may take all."""
+    """A server that is asked for.
+
+    `nodes` and `gpus` are what it was told to keep to; without them it may take all.
+    """
 
     name: str = servers.DEFAULT
     model: str
@@ -32,7 +35,9 @@ class Request:
 
     @property
     def argv(self) -> Argv:
-        """The command of the only process (Ray) or of one node (`mp`, without what differs per node)."""
+        """The command of the only process (Ray) or of one node (`mp`, without what differs per
+        node).
+        """
         return self.command()
 
     def command(self, own: Argv = ()) -> Argv:
@@ -41,9 +46,16 @@ class Request:
         if self.backend == "ray" and split.dp > 1:
             own = (*vllm.ray_replicas(split.replicas[0][1], split.spans), *own)
         return vllm.serve(
-            self.model, tp=split.tp, pp=split.pp, dp=split.dp, backend=self.backend,
-            host=self.host, port=self.port, args=self.args, multi_node=own,
-        )  # fmt: skip
+            self.model,
+            tp=split.tp,
+            pp=split.pp,
+            dp=split.dp,
+            backend=self.backend,
+            host=self.host,
+            port=self.port,
+            args=self.args,
+            multi_node=own,
+        )
 
     @property
     def digest(self) -> str:
@@ -56,10 +68,17 @@ class Request:
         """What a later run needs to ask for the same server again (`plan/rollback.py`)."""
         split = self.placement
         return {
-            "model": self.model, "backend": self.backend, "host": self.host, "port": self.port,
-            "tp": split.tp, "pp": split.pp, "dp": split.dp, "args": list(self.args),
-            "nodes": list(self.nodes), "gpus": self.gpus,
-        }  # fmt: skip
+            "model": self.model,
+            "backend": self.backend,
+            "host": self.host,
+            "port": self.port,
+            "tp": split.tp,
+            "pp": split.pp,
+            "dp": split.dp,
+            "args": list(self.args),
+            "nodes": list(self.nodes),
+            "gpus": self.gpus,
+        }
 
     def nodes_with_ranks(self, inventory: Inventory) -> list[Node]:
         """Return the nodes that are expected to hold ranks, the one that ranks meet at first."""
@@ -67,13 +86,16 @@ class Request:
 
     def api_node(self, inventory: Inventory) -> Node:
         """Return the node whose process answers."""
-        return inventory.head if self.backend == "ray" else inventory.node(self.placement.nodes[0][0])
+        return (
+            inventory.head if self.backend == "ray" else inventory.node(self.placement.nodes[0][0])
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What was observed before anything is decided: nodes, what the head said about Ray and servers, the model on each node,
-    and the last verdict on the network (`launcher.plan.network`)."""
+    """What was observed before anything is decided: nodes, what the head said about Ray and
+    servers, the model on each node, and the last verdict on the network (`launcher.plan.network`).
+    """
 
     facts: Mapping[str, HostFacts] = field(default_factory=dict)
     said: Mapping[str, Any] = field(default_factory=dict)

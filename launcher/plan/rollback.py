@@ -1,4 +1,6 @@
-"""Which server answered before the present one: the head's keeper writes it down (`payload/agent/state.py`)."""
+"""Which server answered before the present one: the head's keeper writes it down
+(`payload/agent/state.py`).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _LATEST = 1e11  # seconds since 1970; no calendar goes much further
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """A server that has answered: what was asked for, with which image, and when (seconds since 1970)."""
+    """A server that has answered: what was asked for, with which image, and when (seconds since
+    1970).
+    """
 
     id: str
     at: float
@@ -46,7 +50,8 @@ class Answered:
 
 
 def pick(inventory: Inventory, facts: Mapping[str, HostFacts], name: str | None) -> str:
-    """Return the name of the server to roll back: the one that is named, else the only one that is wanted or has answered.
+    """Return the name of the server to roll back: the one that is named, else the only one that is
+    wanted or has answered.
 
     Raises:
         RequestError: there are several.
@@ -64,21 +69,28 @@ def pick(inventory: Inventory, facts: Mapping[str, HostFacts], name: str | None)
 
 
 def names_with(inventory: Inventory, facts: Mapping[str, HostFacts], file: str) -> list[str]:
-    """Return the names of the servers in whose folder on the head a file lies; no container need run for it."""
+    """Return the names of the servers in whose folder on the head a file lies; no container need
+    run for it.
+    """
     seen = facts.get(inventory.head.name)
     parts = [path.split("/") for path in (seen.files if seen else ())]
-    return sorted(part[1] for part in parts if len(part) == 3 and (part[0], part[2]) == ("server", file))
+    return sorted(
+        part[1] for part in parts if len(part) == 3 and (part[0], part[2]) == ("server", file)
+    )
 
 
 def ask(inventory: Inventory, facts: Mapping[str, HostFacts], name: str) -> Command:
-    """Ask the head what has answered under a name, and what is wanted now; its container need not run."""
+    """Ask the head what has answered under a name, and what is wanted now; its container need not
+    run.
+    """
     folder = wanted.folder(inventory, facts, name)
     argv = ("sh", "-c", _READ, "answered", folder, state.HISTORY, state.DESIRED)
     return Command(node=inventory.head.name, argv=argv, timeout=30)
 
 
 def read(answer: Answer) -> tuple[tuple[Answered, ...], str]:
-    """Return what has answered, the newest first, and the id of what is wanted now (empty when nothing is).
+    """Return what has answered, the newest first, and the id of what is wanted now (empty when
+    nothing is).
 
     What cannot be read did not answer: it is left out.
 
@@ -86,7 +98,9 @@ def read(answer: Answer) -> tuple[tuple[Answered, ...], str]:
         UnreadableAnswer: the head did not say.
     """
     if not answer.ok:
-        raise UnreadableAnswer(f"{answer.node}: does not say which server has answered", evidence=answer.tail)
+        raise UnreadableAnswer(
+            f"{answer.node}: does not say which server has answered", evidence=answer.tail
+        )
     texts = answer.out.split("\x1e")
     kept, present = _json(texts[0]), _json(texts[1] if len(texts) > 1 else "")
     found = [_one(each) for each in kept] if isinstance(kept, list) else []
@@ -102,7 +116,11 @@ def choose(answered: Sequence[Answered], present: str, image: str) -> Answered:
     """
     before = next((each for each in answered if each.id != present), None)
     if before is None:
-        known = f"only the present one has: {answered[0].what}" if answered else "none is written down on the head"
+        known = (
+            f"only the present one has: {answered[0].what}"
+            if answered
+            else "none is written down on the head"
+        )
         raise RequestError(
             "no other server has answered under this name",
             evidence=known,
@@ -112,7 +130,9 @@ def choose(answered: Sequence[Answered], present: str, image: str) -> Answered:
         raise RequestError(
             f"{before.what} answered with another image than the one that `image:` names now",
             evidence=f"then {before.image[:19]}, now {image[:19]}",
-            hint="put the old `image:` back into the inventory and run `vlaunch up`, then roll back",
+            hint=(
+                "put the old `image:` back into the inventory and run `vlaunch up`, then roll back"
+            ),
         )
     return before
 
@@ -130,15 +150,28 @@ def _one(said: Any) -> Answered | None:
         asked = server["asked_for"]
         backend, args, at = str(asked["backend"]), asked["args"], float(said["at"])
         nodes, gpus = asked.get("nodes") or [], asked.get("gpus")
-        if backend not in get_args(Backend) or not isinstance(args, list) or not isinstance(nodes, list):
+        if (
+            backend not in get_args(Backend)
+            or not isinstance(args, list)
+            or not isinstance(nodes, list)
+        ):
             return None
         if not 0 <= at < _LATEST:
             return None
         return Answered(
-            id=str(server["id"]), at=at, model=str(asked["model"]), backend=cast("Backend", backend),
-            host=str(asked["host"]), port=int(asked["port"]), tp=int(asked["tp"]), pp=int(asked["pp"]), dp=int(asked["dp"]),
-            args=tuple(str(each) for each in args), nodes=tuple(str(each) for each in nodes),
-            gpus=None if gpus is None else int(gpus), image=str(server.get("image") or ""),
-        )  # fmt: skip
+            id=str(server["id"]),
+            at=at,
+            model=str(asked["model"]),
+            backend=cast("Backend", backend),
+            host=str(asked["host"]),
+            port=int(asked["port"]),
+            tp=int(asked["tp"]),
+            pp=int(asked["pp"]),
+            dp=int(asked["dp"]),
+            args=tuple(str(each) for each in args),
+            nodes=tuple(str(each) for each in nodes),
+            gpus=None if gpus is None else int(gpus),
+            image=str(server.get("image") or ""),
+        )
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
         return None

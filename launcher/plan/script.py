@@ -13,11 +13,20 @@ from launcher.transport import Command
 
 
 def script(inventory: Inventory, plans: Sequence[Plan]) -> str:
-    """Render plans as bash. Secrets are named by their source, never by value; `on NODE argv…` is what the run sends."""
+    """Render plans as bash.
+
+    Secrets are named by their source, never by value; `on NODE argv…` is what the run sends.
+    """
     lines = [
         "#!/usr/bin/env bash",
-        f"# vlaunch {plans[0].verb}: cluster {inventory.cluster}, {len(inventory.nodes)} nodes, from {inventory.path.name}",
-        "# Each `on NODE …` is one command that the run sends, word for word; the run adds a deadline to it on both ends.",
+        (
+            f"# vlaunch {plans[0].verb}: cluster {inventory.cluster}, {len(inventory.nodes)} nodes,"
+            f" from {inventory.path.name}"
+        ),
+        (
+            "# Each `on NODE …` is one command that the run sends, word for word; the run adds a"
+            " deadline to it on both ends."
+        ),
         "set -euo pipefail",
         "{  # read whole before it begins, so that it may be piped into bash",
         "",
@@ -45,13 +54,23 @@ def script(inventory: Inventory, plans: Sequence[Plan]) -> str:
 
 
 def _token(inventory: Inventory, plans: Sequence[Plan]) -> list[str]:
-    """Say where the Ray token comes from: a head that stays has it, and a head that starts gets a new one."""
-    writes = [step.command for plan in plans for step in plan.steps if ray.TOKEN in step.command.shown_stdin]
+    """Say where the Ray token comes from: a head that stays has it, and a head that starts gets a
+    new one.
+    """
+    writes = [
+        step.command
+        for plan in plans
+        for step in plan.steps
+        if ray.TOKEN in step.command.shown_stdin
+    ]
     if not writes:
         return []
     head = inventory.head
     if any(command.node == head.name for command in writes):
-        said = "The run takes the token that the head has, or makes one; labels that hash secrets depend on it."
+        said = (
+            "The run takes the token that the head has, or makes one; labels that hash secrets"
+            " depend on it."
+        )
         source = "openssl rand -hex 32"
     else:
         said = "The head keeps running, and its token is the cluster's."

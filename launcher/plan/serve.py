@@ -1,4 +1,7 @@
-"""From a request and what was seen, everything that asks for a server. Waiting for it is `plan/watched.py`."""
+"""From a request and what was seen, everything that asks for a server.
+
+Waiting for it is `plan/watched.py`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ from launcher.transport import Command
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What will be done, and the server as it will be wanted, or as it is already when `attached`."""
+    """What will be done, and the server as it will be wanted, or as it is already when
+    `attached`.
+    """
 
     plan: Plan
     desired: Desired
@@ -29,24 +34,36 @@ class Start:
 def ask_model(inventory: Inventory, facts: Mapping[str, HostFacts], name: str) -> list[Command]:
     """Ask each node's container for the model; nodes whose container does not run are left out."""
     return [
-        Command(node=node.name, argv=docker.exec_(node.docker, own.name, *model.look(name, node.hf_home)), timeout=60)
+        Command(
+            node=node.name,
+            argv=docker.exec_(node.docker, own.name, *model.look(name, node.hf_home)),
+            timeout=60,
+        )
         for node in inventory.nodes
         if (own := containers.own(inventory, node, facts.get(node.name))) is not None
     ]
 
 
-def plan_files(inventory: Inventory, facts: Mapping[str, HostFacts], *, verb: str = "serve") -> Plan:
-    """Bring the helper programs of running containers up to date: what is asked next must understand the question.
+def plan_files(
+    inventory: Inventory, facts: Mapping[str, HostFacts], *, verb: str = "serve"
+) -> Plan:
+    """Bring the helper programs of running containers up to date: what is asked next must
+    understand the question.
 
-    Those of a container that an older vlaunch started stay as they are: what it runs is made of them.
+    Those of a container that an older vlaunch started stay as they are: what it runs is made of
+    them.
     """
     steps = tuple(
         step
         for node in inventory.nodes
-        if (own := containers.own(inventory, node, facts.get(node.name))) is not None and containers.renewed(own)
+        if (own := containers.own(inventory, node, facts.get(node.name))) is not None
+        and containers.renewed(own)
         for step in files.steps(inventory, node, facts[node.name], {}, fresh=False)
     )
-    return Plan(verb=verb, stages=(Stage(id="files", title="Update helper files", steps=steps),) if steps else ())
+    return Plan(
+        verb=verb,
+        stages=(Stage(id="files", title="Update helper files", steps=steps),) if steps else (),
+    )
 
 
 def plan_serve(
@@ -60,10 +77,12 @@ def plan_serve(
     replace_other: bool = False,
     insist: bool = False,
 ) -> Start:
-    """Write the server down as it is wanted, unless the same one runs already; `prove` comes before that.
+    """Write the server down as it is wanted, unless the same one runs already; `prove` comes before
+    that.
 
-    One that runs, and is kept otherwise than by `policy`, is watched as it is, unless it is to be replaced; to `insist` is to
-    refuse one that is supervised where that is not asked for. `asked` is the time, in seconds since 1970.
+    One that runs, and is kept otherwise than by `policy`, is watched as it is, unless it is to be
+    replaced; to `insist` is to refuse one that is supervised where that is not asked for. `asked`
+    is the time, in seconds since 1970.
 
     Raises:
         RequestError: another server of this name runs, and it is not to be replaced.
@@ -75,28 +94,53 @@ def plan_serve(
             if other and insist and there.desired.policy.restarts != 0 and not replace_other:
                 raise RequestError(
                     f"{request.model} runs already ({there.what}), and {other}",
-                    hint="start it anew without supervision: add `--replace`\nwatch it as it is: leave out `--no-supervise`",
+                    hint=(
+                        "start it anew without supervision: add `--replace`\nwatch it as it is:"
+                        " leave out `--no-supervise`"
+                    ),
                 )
             if not (other and replace_other):
                 told = (f"{other}; `--replace` starts it anew as asked",) if other else ()
-                return Start(plan=Plan(verb="serve", stages=(), notes=told), desired=there.desired, attached=True)
+                return Start(
+                    plan=Plan(verb="serve", stages=(), notes=told),
+                    desired=there.desired,
+                    attached=True,
+                )
         elif not replace_other:
             raise RequestError(
                 f"{there.what} runs {there.model}",
-                hint="give this one a name of its own with `--name`, or let it take the place with `--replace`",
+                hint=(
+                    "give this one a name of its own with `--name`, or let it take the place with"
+                    " `--replace`"
+                ),
             )
     server = wanted.desired(inventory, seen, request, asked=asked, policy=policy)
     stages = (
-        *([Stage(id="preflight", title="Look at the cluster and the model", gates=room.gates(inventory, seen, request, there))]
-          if seen.facts else []),
+        *(
+            [
+                Stage(
+                    id="preflight",
+                    title="Look at the cluster and the model",
+                    gates=room.gates(inventory, seen, request, there),
+                )
+            ]
+            if seen.facts
+            else []
+        ),
         *prove,
-        Stage(id="server", title="Ask for the server", steps=(wanted.write(inventory, seen, server),)),
-    )  # fmt: skip
-    return Start(plan=Plan(verb="serve", stages=stages, notes=_notes(request, there)), desired=server)
+        Stage(
+            id="server", title="Ask for the server", steps=(wanted.write(inventory, seen, server),)
+        ),
+    )
+    return Start(
+        plan=Plan(verb="serve", stages=stages, notes=_notes(request, there)), desired=server
+    )
 
 
 def _kept_otherwise(there: Policy, asked: Policy) -> str:
-    """Say how a server that runs is kept otherwise than asked for; how long a start may take is no reason to start anew."""
+    """Say how a server that runs is kept otherwise than asked for; how long a start may take is no
+    reason to start anew.
+    """
     if there.restarts == 0 or asked.restarts == 0:
         if there.restarts == asked.restarts:
             return ""
@@ -120,7 +164,9 @@ def _notes(request: Request, there: Server | None) -> tuple[str, ...]:
     split = request.placement
     expected = ", ".join(f"{count} on {name}" for name, count in split.nodes)
     whole = ", ".join(f"{count} on {name}" for name, count in split.replicas if count)
-    behind = f"{split.dp} replicas ({whole}) answer behind one endpoint, to which vLLM balances requests"
+    behind = (
+        f"{split.dp} replicas ({whole}) answer behind one endpoint, to which vLLM balances requests"
+    )
     return (
         *([f"{there.what} ({there.model}) is stopped to make room"] if there else []),
         f"{split.words} ({split.why}): ranks expected {expected}",

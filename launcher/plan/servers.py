@@ -1,4 +1,6 @@
-"""Which servers there are, from the files that the head's keeper reads and writes, and what they hold."""
+"""Which servers there are, from the files that the head's keeper reads and writes, and what they
+hold.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ SILENT = 60.0  # seconds after which a node's agent, or the head's, cannot be sa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """One server: as it is wanted (None: somebody stopped it), and as the keeper saw it `age` seconds ago (None: not yet)."""
+    """One server: as it is wanted (None: somebody stopped it), and as the keeper saw it `age`
+    seconds ago (None: not yet).
+    """
 
     name: str
     desired: Desired | None = None
@@ -39,7 +43,9 @@ class Server:
 
     @property
     def runs(self) -> bool:
-        """True while it is wanted and kept, or not wanted and not yet gone: it holds what it was given."""
+        """True while it is wanted and kept, or not wanted and not yet gone: it holds what it was
+        given.
+        """
         return self.state not in OVER
 
     @property
@@ -88,11 +94,22 @@ def ask(inventory: Inventory) -> Command:
 
 
 def read(said: Mapping[str, Any]) -> Kept:
-    """Read what `head.py servers` (or `jobs`) answered. A server that cannot be read is one of another version: left out."""
+    """Read what `head.py servers` (or `jobs`) answered.
+
+    A server that cannot be read is one of another version: left out.
+    """
     listed = said.get("servers")
-    found = [each for one in listed if (each := _server(one)) is not None] if isinstance(listed, list) else []
+    found = (
+        [each for one in listed if (each := _server(one)) is not None]
+        if isinstance(listed, list)
+        else []
+    )
     members = said.get("members")
-    ages = {str(node): _age(age) for node, age in members.items()} if isinstance(members, Mapping) else {}
+    ages = (
+        {str(node): _age(age) for node, age in members.items()}
+        if isinstance(members, Mapping)
+        else {}
+    )
     return Kept(servers=tuple(found), members=ages, agent=_age(said.get("agent")))
 
 
@@ -108,17 +125,26 @@ def choose(found: Sequence[Server], name: str | None) -> Server:
             if each.name == name:
                 return each
         raise RequestError(
-            f"no server `{name}` runs", evidence=f"these do: {names}" if names else "", hint="see `vlaunch status`"
+            f"no server `{name}` runs",
+            evidence=f"these do: {names}" if names else "",
+            hint="see `vlaunch status`",
         )
     if not found:
-        raise RequestError("no server runs on this cluster", hint="start one: `vlaunch serve --model MODEL`")
+        raise RequestError(
+            "no server runs on this cluster", hint="start one: `vlaunch serve --model MODEL`"
+        )
     if len(found) > 1:
-        raise RequestError(f"{len(found)} servers run: {names}", hint="say which one by its name, as `vlaunch status` shows it")
+        raise RequestError(
+            f"{len(found)} servers run: {names}",
+            hint="say which one by its name, as `vlaunch status` shows it",
+        )
     return found[0]
 
 
 def named(inventory: Inventory, found: Observed) -> Observed:
-    """Put nodes' names in the place of their addresses, wherever the keeper wrote down what a tool had said."""
+    """Put nodes' names in the place of their addresses, wherever the keeper wrote down what a tool
+    had said.
+    """
 
     def text(said: str) -> str:
         for node in inventory.nodes:
@@ -126,7 +152,13 @@ def named(inventory: Inventory, found: Observed) -> Observed:
         return said
 
     faults = [
-        replace(each, what=text(each.what), cause=text(each.cause), node=text(each.node), evidence=text(each.evidence))
+        replace(
+            each,
+            what=text(each.what),
+            cause=text(each.cause),
+            node=text(each.node),
+            evidence=text(each.evidence),
+        )
         for each in found.faults
     ]
     return replace(found, doing=text(found.doing), warning=text(found.warning), faults=faults)
@@ -134,14 +166,22 @@ def named(inventory: Inventory, found: Observed) -> Observed:
 
 def _server(said: Any) -> Server | None:
     # Hints name servers, and people run hints.
-    if not isinstance(said, Mapping) or not isinstance(said.get("name"), str) or not state.NAME.fullmatch(said["name"]):
+    if (
+        not isinstance(said, Mapping)
+        or not isinstance(said.get("name"), str)
+        or not state.NAME.fullmatch(said["name"])
+    ):
         return None
     try:
         wanted = None if said.get("desired") is None else desired.read(said["desired"])
         seen = None if said.get("observed") is None else observed.read(said["observed"])
     except ValueError:
         return None
-    if wanted is not None and seen is not None and (seen.id, seen.asked) != (wanted.id, wanted.asked):
+    if (
+        wanted is not None
+        and seen is not None
+        and (seen.id, seen.asked) != (wanted.id, wanted.asked)
+    ):
         seen = None  # of the server before
     return Server(name=said["name"], desired=wanted, observed=seen, age=_age(said.get("age")))
 

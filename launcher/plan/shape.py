@@ -1,4 +1,7 @@
-"""The shape of a plan: stages of steps, each closed by gates. A plan is a value; nothing in here runs anything."""
+"""The shape of a plan: stages of steps, each closed by gates.
+
+A plan is a value; nothing in here runs anything.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,10 @@ class Step:
 class Gate:
     """What must hold before the next stage.
 
-    `ask` is sent, `judge` reads every node's answers (in the order asked). A `wait` finding asks again each `every` seconds
-    until `deadline`; a pass must last `hold` seconds. `evidence` is asked, per node, only when the gate fails. `doing` is what
-    people read while an answer takes its time.
+    `ask` is sent, `judge` reads every node's answers (in the order asked). A `wait` finding asks
+    again each `every` seconds until `deadline`; a pass must last `hold` seconds. `evidence` is
+    asked, per node, only when the gate fails. `doing` is what people read while an answer takes its
+    time.
     """
 
     id: str
@@ -42,7 +46,9 @@ class Gate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Steps that run on all nodes at once (a node's own in order), then gates, one after another."""
+    """Steps that run on all nodes at once (a node's own in order), then gates, one after
+    another.
+    """
 
     id: str
     title: str
@@ -52,9 +58,12 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that will be done, in order. `notes` say in words what differs from what was observed.
+    """Everything that will be done, in order.
 
-    With `keep_going` a step or gate that fails does not spare what comes after it: cleaning up goes as far as it can.
+    `notes` say in words what differs from what was observed.
+
+    With `keep_going` a step or gate that fails does not spare what comes after it: cleaning up goes
+    as far as it can.
     """
 
     verb: str

@@ -1,4 +1,7 @@
-"""Everything that ends servers or batch jobs, and the gates that prove that they are gone. The cluster stays."""
+"""Everything that ends servers or batch jobs, and the gates that prove that they are gone.
+
+The cluster stays.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,14 @@ from launcher.transport import Command
 _MARGIN = 60.0  # seconds beyond the grace until a server must be gone
 
 
-def plan_stop(inventory: Inventory, facts: Mapping[str, HostFacts], found: Sequence[Server], grace: float) -> Plan:
-    """Let servers be wanted no more, and wait until the keeper has ended them; `grace` is in seconds.
+def plan_stop(
+    inventory: Inventory, facts: Mapping[str, HostFacts], found: Sequence[Server], grace: float
+) -> Plan:
+    """Let servers be wanted no more, and wait until the keeper has ended them; `grace` is in
+    seconds.
 
-    The files are the head's own, so that it works where no container runs; then nobody can be waited for.
+    The files are the head's own, so that it works where no container runs; then nobody can be
+    waited for.
     """
     if not found:
         return Plan(verb="stop", stages=())
@@ -50,8 +57,14 @@ def plan_stop_batches(inventory: Inventory, found: Sequence[Batch], grace: float
             about_ray, about_jobs = answers[inventory.head.name]
             said, entries = read_payload(about_ray), desk.parse_list(about_jobs)
         except UnreadableAnswer as error:
-            return [Finding(node="", status="wait", text=error.message, fix="look at `vlaunch jobs`")]
-        alive = [entry.name for entry in entries if entry.alive and entry.name in {each.name for each in found}]
+            return [
+                Finding(node="", status="wait", text=error.message, fix="look at `vlaunch jobs`")
+            ]
+        alive = [
+            entry.name
+            for entry in entries
+            if entry.alive and entry.name in {each.name for each in found}
+        ]
         return serving.batch_stopped([each.id for each in found], said, alive)
 
     gate = Gate(
@@ -64,17 +77,26 @@ def plan_stop_batches(inventory: Inventory, found: Sequence[Batch], grace: float
     steps = tuple(
         Step(
             title=f"stopping batch job {each.name} (Ray job {each.id})",
-            command=running.in_ray(inventory, payload.stop(inventory.ports, each.id, grace), timeout=grace + 60),
+            command=running.in_ray(
+                inventory, payload.stop(inventory.ports, each.id, grace), timeout=grace + 60
+            ),
         )
         for each in found
     )
-    return Plan(verb="stop", stages=(Stage(id="stop", title="Stop batch jobs", steps=steps, gates=(gate,)),) if steps else ())
+    return Plan(
+        verb="stop",
+        stages=(Stage(id="stop", title="Stop batch jobs", steps=steps, gates=(gate,)),)
+        if steps
+        else (),
+    )
 
 
 def _forget(inventory: Inventory, facts: Mapping[str, HostFacts], name: str, *what: str) -> Step:
     folder = wanted.folder(inventory, facts, name)
     argv = ("rm", "-f", *(f"{folder}/{file}" for file in what))
-    title = f"server `{name}` is wanted no more" if len(what) == 1 else f"forgetting server `{name}`"
+    title = (
+        f"server `{name}` is wanted no more" if len(what) == 1 else f"forgetting server `{name}`"
+    )
     return Step(title=title, command=Command(node=inventory.head.name, argv=argv, timeout=30))
 
 
@@ -89,13 +111,26 @@ def _gone(inventory: Inventory, found: Sequence[Server], grace: float) -> Gate:
     def judge(answers: Answers) -> Sequence[Finding]:
         said, *rest = answers[head.name]
         open_ports = [
-            f"port {each.port} on {each.api_node}" for (each, _), answer in zip(knocks, rest, strict=False) if answer.ok
+            f"port {each.port} on {each.api_node}"
+            for (each, _), answer in zip(knocks, rest, strict=False)
+            if answer.ok
         ]
         try:
             kept = servers.read(read_payload(said))
         except UnreadableAnswer as error:
-            return [Finding(node=head.name, status="wait", text=error.message, fix="look at `vlaunch status`")]
-        alive = [f"{each.what} is {each.state}{_doing(each)}" for each in kept.running if each.name in names]
+            return [
+                Finding(
+                    node=head.name,
+                    status="wait",
+                    text=error.message,
+                    fix="look at `vlaunch status`",
+                )
+            ]
+        alive = [
+            f"{each.what} is {each.state}{_doing(each)}"
+            for each in kept.running
+            if each.name in names
+        ]
         others = sum(each.gpus for each in kept.running if each.name not in names)
         return serving.stopped(alive, open_ports, _about_ray(rest[len(knocks) :]), others)
 
@@ -111,7 +146,11 @@ def _gone(inventory: Inventory, found: Sequence[Server], grace: float) -> Gate:
 
 
 def _doing(server: Server) -> str:
-    return f": {server.observed.doing}" if server.observed is not None and server.observed.doing else ""
+    return (
+        f": {server.observed.doing}"
+        if server.observed is not None and server.observed.doing
+        else ""
+    )
 
 
 def _about_ray(answers: Sequence[Answer]) -> Mapping[str, object] | None:
@@ -122,9 +161,13 @@ def _about_ray(answers: Sequence[Answer]) -> Mapping[str, object] | None:
 
 
 def _knock(inventory: Inventory, name: str, host: str, port: int) -> Command:
-    """Ask from the head's container whether a server's port is open: no other node need be reached."""
+    """Ask from the head's container whether a server's port is open: no other node need be
+    reached.
+    """
     head = inventory.head
     node = next((each for each in inventory.nodes if each.name == name), head)
     address = payload.api_host(host) if node is head else node.ip
-    inside = docker.exec_(head.docker, containers.name(inventory, head), *payload.port_open(address, port))
+    inside = docker.exec_(
+        head.docker, containers.name(inventory, head), *payload.port_open(address, port)
+    )
     return Command(node=head.name, argv=inside, timeout=20)

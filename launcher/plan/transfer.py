@@ -1,4 +1,6 @@
-"""Files on their way to the head in pieces: what is there already is not sent again, and no piece is read before it is due."""
+"""Files on their way to the head in pieces: what is there already is not sent again, and no piece
+is read before it is due.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,25 @@ _SECONDS = 900.0  # for one piece: 27 kB/s are enough
 
 
 def inside(
-    inventory: Inventory, argv: Argv, *, timeout: float, stdin: Callable[[], bytes] | None = None, shown: str = ""
+    inventory: Inventory,
+    argv: Argv,
+    *,
+    timeout: float,
+    stdin: Callable[[], bytes] | None = None,
+    shown: str = "",
 ) -> Command:
     """Run the desk in the head's container."""
     head = inventory.head
-    sent = docker.exec_(head.docker, containers.name(inventory, head), *argv, stdin=stdin is not None)
+    sent = docker.exec_(
+        head.docker, containers.name(inventory, head), *argv, stdin=stdin is not None
+    )
     return Command(node=head.name, argv=sent, timeout=timeout, stdin=stdin, shown_stdin=shown)
 
 
 def there(have: Mapping[str, int], file: Shipped) -> int:
-    """Return how many bytes of a file the head has, of which it can be made whole; all of them when it is whole."""
+    """Return how many bytes of a file the head has, of which it can be made whole; all of them when
+    it is whole.
+    """
     if have.get(file.to) == file.bytes:
         return file.bytes
     on_its_way = have.get(part(file.to), 0)
@@ -45,8 +56,12 @@ def missing(have: Mapping[str, int], files: Sequence[Shipped]) -> list[Shipped]:
     return [each for each in files if have.get(each.to) != each.bytes]
 
 
-def steps(inventory: Inventory, work: str, have: Mapping[str, int], files: Sequence[Shipped]) -> list[Step]:
-    """Return what sends every missing file, piece by piece, each from where the last run stopped."""
+def steps(
+    inventory: Inventory, work: str, have: Mapping[str, int], files: Sequence[Shipped]
+) -> list[Step]:
+    """Return what sends every missing file, piece by piece, each from where the last run
+    stopped.
+    """
     return [
         _piece(inventory, work, file, offset)
         for file in missing(have, files)
@@ -66,10 +81,13 @@ def _piece(inventory: Inventory, work: str, file: Shipped, offset: int) -> Step:
     return Step(
         title=f"sending {PurePosixPath(file.to).name}",
         command=inside(
-            inventory, desk.put(work, file.to, offset, last), timeout=_SECONDS, stdin=read,
+            inventory,
+            desk.put(work, file.to, offset, last),
+            timeout=_SECONDS,
+            stdin=read,
             shown=_shown(file.path, offset, count, file.bytes),
         ),
-    )  # fmt: skip
+    )
 
 
 def _shown(path: Path, offset: int, count: int, size: int) -> str:

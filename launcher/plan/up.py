@@ -22,8 +22,8 @@ Facts = Mapping[str, HostFacts]
 class RayImage:
     """The image that the containers run, and how to make it where it is missing.
 
-    When the base image has all that is needed, or the cluster has no Ray, `tag` is the base image and there is no recipe.
-    `shown` is the shell command that prints the build context.
+    When the base image has all that is needed, or the cluster has no Ray, `tag` is the base image
+    and there is no recipe. `shown` is the shell command that prints the build context.
     """
 
     tag: str
@@ -44,48 +44,84 @@ def plan_image(inventory: Inventory, facts: Facts) -> Plan:
     pulls = tuple(
         Step(
             title=f"pulling {inventory.image}",
-            command=Command(node=node.name, argv=docker.pull(node.docker, inventory.image), timeout=3600),
+            command=Command(
+                node=node.name, argv=docker.pull(node.docker, inventory.image), timeout=3600
+            ),
         )
         for node in missing
     )
-    stages = [Stage(id="preflight", title="Look at the nodes", gates=_preflight(inventory, facts))] if facts else []
+    stages = (
+        [Stage(id="preflight", title="Look at the nodes", gates=_preflight(inventory, facts))]
+        if facts
+        else []
+    )
     if pulls:
         stages.append(Stage(id="image", title="Have the image on every node", steps=pulls))
     return Plan(verb="up", stages=tuple(stages))
 
 
 def plan_up(
-    inventory: Inventory, facts: Facts, secrets: Mapping[str, Secret], image: RayImage, *, join_timeout: float = 180
+    inventory: Inventory,
+    facts: Facts,
+    secrets: Mapping[str, Secret],
+    image: RayImage,
+    *,
+    join_timeout: float = 180,
 ) -> Plan:
     """Ray's image, files, head, workers, and the gates that nothing passes without N living nodes.
 
-    A container whose spec hash is unchanged and that runs is left alone; a changed or stopped head takes the workers with it,
-    because their Ray session ends with the head's. Rank containers, which an earlier vlaunch started beside it, are removed.
+    A container whose spec hash is unchanged and that runs is left alone; a changed or stopped head
+    takes the workers with it, because their Ray session ends with the head's. Rank containers,
+    which an earlier vlaunch started beside it, are removed.
     """
     specs = {
-        node.name: containers.node_spec(inventory, node, facts.get(node.name), image.tag, secrets) for node in inventory.nodes
+        node.name: containers.node_spec(inventory, node, facts.get(node.name), image.tag, secrets)
+        for node in inventory.nodes
     }
-    reasons = {node.name: _reasons(inventory, facts, node, specs[node.name], secrets) for node in inventory.nodes}
+    reasons = {
+        node.name: _reasons(inventory, facts, node, specs[node.name], secrets)
+        for node in inventory.nodes
+    }
     if reasons[inventory.head.name] is not None:
         for node in inventory.workers:
             reasons[node.name] = reasons[node.name] or ["the head starts anew"]
     ray = "" if inventory.ray.off else "Ray "
     changed = [node for node in inventory.nodes if reasons[node.name] is not None]
-    starts = {node.name: _start(facts.get(node.name), node, specs[node.name], ray) for node in changed}
+    starts = {
+        node.name: _start(facts.get(node.name), node, specs[node.name], ray) for node in changed
+    }
     writes = [
         step
         for node in inventory.nodes
-        for step in files.steps(inventory, node, facts.get(node.name), secrets, fresh=node in changed)
+        for step in files.steps(
+            inventory, node, facts.get(node.name), secrets, fresh=node in changed
+        )
     ]
     workers = tuple(step for node in inventory.workers for step in starts.get(node.name, ()))
-    kept = {node.name: facts[node.name].container(specs[node.name].name) for node in inventory.nodes if node.name in facts}
-    restarts = {name: there.restarts for name, there in kept.items() if there is not None and name not in starts}
+    kept = {
+        node.name: facts[node.name].container(specs[node.name].name)
+        for node in inventory.nodes
+        if node.name in facts
+    }
+    restarts = {
+        name: there.restarts
+        for name, there in kept.items()
+        if there is not None and name not in starts
+    }
     stages = (
         *([same_image(inventory, facts)] if facts else []),
         *([] if inventory.ray.off else [_ray_image(inventory, facts, image)]),
-        *([_gpus(inventory, changed, image)] if inventory.accelerator == "nvidia" and facts else []),
+        *(
+            [_gpus(inventory, changed, image)]
+            if inventory.accelerator == "nvidia" and facts
+            else []
+        ),
         Stage(id="files", title="Write helper files and secrets", steps=tuple(writes)),
-        Stage(id="ranks", title="Remove what an earlier vlaunch started", steps=_old_ranks(inventory, facts)),
+        Stage(
+            id="ranks",
+            title="Remove what an earlier vlaunch started",
+            steps=_old_ranks(inventory, facts),
+        ),
         Stage(
             id="head",
             title=f"Start the {ray}head",
@@ -93,12 +129,29 @@ def plan_up(
             gates=(gates.head(inventory),) if starts.get(inventory.head.name) else (),
         ),
         Stage(id="workers", title=f"Start the {ray}workers", steps=workers),
-        *([] if inventory.ray.off else [_ray_stage(inventory, restarts, join_timeout, changed=bool(changed))]),
-        Stage(id="agents", title="Verify the agents", gates=(gates.agents(inventory, deadline=join_timeout),)),
+        *(
+            []
+            if inventory.ray.off
+            else [_ray_stage(inventory, restarts, join_timeout, changed=bool(changed))]
+        ),
+        Stage(
+            id="agents",
+            title="Verify the agents",
+            gates=(gates.agents(inventory, deadline=join_timeout),),
+        ),
     )
-    notes = [f"{node}: {reason}" for node, why in reasons.items() for reason in why or () if facts.get(node) is not None]
-    notes += _ending([there for node in changed if node.name in facts if (there := kept[node.name]) is not None])
-    return Plan(verb="up", stages=tuple(s for s in stages if s.steps or s.gates), notes=tuple(notes))
+    notes = [
+        f"{node}: {reason}"
+        for node, why in reasons.items()
+        for reason in why or ()
+        if facts.get(node) is not None
+    ]
+    notes += _ending(
+        [there for node in changed if node.name in facts if (there := kept[node.name]) is not None]
+    )
+    return Plan(
+        verb="up", stages=tuple(s for s in stages if s.steps or s.gates), notes=tuple(notes)
+    )
 
 
 def _ending(containers_: Sequence[docker.Container]) -> list[str]:
@@ -106,8 +159,14 @@ def _ending(containers_: Sequence[docker.Container]) -> list[str]:
     if not containers_:
         return []
     if all(containers.renewed(each) for each in containers_):
-        return ["a server that runs in these containers starts again in the new ones; a batch job ends with them"]
-    return ["they are of an earlier vlaunch: a server or job that runs in them ends; start it again with `vlaunch serve`"]
+        return [
+            "a server that runs in these containers starts again in the new ones; a batch job ends"
+            " with them"
+        ]
+    return [
+        "they are of an earlier vlaunch: a server or job that runs in them ends; start it again"
+        " with `vlaunch serve`"
+    ]
 
 
 def _ray_image(inventory: Inventory, facts: Facts, image: RayImage) -> Stage:
@@ -119,7 +178,9 @@ def _ray_image(inventory: Inventory, facts: Facts, image: RayImage) -> Stage:
     )
 
 
-def _ray_stage(inventory: Inventory, restarts: Mapping[str, int], deadline: float, *, changed: bool) -> Stage:
+def _ray_stage(
+    inventory: Inventory, restarts: Mapping[str, int], deadline: float, *, changed: bool
+) -> Stage:
     gate = gates.cluster(inventory, restarts, deadline=deadline, hold=1.0 if changed else 0.0)
     return Stage(id="ray", title="Verify the Ray cluster", gates=(gate,))
 
@@ -172,7 +233,8 @@ def _builds(inventory: Inventory, facts: Facts, image: RayImage) -> tuple[Step, 
     recipe = image.recipe
     if recipe is None:
         return ()
-    context = cache(partial(derived.context, recipe.dockerfile, recipe.wheels))  # made once, however many nodes build
+    # made once, however many nodes build
+    context = cache(partial(derived.context, recipe.dockerfile, recipe.wheels))
     return tuple(
         Step(
             title=f"building {image.tag} (no network needed)",
@@ -191,11 +253,19 @@ def _builds(inventory: Inventory, facts: Facts, image: RayImage) -> tuple[Step, 
 
 def _image_gates(inventory: Inventory, facts: Facts, image: RayImage) -> tuple[Gate, ...]:
     fresh = [node for node in inventory.nodes if not _image(facts, node, image.tag)]
-    return (gates.versions(inventory, fresh, image.tag, image.ray_version, image.python_version),) if fresh else ()
+    return (
+        (gates.versions(inventory, fresh, image.tag, image.ray_version, image.python_version),)
+        if fresh
+        else ()
+    )
 
 
 def _reasons(
-    inventory: Inventory, facts: Facts, node: Node, spec: docker.ContainerSpec, secrets: Mapping[str, Secret]
+    inventory: Inventory,
+    facts: Facts,
+    node: Node,
+    spec: docker.ContainerSpec,
+    secrets: Mapping[str, Secret],
 ) -> list[str] | None:
     """Why a node's container must start anew, in words; `None` when it must not."""
     if node.name not in facts:
@@ -208,7 +278,9 @@ def _reasons(
         return docker.differences(there, spec, base.env if base else {})
     if not there.running:
         return [f"its container is {there.status} (exit code {there.exit_code})"]
-    if inventory.secrets_in == "memory" and not set(secrets) <= set(facts[node.name].in_memory or ()):
+    if inventory.secrets_in == "memory" and not set(secrets) <= set(
+        facts[node.name].in_memory or ()
+    ):
         return ["its secrets are gone: a reboot empties what lies in memory"]
     return None
 
@@ -219,7 +291,9 @@ def _start(facts: HostFacts | None, node: Node, spec: docker.ContainerSpec, ray:
         steps.append(
             Step(
                 title=f"removing the old {spec.role} container",
-                command=Command(node=node.name, argv=docker.remove(node.docker, spec.name), timeout=90),
+                command=Command(
+                    node=node.name, argv=docker.remove(node.docker, spec.name), timeout=90
+                ),
             )
         )
     steps.append(

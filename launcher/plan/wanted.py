@@ -1,4 +1,6 @@
-"""A server as the head is told to keep it: its processes, where they run and meet, and the step that writes it down."""
+"""A server as the head is told to keep it: its processes, where they run and meet, and the step
+that writes it down.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +22,28 @@ from launcher.transport import Command
 _VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES", "cpu": ""}
 _READY = "VLLM_ENGINE_READY_TIMEOUT_S"  # seconds that vLLM's front waits for its engine
 _MEETING = ("--master-port", "--data-parallel-rpc-port")
-# Whole, and on the disk: the keeper never reads half of it, and a reboot finds it. Arguments: the server's folder, the file.
+# Whole, and on the disk: the keeper never reads half of it, and a reboot finds it. Arguments: the
+# server's folder, the file.
 _WANT = (
     'umask 022; saved() { sync "$1" 2>/dev/null || sync; }; new=$1/.$2.$$; '
     'mkdir -p "$1" && cat >"$new" && saved "$new" && mv "$new" "$1/$2" && saved "$1"'
 )
 
 
-def desired(inventory: Inventory, seen: Seen, request: Request, *, asked: float, policy: Policy) -> Desired:
+def desired(
+    inventory: Inventory, seen: Seen, request: Request, *, asked: float, policy: Policy
+) -> Desired:
     """Return a request as the head's keeper needs it."""
     head, split = inventory.head, request.placement
     image = seen.facts[head.name].images.get(inventory.image) if head.name in seen.facts else None
     outside = request.backend == "mp"
     ray = Ray(
-        dashboard=inventory.ports.dashboard, node_manager=inventory.ports.node_manager, gpus=split.world, reserve=outside,
+        dashboard=inventory.ports.dashboard,
+        node_manager=inventory.ports.node_manager,
+        gpus=split.world,
+        reserve=outside,
         partial=outside and any(count < inventory.node(name).gpus for name, count in split.nodes),
-    )  # fmt: skip
+    )
     return Desired(
         name=request.name,
         id=request.digest,
@@ -58,20 +66,31 @@ def desired(inventory: Inventory, seen: Seen, request: Request, *, asked: float,
     )
 
 
-def _processes(inventory: Inventory, seen: Seen, request: Request, policy: Policy) -> tuple[Process, ...]:
+def _processes(
+    inventory: Inventory, seen: Seen, request: Request, policy: Policy
+) -> tuple[Process, ...]:
     """Return the engine's processes, the one with the API first."""
     split, ready = request.placement, {_READY: f"{max(3600, policy.start_timeout):.0f}"}
 
     def env(node: Node, more: Mapping[str, str]) -> dict[str, str]:
         # What the user sets in the inventory is in the container already, and stays as it is.
-        wanted = {**ready, **more, **engine_log.variables(inventory, log_name(request.name, request.digest))}
+        wanted = {
+            **ready,
+            **more,
+            **engine_log.variables(inventory, log_name(request.name, request.digest)),
+        }
         return {name: value for name, value in sorted(wanted.items()) if name not in node.env}
 
     if request.backend == "ray":
         own = env(inventory.head, _ray_places(inventory, request))
-        return (Process(node=inventory.head.name, argv=request.argv, env=own, replicas=(0, split.dp)),)
+        return (
+            Process(node=inventory.head.name, argv=request.argv, env=own, replicas=(0, split.dp)),
+        )
     nodes = request.nodes_with_ranks(inventory)
-    held, meeting = [count for _, count in split.replicas], _meeting_port(inventory, seen, request, nodes[0])
+    held, meeting = (
+        [count for _, count in split.replicas],
+        _meeting_port(inventory, seen, request, nodes[0]),
+    )
     found = []
     for rank, node in enumerate(nodes):
         first = sum(held[:rank])
@@ -82,16 +101,20 @@ def _processes(inventory: Inventory, seen: Seen, request: Request, policy: Polic
         )
         found.append(
             Process(
-                node=node.name, argv=request.command(own_argv), env=env(node, {}),
+                node=node.name,
+                argv=request.command(own_argv),
+                env=env(node, {}),
                 gpus=_gpus(inventory, seen, request, node),
                 replicas=(first, held[rank]) if split.dp > 1 else (0, 1),
             )
-        )  # fmt: skip
+        )
     return tuple(found)
 
 
 def log_name(server: str, id: str) -> str:
-    """Name the files that the ranks of a server write about their links: another server of the same name has others."""
+    """Name the files that the ranks of a server write about their links: another server of the same
+    name has others.
+    """
     return f"{server}-{id}"
 
 
@@ -101,24 +124,40 @@ def _ray_places(inventory: Inventory, request: Request) -> Mapping[str, str]:
     if split.dp == 1:
         return {}
     nodes = request.nodes_with_ranks(inventory)
-    return vllm.ray_replica_env([node.ip for node in nodes], spans=split.spans, alike=len({node.gpus for node in nodes}) == 1)
+    return vllm.ray_replica_env(
+        [node.ip for node in nodes],
+        spans=split.spans,
+        alike=len({node.gpus for node in nodes}) == 1,
+    )
 
 
 def _meeting_port(inventory: Inventory, seen: Seen, request: Request, node: Node) -> int:
-    """Return the first port from the inventory's on where the nodes' processes can meet: no other server's, nobody listens."""
+    """Return the first port from the inventory's on where the nodes' processes can meet: no other
+    server's, nobody listens.
+    """
     facts, ports = seen.facts.get(node.name), inventory.ports
     first = ports.dp_rpc if request.placement.dp > 1 else ports.mp_master
     taken = {number for _, number in (facts.listening if facts else None) or ()}
-    taken |= {ports.mp_master, ports.dp_rpc, ports.group, ports.probe, ports.api, request.port} - {first}
+    taken |= {ports.mp_master, ports.dp_rpc, ports.group, ports.probe, ports.api, request.port} - {
+        first
+    }
     for each in seen.kept.running:
-        if each.desired is not None and each.desired.api_node == node.name and each.name != request.name:
+        if (
+            each.desired is not None
+            and each.desired.api_node == node.name
+            and each.name != request.name
+        ):
             argv = each.desired.processes[0].argv
-            taken |= {int(after) for word, after in pairwise(argv) if word in _MEETING and after.isdigit()}
+            taken |= {
+                int(after) for word, after in pairwise(argv) if word in _MEETING and after.isdigit()
+            }
     return next((port for port in range(first, 65536) if port not in taken), first)
 
 
 def _gpus(inventory: Inventory, seen: Seen, request: Request, node: Node) -> tuple[int, ...] | None:
-    """Return which GPUs of a node it takes; None for all, and where Ray says which, and on CPUs, which nobody numbers."""
+    """Return which GPUs of a node it takes; None for all, and where Ray says which, and on CPUs,
+    which nobody numbers.
+    """
     count = dict(request.placement.nodes)[node.name]
     if count == node.gpus or not inventory.ray.off or inventory.accelerator == "cpu":
         return None
@@ -134,17 +173,22 @@ def _gpus(inventory: Inventory, seen: Seen, request: Request, node: Node) -> tup
 
 
 def write(inventory: Inventory, seen: Seen, wanted: Desired) -> Step:
-    """Write it to the head's own disk; what a script writes is asked for at the time when that runs."""
+    """Write it to the head's own disk; what a script writes is asked for at the time when that
+    runs.
+    """
     text = json.dumps(wanted.as_json())
     before, after = json.dumps({**wanted.as_json(), "asked": "@asked@"}).split('"@asked@"', 1)
     where = folder(inventory, seen.facts, wanted.name)
     return Step(
         title=f"writing down that {wanted.model} is wanted as server `{wanted.name}`",
         command=Command(
-            node=inventory.head.name, argv=("sh", "-c", _WANT, "want", where, state.DESIRED), timeout=30,
-            stdin=text.encode, shown_stdin=f'printf %s {shlex.quote(before)}"$(date +%s)"{shlex.quote(after)}',
+            node=inventory.head.name,
+            argv=("sh", "-c", _WANT, "want", where, state.DESIRED),
+            timeout=30,
+            stdin=text.encode,
+            shown_stdin=f'printf %s {shlex.quote(before)}"$(date +%s)"{shlex.quote(after)}',
         ),
-    )  # fmt: skip
+    )
 
 
 def folder(inventory: Inventory, facts: Mapping[str, HostFacts], name: str) -> str:

@@ -1,4 +1,6 @@
-"""What is asked of a server that starts, again and again, and how its answers read: its keeper's word, its log and its API."""
+"""What is asked of a server that starts, again and again, and how its answers read: its keeper's
+word, its log and its API.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,15 @@ _NOT_YET = "the head's agent has not taken it up yet"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """One look. `ended` is a sentence on how the server ended, `cause` its engine's first error, `evidence` what showed it.
+    """One look.
 
-    `stopped` means that somebody ended it, so that nothing has gone wrong; `doing` is what is done or waited for before its
-    engine starts, `recovering` that one has died before. With `anew`, another engine has begun: what was seen before is of one
-    that is gone. `ranks` is which node holds what: as the keeper found it (`known`), else as it was meant.
+    `ended` is a sentence on how the server ended, `cause` its engine's first error, `evidence` what
+    showed it.
+
+    `stopped` means that somebody ended it, so that nothing has gone wrong; `doing` is what is done
+    or waited for before its engine starts, `recovering` that one has died before. With `anew`,
+    another engine has begun: what was seen before is of one that is gone. `ranks` is which node
+    holds what: as the keeper found it (`known`), else as it was meant.
     """
 
     lines: tuple[str, ...] = ()
@@ -49,7 +55,10 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """A server to wait for. `ask(offset)` and `read(answers, offset)` belong together; `complete` asks for a completion."""
+    """A server to wait for.
+
+    `ask(offset)` and `read(answers, offset)` belong together; `complete` asks for a completion.
+    """
 
     name: str
     endpoint: str
@@ -64,13 +73,18 @@ class Watched:
 
 
 def watched(inventory: Inventory, wanted: Desired) -> Watched:
-    """Watch a server: through the head what its keeper says, through the node with its API its log and its answers."""
+    """Watch a server: through the head what its keeper says, through the node with its API its log
+    and its answers.
+    """
     host, here = payload.api_host(wanted.host), at_port(inventory, wanted.port)
     inside = partial(_inside, inventory, wanted.api_node)
     return Watched(
         name=wanted.name,
         endpoint=endpoint(inventory, wanted.host, wanted.port, wanted.api_node),
-        ask=lambda offset: [servers.ask(inventory), inside(payload.watch(here.ports, host, wanted.name, offset), 60)],
+        ask=lambda offset: [
+            servers.ask(inventory),
+            inside(payload.watch(here.ports, host, wanted.name, offset), 60),
+        ],
         read=partial(_read, inventory, wanted),
         complete=lambda timeout: inside(
             payload.complete(here.ports, host, _PROMPT, _TOKENS, timeout, wanted.replicas),
@@ -81,7 +95,9 @@ def watched(inventory: Inventory, wanted: Desired) -> Watched:
 
 
 def endpoint(inventory: Inventory, bind: str, port: int, node: str = "") -> str:
-    """Return the URL that clients use: the node's address (the head's) between the nodes, or the only one it listens on."""
+    """Return the URL that clients use: the node's address (the head's) between the nodes, or the
+    only one it listens on.
+    """
     at = inventory.node(node) if node else inventory.head
     host = at.ip if bind in ("0.0.0.0", "::", "") else bind  # noqa: S104 - compared, not bound
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
@@ -96,16 +112,37 @@ def _inside(inventory: Inventory, name: str, argv: Argv, timeout: float) -> Comm
 def _read(inventory: Inventory, wanted: Desired, answers: Answers, offset: int) -> Seen:
     said = ray_checks.read_payload(answers[inventory.head.name][0])
     if "servers" not in said:
-        raise UnreadableAnswer(f"{inventory.head.name}: {said.get('error', 'the head does not tell of servers')}")
-    found = next((each for each in servers.read(said).servers if each.name == wanted.name), Server(name=wanted.name))
+        raise UnreadableAnswer(
+            f"{inventory.head.name}: {said.get('error', 'the head does not tell of servers')}"
+        )
+    found = next(
+        (each for each in servers.read(said).servers if each.name == wanted.name),
+        Server(name=wanted.name),
+    )
     if found.desired is None or found.desired.asked != wanted.asked:
-        other = f"{found.model} has taken its place" if found.desired is not None else "it is wanted no more"
+        other = (
+            f"{found.model} has taken its place"
+            if found.desired is not None
+            else "it is wanted no more"
+        )
         return Seen(offset=offset, ended=other, stopped=True)
     log = _log(answers[wanted.api_node][-1])
     # What is there before the engine has been started is of one that is gone.
-    begun = found.observed is not None and found.state not in ("waiting", "stopped") and found.observed.generation > 0
-    lines = tuple(line for line in re.split(r"[\r\n]+", log.get("log", "")) if line.strip()) if begun else ()
-    seen = servers.named(inventory, found.observed) if found.observed else Observed(name=found.name, id=found.id, asked=0.0)
+    begun = (
+        found.observed is not None
+        and found.state not in ("waiting", "stopped")
+        and found.observed.generation > 0
+    )
+    lines = (
+        tuple(line for line in re.split(r"[\r\n]+", log.get("log", "")) if line.strip())
+        if begun
+        else ()
+    )
+    seen = (
+        servers.named(inventory, found.observed)
+        if found.observed
+        else Observed(name=found.name, id=found.id, asked=0.0)
+    )
     last = seen.faults[-1] if seen.faults else None
     over = found.state in OVER
     return Seen(
@@ -115,23 +152,32 @@ def _read(inventory: Inventory, wanted: Desired, answers: Answers, offset: int) 
         cause=last.cause if over and last else "",
         evidence=last.evidence if over and last else "",
         server={} if over else log,
-        doing="" if found.state in (*OVER, "starting", "ready") else seen.doing or (seen.state if found.observed else _NOT_YET),
+        doing=""
+        if found.state in (*OVER, "starting", "ready")
+        else seen.doing or (seen.state if found.observed else _NOT_YET),
         recovering=bool(last) and found.state not in (*OVER, "ready"),
         anew=bool(log.get("anew")),
         known=found.state == "ready" and bool(seen.ranks),
         ranks={node: tuple(held) for node, held in seen.ranks.items()}
-        or {node: (f"{count} {'rank' if count == 1 else 'ranks'}",) for node, count in wanted.places.items()},
+        or {
+            node: (f"{count} {'rank' if count == 1 else 'ranks'}",)
+            for node, count in wanted.places.items()
+        },
     )
 
 
 def _ended(seen: Observed) -> str:
     last = seen.faults[-1] if seen.faults else None
     how = "its keeper gave up" if seen.state == "gave-up" else ""
-    return ": ".join(each for each in (how, last.what if last else seen.doing or "it failed") if each)
+    return ": ".join(
+        each for each in (how, last.what if last else seen.doing or "it failed") if each
+    )
 
 
 def _log(answer: Answer) -> Mapping[str, Any]:
-    """Read the log's part; nothing while the node's container cannot be asked: the head knows how the server is."""
+    """Read the log's part; nothing while the node's container cannot be asked: the head knows how
+    the server is.
+    """
     try:
         return ray_checks.read_payload(answer)
     except UnreadableAnswer:

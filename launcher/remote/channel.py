@@ -1,6 +1,7 @@
 """Run one command on an open SSH connection: one channel, one thread, both streams.
 
-Fabric's own `run` starts three threads per command and polls; a hundred nodes feel that (docs/performance.md).
+Fabric's own `run` starts three threads per command and polls; a hundred nodes feel that
+(docs/performance.md).
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ Lost = "the connection was lost"
 
 
 class _Wake(threading.Event):
-    """Set by paramiko when anything happens on a channel; cleared only by the reader, who then looks at everything."""
+    """Set by paramiko when anything happens on a channel; cleared only by the reader, who then
+    looks at everything.
+    """
 
     def clear(self) -> None:
         """Ignore paramiko, which clears when one of the two streams is empty."""
@@ -66,25 +69,38 @@ def run(
         command: what to run.
         marker: see `envelope.wrap`.
         running: where to register, so that the command can be cancelled.
-        on_line: called with each line of standard output instead of keeping it; `on_error_line` likewise.
+        on_line: called with each line of standard output instead of keeping it; `on_error_line`
+            likewise.
     """
     start = time.monotonic()
     out, err = Output(marker, on_line), Output(marker, on_error_line)
     stdin = command.stdin() if command.stdin is not None else b""
-    line = envelope.wrap(command.words, timeout=command.timeout, stdin=len(stdin), marker=marker, hold=command.hold_stdin)
+    line = envelope.wrap(
+        command.words,
+        timeout=command.timeout,
+        stdin=len(stdin),
+        marker=marker,
+        hold=command.hold_stdin,
+    )
     wake = _Wake()
     late = False
     try:
         channel = transport.open_session(timeout=OPEN_TIMEOUT)
     except (paramiko.SSHException, EOFError, OSError) as error:
-        return Answer(node=command.node, code=255, err=f"{Lost}: {_why(error)}", seconds=time.monotonic() - start)
+        return Answer(
+            node=command.node,
+            code=255,
+            err=f"{Lost}: {_why(error)}",
+            seconds=time.monotonic() - start,
+        )
     with contextlib.closing(channel), running.until_done(channel.close):
         try:
             channel.in_buffer.set_event(wake)
             channel.in_stderr_buffer.set_event(wake)
             channel.status_event = wake
             channel.event = _Reply()
-            # A window that never opens ends what is written into it, at the latest together with the command.
+            # A window that never opens ends what is written into it, at the latest together with
+            # the command.
             channel.settimeout(None if math.isinf(command.timeout) else command.timeout + GRACE)
             channel.exec_command(line)
             _send(channel, stdin)
@@ -102,10 +118,14 @@ def run(
     elif code == -1:
         why = "cancelled" if running.cancelled else Lost
         code, complained = 255, f"{complained}\n{why}".strip()
-    return Answer(node=command.node, code=code, out=said, err=complained, seconds=seconds, timed_out=timed_out)
+    return Answer(
+        node=command.node, code=code, out=said, err=complained, seconds=seconds, timed_out=timed_out
+    )
 
 
-def _listen(channel: paramiko.Channel, wake: _Wake, out: Output, err: Output, *, deadline: float) -> bool:
+def _listen(
+    channel: paramiko.Channel, wake: _Wake, out: Output, err: Output, *, deadline: float
+) -> bool:
     """Read until the command has ended; False when the deadline came first."""
     idle_since = 0.0
     while True:
@@ -129,7 +149,9 @@ def _listen(channel: paramiko.Channel, wake: _Wake, out: Output, err: Output, *,
 
 
 def _drain(channel: paramiko.Channel, out: Output, err: Output) -> bool:
-    """Read what is there of each stream, once: who never stops talking must not keep this side from looking at the clock."""
+    """Read what is there of each stream, once: who never stops talking must not keep this side from
+    looking at the clock.
+    """
     heard = False
     if channel.recv_ready():
         out.feed(channel.recv(_CHUNK))
@@ -148,7 +170,9 @@ def _rest(channel: paramiko.Channel, out: Output, err: Output) -> None:
 
 
 def _status(said: int) -> int:
-    """Return an exit status as POSIX knows them; the protocol has room for more, of which 256 would pass for success."""
+    """Return an exit status as POSIX knows them; the protocol has room for more, of which 256 would
+    pass for success.
+    """
     return said if said <= 255 else _NO_STATUS
 
 
@@ -163,7 +187,8 @@ def _send(channel: paramiko.Channel, data: bytes) -> None:
 
 def _feed(channel: paramiko.Channel, data: bytes) -> None:
     view = memoryview(data)
-    with contextlib.suppress(OSError, paramiko.SSHException, EOFError):  # the command may end without reading it all
+    # the command may end without reading it all
+    with contextlib.suppress(OSError, paramiko.SSHException, EOFError):
         at = 0
         while at < len(view):
             at += channel.send(bytes(view[at : at + _PACKET]))

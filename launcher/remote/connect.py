@@ -1,7 +1,8 @@
-"""One SSH connection to one node: Fabric says how (`~/.ssh/config` and the inventory), this module says how safely.
+"""One SSH connection to one node: Fabric says how (`~/.ssh/config` and the inventory), this module
+says how safely.
 
-The inventory wins over `~/.ssh/config`. A jump host is connected to once and shared by every node behind it; its own key is
-verified by the same rules. Nothing here runs a command.
+The inventory wins over `~/.ssh/config`. A jump host is connected to once and shared by every node
+behind it; its own key is verified by the same rules. Nothing here runs a command.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from launcher.remote.login import AskPassphrase, Identity, Keys
 from launcher.remote.proxy import ProxySocket
 
 KEEPALIVE: Final = 15  # seconds between keep-alive messages
-_UNANSWERED: Final = 45_000  # milliseconds of unacknowledged data after which Linux gives a connection up
+# milliseconds of unacknowledged data after which Linux gives a connection up
+_UNANSWERED: Final = 45_000
 _GLOBAL_KNOWN_HOSTS: Final = "/etc/ssh/ssh_known_hosts"
 
 # Its errors reach the user as ConnectError; its own log lines would be printed next to them.
@@ -40,9 +42,13 @@ if logging.getLogger("paramiko").level == logging.NOTSET:
 
 
 class Connector:
-    """Opens connections that share one configuration, one set of keys, and one connection per jump host."""
+    """Opens connections that share one configuration, one set of keys, and one connection per jump
+    host.
+    """
 
-    def __init__(self, *, accept_new_host_keys: bool = False, ask_passphrase: AskPassphrase | None = None) -> None:
+    def __init__(
+        self, *, accept_new_host_keys: bool = False, ask_passphrase: AskPassphrase | None = None
+    ) -> None:
         self._accept_new = accept_new_host_keys
         self._keys = Keys(ask_passphrase)
         self._ssh_config = ssh_config.load()
@@ -64,10 +70,16 @@ class Connector:
         self._keys.close()
 
     def _open(self, name: str, host: str, ssh: Ssh, through: tuple[str, ...]) -> Connection:
-        # Fabric empties a connection's configuration for a moment while the connection is made: none is shared.
+        # Fabric empties a connection's configuration for a moment while the connection is made:
+        # none is shared.
         config = Config(lazy=True, ssh_config=self._ssh_config)
         connection = Connection(
-            host, user=ssh.user, port=ssh.port, config=config, gateway=False, connect_kwargs={"channel_timeout": 30}
+            host,
+            user=ssh.user,
+            port=ssh.port,
+            config=config,
+            gateway=False,
+            connect_kwargs={"channel_timeout": 30},
         )
         settings: Mapping[str, Any] = connection.ssh_config
         jump = _jump(ssh, settings, through)
@@ -81,7 +93,9 @@ class Connector:
         )
         try:
             verify = VerifyHostKey(
-                self._known_hosts(ssh, settings), accept_new=self._accept_new, alias=settings.get("hostkeyalias")
+                self._known_hosts(ssh, settings),
+                accept_new=self._accept_new,
+                alias=settings.get("hostkeyalias"),
             )
             for attempt in (1, 2):
                 try:
@@ -96,7 +110,13 @@ class Connector:
         raise AssertionError("not reached")
 
     def _attempt(
-        self, connection: Connection, target: Target, verify: VerifyHostKey, ssh: Ssh, jump: str, through: tuple[str, ...]
+        self,
+        connection: Connection,
+        target: Target,
+        verify: VerifyHostKey,
+        ssh: Ssh,
+        jump: str,
+        through: tuple[str, ...],
     ) -> Connection:
         settings: Mapping[str, Any] = connection.ssh_config
         name = target.host if target.port == 22 else f"[{target.host}]:{target.port}"
@@ -114,7 +134,8 @@ class Connector:
         connection.connect_kwargs = {
             "auth_strategy": _Login(self._keys, _identity(target.user, ssh, settings)),
             "transport_factory": transport,
-            "banner_timeout": target.timeout * 0.8,  # before paramiko's own clock for the whole handshake
+            # before paramiko's own clock for the whole handshake
+            "banner_timeout": target.timeout * 0.8,
             "auth_timeout": max(30.0, target.timeout),
             "channel_timeout": 30.0,
             "sock": self._socket(target, ssh, settings, jump, through),
@@ -130,14 +151,25 @@ class Connector:
         _give_up_early(connection.transport.sock)
         return connection
 
-    def _socket(self, target: Target, ssh: Ssh, settings: Mapping[str, Any], jump: str, through: tuple[str, ...]) -> Any:
+    def _socket(
+        self,
+        target: Target,
+        ssh: Ssh,
+        settings: Mapping[str, Any],
+        jump: str,
+        through: tuple[str, ...],
+    ) -> Any:
         if jump:
             return self._jump_channel(target, ssh, jump, through)
         text = str(settings.get("proxycommand", "none"))
-        command = ssh_config.proxy_command(text, host=target.host, port=target.port, user=target.user)
+        command = ssh_config.proxy_command(
+            text, host=target.host, port=target.port, user=target.user
+        )
         return ProxySocket.start(command) if command else None
 
-    def _jump_channel(self, target: Target, ssh: Ssh, jump: str, through: tuple[str, ...]) -> paramiko.Channel:
+    def _jump_channel(
+        self, target: Target, ssh: Ssh, jump: str, through: tuple[str, ...]
+    ) -> paramiko.Channel:
         hops = jump.split(",")
         last = hops[-1].strip()
         user, _, address = last.rpartition("@")
@@ -163,14 +195,18 @@ class Connector:
                     raise JumpFailed(jump, error) from error
             transport = shared.connection.transport
         there = (target.host, target.port)
-        channel: paramiko.Channel = transport.open_channel("direct-tcpip", there, ("", 0), timeout=target.timeout)
+        channel: paramiko.Channel = transport.open_channel(
+            "direct-tcpip", there, ("", 0), timeout=target.timeout
+        )
         return channel
 
     def _known_hosts(self, ssh: Ssh, settings: Mapping[str, Any]) -> KnownHosts:
         if ssh.known_hosts:
             names = [ssh.known_hosts]
         else:
-            names = shlex.split(str(settings.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2")))
+            names = shlex.split(
+                str(settings.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2"))
+            )
         files = tuple(Path(name).expanduser() for name in [*names, _GLOBAL_KNOWN_HOSTS])
         with self._lock:
             if files not in self._known:
@@ -187,7 +223,9 @@ class _Jump:
 
 @dataclass(frozen=True, slots=True)
 class _Login:
-    """The shape paramiko asks for: something with `authenticate`, called when the host key has been verified."""
+    """The shape paramiko asks for: something with `authenticate`, called when the host key has been
+    verified.
+    """
 
     keys: Keys
     identity: Identity
@@ -202,7 +240,8 @@ def _jump(ssh: Ssh, settings: Mapping[str, Any], through: tuple[str, ...]) -> st
     jump = str(settings.get("proxyjump", "none"))
     if jump.lower() == "none":
         return ""
-    # A wildcard `ProxyJump` in ~/.ssh/config also matches the jump host; ssh(1) does not jump to itself either.
+    # A wildcard `ProxyJump` in ~/.ssh/config also matches the jump host; ssh(1) does not jump to
+    # itself either.
     return "" if jump.rsplit(",", maxsplit=1)[-1].strip().rpartition("@")[2] in through else jump
 
 
@@ -229,7 +268,12 @@ def _identity(user: str, ssh: Ssh, settings: Mapping[str, Any]) -> Identity:
 
 
 def _give_up_early(sock: Any) -> None:
-    # paramiko sends keep-alives but waits for no answer; the kernel knows when they are not acknowledged.
-    if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX and hasattr(socket, "TCP_USER_TIMEOUT"):
+    # paramiko sends keep-alives but waits for no answer; the kernel knows when they are not
+    # acknowledged.
+    if (
+        isinstance(sock, socket.socket)
+        and sock.family != socket.AF_UNIX
+        and hasattr(socket, "TCP_USER_TIMEOUT")
+    ):
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED)

@@ -1,4 +1,6 @@
-"""Every way a connection can fail, as a sentence and the command that mends it. paramiko's exceptions stop here."""
+"""Every way a connection can fail, as a sentence and the command that mends it. paramiko's
+exceptions stop here.
+"""
 
 from __future__ import annotations
 
@@ -54,15 +56,25 @@ def connect_error(target: Target, error: BaseException) -> ConnectError:
     if isinstance(error, JumpFailed):
         evidence = error.error.evidence
     if isinstance(error, ssh_exception.NoValidConnectionsError):
-        evidence = "\n".join(f"{address[0]} port {address[1]}: {e}" for address, e in error.errors.items())
-    return ConnectError(target.node, message, evidence="" if evidence in message else evidence, hint=hint)
+        evidence = "\n".join(
+            f"{address[0]} port {address[1]}: {e}" for address, e in error.errors.items()
+        )
+    return ConnectError(
+        target.node, message, evidence="" if evidence in message else evidence, hint=hint
+    )
 
 
 def resets(error: BaseException) -> bool:
-    """True for a connection that was dropped before the login, which a busy sshd does (MaxStartups): worth one more try."""
+    """True for a connection that was dropped before the login, which a busy sshd does
+    (MaxStartups): worth one more try.
+    """
     if isinstance(error, (ConnectionResetError, BrokenPipeError, EOFError)):
         return True
-    return type(error) is paramiko.SSHException and "protocol banner" in str(error) and not _timed_out(error)
+    return (
+        type(error) is paramiko.SSHException
+        and "protocol banner" in str(error)
+        and not _timed_out(error)
+    )
 
 
 def _explain(target: Target, error: BaseException) -> tuple[str, str]:
@@ -85,13 +97,22 @@ def _host_key(target: Target, error: HostKeyRefused) -> tuple[str, str]:
         scan = f"ssh-keyscan {port}-H {target.host} >> {error.file}"
         return (
             f"the host key of {target.address} is not in {error.file}",
-            f"compare the key with the server's own, then `{scan}`, or run again with `--accept-new-host-keys`",
+            (
+                f"compare the key with the server's own, then `{scan}`, or run again with"
+                " `--accept-new-host-keys`"
+            ),
         )
     if error.verdict == "revoked":
-        return f"the host key of {target.address} is marked @revoked", "ask who runs the server for its new key"
+        return (
+            f"the host key of {target.address} is marked @revoked",
+            "ask who runs the server for its new key",
+        )
     return (
         f"the host key of {target.address} has changed: another machine may be answering",
-        f"if the server was reinstalled: `ssh-keygen -R '{error.name}' -f {error.file}`, then connect again",
+        (
+            f"if the server was reinstalled: `ssh-keygen -R '{error.name}' -f {error.file}`, then"
+            " connect again"
+        ),
     )
 
 
@@ -114,15 +135,26 @@ def _refused(target: Target, error: paramiko.AuthenticationException) -> tuple[s
         return f"{where} asks for a second proof ({wants})", "use a login that needs only a key"
     if isinstance(cause, ssh_exception.BadAuthenticationType):
         allowed = ", ".join(cause.allowed_types)
-        return f"{where} does not take keys, only {allowed}", "set `PubkeyAuthentication yes` in its sshd_config"
+        return (
+            f"{where} does not take keys, only {allowed}",
+            "set `PubkeyAuthentication yes` in its sshd_config",
+        )
     locked = "".join(f"; {key}" for key in error.locked) if isinstance(error, LoginRefused) else ""
     if isinstance(error, LoginRefused) and not error.tried:
-        return f"{where} was offered no key: none is named, held by the agent, or in ~/.ssh{locked}", "ssh-add KEY"
+        return (
+            f"{where} was offered no key: none is named, held by the agent, or in ~/.ssh{locked}",
+            "ssh-add KEY",
+        )
     return (
         f"{where} refused the login (tried: {tried or 'keys'}{locked})",
-        _key_hint(error.locked[0])
-        if isinstance(error, LoginRefused) and error.locked
-        else f"check the user, then `ssh-copy-id {target.user}@{target.host}`, or set `ssh.user` and `ssh.identity`",
+        (
+            _key_hint(error.locked[0])
+            if isinstance(error, LoginRefused) and error.locked
+            else (
+                f"check the user, then `ssh-copy-id {target.user}@{target.host}`, or set `ssh.user`"
+                " and `ssh.identity`"
+            )
+        ),
     )
 
 
@@ -132,7 +164,10 @@ def _network(target: Target, error: OSError) -> tuple[str, str]:
     if isinstance(error, ssh_exception.NoValidConnectionsError):
         codes = {getattr(e, "errno", None) for e in error.errors.values()}
     if isinstance(error, socket.gaierror):
-        return f"the name {target.host} does not resolve{via}", f"getent hosts {target.host}; set `host` to an address"
+        return (
+            f"the name {target.host} does not resolve{via}",
+            f"getent hosts {target.host}; set `host` to an address",
+        )
     if errno.ECONNREFUSED in codes:
         return f"nothing listens on {target.address}", f"is sshd running there? Try `{target.ssh}`"
     if codes & {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN}:
@@ -141,7 +176,10 @@ def _network(target: Target, error: OSError) -> tuple[str, str]:
         hint = f"is it on, and is a firewall in the way? Try `{target.ssh}`"
         return f"{target.address} did not answer within {target.timeout:g}s", hint
     if isinstance(error, (ConnectionResetError, BrokenPipeError)):
-        return f"{target.address} dropped the connection", f"try `{target.ssh}`, and see sshd's log there"
+        return (
+            f"{target.address} dropped the connection",
+            f"try `{target.ssh}`, and see sshd's log there",
+        )
     if error.filename is not None:
         return f"cannot use {error.filename}: {error.strerror}", f"ls -l {error.filename}"
     return f"cannot connect to {target.address}: {error.strerror or error}", f"try `{target.ssh}`"
@@ -151,7 +189,10 @@ def _protocol(target: Target, error: BaseException) -> tuple[str, str]:
     by_hand = f"try `{target.ssh}`"
     if isinstance(error, paramiko.ChannelException):
         cause = "does not allow forwarding" if error.code == 1 else "cannot reach it"
-        return f"jump host {target.jump} {cause}: {target.address}", f"ssh {target.jump} nc -vz {target.host} {target.port}"
+        return (
+            f"jump host {target.jump} {cause}: {target.address}",
+            f"ssh {target.jump} nc -vz {target.host} {target.port}",
+        )
     if isinstance(error, paramiko.BadHostKeyException):
         return f"the host key of {target.address} has changed", f"ssh-keygen -R {target.host}"
     if isinstance(error, ssh_exception.IncompatiblePeer):
@@ -161,16 +202,34 @@ def _protocol(target: Target, error: BaseException) -> tuple[str, str]:
     if isinstance(error, (paramiko.ConfigParseError, paramiko.CouldNotCanonicalize)):
         return f"the ssh configuration for {target.host} cannot be used", f"ssh -G {target.host}"
     if isinstance(error, ssh_exception.MessageOrderError):
-        return f"{target.address} broke the SSH protocol: something may be tampering with the connection", by_hand
+        return (
+            (
+                f"{target.address} broke the SSH protocol: something may be tampering with the"
+                " connection"
+            ),
+            by_hand,
+        )
     if isinstance(error, EOFError) or "banner" in str(error):
         if _timed_out(error):
             return (
-                f"{target.address} accepts connections but did not finish an SSH handshake within {target.timeout:g}s",
+                (
+                    f"{target.address} accepts connections but did not finish an SSH handshake"
+                    f" within {target.timeout:g}s"
+                ),
                 by_hand,
             )
-        return f"{target.address} closed the connection before saying SSH", f"see MaxStartups in its sshd_config; {by_hand}"
+        return (
+            f"{target.address} closed the connection before saying SSH",
+            f"see MaxStartups in its sshd_config; {by_hand}",
+        )
     if "No existing session" in str(error) or "Timeout" in str(error):
-        return f"{target.address} accepts connections but did not finish an SSH handshake within {target.timeout:g}s", by_hand
+        return (
+            (
+                f"{target.address} accepts connections but did not finish an SSH handshake within"
+                f" {target.timeout:g}s"
+            ),
+            by_hand,
+        )
     return f"the SSH connection to {target.address} failed", by_hand
 
 

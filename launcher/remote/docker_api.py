@@ -1,4 +1,5 @@
-"""A node's Docker API over the SSH connection it already has: HTTP through `docker system dial-stdio` on one more channel.
+"""A node's Docker API over the SSH connection it already has: HTTP through `docker system
+dial-stdio` on one more channel.
 
 The channel is kept and reused for every request: each new one starts a docker client on the node.
 """
@@ -34,7 +35,8 @@ _LIMIT: Final = 32 * 2**20  # bytes of one answer
 _TIMEOUT: Final = 60.0  # seconds for one answer
 _PIECE: Final = 64 * 2**10
 _IDLE: Final = 4  # channels kept open; sshd allows ten sessions per connection (MaxSessions)
-_PROGRAM: Final = 'echo "$1"; echo "$1" >&2; shift; exec "$@"'  # the marker, after whatever a login shell prints
+# the marker, after whatever a login shell prints
+_PROGRAM: Final = 'echo "$1"; echo "$1" >&2; shift; exec "$@"'
 
 
 def connect(node: Node, transport: paramiko.Transport | None) -> docker.APIClient:
@@ -42,7 +44,8 @@ def connect(node: Node, transport: paramiko.Transport | None) -> docker.APIClien
 
     Args:
         node: whose `docker` words reach the daemon.
-        transport: its SSH connection; None when the node is this machine, whose socket is then used directly.
+        transport: its SSH connection; None when the node is this machine, whose socket is then used
+            directly.
     """
     dial = _Dial(node, transport)
     try:
@@ -65,9 +68,11 @@ def errors(node: str) -> Iterator[None]:
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         # The SDK takes an answer's form for granted.
         raise NodeError(
-            node, "Docker's API said something that cannot be read", evidence=repr(error)[:300],
+            node,
+            "Docker's API said something that cannot be read",
+            evidence=repr(error)[:300],
             hint="`docker version` on the node",
-        ) from error  # fmt: skip
+        ) from error
 
 
 class _Client(docker.APIClient):
@@ -79,7 +84,8 @@ class _Client(docker.APIClient):
         self._custom_adapter = _Adapter(dial)
         self.mount("http+docker://", self._custom_adapter)
         self._unmount("http://", "https://")  # type: ignore[attr-defined]  # a node may redirect us to itself, and nowhere else
-        # The SDK looks for a raw socket under a paramiko file when the address says so, and under a plain one otherwise.
+        # The SDK looks for a raw socket under a paramiko file when the address says so, and under a
+        # plain one otherwise.
         self.base_url = "http+docker://localhost" if dial.transport is None else "http+docker://ssh"
         self._version = self._retrieve_server_version()  # type: ignore[attr-defined]
 
@@ -88,9 +94,13 @@ class _Client(docker.APIClient):
         self._dial.close()
 
     def _multiplexed_response_stream_helper(self, response: Any) -> Iterator[bytes]:
-        """Read a log's frames in pieces: the SDK reads each whole, and its header may announce 4 GB."""
+        """Read a log's frames in pieces: the SDK reads each whole, and its header may announce 4
+        GB.
+        """
         self._disable_socket_timeout(self._get_raw_response_socket(response))  # type: ignore[attr-defined]
-        while len(header := response.raw.read(STREAM_HEADER_SIZE_BYTES)) == STREAM_HEADER_SIZE_BYTES:
+        while (
+            len(header := response.raw.read(STREAM_HEADER_SIZE_BYTES)) == STREAM_HEADER_SIZE_BYTES
+        ):
             left = int.from_bytes(header[4:], "big")
             while left and (data := response.raw.read(min(left, _PIECE))):
                 left -= len(data)
@@ -104,7 +114,8 @@ class _Dial:
         self.transport = transport
         host = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
         direct = transport is None and node.docker == ("docker",)
-        # This machine's daemon, as its own docker client would find it: by a socket, or (tcp://, ssh://) by the SDK alone.
+        # This machine's daemon, as its own docker client would find it: by a socket, or (tcp://,
+        # ssh://) by the SDK alone.
         self._path = host.removeprefix("unix://") if direct and host.startswith("unix://") else ""
         self.elsewhere = host if direct and not self._path else ""
         self._argv = (*node.docker, "system", "dial-stdio")
@@ -119,13 +130,19 @@ class _Dial:
         return _unix(self._path) if self._path else self._local()
 
     def complaint(self) -> str:
-        """Start one more docker client, say nothing to it, and return what it prints on standard error."""
+        """Start one more docker client, say nothing to it, and return what it prints on standard
+        error.
+        """
         if self.transport is None:
             if self._path:
                 return ""
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 ran = subprocess.run(
-                    self._argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_DIAL_TIMEOUT, check=False
+                    self._argv,
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    timeout=_DIAL_TIMEOUT,
+                    check=False,
                 )
                 return ran.stderr.decode("utf-8", errors="replace")
             return ""
@@ -156,15 +173,23 @@ class _Dial:
             data = channel.recv(4096)
             if not data or len(said) > _NOISE or time.monotonic() > until:
                 channel.close()
-                why = "the login shell does not stop talking" if data else "the login shell ended at once"
-                raise ConnectionError(said[-2000:].decode("utf-8", errors="replace") if said and not data else why)
+                why = (
+                    "the login shell does not stop talking"
+                    if data
+                    else "the login shell ended at once"
+                )
+                raise ConnectionError(
+                    said[-2000:].decode("utf-8", errors="replace") if said and not data else why
+                )
             said += data
         return channel
 
     def _start(self, transport: paramiko.Transport) -> paramiko.Channel:
         channel = transport.open_session(timeout=_DIAL_TIMEOUT)
         channel.settimeout(_DIAL_TIMEOUT)
-        channel.exec_command(f"exec {envelope.line(('sh', '-c', _PROGRAM, 'vlaunch', self._marker, *self._argv))}")
+        channel.exec_command(
+            f"exec {envelope.line(('sh', '-c', _PROGRAM, 'vlaunch', self._marker, *self._argv))}"
+        )
         return channel
 
     def _local(self) -> socket.socket:
@@ -172,7 +197,13 @@ class _Dial:
         try:
             with theirs:
                 end = theirs.fileno()
-                process = subprocess.Popen(self._argv, stdin=end, stdout=end, stderr=subprocess.DEVNULL, start_new_session=True)
+                process = subprocess.Popen(
+                    self._argv,
+                    stdin=end,
+                    stdout=end,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
         except OSError:
             ours.close()
             raise
@@ -203,7 +234,8 @@ class _Connection(HTTPConnection):
 
     @property
     def is_connected(self) -> bool:
-        # The stock answer asks for a file descriptor, for which paramiko would open a pipe per channel.
+        # The stock answer asks for a file descriptor, for which paramiko would open a pipe per
+        # channel.
         if self.sock is None:
             return False
         if self._dial.transport is None:
@@ -228,8 +260,12 @@ class _Adapter(BaseHTTPAdapter):
         self._pool = _Pool(dial)
         super().__init__()
 
-    def send(self, request: Any, stream: bool = False, *others: Any, **options: Any) -> requests.Response:
-        """Send a request; an answer that is read whole, and every refusal, is bounded in size and time."""
+    def send(
+        self, request: Any, stream: bool = False, *others: Any, **options: Any
+    ) -> requests.Response:
+        """Send a request; an answer that is read whole, and every refusal, is bounded in size and
+        time.
+        """
         response = super().send(request, True, *others, **options)
         if not stream or response.status_code >= 400:
             until, kept = time.monotonic() + _TIMEOUT, bytearray()
@@ -237,7 +273,9 @@ class _Adapter(BaseHTTPAdapter):
                 kept += piece
                 if len(kept) > _LIMIT or time.monotonic() > until:
                     response.close()
-                    raise ConnectionError(f"an answer of more than {_LIMIT >> 20} MiB, or {_TIMEOUT:.0f} seconds")
+                    raise ConnectionError(
+                        f"an answer of more than {_LIMIT >> 20} MiB, or {_TIMEOUT:.0f} seconds"
+                    )
             response._content = bytes(kept)
         return response
 

@@ -1,4 +1,7 @@
-"""Docker's troubles on a node, as errors with the command that mends them. The SDK's and urllib3's exceptions stop here."""
+"""Docker's troubles on a node, as errors with the command that mends them.
+
+The SDK's and urllib3's exceptions stop here.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,16 @@ KINDS: Final = (
 
 _SUDO: Final = "set `docker: [sudo, -n, docker]` under `ssh` in the inventory"
 
-# What the docker client, sudo and the kernel print, and what to do about it; the first that matches counts.
+# What the docker client, sudo and the kernel print, and what to do about it; the first that matches
+# counts.
 _KNOWN: Final = (
     (
         r"sudo: .*(password|terminal|askpass)",
         "sudo asks for a password",
-        'allow it without one: `echo "$USER ALL=(root) NOPASSWD: $(command -v docker)" | sudo tee /etc/sudoers.d/docker`',
+        (
+            'allow it without one: `echo "$USER ALL=(root) NOPASSWD: $(command -v docker)" | sudo'
+            " tee /etc/sudoers.d/docker`"
+        ),
     ),
     (
         r"permission denied",
@@ -42,23 +49,44 @@ _KNOWN: Final = (
         "install it on the node: https://docs.docker.com/engine/install/",
     ),
     (
-        r"cannot connect to the docker daemon|connection refused|docker\.sock.*no such file|no such file or directory",
+        (
+            r"cannot connect to the docker daemon|connection refused|docker\.sock.*no such file|no"
+            r" such file or directory"
+        ),
         "the Docker daemon is not running",
         "`sudo systemctl start docker` on the node",
     ),
-    (r"is not a docker command|unknown command", "this docker has no `system dial-stdio`", "install Docker 18.09 or newer"),
+    (
+        r"is not a docker command|unknown command",
+        "this docker has no `system dial-stdio`",
+        "install Docker 18.09 or newer",
+    ),
 )
 
 
 def node_error(node: str, error: BaseException, complaint: str = "") -> NodeError:
-    """Return `error` as a NodeError; `complaint` is what the docker client on the node printed, if it was one."""
+    """Return `error` as a NodeError; `complaint` is what the docker client on the node printed, if
+    it was one.
+    """
     if isinstance(error, docker.errors.APIError):
         said = str(error.explanation or error)
-        return NodeError(node, f"Docker refused: {said.splitlines()[0] if said else error}", evidence=said)
+        return NodeError(
+            node, f"Docker refused: {said.splitlines()[0] if said else error}", evidence=said
+        )
     evidence = complaint.strip() or str(error)
     for pattern, message, hint in _KNOWN:
         if re.search(pattern, f"{complaint}\n{error}", re.IGNORECASE | re.MULTILINE):
             return NodeError(node, message, evidence=evidence, hint=hint)
-    if isinstance(error, (requests.exceptions.Timeout, TimeoutError)) or "timed out" in str(error).lower():
-        return NodeError(node, "Docker did not answer in time", evidence=evidence, hint="`sudo systemctl status docker`")
-    return NodeError(node, "Docker's API did not answer", evidence=evidence, hint="`docker version` on the node")
+    if (
+        isinstance(error, (requests.exceptions.Timeout, TimeoutError))
+        or "timed out" in str(error).lower()
+    ):
+        return NodeError(
+            node,
+            "Docker did not answer in time",
+            evidence=evidence,
+            hint="`sudo systemctl status docker`",
+        )
+    return NodeError(
+        node, "Docker's API did not answer", evidence=evidence, hint="`docker version` on the node"
+    )

@@ -1,18 +1,24 @@
-"""The line a node receives: one constant shell program around an argv, so that every command ends on the node itself.
+"""The line a node receives: one constant shell program around an argv, so that every command ends
+on the node itself.
 
-The program answers for four things, whatever happens to the launcher: a deadline, an exact standard input, no process left
-behind, and output that starts where the command's own output starts.
+The program answers for four things, whatever happens to the launcher: a deadline, an exact standard
+input, no process left behind, and output that starts where the command's own output starts.
 
-* `timeout` (GNU coreutils) leads the process group and enforces the deadline: TERM, and KILL five seconds later.
-* A watcher, in the same group, hands the first N bytes of the channel to the command. After them it waits for the channel to
-  close: that is how a cancelled, killed or disconnected launcher looks from the node. It then ends the whole group. If the
-  channel closes before all N bytes (and the line break that follows them) have come, the group ends before the command can see
-  an end of file, so half an input is never taken for a whole one.
-* The inner shell stays until the command is gone, so that the KILL still finds it when it ignores TERM.
-* A marker line goes out first on both streams; what a login shell's start-up files printed before it is not the command's.
+* `timeout` (GNU coreutils) leads the process group and enforces the deadline: TERM, and KILL five
+  seconds later.
+* A watcher, in the same group, hands the first N bytes of the channel to the command. After them it
+  waits for the channel to close: that is how a cancelled, killed or disconnected launcher looks
+  from the node. It then ends the whole group. If the channel closes before all N bytes (and the
+  line break that follows them) have come, the group ends before the command can see an end of file,
+  so half an input is never taken for a whole one.
+* The inner shell stays until the command is gone, so that the KILL still finds it when it ignores
+  TERM.
+* A marker line goes out first on both streams; what a login shell's start-up files printed before
+  it is not the command's.
 
-A process of another user (`sudo`) cannot be signalled by the login's user; it sees its output close instead.
-The program contains no single quote, backslash or line break, which is what fish and csh read differently.
+A process of another user (`sudo`) cannot be signalled by the login's user; it sees its output close
+instead. The program contains no single quote, backslash or line break, which is what fish and csh
+read differently.
 """
 
 from __future__ import annotations
@@ -28,8 +34,8 @@ KILL_AFTER: Final = 5  # seconds between TERM and KILL
 TRAILER: Final = b"\n"  # follows the standard input, to say that all of it has come
 
 _WATCH: Final = (
-    'if [ "$n" -gt 0 ]; then head -c "$n" <&3; read -r k <&3 || kill -TERM 0; fi; [ "$h" = hold ] || exec >&-; '
-    'while read -r k <&3; do :; done; kill -0 "$$" && kill -TERM 0; '
+    'if [ "$n" -gt 0 ]; then head -c "$n" <&3; read -r k <&3 || kill -TERM 0; fi; [ "$h" = hold ]'
+    ' || exec >&-; while read -r k <&3; do :; done; kill -0 "$$" && kill -TERM 0; '
 )
 _PROGRAM: Final = (
     'm=$1 n=$2 h=$3; shift 3; echo "$m"; echo "$m" >&2; exec 3<&0; trap k=1 TERM; '

@@ -1,7 +1,8 @@
 """The nodes of one inventory, reachable: the Transport that everything above runs on.
 
-One SSH connection per node carries its commands, the Docker API, followed logs and tunnels. Connections open on first use,
-or all at once with `connect`; one that broke opens again when it is next needed, and one that failed soon after.
+One SSH connection per node carries its commands, the Docker API, followed logs and tunnels.
+Connections open on first use, or all at once with `connect`; one that broke opens again when it is
+next needed, and one that failed soon after.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 
 _AHEAD: Final = 1000  # lines that a followed node may be ahead of who reads them
 _POLL: Final = 0.5  # seconds between looks at whether anybody still reads
-_REMEMBERED: Final = 5.0  # seconds: commands of one batch share a failure, a later look tries the node again
+# seconds: commands of one batch share a failure, a later look tries the node again
+_REMEMBERED: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,8 @@ class Fleet:
     Args:
         inventory: whose nodes; at most `inventory.cap` of them are worked on at once.
         accept_new_host_keys: write an unknown host key down instead of refusing it.
-        ask_passphrase: called with the path of an encrypted key, at most once per key; None when nobody can be asked.
+        ask_passphrase: called with the path of an encrypted key, at most once per key; None when
+            nobody can be asked.
     """
 
     def __init__(
@@ -65,7 +68,9 @@ class Fleet:
     ) -> None:
         self.inventory = inventory
         self._nodes = {node.name: node for node in inventory.nodes}
-        self._connector = Connector(accept_new_host_keys=accept_new_host_keys, ask_passphrase=ask_passphrase)
+        self._connector = Connector(
+            accept_new_host_keys=accept_new_host_keys, ask_passphrase=ask_passphrase
+        )
         self._links = {node.name: _Link() for node in inventory.nodes}
         self._marker = f"vlaunch-{secrets.token_hex(8)}"
         self._closing: list[Callable[[], None]] = []
@@ -73,17 +78,26 @@ class Fleet:
     def __enter__(self) -> Fleet:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def connect(self, nodes: Iterable[str] | None = None) -> dict[str, ConnectError]:
-        """Connect to all nodes (or to those named) at once and return those that failed, each with its error."""
+        """Connect to all nodes (or to those named) at once and return those that failed, each with
+        its error.
+        """
         names = list(nodes) if nodes is not None else list(self._nodes)
         for name in names:
             self._links[name].failed = None
         with ThreadPoolExecutor(self._width(len(names)), thread_name_prefix="connect") as pool:
             results = pool.map(self._try, names)
-            return {name: error for name, error in zip(names, results, strict=True) if error is not None}
+            return {
+                name: error for name, error in zip(names, results, strict=True) if error is not None
+            }
 
     def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
         """Run all commands and yield each answer as it comes; see `Transport.run`."""
@@ -92,14 +106,18 @@ class Fleet:
                 yield item
 
     def stream(self, commands: Sequence[Command]) -> Iterator[Line | Answer]:
-        """Run all commands, yielding each line as it is printed and, at the end of each command, its (empty) answer.
+        """Run all commands, yielding each line as it is printed and, at the end of each command,
+        its (empty) answer.
 
-        A timeout of infinity follows until the caller stops; closing the iterator ends the commands.
+        A timeout of infinity follows until the caller stops; closing the iterator ends the
+        commands.
         """
         return self._work(commands, follow=True)
 
     def hold(self, command: Command) -> Held:
-        """Start a command that lives beside all others, until its `end` is called or the fleet closes."""
+        """Start a command that lives beside all others, until its `end` is called or the fleet
+        closes.
+        """
 
         def run(running: Running, lines: Bounded) -> Answer:
             return self._one(command, running, lines)
@@ -109,11 +127,13 @@ class Fleet:
         return held
 
     def docker(self, node: str) -> docker.APIClient:
-        """Return the Docker API of `node`, over its SSH connection; raises ConnectError or NodeError.
+        """Return the Docker API of `node`, over its SSH connection; raises ConnectError or
+        NodeError.
 
         Wrap later calls in `docker_api.errors(node)` to have their errors mapped too.
         """
-        from launcher.remote import docker_api  # noqa: PLC0415 - half a second of imports that most commands never need
+        # half a second of imports that most commands never need
+        from launcher.remote import docker_api  # noqa: PLC0415
 
         link = self._links[node]
         with link.lock:
@@ -124,9 +144,11 @@ class Fleet:
             return link.docker  # type: ignore[no-any-return]
 
     def forward(self, node: str, host: str, port: int, local_port: int = 0) -> Tunnel:
-        """Listen on 127.0.0.1:`local_port` (0: any free one) and carry each connection to `host`:`port` as seen from `node`.
+        """Listen on 127.0.0.1:`local_port` (0: any free one) and carry each connection to
+        `host`:`port` as seen from `node`.
 
-        Raises ConnectError, or NodeError when the local port is taken. The tunnel ends with the fleet or its own `close`.
+        Raises ConnectError, or NodeError when the local port is taken. The tunnel ends with the
+        fleet or its own `close`.
         """
         from launcher.remote.tunnel import Tunnel  # noqa: PLC0415 - rarely needed
 
@@ -182,7 +204,9 @@ class Fleet:
         all_at_once = follow or any(command.together for command in commands)
         width = len(per_node) if all_at_once else self._width(len(per_node))
         for _ in range(width):
-            threading.Thread(target=self._worker, args=(waiting, answers, running, follow), daemon=True).start()
+            threading.Thread(
+                target=self._worker, args=(waiting, answers, running, follow), daemon=True
+            ).start()
         try:
             left = len(commands)
             while left:
@@ -209,7 +233,8 @@ class Fleet:
                     answers.put(self._one(command, running, answers if follow else None))
         except queue.Empty:
             return
-        except BaseException as error:  # a bug here must reach the caller, not vanish with the thread
+        # a bug here must reach the caller, not vanish with the thread
+        except BaseException as error:
             answers.put(error)
 
     def _one(self, command: Command, running: Running, lines: _Answers | Bounded | None) -> Answer:
@@ -223,13 +248,24 @@ class Fleet:
 
         on_line, on_error_line = (said, complained) if lines is not None else (None, None)
         if self._nodes[command.node].connection == "local":
-            return local.run(command, marker=self._marker, running=running, on_line=on_line, on_error_line=on_error_line)
+            return local.run(
+                command,
+                marker=self._marker,
+                running=running,
+                on_line=on_line,
+                on_error_line=on_error_line,
+            )
         try:
             transport = self.transport(command.node)
         except ConnectError as error:
             return Answer(node=command.node, code=255, err=f"{error}\n{error.evidence}".strip())
         return channel.run(
-            transport, command, marker=self._marker, running=running, on_line=on_line, on_error_line=on_error_line
+            transport,
+            command,
+            marker=self._marker,
+            running=running,
+            on_line=on_line,
+            on_error_line=on_error_line,
         )
 
     def _try(self, name: str) -> ConnectError | None:
@@ -246,13 +282,18 @@ class Fleet:
 
 
 class _Answers(queue.Queue[Line | Answer | BaseException]):
-    """What workers hand over. Who is too far ahead waits: a node that prints without end must not fill our memory."""
+    """What workers hand over.
+
+    Who is too far ahead waits: a node that prints without end must not fill our memory.
+    """
 
     def __init__(self, most: int) -> None:
         super().__init__(most)
         self.running = Running()
 
-    def put(self, item: Line | Answer | BaseException, block: bool = True, timeout: float | None = None) -> None:
+    def put(
+        self, item: Line | Answer | BaseException, block: bool = True, timeout: float | None = None
+    ) -> None:
         """Hand over; in vain once all is cancelled and nobody reads any more."""
         while not self.running.cancelled:
             with contextlib.suppress(queue.Full):

@@ -1,4 +1,6 @@
-"""A command that lives beside the others, for as long as it is needed: whoever ends its input, ends it."""
+"""A command that lives beside the others, for as long as it is needed: whoever ends its input, ends
+it.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,19 @@ from typing import Any, Final
 from launcher.model import Answer
 from launcher.remote.running import Running
 
-_LINES: Final = 100  # lines that nobody has read yet; the oldest makes room for the next, for nobody may be reading
+# lines that nobody has read yet; the oldest makes room for the next, for nobody may be reading
+_LINES: Final = 100
 _LONGEST: Final = 8192  # characters of one
 
 
 class Held:
-    """A command that runs in a thread of its own until `end` is called, its connection breaks, or it ends by itself.
+    """A command that runs in a thread of its own until `end` is called, its connection breaks, or
+    it ends by itself.
 
     Args:
         node: where it runs.
-        run: runs it to its end; it registers with the `Running`, and calls `put` with each `Line` as it comes.
+        run: runs it to its end; it registers with the `Running`, and calls `put` with each `Line`
+            as it comes.
     """
 
     def __init__(self, node: str, run: Callable[[Running, Bounded], Answer]) -> None:
@@ -38,7 +43,9 @@ class Held:
         return self._over
 
     def next(self, timeout: float) -> Any:
-        """Return the next `Line` that it prints, or the `Answer` that ends it; None when nothing came in `timeout` seconds."""
+        """Return the next `Line` that it prints, or the `Answer` that ends it; None when nothing
+        came in `timeout` seconds.
+        """
         with contextlib.suppress(queue.Empty):
             return self._said.get(timeout=timeout)
         return None
@@ -50,7 +57,8 @@ class Held:
     def _work(self) -> None:
         try:
             self._over = self._run(self._running, self._lines)
-        except BaseException as error:  # a bug here must reach the caller, not vanish with the thread
+        # a bug here must reach the caller, not vanish with the thread
+        except BaseException as error:
             self._over = Answer(node=self._node, code=255, err=f"{type(error).__name__}: {error}")
         self._said.put(self._over)
 

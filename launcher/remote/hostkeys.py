@@ -1,4 +1,6 @@
-"""The rule for a server's key: known is fine, unknown is refused unless the user said otherwise, changed is always refused."""
+"""The rule for a server's key: known is fine, unknown is refused unless the user said otherwise,
+changed is always refused.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class HostKeyRefused(paramiko.SSHException):
 
 
 class VerifyHostKey(paramiko.MissingHostKeyPolicy):
-    """Judges every key a server shows. The SSH client itself is given no keys, so paramiko asks here each time.
+    """Judges every key a server shows.
+
+    The SSH client itself is given no keys, so paramiko asks here each time.
 
     Args:
         known: the files that count.
@@ -36,8 +40,12 @@ class VerifyHostKey(paramiko.MissingHostKeyPolicy):
         self.accept_new = accept_new
         self.alias = alias
 
-    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
-        """Return if the key is good; raises HostKeyRefused, or OSError if a new key cannot be written down."""
+    def missing_host_key(
+        self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
+    ) -> None:
+        """Return if the key is good; raises HostKeyRefused, or OSError if a new key cannot be
+        written down.
+        """
         name = self.alias or hostname
         verdict = self.known.judge(name, key.get_name(), key.asbytes())
         if verdict == "unknown" and self.accept_new:
@@ -46,8 +54,14 @@ class VerifyHostKey(paramiko.MissingHostKeyPolicy):
             raise HostKeyRefused(verdict, name, key, self.known)
 
     def prefer(self, transport: paramiko.Transport, name: str) -> None:
-        """Ask the server for a key of a type that is on file, so that a second key of another type is no "change"."""
-        types = [t for known in self.known.types(self.alias or name) for t in _ALGORITHMS.get(known, (known,))]
+        """Ask the server for a key of a type that is on file, so that a second key of another type
+        is no "change".
+        """
+        types = [
+            t
+            for known in self.known.types(self.alias or name)
+            for t in _ALGORITHMS.get(known, (known,))
+        ]
         options = transport.get_security_options()
         offered = list(options.key_types)
         first = [t for t in types if t in offered]

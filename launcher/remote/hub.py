@@ -1,4 +1,6 @@
-"""Ask Hugging Face, from this machine, whether a token may read a model: a gated model fails an hour later otherwise."""
+"""Ask Hugging Face, from this machine, whether a token may read a model: a gated model fails an
+hour later otherwise.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ _HOME = "https://huggingface.co"
 
 
 def ask(model: str, token: Secret | None) -> Hub:
-    """Ask for a model's page in the API (https://huggingface.co/docs/hub/api); `HF_ENDPOINT` names another hub.
+    """Ask for a model's page in the API (https://huggingface.co/docs/hub/api); `HF_ENDPOINT` names
+    another hub.
 
-    Whatever keeps us from an answer is `offline` with the reason: an air-gapped control machine is no fault.
+    Whatever keeps us from an answer is `offline` with the reason: an air-gapped control machine is
+    no fault.
     """
     if model.startswith("/"):
         return Hub(status="not asked", text="the model is a path, which needs no token")
@@ -34,7 +38,8 @@ def ask(model: str, token: Secret | None) -> Hub:
         return Hub(status="unauthorized", text="the token has characters that no token has")
 
     def with_token(request: requests.PreparedRequest) -> requests.PreparedRequest:
-        # As `auth`, not among `headers`, where a login in ~/.netrc would replace it; a redirect to another host loses it.
+        # As `auth`, not among `headers`, where a login in ~/.netrc would replace it; a redirect to
+        # another host loses it.
         if value:
             request.headers["Authorization"] = f"Bearer {value}"
         return request
@@ -42,7 +47,9 @@ def ask(model: str, token: Secret | None) -> Hub:
     url = f"{where.rstrip('/')}/api/models/{urllib.parse.quote(model)}/revision/main"
     try:
         # The answer's body is of no use, and might come for ever.
-        with requests.get(url, auth=with_token, timeout=_SECONDS, allow_redirects=True, stream=True) as answer:
+        with requests.get(
+            url, auth=with_token, timeout=_SECONDS, allow_redirects=True, stream=True
+        ) as answer:
             return _read(model, token, answer)
     except requests.RequestException as error:
         return Hub(status="offline", text=f"{host}: {type(error).__name__}")
@@ -58,7 +65,10 @@ def _host(where: str) -> str | None:
 
 def _read(model: str, token: Secret | None, answer: requests.Response) -> Hub:
     if answer.ok:
-        return Hub(status="ok", text=f"{model} may be read" + ("" if token is not None else " without a token"))
+        return Hub(
+            status="ok",
+            text=f"{model} may be read" + ("" if token is not None else " without a token"),
+        )
     said = answer.headers.get("X-Error-Message") or f"HTTP {answer.status_code}"
     if token is None and answer.status_code in (401, 403):
         return Hub(status="no token", text=said)

@@ -1,7 +1,10 @@
-"""Whose key is this? OpenSSH's known_hosts files, read once for all nodes, and the verdict on a key a server shows.
+"""Whose key is this?
 
-The format is sshd(8)'s, "SSH_KNOWN_HOSTS FILE FORMAT": plain and hashed names, wildcards, `!` exceptions and `@revoked` lines.
-Host certificates (`@cert-authority`) are not something paramiko can check, so such a line vouches for nobody.
+OpenSSH's known_hosts files, read once for all nodes, and the verdict on a key a server shows.
+
+The format is sshd(8)'s, "SSH_KNOWN_HOSTS FILE FORMAT": plain and hashed names, wildcards, `!`
+exceptions and `@revoked` lines. Host certificates (`@cert-authority`) are not something paramiko
+can check, so such a line vouches for nobody.
 """
 
 from __future__ import annotations
@@ -45,7 +48,9 @@ class KnownHosts:
                     self._read(text)
 
     def types(self, name: str) -> tuple[str, ...]:
-        """Return the key types on file for `name` (`HOST`, or `[HOST]:PORT` off port 22), to ask the server for one of them."""
+        """Return the key types on file for `name` (`HOST`, or `[HOST]:PORT` off port 22), to ask
+        the server for one of them.
+        """
         return tuple(dict.fromkeys(line.type for line in self._lines(name) if not line.revoked))
 
     def judge(self, name: str, key_type: str, key: bytes) -> Verdict:
@@ -67,7 +72,9 @@ class KnownHosts:
                 return
             file = self.files[0]
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with os.fdopen(os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b") as stream:
+            with os.fdopen(
+                os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b"
+            ) as stream:
                 size = stream.seek(0, os.SEEK_END)
                 stream.seek(max(0, size - 1))
                 ends_in_line_break = size == 0 or stream.read(1) == b"\n"
@@ -90,7 +97,10 @@ class KnownHosts:
 
     def _lines(self, name: str) -> list[_Line]:
         name = name.lower()
-        return [*self._plain.get(name, ()), *(line for line in self._other if _matches(line.names, name))]
+        return [
+            *self._plain.get(name, ()),
+            *(line for line in self._other if _matches(line.names, name)),
+        ]
 
 
 def _matches(patterns: Sequence[str], name: str) -> bool:
@@ -115,7 +125,8 @@ def _hashed(pattern: str, name: str) -> bool:
     try:
         _, _, salt, digest = pattern.split("|")
         return hmac.compare_digest(
-            hmac.new(base64.b64decode(salt), name.encode(), hashlib.sha1).digest(), base64.b64decode(digest)
+            hmac.new(base64.b64decode(salt), name.encode(), hashlib.sha1).digest(),
+            base64.b64decode(digest),
         )
     except ValueError:
         return False

@@ -1,4 +1,6 @@
-"""Run one command on this machine: the node one sits at, with the same envelope and the same promises."""
+"""Run one command on this machine: the node one sits at, with the same envelope and the same
+promises.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,13 @@ def run(
     start = time.monotonic()
     out, err = Output(marker, on_line), Output(marker, on_error_line)
     stdin = command.stdin() if command.stdin is not None else b""
-    line = envelope.wrap(command.words, timeout=command.timeout, stdin=len(stdin), marker=marker, hold=command.hold_stdin)
+    line = envelope.wrap(
+        command.words,
+        timeout=command.timeout,
+        stdin=len(stdin),
+        marker=marker,
+        hold=command.hold_stdin,
+    )
     process = subprocess.Popen(
         ["sh", "-c", line],
         stdin=subprocess.PIPE,
@@ -44,7 +52,11 @@ def run(
         start_new_session=True,
         bufsize=0,
     )
-    with process, _Conversation(process, stdin, out, err) as conversation, running.until_done(conversation.stop):
+    with (
+        process,
+        _Conversation(process, stdin, out, err) as conversation,
+        running.until_done(conversation.stop),
+    ):
         in_time = conversation.hold(deadline=start + command.timeout + GRACE)
     code = process.returncode if process.returncode >= 0 else 128 - process.returncode
     seconds = time.monotonic() - start
@@ -54,13 +66,19 @@ def run(
         code = 124
     elif running.cancelled:
         code, complained = 255, f"{complained}\ncancelled".strip()
-    return Answer(node=command.node, code=code, out=said, err=complained, seconds=seconds, timed_out=timed_out)
+    return Answer(
+        node=command.node, code=code, out=said, err=complained, seconds=seconds, timed_out=timed_out
+    )
 
 
 class _Conversation:
-    """Both directions of a running process, by one thread; leaving the block closes them, which ends the process."""
+    """Both directions of a running process, by one thread; leaving the block closes them, which
+    ends the process.
+    """
 
-    def __init__(self, process: subprocess.Popen[bytes], stdin: bytes, out: Output, err: Output) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], stdin: bytes, out: Output, err: Output
+    ) -> None:
         self._process = process
         self._selector = selectors.DefaultSelector()
         self._stopped, self._stop = socket.socketpair()
@@ -77,7 +95,13 @@ class _Conversation:
 
     def __exit__(self, *_: object) -> None:
         self._selector.close()
-        for end in (self._process.stdin, self._process.stdout, self._process.stderr, self._stopped, self._stop):
+        for end in (
+            self._process.stdin,
+            self._process.stdout,
+            self._process.stderr,
+            self._stopped,
+            self._stop,
+        ):
             if end is not None:
                 end.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -90,7 +114,9 @@ class _Conversation:
         self._stop.send(b"x")
 
     def hold(self, *, deadline: float) -> bool:
-        """Talk and listen until the process has ended or was stopped; False when the deadline came first."""
+        """Talk and listen until the process has ended or was stopped; False when the deadline came
+        first.
+        """
         open_ends = {self._process.stdout, self._process.stderr}
         quiet_since = time.monotonic()
         while open_ends:

@@ -1,7 +1,8 @@
 """Which keys are offered to a server, in which order, loaded once for all nodes.
 
-The keys named for the node come first (from the agent when it holds them), then the agent's others, then the usual files
-in `~/.ssh` when none was named. Servers stop listening after a few attempts, so the order matters.
+The keys named for the node come first (from the agent when it holds them), then the agent's others,
+then the usual files in `~/.ssh` when none was named. Servers stop listening after a few attempts,
+so the order matters.
 """
 
 from __future__ import annotations
@@ -19,9 +20,17 @@ AskPassphrase = Callable[[str], "str | None"]
 
 
 class LoginRefused(paramiko.AuthenticationException):
-    """The server took none of the keys; `tried` says which were offered, `locked` which files could not be opened."""
+    """The server took none of the keys; `tried` says which were offered, `locked` which files could
+    not be opened.
+    """
 
-    def __init__(self, user: str, tried: Sequence[str], locked: Sequence[KeyUnusable], last: BaseException | None) -> None:
+    def __init__(
+        self,
+        user: str,
+        tried: Sequence[str],
+        locked: Sequence[KeyUnusable],
+        last: BaseException | None,
+    ) -> None:
         super().__init__(str(last) if last else "no key to offer")
         self.user = user
         self.tried = tuple(tried)
@@ -50,7 +59,9 @@ class Identity:
 
 
 class Keys:
-    """Key files and the agent, shared by all connections of a fleet; asks for each passphrase at most once."""
+    """Key files and the agent, shared by all connections of a fleet; asks for each passphrase at
+    most once.
+    """
 
     def __init__(self, ask_passphrase: AskPassphrase | None = None) -> None:
         self._ask = ask_passphrase
@@ -60,7 +71,9 @@ class Keys:
         self._agent_keys: tuple[paramiko.AgentKey, ...] | None = None
 
     def login(self, identity: Identity, transport: paramiko.Transport) -> None:
-        """Authenticate; raises LoginRefused, KeyUnusable, or what paramiko raises when the connection breaks."""
+        """Authenticate; raises LoginRefused, KeyUnusable, or what paramiko raises when the
+        connection breaks.
+        """
         tried: list[str] = []
         locked: list[KeyUnusable] = []
         last: BaseException | None = None
@@ -86,7 +99,9 @@ class Keys:
                 self._agent.close()
             self._agent = self._agent_keys = None
 
-    def _candidates(self, identity: Identity, locked: list[KeyUnusable]) -> Iterator[tuple[str, paramiko.PKey]]:
+    def _candidates(
+        self, identity: Identity, locked: list[KeyUnusable]
+    ) -> Iterator[tuple[str, paramiko.PKey]]:
         files = identity.files or tuple(f"~/.ssh/id_{kind}" for kind in ("ed25519", "ecdsa", "rsa"))
         offered: set[bytes] = set()
         agent = {key.asbytes(): key for key in self._from_agent()}
@@ -107,7 +122,11 @@ class Keys:
                 yield file, key
 
     def _open(
-        self, file: str, agent: dict[bytes, paramiko.AgentKey], identity: Identity, locked: list[KeyUnusable]
+        self,
+        file: str,
+        agent: dict[bytes, paramiko.AgentKey],
+        identity: Identity,
+        locked: list[KeyUnusable],
     ) -> paramiko.PKey | None:
         path = Path(file).expanduser()
         public = _public(path)
@@ -150,7 +169,9 @@ class Keys:
             # The library wants bytes here, whatever its annotation says.
             return paramiko.PKey.from_path(path, passphrase.encode())  # type: ignore[arg-type]
         except (paramiko.SSHException, ValueError, TypeError):
-            return KeyUnusable(str(path), "is encrypted, and this is not its passphrase", encrypted=True)
+            return KeyUnusable(
+                str(path), "is encrypted, and this is not its passphrase", encrypted=True
+            )
 
     def _from_agent(self) -> tuple[paramiko.AgentKey, ...]:
         with self._lock:

@@ -1,4 +1,6 @@
-"""What a command says: kept up to a limit, from the marker on, whole lines handed over as they come when someone follows."""
+"""What a command says: kept up to a limit, from the marker on, whole lines handed over as they come
+when someone follows.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Output:
             self._kept += data[:room]
 
     def end(self) -> str:
-        """Return the text kept; the noise itself when the command never started, for it then says why."""
+        """Return the text kept; the noise itself when the command never started, for it then says
+        why.
+        """
         if self._lines is not None and self._started:
             self._lines.end()
             return ""

@@ -14,7 +14,10 @@ import paramiko
 
 
 class ProxySocket(socket.socket):
-    """One end of a socket pair; the other is the command's standard input and output. Closing it ends the command."""
+    """One end of a socket pair; the other is the command's standard input and output.
+
+    Closing it ends the command.
+    """
 
     command: str
     process: subprocess.Popen[bytes]
@@ -31,7 +34,11 @@ class ProxySocket(socket.socket):
         with theirs:
             end = theirs.fileno()
             made.process = subprocess.Popen(
-                ["sh", "-c", command], stdin=end, stdout=end, stderr=made.errors, start_new_session=True
+                ["sh", "-c", command],
+                stdin=end,
+                stdout=end,
+                stderr=made.errors,
+                start_new_session=True,
             )
         return made
 
@@ -42,7 +49,9 @@ class ProxySocket(socket.socket):
         self.close()
         if self.process.returncode == -signal.SIGTERM:
             return None
-        return paramiko.ProxyCommandFailure(self.command, self.said or f"exit status {self.process.returncode}")
+        return paramiko.ProxyCommandFailure(
+            self.command, self.said or f"exit status {self.process.returncode}"
+        )
 
     def close(self) -> None:
         """Close the connection and end the command."""

@@ -1,4 +1,7 @@
-"""Fetch the secrets an inventory names, on the machine the launcher runs on. Values never reach a message, an argv or a log."""
+"""Fetch the secrets an inventory names, on the machine the launcher runs on.
+
+Values never reach a message, an argv or a log.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +41,12 @@ def resolve(
         sources: where each comes from.
         base: where relative files start.
         seconds: how long a command may take.
-        ask: asks a person, with a secret's name and the question; in the terminal, once, when it is left out.
+        ask: asks a person, with a secret's name and the question; in the terminal, once, when it is
+            left out.
 
     Raises:
-        RequestError: names every secret that could not be had, and why, without showing any value. Nobody is asked for
-            anything before all the others are there.
+        RequestError: names every secret that could not be had, and why, without showing any value.
+            Nobody is asked for anything before all the others are there.
     """
     secrets: dict[str, Secret] = {}
     failures: list[str] = []
@@ -64,14 +68,17 @@ def resolve(
 
 
 def ask_first(sources: Mapping[str, SecretSource]) -> None:
-    """Ask a person for what has to be typed, before a display takes the terminal; `resolve` does not ask for it again."""
+    """Ask a person for what has to be typed, before a display takes the terminal; `resolve` does
+    not ask for it again.
+    """
     for name, source in sources.items():
         if source.prompt is not None and sys.stdin.isatty():
             from_terminal(name, source.prompt)
 
 
 def recall(sources: Mapping[str, SecretSource], base: Path) -> None:
-    """Hide the values that can be had without asking anybody or running anything, for commands that do not need them.
+    """Hide the values that can be had without asking anybody or running anything, for commands that
+    do not need them.
 
     They turn up in logs all the same. What cannot be had is no failure here.
     """
@@ -79,13 +86,21 @@ def recall(sources: Mapping[str, SecretSource], base: Path) -> None:
         if source.env is None and source.file is None:
             continue
         try:
-            redaction.learn(_checked(_from_env(source.env) if source.env is not None else _from_file(str(source.file), base)))
+            redaction.learn(
+                _checked(
+                    _from_env(source.env)
+                    if source.env is not None
+                    else _from_file(str(source.file), base)
+                )
+            )
         except _Unavailable:
             continue
 
 
 def redact(text: str, secrets: Mapping[str, Secret] | Iterable[Secret]) -> str:
-    """Replace every value of at least six characters by `***`, the longest first, whether or not the program knows it."""
+    """Replace every value of at least six characters by `***`, the longest first, whether or not
+    the program knows it.
+    """
     known = secrets.values() if isinstance(secrets, Mapping) else secrets
     pattern = redaction.matching(secret.reveal() for secret in known)
     return text if pattern is None else pattern.sub(redaction.MASK, text)
@@ -96,10 +111,13 @@ def from_terminal(name: str, question: str) -> str:
     """Ask in the terminal without showing what is typed; the same question is asked once."""
     if not sys.stdin.isatty():
         text = (
-            "is asked for in the terminal, and there is none; run it in one, or name another source: `env`, `file`, `command`"
+            "is asked for in the terminal, and there is none; run it in one, or name another"
+            " source: `env`, `file`, `command`"
         )
         raise _Unavailable(text)
-    value: str = click.prompt(question if name in question else f"{question} ({name})", hide_input=True, err=True)
+    value: str = click.prompt(
+        question if name in question else f"{question} ({name})", hide_input=True, err=True
+    )
     return value
 
 
@@ -107,7 +125,9 @@ class _Unavailable(Exception):
     """Why one secret could not be had."""
 
 
-def _fetch(name: str, source: SecretSource, base: Path, seconds: float, ask: Callable[[str, str], str]) -> str:
+def _fetch(
+    name: str, source: SecretSource, base: Path, seconds: float, ask: Callable[[str, str], str]
+) -> str:
     if source.env is not None:
         return _from_env(source.env)
     if source.file is not None:
@@ -123,21 +143,26 @@ def _checked(value: str) -> str:
     if not value:
         raise _Unavailable("is empty")
     if _CONTROL.search(value):
-        raise _Unavailable("should be one line of text, and has a line break or another control character inside")
+        raise _Unavailable(
+            "should be one line of text, and has a line break or another control character inside"
+        )
     return value
 
 
 def _from_env(name: str) -> str:
     value = os.environ.get(name)
     if value is None:
-        raise _Unavailable(f"the environment variable `{name}` is not set; run `export {name}=…` first")
+        raise _Unavailable(
+            f"the environment variable `{name}` is not set; run `export {name}=…` first"
+        )
     return value
 
 
 def _from_file(name: str, base: Path) -> str:
     try:
         path = base / Path(name).expanduser()
-        # Checked on the open file, so that it cannot be swapped in between; a pipe must not make the open wait.
+        # Checked on the open file, so that it cannot be swapped in between; a pipe must not make
+        # the open wait.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -148,7 +173,9 @@ def _from_file(name: str, base: Path) -> str:
             raise _Unavailable(f"`{path}` is not a regular file")
         if state.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             mode = f"{stat.S_IMODE(state.st_mode):04o}"
-            raise _Unavailable(f"`{path}` has mode {mode}; run `chmod 600 {shlex.quote(str(path))}`")
+            raise _Unavailable(
+                f"`{path}` has mode {mode}; run `chmod 600 {shlex.quote(str(path))}`"
+            )
         with open(descriptor, "rb", closefd=False) as file:
             return _text(file.read(_MAX_BYTES + 1))
     finally:
@@ -164,10 +191,16 @@ def _from_command(command: str, seconds: float) -> str:
         raise _Unavailable("the command is empty")
     try:
         process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
         )
     except OSError as error:
-        raise _Unavailable(f"`{argv[0]}` cannot be run: {(error.strerror or str(error)).lower()}") from error
+        raise _Unavailable(
+            f"`{argv[0]}` cannot be run: {(error.strerror or str(error)).lower()}"
+        ) from error
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -175,14 +208,17 @@ def _from_command(command: str, seconds: float) -> str:
     finally:
         _end(process)
     if process.returncode != 0:
-        raise _Unavailable(f"`{argv[0]}` failed with exit status {process.returncode}{_reason(out, err)}")
+        raise _Unavailable(
+            f"`{argv[0]}` failed with exit status {process.returncode}{_reason(out, err)}"
+        )
     return _text(out)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Leave nothing behind: what the command started is in its process group."""
     if process.returncode is None:
-        with contextlib.suppress(PermissionError):  # `sudo` runs it as somebody else, who sees the streams close
+        # `sudo` runs it as somebody else, who sees the streams close
+        with contextlib.suppress(PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
     for stream in (process.stdout, process.stderr):
         if stream is not None:
@@ -192,9 +228,15 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _reason(out: bytes, err: bytes) -> str:
-    """The last line of what the command complained about, without anything it also printed as an answer."""
+    """The last line of what the command complained about, without anything it also printed as an
+    answer.
+    """
     lines = err.decode(errors="replace").strip().splitlines()
-    said = redact(lines[-1], [Secret(word) for word in out.decode(errors="replace").split()]) if lines else ""
+    said = (
+        redact(lines[-1], [Secret(word) for word in out.decode(errors="replace").split()])
+        if lines
+        else ""
+    )
     return f": {said[:200]}" if said.isprintable() and said else ""
 
 

@@ -20,18 +20,24 @@ _DEPTH: Final = 16  # as ssh_config(5) readers do, against files that include ea
 
 
 def load() -> paramiko.SSHConfig:
-    """Read the user's file and then the system's, as ssh(1) does; raises RequestError for one that cannot be understood."""
+    """Read the user's file and then the system's, as ssh(1) does; raises RequestError for one that
+    cannot be understood.
+    """
     text: list[str] = []
     for file in (Path.home() / ".ssh" / "config", Path("/etc/ssh/ssh_config")):
         text += ["Host *", *_lines(file, file.parent, 0)]
     try:
         return paramiko.SSHConfig.from_text("\n".join(text))
     except paramiko.SSHException as error:
-        raise RequestError("the ssh configuration cannot be read", evidence=str(error), hint="ssh -G HOST") from error
+        raise RequestError(
+            "the ssh configuration cannot be read", evidence=str(error), hint="ssh -G HOST"
+        ) from error
 
 
 def port_of(config: paramiko.SSHConfig, node: Node) -> int:
-    """Return the port that a node's SSH is reached at: the inventory's, else the configuration's."""
+    """Return the port that a node's SSH is reached at: the inventory's, else the
+    configuration's.
+    """
     return node.ssh.port or int(config.lookup(node.host).get("port", 22))
 
 
@@ -52,7 +58,9 @@ def _lines(file: Path, base: Path, depth: int) -> list[str]:
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise RequestError(f"{file}: cannot be read", evidence=str(error), hint=f"ls -l {file}") from error
+        raise RequestError(
+            f"{file}: cannot be read", evidence=str(error), hint=f"ls -l {file}"
+        ) from error
     lines: list[str] = []
     for number, written in enumerate(text.splitlines(), 1):
         line = _port(file, number, written)
@@ -70,12 +78,16 @@ def _lines(file: Path, base: Path, depth: int) -> list[str]:
 
 
 def _port(file: Path, number: int, line: str) -> str:
-    """Refuse a port that is none, for whichever host it is meant, as ssh(1) does; paramiko takes a comment for a part of it."""
+    """Refuse a port that is none, for whichever host it is meant, as ssh(1) does; paramiko takes a
+    comment for a part of it.
+    """
     if (match := _PORT.match(line)) is None:
         return line
     value = match[1].strip('"')
     if not re.fullmatch("[0-9]{1,5}", value) or not 1 <= int(value) <= 65535:
         raise RequestError(
-            f"{file}:{number}: `Port {value}` is no port", evidence=line.strip(), hint="write a number from 1 to 65535"
+            f"{file}:{number}: `Port {value}` is no port",
+            evidence=line.strip(),
+            hint="write a number from 1 to 65535",
         )
     return f"Port {value}"

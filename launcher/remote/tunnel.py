@@ -1,4 +1,6 @@
-"""A local TCP port that leads to an address as a node sees it: how an endpoint behind a firewall is reached."""
+"""A local TCP port that leads to an address as a node sees it: how an endpoint behind a firewall is
+reached.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Tunnel:
     Raises NodeError when the local port is taken.
     """
 
-    def __init__(self, node: str, transport: paramiko.Transport | None, host: str, port: int, local_port: int) -> None:
+    def __init__(
+        self, node: str, transport: paramiko.Transport | None, host: str, port: int, local_port: int
+    ) -> None:
         self._node = node
         self._transport = transport
         self._there = (host, port)
@@ -45,7 +49,9 @@ class Tunnel:
             self._listener = socket.create_server(("127.0.0.1", local_port))
         except OSError as error:
             hint = "choose another local port, or 0 for any free one"
-            raise NodeError(node, f"port {local_port} of this machine is taken", evidence=str(error), hint=hint) from error
+            raise NodeError(
+                node, f"port {local_port} of this machine is taken", evidence=str(error), hint=hint
+            ) from error
         self.port: int = self._listener.getsockname()[1]
         self._open: set[_Stream] = set()
         self._closed = False
@@ -58,11 +64,17 @@ class Tunnel:
         self.close()
 
     def wait(self) -> None:
-        """Carry connections until the caller is interrupted; raises NodeError when the SSH connection ends."""
+        """Carry connections until the caller is interrupted; raises NodeError when the SSH
+        connection ends.
+        """
         never = threading.Event()
         while self._transport is None or self._transport.is_active():
             never.wait(_EVERY)
-        raise NodeError(self._node, "the SSH connection ended, and the tunnel with it", hint="run the same command again")
+        raise NodeError(
+            self._node,
+            "the SSH connection ended, and the tunnel with it",
+            hint="run the same command again",
+        )
 
     def close(self) -> None:
         """Stop listening and drop the connections in it."""
@@ -98,7 +110,9 @@ class Tunnel:
     def _connect(self, origin: tuple[str, int]) -> _Stream:
         if self._transport is None:
             return socket.create_connection(self._there, timeout=_CONNECT_TIMEOUT)
-        return self._transport.open_channel("direct-tcpip", self._there, origin, timeout=_CONNECT_TIMEOUT)
+        return self._transport.open_channel(
+            "direct-tcpip", self._there, origin, timeout=_CONNECT_TIMEOUT
+        )
 
 
 def _pump(source: _Stream, sink: _Stream) -> None:

@@ -1,9 +1,10 @@
-"""Find the wheels that an image lacks to run Ray, with the control machine's own pip and pip configuration.
+"""Find the wheels that an image lacks to run Ray, with the control machine's own pip and pip
+configuration.
 
-Nothing the image has may change, so each of its distributions is offered to pip as the only candidate of its name: an
-empty stand-in wheel, pinned by a constraint. pip then finds what fits around them, or says which requirement cannot
-be met. Indexes are never asked about names the image has, so they need not know its local versions
-(`torch 2.13.0+cpu`).
+Nothing the image has may change, so each of its distributions is offered to pip as the only
+candidate of its name: an empty stand-in wheel, pinned by a constraint. pip then finds what fits
+around them, or says which requirement cannot be met. Indexes are never asked about names the image
+has, so they need not know its local versions (`torch 2.13.0+cpu`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from launcher.tools.image import RAY_EXTRAS, ImagePython, normalise
 _UNFINISHED = ".resolving-"
 _A_DAY = 86400.0  # seconds
 _SCHEME = 2  # raise it when the same inputs would be resolved differently
-_VERSION = re.compile(r"(\d+!)?\d+(\.\d+)*((a|b|rc)\d+)?(\.?post\d+)?(\.?dev\d+)?(\+[A-Za-z0-9]+(\.[A-Za-z0-9]+)*)?")
+_VERSION = re.compile(
+    r"(\d+!)?\d+(\.\d+)*((a|b|rc)\d+)?(\.?post\d+)?(\.?dev\d+)?(\+[A-Za-z0-9]+(\.[A-Za-z0-9]+)*)?"
+)
 
 
 def resolve(
@@ -38,7 +41,8 @@ def resolve(
     timeout: float = 600.0,
     progress: pip.Progress = lambda _: None,
 ) -> WheelSet:
-    """Return the wheels that give the image Ray of a version, with RAY_EXTRAS, from the cache when they are there.
+    """Return the wheels that give the image Ray of a version, with RAY_EXTRAS, from the cache when
+    they are there.
 
     Args:
         cache: a folder of our own; its content may be deleted at any time.
@@ -46,7 +50,8 @@ def resolve(
         progress: told what is being fetched, one line at a time.
 
     Raises:
-        RequestError: no wheel of Ray can fit the image, or its packages conflict with what this Ray requires.
+        RequestError: no wheel of Ray can fit the image, or its packages conflict with what this Ray
+            requires.
         VlaunchError: pip found nothing, failed, or took too long.
     """
     entry = cache / "resolutions" / f"{key(image, version)}.json"
@@ -59,15 +64,33 @@ def resolve(
         work = Path(folder)
         got = work / "got"
         constraints = _stand_ins(image, work)
-        pip.download(f"ray[{RAY_EXTRAS}]=={version}", image, constraints, got, timeout=timeout, progress=progress)
-        files = tuple(_keep(path, cache) for path in sorted(got.glob("*.whl")) if _is_new(path, image))
+        pip.download(
+            f"ray[{RAY_EXTRAS}]=={version}",
+            image,
+            constraints,
+            got,
+            timeout=timeout,
+            progress=progress,
+        )
+        files = tuple(
+            _keep(path, cache) for path in sorted(got.glob("*.whl")) if _is_new(path, image)
+        )
     _remember(entry, files)
     return WheelSet(ray=version, files=files)
 
 
 def key(image: ImagePython, version: str) -> str:
-    """Return the hash of all that decides a resolution: Ray's version, the image's Python and its distributions."""
-    python = [image.python, image.implementation, image.abiflags, image.machine, image.libc, image.libc_version]
+    """Return the hash of all that decides a resolution: Ray's version, the image's Python and its
+    distributions.
+    """
+    python = [
+        image.python,
+        image.implementation,
+        image.abiflags,
+        image.machine,
+        image.libc,
+        image.libc_version,
+    ]
     content = json.dumps([_SCHEME, version, python, sorted(image.distributions.items())])
     return hashlib.sha256(content.encode()).hexdigest()
 
@@ -81,10 +104,15 @@ def _sweep(cache: Path) -> None:
 
 
 def _recall(entry: Path, cache: Path) -> tuple[WheelFile, ...] | None:
-    """Return what an earlier resolution found, or None when it is not known or not whole any more."""
+    """Return what an earlier resolution found, or None when it is not known or not whole any
+    more.
+    """
     try:
         rows = json.loads(entry.read_text())
-        files = tuple(WheelFile(name=name, sha256=digest, path=_home(cache, name, digest)) for name, digest in rows)
+        files = tuple(
+            WheelFile(name=name, sha256=digest, path=_home(cache, name, digest))
+            for name, digest in rows
+        )
         damaged = [file for file in files if _digest(file.path) != file.sha256]
     except (OSError, ValueError, TypeError):
         return None
@@ -101,7 +129,9 @@ def _remember(entry: Path, files: tuple[WheelFile, ...]) -> None:
 
 
 def _stand_ins(image: ImagePython, work: Path) -> Path:
-    """Write an empty wheel per distribution of the image; return the constraints file that pins pip to them."""
+    """Write an empty wheel per distribution of the image; return the constraints file that pins pip
+    to them.
+    """
     folder = work / "image"
     folder.mkdir()
     lines = []
@@ -119,7 +149,8 @@ def _is_new(path: Path, image: ImagePython) -> bool:
     """True for a wheel the image lacks.
 
     Raises:
-        RequestError: it would replace what the image has, possible only where pip cannot read the image's version.
+        RequestError: it would replace what the image has, possible only where pip cannot read the
+            image's version.
     """
     name, version = path.name.split("-")[:2]
     there = image.distributions.get(normalise(name))

@@ -1,4 +1,6 @@
-"""The audit trail of a node: how a line is appended before something changes, and how the lines are read back."""
+"""The audit trail of a node: how a line is appended before something changes, and how the lines are
+read back.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,16 @@ from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
 
 FILE = "audit"  # {state_dir}/audit/{cluster}.ndjson
-# A line of at most this many bytes is one write of every shell (dash buffers 8 KiB, bash and busybox a block of 4 KiB), and one
-# write to a file that is open for appending is never mixed with another one's.
+# A line of at most this many bytes is one write of every shell (dash buffers 8 KiB, bash and
+# busybox a block of 4 KiB), and one write to a file that is open for appending is never mixed with
+# another one's.
 LONGEST = 4000
 _COMMAND = 1000
 _TEXT = 2000
 
-# Arguments: state directory ("" = ~/.vlaunch), cluster, the line, `strict` or `lenient`; then the command that is run.
-# The folder's own set-group-ID bit says that several logins share it. One old file of a megabyte is kept.
+# Arguments: state directory ("" = ~/.vlaunch), cluster, the line, `strict` or `lenient`; then the
+# command that is run. The folder's own set-group-ID bit says that several logins share it. One old
+# file of a megabyte is kept.
 _APPEND = r"""
 s=$1 c=$2 line=$3 how=$4
 shift 4
@@ -46,15 +50,22 @@ done
 cat "$f.1" "$f" 2>/dev/null | tail -n "$count"
 exit 0
 """
-# Options whose values nobody should read (`--tokenizer`, `--max-num-batched-tokens` are none), and passwords within addresses.
-_OPTION = re.compile(r"(--[\w-]*(?:token|secrets?|passwo?r?d|api[_-]?keys?|credentials?))(=.*)?", re.IGNORECASE | re.DOTALL)
+# Options whose values nobody should read (`--tokenizer`, `--max-num-batched-tokens` are none), and
+# passwords within addresses.
+_OPTION = re.compile(
+    r"(--[\w-]*(?:token|secrets?|passwo?r?d|api[_-]?keys?|credentials?))(=.*)?",
+    re.IGNORECASE | re.DOTALL,
+)
 _VALUE = re.compile(r"(?<![A-Za-z0-9])(?:hf_|sk-|ghp_|nvapi-)[A-Za-z0-9_-]{16,}")
 _ADDRESS = re.compile(r"(\w://)[^/@\s]+@")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One line: who did what, from where. `at` is the launcher's clock; `id` is the same for all lines of one command."""
+    """One line: who did what, from where.
+
+    `at` is the launcher's clock; `id` is the same for all lines of one command.
+    """
 
     at: str
     who: str
@@ -69,8 +80,19 @@ class Entry:
 
 
 def append(state_dir: str, cluster: str, entry: Entry, *, strict: bool = True) -> Argv:
-    """Return the words in front of a command that append a line first; when that fails, the command runs unless `strict`."""
-    return ("sh", "-c", _APPEND, "audit", state_dir, cluster, line(entry), "strict" if strict else "lenient")
+    """Return the words in front of a command that append a line first; when that fails, the command
+    runs unless `strict`.
+    """
+    return (
+        "sh",
+        "-c",
+        _APPEND,
+        "audit",
+        state_dir,
+        cluster,
+        line(entry),
+        "strict" if strict else "lenient",
+    )
 
 
 def read(state_dir: str, cluster: str, last: int = 0) -> Argv:
@@ -79,13 +101,19 @@ def read(state_dir: str, cluster: str, last: int = 0) -> Argv:
 
 
 def line(entry: Entry) -> str:
-    """Return an entry as one line of JSON, short enough to be written at once; changes that find no room are counted."""
+    """Return an entry as one line of JSON, short enough to be written at once; changes that find no
+    room are counted.
+    """
     changes = counted(entry.changes)
     kept = replace(entry, changes=tuple(changes), command=entry.command[:_COMMAND])
     while len(text := json.dumps(asdict(kept))) > LONGEST and changes:
         changes.pop()
         kept = replace(kept, changes=(*changes, f"… {len(entry.changes)} in all"))
-    return text if len(text) <= LONGEST else json.dumps(asdict(replace(kept, command=kept.command[:100])))
+    return (
+        text
+        if len(text) <= LONGEST
+        else json.dumps(asdict(replace(kept, command=kept.command[:100])))
+    )
 
 
 def counted(changes: Sequence[str]) -> list[str]:
@@ -101,7 +129,9 @@ def parse(answer: Answer) -> tuple[list[Entry], int]:
         UnreadableAnswer: the node gave none.
     """
     if not answer.ok:
-        raise UnreadableAnswer(f"{answer.node}: its audit trail cannot be read", evidence=answer.tail)
+        raise UnreadableAnswer(
+            f"{answer.node}: its audit trail cannot be read", evidence=answer.tail
+        )
     entries, strange = [], 0
     for text in answer.out.splitlines():
         entry = _entry(text, answer.node)
@@ -134,15 +164,27 @@ def _entry(text: str, node: str) -> Entry | None:
         said: Any = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(said, Mapping) or not all(isinstance(said.get(key), str) for key in ("at", "who", "host", "verb")):
+    if not isinstance(said, Mapping) or not all(
+        isinstance(said.get(key), str) for key in ("at", "who", "host", "verb")
+    ):
         return None
     changes = said.get("changes")
     return Entry(
-        at=said["at"][:40], who=said["who"][:200], host=said["host"][:200], verb=said["verb"][:40],
-        command=_text(said, "command"), node=_text(said, "node") or node, id=_text(said, "id"),
-        inventory=_text(said, "inventory"), vlaunch=_text(said, "vlaunch"),
-        changes=tuple(each[:_TEXT] for each in changes if isinstance(each, str)) if isinstance(changes, list) else (),
-    )  # fmt: skip
+        at=said["at"][:40],
+        who=said["who"][:200],
+        host=said["host"][:200],
+        verb=said["verb"][:40],
+        command=_text(said, "command"),
+        node=_text(said, "node") or node,
+        id=_text(said, "id"),
+        inventory=_text(said, "inventory"),
+        vlaunch=_text(said, "vlaunch"),
+        changes=(
+            tuple(each[:_TEXT] for each in changes if isinstance(each, str))
+            if isinstance(changes, list)
+            else ()
+        ),
+    )
 
 
 def _text(said: Mapping[str, Any], key: str) -> str:

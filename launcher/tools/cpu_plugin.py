@@ -15,7 +15,9 @@ SOURCE = Path(__file__).parents[1] / "payload" / "cpu_platform"
 
 @cache
 def wheel() -> tuple[str, bytes]:
-    """Return the wheel's file name and bytes; the same source gives the same bytes on every machine."""
+    """Return the wheel's file name and bytes; the same source gives the same bytes on every
+    machine.
+    """
     return purewheel.build(
         NAME,
         VERSION,

@@ -1,7 +1,8 @@
-"""The image we derive from one that lacks Ray: what goes into it, what it is called, and how it is built.
+"""The image we derive from one that lacks Ray: what goes into it, what it is called, and how it is
+built.
 
-Ray comes as wheels in the build context, so that building needs no network, and the image is named by its content, so
-that every node ends up with the same thing under the same name.
+Ray comes as wheels in the build context, so that building needs no network, and the image is named
+by its content, so that every node ends up with the same thing under the same name.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class WheelSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """A derived image to be: its name, its Dockerfile, and the wheels that go into the build context."""
+    """A derived image to be: its name, its Dockerfile, and the wheels that go into the build
+    context.
+    """
 
     tag: str
     dockerfile: str
@@ -61,7 +64,12 @@ class Recipe:
 
 
 def recipe(
-    *, base: str, identity: str, image: ImagePython, wheels: WheelSet | None, plugin: tuple[str, bytes] | None = None
+    *,
+    base: str,
+    identity: str,
+    image: ImagePython,
+    wheels: WheelSet | None,
+    plugin: tuple[str, bytes] | None = None,
 ) -> Recipe | None:
     """Say how to build the derived image, or None when the base has all it needs.
 
@@ -74,7 +82,9 @@ def recipe(
     Raises:
         RequestError: the image has neither uv nor pip.
     """
-    content: dict[str, bytes | Path] = {file.name: file.path for file in wheels.files} if wheels else {}
+    content: dict[str, bytes | Path] = (
+        {file.name: file.path for file in wheels.files} if wheels else {}
+    )
     hashes = {file.name: file.sha256 for file in wheels.files} if wheels else {}
     if plugin:
         content[plugin[0]] = plugin[1]
@@ -91,22 +101,34 @@ def plugin_mark(plugin: tuple[str, bytes] | None) -> str:
     return hashlib.sha256(plugin[1]).hexdigest()[:12] if plugin else ""
 
 
-def fits(labels: Mapping[str, str], *, identity: str, ray: str | None, plugin: tuple[str, bytes] | None) -> bool:
-    """Say whether a derived image that is there already is what a recipe would make, as far as its labels tell.
+def fits(
+    labels: Mapping[str, str], *, identity: str, ray: str | None, plugin: tuple[str, bytes] | None
+) -> bool:
+    """Say whether a derived image that is there already is what a recipe would make, as far as its
+    labels tell.
 
-    Indexes gain releases, so that the same wish may resolve to other wheels tomorrow; what all nodes have is good as it is.
+    Indexes gain releases, so that the same wish may resolve to other wheels tomorrow; what all
+    nodes have is good as it is.
     """
-    wanted = {BASE: identity, EXTRAS: RAY_EXTRAS, PLUGIN: plugin_mark(plugin), **({RAY: ray} if ray else {})}
+    wanted = {
+        BASE: identity,
+        EXTRAS: RAY_EXTRAS,
+        PLUGIN: plugin_mark(plugin),
+        **({RAY: ray} if ray else {}),
+    }
     return CONTENT in labels and all(labels.get(name) == value for name, value in wanted.items())
 
 
 def dockerfile(base: str, image: ImagePython, *, identity: str, ray: str, plugin: str = "") -> str:
     """Write the Dockerfile. Entry point, command and user stay those of the base image.
 
-    The installation ends with importing Ray, so that an image in which it cannot start is never tagged.
+    The installation ends with importing Ray, so that an image in which it cannot start is never
+    tagged.
     """
     proof = (
-        f'import ray, pyarrow; assert ray.__version__ == "{ray}", ray.__version__' if ray else f"import {cpu_plugin.PACKAGE}"
+        f'import ray, pyarrow; assert ray.__version__ == "{ray}", ray.__version__'
+        if ray
+        else f"import {cpu_plugin.PACKAGE}"
     )
     folder = "/tmp/vlaunch-wheels"
     lines = [
@@ -115,7 +137,10 @@ def dockerfile(base: str, image: ImagePython, *, identity: str, ray: str, plugin
         *(_let_vllm_load_the_plugin(image) if plugin else []),
         *(["USER 0"] if image.uid else []),
         f"COPY wheels/ {folder}/",
-        f"RUN {_install(image)} {folder}/*.whl && rm -r {folder} && python3 -c {shlex.quote(proof)}",
+        (
+            f"RUN {_install(image)} {folder}/*.whl && rm -r {folder} && python3 -c"
+            f" {shlex.quote(proof)}"
+        ),
         *([f"USER {image.uid}"] if image.uid else []),
     ]
     return "\n".join(lines) + "\n"
@@ -135,7 +160,10 @@ def derived_tag(identity: str, wheels: Mapping[str, str], dockerfile: str, *, ra
 def context(dockerfile: str, wheels: Mapping[str, bytes | Path]) -> bytes:
     """Pack the build context as a tar, the same bytes for the same content."""
     buffer = io.BytesIO()
-    files = {"Dockerfile": dockerfile.encode(), **{f"wheels/{name}": content for name, content in wheels.items()}}
+    files = {
+        "Dockerfile": dockerfile.encode(),
+        **{f"wheels/{name}": content for name, content in wheels.items()},
+    }
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for path, content in sorted(files.items()):
             data = content if isinstance(content, bytes) else content.read_bytes()
@@ -146,13 +174,24 @@ def context(dockerfile: str, wheels: Mapping[str, bytes | Path]) -> bytes:
 
 
 def build(docker: Argv, made: Recipe) -> Argv:
-    """Build the derived image from a context on standard input, without network, leaving nothing behind on failure."""
-    options = ("--network", "none", "--force-rm", "--label", f"{CONTENT}={made.content}", "--tag", made.tag)
+    """Build the derived image from a context on standard input, without network, leaving nothing
+    behind on failure.
+    """
+    options = (
+        "--network",
+        "none",
+        "--force-rm",
+        "--label",
+        f"{CONTENT}={made.content}",
+        "--tag",
+        made.tag,
+    )
     return (*docker, "build", *options, "-")
 
 
 def _let_vllm_load_the_plugin(image: ImagePython) -> list[str]:
-    """Adjust what the image sets against it: a target of `cpu` makes vLLM skip plugins, VLLM_PLUGINS lists the wanted.
+    """Adjust what the image sets against it: a target of `cpu` makes vLLM skip plugins,
+    VLLM_PLUGINS lists the wanted.
 
     Without the target vLLM knows its CPU build by its version.
     """
@@ -175,5 +214,8 @@ def _install(image: ImagePython) -> str:
         return f"python3 -m pip --isolated install --no-cache-dir --no-index --no-deps{force}"
     raise RequestError(
         "the image has neither `uv` nor `pip`, so Ray cannot be added to it",
-        hint="choose an image with Ray in it, or add pip to yours: `RUN apt-get install -y python3-pip`",
+        hint=(
+            "choose an image with Ray in it, or add pip to yours: `RUN apt-get install -y"
+            " python3-pip`"
+        ),
     )

@@ -1,6 +1,8 @@
-"""What we say to `payload/desk.py`, which keeps the folders of batch jobs on the head, and how we read what it answers.
+"""What we say to `payload/desk.py`, which keeps the folders of batch jobs on the head, and how we
+read what it answers.
 
-The head's word is not trusted with paths: only names that this program itself would give are taken from it.
+The head's word is not trusted with paths: only names that this program itself would give are taken
+from it.
 """
 
 from __future__ import annotations
@@ -19,9 +21,13 @@ from launcher.tools import untrusted
 _DESK = ("python3", "/opt/vlaunch/desk.py")
 # What the metadata of a batch's Ray job tells a later run.
 NAME, GPUS = "vlaunch.batch", "vlaunch.gpus"
-# What a job's output consists of: nothing else is fetched, and nothing else on this machine is ever replaced or removed.
-OUTPUT = re.compile(r"rows/part-\d{6,12}\.(?:parquet|jsonl)|errors/part-\d{6,12}\.jsonl|summary\.json", re.ASCII)
-_PAGE = re.compile(r"part-\d{6,12}\.json", re.ASCII)  # what a page may begin with: a file of the ledger
+# What a job's output consists of: nothing else is fetched, and nothing else on this machine is ever
+# replaced or removed.
+OUTPUT = re.compile(
+    r"rows/part-\d{6,12}\.(?:parquet|jsonl)|errors/part-\d{6,12}\.jsonl|summary\.json", re.ASCII
+)
+# what a page may begin with: a file of the ledger
+_PAGE = re.compile(r"part-\d{6,12}\.json", re.ASCII)
 _JOB = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?", re.ASCII)
 OVER = ("done", "failed", "refused", "stopped")
 _LARGEST = 2**53  # bytes of a file, of which no disk has as many
@@ -30,7 +36,9 @@ _TEXT = 4000  # characters of a sentence that came from the head
 
 
 def named(metadata: Mapping[str, Any]) -> str:
-    """Return the name of a batch that a Ray job's metadata give; empty for a name that no job of ours has."""
+    """Return the name of a batch that a Ray job's metadata give; empty for a name that no job of
+    ours has.
+    """
     name = metadata.get(NAME)
     return name if isinstance(name, str) and _JOB.fullmatch(name) else ""
 
@@ -46,7 +54,9 @@ def look(work: str) -> Argv:
 
 
 def put(work: str, path: str, offset: int, last: str = "") -> Argv:
-    """Append standard input to a file that is on its way; `last` is the sha256 of all of it, and makes it whole."""
+    """Append standard input to a file that is on its way; `last` is the sha256 of all of it, and
+    makes it whole.
+    """
     return (*_DESK, "put", work, path, "--offset", str(offset), *(("--last", last) if last else ()))
 
 
@@ -56,7 +66,9 @@ def prepare(work: str) -> Argv:
 
 
 def outputs(work: str, start: str = "") -> Argv:
-    """Ask for the files that are committed, with sizes and sha256: one page of them, which begins at `start`."""
+    """Ask for the files that are committed, with sizes and sha256: one page of them, which begins
+    at `start`.
+    """
     return (*_DESK, "outputs", work, *(("--from", start) if start else ()))
 
 
@@ -72,7 +84,17 @@ def remove(work: str) -> Argv:
 
 def follow(work: str, job: str, offset: int, dashboard: int) -> Argv:
     """Ask how a running job stands, and what its log gained since `offset` bytes."""
-    return (*_DESK, "follow", work, "--job", job, "--offset", str(offset), "--dashboard", str(dashboard))
+    return (
+        *_DESK,
+        "follow",
+        work,
+        "--job",
+        job,
+        "--offset",
+        str(offset),
+        "--dashboard",
+        str(dashboard),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +108,10 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a job is, as its driver wrote it down last. `rows` of None: the input has not been counted yet."""
+    """How far a job is, as its driver wrote it down last.
+
+    `rows` of None: the input has not been counted yet.
+    """
 
     state: str = ""
     text: str = ""
@@ -121,10 +146,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A job's folder on the head. `alive` means that a driver holds its lock; `inputs` are shipped files with their sizes.
+    """A job's folder on the head.
 
-    `written` is False when it is known that no row of it is in a file. Of a job in a list `job`, `summary` and `inputs` are not
-    told.
+    `alive` means that a driver holds its lock; `inputs` are shipped files with their sizes.
+
+    `written` is False when it is known that no row of it is in a file. Of a job in a list `job`,
+    `summary` and `inputs` are not told.
     """
 
     name: str = ""
@@ -158,7 +185,9 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Follow:
-    """One look at a running job: Ray's word on its process, the driver's own progress, and new lines of its log."""
+    """One look at a running job: Ray's word on its process, the driver's own progress, and new
+    lines of its log.
+    """
 
     status: str
     message: str = ""
@@ -178,7 +207,9 @@ def parse_list(answer: Answer) -> tuple[Entry, ...]:
     """Read the answer to `list`; raises UnreadableAnswer."""
     said = parse(answer).get("jobs")
     if not isinstance(said, list):
-        raise UnreadableAnswer(f"{answer.node}: the list of batch jobs cannot be read", evidence=answer.tail)
+        raise UnreadableAnswer(
+            f"{answer.node}: the list of batch jobs cannot be read", evidence=answer.tail
+        )
     found = [_entry(each) for each in said if isinstance(each, dict)]
     # A folder of another name, or one that somebody made by hand, is no job of ours.
     return tuple(each for each in found if _JOB.fullmatch(each.name))
@@ -192,20 +223,33 @@ def parse_outputs(answer: Answer) -> tuple[tuple[Output, ...], str]:
     said = parse(answer)
     after = said.get("next", "")
     try:
-        found = tuple(Output(path=each["path"], bytes=each["bytes"], sha256=each["sha256"]) for each in said.get("files") or ())
+        found = tuple(
+            Output(path=each["path"], bytes=each["bytes"], sha256=each["sha256"])
+            for each in said.get("files") or ()
+        )
     except (KeyError, TypeError):
-        raise UnreadableAnswer(f"{answer.node}: the list of output files cannot be read", evidence=answer.tail) from None
+        raise UnreadableAnswer(
+            f"{answer.node}: the list of output files cannot be read", evidence=answer.tail
+        ) from None
     if not isinstance(after, str) or (after and not _PAGE.fullmatch(after)):
-        raise UnreadableAnswer(f"{answer.node}: the list of output files cannot be read", evidence=untrusted.shown(after))
+        raise UnreadableAnswer(
+            f"{answer.node}: the list of output files cannot be read",
+            evidence=untrusted.shown(after),
+        )
     for each in found:
-        sound = type(each.bytes) is int and 0 <= each.bytes < _LARGEST and isinstance(each.sha256, str)
+        sound = (
+            type(each.bytes) is int and 0 <= each.bytes < _LARGEST and isinstance(each.sha256, str)
+        )
         if not isinstance(each.path, str) or not OUTPUT.fullmatch(each.path) or not sound:
             raise UnreadableAnswer(
-                f"{answer.node}: names an output file that no job of vlaunch writes; nothing of it was taken",
+                f"{answer.node}: names an output file that no job of vlaunch writes; nothing of it"
+                " was taken",
                 evidence=repr(each.path)[:200],
             )
     if len({each.path for each in found}) < len(found):
-        raise UnreadableAnswer(f"{answer.node}: names an output file twice", evidence=answer.tail[:300])
+        raise UnreadableAnswer(
+            f"{answer.node}: names an output file twice", evidence=answer.tail[:300]
+        )
     return found, after
 
 
@@ -222,9 +266,15 @@ def parse_follow(answer: Answer) -> Follow:
     """Read the answer to `follow`; raises UnreadableAnswer."""
     said = parse(answer)
     job, offset = said.get("job"), said.get("offset")
-    if not isinstance(job, dict) or not job.get("status") or type(offset) is not int or not 0 <= offset < _LARGEST:
+    if (
+        not isinstance(job, dict)
+        or not job.get("status")
+        or type(offset) is not int
+        or not 0 <= offset < _LARGEST
+    ):
         raise UnreadableAnswer(
-            f"{answer.node}: {_text(said.get('error')) or 'Ray does not say how the job stands'}", evidence=answer.tail
+            f"{answer.node}: {_text(said.get('error')) or 'Ray does not say how the job stands'}",
+            evidence=answer.tail,
         )
     code, log = job.get("driver_exit_code"), said.get("log")
     log = log if isinstance(log, str) else ""
@@ -241,7 +291,11 @@ def parse_follow(answer: Answer) -> Follow:
 def parse_progress(said: object) -> Progress:
     """Read a driver's progress as it was written; what has no sense is left at its default."""
     given = _object(said)
-    replicas, error, warnings = _object(given.get("replicas")), _object(given.get("error")), given.get("warnings")
+    replicas, error, warnings = (
+        _object(given.get("replicas")),
+        _object(given.get("error")),
+        given.get("warnings"),
+    )
     warnings = warnings if isinstance(warnings, list) else []
     said_rows, eta = given.get("rows"), given.get("eta")
     return Progress(
@@ -263,24 +317,34 @@ def parse_progress(said: object) -> Progress:
         wanted=_count(replicas.get("wanted")),
         restarts=_count(given.get("restarts")),
         warnings=tuple(_text(each) for each in warnings[-_WARNINGS:] if isinstance(each, str)),
-        error=Trouble(
-            message=_text(error.get("message")), evidence=_lines(error.get("evidence")), hint=_lines(error.get("hint"))
-        )
-        if error
-        else None,
+        error=(
+            Trouble(
+                message=_text(error.get("message")),
+                evidence=_lines(error.get("evidence")),
+                hint=_lines(error.get("hint")),
+            )
+            if error
+            else None
+        ),
     )
 
 
 def parse(answer: Answer) -> dict[str, Any]:
-    """Read the one JSON object that the desk prints; raises UnreadableAnswer, also for its own `error`."""
+    """Read the one JSON object that the desk prints; raises UnreadableAnswer, also for its own
+    `error`.
+    """
     try:
         said = untrusted.loads(answer.out.strip().splitlines()[-1])
     except (ValueError, IndexError):
         said = None
     if not isinstance(said, dict):
-        raise UnreadableAnswer(f"{answer.node}: the head container gave no answer", evidence=answer.tail)
+        raise UnreadableAnswer(
+            f"{answer.node}: the head container gave no answer", evidence=answer.tail
+        )
     if "error" in said and "job" not in said:
-        raise UnreadableAnswer(f"{answer.node}: {_text(said['error'])}", evidence=_text(said["error"]))
+        raise UnreadableAnswer(
+            f"{answer.node}: {_text(said['error'])}", evidence=_text(said["error"])
+        )
     return said
 
 
@@ -292,7 +356,11 @@ def _entry(said: Mapping[str, Any]) -> Entry:
         progress=parse_progress(said.get("progress")),
         summary=_object(said.get("summary")),
         alive=said.get("alive") is True,
-        inputs={name: size for name, size in inputs.items() if isinstance(name, str) and type(size) is int and size >= 0},
+        inputs={
+            name: size
+            for name, size in inputs.items()
+            if isinstance(name, str) and type(size) is int and size >= 0
+        },
         written=said.get("written") is not False,
     )
 

@@ -1,7 +1,9 @@
-"""One question to a node about what went wrong: its containers, servers, their logs, its kernel, and what the keeper says.
+"""One question to a node about what went wrong: its containers, servers, their logs, its kernel,
+and what the keeper says.
 
-The script only reads, and every part of it is bounded: a node may have gigabytes of logs, and what reads them may hang. Parts
-stand between lines that begin with a mark that is new for each question, so that no log can pretend to be another part.
+The script only reads, and every part of it is bounded: a node may have gigabytes of logs, and what
+reads them may hang. Parts stand between lines that begin with a mark that is new for each question,
+so that no log can pretend to be another part.
 """
 
 from __future__ import annotations
@@ -10,12 +12,20 @@ from launcher.model import Argv
 from launcher.tools.docker import CLUSTER, ROLE
 
 # What can be asked for, in the order in which it is answered.
-STATE, RECORD, KERNEL, INSPECT, LOGS, INSIDE = "state", "record", "kernel", "inspect", "logs", "inside"
+STATE, RECORD, KERNEL, INSPECT, LOGS, INSIDE = (
+    "state",
+    "record",
+    "kernel",
+    "inspect",
+    "logs",
+    "inside",
+)
 ENGINES = "engines"
 DIAGNOSIS = (STATE, RECORD, KERNEL, ENGINES, LOGS, INSIDE)
 
-# In a container: the newest logs of Ray jobs (batch jobs: Ray keeps one for each), of Ray's workers, which vLLM's ranks are, of
-# Ray itself, and what NCCL warns of. Arguments: mark, lines and bytes of each log.
+# In a container: the newest logs of Ray jobs (batch jobs: Ray keeps one for each), of Ray's
+# workers, which vLLM's ranks are, of Ray itself, and what NCCL warns of. Arguments: mark, lines and
+# bytes of each log.
 _INSIDE = r"""
 mark=$1 lines=$2 bytes=$3
 show() {
@@ -41,8 +51,8 @@ cat /tmp/vlaunch-nccl.*.log 2>/dev/null | grep -aE 'WARN|No device found|, retry
 printf '\n%s rc 0\n' "$mark"
 """
 
-# Arguments: mark, cluster, state directory ("" = ~/.vlaunch), lines and bytes of each log, how far back ("" = all), the parts,
-# the script above, what starts docker.
+# Arguments: mark, cluster, state directory ("" = ~/.vlaunch), lines and bytes of each log, how far
+# back ("" = all), the parts, the script above, what starts docker.
 _SCRIPT = r"""
 mark=$1 cluster=$2 state=$3 lines=$4 bytes=$5 since=$6 parts=$7 inside=$8; shift 8
 [ -n "$state" ] || state=$HOME/.vlaunch
@@ -119,5 +129,17 @@ def ask(
     """
     back = "" if since is None else f"{since:.0f}s"
     return (
-        "sh", "-c", _SCRIPT, "doctor", mark, cluster, state_dir, str(lines), str(size), back, " ".join(parts), _INSIDE, *docker,
-    )  # fmt: skip
+        "sh",
+        "-c",
+        _SCRIPT,
+        "doctor",
+        mark,
+        cluster,
+        state_dir,
+        str(lines),
+        str(size),
+        back,
+        " ".join(parts),
+        _INSIDE,
+        *docker,
+    )

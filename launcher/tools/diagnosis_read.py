@@ -1,4 +1,7 @@
-"""How a node's answer to `diagnosis.ask` is read. It may be cut anywhere, and hold anything: nothing here raises for that."""
+"""How a node's answer to `diagnosis.ask` is read.
+
+It may be cut anywhere, and hold anything: nothing here raises for that.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,18 @@ from launcher.tools import symptoms, untrusted
 
 _ROLES = ("head", "worker", "probe")
 _FILES = ("desired", "observed", "history")
-_LINE = 1000  # characters of a line that are looked at: patterns take longer than linear time on lines without an end
+# characters of a line that are looked at: patterns take longer than linear time on lines without an
+# end
+_LINE = 1000
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)\s?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What Docker says of a container. Times are as Docker writes them; `role` is one of ours, or empty."""
+    """What Docker says of a container.
+
+    Times are as Docker writes them; `role` is one of ours, or empty.
+    """
 
     name: str
     role: str
@@ -33,10 +41,12 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
-    """Lines of one log, oldest first, without terminal codes. `part` is its place in the answer, `what` its name for people.
+    """Lines of one log, oldest first, without terminal codes.
 
-    `stamps` are the times that Docker put before lines, by the line's number; `zone` is how many seconds its own times are
-    ahead of UTC.
+    `part` is its place in the answer, `what` its name for people.
+
+    `stamps` are the times that Docker put before lines, by the line's number; `zone` is how many
+    seconds its own times are ahead of UTC.
     """
 
     part: str
@@ -50,7 +60,8 @@ class Log:
 class Told:
     """What a node told. `gaps` are the parts that could not be had, with the reason.
 
-    `kept` are the keeper's files (`desired`, `observed`, `history`) of each server, `members` what it says of agents.
+    `kept` are the keeper's files (`desired`, `observed`, `history`) of each server, `members` what
+    it says of agents.
     """
 
     clock: float | None = None
@@ -68,7 +79,9 @@ class Told:
 
 
 def read(text: str, mark: str) -> Told:
-    """Read an answer; what is missing or makes no sense is left out, and said in `gaps` where somebody should know."""
+    """Read an answer; what is missing or makes no sense is left out, and said in `gaps` where
+    somebody should know.
+    """
     parts = _parts(text, mark)
     gaps: dict[str, str] = {}
     states = tuple(_states(parts.get("state", [("", 1)])[0][0]))
@@ -82,7 +95,9 @@ def read(text: str, mark: str) -> Told:
     zone = _zone(parts.get("zone", [("", 1)])[0][0])
     for name, answers in parts.items():
         for out, _ in answers:
-            if (what := _what(name, states, servers)) and (log := _log(name, what, out, zone)).lines:
+            if (what := _what(name, states, servers)) and (
+                log := _log(name, what, out, zone)
+            ).lines:
                 logs.append(log)
     clock = parts.get("clock", [("", 1)])[0][0].strip()
     return Told(
@@ -90,7 +105,11 @@ def read(text: str, mark: str) -> Told:
         states=states,
         logs=tuple(logs),
         kept={
-            name: {each: value for each in _FILES if (value := _json(parts, f"{each}-{number}")) is not None}
+            name: {
+                each: value
+                for each in _FILES
+                if (value := _json(parts, f"{each}-{number}")) is not None
+            }
             for number, name in enumerate(servers, 1)
             if state.NAME.fullmatch(name)
         },
@@ -101,7 +120,9 @@ def read(text: str, mark: str) -> Told:
 
 
 def _parts(text: str, mark: str) -> dict[str, list[tuple[str, int | None]]]:
-    """Return what stands behind each mark; an answer that was cut has no exit status, and its last line may be half of one."""
+    """Return what stands behind each mark; an answer that was cut has no exit status, and its last
+    line may be half of one.
+    """
     found: dict[str, list[tuple[str, int | None]]] = {}
     for piece in f"\n{text}".split(f"\n{mark} ")[1:]:
         name, _, body = piece.partition("\n")
@@ -110,7 +131,8 @@ def _parts(text: str, mark: str) -> dict[str, list[tuple[str, int | None]]]:
                 if answers[-1][1] is None:
                     answers[-1] = (answers[-1][0], int(match[1]))
         elif re.fullmatch(r"[a-z]{1,12}(?:-\d{1,2})?", name.strip()):
-            # Several containers answer to the same names; the newest answer is the last of the dictionary.
+            # Several containers answer to the same names; the newest answer is the last of the
+            # dictionary.
             answers = found.pop(name.strip(), [])
             found[name.strip()] = [*answers, (body.removesuffix("\n"), None)]
     return found
@@ -123,8 +145,18 @@ def _what(name: str, states: tuple[State, ...], servers: Sequence[str]) -> str:
         role = states[place].role if 0 <= place < len(states) else ""
         return "probe container" if role == "probe" else "container"
     if kind == "engine":
-        return server_log(servers[place]) if 0 <= place < len(servers) and state.NAME.fullmatch(servers[place]) else ""
-    return {"kernel": "kernel", "nccl": "NCCL", "driver": "job driver", "worker": "Ray worker", "ray": "Ray"}.get(kind, "")
+        return (
+            server_log(servers[place])
+            if 0 <= place < len(servers) and state.NAME.fullmatch(servers[place])
+            else ""
+        )
+    return {
+        "kernel": "kernel",
+        "nccl": "NCCL",
+        "driver": "job driver",
+        "worker": "Ray worker",
+        "ray": "Ray",
+    }.get(kind, "")
 
 
 def server_log(name: str) -> str:
@@ -139,7 +171,13 @@ def _log(name: str, what: str, text: str, zone: float) -> Log:
             stamps[len(lines)] = match[1] + match[2]
             line = line[match.end() :]  # noqa: PLW2901 - the line without its stamp
         lines.append(line[:_LINE])
-    return Log(part=name, what=what, lines=tuple(lines), stamps=stamps, zone=0.0 if name.startswith("log-") else zone)
+    return Log(
+        part=name,
+        what=what,
+        lines=tuple(lines),
+        stamps=stamps,
+        zone=0.0 if name.startswith("log-") else zone,
+    )
 
 
 def _lines(text: str) -> tuple[str, ...]:
@@ -181,7 +219,11 @@ def _json(parts: Mapping[str, list[tuple[str, int | None]]], name: str) -> Any:
 
 def _zone(text: str) -> float:
     match = re.fullmatch(r"([+-])(\d\d)(\d\d)", text.strip())
-    return (1 if match[1] == "+" else -1) * (int(match[2]) * 3600.0 + int(match[3]) * 60) if match else 0.0
+    return (
+        (1 if match[1] == "+" else -1) * (int(match[2]) * 3600.0 + int(match[3]) * 60)
+        if match
+        else 0.0
+    )
 
 
 def _words(text: str) -> str:

@@ -1,6 +1,7 @@
 """What we say to the docker command line, and how we read its answers.
 
-Every builder takes `docker`, the node's own way to call it (`("docker",)` or `("sudo", "-n", "docker")`).
+Every builder takes `docker`, the node's own way to call it (`("docker",)` or `("sudo", "-n",
+"docker")`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ SPEC = "vlaunch.spec"
 
 Role = Literal["head", "worker", "rank", "probe"]
 
-# A tmpfs without a size holds half of the memory (tmpfs(5)); Docker's own /dev/shm would have 64 MB.
+# A tmpfs without a size holds half of the memory (tmpfs(5)); Docker's own /dev/shm would have 64
+# MB.
 _SHM: Final[Mapping[object, Argv]] = {
     "private": ("--ipc", "private", "--tmpfs", "/dev/shm"),
     "host": ("--ipc", "host"),
@@ -35,8 +37,9 @@ _SHM: Final[Mapping[object, Argv]] = {
 class ContainerSpec:
     """One container to be; `gpus` is a device request.
 
-    `shm` is `"private"` (a /dev/shm of its own, which may take half of the node's memory and vanishes with the container),
-    `"host"` (the host's, where segments of killed processes stay), or a size in bytes.
+    `shm` is `"private"` (a /dev/shm of its own, which may take half of the node's memory and
+    vanishes with the container), `"host"` (the host's, where segments of killed processes stay), or
+    a size in bytes.
     """
 
     name: str
@@ -60,18 +63,28 @@ class ContainerSpec:
 
     @property
     def hash(self) -> str:
-        """Twelve hex digits that change when, and only when, the container would be started differently."""
-        bare = run((), replace(self, labels={key: value for key, value in self.labels.items() if key != SPEC}))
+        """Twelve hex digits that change when, and only when, the container would be started
+        differently.
+        """
+        bare = run(
+            (),
+            replace(self, labels={key: value for key, value in self.labels.items() if key != SPEC}),
+        )
         return hashlib.sha256(json.dumps(bare).encode()).hexdigest()[:12]
 
     def labelled(self) -> ContainerSpec:
-        """Return the spec with its own hash as a label: how a later run knows that nothing has changed."""
+        """Return the spec with its own hash as a label: how a later run knows that nothing has
+        changed.
+        """
         return replace(self, labels={**self.labels, SPEC: self.hash})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """A container as a node reports it. `status` is Docker's word: running, exited, created, restarting, dead, paused."""
+    """A container as a node reports it.
+
+    `status` is Docker's word: running, exited, created, restarting, dead, paused.
+    """
 
     name: str
     id: str
@@ -96,7 +109,10 @@ class Container:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """An image as a node reports it. `identity` is equal on two nodes exactly when layers and configuration are."""
+    """An image as a node reports it.
+
+    `identity` is equal on two nodes exactly when layers and configuration are.
+    """
 
     id: str
     identity: str
@@ -107,29 +123,54 @@ class Image:
 
 
 def run(docker: Argv, spec: ContainerSpec, *, once: bool = False) -> Argv:
-    """Start a detached container in the host's network (`docker run`); with `once` wait for its end and leave nothing of it."""
+    """Start a detached container in the host's network (`docker run`); with `once` wait for its end
+    and leave nothing of it.
+    """
     labels = {**spec.labels, CLUSTER: spec.cluster, ROLE: spec.role, NODE: spec.node}
     shm = _SHM.get(spec.shm) or ("--shm-size", str(spec.shm))
     words = (
-        "--network", "host", *shm,
+        "--network",
+        "host",
+        *shm,
         *(() if once else ("--restart", spec.restart)),
         *(() if spec.gpus is None else ("--gpus", str(spec.gpus))),
-        *_each("--device", spec.devices), *_each("--cap-add", spec.cap_add), *_each("--group-add", spec.groups),
+        *_each("--device", spec.devices),
+        *_each("--cap-add", spec.cap_add),
+        *_each("--group-add", spec.groups),
         *_each("--security-opt", spec.security),
         *_each("--ulimit", (f"{name}={value}" for name, value in sorted(spec.ulimits.items()))),
-        *_each("--volume", (f"{m.source}:{m.target}{':ro' if m.read_only else ''}" for m in spec.mounts if not m.must_exist)),
+        *_each(
+            "--volume",
+            (
+                f"{m.source}:{m.target}{':ro' if m.read_only else ''}"
+                for m in spec.mounts
+                if not m.must_exist
+            ),
+        ),
         *_each("--mount", (_bind(mount) for mount in spec.mounts if mount.must_exist)),
         *_each("--env", (f"{name}={value}" for name, value in sorted(spec.env.items()))),
         *_each("--label", (f"{name}={value}" for name, value in sorted(labels.items()))),
-        "--entrypoint", spec.entrypoint, spec.image, *spec.command,
-    )  # fmt: skip
+        "--entrypoint",
+        spec.entrypoint,
+        spec.image,
+        *spec.command,
+    )
     if once:
         return _once(docker, spec.name, ("--interactive", *words))
     return (*docker, "run", "--detach", "--name", spec.name, *words)
 
 
-def throw_away(docker: Argv, image: str, *argv: str, cluster: str, node: str, options: Argv = ("--network", "none")) -> Argv:
-    """Run a short command in a container of an image that is already on the node, and leave nothing of it."""
+def throw_away(
+    docker: Argv,
+    image: str,
+    *argv: str,
+    cluster: str,
+    node: str,
+    options: Argv = ("--network", "none"),
+) -> Argv:
+    """Run a short command in a container of an image that is already on the node, and leave nothing
+    of it.
+    """
     labels = _each("--label", (f"{CLUSTER}={cluster}", f"{NODE}={node}", f"{ROLE}=probe"))
     words = ("--pull", "never", *options, *labels, "--entrypoint", argv[0], image, *argv[1:])
     return _once(docker, f"vlaunch-{cluster}-{node}-probe", words)
@@ -138,17 +179,27 @@ def throw_away(docker: Argv, image: str, *argv: str, cluster: str, node: str, op
 def _once(docker: Argv, name: str, words: Argv) -> Argv:
     """Run a container that ends with its command, and with whoever waits for it.
 
-    The main process of a container ignores the TERM that `docker run` hands on, unless it has a handler; and the KILL that
-    follows, or the loss of a `docker run` under sudo, ends the client alone. So whoever is told to end removes the container.
-    The shell's number in its name lets two of them run at once. `exec 3<&0`: a command behind `&` would read nothing.
+    The main process of a container ignores the TERM that `docker run` hands on, unless it has a
+    handler; and the KILL that follows, or the loss of a `docker run` under sudo, ends the client
+    alone. So whoever is told to end removes the container. The shell's number in its name lets two
+    of them run at once. `exec 3<&0`: a command behind `&` would read nothing.
     """
     end = shlex.quote(f'{shlex.join(remove(docker))} "$n" >/dev/null 2>&1; wait')
     start = f'{shlex.join((*docker, "run", "--rm", "--name"))} "$n" "$@"'
-    return ("sh", "-c", f'n=$1-$$; shift; exec 3<&0; trap {end} TERM; {start} <&3 3<&- & wait "$!"', "once", name, *words)
+    return (
+        "sh",
+        "-c",
+        f'n=$1-$$; shift; exec 3<&0; trap {end} TERM; {start} <&3 3<&- & wait "$!"',
+        "once",
+        name,
+        *words,
+    )
 
 
 def remove(docker: Argv, *names: str) -> Argv:
-    """Stop and remove containers; a name that is not there is an error of `docker rm` unless none is left."""
+    """Stop and remove containers; a name that is not there is an error of `docker rm` unless none
+    is left.
+    """
     return (*docker, "rm", "--force", "--volumes", *names)
 
 
@@ -163,15 +214,29 @@ def exec_(docker: Argv, name: str, *argv: str, stdin: bool = False) -> Argv:
 
 
 def bounded(argv: Argv, seconds: float) -> Argv:
-    """Wrap a command for a container so that it ends at its deadline, or as soon as its standard input is closed.
+    """Wrap a command for a container so that it ends at its deadline, or as soon as its standard
+    input is closed.
 
-    Ending `docker exec` on the node does not end what it started in the container; but it closes that command's input.
+    Ending `docker exec` on the node does not end what it started in the container; but it closes
+    that command's input.
     """
-    watch = 't=$1; shift; timeout -k 5 "$t" "$@" </dev/null & p=$!; (cat; kill "$p") <&3 >/dev/null 2>&1 & w=$!; '
-    return ("sh", "-c", f"exec 3<&0; {watch}wait $p; c=$?; kill $w 2>/dev/null; exit $c", "bounded", str(seconds), *argv)
+    watch = (
+        't=$1; shift; timeout -k 5 "$t" "$@" </dev/null & p=$!; (cat; kill "$p") <&3 >/dev/null'
+        " 2>&1 & w=$!; "
+    )
+    return (
+        "sh",
+        "-c",
+        f"exec 3<&0; {watch}wait $p; c=$?; kill $w 2>/dev/null; exit $c",
+        "bounded",
+        str(seconds),
+        *argv,
+    )
 
 
-def logs(docker: Argv, name: str, *, tail: int | None = 100, since: str = "", follow: bool = False) -> Argv:
+def logs(
+    docker: Argv, name: str, *, tail: int | None = 100, since: str = "", follow: bool = False
+) -> Argv:
     """Print a container's log, standard output and error together."""
     options = (
         *(("--follow",) if follow else ()),
@@ -192,14 +257,26 @@ def run_python(docker: Argv, image: str, program: str, *, cluster: str, node: st
 
 
 def list_gpus(docker: Argv, image: str, count: int, *, cluster: str, node: str) -> Argv:
-    """Print a line for each NVIDIA GPU that a throw-away container gets when it asks for `count` of them."""
+    """Print a line for each NVIDIA GPU that a throw-away container gets when it asks for `count` of
+    them.
+    """
     options = ("--network", "none", "--gpus", str(count))
-    return throw_away(docker, image, "nvidia-smi", "--list-gpus", cluster=cluster, node=node, options=options)
+    return throw_away(
+        docker, image, "nvidia-smi", "--list-gpus", cluster=cluster, node=node, options=options
+    )
 
 
 def list_ids(docker: Argv, cluster: str) -> Argv:
     """Print the ids of all containers of a cluster, whatever their state."""
-    return (*docker, "ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={CLUSTER}={cluster}")
+    return (
+        *docker,
+        "ps",
+        "--all",
+        "--quiet",
+        "--no-trunc",
+        "--filter",
+        f"label={CLUSTER}={cluster}",
+    )
 
 
 def parse_containers(text: str) -> tuple[Container, ...]:
@@ -215,7 +292,9 @@ def parse_image(text: str) -> Image | None:
 
 
 def differences(there: Container, spec: ContainerSpec, image_env: Mapping[str, str]) -> list[str]:
-    """Say in words how a running container differs from what it should be; never empty when the hashes differ."""
+    """Say in words how a running container differs from what it should be; never empty when the
+    hashes differ.
+    """
     said = [f"image {there.image} → {spec.image}"] if there.image != spec.image else []
     given = {name for name, value in there.env.items() if image_env.get(name) != value}
     for name in sorted({*given, *spec.env}):
@@ -223,9 +302,14 @@ def differences(there: Container, spec: ContainerSpec, image_env: Mapping[str, s
         if before != after:
             said.append(f"env {name}: {_shown(before)} → {_shown(after)}")
     if there.argv != spec.command:
-        gone, new = [w for w in there.argv if w not in spec.command], [w for w in spec.command if w not in there.argv]
+        gone, new = (
+            [w for w in there.argv if w not in spec.command],
+            [w for w in spec.command if w not in there.argv],
+        )
         words = (
-            f"{' '.join(gone) or '(nothing)'} → {' '.join(new) or '(nothing)'}" if gone or new else "its words in another order"
+            f"{' '.join(gone) or '(nothing)'} → {' '.join(new) or '(nothing)'}"
+            if gone or new
+            else "its words in another order"
         )
         said.append(f"command: {words}")
     if there.labels.get("vlaunch.secrets") != spec.labels.get("vlaunch.secrets"):
@@ -242,13 +326,17 @@ def _readable(what: str, text: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        raise UnreadableAnswer(f"`{what}` said something that cannot be read", evidence=text[:300]) from None
+        raise UnreadableAnswer(
+            f"`{what}` said something that cannot be read", evidence=text[:300]
+        ) from None
 
 
 def _image(item: dict[str, Any]) -> Image:
     config: dict[str, Any] = {} if item.get("Config") is None else item["Config"]
     content = [item.get("RootFS"), item.get("Architecture")]
-    content += [config.get(key) or None for key in ("Env", "Entrypoint", "Cmd", "User", "WorkingDir")]
+    content += [
+        config.get(key) or None for key in ("Env", "Entrypoint", "Cmd", "User", "WorkingDir")
+    ]
     return Image(
         id=_text(item["Id"]),
         identity=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
@@ -269,7 +357,9 @@ def _labels(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _text(value: object) -> str:
-    """Return what must be text; raises TypeError: what becomes a word of a command later must not fail there."""
+    """Return what must be text; raises TypeError: what becomes a word of a command later must not
+    fail there.
+    """
     if not isinstance(value, str) or "\0" in value:
         raise TypeError(f"not text: {value!r:.80}")
     return value
@@ -310,7 +400,8 @@ def _objects(text: str) -> list[dict[str, Any]]:
 
 
 def _bind(mount: Mount) -> str:
-    return f"type=bind,source={mount.source},target={mount.target}{',readonly' if mount.read_only else ''}"
+    how = ",readonly" if mount.read_only else ""
+    return f"type=bind,source={mount.source},target={mount.target}{how}"
 
 
 def _each(option: str, values: Any) -> tuple[str, ...]:

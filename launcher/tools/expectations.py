@@ -1,7 +1,9 @@
-"""What GPUs and network cards are known to do: our figures with their sources, and a user's file over them.
+"""What GPUs and network cards are known to do: our figures with their sources, and a user's file
+over them.
 
-The figures are data (`launcher/expectations/*.yaml`). A user's file has the same two lists, `gpus` and `nics`; an entry whose
-`model` we have changes only the keys it gives, any other is a new model and is looked at before ours.
+The figures are data (`launcher/expectations/*.yaml`). A user's file has the same two lists, `gpus`
+and `nics`; an entry whose `model` we have changes only the keys it gives, any other is a new model
+and is looked at before ours.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from launcher.errors import RequestError
 DATA = Path(__file__).parent.parent / "expectations"
 FILES = ("gpus.yaml", "nics.yaml")
 _MAX_BYTES = 256 * 1024
-# libyaml is ten times as quick. Not for what others wrote: deep nesting overflows its stack and ends the process.
+# libyaml is ten times as quick. Not for what others wrote: deep nesting overflows its stack and
+# ends the process.
 _QUICK = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -39,10 +42,10 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class Gpu(BaseModel):
     """A GPU model. `match` is searched in the name that `nvidia-smi` gives.
 
-    `memory` is GB as sold (`None`: it has none of its own, or there are several), `driver` the oldest driver branch that
-    knows it, `gpudirect` whether a network card may reach its memory (GPUDirect RDMA), `datacenter` whether it is sold for
-    data centres. `busbw` is all_reduce bus bandwidth between nodes in GB/s by kind of network (`ib`, `efa`, …), `busbw_node`
-    inside one.
+    `memory` is GB as sold (`None`: it has none of its own, or there are several), `driver` the
+    oldest driver branch that knows it, `gpudirect` whether a network card may reach its memory
+    (GPUDirect RDMA), `datacenter` whether it is sold for data centres. `busbw` is all_reduce bus
+    bandwidth between nodes in GB/s by kind of network (`ib`, `efa`, …), `busbw_node` inside one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -59,11 +62,14 @@ class Gpu(BaseModel):
 
 
 class Nic(BaseModel):
-    """A network card. `match` is searched in an RDMA device's model (`MT4129`) or an interface's driver (`virtio_net`).
+    """A network card.
 
-    `rate` is the line rate of one port in Gbit/s (`None`: as the link says); `share` the part of it that send and receive
-    should reach over RDMA, `share_tcp` over TCP; `latency` and `latency_tcp` are upper bounds for one small
-    message, one way, in µs.
+    `match` is searched in an RDMA device's model (`MT4129`) or an interface's driver
+    (`virtio_net`).
+
+    `rate` is the line rate of one port in Gbit/s (`None`: as the link says); `share` the part of it
+    that send and receive should reach over RDMA, `share_tcp` over TCP; `latency` and `latency_tcp`
+    are upper bounds for one small message, one way, in µs.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -86,7 +92,9 @@ class Expectations:
     nics: tuple[Nic, ...] = ()
 
     def gpu(self, name: str) -> Gpu | None:
-        """Return what is expected of a GPU by the name that `nvidia-smi` gives, such as `NVIDIA H100 80GB HBM3`."""
+        """Return what is expected of a GPU by the name that `nvidia-smi` gives, such as `NVIDIA
+        H100 80GB HBM3`.
+        """
         return next((each for each in self.gpus if re.search(each.match, name)), None)
 
     def nic(self, name: str) -> Nic | None:
@@ -102,7 +110,9 @@ class _File(BaseModel):
 
 
 def load(override: Path | None = None) -> Expectations:
-    """Read our figures and a user's file over them; raises RequestError with every mistake in that file."""
+    """Read our figures and a user's file over them; raises RequestError with every mistake in that
+    file.
+    """
     ours: dict[str, list[dict[str, Any]]] = {"gpus": [], "nics": []}
     for name in FILES:
         for key, entries in _read(DATA / name, _QUICK).items():
@@ -112,19 +122,27 @@ def load(override: Path | None = None) -> Expectations:
     theirs = _read(override)
     unknown = [str(key) for key in theirs if key not in ours]
     if unknown:
-        raise _mistakes(override, [f"{key}: is not known; write `gpus:` or `nics:`" for key in unknown])
-    merged = {key: _merge(entries, _entries(override, theirs, key)) for key, entries in ours.items()}
+        raise _mistakes(
+            override, [f"{key}: is not known; write `gpus:` or `nics:`" for key in unknown]
+        )
+    merged = {
+        key: _merge(entries, _entries(override, theirs, key)) for key, entries in ours.items()
+    }
     return _checked(merged, override)
 
 
-def _read(path: Path, loader: type[yaml.SafeLoader | yaml.CSafeLoader] = yaml.SafeLoader) -> dict[str, Any]:
+def _read(
+    path: Path, loader: type[yaml.SafeLoader | yaml.CSafeLoader] = yaml.SafeLoader
+) -> dict[str, Any]:
     try:
         text = path.read_bytes()[: _MAX_BYTES + 1]
         if len(text) > _MAX_BYTES:
             raise _mistakes(path, [f"is larger than {_MAX_BYTES // 1024} KiB"])
         data = yaml.load(text.decode(), Loader=loader)  # noqa: S506 - both are safe loaders
     except OSError as error:
-        raise _mistakes(path, [f"cannot be read: {(error.strerror or str(error)).lower()}"]) from None
+        raise _mistakes(
+            path, [f"cannot be read: {(error.strerror or str(error)).lower()}"]
+        ) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise _mistakes(path, ["not valid YAML: " + " ".join(str(error).split())[:200]]) from None
     if not isinstance(data, dict):
@@ -136,20 +154,27 @@ def _entries(path: Path, data: Mapping[str, Any], key: str) -> list[dict[str, An
     entries = data.get(key) or []
     if not isinstance(entries, list):
         raise _mistakes(path, [f"{key}: should be a list"])
-    bad = [at for at, each in enumerate(entries) if not isinstance(each, dict) or not isinstance(each.get("model"), str)]
+    bad = [
+        at
+        for at, each in enumerate(entries)
+        if not isinstance(each, dict) or not isinstance(each.get("model"), str)
+    ]
     if bad:
         raise _mistakes(path, [f"{key}[{at}]: should be a mapping with a `model`" for at in bad])
     return entries
 
 
-def _merge(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _merge(
+    ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
     known = {each["model"]: each for each in ours}
     new = []
     for entry in theirs:
         if entry["model"] in known:
             known[entry["model"]] = {**known[entry["model"]], **entry}
         else:
-            # A new model is found by its name unless the file says how, and its figures are its author's.
+            # A new model is found by its name unless the file says how, and its figures are its
+            # author's.
             new.append({"match": re.escape(entry["model"]), "source": "your own file", **entry})
     return [*new, *known.values()]
 
@@ -158,22 +183,29 @@ def _checked(data: Mapping[str, Any], path: Path) -> Expectations:
     try:
         read = _File.model_validate(dict(data))
     except ValidationError as error:
-        raise _mistakes(path, [_told(each, data) for each in error.errors(include_url=False)]) from None
+        raise _mistakes(
+            path, [_told(each, data) for each in error.errors(include_url=False)]
+        ) from None
     return Expectations(gpus=tuple(read.gpus), nics=tuple(read.nics))
 
 
 def _told(error: Any, data: Mapping[str, Any]) -> str:
-    """Name the entry by its model: after the merge its place in the list is not the one in the file."""
+    """Name the entry by its model: after the merge its place in the list is not the one in the
+    file.
+    """
     key, at, *rest = error["loc"]
     where = ".".join([f"{key}[{data[key][at]['model']}]", *map(str, rest)])
     if error["type"] == "extra_forbidden":
         return f"{where}: is not known"
-    return f"{where}: {error['msg'].removeprefix('Value error, ').lower()}, not {error['input']!r}"[:300]
+    return f"{where}: {error['msg'].removeprefix('Value error, ').lower()}, not {error['input']!r}"[
+        :300
+    ]
 
 
 def _mistakes(path: Path, told: Sequence[str]) -> RequestError:
     number = "1 mistake" if len(told) == 1 else f"{len(told)} mistakes"
     return RequestError(
-        f"{number} in the expectations `{path}`", evidence=[f"{path}: {each}" for each in told],
+        f"{number} in the expectations `{path}`",
+        evidence=[f"{path}: {each}" for each in told],
         hint="docs/checks.md tells the keys of an expectations file",
-    )  # fmt: skip
+    )

@@ -1,4 +1,6 @@
-"""What nvidia-smi says of each GPU besides its name and memory: identity, errors, nearness to network cards, who uses it."""
+"""What nvidia-smi says of each GPU besides its name and memory: identity, errors, nearness to
+network cards, who uses it.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ _UNDERLINE = re.compile(r"\x1b\[[0-9;]*m")  # the header of `topo -m` is underli
 
 
 def read(states: str | None, topo: str | None, numa: str) -> tuple[GpuState, ...]:
-    """Read `--query-gpu=index,uuid,pci.bus_id,ecc.errors.uncorrected.volatile.total`, `topo -m` and sysfs' NUMA nodes.
+    """Read `--query-gpu=index,uuid,pci.bus_id,ecc.errors.uncorrected.volatile.total`, `topo -m` and
+    sysfs' NUMA nodes.
 
-    Raises UnreadableAnswer never: a line that is no GPU is an error message, which is kept with the probe's words.
+    Raises UnreadableAnswer never: a line that is no GPU is an error message, which is kept with the
+    probe's words.
     """
     near = affinity(topo or "")
     nodes = dict(re.findall(r"^([0-9a-f:.]+)/numa_node:(\d{1,4})$", numa, re.MULTILINE | re.ASCII))
@@ -24,7 +28,11 @@ def read(states: str | None, topo: str | None, numa: str) -> tuple[GpuState, ...
         if len(fields) != 4 or not re.fullmatch("[0-9]{1,4}", fields[0]):
             continue
         # nvidia-smi writes the PCI domain with eight digits, sysfs with four.
-        pci = fields[2].lower()[4:] if re.match("0000[0-9A-Fa-f]{4}:", fields[2]) else fields[2].lower()
+        pci = (
+            fields[2].lower()[4:]
+            if re.match("0000[0-9A-Fa-f]{4}:", fields[2])
+            else fields[2].lower()
+        )
         index = int(fields[0])
         found.append(
             GpuState(
@@ -32,7 +40,8 @@ def read(states: str | None, topo: str | None, numa: str) -> tuple[GpuState, ...
                 uuid=fields[1],
                 pci=pci,
                 numa=int(nodes[pci]) if pci in nodes else None,
-                ecc_errors=int(fields[3]) if re.fullmatch("[0-9]{1,15}", fields[3]) else None,  # `[N/A]`: has no ECC
+                # `[N/A]`: has no ECC
+                ecc_errors=int(fields[3]) if re.fullmatch("[0-9]{1,15}", fields[3]) else None,
                 affinity=near.get(f"GPU{index}", {}),
             )
         )
@@ -45,26 +54,40 @@ def affinity(text: str) -> dict[str, Mapping[str, str]]:
     Columns are `NIC0` with a legend below the table, in older drivers the devices' own names.
     """
     lines = [_UNDERLINE.sub("", line) for line in untrusted.cut(text).splitlines()]
-    legend = {match[1]: match[2] for line in lines if (match := re.fullmatch(r"\s*(NIC\d+): (\S+)\s*", line))}
+    legend = {
+        match[1]: match[2]
+        for line in lines
+        if (match := re.fullmatch(r"\s*(NIC\d+): (\S+)\s*", line))
+    }
     header = next((line for line in lines if re.match(r"\s*GPU0\s", line)), "")
     columns = header.partition("CPU Affinity")[0].split()
     rows: dict[str, Mapping[str, str]] = {}
     for line in lines:
         words = line.split()
-        if line is header or not words or not re.fullmatch(r"GPU\d+", words[0]) or len(words) <= len(columns):
+        if (
+            line is header
+            or not words
+            or not re.fullmatch(r"GPU\d+", words[0])
+            or len(words) <= len(columns)
+        ):
             continue
         cells = zip(columns, words[1:], strict=False)
-        rows[words[0]] = {legend.get(name, name): word for name, word in cells if not name.startswith("GPU")}
+        rows[words[0]] = {
+            legend.get(name, name): word for name, word in cells if not name.startswith("GPU")
+        }
     return rows
 
 
 def read_processes(text: str) -> tuple[GpuProcess, ...]:
-    """Read `--query-compute-apps=gpu_uuid,pid,process_name,used_memory`, and for each process its user and control groups."""
+    """Read `--query-compute-apps=gpu_uuid,pid,process_name,used_memory`, and for each process its
+    user and control groups.
+    """
     owners: dict[int, tuple[str, str]] = {}
     text = untrusted.cut(text)
     for line in text.splitlines():
         if match := re.match(r"@(\d{1,9}) (\S*) (.*)", line, re.ASCII):
-            # Docker: /docker/ID (cgroup v1) or …/docker-ID.scope (systemd); Podman libpod-ID, containerd cri-containerd-ID.
+            # Docker: /docker/ID (cgroup v1) or …/docker-ID.scope (systemd); Podman libpod-ID,
+            # containerd cri-containerd-ID.
             ids = re.findall(r"[0-9a-f]{64}", match[3])
             owners[int(match[1])] = (match[2], ids[-1] if ids else "")
     found = []
@@ -73,12 +96,21 @@ def read_processes(text: str) -> tuple[GpuProcess, ...]:
             user, container = owners.get(int(match[2]), ("", ""))
             memory = int(match[4]) if re.fullmatch("[0-9]{1,12}", match[4].strip()) else 0
             found.append(
-                GpuProcess(gpu=match[1], pid=int(match[2]), name=match[3], memory=memory, user=user, container=container)
+                GpuProcess(
+                    gpu=match[1],
+                    pid=int(match[2]),
+                    name=match[3],
+                    memory=memory,
+                    user=user,
+                    container=container,
+                )
             )
     return tuple(found)
 
 
 def read_cuda(text: str) -> str:
-    """Return the CUDA version that the driver supports, from the header or from `nvidia-smi --version`."""
+    """Return the CUDA version that the driver supports, from the header or from `nvidia-smi
+    --version`.
+    """
     match = re.search(r"CUDA (?:[A-Z]+ )?Version\s*:\s*(\d+(?:\.\d+)*)", text, re.ASCII)
     return match[1] if match else ""

@@ -1,6 +1,9 @@
-"""The form of what `payload/head.py` answers. Whoever reads such an answer takes it for granted, so it is looked at once, here.
+"""The form of what `payload/head.py` answers.
 
-Lists of Ray's own rows are read by `tools/ray.py`, and what the keeper of servers wrote by `plan/servers.py`.
+Whoever reads such an answer takes it for granted, so it is looked at once, here.
+
+Lists of Ray's own rows are read by `tools/ray.py`, and what the keeper of servers wrote by
+`plan/servers.py`.
 """
 
 from __future__ import annotations
@@ -12,17 +15,37 @@ _MOST = 2**62  # of a count, an offset, an exit code
 _NUMBER = float
 # A tuple: one of these. A list or a mapping: of such values.
 _JOB: Mapping[str, Any] = {
-    "submission_id": (str, None), "job_id": (str, None), "status": (str, None), "message": (str, None),
-    "metadata": ({str: str}, None), "start_time": (_NUMBER, None), "end_time": (_NUMBER, None),
+    "submission_id": (str, None),
+    "job_id": (str, None),
+    "status": (str, None),
+    "message": (str, None),
+    "metadata": ({str: str}, None),
+    "start_time": (_NUMBER, None),
+    "end_time": (_NUMBER, None),
     "driver_exit_code": (int, None),
-}  # fmt: skip
+}
 _REPLICA: Mapping[str, Any] = {"status": int, "seconds": _NUMBER, "error": str, "answered": bool}
 _KINDS: Mapping[str, Any] = {
-    "error": str, "status": (int, str, None), "unreachable": [str], "listening": bool,
-    "health": int, "health_said": str, "models": [str], "models_status": int, "capacity": ({str: str}, None),
-    "log": str, "offset": int, "model": (str, None), "text": (str, None), "tokens": int, "system_fingerprint": (str, None),
-    "seconds": _NUMBER, "submission_id": str, "killed": int, "left": [int],
-}  # fmt: skip
+    "error": str,
+    "status": (int, str, None),
+    "unreachable": [str],
+    "listening": bool,
+    "health": int,
+    "health_said": str,
+    "models": [str],
+    "models_status": int,
+    "capacity": ({str: str}, None),
+    "log": str,
+    "offset": int,
+    "model": (str, None),
+    "text": (str, None),
+    "tokens": int,
+    "system_fingerprint": (str, None),
+    "seconds": _NUMBER,
+    "submission_id": str,
+    "killed": int,
+    "left": [int],
+}
 
 
 def trouble(said: Mapping[str, Any]) -> str:
@@ -33,7 +56,11 @@ def trouble(said: Mapping[str, Any]) -> str:
     if "job" in said and not _is(said["job"], _JOB):
         return f"`job` is {said['job']!r:.80}"
     for each in _list(said, "jobs"):
-        if not _is(each, _JOB) or not isinstance(each.get("submission_id"), str) or not isinstance(each.get("status"), str):
+        if (
+            not _is(each, _JOB)
+            or not isinstance(each.get("submission_id"), str)
+            or not isinstance(each.get("status"), str)
+        ):
             return f"`jobs` has {each!r:.80}"
     for each in _list(said, "replicas"):
         if not _is(each, _REPLICA) or not _REPLICA.keys() <= each.keys():
@@ -47,7 +74,9 @@ def _list(said: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _is(value: object, kinds: Mapping[str, Any]) -> bool:
-    return isinstance(value, dict) and all(_fits(value[name], kind) for name, kind in kinds.items() if name in value)
+    return isinstance(value, dict) and all(
+        _fits(value[name], kind) for name, kind in kinds.items() if name in value
+    )
 
 
 def _fits(value: object, kind: Any) -> bool:

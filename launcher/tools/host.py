@@ -1,7 +1,8 @@
-"""One question that tells everything about a node before the first write, and how its answer is read.
+"""One question that tells everything about a node before the first write, and how its answer is
+read.
 
-The probe is a POSIX shell script that only reads, so it is safe at any moment; each part is printed under a marker line
-with its exit status, so that a missing tool is a fact and not an error.
+The probe is a POSIX shell script that only reads, so it is safe at any moment; each part is printed
+under a marker line with its exit status, so that a missing tool is a fact and not an error.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ from launcher.tools.survey import Survey
 
 _MARK = "@@vlaunch"
 
-# Prints the folders in memory of the cluster $1, also in a place that would not be chosen any more; not what others made.
+# Prints the folders in memory of the cluster $1, also in a place that would not be chosen any more;
+# not what others made.
 IN_MEMORY = r"""for each in /run "/run/user/$(id -u)" /dev/shm; do
   own=$each/vlaunch-$(id -un)
   [ ! -O "$own" ] || [ -L "$own" ] || [ ! -d "$own/$1" ] || printf "%s\n" "$own/$1"
 done"""
 _FOLDER = re.compile(r"/(run|run/user/[0-9]+|dev/shm)/vlaunch-[^/]+/[^/]+")
 
-# Arguments: cluster, state directory ("" = ~/.vlaunch), Hugging Face home, accelerator, number of images, the images, what
-# starts docker. Images that vlaunch derived are looked at besides, found by their label.
-# `timeout` bounds each part: a hung NFS mount or a wedged daemon must not take the other answers with it.
+# Arguments: cluster, state directory ("" = ~/.vlaunch), Hugging Face home, accelerator, number of
+# images, the images, what starts docker. Images that vlaunch derived are looked at besides, found
+# by their label. `timeout` bounds each part: a hung NFS mount or a wedged daemon must not take the
+# other answers with it.
 _SCRIPT = r"""
 cluster=$1 state=$2 hf=$3 accelerator=$4 words=$5; shift 5
 images=; while [ "$words" -gt 0 ]; do images="$images $1"; words=$((words - 1)); shift; done
@@ -121,10 +124,13 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """What a node was when it was looked at. A part that could not be asked is `None` and its words are in `said`.
+    """What a node was when it was looked at.
 
-    `secret_names` are the secrets on its disk, `in_memory` those in memory, or `None` where the cluster has no folder there;
-    `memory` is where such a folder may be, empty where there is no such place; `folders` are all that are there.
+    A part that could not be asked is `None` and its words are in `said`.
+
+    `secret_names` are the secrets on its disk, `in_memory` those in memory, or `None` where the
+    cluster has no folder there; `memory` is where such a folder may be, empty where there is no
+    such place; `folders` are all that are there.
     """
 
     home: str = "/root"
@@ -174,16 +180,27 @@ def probe(
 ) -> Argv:
     """Ask a node everything in one round trip; it changes nothing.
 
-    With `survey` it also tells what it is made of (`HostFacts.survey`). A line on standard input is then taken as the
-    launcher's clock at the moment it was sent, in seconds since 1970. `more` is shell that runs last, with `$hf` the Hugging
-    Face home, `$dir` the folder of `$cluster` on disk, `$in_memory` what prints those in memory, and `"$@"` what starts docker;
-    what it prints is left alone.
+    With `survey` it also tells what it is made of (`HostFacts.survey`). A line on standard input is
+    then taken as the launcher's clock at the moment it was sent, in seconds since 1970. `more` is
+    shell that runs last, with `$hf` the Hugging Face home, `$dir` the folder of `$cluster` on disk,
+    `$in_memory` what prints those in memory, and `"$@"` what starts docker; what it prints is left
+    alone.
     """
     script = f"in_memory='{IN_MEMORY}'\n{_SCRIPT}"
     script = (survey_script.CLOCK + script + survey_script.PARTS if survey else script) + more
     return (
-        "sh", "-c", script, "probe", cluster, state_dir, hf_home, accelerator, str(len(images)), *images, *docker,
-    )  # fmt: skip
+        "sh",
+        "-c",
+        script,
+        "probe",
+        cluster,
+        state_dir,
+        hf_home,
+        accelerator,
+        str(len(images)),
+        *images,
+        *docker,
+    )
 
 
 def parse_probe(text: str) -> HostFacts:
@@ -192,12 +209,18 @@ def parse_probe(text: str) -> HostFacts:
         return _read(text)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         why = f"{error!r:.200}"
-        raise UnreadableAnswer(f"the node's answer to the probe cannot be read ({why})", evidence=shown(text)) from None
+        raise UnreadableAnswer(
+            f"the node's answer to the probe cannot be read ({why})", evidence=shown(text)
+        ) from None
 
 
 def _read(text: str) -> HostFacts:
     parts = _parts(text)
-    if "home" not in parts or "containers" not in parts or ("clock" in parts and "survey" not in parts):
+    if (
+        "home" not in parts
+        or "containers" not in parts
+        or ("clock" in parts and "survey" not in parts)
+    ):
         raise UnreadableAnswer("the node's answer to the probe is incomplete", evidence=shown(text))
 
     def said(name: str) -> str:
@@ -208,7 +231,9 @@ def _read(text: str) -> HostFacts:
         return out if code == 0 else None
 
     version, info, addresses, gpus = good("docker"), good("info"), good("addr"), good("gpus")
-    images = {name.removeprefix("image "): good(name) for name in parts if name.startswith("image ")}
+    images = {
+        name.removeprefix("image "): good(name) for name in parts if name.startswith("image ")
+    }
     info_json = _json(info, "docker info") if info and info.startswith("{") else {}
     listening = good("listen")
     disk, docker_disk = good("disk"), good("dockerdisk")
@@ -237,7 +262,10 @@ def _read(text: str) -> HostFacts:
         docker_version=_version(version) if version and version.startswith("{") else None,
         runtimes=tuple(sorted((info_json.get("Runtimes") or {}).keys())),
         toolkit=bool(said("toolkit").strip()),
-        images={name: None if out is None else docker_tool.parse_image(out) for name, out in images.items()},
+        images={
+            name: None if out is None else docker_tool.parse_image(out)
+            for name, out in images.items()
+        },
         containers=docker_tool.parse_containers(said("containers")),
         said={name: out for name, (out, code) in parts.items() if code != 0},
         survey=survey_read.read(parts, info_json),
@@ -274,7 +302,9 @@ def _json(text: str, what: str) -> Any:
 
 
 def _token(text: str) -> str:
-    """Return a token as a header can carry it: from here it goes to all nodes, and is taken out of whatever is shown."""
+    """Return a token as a header can carry it: from here it goes to all nodes, and is taken out of
+    whatever is shown.
+    """
     return text if re.fullmatch(r"[\x21-\x7e]{0,4096}", text) else ""
 
 
@@ -290,7 +320,8 @@ def _of(kind: type, value: Any) -> Any:
 
 
 def _interface(name: Any) -> str:
-    if not isinstance(name, str) or not re.fullmatch(r"[^\s/]{1,64}", name):  # as the kernel has it (dev_valid_name)
+    # as the kernel has it (dev_valid_name)
+    if not isinstance(name, str) or not re.fullmatch(r"[^\s/]{1,64}", name):
         raise TypeError(f"{name!r:.80} is no network interface")
     return name
 
@@ -313,7 +344,9 @@ def _listening(text: str) -> frozenset[tuple[str, int]]:
     found = set[tuple[str, int]]()
     for line in text.splitlines():
         words = line.split()
-        if len(words) >= 4 and (match := re.fullmatch(r"\[?([^\]]*?)\]?(?:%\w+)?:([0-9]{1,5})", words[3][:200])):
+        if len(words) >= 4 and (
+            match := re.fullmatch(r"\[?([^\]]*?)\]?(?:%\w+)?:([0-9]{1,5})", words[3][:200])
+        ):
             found.add((match[1], int(match[2])))
     return frozenset(found)
 
@@ -330,8 +363,18 @@ def _gpus(text: str) -> tuple[Gpu, ...]:
     for line in text.splitlines():
         fields = [each.strip() for each in line.split(",")]
         if len(fields) != 5 or not re.fullmatch("[0-9]{1,4}", fields[0]):
-            raise UnreadableAnswer("`nvidia-smi` answered with a line that is not a GPU", evidence=line[:300])
+            raise UnreadableAnswer(
+                "`nvidia-smi` answered with a line that is not a GPU", evidence=line[:300]
+            )
         # GB10 shares the host's memory and reports `[N/A]` for its own.
         memory = [int(each) if re.fullmatch("[0-9]{1,12}", each) else 0 for each in fields[2:4]]
-        found.append(Gpu(index=int(fields[0]), name=fields[1], memory_total=memory[0], memory_used=memory[1], driver=fields[4]))
+        found.append(
+            Gpu(
+                index=int(fields[0]),
+                name=fields[1],
+                memory_total=memory[0],
+                memory_used=memory[1],
+                driver=fields[4],
+            )
+        )
     return tuple(found)

@@ -62,8 +62,9 @@ print(json.dumps({
     "distributions": dict(sorted(d.items())),
 }))
 """
-# Names and versions become files on this machine, constraints of pip, and lines of a Dockerfile that is built on every node:
-# what is no name (packaging.python.org, "Name format") or no version is left out.
+# Names and versions become files on this machine, constraints of pip, and lines of a Dockerfile
+# that is built on every node: what is no name (packaging.python.org, "Name format") or no version
+# is left out.
 _DISTRIBUTION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,126}")
 _WORD = re.compile(r"[A-Za-z0-9._,:+ -]{0,500}")
@@ -73,10 +74,13 @@ PROBE_ID = hashlib.sha256(_PROBE.encode()).hexdigest()[:8]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImagePython:
-    """The Python that a container of an image runs. `distributions`: normalised name → version as installed.
+    """The Python that a container of an image runs.
 
-    `managed` is true when the Python carries PEP 668's marker and installers refuse to touch it unasked;
-    `env` holds the image's own VLLM_PLUGINS and VLLM_TARGET_DEVICE, which decide whether vLLM loads a platform plugin.
+    `distributions`: normalised name → version as installed.
+
+    `managed` is true when the Python carries PEP 668's marker and installers refuse to touch it
+    unasked; `env` holds the image's own VLLM_PLUGINS and VLLM_TARGET_DEVICE, which decide whether
+    vLLM loads a platform plugin.
     """
 
     python: str
@@ -99,7 +103,9 @@ class ImagePython:
 
     @property
     def ray_complete(self) -> bool:
-        """True when Ray is there with its dashboard, which status and job submission need, and with what Ray Data needs."""
+        """True when Ray is there with its dashboard, which status and job submission need, and with
+        what Ray Data needs.
+        """
         return self.ray is not None and all(name in self.distributions for name in RAY_PARTS)
 
     @property
@@ -114,9 +120,13 @@ class ImagePython:
 
 
 def probe(docker: Argv, image: str, *, cluster: str, node: str) -> Argv:
-    """Ask an image that is on the node about its Python; nothing is pulled, and the container has no network."""
+    """Ask an image that is on the node about its Python; nothing is pulled, and the container has
+    no network.
+    """
     options = ("--network", "none", "--log-driver", "none")
-    return throw_away(docker, image, "python3", "-c", _PROBE, cluster=cluster, node=node, options=options)
+    return throw_away(
+        docker, image, "python3", "-c", _PROBE, cluster=cluster, node=node, options=options
+    )
 
 
 def parse_probe(text: str) -> ImagePython:
@@ -130,7 +140,10 @@ def parse_probe(text: str) -> ImagePython:
         raise UnreadableAnswer(
             "the image's python3 did not say what it has",
             evidence=text.strip().splitlines()[-6:],
-            hint="the image must contain `python3` (try `docker run --rm --entrypoint python3 IMAGE -V`)",
+            hint=(
+                "the image must contain `python3` (try `docker run --rm --entrypoint python3 IMAGE"
+                " -V`)"
+            ),
         )
     try:
         said: dict[str, Any] = untrusted.loads(line)
@@ -138,13 +151,19 @@ def parse_probe(text: str) -> ImagePython:
         said["distributions"] = {
             normalise(name): version
             for name, version in said["distributions"].items()
-            if _DISTRIBUTION.fullmatch(name) and isinstance(version, str) and _VERSION.fullmatch(version)
+            if _DISTRIBUTION.fullmatch(name)
+            and isinstance(version, str)
+            and _VERSION.fullmatch(version)
         }
         found = _sound(ImagePython(**said))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UnreadableAnswer(f"cannot read what the image says about its Python ({error})", evidence=line[:2000]) from error
+        raise UnreadableAnswer(
+            f"cannot read what the image says about its Python ({error})", evidence=line[:2000]
+        ) from error
     if not re.fullmatch(r"[0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4}[A-Za-z0-9.+_-]{0,40}", found.python):
-        raise UnreadableAnswer(f"cannot read the image's Python version {found.python[:80]!r}", evidence=line[:2000])
+        raise UnreadableAnswer(
+            f"cannot read the image's Python version {found.python[:80]!r}", evidence=line[:2000]
+        )
     return found
 
 
@@ -152,17 +171,32 @@ def _sound(found: ImagePython) -> ImagePython:
     """Return it when every field has its kind; raises TypeError."""
     for each in fields(found):
         value = getattr(found, each.name)
-        kind = {"uid": int, "uv": bool, "pip": bool, "managed": bool, "distributions": dict, "env": dict}.get(each.name, str)
+        kind = {
+            "uid": int,
+            "uv": bool,
+            "pip": bool,
+            "managed": bool,
+            "distributions": dict,
+            "env": dict,
+        }.get(each.name, str)
         if type(value) is not kind or (isinstance(value, str) and not _WORD.fullmatch(value)):
             raise TypeError(f"`{each.name}` is {value!r:.80}")
-    if not all(isinstance(value, str) and _WORD.fullmatch(value) for value in found.env.values()) or found.uid < 0:
+    if (
+        not all(isinstance(value, str) and _WORD.fullmatch(value) for value in found.env.values())
+        or found.uid < 0
+    ):
         raise TypeError("`env` or `uid` holds something else")
     return found
 
 
 def telling(text: str) -> str:
-    """Return the line of an answer that says something, which is all of it that is worth keeping; empty when there is none."""
-    return next((line for line in reversed(text.splitlines()) if _MARK in line and len(line) <= _LONGEST), "")
+    """Return the line of an answer that says something, which is all of it that is worth keeping;
+    empty when there is none.
+    """
+    return next(
+        (line for line in reversed(text.splitlines()) if _MARK in line and len(line) <= _LONGEST),
+        "",
+    )
 
 
 def normalise(name: str) -> str:
@@ -171,5 +205,7 @@ def normalise(name: str) -> str:
 
 
 def wanted_ray(image: ImagePython, version: str) -> str | None:
-    """Say which Ray's wheels must be added: the image's own version wins, None when nothing is missing."""
+    """Say which Ray's wheels must be added: the image's own version wins, None when nothing is
+    missing.
+    """
     return None if image.ray_complete else image.ray or version

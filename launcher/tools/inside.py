@@ -1,4 +1,6 @@
-"""What a container that will serve sees: asked in the one that runs, or in a throw-away one with the same rights."""
+"""What a container that will serve sees: asked in the one that runs, or in a throw-away one with
+the same rights.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,12 @@ from launcher.tools import untrusted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inside:
-    """A container's view. `memlock` and `shm` are bytes (`None`: no limit, or not known); `capabilities` are names such as
-    `IPC_LOCK`; `libibverbs` is the library's path or empty; `env` holds only network variables (NCCL_*, GLOO_*, …)."""
+    """A container's view.
+
+    `memlock` and `shm` are bytes (`None`: no limit, or not known); `capabilities` are names such as
+    `IPC_LOCK`; `libibverbs` is the library's path or empty; `env` holds only network variables
+    (NCCL_*, GLOO_*, …).
+    """
 
     running: bool
     memlock: int | None = None
@@ -32,7 +38,8 @@ class Inside:
     error: str = ""
 
 
-# Runs with the image's own Python, standard library only: importing torch to learn its version takes seconds.
+# Runs with the image's own Python, standard library only: importing torch to learn its version
+# takes seconds.
 _LOOK = r"""
 import glob, json, os, platform, resource
 try:
@@ -96,25 +103,63 @@ print(json.dumps({
 
 # Bits of CapEff in the kernel's order (include/uapi/linux/capability.h).
 _CAPABILITIES = (
-    "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",
-    "LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW", "IPC_LOCK", "IPC_OWNER",
-    "SYS_MODULE", "SYS_RAWIO", "SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT", "SYS_ADMIN", "SYS_BOOT", "SYS_NICE",
-    "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD", "LEASE", "AUDIT_WRITE", "AUDIT_CONTROL", "SETFCAP",
-    "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG", "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF",
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "DAC_READ_SEARCH",
+    "FOWNER",
+    "FSETID",
+    "KILL",
+    "SETGID",
+    "SETUID",
+    "SETPCAP",
+    "LINUX_IMMUTABLE",
+    "NET_BIND_SERVICE",
+    "NET_BROADCAST",
+    "NET_ADMIN",
+    "NET_RAW",
+    "IPC_LOCK",
+    "IPC_OWNER",
+    "SYS_MODULE",
+    "SYS_RAWIO",
+    "SYS_CHROOT",
+    "SYS_PTRACE",
+    "SYS_PACCT",
+    "SYS_ADMIN",
+    "SYS_BOOT",
+    "SYS_NICE",
+    "SYS_RESOURCE",
+    "SYS_TIME",
+    "SYS_TTY_CONFIG",
+    "MKNOD",
+    "LEASE",
+    "AUDIT_WRITE",
+    "AUDIT_CONTROL",
+    "SETFCAP",
+    "MAC_OVERRIDE",
+    "MAC_ADMIN",
+    "SYSLOG",
+    "WAKE_ALARM",
+    "BLOCK_SUSPEND",
+    "AUDIT_READ",
+    "PERFMON",
+    "BPF",
     "CHECKPOINT_RESTORE",
-)  # fmt: skip
+)
 
 
 def look() -> Argv:
-    """Print what a container sees, as one JSON object; to be run inside it, with the image's Python."""
+    """Print what a container sees, as one JSON object; to be run inside it, with the image's
+    Python.
+    """
     return ("python3", "-c", _LOOK)
 
 
 def parse_look(answer: Answer, *, running: bool = True) -> Inside:
-    """Read the answer; `running` is whether the container that serves was asked and not a throw-away one.
+    """Read the answer; `running` is whether the container that serves was asked and not a
+    throw-away one.
 
-    A container that cannot be asked is a fact as well: its words are in `error`. Raises UnreadableAnswer when it answered, but
-    not with what was asked.
+    A container that cannot be asked is a fact as well: its words are in `error`. Raises
+    UnreadableAnswer when it answered, but not with what was asked.
     """
     if not answer.ok:
         return Inside(running=running, error=answer.tail or f"exit status {answer.code}")
@@ -122,7 +167,9 @@ def parse_look(answer: Answer, *, running: bool = True) -> Inside:
     try:
         return _inside(untrusted.loads(line), running)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UnreadableAnswer(f"the container's answer has another form ({error!r})", evidence=answer.out[-300:]) from None
+        raise UnreadableAnswer(
+            f"the container's answer has another form ({error!r})", evidence=answer.out[-300:]
+        ) from None
 
 
 def _inside(said: Any, running: bool) -> Inside:

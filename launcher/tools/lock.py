@@ -1,7 +1,9 @@
-"""The lock of a cluster: a kernel lock on a file of the head, held by a process that lives as long as its launcher listens.
+"""The lock of a cluster: a kernel lock on a file of the head, held by a process that lives as long
+as its launcher listens.
 
-Whoever dies or disconnects frees it, so that no lock outlives its owner; the file only tells who holds it. Where the head's
-sshd still holds a connection that is dead, the holder's process is ended by `break_`.
+Whoever dies or disconnects frees it, so that no lock outlives its owner; the file only tells who
+holds it. Where the head's sshd still holds a connection that is dead, the holder's process is ended
+by `break_`.
 """
 
 from __future__ import annotations
@@ -15,11 +17,14 @@ from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
 
 FILE = "locks"  # {state_dir}/locks/{cluster}
-BUSY, MISSING = 75, 69  # exit codes: somebody else holds it, and there is neither `flock` nor Python
+# exit codes: somebody else holds it, and there is neither `flock` nor Python
+BUSY, MISSING = 75, 69
 _TEXT = 1000
-_COMMAND = 250  # characters; in JSON each may take twelve, and the line of an owner is read up to 4000
+# characters; in JSON each may take twelve, and the line of an owner is read up to 4000
+_COMMAND = 250
 
-# `flock` is part of util-linux, and of busybox; the lock belongs to the open file, so that a child may take it for its parent.
+# `flock` is part of util-linux, and of busybox; the lock belongs to the open file, so that a child
+# may take it for its parent.
 _BEGIN = r"""
 [ -n "$s" ] || s=$HOME/.vlaunch
 d=$s/locks f=$s/locks/$c
@@ -39,10 +44,11 @@ else
   exit 69
 fi
 """
-# Arguments: state directory ("" = ~/.vlaunch), cluster, seconds to wait. Standard input: one line, what is said of the owner,
-# without its opening brace. A command that has just ended, or somebody who looks, may hold the lock for a moment: that is
-# waited for in any case. The folder's set-group-ID bit says that several logins share it. The empty lines are for sshd: only
-# who sends something learns that the other side is not there any more.
+# Arguments: state directory ("" = ~/.vlaunch), cluster, seconds to wait. Standard input: one line,
+# what is said of the owner, without its opening brace. A command that has just ended, or somebody
+# who looks, may hold the lock for a moment: that is waited for in any case. The folder's
+# set-group-ID bit says that several logins share it. The empty lines are for sshd: only who sends
+# something learns that the other side is not there any more.
 _HOLD = (
     "s=$1 c=$2 w=$3"
     + _BEGIN
@@ -96,9 +102,10 @@ take && { echo free; exit 0; }
 printf "held %s\n" "$(said "$f")"
 """
 )
-# Arguments: state directory, cluster, the holder's process, what was said of it. Standard input: who breaks the lock. A process
-# is ended only when the kernel says that it has the file open; of another login's, the kernel does not say it. Who waits for
-# the lock may have it before us: then another line is there.
+# Arguments: state directory, cluster, the holder's process, what was said of it. Standard input:
+# who breaks the lock. A process is ended only when the kernel says that it has the file open; of
+# another login's, the kernel does not say it. Who waits for the lock may have it before us: then
+# another line is there.
 _BREAK = (
     "s=$1 c=$2 p=$3 was=$4"
     + _BEGIN
@@ -131,8 +138,8 @@ echo freed
 class Owner:
     """Who holds a lock, as they said themselves.
 
-    `since` is the head's clock; `pid` the holder there; `launcher` tells the launcher's process from all others, in words of
-    its own machine; `raw` is the line that is there.
+    `since` is the head's clock; `pid` the holder there; `launcher` tells the launcher's process
+    from all others, in words of its own machine; `raw` is the line that is there.
     """
 
     who: str = ""
@@ -152,7 +159,10 @@ class Owner:
 
 
 def hold(state_dir: str, cluster: str, wait: float = 0.0) -> Argv:
-    """Take the lock and keep it until standard input ends. Prints `held OWNER` while another one has it, then `locked`."""
+    """Take the lock and keep it until standard input ends.
+
+    Prints `held OWNER` while another one has it, then `locked`.
+    """
     return ("sh", "-c", _HOLD, "lock", state_dir, cluster, f"{wait:.0f}")
 
 
@@ -164,19 +174,24 @@ def look(state_dir: str, cluster: str) -> Argv:
 def break_(state_dir: str, cluster: str, owner: Owner) -> Argv:
     """End the process of `owner`, if it still is the one that holds the lock.
 
-    Prints `freed`; `free` when nobody holds it, `changed` when somebody else does, `stranger` when the process is another one.
+    Prints `freed`; `free` when nobody holds it, `changed` when somebody else does, `stranger` when
+    the process is another one.
     """
     return ("sh", "-c", _BREAK, "lock-break", state_dir, cluster, str(owner.pid), owner.raw)
 
 
 def said(who: str, host: str, command: str, launcher: str = "") -> bytes:
     """Return what `hold` and `break_` read: the owner's line without what only the head knows."""
-    text = json.dumps({"who": who, "host": host, "command": command[:_COMMAND], "launcher": launcher})
+    text = json.dumps(
+        {"who": who, "host": host, "command": command[:_COMMAND], "launcher": launcher}
+    )
     return (text[1:] + "\n").encode()
 
 
 def owner(text: str) -> Owner:
-    """Read the line of an owner; whoever could write it is a stranger, so that nothing is believed but its form."""
+    """Read the line of an owner; whoever could write it is a stranger, so that nothing is believed
+    but its form.
+    """
     try:
         found: Any = json.loads(text)
     except (ValueError, RecursionError):
@@ -185,10 +200,14 @@ def owner(text: str) -> Owner:
         return Owner(raw=text)
     pid = found.get("pid")
     return Owner(
-        who=_text(found, "who"), host=_text(found, "host"), since=_text(found, "since"), command=_text(found, "command"),
+        who=_text(found, "who"),
+        host=_text(found, "host"),
+        since=_text(found, "since"),
+        command=_text(found, "command"),
         launcher=_text(found, "launcher"),
-        pid=pid if isinstance(pid, int) and not isinstance(pid, bool) and 1 < pid < 1 << 31 else 0, raw=text,
-    )  # fmt: skip
+        pid=pid if isinstance(pid, int) and not isinstance(pid, bool) and 1 < pid < 1 << 31 else 0,
+        raw=text,
+    )
 
 
 def breaker(text: str) -> Owner:

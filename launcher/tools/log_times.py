@@ -1,4 +1,6 @@
-"""When a line of a log was written: what Docker, vLLM, Ray, Python and the kernel put into their lines."""
+"""When a line of a log was written: what Docker, vLLM, Ray, Python and the kernel put into their
+lines.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ from datetime import UTC, datetime, timedelta
 
 from launcher.tools.diagnosis_read import Log
 
-# `2026-11-21 20:14:02,123`, `2026-11-21T20:14:02.123456Z`, `2026-11-21T20:14:02,123456+00:00`, `…+0000`
+# `2026-11-21 20:14:02,123`, `2026-11-21T20:14:02.123456Z`, `2026-11-21T20:14:02,123456+00:00`,
+# `…+0000`
 _FULL = re.compile(r"\b(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,]\d+)?(Z|[+-]\d\d:?\d\d)?")
 # `INFO 11-21 20:14:02 [core.py:12]`, as vLLM writes it: without a year.
 _SHORT = re.compile(r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)\b")
@@ -15,7 +18,9 @@ _DAY = 86400.0
 
 
 def times(log: Log, now: float) -> list[float | None]:
-    """Return when each line was written, in seconds since 1970; one that does not say so has the time of the line above it."""
+    """Return when each line was written, in seconds since 1970; one that does not say so has the
+    time of the line above it.
+    """
     found: list[float | None] = []
     last: float | None = None
     for place, line in enumerate(log.lines):
@@ -27,12 +32,15 @@ def times(log: Log, now: float) -> list[float | None]:
 
 
 def parse(text: str, zone: float, now: float) -> float | None:
-    """Read the first time in a text; `zone` is how far one without a zone is ahead of UTC, `now` says which year it is."""
+    """Read the first time in a text; `zone` is how far one without a zone is ahead of UTC, `now`
+    says which year it is.
+    """
     try:
         if match := _FULL.search(text):
             when = datetime.fromisoformat(f"{match[1]}T{match[2]}").replace(tzinfo=UTC).timestamp()
             when -= _offset(match[3]) if match[3] else zone
-            return when if 0 < when <= now + _DAY else None  # Docker's word for never is the year 1; nobody writes tomorrow.
+            # Docker's word for never is the year 1; nobody writes tomorrow.
+            return when if 0 < when <= now + _DAY else None
         if match := _SHORT.search(text):
             year = datetime.fromtimestamp(now, UTC).year
             when = _short(match, year) - zone

@@ -1,4 +1,6 @@
-"""Where a model is on a node, and what its `config.json` says: one question inside a container, and how its answer is read."""
+"""Where a model is on a node, and what its `config.json` says: one question inside a container, and
+how its answer is read.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from typing import Any, Literal
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
 
-# The layout of the Hugging Face cache: hub/models--ORG--NAME/refs/main names the folder below snapshots/.
+# The layout of the Hugging Face cache: hub/models--ORG--NAME/refs/main names the folder below
+# snapshots/.
 _FIND = r"""
 repo= ref=
 case $1 in
@@ -28,7 +31,8 @@ exec cat "$dir/config.json"
 """
 )
 
-# Files of a snapshot are links to ../../blobs; `find -L` follows them and shows one whose blob is missing as a link (`l`).
+# Files of a snapshot are links to ../../blobs; `find -L` follows them and shows one whose blob is
+# missing as a link (`l`).
 _LIST = (
     _FIND
     + r"""
@@ -44,7 +48,10 @@ Where = Literal["there", "missing", "not cached", "unknown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSeen:
-    """A model as one node has it. `digest` is of its `config.json`, empty when it has none that can be read."""
+    """A model as one node has it.
+
+    `digest` is of its `config.json`, empty when it has none that can be read.
+    """
 
     where: Where
     config: Mapping[str, Any] | None = None
@@ -53,9 +60,11 @@ class ModelSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """Every file of a model as one node has it: path relative to the model's directory → bytes, -1 where a link leads nowhere.
+    """Every file of a model as one node has it: path relative to the model's directory → bytes, -1
+    where a link leads nowhere.
 
-    `revision` is what refs/main says (empty for a plain directory), `incomplete` the downloads that are not finished.
+    `revision` is what refs/main says (empty for a plain directory), `incomplete` the downloads that
+    are not finished.
     """
 
     files: Mapping[str, int]
@@ -64,7 +73,9 @@ class ModelFiles:
 
 
 def look(model: str, hf_home: str) -> Argv:
-    """Print a model's `config.json`; exit status 3: no such path, 4: not in the cache, 5: no `config.json`."""
+    """Print a model's `config.json`; exit status 3: no such path, 4: not in the cache, 5: no
+    `config.json`.
+    """
     return ("sh", "-c", _SCRIPT, "model", model, hf_home)
 
 
@@ -83,11 +94,16 @@ def parse_look(answer: Answer) -> ModelSeen:
     except (ValueError, RecursionError):
         return ModelSeen(where="there")
     digest = hashlib.sha256(answer.out.encode()).hexdigest()
-    return ModelSeen(where="there", config=config if isinstance(config, dict) else None, digest=digest)
+    return ModelSeen(
+        where="there", config=config if isinstance(config, dict) else None, digest=digest
+    )
 
 
 def list_files(model: str, hf_home: str) -> Argv:
-    """Print every file of a model with its size; exit status 3: no such path, 4: not in the cache. Needs GNU find."""
+    """Print every file of a model with its size; exit status 3: no such path, 4: not in the cache.
+
+    Needs GNU find.
+    """
     return ("sh", "-c", _LIST, "model", model, hf_home)
 
 
@@ -98,7 +114,9 @@ def parse_files(answer: Answer) -> Mapping[str, int] | None:
 
 
 def parse_listing(answer: Answer) -> ModelFiles | None:
-    """Return files, revision and unfinished downloads, None when the node has no such model; raises UnreadableAnswer."""
+    """Return files, revision and unfinished downloads, None when the node has no such model; raises
+    UnreadableAnswer.
+    """
     if answer.code in (3, 4):
         return None
     if not answer.ok:
@@ -115,5 +133,7 @@ def parse_listing(answer: Answer) -> ModelFiles | None:
         elif found and len(kind) == 1 and size.isdecimal():
             files[path] = -1 if kind in "lLN" else int(size)
         else:
-            raise UnreadableAnswer("`find` answered with a line that is not a file", evidence=line[:300])
+            raise UnreadableAnswer(
+                "`find` answered with a line that is not a file", evidence=line[:300]
+            )
     return ModelFiles(files=files, revision=revision, incomplete=tuple(incomplete))

@@ -1,4 +1,5 @@
-"""What NCCL (or RCCL) wrote about its links, of any origin and age, read as a stream: a log may be larger than the memory.
+"""What NCCL (or RCCL) wrote about its links, of any origin and age, read as a stream: a log may be
+larger than the memory.
 
 The forms of the lines are in `nccl_lines`.
 """
@@ -17,9 +18,11 @@ _SOON = 50_000  # different lines that are counted before they are understood
 
 
 def read(chunks: Iterable[bytes]) -> Reading:
-    """Read a log that comes in blocks, cut anywhere; any bytes are read, and what is not a line of NCCL tells nothing.
+    """Read a log that comes in blocks, cut anywhere; any bytes are read, and what is not a line of
+    NCCL tells nothing.
 
-    A compressed log is unpacked on the way. What is kept is bounded by the number of different links, not by the log.
+    A compressed log is unpacked on the way. What is kept is bounded by the number of different
+    links, not by the log.
     """
     found = Found()
     counted: dict[bytes, int] = {}
@@ -45,7 +48,9 @@ def read(chunks: Iterable[bytes]) -> Reading:
 
 
 def merge(readings: Iterable[Reading]) -> Reading:
-    """Put several logs together, as if they were one; links and warnings that are in more than one of them count once."""
+    """Put several logs together, as if they were one; links and warnings that are in more than one
+    of them count once.
+    """
     found = Found()
     for each in readings:
         found.add(each)
@@ -53,17 +58,25 @@ def merge(readings: Iterable[Reading]) -> Reading:
 
 
 def inside(reading: Reading) -> frozenset[Link]:
-    """Return the links of which both ends are in one host: without P2P and shared memory, NCCL uses the network there, too."""
+    """Return the links of which both ends are in one host: without P2P and shared memory, NCCL uses
+    the network there, too.
+    """
     named = {link.host for link in reading.links}.union(*reading.communicators.values())
     if reading.nodes > len(named):
         return frozenset()  # some host's log is missing, or two hosts have one name
-    ends = [((link.source, link.target, link.channel), link.direction, link.host) for link in reading.links]
+    ends = [
+        ((link.source, link.target, link.channel), link.direction, link.host)
+        for link in reading.links
+    ]
     near = nccl_jobs.near(ends)
-    return frozenset(link for link in reading.links if (link.source, link.target, link.channel) in near)
+    return frozenset(
+        link for link in reading.links if (link.source, link.target, link.channel) in near
+    )
 
 
 def unseen(reading: Reading) -> tuple[int, int]:
-    """Return of how many ranks of how many there are links between nodes; (0, 0) where none is known to be missing.
+    """Return of how many ranks of how many there are links between nodes; (0, 0) where none is
+    known to be missing.
 
     A rank counts with the links of its host: of the ranks of a node only some have links to others.
     """
@@ -75,7 +88,9 @@ def unseen(reading: Reading) -> tuple[int, int]:
         ranks = reading.ranks[communicator]
         if len(ranks) >= size and len(set(ranks.values())) == 1:
             continue  # all of it is in one node
-        seen = {rank for rank, host in ranks.items() if host in linked} | {rank for rank in wrote if rank < size}
+        seen = {rank for rank, host in ranks.items() if host in linked} | {
+            rank for rank in wrote if rank < size
+        }
         if size - len(seen) > worst[1] - worst[0]:
             worst = (len(seen), size)
     return worst
@@ -85,9 +100,16 @@ def _key(line: bytes) -> bytes | None:
     """Return the part of a line that tells something, `None` when none does."""
     at = line.find(b"CCL INFO ")
     if at >= 0:
-        # From `host:pid:tid [device] NCCL INFO` on: what stands before, such as a time stamp, makes equal lines differ.
+        # From `host:pid:tid [device] NCCL INFO` on: what stands before, such as a time stamp, makes
+        # equal lines differ.
         bracket = line.rfind(b" [", 0, at)
         return line[line.rfind(b" ", 0, bracket) + 1 :] if bracket > 0 else line
-    if b"CCL" in line or b"NET/" in line or b" via " in line or b"nccl==" in line or b"Bootstrap" in line:
+    if (
+        b"CCL" in line
+        or b"NET/" in line
+        or b" via " in line
+        or b"nccl==" in line
+        or b"Bootstrap" in line
+    ):
         return line
     return None

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from launcher.tools import nccl_jobs, nccl_lines
 from launcher.tools.nccl_shape import Link, Reading
 
-MAX_LINKS = 100_000  # different links that are kept; 64 nodes of 8 GPUs with 32 channels have about 33,000
+# different links that are kept; 64 nodes of 8 GPUs with 32 channels have about 33,000
+MAX_LINKS = 100_000
 MAX_WARNINGS = 200
 MAX_HOSTS = 4096
 
@@ -15,7 +16,9 @@ _Key = tuple[str, int, int, str, str, str, "int | None", bool]
 
 
 class Found:
-    """What has been found so far; every collection has a limit, so that no log can fill the memory."""
+    """What has been found so far; every collection has a limit, so that no log can fill the
+    memory.
+    """
 
     def __init__(self) -> None:
         self.lines = 0
@@ -53,11 +56,15 @@ class Found:
                 self.local[local] = self.local.get(local, 0) + times
             elif network:
                 self.network_links += times if network != "MNNVL" else 0
-                self._link((host, int(source), int(target), channel, direction, network, device, gpudirect))
+                self._link(
+                    (host, int(source), int(target), channel, direction, network, device, gpudirect)
+                )
         counted.clear()
 
     def last(self, line: bytes) -> None:
-        """Understand the line that ends a log without a line break: it may have lost what proves GPUDirect."""
+        """Understand the line that ends a log without a line break: it may have lost what proves
+        GPUDirect.
+        """
         said = nccl_lines.said(line.decode("utf-8", "replace"))
         if said is None:
             return
@@ -72,7 +79,16 @@ class Found:
         if said.network:
             self.network_links += times if said.network != "MNNVL" else 0
             self._link(
-                (host, said.source, said.target, said.channel, said.direction, said.network, said.device, said.gpudirect)
+                (
+                    host,
+                    said.source,
+                    said.target,
+                    said.channel,
+                    said.direction,
+                    said.network,
+                    said.device,
+                    said.gpudirect,
+                )
             )
         elif said.local:
             self.local[said.local] = self.local.get(said.local, 0) + times
@@ -85,7 +101,11 @@ class Found:
             _put(self.providers.setdefault(host, {}), said.provider)
         self.collnet += times if said.collnet else 0
         self.nodes = max(self.nodes, said.nodes)
-        if said.communicator and host and (said.communicator in self.communicators or len(self.communicators) < MAX_LINKS):
+        if (
+            said.communicator
+            and host
+            and (said.communicator in self.communicators or len(self.communicators) < MAX_LINKS)
+        ):
             _put(self.communicators.setdefault(said.communicator, {}), host, limit=MAX_HOSTS)
             self._rank(said.communicator, said.ranks, {said.rank: host})
         if said.fabric and (host in self.devices or len(self.devices) < MAX_HOSTS):
@@ -106,13 +126,24 @@ class Found:
         self.nodes = max(self.nodes, reading.nodes)
         for link in reading.links:
             self._link(
-                (link.host, link.source, link.target, link.channel, link.direction, link.network, link.device, link.gpudirect)
+                (
+                    link.host,
+                    link.source,
+                    link.target,
+                    link.channel,
+                    link.direction,
+                    link.network,
+                    link.device,
+                    link.gpudirect,
+                )
             )
         for kind, count in reading.local.items():
             self.local[kind] = self.local.get(kind, 0) + count
         for mine, theirs in (
-            (self.using, reading.using), (self.versions, reading.versions), (self.gdr_disabled, reading.gdr_disabled),
-        ):  # fmt: skip
+            (self.using, reading.using),
+            (self.versions, reading.versions),
+            (self.gdr_disabled, reading.gdr_disabled),
+        ):
             for each in theirs:
                 _put(mine, each)
         for text in reading.warnings:
@@ -131,13 +162,27 @@ class Found:
         links = tuple(self.links.values())
         communicators = {each: tuple(hosts) for each, hosts in self.communicators.items()}
         return Reading(
-            links=links, network_links=self.network_links, local=self.local, using=tuple(self.using), devices=self.devices,
-            gdr_disabled=tuple(self.gdr_disabled), warnings=tuple(self.warnings), groups=self._groups(),
-            versions=tuple(self.versions), lines=self.lines, truncated=self.truncated,
-            told_by={text: tuple(hosts) for text, hosts in self.warnings.items()}, communicators=communicators,
-            overflow=self.overflow, alarms=tuple(self.alarms), collnet=self.collnet, nodes=self.nodes,
-            providers={host: tuple(names) for host, names in self.providers.items()}, ranks=self.ranks, sizes=self.sizes,
-        )  # fmt: skip
+            links=links,
+            network_links=self.network_links,
+            local=self.local,
+            using=tuple(self.using),
+            devices=self.devices,
+            gdr_disabled=tuple(self.gdr_disabled),
+            warnings=tuple(self.warnings),
+            groups=self._groups(),
+            versions=tuple(self.versions),
+            lines=self.lines,
+            truncated=self.truncated,
+            told_by={text: tuple(hosts) for text, hosts in self.warnings.items()},
+            communicators=communicators,
+            overflow=self.overflow,
+            alarms=tuple(self.alarms),
+            collnet=self.collnet,
+            nodes=self.nodes,
+            providers={host: tuple(names) for host, names in self.providers.items()},
+            ranks=self.ranks,
+            sizes=self.sizes,
+        )
 
     def _groups(self) -> tuple[tuple[str, ...], ...]:
         ends = [((key[1], key[2], key[3]), key[4] == "receive", key[0]) for key in self.links]
@@ -149,18 +194,28 @@ class Found:
             return
         if len(self.links) >= MAX_LINKS:
             self.overflow = True
-            # The worst kind decides the verdict, so that one link of each is kept whatever came before.
+            # The worst kind decides the verdict, so that one link of each is kept whatever came
+            # before.
             if kind in self.kinds or len(self.kinds) >= MAX_WARNINGS:
                 return
         self.kinds.add(kind)
         host, source, target, channel, direction, network, device, gpudirect = key
         self.links[key] = Link(
-            source=source, target=target, channel=channel, direction=direction, network=network, device=device,
-            gpudirect=gpudirect, host=host,
-        )  # fmt: skip
+            source=source,
+            target=target,
+            channel=channel,
+            direction=direction,
+            network=network,
+            device=device,
+            gpudirect=gpudirect,
+            host=host,
+        )
 
     def _rank(self, communicator: str, size: int, ranks: Mapping[int, str]) -> None:
-        """Note who is which rank, by its first word: equal lines are counted together. As many ranks are kept as links."""
+        """Note who is which rank, by its first word: equal lines are counted together.
+
+        As many ranks are kept as links.
+        """
         self.sizes[communicator] = max(self.sizes.get(communicator, 0), size)
         known = self.ranks.setdefault(communicator, {})
         for rank, host in ranks.items():

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-End = tuple[tuple[int, int, str], bool, str]  # (rank, rank, channel), whether the host received, the host
+# (rank, rank, channel), whether the host received, the host
+End = tuple[tuple[int, int, str], bool, str]
 
 
-def groups(ends: Iterable[End], communicators: Mapping[str, Collection[str]]) -> tuple[tuple[str, ...], ...]:
-    """Sort hosts with links into jobs: those that share a communicator, directly or through others, belong together.
+def groups(
+    ends: Iterable[End], communicators: Mapping[str, Collection[str]]
+) -> tuple[tuple[str, ...], ...]:
+    """Sort hosts with links into jobs: those that share a communicator, directly or through others,
+    belong together.
 
-    Rank numbers alone say nothing, since every communicator counts from 0. Only where exactly one host sent and one received
-    on a channel between two ranks, a link joins its ends. Hosts of which no communicator is known are no job of their own;
-    when no host's is known, all are taken for one job.
+    Rank numbers alone say nothing, since every communicator counts from 0. Only where exactly one
+    host sent and one received on a channel between two ranks, a link joins its ends. Hosts of which
+    no communicator is known are no job of their own; when no host's is known, all are taken for one
+    job.
     """
     ends = [end for end in ends if end[2]]
     linked = {host for _, _, host in ends}
@@ -23,7 +28,9 @@ def groups(ends: Iterable[End], communicators: Mapping[str, Collection[str]]) ->
     for key, received, host in ends:
         sides.setdefault(key, (set(), set()))[received].add(host)
     top: dict[str, str] = {}
-    pairs = {(*sent, *received) for sent, received in sides.values() if len(sent) == len(received) == 1}
+    pairs = {
+        (*sent, *received) for sent, received in sides.values() if len(sent) == len(received) == 1
+    }
     for job in (*communicators.values(), *pairs):
         first, *others = job
         for host in others:
@@ -31,11 +38,14 @@ def groups(ends: Iterable[End], communicators: Mapping[str, Collection[str]]) ->
     found: dict[str, list[str]] = {}
     for host in linked:
         found.setdefault(_top(top, host), []).append(host)
-    return tuple(sorted(tuple(sorted(hosts)) for hosts in found.values() if not known.isdisjoint(hosts)))
+    return tuple(
+        sorted(tuple(sorted(hosts)) for hosts in found.values() if not known.isdisjoint(hosts))
+    )
 
 
 def near(ends: Iterable[tuple[tuple[int, int, str], str, str]]) -> frozenset[tuple[int, int, str]]:
-    """Return the (rank, rank, channel) of which one and the same host wrote the `send` and the `receive`, and nobody else any.
+    """Return the (rank, rank, channel) of which one and the same host wrote the `send` and the
+    `receive`, and nobody else any.
 
     Hosts without a name, or with one that somebody put in place of theirs (`<node>`), could be any.
     """
@@ -45,7 +55,12 @@ def near(ends: Iterable[tuple[tuple[int, int, str], str, str]]) -> frozenset[tup
     found = set()
     for key, hosts in sides.items():
         sent, received = hosts.get("send", set()), hosts.get("receive", set())
-        if len(sent) == 1 and sent == received and len(hosts) == 2 and not any(not h or h.startswith("<") for h in sent):
+        if (
+            len(sent) == 1
+            and sent == received
+            and len(hosts) == 2
+            and not any(not h or h.startswith("<") for h in sent)
+        ):
             found.add(key)
     return frozenset(found)
 

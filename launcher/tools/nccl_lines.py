@@ -1,7 +1,9 @@
-"""The sentences of NCCL and RCCL that tell something about links, one by one: NCCL 2.4 to 2.30, RCCL, behind any prefix.
+"""The sentences of NCCL and RCCL that tell something about links, one by one: NCCL 2.4 to 2.30,
+RCCL, behind any prefix.
 
-Sources: NVIDIA/nccl src/transport/{net,p2p,shm,coll_net,net_socket}.cc and net_ib, init.cc, bootstrap.cc, debug.cc,
-graph/topo.cc at its tags; ROCm/rccl has the same files, and appends `comm POINTER nRanks N`.
+Sources: NVIDIA/nccl src/transport/{net,p2p,shm,coll_net,net_socket}.cc and net_ib, init.cc,
+bootstrap.cc, debug.cc, graph/topo.cc at its tags; ROCm/rccl has the same files, and appends `comm
+POINTER nRanks N`.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ MAX_TEXT = 300  # characters of a line that are kept as a warning
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """What one line says; `network` with a `source` is a link, `local` the kind of a link inside a node.
+    """What one line says; `network` with a `source` is a link, `local` the kind of a link inside a
+    node.
 
-    `cut` is for the last line of a log that does not end with a line break: `surely` when it breaks off within a word that
-    matters, `maybe` when `/GDRDMA` could have followed. `alarm`: NCCL itself calls the warning WARN. `rank` of `ranks` goes
-    with `communicator`; `nodes` is how many nodes a communicator has; `provider` is libfabric's.
+    `cut` is for the last line of a log that does not end with a line break: `surely` when it breaks
+    off within a word that matters, `maybe` when `/GDRDMA` could have followed. `alarm`: NCCL itself
+    calls the warning WARN. `rank` of `ranks` goes with `communicator`; `nodes` is how many nodes a
+    communicator has; `provider` is libfabric's.
     """
 
     host: str = ""
@@ -54,58 +58,86 @@ class Said:
 
 # `Ring` until 2.6; the brackets hold a bus id (hexadecimal), a device number, or are missing (2.4).
 _CHANNEL = re.compile(
-    r"(?:Channel|Ring) (\d{1,6}(?:/\d{1,6})?) ?: (\d{1,9})(?:\[[^\]]{0,32}\])? -> (\d{1,9})(?:\[[^\]]{0,32}\])?"
+    r"(?:Channel|Ring) (\d{1,6}(?:/\d{1,6})?) ?: (\d{1,9})(?:\[[^\]]{0,32}\])? ->"
+    r" (\d{1,9})(?:\[[^\]]{0,32}\])?"
     r"(?: \[(send|receive)\])? via (.+)"
 )
-# Device, `(rank of the proxy)`, `/GDRDMA`, `(PCI)`, `/Shared`. A plugin's name may hold spaces, a device is always a number.
+# Device, `(rank of the proxy)`, `/GDRDMA`, `(PCI)`, `/Shared`. A plugin's name may hold spaces, a
+# device is always a number.
 _NET = re.compile(r"NET/([^/]{1,64})/(\d{1,6})(?:\(\d{1,9}\))?(/GDRDMA)?")
 _NET_BARE = re.compile(r"NET/([^/\s]{1,64})(/GDRDMA)?(?=\s|$)")
-# Most lines of most logs, matched without more ado; what is not in this form is looked at more closely.
+# Most lines of most logs, matched without more ado; what is not in this form is looked at more
+# closely.
 USUAL = re.compile(
-    r"([\w.-]*):\d{1,10}:\d{1,10} \[\d{1,4}\] [NR]CCL INFO (?:Channel|Ring) (\d{1,6}(?:/\d{1,6})?) ?: "
-    r"(\d{1,9})(?:\[\w{1,32}\])? -> (\d{1,9})(?:\[\w{1,32}\])?(?: \[(send|receive)\])? via ([A-Z2][ -Z^-~]{1,120})",
+    r"([\w.-]*):\d{1,10}:\d{1,10} \[\d{1,4}\] [NR]CCL INFO (?:Channel|Ring)"
+    r" (\d{1,6}(?:/\d{1,6})?) ?: "
+    r"(\d{1,9})(?:\[\w{1,32}\])? -> (\d{1,9})(?:\[\w{1,32}\])?(?: \[(send|receive)\])? via ([A-Z2]["
+    r" -Z^-~]{1,120})",
     re.ASCII,
 )
 _MAYBE = re.compile(r"NET/[^/]{1,64}/\d{1,6}(?:\(\d{1,9}\))?")
-_SURELY = re.compile(r"N(?:E(?:T(?:/[^/]{0,64})?)?)?/?|NET/[^/]{1,64}/\d{1,6}(?:\(\d{0,9}|(?:\(\d{1,9}\))?/G?D?R?D?M?)")
+_SURELY = re.compile(
+    r"N(?:E(?:T(?:/[^/]{0,64})?)?)?/?|NET/[^/]{1,64}/\d{1,6}(?:\(\d{0,9}|(?:\(\d{1,9}\))?/G?D?R?D?M?)"
+)
 _BROKEN = re.compile(r"(?:Channel|Ring) \d{1,6}(?:/\d{0,6})?(?: ?(?:: ?(?:\d[^:]{0,120})?)?)?$")
 _LOCAL = re.compile(r"(P2P|SHM|NVLS)\b|direct (shared) memory")
-_USING = re.compile(r"(?:Using network|Assigned NET plugin) ([^\r\n]{1,64}?)(?: to comm\b.*| comm 0x.*)?\s*$")
+_USING = re.compile(
+    r"(?:Using network|Assigned NET plugin) ([^\r\n]{1,64}?)(?: to comm\b.*| comm 0x.*)?\s*$"
+)
 _DEVICES = re.compile(r"NET/([^:/]{1,40}?) ?: Using ?(\[\d.*)")
 _DEVICE = re.compile(r"\[(\d{1,6})\]([^\s;]{1,80})")
 _COMMUNICATOR = re.compile(r"\brank (\d{1,9}) nranks (\d{1,9}) .*\bcommId (0x[0-9a-fA-F]{1,32})")
 _NODES = re.compile(r"\bnRanks \d{1,9} nNodes (\d{1,9})\b")
-# aws-ofi-nccl: `Selected Provider is efa (found 4 nics)`, later `Selected provider is efa, fabric is efa (found 4 nics)`.
+# aws-ofi-nccl: `Selected Provider is efa (found 4 nics)`, later `Selected provider is efa, fabric
+# is efa (found 4 nics)`.
 _PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w.;-]{1,60})")
 _VERSION = re.compile(r"(?:\b[NR]CCL version ?:? ?|\bnccl==)(\d[\w.+-]{0,40})")
-_GDR_OFF = re.compile(r"GPU Direct RDMA Disabled for (?:[^/]{0,60}/ )?(HCA \d{1,6})(?: '([^']{1,60})')?")
+_GDR_OFF = re.compile(
+    r"GPU Direct RDMA Disabled for (?:[^/]{0,60}/ )?(HCA \d{1,6})(?: '([^']{1,60})')?"
+)
 # Sentences that are worth showing although they are not called a warning.
 _TELLING = re.compile(
-    r"NET/[^:]{1,40}: No device found|Unable to open device|No usable listening interface|no (?:socket )?interface found"
-    r"|GPU Direct RDMA Disabled for|ailed to open (?:libibverbs|libmlx5)|No plugin found|Could not find: ?\S*lib[nr]ccl-net"
-    r"|Plugin load .{0,80}returned|lib[nr]ccl-net\S*: undefined symbol|NET/Plugin ?: ?\S+: cannot open|Plugin name set by env"
+    r"NET/[^:]{1,40}: No device found|Unable to open device|No usable listening interface|no"
+    r" (?:socket )?interface found"
+    r"|GPU Direct RDMA Disabled for|ailed to open (?:libibverbs|libmlx5)|No plugin found|Could not"
+    r" find: ?\S*lib[nr]ccl-net"
+    r"|Plugin load .{0,80}returned|lib[nr]ccl-net\S*: undefined symbol|NET/Plugin ?: ?\S+: cannot"
+    r" open|Plugin name set by env"
     r"|[Ff]ailed to (?:load|initialize) .{0,40}plugin|Failed to find ncclNetPlugin symbol"
     r"|returned (?:No route to host|Connection refused|Connection timed out|Network is unreachable)"
     r"|NCCL_(?:IB_\w+|NET\w*|SOCKET_IFNAME|P2P_\w+|DMABUF_ENABLE|HOSTID) set (?:by environment )?to"
-    r"|Cannot allocate memory|ibv_\w+ failed|GID (?:table|index)|(?:local|remote) ?GID|incorrect GID|unhandled system error"
+    r"|Cannot allocate memory|ibv_\w+ failed|GID (?:table|index)|(?:local|remote) ?GID|incorrect"
+    r" GID|unhandled system error"
     r"|DMA-?BUF (?!is available)|peermem"
 )
-# Where a record begins: `host:pid:tid [device] NCCL INFO`, or `… [device] file.cc:12 (function) NCCL WARN`.
-_START = re.compile(rb"([\w.<>-]{1,255}):\d{1,10}:\d{1,10} \[\d{1,4}\] (?=[NR]CCL |[\w./]+:\d{1,6} )")
+# Where a record begins: `host:pid:tid [device] NCCL INFO`, or `… [device] file.cc:12 (function)
+# NCCL WARN`.
+_START = re.compile(
+    rb"([\w.<>-]{1,255}):\d{1,10}:\d{1,10} \[\d{1,4}\] (?=[NR]CCL |[\w./]+:\d{1,6} )"
+)
 # What a path ends with, when the next record's host follows it without a break.
 _PATH_END = re.compile(rb"GDRDMA|Shared|MNNVL|IPC|CUMEM|read|direct|CE|\d{1,4}(?=[A-Za-z_])")
 _ESCAPED = (
-    (b"\\n", b"\n"), (b"\\r", b"\n"), (b"\\t", b" "), (b"\\u003e", b">"), (b"\\u003E", b">"), (b"\\u003c", b"<"),
-    (b"\\u001b", b"\x1b"), (b"\\/", b"/"), (b'"', b"\n"),
-)  # fmt: skip
+    (b"\\n", b"\n"),
+    (b"\\r", b"\n"),
+    (b"\\t", b" "),
+    (b"\\u003e", b">"),
+    (b"\\u003E", b">"),
+    (b"\\u003c", b"<"),
+    (b"\\u001b", b"\x1b"),
+    (b"\\/", b"/"),
+    (b'"', b"\n"),
+)
 _PREFIX = re.compile(r"([A-Za-z0-9_.<][\w.<>-]*|):\d{1,10}:\d{1,10}$")
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
 
 
 def split(chunks: Iterable[bytes]) -> Iterator[tuple[list[bytes], bool]]:
-    """Yield the lines of a stream, many at a time, `MAX_LINE` bytes of each at most; false with a last line that has no end.
+    """Yield the lines of a stream, many at a time, `MAX_LINE` bytes of each at most; false with a
+    last line that has no end.
 
-    A carriage return ends a line, too; what stands escaped in JSON (or in Python's `repr`) comes as the lines it stands for.
+    A carriage return ends a line, too; what stands escaped in JSON (or in Python's `repr`) comes as
+    the lines it stands for.
     """
     rest: list[bytes] = []
     size = 0
@@ -130,7 +162,9 @@ def split(chunks: Iterable[bytes]) -> Iterator[tuple[list[bytes], bool]]:
 
 
 def unglue(line: bytes) -> list[bytes]:
-    """Return the records of a line to which several processes have written without a line break between them."""
+    """Return the records of a line to which several processes have written without a line break
+    between them.
+    """
     starts = list(_START.finditer(line))
     cuts = [0]
     for start in starts[1:]:
@@ -152,7 +186,9 @@ def _newlines(chunks: Iterable[bytes]) -> Iterator[bytes]:
             if held or b"\r" in block:
                 block = held + block
                 held = b"\r" if block.endswith(b"\r") else b""
-                block = (block[:-1] if held else block).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+                block = (
+                    (block[:-1] if held else block).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+                )
             yield block
     if held:
         yield b"\n"
@@ -172,14 +208,18 @@ def _plain(line: bytes) -> list[bytes]:
 
 
 def said(text: str) -> Said | None:
-    """Return what a line says, `None` when it tells nothing; it may still have colours and what was put round it."""
+    """Return what a line says, `None` when it tells nothing; it may still have colours and what was
+    put round it.
+    """
     text = text if text.isprintable() else plain(text)
     text = _REPEATED.sub("", text) if "[repeated" in text else text.strip()
     head, info, body = text.partition("CCL INFO ")
     if not info:
         head, info, body = text.partition("CCL WARN ")
         if info:
-            return Said(host=_host(head), warning=body[:MAX_TEXT], version=_version(body), alarm=True)
+            return Said(
+                host=_host(head), warning=body[:MAX_TEXT], version=_version(body), alarm=True
+            )
         head, body = "", text
     if " via " in body and (match := _CHANNEL.search(body)):
         return _link(_host(head), match)
@@ -188,7 +228,9 @@ def said(text: str) -> Said | None:
 
 
 def _host(head: str) -> str:
-    """Return the host of `host:pid:tid`, the last word before NCCL's `[device]`; empty when there is none."""
+    """Return the host of `host:pid:tid`, the last word before NCCL's `[device]`; empty when there
+    is none.
+    """
     match = _PREFIX.search(head.rpartition(" [")[0].rpartition(" ")[2])
     return match[1] if match else ""
 
@@ -196,7 +238,9 @@ def _host(head: str) -> str:
 def _other(text: str) -> Said | None:
     if match := _COMMUNICATOR.search(text):
         known = int(match[3], 16) != 0
-        return Said(communicator=match[3].lower() if known else "", rank=int(match[1]), ranks=int(match[2]))
+        return Said(
+            communicator=match[3].lower() if known else "", rank=int(match[1]), ranks=int(match[2])
+        )
     if match := _NODES.search(text):
         return Said(nodes=int(match[1]))
     if match := _PROVIDER.search(text):
@@ -204,14 +248,21 @@ def _other(text: str) -> Said | None:
     if " via COLLNET/" in text:
         return Said(collnet=True)
     if match := _DEVICES.search(text):
-        return Said(fabric=match[1], devices=tuple((int(at), name) for at, name in _DEVICE.findall(match[2])))
+        return Said(
+            fabric=match[1],
+            devices=tuple((int(at), name) for at, name in _DEVICE.findall(match[2])),
+        )
     if match := _USING.search(text):
         return Said(using=match[1])
     off = _GDR_OFF.search(text)
     telling = _TELLING.search(text) is not None
     version = _version(text)
     if telling or version:
-        return Said(warning=text[:MAX_TEXT] if telling else "", version=version, gdr_disabled=(off[2] or off[1]) if off else "")
+        return Said(
+            warning=text[:MAX_TEXT] if telling else "",
+            version=version,
+            gdr_disabled=(off[2] or off[1]) if off else "",
+        )
     return Said(cut="surely") if _BROKEN.search(text) else None
 
 
@@ -226,14 +277,23 @@ def _link(host: str, match: re.Match[str]) -> Said:
     if local:
         return Said(local=local)
     return Said(
-        host=host, network=network, source=int(source), target=int(target), channel=channel, direction=direction,
-        device=device, gpudirect=gpudirect, cut=cut,
-    )  # fmt: skip
+        host=host,
+        network=network,
+        source=int(source),
+        target=int(target),
+        channel=channel,
+        direction=direction,
+        device=device,
+        gpudirect=gpudirect,
+        cut=cut,
+    )
 
 
 @lru_cache(maxsize=1024)
 def via(path: str) -> tuple[str, int | None, bool, str, str]:
-    """Return network, device, GPUDirect, kind of a local link, and whether the line could be cut off."""
+    """Return network, device, GPUDirect, kind of a local link, and whether the line could be cut
+    off.
+    """
     cut = "maybe" if _MAYBE.fullmatch(path) else "surely" if _SURELY.fullmatch(path) else ""
     if (net := _NET.match(path)) is not None:
         return net[1].strip(), int(net[2]), net[3] is not None, "", cut

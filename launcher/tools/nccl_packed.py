@@ -1,4 +1,6 @@
-"""Logs as they lie about: compressed with gzip, bzip2 or xz, or in the UTF-16 that a redirection in PowerShell writes."""
+"""Logs as they lie about: compressed with gzip, bzip2 or xz, or in the UTF-16 that a redirection in
+PowerShell writes.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class _Unpacker(Protocol):
 
 
 class _Gzip:
-    """`zlib`'s object behind the interface of `bz2` and `lzma`, which keep what was not yet read themselves."""
+    """`zlib`'s object behind the interface of `bz2` and `lzma`, which keep what was not yet read
+    themselves.
+    """
 
     def __init__(self) -> None:
         self._inner = zlib.decompressobj(wbits=31)
@@ -55,7 +59,8 @@ _ENOUGH = 6
 
 
 def unpacked(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the text of a log, as it is or unpacked, in blocks of at most 1 MiB where it was packed.
+    """Yield the text of a log, as it is or unpacked, in blocks of at most 1 MiB where it was
+    packed.
 
     Raises:
         Broken: it is compressed, and ends early or is damaged.

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 class Link:
     """One `Channel … via …` line of a network, or of NVLink between nodes.
 
-    `source` and `target` are ranks; `network` is what follows `NET/` (`IB`, `Socket`, `AWS Libfabric`, …) or `MNNVL`; `device`
-    is NCCL's index of the network device; `host` is the host that wrote the line (empty where no prefix says it).
+    `source` and `target` are ranks; `network` is what follows `NET/` (`IB`, `Socket`, `AWS
+    Libfabric`, …) or `MNNVL`; `device` is NCCL's index of the network device; `host` is the host
+    that wrote the line (empty where no prefix says it).
     """
 
     source: int
@@ -26,15 +27,20 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What a log says. `local` counts the links inside nodes by kind (`P2P`, `SHM`); `using` are the networks it announced.
+    """What a log says.
 
-    `links` has each link once, `network_links` counts the lines. `devices` has the network devices by NCCL's index where a
-    `NET/IB : Using` line names them (`mlx5_0:1/RoCE`), per host; `gdr_disabled` are the HCAs for which GPUDirect RDMA was
-    said to be off; `warnings` are WARN and telling INFO lines, each once, `alarms` those that NCCL itself calls WARN, and
-    `told_by` the hosts that wrote each; `communicators` are the hosts of each `commId`, `ranks` the host of each rank that
-    announced itself in it, and `sizes` how many ranks it has; `groups` are sets of hosts that share a communicator and have
-    links: two of them in one log are two jobs. `providers` are libfabric's, per host; `collnet` counts CollNet's lines, which
-    are of no link; `nodes` is the most nodes that a communicator was said to have. `truncated`: the log ends within a line;
+    `local` counts the links inside nodes by kind (`P2P`, `SHM`); `using` are the networks it
+    announced.
+
+    `links` has each link once, `network_links` counts the lines. `devices` has the network devices
+    by NCCL's index where a `NET/IB : Using` line names them (`mlx5_0:1/RoCE`), per host;
+    `gdr_disabled` are the HCAs for which GPUDirect RDMA was said to be off; `warnings` are WARN and
+    telling INFO lines, each once, `alarms` those that NCCL itself calls WARN, and `told_by` the
+    hosts that wrote each; `communicators` are the hosts of each `commId`, `ranks` the host of each
+    rank that announced itself in it, and `sizes` how many ranks it has; `groups` are sets of hosts
+    that share a communicator and have links: two of them in one log are two jobs. `providers` are
+    libfabric's, per host; `collnet` counts CollNet's lines, which are of no link; `nodes` is the
+    most nodes that a communicator was said to have. `truncated`: the log ends within a line;
     `overflow`: it has more links than are kept.
     """
 

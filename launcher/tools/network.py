@@ -1,7 +1,9 @@
-"""What we say to `payload/network.py`, the probe that runs in the containers that will serve, and how its reports are read.
+"""What we say to `payload/network.py`, the probe that runs in the containers that will serve, and
+how its reports are read.
 
-One probe a node; each starts one rank per GPU (or CPU slot). All ranks meet at a store on the head. Pairs of nodes are measured
-first, round by round, so that a pair that hangs spares the others; then all ranks reduce together.
+One probe a node; each starts one rank per GPU (or CPU slot). All ranks meet at a store on the head.
+Pairs of nodes are measured first, round by round, so that a pair that hangs spares the others; then
+all ranks reduce together.
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ _Noun = TypeVar("_Noun")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """Send and receive from one rank to the same local rank of another node, as the receiver measured it.
+    """Send and receive from one rank to the same local rank of another node, as the receiver
+    measured it.
 
-    `latency` is seconds one way (half of an 8-byte round trip, median), `bandwidth` bytes a second at `size` bytes; `correct`
-    is whether every byte that came was the one sent; `error` is why there are no figures.
+    `latency` is seconds one way (half of an 8-byte round trip, median), `bandwidth` bytes a second
+    at `size` bytes; `correct` is whether every byte that came was the one sent; `error` is why
+    there are no figures.
     """
 
     source: str
@@ -41,7 +45,8 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """all_reduce over all ranks as one rank saw it: `latency` in seconds at 8 bytes, algorithm and bus bandwidth in bytes/s.
+    """all_reduce over all ranks as one rank saw it: `latency` in seconds at 8 bytes, algorithm and
+    bus bandwidth in bytes/s.
 
     Bus bandwidth is algorithm bandwidth × 2(n-1)/n (nccl-tests, doc/PERFORMANCE.md).
     """
@@ -57,8 +62,11 @@ class Collective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """How far one rank came. `phase` is the last it entered, in words; `exit` its exit code, `None` while it runs;
-    `ended` means it did all it was asked; `tail` is the end of what it printed."""
+    """How far one rank came.
+
+    `phase` is the last it entered, in words; `exit` its exit code, `None` while it runs; `ended`
+    means it did all it was asked; `tail` is the end of what it printed.
+    """
 
     rank: int
     local_rank: int
@@ -71,9 +79,13 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What one node's probe says. `log` is what NCCL wrote there, its telling lines only; `env` its network variables;
-    `inside` is what it saw of its container: memlock, capabilities, /dev/infiniband, libibverbs (see `tools.inside`);
-    `rdma` are the active RDMA ports there (`mlx5_0:1`); `pair_logs` is, by peer, what NCCL wrote as that pair was measured."""
+    """What one node's probe says.
+
+    `log` is what NCCL wrote there, its telling lines only; `env` its network variables; `inside` is
+    what it saw of its container: memlock, capabilities, /dev/infiniband, libibverbs (see
+    `tools.inside`); `rdma` are the active RDMA ports there (`mlx5_0:1`); `pair_logs` is, by peer,
+    what NCCL wrote as that pair was measured.
+    """
 
     node: str
     backend: str
@@ -107,26 +119,52 @@ def probe(
     max_bytes: int = 0,
     running: bool = False,
 ) -> Argv:
-    """Build the probe's command line for one node; started on all nodes at the same time, its standard input held open.
+    """Build the probe's command line for one node; started on all nodes at the same time, its
+    standard input held open.
 
-    `nodes` are addresses by name in the order of their ranks, the head first: all ranks meet at `master`, its address.
-    `deadline`, `window` (how long to wait for the others to come) and `pair_timeout` are seconds; `max_bytes` 0 leaves the size
-    to the probe; `running` says that the container is the one that serves.
+    `nodes` are addresses by name in the order of their ranks, the head first: all ranks meet at
+    `master`, its address. `deadline`, `window` (how long to wait for the others to come) and
+    `pair_timeout` are seconds; `max_bytes` 0 leaves the size to the probe; `running` says that the
+    container is the one that serves.
     """
     return (
-        "python3", "-B", "/opt/vlaunch/network.py", "--node", node, "--node-rank", str(node_rank),
-        "--nodes", ",".join(f"{name}={ip}" for name, ip in nodes.items()), "--ranks-per-node", str(ranks_per_node),
-        "--master", master, "--port", str(port), "--backend", backend, "--deadline", f"{deadline:g}",
-        "--window", f"{window:g}", "--pair-timeout", f"{pair_timeout:g}", "--max-bytes", str(max_bytes), "--nonce", nonce,
+        "python3",
+        "-B",
+        "/opt/vlaunch/network.py",
+        "--node",
+        node,
+        "--node-rank",
+        str(node_rank),
+        "--nodes",
+        ",".join(f"{name}={ip}" for name, ip in nodes.items()),
+        "--ranks-per-node",
+        str(ranks_per_node),
+        "--master",
+        master,
+        "--port",
+        str(port),
+        "--backend",
+        backend,
+        "--deadline",
+        f"{deadline:g}",
+        "--window",
+        f"{window:g}",
+        "--pair-timeout",
+        f"{pair_timeout:g}",
+        "--max-bytes",
+        str(max_bytes),
+        "--nonce",
+        nonce,
         *(("--running",) if running else ()),
-    )  # fmt: skip
+    )
 
 
 def parse_report(answer: Answer) -> Report:
     """Read the one JSON object that a probe prints, whatever became of it.
 
-    Its `error` is what the probe says of itself; each rank and transfer has its own. Raises UnreadableAnswer when there is no
-    such object: the program did not start, or was killed before it could speak.
+    Its `error` is what the probe says of itself; each rank and transfer has its own. Raises
+    UnreadableAnswer when there is no such object: the program did not start, or was killed before
+    it could speak.
     """
     line = answer.out.strip().rpartition("\n")[2]
     try:
@@ -140,7 +178,11 @@ def parse_report(answer: Answer) -> Report:
 
 
 def _unreadable(answer: Answer, evidence: str) -> UnreadableAnswer:
-    what = "did not end in time" if answer.timed_out else f"ended with exit code {answer.code} and no report that can be read"
+    what = (
+        "did not end in time"
+        if answer.timed_out
+        else f"ended with exit code {answer.code} and no report that can be read"
+    )
     return UnreadableAnswer(f"{answer.node}: the network probe {what}", evidence=evidence)
 
 
@@ -159,21 +201,36 @@ def _report(said: object) -> Report:
 
 
 def _noun(kind: type[_Noun], said: object) -> _Noun:
-    """Make a dataclass of a JSON object; raises TypeError for a value of another kind and a field too few or too many."""
+    """Make a dataclass of a JSON object; raises TypeError for a value of another kind and a field
+    too few or too many.
+    """
     hints = get_type_hints(kind)
-    return kind(**{key: _value(key, hints.get(key), value) for key, value in _mapping(said).items()})
+    return kind(
+        **{key: _value(key, hints.get(key), value) for key, value in _mapping(said).items()}
+    )
 
 
 def _value(key: str, hint: Any, value: object) -> object:
-    """Check a JSON value against a field's type, turning arrays into tuples; only the types that the shapes above use."""
+    """Check a JSON value against a field's type, turning arrays into tuples; only the types that
+    the shapes above use.
+    """
     if isinstance(hint, types.UnionType) or get_origin(hint) is Union:
-        return None if value is None else _value(key, next(each for each in get_args(hint) if each is not type(None)), value)
+        return (
+            None
+            if value is None
+            else _value(key, next(each for each in get_args(hint) if each is not type(None)), value)
+        )
     origin = get_origin(hint)
     if origin is tuple and isinstance(value, list) and all(isinstance(each, str) for each in value):
         return tuple(value)
     if origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
         return {name: untrusted.cut(str(each)) for name, each in value.items()}
-    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+    if (
+        hint is float
+        and isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+    ):
         return float(value)
     if origin is None and isinstance(hint, type) and type(value) is hint:
         return untrusted.cut(value) if isinstance(value, str) else value

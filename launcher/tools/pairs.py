@@ -1,6 +1,8 @@
-"""Whether nodes reach each other: TCP on the cluster's ports and a high one, large transfers, packets that must not be split.
+"""Whether nodes reach each other: TCP on the cluster's ports and a high one, large transfers,
+packets that must not be split.
 
-Each node listens and knocks at all the others at the same time (`payload/pairs.py`, standard library only).
+Each node listens and knocks at all the others at the same time (`payload/pairs.py`, standard
+library only).
 """
 
 from __future__ import annotations
@@ -18,10 +20,13 @@ from launcher.tools.docker import throw_away
 
 Reached = Literal["open", "timed out", "refused", "no route", "error"]
 
-# What to send on standard input, which must then be held open: its end tells the program that nobody waits any more.
+# What to send on standard input, which must then be held open: its end tells the program that
+# nobody waits any more.
 HOLD = b"hold\n"
 
-PATIENCE = 4.0  # seconds of silence: TCP repeats its first packet after 1 and 3 (RFC 6298 with Linux's initial second)
+# seconds of silence: TCP repeats its first packet after 1 and 3 (RFC 6298 with Linux's initial
+# second)
+PATIENCE = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +40,15 @@ class Peer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knock:
-    """What one node saw of another. `ports` says per TCP port what became of a connection; `bulk` whether a megabyte came
-    through (`None`: no connection to try it on); `largest` is the largest IP packet in bytes that passed unsplit (`None`: no
-    datagram passed at all), `wanted` the one that should have (the interface's MTU); `errors` are the system's words.
+    """What one node saw of another.
 
-    `heard` is whether anything of the target's arrived at the source: where nothing is answered, it tells which way is blocked.
+    `ports` says per TCP port what became of a connection; `bulk` whether a megabyte came through
+    (`None`: no connection to try it on); `largest` is the largest IP packet in bytes that passed
+    unsplit (`None`: no datagram passed at all), `wanted` the one that should have (the interface's
+    MTU); `errors` are the system's words.
+
+    `heard` is whether anything of the target's arrived at the source: where nothing is answered, it
+    tells which way is blocked.
     """
 
     source: str
@@ -64,37 +73,59 @@ def probe(
     deadline: float = 15.0,
     patience: float = PATIENCE,
 ) -> Argv:
-    """Listen at `ip` and knock at all peers; every node must run this at about the same time, with one `high` and one `nonce`.
+    """Listen at `ip` and knock at all peers; every node must run this at about the same time, with
+    one `high` and one `nonce`.
 
-    The node needs no file for it: the program travels as an argument. Send `HOLD` on standard input, held open.
+    The node needs no file for it: the program travels as an argument. Send `HOLD` on standard
+    input, held open.
 
     Args:
         node: our own name, as it is in the other nodes' `peers`.
         listen: TCP ports to hold open here; those that are in use are left to whoever has them.
         high: the port for everything that is not a plain knock: TCP and UDP, above those in use.
         mtu: bytes of the IP packet that should pass unsplit.
-        nonce: a word without spaces or `|` that only this run knows, so that a stranger's listener is recognised.
+        nonce: a word without spaces or `|` that only this run knows, so that a stranger's listener
+            is recognised.
         deadline: seconds after which it ends, whatever is still open; give the command a few more.
         patience: seconds without any answer after which a port is `timed out`.
     """
     asked = {
-        "node": node, "ip": ip, "port": high, "listen": sorted(set(listen) - {high}), "mtu": mtu, "nonce": nonce,
-        "deadline": deadline, "patience": patience,
+        "node": node,
+        "ip": ip,
+        "port": high,
+        "listen": sorted(set(listen) - {high}),
+        "mtu": mtu,
+        "nonce": nonce,
+        "deadline": deadline,
+        "patience": patience,
         "peers": [{"name": each.name, "ip": each.ip, "ports": list(each.ports)} for each in peers],
-    }  # fmt: skip
+    }
     return ("python3", "-c", _source(), json.dumps(asked, separators=(",", ":")))
 
 
 def in_image(docker: Argv, image: str, argv: Argv, *, cluster: str, node: str) -> Argv:
-    """Return how to run a probe in a throw-away container on the host's network, for a node without Python."""
-    return throw_away(docker, image, *argv, cluster=cluster, node=node, options=("--interactive", "--network", "host"))
+    """Return how to run a probe in a throw-away container on the host's network, for a node without
+    Python.
+    """
+    return throw_away(
+        docker,
+        image,
+        *argv,
+        cluster=cluster,
+        node=node,
+        options=("--interactive", "--network", "host"),
+    )
 
 
 def parse(answer: Answer) -> tuple[Knock, ...]:
-    """Read what a node saw of each peer; raises UnreadableAnswer, with the node's own words where it could not begin."""
+    """Read what a node saw of each peer; raises UnreadableAnswer, with the node's own words where
+    it could not begin.
+    """
     said = _said(answer)
     try:
-        return tuple(_knock(answer.node, target, seen, said["mtu"]) for target, seen in said["peers"].items())
+        return tuple(
+            _knock(answer.node, target, seen, said["mtu"]) for target, seen in said["peers"].items()
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UnreadableAnswer(
             f"the pair probe's answer has another form ({error!r:.200})", evidence=answer.out[-400:]
@@ -102,7 +133,9 @@ def parse(answer: Answer) -> tuple[Knock, ...]:
 
 
 def parse_unheld(answer: Answer) -> dict[int, str]:
-    """Return the ports that the node could not hold open although nobody has them, with the system's words."""
+    """Return the ports that the node could not hold open although nobody has them, with the
+    system's words.
+    """
     try:
         return {int(port): str(words) for port, words in _said(answer)["unheld"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -14,21 +14,32 @@ def nodes(ports: Ports, peers: tuple[str, ...]) -> Argv:
 
 def port_open(ip: str, port: int) -> Argv:
     """End with 0 exactly when a TCP port accepts a connection; cheaper than any client of Ray's."""
-    return ("python3", "-c", f"import socket; socket.create_connection(({ip!r}, {port}), 3).close()")
+    return (
+        "python3",
+        "-c",
+        f"import socket; socket.create_connection(({ip!r}, {port}), 3).close()",
+    )
 
 
 def jobs(ports: Ports, api_host: str, peers: tuple[str, ...] = (), *, ray: bool = True) -> Argv:
-    """Ask for submitted jobs, Ray's nodes, actors and placement groups, the servers, and which `peers` (`ip:port`) are closed.
+    """Ask for submitted jobs, Ray's nodes, actors and placement groups, the servers, and which
+    `peers` (`ip:port`) are closed.
 
     Without Ray only for what the keeper knows.
     """
     return (
-        *_HEAD, "jobs", *_where(ports, api_host), *(() if ray else ("--no-ray",)), *(("--peers", *peers) if peers else ())
-    )  # fmt: skip
+        *_HEAD,
+        "jobs",
+        *_where(ports, api_host),
+        *(() if ray else ("--no-ray",)),
+        *(("--peers", *peers) if peers else ()),
+    )
 
 
 def servers() -> Argv:
-    """Ask for the servers that are wanted, how they are, and which nodes' agents are connected: files of the head, no more."""
+    """Ask for the servers that are wanted, how they are, and which nodes' agents are connected:
+    files of the head, no more.
+    """
     return (*_HEAD, "servers")
 
 
@@ -39,7 +50,16 @@ def submit(ports: Ports) -> Argv:
 
 def stop(ports: Ports, job: str, grace: float) -> Argv:
     """Stop a job, politely for `grace` seconds."""
-    return (*_HEAD, "stop", "--dashboard", str(ports.dashboard), "--job", job, "--grace", str(grace))
+    return (
+        *_HEAD,
+        "stop",
+        "--dashboard",
+        str(ports.dashboard),
+        "--job",
+        job,
+        "--grace",
+        str(grace),
+    )
 
 
 def watch(ports: Ports, api_host: str, name: str, offset: int) -> Argv:
@@ -52,31 +72,64 @@ def server(ports: Ports, api_host: str) -> Argv:
     return (*_HEAD, "server", *_where(ports, api_host))
 
 
-def complete(ports: Ports, api_host: str, prompt: str, max_tokens: int, timeout: float, replicas: int = 1) -> Argv:
+def complete(
+    ports: Ports, api_host: str, prompt: str, max_tokens: int, timeout: float, replicas: int = 1
+) -> Argv:
     """Ask for a completion; of several replicas, each for one more."""
     return (
-        *_HEAD, "complete", *_where(ports, api_host), "--prompt", prompt,
-        "--max-tokens", str(max_tokens), "--timeout", str(timeout),
+        *_HEAD,
+        "complete",
+        *_where(ports, api_host),
+        "--prompt",
+        prompt,
+        "--max-tokens",
+        str(max_tokens),
+        "--timeout",
+        str(timeout),
         *(("--engines", str(replicas)) if replicas > 1 else ()),
-    )  # fmt: skip
+    )
 
 
 def chat(ports: Ports, api_host: str, max_tokens: int, timeout: float) -> Argv:
-    """Stream the answer to the messages on the first line of standard input, which must stay open meanwhile."""
-    return (*_HEAD, "chat", *_where(ports, api_host), "--max-tokens", str(max_tokens), "--timeout", str(timeout))
+    """Stream the answer to the messages on the first line of standard input, which must stay open
+    meanwhile.
+    """
+    return (
+        *_HEAD,
+        "chat",
+        *_where(ports, api_host),
+        "--max-tokens",
+        str(max_tokens),
+        "--timeout",
+        str(timeout),
+    )
 
 
 def agent(command: Argv, *, node: str, head: str, port: int, lead: bool, private_shm: bool) -> Argv:
-    """Be the first process of a node's container, and start `command` (Ray, or nothing) beside the servers' processes.
+    """Be the first process of a node's container, and start `command` (Ray, or nothing) beside the
+    servers' processes.
 
-    The head's agent (`lead`) listens on `head`:`port` for the others. With `private_shm` nobody else uses /dev/shm.
+    The head's agent (`lead`) listens on `head`:`port` for the others. With `private_shm` nobody
+    else uses /dev/shm.
     """
     own = (*(("--lead",) if lead else ()), *(("--private-shm",) if private_shm else ()))
-    return ("agent", "--node", node, "--head", head, "--port", str(port), *own, *(("--", *command) if command else ()))
+    return (
+        "agent",
+        "--node",
+        node,
+        "--head",
+        head,
+        "--port",
+        str(port),
+        *own,
+        *(("--", *command) if command else ()),
+    )
 
 
 def api_host(bind: str) -> str:
-    """Return the address under which vLLM answers on its own node, for what it was told to bind to."""
+    """Return the address under which vLLM answers on its own node, for what it was told to bind
+    to.
+    """
     return "127.0.0.1" if bind in ("0.0.0.0", "::", "") else bind  # noqa: S104 - compared, not bound
 
 

@@ -1,4 +1,6 @@
-"""Build a pure Python wheel in memory, the same bytes every time: no build backend, no clock, no file system."""
+"""Build a pure Python wheel in memory, the same bytes every time: no build backend, no clock, no
+file system.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,20 @@ def build(
     info = f"{stem}.dist-info"
     content = {
         **(files or {}),
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{metadata}".encode(),
-        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: vlaunch\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/METADATA": (
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{metadata}".encode()
+        ),
+        f"{info}/WHEEL": (
+            b"Wheel-Version: 1.0\nGenerator: vlaunch\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        ),
     }
     if entry_points:
         content[f"{info}/entry_points.txt"] = entry_points.encode()
     rows = [f"{path},sha256={_digest(data)},{len(data)}" for path, data in sorted(content.items())]
     content[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:  # stored: compressors differ between machines
+    # stored: compressors differ between machines
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for path, data in content.items():
             entry = zipfile.ZipInfo(path, _EPOCH)
             entry.create_system = 3  # Unix, also when built elsewhere

@@ -1,7 +1,7 @@
 """What we say to Ray (2.60), and how we read what it says.
 
-Machine-readable answers come from the dashboard's HTTP API through `payload/head.py`; `ray status` is for people and is
-read strictly all the same, because it is what they will compare us with.
+Machine-readable answers come from the dashboard's HTTP API through `payload/head.py`; `ray status`
+is for people and is read strictly all the same, because it is what they will compare us with.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class RayNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayStatus:
-    """What `ray status` prints: active nodes (also idle ones) and `used/total` of the GPUs; `None` if it names no GPU."""
+    """What `ray status` prints: active nodes (also idle ones) and `used/total` of the GPUs; `None`
+    if it names no GPU.
+    """
 
     active: int
     gpus_used: float | None
@@ -45,35 +47,69 @@ def start_head(node: Node, inventory: Inventory) -> Argv:
     """Start the head in the foreground, every port pinned (`ray start --head --block`)."""
     ports = inventory.ports
     return (
-        "ray", "start", "--head", "--block", "--node-ip-address", node.ip, "--port", str(ports.gcs),
-        "--dashboard-host", "127.0.0.1", "--dashboard-port", str(ports.dashboard),
-        "--ray-client-server-port", str(ports.client), *_common(node, inventory),
-    )  # fmt: skip
+        "ray",
+        "start",
+        "--head",
+        "--block",
+        "--node-ip-address",
+        node.ip,
+        "--port",
+        str(ports.gcs),
+        "--dashboard-host",
+        "127.0.0.1",
+        "--dashboard-port",
+        str(ports.dashboard),
+        "--ray-client-server-port",
+        str(ports.client),
+        *_common(node, inventory),
+    )
 
 
 def start_worker(node: Node, inventory: Inventory) -> Argv:
     """Join the head in the foreground (`ray start --address --block`)."""
     address = f"{inventory.head.ip}:{inventory.ports.gcs}"
-    return ("ray", "start", "--block", "--address", address, "--node-ip-address", node.ip, *_common(node, inventory))
+    return (
+        "ray",
+        "start",
+        "--block",
+        "--address",
+        address,
+        "--node-ip-address",
+        node.ip,
+        *_common(node, inventory),
+    )
 
 
 def _common(node: Node, inventory: Inventory) -> Argv:
     ports, store = inventory.ports, inventory.ray.object_store
     return (
-        "--num-gpus", str(node.gpus),
+        "--num-gpus",
+        str(node.gpus),
         *(() if store is None else ("--object-store-memory", str(store))),
-        "--node-manager-port", str(ports.node_manager), "--object-manager-port", str(ports.object_manager),
-        "--runtime-env-agent-port", str(ports.runtime_env_agent),
-        "--dashboard-agent-grpc-port", str(ports.dashboard_agent_grpc),
-        "--dashboard-agent-listen-port", str(ports.dashboard_agent_http),
-        "--metrics-export-port", str(ports.metrics_export),
-        "--min-worker-port", str(ports.worker_min), "--max-worker-port", str(ports.worker_max),
+        "--node-manager-port",
+        str(ports.node_manager),
+        "--object-manager-port",
+        str(ports.object_manager),
+        "--runtime-env-agent-port",
+        str(ports.runtime_env_agent),
+        "--dashboard-agent-grpc-port",
+        str(ports.dashboard_agent_grpc),
+        "--dashboard-agent-listen-port",
+        str(ports.dashboard_agent_http),
+        "--metrics-export-port",
+        str(ports.metrics_export),
+        "--min-worker-port",
+        str(ports.worker_min),
+        "--max-worker-port",
+        str(ports.worker_max),
         "--disable-usage-stats",
-    )  # fmt: skip
+    )
 
 
 def parse_nodes(answer: Any) -> tuple[RayNode, ...]:
-    """Read `GET /api/v0/nodes?detail=1`, newest row per address: a node that rejoins leaves its dead row behind."""
+    """Read `GET /api/v0/nodes?detail=1`, newest row per address: a node that rejoins leaves its
+    dead row behind.
+    """
     rows = _result(answer, "nodes")
     try:
         nodes = [
@@ -88,7 +124,9 @@ def parse_nodes(answer: Any) -> tuple[RayNode, ...]:
             for row in rows
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UnreadableAnswer("Ray's node table has a row that cannot be read", evidence=repr(error)) from None
+        raise UnreadableAnswer(
+            "Ray's node table has a row that cannot be read", evidence=repr(error)
+        ) from None
     living = {node.ip for node in nodes if node.alive}
     return tuple(node for node in nodes if node.alive or node.ip not in living)
 
@@ -112,27 +150,33 @@ def parse_status(text: str) -> RayStatus:
     lines = [*sections["Active"], *sections.get("Idle", [])]
     counts = [re.match(r"([0-9]{1,9}) \S+", line) for line in lines]
     if None in counts:
-        raise UnreadableAnswer("`ray status` names a node in a form that cannot be read", evidence=lines)
+        raise UnreadableAnswer(
+            "`ray status` names a node in a form that cannot be read", evidence=lines
+        )
     return RayStatus(
         active=sum(int(match[1]) for match in counts if match),
         gpus_used=float(gpu[1]) if gpu else None,
         gpus_total=float(gpu[2]) if gpu else None,
-        demands=tuple(each for each in sections.get("Pending Demands", sections.get("Demands", ()))),
+        demands=tuple(
+            each for each in sections.get("Pending Demands", sections.get("Demands", ()))
+        ),
     )
 
 
 def parse_ranks(actors: Any, nodes: tuple[RayNode, ...]) -> Mapping[str, tuple[str, ...]]:
     """Read which address holds which rank, from the names of living actors.
 
-    vLLM names them `vllm_Worker_<instance>_TP0_PP1` and leaves out a dimension of size one (v1/executor/ray_executor_v2.py);
-    the instance of a replica ends in `_dp1` (v1/engine/utils.py).
+    vLLM names them `vllm_Worker_<instance>_TP0_PP1` and leaves out a dimension of size one
+    (v1/executor/ray_executor_v2.py); the instance of a replica ends in `_dp1` (v1/engine/utils.py).
     """
     by_id = {node.id: node.ip for node in nodes}
     ranks: dict[str, list[str]] = {}
     for row in _result(actors, "actors"):
         called, where = row.get("name") or "", row.get("node_id") or ""
         if not isinstance(called, str) or not isinstance(where, str):
-            raise UnreadableAnswer("Ray's list of actors has a row that cannot be read", evidence=untrusted.shown(row))
+            raise UnreadableAnswer(
+                "Ray's list of actors has a row that cannot be read", evidence=untrusted.shown(row)
+            )
         match = re.fullmatch(r"vllm_Worker_\w*?\d(?:_dp(\d+))?((?:_[A-Z]+\d+)*)", called[:200])
         if match and row.get("state") == "ALIVE":
             replica = f"DP{match[1]}" if match[1] else ""
@@ -147,7 +191,9 @@ def _result(answer: Any, what: str) -> list[dict[str, Any]]:
     except (KeyError, TypeError, IndexError):
         rows = None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UnreadableAnswer(f"Ray's list of {what} cannot be read", evidence=untrusted.shown(answer))
+        raise UnreadableAnswer(
+            f"Ray's list of {what} cannot be read", evidence=untrusted.shown(answer)
+        )
     return rows
 
 

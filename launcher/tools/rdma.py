@@ -1,4 +1,6 @@
-"""RDMA devices as the kernel shows them below /sys/class/infiniband (Documentation/ABI/stable/sysfs-class-infiniband)."""
+"""RDMA devices as the kernel shows them below /sys/class/infiniband
+(Documentation/ABI/stable/sysfs-class-infiniband).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def entries(text: str) -> Iterator[tuple[str, str]]:
 
 
 def pci(path: str) -> str:
-    """Return the address of the device at the end of a sysfs path: the last one, behind bridges and before `virtio0`."""
+    """Return the address of the device at the end of a sysfs path: the last one, behind bridges and
+    before `virtio0`.
+    """
     found = _PCI.findall(path)
     return str(found[-1]) if found else ""
 
@@ -27,11 +31,18 @@ def pci(path: str) -> str:
 def read(text: str) -> tuple[RdmaDevice, ...]:
     """Read the devices, in the order of their names."""
     values = dict(entries(text))
-    return tuple(_device(name, values) for name in sorted({path.partition("/")[0] for path in values}, key=_natural))
+    return tuple(
+        _device(name, values)
+        for name in sorted({path.partition("/")[0] for path in values}, key=_natural)
+    )
 
 
 def _device(name: str, values: dict[str, str]) -> RdmaDevice:
-    numbers = {int(match[1]) for path in values if (match := re.match(rf"{re.escape(name)}/ports/(\d{{1,3}})/", path))}
+    numbers = {
+        int(match[1])
+        for path in values
+        if (match := re.match(rf"{re.escape(name)}/ports/(\d{{1,3}})/", path))
+    }
     numa = values.get(f"{name}/device/numa_node", "")
     return RdmaDevice(
         name=name,
@@ -39,8 +50,11 @@ def _device(name: str, values: dict[str, str]) -> RdmaDevice:
         model=values.get(f"{name}/hca_type") or values.get(f"{name}/board_id", ""),
         firmware=values.get(f"{name}/fw_ver", ""),
         pci=pci(values.get(f"{name}/device/pci", "")),
-        numa=int(numa) if numa.isdecimal() and numa.isascii() else None,  # -1: the machine has no NUMA
-        netdevs=tuple(path.rpartition("/")[2] for path in values if path.startswith(f"{name}/device/net/")),
+        # -1: the machine has no NUMA
+        numa=int(numa) if numa.isdecimal() and numa.isascii() else None,
+        netdevs=tuple(
+            path.rpartition("/")[2] for path in values if path.startswith(f"{name}/device/net/")
+        ),
     )
 
 
@@ -68,4 +82,8 @@ def _port(number: int, path: str, values: dict[str, str]) -> RdmaPort:
 
 
 def _natural(name: str) -> list[tuple[int, int | str]]:
-    return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"([0-9]+)", name) if part]
+    return [
+        (0, int(part)) if part.isdecimal() else (1, part)
+        for part in re.split(r"([0-9]+)", name)
+        if part
+    ]

@@ -1,4 +1,6 @@
-"""Which secrets lie on a node, in which files, how old, and who may read them: asked together with everything else."""
+"""Which secrets lie on a node, in which files, how old, and who may read them: asked together with
+everything else.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,9 @@ from dataclasses import dataclass
 from launcher.errors import UnreadableAnswer
 
 _MARK = "@@secrets"
-# Runs behind the probe (`host.probe`), whose `$dir` is the cluster's folder on disk; its `$in_memory` prints those in memory.
-# Names that start with a dot are what a launcher left that was killed while it wrote.
+# Runs behind the probe (`host.probe`), whose `$dir` is the cluster's folder on disk; its
+# `$in_memory` prints those in memory. Names that start with a dot are what a launcher left that was
+# killed while it wrote.
 SCRIPT = r"""
 printf '\n@@secrets %s %s\n' "$(date +%s)" "$(id -u)"
 for each in "$dir" $(sh -c "$in_memory" probe "$cluster"); do
@@ -25,7 +28,10 @@ printf '@@secrets end\n'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretFile:
-    """A file with a secret, or (`name` is empty) the directory of them. `own` means that it belongs to the login."""
+    """A file with a secret, or (`name` is empty) the directory of them.
+
+    `own` means that it belongs to the login.
+    """
 
     name: str
     path: str
@@ -41,17 +47,27 @@ class SecretFile:
 
 
 def parse(text: str) -> tuple[SecretFile, ...]:
-    """Read what `SCRIPT` printed behind the probe's answer; raises UnreadableAnswer when it is not whole."""
-    said = re.search(rf"^{_MARK} (\d{{1,12}}) (\d{{1,10}})\n(.*?)^{_MARK} end$", text, re.MULTILINE | re.DOTALL)
+    """Read what `SCRIPT` printed behind the probe's answer; raises UnreadableAnswer when it is not
+    whole.
+    """
+    said = re.search(
+        rf"^{_MARK} (\d{{1,12}}) (\d{{1,10}})\n(.*?)^{_MARK} end$", text, re.MULTILINE | re.DOTALL
+    )
     if said is None:
         raise UnreadableAnswer("the node does not say which secrets lie there")
     now, user, rows = int(said[1]), said[2], said[3]
     found = []
     for row in rows.splitlines():
-        match = re.fullmatch(r"(disk|memory) ([0-7]{1,4}) (\d{1,10}) (\d{1,12}) (/.*/secrets(?:/([^/]+))?)", row)
+        match = re.fullmatch(
+            r"(disk|memory) ([0-7]{1,4}) (\d{1,10}) (\d{1,12}) (/.*/secrets(?:/([^/]+))?)", row
+        )
         if match is None:
             raise UnreadableAnswer("the node's list of secrets cannot be read")
         place, mode, owner, changed, path, name = match.groups()
         age = float(max(0, now - int(changed)))
-        found.append(SecretFile(name=name or "", path=path, place=place, mode=mode, own=owner == user, age=age))
+        found.append(
+            SecretFile(
+                name=name or "", path=path, place=place, mode=mode, own=owner == user, age=age
+            )
+        )
     return tuple(found)

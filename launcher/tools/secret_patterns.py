@@ -1,6 +1,8 @@
-"""What looks like a secret, whoever it belongs to: forms of well-known tokens, and values that stand behind telling names.
+"""What looks like a secret, whoever it belongs to: forms of well-known tokens, and values that
+stand behind telling names.
 
-`redaction` takes out the values that this program knows. A log may hold others, which nobody told us of.
+`redaction` takes out the values that this program knows. A log may hold others, which nobody told
+us of.
 """
 
 from __future__ import annotations
@@ -10,13 +12,19 @@ import re
 from launcher.redaction import MASK, redact
 
 # `InvalidAuthToken: …` is an error's name.
-_TELLING = r"(?:(?i:api[_-]?key|passw(?:or)?d|secret|access[_-]?key(?:[_-]id)?|credentials?)|token|(?<![a-z])(?i:token))"
+_TELLING = (
+    r"(?:(?i:api[_-]?key|passw(?:or)?d|secret|access[_-]?key(?:[_-]id)?|credentials?)"
+    r"|token|(?<![a-z])(?i:token))"
+)
 _IS = r"\\?[\"']?[ \t]{0,3}[=:][ \t]{0,3}"
 # Each keeps what `keep` caught, so that a reader sees what stood there.
 _PATTERNS = tuple(
     re.compile(pattern)
     for pattern in (
-        r"(?P<keep>)-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]{0,20000}?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)",
+        (
+            r"(?P<keep>)-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]{0,20000}?(?:-----END [A-Z"
+            r" ]{0,40}PRIVATE KEY-----|\Z)"
+        ),
         r"(?P<keep>(?i:authorization[\"']?\s{0,3}[:=]\s{0,3}[\"']?(?:bearer|basic|token)\s{1,3}))[^\s\"',;]+",
         r"(?P<keep>[Bb]earer\s{1,3})[A-Za-z0-9._~+/=-]{6,}",
         r"(?P<keep>)(?<![A-Za-z0-9])(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|nvapi-|xox[abprs]-|dckr_pat_)[A-Za-z0-9_-]{8,}",
@@ -25,9 +33,11 @@ _PATTERNS = tuple(
         r"(?P<keep>)eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*",
         r"(?P<keep>\w://[^\s/:@\"']{0,100}:)[^\s/@\"']{1,200}(?=@)",
         r"(?P<keep>[?&](?i:token|sig|signature|x-amz-signature|x-amz-security-token|x-amz-credential|access_token)=)[^\s&\"']+",
-        r"(?P<keep>(?<![\w-])--?[\w-]{0,40}(?i:token|secret|passwo?r?d|api-?key)(?: |=|[\"'],\s{0,12}[\"']))"
+        r"(?P<keep>(?<![\w-])--?[\w-]{0,40}(?i:token|secret|passwo?r?d|api-?key)(?:"
+        r" |=|[\"'],\s{0,12}[\"']))"
         r"(?![-/~.$])[^\s\"',]{6,}",
-        # `HF_TOKEN=…`, `"api_key": "…"`; what begins like a path, a reference or a structure is none.
+        # `HF_TOKEN=…`, `"api_key": "…"`; what begins like a path, a reference or a structure is
+        # none.
         rf"(?P<keep>{_TELLING}{_IS}(?P<quote>\\?[\"']))(?:(?!(?P=quote))(?:\\.|[^\n])){{4,500}}",
         rf"(?P<keep>{_TELLING}{_IS})(?![{{\[*$~/<(\"'\\]|None\b|True\b)[^\s\"',;\\]{{8,}}",
     )
@@ -35,7 +45,9 @@ _PATTERNS = tuple(
 
 
 def clean(text: str) -> str:
-    """Return text without the values that the program knows and without what looks like another secret."""
+    """Return text without the values that the program knows and without what looks like another
+    secret.
+    """
     text = redact(text)
     for pattern in _PATTERNS:
         text = pattern.sub(lambda match: match["keep"] + MASK, text)

@@ -1,7 +1,8 @@
-"""What a node is made of: network cards, RDMA devices, GPUs, Docker and the kernel, asked in the same round trip as the probe.
+"""What a node is made of: network cards, RDMA devices, GPUs, Docker and the kernel, asked in the
+same round trip as the probe.
 
-The script only reads, and prints parts as the probe does (`launcher.tools.host`). Where a value cannot be had, its field is
-`None` (or empty) and the words of the tool are in `HostFacts.said`.
+The script only reads, and prints parts as the probe does (`launcher.tools.host`). Where a value
+cannot be had, its field is `None` (or empty) and the words of the tool are in `HostFacts.said`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nic:
-    """A network interface. `speed` is in Mbit/s; `physical`: a device stands behind it; `addresses` are `ip/prefix`."""
+    """A network interface.
+
+    `speed` is in Mbit/s; `physical`: a device stands behind it; `addresses` are `ip/prefix`.
+    """
 
     name: str
     up: bool
@@ -27,7 +31,9 @@ class Nic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gid:
-    """An entry of an RDMA port's GID table that is not zero; `kind` as the kernel says it, such as `RoCE v2`."""
+    """An entry of an RDMA port's GID table that is not zero; `kind` as the kernel says it, such as
+    `RoCE v2`.
+    """
 
     index: int
     value: str
@@ -37,7 +43,10 @@ class Gid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RdmaPort:
-    """A port of an RDMA device. `state` such as `ACTIVE`, `link_layer` `InfiniBand` or `Ethernet`, `rate` in Gbit/s."""
+    """A port of an RDMA device.
+
+    `state` such as `ACTIVE`, `link_layer` `InfiniBand` or `Ethernet`, `rate` in Gbit/s.
+    """
 
     number: int
     state: str
@@ -49,7 +58,9 @@ class RdmaPort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RdmaDevice:
-    """A device below /sys/class/infiniband; `model` is its `hca_type` (or board id), `netdevs` the interfaces it has."""
+    """A device below /sys/class/infiniband; `model` is its `hca_type` (or board id), `netdevs` the
+    interfaces it has.
+    """
 
     name: str
     ports: tuple[RdmaPort, ...] = ()
@@ -62,7 +73,9 @@ class RdmaDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
-    """What a GPU says of itself besides `HostFacts.gpus`; `affinity` names for each RDMA device how near it is (PIX … SYS)."""
+    """What a GPU says of itself besides `HostFacts.gpus`; `affinity` names for each RDMA device how
+    near it is (PIX … SYS).
+    """
 
     index: int
     uuid: str = ""
@@ -74,7 +87,9 @@ class GpuState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
-    """A process that holds GPU memory (MiB): whose it is, and the container it runs in (id, empty when in none)."""
+    """A process that holds GPU memory (MiB): whose it is, and the container it runs in (id, empty
+    when in none).
+    """
 
     gpu: str
     pid: int
@@ -96,8 +111,9 @@ class ModelCache:
 class Survey:
     """A node as it was when it was asked.
 
-    `skew` is the node's clock minus the launcher's in seconds (positive: the node is ahead), `synced` whether a time daemon
-    says so; `own_names` are the addresses that the node's own host name resolves to; `memory`, `shm` and `shm_free` are bytes.
+    `skew` is the node's clock minus the launcher's in seconds (positive: the node is ahead),
+    `synced` whether a time daemon says so; `own_names` are the addresses that the node's own host
+    name resolves to; `memory`, `shm` and `shm_free` are bytes.
     """
 
     system: str = ""

@@ -1,4 +1,6 @@
-"""How the answers of the survey's script become a `Survey`; a part that is missing or odd leaves its fields at "not known"."""
+"""How the answers of the survey's script become a `Survey`; a part that is missing or odd leaves
+its fields at "not known".
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ Parts = Mapping[str, tuple[str, int]]
 
 
 def read(parts: Parts, info: Mapping[str, Any]) -> Survey | None:
-    """Read the survey's parts of a probe's answer, and what `docker info` said; None when there was no survey."""
+    """Read the survey's parts of a probe's answer, and what `docker info` said; None when there was
+    no survey.
+    """
     if "clock" not in parts:
         return None
 
@@ -26,7 +30,8 @@ def read(parts: Parts, info: Mapping[str, Any]) -> Survey | None:
 
     system, boot = _pairs(said("system")), _pairs(said("boot"))
     shm, apps, xid = _df(good("shm")), good("gpuapps"), good("xid")
-    # getent(1) ends with 2 when it knows nobody of that name: then there is none, which is an answer too.
+    # getent(1) ends with 2 when it knows nobody of that name: then there is none, which is an
+    # answer too.
     own, code = parts.get("own", ("", 1))
     cgroup = [str(info[key]) for key in ("CgroupDriver", "CgroupVersion") if info.get(key)]
     return Survey(
@@ -63,7 +68,11 @@ def read(parts: Parts, info: Mapping[str, Any]) -> Survey | None:
 
 
 def _pairs(text: str) -> dict[str, str]:
-    return {key: value.strip() for key, found, value in (line.partition("=") for line in text.splitlines()) if found}
+    return {
+        key: value.strip()
+        for key, found, value in (line.partition("=") for line in text.splitlines())
+        if found
+    }
 
 
 def _int(text: str | None) -> int | None:
@@ -111,7 +120,9 @@ def _default(text: str | None) -> str:
 
 
 def _nics(parts: Parts, text: str) -> tuple[Nic, ...] | None:
-    """The kernel's list of links, with what sysfs adds; `flags` say whether a link is up, `operstate` is often UNKNOWN."""
+    """The kernel's list of links, with what sysfs adds; `flags` say whether a link is up,
+    `operstate` is often UNKNOWN.
+    """
     links = _json(parts.get("link", ("", 1))[0])
     if not links:
         return None
@@ -119,7 +130,9 @@ def _nics(parts: Parts, text: str) -> tuple[Nic, ...] | None:
     addresses: dict[str, list[str]] = {}
     for row in _json(parts.get("addr", ("", 1))[0]):
         found = [a for a in row.get("addr_info") or () if isinstance(a, dict) and "local" in a]
-        addresses[str(row.get("ifname"))] = [f"{each['local']}/{each.get('prefixlen')}" for each in found]
+        addresses[str(row.get("ifname"))] = [
+            f"{each['local']}/{each.get('prefixlen')}" for each in found
+        ]
     nics = []
     for row in links:
         name, mtu, flags = row.get("ifname"), row.get("mtu"), row.get("flags")

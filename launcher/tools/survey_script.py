@@ -1,11 +1,14 @@
-"""The shell text that asks a node what it is made of; it only reads, and goes with the probe's script (`launcher.tools.host`).
+"""The shell text that asks a node what it is made of; it only reads, and goes with the probe's
+script (`launcher.tools.host`).
 
-Sysfs files are printed as `path:value` by one `grep` a group, because a node has hundreds of them and a process each is slow.
+Sysfs files are printed as `path:value` by one `grep` a group, because a node has hundreds of them
+and a process each is slow.
 """
 
 from __future__ import annotations
 
-# Before anything else: the launcher's clock is on standard input and ages. After it no program may read what is left there.
+# Before anything else: the launcher's clock is on standard input and ages. After it no program may
+# read what is left there.
 CLOCK = r"""
 sent=$(timeout -k 1 2 head -n1) now=$(date +%s.%N)
 exec </dev/null

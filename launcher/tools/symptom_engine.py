@@ -1,4 +1,6 @@
-"""The known failures of the network, of memory and of the engine, and what only tells that something has failed before."""
+"""The known failures of the network, of memory and of the engine, and what only tells that
+something has failed before.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,27 @@ NETWORK = (
         id="memlock",
         pattern=r"ibv_reg_mr.*Cannot allocate memory",
         cause="NCCL may not lock the memory that RDMA needs",
-        fix="set `network: {fabric: infiniband}` (adds IPC_LOCK and memlock), then run `vlaunch up`",
+        fix=(
+            "set `network: {fabric: infiniband}` (adds IPC_LOCK and memlock), then run `vlaunch up`"
+        ),
         source="spark-vllm-docker 389; mlperf 664",
     ),
     Symptom(
         id="nccl-system-error",
         pattern=r"unhandled system error",
         cause="NCCL may not lock memory, or shared memory is too small",
-        fix="set `network: {fabric: infiniband}` (adds IPC_LOCK and memlock) and `shm: private`, then run `vlaunch up`",
+        fix=(
+            "set `network: {fabric: infiniband}` (adds IPC_LOCK and memlock) and `shm: private`,"
+            " then run `vlaunch up`"
+        ),
         source="vLLM's troubleshooting page; vllm 10626",
     ),
     Symptom(
         id="shm-too-small",
-        pattern=r"creating shared memory segment /dev/shm/nccl-|exceeds (?:memory available in )?/dev/shm",
+        pattern=(
+            r"creating shared memory segment /dev/shm/nccl-|exceeds (?:memory available in"
+            r" )?/dev/shm"
+        ),
         cause="/dev/shm in the container is too small",
         fix="set `shm: private` or a larger size in the inventory, then run `vlaunch up`",
         source="vllm 1710, 18831; MiniMax-01 42; Ray 2.60, _private/services.py",
@@ -47,18 +57,30 @@ MEMORY = (
         id="gpu-memory-held",
         pattern=r"Free memory on device .* is less than desired GPU memory utilization",
         cause="something else holds GPU memory",
-        fix="see who: `vlaunch exec --host -- nvidia-smi`, or lower it: `-- --gpu-memory-utilization 0.8`",
+        fix=(
+            "see who: `vlaunch exec --host -- nvidia-smi`, or lower it: `--"
+            " --gpu-memory-utilization 0.8`"
+        ),
         source="vllm 20305, 42017, 20860",
-        batch="see who: `vlaunch exec --host -- nvidia-smi`, or lower `gpu_memory_utilization` under `engine: {args: …}`",
+        batch=(
+            "see who: `vlaunch exec --host -- nvidia-smi`, or lower `gpu_memory_utilization` under"
+            " `engine: {args: …}`"
+        ),
     ),
     Symptom(
         id="gpu-memory-short",
-        pattern=r"No available memory for the cache blocks|larger than the (?:maximum|available KV cache memory)|"
-        r"torch\.OutOfMemoryError|CUDA out of memory",
+        pattern=(
+            r"No available memory for the cache blocks|larger than the (?:maximum|available KV"
+            r" cache memory)|"
+            r"torch\.OutOfMemoryError|CUDA out of memory"
+        ),
         cause="the model and its KV cache do not fit",
         fix="lower `--max-model-len`, raise `--gpu-memory-utilization`, or use more GPUs",
         source="vLLM 0.32, v1/core/kv_cache_utils.py",
-        batch="under `engine:` lower `max_model_len` or raise `gpu_memory_utilization` in `args`, or use a larger `tp`",
+        batch=(
+            "under `engine:` lower `max_model_len` or raise `gpu_memory_utilization` in `args`, or"
+            " use a larger `tp`"
+        ),
     ),
     Symptom(
         id="driver-too-old",
@@ -69,9 +91,13 @@ MEMORY = (
     ),
     Symptom(
         id="gpu-fault",
-        pattern=r"NVRM: Xid \([^)\n]*\): (?!(?:13|31|43|45)\b)\d+",  # Those four are an application's own doing.
+        # Those four are an application's own doing.
+        pattern=r"NVRM: Xid \([^)\n]*\): (?!(?:13|31|43|45)\b)\d+",
         cause="a GPU, or its link, has a fault",
-        fix="see `vlaunch check --only gpu-errors`; take the node out of the inventory, and reboot it",
+        fix=(
+            "see `vlaunch check --only gpu-errors`; take the node out of the inventory, and"
+            " reboot it"
+        ),
         source="NVIDIA's Xid catalog",
     ),
     Symptom(
@@ -87,13 +113,22 @@ MEMORY = (
         cause="a node ran out of host memory",
         fix="use a node with more memory than one rank's share of the checkpoint",
         source="vllm 2669, 1160",
-        batch="under `predict:` or `preprocess:` raise `num_cpus`, so that fewer run on a node, or lower `batch_size`",
+        batch=(
+            "under `predict:` or `preprocess:` raise `num_cpus`, so that fewer run on a node, or"
+            " lower `batch_size`"
+        ),
     ),
     Symptom(
         id="kernel-oom",
-        pattern=r"[Oo]ut of memory: Killed process|oom-kill:constraint|^container \S+ was killed for lack of memory",
+        pattern=(
+            r"[Oo]ut of memory: Killed process|oom-kill:constraint|^container \S+ was killed for"
+            r" lack of memory"
+        ),
         cause="the kernel killed a process for lack of host memory",
-        fix="use a node with more memory than one rank's share of the checkpoint, or end what else runs there",
+        fix=(
+            "use a node with more memory than one rank's share of the checkpoint, or end what else"
+            " runs there"
+        ),
         source="Linux, mm/oom_kill.c; Docker's OOMKilled",
     ),
 )
@@ -109,12 +144,19 @@ ENGINE = (
     Symptom(
         id="compiled-graph-timeout",
         pattern=r"RayChannelTimeoutError",
-        cause="a rank did not answer in time in Ray's compiled graph, which only vLLM's old executor uses",
-        fix="set no VLLM_USE_RAY_V2_EXECUTOR_BACKEND under `env:`; to stay with it, raise RAY_CGRAPH_get_timeout there",
+        cause=(
+            "a rank did not answer in time in Ray's compiled graph, which only vLLM's old executor"
+            " uses"
+        ),
+        fix=(
+            "set no VLLM_USE_RAY_V2_EXECUTOR_BACKEND under `env:`; to stay with it, raise"
+            " RAY_CGRAPH_get_timeout there"
+        ),
         source="vllm 27116, 29373, 19703",
     ),
     Symptom(
-        # vLLM 0.32, distributed/device_communicators: the CPU communicator lacks both; ours, in the derived image, has them.
+        # vLLM 0.32, distributed/device_communicators: the CPU communicator lacks both; ours, in the
+        # derived image, has them.
         id="cpu-experts",
         pattern=r"device_communicator\.(?:all_gatherv|reduce_scatterv)\(.*|NotImplementedError.*(?:all_gatherv|reduce_scatterv)",
         cause="vLLM's CPU build cannot spread a mixture of experts over ranks without Ray",
@@ -153,10 +195,16 @@ ENGINE = (
     ),
     Symptom(
         id="nccl-unreachable",
-        pattern=r"returned (?:No route to host|Connection refused|Connection timed out|Network is unreachable), retrying|"
-        r"socketPollConnect: connect returned",
+        pattern=(
+            r"returned (?:No route to host|Connection refused|Connection timed out|Network is"
+            r" unreachable), retrying|"
+            r"socketPollConnect: connect returned"
+        ),
         cause="NCCL cannot reach another node: a firewall, or the wrong interface",
-        fix="allow TCP between the nodes on all ports; see which do not pass: `vlaunch check --group ports`",
+        fix=(
+            "allow TCP between the nodes on all ports; see which do not pass: `vlaunch check"
+            " --group ports`"
+        ),
         source="NCCL 2.30, os/linux.cc; vllm 13200; LlamaFactory 8045",
         fatal=False,
     ),
@@ -172,8 +220,14 @@ ENGINE = (
     Symptom(
         id="rdma-libraries",
         pattern=r"undefined symbol: mlx5dv_",
-        cause="the container mixes its own RDMA libraries with the host's, or they are too old for NCCL",
-        fix="mount no libraries of the host under `mounts:`; see what NCCL uses instead: `vlaunch check-nccl`",
+        cause=(
+            "the container mixes its own RDMA libraries with the host's, or they are too old for"
+            " NCCL"
+        ),
+        fix=(
+            "mount no libraries of the host under `mounts:`; see what NCCL uses instead: `vlaunch"
+            " check-nccl`"
+        ),
         source="vllm 42750; HAMi-core 261",
         fatal=False,  # NCCL does without the newer functions.
         rdma=True,
@@ -182,21 +236,35 @@ ENGINE = (
         id="object-store",
         pattern=r"object store is using \S+ instead of /dev/shm",
         cause="/dev/shm is smaller than Ray's object store, which goes to the disk and is slow",
-        fix="set `shm: private`, a larger size or a smaller `ray: {object_store: …}` in the inventory, then run `vlaunch up`",
+        fix=(
+            "set `shm: private`, a larger size or a smaller `ray: {object_store: …}` in the"
+            " inventory, then run `vlaunch up`"
+        ),
         source="gpustack 5014; Ray 2.60, _private/services.py",
         fatal=False,
     ),
     Symptom(
         id="hf-lock",
-        pattern=r"[Ll]ock acquisition failed|[Ss]till waiting to acquire lock on|The file lock '.*' could not be acquired",
-        cause="several processes download the same model at once, or a dead one left its lock behind",
-        fix="fetch it first, on each node once; with nothing running, remove the `.locks` folder under `hf_home`",
+        pattern=(
+            r"[Ll]ock acquisition failed|[Ss]till waiting to acquire lock on|The file lock '.*'"
+            r" could not be acquired"
+        ),
+        cause=(
+            "several processes download the same model at once, or a dead one left its lock behind"
+        ),
+        fix=(
+            "fetch it first, on each node once; with nothing running, remove the `.locks` folder"
+            " under `hf_home`"
+        ),
         source="huggingface_hub 2543; vllm PR 21406",
         fatal=False,
     ),
     Symptom(
         id="cache-permission",
-        pattern=r"PermissionError: .*(?:cache|huggingface|hub)\b|Permission denied: '[^'\n]*(?:cache|huggingface|hub)\b",
+        pattern=(
+            r"PermissionError: .*(?:cache|huggingface|hub)\b|Permission denied:"
+            r" '[^'\n]*(?:cache|huggingface|hub)\b"
+        ),
         cause="the container may not write to the model's cache, which another user made",
         fix="give it back: `sudo chown -R USER` on `hf_home` of that node",
         source="aixcl 696; llm-d 485",
@@ -206,13 +274,18 @@ ENGINE = (
         id="engine-slow",
         pattern=r"Timed out waiting for engine core processes to start",
         cause="the engine was not ready in vLLM's own time",
-        fix="set VLLM_ENGINE_READY_TIMEOUT_S higher under `env:`, or put the model on a faster disk",
+        fix=(
+            "set VLLM_ENGINE_READY_TIMEOUT_S higher under `env:`, or put the model on a faster disk"
+        ),
         source="vLLM 0.32, envs.py",
         after=True,
     ),
     Symptom(
         id="rank-died",
-        pattern=r"RayWorkerProc rank=\[?\d.{0,40} died unexpectedly|EngineDeadError|EngineCore encountered a fatal error",
+        pattern=(
+            r"RayWorkerProc rank=\[?\d.{0,40} died unexpectedly|EngineDeadError|EngineCore"
+            r" encountered a fatal error"
+        ),
         cause="a rank died",
         fix="look at every node: `vlaunch logs`, then start again: `vlaunch serve`",
         source="vLLM 0.32, v1/executor/ray_executor_v2.py",

@@ -1,7 +1,9 @@
-"""The known failures until the engine starts; network, memory and engine follow. docs/troubleshooting.md has all of them.
+"""The known failures until the engine starts; network, memory and engine follow.
+docs/troubleshooting.md has all of them.
 
-Order matters: a cause stands before the consequences that it prints, and what may be harmless behind what never is. Sources:
-vLLM 0.32, Ray 2.60 and NCCL 2.30 as read and run, and the threads that each entry names.
+Order matters: a cause stands before the consequences that it prints, and what may be harmless
+behind what never is. Sources: vLLM 0.32, Ray 2.60 and NCCL 2.30 as read and run, and the threads
+that each entry names.
 """
 
 from __future__ import annotations
@@ -26,45 +28,76 @@ _IMAGE = (
     ),
     Symptom(
         id="docker-permission",
-        pattern=r"permission denied while trying to connect to the [Dd]ocker|docker\.sock: connect: permission denied",
+        pattern=(
+            r"permission denied while trying to connect to the [Dd]ocker|docker\.sock: connect:"
+            r" permission denied"
+        ),
         cause="the login may not use Docker",
-        fix="add it to the group: `sudo usermod -aG docker USER` and log in again, or set `docker: [sudo, -n, docker]`",
+        fix=(
+            "add it to the group: `sudo usermod -aG docker USER` and log in again, or set `docker:"
+            " [sudo, -n, docker]`"
+        ),
         source="NVIDIA's multi-node playbook for DGX Spark",
     ),
     Symptom(
         id="docker-down",
-        pattern=r"Cannot connect to the Docker daemon|docker\.sock: connect: (?:connection refused|no such file)",
+        pattern=(
+            r"Cannot connect to the Docker daemon|docker\.sock: connect: (?:connection refused|no"
+            r" such file)"
+        ),
         cause="Docker does not run on this node",
-        fix="start it: `sudo systemctl start docker`, and see why it ended: `sudo journalctl -u docker -n 50`",
+        fix=(
+            "start it: `sudo systemctl start docker`, and see why it ended: `sudo journalctl -u"
+            " docker -n 50`"
+        ),
         source="Docker's own words",
     ),
     Symptom(
         id="nvml-lost",
         pattern=r"Failed to initialize NVML: Unknown Error",
-        cause="the container has lost its GPUs: systemd reloaded, and its cgroup driver took the devices away",
-        fix="run `vlaunch down` and `vlaunch up`; for good: `vlaunch check --only cgroup-driver` says what to set",
+        cause=(
+            "the container has lost its GPUs: systemd reloaded, and its cgroup driver took the"
+            " devices away"
+        ),
+        fix=(
+            "run `vlaunch down` and `vlaunch up`; for good: `vlaunch check --only cgroup-driver`"
+            " says what to set"
+        ),
         source="nvidia-docker 1671; nvidia-container-toolkit 48",
     ),
     Symptom(
         id="gpu-runtime",
-        pattern=r'could not select device driver ""|nvidia-container-cli: initialization error|Failed to initialize NVML',
+        pattern=(
+            r'could not select device driver ""|nvidia-container-cli: initialization error|Failed'
+            r" to initialize NVML"
+        ),
         cause="Docker cannot hand out GPUs",
-        fix="install nvidia-container-toolkit, then `sudo nvidia-ctk runtime configure --runtime=docker "
-        "&& sudo systemctl restart docker`",
+        fix=(
+            "install nvidia-container-toolkit, then `sudo nvidia-ctk runtime configure"
+            " --runtime=docker && sudo systemctl restart docker`"
+        ),
         source="nvidia-docker 1637, 1671",
     ),
     Symptom(
         id="memlock-refused",
         pattern=r"error setting rlimit type 8",
         cause="the node may not raise the locked-memory limit that RDMA needs",
-        fix="raise it for Docker: `sudo systemctl edit docker` and add `[Service]` with `LimitMEMLOCK=infinity`",
+        fix=(
+            "raise it for Docker: `sudo systemctl edit docker` and add `[Service]` with"
+            " `LimitMEMLOCK=infinity`"
+        ),
         source="met on practice hosts",
     ),
     Symptom(
         id="rdma-devices-missing",
-        pattern=r"error gathering device information while adding custom device \"/dev/infiniband\"",
+        pattern=(
+            r"error gathering device information while adding custom device \"/dev/infiniband\""
+        ),
         cause="the node has no RDMA devices",
-        fix="load the drivers (`sudo modprobe mlx5_ib ib_uverbs`), or set `network: {fabric: ethernet}`",
+        fix=(
+            "load the drivers (`sudo modprobe mlx5_ib ib_uverbs`), or set `network: {fabric:"
+            " ethernet}`"
+        ),
         source="Docker's own words",
     ),
     Symptom(
@@ -73,18 +106,27 @@ _IMAGE = (
         cause="the disk is full",
         fix="free some space: `docker system prune`, `df -h`",
         source="errno(3), ENOSPC",
-        batch="free some space on the head, or remove jobs that are over: `vlaunch jobs --remove NAME`",
+        batch=(
+            "free some space on the head, or remove jobs that are over: `vlaunch jobs --remove"
+            " NAME`"
+        ),
     ),
     Symptom(
         id="image-refused",
         pattern=r"toomanyrequests|pull access denied|manifest unknown|manifest for .* not found",
         cause="the registry does not give this image",
-        fix="check `image:` in the inventory, log in with `docker login` on the node, or load the image with `docker load`",
+        fix=(
+            "check `image:` in the inventory, log in with `docker login` on the node, or load the"
+            " image with `docker load`"
+        ),
         source="Docker's own words",
     ),
     Symptom(
         id="registry-unreachable",
-        pattern=r"dial tcp: lookup .*|TLS handshake timeout|Client\.Timeout exceeded|network is unreachable",
+        pattern=(
+            r"dial tcp: lookup .*|TLS handshake timeout|Client\.Timeout exceeded|network is"
+            r" unreachable"
+        ),
         cause="the node cannot reach the registry",
         fix="load the image instead: `docker save IMAGE | ssh NODE docker load`",
         source="Docker's own words",
@@ -130,9 +172,15 @@ _RAY = (
     ),
     Symptom(
         id="no-local-raylet",
-        pattern=r"Can't find a `node_ip_address\.json` file|none of these match this node's IP|ray client connection timeout",
+        pattern=(
+            r"Can't find a `node_ip_address\.json` file|none of these match this node's IP|ray"
+            r" client connection timeout"
+        ),
         cause="the driver runs where no Ray node is, or was given a `ray://` address",
-        fix="start servers with `vlaunch serve`, which runs them in the head's container, and set no RAY_ADDRESS under `env:`",
+        fix=(
+            "start servers with `vlaunch serve`, which runs them in the head's container, and set"
+            " no RAY_ADDRESS under `env:`"
+        ),
         source="vllm 14349; gpustack/runner 178",
         fatal=False,
     ),
@@ -149,16 +197,23 @@ _RAY = (
 _MODEL = (
     Symptom(
         id="hf-refused",
-        pattern=r"RepositoryNotFoundError|Repository Not Found|GatedRepoError|401 Client Error|gated repo",
+        pattern=(
+            r"RepositoryNotFoundError|Repository Not Found|GatedRepoError|401 Client Error|gated"
+            r" repo"
+        ),
         cause="Hugging Face does not give this model: it is gated, or its name is wrong",
         fix="add HF_TOKEN under `secrets:` in the inventory, and check the model's name",
         source="vllm PR 21406; ray 54812; srt-slurm 251",
-        fatal=False,  # It may be a file that the model can do without; for any other, vLLM ends by itself.
+        # It may be a file that the model can do without; for any other, vLLM ends by itself.
+        fatal=False,
     ),
     Symptom(
         id="model-not-found",
-        pattern=r"Invalid repository ID or local directory specified|Can't load the configuration of|"
-        r"does not appear to have a file named config\.json|HFValidationError|is not a local folder and is not a valid model",
+        pattern=(
+            r"Invalid repository ID or local directory specified|Can't load the configuration of|"
+            r"does not appear to have a file named config\.json|HFValidationError|is not a local"
+            r" folder and is not a valid model"
+        ),
         cause="the model cannot be found on this node",
         fix="check the path on every node, or copy the model there",
         source="vllm 881; aixcl 696; llm-d 485",
@@ -172,7 +227,9 @@ _MODEL = (
     ),
     Symptom(
         id="attention-heads",
-        pattern=r"Total number of attention heads \(\d+\) must be divisible by tensor parallel size",
+        pattern=(
+            r"Total number of attention heads \(\d+\) must be divisible by tensor parallel size"
+        ),
         cause="this model's attention heads cannot be split this way",
         fix="choose a `--tp` that divides them",
         source="vLLM 0.32, config/model.py",
@@ -185,13 +242,18 @@ _MODEL = (
         cause="vLLM spreads only mixtures of experts this way, and this model is dense",
         fix="serve it with `--data-parallel-size` of vlaunch, and set no VLLM_DP_* under `env:`",
         source="vllm PR 30739; met with vLLM 0.32",
-        batch="set no VLLM_DP_* under `env:`: replicas of a dense model are independent, and need none",
+        batch=(
+            "set no VLLM_DP_* under `env:`: replicas of a dense model are independent, and need"
+            " none"
+        ),
     ),
     Symptom(
         id="config-mismatch",
         pattern=r"Configuration mismatch detected for engine",
         cause="the nodes of the server run with different settings or versions of vLLM",
-        fix="see which: `vlaunch check --only image`; then `vlaunch stop` and `vlaunch serve` again",
+        fix=(
+            "see which: `vlaunch check --only image`; then `vlaunch stop` and `vlaunch serve` again"
+        ),
         source="vLLM 0.32, v1/engine/utils.py",
     ),
 )
@@ -214,8 +276,14 @@ _PLACEMENT = (
     Symptom(
         id="node-resource-missing",
         pattern=r"No available node types can fulfill resource request .*'node:",
-        cause="Ray knows no node with this address: VLLM_HOST_IP is not the address under which the node joined",
-        fix="check `ip:` of the nodes, and set neither VLLM_HOST_IP nor VLLM_USE_RAY_V2_EXECUTOR_BACKEND under `env:`",
+        cause=(
+            "Ray knows no node with this address: VLLM_HOST_IP is not the address under which the"
+            " node joined"
+        ),
+        fix=(
+            "check `ip:` of the nodes, and set neither VLLM_HOST_IP nor"
+            " VLLM_USE_RAY_V2_EXECUTOR_BACKEND under `env:`"
+        ),
         source="vllm 7815, 12670; spark-vllm-docker 227",
         fatal=False,  # Ray says so until the node is there.
     ),

@@ -1,6 +1,8 @@
-"""What a node wrote, before anybody reads it: JSON without surprises, and lines without end made short.
+"""What a node wrote, before anybody reads it: JSON without surprises, and lines without end made
+short.
 
-A node may be broken, or somebody else's. What it answers is bounded by the transport; here it is bounded in what it can mean.
+A node may be broken, or somebody else's. What it answers is bounded by the transport; here it is
+bounded in what it can mean.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ import json
 import math
 from typing import Any, Final
 
-LONGEST: Final = 4000  # characters of a line that are looked at: patterns take a square of a line's length at their worst
+# characters of a line that are looked at: patterns take a square of a line's length at their worst
+LONGEST: Final = 4000
 _LINES: Final = 100_000
 _DEEPEST: Final = 50  # levels of nesting; what we ask for has less than ten
 _DIGITS: Final = 40  # of a whole number: more than any count, size or time has
@@ -19,9 +22,9 @@ _SHOWN: Final = 300
 def loads(text: str) -> Any:
     """Read JSON as a node wrote it.
 
-    Raises ValueError, and nothing else, for what is no JSON, and for what Python takes for it though RFC 8259 does not say
-    what it means: NaN and Infinity, numbers that no float holds, nesting without end. Halves of UTF-16 pairs, which nobody can
-    print, become question marks.
+    Raises ValueError, and nothing else, for what is no JSON, and for what Python takes for it
+    though RFC 8259 does not say what it means: NaN and Infinity, numbers that no float holds,
+    nesting without end. Halves of UTF-16 pairs, which nobody can print, become question marks.
     """
     try:
         value = json.loads(text, parse_constant=_no_number, parse_float=_float, parse_int=_int)
@@ -35,7 +38,9 @@ def loads(text: str) -> Any:
 
 
 def cut(text: str, *, last: bool = False) -> str:
-    """Return text without the ends of lines that are too long; of too many lines the first are there, or the `last`."""
+    """Return text without the ends of lines that are too long; of too many lines the first are
+    there, or the `last`.
+    """
     if len(text) <= LONGEST:
         return text
     lines = text.split("\n")
@@ -66,7 +71,9 @@ def _int(word: str) -> int:
 
 
 def _shallow(value: object) -> None:
-    """Raise ValueError for deep nesting; level by level, for who recurses meets the end of the stack."""
+    """Raise ValueError for deep nesting; level by level, for who recurses meets the end of the
+    stack.
+    """
     level = [value]
     for _ in range(_DEEPEST):
         level = [

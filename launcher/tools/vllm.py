@@ -1,6 +1,7 @@
 """What we say to vLLM (0.32), and how we read its log and its capacity.
 
-Log lines carry prefixes of Ray and of vLLM's processes, so patterns are searched for, never matched from the start.
+Log lines carry prefixes of Ray and of vLLM's processes, so patterns are searched for, never matched
+from the start.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from launcher.tools import symptoms, untrusted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A part of the start, recognised by the line that begins it. `title` is in the present tense."""
+    """A part of the start, recognised by the line that begins it. `title` is in the present
+    tense.
+    """
 
     id: str
     title: str
@@ -31,26 +34,59 @@ class Capacity:
     concurrency: float | None = None
 
 
-# In the order in which they come. Lines of several ranks interleave, so a phase only ever moves forward.
+# In the order in which they come. Lines of several ranks interleave, so a phase only ever moves
+# forward.
 PHASES = (
     Phase(id="start", title="starting vLLM", pattern=r"(?!)"),
-    Phase(id="config", title="reading the model's configuration", pattern=r"non-default args:|Resolved architecture:"),
+    Phase(
+        id="config",
+        title="reading the model's configuration",
+        pattern=r"non-default args:|Resolved architecture:",
+    ),
     Phase(id="engine", title="starting the engine", pattern=r"Initializing a V1 LLM engine"),
     Phase(
-        id="placement", title="placing ranks on GPUs",
-        pattern=r"(?:Creating a new|Waiting for creating a) placement group|Creating placement groups for data parallel",
+        id="placement",
+        title="placing ranks on GPUs",
+        pattern=(
+            r"(?:Creating a new|Waiting for creating a) placement group|Creating placement groups"
+            r" for data parallel"
+        ),
     ),
-    Phase(id="workers", title="connecting the ranks", pattern=r"world_size=\d+ rank=\d+|Bootstrap : Using|vLLM is using nccl"),
-    Phase(id="load", title="loading weights", pattern=r"Starting to load model|Loading \S+ checkpoint shards"),
     Phase(
-        id="warm-up", title="compiling and warming up",
-        pattern=r"Warming up model for the compilation|Dynamo bytecode transform|[Cc]ompiling a graph for|torch\.compile takes",
+        id="workers",
+        title="connecting the ranks",
+        pattern=r"world_size=\d+ rank=\d+|Bootstrap : Using|vLLM is using nccl",
     ),
-    Phase(id="kv-cache", title="allocating the KV cache", pattern=r"KV cache size: [\d,]+ tokens|# GPU blocks: \d+"),
-    Phase(id="graphs", title="capturing graphs", pattern=r"Capturing CUDA graphs?|Capturing cudagraphs"),
-    Phase(id="api", title="starting the API", pattern=r"Starting vLLM (?:API )?server|Available routes are"),
+    Phase(
+        id="load",
+        title="loading weights",
+        pattern=r"Starting to load model|Loading \S+ checkpoint shards",
+    ),
+    Phase(
+        id="warm-up",
+        title="compiling and warming up",
+        pattern=(
+            r"Warming up model for the compilation|Dynamo bytecode transform|[Cc]ompiling a graph"
+            r" for|torch\.compile takes"
+        ),
+    ),
+    Phase(
+        id="kv-cache",
+        title="allocating the KV cache",
+        pattern=r"KV cache size: [\d,]+ tokens|# GPU blocks: \d+",
+    ),
+    Phase(
+        id="graphs",
+        title="capturing graphs",
+        pattern=r"Capturing CUDA graphs?|Capturing cudagraphs",
+    ),
+    Phase(
+        id="api",
+        title="starting the API",
+        pattern=r"Starting vLLM (?:API )?server|Available routes are",
+    ),
     Phase(id="answer", title="getting the first answer", pattern=r"Application startup complete"),
-)  # fmt: skip
+)
 
 _MEMORY_SHARE = 0.92  # `gpu_memory_utilization` in vllm/config/cache.py
 _MOST = 2 * 2**20  # characters of a log
@@ -76,7 +112,9 @@ _OURS = {
     "--master-addr": "`--backend mp`, which sets it on each node",
     "--master-port": "`ports: {mp_master: …}` in the inventory",
     "--headless": "`--backend mp`, which sets it where it belongs",
-    "--data-parallel*": "`--data-parallel-size` of vlaunch, which sets what belongs to it on each node",
+    "--data-parallel*": (
+        "`--data-parallel-size` of vlaunch, which sets what belongs to it on each node"
+    ),
     "-dp*": "`--data-parallel-size` of vlaunch, which sets what belongs to it on each node",
     "--uds": "`--bind` and `--port` of vlaunch; the server is asked over TCP",
     "--ssl-*": "a TLS proxy in front of the endpoint; the server is asked over plain HTTP",
@@ -95,29 +133,62 @@ def serve(
     dp: int = 1,
     multi_node: Argv = (),
 ) -> Argv:
-    """Serve a model (`vllm serve`). Our own options come last: of an option given twice, vLLM takes the last."""
-    executor = ("--distributed-executor-backend", backend) if backend == "ray" or tp * pp > 1 else ()
-    replicas = ("--data-parallel-size", str(dp), "--data-parallel-backend", backend) if dp > 1 else ()
+    """Serve a model (`vllm serve`).
+
+    Our own options come last: of an option given twice, vLLM takes the last.
+    """
+    executor = (
+        ("--distributed-executor-backend", backend) if backend == "ray" or tp * pp > 1 else ()
+    )
+    replicas = (
+        ("--data-parallel-size", str(dp), "--data-parallel-backend", backend) if dp > 1 else ()
+    )
     words = without_api(args) if "--headless" in multi_node else args
     return (
-        "vllm", "serve", model, *words,
-        "--tensor-parallel-size", str(tp), "--pipeline-parallel-size", str(pp), *executor, *replicas, *multi_node,
-        "--host", host, "--port", str(port),
-    )  # fmt: skip
+        "vllm",
+        "serve",
+        model,
+        *words,
+        "--tensor-parallel-size",
+        str(tp),
+        "--pipeline-parallel-size",
+        str(pp),
+        *executor,
+        *replicas,
+        *multi_node,
+        "--host",
+        host,
+        "--port",
+        str(port),
+    )
 
 
 def rank_of(nnodes: int, rank: int, master: str, port: int) -> Argv:
-    """Return the options that make a process one node of several, without Ray; only the first has an API."""
+    """Return the options that make a process one node of several, without Ray; only the first has
+    an API.
+    """
     if nnodes == 1:
         return ()
     headless = ("--headless",) if rank else ()
-    return ("--nnodes", str(nnodes), "--node-rank", str(rank), "--master-addr", master, "--master-port", str(port), *headless)
+    return (
+        "--nnodes",
+        str(nnodes),
+        "--node-rank",
+        str(rank),
+        "--master-addr",
+        master,
+        "--master-port",
+        str(port),
+        *headless,
+    )
 
 
 def replicas_of(local: int, start: int, head: str, port: int) -> Argv:
-    """Return the options of a node that runs `local` replicas from number `start` on; only the first node has an API.
+    """Return the options of a node that runs `local` replicas from number `start` on; only the
+    first node has an API.
 
-    vLLM balances requests over all replicas behind that API (v1/engine/core_client.py, `DPLBAsyncMPClient`).
+    vLLM balances requests over all replicas behind that API (v1/engine/core_client.py,
+    `DPLBAsyncMPClient`).
     """
     where = ("--data-parallel-address", head, "--data-parallel-rpc-port", str(port))
     own = ("--data-parallel-size-local", str(local), *where)
@@ -125,22 +196,30 @@ def replicas_of(local: int, start: int, head: str, port: int) -> Argv:
 
 
 def ray_replicas(local: int, spans: bool) -> Argv:
-    """Return the options that make Ray's head node run `local` replicas; those that span nodes are counted by vLLM itself."""
+    """Return the options that make Ray's head node run `local` replicas; those that span nodes are
+    counted by vLLM itself.
+    """
     return () if spans else ("--data-parallel-size-local", str(local))
 
 
 def ray_replica_env(nodes: Sequence[str], *, spans: bool, alike: bool) -> Mapping[str, str]:
     """Return the variables that make vLLM place replicas where we expect them: on these addresses.
 
-    Its default (`strict`) puts as many on every node as on the head, and passes over nodes that hold fewer; `fill` takes what
-    each can hold, `span` several nodes for each (`create_dp_placement_groups` in v1/engine/utils.py).
+    Its default (`strict`) puts as many on every node as on the head, and passes over nodes that
+    hold fewer; `fill` takes what each can hold, `span` several nodes for each
+    (`create_dp_placement_groups` in v1/engine/utils.py).
     """
     strategy = "span" if spans else "strict" if alike else "fill"
-    return {"VLLM_RAY_DP_PACK_STRATEGY": strategy, "VLLM_RAY_DP_PLACEMENT_NODE_IPS": ",".join(nodes)}
+    return {
+        "VLLM_RAY_DP_PACK_STRATEGY": strategy,
+        "VLLM_RAY_DP_PLACEMENT_NODE_IPS": ",".join(nodes),
+    }
 
 
 def memory_share(args: Sequence[str]) -> float:
-    """Return which part of a GPU's memory an engine claims: vLLM's own default where the arguments say nothing readable."""
+    """Return which part of a GPU's memory an engine claims: vLLM's own default where the arguments
+    say nothing readable.
+    """
     share = _MEMORY_SHARE
     for word, after in zip(args, [*args, ""][1:], strict=True):
         name, equals, value = word.partition("=")
@@ -151,7 +230,9 @@ def memory_share(args: Sequence[str]) -> float:
 
 
 def without_api(args: Sequence[str]) -> tuple[str, ...]:
-    """Leave out how many API servers are wanted, which vLLM refuses from a process that has none."""
+    """Leave out how many API servers are wanted, which vLLM refuses from a process that has
+    none.
+    """
     kept, skip = list[str](), False
     for word in args:
         name = word.partition("=")[0].replace("_", "-")
@@ -165,7 +246,9 @@ def without_api(args: Sequence[str]) -> tuple[str, ...]:
 
 
 def collisions(args: Sequence[str]) -> list[str]:
-    """Say, for each argument that vlaunch sets itself, what to use instead; values are never repeated."""
+    """Say, for each argument that vlaunch sets itself, what to use instead; values are never
+    repeated.
+    """
     said = []
     for word in args:
         name = word.partition("=")[0]
@@ -178,7 +261,9 @@ def collisions(args: Sequence[str]) -> list[str]:
 
 
 def _means(name: str, ours: str) -> bool:
-    """True when argparse would, or could, take a word for one of our options: it completes beginnings, and reads `-n2`."""
+    """True when argparse would, or could, take a word for one of our options: it completes
+    beginnings, and reads `-n2`.
+    """
     stem = ours.rstrip("*")
     if not name.startswith("-") or name in ("-", "--"):
         return False
@@ -212,24 +297,37 @@ def shards(lines: Sequence[str]) -> str:
 
 
 def capacity(labels: Mapping[str, str], log: str = "") -> Capacity:
-    """Read the labels of `vllm:cache_config_info`; where an older vLLM lacks them, its blocks or its log line."""
-    tokens, concurrency = _number(labels.get("kv_cache_size_tokens")), _number(labels.get("kv_cache_max_concurrency"))
+    """Read the labels of `vllm:cache_config_info`; where an older vLLM lacks them, its blocks or
+    its log line.
+    """
+    tokens, concurrency = (
+        _number(labels.get("kv_cache_size_tokens")),
+        _number(labels.get("kv_cache_max_concurrency")),
+    )
     if tokens is None:
         blocks, size = _number(labels.get("num_gpu_blocks")), _number(labels.get("block_size"))
         line = _KV_LINE.search(log)
-        tokens = _number(line[1].replace(",", "")) if line else (blocks * size if blocks and size else None)
+        tokens = (
+            _number(line[1].replace(",", ""))
+            if line
+            else (blocks * size if blocks and size else None)
+        )
     if concurrency is None and (line := _CONCURRENCY.search(log)):
         concurrency = _number(line[1])
     return Capacity(tokens=None if tokens is None else int(tokens), concurrency=concurrency)
 
 
 def root_cause(text: str) -> str:
-    """Return the exception that a failed start is about: the first that does not only report another, a worker's preferred.
+    """Return the exception that a failed start is about: the first that does not only report
+    another, a worker's preferred.
 
     Where all do, the first of them; empty where there is none.
     """
     lines = untrusted.cut(text[-_MOST:], last=True).splitlines()
-    return cause.root([symptoms.plain(line) for line in lines if "Err" in line or "err" in line or "Exc" in line], reports=True)
+    return cause.root(
+        [symptoms.plain(line) for line in lines if "Err" in line or "err" in line or "Exc" in line],
+        reports=True,
+    )
 
 
 def _number(text: str | None) -> float | None:

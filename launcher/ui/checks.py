@@ -1,4 +1,6 @@
-"""The catalogue's results for people and machines: groups in order, one row a finding, below it what to do."""
+"""The catalogue's results for people and machines: groups in order, one row a finding, below it
+what to do.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.text import Text
 
-_MEANT: dict[Status, str] = {"pass": "passed", "warn": "with a warning", "fail": "failed", "skip": "skipped"}
+_MEANT: dict[Status, str] = {
+    "pass": "passed",
+    "warn": "with a warning",
+    "fail": "failed",
+    "skip": "skipped",
+}
 
 
 def show(results: Sequence[Result], *, as_json: bool) -> None:
@@ -40,16 +47,26 @@ def plain(results: Sequence[Result]) -> dict[str, object]:
         "counts": dict(Counter(result.status for result in results)),
         "checks": [
             {
-                "id": result.check.id, "group": result.check.group, "status": result.status, "what": result.check.what,
-                "why": result.check.why, "docs": f"docs/checks.md#{result.check.id}",
+                "id": result.check.id,
+                "group": result.check.group,
+                "status": result.status,
+                "what": result.check.what,
+                "why": result.check.why,
+                "docs": f"docs/checks.md#{result.check.id}",
                 "findings": [
-                    {"node": f.node, "status": f.status, "text": f.text, "evidence": f.evidence, "fix": f.fix}
+                    {
+                        "node": f.node,
+                        "status": f.status,
+                        "text": f.text,
+                        "evidence": f.evidence,
+                        "fix": f.fix,
+                    }
                     for f in folded(result.findings)
                 ],
             }
             for result in results
         ],
-    }  # fmt: skip
+    }
 
 
 def render(results: Sequence[Result]) -> RenderableType:
@@ -66,7 +83,9 @@ def render(results: Sequence[Result]) -> RenderableType:
                 word, colour = WORDS[finding.status]
                 style = "bold" if finding.status in ("fail", "warn") else ""
                 first = Text(f"  {word}", style=colour)
-                first.append("  " + (result.check.id if place == 0 else "").ljust(width + 2), style=style)
+                first.append(
+                    "  " + (result.check.id if place == 0 else "").ljust(width + 2), style=style
+                )
                 parts.append(_Row(first=first, story=_story(result.check, finding)))
     counts = Counter(result.status for result in results)
     said = [f"{counts[status]} {word}" for status, word in _MEANT.items() if counts[status]]
@@ -81,7 +100,10 @@ def render(results: Sequence[Result]) -> RenderableType:
 def show_list(checks: Sequence[Check], *, as_json: bool) -> None:
     """Print what each check proves."""
     if as_json:
-        said = [{"id": each.id, "group": each.group, "what": each.what, "why": each.why} for each in checks]
+        said = [
+            {"id": each.id, "group": each.group, "what": each.what, "why": each.why}
+            for each in checks
+        ]
         click.echo(json_line.dumps(said))
         return
     from rich.table import Table
@@ -96,7 +118,9 @@ def show_list(checks: Sequence[Check], *, as_json: bool) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """A finding beside its word and its check, broken into lines that stand below each other and end where their words do."""
+    """A finding beside its word and its check, broken into lines that stand below each other and
+    end where their words do.
+    """
 
     first: Text
     story: Text

@@ -1,4 +1,6 @@
-"""A diagnosis for people and machines: what stands in the way first, then what may, what follows, and what is over."""
+"""A diagnosis for people and machines: what stands in the way first, then what may, what follows,
+and what is over.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ _TITLES: dict[Kind, tuple[str, str]] = {
     "now": ("most likely first", "red"),
     "perhaps": ("may have to do with it", "yellow"),
     "after": ("follows from something else", "yellow"),
-    "over": ("is over: from before the server was last ready, or long before the last failure", "dim"),
+    "over": (
+        "is over: from before the server was last ready, or long before the last failure",
+        "dim",
+    ),
 }
 _WORDS: dict[Kind, str] = {"now": "FOUND", "perhaps": "MAYBE", "after": "THEN", "over": "OVER"}
 _MARGIN = "         "
@@ -41,7 +46,12 @@ def plain(found: Diagnosis) -> dict[str, object]:
     return {
         "found": found.found,
         "findings": [{**asdict(each), "docs": each.docs} for each in found.findings],
-        "looked": {"nodes": list(found.nodes), "logs": found.logs, "lines": found.lines, "ready": found.ready},
+        "looked": {
+            "nodes": list(found.nodes),
+            "logs": found.logs,
+            "lines": found.lines,
+            "ready": found.ready,
+        },
         "gaps": [{"node": node, "what": what, "why": why} for node, what, why in found.gaps],
     }
 
@@ -67,7 +77,9 @@ def render(found: Diagnosis) -> RenderableType:
 
 
 def _finding(each: Diagnosed, colour: str) -> list[RenderableType]:
-    first = _text(f"  {_WORDS[each.kind]:<5}", colour).append_text(_text(f"  {fold(each.nodes)}: {each.cause}", "bold"))
+    first = _text(f"  {_WORDS[each.kind]:<5}", colour).append_text(
+        _text(f"  {fold(each.nodes)}: {each.cause}", "bold")
+    )
     if each.kind == "over":
         return [first, _text(f"{_MARGIN}see: {each.docs}", "dim")]
     lines: list[RenderableType] = [first]
@@ -101,7 +113,10 @@ def _gaps(found: Diagnosis) -> list[str]:
 
 def _next(found: Diagnosis) -> list[str]:
     if found.found:
-        return ["`vlaunch check` for what logs cannot show; `vlaunch collect` makes a bundle for a bug report"]
+        return [
+            "`vlaunch check` for what logs cannot show; `vlaunch collect` makes a bundle for a bug"
+            " report"
+        ]
     more = [] if found.findings else ["read the logs yourself: `vlaunch logs --tail 1000`"]
     return ["`vlaunch check` for what logs cannot show, `vlaunch status` for what runs", *more]
 

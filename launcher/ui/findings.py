@@ -12,9 +12,12 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 WORDS: Mapping[str, tuple[str, str]] = {
-    "pass": ("PASS", "green"), "warn": ("WARN", "yellow"), "fail": ("FAIL", "red bold"), "skip": ("SKIP", "cyan"),
+    "pass": ("PASS", "green"),
+    "warn": ("WARN", "yellow"),
+    "fail": ("FAIL", "red bold"),
+    "skip": ("SKIP", "cyan"),
     "wait": ("FAIL", "red bold"),
-}  # fmt: skip
+}
 
 
 def render(findings: Iterable[Finding], *, indent: int = 0) -> list[Text]:
@@ -27,17 +30,29 @@ def render(findings: Iterable[Finding], *, indent: int = 0) -> list[Text]:
 
 
 def one(finding: Finding, *, indent: int = 0) -> list[Text]:
-    """Return one finding: its line, and below it, where something is wrong, the evidence and the fix."""
+    """Return one finding: its line, and below it, where something is wrong, the evidence and the
+    fix.
+    """
     from rich.text import Text
 
     word, colour = WORDS[finding.status]
     where = f"{symptoms.brief(finding.node)}: " if finding.node else ""
-    line = Text(" " * indent).append(word, style=colour).append(f"  {where}{symptoms.brief(finding.text)}")
+    line = (
+        Text(" " * indent)
+        .append(word, style=colour)
+        .append(f"  {where}{symptoms.brief(finding.text)}")
+    )
     lines = [line]
     margin = " " * (indent + 6)
     if finding.status != "pass":
-        lines += [Text(f"{margin}{symptoms.brief(text)}", style="dim") for text in finding.evidence.splitlines()[:8]]
-        lines += [Text(margin).append("fix: ", style="cyan").append(symptoms.brief(text)) for text in finding.fix.splitlines()]
+        lines += [
+            Text(f"{margin}{symptoms.brief(text)}", style="dim")
+            for text in finding.evidence.splitlines()[:8]
+        ]
+        lines += [
+            Text(margin).append("fix: ", style="cyan").append(symptoms.brief(text))
+            for text in finding.fix.splitlines()
+        ]
     return lines
 
 

@@ -15,9 +15,14 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _COLOURS = {
-    "running": "green", "done": "green", "failed": "red", "refused": "red", "interrupted": "red", "stopped": "yellow",
+    "running": "green",
+    "done": "green",
+    "failed": "red",
+    "refused": "red",
+    "interrupted": "red",
+    "stopped": "yellow",
     "prepared": "dim",
-}  # fmt: skip
+}
 
 
 def render(jobs: Sequence[BatchStatus], remarks: Sequence[str] = ()) -> RenderableType:
@@ -35,11 +40,20 @@ def render(jobs: Sequence[BatchStatus], remarks: Sequence[str] = ()) -> Renderab
         progress = each.progress
         fast = each.state == "running" and progress.rows_per_second > 0
         table.add_row(
-            _plain(each.name), coloured(each.state), "-" if progress.rows is None else f"{progress.rows:,}",
-            f"{progress.done:,}", f"{progress.errors:,}", howfar.rate(progress.rows_per_second) if fast else "-",
-            howfar.duration(progress.eta) if fast and progress.eta is not None else "-", _time(progress.started),
-        )  # fmt: skip
-    told = [f"  {each.name}: {each.detail}" for each in jobs if each.detail and each.state not in ("running", "done")]
+            _plain(each.name),
+            coloured(each.state),
+            "-" if progress.rows is None else f"{progress.rows:,}",
+            f"{progress.done:,}",
+            f"{progress.errors:,}",
+            howfar.rate(progress.rows_per_second) if fast else "-",
+            howfar.duration(progress.eta) if fast and progress.eta is not None else "-",
+            _time(progress.started),
+        )
+    told = [
+        f"  {each.name}: {each.detail}"
+        for each in jobs
+        if each.detail and each.state not in ("running", "done")
+    ]
     return Group(table, *(_plain(line) for line in (*told, *remarks)))
 
 
@@ -48,7 +62,11 @@ def lines(jobs: Sequence[BatchStatus]) -> list[Text]:
     found = []
     for each in jobs:
         line = _plain(f"batch {each.name}: ").append_text(coloured(each.state))
-        line.append_text(_plain(f"  {howfar.line(each.progress)}" if each.state == "running" else f"  {each.detail}"))
+        line.append_text(
+            _plain(
+                f"  {howfar.line(each.progress)}" if each.state == "running" else f"  {each.detail}"
+            )
+        )
         found.append(line)
     return found
 
@@ -68,7 +86,9 @@ def _time(seconds: float) -> str:
 
 
 def _plain(words: str, style: str = "") -> Text:
-    """Return words as they are: neither rich's markup nor a terminal's codes, for the head has had a hand in them."""
+    """Return words as they are: neither rich's markup nor a terminal's codes, for the head has had
+    a hand in them.
+    """
     from rich.text import Text
 
     return Text(symptoms.brief(words), style=style)

@@ -1,4 +1,6 @@
-"""What `--json` prints: one line, valid to the letter whatever nodes have put into it, and harmless in a terminal."""
+"""What `--json` prints: one line, valid to the letter whatever nodes have put into it, and harmless
+in a terminal.
+"""
 
 from __future__ import annotations
 

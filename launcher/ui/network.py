@@ -1,4 +1,6 @@
-"""The network between nodes in a terminal: a matrix while it fits, else a summary and the pairs unlike the others."""
+"""The network between nodes in a terminal: a matrix while it fits, else a summary and the pairs
+unlike the others.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,13 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 # What a transport's mark in a matrix stands for, best first.
-MARKS = {"MNNVL": "multi-node NVLink", "GDR": "RDMA with GPUDirect", "RDMA": "RDMA without GPUDirect", "TCP": "TCP sockets",
-         "?": "unknown"}  # fmt: skip
+MARKS = {
+    "MNNVL": "multi-node NVLink",
+    "GDR": "RDMA with GPUDirect",
+    "RDMA": "RDMA without GPUDirect",
+    "TCP": "TCP sockets",
+    "?": "unknown",
+}
 _ORDER = {"fail": 0, "warn": 1, "skip": 2, "pass": 3}
 _STYLES = {"fail": "red bold", "warn": "yellow", "skip": "dim", "pass": ""}
 _MOST = 8  # nodes in a matrix that a person can still read line by line
@@ -28,12 +35,16 @@ _PAIRS = 16
 
 
 def render(verdict: Verdict) -> RenderableType:
-    """Return what was measured, the findings and the verdict's line, laid out for the console that prints it."""
+    """Return what was measured, the findings and the verdict's line, laid out for the console that
+    prints it.
+    """
     return _Page(verdict)
 
 
 def mark(cell: Cell) -> str:
-    """Return the class of a cell's transport, one of `MARKS`; a plugin that is not NCCL's own socket transport is RDMA."""
+    """Return the class of a cell's transport, one of `MARKS`; a plugin that is not NCCL's own
+    socket transport is RDMA.
+    """
     if cell.transport.endswith("MNNVL"):
         return "MNNVL"
     if cell.gpudirect or cell.transport.endswith("GDRDMA"):
@@ -50,39 +61,61 @@ def span(seconds: float) -> str:
 
 
 def summary(verdict: Verdict) -> str:
-    """Return the verdict in one line, without its word: what is required and why, and what all ranks together reached."""
-    said = [f"required: {LEVEL_WORDS[verdict.required]}" + (f" ({verdict.why})" if verdict.why else "")]
+    """Return the verdict in one line, without its word: what is required and why, and what all
+    ranks together reached.
+    """
+    said = [
+        f"required: {LEVEL_WORDS[verdict.required]}" + (f" ({verdict.why})" if verdict.why else "")
+    ]
     if not verdict.cells:
         said.append("nothing was measured")
     together = verdict.collective
     if together is not None and together.algbw is not None and together.busbw is not None:
-        said.append(f"all_reduce over {together.ranks} ranks: {rate(together.algbw)} algbw, {rate(together.busbw)} busbw")
+        said.append(
+            f"all_reduce over {together.ranks} ranks: {rate(together.algbw)} algbw,"
+            f" {rate(together.busbw)} busbw"
+        )
     elif together is not None and together.latency is not None:
         said.append(f"all_reduce over {together.ranks} ranks: {span(together.latency)}")
     return "; ".join(said)
 
 
 def extremes(cells: Iterable[Cell], field: str) -> tuple[Cell, float, Cell] | None:
-    """Return the cell with the least of `bandwidth` or `latency`, the median, and the cell with the most."""
-    known = sorted((each for each in cells if getattr(each, field) is not None), key=lambda cell: float(getattr(cell, field)))
+    """Return the cell with the least of `bandwidth` or `latency`, the median, and the cell with the
+    most.
+    """
+    known = sorted(
+        (each for each in cells if getattr(each, field) is not None),
+        key=lambda cell: float(getattr(cell, field)),
+    )
     if not known:
         return None
     return known[0], median(float(getattr(cell, field)) for cell in known), known[-1]
 
 
 def unlike(verdict: Verdict) -> list[tuple[str, str, Cell]]:
-    """Return the directions that did not pass as (from, to, cell), the worst first; a dead node is one row."""
+    """Return the directions that did not pass as (from, to, cell), the worst first; a dead node is
+    one row.
+    """
     dead = [
         name
         for name in verdict.nodes
         if len(verdict.nodes) > 2
-        and all(c.status == "fail" and c.bandwidth is None for c in verdict.cells if name in (c.source, c.target))
+        and all(
+            c.status == "fail" and c.bandwidth is None
+            for c in verdict.cells
+            if name in (c.source, c.target)
+        )
     ]
     rows = []
     for name in dead:
         cell = next((each for each in verdict.cells if name in (each.source, each.target)), None)
         rows += [(name, "every node, both ways", cell)] if cell is not None else []
-    bad = [c for c in verdict.cells if c.status != "pass" and c.source not in dead and c.target not in dead]
+    bad = [
+        c
+        for c in verdict.cells
+        if c.status != "pass" and c.source not in dead and c.target not in dead
+    ]
     bad.sort(key=lambda cell: (_ORDER[cell.status], cell.bandwidth or 0.0))
     return rows + [(each.source, each.target, each) for each in bad]
 
@@ -91,7 +124,9 @@ def unlike(verdict: Verdict) -> list[tuple[str, str, Cell]]:
 class _Page:
     verdict: Verdict
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterable[RenderableType]:
         yield from _measured(self.verdict, console, options)
         telling = [each for each in self.verdict.findings if each.status != "pass"]
         if telling:
@@ -102,15 +137,29 @@ class _Page:
         yield _text(word, style).append(f"  {symptoms.plain(summary(self.verdict))}", style="")
 
 
-def _measured(verdict: Verdict, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
+def _measured(
+    verdict: Verdict, console: Console, options: ConsoleOptions
+) -> Iterable[RenderableType]:
     if not verdict.cells:
         return
     for lines in (1, 2) if len(verdict.nodes) <= _MOST else ():
         matrix = _matrix(verdict, lines)
-        if console.measure(matrix, options=options.update(width=10_000)).maximum <= options.max_width:
+        if (
+            console.measure(matrix, options=options.update(width=10_000)).maximum
+            <= options.max_width
+        ):
             yield matrix
-            used = [name for name in MARKS if any(mark(cell) == name for cell in verdict.cells if cell.bandwidth is not None)]
-            yield _text("; ".join(["rows send, columns receive", *(f"{name}: {MARKS[name]}" for name in used)]), "dim")
+            used = [
+                name
+                for name in MARKS
+                if any(mark(cell) == name for cell in verdict.cells if cell.bandwidth is not None)
+            ]
+            yield _text(
+                "; ".join(
+                    ["rows send, columns receive", *(f"{name}: {MARKS[name]}" for name in used)]
+                ),
+                "dim",
+            )
             return
     yield from _folded(verdict)
 
@@ -118,40 +167,60 @@ def _measured(verdict: Verdict, console: Console, options: ConsoleOptions) -> It
 def _matrix(verdict: Verdict, lines: int) -> Table:
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, lines - 1, 0), collapse_padding=True)
+    table = Table(
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+        padding=(0, 2, lines - 1, 0),
+        collapse_padding=True,
+    )
     table.add_column("FROM ↓ TO →", no_wrap=True, style="bold")
     for name in verdict.nodes:
         table.add_column(_text(name), no_wrap=True)
     cells = {(each.source, each.target): each for each in verdict.cells}
     for source in verdict.nodes:
         row = (
-            _entry(cells.get((source, target)), lines) if source != target else _text("·", "dim") for target in verdict.nodes
+            _entry(cells.get((source, target)), lines) if source != target else _text("·", "dim")
+            for target in verdict.nodes
         )
         table.add_row(_text(source), *row)
     return table
 
 
 def _entry(cell: Cell | None, lines: int) -> Text:
-    """Return a cell's figures on one line or two; what is wrong is a word in front, and a reason where there is no figure."""
+    """Return a cell's figures on one line or two; what is wrong is a word in front, and a reason
+    where there is no figure.
+    """
     if cell is None:
         return _text("-", "dim")
     word = "" if cell.status == "pass" else f"{cell.status.upper()} "
     if cell.bandwidth is None:
         reason = symptoms.plain(cell.text or "no figures").split("\n", 1)[0].removeprefix("was ")
         short = reason if len(reason) <= 14 else reason[:13].rstrip() + "…"
-        return _text(f"{word}{short}" if lines == 1 else f"{word.strip()}\n{short}".strip(), _STYLES[cell.status])
+        return _text(
+            f"{word}{short}" if lines == 1 else f"{word.strip()}\n{short}".strip(),
+            _STYLES[cell.status],
+        )
     late = f"{span(cell.latency)} " if cell.latency is not None else ""
-    return _text(f"{word}{rate(cell.bandwidth)}{' ' if lines == 1 else chr(10)}{late}{mark(cell)}", _STYLES[cell.status])
+    return _text(
+        f"{word}{rate(cell.bandwidth)}{' ' if lines == 1 else chr(10)}{late}{mark(cell)}",
+        _STYLES[cell.status],
+    )
 
 
 def _folded(verdict: Verdict) -> Iterable[RenderableType]:
     kinds = Counter(mark(cell) for cell in verdict.cells)
     yield _text(f"{len(verdict.cells)} directions between {len(verdict.nodes)} nodes")
     yield _extremes(verdict.cells)
-    yield _text("transport  " + ", ".join(f"{kinds[name]} × {MARKS[name]}" for name in MARKS if kinds[name]))
+    yield _text(
+        "transport  " + ", ".join(f"{kinds[name]} × {MARKS[name]}" for name in MARKS if kinds[name])
+    )
     rows = unlike(verdict)
     title = "not like the others" if rows else "slowest, though nothing is wrong with them"
-    slow = sorted((each for each in verdict.cells if each.bandwidth is not None), key=lambda cell: cell.bandwidth or 0.0)
+    slow = sorted(
+        (each for each in verdict.cells if each.bandwidth is not None),
+        key=lambda cell: cell.bandwidth or 0.0,
+    )
     rows = rows or [(each.source, each.target, each) for each in slow[:3]]
     if rows:
         yield ""
@@ -172,7 +241,9 @@ def _extremes(cells: Sequence[Cell]) -> Table:
         if found is None:
             table.add_row(field, "-", "-", "-")
             continue
-        least, most = (f"{words(getattr(c, field))}  {c.source} → {c.target}" for c in (found[0], found[2]))
+        least, most = (
+            f"{words(getattr(c, field))}  {c.source} → {c.target}" for c in (found[0], found[2])
+        )
         table.add_row(field, _text(least), words(found[1]), _text(most))
     return table
 
@@ -185,13 +256,24 @@ def _pairs(rows: Iterable[tuple[str, str, Cell]]) -> Table:
         table.add_column(name, overflow="fold")
     for source, target, cell in rows:
         word, style = findings.WORDS[cell.status]
-        figures = (rate(cell.bandwidth) if cell.bandwidth is not None else "-", span(cell.latency) if cell.latency else "-")
-        table.add_row(_text(word, style), _text(source), _text(target), *figures, mark(cell) if cell.transport else "-")
+        figures = (
+            rate(cell.bandwidth) if cell.bandwidth is not None else "-",
+            span(cell.latency) if cell.latency else "-",
+        )
+        table.add_row(
+            _text(word, style),
+            _text(source),
+            _text(target),
+            *figures,
+            mark(cell) if cell.transport else "-",
+        )
     return table
 
 
 def _text(words: str, style: str = "") -> Text:
-    """Return words as they are: neither rich's markup nor a terminal's codes, for nodes have had a hand in them."""
+    """Return words as they are: neither rich's markup nor a terminal's codes, for nodes have had a
+    hand in them.
+    """
     from rich.text import Text
 
     return Text(symptoms.plain(words), style=style)

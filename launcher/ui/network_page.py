@@ -1,4 +1,6 @@
-"""The network between nodes as one HTML page that needs nothing else: heat maps, findings, and every pair's figures."""
+"""The network between nodes as one HTML page that needs nothing else: heat maps, findings, and
+every pair's figures.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from launcher.tools import symptoms
 from launcher.ui import network
 from launcher.ui.findings import WORDS
 
-# Shares of the median at which a colour begins, worst first; a half and a quarter are where the verdict begins to doubt a pair.
+# Shares of the median at which a colour begins, worst first; a half and a quarter are where the
+# verdict begins to doubt a pair.
 _STEPS = (0.0, 0.25, 0.5, 0.75, 0.9, 1.25)
 _UNITS = ("GB/s", "MB/s", "kB/s", "B/s")
 _SIGNS = {"fail": "✕", "warn": "▲", "skip": "–", "pass": ""}
@@ -21,7 +24,9 @@ _SIGNS = {"fail": "✕", "warn": "▲", "skip": "–", "pass": ""}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One cell of a heat map: its text, the colour's class, its status, and everything that is known of it for the title."""
+    """One cell of a heat map: its text, the colour's class, its status, and everything that is
+    known of it for the title.
+    """
 
     text: str
     colour: str
@@ -32,7 +37,10 @@ class Field:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Map:
-    """A heat map: rows send, columns receive; `None` is the diagonal. The legend has (class, words) pairs."""
+    """A heat map: rows send, columns receive; `None` is the diagonal.
+
+    The legend has (class, words) pairs.
+    """
 
     id: str
     name: str
@@ -52,18 +60,41 @@ def page(verdict: Verdict, *, cluster: str, taken: str, version: str) -> str:
     """
     from jinja2 import Environment, StrictUndefined
 
-    # Words of nodes lose their control characters, which HTML has no place for; autoescape does the rest.
-    clean: Callable[[Any], Any] = lambda value: symptoms.plain(value) if type(value) is str else value  # noqa: E731
-    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=clean, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(resources.files("launcher.ui").joinpath("network_page.html").read_text(encoding="utf-8"))
-    telling = sorted(folded(verdict.findings), key=lambda each: ("fail", "wait", "warn", "skip", "pass").index(each.status))
+    # Words of nodes lose their control characters, which HTML has no place for; autoescape does the
+    # rest.
+    def clean(value: Any) -> Any:
+        return symptoms.plain(value) if type(value) is str else value
+
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=clean,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    template = environment.from_string(
+        resources.files("launcher.ui").joinpath("network_page.html").read_text(encoding="utf-8")
+    )
+    telling = sorted(
+        folded(verdict.findings),
+        key=lambda each: ("fail", "wait", "warn", "skip", "pass").index(each.status),
+    )
     return template.render(
-        verdict=verdict, cluster=cluster, taken=taken, version=version,
-        line=network.summary(verdict), maps=maps(verdict), figures=_figures(verdict),
-        findings=[each for each in telling if each.status != "pass"], words=WORDS, signs=_SIGNS,
+        verdict=verdict,
+        cluster=cluster,
+        taken=taken,
+        version=version,
+        line=network.summary(verdict),
+        maps=maps(verdict),
+        figures=_figures(verdict),
+        findings=[each for each in telling if each.status != "pass"],
+        words=WORDS,
+        signs=_SIGNS,
         tall=len(verdict.nodes) > 12 or max(map(len, verdict.nodes), default=0) > 8,
-        rate=rate, span=network.span, mark=network.mark,
-    )  # fmt: skip
+        rate=rate,
+        span=network.span,
+        mark=network.mark,
+    )
 
 
 def maps(verdict: Verdict) -> tuple[Map, ...]:
@@ -72,7 +103,9 @@ def maps(verdict: Verdict) -> tuple[Map, ...]:
 
 
 def share(value: float, median: float, *, less_is_better: bool) -> int:
-    """Return which step of the scale a value is on, 0 (far worse than the median) to 5 (clearly better)."""
+    """Return which step of the scale a value is on, 0 (far worse than the median) to 5 (clearly
+    better).
+    """
     if less_is_better:
         value, median = median, value
     ratio = value / median if median else float("inf") if value else 1.0
@@ -91,19 +124,39 @@ def _measured(verdict: Verdict, field: str) -> Map:
         if value is None:
             return "none", "–"
         number, own = words(value).split()
-        # Figures in another unit than the table's say so: a 12 among 25s must not be megabytes unseen.
-        return f"s{share(value, median, less_is_better=less)}", number if own == unit else f"{number} {own}"
+        # Figures in another unit than the table's say so: a 12 among 25s must not be megabytes
+        # unseen.
+        return (
+            f"s{share(value, median, less_is_better=less)}",
+            number if own == unit else f"{number} {own}",
+        )
 
-    legend = [(f"s{step}", _range(step, median, words, less=less)) for step in reversed(range(len(_STEPS)))] if found else []
+    legend = (
+        [
+            (f"s{step}", _range(step, median, words, less=less))
+            for step in reversed(range(len(_STEPS)))
+        ]
+        if found
+        else []
+    )
     return Map(
-        id=field, name=field.capitalize(), unit=unit, rows=_rows(verdict, shown), legend=(*legend, ("none", "no figure")),
-    )  # fmt: skip
+        id=field,
+        name=field.capitalize(),
+        unit=unit,
+        rows=_rows(verdict, shown),
+        legend=(*legend, ("none", "no figure")),
+    )
 
 
 def _range(step: int, median: float, words: Callable[[float], str], *, less: bool) -> str:
     """Return the figures a colour stands for: `22.4 GB/s to 31.1 GB/s`."""
-    ends = [(median / share if less else median * share) if share else None for share in (*_STEPS, 0.0)[step : step + 2]]
-    low, high = (words(end) if end is not None else "" for end in (reversed(ends) if less else ends))
+    ends = [
+        (median / share if less else median * share) if share else None
+        for share in (*_STEPS, 0.0)[step : step + 2]
+    ]
+    low, high = (
+        words(end) if end is not None else "" for end in (reversed(ends) if less else ends)
+    )
     return f"{low} to {high}" if low and high else f"over {low}" if low else f"under {high}"
 
 
@@ -111,29 +164,55 @@ def _transports(verdict: Verdict) -> Map:
     colours = {name: f"t{step}" for step, name in enumerate(network.MARKS)}
     seen = {network.mark(cell) for cell in verdict.cells}
     return Map(
-        id="transport", name="Transport", unit="",
+        id="transport",
+        name="Transport",
+        unit="",
         rows=_rows(verdict, lambda cell: (colours[network.mark(cell)], network.mark(cell))),
-        legend=tuple((colours[name], f"{name}: {what}") for name, what in network.MARKS.items() if name in seen),
-    )  # fmt: skip
+        legend=tuple(
+            (colours[name], f"{name}: {what}")
+            for name, what in network.MARKS.items()
+            if name in seen
+        ),
+    )
 
 
-def _rows(verdict: Verdict, shown: Callable[[Cell], tuple[str, str]]) -> tuple[tuple[str, tuple[Field | None, ...]], ...]:
-    cells: Mapping[tuple[str, str], Cell] = {(each.source, each.target): each for each in verdict.cells}
+def _rows(
+    verdict: Verdict, shown: Callable[[Cell], tuple[str, str]]
+) -> tuple[tuple[str, tuple[Field | None, ...]], ...]:
+    cells: Mapping[tuple[str, str], Cell] = {
+        (each.source, each.target): each for each in verdict.cells
+    }
 
     def entry(source: str, target: str) -> Field | None:
         if source == target:
             return None
-        cell = cells.get((source, target)) or Cell(source=source, target=target, status="skip", text="nothing is known")
+        cell = cells.get((source, target)) or Cell(
+            source=source, target=target, status="skip", text="nothing is known"
+        )
         colour, text = shown(cell)
-        return Field(text=text, colour=colour, status=cell.status, sign=_SIGNS[cell.status], title=_title(cell))
+        return Field(
+            text=text,
+            colour=colour,
+            status=cell.status,
+            sign=_SIGNS[cell.status],
+            title=_title(cell),
+        )
 
-    return tuple((source, tuple(entry(source, target) for target in verdict.nodes)) for source in verdict.nodes)
+    return tuple(
+        (source, tuple(entry(source, target) for target in verdict.nodes))
+        for source in verdict.nodes
+    )
 
 
 def _title(cell: Cell) -> str:
-    known = [rate(cell.bandwidth) if cell.bandwidth is not None else "", network.span(cell.latency) if cell.latency else ""]
+    known = [
+        rate(cell.bandwidth) if cell.bandwidth is not None else "",
+        network.span(cell.latency) if cell.latency else "",
+    ]
     said = ", ".join(each for each in (*known, cell.transport, cell.device) if each)
-    return f"{cell.source} → {cell.target}: {WORDS[cell.status][0]} {said}" + (f" ({cell.text})" if cell.text else "")
+    return f"{cell.source} → {cell.target}: {WORDS[cell.status][0]} {said}" + (
+        f" ({cell.text})" if cell.text else ""
+    )
 
 
 def _figures(verdict: Verdict) -> list[tuple[str, str, str]]:
@@ -144,15 +223,30 @@ def _figures(verdict: Verdict) -> list[tuple[str, str, str]]:
         if ends is not None:
             cell = ends[0] if worst == "least" else ends[2]
             found.append(
-                (f"{field}, median", words(ends[1]), f"{worst} {words(getattr(cell, field))}, {cell.source} → {cell.target}")
+                (
+                    f"{field}, median",
+                    words(ends[1]),
+                    f"{worst} {words(getattr(cell, field))}, {cell.source} → {cell.target}",
+                )
             )
     together = verdict.collective
     if together is not None and together.algbw is not None and together.busbw is not None:
-        late = f", {network.span(together.latency)} at 8 bytes" if together.latency is not None else ""
+        late = (
+            f", {network.span(together.latency)} at 8 bytes" if together.latency is not None else ""
+        )
         found.append(
-            (f"all_reduce, {together.ranks} ranks", f"{rate(together.busbw)} busbw", f"{rate(together.algbw)} algbw{late}")
+            (
+                f"all_reduce, {together.ranks} ranks",
+                f"{rate(together.busbw)} busbw",
+                f"{rate(together.algbw)} algbw{late}",
+            )
         )
     bad = [sum(cell.status == status for cell in verdict.cells) for status in ("fail", "warn")]
-    found.append(("directions that pass", f"{sum(c.status == 'pass' for c in verdict.cells)} of {len(verdict.cells)}",
-                  f"{bad[0]} fail, {bad[1]} warn"))  # fmt: skip
+    found.append(
+        (
+            "directions that pass",
+            f"{sum(c.status == 'pass' for c in verdict.cells)} of {len(verdict.cells)}",
+            f"{bad[0]} fail, {bad[1]} warn",
+        )
+    )
     return found

@@ -1,4 +1,6 @@
-"""Events as people see them: a live display in a terminal, plain lines in a pipe, JSON lines for machines."""
+"""Events as people see them: a live display in a terminal, plain lines in a pipe, JSON lines for
+machines.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +45,18 @@ class Printer(Protocol):
 
     def __enter__(self) -> Printer: ...
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
 
 
 def printer(*, as_json: bool = False, quiet: bool = False) -> Printer:
-    """Choose how to show events: JSON lines on standard output, a live display, or plain lines on standard error."""
+    """Choose how to show events: JSON lines on standard output, a live display, or plain lines on
+    standard error.
+    """
     if as_json:
         return JsonLines()
     if quiet:
@@ -61,7 +70,12 @@ class Silent:
     def __enter__(self) -> Printer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         return None
 
     def show(self, event: Event) -> None:
@@ -73,7 +87,9 @@ class Silent:
 
 
 class _Fold:
-    """Holds back a step's good news until the last node has it: one line for all nodes instead of one each."""
+    """Holds back a step's good news until the last node has it: one line for all nodes instead of
+    one each.
+    """
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], list[str]] = {}
@@ -129,7 +145,12 @@ class PlainLines(Silent):
         if folded is not None:
             self._print(folded)
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for event in self._fold.rest():
             self._print(event)
 
@@ -178,7 +199,12 @@ class LiveLines(Silent):
         self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for event in self._fold.rest():
             self._print(event)
         self._running.clear()
@@ -196,25 +222,34 @@ class LiveLines(Silent):
             self._wait = None
             self._running.pop((event.stage, event.node), None)
         folded = self._fold.take(event)
-        if folded is not None and event.kind != "wait" and (event.kind, event.state) != ("step", "running"):
+        if (
+            folded is not None
+            and event.kind != "wait"
+            and (event.kind, event.state) != ("step", "running")
+        ):
             self._print(folded)
         self._live.refresh()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Take the display away inside the block: its repaints would erase the question, and the line that is typed."""
+        """Take the display away inside the block: its repaints would erase the question, and the
+        line that is typed.
+        """
         self._live.stop()
         try:
             yield
         finally:
-            # Another one: the old one would go up by as many rows as it had and erase what was asked.
+            # Another one: the old one would go up by as many rows as it had and erase what was
+            # asked.
             self._live = self._display()
             self._live.start()
 
     def _display(self) -> Live:
         from rich.live import Live
 
-        return Live(console=self._console, refresh_per_second=8, transient=True, get_renderable=self._draw)
+        return Live(
+            console=self._console, refresh_per_second=8, transient=True, get_renderable=self._draw
+        )
 
     def _print(self, event: Event) -> None:
         line = self._line(event)
@@ -249,7 +284,10 @@ class LiveLines(Silent):
             lines.append(f"  … {self._wait.text}  {seconds:.0f}s{limit}")
         # One row each: a display that wraps cannot be redrawn in place.
         width = max(20, self._console.width - 1)
-        return Text("\n".join(line if len(line) <= width else line[: width - 1] + "…" for line in lines), style="cyan")
+        return Text(
+            "\n".join(line if len(line) <= width else line[: width - 1] + "…" for line in lines),
+            style="cyan",
+        )
 
 
 def show_all(events: Iterable[Event], to: Printer) -> None:

@@ -16,9 +16,15 @@ if TYPE_CHECKING:
 
 
 def render(
-    rows: Sequence[Mapping[str, str]], files: Mapping[str, Sequence[SecretFile]], remarks: Sequence[str], every: str
+    rows: Sequence[Mapping[str, str]],
+    files: Mapping[str, Sequence[SecretFile]],
+    remarks: Sequence[str],
+    every: str,
 ) -> RenderableType:
-    """Return the table; below it the directories with their modes, and `remarks`. `every` is all nodes, folded."""
+    """Return the table; below it the directories with their modes, and `remarks`.
+
+    `every` is all nodes, folded.
+    """
     from rich.console import Group
     from rich.table import Table
 
@@ -28,7 +34,12 @@ def render(
     for name in ("MODE", "AGE"):
         table.add_column(name, no_wrap=True)
     for row in rows:
-        there = [(node, each) for node, found in files.items() for each in found if each.name == row["name"]]
+        there = [
+            (node, each)
+            for node, found in files.items()
+            for each in found
+            if each.name == row["name"]
+        ]
         nodes = fold(list(dict.fromkeys(node for node, _ in there))) if there else "-"
         modes = ", ".join(sorted({each.mode for _, each in there})) or "-"
         oldest = howfar.duration(max(each.age for _, each in there)) if there else "-"
@@ -49,7 +60,9 @@ def render(
             if not each.name:
                 folders.setdefault((each.path, each.mode), []).append(node)
     told = [f"{path} on {fold(nodes)}: mode {mode}" for (path, mode), nodes in folders.items()]
-    return Group(table, *(_plain(line) for line in told), *(_plain(line, "red") for line in remarks))
+    return Group(
+        table, *(_plain(line) for line in told), *(_plain(line, "red") for line in remarks)
+    )
 
 
 def _plain(words: str, style: str = "") -> Text:

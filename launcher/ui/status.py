@@ -16,14 +16,24 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _COLOURS = {
-    "running": "green", "alive": "green", "answering": "green", "busy": "green", "starting": "yellow", "waiting": "yellow",
-    "stopping": "yellow", "none": "dim", "absent": "yellow", "-": "dim",
-}  # fmt: skip
+    "running": "green",
+    "alive": "green",
+    "answering": "green",
+    "busy": "green",
+    "starting": "yellow",
+    "waiting": "yellow",
+    "stopping": "yellow",
+    "none": "dim",
+    "absent": "yellow",
+    "-": "dim",
+}
 _LINE = 200  # characters of a line of evidence
 
 
 def console() -> Console:
-    """Return where a table goes: as wide as the terminal, and never folded in a pipe, where `grep` reads it."""
+    """Return where a table goes: as wide as the terminal, and never folded in a pipe, where `grep`
+    reads it.
+    """
     from rich.console import Console
 
     wide = Console(highlight=False)
@@ -40,21 +50,35 @@ def render(status: ClusterStatus) -> RenderableType:
         table.add_column(name, overflow="fold")
     for node in status.nodes:
         table.add_row(
-            _plain(node.node), node.role, node.ip, _coloured(node.container), _coloured(node.ray or "unknown"),
-            _plain(node.gpus), _plain(", ".join(node.ranks) or "-"),
+            _plain(node.node),
+            node.role,
+            node.ip,
+            _coloured(node.container),
+            _coloured(node.ray or "unknown"),
+            _plain(node.gpus),
+            _plain(", ".join(node.ranks) or "-"),
             "yes" if node.drift else "-" if not node.trouble else "unknown",
-        )  # fmt: skip
+        )
     lines: list[RenderableType] = [_plain(f"cluster {status.cluster}", "bold"), table]
     lines += [_plain(line) for line in _remarks(status.nodes)]
     if status.network:
-        lines.append(_plain(f"network: {status.network}", "" if status.network.startswith("proven") else "yellow"))
-    lines += [_server(each, len(status.servers) == 1) for each in status.servers] or [_plain("server: none", "dim")]
+        lines.append(
+            _plain(
+                f"network: {status.network}",
+                "" if status.network.startswith("proven") else "yellow",
+            )
+        )
+    lines += [_server(each, len(status.servers) == 1) for each in status.servers] or [
+        _plain("server: none", "dim")
+    ]
     lines += jobs.lines(status.batches)
     return Group(*lines)
 
 
 def _plain(words: str, style: str = "") -> Text:
-    """Return words as they are: neither rich's markup nor a terminal's codes, for nodes have had a hand in them."""
+    """Return words as they are: neither rich's markup nor a terminal's codes, for nodes have had a
+    hand in them.
+    """
     from rich.text import Text
 
     return Text(symptoms.brief(words), style=style)
@@ -70,7 +94,9 @@ def _remarks(nodes: tuple[NodeStatus, ...]) -> list[str]:
         for each in node.drift:
             lines.setdefault(f"differs from the inventory: {each}", []).append(node.node)
         if node.agent == "lost":
-            lines.setdefault("its agent is not connected to the head's: `vlaunch logs` says why", []).append(node.node)
+            lines.setdefault(
+                "its agent is not connected to the head's: `vlaunch logs` says why", []
+            ).append(node.node)
         if node.trouble:
             lines.setdefault(node.trouble.splitlines()[0], []).append(node.node)
     return [f"  {fold(names)}: {text}" for text, names in lines.items()]
@@ -82,7 +108,9 @@ def _server(server: ServerStatus, alone: bool) -> Text:
     line = _plain(f"server{name}: ").append_text(_plain(server.state, style))
     if server.model:
         where = f" on {fold(server.nodes)}" if server.nodes else ""
-        line.append_text(_plain(f"  {server.model}{f' ({server.backend}{where})' if server.backend else ''}"))
+        line.append_text(
+            _plain(f"  {server.model}{f' ({server.backend}{where})' if server.backend else ''}")
+        )
     if server.state in ("answering", "busy"):
         line.append_text(_plain(f"  {server.endpoint}"))
     elif server.detail:
@@ -113,7 +141,9 @@ def _answers(server: ServerStatus) -> list[str]:
 
 
 def _kept(server: ServerStatus) -> list[str]:
-    """Say what its keeper knows: when it looked, how often it has started it again, and what the last fault was."""
+    """Say what its keeper knows: when it looked, how often it has started it again, and what the
+    last fault was.
+    """
     seen = server.observed
     if seen is None or server.age is None:
         return []
@@ -123,10 +153,21 @@ def _kept(server: ServerStatus) -> list[str]:
     if fault is not None:
         rank = f"rank {fault.rank}" if fault.rank else ""
         where = " on ".join(each for each in (rank, fault.node) if each)
-        after = "not ready since" if fault.ready_again_after is None else f"ready again after {fault.ready_again_after:.0f}s"
-        lost = "requests lost: unknown" if fault.lost is None else f"{_count(fault.lost, 'request')} lost"
+        after = (
+            "not ready since"
+            if fault.ready_again_after is None
+            else f"ready again after {fault.ready_again_after:.0f}s"
+        )
+        lost = (
+            "requests lost: unknown"
+            if fault.lost is None
+            else f"{_count(fault.lost, 'request')} lost"
+        )
         cause = f": {fault.cause}" if fault.cause and fault.cause != fault.what else ""
-        said += f", last fault of {seen.fault_count} at {_when(fault.at)}: {fault.what}{f' ({where})' if where else ''}{cause}"
+        said += (
+            f", last fault of {seen.fault_count} at {_when(fault.at)}:"
+            f" {fault.what}{f' ({where})' if where else ''}{cause}"
+        )
         said += f"; {after}, {lost}"
     if seen.next_start is not None and seen.state == "pausing":
         said += f"; next start in {max(0.0, seen.next_start - seen.written - server.age):.0f} s"

@@ -1,4 +1,6 @@
-"""What the tests of jobs share: a folder with input, a good job to spoil, and its mistakes without the file name."""
+"""What the tests of jobs share: a folder with input, a good job to spoil, and its mistakes without
+the file name.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,17 @@ def folder(tmp_path: Path) -> Path:
     (home / "data" / "_SUCCESS").write_text("")
     (home / "data" / ".hidden.jsonl").write_text("{}\n")
     (home / "prompts.txt").write_text("one\ntwo\n")
-    (home / "mine.py").write_text("import math\n\nclass Mine:\n    pass\n\ndef ready(batch):\n    return batch\n")
+    (home / "mine.py").write_text(
+        "import math\n\nclass Mine:\n    pass\n\ndef ready(batch):\n    return batch\n"
+    )
     return home
 
 
 @pytest.fixture
 def load_text(folder: Path) -> Load:
-    """Load a good job with `more` keys (from line 4 on); `read`, `write` and `model` are replaced where they are given."""
+    """Load a good job with `more` keys (from line 4 on); `read`, `write` and `model` are replaced
+    where they are given.
+    """
 
     def load(more: str = "", *, allow: tuple[Path, ...] = (), **top: str | None) -> Job:
         lines = [line for key, line in (_TOP | top).items() if line is not None]
@@ -50,13 +56,18 @@ def load_text(folder: Path) -> Load:
 
 @pytest.fixture
 def mistakes(load_text: Load, folder: Path) -> Mistakes:
-    """The mistakes of a job that `load_text` would load, each as `LINE: path: text`; none is an empty list."""
+    """The mistakes of a job that `load_text` would load, each as `LINE: path: text`; none is an
+    empty list.
+    """
 
     def find(more: str = "", **options: str | None) -> list[str]:
         try:
             load_text(more, **options)
         except JobError as error:
-            return [line.removeprefix(f"{folder / 'test.yaml'}:").replace(str(folder), "HERE") for line in error.mistakes]
+            return [
+                line.removeprefix(f"{folder / 'test.yaml'}:").replace(str(folder), "HERE")
+                for line in error.mistakes
+            ]
         return []
 
     return find

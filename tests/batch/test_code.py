@@ -21,7 +21,10 @@ def test_a_file_is_shipped_and_its_module_is_named(folder: Path) -> None:
     (folder / "sub" / "theirs.py").write_text("from x import Theirs\n")
 
     assert _target(folder, "mine.py:Mine") == ("mine:Mine", {"mine.py": folder / "mine.py"})
-    assert _target(folder, "sub/theirs.py:Theirs") == ("theirs:Theirs", {"theirs.py": folder / "sub" / "theirs.py"})
+    assert _target(folder, "sub/theirs.py:Theirs") == (
+        "theirs:Theirs",
+        {"theirs.py": folder / "sub" / "theirs.py"},
+    )
 
 
 def test_a_module_is_not_shipped(folder: Path) -> None:
@@ -34,9 +37,15 @@ def test_a_module_is_not_shipped(folder: Path) -> None:
     [
         ("none.py:Mine", "names no file: there is no HERE/none.py"),
         ("mine.py:Mien", '"mine.py" has no `Mien`; did you mean `Mine`?'),
-        ("my-file.py:Mine", 'should be a file whose name is a Python name, such as my_model.py, not "my-file.py"'),
+        (
+            "my-file.py:Mine",
+            'should be a file whose name is a Python name, such as my_model.py, not "my-file.py"',
+        ),
         ("json.py:Mine", "should be a file of another name: `json` is a module that others import"),
-        ("torch.py:Mine", "should be a file of another name: `torch` is a module that others import"),
+        (
+            "torch.py:Mine",
+            "should be a file of another name: `torch` is a module that others import",
+        ),
     ],
 )
 def test_what_cannot_be_imported_there_is_told_here(folder: Path, written: str, told: str) -> None:
@@ -71,7 +80,13 @@ def test_what_may_be_there_is_not_refused(folder: Path, text: str) -> None:
 
 def test_files_keep_their_names_and_folders_theirs(folder: Path) -> None:
     """So that a package stays a package; what Python leaves behind stays at home."""
-    for name in ("pkg/__init__.py", "pkg/a/b.py", "pkg/__pycache__/b.pyc", "pkg/.git/x", "notes.txt"):
+    for name in (
+        "pkg/__init__.py",
+        "pkg/a/b.py",
+        "pkg/__pycache__/b.pyc",
+        "pkg/.git/x",
+        "notes.txt",
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("")
     within = Bounds(folder=folder, inside=(folder,))
@@ -104,7 +119,14 @@ def test_two_files_of_one_name_are_refused(mistakes: Mistakes, folder: Path) -> 
     (folder / "sub" / "mine.py").write_text("")
 
     assert mistakes("predict: {class: 'mine.py:Mine', files: [sub/mine.py]}", model=None) == [
-        '3: predict.files[0]: should not ship another file as "mine.py": HERE/mine.py has that name already'
+        '3: predict.files[0]: should not ship another file as "mine.py": HERE/mine.py has that name'
+        " already"
     ]
-    assert mistakes("preprocess: mine.py:ready\npredict: {class: 'mine.py:Mine', files: [mine.py]}", model=None) == []
+    assert (
+        mistakes(
+            "preprocess: mine.py:ready\npredict: {class: 'mine.py:Mine', files: [mine.py]}",
+            model=None,
+        )
+        == []
+    )
     assert mistakes("preprocess: sub/mine.py:ready\npredict: mine.py:Mine", model=None) != []

@@ -30,13 +30,19 @@ def _digest(job: Job, inventory: Inventory) -> str:
 def test_the_driver_is_told_everything(load_text: Load, inventory: Inventory) -> None:
     """Paths as it sees them: shipped input lies in the job's folder on the head."""
     job = load_text(
-        f"{_CHAT}\nkeep: {{id: integer}}\nengine: {{placement: strict-pack}}", read="read: [data, 'nodes:/data/in/*.jsonl']"
+        f"{_CHAT}\nkeep: {{id: integer}}\nengine: {{placement: strict-pack}}",
+        read="read: [data, 'nodes:/data/in/*.jsonl']",
     )
 
     told = _described(job, inventory)
 
     work = "/data/huggingface/vlaunch/pair/batch/test"
-    assert (told["version"], told["name"], told["cluster"], told["mode"]) == (1, "test", "pair", "engine")
+    assert (told["version"], told["name"], told["cluster"], told["mode"]) == (
+        1,
+        "test",
+        "pair",
+        "engine",
+    )
     assert (told["work"], told["out"]) == (work, f"{work}/output")
     assert told["read"]["sources"] == [
         f"{work}/input/0000-chat.jsonl",
@@ -58,8 +64,17 @@ def test_the_driver_is_told_everything(load_text: Load, inventory: Inventory) ->
     ("more", "model"),
     [
         (_CHAT, "model: m"),
-        ("data_parallel: {size: 4, expert_parallel: true}\nengine: {tp: 2, args: {dtype: half}}", "model: m"),
-        ("predict: {class: 'mine.py:Mine', args: {a: 1.5}, num_gpus: 0.5}\npreprocess: mine.py:ready", None),
+        (
+            "data_parallel: {size: 4, expert_parallel: true}\nengine: {tp: 2, args: {dtype: half}}",
+            "model: m",
+        ),
+        (
+            (
+                "predict: {class: 'mine.py:Mine', args: {a: 1.5}, num_gpus: 0.5}\npreprocess:"
+                " mine.py:ready"
+            ),
+            None,
+        ),
     ],
 )
 def test_the_driver_reads_what_is_written(
@@ -71,13 +86,20 @@ def test_the_driver_reads_what_is_written(
 
     read = driver.read(str(tmp_path))
 
-    assert (read.name, read.mode, read.digest, read.retry_errors) == ("test", told["mode"], told["digest"], True)
+    assert (read.name, read.mode, read.digest, read.retry_errors) == (
+        "test",
+        told["mode"],
+        told["digest"],
+        True,
+    )
     assert list(read.read.sources) == told["read"]["sources"]
     for part in ("predict", "preprocess", "data_parallel", "prompt"):
         assert (getattr(read, part) is None) is (told[part] is None)
 
 
-def test_ranks_are_told_the_nodes_with_the_head_first(load_text: Load, inventory: Inventory) -> None:
+def test_ranks_are_told_the_nodes_with_the_head_first(
+    load_text: Load, inventory: Inventory
+) -> None:
     """Rank 0 is where they meet."""
     told = _described(load_text("data_parallel: 4"), inventory)["data_parallel"]
 
@@ -98,7 +120,10 @@ def test_ranks_are_told_the_nodes_with_the_head_first(load_text: Load, inventory
         "engine: {replicas: 2}",
         "engine: {batch_size: 8}",
         "engine: {placement: spread}",
-        "engine: {args: {max_model_len: 512, gpu_memory_utilization: 0.5, enforce_eager: true, max_num_seqs: 8}}",
+        (
+            "engine: {args: {max_model_len: 512, gpu_memory_utilization: 0.5, enforce_eager: true,"
+            " max_num_seqs: 8}}"
+        ),
         "limits: {restarts: 1, stall: 5, errors: 2}",
     ],
 )
@@ -134,21 +159,35 @@ def test_how_fast_a_job_runs_may_change(load_text: Load, inventory: Inventory, m
         ("engine: {args: {reasoning_parser: qwen3}}", {}),
     ],
 )
-def test_what_a_job_means_may_not_change(load_text: Load, inventory: Inventory, more: str, top: dict[str, str]) -> None:
+def test_what_a_job_means_may_not_change(
+    load_text: Load, inventory: Inventory, more: str, top: dict[str, str]
+) -> None:
     """Half of its answers would be others."""
     assert _digest(load_text(more, **top), inventory) != _digest(load_text(), inventory)
 
 
-def test_contents_count_and_folders_do_not(load_text: Load, inventory: Inventory, folder: Path) -> None:
+def test_contents_count_and_folders_do_not(
+    load_text: Load, inventory: Inventory, folder: Path
+) -> None:
     """A job that was moved is the same; one whose input was edited is not."""
     before = _digest(load_text("predict: mine.py:Mine", model=None), inventory)
     moved = folder / "moved"
     moved.mkdir()
     (folder / "data" / "chat.jsonl").rename(moved / "chat.jsonl")
-    assert _digest(load_text("predict: mine.py:Mine", read="read: moved/chat.jsonl", model=None), inventory) == before
+    assert (
+        _digest(
+            load_text("predict: mine.py:Mine", read="read: moved/chat.jsonl", model=None), inventory
+        )
+        == before
+    )
 
     (folder / "mine.py").write_text("class Mine: x = 1\n")
-    assert _digest(load_text("predict: mine.py:Mine", read="read: moved/chat.jsonl", model=None), inventory) != before
+    assert (
+        _digest(
+            load_text("predict: mine.py:Mine", read="read: moved/chat.jsonl", model=None), inventory
+        )
+        != before
+    )
 
 
 def test_the_order_of_input_counts(load_text: Load, inventory: Inventory) -> None:
@@ -160,16 +199,29 @@ def test_the_order_of_input_counts(load_text: Load, inventory: Inventory) -> Non
 
 
 @pytest.mark.parametrize("length", [8, 80])
-def test_a_job_of_too_many_files_is_refused(load_text: Load, inventory: Inventory, length: int) -> None:
-    """Before any is sent: what the head says of the job, with the files that it has of it, must come back in one answer."""
+def test_a_job_of_too_many_files_is_refused(
+    load_text: Load, inventory: Inventory, length: int
+) -> None:
+    """Before any is sent: what the head says of the job, with the files that it has of it, must
+    come back in one answer.
+    """
 
     def told(number: int) -> tuple[dict[str, Any], dict[str, int]]:
         names = [f"{at:0{length}}" for at in range(number)]
         files = [
-            inputs.Shipped(to=f"input/{at:04d}-{name}", label=name, path=Path(), bytes=10**9, sha256="a" * 64, source=0)
+            inputs.Shipped(
+                to=f"input/{at:04d}-{name}",
+                label=name,
+                path=Path(),
+                bytes=10**9,
+                sha256="a" * 64,
+                source=0,
+            )
             for at, name in enumerate(names)
         ]
-        return described.described(load_text(), files, inventory), {each.to: each.bytes for each in files}
+        return described.described(load_text(), files, inventory), {
+            each.to: each.bytes for each in files
+        }
 
     each = len(json.dumps(told(10_000)[0])) / 10_000
     answer = json.dumps(told(int(0.97 * described.MOST / each)))

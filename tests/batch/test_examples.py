@@ -1,4 +1,6 @@
-"""The jobs in `examples/`: they load, editors accept them, and reference.yaml shows every key there is."""
+"""The jobs in `examples/`: they load, editors accept them, and reference.yaml shows every key there
+is.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,14 @@ def _whole() -> str:
 
 def test_there_is_an_example_for_each_kind_of_job() -> None:
     """Somebody starts from each."""
-    expected = {"reference", "chat", "text-generation", "torch-module", "preprocess", "data-parallel"}
+    expected = {
+        "reference",
+        "chat",
+        "text-generation",
+        "torch-module",
+        "preprocess",
+        "data-parallel",
+    }
 
     assert expected <= {path.stem for path in _EXAMPLES}
 
@@ -58,7 +67,10 @@ def test_editors_accept_an_example(path: Path) -> None:
 
 def test_the_reference_shows_every_key() -> None:
     """At its own place, not only by name."""
-    shown = {tuple(step for step in where if not isinstance(step, int)) for where in parse(_whole()).lines}
+    shown = {
+        tuple(step for step in where if not isinstance(step, int))
+        for where in parse(_whole()).lines
+    }
 
     assert [".".join(key) for key in _keys(JobFile) if key not in shown] == []
 
@@ -76,7 +88,11 @@ def test_the_reference_tells_the_defaults() -> None:
     """A value that is called the default is the default."""
     text = _whole()
     document = parse(text)
-    called = {number for number, line in enumerate(text.splitlines(), start=1) if re.search(r"\S:\s.*\(default\)$", line)}
+    called = {
+        number
+        for number, line in enumerate(text.splitlines(), start=1)
+        if re.search(r"\S:\s.*\(default\)$", line)
+    }
     file, _ = validated(document.data, JobFile, lambda where: None)
 
     told = 0

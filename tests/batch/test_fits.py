@@ -26,7 +26,9 @@ from tests.batch.conftest import Load
         ("", {"write": "write: s3://b/out"}),
     ],
 )
-def test_what_fits_is_let_through(load_text: Load, inventory: Inventory, more: str, top: dict[str, str | None]) -> None:
+def test_what_fits_is_let_through(
+    load_text: Load, inventory: Inventory, more: str, top: dict[str, str | None]
+) -> None:
     """The least that it needs is there; the most may be more than there is."""
     fits.check(load_text(more, **top), inventory)
 
@@ -35,11 +37,23 @@ def test_what_fits_is_let_through(load_text: Load, inventory: Inventory, more: s
     ("more", "told"),
     [
         ("engine: {replicas: [5, 6]}", "it takes 5 GPUs at least, and the nodes have 4"),
-        ("engine: {tp: 4, placement: strict-pack}", "tp 4 x pp 1 takes 4 GPUs on one node, and no node has more than 2"),
-        ("engine: {tp: 3, placement: strict-spread}", "tp 3 x pp 1 takes 3 nodes with one GPU each, and there are 2"),
+        (
+            "engine: {tp: 4, placement: strict-pack}",
+            "tp 4 x pp 1 takes 4 GPUs on one node, and no node has more than 2",
+        ),
+        (
+            "engine: {tp: 3, placement: strict-spread}",
+            "tp 3 x pp 1 takes 3 nodes with one GPU each, and there are 2",
+        ),
         ("data_parallel: 5", "it takes 5 GPUs at least, and the nodes have 4"),
-        ("data_parallel: 1\nengine: {tp: 4}", "a rank takes 4 GPUs on one node, and no node has more than 2"),
-        ("data_parallel: 1\nengine: {tp: 2, pp: 2}", "a rank takes 4 GPUs on one node, and no node has more than 2"),
+        (
+            "data_parallel: 1\nengine: {tp: 4}",
+            "a rank takes 4 GPUs on one node, and no node has more than 2",
+        ),
+        (
+            "data_parallel: 1\nengine: {tp: 2, pp: 2}",
+            "a rank takes 4 GPUs on one node, and no node has more than 2",
+        ),
     ],
 )
 def test_what_never_fits_is_told_before_anything_is_touched(
@@ -64,15 +78,19 @@ def test_a_class_has_gpus_only_where_there_are_some(load_text: Load, inventory: 
         fits.check(load_text("predict: {class: 'a:B', num_gpus: 3}", model=None), inventory)
 
 
-def test_paths_on_the_nodes_are_ones_that_containers_see(load_text: Load, inventory: Inventory) -> None:
+def test_paths_on_the_nodes_are_ones_that_containers_see(
+    load_text: Load, inventory: Inventory
+) -> None:
     """Else answers would be lost with the container."""
     job = load_text(read="read: nodes:/data/input/a.csv", write="write: nodes:/data/in/out")
 
     with pytest.raises(JobError) as caught:
         fits.check(job, inventory)
     assert caught.value.mistakes == (
-        "nodes:/data/input/a.csv: is in none of the folders that the containers share with the nodes: /data/huggingface, "
-        "/data/in, /data/shared",
+        (
+            "nodes:/data/input/a.csv: is in none of the folders that the containers share with the"
+            " nodes: /data/huggingface, /data/in, /data/shared"
+        ),
         "nodes:/data/in/out: is mounted read-only",
     )
     assert "pair.yaml" in caught.value.hint
@@ -83,7 +101,11 @@ def test_paths_on_the_nodes_are_ones_that_containers_see(load_text: Load, invent
     [
         ("data_parallel: 3\nengine: {tp: 2}", {}, "3 ranks"),
         ("engine: {tp: 2, replicas: 3, placement: strict-pack}", {}, "3 replicas"),
-        ("predict: {class: 'a:B', num_gpus: 2, replicas: 3}", {"model": None}, "3 replicas of its class"),
+        (
+            "predict: {class: 'a:B', num_gpus: 2, replicas: 3}",
+            {"model": None},
+            "3 replicas of its class",
+        ),
     ],
 )
 def test_gpus_that_are_left_over_on_each_node_are_no_room(

@@ -16,11 +16,39 @@ from launcher.batch.shape import Job
 from tests import fuzz
 
 _EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
-_INNER_KEYS = ["paths", "template", "chat", "column", "role", "content", "args", "replicas", "class", "size", "files", "<<"]
+_INNER_KEYS = [
+    "paths",
+    "template",
+    "chat",
+    "column",
+    "role",
+    "content",
+    "args",
+    "replicas",
+    "class",
+    "size",
+    "files",
+    "<<",
+]
 _KEYS = sorted({*JobFile.known(), *_INNER_KEYS})
 _values = fuzz.values(
     _KEYS,
-    ["data/*.jsonl", "nodes:/a", "s3://b", "../x", "{{ a }}", "{% for", "a.py:B", "1-2", "*", "[", "~/x", "/", "user", "a\0b"],
+    [
+        "data/*.jsonl",
+        "nodes:/a",
+        "s3://b",
+        "../x",
+        "{{ a }}",
+        "{% for",
+        "a.py:B",
+        "1-2",
+        "*",
+        "[",
+        "~/x",
+        "/",
+        "user",
+        "a\0b",
+    ],
 )
 
 
@@ -70,10 +98,17 @@ def test_a_good_job_with_one_arbitrary_section(folder: Path, section: str, value
 
 
 @fuzz.quick
-@given(template=st.one_of(st.text(max_size=60), st.text(alphabet="{}%()|'\" abi_.9*-\n#", max_size=60)))
+@given(
+    template=st.one_of(st.text(max_size=60), st.text(alphabet="{}%()|'\" abi_.9*-\n#", max_size=60))
+)
 def test_arbitrary_templates(folder: Path, template: str) -> None:
     """What Jinja says of one is told in one line."""
-    _load(yaml.safe_dump({"model": "m", "read": "data/chat.jsonl", "write": "out", "prompt": template}), folder)
+    _load(
+        yaml.safe_dump(
+            {"model": "m", "read": "data/chat.jsonl", "write": "out", "prompt": template}
+        ),
+        folder,
+    )
 
 
 @pytest.mark.parametrize("path", _EXAMPLES, ids=lambda path: path.stem)

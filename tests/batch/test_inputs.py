@@ -49,23 +49,37 @@ def test_a_name_with_brackets_is_a_name_where_it_exists(folder: Path) -> None:
 
     assert _labels(folder, "a[1]/x[2].jsonl") == ["x[2].jsonl"]
     assert _labels(folder, "a[1]/*.jsonl") == ["x[2].jsonl"]
-    assert _told(folder, "a[1]/none.jsonl") == f"names no file: there is no '{folder / 'a[1]' / 'none.jsonl'}'"
+    assert (
+        _told(folder, "a[1]/none.jsonl")
+        == f"names no file: there is no '{folder / 'a[1]' / 'none.jsonl'}'"
+    )
 
 
 def test_nothing_found_is_told_with_the_place(folder: Path) -> None:
     """So that the typing mistake is seen."""
     (folder / "empty").mkdir()
 
-    assert _told(folder, "a*/../x.csv") == 'should be a pattern without `..` behind it, not "a*/../x.csv"'
+    assert (
+        _told(folder, "a*/../x.csv")
+        == 'should be a pattern without `..` behind it, not "a*/../x.csv"'
+    )
     assert _told(folder, "**/a/**/x.csv") == 'should have `**` once, not "**/a/**/x.csv"'
-    assert _told(folder, "data/none.jsonl") == f"names no file: there is no {folder / 'data' / 'none.jsonl'}"
-    assert _told(folder, "data/*.csv") == f'names no file: nothing matches "data/*.csv" in {folder / "data"}'
+    assert (
+        _told(folder, "data/none.jsonl")
+        == f"names no file: there is no {folder / 'data' / 'none.jsonl'}"
+    )
+    assert (
+        _told(folder, "data/*.csv")
+        == f'names no file: nothing matches "data/*.csv" in {folder / "data"}'
+    )
     assert _told(folder, "none/*.csv") == f"names no file: there is no {folder / 'none'}"
     assert _told(folder, "empty") == f'names no file: nothing matches "empty" in {folder / "empty"}'
 
 
 def test_what_is_no_file_is_refused(folder: Path) -> None:
-    """A pipe would be waited for, a device never ends, and a link to a folder may lead in a circle."""
+    """A pipe would be waited for, a device never ends, and a link to a folder may lead in a
+    circle.
+    """
     os.mkfifo(folder / "pipe")
     (folder / "broken").symlink_to(folder / "nothing")
     (folder / "tree").mkdir()
@@ -73,8 +87,14 @@ def test_what_is_no_file_is_refused(folder: Path) -> None:
 
     assert _told(folder, "pipe") == '"pipe" is not a regular file'
     assert _told(folder, "broken") == f"names no file: there is no {folder / 'nothing'}"
-    assert _told(folder, "tree/*") == f"{folder / 'tree' / 'loop'} is a link to a folder; name that folder itself"
-    assert _told(folder, "tree") == f"{folder / 'tree' / 'loop'} is a link to a folder; name that folder itself"
+    assert (
+        _told(folder, "tree/*")
+        == f"{folder / 'tree' / 'loop'} is a link to a folder; name that folder itself"
+    )
+    assert (
+        _told(folder, "tree")
+        == f"{folder / 'tree' / 'loop'} is a link to a folder; name that folder itself"
+    )
     assert "outside the job's folder" in _told(folder, "/dev/zero")
 
 
@@ -89,9 +109,12 @@ def test_a_file_is_read_once(mistakes: Mistakes, folder: Path) -> None:
     """Each row has one answer: by whatever names it is reached."""
     (folder / "data" / "again.jsonl").symlink_to(folder / "data" / "chat.jsonl")
 
-    assert mistakes(read="read: data") == ['2: read: "chat.jsonl" is read twice, by data and data: each row has one answer']
+    assert mistakes(read="read: data") == [
+        '2: read: "chat.jsonl" is read twice, by data and data: each row has one answer'
+    ]
     assert mistakes(read="read: [data/chat.jsonl, data/again.jsonl]") == [
-        '2: read: "chat.jsonl" is read twice, by data/chat.jsonl and data/again.jsonl: each row has one answer'
+        '2: read: "chat.jsonl" is read twice, by data/chat.jsonl and data/again.jsonl: each row has'
+        " one answer"
     ]
 
 
@@ -100,7 +123,9 @@ def test_every_file_is_shipped_with_its_size_and_hash(load_text: Load, folder: P
     (folder / "odd").mkdir()
     (folder / "odd" / "chat.jsonl").write_text("x" * 5_000_000)
     (folder / "odd" / "a b;c.jsonl").write_text("")
-    job = load_text("predict: mine.py:Mine", read="read: [data/more.jsonl, odd, data/chat.jsonl]", model=None)
+    job = load_text(
+        "predict: mine.py:Mine", read="read: [data/more.jsonl, odd, data/chat.jsonl]", model=None
+    )
 
     told: list[int] = []
     shipped = inputs.shipped(job, told.append)
@@ -130,7 +155,9 @@ def test_a_file_that_went_away_is_told(load_text: Load, folder: Path) -> None:
     assert f"there is no {folder / 'data' / 'chat.jsonl'}" in caught.value.evidence
 
 
-def test_a_link_that_was_put_there_after_the_check_leads_nowhere(load_text: Load, folder: Path) -> None:
+def test_a_link_that_was_put_there_after_the_check_leads_nowhere(
+    load_text: Load, folder: Path
+) -> None:
     """What may be read is checked again when it is read."""
     job = load_text()
     outside = folder.parent / "secret"
@@ -143,7 +170,9 @@ def test_a_link_that_was_put_there_after_the_check_leads_nowhere(load_text: Load
     assert "outside the job's folder" in caught.value.evidence
 
 
-def test_large_code_is_refused(load_text: Load, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_code_is_refused(
+    load_text: Load, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All of it together."""
     monkeypatch.setattr(inputs, "MOST_CODE", 2**20)
     (folder / "a.bin").write_bytes(bytes(600_000))

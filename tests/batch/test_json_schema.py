@@ -87,4 +87,6 @@ def test_every_key_is_explained() -> None:
 def _keys(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     sections = {"": schema, **schema["$defs"]}
     for name, section in sections.items():
-        yield from ((f"{name}.{key}", value) for key, value in section.get("properties", {}).items())
+        yield from (
+            (f"{name}.{key}", value) for key, value in section.get("properties", {}).items()
+        )

@@ -23,14 +23,17 @@ def test_a_path_may_not_leave_the_jobs_folder(mistakes: Mistakes, folder: Path) 
     outside.write_text("{}\n")
 
     assert mistakes(read="read: ../secret.jsonl") == [
-        f'2: read: "../secret.jsonl" leads to {outside}, outside the job\'s folder; if you trust this job, '
-        f"say `--allow {folder.parent}`"
+        f'2: read: "../secret.jsonl" leads to {outside}, outside the job\'s folder; if you trust'
+        f" this job, say `--allow {folder.parent}`"
     ]
     assert "outside the job's folder" in mistakes(read=f"read: {outside}")[0]
     assert "outside the job's folder" in mistakes(read="read: '../*.jsonl'")[0]
     assert "outside the job's folder" in mistakes(write="write: ../out")[0]
     assert "outside the job's folder" in mistakes("predict: ../mine.py:Mine", model=None)[0]
-    assert "outside the job's folder" in mistakes("predict: {class: 'mine.py:Mine', files: [/etc/hostname]}", model=None)[0]
+    assert (
+        "outside the job's folder"
+        in mistakes("predict: {class: 'mine.py:Mine', files: [/etc/hostname]}", model=None)[0]
+    )
 
 
 def test_a_path_of_the_home_folder_is_followed_there(
@@ -110,19 +113,49 @@ def test_a_name_with_control_characters_is_shown_in_one_line(folder: Path) -> No
         ("s3://bucket/a?region=eu-west-1", "remote", "s3://bucket/a?region=eu-west-1"),
         ("gs://anonymous@bucket/a", "remote", "gs://anonymous@bucket/a"),
         ("hdfs://name:8020/a", "remote", "hdfs://name:8020/a"),
-        ("hdfs:///a@b", "?", 'should be an address without `..`, such as s3://bucket/folder, not "hdfs:///a@b"'),
+        (
+            "hdfs:///a@b",
+            "?",
+            'should be an address without `..`, such as s3://bucket/folder, not "hdfs:///a@b"',
+        ),
         ("nodes:data", "?", 'should be an absolute path without `..` after `nodes:`, not "data"'),
-        ("nodes:/a/../b", "?", 'should be an absolute path without `..` after `nodes:`, not "/a/../b"'),
+        (
+            "nodes:/a/../b",
+            "?",
+            'should be an absolute path without `..` after `nodes:`, not "/a/../b"',
+        ),
         ("nodes://b", "?", 'should be an absolute path without `..` after `nodes:`, not "//b"'),
-        ("s3://", "?", 'should be an address without `..`, such as s3://bucket/folder, not "s3://"'),
-        ("s3://b/../c", "?", 'should be an address without `..`, such as s3://bucket/folder, not "s3://b/../c"'),
-        ("s3://key:secret@b/c", "?", "should not hold a key; give it to the containers with `secrets` in the inventory"),
-        ("s3://b/c?secret_key=x", "?", "should not hold a key; give it to the containers with `secrets` in the inventory"),
+        (
+            "s3://",
+            "?",
+            'should be an address without `..`, such as s3://bucket/folder, not "s3://"',
+        ),
+        (
+            "s3://b/../c",
+            "?",
+            'should be an address without `..`, such as s3://bucket/folder, not "s3://b/../c"',
+        ),
+        (
+            "s3://key:secret@b/c",
+            "?",
+            "should not hold a key; give it to the containers with `secrets` in the inventory",
+        ),
+        (
+            "s3://b/c?secret_key=x",
+            "?",
+            "should not hold a key; give it to the containers with `secrets` in the inventory",
+        ),
         ("https://a/b", "?", "should start with s3://, gs:// or hdfs://, not with https://"),
-        ("file:///etc/passwd", "?", "should be the path itself for this machine, or nodes:/path for the nodes"),
+        (
+            "file:///etc/passwd",
+            "?",
+            "should be the path itself for this machine, or nodes:/path for the nodes",
+        ),
     ],
 )
-def test_an_address_is_one_that_the_cluster_reads(folder: Path, text: str, where: str, path: str) -> None:
+def test_an_address_is_one_that_the_cluster_reads(
+    folder: Path, text: str, where: str, path: str
+) -> None:
     """Without keys in it, and without ways up."""
     try:
         source = places.source(text, Bounds(folder=folder, inside=(folder,)))
@@ -135,11 +168,23 @@ def test_an_address_is_one_that_the_cluster_reads(folder: Path, text: str, where
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("out.parquet", 'should be a folder, for answers are written as several files, not "out.parquet"'),
-        ("s3://b/out.jsonl", 'should be a folder, for answers are written as several files, not "s3://b/out.jsonl"'),
+        (
+            "out.parquet",
+            'should be a folder, for answers are written as several files, not "out.parquet"',
+        ),
+        (
+            "s3://b/out.jsonl",
+            'should be a folder, for answers are written as several files, not "s3://b/out.jsonl"',
+        ),
         ("nodes:/a/*", 'should be a folder, not the pattern "nodes:/a/*"'),
         ("prompts.txt", 'should be a folder; "prompts.txt" is a file'),
-        (".", "should be a folder of its own, such as out/, not the folder that relative paths start at"),
+        (
+            ".",
+            (
+                "should be a folder of its own, such as out/, not the folder that relative paths"
+                " start at"
+            ),
+        ),
     ],
 )
 def test_answers_go_into_a_folder_of_their_own(folder: Path, text: str, told: str) -> None:

@@ -22,23 +22,38 @@ def test_modes_follow_from_the_sections_that_are_there(load_text: Load) -> None:
     ("more", "told"),
     [
         ("mode: predict", "4: mode: should come with `predict`, which names the class"),
-        ("mode: data-parallel", "4: mode: should come with `data_parallel`, which says how many ranks: {size: 2}"),
-        ("mode: engine\ndata_parallel: 2", "5: data_parallel: should be left out with `mode: engine`"),
+        (
+            "mode: data-parallel",
+            "4: mode: should come with `data_parallel`, which says how many ranks: {size: 2}",
+        ),
+        (
+            "mode: engine\ndata_parallel: 2",
+            "5: data_parallel: should be left out with `mode: engine`",
+        ),
         (
             "mode: engine\npredict: mine.py:Mine",
             "5: predict: should be left out with `mode: engine`; it belongs to `mode: predict`",
         ),
         (
             "data_parallel: 2\nengine: {replicas: 2}",
-            "5: engine.replicas: should be left out with `mode: data-parallel`: `data_parallel.size` is its place",
+            (
+                "5: engine.replicas: should be left out with `mode: data-parallel`:"
+                " `data_parallel.size` is its place"
+            ),
         ),
         (
             "data_parallel: 2\nengine: {batch_size: 2}",
-            "5: engine.batch_size: should be left out with `mode: data-parallel`: `data_parallel.round_rows` is its place",
+            (
+                "5: engine.batch_size: should be left out with `mode: data-parallel`:"
+                " `data_parallel.round_rows` is its place"
+            ),
         ),
         (
             "data_parallel: 2\npreprocess: mine.py:ready",
-            "5: preprocess: should be left out with `mode: data-parallel`, whose ranks take rows as they are",
+            (
+                "5: preprocess: should be left out with `mode: data-parallel`, whose ranks take"
+                " rows as they are"
+            ),
         ),
         ("mode: offline", '4: mode: should be engine, predict or data-parallel, not "offline"'),
     ],
@@ -52,7 +67,12 @@ def test_predict_takes_nothing_of_a_models(mistakes: Mistakes) -> None:
     """Its class knows its own model."""
     told = mistakes(f"{_PREDICT}\nprompt: '{{{{ a }}}}'\nsampling: {{seed: 1}}\nengine: {{tp: 2}}")
 
-    assert [line.split(":")[1].strip() for line in told] == ["model", "prompt", "sampling", "engine"]
+    assert [line.split(":")[1].strip() for line in told] == [
+        "model",
+        "prompt",
+        "sampling",
+        "engine",
+    ]
     assert all("should be left out with `predict`" in line for line in told)
 
 
@@ -71,20 +91,35 @@ def test_preprocess_comes_before_a_class_or_an_engine(load_text: Load, folder: P
         ("{}", "4: prompt: should have one of `column`, `template` and `chat`, not none of them"),
         (
             "{column: a, chat: [{role: user, content: '{{ a }}'}]}",
-            "4: prompt: should have one of `column`, `template` and `chat`, not `column` and `chat`",
+            (
+                "4: prompt: should have one of `column`, `template` and `chat`, not `column` and"
+                " `chat`"
+            ),
         ),
-        ("{column: a, chat_args: {x: 1}}", "4: prompt.chat_args: should come with `chat`: they go to the chat template"),
+        (
+            "{column: a, chat_args: {x: 1}}",
+            "4: prompt.chat_args: should come with `chat`: they go to the chat template",
+        ),
         (
             "text",
-            "4: prompt: names no column, so that all rows would ask the same; write {{ text }}, or `prompt: {column: text}`",
+            (
+                "4: prompt: names no column, so that all rows would ask the same; write {{ text }},"
+                " or `prompt: {column: text}`"
+            ),
         ),
         (
             "{chat: [{role: user, content: hello}]}",
-            "4: prompt.chat: names no column, so that all rows would ask the same; write {{ text }}",
+            (
+                "4: prompt.chat: names no column, so that all rows would ask the same; write {{"
+                " text }}"
+            ),
         ),
         (
             "{chat: [{role: usr, content: '{{ a }}'}]}",
-            '4: prompt.chat[0].role: should be system, user, assistant, developer or tool, not "usr"; did you mean `user`?',
+            (
+                "4: prompt.chat[0].role: should be system, user, assistant, developer or tool, not"
+                ' "usr"; did you mean `user`?'
+            ),
         ),
         ("{chat: []}", "4: prompt.chat: should be a list that is not empty, not a list"),
         ("' '", '4: prompt: should be a template that is not empty, not " "'),
@@ -96,7 +131,9 @@ def test_a_prompt_has_one_form_that_can_be_read(mistakes: Mistakes, prompt: str,
     assert mistakes(f"prompt: {prompt}") == [told]
 
 
-@pytest.mark.parametrize(("read", "column"), [("data/chat.jsonl", "prompt"), ("prompts.txt", "text")])
+@pytest.mark.parametrize(
+    ("read", "column"), [("data/chat.jsonl", "prompt"), ("prompts.txt", "text")]
+)
 def test_a_prompt_that_is_left_out_is_a_column(load_text: Load, read: str, column: str) -> None:
     """The one that text files have, or the one of the obvious name."""
     prompt = load_text(read=f"read: {read}").prompt
@@ -108,16 +145,23 @@ def test_a_prompt_that_is_left_out_is_a_column(load_text: Load, read: str, colum
 @pytest.mark.parametrize(
     ("sampling", "told"),
     [
-        ("{n: 1, min_tokens: 5, max_tokens: 4}", "4: sampling.min_tokens: should be at most `max_tokens`, which is 4"),
+        (
+            "{n: 1, min_tokens: 5, max_tokens: 4}",
+            "4: sampling.min_tokens: should be at most `max_tokens`, which is 4",
+        ),
         (
             "{structured_outputs: {}}",
-            "4: sampling.structured_outputs: should have one of `json`, `regex`, `choice`, `grammar`, `json_object` and "
-            "`structural_tag`, not none of them",
+            (
+                "4: sampling.structured_outputs: should have one of `json`, `regex`, `choice`,"
+                " `grammar`, `json_object` and `structural_tag`, not none of them"
+            ),
         ),
         (
             "{structured_outputs: {regex: a, choice: [b]}}",
-            "4: sampling.structured_outputs: should have one of `json`, `regex`, `choice`, `grammar`, `json_object` and "
-            "`structural_tag`, not `regex` and `choice`",
+            (
+                "4: sampling.structured_outputs: should have one of `json`, `regex`, `choice`,"
+                " `grammar`, `json_object` and `structural_tag`, not `regex` and `choice`"
+            ),
         ),
         (
             "{structured_outputs: {json: 5}}",
@@ -141,28 +185,46 @@ def test_sampling_holds_what_is_written_and_a_length(load_text: Load) -> None:
     """vLLM's own default of 16 tokens would cut every answer."""
     assert load_text().sampling == {"max_tokens": 512}
     job = load_text("sampling: {n: 1, stop: END, structured_outputs: {json: {type: object}}}")
-    assert job.sampling == {"max_tokens": 512, "stop": ["END"], "structured_outputs": {"json": {"type": "object"}}}
+    assert job.sampling == {
+        "max_tokens": 512,
+        "stop": ["END"],
+        "structured_outputs": {"json": {"type": "object"}},
+    }
 
 
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        ("{pipeline-parallel-size: 2}", "engine.args.pipeline-parallel-size: should be left out: write `engine.pp`"),
+        (
+            "{pipeline-parallel-size: 2}",
+            "engine.args.pipeline-parallel-size: should be left out: write `engine.pp`",
+        ),
         ("{--tp: 2}", "engine.args.--tp: should be left out: write `engine.tp`"),
         ("{model: x}", "engine.args.model: should be left out: write `model` at the top level"),
         (
             "{data_parallel_rank: 1}",
-            "engine.args.data_parallel_rank: should be left out: write `data_parallel` at the top level",
+            (
+                "engine.args.data_parallel_rank: should be left out: write `data_parallel` at the"
+                " top level"
+            ),
         ),
         ("{dtype: auto, --dtype: half}", "engine.args.--dtype: is `dtype` in another spelling"),
         (
             "{hf_overrides: {a: [sk-0123456789abcdef0123]}}",
-            "engine.args.hf_overrides: a secret should not be written here; use `secrets` in the inventory",
+            (
+                "engine.args.hf_overrides: a secret should not be written here; use `secrets` in"
+                " the inventory"
+            ),
         ),
-        ("{'a b': 1}", 'engine.args.a b: should be the name of an argument, such as max_model_len, not "a b"'),
+        (
+            "{'a b': 1}",
+            'engine.args.a b: should be the name of an argument, such as max_model_len, not "a b"',
+        ),
     ],
 )
-def test_an_engine_argument_is_one_that_is_free_to_choose(mistakes: Mistakes, args: str, told: str) -> None:
+def test_an_engine_argument_is_one_that_is_free_to_choose(
+    mistakes: Mistakes, args: str, told: str
+) -> None:
     """Those that the job sets are refused with what to write instead."""
     assert mistakes(f"engine: {{args: {args}}}") == [f"4: {told}"]
 
@@ -173,7 +235,8 @@ def test_expert_parallel_is_an_argument_without_ranks_only(mistakes: Mistakes) -
 
     assert mistakes(args) == []
     assert mistakes(f"{args}\ndata_parallel: 2") == [
-        "4: engine.args.enable_expert_parallel: should be left out: write `data_parallel.expert_parallel`"
+        "4: engine.args.enable_expert_parallel: should be left out: write"
+        " `data_parallel.expert_parallel`"
     ]
 
 
@@ -181,12 +244,16 @@ def test_expert_parallel_is_an_argument_without_ranks_only(mistakes: Mistakes) -
     ("written", "replicas"),
     [("2", (2, 2)), ("[1, 4]", (1, 4)), ("1-4", (1, 4)), ("1 - 4", (1, 4)), ('"3"', (3, 3))],
 )
-def test_replicas_are_a_number_or_a_range(load_text: Load, written: str, replicas: tuple[int, int]) -> None:
+def test_replicas_are_a_number_or_a_range(
+    load_text: Load, written: str, replicas: tuple[int, int]
+) -> None:
     """In any of the forms people write."""
     assert load_text(f"engine: {{replicas: {written}}}").engine.replicas == replicas
 
 
-@pytest.mark.parametrize("written", ["0", "[0, 1]", "[2, 1]", "true", "[1]", "many", "[1, 2, 3]", "1.5", "5000"])
+@pytest.mark.parametrize(
+    "written", ["0", "[0, 1]", "[2, 1]", "true", "[1]", "many", "[1, 2, 3]", "1.5", "5000"]
+)
 def test_replicas_are_at_least_one_and_in_order(mistakes: Mistakes, written: str) -> None:
     """Whatever else is one mistake at that key."""
     (line,) = mistakes(f"engine: {{replicas: {written}}}")
@@ -203,15 +270,23 @@ def test_replicas_are_at_least_one_and_in_order(mistakes: Mistakes, written: str
         ("", None),
     ],
 )
-def test_columns_are_kept_by_name_with_a_type_or_without(load_text: Load, keep: str, kept: dict[str, str] | None) -> None:
+def test_columns_are_kept_by_name_with_a_type_or_without(
+    load_text: Load, keep: str, kept: dict[str, str] | None
+) -> None:
     """An empty list keeps none; nothing keeps all."""
     assert load_text(f"keep: {keep}").keep == kept
 
 
-@pytest.mark.parametrize(("id", "fine"), [("id", True), ("answer", True), ("row", False), ("reason", False), ("input", False)])
+@pytest.mark.parametrize(
+    ("id", "fine"),
+    [("id", True), ("answer", True), ("row", False), ("reason", False), ("input", False)],
+)
 def test_an_id_has_a_name_that_error_rows_have_not(mistakes: Mistakes, id: str, fine: bool) -> None:
     """It would take the place of the row's number, or be lost."""
-    text = f"2: read.id: should not be `{id}`, which error rows have already; call it something else in the input"
+    text = (
+        f"2: read.id: should not be `{id}`, which error rows have already; call it something else"
+        " in the input"
+    )
 
     assert mistakes(read=f"read: {{paths: data/chat.jsonl, id: {id}}}") == ([] if fine else [text])
 
@@ -219,12 +294,30 @@ def test_an_id_has_a_name_that_error_rows_have_not(mistakes: Mistakes, id: str, 
 @pytest.mark.parametrize(
     ("keep", "told"),
     [
-        ("[answer]", "4: keep: should not name `answer`, which the job writes itself; call it something else in the input"),
-        ("{row: text}", "4: keep.row: should not name `row`, which the job writes itself; call it something else in the input"),
+        (
+            "[answer]",
+            (
+                "4: keep: should not name `answer`, which the job writes itself; call it something"
+                " else in the input"
+            ),
+        ),
+        (
+            "{row: text}",
+            (
+                "4: keep.row: should not name `row`, which the job writes itself; call it something"
+                " else in the input"
+            ),
+        ),
         ("[id, id]", "4: keep: should name each column once, not a list"),
         ("[1]", "4: keep: should be a list of columns, or a mapping from each column to its type"),
         ("id", '4: keep: should be a mapping of keys to values, not "id"'),
-        ("{id: integr}", '4: keep.id: should be text, integer, number, boolean or json, not "integr"; did you mean `integer`?'),
+        (
+            "{id: integr}",
+            (
+                '4: keep.id: should be text, integer, number, boolean or json, not "integr"; did'
+                " you mean `integer`?"
+            ),
+        ),
     ],
 )
 def test_kept_columns_are_the_inputs_own(mistakes: Mistakes, keep: str, told: str) -> None:
@@ -238,11 +331,24 @@ def test_a_class_may_return_a_column_called_answer(mistakes: Mistakes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "fine"), [("0", True), ("0.5", True), ("1", True), ("2", True), ("2.0", True), ("1.5", False), ("-1", False)]
+    ("gpus", "fine"),
+    [
+        ("0", True),
+        ("0.5", True),
+        ("1", True),
+        ("2", True),
+        ("2.0", True),
+        ("1.5", False),
+        ("-1", False),
+    ],
 )
-def test_a_replica_has_a_part_of_a_gpu_or_whole_ones(mistakes: Mistakes, gpus: str, fine: bool) -> None:
+def test_a_replica_has_a_part_of_a_gpu_or_whole_ones(
+    mistakes: Mistakes, gpus: str, fine: bool
+) -> None:
     """As Ray gives them out."""
-    assert (mistakes(f"predict: {{class: 'mine.py:Mine', num_gpus: {gpus}}}", model=None) == []) is fine
+    assert (
+        mistakes(f"predict: {{class: 'mine.py:Mine', num_gpus: {gpus}}}", model=None) == []
+    ) is fine
 
 
 @pytest.mark.parametrize(
@@ -262,7 +368,9 @@ def test_a_replica_has_a_part_of_a_gpu_or_whole_ones(mistakes: Mistakes, gpus: s
         ("{paths: 's3://b/d', format: text}", "s3://b/dd", True),
     ],
 )
-def test_answers_do_not_go_into_the_input(mistakes: Mistakes, read: str, write: str, fine: bool) -> None:
+def test_answers_do_not_go_into_the_input(
+    mistakes: Mistakes, read: str, write: str, fine: bool
+) -> None:
     """A second run would read them."""
     told = mistakes(read=f"read: {read}", write=f"write: {write}")
 

@@ -24,13 +24,25 @@ def test_what_jinja_offers_over_a_row_is_fine(template: str) -> None:
 @pytest.mark.parametrize(
     ("template", "told"),
     [
-        ("{{ text", "is no template: unexpected end of template, expected 'end of print statement'"),
-        ("a\nb\n{% for %}", "is no template: Expected an expression, got 'end of statement block' (line 3 of the template)"),
+        (
+            "{{ text",
+            "is no template: unexpected end of template, expected 'end of print statement'",
+        ),
+        (
+            "a\nb\n{% for %}",
+            (
+                "is no template: Expected an expression, got 'end of statement block' (line 3 of"
+                " the template)"
+            ),
+        ),
         ("{% include '/etc/passwd' %}", "cannot read other files: `include` is not available"),
         ("{% import 'x' as y %}", "cannot read other files: `import` is not available"),
         ("{% from 'x' import y %}", "cannot read other files: `from … import` is not available"),
         ("{% extends 'x' %}", "cannot read other files: `extends` is not available"),
-        ("{{ ''.__class__.__mro__ }}", "cannot reach `__class__`: a template sees values, not Python"),
+        (
+            "{{ ''.__class__.__mro__ }}",
+            "cannot reach `__class__`: a template sees values, not Python",
+        ),
         ("{{ a | uper }}", "names no filter `uper`; did you mean `upper`?"),
         ("{{ a is nmber }}", "names no test `nmber`; did you mean `number`?"),
     ],
@@ -49,13 +61,18 @@ def test_all_mistakes_of_a_template_are_told_at_once() -> None:
     ]
 
 
-@pytest.mark.parametrize("template", ["{{ 9**9**9**9 }}", "{{ 'a' * 10**12 }}", "{{ 'a'|center(10**12) }}{{ b }}"])
+@pytest.mark.parametrize(
+    "template", ["{{ 9**9**9**9 }}", "{{ 'a' * 10**12 }}", "{{ 'a'|center(10**12) }}{{ b }}"]
+)
 def test_nothing_is_computed(template: str) -> None:
     """Compiling would compute constants already, for ever or until the memory is full."""
     assert templates.mistakes(template) == []
 
 
-@pytest.mark.parametrize("template", ["{{ " + "(" * 100_000 + "a", "{{ " + "-" * 50_000 + "a }}", "{{ " + "9" * 10_000 + " }}"])
+@pytest.mark.parametrize(
+    "template",
+    ["{{ " + "(" * 100_000 + "a", "{{ " + "-" * 50_000 + "a }}", "{{ " + "9" * 10_000 + " }}"],
+)
 def test_a_template_that_is_too_deep_is_told(template: str) -> None:
     """Python's stack and its longest number have an end."""
     (told,) = templates.mistakes(template)

@@ -1,4 +1,6 @@
-"""How the processes of an engine are told from others: by the mark that the agent gives them, and by their session."""
+"""How the processes of an engine are told from others: by the mark that the agent gives them, and
+by their session.
+"""
 
 from __future__ import annotations
 

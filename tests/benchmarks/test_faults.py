@@ -1,4 +1,7 @@
-"""The campaign's pure parts: which runs there are, how a run is judged, and the table. Nothing is broken here."""
+"""The campaign's pure parts: which runs there are, how a run is judged, and the table.
+
+Nothing is broken here.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +28,28 @@ BEGAN = 1000.0
 
 def run(**changes: Any) -> Run:
     """Return a run that is good, with changes."""
-    good = {"fault": "gcs", "verb": "serve", "seed": 1, "engine": STAND_IN, "host": "node1", "moment": 3.0}
+    good = {
+        "fault": "gcs",
+        "verb": "serve",
+        "seed": 1,
+        "engine": STAND_IN,
+        "host": "node1",
+        "moment": 3.0,
+    }
     return Run(**{**good, **changes})
 
 
 def stream(words: str, *, every: float = 1.0) -> list[Sample]:
-    """Return requests that end one after the other, `.` answered and `x` failed; the fault is at the first one's begin."""
+    """Return requests that end one after the other, `.` answered and `x` failed; the fault is at
+    the first one's begin.
+    """
     return [
-        Sample(began=BEGAN + at * every, ended=BEGAN + (at + 0.9) * every, ok=word == ".") for at, word in enumerate(words)
-    ]  # fmt: skip
+        Sample(began=BEGAN + at * every, ended=BEGAN + (at + 0.9) * every, ok=word == ".")
+        for at, word in enumerate(words)
+    ]
 
 
-# -- Cases -------------------------------------------------------------------------------------------------------------------
+# -- Cases -----------------------------------------------------------------------------------------
 
 
 def test_every_fault_can_be_made_to_happen() -> None:
@@ -45,14 +58,19 @@ def test_every_fault_can_be_made_to_happen() -> None:
 
 
 def test_the_campaign_is_as_large_as_was_promised() -> None:
-    """Three seeds of every fault for `up`, two for batches, one for each kind of server, each run once."""
+    """Three seeds of every fault for `up`, two for batches, one for each kind of server, each run
+    once.
+    """
     found = list(cases.campaign())
 
     assert len({case.key for case in found}) == len(found)
     for verb, seeds in (("up", 3), ("serve", 1), ("serve-mp", 1), ("serve-dp", 1), ("batch", 2)):
         for fault in FAULTS:
             number = sum(case.fault == fault.id and case.verb == verb for case in found)
-            assert number == (seeds if cases.applies(fault, verb, STAND_IN) else 0), (fault.id, verb)
+            assert number == (seeds if cases.applies(fault, verb, STAND_IN) else 0), (
+                fault.id,
+                verb,
+            )
 
 
 def test_every_fault_comes_once_before_any_comes_again() -> None:
@@ -83,7 +101,10 @@ def test_a_narrower_campaign() -> None:
 def test_eight_faults_are_tried_on_vllm_itself(verb: str) -> None:
     """For each kind of server; backends beside each other meet both hosts."""
     assert sum(1 for _ in cases.campaign(verbs=[verb], engine=REAL, seeds=1)) == 8
-    assert {Case(fault="container", verb=each, seed=1).host for each in SERVES} == {"node1", "node2"}
+    assert {Case(fault="container", verb=each, seed=1).host for each in SERVES} == {
+        "node1",
+        "node2",
+    }
 
 
 def test_what_is_harmless_is_tried() -> None:
@@ -93,16 +114,23 @@ def test_what_is_harmless_is_tried() -> None:
 
 
 def test_until_looks_half_a_day_back_and_half_a_day_ahead() -> None:
-    """A campaign that begins before midnight goes on after it; one that is called too late runs nothing."""
+    """A campaign that begins before midnight goes on after it; one that is called too late runs
+    nothing.
+    """
     at = command.minutes
 
-    assert [command.past(at("01:10"), at(now)) for now in ("23:50", "01:09", "01:10", "09:00")] == [False, False, True, True]
+    assert [command.past(at("01:10"), at(now)) for now in ("23:50", "01:09", "01:10", "09:00")] == [
+        False,
+        False,
+        True,
+        True,
+    ]
     assert [command.past(at("9:05"), at(now)) for now in ("8:59", "10:00")] == [False, True]
     with pytest.raises(ValueError, match="soon"):
         at("soon")
 
 
-# -- What clients saw --------------------------------------------------------------------------------------------------------
+# -- What clients saw ------------------------------------------------------------------------------
 
 
 def test_no_outage() -> None:
@@ -141,7 +169,7 @@ def test_when_watching_may_end(words: str, settled: bool) -> None:
     assert judge.settled(stream(words), BEGAN, BEGAN + len(words), quiet=20, calm=5) is settled
 
 
-# -- Lies --------------------------------------------------------------------------------------------------------------------
+# -- Lies ------------------------------------------------------------------------------------------
 
 
 def test_status_that_says_answering_while_nothing_is_answered() -> None:
@@ -154,10 +182,15 @@ def test_status_that_says_answering_while_nothing_is_answered() -> None:
 
 
 def test_a_record_that_stays_green() -> None:
-    """For longer than a fault may stay unseen; red in time is fine, and so is green after the first answer."""
+    """For longer than a fault may stay unseen; red in time is fine, and so is green after the first
+    answer.
+    """
     dark = stream("x" * 30 + ".....")
     green = [(BEGAN + second, "ready") for second in range(35)]
-    red = [(when, "ready" if when < BEGAN + 12 or when > BEGAN + 31 else "recovering") for when, _ in green]
+    red = [
+        (when, "ready" if when < BEGAN + 12 or when > BEGAN + 31 else "recovering")
+        for when, _ in green
+    ]
 
     assert "30 s" in judge.green_while_dead(green, dark, BEGAN)[0]
     assert judge.green_while_dead(red, dark, BEGAN) == []
@@ -165,18 +198,30 @@ def test_a_record_that_stays_green() -> None:
 
 
 def test_a_record_that_is_green_again_before_clients_are() -> None:
-    """The seconds between the return of a server and its first answer are no part of the time in which it was dead."""
+    """The seconds between the return of a server and its first answer are no part of the time in
+    which it was dead.
+    """
     dark = stream("x" * 30 + ".....")
-    back = [(BEGAN + second, "ready" if second < 5 or second > 24 else "recovering") for second in range(35)]
+    back = [
+        (BEGAN + second, "ready" if second < 5 or second > 24 else "recovering")
+        for second in range(35)
+    ]
 
     assert judge.green_while_dead(back, dark, BEGAN) == []
 
 
 @pytest.mark.parametrize(
-    ("old", "doing", "told"), [(60, "", ""), (2, "", "ready"), (2, "nothing has moved for 12 s", "nothing has moved for 12 s")]
+    ("old", "doing", "told"),
+    [
+        (60, "", ""),
+        (2, "", "ready"),
+        (2, "nothing has moved for 12 s", "nothing has moved for 12 s"),
+    ],
 )
 def test_a_record_that_nobody_renews_says_nothing(old: float, doing: str, told: str) -> None:
-    """It stays as it was when its writer was killed; a doubt that is written beside `ready` is no green."""
+    """It stays as it was when its writer was killed; a doubt that is written beside `ready` is no
+    green.
+    """
     with verbs._states(cast(Practice, Alone(old, doing))) as states:
         assert until(lambda: len(states) > 1, 5)
 
@@ -186,7 +231,9 @@ def test_a_record_that_nobody_renews_says_nothing(old: float, doing: str, told: 
 class Alone:
     """Practice hosts on which nothing runs, with the record of a server that was ready."""
 
-    head = layout.make(name="nothing", directory=Path("/nowhere"), subnet="10.79.99.0/24", nodes=1, gpus=1).hosts[0]
+    head = layout.make(
+        name="nothing", directory=Path("/nowhere"), subnet="10.79.99.0/24", nodes=1, gpus=1
+    ).hosts[0]
 
     def __init__(self, old: float = 60, doing: str = "") -> None:
         self.said = {"state": "ready", "doing": doing, "written": time.time() - old}
@@ -196,14 +243,16 @@ class Alone:
         return self.said
 
 
-# -- Commands ----------------------------------------------------------------------------------------------------------------
+# -- Commands --------------------------------------------------------------------------------------
 
 
 def started(tmp_path: Path, program: str) -> Started:
     """Start a program as a command of the campaign."""
     log = tmp_path / "log"
     with log.with_suffix(".out").open("wb") as out, log.with_suffix(".err").open("wb") as err:
-        process = subprocess.Popen([sys.executable, "-c", program], stdout=out, stderr=err, start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], stdout=out, stderr=err, start_new_session=True
+        )
     return Started(process, log)
 
 
@@ -239,8 +288,12 @@ def test_a_command_that_ended_before_the_fault_proves_nothing(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("how", [KeyboardInterrupt, OSError, inject.NothingThere])
-def test_hosts_are_put_right_whatever_becomes_of_a_run(how: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when somebody interrupts it; what is to be broken may be gone at the last moment, which ends no campaign."""
+def test_hosts_are_put_right_whatever_becomes_of_a_run(
+    how: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when somebody interrupts it; what is to be broken may be gone at the last moment, which
+    ends no campaign.
+    """
     done: list[str] = []
 
     def flow(_stage: object, _scene: object) -> None:
@@ -275,7 +328,7 @@ def test_a_fault_is_timed_when_it_strikes(monkeypatch: pytest.MonkeyPatch) -> No
     assert verbs._happen(cast(verbs.Stage, None), replace(scene, launcher=None)) - began >= 0.3
 
 
-# -- Rows, leftovers, words --------------------------------------------------------------------------------------------------
+# -- Rows, leftovers, words ------------------------------------------------------------------------
 
 
 def test_rows_lost_and_doubled() -> None:
@@ -286,7 +339,9 @@ def test_rows_lost_and_doubled() -> None:
 
 def test_what_is_left_over() -> None:
     """Only what was not there before."""
-    assert judge.left_over(["node1: mount /"], ["node1: mount /", "node1: container a"]) == ["node1: container a"]
+    assert judge.left_over(["node1: mount /"], ["node1: mount /", "node1: container a"]) == [
+        "node1: container a"
+    ]
 
 
 def test_last_words() -> None:
@@ -329,13 +384,21 @@ def test_one_of_them_is_enough(changes: dict[str, Any], word: str) -> None:
     ("after", "said"),
     [
         ({"generation": 3, "fault_count": 2, "faults": [{"what": "of before"}]}, []),
-        ({"generation": 4, "fault_count": 3, "faults": [{"what": "node2 is gone"}]}, ["generation 3 → 4: node2 is gone"]),
-        ({"generation": 3, "fault_count": 3, "faults": [{"what": "node2 is gone"}]}, ["generation 3 → 3: node2 is gone"]),
+        (
+            {"generation": 4, "fault_count": 3, "faults": [{"what": "node2 is gone"}]},
+            ["generation 3 → 4: node2 is gone"],
+        ),
+        (
+            {"generation": 3, "fault_count": 3, "faults": [{"what": "node2 is gone"}]},
+            ["generation 3 → 3: node2 is gone"],
+        ),
         ({}, ["generation 3 → None: no fault written down"]),
     ],
 )
 def test_a_healthy_server_that_was_ended(after: dict[str, Any], said: list[str]) -> None:
-    """By the number of its engine, and by the count of faults: one may have been written down before the engine ends."""
+    """By the number of its engine, and by the count of faults: one may have been written down
+    before the engine ends.
+    """
     assert judge.hurt({"generation": 3, "fault_count": 2}, after) == said
 
 
@@ -345,7 +408,7 @@ def test_a_run_in_which_nothing_was_tried_is_not_good() -> None:
     assert run(void="no rank runs").why == []
 
 
-# -- Results and table -------------------------------------------------------------------------------------------------------
+# -- Results and table -----------------------------------------------------------------------------
 
 
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -353,7 +416,13 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     first, second = run(detected=3.2, lost=1), run(detected=4.0)
     later = json.dumps({**second.as_json(), "unknown": 1}) + "\n"
-    path.write_text(verbs.as_line(first) + json.dumps({"of": "up real", "duration": 21.5}) + "\n" + later + '{"fault": "g')
+    path.write_text(
+        verbs.as_line(first)
+        + json.dumps({"of": "up real", "duration": 21.5})
+        + "\n"
+        + later
+        + '{"fault": "g'
+    )
 
     assert command.load(path) == ({second.key: second}, {"up real": 21.5})
     assert command.load(tmp_path / "absent") == ({}, {})

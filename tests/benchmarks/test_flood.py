@@ -1,4 +1,6 @@
-"""The flood's own parts: how many requests are in flight, what counts as an answer, and how it is judged."""
+"""The flood's own parts: how many requests are in flight, what counts as an answer, and how it is
+judged.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,17 @@ from benchmarks import client, flood
 from benchmarks.client import Endpoint, Look
 
 LOADED = {
-    "name": "default", "state": "busy", "load": {"running": 8, "waiting": 892, "tokens_per_s": 310.0},
+    "name": "default",
+    "state": "busy",
+    "load": {"running": 8, "waiting": 892, "tokens_per_s": 310.0},
     "observed": {"asking": 84.0, "generation": 3, "fault_count": 2},
-}  # fmt: skip
+}
 
 
 class Server(ThreadingHTTPServer):
-    """Answers each request after a moment, all of them with `status`; `most` is how many there were at once."""
+    """Answers each request after a moment, all of them with `status`; `most` is how many there were
+    at once.
+    """
 
     daemon_threads = True
 
@@ -56,10 +62,14 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(status: int = 200, text: str = '{"usage": {"completion_tokens": 4}}', seconds: float = 0.05) -> Iterator[Server]:
+def serving(
+    status: int = 200, text: str = '{"usage": {"completion_tokens": 4}}', seconds: float = 0.05
+) -> Iterator[Server]:
     """Serve on a port of this machine."""
     with Server(status, text, seconds) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        ).start()
         yield server
         server.shutdown()
 
@@ -79,7 +89,12 @@ def test_as_each_request_ends_another_is_sent() -> None:
 
     assert sent.answered > 6
     assert (sent.failed, server.most) == (0, 6)
-    assert server.bodies[0] == {"model": "m", "prompt": "Say hello.", "max_tokens": 4, "ignore_eos": True}
+    assert server.bodies[0] == {
+        "model": "m",
+        "prompt": "Say hello.",
+        "max_tokens": 4,
+        "ignore_eos": True,
+    }
 
 
 def test_what_has_no_answer_at_the_end_is_no_failure() -> None:
@@ -91,7 +106,9 @@ def test_what_has_no_answer_at_the_end_is_no_failure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "text", "said"), [(500, "{}", "HTTP 500"), (200, "", "EOFError: the answer is cut off")], ids=["500", "cut off"]
+    ("status", "text", "said"),
+    [(500, "{}", "HTTP 500"), (200, "", "EOFError: the answer is cut off")],
+    ids=["500", "cut off"],
 )
 def test_what_counts_as_a_failure(status: int, text: str, said: str) -> None:
     """An error, and an answer that is cut off; it is followed by another only after a while."""
@@ -116,7 +133,15 @@ def test_status_is_read_as_it_is_said() -> None:
     seen, gone = client.read(LOADED, 10.0, 12.5), client.read({}, 0.0, 0.0)
 
     assert seen == Look(
-        at=12.5, took=2.5, state="busy", running=8, waiting=892, tokens_per_s=310.0, oldest=84.0, generation=3, faults=2
+        at=12.5,
+        took=2.5,
+        state="busy",
+        running=8,
+        waiting=892,
+        tokens_per_s=310.0,
+        oldest=84.0,
+        generation=3,
+        faults=2,
     )
     assert (seen.colour, seen.queue) == ("green", True)
     assert (gone.colour, gone.queue, gone.state) == ("red", False, "none")
@@ -144,7 +169,9 @@ def test_a_flood_that_a_server_has_stood() -> None:
 def test_one_look_is_enough(change: dict[str, object], failed: int, missed: int) -> None:
     """To miss a goal, and only that one."""
     sent = flood.Flood(Endpoint(url="", model=""), 4, answered=320, failed=failed)
-    found = flood.flooded(sent, [client.read(LOADED, 0, 1), client.read({**LOADED, **change}, 20, 21)], 600)
+    found = flood.flooded(
+        sent, [client.read(LOADED, 0, 1), client.read({**LOADED, **change}, 20, 21)], 600
+    )
 
     assert [at for at, each in enumerate(found) if not each.met] == [missed]
 

@@ -1,4 +1,6 @@
-"""The parts of the benchmark of `serve` that need no cluster: what is typed by hand, how it is ended, and the report."""
+"""The parts of the benchmark of `serve` that need no cluster: what is typed by hand, how it is
+ended, and the report.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,22 @@ INVENTORY = loads(
 
 
 def test_by_hand_is_what_the_keeper_starts() -> None:
-    """The same words with the same variables in the same container, and secrets by the same first program."""
+    """The same words with the same variables in the same container, and secrets by the same first
+    program.
+    """
     argv = ("vllm", "serve", "it's", "--headless")
     process = Process(node="n2", argv=argv, env={"B": "two words", "A": "1"}, gpus=(4, 5))
     want = desired.Desired(
-        name="bench", id="1", model="m", backend="mp", processes=(process,), host="0.0.0.0", port=8000, places={"n2": 2},
+        name="bench",
+        id="1",
+        model="m",
+        backend="mp",
+        processes=(process,),
+        host="0.0.0.0",
+        port=8000,
+        places={"n2": 2},
         visible="CUDA_VISIBLE_DEVICES",
-    )  # fmt: skip
+    )
     bench = Bench(inventory=INVENTORY, backend="mp", want=want, target=Endpoint(url="", model=""))
     first, line = serve.entered(bench, process).split("; ", 1)
     words = shlex.split(line)
@@ -46,7 +57,9 @@ def test_by_hand_is_what_the_keeper_starts() -> None:
 
 def test_what_was_typed_by_hand_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     """Politely, and then its whole session; nothing else."""
-    enter, stop = (text.replace(serve._BY_HAND, str(tmp_path / "it")) for text in (serve._ENTER, serve._STOP))
+    enter, stop = (
+        text.replace(serve._BY_HAND, str(tmp_path / "it")) for text in (serve._ENTER, serve._STOP)
+    )
     log = tmp_path / "it.log"
     started = "sleep 61.5 & trap 'exit 3' TERM; echo ready; wait"
     with (
@@ -57,7 +70,10 @@ def test_what_was_typed_by_hand_is_ended_with_all_that_it_started(tmp_path: Path
         assert (tmp_path / "it.pid").read_text() == f"{entered.pid}\n"
         subprocess.run([sys.executable, "-c", stop], check=True, timeout=50)
         left = subprocess.run(
-            ["ps", "--no-headers", "-o", "stat", "-s", str(entered.pid)], capture_output=True, text=True, check=False
+            ["ps", "--no-headers", "-o", "stat", "-s", str(entered.pid)],
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
         assert entered.wait(5) == 3
@@ -72,14 +88,18 @@ def test_a_process_is_killed_by_its_title() -> None:
     with subprocess.Popen(["sleep", "61.25"]) as one:
         subprocess.run([*kill, "sleep 61.25"], check=True, timeout=20)
         assert one.wait(5) == -9
-    none = subprocess.run([*kill, "sleep 61.25"], capture_output=True, text=True, timeout=20, check=False)
+    none = subprocess.run(
+        [*kill, "sleep 61.25"], capture_output=True, text=True, timeout=20, check=False
+    )
 
     assert (none.returncode, none.stderr) == (1, "no process `sleep 61.25`\n")
 
 
 def test_the_cost_of_a_process() -> None:
     """Seconds of CPU and bytes of memory, here of this machine's first process."""
-    said = subprocess.run([sys.executable, "-c", serve._COST], capture_output=True, text=True, timeout=20, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", serve._COST], capture_output=True, text=True, timeout=20, check=True
+    ).stdout
     seconds, memory = map(float, said.split())
 
     assert seconds >= 0
@@ -95,7 +115,13 @@ def test_the_stand_ins_are_servers_that_the_keeper_can_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "gpus"), [("Usage:\n 1.0/4.0 CPU\n 2.0/2.0 GPU\n", 2.0), ("0.0/2.0 GPU", 0.0), ("", None), ("no status", None)]
+    ("said", "gpus"),
+    [
+        ("Usage:\n 1.0/4.0 CPU\n 2.0/2.0 GPU\n", 2.0),
+        ("0.0/2.0 GPU", 0.0),
+        ("", None),
+        ("no status", None),
+    ],
 )
 def test_gpus_that_are_taken_in_ray(said: str, gpus: float | None) -> None:
     """None where Ray does not say: that is not free."""
@@ -103,7 +129,9 @@ def test_gpus_that_are_taken_in_ray(said: str, gpus: float | None) -> None:
 
 
 def test_a_ratio_is_of_the_same_round() -> None:
-    """And the median of them: a round in which the machine was busy with something else does not count."""
+    """And the median of them: a round in which the machine was busy with something else does not
+    count.
+    """
     assert serve.ratio([10.0, 40.0, 11.0], [10.0, 20.0, 10.0]) == pytest.approx(1.1)
 
 

@@ -16,7 +16,10 @@ INVENTORY = load(Path(__file__).parents[2] / "inventory" / "h100-infiniband.yaml
 
 def test_the_script_starts_every_node_and_can_be_read_by_bash() -> None:
     """It is only ever run with practice hosts at hand."""
-    runs = {node.name: f"docker run --detach --name {containers.name(INVENTORY, node)} i" for node in INVENTORY.nodes}
+    runs = {
+        node.name: f"docker run --detach --name {containers.name(INVENTORY, node)} i"
+        for node in INVENTORY.nodes
+    }
     script = up.script(up.Bench(inventory=INVENTORY, runs=runs, builds=(), tag="i"))
     read = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
 
@@ -25,9 +28,16 @@ def test_the_script_starts_every_node_and_can_be_read_by_bash() -> None:
 
 
 def test_the_script_sends_what_the_containers_run() -> None:
-    """The head's own program is asked whether the nodes are there; it is more than one file, and so is the agent."""
+    """The head's own program is asked whether the nodes are there; it is more than one file, and so
+    is the agent.
+    """
     with tarfile.open(fileobj=io.BytesIO(files.payload_tar())) as archive:
         names = set(archive.getnames())
 
-    assert {"entry.sh", "head.py", "lib/vlaunch_agent/head.py", "lib/vlaunch_agent/__main__.py"} <= names
+    assert {
+        "entry.sh",
+        "head.py",
+        "lib/vlaunch_agent/head.py",
+        "lib/vlaunch_agent/__main__.py",
+    } <= names
     assert 'cat "$PAYLOAD"' in up.SCRIPT

@@ -21,8 +21,13 @@ def load() -> Load:
     """Load an inventory of two nodes with more keys at the top, or other nodes."""
 
     def make(more: str = "", nodes: str = "") -> Inventory:
-        two = "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 2}, {host: gpu02, ip: 10.0.0.12, gpus: 2}]"
-        return loads(f"cluster: c\nimage: vllm/vllm-openai:v0.32.0\n{more}\n{nodes or two}\n", Path("inventory.yaml"))
+        two = (
+            "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 2}, {host: gpu02, ip: 10.0.0.12, gpus: 2}]"
+        )
+        return loads(
+            f"cluster: c\nimage: vllm/vllm-openai:v0.32.0\n{more}\n{nodes or two}\n",
+            Path("inventory.yaml"),
+        )
 
     return make
 
@@ -39,9 +44,15 @@ def good() -> Callable[..., HostFacts]:
                 Address(interface="lo", ip="127.0.0.1", prefix=8, up=True),
                 Address(interface="eth0", ip=ip, prefix=24, up=True),
             ),
-            listening=frozenset({("0.0.0.0", 22)}), disk_free=1 << 40, docker_disk_free=1 << 40,
-            infiniband=("uverbs0",), gpus=(gpu, gpu), amd_gpus=2, docker_version="28.3.0", runtimes=("nvidia", "runc"),
-        )  # fmt: skip
+            listening=frozenset({("0.0.0.0", 22)}),
+            disk_free=1 << 40,
+            docker_disk_free=1 << 40,
+            infiniband=("uverbs0",),
+            gpus=(gpu, gpu),
+            amd_gpus=2,
+            docker_version="28.3.0",
+            runtimes=("nvidia", "runc"),
+        )
         return dataclasses.replace(facts, **changed)
 
     return make

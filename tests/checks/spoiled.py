@@ -1,4 +1,6 @@
-"""A cluster of three nodes on which all is well, and cases that spoil one thing: which node turns red, and what it is told."""
+"""A cluster of three nodes on which all is well, and cases that spoil one thing: which node turns
+red, and what it is told.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,17 @@ IPS = dict(zip(NODES, ("10.0.0.11", "10.0.0.12", "10.0.0.13"), strict=True))
 IMAGE = "vllm/vllm-openai:v0.32.0"
 MODEL = "org/model"
 FILES = {"config.json": 700, "model.safetensors": 5_000_000_000}
-GPU = Gpu(index=0, name="NVIDIA H100 80GB HBM3", memory_total=81559, memory_used=0, driver="580.95.05")
+GPU = Gpu(
+    index=0, name="NVIDIA H100 80GB HBM3", memory_total=81559, memory_used=0, driver="580.95.05"
+)
 GIDS = (
     Gid(index=1, value="fe80:0000:0000:0000:0000:0000:0000:0001", kind="RoCE v2", netdev="ens1"),
     Gid(index=2, value="0000:0000:0000:0000:0000:ffff:0a01:0001", kind="IB/RoCE v1", netdev="ens1"),
     Gid(index=3, value="0000:0000:0000:0000:0000:ffff:0a01:0001", kind="RoCE v2", netdev="ens1"),
 )
-PORT = RdmaPort(number=1, state="ACTIVE", physical="LinkUp", rate=400, link_layer="Ethernet", gids=GIDS)
+PORT = RdmaPort(
+    number=1, state="ACTIVE", physical="LinkUp", rate=400, link_layer="Ethernet", gids=GIDS
+)
 HCA = RdmaDevice(name="mlx5_0", ports=(PORT,), model="MT4129", netdevs=("ens1",))
 ETH0 = Nic(name="eth0", up=True, mtu=1500, speed=25000, physical=True)
 ROCE = "network: {fabric: roce, hca: [mlx5_0]}"
@@ -38,19 +44,37 @@ ROCE = "network: {fabric: roce, hca: [mlx5_0]}"
 
 def inventory(more: str = ROCE, own: Mapping[str, str] | None = None, count: int = 3) -> Inventory:
     """Load an inventory of the nodes; `own` has more keys of single nodes, in YAML's short form."""
-    nodes = ", ".join(f"{{host: {name}, ip: {IPS[name]}, gpus: 2{(own or {}).get(name, '')}}}" for name in NODES[:count])
+    nodes = ", ".join(
+        f"{{host: {name}, ip: {IPS[name]}, gpus: 2{(own or {}).get(name, '')}}}"
+        for name in NODES[:count]
+    )
     return loads(f"cluster: c\nimage: {IMAGE}\n{more}\nnodes: [{nodes}]\n", Path("inventory.yaml"))
 
 
 def survey(**changed: Any) -> Survey:
     """Return what a healthy node says of itself, with changes."""
     good = Survey(
-        kernel="6.8.0-50-generic", uid=1000, memory=1 << 40, shm=1 << 39, shm_free=1 << 39, skew=0.1, synced=True,
-        own_names=("10.0.0.1",), nics=(ETH0, Nic(name="ens1", up=True, mtu=9000, speed=400000)), rdma=(HCA,),
-        gpus=(GpuState(index=0, ecc_errors=0), GpuState(index=1, ecc_errors=0)), gpu_processes=(), xid=(),
-        modules=("nvidia", "nvidia_peermem"), docker_storage="overlay2", docker_cgroup="cgroupfs v1", remove_ipc=True,
-        linger=True, next_kernel="6.8.0-51-generic", next_kernel_has_driver=True,
-    )  # fmt: skip
+        kernel="6.8.0-50-generic",
+        uid=1000,
+        memory=1 << 40,
+        shm=1 << 39,
+        shm_free=1 << 39,
+        skew=0.1,
+        synced=True,
+        own_names=("10.0.0.1",),
+        nics=(ETH0, Nic(name="ens1", up=True, mtu=9000, speed=400000)),
+        rdma=(HCA,),
+        gpus=(GpuState(index=0, ecc_errors=0), GpuState(index=1, ecc_errors=0)),
+        gpu_processes=(),
+        xid=(),
+        modules=("nvidia", "nvidia_peermem"),
+        docker_storage="overlay2",
+        docker_cgroup="cgroupfs v1",
+        remove_ipc=True,
+        linger=True,
+        next_kernel="6.8.0-51-generic",
+        next_kernel_has_driver=True,
+    )
     return replace(good, **changed)
 
 
@@ -65,39 +89,62 @@ def facts(name: str, **changed: Any) -> HostFacts:
         env={"CUDA_VERSION": "13.0.3"},
     )
     good = HostFacts(
-        user="ops", hostname=name, listening=frozenset({("0.0.0.0", 22)}), disk_free=1 << 40, docker_disk_free=1 << 40,
+        user="ops",
+        hostname=name,
+        listening=frozenset({("0.0.0.0", 22)}),
+        disk_free=1 << 40,
+        docker_disk_free=1 << 40,
         addresses=(
             Address(interface="lo", ip="127.0.0.1", prefix=8, up=True),
             Address(interface="eth0", ip=IPS[name], prefix=24, up=True),
             Address(interface="ens1", ip=f"10.1.0.{NODES.index(name) + 1}", prefix=24, up=True),
         ),
-        infiniband=("uverbs0",), gpus=(GPU, replace(GPU, index=1)), docker_version="28.3.0", runtimes=("nvidia", "runc"),
-        images={IMAGE: image}, survey=survey(),
-    )  # fmt: skip
+        infiniband=("uverbs0",),
+        gpus=(GPU, replace(GPU, index=1)),
+        docker_version="28.3.0",
+        runtimes=("nvidia", "runc"),
+        images={IMAGE: image},
+        survey=survey(),
+    )
     return replace(good, **changed)
 
 
 def inside(**changed: Any) -> Inside:
     """Return what a healthy container sees, with changes."""
     good = Inside(
-        running=True, memlock_unlimited=True, capabilities=("IPC_LOCK",), infiniband=("uverbs0",),
-        libibverbs="/usr/lib/libibverbs.so.1", shm=1 << 39, python="3.12.3", ray="2.60.0",
-    )  # fmt: skip
+        running=True,
+        memlock_unlimited=True,
+        capabilities=("IPC_LOCK",),
+        infiniband=("uverbs0",),
+        libibverbs="/usr/lib/libibverbs.so.1",
+        shm=1 << 39,
+        python="3.12.3",
+        ray="2.60.0",
+    )
     return replace(good, **changed)
 
 
 def knock(source: str, target: str, **changed: Any) -> Knock:
     """Return what a node sees of a healthy one, with changes."""
-    good = Knock(source=source, target=target, ports={6379: "open", 43210: "open"}, bulk=True, largest=1500, wanted=1500)
+    good = Knock(
+        source=source,
+        target=target,
+        ports={6379: "open", 43210: "open"},
+        bulk=True,
+        largest=1500,
+        wanted=1500,
+    )
     return replace(good, **changed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One thing that is wrong. `red` has the nodes that must turn red with their status; `also` other checks that do, too.
+    """One thing that is wrong.
 
-    `text` and `fix` are parts of what the red nodes are told. `facts`, `survey`, `inside` and `files` change single nodes (`*`:
-    all), `knocks` single directions, `evidence` the whole.
+    `red` has the nodes that must turn red with their status; `also` other checks that do, too.
+
+    `text` and `fix` are parts of what the red nodes are told. `facts`, `survey`, `inside` and
+    `files` change single nodes (`*`: all), `knocks` single directions, `evidence` the whole.
     """
 
     id: str
@@ -118,12 +165,17 @@ class Case:
         """Return the inventory and what was seen."""
         made = inventory(self.more, self.own)
         known = {
-            name: facts(name, **{"survey": survey(**_of(self.survey, name)), **_of(self.facts, name)}) for name in NODES
-        }  # fmt: skip
+            name: facts(
+                name, **{"survey": survey(**_of(self.survey, name)), **_of(self.facts, name)}
+            )
+            for name in NODES
+        }
         whole: dict[str, Any] = {
             "facts": known,
             "inside": {name: inside(**_of(self.inside, name)) for name in NODES},
-            "knocks": tuple(knock(*pair, **self.knocks.get(pair, {})) for pair in permutations(NODES, 2)),
+            "knocks": tuple(
+                knock(*pair, **self.knocks.get(pair, {})) for pair in permutations(NODES, 2)
+            ),
             "files": {name: self.files.get(name, FILES) for name in NODES},
             "model": MODEL,
             "hub": Hub(status="ok"),
@@ -144,7 +196,9 @@ def findings(case: Case, id_: str | None = None) -> tuple[Finding, ...]:
 
 
 def turns_red(case: Case) -> None:
-    """Assert that this check turns red on the nodes the case names, with its words and a fix, and that no other check does."""
+    """Assert that this check turns red on the nodes the case names, with its words and a fix, and
+    that no other check does.
+    """
     made, evidence = case.seen()
     results = {result.check.id: result for result in run(made, evidence)}
     red = [each for each in results[case.id].findings if each.status in ("fail", "warn")]
@@ -155,7 +209,11 @@ def turns_red(case: Case) -> None:
         assert case.fix in each.fix, each.fix
         assert not each.text.endswith(".")
         assert not each.fix.endswith(".")
-    others = [id_ for id_, result in results.items() if result.status in ("fail", "warn") and id_ != case.id]
+    others = [
+        id_
+        for id_, result in results.items()
+        if result.status in ("fail", "warn") and id_ != case.id
+    ]
     assert sorted(others) == sorted(case.also)
 
 

@@ -19,29 +19,56 @@ CASES = (
         red={"gpu03": "fail"},
         text="`eth5` has 10.0.0.11, the address of gpu01",
         fix="`sudo ip addr del 10.0.0.11/32 dev eth5` on gpu03",
-        facts={"gpu03": {"addresses": (*addresses("gpu03"), Address(interface="eth5", ip="10.0.0.11", prefix=32, up=True))}},
+        facts={
+            "gpu03": {
+                "addresses": (
+                    *addresses("gpu03"),
+                    Address(interface="eth5", ip="10.0.0.11", prefix=32, up=True),
+                )
+            }
+        },
     ),
     Case(
         id="subnet",
         red={"gpu02": "warn"},
         text="10.0.0.12 is in 10.0.0.0/28, while gpu[01,03] is in 10.0.0.0/24",
         fix="set `ip:` of gpu02",
-        facts={"gpu02": {"addresses": (Address(interface="eth0", ip="10.0.0.12", prefix=28, up=True),)}},
+        facts={
+            "gpu02": {"addresses": (Address(interface="eth0", ip="10.0.0.12", prefix=28, up=True),)}
+        },
     ),
     Case(
         id="one-nic-per-subnet",
         red={"gpu02": "warn"},
         text="`eth0` and `eth1` are both in 10.0.0.0/24",
         fix="arp_announce=2",
-        facts={"gpu02": {"addresses": (*addresses("gpu02"), Address(interface="eth1", ip="10.0.0.99", prefix=24, up=True))}},
+        facts={
+            "gpu02": {
+                "addresses": (
+                    *addresses("gpu02"),
+                    Address(interface="eth1", ip="10.0.0.99", prefix=24, up=True),
+                )
+            }
+        },
     ),
 )
 
 
 UNKNOWN = (
-    (Case(id="address-unique", red={}, text="", fix="", facts={"gpu01": {"addresses": None}}), "`ip` is not installed"),
-    (Case(id="subnet", red={}, text="", fix="", facts={"gpu01": {"addresses": None}}), "is not known"),
-    (Case(id="one-nic-per-subnet", red={}, text="", fix="", facts={"gpu01": {"addresses": None}}), "`ip` is not installed"),
+    (
+        Case(id="address-unique", red={}, text="", fix="", facts={"gpu01": {"addresses": None}}),
+        "`ip` is not installed",
+    ),
+    (
+        Case(id="subnet", red={}, text="", fix="", facts={"gpu01": {"addresses": None}}),
+        "is not known",
+    ),
+    (
+        Case(
+            id="one-nic-per-subnet", red={}, text="", fix="", facts={"gpu01": {"addresses": None}}
+        ),
+        "`ip` is not installed",
+    ),
 )
 
 
@@ -61,12 +88,20 @@ def test_loopback_link_local_and_second_addresses_are_no_second_interface() -> N
         Address(interface="wg1", ip="10.0.0.7", prefix=32, up=True),
         Address(interface="down0", ip="10.0.0.8", prefix=24, up=False),
     )
-    case = Case(id="one-nic-per-subnet", red={}, text="", fix="", facts={"gpu01": {"addresses": (*addresses("gpu01"), *more)}})
+    case = Case(
+        id="one-nic-per-subnet",
+        red={},
+        text="",
+        fix="",
+        facts={"gpu01": {"addresses": (*addresses("gpu01"), *more)}},
+    )
 
     assert {each.status for each in findings(case)} == {"pass"}
 
 
-@pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=lambda each: named(each) if isinstance(each, Case) else "")
+@pytest.mark.parametrize(
+    ("case", "reason"), UNKNOWN, ids=lambda each: named(each) if isinstance(each, Case) else ""
+)
 def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
     """Never green."""
     found = {each.status: each.text for each in findings(case)}

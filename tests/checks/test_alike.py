@@ -15,9 +15,17 @@ def differs(node: str, value: int, common: int, others: str) -> Finding:
 
 @pytest.mark.parametrize(
     ("values", "common"),
-    [({}, None), ({"a": 1}, 1), ({"a": 1, "b": 2, "c": 2}, 2), ({"a": 2, "b": 1}, 2), ({"a": 1, "b": 2}, 1)],
+    [
+        ({}, None),
+        ({"a": 1}, 1),
+        ({"a": 1, "b": 2, "c": 2}, 2),
+        ({"a": 2, "b": 1}, 2),
+        ({"a": 1, "b": 2}, 1),
+    ],
 )
-def test_most_nodes_are_right_and_of_two_the_first(values: dict[str, int], common: int | None) -> None:
+def test_most_nodes_are_right_and_of_two_the_first(
+    values: dict[str, int], common: int | None
+) -> None:
     """The head comes first in most inventories."""
     assert usual(values) == common
 

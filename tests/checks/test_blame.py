@@ -21,9 +21,14 @@ INVENTORY = three("network: {fabric: infiniband, interface: ens1}")
 
 def cells(*bad: tuple[str, str], **changed: Any) -> list[Cell]:
     """Return six directions, of which some are not well."""
-    good = Cell(source="", target="", status="pass", transport="NET/IB/GDRDMA", bandwidth=2e10, latency=1e-5)
+    good = Cell(
+        source="", target="", status="pass", transport="NET/IB/GDRDMA", bandwidth=2e10, latency=1e-5
+    )
     spoiled = {"status": "fail", "transport": "NET/Socket", "text": TCP, **changed}
-    return [replace(good, source=a, target=b, **(spoiled if (a, b) in bad else {})) for a, b in permutations(NAMES, 2)]
+    return [
+        replace(good, source=a, target=b, **(spoiled if (a, b) in bad else {}))
+        for a, b in permutations(NAMES, 2)
+    ]
 
 
 def both(*pairs: tuple[str, str]) -> list[tuple[str, str]]:
@@ -49,7 +54,9 @@ def told(found: list[Cell], reports: dict[str, Report] | None = None) -> list[Fi
     ],
 )
 def test_as_few_as_explain_it_are_named(bad: list[tuple[str, str]], named: list[str]) -> None:
-    """All, a node when all of its own directions are bad, else a pair, else a direction; each direction is told once."""
+    """All, a node when all of its own directions are bad, else a pair, else a direction; each
+    direction is told once.
+    """
     assert [finding.node for finding in told(cells(*bad))] == named
 
 
@@ -60,7 +67,9 @@ def test_two_troubles_of_one_pair_are_two_findings() -> None:
         for c in cells(*both(("n1", "n2")))
     ]
     rates = [
-        replace(c, text=f"{1.1 if c.source == 'n1' else 1.3} GB/s, where other pairs have 20 GB/s") if c.status == "fail" else c
+        replace(c, text=f"{1.1 if c.source == 'n1' else 1.3} GB/s, where other pairs have 20 GB/s")
+        if c.status == "fail"
+        else c
         for c in cells(*both(("n1", "n2")))
     ]
 
@@ -70,7 +79,9 @@ def test_two_troubles_of_one_pair_are_two_findings() -> None:
 
 def test_warnings_stay_warnings() -> None:
     """A pair with half the bandwidth."""
-    (found,) = told(cells(*both(("n1", "n2")), status="warn", text="9 GB/s, where other pairs have 20 GB/s"))
+    (found,) = told(
+        cells(*both(("n1", "n2")), status="warn", text="9 GB/s, where other pairs have 20 GB/s")
+    )
 
     assert (found.status, found.node) == ("warn", "n1 ↔ n2")
     assert "ethtool ens1` on n1 and n2" in found.fix
@@ -78,7 +89,9 @@ def test_warnings_stay_warnings() -> None:
 
 def test_a_pair_that_did_not_connect_gets_the_addresses_to_open() -> None:
     """There are no figures."""
-    (found,) = told(cells(*both(("n1", "n2")), bandwidth=None, transport="", text="connecting: timed out"))
+    (found,) = told(
+        cells(*both(("n1", "n2")), bandwidth=None, transport="", text="connecting: timed out")
+    )
 
     assert "allow TCP between 10.0.0.1 and 10.0.0.2" in found.fix
 
@@ -92,10 +105,16 @@ def test_a_pair_that_did_not_connect_gets_the_addresses_to_open() -> None:
         ({}, "", "with `network: {require: any}` it is allowed"),
     ],
 )
-def test_the_cause_is_read_from_the_node_that_has_it(report: dict[str, Any], text: str, fix: str) -> None:
-    """Of two nodes with TCP between them; where nothing tells why, where to look and how to allow it."""
+def test_the_cause_is_read_from_the_node_that_has_it(
+    report: dict[str, Any], text: str, fix: str
+) -> None:
+    """Of two nodes with TCP between them; where nothing tells why, where to look and how to allow
+    it.
+    """
     reports = healthy(via=GDR)
-    reports["n1"] = replace(reports["n1"], inside=Inside(running=True, infiniband=("uverbs0",), memlock_unlimited=True))
+    reports["n1"] = replace(
+        reports["n1"], inside=Inside(running=True, infiniband=("uverbs0",), memlock_unlimited=True)
+    )
     reports["n2"] = replace(reports["n2"], **report)
     (found,) = told(cells(*both(("n1", "n2"))), reports)
 
@@ -115,7 +134,10 @@ def test_what_is_below_gpudirect_may_be_allowed_as_rdma() -> None:
 def test_pairs_that_were_not_measured_are_named_once() -> None:
     """Together, after what is known; where no rank came to life, the nodes are told of instead."""
     found = told(cells(*both(("n1", "n2"), ("n1", "n3")), bandwidth=None, text=UNMEASURED))
-    nobody = told(cells(*both(("n1", "n2")), text=UNMEASURED), {name: Report(node=name, backend="nccl") for name in NAMES})
+    nobody = told(
+        cells(*both(("n1", "n2")), text=UNMEASURED),
+        {name: Report(node=name, backend="nccl") for name in NAMES},
+    )
 
     assert [(each.node, each.text) for each in found] == [("", "not measured: n1 ↔ n2, n1 ↔ n3")]
     assert nobody == []
@@ -130,14 +152,21 @@ def ranked(rank: RankReport) -> list[Finding]:
 @pytest.mark.parametrize(
     ("phase", "exit_", "text", "fix"),
     [
-        ("rendezvous at 10.0.0.1:29500", None, "; arrived: n1, n3", "allow TCP from 10.0.0.2 to 10.0.0.1:29500"),
+        (
+            "rendezvous at 10.0.0.1:29500",
+            None,
+            "; arrived: n1, n3",
+            "allow TCP from 10.0.0.2 to 10.0.0.1:29500",
+        ),
         ("starting", 1, "; arrived: n1, n3", "vlaunch check --group network"),
         ("pair n1 ↔ n2", -9, "was killed (signal 9) in the phase “pair n1 ↔ n2”", "dmesg"),
         ("all_reduce", 3, "ended with exit code 3", "vlaunch check --group network"),
         ("all_reduce", None, "did not finish before the deadline", "vlaunch check --group network"),
     ],
 )
-def test_a_rank_is_told_with_its_phase_and_who_arrived(phase: str, exit_: int | None, text: str, fix: str) -> None:
+def test_a_rank_is_told_with_its_phase_and_who_arrived(
+    phase: str, exit_: int | None, text: str, fix: str
+) -> None:
     """Who arrived matters only where it did not."""
     rank = RankReport(rank=1, local_rank=0, phase=phase, ended=False, exit=exit_, tail="last words")
     (found,) = ranked(rank)
@@ -158,7 +187,9 @@ def test_a_node_without_report_and_one_with_an_error() -> None:
     reports = {name: Report(node=name, backend="nccl") for name in ("n1", "n2")}
     reports["n1"] = replace(reports["n1"], error="port 29500 is taken on the head")
     reports["n2"] = replace(reports["n2"], error="the head has another nonce")
-    one, two, three_ = blame.nodes(INVENTORY, reports, {"n3": "ended with exit code 1: no such file"})
+    one, two, three_ = blame.nodes(
+        INVENTORY, reports, {"n3": "ended with exit code 1: no such file"}
+    )
 
     assert (one.node, two.node, three_.node) == ("n1", "n2", "n3")
     assert "sport = :29500" in one.fix

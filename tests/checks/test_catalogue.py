@@ -1,4 +1,6 @@
-"""The catalogue as a whole: complete, in order, green where all is well, and never green without evidence."""
+"""The catalogue as a whole: complete, in order, green where all is well, and never green without
+evidence.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ DOCS = Path(__file__).parent.parent.parent / "docs" / "checks.md"
 def test_a_healthy_cluster_has_nothing_red() -> None:
     """With RoCE and GPUs everything is judged, but for what such a cluster cannot have."""
     results = run(*HEALTHY.seen())
-    skipped = {result.check.id: result.findings[0].text for result in results if result.status == "skip"}
+    skipped = {
+        result.check.id: result.findings[0].text for result in results if result.status == "skip"
+    }
 
     assert [result.check.id for result in results if result.status not in ("pass", "skip")] == []
     assert set(skipped) == {"sudo", "interface", "rdma-unused"}
@@ -29,7 +33,9 @@ def test_a_healthy_cluster_has_nothing_red() -> None:
 
 
 def test_every_green_finding_tells_its_value() -> None:
-    """So that folding by equal answers shows what differs; a check's own sentence stands where there is no value."""
+    """So that folding by equal answers shows what differs; a check's own sentence stands where
+    there is no value.
+    """
     assert all(each.text for result in run(*HEALTHY.seen()) for each in result.findings)
 
 
@@ -38,21 +44,40 @@ def test_nothing_is_green_without_evidence() -> None:
     made, _ = HEALTHY.seen()
     bare = type(facts("gpu01"))()
     results = run(made, Evidence(facts=dict.fromkeys(NODES, bare)))
-    green = {result.check.id for result in results for each in result.findings if each.status == "pass"}
+    green = {
+        result.check.id for result in results for each in result.findings if each.status == "pass"
+    }
 
     assert green == {"ssh"}
 
 
 def test_a_probe_without_a_survey_leaves_only_what_the_probe_itself_told() -> None:
-    """Docker, addresses, ports, disk and GPUs are known; clocks, links, containers, pairs and files are not."""
+    """Docker, addresses, ports, disk and GPUs are known; clocks, links, containers, pairs and files
+    are not.
+    """
     made, _ = HEALTHY.seen()
     results = run(made, Evidence(facts={name: facts(name, survey=None) for name in NODES}))
-    green = {result.check.id for result in results for each in result.findings if each.status == "pass"}
+    green = {
+        result.check.id for result in results for each in result.findings if each.status == "pass"
+    }
 
     assert green == {
-        "ssh", "docker", "docker-version", "gpu-runtime", "accelerator", "gpu-model", "driver", "ports", "address",
-        "address-unique", "subnet", "one-nic-per-subnet", "rdma-devices", "image", "disk",
-    }  # fmt: skip
+        "ssh",
+        "docker",
+        "docker-version",
+        "gpu-runtime",
+        "accelerator",
+        "gpu-model",
+        "driver",
+        "ports",
+        "address",
+        "address-unique",
+        "subnet",
+        "one-nic-per-subnet",
+        "rdma-devices",
+        "image",
+        "disk",
+    }
 
 
 def test_a_cpu_cluster_skips_what_it_cannot_have_with_the_reason() -> None:
@@ -60,19 +85,40 @@ def test_a_cpu_cluster_skips_what_it_cannot_have_with_the_reason() -> None:
     made = inventory("accelerator: cpu")
     results = {result.check.id: result for result in run(made, HEALTHY.seen()[1])}
 
-    for id_ in ("accelerator", "gpu-model", "driver", "gpu-errors", "gpu-memory", "gpu-runtime", "next-boot", "rdma-link"):
+    for id_ in (
+        "accelerator",
+        "gpu-model",
+        "driver",
+        "gpu-errors",
+        "gpu-memory",
+        "gpu-runtime",
+        "next-boot",
+        "rdma-link",
+    ):
         assert results[id_].status == "skip"
         assert [each.node for each in results[id_].findings] == [""]
     assert results["driver"].findings[0].text == "accelerator: cpu has no NVIDIA driver"
-    assert results["memlock"].findings[0].text == "network: fabric is ethernet, which promises no RDMA"
+    assert (
+        results["memlock"].findings[0].text == "network: fabric is ethernet, which promises no RDMA"
+    )
 
 
 def test_a_node_that_was_not_reached_fails_once() -> None:
-    """In `ssh`, with the reason; everywhere else it is a SKIP, and the others are judged all the same."""
+    """In `ssh`, with the reason; everywhere else it is a SKIP, and the others are judged all the
+    same.
+    """
     made, evidence = HEALTHY.seen()
     left = {name: each for name, each in evidence.facts.items() if name != "gpu02"}
-    results = run(made, replace(evidence, facts=left, missing={"gpu02": "no route to host\nssh: connect to host gpu02"}))
-    red = {result.check.id: [each.node for each in result.findings if each.status == "fail"] for result in results}
+    results = run(
+        made,
+        replace(
+            evidence, facts=left, missing={"gpu02": "no route to host\nssh: connect to host gpu02"}
+        ),
+    )
+    red = {
+        result.check.id: [each.node for each in result.findings if each.status == "fail"]
+        for result in results
+    }
     address = next(result for result in results if result.check.id == "address")
 
     assert {id_: nodes for id_, nodes in red.items() if nodes} == {"ssh": ["gpu02"]}
@@ -84,7 +130,10 @@ def test_a_single_node_has_nobody_to_reach() -> None:
     """And is not compared with itself."""
     _, evidence = HEALTHY.seen()
     made = inventory(count=1)
-    results = {result.check.id: result for result in run(made, replace(evidence, facts={"gpu01": facts("gpu01")}))}
+    results = {
+        result.check.id: result
+        for result in run(made, replace(evidence, facts={"gpu01": facts("gpu01")}))
+    }
 
     assert results["high-port"].findings[0].text == "a single node has nobody to reach"
     assert results["mtu"].status == "pass"
@@ -93,8 +142,14 @@ def test_a_single_node_has_nobody_to_reach() -> None:
 def test_a_check_that_needs_another_is_not_judged_without_it() -> None:
     """Not even when only the second is asked for."""
     made, evidence = HEALTHY.seen()
-    broken = replace(evidence.facts["gpu03"], docker_version=None, said={"docker": "Cannot connect to the Docker daemon"})
-    (result,) = run(made, replace(evidence, facts={**evidence.facts, "gpu03": broken}), ids=["gpu-runtime"])
+    broken = replace(
+        evidence.facts["gpu03"],
+        docker_version=None,
+        said={"docker": "Cannot connect to the Docker daemon"},
+    )
+    (result,) = run(
+        made, replace(evidence, facts={**evidence.facts, "gpu03": broken}), ids=["gpu-runtime"]
+    )
 
     assert [each.status for each in result.findings] == ["pass", "pass", "skip"]
     assert result.findings[2].text == "it failed `docker`, without which this cannot be judged"
@@ -159,7 +214,9 @@ def test_an_unknown_id_is_told_with_the_near_miss(asked: dict[str, Any], message
 def test_every_check_has_its_section_in_the_documentation() -> None:
     """In the catalogue's order, with what the check says of itself."""
     text = DOCS.read_text()
-    sections = dict(re.findall(r"^### ([a-z-]+)\n(.*?)(?=^##|\Z)", text, flags=re.MULTILINE | re.DOTALL))
+    sections = dict(
+        re.findall(r"^### ([a-z-]+)\n(.*?)(?=^##|\Z)", text, flags=re.MULTILINE | re.DOTALL)
+    )
 
     assert list(sections) == [check.id for check in CATALOGUE]
     for check in CATALOGUE:

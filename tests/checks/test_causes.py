@@ -1,4 +1,6 @@
-"""Why NCCL fell short: what it wrote, its environment and its container, against the table of causes."""
+"""Why NCCL fell short: what it wrote, its environment and its container, against the table of
+causes.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,30 @@ SOCKET, IB = ("Socket",), ("IB",)
 @pytest.mark.parametrize(
     ("line", "using", "cause", "fix"),
     [
-        ("NCCL_IB_DISABLE set by environment to 1.", SOCKET, "switched off by `NCCL_IB_DISABLE=1`", "NCCL_IB_DISABLE"),
-        ("NCCL_NET set by environment to socket", SOCKET, "told to use TCP by `NCCL_NET=socket`", "NCCL_NET"),
+        (
+            "NCCL_IB_DISABLE set by environment to 1.",
+            SOCKET,
+            "switched off by `NCCL_IB_DISABLE=1`",
+            "NCCL_IB_DISABLE",
+        ),
+        (
+            "NCCL_NET set by environment to socket",
+            SOCKET,
+            "told to use TCP by `NCCL_NET=socket`",
+            "NCCL_NET",
+        ),
         (
             "NCCL_NET_GDR_LEVEL set by environment to LOC",
             IB,
             "switched off by `NCCL_NET_GDR_LEVEL`",
             "take `NCCL_NET_GDR_LEVEL`",
         ),
-        ("NCCL_DMABUF_ENABLE set by environment to 0.", IB, "off by `NCCL_DMABUF_ENABLE`", "take `NCCL_DMABUF_ENABLE` out"),
+        (
+            "NCCL_DMABUF_ENABLE set by environment to 0.",
+            IB,
+            "off by `NCCL_DMABUF_ENABLE`",
+            "take `NCCL_DMABUF_ENABLE` out",
+        ),
         ("NCCL_NET set by environment to Socket", SOCKET, "told to use TCP", "NCCL_NET"),
         ("Failed to open libibverbs.so[.1]", SOCKET, "no libibverbs", "libibverbs1"),
         (
@@ -29,15 +46,45 @@ SOCKET, IB = ("Socket",), ("IB",)
             "libnccl-net-aws.so",
             "NCCL_NET_PLUGIN",
         ),
-        ("NET/Plugin: libnccl-net-ofi.so: cannot open shared object file", SOCKET, "libnccl-net-ofi.so", "NCCL_NET_PLUGIN"),
-        ("NET/Plugin: Failed to initialize NET plugin IBext", SOCKET, "plugin failed to load", "NCCL_NET_PLUGIN"),
-        ("NET/IB : Unable to open device mlx5_0", SOCKET, "may not open the RDMA device mlx5_0", "fabric: infiniband"),
+        (
+            "NET/Plugin: libnccl-net-ofi.so: cannot open shared object file",
+            SOCKET,
+            "libnccl-net-ofi.so",
+            "NCCL_NET_PLUGIN",
+        ),
+        (
+            "NET/Plugin: Failed to initialize NET plugin IBext",
+            SOCKET,
+            "plugin failed to load",
+            "NCCL_NET_PLUGIN",
+        ),
+        (
+            "NET/IB : Unable to open device mlx5_0",
+            SOCKET,
+            "may not open the RDMA device mlx5_0",
+            "fabric: infiniband",
+        ),
         ("NET/IB : No device found.", SOCKET, "no RDMA device", "fabric: infiniband"),
-        ("Call to ibv_reg_mr failed with error Cannot allocate memory", IB, "lock enough memory", "LimitMEMLOCK"),
+        (
+            "Call to ibv_reg_mr failed with error Cannot allocate memory",
+            IB,
+            "lock enough memory",
+            "LimitMEMLOCK",
+        ),
         ("Call to ibv_modify_qp failed with 22 Invalid argument", IB, "GID", "NCCL_IB_GID_INDEX"),
         ("Bootstrap : no socket interface found", (), "interface", "ip -br link"),
-        ("connect to 10.0.0.2<5> returned No route to host, retrying", (), "No route to host", "ports-reachable"),
-        ("NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'", IB, "off for HCA 0 'mlx5_0'", "modprobe nvidia_peermem"),
+        (
+            "connect to 10.0.0.2<5> returned No route to host, retrying",
+            (),
+            "No route to host",
+            "ports-reachable",
+        ),
+        (
+            "NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'",
+            IB,
+            "off for HCA 0 'mlx5_0'",
+            "modprobe nvidia_peermem",
+        ),
     ],
 )
 def test_causes(line: str, using: tuple[str, ...], cause: str, fix: str) -> None:
@@ -76,16 +123,26 @@ def test_environment_counts_like_its_line() -> None:
 
 def test_container_without_infiniband() -> None:
     """A container that lacks /dev/infiniband says more than the line that NCCL found nothing."""
-    found = causes.cause(warnings=("NET/IB : No device found.",), using=SOCKET, env={"NCCL_IB_HCA": "mlx5_0"}, infiniband=())
+    found = causes.cause(
+        warnings=("NET/IB : No device found.",),
+        using=SOCKET,
+        env={"NCCL_IB_HCA": "mlx5_0"},
+        infiniband=(),
+    )
 
     assert found is not None
     assert found[0] == "the container has no /dev/infiniband"
 
 
 def test_name_of_another_nodes_device() -> None:
-    """With devices in the container and a name given, no device found means that the name is wrong on this node."""
+    """With devices in the container and a name given, no device found means that the name is wrong
+    on this node.
+    """
     found = causes.cause(
-        warnings=("NET/IB : No device found.",), using=SOCKET, env={"NCCL_IB_HCA": "mlx5_9"}, infiniband=("uverbs0",)
+        warnings=("NET/IB : No device found.",),
+        using=SOCKET,
+        env={"NCCL_IB_HCA": "mlx5_9"},
+        infiniband=("uverbs0",),
     )
 
     assert found is not None
@@ -109,7 +166,9 @@ def test_what_explains_tcp_is_no_cause_where_rdma_is_used() -> None:
     assert causes.cause(warnings=(off,), using=SOCKET, env={}) is None
 
 
-@pytest.mark.parametrize("line", ["NCCL_DMABUF_ENABLE set by environment to 1.", "DMA-BUF is available on GPU device 0"])
+@pytest.mark.parametrize(
+    "line", ["NCCL_DMABUF_ENABLE set by environment to 1.", "DMA-BUF is available on GPU device 0"]
+)
 def test_what_does_not_switch_gpudirect_off(line: str) -> None:
     """Asking for DMA-BUF is no evidence that it is missing."""
     assert causes.cause(warnings=(line,), using=IB, env={}, gpudirect=True) is None
@@ -127,17 +186,24 @@ def test_a_plugin_without_a_device_is_not_to_blame(plugin: str) -> None:
 
 def test_a_plugin_that_is_not_there_explains_that_no_device_was_found() -> None:
     """NCCL's own RDMA cannot use what the plugin is for."""
-    lines = ("NET/IB : No device found.", "NET/Plugin: libnccl-net-ofi.so: cannot open shared object file")
+    lines = (
+        "NET/IB : No device found.",
+        "NET/Plugin: libnccl-net-ofi.so: cannot open shared object file",
+    )
     found = causes.cause(warnings=lines, using=SOCKET, env={})
 
     assert found is not None
     assert "libnccl-net-ofi.so failed to load" in found[0]
 
 
-@pytest.mark.parametrize(("hca", "said"), [("^mlx5_bond_0", "NCCL found no"), ("=mlx5_9", "is called `mlx5_9`")])
+@pytest.mark.parametrize(
+    ("hca", "said"), [("^mlx5_bond_0", "NCCL found no"), ("=mlx5_9", "is called `mlx5_9`")]
+)
 def test_marks_before_the_names_of_devices(hca: str, said: str) -> None:
     """What is excluded need not be there; `=` is no part of a name."""
-    found = causes.cause(warnings=("NET/IB : No device found.",), using=SOCKET, env={"NCCL_IB_HCA": hca})
+    found = causes.cause(
+        warnings=("NET/IB : No device found.",), using=SOCKET, env={"NCCL_IB_HCA": hca}
+    )
 
     assert found is not None
     assert said in found[0]

@@ -39,8 +39,14 @@ CASES = (
 
 
 UNKNOWN = (
-    (Case(id="time-skew", red={}, text="", fix="", survey={"gpu01": {"skew": None}}), "its clock was not read"),
-    (Case(id="time-sync", red={}, text="", fix="", survey={"gpu01": {"synced": None}}), "no time daemon"),
+    (
+        Case(id="time-skew", red={}, text="", fix="", survey={"gpu01": {"skew": None}}),
+        "its clock was not read",
+    ),
+    (
+        Case(id="time-sync", red={}, text="", fix="", survey={"gpu01": {"synced": None}}),
+        "no time daemon",
+    ),
 )
 
 
@@ -50,7 +56,9 @@ def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
     turns_red(case)
 
 
-@pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=lambda each: named(each) if isinstance(each, Case) else "")
+@pytest.mark.parametrize(
+    ("case", "reason"), UNKNOWN, ids=lambda each: named(each) if isinstance(each, Case) else ""
+)
 def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
     """Never green."""
     found = {each.status: each.text for each in findings(case)}

@@ -53,13 +53,29 @@ CASES = (
 
 
 UNKNOWN = (
-    (Case(id="memlock", red={}, text="", fix="", inside={"gpu01": {"memlock_unlimited": False}}), "is not known"),
     (
-        Case(id="ipc-lock", red={}, text="", fix="", evidence={"inside": {}, "inside_missing": {"gpu01": "asked in vain"}}),
+        Case(id="memlock", red={}, text="", fix="", inside={"gpu01": {"memlock_unlimited": False}}),
+        "is not known",
+    ),
+    (
+        Case(
+            id="ipc-lock",
+            red={},
+            text="",
+            fix="",
+            evidence={"inside": {}, "inside_missing": {"gpu01": "asked in vain"}},
+        ),
         "no container",
     ),
     (
-        Case(id="libibverbs", red={}, text="", fix="", evidence={"inside": {}}, facts={"*": {"images": {}}}),
+        Case(
+            id="libibverbs",
+            red={},
+            text="",
+            fix="",
+            evidence={"inside": {}},
+            facts={"*": {"images": {}}},
+        ),
         "the image is not on this node yet: run `vlaunch up`",
     ),
     (
@@ -67,7 +83,13 @@ UNKNOWN = (
         "the image has no Ray; `vlaunch up` adds 2.60.0",
     ),
     (
-        Case(id="python-version", red={}, text="", fix="", inside={"*": {"error": "OCI runtime exec failed"}}),
+        Case(
+            id="python-version",
+            red={},
+            text="",
+            fix="",
+            inside={"*": {"error": "OCI runtime exec failed"}},
+        ),
         "OCI runtime exec failed",
     ),
 )
@@ -79,7 +101,9 @@ def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
     turns_red(case)
 
 
-@pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=lambda each: named(each) if isinstance(each, Case) else "")
+@pytest.mark.parametrize(
+    ("case", "reason"), UNKNOWN, ids=lambda each: named(each) if isinstance(each, Case) else ""
+)
 def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
     """Never green."""
     found = {each.status: each.text for each in findings(case)}

@@ -14,7 +14,9 @@ FAST = Figures(reduce_latency=40e-6, algbw=20e9, send_latency=10e-6, bandwidth=2
 
 
 def test_the_cost_is_told_in_the_measured_figures() -> None:
-    """160 reductions × 40 µs a token; 1000 tokens × 8192 × 2 bytes reduced 160 times; one hop of the pipeline instead."""
+    """160 reductions × 40 µs a token; 1000 tokens × 8192 × 2 bytes reduced 160 times; one hop of
+    the pipeline instead.
+    """
     said = crossing.judge(SPLIT, FAST)
 
     assert said.status == "pass"
@@ -31,13 +33,25 @@ def test_on_tcp_it_is_a_warning() -> None:
 
 def test_figures_come_from_a_verdict_and_from_its_record() -> None:
     """What was kept says the same as what was measured; half a measurement says nothing."""
-    cell = Cell(source="a", target="b", status="pass", transport="Gloo/TCP", bandwidth=1e9, latency=1e-4)
+    cell = Cell(
+        source="a", target="b", status="pass", transport="Gloo/TCP", bandwidth=1e9, latency=1e-4
+    )
     whole = Collective(ranks=2, latency=2e-4, algbw=5e8, busbw=5e8)
-    verdict = Verdict(backend="gloo", nodes=("a", "b"), required="any", why="", cells=(cell,), findings=(), collective=whole)
+    verdict = Verdict(
+        backend="gloo",
+        nodes=("a", "b"),
+        required="any",
+        why="",
+        cells=(cell,),
+        findings=(),
+        collective=whole,
+    )
 
     seen = crossing.figures(verdict)
 
-    assert seen == Figures(reduce_latency=2e-4, algbw=5e8, send_latency=1e-4, bandwidth=1e9, tcp=True)
+    assert seen == Figures(
+        reduce_latency=2e-4, algbw=5e8, send_latency=1e-4, bandwidth=1e9, tcp=True
+    )
     assert crossing.kept({"figures": dataclasses.asdict(seen)}) == seen
     assert crossing.kept({}) is None
     assert crossing.kept({"figures": {"nonsense": 1}}) is None

@@ -54,13 +54,35 @@ def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
     ("changed", "files", "text"),
     [
         ({}, BIG, "the image is here, more than 1 TiB free under /data; the model is here"),
-        ({"images": {}}, None, "room for the image (30 GiB), more than 1 TiB free under /data; the model's size is not known"),
-        ({"disk_free": 6 * GIB}, None, "the image is here, more than 5 GiB free under /data; the model's size is not known"),
+        (
+            {"images": {}},
+            None,
+            (
+                "room for the image (30 GiB), more than 1 TiB free under /data; the model's size is"
+                " not known"
+            ),
+        ),
+        (
+            {"disk_free": 6 * GIB},
+            None,
+            "the image is here, more than 5 GiB free under /data; the model's size is not known",
+        ),
     ],
 )
-def test_green_says_no_more_than_is_known(changed: dict[str, object], files: dict[str, int] | None, text: str) -> None:
+def test_green_says_no_more_than_is_known(
+    changed: dict[str, object], files: dict[str, int] | None, text: str
+) -> None:
     """A model that no node has may be of any size."""
-    found = findings(Case(id="disk", red={}, text="", fix="", facts={"*": changed}, files=dict.fromkeys(NODES, files)))
+    found = findings(
+        Case(
+            id="disk",
+            red={},
+            text="",
+            fix="",
+            facts={"*": changed},
+            files=dict.fromkeys(NODES, files),
+        )
+    )
 
     assert {(each.status, each.text) for each in found} == {("pass", text)}
 
@@ -68,7 +90,9 @@ def test_green_says_no_more_than_is_known(changed: dict[str, object], files: dic
 def test_a_cluster_of_cpus_needs_less() -> None:
     """Its image has no CUDA libraries."""
     facts = {"disk_free": 2 * GIB, "docker_disk_free": 4 * GIB, "images": {}}
-    found = findings(Case(id="disk", red={}, text="", fix="", more="accelerator: cpu", facts={"*": facts}))
+    found = findings(
+        Case(id="disk", red={}, text="", fix="", more="accelerator: cpu", facts={"*": facts})
+    )
 
     assert {each.status for each in found} == {"pass"}
 
@@ -76,19 +100,36 @@ def test_a_cluster_of_cpus_needs_less() -> None:
 def test_a_node_that_runs_the_cluster_pulls_nothing() -> None:
     """Its containers are made of an image of ours, which may have another name."""
     ours = Container(
-        name="vlaunch-c-gpu01", id="1", role="head", node="gpu01", image="i", status="running", spec="", exit_code=0,
-        restarts=0, env={}, labels={},
-    )  # fmt: skip
+        name="vlaunch-c-gpu01",
+        id="1",
+        role="head",
+        node="gpu01",
+        image="i",
+        status="running",
+        spec="",
+        exit_code=0,
+        restarts=0,
+        env={},
+        labels={},
+    )
     facts = {"docker_disk_free": 6 * GIB, "images": {}, "containers": (ours,)}
 
-    assert findings(Case(id="disk", red={}, text="", fix="", facts={"gpu01": facts}))[0].status == "pass"
+    assert (
+        findings(Case(id="disk", red={}, text="", fix="", facts={"gpu01": facts}))[0].status
+        == "pass"
+    )
 
 
 @pytest.mark.parametrize(
     ("changed", "reason"),
-    [({"disk_free": None}, "`df` gave no answer"), ({"docker_disk_free": None, "images": {}}, "Docker's own directory is not")],
+    [
+        ({"disk_free": None}, "`df` gave no answer"),
+        ({"docker_disk_free": None, "images": {}}, "Docker's own directory is not"),
+    ],
 )
-def test_what_was_not_seen_is_skipped_with_its_reason(changed: dict[str, object], reason: str) -> None:
+def test_what_was_not_seen_is_skipped_with_its_reason(
+    changed: dict[str, object], reason: str
+) -> None:
     """Never green."""
     found = findings(Case(id="disk", red={}, text="", fix="", facts={"gpu01": changed}))[0]
 
@@ -99,8 +140,13 @@ def test_what_was_not_seen_is_skipped_with_its_reason(changed: dict[str, object]
 def test_a_model_that_is_a_path_is_not_counted() -> None:
     """It need not be on the same disk."""
     case = Case(
-        id="disk", red={}, text="", fix="", facts={"gpu03": {"disk_free": 500 * GIB}},
-        files={"gpu01": BIG, "gpu02": BIG, "gpu03": None}, evidence={"model": f"/models/{MODEL}"},
-    )  # fmt: skip
+        id="disk",
+        red={},
+        text="",
+        fix="",
+        facts={"gpu03": {"disk_free": 500 * GIB}},
+        files={"gpu01": BIG, "gpu02": BIG, "gpu03": None},
+        evidence={"model": f"/models/{MODEL}"},
+    )
 
     assert [each.status for each in findings(case)] == ["pass"] * 3

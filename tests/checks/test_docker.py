@@ -46,9 +46,22 @@ CASES = (
 
 
 UNKNOWN = (
-    (Case(id="docker-version", red={}, text="", fix="", facts={"gpu01": {"docker_version": "dev"}}), "cannot be read: dev"),
-    (Case(id="docker-storage", red={}, text="", fix="", survey={"gpu01": {"docker_storage": ""}}), "did not say"),
-    (Case(id="cgroup-driver", red={}, text="", fix="", survey={"gpu01": {"docker_cgroup": ""}}), "did not name"),
+    (
+        Case(
+            id="docker-version", red={}, text="", fix="", facts={"gpu01": {"docker_version": "dev"}}
+        ),
+        "cannot be read: dev",
+    ),
+    (
+        Case(
+            id="docker-storage", red={}, text="", fix="", survey={"gpu01": {"docker_storage": ""}}
+        ),
+        "did not say",
+    ),
+    (
+        Case(id="cgroup-driver", red={}, text="", fix="", survey={"gpu01": {"docker_cgroup": ""}}),
+        "did not name",
+    ),
 )
 
 
@@ -61,13 +74,20 @@ def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
 def test_systemd_is_no_trouble_without_gpus() -> None:
     """Only devices that NVIDIA's hook hands out get lost."""
     case = Case(
-        id="cgroup-driver", red={}, text="", fix="", more="accelerator: cpu", survey={"*": {"docker_cgroup": "systemd v2"}}
+        id="cgroup-driver",
+        red={},
+        text="",
+        fix="",
+        more="accelerator: cpu",
+        survey={"*": {"docker_cgroup": "systemd v2"}},
     )
 
     assert {(each.status, each.text) for each in findings(case)} == {("pass", "systemd v2")}
 
 
-@pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=lambda each: named(each) if isinstance(each, Case) else "")
+@pytest.mark.parametrize(
+    ("case", "reason"), UNKNOWN, ids=lambda each: named(each) if isinstance(each, Case) else ""
+)
 def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
     """Never green."""
     found = {each.status: each.text for each in findings(case)}

@@ -1,4 +1,6 @@
-"""What logs show to have gone wrong: the cause before what follows from it, and what is over last."""
+"""What logs show to have gone wrong: the cause before what follows from it, and what is over
+last.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,26 @@ DEAD = "EngineCore encountered a fatal error."
 
 
 def log(*lines: str | tuple[float, str], part: str = "engine-1", what: str = "server chat") -> Log:
-    """Return the log of a server's engine; a line may come with how many seconds ago it was written."""
+    """Return the log of a server's engine; a line may come with how many seconds ago it was
+    written.
+    """
     stamps = {at: write(NOW - each[0]) for at, each in enumerate(lines) if isinstance(each, tuple)}
-    return Log(part=part, what=what, lines=tuple(each if isinstance(each, str) else each[1] for each in lines), stamps=stamps)
+    return Log(
+        part=part,
+        what=what,
+        lines=tuple(each if isinstance(each, str) else each[1] for each in lines),
+        stamps=stamps,
+    )
 
 
-def judge(*nodes: Told | Log, rdma: bool = False, since: float | None = None, **missing: str) -> Diagnosis:
+def judge(
+    *nodes: Told | Log, rdma: bool = False, since: float | None = None, **missing: str
+) -> Diagnosis:
     """Judge what nodes told; each log is a node's only one."""
-    told = {f"gpu{at:02d}": each if isinstance(each, Told) else Told(logs=(each,)) for at, each in enumerate(nodes, 1)}
+    told = {
+        f"gpu{at:02d}": each if isinstance(each, Told) else Told(logs=(each,))
+        for at, each in enumerate(nodes, 1)
+    }
     return diagnose(told, missing, rdma=rdma, now=NOW, since=since)
 
 
@@ -37,7 +51,9 @@ def kinds(found: Diagnosis) -> list[tuple[str, str]]:
     return [(each.kind, each.id) for each in found.findings]
 
 
-def record(name: str = "chat", state: str = "pausing", *faults: Fault, **more: Any) -> dict[str, Any]:
+def record(
+    name: str = "chat", state: str = "pausing", *faults: Fault, **more: Any
+) -> dict[str, Any]:
     """Return a server's files as the keeper writes them."""
     return {name: {"observed": kept.seen(name, state, faults=list(faults), **more).as_json()}}
 
@@ -68,7 +84,11 @@ def test_of_what_nobody_timed_more_nodes_come_first_and_then_the_table() -> None
     one, both = "unhandled system error", "ray: command not found"
     found = judge(log("OSError: No space left on device", one, both), log(both), log(one))
 
-    assert kinds(found) == [("now", "ray-missing"), ("now", "nccl-system-error"), ("now", "disk-full")]
+    assert kinds(found) == [
+        ("now", "ray-missing"),
+        ("now", "nccl-system-error"),
+        ("now", "disk-full"),
+    ]
 
 
 def test_what_may_be_harmless_is_told_and_no_failure() -> None:
@@ -89,12 +109,17 @@ def test_equal_findings_of_several_nodes_are_one() -> None:
     found = judge(log((9, GLOO), (8, GLOO)), log((7, GLOO + " either")), log("fine")).findings
 
     assert [(each.nodes, each.count) for each in found] == [(("gpu01", "gpu02"), 3)]
-    assert [(each.node, each.at) for each in found[0].evidence] == [("gpu01", NOW - 9), ("gpu02", NOW - 7)]
+    assert [(each.node, each.at) for each in found[0].evidence] == [
+        ("gpu01", NOW - 9),
+        ("gpu02", NOW - 7),
+    ]
 
 
 def test_what_was_before_the_server_was_ready_is_over() -> None:
     """It has been overcome; on other nodes as well."""
-    found = judge(log((90, DEAD), (60, "INFO:     Application startup complete.")), log((100, GLOO)))
+    found = judge(
+        log((90, DEAD), (60, "INFO:     Application startup complete.")), log((100, GLOO))
+    )
 
     assert kinds(found) == [("over", "gloo-interface"), ("over", "rank-died")]
     assert not found.found
@@ -111,8 +136,9 @@ def test_what_happens_after_the_server_was_ready_counts() -> None:
 def test_another_day_s_failure_is_over() -> None:
     """More than half an hour before the last one."""
     assert kinds(judge(log((90000, GLOO), (30, "CUDA out of memory")))) == [
-        ("now", "gpu-memory-short"), ("over", "gloo-interface")
-    ]  # fmt: skip
+        ("now", "gpu-memory-short"),
+        ("over", "gloo-interface"),
+    ]
 
 
 def test_since_leaves_out_what_is_older() -> None:
@@ -142,55 +168,96 @@ def test_a_node_that_cannot_be_reached_comes_first_and_makes_nothing_old() -> No
     """It explains what the others complain about, however long ago."""
     found = judge(log((9000, DEAD), (9001, GLOO)), gpu07="no answer from gpu07:22 within 10s")
 
-    assert kinds(found) == [("now", "node-unreachable"), ("now", "gloo-interface"), ("after", "rank-died")]
-    assert found.findings[0].evidence[0].line == "node cannot be reached: no answer from gpu07:22 within 10s"
+    assert kinds(found) == [
+        ("now", "node-unreachable"),
+        ("now", "gloo-interface"),
+        ("after", "rank-died"),
+    ]
+    assert (
+        found.findings[0].evidence[0].line
+        == "node cannot be reached: no answer from gpu07:22 within 10s"
+    )
 
 
 def test_what_one_server_overcame_is_not_over_for_another() -> None:
-    """Each has its own log; what is nobody's own is over when all that are wanted have been ready since."""
+    """Each has its own log; what is nobody's own is over when all that are wanted have been ready
+    since.
+    """
     chat = log((90, GLOO), (60, "Application startup complete."))
     embed = log((80, DEAD), part="engine-2", what="server embed")
     shared = log((85, "unhandled system error"), part="log-1", what="container")
     found = judge(Told(logs=(chat, embed, shared)))
-    assert kinds(found) == [("now", "nccl-system-error"), ("after", "rank-died"), ("over", "gloo-interface")]
+    assert kinds(found) == [
+        ("now", "nccl-system-error"),
+        ("after", "rank-died"),
+        ("over", "gloo-interface"),
+    ]
 
-    embed = log((80, DEAD), (50, "Application startup complete."), part="engine-2", what="server embed")
+    embed = log(
+        (80, DEAD), (50, "Application startup complete."), part="engine-2", what="server embed"
+    )
     assert [kind for kind, _ in kinds(judge(Told(logs=(chat, embed, shared))))] == ["over"] * 3
     # A server that somebody has stopped is waited for by nobody.
-    stopped = Told(logs=(chat, log((80, "x"), part="engine-2", what="server embed"), shared), kept=record("embed", "stopped"))
+    stopped = Told(
+        logs=(chat, log((80, "x"), part="engine-2", what="server embed"), shared),
+        kept=record("embed", "stopped"),
+    )
     assert [kind for kind, _ in kinds(judge(stopped))] == ["over"] * 2
 
 
 def test_the_keeper_s_last_fault_comes_first() -> None:
     """With the server's name, and the lines that it kept, which the table knows too."""
-    said = fault(what="no completion came back", rank="PP1", cause="ValueError: odd", evidence=f"x\n{GLOO}")
+    said = fault(
+        what="no completion came back", rank="PP1", cause="ValueError: odd", evidence=f"x\n{GLOO}"
+    )
     found = judge(Told(kept=record("chat", "pausing", said)), gpu09="gone")
 
-    assert kinds(found) == [("now", "server-died"), ("now", "node-unreachable"), ("now", "gloo-interface")]
-    assert found.findings[0].evidence[0].line == (
-        "keeper: fault of server chat: no completion came back (rank PP1 on gpu02): ValueError: odd"
+    assert kinds(found) == [
+        ("now", "server-died"),
+        ("now", "node-unreachable"),
+        ("now", "gloo-interface"),
+    ]
+    assert (
+        found.findings[0].evidence[0].line
+        == "keeper: fault of server chat: no completion came back (rank PP1 on gpu02):"
+        " ValueError: odd"
     )
     assert found.findings[2].evidence[0].what == "server chat"
 
 
 def test_a_cause_that_the_table_knows_is_a_finding_of_its_own() -> None:
     """And takes nothing away from what it brought about."""
-    found = judge(Told(kept=record("chat", "pausing", fault(cause="torch.OutOfMemoryError: CUDA out of memory."))))
+    found = judge(
+        Told(
+            kept=record(
+                "chat", "pausing", fault(cause="torch.OutOfMemoryError: CUDA out of memory.")
+            )
+        )
+    )
 
     assert kinds(found) == [("now", "server-died"), ("now", "gpu-memory-short")]
-    assert found.findings[0].evidence[0].line == "keeper: fault of server chat: a rank is dead (rank PP1 on gpu02)"
+    assert (
+        found.findings[0].evidence[0].line
+        == "keeper: fault of server chat: a rank is dead (rank PP1 on gpu02)"
+    )
 
 
 def test_of_several_faults_the_last_is_shown_first() -> None:
     """Its line is the news."""
-    (found,) = judge(Told(kept=record("chat", "pausing", fault(at=NOW - 200, what="old"), fault(what="new")))).findings
+    (found,) = judge(
+        Told(kept=record("chat", "pausing", fault(at=NOW - 200, what="old"), fault(what="new")))
+    ).findings
 
     assert "new" in found.evidence[0].line
 
 
 def test_a_keeper_that_gave_up_says_so() -> None:
     """No restart is left."""
-    told = Told(kept=record("chat", "gave-up", fault(), since=NOW - 10, doing="no restart is left of 3 in 1 h"))
+    told = Told(
+        kept=record(
+            "chat", "gave-up", fault(), since=NOW - 10, doing="no restart is left of 3 in 1 h"
+        )
+    )
 
     assert kinds(judge(told)) == [("now", "server-died"), ("now", "server-gave-up")]
 
@@ -205,7 +272,10 @@ def test_a_fault_that_was_recovered_from_is_over() -> None:
     assert judge(Told(kept={**good, **record("embed", "pausing", fault())})).found
 
 
-@pytest.mark.parametrize("strange", [[], "x", None, {"version": 2}, {"version": 2, "state": "ready", "faults": [1, None]}])
+@pytest.mark.parametrize(
+    "strange",
+    [[], "x", None, {"version": 2}, {"version": 2, "state": "ready", "faults": [1, None]}],
+)
 def test_a_strange_record_is_borne(strange: object) -> None:
     """A container may write what it likes."""
     assert judge(Told(kept={"chat": {"observed": strange}})).findings == ()
@@ -215,15 +285,27 @@ def test_a_strange_record_is_borne(strange: object) -> None:
     ("state", "ids"),
     [
         (State(name="c", role="head", status="running"), []),
-        (State(name="c", role="worker", status="exited", exit_code=1), [("after", "container-ended")]),
+        (
+            State(name="c", role="worker", status="exited", exit_code=1),
+            [("after", "container-ended")],
+        ),
         (State(name="c", role="probe", status="exited", exit_code=1), []),
-        (State(name="c", role="worker", status="restarting", restarts=9), [("after", "container-restarts")]),
-        (State(name="c", role="worker", status="exited", exit_code=137, oom=True), [
-            ("now", "kernel-oom"), ("after", "container-ended")
-        ]),
-        (State(name="c", role="head", status="created", error='could not select device driver ""'), [("now", "gpu-runtime")]),
+        (
+            State(name="c", role="worker", status="restarting", restarts=9),
+            [("after", "container-restarts")],
+        ),
+        (
+            State(name="c", role="worker", status="exited", exit_code=137, oom=True),
+            [("now", "kernel-oom"), ("after", "container-ended")],
+        ),
+        (
+            State(
+                name="c", role="head", status="created", error='could not select device driver ""'
+            ),
+            [("now", "gpu-runtime")],
+        ),
     ],
-)  # fmt: skip
+)
 def test_docker_s_word_on_containers_is_evidence(state: State, ids: list[tuple[str, str]]) -> None:
     """Logs do not say who killed them."""
     assert kinds(judge(Told(states=(state,)))) == ids
@@ -231,10 +313,24 @@ def test_docker_s_word_on_containers_is_evidence(state: State, ids: list[tuple[s
 
 def test_a_node_that_refuses_docker_is_told_with_its_fix() -> None:
     """What could not be had is evidence too."""
-    found = judge(Told(gaps={"containers": "permission denied while trying to connect to the Docker daemon socket"}))
+    found = judge(
+        Told(
+            gaps={
+                "containers": (
+                    "permission denied while trying to connect to the Docker daemon socket"
+                )
+            }
+        )
+    )
 
     assert kinds(found) == [("now", "docker-permission")]
-    assert found.gaps == (("gpu01", "containers", "permission denied while trying to connect to the Docker daemon socket"),)
+    assert found.gaps == (
+        (
+            "gpu01",
+            "containers",
+            "permission denied while trying to connect to the Docker daemon socket",
+        ),
+    )
 
 
 @pytest.mark.parametrize("path", sorted(VLLM.glob("*_ok.log")), ids=lambda path: path.stem)

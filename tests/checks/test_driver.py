@@ -12,7 +12,14 @@ from launcher.tools.docker import Image
 from tests.checks.spoiled import GPU, IMAGE, NODES, Case, findings, named, turns_red
 
 REQUIRE = "cuda>=12.9 brand=unknown,driver>=535,driver<536"
-CUDA12 = Image(id="sha256:0", identity="i", digests=(), architecture="amd64", labels={}, env={"NVIDIA_REQUIRE_CUDA": REQUIRE})
+CUDA12 = Image(
+    id="sha256:0",
+    identity="i",
+    digests=(),
+    architecture="amd64",
+    labels={},
+    env={"NVIDIA_REQUIRE_CUDA": REQUIRE},
+)
 
 CASES = (
     Case(
@@ -34,14 +41,20 @@ CASES = (
         red={"gpu01": "fail"},
         text="too old for CUDA 12.9",
         fix="install driver 525 or newer on gpu01",
-        facts={"gpu01": {"gpus": (replace(GPU, driver="520.61"),) * 2}, "*": {"images": {IMAGE: CUDA12}}},
+        facts={
+            "gpu01": {"gpus": (replace(GPU, driver="520.61"),) * 2},
+            "*": {"images": {IMAGE: CUDA12}},
+        },
     ),
     Case(
         id="driver",
         red={"gpu01": "fail"},
         text="driver 515.1 is older than 520, the first that knows H100",
         fix="install driver 520 or newer on gpu01",
-        facts={"gpu01": {"gpus": (replace(GPU, driver="515.1"),) * 2}, "*": {"images": {IMAGE: replace(CUDA12, env={})}}},
+        facts={
+            "gpu01": {"gpus": (replace(GPU, driver="515.1"),) * 2},
+            "*": {"images": {IMAGE: replace(CUDA12, env={})}},
+        },
     ),
 )
 
@@ -57,9 +70,17 @@ def test_data_centre_gpus_are_told_of_cuda_compat_and_others_are_not() -> None:
     old = replace(GPU, driver="570.1")
     geforce = replace(old, name="NVIDIA GeForce RTX 4090")
 
-    assert "cuda-compat" in findings(Case(id="driver", red={}, text="", fix="", facts={"*": {"gpus": (old,) * 2}}))[0].fix
     assert (
-        "cuda-compat" not in findings(Case(id="driver", red={}, text="", fix="", facts={"*": {"gpus": (geforce,) * 2}}))[0].fix
+        "cuda-compat"
+        in findings(Case(id="driver", red={}, text="", fix="", facts={"*": {"gpus": (old,) * 2}}))[
+            0
+        ].fix
+    )
+    assert (
+        "cuda-compat"
+        not in findings(
+            Case(id="driver", red={}, text="", fix="", facts={"*": {"gpus": (geforce,) * 2}})
+        )[0].fix
     )
 
 
@@ -69,7 +90,10 @@ def test_an_image_that_is_not_here_is_judged_by_its_tag() -> None:
         Case(
             id="driver",
             red=dict.fromkeys(NODES, "fail"),
-            text="driver 535.10 is too old for CUDA 13, which the image's tag tells and which needs 580",
+            text=(
+                "driver 535.10 is too old for CUDA 13, which the image's tag tells and which"
+                " needs 580"
+            ),
             fix="or set `image: vllm/vllm-openai:v0.32.0-cu129`",
             facts={"*": {"images": {}, "gpus": (replace(GPU, driver="535.10"),) * 2}},
         )
@@ -104,17 +128,22 @@ def test_tags_tell_a_cuda_version_or_nothing(image: str, cuda: str) -> None:
         (IMAGE, {IMAGE: replace(CUDA12, env={})}, "the image does not say its CUDA"),
     ],
 )
-def test_a_driver_that_is_held_against_nothing_is_not_green(image: str, images: dict[str, Image], reason: str) -> None:
+def test_a_driver_that_is_held_against_nothing_is_not_green(
+    image: str, images: dict[str, Image], reason: str
+) -> None:
     """An old driver may be too old for what will be pulled."""
     case = Case(id="driver", red={}, text="", fix="", facts={"*": {"images": images}})
     made, evidence = case.seen()
     (result,) = run(replace(made, image=image), evidence, ids=["driver"])
 
-    assert {(each.status, each.text) for each in result.findings} == {("skip", f"driver 580.95.05; {reason}")}
+    assert {(each.status, each.text) for each in result.findings} == {
+        ("skip", f"driver 580.95.05; {reason}")
+    }
 
 
 @pytest.mark.parametrize(
-    ("images", "text"), [({}, "for CUDA 13 by the image's tag"), ({IMAGE: CUDA12}, "for CUDA 12.9 of the image")]
+    ("images", "text"),
+    [({}, "for CUDA 13 by the image's tag"), ({IMAGE: CUDA12}, "for CUDA 12.9 of the image")],
 )
 def test_a_green_driver_tells_what_it_was_held_against(images: dict[str, Image], text: str) -> None:
     """The image itself, or its tag while it is not there."""

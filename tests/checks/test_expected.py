@@ -14,19 +14,26 @@ from tests.checks.reports import GDR, NAMES, between, healthy, three
 
 KNOWN = expectations.load()
 RDMA = "network: {fabric: infiniband}"
-HDR = RdmaDevice(name="mlx5_0", model="MT4123", ports=(RdmaPort(number=1, state="ACTIVE", rate=200.0),))
+HDR = RdmaDevice(
+    name="mlx5_0", model="MT4123", ports=(RdmaPort(number=1, state="ACTIVE", rate=200.0),)
+)
 ETH = Nic(name="eth0", up=True, mtu=1500, speed=25_000, physical=True, driver="mlx5_core")
 
 
 def facts(survey: Survey) -> dict[str, HostFacts]:
     """Three nodes with the same cards."""
     return {
-        name: HostFacts(addresses=(Address(interface="eth0", ip=f"10.0.0.{i}", prefix=24, up=True),), survey=survey)
+        name: HostFacts(
+            addresses=(Address(interface="eth0", ip=f"10.0.0.{i}", prefix=24, up=True),),
+            survey=survey,
+        )
         for i, name in enumerate(NAMES, start=1)
     }
 
 
-def judged(reports: dict[str, Report], survey: Survey, more: str = RDMA, ranks: int = 1) -> list[Finding]:
+def judged(
+    reports: dict[str, Report], survey: Survey, more: str = RDMA, ranks: int = 1
+) -> list[Finding]:
     """Judge figures of three nodes."""
     verdict = transport.judge(three(more), reports, {}, ("any", "as asked"))
     return expected.judge(three(more), verdict, facts(survey), KNOWN, ranks_per_node=ranks)

@@ -35,7 +35,13 @@ CASES = (
         red={"gpu03": "warn"},
         text="has index 5, while gpu[01-02] has 3",
         fix="leave NCCL_IB_GID_INDEX out",
-        survey={"gpu03": {"rdma": (replace(HCA, ports=(replace(PORT, gids=(GIDS[0], replace(GIDS[2], index=5))),)),)}},
+        survey={
+            "gpu03": {
+                "rdma": (
+                    replace(HCA, ports=(replace(PORT, gids=(GIDS[0], replace(GIDS[2], index=5))),)),
+                )
+            }
+        },
     ),
     Case(
         id="gpudirect",
@@ -57,8 +63,14 @@ CASES = (
 
 GB10 = replace(GPU, name="NVIDIA GB10", memory_total=0)
 UNKNOWN = (
-    (Case(id="gid-index", red={}, text="", fix="", more="network: {fabric: infiniband}"), "GID indexes are for RoCE"),
-    (Case(id="gpudirect", red={}, text="", fix="", facts={"*": {"gpus": (GB10, GB10)}}), "GB10 has no GPUDirect RDMA"),
+    (
+        Case(id="gid-index", red={}, text="", fix="", more="network: {fabric: infiniband}"),
+        "GID indexes are for RoCE",
+    ),
+    (
+        Case(id="gpudirect", red={}, text="", fix="", facts={"*": {"gpus": (GB10, GB10)}}),
+        "GB10 has no GPUDirect RDMA",
+    ),
     (Case(id="gpudirect", red={}, text="", fix="", survey={"*": {"modules": ()}}), "is not known"),
 )
 
@@ -71,17 +83,24 @@ def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
 
 def test_the_index_of_the_gid_that_stands_for_an_address_is_told() -> None:
     """Not that of the first RoCE v2 GID, which is link-local."""
-    assert {each.text for each in findings(Case(id="gid-index", red={}, text="", fix=""))} == {"GID index 3, RoCE v2"}
+    assert {each.text for each in findings(Case(id="gid-index", red={}, text="", fix=""))} == {
+        "GID index 3, RoCE v2"
+    }
 
 
 def test_the_gid_table_is_the_evidence() -> None:
     """So that a right index can be chosen."""
     found = findings(CASES[0])[1]
 
-    assert found.evidence.splitlines()[1] == "2: 0000:0000:0000:0000:0000:ffff:0a01:0001 IB/RoCE v1 ens1"
+    assert (
+        found.evidence.splitlines()[1]
+        == "2: 0000:0000:0000:0000:0000:ffff:0a01:0001 IB/RoCE v1 ens1"
+    )
 
 
-@pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=lambda each: named(each) if isinstance(each, Case) else "")
+@pytest.mark.parametrize(
+    ("case", "reason"), UNKNOWN, ids=lambda each: named(each) if isinstance(each, Case) else ""
+)
 def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
     """Never green."""
     found = {each.status: each.text for each in findings(case)}

@@ -11,11 +11,22 @@ from launcher.tools.survey import GpuProcess, GpuState
 from tests.checks.spoiled import GPU, Case, findings, named, survey, turns_red
 
 A100 = replace(GPU, name="NVIDIA A100-SXM4-80GB", memory_total=81920)
-OURS = GpuProcess(gpu="GPU-1", pid=9, name="ray::Worker", memory=70000, user="root", container="c0ffee")
+OURS = GpuProcess(
+    gpu="GPU-1", pid=9, name="ray::Worker", memory=70000, user="root", container="c0ffee"
+)
 CONTAINER = Container(
-    name="vlaunch-c-gpu02", id="c0ffee0123", role="worker", node="gpu02", image="i", status="running", spec="", exit_code=0,
-    restarts=0, env={}, labels={},
-)  # fmt: skip
+    name="vlaunch-c-gpu02",
+    id="c0ffee0123",
+    role="worker",
+    node="gpu02",
+    image="i",
+    status="running",
+    spec="",
+    exit_code=0,
+    restarts=0,
+    env={},
+    labels={},
+)
 
 CASES = (
     Case(
@@ -37,7 +48,9 @@ CASES = (
         red={"gpu03": "fail"},
         text="uncorrected memory errors (GPU 1: 4)",
         fix="reboot gpu03",
-        survey={"gpu03": {"gpus": (GpuState(index=0, ecc_errors=0), GpuState(index=1, ecc_errors=4))}},
+        survey={
+            "gpu03": {"gpus": (GpuState(index=0, ecc_errors=0), GpuState(index=1, ecc_errors=4))}
+        },
     ),
     Case(
         id="gpu-errors",
@@ -58,7 +71,13 @@ CASES = (
         red={"gpu02": "fail"},
         text="70000 MiB of GPU memory held by ada (1 process)",
         fix="`sudo kill 77` on gpu02",
-        survey={"gpu02": {"gpu_processes": (GpuProcess(gpu="GPU-1", pid=77, name="python3", memory=70000, user="ada"),)}},
+        survey={
+            "gpu02": {
+                "gpu_processes": (
+                    GpuProcess(gpu="GPU-1", pid=77, name="python3", memory=70000, user="ada"),
+                )
+            }
+        },
     ),
     Case(
         id="gpu-memory",
@@ -73,17 +92,38 @@ CASES = (
         text="by whom is not known (GPU 0: 5000 MiB)",
         fix="`nvidia-smi` on gpu02",
         survey={"gpu02": {"gpu_processes": None}},
-        facts={"gpu02": {"gpus": (replace(GPU, memory_used=5000), GPU), "survey": survey(gpu_processes=None)}},
+        facts={
+            "gpu02": {
+                "gpus": (replace(GPU, memory_used=5000), GPU),
+                "survey": survey(gpu_processes=None),
+            }
+        },
     ),
 )
 
 
 UNKNOWN = (
-    (Case(id="gpu-errors", red={}, text="", fix="", survey={"gpu01": {"xid": None}}), "kernel's log may not be read"),
-    (Case(id="gpu-errors", red={}, text="", fix="", survey={"gpu01": {"gpus": ()}}), "told nothing of memory errors"),
-    (Case(id="gpu-memory", red={}, text="", fix="", survey={"gpu01": {"gpu_processes": None}}), "did not tell which"),
     (
-        Case(id="gpu-model", red={}, text="", fix="", more="accelerator: amd", facts={"*": {"gpus": None, "amd_gpus": 2}}),
+        Case(id="gpu-errors", red={}, text="", fix="", survey={"gpu01": {"xid": None}}),
+        "kernel's log may not be read",
+    ),
+    (
+        Case(id="gpu-errors", red={}, text="", fix="", survey={"gpu01": {"gpus": ()}}),
+        "told nothing of memory errors",
+    ),
+    (
+        Case(id="gpu-memory", red={}, text="", fix="", survey={"gpu01": {"gpu_processes": None}}),
+        "did not tell which",
+    ),
+    (
+        Case(
+            id="gpu-model",
+            red={},
+            text="",
+            fix="",
+            more="accelerator: amd",
+            facts={"*": {"gpus": None, "amd_gpus": 2}},
+        ),
         "AMD GPUs",
     ),
 )
@@ -100,22 +140,32 @@ def test_the_clusters_own_containers_are_no_strangers() -> None:
     changed = {"containers": (CONTAINER,), "survey": survey(gpu_processes=(OURS,))}
     found = findings(Case(id="gpu-memory", red={}, text="", fix="", facts={"gpu02": changed}))
 
-    assert (found[1].status, found[1].text) == ("pass", "70000 MiB held, by this cluster's own containers")
+    assert (found[1].status, found[1].text) == (
+        "pass",
+        "70000 MiB held, by this cluster's own containers",
+    )
 
 
 def test_the_evidence_says_whose_process_it_is() -> None:
     """User, process, memory and container."""
     (case,) = [each for each in CASES if each.text == "held by root (1 process)"]
 
-    assert findings(case)[1].evidence == "root: pid 9 ray::Worker, 70000 MiB, container feedfeedfeed"
+    assert (
+        findings(case)[1].evidence == "root: pid 9 ray::Worker, 70000 MiB, container feedfeedfeed"
+    )
 
 
 def test_a_green_gpu_tells_its_model_and_count() -> None:
     """The value to fold by."""
-    assert findings(Case(id="gpu-model", red={}, text="", fix=""))[0].text == "2 × NVIDIA H100 80GB HBM3"
+    assert (
+        findings(Case(id="gpu-model", red={}, text="", fix=""))[0].text
+        == "2 × NVIDIA H100 80GB HBM3"
+    )
 
 
-@pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=lambda each: named(each) if isinstance(each, Case) else "")
+@pytest.mark.parametrize(
+    ("case", "reason"), UNKNOWN, ids=lambda each: named(each) if isinstance(each, Case) else ""
+)
 def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
     """Never green."""
     found = {each.status: each.text for each in findings(case)}
@@ -130,4 +180,7 @@ def test_another_container_is_a_stranger_though_the_cluster_has_its_own() -> Non
     changed = {"containers": (CONTAINER,), "survey": survey(gpu_processes=(OURS, other))}
     found = findings(Case(id="gpu-memory", red={}, text="", fix="", facts={"gpu02": changed}))
 
-    assert (found[1].status, found[1].text) == ("fail", "70000 MiB of GPU memory held by root (1 process)")
+    assert (found[1].status, found[1].text) == (
+        "fail",
+        "70000 MiB of GPU memory held by root (1 process)",
+    )

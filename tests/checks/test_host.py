@@ -20,9 +20,18 @@ Load = Callable[..., Inventory]
 Good = Callable[..., HostFacts]
 
 RUNNING = Container(
-    name="vlaunch-c-gpu01", id="1", role="head", node="gpu01", image="i", status="running", spec="", exit_code=0, restarts=0,
-    env={}, labels={},
-)  # fmt: skip
+    name="vlaunch-c-gpu01",
+    id="1",
+    role="head",
+    node="gpu01",
+    image="i",
+    status="running",
+    spec="",
+    exit_code=0,
+    restarts=0,
+    env={},
+    labels={},
+)
 
 
 def judge(id_: str, inventory: Inventory, **facts: HostFacts) -> list[Finding]:
@@ -40,7 +49,9 @@ def first(id_: str, load: Load, facts: HostFacts, more: str = "", **own: str) ->
 
 
 @pytest.mark.parametrize("check", host.CHECKS, ids=lambda check: check.id)
-@pytest.mark.parametrize("more", ["", "accelerator: cpu", "accelerator: amd", "network: {fabric: roce}"])
+@pytest.mark.parametrize(
+    "more", ["", "accelerator: cpu", "accelerator: amd", "network: {fabric: roce}"]
+)
 def test_a_good_node_passes_every_check(check: Any, more: str, load: Load, good: Good) -> None:
     """On every accelerator and fabric."""
     found = check.judge(load(more), Evidence(facts={"gpu01": good(), "gpu02": good("10.0.0.12")}))
@@ -49,7 +60,9 @@ def test_a_good_node_passes_every_check(check: Any, more: str, load: Load, good:
 
 
 def test_checks_are_told_apart_and_say_what_and_why() -> None:
-    """The id is the word of the documentation; `what` is a sentence that is true when the check is green."""
+    """The id is the word of the documentation; `what` is a sentence that is true when the check is
+    green.
+    """
     ids = [check.id for check in host.CHECKS]
 
     assert len(set(ids)) == len(ids)
@@ -59,17 +72,35 @@ def test_checks_are_told_apart_and_say_what_and_why() -> None:
 @pytest.mark.parametrize(
     ("said", "text", "fix"),
     [
-        ("permission denied while trying to connect", "`ops` may not talk to Docker", "docker: [sudo, -n, docker]"),
+        (
+            "permission denied while trying to connect",
+            "`ops` may not talk to Docker",
+            "docker: [sudo, -n, docker]",
+        ),
         ("sudo: a password is required", "sudo asks for a password", "/etc/sudoers.d/vlaunch"),
-        ("sudo: a terminal is required to read the password", "sudo asks for a password", "NOPASSWD"),
-        ("sh: 1: docker: not found", "`docker` is not installed", "https://docs.docker.com/engine/install/"),
+        (
+            "sudo: a terminal is required to read the password",
+            "sudo asks for a password",
+            "NOPASSWD",
+        ),
+        (
+            "sh: 1: docker: not found",
+            "`docker` is not installed",
+            "https://docs.docker.com/engine/install/",
+        ),
         ("timeout: 'docker': No such file or directory", "`docker` is not installed", "install"),
         ("Cannot connect to the Docker daemon", "Docker does not answer", "systemctl start docker"),
-        ("dial unix /run/docker.sock: no such file or directory", "Docker does not answer", "systemctl start docker"),
+        (
+            "dial unix /run/docker.sock: no such file or directory",
+            "Docker does not answer",
+            "systemctl start docker",
+        ),
         ("", "Docker does not answer", "systemctl start docker"),
     ],
-)  # fmt: skip
-def test_a_docker_that_does_not_answer_is_told_why(said: str, text: str, fix: str, load: Load, good: Good) -> None:
+)
+def test_a_docker_that_does_not_answer_is_told_why(
+    said: str, text: str, fix: str, load: Load, good: Good
+) -> None:
     """Each with its own remedy, and Docker's words as evidence."""
     found = first("docker", load, good(docker_version=None, said={"docker": said}))
 
@@ -92,12 +123,20 @@ def test_no_driver_is_said_with_its_words(load: Load, good: Good) -> None:
     """`nvidia-smi` is not there."""
     found = first("accelerator", load, good(gpus=None, said={"gpus": "nvidia-smi: not found"}))
 
-    assert (found.status, found.text, found.evidence) == ("fail", "no NVIDIA GPU visible", "nvidia-smi: not found")
+    assert (found.status, found.text, found.evidence) == (
+        "fail",
+        "no NVIDIA GPU visible",
+        "nvidia-smi: not found",
+    )
     assert "install the driver" in found.fix
 
 
-@pytest.mark.parametrize(("there", "status"), [(None, "fail"), (1, "fail"), (2, "pass"), (8, "pass")])
-def test_the_declared_amd_gpus_must_be_there(there: int | None, status: str, load: Load, good: Good) -> None:
+@pytest.mark.parametrize(
+    ("there", "status"), [(None, "fail"), (1, "fail"), (2, "pass"), (8, "pass")]
+)
+def test_the_declared_amd_gpus_must_be_there(
+    there: int | None, status: str, load: Load, good: Good
+) -> None:
     """Counted from the kernel's topology."""
     found = first("accelerator", load, good(amd_gpus=there), "accelerator: amd")
 
@@ -109,12 +148,20 @@ def test_the_declared_amd_gpus_must_be_there(there: int | None, status: str, loa
 
 def test_cpu_slots_need_no_device(load: Load, good: Good) -> None:
     """They are what Ray counts, nothing more."""
-    assert first("accelerator", load, good(gpus=None, amd_gpus=None), "accelerator: cpu").status == "pass"
+    assert (
+        first("accelerator", load, good(gpus=None, amd_gpus=None), "accelerator: cpu").status
+        == "pass"
+    )
 
 
 @pytest.mark.parametrize(
     ("runtimes", "toolkit", "status"),
-    [(("runc",), False, "fail"), ((), False, "fail"), (("nvidia", "runc"), False, "pass"), (("runc",), True, "pass")],
+    [
+        (("runc",), False, "fail"),
+        ((), False, "fail"),
+        (("nvidia", "runc"), False, "pass"),
+        (("runc",), True, "pass"),
+    ],
 )
 def test_docker_needs_nvidias_runtime_or_hook(
     runtimes: tuple[str, ...], toolkit: bool, status: str, load: Load, good: Good
@@ -128,7 +175,9 @@ def test_docker_needs_nvidias_runtime_or_hook(
         assert found.evidence == "runtimes: " + (", ".join(runtimes) or "none")
 
 
-def test_the_runtime_is_not_judged_twice_where_docker_does_not_answer(load: Load, good: Good) -> None:
+def test_the_runtime_is_not_judged_twice_where_docker_does_not_answer(
+    load: Load, good: Good
+) -> None:
     """The check `docker` has said it."""
     assert first("gpu-runtime", load, good(docker_version=None, runtimes=())).status == "pass"
 
@@ -137,19 +186,33 @@ def test_the_declared_address_must_be_on_an_interface(load: Load, good: Good) ->
     """The addresses that are there are the evidence, without loopback."""
     found = first("address", load, good("10.9.9.9"))
 
-    assert (found.status, found.text, found.evidence) == ("fail", "no interface carries 10.0.0.11", "eth0 10.9.9.9")
+    assert (found.status, found.text, found.evidence) == (
+        "fail",
+        "no interface carries 10.0.0.11",
+        "eth0 10.9.9.9",
+    )
     assert "set `ip:` of gpu01" in found.fix
 
 
 @pytest.mark.parametrize(
     ("interface", "text"),
-    [("eth7", "there is no interface `eth7` with an address"), ("eth1", "10.0.0.11 is on `eth0`, not on `eth1`")],
+    [
+        ("eth7", "there is no interface `eth7` with an address"),
+        ("eth1", "10.0.0.11 is on `eth0`, not on `eth1`"),
+    ],
 )
-def test_the_declared_interface_must_carry_the_address(interface: str, text: str, load: Load, good: Good) -> None:
+def test_the_declared_interface_must_carry_the_address(
+    interface: str, text: str, load: Load, good: Good
+) -> None:
     """The fix names the right one."""
     other = Address(interface="eth1", ip="192.168.7.7", prefix=24, up=True)
     facts = good(addresses=(*(good().addresses or ()), other))
-    found = judge("address", load(f"network: {{interface: {interface}}}"), gpu01=facts, gpu02=good("10.0.0.12"))[0]
+    found = judge(
+        "address",
+        load(f"network: {{interface: {interface}}}"),
+        gpu01=facts,
+        gpu02=good("10.0.0.12"),
+    )[0]
 
     assert (found.status, found.text) == ("fail", text)
     assert "set `network: {interface: eth0}` for gpu01" in found.fix
@@ -168,10 +231,16 @@ def test_a_link_that_is_down_is_said(load: Load, good: Good) -> None:
 def test_an_rdma_fabric_needs_its_devices(fabric: str, load: Load, good: Good) -> None:
     """NCCL would silently use TCP."""
     found = first(
-        "rdma-devices", load, good(infiniband=(), said={"infiniband": "ls: cannot access"}), f"network: {{fabric: {fabric}}}"
+        "rdma-devices",
+        load,
+        good(infiniband=(), said={"infiniband": "ls: cannot access"}),
+        f"network: {{fabric: {fabric}}}",
     )
 
-    assert (found.status, found.text) == ("fail", f"no /dev/infiniband, though the inventory says {fabric}")
+    assert (found.status, found.text) == (
+        "fail",
+        f"no /dev/infiniband, though the inventory says {fabric}",
+    )
     assert found.evidence == "ls: cannot access"
     assert "modprobe" in found.fix
 
@@ -194,24 +263,40 @@ def test_a_worker_needs_only_its_own_ports(load: Load, good: Good) -> None:
     busy = good("10.0.0.12", listening=frozenset({("0.0.0.0", 6379)}))
     own = good("10.0.0.12", listening=frozenset({("0.0.0.0", 6380)}))
 
-    assert [each.status for each in judge("ports", load(), gpu01=good(), gpu02=busy)] == ["pass", "pass"]
-    assert judge("ports", load(), gpu01=good(), gpu02=own)[1].text == "port 6380 (Ray node manager) is taken"
+    assert [each.status for each in judge("ports", load(), gpu01=good(), gpu02=busy)] == [
+        "pass",
+        "pass",
+    ]
+    assert (
+        judge("ports", load(), gpu01=good(), gpu02=own)[1].text
+        == "port 6380 (Ray node manager) is taken"
+    )
 
 
 @pytest.mark.parametrize(
     ("more", "nodes", "taken"),
     [
         ("serve: {backend: mp}", "", "29501 (vLLM's rendezvous), 29560 (the nodes' agents)"),
-        ("serve: {backend: mp, dp: 2}", "", "29550 (the replicas' rendezvous), 29560 (the nodes' agents)"),
+        (
+            "serve: {backend: mp, dp: 2}",
+            "",
+            "29550 (the replicas' rendezvous), 29560 (the nodes' agents)",
+        ),
         ("serve: {dp: 2}", "", "29560 (the nodes' agents)"),
         ("ray: none", "", "29501 (vLLM's rendezvous), 29560 (the nodes' agents)"),
-        ("serve: {backend: mp}", "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 2}]", "29560 (the nodes' agents)"),
+        (
+            "serve: {backend: mp}",
+            "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 2}]",
+            "29560 (the nodes' agents)",
+        ),
     ],
 )
 def test_the_ports_of_ranks_are_needed_where_the_server_has_them(
     more: str, nodes: str, taken: str, load: Load, good: Good
 ) -> None:
-    """On the head, for ranks on several nodes without Ray; the agents meet there whatever is served."""
+    """On the head, for ranks on several nodes without Ray; the agents meet there whatever is
+    served.
+    """
     busy = frozenset(("0.0.0.0", port) for port in (29501, 29550, 29560))
     inventory = load(more, nodes)
     facts = {node.name: good(node.ip, listening=busy) for node in inventory.nodes}
@@ -231,19 +316,28 @@ def running(inventory: Inventory) -> Container:
     """Return the head's container as `up` starts it from this inventory."""
     head = inventory.head
     start = ray.start_head(head, inventory)
-    agent = payload.agent(start, node=head.name, head=head.ip, port=inventory.ports.group, lead=True, private_shm=True)
+    agent = payload.agent(
+        start, node=head.name, head=head.ip, port=inventory.ports.group, lead=True, private_shm=True
+    )
     return replace(RUNNING, argv=("/opt/vlaunch/entry.sh", *agent))
 
 
 @pytest.mark.parametrize("serve", ["", "serve: {backend: mp}", "serve: {backend: mp, dp: 2}"])
-def test_ports_held_by_the_clusters_own_containers_are_not_taken(serve: str, load: Load, good: Good) -> None:
+def test_ports_held_by_the_clusters_own_containers_are_not_taken(
+    serve: str, load: Load, good: Good
+) -> None:
     """A second `up` finds them in use, by what it started itself."""
     inventory = load(serve)
     fixed = set(ports_of(inventory, inventory.head)) - {inventory.ports.probe}
-    facts = good(listening=frozenset(("0.0.0.0", port) for port in fixed), containers=(running(inventory),))
+    facts = good(
+        listening=frozenset(("0.0.0.0", port) for port in fixed), containers=(running(inventory),)
+    )
     found = judge("ports", inventory, gpu01=facts)[0]
 
-    assert (found.status, found.text) == ("pass", "the ports are the cluster's own: its containers run")
+    assert (found.status, found.text) == (
+        "pass",
+        "the ports are the cluster's own: its containers run",
+    )
 
 
 @pytest.mark.parametrize(
@@ -257,9 +351,13 @@ def test_ports_held_by_the_clusters_own_containers_are_not_taken(serve: str, loa
 def test_a_port_that_the_running_container_does_not_have_is_somebody_elses(
     ports: str, taken: int, text: str, load: Load, good: Good
 ) -> None:
-    """The inventory has changed, and `up` removes what runs before it binds anew; a port that this gives up will be free."""
+    """The inventory has changed, and `up` removes what runs before it binds anew; a port that this
+    gives up will be free.
+    """
     changed = load(f"ports: {{{ports}}}")
-    facts = good(listening=frozenset({("0.0.0.0", 6379), ("0.0.0.0", taken)}), containers=(running(load()),))
+    facts = good(
+        listening=frozenset({("0.0.0.0", 6379), ("0.0.0.0", taken)}), containers=(running(load()),)
+    )
     found = judge("ports", changed, gpu01=facts)[0]
 
     assert found.text == text if text else found.status == "pass"
@@ -269,18 +367,32 @@ def test_a_throw_away_container_holds_no_port_for_the_cluster(load: Load, good: 
     """The network check of another run has it now, and this one could not have it."""
     probe = replace(RUNNING, role="probe", argv=("python3", "network.py", "--port", "29500"))
 
-    assert first("ports", load, good(listening=frozenset({("0.0.0.0", 29500)}), containers=(probe,))).status == "fail"
+    assert (
+        first(
+            "ports", load, good(listening=frozenset({("0.0.0.0", 29500)}), containers=(probe,))
+        ).status
+        == "fail"
+    )
 
 
-def test_ports_are_not_the_clusters_own_when_its_container_has_ended(load: Load, good: Good) -> None:
+def test_ports_are_not_the_clusters_own_when_its_container_has_ended(
+    load: Load, good: Good
+) -> None:
     """Whoever listens now is somebody else."""
     ended = replace(RUNNING, status="exited")
 
-    assert first("ports", load, good(listening=frozenset({("0.0.0.0", 6379)}), containers=(ended,))).status == "fail"
+    assert (
+        first(
+            "ports", load, good(listening=frozenset({("0.0.0.0", 6379)}), containers=(ended,))
+        ).status
+        == "fail"
+    )
 
 
 @pytest.mark.parametrize(("id_", "missing"), [("address", "addresses"), ("ports", "listening")])
-def test_what_could_not_be_looked_at_is_skipped_with_its_reason(id_: str, missing: str, load: Load, good: Good) -> None:
+def test_what_could_not_be_looked_at_is_skipped_with_its_reason(
+    id_: str, missing: str, load: Load, good: Good
+) -> None:
     """Never green."""
     found = first(id_, load, good(**{missing: None}))
 
@@ -308,12 +420,18 @@ def test_every_failure_has_a_fix_and_no_full_stop(load: Load, good: Good) -> Non
     ]
 
     assert len({each.text for each in found}) >= 6
-    assert all(each.fix and not each.text.endswith(".") and not each.fix.endswith(".") for each in found)
+    assert all(
+        each.fix and not each.text.endswith(".") and not each.fix.endswith(".") for each in found
+    )
 
 
-def test_the_port_of_the_network_check_must_be_free_though_the_cluster_runs(load: Load, good: Good) -> None:
+def test_the_port_of_the_network_check_must_be_free_though_the_cluster_runs(
+    load: Load, good: Good
+) -> None:
     """Its ranks meet there, and none of the cluster's containers holds it."""
-    facts = good(listening=frozenset({("0.0.0.0", 29500), ("::", 6379)}), containers=(running(load()),))
+    facts = good(
+        listening=frozenset({("0.0.0.0", 29500), ("::", 6379)}), containers=(running(load()),)
+    )
     found = first("ports", load, facts)
 
     assert (found.status, found.text) == ("fail", "port 29500 (network check) is taken")

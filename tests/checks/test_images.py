@@ -21,7 +21,13 @@ def facts(identity: str | None) -> HostFacts:
     image = (
         None
         if identity is None
-        else Image(id=f"sha256:{identity * 20}", identity=identity, digests=(), architecture="amd64", labels={})
+        else Image(
+            id=f"sha256:{identity * 20}",
+            identity=identity,
+            digests=(),
+            architecture="amd64",
+            labels={},
+        )
     )
     return HostFacts(images={NAME: image})
 
@@ -35,9 +41,15 @@ def test_the_same_image_everywhere_passes(load: Load) -> None:
 
 def test_the_odd_one_out_is_named_against_the_many(load: Load) -> None:
     """Whoever differs from most is the one to mend, and both ids are shown."""
-    (found,) = images.same_identity(load("", THREE), {"gpu01": facts("b"), "gpu02": facts("a"), "gpu03": facts("a")})
+    (found,) = images.same_identity(
+        load("", THREE), {"gpu01": facts("b"), "gpu02": facts("a"), "gpu03": facts("a")}
+    )
 
-    assert (found.node, found.status, found.text) == ("gpu01", "fail", f"{NAME} is another image than on gpu[02-03]")
+    assert (found.node, found.status, found.text) == (
+        "gpu01",
+        "fail",
+        f"{NAME} is another image than on gpu[02-03]",
+    )
     assert "gpu01: sha256:bbbb" in found.evidence
     assert "by digest" in found.fix
 
@@ -79,16 +91,30 @@ def test_exact_versions_are_wanted(out: str, code: int, status: str, load: Load)
     ("answer", "status", "text"),
     [
         (Answer(node="gpu01", code=0, out="GPU 0: A\nGPU 1: B\n"), "pass", "2 GPUs in a container"),
-        (Answer(node="gpu01", code=0, out="GPU 0: A\n"), "fail", "a container sees 1 GPUs, 2 declared"),
         (
-            Answer(node="gpu01", code=125, err='could not select device driver "" with capabilities: [[gpu]]'),
+            Answer(node="gpu01", code=0, out="GPU 0: A\n"),
+            "fail",
+            "a container sees 1 GPUs, 2 declared",
+        ),
+        (
+            Answer(
+                node="gpu01",
+                code=125,
+                err='could not select device driver "" with capabilities: [[gpu]]',
+            ),
             "fail",
             "Docker cannot hand out GPUs",
         ),
-        (Answer(node="gpu01", code=125, err="Unknown"), "fail", "a container sees 0 GPUs, 2 declared"),
+        (
+            Answer(node="gpu01", code=125, err="Unknown"),
+            "fail",
+            "a container sees 0 GPUs, 2 declared",
+        ),
     ],
 )
-def test_gpus_are_counted_where_they_will_be_used(answer: Answer, status: str, text: str, load: Load) -> None:
+def test_gpus_are_counted_where_they_will_be_used(
+    answer: Answer, status: str, text: str, load: Load
+) -> None:
     """In a container; a known refusal is told by its cause."""
     (found,) = images.judge_gpus([load().head])({"gpu01": [answer]})
 

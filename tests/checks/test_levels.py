@@ -24,7 +24,9 @@ def read(name: str) -> Reading:
 def log(*via: str, more: str = "") -> Reading:
     """Make a log with one link per path, from gpu01 to gpu02."""
     line = "gpu01:1:2 [0] NCCL INFO Channel 0{0}/0 : 0[0] -> 1[0] [send] via {1}\n"
-    return nccl.read([("".join(line.format(at, path) for at, path in enumerate(via)) + more).encode()])
+    return nccl.read(
+        [("".join(line.format(at, path) for at, path in enumerate(via)) + more).encode()]
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,21 +43,38 @@ def log(*via: str, more: str = "") -> Reading:
         (("P2P/MNNVL", "NET/Socket/0"), "Socket", False, 1, True),
     ],
 )
-def test_the_worst_decides(via: tuple[str, ...], network: str | None, gpudirect: bool | None, count: int, mnnvl: bool) -> None:
-    """TCP is worse than RDMA, that than GPUDirect, and that than NVLink between nodes; GPUDirect is all or nothing."""
+def test_the_worst_decides(
+    via: tuple[str, ...], network: str | None, gpudirect: bool | None, count: int, mnnvl: bool
+) -> None:
+    """TCP is worse than RDMA, that than GPUDirect, and that than NVLink between nodes; GPUDirect is
+    all or nothing.
+    """
     said = levels.as_json(log(*via))
 
-    assert (said["network"], said["gpudirect"], said["network_links"], said["mnnvl"]) == (network, gpudirect, count, mnnvl)
+    assert (said["network"], said["gpudirect"], said["network_links"], said["mnnvl"]) == (
+        network,
+        gpudirect,
+        count,
+        mnnvl,
+    )
 
 
 def test_json_of_a_link() -> None:
-    """A link is told with its ends, channel, direction, network, device, GPUDirect and host; all of it is plain data."""
+    """A link is told with its ends, channel, direction, network, device, GPUDirect and host; all of
+    it is plain data.
+    """
     said = levels.as_json(read("2.18-efa-torchrun"))
 
     assert said["links"][0] == {
-        "from": 14, "to": 2, "channel": "05/1", "direction": "receive", "network": "AWS Libfabric", "device": 1,
-        "gpudirect": True, "host": "ip-10-4-0-12",
-    }  # fmt: skip
+        "from": 14,
+        "to": 2,
+        "channel": "05/1",
+        "direction": "receive",
+        "network": "AWS Libfabric",
+        "device": 1,
+        "gpudirect": True,
+        "host": "ip-10-4-0-12",
+    }
     assert json.loads(json.dumps(said)) == said
 
 
@@ -93,7 +112,9 @@ def test_using_network_proves_nothing(name: str, level: str) -> None:
     found = levels.judge(read(name), level)  # type: ignore[arg-type]
 
     assert found[0].status == ("fail" if name == "using-only" else "pass")
-    assert ("proves nothing" in found[0].text and "NCCL_DEBUG=INFO" in found[0].fix) == (name == "using-only")
+    assert ("proves nothing" in found[0].text and "NCCL_DEBUG=INFO" in found[0].fix) == (
+        name == "using-only"
+    )
 
 
 @pytest.mark.parametrize("raw", [b"", b"\x00\xff" * 999, b"hello\n"])
@@ -118,25 +139,35 @@ def test_one_job_with_many_communicators_is_no_mixture() -> None:
 
 def test_a_log_that_is_cut_off_warns() -> None:
     """What is missing at the end is said."""
-    found = levels.judge(log(DIRECT, more="gpu01:1:2 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[0] [send] via NET/I"), "gdrdma")
+    found = levels.judge(
+        log(DIRECT, more="gpu01:1:2 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[0] [send] via NET/I"),
+        "gdrdma",
+    )
 
     assert [each.status for each in found] == ["pass", "warn"]
 
 
 def test_the_node_with_the_cause_is_named() -> None:
     """The host, the ranks, the cause, its evidence and the fix are in the finding."""
-    more = "gpu02:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [receive] via NET/Socket/0\n" + (
-        "gpu02:1:2 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 1.\n"
+    more = (
+        "gpu02:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [receive] via NET/Socket/0\n"
+        + "gpu02:1:2 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 1.\n"
     )
     (found,) = levels.judge(log(TCP, more=more), "rdma")
 
     assert found == Finding(
-        node="gpu02", status="fail",
-        text="NET/Socket (TCP) on all 2 links between nodes, where RDMA is required (ranks 0→1): "
-        "RDMA is switched off by `NCCL_IB_DISABLE=1` on gpu02",
+        node="gpu02",
+        status="fail",
+        text=(
+            "NET/Socket (TCP) on all 2 links between nodes, where RDMA is required (ranks 0→1): "
+            "RDMA is switched off by `NCCL_IB_DISABLE=1` on gpu02"
+        ),
         evidence="NCCL_IB_DISABLE set by environment to 1.",
-        fix="take `NCCL_IB_DISABLE` out of `env:` in the inventory and out of the image, then run `vlaunch up`",
-    )  # fmt: skip
+        fix=(
+            "take `NCCL_IB_DISABLE` out of `env:` in the inventory and out of the image, then run"
+            " `vlaunch up`"
+        ),
+    )
 
 
 def test_what_to_say_where_nodes_have_no_rdma() -> None:
@@ -147,7 +178,9 @@ def test_what_to_say_where_nodes_have_no_rdma() -> None:
 
 
 def test_only_what_explains_the_lack_of_gpudirect_is_its_cause() -> None:
-    """Where RDMA works, a trouble that would have stopped it is not the reason that GPUDirect is off."""
+    """Where RDMA works, a trouble that would have stopped it is not the reason that GPUDirect is
+    off.
+    """
     (found,) = levels.judge(read("2.27-ray-gb10"), "auto")
 
     assert "GPUDirect RDMA is off for HCA 0 'rocep1s0f1' on spark2" in found.text
@@ -157,15 +190,26 @@ def test_only_what_explains_the_lack_of_gpudirect_is_its_cause() -> None:
 @pytest.mark.parametrize(
     ("via", "provider", "level"),
     [
-        ("FastSocket/0", "", "any"), ("SOCKET/0", "", "any"),
-        ("AWS Libfabric/0", "tcp", "any"), ("OFI/0/GDRDMA", "sockets", "any"), ("AWS Libfabric/0", "udp;ofi_rxd", "any"),
-        ("AWS Libfabric/0", "efa", "rdma"), ("OFI/0/GDRDMA", "verbs;ofi_rxm", "gdrdma"), ("AWS Libfabric/0", "", "rdma"),
-        ("GPUDirectTCPX_v7/0/GDRDMA", "", "gdrdma"), ("FasTrak/1", "", "rdma"), ("IB/0", "tcp", "rdma"),
+        ("FastSocket/0", "", "any"),
+        ("SOCKET/0", "", "any"),
+        ("AWS Libfabric/0", "tcp", "any"),
+        ("OFI/0/GDRDMA", "sockets", "any"),
+        ("AWS Libfabric/0", "udp;ofi_rxd", "any"),
+        ("AWS Libfabric/0", "efa", "rdma"),
+        ("OFI/0/GDRDMA", "verbs;ofi_rxm", "gdrdma"),
+        ("AWS Libfabric/0", "", "rdma"),
+        ("GPUDirectTCPX_v7/0/GDRDMA", "", "gdrdma"),
+        ("FasTrak/1", "", "rdma"),
+        ("IB/0", "tcp", "rdma"),
     ],
-)  # fmt: skip
+)
 def test_what_a_network_is_worth(via: str, provider: str, level: str) -> None:
     """Sockets are TCP under any name, and so is libfabric over them."""
-    more = f"gpu01:1:2 [0] NCCL INFO NET/OFI Selected Provider is {provider} (found 1 nics)\n" if provider else ""
+    more = (
+        f"gpu01:1:2 [0] NCCL INFO NET/OFI Selected Provider is {provider} (found 1 nics)\n"
+        if provider
+        else ""
+    )
     found = levels.worst(log(f"NET/{via}", more=more))
 
     assert found is not None
@@ -175,19 +219,28 @@ def test_what_a_network_is_worth(via: str, provider: str, level: str) -> None:
 def test_the_provider_is_the_one_of_the_host() -> None:
     """Another host's says nothing of this one's link."""
     more = (
-        "gpu02:1:2 [0] NCCL INFO NET/OFI Selected Provider is tcp\ngpu01:1:2 [0] NCCL INFO NET/OFI Selected Provider is efa\n"
+        "gpu02:1:2 [0] NCCL INFO NET/OFI Selected Provider is tcp\ngpu01:1:2 [0] NCCL INFO NET/OFI"
+        " Selected Provider is efa\n"
     )
 
     assert levels.judge(log("NET/AWS Libfabric/0/GDRDMA", more=more), "gdrdma")[0].status == "pass"
 
 
 @pytest.mark.parametrize(
-    ("device", "statuses"), [("rxe0", ["pass", "warn"]), ("siw_eth0", ["pass", "warn"]), ("mlx5_0", ["pass"])]
+    ("device", "statuses"),
+    [("rxe0", ["pass", "warn"]), ("siw_eth0", ["pass", "warn"]), ("mlx5_0", ["pass"])],
 )
 def test_rdma_in_software_warns(device: str, statuses: list[str]) -> None:
     """Soft RoCE and soft iWARP look like RDMA and are no faster than TCP."""
     found = levels.judge(
-        log(RDMA, more=f"gpu01:1:2 [0] NCCL INFO NET/IB : Using [0]{device}:1/RoCE ; OOB eth0:10.0.0.1<0>\n"), "rdma"
+        log(
+            RDMA,
+            more=(
+                f"gpu01:1:2 [0] NCCL INFO NET/IB : Using [0]{device}:1/RoCE ; OOB"
+                " eth0:10.0.0.1<0>\n"
+            ),
+        ),
+        "rdma",
     )
 
     assert [each.status for each in found] == statuses
@@ -213,13 +266,18 @@ def test_links_between_nodes_are_judged_without_those_inside() -> None:
     far = "gpu0{0}:1:2 [0] NCCL INFO Channel 01/0 : 1[0] -> 2[0] [{1}] via NET/IB/0/GDRDMA\n"
     reading = log(TCP, more=BACK + far.format(1, "send") + far.format(2, "receive"))
 
-    assert [each.text for each in levels.judge(reading, "gdrdma")] == ["NET/IB/GDRDMA on all 2 links between nodes"]
+    assert [each.text for each in levels.judge(reading, "gdrdma")] == [
+        "NET/IB/GDRDMA on all 2 links between nodes"
+    ]
     assert levels.as_json(reading)["network"] == "IB"
 
 
 def test_a_log_of_some_ranks_only_warns() -> None:
     """A communicator of 2 of which one host's log is here."""
-    more = "gpu01:1:2 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1 commId 0x11 - Init START\n"
+    more = (
+        "gpu01:1:2 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1 commId"
+        " 0x11 - Init START\n"
+    )
     found = levels.judge(log(DIRECT, more=more), "gdrdma")
 
     assert [each.status for each in found] == ["pass", "warn"]
@@ -227,13 +285,21 @@ def test_a_log_of_some_ranks_only_warns() -> None:
 
 
 def test_trouble_after_good_links_warns() -> None:
-    """The first two of NCCL's own warnings are shown; where the verdict is red anyway, its cause is."""
-    line = "gpu02:1:2 [0] transport/net_ib.cc:2453 NCCL WARN NET/IB: Got completion from peer 10.0.0.{0} with status=12\n"
+    """The first two of NCCL's own warnings are shown; where the verdict is red anyway, its cause
+    is.
+    """
+    line = (
+        "gpu02:1:2 [0] transport/net_ib.cc:2453 NCCL WARN NET/IB: Got completion from peer"
+        " 10.0.0.{0} with status=12\n"
+    )
     more = "".join(line.format(at) for at in range(3))
     found = levels.judge(log(DIRECT, more=more), "gdrdma")
 
     assert [(each.status, each.node) for each in found] == [("pass", ""), ("warn", "gpu02")]
-    assert (found[1].evidence.count("status=12"), "3 different warnings" in found[1].text) == (2, True)
+    assert (found[1].evidence.count("status=12"), "3 different warnings" in found[1].text) == (
+        2,
+        True,
+    )
     assert [each.status for each in levels.judge(log(RDMA, more=more), "gdrdma")] == ["fail"]
 
 
@@ -247,8 +313,14 @@ def test_too_many_links_are_not_a_log_that_is_cut() -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ("gpu01:1:2 [0] NCCL INFO CollNet 00/0 : 1 [send] via COLLNET/SHARP/0/GDRDMA\n", "only links of CollNet (1)"),
-        ("gpu01:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/I", "cut off before the first link"),
+        (
+            "gpu01:1:2 [0] NCCL INFO CollNet 00/0 : 1 [send] via COLLNET/SHARP/0/GDRDMA\n",
+            "only links of CollNet (1)",
+        ),
+        (
+            "gpu01:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/I",
+            "cut off before the first link",
+        ),
     ],
 )
 def test_what_a_log_without_links_has(more: str, said: str) -> None:
@@ -258,10 +330,17 @@ def test_what_a_log_without_links_has(more: str, said: str) -> None:
 
 def test_a_worthless_file_among_good_ones_is_named() -> None:
     """One that proves nothing fails with its name; one with links inside its node alone warns."""
-    files = {"good": log(DIRECT), "empty": log(), "near": log("P2P/CUMEM"), "using": read("using-only")}
+    files = {
+        "good": log(DIRECT),
+        "empty": log(),
+        "near": log("P2P/CUMEM"),
+        "using": read("using-only"),
+    }
     found = levels.judge_files(files, "any")
 
     assert [(each.status, each.text.partition(":")[0]) for each in found[-3:]] == [
-        ("fail", "empty"), ("warn", "near"), ("fail", "using"),
-    ]  # fmt: skip
+        ("fail", "empty"),
+        ("warn", "near"),
+        ("fail", "using"),
+    ]
     assert [each.status for each in levels.judge_files({"good": log(DIRECT)}, "any")] == ["pass"]

@@ -46,8 +46,14 @@ CASES = (
 
 
 UNKNOWN = (
-    (Case(id="shm", red={}, text="", fix="", survey={"gpu01": {"shm": None}}, more=HOSTS), "size of /dev/shm is not known"),
-    (Case(id="shm", red={}, text="", fix="", survey={"gpu01": {"memory": None}}), "memory is not known"),
+    (
+        Case(id="shm", red={}, text="", fix="", survey={"gpu01": {"shm": None}}, more=HOSTS),
+        "size of /dev/shm is not known",
+    ),
+    (
+        Case(id="shm", red={}, text="", fix="", survey={"gpu01": {"memory": None}}),
+        "memory is not known",
+    ),
 )
 
 
@@ -68,19 +74,25 @@ def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
         (None, 10 * GB, 1 * GB, 3 * GB),
     ],
 )
-def test_the_object_store_is_as_large_as_ray_makes_it(wanted: int | None, memory: int, shm: int, store: int) -> None:
+def test_the_object_store_is_as_large_as_ray_makes_it(
+    wanted: int | None, memory: int, shm: int, store: int
+) -> None:
     """Three tenths of memory, bounded by 200 GB and by shared memory, but not below 10 GB."""
     assert object_store(wanted, memory, shm) == store
 
 
 def test_an_object_store_that_fits_is_told_with_its_sizes() -> None:
     """The value to fold by."""
-    case = Case(id="shm", red={}, text="", fix="", more=ROCE + "\nshm: 8GiB\nray: {object_store: 4GiB}")
+    case = Case(
+        id="shm", red={}, text="", fix="", more=ROCE + "\nshm: 8GiB\nray: {object_store: 4GiB}"
+    )
 
     assert findings(case)[0].text == "/dev/shm of 8.0 GiB holds Ray's object store of 4.0 GiB"
 
 
-@pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=lambda each: named(each) if isinstance(each, Case) else "")
+@pytest.mark.parametrize(
+    ("case", "reason"), UNKNOWN, ids=lambda each: named(each) if isinstance(each, Case) else ""
+)
 def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
     """Never green."""
     found = {each.status: each.text for each in findings(case)}

@@ -77,12 +77,21 @@ CASES = (
 
 
 UNKNOWN = (
-    (Case(id="model", red={}, text="", fix="", files=dict.fromkeys(NODES)), "each downloads it when it is served first"),
+    (
+        Case(id="model", red={}, text="", fix="", files=dict.fromkeys(NODES)),
+        "each downloads it when it is served first",
+    ),
     (Case(id="model", red={}, text="", fix="", evidence={"model": ""}), "no model is named"),
     (Case(id="model", red={}, text="", fix="", evidence={"files": {}}), "could not be asked"),
     (Case(id="hf-token", red={}, text="", fix="", evidence={"hub": None}), "was not asked"),
-    (Case(id="hf-token", red={}, text="", fix="", evidence={"hub": Hub(status="offline")}), "cannot reach Hugging Face"),
-    (Case(id="hf-token", red={}, text="", fix="", evidence={"hub": Hub(status="no token")}), "no HF_TOKEN"),
+    (
+        Case(id="hf-token", red={}, text="", fix="", evidence={"hub": Hub(status="offline")}),
+        "cannot reach Hugging Face",
+    ),
+    (
+        Case(id="hf-token", red={}, text="", fix="", evidence={"hub": Hub(status="no token")}),
+        "no HF_TOKEN",
+    ),
     (Case(id="hf-token", red={}, text="", fix="", evidence={"model": "/models/m"}), "is a path"),
 )
 
@@ -95,10 +104,14 @@ def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
 
 def test_a_model_that_is_the_same_everywhere_tells_its_size() -> None:
     """The value to fold by."""
-    assert {each.text for each in findings(Case(id="model", red={}, text="", fix=""))} == {"org/model: 2 files, 5.00 GB"}
+    assert {each.text for each in findings(Case(id="model", red={}, text="", fix=""))} == {
+        "org/model: 2 files, 5.00 GB"
+    }
 
 
-@pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=lambda each: named(each) if isinstance(each, Case) else "")
+@pytest.mark.parametrize(
+    ("case", "reason"), UNKNOWN, ids=lambda each: named(each) if isinstance(each, Case) else ""
+)
 def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
     """Never green."""
     found = {each.status: each.text for each in findings(case)}

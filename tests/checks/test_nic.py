@@ -41,7 +41,9 @@ CASES = (
         Case(
             id="hostname",
             red={"gpu01": "warn"},
-            text=f"its name `gpu01` resolves to {address}, which is not on the network of 10.0.0.11",
+            text=(
+                f"its name `gpu01` resolves to {address}, which is not on the network of 10.0.0.11"
+            ),
             fix="echo '10.0.0.11 gpu01' | sudo tee -a /etc/hosts",
             survey={"gpu01": {"own_names": (address,)}},
         )
@@ -66,10 +68,28 @@ CASES = (
 
 
 UNKNOWN = (
-    (Case(id="mtu", red={}, text="", fix="", survey={"gpu01": {"nics": None}}), "10.0.0.11 was not surveyed"),
-    (Case(id="link-speed", red={}, text="", fix="", survey={"*": {"nics": (replace(ETH0, speed=None),)}}), "tells no speed"),
-    (Case(id="hostname", red={}, text="", fix="", survey={"gpu01": {"own_names": None}}), "is not known"),
-    (Case(id="hostname", red={}, text="", fix="", facts={"gpu01": {"addresses": None}}), "was not compared"),
+    (
+        Case(id="mtu", red={}, text="", fix="", survey={"gpu01": {"nics": None}}),
+        "10.0.0.11 was not surveyed",
+    ),
+    (
+        Case(
+            id="link-speed",
+            red={},
+            text="",
+            fix="",
+            survey={"*": {"nics": (replace(ETH0, speed=None),)}},
+        ),
+        "tells no speed",
+    ),
+    (
+        Case(id="hostname", red={}, text="", fix="", survey={"gpu01": {"own_names": None}}),
+        "is not known",
+    ),
+    (
+        Case(id="hostname", red={}, text="", fix="", facts={"gpu01": {"addresses": None}}),
+        "was not compared",
+    ),
 )
 
 
@@ -101,12 +121,16 @@ def test_one_address_on_the_clusters_network_is_enough() -> None:
     """Resolvers list link-local addresses beside it."""
     names = {"gpu01": {"own_names": ("fe80::1%eth0", "10.0.0.11")}}
 
-    assert {each.status for each in findings(Case(id="hostname", red={}, text="", fix="", survey=names))} == {"pass"}
+    assert {
+        each.status for each in findings(Case(id="hostname", red={}, text="", fix="", survey=names))
+    } == {"pass"}
 
 
 def test_of_two_nodes_the_second_is_told_apart_from_the_head() -> None:
     """Nobody has the majority; the first is what the second is held against."""
-    _, evidence = Case(id="mtu", red={}, text="", fix="", survey={"gpu01": {"nics": (replace(ETH0, mtu=9000),)}}).seen()
+    _, evidence = Case(
+        id="mtu", red={}, text="", fix="", survey={"gpu01": {"nics": (replace(ETH0, mtu=9000),)}}
+    ).seen()
     two = {name: evidence.facts[name] for name in ("gpu01", "gpu02")}
     found = findings(Case(id="mtu", red={}, text="", fix="", evidence={"facts": two}))
 
@@ -116,7 +140,9 @@ def test_of_two_nodes_the_second_is_told_apart_from_the_head() -> None:
     ]
 
 
-@pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=lambda each: named(each) if isinstance(each, Case) else "")
+@pytest.mark.parametrize(
+    ("case", "reason"), UNKNOWN, ids=lambda each: named(each) if isinstance(each, Case) else ""
+)
 def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
     """Never green."""
     found = {each.status: each.text for each in findings(case)}

@@ -12,7 +12,12 @@ CASES = (
         red={"gpu01": "fail"},
         text="gpu02 → gpu01: TCP 6379, 10002 timed out, so that something drops it",
         fix="-s 10.0.0.12 -j ACCEPT",
-        knocks={("gpu02", "gpu01"): {"ports": {6379: "timed out", 10002: "timed out", 43210: "timed out"}, "bulk": None}},
+        knocks={
+            ("gpu02", "gpu01"): {
+                "ports": {6379: "timed out", 10002: "timed out", 43210: "timed out"},
+                "bulk": None,
+            }
+        },
     ),
     Case(
         id="ports-reachable",
@@ -40,7 +45,10 @@ CASES = (
         red={"gpu03": "fail"},
         text="TCP 43210 timed out",
         fix="look also at what gpu03 may send",
-        knocks={("gpu03", name): {"ports": {6379: "open", 43210: "timed out"}} for name in ("gpu01", "gpu02")},
+        knocks={
+            ("gpu03", name): {"ports": {6379: "open", 43210: "timed out"}}
+            for name in ("gpu01", "gpu02")
+        },
     ),
     Case(
         id="mtu-path",
@@ -60,8 +68,14 @@ CASES = (
 
 
 UNKNOWN = (
-    (Case(id="ports-reachable", red={}, text="", fix="", evidence={"knocks": None}), "nobody knocked"),
-    (Case(id="high-port", red={}, text="", fix="", evidence={"knocks": ()}), "no high port was tried"),
+    (
+        Case(id="ports-reachable", red={}, text="", fix="", evidence={"knocks": None}),
+        "nobody knocked",
+    ),
+    (
+        Case(id="high-port", red={}, text="", fix="", evidence={"knocks": ()}),
+        "no high port was tried",
+    ),
     (
         Case(
             id="mtu-path",
@@ -89,14 +103,22 @@ def test_a_larger_mtu_on_one_side_is_not_the_paths_fault() -> None:
     """What both interfaces can take passes; `mtu` names the odd one."""
     wide = {("gpu02", name): {"wanted": 9000, "largest": 1500} for name in ("gpu01", "gpu03")}
 
-    assert {each.status for each in findings(Case(id="mtu-path", red={}, text="", fix="", knocks=wide))} == {"pass"}
+    assert {
+        each.status for each in findings(Case(id="mtu-path", red={}, text="", fix="", knocks=wide))
+    } == {"pass"}
 
 
 def test_a_node_that_could_not_knock_is_skipped_with_its_reason() -> None:
     """The others are green only for the pairs that were proven both ways."""
     _, evidence = Case(id="high-port", red={}, text="", fix="").seen()
     left = tuple(each for each in evidence.knocks or () if each.source != "gpu03")
-    case = Case(id="high-port", red={}, text="", fix="", evidence={"knocks": left, "knocks_missing": {"gpu03": "no python3"}})
+    case = Case(
+        id="high-port",
+        red={},
+        text="",
+        fix="",
+        evidence={"knocks": left, "knocks_missing": {"gpu03": "no python3"}},
+    )
 
     assert [(each.status, each.text) for each in findings(case)] == [
         ("pass", "a high port is open, both ways (with gpu02)"),
@@ -105,7 +127,9 @@ def test_a_node_that_could_not_knock_is_skipped_with_its_reason() -> None:
     ]
 
 
-@pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=lambda each: named(each) if isinstance(each, Case) else "")
+@pytest.mark.parametrize(
+    ("case", "reason"), UNKNOWN, ids=lambda each: named(each) if isinstance(each, Case) else ""
+)
 def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
     """Never green."""
     found = {each.status: each.text for each in findings(case)}

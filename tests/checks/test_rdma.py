@@ -31,7 +31,13 @@ CASES = (
         text="rdmap16s27:1",
         fix="with an image that has NCCL's plugin for it (aws-ofi-nccl for EFA)",
         more="",
-        survey={"*": {"rdma": (replace(HCA, name="rdmap16s27", ports=(replace(PORT, link_layer="Unknown"),)),)}},
+        survey={
+            "*": {
+                "rdma": (
+                    replace(HCA, name="rdmap16s27", ports=(replace(PORT, link_layer="Unknown"),)),
+                )
+            }
+        },
     ),
     Case(
         id="rdma-devices",
@@ -67,7 +73,11 @@ CASES = (
         red={"gpu01": "fail"},
         text="no RDMA link: mlx5_0:1 is DOWN (Polling)",
         fix="`ibstat` on gpu01",
-        survey={"gpu01": {"rdma": (replace(HCA, ports=(replace(PORT, state="DOWN", physical="Polling"),)),)}},
+        survey={
+            "gpu01": {
+                "rdma": (replace(HCA, ports=(replace(PORT, state="DOWN", physical="Polling"),)),)
+            }
+        },
     ),
     Case(
         id="rdma-link",
@@ -95,7 +105,11 @@ def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
 def test_one_node_that_lost_its_port_is_told_with_what_it_costs_the_others() -> None:
     """All are left to TCP by it, so the others are named, too."""
     down = replace(HCA, ports=(replace(PORT, state="DOWN", physical="Polling"),))
-    found = findings(Case(id="rdma-unused", red={}, text="", fix="", more="", survey={"gpu02": {"rdma": (down,)}}))
+    found = findings(
+        Case(
+            id="rdma-unused", red={}, text="", fix="", more="", survey={"gpu02": {"rdma": (down,)}}
+        )
+    )
 
     assert [(each.status, each.text) for each in found[:2]] == [
         ("warn", "has active RDMA ports, which stay unused because gpu02 has none: mlx5_0:1"),
@@ -109,15 +123,26 @@ def test_one_node_that_lost_its_port_is_told_with_what_it_costs_the_others() -> 
 def test_what_cannot_be_used_is_not_called_unused(more: str) -> None:
     """Processors talk over TCP, and Soft RoCE is sockets underneath."""
     devices = (HCA,) if more else (replace(HCA, name="rxe0"), replace(HCA, name="siw0"))
-    found = findings(Case(id="rdma-unused", red={}, text="", fix="", more=more, survey={"*": {"rdma": devices}}))
+    found = findings(
+        Case(id="rdma-unused", red={}, text="", fix="", more=more, survey={"*": {"rdma": devices}})
+    )
 
     assert {each.status for each in found} == {"pass"}
 
 
-@pytest.mark.parametrize(("value", "status"), [("mlx5", "pass"), ("=mlx5", "fail"), ("=mlx5_0", "pass"), ("^mlx4", "skip")])
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [("mlx5", "pass"), ("=mlx5", "fail"), ("=mlx5_0", "pass"), ("^mlx4", "skip")],
+)
 def test_nccl_takes_prefixes_of_device_names_unless_told_otherwise(value: str, status: str) -> None:
     """Exclusion names nothing that must be there."""
-    case = Case(id="hca-names", red={}, text="", fix="", more=f"network: {{fabric: roce}}\nenv: {{NCCL_IB_HCA: {value}}}")
+    case = Case(
+        id="hca-names",
+        red={},
+        text="",
+        fix="",
+        more=f"network: {{fabric: roce}}\nenv: {{NCCL_IB_HCA: {value}}}",
+    )
 
     assert {each.status for each in findings(case)} == {status}
 
@@ -126,7 +151,12 @@ def test_a_port_that_nobody_named_may_be_down() -> None:
     """NCCL skips it; it is told all the same."""
     second = replace(HCA, name="mlx5_1", ports=(replace(PORT, state="DOWN"),))
     case = Case(
-        id="rdma-link", red={}, text="", fix="", more="network: {fabric: roce}", survey={"gpu01": {"rdma": (HCA, second)}}
+        id="rdma-link",
+        red={},
+        text="",
+        fix="",
+        more="network: {fabric: roce}",
+        survey={"gpu01": {"rdma": (HCA, second)}},
     )
 
     assert {(each.status, each.text) for each in findings(case)} == {
@@ -141,4 +171,8 @@ def test_a_node_that_was_not_reached_may_have_no_rdma() -> None:
     _, evidence = case.seen()
     two = {name: evidence.facts[name] for name in ("gpu01", "gpu02")}
 
-    assert [each.status for each in findings(replace(case, evidence={"facts": two}))] == ["skip", "skip", "skip"]
+    assert [each.status for each in findings(replace(case, evidence={"facts": two}))] == [
+        "skip",
+        "skip",
+        "skip",
+    ]

@@ -32,7 +32,12 @@ def table(*rows: dict[str, Any]) -> dict[str, Any]:
 def ray_nodes(*ips: str, dead: str = "") -> dict[str, Any]:
     return table(
         *(
-            {"node_id": f"id-{ip}", "node_ip": ip, "state": "DEAD" if ip == dead else "ALIVE", "resources_total": {"GPU": 1.0}}
+            {
+                "node_id": f"id-{ip}",
+                "node_ip": ip,
+                "state": "DEAD" if ip == dead else "ALIVE",
+                "resources_total": {"GPU": 1.0},
+            }
             for ip in ips
         )
     )
@@ -48,14 +53,26 @@ def rank(ip: str, name: str = "vllm_Worker_17_PP0", **more: object) -> dict[str,
 
 def container(name: str, status: str = "running") -> docker.Container:
     return docker.Container(
-        name=name, id="1", role="head", node="", image="i", status=status, spec="", exit_code=0, restarts=0,
-        env={}, labels={},
-    )  # fmt: skip
+        name=name,
+        id="1",
+        role="head",
+        node="",
+        image="i",
+        status=status,
+        spec="",
+        exit_code=0,
+        restarts=0,
+        env={},
+        labels={},
+    )
 
 
 def facts(**status: str) -> dict[str, HostFacts]:
     return {
-        name: HostFacts(containers=(container(NAMES[name], status[name]),) if name in status else (), listening=frozenset())
+        name: HostFacts(
+            containers=(container(NAMES[name], status[name]),) if name in status else (),
+            listening=frozenset(),
+        )
         for name in NAMES
     }
 
@@ -68,13 +85,19 @@ def test_a_whole_cluster() -> None:
     """Every container runs and every address is in Ray."""
     said = {"nodes": ray_nodes("10.77.0.11", "10.77.0.12")}
 
-    assert worst(serving.cluster(INVENTORY, facts(n1="running", n2="running"), said, NAMES)) == "pass"
+    assert (
+        worst(serving.cluster(INVENTORY, facts(n1="running", n2="running"), said, NAMES)) == "pass"
+    )
 
 
 def test_a_ray_that_is_only_slow_is_not_brought_up_again() -> None:
     """Engines may have every core of a small head."""
-    (slow,) = serving.cluster(INVENTORY, facts(n1="running", n2="running"), {"error": "n1: timed out"}, NAMES)
-    (gone,) = serving.cluster(INVENTORY, facts(n1="running", n2="running"), {"error": "connection refused"}, NAMES)
+    (slow,) = serving.cluster(
+        INVENTORY, facts(n1="running", n2="running"), {"error": "n1: timed out"}, NAMES
+    )
+    (gone,) = serving.cluster(
+        INVENTORY, facts(n1="running", n2="running"), {"error": "connection refused"}, NAMES
+    )
 
     assert "run the same command again" in slow.fix
     assert "vlaunch up" in gone.fix
@@ -85,7 +108,11 @@ def test_a_ray_that_is_only_slow_is_not_brought_up_again() -> None:
     [
         ({"n1": "running"}, {}, ("n2", "fail", "has no container of this cluster")),
         ({"n1": "running", "n2": "exited"}, {}, ("n2", "fail", "its container is exited")),
-        ({"n1": "running", "n2": "running"}, {"error": "refused"}, ("n1", "fail", "Ray does not answer: refused")),
+        (
+            {"n1": "running", "n2": "running"},
+            {"error": "refused"},
+            ("n1", "fail", "Ray does not answer: refused"),
+        ),
         (
             {"n1": "running", "n2": "running"},
             {"nodes": ray_nodes("10.77.0.11", "10.77.0.12", dead="10.77.0.12")},
@@ -93,9 +120,15 @@ def test_a_ray_that_is_only_slow_is_not_brought_up_again() -> None:
         ),
     ],
 )
-def test_a_cluster_that_is_not_whole(status: dict[str, str], said: dict[str, Any], expected: tuple[str, str, str]) -> None:
+def test_a_cluster_that_is_not_whole(
+    status: dict[str, str], said: dict[str, Any], expected: tuple[str, str, str]
+) -> None:
     """The node and what is wrong with it are named, and `vlaunch up` is the way out."""
-    bad = [each for each in serving.cluster(INVENTORY, facts(**status), said, NAMES) if each.status != "pass"]
+    bad = [
+        each
+        for each in serving.cluster(INVENTORY, facts(**status), said, NAMES)
+        if each.status != "pass"
+    ]
 
     assert texts(bad) == [expected]
     assert "vlaunch up" in bad[0].fix
@@ -110,7 +143,8 @@ THERE = ModelSeen(where="there", digest="a")
         ({"n1": THERE, "n2": THERE}, False, ["pass", "pass"]),
         ({"n1": THERE, "n2": ModelSeen(where="missing")}, False, ["pass", "fail"]),
         ({"n1": THERE, "n2": ModelSeen(where="there", digest="b")}, False, ["fail", "fail"]),
-        ({"n1": THERE, "n2": ModelSeen(where="there")}, False, ["pass", "pass"]),  # a GGUF file has no config.json
+        # a GGUF file has no config.json
+        ({"n1": THERE, "n2": ModelSeen(where="there")}, False, ["pass", "pass"]),
         ({"n1": THERE, "n2": ModelSeen(where="not cached")}, False, ["pass", "pass"]),
         ({"n1": THERE, "n2": ModelSeen(where="not cached")}, True, ["pass", "fail"]),
         ({"n1": THERE}, False, ["pass", "skip"]),
@@ -118,8 +152,13 @@ THERE = ModelSeen(where="there", digest="a")
     ],
 )
 def test_model(seen: dict[str, ModelSeen], offline: bool, expected: list[str]) -> None:
-    """Missing on one node, different on two, or not to be downloaded: refused. Not known: said to be."""
-    assert expected == [each.status for each in serving.model(NODES, "/m", seen, dict.fromkeys(NAMES, offline))]
+    """Missing on one node, different on two, or not to be downloaded: refused.
+
+    Not known: said to be.
+    """
+    assert expected == [
+        each.status for each in serving.model(NODES, "/m", seen, dict.fromkeys(NAMES, offline))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +168,14 @@ def test_model(seen: dict[str, ModelSeen], offline: bool, expected: list[str]) -
         ({"groups": table()}, 0),
         ({"groups": table(group(), group("REMOVED"), group("PENDING"))}, 2),
         ({"actors": table(rank("10.77.0.11", required_resources={"GPU": 1.0}))}, 1),
-        ({"actors": table(rank("10.77.0.11", required_resources={"GPU": 1.0}, placement_group_id="g"))}, 0),
+        (
+            {
+                "actors": table(
+                    rank("10.77.0.11", required_resources={"GPU": 1.0}, placement_group_id="g")
+                )
+            },
+            0,
+        ),
         ({"actors": table(rank("10.77.0.11", required_resources=None))}, 0),
     ],
 )
@@ -140,7 +186,11 @@ def test_busy_gpus(said: dict[str, Any], busy: float) -> None:
 
 def test_busy_gpus_of_a_recorded_cluster() -> None:
     """One group of two bundles lives; two others have been removed."""
-    rows = json.loads((Path(__file__).parent.parent / "fixtures" / "vllm" / "placement_groups_pp2.json").read_text())
+    rows = json.loads(
+        (
+            Path(__file__).parent.parent / "fixtures" / "vllm" / "placement_groups_pp2.json"
+        ).read_text()
+    )
 
     assert serving.busy_gpus({"groups": table(*rows)}) == 2
 
@@ -151,12 +201,19 @@ def test_free_gpus() -> None:
     (short,) = serving.free_gpus(INVENTORY, 2, "TP 1 × PP 2", {"groups": table(group(gpus=1))}, [])
 
     assert enough.status == "pass"
-    assert (short.status, short.text) == ("fail", "1 of 2 GPUs are free in Ray, TP 1 × PP 2 needs 2")
+    assert (short.status, short.text) == (
+        "fail",
+        "1 of 2 GPUs are free in Ray, TP 1 × PP 2 needs 2",
+    )
 
 
 @pytest.mark.parametrize(
     ("listening", "status"),
-    [(frozenset({("0.0.0.0", 8000)}), "fail"), (frozenset({("0.0.0.0", 80)}), "pass"), (None, "skip")],
+    [
+        (frozenset({("0.0.0.0", 8000)}), "fail"),
+        (frozenset({("0.0.0.0", 80)}), "pass"),
+        (None, "skip"),
+    ],
 )
 def test_port(listening: frozenset[tuple[str, int]] | None, status: str) -> None:
     """A listener on any address has the port; without `ss` it is not known."""
@@ -192,8 +249,19 @@ CHAT = serving.Holder(what="server `chat`", gpus=1, end="vlaunch stop chat")
     [
         ([], 0, ""),
         ([CHAT], 1, ""),  # what it holds and what Ray has given away are the same
-        ([CHAT], 2, "2 of 4 GPUs are free, the server needs 3: server `chat` holds 1, work in Ray holds 1"),
-        ([CHAT, CHAT], 0, "2 of 4 GPUs are free, the server needs 3: server `chat` holds 1, server `chat` holds 1"),
+        (
+            [CHAT],
+            2,
+            "2 of 4 GPUs are free, the server needs 3: server `chat` holds 1, work in Ray holds 1",
+        ),
+        (
+            [CHAT, CHAT],
+            0,
+            (
+                "2 of 4 GPUs are free, the server needs 3: server `chat` holds 1, server `chat`"
+                " holds 1"
+            ),
+        ),
         ([], 3, "1 of 4 GPUs are free, the server needs 3: work in Ray holds 3"),
     ],
 )
@@ -210,7 +278,10 @@ def test_where_ray_has_given_gpus_away() -> None:
     bundle = {"unit_resources": {"GPU": 1.0}, "node_id": "id-10.77.0.12"}
     said = {
         "nodes": ray_nodes("10.77.0.11", "10.77.0.12"),
-        "groups": table({"state": "CREATED", "bundles": [bundle, bundle]}, {"state": "REMOVED", "bundles": [bundle]}),
+        "groups": table(
+            {"state": "CREATED", "bundles": [bundle, bundle]},
+            {"state": "REMOVED", "bundles": [bundle]},
+        ),
         "actors": table(rank("10.77.0.11", required_resources={"GPU": 1.0})),
     }
 
@@ -227,12 +298,20 @@ def test_where_ray_has_given_gpus_away() -> None:
         ([], ["port 8000 on n1"], None, 0, "port 8000 on n1 is still open"),
         ([], [], {"jobs": [], "groups": table(group())}, 0, "2 GPUs are still reserved in Ray"),
         ([], [], {"jobs": [], "groups": table(group())}, 2, ""),
-        ([], [], {"jobs": [{"submission_id": "b-1", "status": "RUNNING"}], "groups": table(group())}, 0, ""),
+        (
+            [],
+            [],
+            {"jobs": [{"submission_id": "b-1", "status": "RUNNING"}], "groups": table(group())},
+            0,
+            "",
+        ),
         ([], [], {"error": "refused"}, 0, "Ray cannot be asked: refused"),
     ],
 )
 def test_stopped(alive: list[str], ports: list[str], said: Any, others: float, text: str) -> None:
-    """Down means gone: what is left is waited for, but for what others hold; absence is observed, never assumed."""
+    """Down means gone: what is left is waited for, but for what others hold; absence is observed,
+    never assumed.
+    """
     (found,) = serving.stopped(alive, ports, said, others)
 
     assert (found.status, found.text if text else "") == ("wait" if text else "pass", text)

@@ -1,4 +1,6 @@
-"""Judges of batch jobs: is there room, on accelerators and on the head's disk, and is one that was stopped gone."""
+"""Judges of batch jobs: is there room, on accelerators and on the head's disk, and is one that was
+stopped gone.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ JOB = Holder(what="batch job `b`", gpus=0, end="vlaunch stop b")
 
 
 def inventory(accelerator: Accelerator = "nvidia") -> Inventory:
-    return Inventory(path=Path("inventory.yaml"), cluster="c", image="i", nodes=(HEAD,), accelerator=accelerator)
+    return Inventory(
+        path=Path("inventory.yaml"), cluster="c", image="i", nodes=(HEAD,), accelerator=accelerator
+    )
 
 
 def table(*rows: dict[str, Any]) -> dict[str, Any]:
@@ -26,20 +30,39 @@ def table(*rows: dict[str, Any]) -> dict[str, Any]:
 
 
 def group(gpus: int, state: str = "CREATED", job: str = "02") -> dict[str, Any]:
-    return {"state": state, "creator_job_id": job, "bundles": [{"unit_resources": {"GPU": 1.0}}] * gpus}
+    return {
+        "state": state,
+        "creator_job_id": job,
+        "bundles": [{"unit_resources": {"GPU": 1.0}}] * gpus,
+    }
 
 
 @pytest.mark.parametrize(
     ("said", "holders", "status", "text"),
     [
         ({}, [], "pass", "4 of 4 GPUs are free in Ray"),
-        ({"groups": table(group(2))}, [], "pass", "2 of 4 GPUs are free in Ray; of 4 that the job would use"),
+        (
+            {"groups": table(group(2))},
+            [],
+            "pass",
+            "2 of 4 GPUs are free in Ray; of 4 that the job would use",
+        ),
         ({"groups": table(group(3))}, [], "fail", "1 of 4 GPUs are free in Ray, the job needs 2"),
         ({"groups": table(group(3, "REMOVED"))}, [], "pass", "4 of 4 GPUs are free in Ray"),
         # It has been submitted, and holds nothing yet.
-        ({}, [SERVER], "fail", "1 of 4 GPUs are free in Ray, the job needs 2: the server of m holds 3"),
+        (
+            {},
+            [SERVER],
+            "fail",
+            "1 of 4 GPUs are free in Ray, the job needs 2: the server of m holds 3",
+        ),
         # What it holds and what it claims are the same GPUs.
-        ({"groups": table(group(3))}, [SERVER, JOB], "fail", "the server of m holds 3, batch job `b`"),
+        (
+            {"groups": table(group(3))},
+            [SERVER, JOB],
+            "fail",
+            "the server of m holds 3, batch job `b`",
+        ),
     ],
 )
 def test_room(said: dict[str, Any], holders: list[Holder], status: str, text: str) -> None:
@@ -53,7 +76,9 @@ def test_room(said: dict[str, Any], holders: list[Holder], status: str, text: st
 def test_who_is_in_the_way_is_told_with_how_to_end_it() -> None:
     """Each of them; where nobody is known, with how to see who it is."""
     (named,) = serving.batch_room(inventory(), 2, 4, {}, [SERVER, JOB], queue=False)
-    (unknown,) = serving.batch_room(inventory("cpu"), 2, 4, {"groups": table(group(4))}, [], queue=False)
+    (unknown,) = serving.batch_room(
+        inventory("cpu"), 2, 4, {"groups": table(group(4))}, [], queue=False
+    )
 
     assert "`vlaunch stop`, `vlaunch stop b`" in named.fix
     assert "ray list placement-groups" in unknown.fix
@@ -70,14 +95,24 @@ def test_a_job_that_may_wait_is_let_through() -> None:
 
 def test_a_server_waits_for_a_job_that_has_just_begun() -> None:
     """It holds nothing yet."""
-    said = {"jobs": [{"submission_id": "b-1", "status": "RUNNING", "metadata": {"vlaunch.batch": "b", "vlaunch.gpus": "3"}}]}
+    said = {
+        "jobs": [
+            {
+                "submission_id": "b-1",
+                "status": "RUNNING",
+                "metadata": {"vlaunch.batch": "b", "vlaunch.gpus": "3"},
+            }
+        ]
+    }
     (found,) = serving.free_gpus(inventory(), 4, "TP 4 × PP 1", said, serving.batch_holders(said))
 
     assert (found.status, found.text.partition(",")[0]) == ("fail", "1 of 4 GPUs are free in Ray")
     assert "`vlaunch stop b`" in found.fix
 
 
-@pytest.mark.parametrize(("free", "status"), [(None, "skip"), (264 * 10**6, "fail"), (268 * 10**6, "pass")])
+@pytest.mark.parametrize(
+    ("free", "status"), [(None, "skip"), (264 * 10**6, "fail"), (268 * 10**6, "pass")]
+)
 def test_disk(free: int | None, status: str) -> None:
     """What is sent, as much output again, and some to spare."""
     (found,) = serving.batch_disk(HEAD, 100 * 10**6, HostFacts(disk_free=free))
@@ -92,7 +127,10 @@ def test_claims(said: str, gpus: float) -> None:
 
 
 def stopped(status: str = "STOPPED", alive: tuple[str, ...] = (), **more: Any) -> tuple[str, str]:
-    jobs = [{"submission_id": "batch-b-1", "status": status, "job_id": "02"}, {"submission_id": "serve-1", "status": "RUNNING"}]
+    jobs = [
+        {"submission_id": "batch-b-1", "status": status, "job_id": "02"},
+        {"submission_id": "serve-1", "status": "RUNNING"},
+    ]
     (found,) = serving.batch_stopped(["batch-b-1"], {"jobs": jobs, **more}, alive)
     return found.status, found.text
 
@@ -107,10 +145,16 @@ def stopped(status: str = "STOPPED", alive: tuple[str, ...] = (), **more: Any) -
         ({"groups": table(group(1, job="01"), group(1, "REMOVED"))}, "pass", "what was done stays"),
         ({"actors": table({"job_id": "02", "state": "ALIVE"})}, "wait", "1 actors still there"),
         ({"actors": table({"job_id": "01", "state": "ALIVE"})}, "pass", "what was done stays"),
-        ({"actors": table({"job_id": "02", "state": "ALIVE", "is_detached": True})}, "pass", "what was done stays"),
+        (
+            {"actors": table({"job_id": "02", "state": "ALIVE", "is_detached": True})},
+            "pass",
+            "what was done stays",
+        ),
     ],
 )
-def test_a_stopped_job_is_gone_when_nothing_of_it_is_left(more: dict[str, Any], status: str, text: str) -> None:
+def test_a_stopped_job_is_gone_when_nothing_of_it_is_left(
+    more: dict[str, Any], status: str, text: str
+) -> None:
     """Nothing of its own: what others hold is not waited for."""
     found = stopped(**more)
 

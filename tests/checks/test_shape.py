@@ -28,6 +28,15 @@ def test_the_worst_finding_decides(statuses: list[Status], most: Status) -> None
 
 def test_nodes_that_say_the_same_are_one_line() -> None:
     """And what differs in anything stays apart."""
-    same = [finding("gpu02"), finding("gpu03"), finding("gpu04", text="other"), finding("", text="cluster")]
+    same = [
+        finding("gpu02"),
+        finding("gpu03"),
+        finding("gpu04", text="other"),
+        finding("", text="cluster"),
+    ]
 
-    assert [(each.node, each.text) for each in folded(same)] == [("gpu[02-03]", "no"), ("gpu04", "other"), ("", "cluster")]
+    assert [(each.node, each.text) for each in folded(same)] == [
+        ("gpu[02-03]", "no"),
+        ("gpu04", "other"),
+        ("", "cluster"),
+    ]

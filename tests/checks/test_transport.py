@@ -20,10 +20,15 @@ RDMA = "network: {fabric: infiniband}"
 
 
 def verdict(
-    reports: dict[str, Report], more: str = "accelerator: cpu", level: tuple[Level, str] = ANY, **missing: str
+    reports: dict[str, Report],
+    more: str = "accelerator: cpu",
+    level: tuple[Level, str] = ANY,
+    **missing: str,
 ) -> Verdict:
     """Judge reports of three nodes."""
-    return transport.judge(three(more), {k: r for k, r in reports.items() if k not in missing}, missing, level)
+    return transport.judge(
+        three(more), {k: r for k, r in reports.items() if k not in missing}, missing, level
+    )
 
 
 def blamed(seen: Verdict) -> list[str]:
@@ -37,8 +42,13 @@ def test_a_healthy_network_passes_in_every_direction() -> None:
 
     assert seen.passed
     assert [(cell.source, cell.target) for cell in seen.cells] == [
-        ("n1", "n2"), ("n1", "n3"), ("n2", "n1"), ("n2", "n3"), ("n3", "n1"), ("n3", "n2"),
-    ]  # fmt: skip
+        ("n1", "n2"),
+        ("n1", "n3"),
+        ("n2", "n1"),
+        ("n2", "n3"),
+        ("n3", "n1"),
+        ("n3", "n2"),
+    ]
     assert {(cell.transport, cell.bandwidth, cell.latency, cell.status) for cell in seen.cells} == {
         ("Gloo/TCP", 1e9, 1e-4, "pass")
     }
@@ -49,7 +59,8 @@ def test_bandwidth_is_the_sum_over_local_ranks() -> None:
     """Eight rails carry eight times as much."""
     reports = healthy()
     twice = {
-        k: replace(r, transfers=(*r.transfers, *(replace(t, local_rank=1) for t in r.transfers))) for k, r in reports.items()
+        k: replace(r, transfers=(*r.transfers, *(replace(t, local_rank=1) for t in r.transfers)))
+        for k, r in reports.items()
     }
 
     assert {cell.bandwidth for cell in verdict(twice).cells} == {2e9}
@@ -61,7 +72,10 @@ def test_a_slow_pair_is_named_alone() -> None:
 
     assert not seen.passed
     assert blamed(seen) == ["n2 ↔ n3"]
-    assert {(c.source, c.target) for c in seen.cells if c.status == "fail"} == {("n2", "n3"), ("n3", "n2")}
+    assert {(c.source, c.target) for c in seen.cells if c.status == "fail"} == {
+        ("n2", "n3"),
+        ("n3", "n2"),
+    }
     assert transport.doubtful(seen)
 
 
@@ -76,7 +90,9 @@ def test_half_the_bandwidth_is_a_warning() -> None:
 def test_one_slow_direction_is_named_with_its_way() -> None:
     """The way back is well."""
     reports = healthy()
-    slow = tuple(replace(t, bandwidth=1e7) if t.source == "n2" else t for t in reports["n3"].transfers)
+    slow = tuple(
+        replace(t, bandwidth=1e7) if t.source == "n2" else t for t in reports["n3"].transfers
+    )
     seen = verdict({**reports, "n3": replace(reports["n3"], transfers=slow)})
 
     assert blamed(seen) == ["n2 → n3"]
@@ -84,7 +100,9 @@ def test_one_slow_direction_is_named_with_its_way() -> None:
 
 def test_a_node_all_of_whose_pairs_are_slow_is_named_itself() -> None:
     """Its own cable is the likely culprit."""
-    seen = verdict(between(between(healthy(), "n1", "n3", bandwidth=1e7), "n2", "n3", bandwidth=1e7))
+    seen = verdict(
+        between(between(healthy(), "n1", "n3", bandwidth=1e7), "n2", "n3", bandwidth=1e7)
+    )
 
     assert blamed(seen) == ["n3"]
     assert "every pair with this node" in seen.findings[0].text
@@ -104,12 +122,20 @@ def test_a_cut_pair_is_named_with_the_addresses_to_open() -> None:
 
 
 @pytest.mark.parametrize("others", [("n1", "n3"), ("n1",)])
-def test_a_node_whose_variable_names_no_interface_of_its_own_is_named_once(others: tuple[str, ...]) -> None:
+def test_a_node_whose_variable_names_no_interface_of_its_own_is_named_once(
+    others: tuple[str, ...],
+) -> None:
     """It is no fault of its pairs, though each of them failed, and no firewall's."""
-    error, broken = "GLOO_SOCKET_IFNAME names ens9, which is not here: there are lo, eth0", healthy()
+    error, broken = (
+        "GLOO_SOCKET_IFNAME names ens9, which is not here: there are lo, eth0",
+        healthy(),
+    )
     for name in others:
         broken = between(broken, "n2", name, error=error, bandwidth=None, latency=None)
-        far = [replace(each, error=each.error and f"rank 1 (n2): {error}") for each in broken[name].transfers]
+        far = [
+            replace(each, error=each.error and f"rank 1 (n2): {error}")
+            for each in broken[name].transfers
+        ]
         broken[name] = replace(broken[name], transfers=tuple(far))
     seen = verdict(broken)
 
@@ -122,7 +148,9 @@ def test_a_node_whose_variable_names_no_interface_of_its_own_is_named_once(other
 def test_a_cut_pair_is_no_lack_of_rdma(via: str) -> None:
     """No container of this cluster has /dev/infiniband; that is not why two of them cannot talk."""
     inside = Inside(running=True, infiniband=(), memlock=65536)
-    broken = between(healthy(via=via, inside=inside), "n2", "n3", error="timed out", bandwidth=None, latency=None)
+    broken = between(
+        healthy(via=via, inside=inside), "n2", "n3", error="timed out", bandwidth=None, latency=None
+    )
     seen = verdict(broken, "" if via else "accelerator: cpu")
 
     assert "10.0.0.2" in seen.findings[0].fix
@@ -138,7 +166,10 @@ def test_wrong_data_fails_whatever_the_bandwidth() -> None:
 
 def test_a_second_look_keeps_the_better_figures() -> None:
     """What disturbs a transfer never makes it faster."""
-    first, second = between(healthy(), "n1", "n2", bandwidth=1e8), between(healthy(), "n2", "n3", bandwidth=1e8)
+    first, second = (
+        between(healthy(), "n1", "n2", bandwidth=1e8),
+        between(healthy(), "n2", "n3", bandwidth=1e8),
+    )
 
     assert verdict(transport.better(first, second)).passed
     assert not verdict(transport.better(second, second)).passed
@@ -147,10 +178,24 @@ def test_a_second_look_keeps_the_better_figures() -> None:
 @pytest.mark.parametrize(
     ("rank", "text"),
     [
-        (RankReport(rank=1, local_rank=0, phase="pair n1 ↔ n2", ended=False, exit=-9), "rank 1 was killed (signal 9)"),
-        (RankReport(rank=1, local_rank=0, phase="all_reduce", ended=False), "rank 1 did not finish before the deadline"),
-        (RankReport(rank=1, local_rank=0, phase="importing torch", ended=False, exit=1), "rank 1 ended with exit code 1"),
-        (RankReport(rank=1, local_rank=0, phase="rendezvous at 10.0.0.1:29500", ended=False, exit=1), "arrived: n1, n3"),
+        (
+            RankReport(rank=1, local_rank=0, phase="pair n1 ↔ n2", ended=False, exit=-9),
+            "rank 1 was killed (signal 9)",
+        ),
+        (
+            RankReport(rank=1, local_rank=0, phase="all_reduce", ended=False),
+            "rank 1 did not finish before the deadline",
+        ),
+        (
+            RankReport(rank=1, local_rank=0, phase="importing torch", ended=False, exit=1),
+            "rank 1 ended with exit code 1",
+        ),
+        (
+            RankReport(
+                rank=1, local_rank=0, phase="rendezvous at 10.0.0.1:29500", ended=False, exit=1
+            ),
+            "arrived: n1, n3",
+        ),
     ],
 )
 def test_a_rank_that_did_not_finish_is_named_with_its_phase(rank: RankReport, text: str) -> None:
@@ -173,7 +218,9 @@ def test_a_probe_without_a_report_is_named() -> None:
 def test_a_taken_port_is_named_with_how_to_see_who_has_it() -> None:
     """On the head."""
     reports = {k: Report(node=k, backend="gloo") for k in NAMES}
-    seen = verdict({**reports, "n1": replace(reports["n1"], error="port 29500 is taken on the head")})
+    seen = verdict(
+        {**reports, "n1": replace(reports["n1"], error="port 29500 is taken on the head")}
+    )
 
     assert blamed(seen)[0] == "n1"
     assert "ss -ltnp 'sport = :29500'" in seen.findings[0].fix
@@ -183,11 +230,15 @@ def test_a_taken_port_is_named_with_how_to_see_who_has_it() -> None:
 @pytest.mark.parametrize(
     ("via", "level", "passes"),
     [
-        ("NET/Socket/0", "any", True), ("NET/Socket/0", "rdma", False), ("NET/IB/0", "rdma", True),
-        ("NET/IB/0", "gdrdma", False), (GDR, "gdrdma", True), ("P2P/MNNVL", "gdrdma", True),
+        ("NET/Socket/0", "any", True),
+        ("NET/Socket/0", "rdma", False),
+        ("NET/IB/0", "rdma", True),
+        ("NET/IB/0", "gdrdma", False),
+        (GDR, "gdrdma", True),
+        ("P2P/MNNVL", "gdrdma", True),
         ("NET/AWS Libfabric/1/GDRDMA", "gdrdma", True),
     ],
-)  # fmt: skip
+)
 def test_the_level_of_every_pair_is_what_nccl_wrote(via: str, level: Level, passes: bool) -> None:
     """MNNVL is better than any NIC."""
     seen = verdict(healthy(via=via), RDMA, (level, "as asked"))
@@ -198,7 +249,9 @@ def test_the_level_of_every_pair_is_what_nccl_wrote(via: str, level: Level, pass
 
 def test_a_pair_below_the_level_is_named_alone() -> None:
     """One node's NIC is not used for one of its pairs."""
-    seen = verdict(linked(healthy(via=GDR), "n1", "n2", "NET/Socket/0"), RDMA, ("gdrdma", "as asked"))
+    seen = verdict(
+        linked(healthy(via=GDR), "n1", "n2", "NET/Socket/0"), RDMA, ("gdrdma", "as asked")
+    )
 
     assert blamed(seen) == ["n1 ↔ n2"]
     assert "NET/Socket is below what is required: RDMA with GPUDirect" in seen.findings[0].text
@@ -206,7 +259,9 @@ def test_a_pair_below_the_level_is_named_alone() -> None:
 
 def test_the_cause_is_read_from_what_the_node_wrote() -> None:
     """No RDMA device in the container of n3."""
-    reports = linked(linked(healthy(via=GDR), "n1", "n3", "NET/Socket/0"), "n2", "n3", "NET/Socket/0")
+    reports = linked(
+        linked(healthy(via=GDR), "n1", "n3", "NET/Socket/0"), "n2", "n3", "NET/Socket/0"
+    )
     said = "n3:7:9 [0] NCCL INFO NET/IB : No device found.\n"
     reports["n3"] = replace(reports["n3"], log=said)
     seen = verdict(reports, RDMA, ("rdma", "as asked"))
@@ -239,15 +294,26 @@ def test_each_end_must_have_written_of_the_link(silent: str) -> None:
 def test_each_rank_must_have_written_of_its_link() -> None:
     """Two ranks a node, and the log of one: the other may be on TCP."""
     reports = healthy(via=GDR)
-    two = {k: replace(r, ranks=(*r.ranks, replace(r.ranks[0], local_rank=1))) for k, r in reports.items()}
+    two = {
+        k: replace(r, ranks=(*r.ranks, replace(r.ranks[0], local_rank=1)))
+        for k, r in reports.items()
+    }
 
     assert not verdict(two, RDMA).passed
-    logs = {k: {peer: text + text.replace(":7:", ":8:") for peer, text in r.pair_logs.items()} for k, r in two.items()}
+    logs = {
+        k: {peer: text + text.replace(":7:", ":8:") for peer, text in r.pair_logs.items()}
+        for k, r in two.items()
+    }
     assert verdict({k: replace(r, pair_logs=logs[k]) for k, r in two.items()}, RDMA).passed
 
 
 @pytest.mark.parametrize(
-    "spoilt", [Collective(ranks=3, correct=False, busbw=1e9), Collective(ranks=3, error="not over after 20 s"), None]
+    "spoilt",
+    [
+        Collective(ranks=3, correct=False, busbw=1e9),
+        Collective(ranks=3, error="not over after 20 s"),
+        None,
+    ],
 )
 def test_the_all_reduce_of_every_node_counts(spoilt: Collective | None) -> None:
     """Not only the first node's."""
@@ -260,7 +326,10 @@ def test_the_all_reduce_of_every_node_counts(spoilt: Collective | None) -> None:
 
 def test_one_node_without_rdma_is_told() -> None:
     """It takes the whole cluster down to TCP."""
-    reports = {k: replace(r, rdma=("mlx5_0:1",) if k != "n3" else ()) for k, r in healthy(via="NET/Socket/0").items()}
+    reports = {
+        k: replace(r, rdma=("mlx5_0:1",) if k != "n3" else ())
+        for k, r in healthy(via="NET/Socket/0").items()
+    }
     seen = verdict(reports, "")
 
     assert seen.passed
@@ -289,7 +358,10 @@ def test_other_versions_are_told() -> None:
 
 def test_a_failing_all_reduce_counts_where_collectives_cross_nodes() -> None:
     """With pipeline stages between nodes only sends do."""
-    wrong = {k: replace(r, collective=Collective(ranks=3, error="timed out")) for k, r in healthy().items()}
+    wrong = {
+        k: replace(r, collective=Collective(ranks=3, error="timed out"))
+        for k, r in healthy().items()
+    }
 
     assert not transport.judge(three(), wrong, {}, ANY, collective=True).passed
     assert transport.judge(three(), wrong, {}, ANY, collective=False).passed
@@ -300,7 +372,8 @@ def test_a_failing_all_reduce_counts_where_collectives_cross_nodes() -> None:
     [
         ("accelerator: cpu", "", False, "any"),
         ("", "NVIDIA H100 80GB HBM3", False, "any"),
-        ("", "NVIDIA H100 80GB HBM3", True, "rdma"),  # an inventory that forgot its fabric: the silent case
+        # an inventory that forgot its fabric: the silent case
+        ("", "NVIDIA H100 80GB HBM3", True, "rdma"),
         (RDMA, "NVIDIA H100 80GB HBM3", True, "gdrdma"),
         (RDMA, "NVIDIA GB10", True, "rdma"),
         (RDMA, "NVIDIA GeForce RTX 4090", True, "rdma"),
@@ -308,15 +381,25 @@ def test_a_failing_all_reduce_counts_where_collectives_cross_nodes() -> None:
     ],
 )
 def test_auto_is_what_the_hardware_can_do(more: str, gpu: str, rdma: bool, level: str) -> None:
-    """GPUDirect is expected of datacenter GPUs on an RDMA fabric, RDMA wherever every node has an active port."""
+    """GPUDirect is expected of datacenter GPUs on an RDMA fabric, RDMA wherever every node has an
+    active port.
+    """
     nodes = NAMES if rdma else ()
 
     assert transport.required(three(more), gpus=[gpu], rdma=nodes, known=KNOWN)[0] == level
-    assert transport.required(three(more), gpus=[gpu], rdma=nodes, known=KNOWN, asked="any") == ("any", "as asked")
+    assert transport.required(three(more), gpus=[gpu], rdma=nodes, known=KNOWN, asked="any") == (
+        "any",
+        "as asked",
+    )
 
 
 def test_auto_can_be_asked_against_the_inventory() -> None:
     """`--require auto` is not the inventory's `any`."""
     inventory = three("network: {fabric: roce, require: any}")
 
-    assert transport.required(inventory, gpus=["NVIDIA GB10"], rdma=NAMES, known=KNOWN, asked="auto")[0] == "rdma"
+    assert (
+        transport.required(inventory, gpus=["NVIDIA GB10"], rdma=NAMES, known=KNOWN, asked="auto")[
+            0
+        ]
+        == "rdma"
+    )

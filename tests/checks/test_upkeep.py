@@ -28,8 +28,27 @@ CASES = (
 
 
 UNKNOWN = (
-    (Case(id="remove-ipc", red={}, text="", fix="", survey={"gpu01": {"remove_ipc": None}}, more=HOSTS), "is not known"),
-    (Case(id="next-boot", red={}, text="", fix="", survey={"gpu01": {"next_kernel_has_driver": None}}), "is not known"),
+    (
+        Case(
+            id="remove-ipc",
+            red={},
+            text="",
+            fix="",
+            survey={"gpu01": {"remove_ipc": None}},
+            more=HOSTS,
+        ),
+        "is not known",
+    ),
+    (
+        Case(
+            id="next-boot",
+            red={},
+            text="",
+            fix="",
+            survey={"gpu01": {"next_kernel_has_driver": None}},
+        ),
+        "is not known",
+    ),
 )
 
 
@@ -42,20 +61,33 @@ def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
 @pytest.mark.parametrize("spared", [{"uid": 0}, {"remove_ipc": False}, {"linger": True}])
 def test_who_keeps_shared_memory_at_logout(spared: dict[str, object]) -> None:
     """Root and other system users, those who linger, and hosts where it is switched off."""
-    case = Case(id="remove-ipc", red={}, text="", fix="", survey={"*": {"linger": False, **spared}}, more=HOSTS)
+    case = Case(
+        id="remove-ipc",
+        red={},
+        text="",
+        fix="",
+        survey={"*": {"linger": False, **spared}},
+        more=HOSTS,
+    )
 
     assert {each.status for each in findings(case)} == {"pass"}
 
 
 @pytest.mark.parametrize("survey", [{"remove_ipc": None}, {"uid": None}])
-def test_containers_with_memory_of_their_own_have_nothing_to_lose_at_logout(survey: dict[str, object]) -> None:
+def test_containers_with_memory_of_their_own_have_nothing_to_lose_at_logout(
+    survey: dict[str, object],
+) -> None:
     """What logind does need not be known then."""
     found = findings(Case(id="remove-ipc", red={}, text="", fix="", survey={"*": survey}))
 
-    assert {(each.status, each.text) for each in found} == {("pass", "the containers have shared memory of their own")}
+    assert {(each.status, each.text) for each in found} == {
+        ("pass", "the containers have shared memory of their own")
+    }
 
 
-@pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=lambda each: named(each) if isinstance(each, Case) else "")
+@pytest.mark.parametrize(
+    ("case", "reason"), UNKNOWN, ids=lambda each: named(each) if isinstance(each, Case) else ""
+)
 def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
     """Never green."""
     found = {each.status: each.text for each in findings(case)}

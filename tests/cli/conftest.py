@@ -69,9 +69,13 @@ class FakeDocker:
 
 
 class FakeHeld:
-    """A command that lives beside the others: says these lines, and ends with an answer when it is told to."""
+    """A command that lives beside the others: says these lines, and ends with an answer when it is
+    told to.
+    """
 
-    def __init__(self, said: Iterable[Line | Answer], ended: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, said: Iterable[Line | Answer], ended: Callable[[], None] = lambda: None
+    ) -> None:
         self._said = list(said)
         self._ended = ended
         self.over: Answer | None = None
@@ -138,7 +142,9 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cluster:
+def cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Cluster:
     """Two nodes with the image and nothing else; the inventory is where one stands."""
     path = tmp_path / "inventory.yaml"
     path.write_text(INVENTORY)
@@ -161,7 +167,11 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
             return self
 
         def connect(self, nodes: Iterable[str] | None = None) -> dict[str, ConnectError]:
-            return {name: error for name, error in made.missing.items() if nodes is None or name in set(nodes)}
+            return {
+                name: error
+                for name, error in made.missing.items()
+                if nodes is None or name in set(nodes)
+            }
 
         def hold(self, command: Command) -> FakeHeld:
             made.held.append(command)

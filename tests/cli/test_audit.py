@@ -39,12 +39,23 @@ def trail(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, said: dict[str, Ans
 
 
 def line(**changes: object) -> str:
-    said = {"at": "2026-11-21T21:00:05Z", "who": "anna", "host": "laptop", "verb": "up", "command": "vlaunch up", "id": "1"}
+    said = {
+        "at": "2026-11-21T21:00:05Z",
+        "who": "anna",
+        "host": "laptop",
+        "verb": "up",
+        "command": "vlaunch up",
+        "id": "1",
+    }
     return json.dumps({**said, "changes": ["starting"], **changes}) + "\n"
 
 
-def test_each_node_that_changes_keeps_one_line(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In front of the first thing that changes it; with who, what, and the inventory it came from."""
+def test_each_node_that_changes_keeps_one_line(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In front of the first thing that changes it; with who, what, and the inventory it came
+    from.
+    """
     monkeypatch.setenv("LOGNAME", "anna")
     assert cluster.run("up", "--verbose").code == 0
     first = {}
@@ -57,7 +68,12 @@ def test_each_node_that_changes_keeps_one_line(cluster: Cluster, monkeypatch: py
     for name in ("gpu01", "gpu02"):
         (said,) = found[name]
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", said["at"])
-        assert (said["who"], said["verb"], said["node"], said["vlaunch"]) == ("anna", "up", name, __version__)
+        assert (said["who"], said["verb"], said["node"], said["vlaunch"]) == (
+            "anna",
+            "up",
+            name,
+            __version__,
+        )
         assert said["command"] == "vlaunch up --verbose"
         assert said["inventory"] == hashlib.sha256(INVENTORY.encode()).hexdigest()[:12]
         assert f"starting the Ray {'head' if name == 'gpu01' else 'worker'}" in said["changes"]
@@ -76,14 +92,21 @@ def test_what_changes_nothing_leaves_no_line(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("secret", [SECRET, "it has no form of its own"])
-def test_no_secret_is_in_a_line(cluster: Cluster, secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the cluster's nor what somebody types; the cluster's own token is none of a line's business either."""
+def test_no_secret_is_in_a_line(
+    cluster: Cluster, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the cluster's nor what somebody types; the cluster's own token is none of a line's
+    business either.
+    """
     monkeypatch.setenv("HF_TOKEN", secret)
     cluster.run("up")
     token = cluster.world.machines["gpu01"].files["secrets/RAY_AUTH_TOKEN"].decode()
     cluster.run("serve", "--model", f"x {secret}", "--skip-network-check", "--no-wait")
     assert "gpu01: want" in cluster.world.verbs()
-    text = json.dumps([command.before for command in cluster.commands] + [command.argv for command in cluster.held])
+    text = json.dumps(
+        [command.before for command in cluster.commands]
+        + [command.argv for command in cluster.held]
+    )
 
     assert "serve --model" in text
     assert secret not in text
@@ -95,14 +118,18 @@ def test_nor_is_what_looks_like_one(cluster: Cluster) -> None:
     cluster.run("up")
     words = ("--", "--kv-transfer-config", '{"auth_token": "swordfish-swordfish"}')
     cluster.run("serve", "--model", "org/m", "--skip-network-check", "--no-wait", *words)
-    said = [command.before for command in cluster.commands] + [each.stdin() for each in cluster.held if each.stdin]
+    said = [command.before for command in cluster.commands] + [
+        each.stdin() for each in cluster.held if each.stdin
+    ]
 
     assert "auth_token" in str(said)
     assert "swordfish" not in str(said)
 
 
 @pytest.mark.parametrize(("words", "strict"), [(["up"], "strict"), (["down"], "lenient")])
-def test_a_full_disk_keeps_nobody_from_cleaning_up(cluster: Cluster, words: list[str], strict: str) -> None:
+def test_a_full_disk_keeps_nobody_from_cleaning_up(
+    cluster: Cluster, words: list[str], strict: str
+) -> None:
     """Whoever builds needs the disk anyway."""
     if words == ["down"]:
         cluster.run("up")
@@ -118,13 +145,26 @@ def test_down_says_that_the_trail_stays_and_where(cluster: Cluster) -> None:
     ran = cluster.run("down")
 
     assert ran.code == 0
-    assert "who changed what stays on each node: /root/.vlaunch/audit/c.ndjson (`vlaunch audit`)" in ran.err
+    assert (
+        "who changed what stays on each node: /root/.vlaunch/audit/c.ndjson (`vlaunch audit`)"
+        in ran.err
+    )
 
 
-def test_the_trails_of_all_nodes_are_read_as_one(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trails_of_all_nodes_are_read_as_one(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The newest last; what two nodes say is said once; odd lines are counted."""
-    late = line(at="2026-11-21T22:00:00Z", who="bob", command="vlaunch down", changes=["removing", "clearing"])
-    said = {"gpu01": Answer(node="gpu01", code=0, out=late + line()), "gpu02": Answer(node="gpu02", code=0, out=line() + "{\n")}
+    late = line(
+        at="2026-11-21T22:00:00Z",
+        who="bob",
+        command="vlaunch down",
+        changes=["removing", "clearing"],
+    )
+    said = {
+        "gpu01": Answer(node="gpu01", code=0, out=late + line()),
+        "gpu02": Answer(node="gpu02", code=0, out=line() + "{\n"),
+    }
     trail(cluster, monkeypatch, said)
     ran = cluster.run("audit")
 
@@ -139,7 +179,9 @@ def test_the_trails_of_all_nodes_are_read_as_one(cluster: Cluster, monkeypatch: 
     assert (machine["silent"], machine["unreadable"]) == ({}, {"gpu02": 1})
 
 
-def test_nodes_that_cannot_be_read_are_named(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_that_cannot_be_read_are_named(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not reached, or not readable: the rest is told, and the exit code is 1."""
     refused = "/root/.vlaunch/audit/c.ndjson may not be read by this login"
     trail(cluster, monkeypatch, {"gpu01": Answer(node="gpu01", code=77, err=refused)})
@@ -151,10 +193,16 @@ def test_nodes_that_cannot_be_read_are_named(cluster: Cluster, monkeypatch: pyte
     assert "gpu02: cannot be reached: no route to host" in ran.err
 
 
-def test_what_stands_in_a_trail_draws_on_no_terminal(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_stands_in_a_trail_draws_on_no_terminal(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor does it make two lines of one."""
     wild = line(who="\x1b[2J\x9b1mx", command="a\nb\r\x07", changes=["\x1b]0;title\x07c"])
-    trail(cluster, monkeypatch, {name: Answer(node=name, code=0, out=wild) for name in ("gpu01", "gpu02")})
+    trail(
+        cluster,
+        monkeypatch,
+        {name: Answer(node=name, code=0, out=wild) for name in ("gpu01", "gpu02")},
+    )
     ran = cluster.run("audit")
 
     assert not set("\x1b\x07\x9b\r") & set(ran.out + ran.err)

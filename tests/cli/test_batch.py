@@ -35,14 +35,17 @@ def batch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Batch:
     def driver(job: dict[str, Any]) -> None:
         made.driver(job)
         if (mark := made.work / "output/ledger/job.json").exists():
-            mark.write_text(json.dumps({"job": "job", "cluster": "c", "meaning": {}}))  # as the real one does
+            # as the real one does
+            mark.write_text(json.dumps({"job": "job", "cluster": "c", "meaning": {}}))
 
     cluster.world.driver = driver
     return made
 
 
 def at_fsync(patch: pytest.MonkeyPatch, does: Callable[[int], None]) -> None:
-    """Let something else happen when gathered bytes are to reach the disk; the head's own are another matter."""
+    """Let something else happen when gathered bytes are to reach the disk; the head's own are
+    another matter.
+    """
     patch.setattr(gather, "os", SimpleNamespace(**{**vars(os), "fsync": does}))
 
 
@@ -53,16 +56,24 @@ def test_every_row_is_answered_and_gathered(batch: Batch) -> None:
     assert ran.code == 0, ran.err
     assert batch.verbs() == ["prepare", "put", "submit"]
     assert [row["id"] for row in batch.answers()] == list(range(10))
-    assert (batch.work / "input/0000-prompts.jsonl").read_bytes() == (batch.folder / "prompts.jsonl").read_bytes()
+    assert (batch.work / "input/0000-prompts.jsonl").read_bytes() == (
+        batch.folder / "prompts.jsonl"
+    ).read_bytes()
     assert sorted(batch.gathered()) == [
-        ".vlaunch-batch.json", "rows/part-000001.jsonl", "rows/part-000002.jsonl", "rows/part-000003.jsonl", "summary.json",
-    ]  # fmt: skip
+        ".vlaunch-batch.json",
+        "rows/part-000001.jsonl",
+        "rows/part-000002.jsonl",
+        "rows/part-000003.jsonl",
+        "summary.json",
+    ]
     assert "answers  10 in out/rows" in ran.out
     assert "10 of 10 rows are accounted for, 0 of them as errors" in ran.err
 
 
 def test_a_job_is_watched_and_gathered_without_the_lock(batch: Batch) -> None:
-    """It is held until the job is submitted; others may work on the cluster for the hours that rows take."""
+    """It is held until the job is submitted; others may work on the cluster for the hours that rows
+    take.
+    """
     trace = batch.cluster.trace
     trace.clear()
     batch.run()
@@ -79,7 +90,14 @@ def test_what_is_submitted(batch: Batch) -> None:
     work = str(batch.work)
 
     assert job["submission_id"] == "batch-job-1"
-    assert job["argv"] == ["env", "PYTHONPATH=/opt/vlaunch/lib", "python3", "-m", "vlaunch_batch", work]
+    assert job["argv"] == [
+        "env",
+        "PYTHONPATH=/opt/vlaunch/lib",
+        "python3",
+        "-m",
+        "vlaunch_batch",
+        work,
+    ]
     assert job["metadata"] == {"vlaunch.batch": "job", "vlaunch.gpus": "1"}
 
 
@@ -101,7 +119,9 @@ def test_what_is_missing_here_is_fetched_again(batch: Batch) -> None:
     batch.run()
     before = batch.gathered()
     (batch.folder / "out/rows/part-000002.jsonl").unlink()
-    (batch.folder / "out/rows/part-000003.jsonl").write_text("x" * len(before["rows/part-000003.jsonl"]))
+    (batch.folder / "out/rows/part-000003.jsonl").write_text(
+        "x" * len(before["rows/part-000003.jsonl"])
+    )
     ran = batch.run()
 
     assert (ran.code, batch.gathered()) == (0, before)
@@ -153,7 +173,9 @@ def test_inputs_that_are_there_are_not_sent_again(batch: Batch) -> None:
 
 
 def test_a_name_that_an_old_run_had_is_not_given_again(batch: Batch) -> None:
-    """Ray forgets its jobs with the head; their folders stay, and old progress must not be taken for the new one's."""
+    """Ray forgets its jobs with the head; their folders stay, and old progress must not be taken
+    for the new one's.
+    """
     batch.dies = lambda progress: progress.update(done=4)
     batch.run()
     batch.cluster.world.jobs.clear()
@@ -170,7 +192,10 @@ def test_a_driver_that_was_killed(batch: Batch, more: tuple[str, ...], said: str
     ran = batch.run(*more)
 
     assert ran.code == 1
-    assert "the same command again: it goes on where this one stopped (4 of 10 rows are done)" in ran.err
+    assert (
+        "the same command again: it goes on where this one stopped (4 of 10 rows are done)"
+        in ran.err
+    )
     assert not (batch.folder / "out/rows").exists()
 
 
@@ -196,7 +221,9 @@ def test_errors_can_be_tried_again(batch: Batch) -> None:
     assert (ran.code, batch.verbs()) == (0, ["prepare", "submit"]), ran.err
     assert "2 error rows are tried again" in ran.err
     assert [row["id"] for row in batch.answers()] == [0, 1, 2, 3, 4, 5, 6, 8, 9]
-    assert [name for name in batch.gathered() if name.startswith("errors/")] == ["errors/part-000005.jsonl"]
+    assert [name for name in batch.gathered() if name.startswith("errors/")] == [
+        "errors/part-000005.jsonl"
+    ]
 
 
 def test_no_errors_to_try_again(batch: Batch) -> None:
@@ -265,13 +292,23 @@ def test_a_job_that_failed_before_its_first_row_may_change(batch: Batch) -> None
 
 
 def refusing(batch: Batch) -> Callable[[dict[str, Any]], None]:
-    """Return a driver that has counted the input and claimed the output, and finds the model then."""
+    """Return a driver that has counted the input and claimed the output, and finds the model
+    then.
+    """
 
     def driver(job: dict[str, Any]) -> None:
         (batch.work / "output/ledger").mkdir(parents=True)
-        (batch.work / "output/ledger/job.json").write_text(json.dumps({"job": "job", "cluster": "c", "meaning": {}}))
+        (batch.work / "output/ledger/job.json").write_text(
+            json.dumps({"job": "job", "cluster": "c", "meaning": {}})
+        )
         (batch.work / "manifest.json").write_text("{}")
-        progress = {"version": 1, "state": "failed", "submission": job["submission_id"], "rows": 10, "updated": 1.0}
+        progress = {
+            "version": 1,
+            "state": "failed",
+            "submission": job["submission_id"],
+            "rows": 10,
+            "updated": 1.0,
+        }
         error = {"message": "the model is not there", "evidence": "", "hint": "check `model`"}
         (batch.work / "progress.json").write_text(json.dumps({**progress, "error": error}))
         job["status"] = "FAILED"
@@ -319,7 +356,9 @@ def test_a_job_that_runs_is_watched(batch: Batch) -> None:
 
     def ends(argv: Any) -> dict[str, Any]:
         if next(looks) == 3:
-            progress.write_text(json.dumps({**json.loads(progress.read_text()), "state": "done", "done": 10}))
+            progress.write_text(
+                json.dumps({**json.loads(progress.read_text()), "state": "done", "done": 10})
+            )
             job["status"] = "SUCCEEDED"
         return follow(argv)
 
@@ -342,7 +381,10 @@ def test_ctrl_c_stops_the_watching(batch: Batch, monkeypatch: pytest.MonkeyPatch
     ran = batch.run()
 
     assert (ran.code, batch.verbs()) == (130, [])
-    assert "the job goes on. Watch it again with the same command, or end it with `vlaunch stop job`" in ran.err
+    assert (
+        "the job goes on. Watch it again with the same command, or end it with `vlaunch stop job`"
+        in ran.err
+    )
 
 
 def test_ctrl_c_while_the_job_is_begun(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,7 +491,13 @@ def test_a_server_is_told_who_holds_the_gpus(batch: Batch) -> None:
     unit = {"bundles": [{"unit_resources": {"GPU": 1.0}}] * 12, "state": "CREATED"}
     world = batch.cluster.world
     groups = {"data": {"result": {"result": [unit]}}}
-    world.said["jobs"] = {"jobs": world.jobs, "nodes": world.ray_table(), "actors": {}, "groups": groups, "health": 0}
+    world.said["jobs"] = {
+        "jobs": world.jobs,
+        "nodes": world.ray_table(),
+        "actors": {},
+        "groups": groups,
+        "health": 0,
+    }
     ran = batch.cluster.run("serve", "--model", "org/m", "--no-wait", "--skip-network-check")
 
     assert ran.code == 1
@@ -470,7 +518,9 @@ def test_without_ray_there_are_no_batch_jobs(batch: Batch) -> None:
 def test_no_room_on_the_heads_disk(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Told before anything is sent."""
     real = batch.cluster.world.probe
-    monkeypatch.setattr(batch.cluster.world, "probe", lambda *words: real(*words).replace(" 999999999 ", " 1000 "))
+    monkeypatch.setattr(
+        batch.cluster.world, "probe", lambda *words: real(*words).replace(" 999999999 ", " 1000 ")
+    )
     ran = batch.run()
 
     assert (ran.code, batch.verbs()) == (1, [])
@@ -509,7 +559,9 @@ def test_a_model_that_no_node_may_download(batch: Batch) -> None:
         (["summary.json"], "holds files that are no output of vlaunch"),
     ],
 )
-def test_an_output_folder_that_holds_something_else(batch: Batch, names: list[str], said: str) -> None:
+def test_an_output_folder_that_holds_something_else(
+    batch: Batch, names: list[str], said: str
+) -> None:
     """Is refused before anything is touched."""
     for name in names:
         path = batch.folder / "out" / name
@@ -613,7 +665,9 @@ def test_this_machines_disk_is_full(batch: Batch, monkeypatch: pytest.MonkeyPatc
     assert len(batch.answers()) == 10
 
 
-def test_a_dry_run_prints_what_the_run_sends(batch: Batch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_prints_what_the_run_sends(
+    batch: Batch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Word for word and byte for byte; and changes nothing."""
     monkeypatch.setattr(transfer, "PIECE", 80)
     dry = batch.run("--dry-run")
@@ -622,7 +676,12 @@ def test_a_dry_run_prints_what_the_run_sends(batch: Batch, tmp_path: Path, monke
     batch.run()
     world = batch.cluster.world
     by_run = [
-        Sent(login=command.node, options="", argv=command.argv, stdin=command.stdin() if command.stdin else b"")
+        Sent(
+            login=command.node,
+            options="",
+            argv=command.argv,
+            stdin=command.stdin() if command.stdin else b"",
+        )
         for command in world.changes
     ]
 
@@ -631,7 +690,10 @@ def test_a_dry_run_prints_what_the_run_sends(batch: Batch, tmp_path: Path, monke
     assert len([sent for sent in by_script if "put" in sent.argv]) == 4
 
 
-@pytest.mark.parametrize(("state", "said"), [("RUNNING", "runs already as Ray job batch-job-1"), ("", "every row was done")])
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [("RUNNING", "runs already as Ray job batch-job-1"), ("", "every row was done")],
+)
 def test_a_dry_run_says_why_there_is_nothing_to_send(batch: Batch, state: str, said: str) -> None:
     """An empty script alone would look like a mistake."""
     batch.dies = (lambda progress: progress.update(status=state)) if state else None
@@ -651,7 +713,9 @@ def test_input_that_only_a_driver_can_read(batch: Batch) -> None:
     first, second = batch.run(), batch.run()
 
     assert (first.code, second.code) == (0, 0), first.err
-    assert f"not looked at again: {path}; if it has changed, begin anew with --restart" in second.err
+    assert (
+        f"not looked at again: {path}; if it has changed, begin anew with --restart" in second.err
+    )
 
 
 def test_an_offline_dry_run_reaches_nobody(batch: Batch) -> None:
@@ -670,7 +734,12 @@ def test_json_events(batch: Batch) -> None:
     ran = batch.run("--json")
     last = ran.events[-1]
 
-    assert (last["kind"], last["data"]["done"], last["data"]["errors"], last["data"]["rows"]) == ("done", 9, 1, 10)
+    assert (last["kind"], last["data"]["done"], last["data"]["errors"], last["data"]["rows"]) == (
+        "done",
+        9,
+        1,
+        10,
+    )
     assert last["data"]["output"] == "out"
 
 
@@ -683,7 +752,10 @@ def test_json_events(batch: Batch) -> None:
         (("job.yaml", "--model", "x"), "--model"),
         (("missing.yaml",), "missing.yaml"),
         (("job.yaml", "--detach", "--strict"), "--detach does not wait"),
-        (("--model", "m", "--input", "a.txt", "--output", "o", "--allow", "/"), "--allow is about the paths in a JOB.yaml"),
+        (
+            ("--model", "m", "--input", "a.txt", "--output", "o", "--allow", "/"),
+            "--allow is about the paths in a JOB.yaml",
+        ),
         (("job.yaml", "--replicas", "17"), "17 GPUs"),
     ],
 )
@@ -698,7 +770,16 @@ def test_wrong_requests(batch: Batch, words: tuple[str, ...], said: str) -> None
 
 def test_flags_alone(batch: Batch) -> None:
     """The common case needs no file; the same flags are the same job."""
-    words = ("--model", "org/m", "--input", "prompts.jsonl", "--output", "out/", "--output-format", "jsonl")
+    words = (
+        "--model",
+        "org/m",
+        "--input",
+        "prompts.jsonl",
+        "--output",
+        "out/",
+        "--output-format",
+        "jsonl",
+    )
     first = batch.cluster.run("batch", *words)
     batch.verbs()
     second = batch.cluster.run("batch", *words)

@@ -34,7 +34,9 @@ def test_the_messages_are_a_line_of_an_input_that_stays_open(serving: Cluster) -
     (command,) = serving.followed
 
     assert command.stdin is not None
-    assert command.stdin() == json.dumps([{"role": "user", "content": "two\nlines"}]).encode() + b"\n"
+    assert (
+        command.stdin() == json.dumps([{"role": "user", "content": "two\nlines"}]).encode() + b"\n"
+    )
     assert command.stdin().count(b"\n") == 1
     assert command.hold_stdin
     assert "--interactive" in command.argv
@@ -42,7 +44,9 @@ def test_the_messages_are_a_line_of_an_input_that_stays_open(serving: Cluster) -
 
 def test_the_server_is_asked_on_the_node_that_has_its_api(serving: Cluster) -> None:
     """By its name where there are several; in that node's container, at its own port."""
-    kept.keep(serving.world, kept.wanted("embed", node="gpu02", backend="mp", port=8001, host="10.0.0.12"))
+    kept.keep(
+        serving.world, kept.wanted("embed", node="gpu02", backend="mp", port=8001, host="10.0.0.12")
+    )
 
     assert serving.run("chat", "--server", "embed", "hi").out == "Hello\n"
     (command,) = serving.followed
@@ -74,7 +78,10 @@ def test_without_a_server_there_is_nobody_to_talk_to(cluster: Cluster) -> None:
     ran = cluster.run("chat", "hi")
 
     assert (ran.code, cluster.followed) == (2, [])
-    assert "no server runs on this cluster\n\nhint: start one: `vlaunch serve --model MODEL`" in ran.err
+    assert (
+        "no server runs on this cluster\n\nhint: start one: `vlaunch serve --model MODEL`"
+        in ran.err
+    )
 
 
 def test_a_server_whose_node_is_down_says_so(serving: Cluster) -> None:

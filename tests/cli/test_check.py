@@ -1,4 +1,6 @@
-"""`vlaunch check` on simulated nodes: what is asked, what it changes (nothing), and how its result leaves the program."""
+"""`vlaunch check` on simulated nodes: what is asked, what it changes (nothing), and how its result
+leaves the program.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def told(check: dict[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def test_healthy_nodes_pass_and_nothing_is_changed(cluster: Cluster) -> None:
-    """Exit code 0 without a failure; what could not be looked at is SKIP with its reason, and nodes stay as they are."""
+    """Exit code 0 without a failure; what could not be looked at is SKIP with its reason, and nodes
+    stay as they are.
+    """
     ran = cluster.run("check")
 
     assert (ran.code, cluster.world.changes) == (0, [])
@@ -49,7 +53,9 @@ def test_a_cluster_that_is_up_is_looked_into_where_it_runs(cluster: Cluster) -> 
 
 
 @pytest.mark.parametrize(("flags", "code"), [((), 0), (("--strict",), 3)])
-def test_a_warning_counts_only_when_strict(cluster: Cluster, flags: tuple[str, ...], code: int) -> None:
+def test_a_warning_counts_only_when_strict(
+    cluster: Cluster, flags: tuple[str, ...], code: int
+) -> None:
     """Nothing keeps a node's clock."""
     cluster.world.machines["gpu02"].survey["synced"] = "NTPSynchronized=no"
     ran = cluster.run("check", *flags)
@@ -113,7 +119,10 @@ def test_only_what_the_checks_need_is_asked(cluster: Cluster) -> None:
 def test_the_list_needs_neither_node_nor_inventory(cluster: Cluster) -> None:
     """Every check with what it proves; as JSON, one list."""
     cluster.path.unlink()
-    ran, said = cluster.run("check", "--list"), cluster.run("check", "--list", "--json", "--group", "model")
+    ran, said = (
+        cluster.run("check", "--list"),
+        cluster.run("check", "--list", "--json", "--group", "model"),
+    )
 
     assert (ran.code, said.code, cluster.commands) == (0, 0, [])
     assert all(check.id in ran.out and check.what in ran.out for check in CATALOGUE)
@@ -132,17 +141,24 @@ def test_json_is_one_document(cluster: Cluster) -> None:
         assert set(check) == {"id", "group", "status", "what", "why", "docs", "findings"}
         assert check["docs"] == f"docs/checks.md#{check['id']}"
         assert check["findings"]
-        assert all(set(each) == {"node", "status", "text", "evidence", "fix"} for each in check["findings"])
+        assert all(
+            set(each) == {"node", "status", "text", "evidence", "fix"} for each in check["findings"]
+        )
 
 
-def test_a_node_that_cannot_be_reached_fails_one_check_and_is_skipped_in_the_others(cluster: Cluster) -> None:
+def test_a_node_that_cannot_be_reached_fails_one_check_and_is_skipped_in_the_others(
+    cluster: Cluster,
+) -> None:
     """One cause is told once; the other node is looked at all the same."""
     cluster.missing["gpu02"] = ConnectError("gpu02", "no answer from gpu02:22 within 10s")
     ran = cluster.run("check", "--json")
     said = results(ran)
 
     assert ran.code == 1
-    assert told(said["ssh"])["gpu02"] == ("fail", "cannot be reached: no answer from gpu02:22 within 10s")
+    assert told(said["ssh"])["gpu02"] == (
+        "fail",
+        "cannot be reached: no answer from gpu02:22 within 10s",
+    )
     assert [id_ for id_, each in said.items() if each["status"] == "fail"] == ["ssh"]
     assert told(said["docker"]) == {
         "gpu01": ("pass", "Docker answers"),
@@ -166,7 +182,11 @@ def test_a_node_that_says_nothing_readable_is_not_reached(cluster: Cluster) -> N
 
     def garbled(command: Any) -> Any:
         said = answer(command)
-        return said if command.node != "gpu02" or said is None else type(said)(node="gpu02", code=0, out="motd of the day")
+        return (
+            said
+            if command.node != "gpu02" or said is None
+            else type(said)(node="gpu02", code=0, out="motd of the day")
+        )
 
     cluster.world.answer = garbled  # type: ignore[method-assign]
     said = results(cluster.run("check", "--json"))
@@ -206,7 +226,9 @@ def skip_files(cluster: Cluster) -> None:
         (skip_files, "model", "could not be asked whether it has the model"),
     ],
 )
-def test_evidence_that_could_not_be_had_is_a_skip_with_its_reason(cluster: Cluster, spoil: Any, id_: str, reason: str) -> None:
+def test_evidence_that_could_not_be_had_is_a_skip_with_its_reason(
+    cluster: Cluster, spoil: Any, id_: str, reason: str
+) -> None:
     """Never green, never an error of the program, and the other node is judged."""
     spoil(cluster)
     ran = cluster.run("check", "--json", "--offline", "--model", MODEL)
@@ -220,8 +242,9 @@ def test_evidence_that_could_not_be_had_is_a_skip_with_its_reason(cluster: Clust
 def test_a_closed_port_between_two_nodes_is_named(cluster: Cluster) -> None:
     """One direction is firewalled."""
     cluster.world.knocks["gpu02", "gpu01"] = {
-        "ports": {"6379": "timed out", "43210": "open"}, "errors": {"6379": "Connection timed out"},
-    }  # fmt: skip
+        "ports": {"6379": "timed out", "43210": "open"},
+        "errors": {"6379": "Connection timed out"},
+    }
     ran = cluster.run("check", "--only", "ports-reachable")
 
     assert ran.code == 1
@@ -239,7 +262,9 @@ def test_the_model_is_compared_file_by_file(cluster: Cluster) -> None:
     assert "model.safetensors has 1000000 bytes" in ran.out
 
 
-def test_a_token_that_cannot_be_had_does_not_hide_the_other_findings(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_that_cannot_be_had_does_not_hide_the_other_findings(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A preflight on a machine without the secret tells so where it matters."""
     monkeypatch.delenv("HF_TOKEN")
     ran = cluster.run("check", "--group", "model", "--json", "--model", MODEL)
@@ -252,9 +277,14 @@ def test_a_token_that_cannot_be_had_does_not_hide_the_other_findings(cluster: Cl
 
 @pytest.mark.parametrize(
     ("flags", "env", "reason"),
-    [(["--offline"], "", "asked to stay offline"), ([], "env: {HF_HUB_OFFLINE: '1'}\n", "HF_HUB_OFFLINE is set")],
+    [
+        (["--offline"], "", "asked to stay offline"),
+        ([], "env: {HF_HUB_OFFLINE: '1'}\n", "HF_HUB_OFFLINE is set"),
+    ],
 )
-def test_hugging_face_is_not_asked_where_nobody_should(cluster: Cluster, flags: list[str], env: str, reason: str) -> None:
+def test_hugging_face_is_not_asked_where_nobody_should(
+    cluster: Cluster, flags: list[str], env: str, reason: str
+) -> None:
     """With the reason; the token is nowhere to be seen."""
     cluster.write(env + INVENTORY)
     ran = cluster.run("check", "--only", "hf-token", "--json", "--model", MODEL, *flags)

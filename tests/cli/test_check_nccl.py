@@ -1,4 +1,6 @@
-"""`vlaunch check-nccl` on simulated nodes, and on logs alone: verdicts, exit codes, what is kept and what is written."""
+"""`vlaunch check-nccl` on simulated nodes, and on logs alone: verdicts, exit codes, what is kept
+and what is written.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def linked(cluster: Cluster, via: str) -> None:
 
 def kept(cluster: Cluster) -> dict[str, Any]:
     """Return what the head keeps of the last verdict."""
-    found: dict[str, Any] = json.loads(cluster.world.machines["gpu01"].files.get("network.json", b"{}"))
+    found: dict[str, Any] = json.loads(
+        cluster.world.machines["gpu01"].files.get("network.json", b"{}")
+    )
     return found
 
 
@@ -44,7 +48,9 @@ def finite(text: str) -> Any:
 
 
 def test_a_healthy_network_is_a_matrix_and_exit_code_0(up: Cluster) -> None:
-    """Each direction with its figures; the verdict is kept on the head, the only thing that is written."""
+    """Each direction with its figures; the verdict is kept on the head, the only thing that is
+    written.
+    """
     ran = up.run("check-nccl")
 
     assert ran.code == 0, ran.err
@@ -109,7 +115,17 @@ def test_json_is_one_document_of_finite_numbers(up: Cluster) -> None:
 
     assert ran.err == ""
     assert ran.out.count("\n") == 1
-    assert {"backend", "nodes", "required", "why", "cells", "findings", "collective", "passed", "summary"} <= set(said)
+    assert {
+        "backend",
+        "nodes",
+        "required",
+        "why",
+        "cells",
+        "findings",
+        "collective",
+        "passed",
+        "summary",
+    } <= set(said)
     assert [cell["bandwidth"] for cell in said["cells"] if cell["target"] == "gpu01"] == [2e9]
     finite(up.world.machines["gpu01"].files["network.json"].decode())
 
@@ -135,11 +151,17 @@ def test_without_an_image_nothing_is_measured(cluster: Cluster) -> None:
 
 
 def test_a_slow_direction_is_measured_twice(up: Cluster) -> None:
-    """Other traffic makes a transfer slow, never fast: the better figure counts, and is what is told and kept."""
+    """Other traffic makes a transfer slow, never fast: the better figure counts, and is what is
+    told and kept.
+    """
     up.world = World(up.write(INVENTORY + "  - {host: gpu03, ip: 10.0.0.13, gpus: 8}\n"))
     up.world.rates["gpu01", "gpu02"] = [1e8, 1.9e9]
     ran = up.run("check-nccl", "--json")
-    cell = next(each for each in json.loads(ran.out)["cells"] if (each["source"], each["target"]) == ("gpu01", "gpu02"))
+    cell = next(
+        each
+        for each in json.loads(ran.out)["cells"]
+        if (each["source"], each["target"]) == ("gpu01", "gpu02")
+    )
 
     assert (ran.code, cell["bandwidth"], cell["status"]) == (0, 1.9e9, "pass")
     assert up.world.rates["gpu01", "gpu02"] == []
@@ -157,7 +179,10 @@ def test_a_probe_that_did_not_start_is_named_with_its_words(up: Cluster) -> None
 
 def test_one_node_has_no_network(cluster: Cluster) -> None:
     """A wrong request."""
-    cluster.write("cluster: c\nimage: vllm/vllm-openai:v0.32.0\nnodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}]\n")
+    cluster.write(
+        "cluster: c\nimage: vllm/vllm-openai:v0.32.0\nnodes: [{host: gpu01, ip: 10.0.0.11, gpus:"
+        " 8}]\n"
+    )
     ran = cluster.run("check-nccl")
 
     assert (ran.code, cluster.commands) == (2, [])
@@ -176,7 +201,9 @@ def test_the_page_is_written(up: Cluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["missing/page.html", "file/page.html"])
-def test_a_page_that_cannot_be_written_is_known_before_measuring(up: Cluster, tmp_path: Path, where: str) -> None:
+def test_a_page_that_cannot_be_written_is_known_before_measuring(
+    up: Cluster, tmp_path: Path, where: str
+) -> None:
     """No node is asked for a minute to find that out."""
     (tmp_path / "file").write_text("")
     up.commands.clear()
@@ -186,7 +213,9 @@ def test_a_page_that_cannot_be_written_is_known_before_measuring(up: Cluster, tm
     assert "page.html: No" in ran.err
 
 
-def test_a_check_that_did_not_measure_leaves_no_empty_page(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_check_that_did_not_measure_leaves_no_empty_page(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     """Trying whether it can be written leaves nothing."""
     cluster.world.machines["gpu02"].images.clear()
     ran = cluster.run("check-nccl", "--html", str(tmp_path / "page.html"))
@@ -248,7 +277,9 @@ def test_a_worthless_log_among_good_ones(cluster: Cluster, tmp_path: Path) -> No
 
 def test_a_packed_log(cluster: Cluster, tmp_path: Path) -> None:
     """It is read as it is."""
-    (tmp_path / "a.log.gz").write_bytes(gzip.compress(Path(log(tmp_path / "a.log", GDR)).read_bytes()))
+    (tmp_path / "a.log.gz").write_bytes(
+        gzip.compress(Path(log(tmp_path / "a.log", GDR)).read_bytes())
+    )
 
     assert cluster.run("check-nccl", "--from-log", str(tmp_path / "a.log.gz")).code == 0
 
@@ -276,21 +307,30 @@ def test_the_inventory_says_what_is_required_of_a_log(cluster: Cluster, tmp_path
         ("two-jobs", 1, "IB", None),
     ],
 )
-def test_json_of_a_log(cluster: Cluster, name: str, code: int, network: str | None, direct: bool | None) -> None:
-    """One document with what links there are, what was required, and the findings; `Using network IB` alone proves nothing."""
+def test_json_of_a_log(
+    cluster: Cluster, name: str, code: int, network: str | None, direct: bool | None
+) -> None:
+    """One document with what links there are, what was required, and the findings; `Using network
+    IB` alone proves nothing.
+    """
     ran = cluster.run("check-nccl", "--json", "--from-log", str(FIXTURES / f"{name}.log"))
     said = finite(ran.out)
 
     assert (ran.code, said["network"], said["passed"]) == (code, network, code == 0)
     assert direct is None or said["gpudirect"] is direct
     assert {"network_links", "mnnvl", "links", "required", "findings"} <= set(said)
-    assert all(set(each) == {"status", "node", "text", "evidence", "fix"} for each in said["findings"])
+    assert all(
+        set(each) == {"status", "node", "text", "evidence", "fix"} for each in said["findings"]
+    )
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(b"", "it is empty"), (bytes(range(256)) * 40, "proves nothing"), (b"hello\n", "is of NCCL")]
+    ("content", "said"),
+    [(b"", "it is empty"), (bytes(range(256)) * 40, "proves nothing"), (b"hello\n", "is of NCCL")],
 )
-def test_a_log_that_says_nothing_does_not_pass(cluster: Cluster, tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_log_that_says_nothing_does_not_pass(
+    cluster: Cluster, tmp_path: Path, content: bytes, said: str
+) -> None:
     """Empty, binary, or of another program: exit code 1, and how to take a log that does."""
     (tmp_path / "a.log").write_bytes(content)
     ran = cluster.run("check-nccl", "--require", "any", "--from-log", str(tmp_path / "a.log"))
@@ -300,7 +340,9 @@ def test_a_log_that_says_nothing_does_not_pass(cluster: Cluster, tmp_path: Path,
     assert "NCCL_DEBUG=INFO" in ran.out
 
 
-def test_a_log_on_standard_input(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_on_standard_input(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`-` is standard input."""
     with Path(log(tmp_path / "a.log", TCP)).open() as file:
         monkeypatch.setattr(sys, "stdin", file)
@@ -318,7 +360,9 @@ def nothing(path: Path) -> None:
     assert not path.exists()
 
 
-@pytest.mark.parametrize(("make", "said"), [(a_directory, "Is a directory"), (nothing, "No such file or directory")])
+@pytest.mark.parametrize(
+    ("make", "said"), [(a_directory, "Is a directory"), (nothing, "No such file or directory")]
+)
 def test_a_log_that_cannot_be_read_is_a_wrong_request(
     cluster: Cluster, tmp_path: Path, make: Callable[[Path], None], said: str
 ) -> None:
@@ -351,7 +395,10 @@ def test_wrong_usage(cluster: Cluster, words: list[str], said: str) -> None:
 
 def test_what_a_log_says_cannot_draw_on_the_terminal(cluster: Cluster, tmp_path: Path) -> None:
     """Its words are shown as evidence, without their codes."""
-    more = "gpu01:1:2 [0] misc/x.cc:1 NCCL WARN Call to ibv_reg_mr failed \x1b[2Jwith error Cannot allocate memory\n"
+    more = (
+        "gpu01:1:2 [0] misc/x.cc:1 NCCL WARN Call to ibv_reg_mr failed \x1b[2Jwith error Cannot"
+        " allocate memory\n"
+    )
     ran = cluster.run("check-nccl", "--from-log", log(tmp_path / "a.log", TCP, more=more))
 
     assert ran.code == 1

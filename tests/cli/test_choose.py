@@ -10,10 +10,15 @@ from launcher.cli.choose import chosen
 from launcher.errors import RequestError
 from launcher.inventory.load import loads
 
-INVENTORY = loads("cluster: c\nimage: x:1\nnodes: [{host: 'gpu[1-3]', ip: '10.0.0.[1-3]', gpus: 1}]\n", Path("inventory.yaml"))
+INVENTORY = loads(
+    "cluster: c\nimage: x:1\nnodes: [{host: 'gpu[1-3]', ip: '10.0.0.[1-3]', gpus: 1}]\n",
+    Path("inventory.yaml"),
+)
 
 
-@pytest.mark.parametrize(("names", "expected"), [([], ["gpu1", "gpu2", "gpu3"]), (["gpu3", "gpu1"], ["gpu1", "gpu3"])])
+@pytest.mark.parametrize(
+    ("names", "expected"), [([], ["gpu1", "gpu2", "gpu3"]), (["gpu3", "gpu1"], ["gpu1", "gpu3"])]
+)
 def test_names_or_all_in_the_inventorys_order(names: list[str], expected: list[str]) -> None:
     """None means all."""
     assert [node.name for node in chosen(INVENTORY, names)] == expected

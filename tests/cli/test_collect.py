@@ -1,4 +1,6 @@
-"""`vlaunch collect` on simulated nodes: what is in the bundle, and that no secret is, wherever it was put."""
+"""`vlaunch collect` on simulated nodes: what is in the bundle, and that no secret is, wherever it
+was put.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +45,15 @@ def leaky(cluster: Cluster, tmp_path: Path) -> Cluster:
     password.chmod(0o600)
     (tmp_path / "tell.sh").write_text(f"echo {CALLED}")
     more = "REGISTRY: {file: password}, CALLED: {command: sh tell.sh}, ASKED: {prompt: Which}"
-    cluster.write(INVENTORY.replace("HF_TOKEN}}", f"HF_TOKEN}}, {more}}}") + f"# {STRANGE}, and the api_key: letmein-letmein\n")
+    cluster.write(
+        INVENTORY.replace("HF_TOKEN}}", f"HF_TOKEN}}, {more}}}")
+        + f"# {STRANGE}, and the api_key: letmein-letmein\n"
+    )
     for machine in cluster.world.machines.values():
         machine.files["secrets/RAY_AUTH_TOKEN"] = TOKEN.encode()
-    forms = " ".join(each for kind, values in SECRETS.items() if not kind.startswith("by") for each in values)
+    forms = " ".join(
+        each for kind, values in SECRETS.items() if not kind.startswith("by") for each in values
+    )
     authorization = base64.b64encode(f"user:{PASSWORD}".encode()).decode()
     env = [
         f"HF_TOKEN={SECRET}",
@@ -55,21 +62,45 @@ def leaky(cluster: Cluster, tmp_path: Path) -> Cluster:
         "VLLM_API_KEY=tiny",
         "RAY_AUTH_TOKEN_PATH=/run/x",
     ]
-    noise = f"2026-11-21T20:14:00.1Z {ALL}\nAuthorization: Basic {authorization}\nhttps://user:pa55word@host\n{forms}\n"
-    inspected = [{"Name": "/c", "Config": {"Env": env, "Cmd": ["x", "--api-key", "letmein-letmein"], "Labels": {"a": ALL}}}]
+    noise = (
+        f"2026-11-21T20:14:00.1Z {ALL}\nAuthorization: Basic"
+        f" {authorization}\nhttps://user:pa55word@host\n{forms}\n"
+    )
+    inspected = [
+        {
+            "Name": "/c",
+            "Config": {
+                "Env": env,
+                "Cmd": ["x", "--api-key", "letmein-letmein"],
+                "Labels": {"a": ALL},
+            },
+        }
+    ]
     fault = kept.fault(at=1795299000.0, what=ALL, cause=ALL, evidence=noise)
     record = kept.seen("chat", "gave-up", since=1795299000.0, faults=[fault]).as_json()
-    server = kept.wanted("chat", processes=(Process(node="gpu01", argv=("vllm",), env={"A": ALL}),)).as_json()
+    server = kept.wanted(
+        "chat", processes=(Process(node="gpu01", argv=("vllm",), env={"A": ALL}),)
+    ).as_json()
     telling = Telling(
         parts={
-            "state": state(f"c {ALL}", "head", "exited", Error=ALL), "log-1": noise, "driver-1": noise, "worker-1": noise,
-            "ray-1": noise, "nccl": noise, "kernel": noise, "servers": "chat\n", "engine-1": noise,
-            "observed-1": json.dumps(record), "desired-1": json.dumps(server),
-            "members": json.dumps({"members": {"gpu02": 0.1}}), "inspect": json.dumps(inspected),
-            "../../etc/passwd": noise, "evil": noise,
+            "state": state(f"c {ALL}", "head", "exited", Error=ALL),
+            "log-1": noise,
+            "driver-1": noise,
+            "worker-1": noise,
+            "ray-1": noise,
+            "nccl": noise,
+            "kernel": noise,
+            "servers": "chat\n",
+            "engine-1": noise,
+            "observed-1": json.dumps(record),
+            "desired-1": json.dumps(server),
+            "members": json.dumps({"members": {"gpu02": 0.1}}),
+            "inspect": json.dumps(inspected),
+            "../../etc/passwd": noise,
+            "evil": noise,
         },
         audit=json.dumps({"command": forms}) + "\n" + noise,
-    )  # fmt: skip
+    )
     tell(cluster, gpu01=telling, gpu02=telling)
     return cluster
 
@@ -79,7 +110,9 @@ def unpacked(path: Path) -> dict[str, str]:
     with tarfile.open(path) as archive:
         assert all(entry.isreg() for entry in archive)
         return {
-            entry.name.partition("/")[2]: (file.read().decode() if (file := archive.extractfile(entry)) else "")
+            entry.name.partition("/")[2]: (
+                file.read().decode() if (file := archive.extractfile(entry)) else ""
+            )
             for entry in archive
         }
 
@@ -98,7 +131,9 @@ def test_no_secret_is_in_the_bundle_whatever_form_it_has(leaky: Cluster, tmp_pat
     assert "***" in files["nodes/01-gpu01/container-1.log"]
 
 
-def test_the_secrets_would_be_in_it_without_redaction(leaky: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_secrets_would_be_in_it_without_redaction(
+    leaky: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The test above can fail."""
     for module in ("launcher.cli.bundle.clean", "launcher.tools.symptoms.redact"):
         monkeypatch.setattr(module, lambda text: text)
@@ -113,18 +148,37 @@ def test_everything_that_a_report_needs_is_in_it(leaky: Cluster, tmp_path: Path)
     leaky.run("collect", "-o", "b.tar.gz")
     files = unpacked(tmp_path / "b.tar.gz")
     own = {
-        "state.json", "containers.json", "servers.json", "audit.ndjson", "container-1.log", "server-chat.log",
-        "job-driver-1.log", "ray-worker-1.log", "ray-1.log", "nccl-1.log", "kernel-1.log",
-    }  # fmt: skip
+        "state.json",
+        "containers.json",
+        "servers.json",
+        "audit.ndjson",
+        "container-1.log",
+        "server-chat.log",
+        "job-driver-1.log",
+        "ray-worker-1.log",
+        "ray-1.log",
+        "nccl-1.log",
+        "kernel-1.log",
+    }
 
     assert set(files) == {
-        "README.txt", "inventory.yaml", "versions.json", "status.json", "checks.json", "doctor.json", "events.ndjson",
+        "README.txt",
+        "inventory.yaml",
+        "versions.json",
+        "status.json",
+        "checks.json",
+        "doctor.json",
+        "events.ndjson",
         *(f"nodes/{node}/{name}" for node in ("01-gpu01", "02-gpu02") for name in own),
-    }  # fmt: skip
+    }
     assert "HF_TOKEN: {env: HF_TOKEN}" in files["inventory.yaml"]
     assert json.loads(files["versions.json"])["libraries"]["click"][0].isdigit()
     assert json.loads(files["status.json"])["cluster"] == "c"
-    assert {each["id"] for each in json.loads(files["checks.json"])["checks"]} >= {"ssh", "docker", "disk"}
+    assert {each["id"] for each in json.loads(files["checks.json"])["checks"]} >= {
+        "ssh",
+        "docker",
+        "disk",
+    }
     assert json.loads(files["doctor.json"])["findings"][0]["id"] == "server-died"
     assert next(json.loads(line)["kind"] for line in files["events.ndjson"].splitlines()) == "stage"
     told = json.loads(files["nodes/01-gpu01/servers.json"])
@@ -134,18 +188,26 @@ def test_everything_that_a_report_needs_is_in_it(leaky: Cluster, tmp_path: Path)
     assert files["nodes/01-gpu01/container-1.log"].startswith("2026-11-21T20:14:00Z ")
 
 
-def test_of_variables_only_those_that_tell_something_keep_their_values(leaky: Cluster, tmp_path: Path) -> None:
+def test_of_variables_only_those_that_tell_something_keep_their_values(
+    leaky: Cluster, tmp_path: Path
+) -> None:
     """What a container holds is its user's."""
     leaky.run("collect", "-o", "b.tar.gz")
     (there,) = json.loads(unpacked(tmp_path / "b.tar.gz")["nodes/01-gpu01/containers.json"])
 
     assert there["Config"]["Env"] == [
-        "HF_TOKEN=***", "MY_OWN=***", "NCCL_DEBUG=INFO", "VLLM_API_KEY=***", "RAY_AUTH_TOKEN_PATH=/run/x"
-    ]  # fmt: skip
+        "HF_TOKEN=***",
+        "MY_OWN=***",
+        "NCCL_DEBUG=INFO",
+        "VLLM_API_KEY=***",
+        "RAY_AUTH_TOKEN_PATH=/run/x",
+    ]
 
 
 def test_the_user_is_told_what_is_in_it_and_to_look(leaky: Cluster, tmp_path: Path) -> None:
-    """The name of the file is the output; nothing else is left in the folder, and nobody else may read it."""
+    """The name of the file is the output; nothing else is left in the folder, and nobody else may
+    read it.
+    """
     before = set(tmp_path.iterdir())
     ran = leaky.run("collect")
     (made,) = set(tmp_path.iterdir()) - before
@@ -167,7 +229,11 @@ def test_nodes_that_do_not_answer_are_told_of(leaky: Cluster, tmp_path: Path) ->
     def lost(command: object) -> Answer | None:
         said = inner(command)  # type: ignore[arg-type]
         broken = command.argv[3] in ("doctor", "audit")  # type: ignore[attr-defined]
-        return Answer(node=said.node, code=255, err="the connection was lost") if said and broken else said
+        return (
+            Answer(node=said.node, code=255, err="the connection was lost")
+            if said and broken
+            else said
+        )
 
     leaky.world.answer = lost  # type: ignore[method-assign, assignment]
     ran = leaky.run("collect", "-o", "b.tar.gz")
@@ -178,7 +244,9 @@ def test_nodes_that_do_not_answer_are_told_of(leaky: Cluster, tmp_path: Path) ->
     assert "the connection was lost" in files["nodes/02-gpu02/not-seen.txt"]
 
 
-def test_what_is_broken_here_does_not_stop_it(leaky: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_broken_here_does_not_stop_it(
+    leaky: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What could not be had says why instead."""
     monkeypatch.setattr("launcher.cli.status.look", _refuse)
     leaky.run("collect", "-o", "b.tar.gz")
@@ -190,8 +258,12 @@ def _refuse(_: object) -> None:
     raise ConnectError("gpu01", "broken")
 
 
-@pytest.mark.parametrize(("output", "said"), [("no/b.tar.gz", "is not a folder"), ("there.tar.gz", "is there already")])
-def test_a_place_that_is_not_free_is_refused_before_anything_is_asked(leaky: Cluster, output: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("output", "said"), [("no/b.tar.gz", "is not a folder"), ("there.tar.gz", "is there already")]
+)
+def test_a_place_that_is_not_free_is_refused_before_anything_is_asked(
+    leaky: Cluster, output: str, said: str
+) -> None:
     """A link that leads elsewhere counts as taken, whether or not there is something behind it."""
     Path("there.tar.gz").symlink_to("/nowhere/else")
     ran = leaky.run("collect", "-o", output)
@@ -215,8 +287,13 @@ def test_nothing_is_left_of_a_bundle_that_could_not_be_finished(
     assert set(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("name", ["../x", "/x", "a/../b", "nodes/01-x/a b", "a/b/c/d/e", "", ".hidden", "x\ny"])
+@pytest.mark.parametrize(
+    "name", ["../x", "/x", "a/../b", "nodes/01-x/a b", "a/b/c/d/e", "", ".hidden", "x\ny"]
+)
 def test_no_name_leads_out_of_the_bundle(name: str, tmp_path: Path) -> None:
     """Names are ours, and are checked all the same."""
-    with tarfile.open(tmp_path / "x.tar", "w") as archive, pytest.raises(ValueError, match="not a name of ours"):
+    with (
+        tarfile.open(tmp_path / "x.tar", "w") as archive,
+        pytest.raises(ValueError, match="not a name of ours"),
+    ):
         Bundle(archive, "root").add(name, "x")

@@ -19,8 +19,10 @@ DEAD = "2026-11-21T20:14:05.1Z ERROR EngineCore encountered a fatal error."
 def test_the_cause_is_told_first_with_its_fix(cluster: Cluster) -> None:
     """What was seen, where, why, what to do, and where more is written."""
     tell(
-        cluster, gpu01=Telling(parts={"log-1": f"fine\n{DEAD}"}), gpu02=Telling(parts={"log-1": GLOO, "driver-1": "x"})
-    )  # fmt: skip
+        cluster,
+        gpu01=Telling(parts={"log-1": f"fine\n{DEAD}"}),
+        gpu02=Telling(parts={"log-1": GLOO, "driver-1": "x"}),
+    )
     ran = cluster.run("doctor")
     lines = ran.out.splitlines()
 
@@ -44,8 +46,9 @@ def test_each_node_is_asked_once(cluster: Cluster) -> None:
     cluster.run("doctor", "--since", "1h30m")
 
     assert [(each.node, each.argv[3], each.argv[9]) for each in cluster.commands] == [
-        ("gpu01", "doctor", "5400s"), ("gpu02", "doctor", "5400s")
-    ]  # fmt: skip
+        ("gpu01", "doctor", "5400s"),
+        ("gpu02", "doctor", "5400s"),
+    ]
     assert cluster.commands[0].argv[4] == cluster.commands[1].argv[4]
     cluster.commands.clear()
     cluster.run("doctor", "gpu02")
@@ -58,7 +61,10 @@ def test_nothing_found_says_what_was_looked_at_and_what_next(cluster: Cluster) -
     ran = cluster.run("doctor")
 
     assert ran.code == 0
-    assert ran.out.splitlines()[:2] == ["no known failure was found", "looked at 2 lines of 1 log on gpu[01-02]"]
+    assert ran.out.splitlines()[:2] == [
+        "no known failure was found",
+        "looked at 2 lines of 1 log on gpu[01-02]",
+    ]
     assert "`vlaunch check`" in ran.out
     assert "`vlaunch logs --tail 1000`" in ran.out
 
@@ -79,7 +85,10 @@ def test_a_node_that_is_away_is_a_finding_and_hides_no_other(cluster: Cluster) -
     ran = cluster.run("doctor")
 
     assert ran.code == 1
-    assert ran.out.splitlines()[1] == "  FOUND  gpu01: this node cannot be logged in to: it is off, or cut off from here"
+    assert (
+        ran.out.splitlines()[1]
+        == "  FOUND  gpu01: this node cannot be logged in to: it is off, or cut off from here"
+    )
     assert "no answer from gpu01:22 within 10s" in ran.out
     assert "gpu02: Gloo took" in ran.out
 
@@ -92,23 +101,31 @@ def test_a_node_that_is_away_is_a_finding_and_hides_no_other(cluster: Cluster) -
         Answer(node="gpu02", code=0, out="motd of the day"),
     ],
 )
-def test_a_node_that_does_not_answer_the_question_is_one_too(cluster: Cluster, instead: Answer) -> None:
+def test_a_node_that_does_not_answer_the_question_is_one_too(
+    cluster: Cluster, instead: Answer
+) -> None:
     """Whatever it says instead."""
     tell(cluster, gpu02=Telling(instead=instead))
     ran = cluster.run("doctor", "--json")
 
-    assert [(each["id"], each["nodes"]) for each in json.loads(ran.out)["findings"]] == [("node-unreachable", ["gpu02"])]
+    assert [(each["id"], each["nodes"]) for each in json.loads(ran.out)["findings"]] == [
+        ("node-unreachable", ["gpu02"])
+    ]
 
 
 def test_the_keeper_s_last_fault_is_the_first_evidence(cluster: Cluster) -> None:
     """With the server's name, rank and node, and what its engine said first."""
-    record = json.dumps(kept.seen("chat", "pausing", faults=[kept.fault(at=1795299000.0)]).as_json())
+    record = json.dumps(
+        kept.seen("chat", "pausing", faults=[kept.fault(at=1795299000.0)]).as_json()
+    )
     tell(cluster, gpu01=Telling(parts={"servers": "chat\n", "observed-1": record, "log-1": GLOO}))
     lines = cluster.run("doctor").out.splitlines()
 
     assert lines[1] == "  FOUND  gpu01: a server has died, or did not start"
     assert "gpu01, server chat, 2026-11-21" in lines[2]
-    assert lines[2].endswith("keeper: fault of server chat: a rank is dead (rank PP1 on gpu02): RuntimeError: CUDA error")
+    assert lines[2].endswith(
+        "keeper: fault of server chat: a rank is dead (rank PP1 on gpu02): RuntimeError: CUDA error"
+    )
 
 
 def test_an_engine_s_log_is_known_by_its_server(cluster: Cluster) -> None:
@@ -122,15 +139,35 @@ def test_an_engine_s_log_is_known_by_its_server(cluster: Cluster) -> None:
 
 def test_json_is_one_document(cluster: Cluster) -> None:
     """With everything that the table shows."""
-    tell(cluster, gpu01=Telling(parts={"state": state("c", "worker", "exited", ExitCode=137, OOMKilled=True), "log-1": DEAD}))
+    tell(
+        cluster,
+        gpu01=Telling(
+            parts={
+                "state": state("c", "worker", "exited", ExitCode=137, OOMKilled=True),
+                "log-1": DEAD,
+            }
+        ),
+    )
     ran = cluster.run("doctor", "--json")
     said = json.loads(ran.out)
 
     assert (ran.code, ran.err, said["found"]) == (1, "", True)
     assert [(each["id"], each["kind"]) for each in said["findings"]] == [
-        ("kernel-oom", "now"), ("rank-died", "after"), ("container-ended", "after")
-    ]  # fmt: skip
-    assert set(said["findings"][0]) == {"id", "kind", "cause", "fix", "source", "nodes", "count", "evidence", "docs"}
+        ("kernel-oom", "now"),
+        ("rank-died", "after"),
+        ("container-ended", "after"),
+    ]
+    assert set(said["findings"][0]) == {
+        "id",
+        "kind",
+        "cause",
+        "fix",
+        "source",
+        "nodes",
+        "count",
+        "evidence",
+        "docs",
+    }
     assert said["looked"] == {"nodes": ["gpu01", "gpu02"], "logs": 1, "lines": 1, "ready": None}
 
 
@@ -140,7 +177,12 @@ def test_nothing_of_a_log_reaches_the_terminal_as_it_is(cluster: Cluster) -> Non
     tell(
         cluster,
         gpu01=Telling(
-            parts={"log-1": line, "state": state("c\x1b[2J", "worker", "exited", Error="\x1b[31m no space left on device")}
+            parts={
+                "log-1": line,
+                "state": state(
+                    "c\x1b[2J", "worker", "exited", Error="\x1b[31m no space left on device"
+                ),
+            }
         ),
     )
     ran = cluster.run("doctor")
@@ -157,7 +199,10 @@ def test_nothing_of_a_log_reaches_the_terminal_as_it_is(cluster: Cluster) -> Non
 
 def test_what_could_not_be_seen_is_said_once_for_equal_nodes(cluster: Cluster) -> None:
     """A kernel log is often root's."""
-    answer = "\n{mark} clock\n1795300000\n{mark} rc 0\n{mark} kernel\n\n{mark} rc 9\n{mark} ids\n\n{mark} rc 0\n"
+    answer = (
+        "\n{mark} clock\n1795300000\n{mark} rc 0\n{mark} kernel\n\n{mark} rc 9\n{mark}"
+        " ids\n\n{mark} rc 0\n"
+    )
     tell(cluster)
     inner = cluster.world.answer
 
@@ -168,7 +213,10 @@ def test_what_could_not_be_seen_is_said_once_for_equal_nodes(cluster: Cluster) -
 
     cluster.world.answer = told  # type: ignore[method-assign, assignment]
 
-    assert "not seen: gpu[01-02]: kernel log: it may only be read by root there" in cluster.run("doctor").out
+    assert (
+        "not seen: gpu[01-02]: kernel log: it may only be read by root there"
+        in cluster.run("doctor").out
+    )
 
 
 @pytest.mark.parametrize("words", [["--since", "10"], ["--since", "x"], ["--since", ""], ["gpu09"]])
@@ -179,7 +227,9 @@ def test_a_wrong_request_touches_no_node(cluster: Cluster, words: list[str]) -> 
     assert (ran.code, ran.out, cluster.commands) == (2, "", [])
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90s", "90s"), ("30m", "1800s"), ("1D2h", "93600s")])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", "90s"), ("30m", "1800s"), ("1D2h", "93600s")]
+)
 def test_durations(cluster: Cluster, text: str, seconds: str) -> None:
     """As people write them."""
     tell(cluster)

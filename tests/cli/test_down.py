@@ -75,7 +75,11 @@ def test_a_connection_that_breaks_while_looking_does_not_spare_the_others(up: Cl
     handler = up.world.answer
 
     def answer(command: Command) -> Answer | None:
-        return Answer(node="gpu01", code=255, err="reset") if command.node == "gpu01" else handler(command)
+        return (
+            Answer(node="gpu01", code=255, err="reset")
+            if command.node == "gpu01"
+            else handler(command)
+        )
 
     up.world.answer = answer  # type: ignore[method-assign]
     ran = up.run("down")
@@ -97,7 +101,9 @@ def test_a_docker_that_does_not_answer_is_not_called_clean(up: Cluster) -> None:
 
 
 def test_what_batch_jobs_did_stays_and_is_named(cluster: Cluster, tmp_path: Path) -> None:
-    """Their folders outlive the cluster; whoever removes everything must know that they are there."""
+    """Their folders outlive the cluster; whoever removes everything must know that they are
+    there.
+    """
     cluster.write(f"{INVENTORY}hf_home: {tmp_path}/hf\n")
     folder = tmp_path / "hf" / "vlaunch" / "c" / "batch"
     (folder / "reviews").mkdir(parents=True)

@@ -1,4 +1,6 @@
-"""What `check` gathers: only what the chosen checks need, from the nodes that answer, each gap with its reason."""
+"""What `check` gathers: only what the chosen checks need, from the nodes that answer, each gap with
+its reason.
+"""
 
 from __future__ import annotations
 
@@ -38,15 +40,26 @@ def world(more: str = "") -> World:
 
 
 def gather(
-    of: World, ids: Sequence[str] = ALL, *, missing: Sequence[str] = (), model: str = "", offline: bool = True
+    of: World,
+    ids: Sequence[str] = ALL,
+    *,
+    missing: Sequence[str] = (),
+    model: str = "",
+    offline: bool = True,
 ) -> tuple[Evidence, list[Command]]:
     """Gather what these checks need; return it, and what was asked."""
     transport = FakeTransport(of.answer)
     lost = {name: ConnectError(name, "no answer") for name in missing}
     session: Any = Session(
-        inventory=of.inventory, fleet=None, transport=transport, to=Silent(), missing=lost,  # type: ignore[arg-type]
-    )  # fmt: skip
-    found = evidence.gather(session, catalogue.select(only=ids), model=model, known=expected.load(), offline=offline)
+        inventory=of.inventory,
+        fleet=None,
+        transport=transport,
+        to=Silent(),
+        missing=lost,  # type: ignore[arg-type]
+    )
+    found = evidence.gather(
+        session, catalogue.select(only=ids), model=model, known=expected.load(), offline=offline
+    )
     return found, transport.commands
 
 
@@ -64,7 +77,9 @@ def gather(
     ],
 )
 def test_only_what_is_needed_is_asked(ids: list[str], times: int) -> None:
-    """The survey always, in one round trip a node; containers, knocks and files when a check of their group was chosen."""
+    """The survey always, in one round trip a node; containers, knocks and files when a check of
+    their group was chosen.
+    """
     _, asked = gather(world(), ids, model="org/m")
 
     assert len(asked) == 3 * times
@@ -99,7 +114,10 @@ def test_a_missing_node_is_asked_nothing() -> None:
 
     assert "gpu02" not in {each.node for each in asked}
     assert found.missing == {"gpu02": "no answer"}
-    assert {(each.source, each.target) for each in found.knocks or ()} == {("gpu01", "gpu03"), ("gpu03", "gpu01")}
+    assert {(each.source, each.target) for each in found.knocks or ()} == {
+        ("gpu01", "gpu03"),
+        ("gpu03", "gpu01"),
+    }
 
 
 def test_one_node_alone_knocks_at_nobody() -> None:
@@ -151,7 +169,9 @@ def test_a_connection_that_breaks_leaves_gaps_with_reasons() -> None:
         ("accelerator: cpu", "", "any"),
     ],
 )
-def test_the_level_is_the_one_that_check_nccl_would_ask_for(more: str, rdma: str, level: str) -> None:
+def test_the_level_is_the_one_that_check_nccl_would_ask_for(
+    more: str, rdma: str, level: str
+) -> None:
     """From the inventory, else from what the survey found."""
     of = world(more)
     for machine in of.machines.values():

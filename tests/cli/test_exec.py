@@ -46,16 +46,24 @@ def test_equal_answers_are_shown_once(cluster: Cluster, say: dict[str, Answer]) 
     assert (ran.code, ran.out, ran.err) == (0, "gpu[01-02]: one\ngpu[01-02]: two\n", "")
 
 
-def test_different_answers_stay_apart_and_the_largest_code_is_ours(cluster: Cluster, say: dict[str, Answer]) -> None:
+def test_different_answers_stay_apart_and_the_largest_code_is_ours(
+    cluster: Cluster, say: dict[str, Answer]
+) -> None:
     """In the inventory's order; errors on standard error."""
     say["gpu02"] = Answer(node="gpu02", code=3, out="out\n", err="bad\n")
     say["gpu01"] = Answer(node="gpu01", code=1)
     ran = cluster.run("exec", "false")
 
-    assert (ran.code, ran.out, ran.err) == (3, "gpu02: out\n", "gpu01: exit code 1\ngpu02: bad\ngpu02: exit code 3\n")
+    assert (ran.code, ran.out, ran.err) == (
+        3,
+        "gpu02: out\n",
+        "gpu01: exit code 1\ngpu02: bad\ngpu02: exit code 3\n",
+    )
 
 
-def test_it_runs_in_the_container_with_a_deadline_on_both_ends(cluster: Cluster, say: dict[str, Answer]) -> None:
+def test_it_runs_in_the_container_with_a_deadline_on_both_ends(
+    cluster: Cluster, say: dict[str, Answer]
+) -> None:
     """And the words arrive as they are."""
     cluster.run("exec", "--timeout", "5", "--", "sh", "-c", "echo $A 'b c'")
     argv = cluster.commands[0].argv
@@ -75,9 +83,15 @@ def test_on_the_node_itself_it_runs_as_it_is(cluster: Cluster, say: dict[str, An
 
 @pytest.mark.parametrize(
     ("flags", "nodes"),
-    [(["--head"], ["gpu01"]), (["-n", "gpu02"], ["gpu02"]), (["-n", "gpu02", "-n", "gpu01"], ["gpu01", "gpu02"])],
+    [
+        (["--head"], ["gpu01"]),
+        (["-n", "gpu02"], ["gpu02"]),
+        (["-n", "gpu02", "-n", "gpu01"], ["gpu01", "gpu02"]),
+    ],
 )
-def test_nodes_can_be_chosen(flags: list[str], nodes: list[str], cluster: Cluster, say: dict[str, Answer]) -> None:
+def test_nodes_can_be_chosen(
+    flags: list[str], nodes: list[str], cluster: Cluster, say: dict[str, Answer]
+) -> None:
     """In the inventory's order."""
     cluster.run("exec", *flags, "--", "true")
 
@@ -89,7 +103,10 @@ def test_a_node_that_is_none_is_a_wrong_request(cluster: Cluster, say: dict[str,
     ran = cluster.run("exec", "-n", "gpu3", "--", "true")
 
     assert (ran.code, cluster.commands) == (2, [])
-    assert "error: no node `gpu3` in inventory.yaml\n  nodes: gpu[01-02]\n\nhint: did you mean `gpu0" in ran.err
+    assert (
+        "error: no node `gpu3` in inventory.yaml\n  nodes: gpu[01-02]\n\nhint: did you mean `gpu0"
+        in ran.err
+    )
 
 
 def test_flags_of_the_command_are_the_commands(cluster: Cluster, say: dict[str, Answer]) -> None:
@@ -100,9 +117,13 @@ def test_flags_of_the_command_are_the_commands(cluster: Cluster, say: dict[str, 
     assert len(cluster.commands) == 2
 
 
-def test_what_a_node_prints_cannot_draw_on_the_terminal(cluster: Cluster, say: dict[str, Answer]) -> None:
+def test_what_a_node_prints_cannot_draw_on_the_terminal(
+    cluster: Cluster, say: dict[str, Answer]
+) -> None:
     """Colours and titles are taken out."""
-    say["gpu01"] = Answer(node="gpu01", code=0, out="\x1b[31mred\x1b]0;x\x07\n", err="\x1b[2J\x9bz\n")
+    say["gpu01"] = Answer(
+        node="gpu01", code=0, out="\x1b[31mred\x1b]0;x\x07\n", err="\x1b[2J\x9bz\n"
+    )
     ran = cluster.run("exec", "--head", "true")
 
     assert (ran.out, ran.err) == ("gpu01: red\n", "gpu01: z\n")
@@ -132,7 +153,9 @@ def test_without_a_container_it_says_what_to_do(cluster: Cluster, there: dict[st
     )
 
 
-def test_what_the_others_say_is_told_all_the_same(cluster: Cluster, there: dict[str, Answer]) -> None:
+def test_what_the_others_say_is_told_all_the_same(
+    cluster: Cluster, there: dict[str, Answer]
+) -> None:
     """One node without a container takes no answer away."""
     there["vlaunch-c-gpu01"] = Answer(node="gpu01", code=0, out="here\n")
     ran = cluster.run("exec", "--", "hostname")
@@ -144,13 +167,17 @@ def test_what_the_others_say_is_told_all_the_same(cluster: Cluster, there: dict[
 @pytest.mark.parametrize(
     "said",
     [
-        Answer(node="gpu01", code=1, err="Error response from daemon: Container 4f2a is not running\n"),
+        Answer(
+            node="gpu01", code=1, err="Error response from daemon: Container 4f2a is not running\n"
+        ),
         Answer(node="gpu01", code=1, err=LOST.format("another")),
         Answer(node="gpu01", code=1, out="began\n", err=LOST.format("vlaunch-c-gpu01")),
         Answer(node="gpu01", code=0, err=LOST.format("vlaunch-c-gpu01")),
     ],
 )
-def test_what_a_command_says_of_containers_is_its_own_answer(cluster: Cluster, there: dict[str, Answer], said: Answer) -> None:
+def test_what_a_command_says_of_containers_is_its_own_answer(
+    cluster: Cluster, there: dict[str, Answer], said: Answer
+) -> None:
     """Only Docker's own word that this node's container is not there means that nothing has run."""
     there["vlaunch-c-gpu01"] = said
     ran = cluster.run("exec", "--head", "--", "true")

@@ -22,8 +22,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return here
 
 
-def test_the_first_that_is_named_wins(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Argument, option, environment, ./inventory.yaml, the one last brought up: each stands behind the one before."""
+def test_the_first_that_is_named_wins(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Argument, option, environment, ./inventory.yaml, the one last brought up: each stands behind
+    the one before.
+    """
     last = tmp_path / "last.yaml"
     last.touch()
     remember(last)
@@ -62,7 +66,9 @@ def test_a_variable_may_start_at_home(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_naming_two_is_an_error() -> None:
     """Naming the same one twice is not."""
-    with pytest.raises(RequestError, match=r"two inventories are named: `a.yaml` and, with -i, `b.yaml`"):
+    with pytest.raises(
+        RequestError, match=r"two inventories are named: `a.yaml` and, with -i, `b.yaml`"
+    ):
         find_inventory("a.yaml", "b.yaml")
 
     assert find_inventory("a.yaml", "./a.yaml") == Path("a.yaml")

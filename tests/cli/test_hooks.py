@@ -30,7 +30,9 @@ _TELL = 'echo "$VLAUNCH_HOOK" >>ran'
 def hook(cluster: Cluster) -> Hook:
     """Write a hook."""
 
-    def write(name: str, body: str = _TELL, *, mode: int = 0o755, first: str = "#!/bin/sh\n") -> Path:
+    def write(
+        name: str, body: str = _TELL, *, mode: int = 0o755, first: str = "#!/bin/sh\n"
+    ) -> Path:
         path = cluster.path.parent / "hooks" / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"{first}{body}\n")
@@ -48,7 +50,9 @@ def ran(cluster: Cluster) -> list[str]:
 
 @pytest.mark.parametrize("verb", ["up", "down"])
 def test_one_before_and_one_after(cluster: Cluster, hook: Hook, verb: str) -> None:
-    """What they print is shown, each line with its hook; other commands' hooks and odd files are not run."""
+    """What they print is shown, each line with its hook; other commands' hooks and odd files are
+    not run.
+    """
     for name in ("pre-up", "post-up", "pre-down", "post-down", "pre-serve", "on-failure"):
         hook(name, f"{_TELL}; echo said; echo complained >&2")
     hook("README", mode=0o644)
@@ -58,7 +62,9 @@ def test_one_before_and_one_after(cluster: Cluster, hook: Hook, verb: str) -> No
     assert done.code == 0
     assert ran(cluster) == [f"pre-{verb}", f"post-{verb}"]
     assert (
-        done.err.index(f"pre-{verb}: said") < done.err.index(f"pre-{verb}: complained") < done.err.index(f"post-{verb}: said")
+        done.err.index(f"pre-{verb}: said")
+        < done.err.index(f"pre-{verb}: complained")
+        < done.err.index(f"post-{verb}: said")
     )
     assert done.out == ""
     assert "hooks/pre-up.sh is not run: the hook would be called pre-up" in done.err
@@ -70,7 +76,13 @@ def test_what_a_hook_is_told(cluster: Cluster, hook: Hook, monkeypatch: pytest.M
     hook("pre-up", "env; pwd; cat; echo $#")
     err = cluster.run("up").err
 
-    for word in ("VERB=up", "CLUSTER=c", "NODES=gpu01 gpu02", "HEAD=gpu01", f"INVENTORY={cluster.path}"):
+    for word in (
+        "VERB=up",
+        "CLUSTER=c",
+        "NODES=gpu01 gpu02",
+        "HEAD=gpu01",
+        f"INVENTORY={cluster.path}",
+    ):
         assert f"pre-up: VLAUNCH_{word}\n" in err
     assert "pre-up: PRIVATE=kept\n" in err
     assert f"pre-up: {cluster.path.parent}\n" in err
@@ -78,7 +90,9 @@ def test_what_a_hook_is_told(cluster: Cluster, hook: Hook, monkeypatch: pytest.M
     assert SECRET not in err
 
 
-def test_a_server_hook_knows_the_model_and_the_endpoint(cluster: Cluster, hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_hook_knows_the_model_and_the_endpoint(
+    cluster: Cluster, hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After it has answered; a server that only starts has not."""
     cluster.run("up")
     hook("pre-serve", 'echo "$VLAUNCH_MODEL at $VLAUNCH_ENDPOINT"')
@@ -115,7 +129,9 @@ def test_the_first_runs_with_the_lock_and_the_last_without(cluster: Cluster, hoo
         ("x", "#!/no/such/shell\n", "hook pre-up cannot be started: no such file or directory"),
     ],
 )
-def test_a_pre_hook_that_fails_stops_the_command(cluster: Cluster, hook: Hook, body: str, first: str, said: str) -> None:
+def test_a_pre_hook_that_fails_stops_the_command(
+    cluster: Cluster, hook: Hook, body: str, first: str, said: str
+) -> None:
     """Before a node is even looked at."""
     hook("pre-up", body, first=first)
     hook("post-up")
@@ -127,7 +143,9 @@ def test_a_pre_hook_that_fails_stops_the_command(cluster: Cluster, hook: Hook, b
 
 
 @pytest.mark.parametrize("name", ["post-up", "on-failure"])
-def test_others_that_fail_are_told_and_change_nothing(cluster: Cluster, hook: Hook, name: str) -> None:
+def test_others_that_fail_are_told_and_change_nothing(
+    cluster: Cluster, hook: Hook, name: str
+) -> None:
     """The exit code is the command's own."""
     hook(name, "exit 3")
     if name == "on-failure":
@@ -165,7 +183,9 @@ def test_a_wrong_request_and_a_busy_cluster_are_no_failures(
 
 
 @pytest.mark.parametrize("name", ["pre-up", "post-up", "on-failure"])
-def test_a_file_that_cannot_be_run_is_told_before_anything_is_touched(cluster: Cluster, hook: Hook, name: str) -> None:
+def test_a_file_that_cannot_be_run_is_told_before_anything_is_touched(
+    cluster: Cluster, hook: Hook, name: str
+) -> None:
     """Also one that would come last, and one that is a folder or leads nowhere."""
     path = hook(name, mode=0o644)
     done = cluster.run("up")
@@ -254,7 +274,9 @@ def test_a_child_in_the_background_does_not_hold_the_command(
     assert "pre-up: said" in done.err
 
 
-def test_a_child_that_prints_after_its_hook_is_not_held_up(tmp_path: Path, hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_prints_after_its_hook_is_not_held_up(
+    tmp_path: Path, hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody sees it any more, however much it is."""
     monkeypatch.setattr("launcher.cli.hooks._LINGER", 0.1)
     body = "(sleep 0.5; head -c 900000 /dev/zero | tr '\\0' x | fold -w 1000; touch done) &"
@@ -266,16 +288,20 @@ def test_a_child_that_prints_after_its_hook_is_not_held_up(tmp_path: Path, hook:
 
 
 def test_ctrl_c_ends_a_hook(tmp_path: Path, cluster: Cluster, hook: Hook) -> None:
-    """With everything that it started: it has a process group of its own, so that the terminal does not do it."""
+    """With everything that it started: it has a process group of its own, so that the terminal does
+    not do it.
+    """
     seconds = processes.unique_seconds()
     hook("pre-up", f"sleep {seconds} & sleep {seconds}")
     (tmp_path / "inventory.yaml").write_text(
-        "cluster: c\nimage: x:1\naccelerator: cpu\nconnection: local\nhf_home: /tmp/hf\n"
-        f"state_dir: {tmp_path}/state\nnodes: [{{host: localhost, name: me, ip: 192.0.2.1, gpus: 1}}]\n"
+        "cluster: c\nimage: x:1\naccelerator: cpu\nconnection: local\nhf_home: /tmp/hf\nstate_dir:"
+        f" {tmp_path}/state\nnodes: [{{host: localhost, name: me, ip: 192.0.2.1, gpus: 1}}]\n"
     )
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     code = "from launcher.cli.main import main; main()"
-    process = subprocess.Popen([sys.executable, "-c", code, "up"], env=env, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "up"], env=env, stderr=subprocess.PIPE, text=True
+    )
     assert processes.appears(seconds)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
@@ -292,4 +318,8 @@ def test_output_that_is_no_text_and_draws(cluster: Cluster, hook: Hook) -> None:
 
     assert "\x1b" not in done.err
     assert "pre-up: last" in done.err
-    assert [event["text"] for event in cluster.run("up", "--json").events if event.get("stage") == "hook"][-1] == "hook pre-up"
+    assert [
+        event["text"]
+        for event in cluster.run("up", "--json").events
+        if event.get("stage") == "hook"
+    ][-1] == "hook pre-up"

@@ -35,17 +35,37 @@ class Host:
 
     def probe(self, docker: Sequence[str]) -> str:
         """What the probe's script prints there."""
-        address: dict[str, Any] = {"ifname": self.interface, "flags": ["UP"], "mtu": 1500, "operstate": "UP"}
+        address: dict[str, Any] = {
+            "ifname": self.interface,
+            "flags": ["UP"],
+            "mtu": 1500,
+            "operstate": "UP",
+        }
         address["addr_info"] = [{"family": "inet", "local": self.ip, "prefixlen": 24}]
-        gpus = "".join(f"{at}, NVIDIA H100 80GB HBM3, 81559, 0, 580.95.05\n" for at in range(self.gpus))
+        gpus = "".join(
+            f"{at}, NVIDIA H100 80GB HBM3, 81559, 0, 580.95.05\n" for at in range(self.gpus)
+        )
         answers = not self.sudo or docker[0] == "sudo"
         parts = [
-            ("home", "/home/ops", 0), ("user", "ops", 0), ("hostname", "unnamed", 0), ("addr", json.dumps([address]), 0),
-            ("gpus", gpus or "sh: nvidia-smi: not found", 0 if gpus else 127), ("containers", "", 0),
+            ("home", "/home/ops", 0),
+            ("user", "ops", 0),
+            ("hostname", "unnamed", 0),
+            ("addr", json.dumps([address]), 0),
+            ("gpus", gpus or "sh: nvidia-smi: not found", 0 if gpus else 127),
+            ("containers", "", 0),
             ("docker", '{"Version": "28.3.0"}' if answers else DENIED, 0 if answers else 1),
-            ("disk", "Filesystem 1024-blocks Used Available Capacity Mounted on\n/dev/sda1 1 1 999999999 1% /data", 0),
-        ]  # fmt: skip
-        return "".join(f"\n@@vlaunch {name}\n{text}\n@@vlaunch rc {code}\n" for name, text, code in parts)
+            (
+                "disk",
+                (
+                    "Filesystem 1024-blocks Used Available Capacity Mounted on\n/dev/sda1 1 1"
+                    " 999999999 1% /data"
+                ),
+                0,
+            ),
+        ]
+        return "".join(
+            f"\n@@vlaunch {name}\n{text}\n@@vlaunch rc {code}\n" for name, text, code in parts
+        )
 
 
 @dataclass
@@ -75,7 +95,9 @@ class Hosts:
 
 
 @pytest.fixture
-def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Hosts:
+def hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Hosts:
     """Two hosts; nothing stands where the inventory will."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -108,7 +130,10 @@ def test_it_writes_an_inventory_and_says_what_comes_next(hosts: Hosts) -> None:
     written = load(Path("inventory.yaml"))
 
     assert (ran.code, ran.out) == (0, "")
-    assert [(node.host, node.ip, node.gpus) for node in written.nodes] == [("gpu01", "10.0.0.11", 8), ("gpu02", "10.0.0.12", 8)]
+    assert [(node.host, node.ip, node.gpus) for node in written.nodes] == [
+        ("gpu01", "10.0.0.11", 8),
+        ("gpu02", "10.0.0.12", 8),
+    ]
     assert "wrote inventory.yaml: cluster vllm, 2 hosts, nvidia, ethernet" in ran.err
     assert "`vlaunch check`" in ran.err
     assert [path.name for path in Path.cwd().iterdir()] == ["inventory.yaml"]
@@ -128,8 +153,14 @@ def test_a_login_that_may_not_call_docker_is_asked_again_behind_sudo(hosts: Host
     text = Path("inventory.yaml").read_text()
 
     assert ran.code == 0
-    assert [{command.node for command in batch} for batch in hosts.batches] == [{"gpu01", "gpu02"}, {"gpu02"}]
-    assert [node.docker for node in load(Path("inventory.yaml")).nodes] == [("docker",), ("sudo", "-n", "docker")]
+    assert [{command.node for command in batch} for batch in hosts.batches] == [
+        {"gpu01", "gpu02"},
+        {"gpu02"},
+    ]
+    assert [node.docker for node in load(Path("inventory.yaml")).nodes] == [
+        ("docker",),
+        ("sudo", "-n", "docker"),
+    ]
     assert "# gpu02: the login may not talk to Docker itself" in text
 
 
@@ -138,7 +169,9 @@ def test_a_way_to_call_docker_that_was_given_is_the_only_one(hosts: Hosts) -> No
     hosts.run("gpu01", "gpu02", "--docker", "sudo -n docker")
 
     assert len(hosts.batches) == 1
-    assert {node.docker for node in load(Path("inventory.yaml")).nodes} == {("sudo", "-n", "docker")}
+    assert {node.docker for node in load(Path("inventory.yaml")).nodes} == {
+        ("sudo", "-n", "docker")
+    }
 
 
 def test_a_file_is_not_overwritten(hosts: Hosts) -> None:
@@ -172,7 +205,9 @@ def test_a_file_that_came_in_between_stays(hosts: Hosts, monkeypatch: pytest.Mon
 def test_a_host_that_cannot_be_reached_is_an_error_and_nothing_is_written(hosts: Hosts) -> None:
     """All of them told together."""
     for name in ("gpu01", "gpu02"):
-        hosts.missing[name] = ConnectError(name, "cannot be reached: no route to host", hint="check the address")
+        hosts.missing[name] = ConnectError(
+            name, "cannot be reached: no route to host", hint="check the address"
+        )
     ran = hosts.run("gpu01", "gpu02")
 
     assert (ran.code, hosts.batches) == (1, [])
@@ -202,17 +237,36 @@ def test_a_dash_is_standard_output(hosts: Hosts, tmp_path: Path) -> None:
 def test_wishes_are_written(hosts: Hosts) -> None:
     """What was said of logins, once for all."""
     ran = hosts.run(
-        "gpu01", "root@gpu02:2222", "--user", "ops", "--jump", "bastion", "--cluster", "mine", "--image", "my/vllm:1",
-        "--hf-home", "/models", "--identity", "~/key", "-o", "mine.yaml",
-    )  # fmt: skip
+        "gpu01",
+        "root@gpu02:2222",
+        "--user",
+        "ops",
+        "--jump",
+        "bastion",
+        "--cluster",
+        "mine",
+        "--image",
+        "my/vllm:1",
+        "--hf-home",
+        "/models",
+        "--identity",
+        "~/key",
+        "-o",
+        "mine.yaml",
+    )
     written = load(Path("mine.yaml"))
 
     assert ran.code == 0
     assert "vlaunch check -i mine.yaml" in ran.err
-    assert (written.cluster, written.image, written.head.hf_home) == ("mine", "my/vllm:1", "/models")
+    assert (written.cluster, written.image, written.head.hf_home) == (
+        "mine",
+        "my/vllm:1",
+        "/models",
+    )
     assert [(node.ssh.user, node.ssh.port, node.ssh.jump) for node in written.nodes] == [
-        ("ops", None, "bastion"), ("root", 2222, "bastion"),
-    ]  # fmt: skip
+        ("ops", None, "bastion"),
+        ("root", 2222, "bastion"),
+    ]
     assert {node.ssh.identity for node in written.nodes} == {str(Path.home() / "key")}
     assert Path("mine.yaml").read_text().count("identity") == 1
 
@@ -271,11 +325,20 @@ def test_update_still_compares_when_nothing_new_can_be_chosen(hosts: Hosts) -> N
 @pytest.mark.parametrize(
     "words",
     [
-        (), ("gpu01", "-o", "-", "--json"), ("--update", "-o", "-"), ("--update", "--force"), ("--update",), ("gpu01", "gpu01"),
-        ("gpu01", "-o", "nowhere/inventory.yaml"), ("gpu01", "-o", "."), ("gpu01", "--docker", "sudo docker"),
-        ("gpu01", "--docker", "'"), ("gpu01", "--image", "Not An Image"), ("gpu01", "--docker", ""),
+        (),
+        ("gpu01", "-o", "-", "--json"),
+        ("--update", "-o", "-"),
+        ("--update", "--force"),
+        ("--update",),
+        ("gpu01", "gpu01"),
+        ("gpu01", "-o", "nowhere/inventory.yaml"),
+        ("gpu01", "-o", "."),
+        ("gpu01", "--docker", "sudo docker"),
+        ("gpu01", "--docker", "'"),
+        ("gpu01", "--image", "Not An Image"),
+        ("gpu01", "--docker", ""),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_request_reaches_no_host(hosts: Hosts, words: tuple[str, ...]) -> None:
     """Exit code 2, with what is wrong."""
     ran = hosts.run(*words)

@@ -1,4 +1,6 @@
-"""`vlaunch jobs`, `stop JOB` and `status` where batch jobs run, on simulated nodes with the real desk program."""
+"""`vlaunch jobs`, `stop JOB` and `status` where batch jobs run, on simulated nodes with the real
+desk program.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def batch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Batch:
 @pytest.fixture
 def running(batch: Batch) -> Batch:
     """The same, and the job runs."""
-    batch.dies = lambda progress: progress.update(done=4, status="RUNNING", rows_per_second=2.5, eta=2.4, tokens_per_second=120)
+    batch.dies = lambda progress: progress.update(
+        done=4, status="RUNNING", rows_per_second=2.5, eta=2.4, tokens_per_second=120
+    )
     assert batch.run("--detach").code == 0
     batch.verbs()
     return batch
@@ -67,8 +71,12 @@ def test_a_running_job_and_the_server_beside_it(running: Batch) -> None:
     ],
 )
 def test_states(batch: Batch, state: str, status: str, shown: str, said: str) -> None:
-    """A driver that ended without a word was interrupted; what an earlier run said is not this one's."""
-    batch.dies = lambda progress: progress.update(state=state, status=status, error={"message": "it broke"})
+    """A driver that ended without a word was interrupted; what an earlier run said is not this
+    one's.
+    """
+    batch.dies = lambda progress: progress.update(
+        state=state, status=status, error={"message": "it broke"}
+    )
     batch.run("--detach")
     ran = batch.cluster.run("jobs")
 
@@ -80,7 +88,12 @@ def test_jobs_as_json(running: Batch) -> None:
     """Everything that is known of each."""
     (job,) = json.loads(running.cluster.run("jobs", "--json").out)["jobs"]
 
-    assert (job["name"], job["state"], job["runs"], job["job"]) == ("job", "running", True, "batch-job-1")
+    assert (job["name"], job["state"], job["runs"], job["job"]) == (
+        "job",
+        "running",
+        True,
+        "batch-job-1",
+    )
     assert (job["rows"], job["done"], job["rows_per_second"]) == (10, 4, 2.5)
     assert job["work"] == str(running.work)
 

@@ -1,4 +1,6 @@
-"""The cluster's lock: who takes it and when, and, with real processes on this machine, that it never outlives its owner."""
+"""The cluster's lock: who takes it and when, and, with real processes on this machine, that it
+never outlives its owner.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ from tests.remote import processes
 pytestmark = pytest.mark.processes
 
 VLAUNCH = [sys.executable, "-c", "from launcher.cli.main import main; main()"]
-ANNA = '{"pid": 4242, "since": "2026-11-21T21:00:05Z", "who": "anna", "host": "laptop", "command": "vlaunch up"}'
+ANNA = (
+    '{"pid": 4242, "since": "2026-11-21T21:00:05Z", "who": "anna", "host": "laptop", "command":'
+    ' "vlaunch up"}'
+)
 # A Docker that lets everybody wait until a file is there.
 _SLOW = '#!/bin/sh\ntouch "{0}/asked"\nwhile [ ! -e "{0}/go" ]; do sleep 0.02; done\nexit 1\n'
 
@@ -34,7 +39,13 @@ _SLOW = '#!/bin/sh\ntouch "{0}/asked"\nwhile [ ! -e "{0}/go" ]; do sleep 0.02; d
 def up(cluster: Cluster) -> Cluster:
     """A cluster that is up."""
     assert cluster.run("up").code == 0
-    for kept in (cluster.world.changes, cluster.commands, cluster.trace, cluster.held, cluster.holders):
+    for kept in (
+        cluster.world.changes,
+        cluster.commands,
+        cluster.trace,
+        cluster.held,
+        cluster.holders,
+    ):
         kept.clear()
     return cluster
 
@@ -43,9 +54,16 @@ def busy(cluster: Cluster) -> None:
     cluster.lock = [Line(node="gpu01", text=f"held {ANNA}"), Answer(node="gpu01", code=75)]
 
 
-@pytest.mark.parametrize("words", [["up"], ["down"], ["stop"], ["stop", "x"], ["check-nccl"], ["jobs", "--remove", "x"]])
-def test_whoever_changes_the_cluster_takes_the_lock_before_the_first_look(up: Cluster, words: list[str]) -> None:
-    """Plans depend on what is seen; what is seen must not change any more. It is given back at the end."""
+@pytest.mark.parametrize(
+    "words", [["up"], ["down"], ["stop"], ["stop", "x"], ["check-nccl"], ["jobs", "--remove", "x"]]
+)
+def test_whoever_changes_the_cluster_takes_the_lock_before_the_first_look(
+    up: Cluster, words: list[str]
+) -> None:
+    """Plans depend on what is seen; what is seen must not change any more.
+
+    It is given back at the end.
+    """
     up.run(*words)
 
     assert up.trace[0] == "hold"
@@ -94,7 +112,10 @@ def test_another_operator_is_named_and_nothing_is_touched(up: Cluster) -> None:
     ran = up.run("up")
 
     assert (ran.code, up.world.changes, up.commands) == (1, [], [])
-    assert "error: gpu01: another operator works on cluster c: anna@laptop since 2026-11-21T21:00:05Z (`vlaunch up`)" in ran.err
+    assert (
+        "error: gpu01: another operator works on cluster c: anna@laptop since 2026-11-21T21:00:05Z"
+        " (`vlaunch up`)" in ran.err
+    )
     assert "hint: wait for it: `--lock-wait 600`" in ran.err
     assert "vlaunch lock --break" in ran.err
 
@@ -106,7 +127,11 @@ def test_waiting_is_shown_and_ends_with_the_lock(up: Cluster) -> None:
 
     assert ran.code == 0
     assert "waiting: the cluster's lock, which anna@laptop since" in ran.err
-    assert ran.err.index("anna@laptop") < ran.err.index("the cluster's lock is ours") < ran.err.index("Look at the nodes")
+    assert (
+        ran.err.index("anna@laptop")
+        < ran.err.index("the cluster's lock is ours")
+        < ran.err.index("Look at the nodes")
+    )
 
 
 def test_the_name_of_an_owner_draws_on_no_terminal(up: Cluster) -> None:
@@ -119,10 +144,14 @@ def test_the_name_of_an_owner_draws_on_no_terminal(up: Cluster) -> None:
     assert not set("\x1b\x07\x9b") & set(ran.err)
 
 
-def test_nor_does_it_make_two_lines_of_one(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_does_it_make_two_lines_of_one(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second would pass for one of ours."""
     wild = json.dumps({"who": "a\nc: nobody holds the lock", "pid": 4242})
-    monkeypatch.setattr(cluster.world, "answer", lambda _: Answer(node="gpu01", code=0, out=f"held {wild}\n"))
+    monkeypatch.setattr(
+        cluster.world, "answer", lambda _: Answer(node="gpu01", code=0, out=f"held {wild}\n")
+    )
     ran = cluster.run("lock")
 
     assert ran.code == 0
@@ -132,12 +161,23 @@ def test_nor_does_it_make_two_lines_of_one(cluster: Cluster, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (Answer(node="gpu01", code=73, err="mkdir: cannot create: Read-only file system"), "Read-only file system"),
-        (Answer(node="gpu01", code=69, err="neither flock nor python3 is there"), "apt-get install util-linux"),
-        (Answer(node="gpu01", code=255, err="the connection was lost"), "run the same command again"),
+        (
+            Answer(node="gpu01", code=73, err="mkdir: cannot create: Read-only file system"),
+            "Read-only file system",
+        ),
+        (
+            Answer(node="gpu01", code=69, err="neither flock nor python3 is there"),
+            "apt-get install util-linux",
+        ),
+        (
+            Answer(node="gpu01", code=255, err="the connection was lost"),
+            "run the same command again",
+        ),
     ],
 )
-def test_a_head_that_cannot_lock_stops_what_builds_and_not_what_cleans(up: Cluster, answer: Answer, words: str) -> None:
+def test_a_head_that_cannot_lock_stops_what_builds_and_not_what_cleans(
+    up: Cluster, answer: Answer, words: str
+) -> None:
     """`down` goes as far as it can, and says what it goes without."""
     up.lock = [answer]
     ran = up.run("up")
@@ -152,7 +192,9 @@ def test_a_head_that_cannot_lock_stops_what_builds_and_not_what_cleans(up: Clust
     assert "goes on without the cluster's lock" in ran.err
 
 
-def test_hints_name_the_folder_that_the_inventory_chose(up: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hints_name_the_folder_that_the_inventory_chose(
+    up: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And not the one that it would have been."""
     up.write(f"{INVENTORY}state_dir: /srv/state\n")
     up.lock = [Answer(node="gpu01", code=73, err="mkdir: cannot create: Read-only file system")]
@@ -162,7 +204,9 @@ def test_hints_name_the_folder_that_the_inventory_chose(up: Cluster, monkeypatch
     assert "`fuser -v /srv/state/locks/c`" in up.run("lock", "--break", "--yes").err
 
 
-def test_a_head_that_says_nothing_sensible_is_not_waited_for_for_ever(up: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_says_nothing_sensible_is_not_waited_for_for_ever(
+    up: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever it prints, and if it prints nothing."""
     monkeypatch.setattr("launcher.cli.locked._ANSWERS", 0.05)
     up.lock = [Line(node="gpu01", text="what?"), Line(node="gpu01", text="locked", error=True)]
@@ -183,7 +227,9 @@ def test_down_without_its_head_takes_no_lock(up: Cluster) -> None:
 
 
 @pytest.mark.parametrize("verb", ["up", "down"])
-def test_a_lock_that_is_lost_stops_the_command_before_its_next_step(cluster: Cluster, verb: str) -> None:
+def test_a_lock_that_is_lost_stops_the_command_before_its_next_step(
+    cluster: Cluster, verb: str
+) -> None:
     """Also one that would clean as far as it can: somebody else works there now."""
     if verb == "down":
         assert cluster.run("up").code == 0
@@ -205,7 +251,9 @@ def test_a_lock_that_is_lost_stops_the_command_before_its_next_step(cluster: Clu
     assert len({command.node for command in cluster.world.changes}) == len(cluster.world.changes)
 
 
-def test_lock_and_audit_cost_one_round_trip(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_and_audit_cost_one_round_trip(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The lock one command on the head; the lines none, for they travel with the first step."""
     cluster.run("up")  # asks the image what is in it, once and for all
     cluster.run("down")
@@ -226,16 +274,26 @@ def test_lock_and_audit_cost_one_round_trip(cluster: Cluster, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("owner", "answer", "said"),
     [
-        (ANNA, Answer(node="gpu01", code=77, err="kill: (4242): Operation not permitted"), "on gpu01, `kill 4242`"),
+        (
+            ANNA,
+            Answer(node="gpu01", code=77, err="kill: (4242): Operation not permitted"),
+            "on gpu01, `kill 4242`",
+        ),
         (ANNA, Answer(node="gpu01", code=0, out="changed\n"), "has changed hands"),
         (ANNA, Answer(node="gpu01", code=0, out="stranger\n"), "has changed hands"),
-        ("", Answer(node="gpu01", code=0, out="freed\n"), "does not say which process holds the lock"),
+        (
+            "",
+            Answer(node="gpu01", code=0, out="freed\n"),
+            "does not say which process holds the lock",
+        ),
     ],
 )
 def test_a_lock_that_cannot_be_broken(
     cluster: Cluster, owner: str, answer: Answer, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of another login, of somebody else by now, or of nobody knows whom: it is not called broken."""
+    """Of another login, of somebody else by now, or of nobody knows whom: it is not called
+    broken.
+    """
     nodes = {"lock-look": Answer(node="gpu01", code=0, out=f"held {owner}\n"), "lock-break": answer}
     monkeypatch.setattr(cluster.world, "answer", lambda command: nodes[command.argv[3]])
     ran = cluster.run("lock", "--break", "--yes")
@@ -244,9 +302,13 @@ def test_a_lock_that_cannot_be_broken(
     assert said in ran.err
 
 
-def test_a_head_that_does_not_say_who_holds_the_lock(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_does_not_say_who_holds_the_lock(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Is an error, and not a lock that nobody holds."""
-    silent = Answer(node="gpu01", code=77, err="sh: cannot create /root/.vlaunch/locks/c: Permission denied")
+    silent = Answer(
+        node="gpu01", code=77, err="sh: cannot create /root/.vlaunch/locks/c: Permission denied"
+    )
     monkeypatch.setattr(cluster.world, "answer", lambda _: silent)
     ran = cluster.run("lock")
 
@@ -261,8 +323,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     docker.write_text(_SLOW.format(tmp_path))
     docker.chmod(0o755)
     (tmp_path / "inventory.yaml").write_text(
-        f"cluster: c\nimage: x:1\naccelerator: cpu\nconnection: local\nstate_dir: {tmp_path}/state\ndocker: [{docker}]\n"
-        f"hf_home: {tmp_path}/hf\nnodes: [{{host: localhost, name: me, ip: 192.0.2.1, gpus: 1}}]\n"
+        "cluster: c\nimage: x:1\naccelerator: cpu\nconnection: local\nstate_dir:"
+        f" {tmp_path}/state\ndocker: [{docker}]\nhf_home: {tmp_path}/hf\nnodes: [{{host: localhost,"
+        " name: me, ip: 192.0.2.1, gpus: 1}]\n"
     )
     monkeypatch.chdir(tmp_path)
     for name in ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
@@ -279,7 +342,15 @@ def launch(here: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def start(*words: str, user: str = "anna") -> subprocess.Popen[str]:
         env = {**os.environ, "LOGNAME": user}
-        started.append(subprocess.Popen([*VLAUNCH, *words], env=env, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        started.append(
+            subprocess.Popen(
+                [*VLAUNCH, *words],
+                env=env,
+                stderr=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
         return started[-1]
 
     yield start
@@ -337,21 +408,27 @@ def test_a_killed_launcher_frees_the_lock(
 def test_a_lock_that_a_dead_launcher_of_this_machine_left_is_taken_over(
     alive: bool, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The head may still hold its connection, for nobody has told it; of a launcher that lives nothing is taken."""
+    """The head may still hold its connection, for nobody has told it; of a launcher that lives
+    nothing is taken.
+    """
     (here / "go").touch()
     with subprocess.Popen(["true"]) as ended:
         gone = process.own().replace(f":{os.getpid()}:", f":{ended.pid}:")
     pipe = subprocess.PIPE
     with subprocess.Popen(lock.hold(f"{here}/state", "c"), stdin=pipe, stdout=pipe) as holder:
         assert holder.stdin is not None and holder.stdout is not None
-        holder.stdin.write(lock.said("anna", "laptop", "vlaunch up", process.own() if alive else gone))
+        holder.stdin.write(
+            lock.said("anna", "laptop", "vlaunch up", process.own() if alive else gone)
+        )
         holder.stdin.flush()
         assert holder.stdout.readline() == b"locked\n"
         code, err = run(["stop"]), capsys.readouterr().err
 
         assert code == (1 if alive else 0), err
         assert (holder.poll() is None) is alive
-        assert ("the lock is left of a launcher that is dead: anna@laptop since" in err) is not alive
+        assert (
+            "the lock is left of a launcher that is dead: anna@laptop since" in err
+        ) is not alive
 
 
 def test_a_broken_lock_stops_its_owner_and_says_who_did_it(
@@ -360,7 +437,9 @@ def test_a_broken_lock_stops_its_owner_and_says_who_did_it(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whose it is is shown; there is a line about it on the head; the owner learns it before the next step."""
+    """Whose it is is shown; there is a line about it on the head; the owner learns it before the
+    next step.
+    """
     monkeypatch.setenv("LOGNAME", "eve")
     first = launch("stop")
     assert processes.awaited((here / "asked").exists)
@@ -377,10 +456,15 @@ def test_a_broken_lock_stops_its_owner_and_says_who_did_it(
     assert first.returncode == 1
     assert "error: me: eve@" in err and "broke the cluster's lock" in err
     (line,) = (here / "state/audit/c.ndjson").read_text().splitlines()
-    assert json.loads(line)["who"] == "eve" and "breaking the lock of anna@" in json.loads(line)["changes"][0]
+    assert (
+        json.loads(line)["who"] == "eve"
+        and "breaking the lock of anna@" in json.loads(line)["changes"][0]
+    )
 
 
-def test_a_lock_that_nobody_holds_needs_no_breaking(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lock_that_nobody_holds_needs_no_breaking(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It is said, and is no failure."""
     assert run(["lock", "--break", "--yes"]) == run(["lock"]) == 0
     assert capsys.readouterr().out == "c: nobody holds the lock\n" * 2

@@ -16,7 +16,10 @@ from tests.cli.conftest import Cluster
 @pytest.fixture
 def talking(cluster: Cluster) -> Cluster:
     """Containers that have said something."""
-    cluster.logs = {"gpu01": {"head": "ready\nsecond é\n".encode()}, "gpu02": {"worker": b"joined\n", "probe": b"probing\n"}}
+    cluster.logs = {
+        "gpu01": {"head": "ready\nsecond é\n".encode()},
+        "gpu02": {"worker": b"joined\n", "probe": b"probing\n"},
+    }
     cluster.server_log = ["chat INFO: started"]
     return cluster
 
@@ -40,7 +43,10 @@ def test_one_server_only(talking: Cluster) -> None:
     """Of all nodes, and no container's log beside it."""
     ran = talking.run("logs", "--server", "chat")
 
-    assert sorted(ran.out.splitlines()) == ["gpu01/chat: INFO: started", "gpu02/chat: INFO: started"]
+    assert sorted(ran.out.splitlines()) == [
+        "gpu01/chat: INFO: started",
+        "gpu02/chat: INFO: started",
+    ]
     assert {each.argv[each.argv.index("servers") + 1] for each in talking.followed} == {"chat"}
 
 
@@ -54,7 +60,9 @@ def test_a_server_that_has_no_log_says_what_to_do(talking: Cluster) -> None:
     assert "hint: see which run: `vlaunch status`" in ran.err
 
 
-@pytest.mark.parametrize("line", ["Traceback (most recent call last):", "../../x y", "\x1b[2J y", ""])
+@pytest.mark.parametrize(
+    "line", ["Traceback (most recent call last):", "../../x y", "\x1b[2J y", ""]
+)
 def test_a_line_without_a_server_s_name_is_none_of_ours(talking: Cluster, line: str) -> None:
     """What a container prints instead does not pass for a server's name."""
     talking.logs, talking.server_log = {}, [line, "chat y"]
@@ -70,8 +78,15 @@ def test_the_logs_of_engines_are_read_on_this_machine(tmp_path: Path) -> None:
     (tmp_path / "embed" / "engine.log").write_text("a | b & c\n")
 
     def read(*words: str) -> list[str]:
-        argv, env = ("sh", "-c", _SERVERS, "servers", *words), {**os.environ, "VLAUNCH_STATE": str(tmp_path)}
-        return sorted(subprocess.run(argv, env=env, capture_output=True, text=True, check=True, timeout=30).stdout.splitlines())
+        argv, env = (
+            ("sh", "-c", _SERVERS, "servers", *words),
+            {**os.environ, "VLAUNCH_STATE": str(tmp_path)},
+        )
+        return sorted(
+            subprocess.run(
+                argv, env=env, capture_output=True, text=True, check=True, timeout=30
+            ).stdout.splitlines()
+        )
 
     assert read("", "1", "-q") == ["chat two", "embed a | b & c"]
     assert read("chat", "9", "-q") == ["chat one", "chat two"]
@@ -95,8 +110,10 @@ def test_a_last_line_without_its_end_is_shown(talking: Cluster) -> None:
 def test_named_nodes_only(talking: Cluster) -> None:
     """Of containers and of servers."""
     assert set(talking.run("logs", "gpu02").out.splitlines()) == {
-        "gpu02: joined", "gpu02: probing", "gpu02/chat: INFO: started"
-    }  # fmt: skip
+        "gpu02: joined",
+        "gpu02: probing",
+        "gpu02/chat: INFO: started",
+    }
 
 
 def test_silence_says_what_to_do(cluster: Cluster) -> None:
@@ -121,7 +138,10 @@ def test_what_a_container_prints_cannot_draw_on_the_terminal(talking: Cluster) -
     talking.logs = {"gpu01": {"head": b"\x1b[36m(Worker)\x1b[0;0m up\n"}}
     talking.server_log = ["chat \x1b[2J\x07x"]
 
-    assert sorted(talking.run("logs", "gpu01").out.splitlines()) == ["gpu01/chat: x", "gpu01: (Worker) up"]
+    assert sorted(talking.run("logs", "gpu01").out.splitlines()) == [
+        "gpu01/chat: x",
+        "gpu01: (Worker) up",
+    ]
 
 
 def test_every_container_of_a_node_is_followed(talking: Cluster) -> None:
@@ -133,8 +153,13 @@ def test_every_container_of_a_node_is_followed(talking: Cluster) -> None:
 
 
 @pytest.mark.parametrize(("flags", "seconds"), [([], "60.0"), (["-f"], "0")])
-def test_what_reads_servers_logs_ends_with_us(talking: Cluster, flags: list[str], seconds: str) -> None:
-    """Ending `docker exec` does not end the `tail` in the container; the end of its input does. Followed: no deadline."""
+def test_what_reads_servers_logs_ends_with_us(
+    talking: Cluster, flags: list[str], seconds: str
+) -> None:
+    """Ending `docker exec` does not end the `tail` in the container; the end of its input does.
+
+    Followed: no deadline.
+    """
     talking.logs = {}
     talking.run("logs", *flags)
     command, other = talking.followed

@@ -75,7 +75,9 @@ def test_errors_leave_the_program_as_exit_codes(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_disk_that_is_full_is_told_with_what_to_do(ending: Ending, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_disk_that_is_full_is_told_with_what_to_do(
+    ending: Ending, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Which file, and where else it could be."""
     ending(OSError(28, "No space left on device", "/home/x"))
     run(["x"])
@@ -93,7 +95,9 @@ def test_what_a_command_returns_is_its_exit_code(result: object, code: int, endi
     assert run(["x"]) == code
 
 
-def test_verbose_shows_where_an_error_came_from(ending: Ending, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbose_shows_where_an_error_came_from(
+    ending: Ending, capsys: pytest.CaptureFixture[str]
+) -> None:
     """For those who mend vlaunch."""
     ending(VlaunchError("failed"))
 
@@ -101,8 +105,12 @@ def test_verbose_shows_where_an_error_came_from(ending: Ending, capsys: pytest.C
     assert "Traceback" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("stauts", "status"), ("upp", "up"), ("exce", "exec"), ("xyzzy", None)])
-def test_a_mistyped_command_is_told_the_near_one(typed: str, meant: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("stauts", "status"), ("upp", "up"), ("exce", "exec"), ("xyzzy", None)]
+)
+def test_a_mistyped_command_is_told_the_near_one(
+    typed: str, meant: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Exit code 2."""
     assert run([typed]) == 2
 
@@ -116,7 +124,11 @@ def test_help_lists_every_command_in_the_order_of_need(capsys: pytest.CaptureFix
     """Hidden ones are not listed."""
     assert run(["--help"]) == 0
     out = capsys.readouterr().out
-    listed = [line.split()[0] for line in out.split("Commands:")[1].splitlines() if line.startswith("  ") and line[2] != " "]
+    listed = [
+        line.split()[0]
+        for line in out.split("Commands:")[1].splitlines()
+        if line.startswith("  ") and line[2] != " "
+    ]
 
     assert listed == SHOWN
     assert "payload" not in out
@@ -148,7 +160,12 @@ def test_help_loads_nothing_that_is_slow() -> None:
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
     """`vlaunch schema | head -1`."""
-    done = subprocess.run(["sh", "-c", '"$@" schema | head -n 1', "sh", *VLAUNCH], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["sh", "-c", '"$@" schema | head -n 1', "sh", *VLAUNCH],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
 
     assert (done.stdout, done.stderr) == ("{\n", "")
 
@@ -179,7 +196,12 @@ def test_completion_of_another_shell_is_a_usage_error() -> None:
 
 def test_completing_a_command_works_from_end_to_end() -> None:
     """As bash asks for it."""
-    env = {**os.environ, "_VLAUNCH_COMPLETE": "bash_complete", "COMP_WORDS": "vlaunch sta", "COMP_CWORD": "1"}
+    env = {
+        **os.environ,
+        "_VLAUNCH_COMPLETE": "bash_complete",
+        "COMP_WORDS": "vlaunch sta",
+        "COMP_CWORD": "1",
+    }
     done = subprocess.run(VLAUNCH, env=env, capture_output=True, text=True, check=False)
 
     assert done.stdout.split() == ["plain,status"]
@@ -210,7 +232,9 @@ def test_an_inventory_that_is_none_is_a_wrong_request(
     assert "Traceback" not in err
 
 
-def test_an_inventory_that_is_a_directory_is_a_wrong_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_inventory_that_is_a_directory_is_a_wrong_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Also one that does not exist."""
     assert run(["status", str(tmp_path)]) == run(["down", str(tmp_path / "no.yaml")]) == 2
     assert capsys.readouterr().err.count("error: ") == 2
@@ -218,8 +242,17 @@ def test_an_inventory_that_is_a_directory_is_a_wrong_request(tmp_path: Path, cap
 
 def test_the_end_is_not_the_interpreters(tmp_path: Path) -> None:
     """Which waits for whatever hangs there; what was printed is there all the same."""
-    hangs = "import atexit, time; atexit.register(time.sleep, 60); from launcher.cli.main import main; main()"
-    done = subprocess.run([sys.executable, "-c", hangs, "--version"], capture_output=True, text=True, timeout=20, check=False)
+    hangs = (
+        "import atexit, time; atexit.register(time.sleep, 60); from launcher.cli.main import main;"
+        " main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", hangs, "--version"],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
 
     assert (done.returncode, done.stderr) == (0, "")
     assert __version__ in done.stdout
@@ -228,7 +261,14 @@ def test_the_end_is_not_the_interpreters(tmp_path: Path) -> None:
 def test_output_that_cannot_be_written_is_an_error() -> None:
     """A full disk behind `>`, noticed when the last of it is written."""
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run([*VLAUNCH, "--version"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=20, check=False)
+        done = subprocess.run(
+            [*VLAUNCH, "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=20,
+            check=False,
+        )
 
     assert done.returncode == 1
     assert "No space left on device" in done.stderr

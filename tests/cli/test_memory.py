@@ -68,7 +68,10 @@ def test_a_node_without_such_a_place_is_refused_before_anything_is_written(memor
 @pytest.mark.parametrize("to", ["disk", "memory"])
 def test_a_changed_mind_moves_them(memory: Cluster, to: str) -> None:
     """Nothing stays where they lay; the cluster keeps its token."""
-    texts = {"memory": INVENTORY.replace("cluster: c\n", "cluster: c\nsecrets_in: memory\n"), "disk": INVENTORY}
+    texts = {
+        "memory": INVENTORY.replace("cluster: c\n", "cluster: c\nsecrets_in: memory\n"),
+        "disk": INVENTORY,
+    }
     memory.write(texts["disk" if to == "memory" else "memory"])
     memory.run("up")
     machine = memory.world.machines["gpu01"]
@@ -90,4 +93,6 @@ def test_down_removes_them_and_looks_again(memory: Cluster) -> None:
 
     assert ran.code == 0, ran.err
     assert [machine.kept for machine in memory.world.machines.values()] == [{}, {}]
-    assert [command.argv[4:] for command in memory.commands if command.argv[3:4] == ("forget",)] == [(f"{PLACE}/c",)] * 2
+    assert [
+        command.argv[4:] for command in memory.commands if command.argv[3:4] == ("forget",)
+    ] == [(f"{PLACE}/c",)] * 2

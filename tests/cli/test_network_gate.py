@@ -14,8 +14,18 @@ from tests.simulated import World
 RDMA, TCP = "NET/IB/0", "NET/Socket/0"
 SERVE = ("serve", "--model", "org/m")
 ROCE = "network: {fabric: roce, require: rdma}\n"
-MOE = {"num_attention_heads": 64, "num_key_value_heads": 8, "num_hidden_layers": 48, "num_experts": 128}
-CONFIG = {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8}
+MOE = {
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 48,
+    "num_experts": 128,
+}
+CONFIG = {
+    "hidden_size": 8192,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+}
 
 
 def line(host: str, via: str) -> str:
@@ -34,12 +44,22 @@ def ready(cluster: Cluster) -> Cluster:
 def answering(cluster: Cluster, via: str = TCP) -> Cluster:
     """Let a server answer as soon as it is asked for; its ranks' logs tell of this link."""
     world = cluster.world
-    said = {"status": 200, "tokens": 1, "text": "Hi", "model": "org/m", "seconds": 0.1, "system_fingerprint": "f"}
+    said = {
+        "status": 200,
+        "tokens": 1,
+        "text": "Hi",
+        "model": "org/m",
+        "seconds": 0.1,
+        "system_fingerprint": "f",
+    }
     world.said["complete"] = said
     payload = world._payload
 
     def healthy(verb: str) -> Any:
-        return {**payload(verb), **({"health": 200, "capacity": {}} if verb in ("watch", "server") else {})}
+        return {
+            **payload(verb),
+            **({"health": 200, "capacity": {}} if verb in ("watch", "server") else {}),
+        }
 
     world._payload = healthy  # type: ignore[method-assign]
     for name, machine in world.machines.items():
@@ -58,7 +78,14 @@ def measured(cluster: Cluster) -> list[tuple[str, ...]]:
 
 def network_row(ran: Ran) -> str:
     """Return what the summary says of the network."""
-    return next((row.partition(" ")[2].strip() for row in ran.out.splitlines() if row.startswith("network")), "")
+    return next(
+        (
+            row.partition(" ")[2].strip()
+            for row in ran.out.splitlines()
+            if row.startswith("network")
+        ),
+        "",
+    )
 
 
 def test_the_network_is_proven_before_the_start(ready: Cluster) -> None:
@@ -87,7 +114,9 @@ def test_what_was_proven_is_not_proven_again_until_a_container_starts_anew(ready
 
 @pytest.mark.parametrize("asked", ["any", "auto"])
 def test_a_verdict_that_was_asked_for_less_is_none(cluster: Cluster, asked: str) -> None:
-    """`check-nccl --require any` on a cluster that should have RDMA is not what lets `serve` pass over TCP."""
+    """`check-nccl --require any` on a cluster that should have RDMA is not what lets `serve` pass
+    over TCP.
+    """
     cluster.write("network: {fabric: roce}\n" + INVENTORY)
     assert cluster.run("up").code == 0
     answering(cluster)
@@ -99,7 +128,9 @@ def test_a_verdict_that_was_asked_for_less_is_none(cluster: Cluster, asked: str)
     assert cluster.world.servers() == []
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"passed": true}', b"\xff\x00", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"passed": true}', b"\xff\x00", b"[" * 100_000]
+)
 def test_a_record_that_cannot_be_read_proves_nothing(ready: Cluster, content: bytes) -> None:
     """A file on a node may hold anything."""
     ready.world.machines["gpu01"].files["network.json"] = content.decode("latin-1").encode()
@@ -148,7 +179,9 @@ def test_skipping_does_not_borrow_an_older_verdict(ready: Cluster) -> None:
 
 @pytest.mark.parametrize(("allow", "code"), [(False, 1), (True, 0)])
 def test_ranks_below_the_level_end_the_server(cluster: Cluster, allow: bool, code: int) -> None:
-    """Proven by the check, and yet the engine's ranks use TCP: the server is stopped, unless that is allowed."""
+    """Proven by the check, and yet the engine's ranks use TCP: the server is stopped, unless that
+    is allowed.
+    """
     cluster.write(ROCE + INVENTORY)
     assert cluster.run("up").code == 0
     cluster.world.links["gpu01", "gpu02"] = RDMA
@@ -182,7 +215,9 @@ def test_a_server_that_cannot_be_stopped_is_told(cluster: Cluster) -> None:
     assert cluster.run("up").code == 0
     cluster.world.links["gpu01", "gpu02"] = RDMA
     answering(cluster, TCP)
-    cluster.world.fail["gpu01", "unwant"] = Answer(node="gpu01", code=1, err="rm: cannot remove: Permission denied")
+    cluster.world.fail["gpu01", "unwant"] = Answer(
+        node="gpu01", code=1, err="rm: cannot remove: Permission denied"
+    )
     ran = cluster.run(*SERVE)
 
     assert ran.code == 1
@@ -198,7 +233,10 @@ def test_rdma_where_it_is_required_is_in_the_summary(cluster: Cluster) -> None:
     answering(cluster, RDMA)
     done = cluster.run(*SERVE, "--json").events[-1]
 
-    assert (done["kind"], done["data"]["network"]) == ("done", "NET/IB, 2 links (from the engine's own logs)")
+    assert (done["kind"], done["data"]["network"]) == (
+        "done",
+        "NET/IB, 2 links (from the engine's own logs)",
+    )
 
 
 def test_a_node_whose_ranks_are_silent_is_named(cluster: Cluster) -> None:
@@ -217,8 +255,12 @@ def test_a_node_whose_ranks_are_silent_is_named(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(("env", "named"), [("", False), ("env: {NCCL_DEBUG: WARN}\n", True)])
-def test_silent_ranks_are_a_warning_and_never_a_pass(cluster: Cluster, env: str, named: bool) -> None:
-    """Nothing was seen: the server stays, and the summary does not say that its network is confirmed."""
+def test_silent_ranks_are_a_warning_and_never_a_pass(
+    cluster: Cluster, env: str, named: bool
+) -> None:
+    """Nothing was seen: the server stays, and the summary does not say that its network is
+    confirmed.
+    """
     cluster.write(env + INVENTORY)
     assert cluster.run("up").code == 0
     answering(cluster)
@@ -257,7 +299,10 @@ def test_ranks_of_cpus_have_no_log_of_nccl(cluster: Cluster) -> None:
 
 def test_one_node_has_no_gate(cluster: Cluster) -> None:
     """There is nothing between nodes."""
-    cluster.write("cluster: c\nimage: vllm/vllm-openai:v0.32.0\nnodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}]\n")
+    cluster.write(
+        "cluster: c\nimage: vllm/vllm-openai:v0.32.0\nnodes: [{host: gpu01, ip: 10.0.0.11, gpus:"
+        " 8}]\n"
+    )
     assert cluster.run("up").code == 0
     answering(cluster)
     ran = cluster.run(*SERVE)
@@ -285,17 +330,25 @@ def test_only_the_nodes_of_an_mp_server_are_measured(cluster: Cluster) -> None:
     answering(cluster)
     asked = (*SERVE, "--no-wait", "--replace", "--backend", "mp", "--nodes")
     assert cluster.run(*asked, "gpu[02-03]").code == 0
-    assert [each.node for each in cluster.commands if "/opt/vlaunch/network.py" in each.argv] == ["gpu02", "gpu03"]
+    assert [each.node for each in cluster.commands if "/opt/vlaunch/network.py" in each.argv] == [
+        "gpu02",
+        "gpu03",
+    ]
     measured(cluster)
 
     assert (cluster.run(*asked, "gpu03,gpu02", "--tp", "4").code, measured(cluster)) == (0, [])
     assert (cluster.run(*asked, "gpu[01-02]").code, len(measured(cluster))) == (0, 2)
-    assert json.loads(cluster.world.machines["gpu01"].files["network.json"])["nodes"] == ["gpu01", "gpu02"]
+    assert json.loads(cluster.world.machines["gpu01"].files["network.json"])["nodes"] == [
+        "gpu01",
+        "gpu02",
+    ]
 
 
 @pytest.mark.parametrize("backend", ["ray", "mp"])
 def test_ranks_are_asked_for_the_logs_of_their_server(ready: Cluster, backend: str) -> None:
-    """What was asked for to be written is what is read; what it says is kept under the server's name."""
+    """What was asked for to be written is what is read; what it says is kept under the server's
+    name.
+    """
     assert ready.run(*SERVE, "--backend", backend, "--name", "chat").code == 0
     (server,) = ready.world.servers()
     asked = [each.argv for each in ready.commands if "log" in each.argv]
@@ -306,12 +359,17 @@ def test_ranks_are_asked_for_the_logs_of_their_server(ready: Cluster, backend: s
         f"/tmp/vlaunch-nccl.{name}.%h.%p.log"
     }
     assert [argv[-1] for argv in asked] == [name] * 2
-    assert kept["chat"] == {"id": server["desired"]["id"], "said": "NET/Socket, 2 links (from the engine's own logs)"}
+    assert kept["chat"] == {
+        "id": server["desired"]["id"],
+        "said": "NET/Socket, 2 links (from the engine's own logs)",
+    }
 
 
 @pytest.mark.parametrize("config", [CONFIG, None, {"architectures": ["x"]}])
 def test_tensor_parallel_across_nodes_is_told_with_its_cost(ready: Cluster, config: Any) -> None:
-    """With measured figures and what to use instead, where the model's shape is known; also when it was proven before."""
+    """With measured figures and what to use instead, where the model's shape is known; also when it
+    was proven before.
+    """
     for machine in ready.world.machines.values():
         machine.config = config
     ran = ready.run(*SERVE, "--tp", "16", "--pp", "1")
@@ -326,7 +384,9 @@ def test_tensor_parallel_across_nodes_is_told_with_its_cost(ready: Cluster, conf
 
 @pytest.mark.parametrize("flags", [["--dry-run"], ["--dry-run", "--offline"]])
 @pytest.mark.parametrize("backend", ["ray", "mp"])
-def test_a_dry_run_proves_nothing_and_shows_no_secret(ready: Cluster, flags: list[str], backend: str) -> None:
+def test_a_dry_run_proves_nothing_and_shows_no_secret(
+    ready: Cluster, flags: list[str], backend: str
+) -> None:
     """The script names the gate; two of them are the same."""
     ran = ready.run(*SERVE, "--backend", backend, *flags)
     again = ready.run(*SERVE, "--backend", backend, *flags)
@@ -348,7 +408,9 @@ def replicated(cluster: Cluster, config: Any) -> Cluster:
 
 
 def test_replicas_of_a_dense_model_need_no_proof(ready: Cluster) -> None:
-    """They are engines of their own: nothing is measured, no log is asked for links, and why is said."""
+    """They are engines of their own: nothing is measured, no log is asked for links, and why is
+    said.
+    """
     ran = replicated(ready, CONFIG).run(*SERVE, "--data-parallel-size", "2")
 
     assert (ran.code, measured(ready)) == (0, [])
@@ -370,7 +432,11 @@ def test_skipping_where_nothing_is_to_prove_is_no_warning(ready: Cluster) -> Non
     ("config", "args", "said"),
     [
         (MOE, [], "the model's 128 experts are split over all 16 ranks"),
-        (MOE, ["--", "--enable-expert-parallel"], "the model's 128 experts are spread over all 16 ranks"),
+        (
+            MOE,
+            ["--", "--enable-expert-parallel"],
+            "the model's 128 experts are spread over all 16 ranks",
+        ),
         (None, [], "whether the model is a mixture of experts is not known"),
     ],
 )
@@ -378,7 +444,9 @@ def test_skipping_where_nothing_is_to_prove_is_no_warning(ready: Cluster) -> Non
 def test_replicas_that_exchange_tokens_need_a_proof(
     ready: Cluster, backend: str, config: Any, args: list[str], said: str
 ) -> None:
-    """Every layer of a mixture of experts crosses the nodes: measured with collectives, and why is said."""
+    """Every layer of a mixture of experts crosses the nodes: measured with collectives, and why is
+    said.
+    """
     asked = (*SERVE, "--dp", "2", "--backend", backend, "--no-wait", *args)
     ran = replicated(ready, config).run(*asked)
 
@@ -393,7 +461,9 @@ def test_replicas_do_not_rely_on_a_verdict_without_collectives(ready: Cluster) -
     replicated(ready, MOE)
     assert ready.run("check-nccl").code == 0
     kept = json.loads(ready.world.machines["gpu01"].files["network.json"])
-    ready.world.machines["gpu01"].files["network.json"] = json.dumps({**kept, "collective": False}).encode()
+    ready.world.machines["gpu01"].files["network.json"] = json.dumps(
+        {**kept, "collective": False}
+    ).encode()
     measured(ready)
     ran = ready.run(*SERVE, "--dp", "2", "--no-wait")
 

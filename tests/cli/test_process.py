@@ -25,7 +25,9 @@ def test_one_that_lives_is_not_dead() -> None:
 
 
 def test_one_that_has_ended_is_dead() -> None:
-    """Also while nobody has asked for its exit code, and when its number belongs to another one by now."""
+    """Also while nobody has asked for its exit code, and when its number belongs to another one by
+    now.
+    """
     with subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE) as child:
         text = of(child.pid)
         child.kill()
@@ -36,12 +38,16 @@ def test_one_that_has_ended_is_dead() -> None:
     assert process.dead(f"{process.own().rpartition(':')[0]}:1")
 
 
-def test_where_others_processes_are_hidden_nobody_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_others_processes_are_hidden_nobody_is_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With `hidepid` a launcher of another user looks as if it had ended."""
     text = process.own()
     for name in ("sys/kernel/random", "self/ns"):
         (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "sys/kernel/random/boot_id").write_bytes(Path("/proc/sys/kernel/random/boot_id").read_bytes())
+    (tmp_path / "sys/kernel/random/boot_id").write_bytes(
+        Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    )
     (tmp_path / "self/ns/pid").symlink_to(Path("/proc/self/ns/pid").readlink())
     monkeypatch.setattr(process, "_PROC", tmp_path)
 

@@ -1,4 +1,6 @@
-"""`vlaunch rollback`, and `serve --or-rollback`: what is started, and what is said when there is nothing to return to."""
+"""`vlaunch rollback`, and `serve --or-rollback`: what is started, and what is said when there is
+nothing to return to.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import DeadlineError, GateError, NodeError, StoppedError, UnwatchedError, VlaunchError
+from launcher.errors import (
+    DeadlineError,
+    GateError,
+    NodeError,
+    StoppedError,
+    UnwatchedError,
+    VlaunchError,
+)
 from launcher.plan.request import Request
 from tests.cli.conftest import Cluster
 
@@ -18,18 +27,28 @@ SERVE = ("serve", "--skip-network-check", "--model")
 def answers(monkeypatch: pytest.MonkeyPatch, *silent: str) -> None:
     """Have every server answer at once but those of some models."""
 
-    def wait(session: Any, seen: Any, request: Request, *_: Any, **__: Any) -> tuple[int, list[str]]:
+    def wait(
+        session: Any, seen: Any, request: Request, *_: Any, **__: Any
+    ) -> tuple[int, list[str]]:
         if request.model in silent:
-            raise GateError(f"{request.model} never answered", evidence="the last line", hint="read the log")
+            raise GateError(
+                f"{request.model} never answered", evidence="the last line", hint="read the log"
+            )
         return 0, [f"endpoint of {request.model}"]
 
     monkeypatch.setattr("launcher.cli.start._wait", wait)
 
 
 def fails(
-    monkeypatch: pytest.MonkeyPatch, error: VlaunchError, meanwhile: Callable[[], None] = lambda: None, *, after: int = 0
+    monkeypatch: pytest.MonkeyPatch,
+    error: VlaunchError,
+    meanwhile: Callable[[], None] = lambda: None,
+    *,
+    after: int = 0,
 ) -> None:
-    """Have a first wait end with an error, after something has happened; all later ones end with the exit code `after`."""
+    """Have a first wait end with an error, after something has happened; all later ones end with
+    the exit code `after`.
+    """
     errors = [error]
 
     def wait(*_: Any, **__: Any) -> tuple[int, list[str]]:
@@ -78,12 +97,28 @@ def test_the_server_before_is_started_again(served: Cluster) -> None:
     assert ran.code == 0, ran.err
     assert ran.out == "endpoint of org/old\n"
     assert f"back to {OLD}" in ran.err
-    assert (again["desired"]["id"], again["desired"]["processes"]) == (old["desired"]["id"], old["desired"]["processes"])
+    assert (again["desired"]["id"], again["desired"]["processes"]) == (
+        old["desired"]["id"],
+        old["desired"]["processes"],
+    )
 
 
 def test_a_server_beside_it_stays(served: Cluster) -> None:
     """Each name has a history of its own; with several, one is named."""
-    second = ("--name", "chat", "--port", "8001", "--backend", "mp", "--tp", "2", "--pp", "1", "--nodes", "gpu02")
+    second = (
+        "--name",
+        "chat",
+        "--port",
+        "8001",
+        "--backend",
+        "mp",
+        "--tp",
+        "2",
+        "--pp",
+        "1",
+        "--nodes",
+        "gpu02",
+    )
     assert served.run(*SERVE, "org/chat", *second).code == 0
     kept(served, "chat")
     assert served.run(*SERVE, "org/chat2", *second, "--replace").code == 0
@@ -107,13 +142,22 @@ def test_a_server_that_was_stopped_comes_back(served: Cluster) -> None:
 
 
 def test_it_looks_with_the_lock_held(served: Cluster) -> None:
-    """What has answered, and what is wanted, may change until the lock is ours; while a model loads others may have it."""
+    """What has answered, and what is wanted, may change until the lock is ours; while a model loads
+    others may have it.
+    """
     served.run(*SERVE, "org/new", "--replace")
     kept(served)
-    for words in (("rollback", "--skip-network-check"), (*SERVE, "org/broken", "--replace", "--or-rollback")):
+    for words in (
+        ("rollback", "--skip-network-check"),
+        (*SERVE, "org/broken", "--replace", "--or-rollback"),
+    ):
         served.trace.clear()
         served.run(*words)
-        held = [word for word, before in zip(served.trace, ["free", *served.trace], strict=False) if before == "free"]
+        held = [
+            word
+            for word, before in zip(served.trace, ["free", *served.trace], strict=False)
+            if before == "free"
+        ]
         assert held == ["hold"] * len(held)
         assert served.trace.count("free") == len(held)
 
@@ -130,7 +174,9 @@ def test_a_dry_run_changes_nothing(served: Cluster) -> None:
     assert len(served.world.changes) == before
 
 
-def test_a_failure_is_told_with_the_server_that_was_to_come_back(served: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_told_with_the_server_that_was_to_come_back(
+    served: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As `serve` tells it."""
     served.run(*SERVE, "org/new", "--replace")
     kept(served)
@@ -165,14 +211,19 @@ def test_a_server_that_does_not_answer_makes_room_for_the_one_before(served: Clu
     assert running(served) == ["org/old"]
 
 
-def test_without_a_server_before_both_troubles_are_told(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_server_before_both_troubles_are_told(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The failure first."""
     answers(monkeypatch, "org/broken")
     cluster.run("up")
     ran = cluster.run(*SERVE, "org/broken", "--or-rollback")
 
     assert ran.code == 1
-    assert "org/broken never answered; and there was no way back: no other server has answered" in ran.err
+    assert (
+        "org/broken never answered; and there was no way back: no other server has answered"
+        in ran.err
+    )
     assert "hint: read the log" in ran.err
 
 
@@ -185,13 +236,18 @@ def test_a_wrong_request_is_no_failure(served: Cluster) -> None:
     assert "--or-rollback waits" in served.run(*SERVE, "org/new", "--or-rollback", "--no-wait").err
 
 
-def test_a_server_before_that_does_not_answer_either(served: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_before_that_does_not_answer_either(
+    served: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both failures are told; what to do is about the one that was started last."""
     answers(monkeypatch, "org/broken", "org/old")
     ran = served.run(*SERVE, "org/broken", "--replace", "--or-rollback")
 
     assert ran.code == 1
-    assert "org/broken never answered; and the server before does not answer either: org/old never answered" in ran.err
+    assert (
+        "org/broken never answered; and the server before does not answer either: org/old never"
+        " answered" in ran.err
+    )
     assert running(served) == ["org/old"]
 
 
@@ -199,11 +255,19 @@ def test_a_server_before_that_does_not_answer_either(served: Cluster, monkeypatc
     "error",
     [
         StoppedError("", "the server was stopped while it was being watched"),
-        UnwatchedError("", "server `default` cannot be watched any more", hint="the server itself may well go on"),
+        UnwatchedError(
+            "",
+            "server `default` cannot be watched any more",
+            hint="the server itself may well go on",
+        ),
     ],
 )
-def test_what_is_no_failure_is_not_rolled_back(served: Cluster, monkeypatch: pytest.MonkeyPatch, error: NodeError) -> None:
-    """Somebody has stopped it, or nobody knows how it is: both are told, and nothing is started or stopped."""
+def test_what_is_no_failure_is_not_rolled_back(
+    served: Cluster, monkeypatch: pytest.MonkeyPatch, error: NodeError
+) -> None:
+    """Somebody has stopped it, or nobody knows how it is: both are told, and nothing is started or
+    stopped.
+    """
     fails(monkeypatch, error)
     ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
 
@@ -212,9 +276,15 @@ def test_what_is_no_failure_is_not_rolled_back(served: Cluster, monkeypatch: pyt
     assert running(served) == ["org/new"]
 
 
-def test_a_server_that_somebody_else_starts_meanwhile_stays(served: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_somebody_else_starts_meanwhile_stays(
+    served: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its own server may have failed: the name is not this operator's any more."""
-    ours = NodeError("", "the server did not start: out of memory", hint="ask for less\nremove what is left: `vlaunch stop`")
+    ours = NodeError(
+        "",
+        "the server did not start: out of memory",
+        hint="ask for less\nremove what is left: `vlaunch stop`",
+    )
     fails(monkeypatch, ours, lambda: replaced(served))
     ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
 
@@ -230,7 +300,9 @@ def replaced(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_failure_that_was_somebody_s_stop(served: Cluster, monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
+def test_a_failure_that_was_somebody_s_stop(
+    served: Cluster, monkeypatch: pytest.MonkeyPatch, stopped: bool
+) -> None:
     """A dying engine looks like a broken one to whoever watches; with the lock held it is known."""
 
     def ended() -> None:
@@ -246,7 +318,9 @@ def test_a_failure_that_was_somebody_s_stop(served: Cluster, monkeypatch: pytest
     assert running(served) == ([] if stopped else ["org/old"])
 
 
-def test_a_server_that_was_stopped_for_its_network_makes_room(served: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_was_stopped_for_its_network_makes_room(
+    served: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """That was ourselves."""
     fails(monkeypatch, GateError("its network is below what is required"), served.unwant)
     ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
@@ -257,7 +331,11 @@ def test_a_server_that_was_stopped_for_its_network_makes_room(served: Cluster, m
 
 def test_what_was_not_touched_is_not_started_again(served: Cluster) -> None:
     """A start that is refused before anything is stopped leaves the old server where it is."""
-    batch = {"submission_id": "b-1", "status": "RUNNING", "metadata": {"vlaunch.batch": "b", "vlaunch.gpus": "8"}}
+    batch = {
+        "submission_id": "b-1",
+        "status": "RUNNING",
+        "metadata": {"vlaunch.batch": "b", "vlaunch.gpus": "8"},
+    }
     served.world.jobs.append(batch)
     before = len(served.world.changes)
     ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
@@ -268,9 +346,17 @@ def test_what_was_not_touched_is_not_started_again(served: Cluster) -> None:
     assert len(served.world.changes) == before
 
 
-def test_the_hint_is_about_the_server_that_runs(served: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a timeout the one that was too late is gone: to stop "it" would end the old one, which answers again."""
-    late = DeadlineError("", "no answer from the server within 9s", hint="it goes on: watch it, or end it with `vlaunch stop`")
+def test_the_hint_is_about_the_server_that_runs(
+    served: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a timeout the one that was too late is gone: to stop "it" would end the old one, which
+    answers again.
+    """
+    late = DeadlineError(
+        "",
+        "no answer from the server within 9s",
+        hint="it goes on: watch it, or end it with `vlaunch stop`",
+    )
     fails(monkeypatch, late)
     ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
 
@@ -281,7 +367,9 @@ def test_the_hint_is_about_the_server_that_runs(served: Cluster, monkeypatch: py
     assert running(served) == ["org/old"]
 
 
-def test_a_rollback_that_nobody_watches_has_not_answered(served: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rollback_that_nobody_watches_has_not_answered(
+    served: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ctrl-C while the old server starts: it goes on, and more is not known."""
     fails(monkeypatch, NodeError("", "the server did not start"), after=130)
     ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
@@ -290,9 +378,14 @@ def test_a_rollback_that_nobody_watches_has_not_answered(served: Cluster, monkey
     assert "answers again" not in ran.err
 
 
-def test_a_rollback_that_is_lost_from_sight_is_no_failure(served: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rollback_that_is_lost_from_sight_is_no_failure(
+    served: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The old server may well answer."""
-    errors = [UnwatchedError("", "the server cannot be watched any more"), NodeError("", "the server did not start")]
+    errors = [
+        UnwatchedError("", "the server cannot be watched any more"),
+        NodeError("", "the server did not start"),
+    ]
 
     def wait(*_: Any, **__: Any) -> Any:
         raise errors.pop()

@@ -23,7 +23,11 @@ def keyed(cluster: Cluster, tmp_path: Path) -> Cluster:
     """A cluster that is up and has a key from a file."""
     (tmp_path / "key").write_text(KEY)
     (tmp_path / "key").chmod(0o600)
-    cluster.write(INVENTORY.replace("{HF_TOKEN: {env: HF_TOKEN}}", "{HF_TOKEN: {env: HF_TOKEN}, VLLM_API_KEY: {file: key}}"))
+    cluster.write(
+        INVENTORY.replace(
+            "{HF_TOKEN: {env: HF_TOKEN}}", "{HF_TOKEN: {env: HF_TOKEN}, VLLM_API_KEY: {file: key}}"
+        )
+    )
     assert cluster.run("up").code == 0
     cluster.world.changes.clear()
     return cluster
@@ -40,16 +44,24 @@ def test_the_list_shows_everything_but_values(keyed: Cluster) -> None:
 
     assert (ran.code, ran.err) == (0, "")
     assert {row["name"]: row["source"] for row in said["secrets"]} == {
-        "HF_TOKEN": "environment variable HF_TOKEN", "VLLM_API_KEY": "file key", "RAY_AUTH_TOKEN": "made by `vlaunch up`",
-    }  # fmt: skip
+        "HF_TOKEN": "environment variable HF_TOKEN",
+        "VLLM_API_KEY": "file key",
+        "RAY_AUTH_TOKEN": "made by `vlaunch up`",
+    }
     files = {node: {each["name"]: each for each in found} for node, found in said["nodes"].items()}
     assert files["gpu02"]["HF_TOKEN"] == {
-        "name": "HF_TOKEN", "path": "/root/.vlaunch/c/secrets/HF_TOKEN", "place": "disk", "mode": "600", "own": True,
+        "name": "HF_TOKEN",
+        "path": "/root/.vlaunch/c/secrets/HF_TOKEN",
+        "place": "disk",
+        "mode": "600",
+        "own": True,
         "age": 60.0,
-    }  # fmt: skip
+    }
     assert set(files["gpu01"]) == {"", "HF_TOKEN", "VLLM_API_KEY", "RAY_AUTH_TOKEN"}
     for text in (ran.out, keyed.run("secrets", "list").out):
-        assert not any(value in text for value in (SECRET, KEY, *(each.decode() for each in _token(keyed))))
+        assert not any(
+            value in text for value in (SECRET, KEY, *(each.decode() for each in _token(keyed)))
+        )
 
 
 def test_the_list_for_people(keyed: Cluster) -> None:
@@ -58,7 +70,10 @@ def test_the_list_for_people(keyed: Cluster) -> None:
 
     rows = {line.split()[0]: line for line in ran.out.splitlines()}
     assert "all (gpu[01-02])" in rows["HF_TOKEN"]
-    assert rows["RAY_AUTH_TOKEN"].split()[-2:] == ["600", "1m 00s"] or "1m 00s" in rows["RAY_AUTH_TOKEN"]
+    assert (
+        rows["RAY_AUTH_TOKEN"].split()[-2:] == ["600", "1m 00s"]
+        or "1m 00s" in rows["RAY_AUTH_TOKEN"]
+    )
     assert "/root/.vlaunch/c/secrets on gpu[01-02]: mode 700" in ran.out
 
 
@@ -74,15 +89,24 @@ def test_a_secret_in_two_places_of_a_node_is_told_with_both(keyed: Cluster) -> N
 
 
 def test_files_that_others_can_read_are_told(keyed: Cluster) -> None:
-    """With the command that mends it; so is a file that no inventory names. Scripts see it from the exit code."""
+    """With the command that mends it; so is a file that no inventory names.
+
+    Scripts see it from the exit code.
+    """
     keyed.world.machines["gpu02"].modes["HF_TOKEN"] = "644 0"
     keyed.world.machines["gpu02"].files["secrets/OLD"] = b"x"
     ran = keyed.run("secrets", "list", "--json")
 
     assert ran.code == 1
     assert json.loads(ran.out)["remarks"] == [
-        "gpu02: /root/.vlaunch/c/secrets/HF_TOKEN has mode 644; on it: `chmod 600 /root/.vlaunch/c/secrets/HF_TOKEN`",
-        "gpu02: /root/.vlaunch/c/secrets/OLD is no secret of this inventory; `vlaunch down` removes it",
+        (
+            "gpu02: /root/.vlaunch/c/secrets/HF_TOKEN has mode 644; on it: `chmod 600"
+            " /root/.vlaunch/c/secrets/HF_TOKEN`"
+        ),
+        (
+            "gpu02: /root/.vlaunch/c/secrets/OLD is no secret of this inventory; `vlaunch down`"
+            " removes it"
+        ),
     ]
 
 
@@ -95,7 +119,10 @@ def test_rotate_gives_every_node_a_new_token(keyed: Cluster) -> None:
     (after,) = _token(keyed)
     assert len(after) == 64
     assert after != before
-    assert [verb for verb in keyed.world.verbs() if verb.endswith(": run")] == ["gpu01: run", "gpu02: run"]
+    assert [verb for verb in keyed.world.verbs() if verb.endswith(": run")] == [
+        "gpu01: run",
+        "gpu02: run",
+    ]
     assert "all containers of c start anew" in ran.err
     assert before.decode() not in ran.err
     assert after.decode() not in ran.err
@@ -119,7 +146,9 @@ def test_rotate_one_secret_keeps_the_token(keyed: Cluster, tmp_path: Path) -> No
 
     assert ran.code == 0, ran.err
     assert _token(keyed) == before
-    assert {machine.files["secrets/VLLM_API_KEY"] for machine in keyed.world.machines.values()} == {b"another-key"}
+    assert {machine.files["secrets/VLLM_API_KEY"] for machine in keyed.world.machines.values()} == {
+        b"another-key"
+    }
 
 
 def test_rotate_with_the_same_value_changes_nothing(keyed: Cluster) -> None:
@@ -135,7 +164,12 @@ def test_rotate_says_what_ends_and_asks(keyed: Cluster) -> None:
     kept.keep(keyed.world, kept.wanted("chat"))
     kept.keep(keyed.world, kept.wanted("once", policy=Policy(restarts=0)))
     keyed.world.jobs.append(
-        {"submission_id": "b-1", "status": "RUNNING", "metadata": {"vlaunch.batch": "rows", "vlaunch.gpus": "1"}, "message": ""}
+        {
+            "submission_id": "b-1",
+            "status": "RUNNING",
+            "metadata": {"vlaunch.batch": "rows", "vlaunch.gpus": "1"},
+            "message": "",
+        }
     )
     ran = keyed.run("secrets", "rotate")
 
@@ -166,7 +200,9 @@ def test_rotate_brings_up_no_cluster(cluster: Cluster) -> None:
     assert "`vlaunch up` fetches every secret anew" in ran.err
 
 
-def test_a_prompt_is_asked_once_and_only_where_the_value_is_needed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_is_asked_once_and_only_where_the_value_is_needed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`up` asks, unseen; `status`, `check` and a dry run without nodes do not."""
     asked: list[str] = []
 
@@ -179,7 +215,12 @@ def test_a_prompt_is_asked_once_and_only_where_the_value_is_needed(cluster: Clus
     monkeypatch.setattr(click, "prompt", answer)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     cluster.write(INVENTORY.replace("{env: HF_TOKEN}", "{prompt: Token of the hub}"))
-    for words in (["status"], ["check", "--model", "org/m"], ["up", "--dry-run", "--offline"], ["secrets", "list"]):
+    for words in (
+        ["status"],
+        ["check", "--model", "org/m"],
+        ["up", "--dry-run", "--offline"],
+        ["secrets", "list"],
+    ):
         cluster.run(*words)
     assert asked == []
     ran = cluster.run("up")
@@ -188,11 +229,17 @@ def test_a_prompt_is_asked_once_and_only_where_the_value_is_needed(cluster: Clus
     from_terminal.cache_clear()
 
 
-def test_a_prompt_without_a_terminal_is_one_of_all_mistakes(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_without_a_terminal_is_one_of_all_mistakes(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Told together with the others, before any node is reached."""
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
-    cluster.write(INVENTORY.replace("{HF_TOKEN: {env: HF_TOKEN}}", "{A_KEY: {prompt: true}, HF_TOKEN: {env: HF_TOKEN}}"))
+    cluster.write(
+        INVENTORY.replace(
+            "{HF_TOKEN: {env: HF_TOKEN}}", "{A_KEY: {prompt: true}, HF_TOKEN: {env: HF_TOKEN}}"
+        )
+    )
     ran = cluster.run("up")
 
     assert (ran.code, cluster.asked) == (2, [])

@@ -1,4 +1,6 @@
-"""`vlaunch serve` beside a server that runs: the same one kept otherwise, another of its name, and another name."""
+"""`vlaunch serve` beside a server that runs: the same one kept otherwise, another of its name, and
+another name.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ def served(cluster: Cluster) -> Cluster:
 
 
 def test_the_same_command_is_watched_without_another_word(served: Cluster) -> None:
-    """Nothing differs, so nothing is said of it; nor is anything replaced. How long to wait now is no difference."""
+    """Nothing differs, so nothing is said of it; nor is anything replaced.
+
+    How long to wait now is no difference.
+    """
     ran = served.run(*SERVE, "--tp", "4", "--pp", "2", "--replace", "--timeout", "60")
 
     assert (ran.code, served.world.verbs()) == (0, [])
@@ -28,7 +33,9 @@ def test_the_same_command_is_watched_without_another_word(served: Cluster) -> No
 
 
 def test_a_supervised_server_is_not_taken_for_one_without(served: Cluster) -> None:
-    """The flag is refused; with `--replace` it is had, and then the plain command says which it is."""
+    """The flag is refused; with `--replace` it is had, and then the plain command says which it
+    is.
+    """
     ran = served.run(*SERVE, "--tp", "4", "--pp", "2", "--no-supervise")
 
     assert (ran.code, served.world.verbs()) == (2, [])
@@ -38,7 +45,10 @@ def test_a_supervised_server_is_not_taken_for_one_without(served: Cluster) -> No
     assert served.run(*SERVE, "--tp", "4", "--pp", "2", "--no-supervise").code == 0
     plain = served.run(*SERVE, "--tp", "4", "--pp", "2")
     assert plain.code == 0
-    assert "nobody supervises it: it stays dead when a rank, a node or the engine dies; `--replace`" in plain.err
+    assert (
+        "nobody supervises it: it stays dead when a rank, a node or the engine dies; `--replace`"
+        in plain.err
+    )
 
 
 def test_an_inventory_that_asks_for_no_supervisor_is_no_flag(served: Cluster) -> None:

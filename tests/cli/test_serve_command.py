@@ -40,14 +40,26 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         (["--", "-tp", "2"], "`-tp`: use `--tp` of vlaunch"),
         (["--", "--tensor-parallel", "3"], "`--tensor-parallel`: use `--tp` of vlaunch"),
         (["--", "--hf-token", SECRET], "`--hf-token`: use HF_TOKEN under `secrets:`"),
-        (["--", "--seed", "1", f"--override={SECRET}"], "argument 3 after `--` looks like a secret"),
+        (
+            ["--", "--seed", "1", f"--override={SECRET}"],
+            "argument 3 after `--` looks like a secret",
+        ),
         (["--dry-run", "--offline", "--tp", "32"], "needs 32 GPUs, the cluster has 16"),
         (["--data-parallel-size", "0"], "0 is not in the range x>=1"),
-        (["--", "--data-parallel-size", "2"], "`--data-parallel-size`: use `--data-parallel-size` of vlaunch"),
+        (
+            ["--", "--data-parallel-size", "2"],
+            "`--data-parallel-size`: use `--data-parallel-size` of vlaunch",
+        ),
         (["--", "-dpl", "2"], "`-dpl`: use `--data-parallel-size` of vlaunch"),
-        (["--dry-run", "--offline", "--dp", "3"], "16 GPUs cannot be divided equally between 3 replicas"),
+        (
+            ["--dry-run", "--offline", "--dp", "3"],
+            "16 GPUs cannot be divided equally between 3 replicas",
+        ),
         (["--dry-run", "--offline", "--backend", "mp", "--tp", "16", "--pp", "2"], "needs 32 GPUs"),
-        (["--name", "Chat"], "--name should be at most 32 lower-case letters, digits and `-`, not `Chat`"),
+        (
+            ["--name", "Chat"],
+            "--name should be at most 32 lower-case letters, digits and `-`, not `Chat`",
+        ),
         (["--name", "../x"], "--name should be"),
         (["--nodes", "gpu[02-01]"], "--nodes should have its ranges count upwards"),
         (["--backend", "mp", "--nodes", "gpu[01-03]"], "no node `gpu03` in this cluster"),
@@ -55,7 +67,9 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         (["--backend", "mp", "--nodes", "gpu02", "--tp", "16"], "needs 16 GPUs, the cluster has 8"),
     ],
 )
-def test_wrong_requests(inventory: str, words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_requests(
+    inventory: str, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Exit code 2, what is wrong in words, and no node was reached."""
     code = run(["serve", "-i", inventory, *words])
     out, err = capsys.readouterr()
@@ -65,7 +79,9 @@ def test_wrong_requests(inventory: str, words: list[str], said: str, capsys: pyt
     assert SECRET not in err
 
 
-def test_a_path_that_has_the_beginning_of_a_secret_in_it_is_none(inventory: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_that_has_the_beginning_of_a_secret_in_it_is_none(
+    inventory: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`task-…` ends in what keys begin with."""
     template = ("--chat-template", "/data/task-specific-chat-template.jinja")
     code = run(["serve", "-i", inventory, "--dry-run", "--offline", "--", *template])
@@ -84,9 +100,15 @@ def test_a_path_that_has_the_beginning_of_a_secret_in_it_is_none(inventory: str,
     ],
 )
 def test_a_server_is_supervised(
-    inventory: str, words: tuple[str, ...], file: str, supervised: bool, capsys: pytest.CaptureFixture[str]
+    inventory: str,
+    words: tuple[str, ...],
+    file: str,
+    supervised: bool,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Unless the command line or the inventory says otherwise; how patiently, the inventory says."""
+    """Unless the command line or the inventory says otherwise; how patiently, the inventory
+    says.
+    """
     path = Path(inventory)
     path.write_text(INVENTORY.replace("serve: {", f"serve: {{{file}"), encoding="utf-8")
     code = run(["serve", "-i", inventory, "--dry-run", "--offline", "--timeout", "77", *words])
@@ -100,9 +122,24 @@ def test_a_server_is_supervised(
 
 
 @pytest.mark.parametrize("backend", ["ray", "mp"])
-def test_an_offline_script(inventory: str, backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_offline_script(
+    inventory: str, backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The script is bash, names secrets by their source, and carries the inventory's defaults."""
-    code = run(["serve", "-i", inventory, "--dry-run", "--offline", "--backend", backend, "--", "--max-model-len", "4096"])
+    code = run(
+        [
+            "serve",
+            "-i",
+            inventory,
+            "--dry-run",
+            "--offline",
+            "--backend",
+            backend,
+            "--",
+            "--max-model-len",
+            "4096",
+        ]
+    )
     text = capsys.readouterr().out
     script = tmp_path / "script.sh"
     script.write_text(text, encoding="utf-8")
@@ -134,7 +171,9 @@ def test_flags_replace_the_whole_split(inventory: str, capsys: pytest.CaptureFix
 def test_replicas_on_the_command_line(
     inventory: str, backend: str, words: list[str], split: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Replicas are part of a split: given on the command line, they make the inventory's void, and two scripts are equal."""
+    """Replicas are part of a split: given on the command line, they make the inventory's void, and
+    two scripts are equal.
+    """
     asked = ["serve", "-i", inventory, "--dry-run", "--offline", "--backend", backend, *words]
     texts = [(run(asked), capsys.readouterr().out) for _ in range(2)]
 
@@ -164,7 +203,9 @@ def test_replicas_of_the_inventory(inventory: str, capsys: pytest.CaptureFixture
         (["--gpus", "4", "--tp", "4", "--pp", "1"], "4 on gpu01"),
     ],
 )
-def test_places(inventory: str, words: list[str], ranks: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_places(
+    inventory: str, words: list[str], ranks: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The split follows from what a server may take; names as inventories write them."""
     path = Path(inventory)
     path.write_text(INVENTORY.replace("tp: 4, pp: 4, ", ""), encoding="utf-8")
@@ -173,11 +214,18 @@ def test_places(inventory: str, words: list[str], ranks: str, capsys: pytest.Cap
     assert f"ranks expected {ranks}\n" in capsys.readouterr().out
 
 
-def test_mp_names_the_nodes_that_get_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mp_names_the_nodes_that_get_ranks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A node that is too small for an equal share is not among them."""
     path = tmp_path / "uneven.yaml"
-    nodes = "".join(f"  - {{host: n{i}, ip: 10.0.0.{i}, gpus: {count}}}\n" for i, count in ((1, 2), (2, 1), (3, 2)))
-    path.write_text(f"cluster: uneven\nimage: i:1\nserve: {{model: org/m}}\nnodes:\n{nodes}", encoding="utf-8")
+    nodes = "".join(
+        f"  - {{host: n{i}, ip: 10.0.0.{i}, gpus: {count}}}\n"
+        for i, count in ((1, 2), (2, 1), (3, 2))
+    )
+    path.write_text(
+        f"cluster: uneven\nimage: i:1\nserve: {{model: org/m}}\nnodes:\n{nodes}", encoding="utf-8"
+    )
     asked = ["--dry-run", "--offline", "--backend", "mp", "--tp", "2", "--pp", "2"]
 
     assert run(["serve", "-i", str(path), *asked]) == 0

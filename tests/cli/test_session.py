@@ -12,7 +12,8 @@ from pathlib import Path
 
 from tests.cli.conftest import INVENTORY
 
-# A terminal of its own, a live display that draws, and a fleet that asks for a passphrase as the real one does.
+# A terminal of its own, a live display that draws, and a fleet that asks for a passphrase as the
+# real one does.
 _PROGRAM = """\
 import fcntl, sys, termios
 from pathlib import Path
@@ -55,7 +56,9 @@ def read_until(terminal: int, words: str, *, within: float = 30.0) -> str:
 
 
 def test_a_question_is_left_alone_by_the_live_display(tmp_path: Path) -> None:
-    """The passphrase of a key is asked for while connecting: its prompt stays, and the display goes on after the answer."""
+    """The passphrase of a key is asked for while connecting: its prompt stays, and the display goes
+    on after the answer.
+    """
     inventory = tmp_path / "inventory.yaml"
     inventory.write_text(INVENTORY)
     program = tmp_path / "program.py"
@@ -63,7 +66,12 @@ def test_a_question_is_left_alone_by_the_live_display(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     env = {**os.environ, "TERM": "xterm", "HF_TOKEN": "x"}
     with subprocess.Popen(
-        [sys.executable, str(program)], stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True
+        [sys.executable, str(program)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=env,
+        start_new_session=True,
     ) as process:
         os.close(theirs)
         try:

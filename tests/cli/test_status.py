@@ -57,7 +57,12 @@ def serving(up: Cluster) -> Cluster:
     """Two servers: one answers, the other has too much to do."""
     kept.keep(up.world, kept.wanted("chat", backend="mp", node="gpu02", port=8001))
     kept.keep(up.world, kept.wanted("embed"))
-    up.world.said["complete"] = {"status": 0, "error": "timed out", "moved": True, "load": dataclasses.asdict(kept.load())}
+    up.world.said["complete"] = {
+        "status": 0,
+        "error": "timed out",
+        "moved": True,
+        "load": dataclasses.asdict(kept.load()),
+    }
     return up
 
 
@@ -69,17 +74,31 @@ def test_servers_have_lines_of_their_own(serving: Cluster) -> None:
     assert "server chat: busy  org/m (mp on gpu[01-02])  http://10.0.0.12:8001/v1" in ran.out
     assert "server embed: busy  org/m (ray on gpu[01-02])  http://10.0.0.11:8000/v1" in ran.out
     assert ran.out.count("busy: 8 running, 892 waiting, 310 tokens/s") == 2
-    assert [each["name"] for each in json.loads(serving.run("status", "--json").out)["servers"]] == ["chat", "embed"]
+    assert [
+        each["name"] for each in json.loads(serving.run("status", "--json").out)["servers"]
+    ] == ["chat", "embed"]
 
 
-def test_each_server_is_asked_on_its_node_and_its_keeper_again_when_it_is_late(serving: Cluster) -> None:
-    """What moves meanwhile is what tells a busy server from a dead one; who answers costs no such question."""
+def test_each_server_is_asked_on_its_node_and_its_keeper_again_when_it_is_late(
+    serving: Cluster,
+) -> None:
+    """What moves meanwhile is what tells a busy server from a dead one; who answers costs no such
+    question.
+    """
     serving.commands.clear()
     serving.run("status")
-    verbs = [(each.node, each.argv[each.argv.index("/opt/vlaunch/head.py") + 1]) for each in head_asked(serving)]
+    verbs = [
+        (each.node, each.argv[each.argv.index("/opt/vlaunch/head.py") + 1])
+        for each in head_asked(serving)
+    ]
 
     assert verbs[0] == ("gpu01", "jobs")
-    assert sorted(verbs[1:5]) == [("gpu01", "complete"), ("gpu01", "server"), ("gpu02", "complete"), ("gpu02", "server")]
+    assert sorted(verbs[1:5]) == [
+        ("gpu01", "complete"),
+        ("gpu01", "server"),
+        ("gpu02", "complete"),
+        ("gpu02", "server"),
+    ]
     assert verbs[5:] == [("gpu01", "servers")]
     serving.world.said["complete"] = {"status": 200, "model": "m", "seconds": 0.1}
     serving.commands.clear()
@@ -107,7 +126,10 @@ def test_what_the_keeper_saw_last_counts(serving: Cluster) -> None:
     ran = serving.run("status")
 
     assert ran.code == 1
-    assert "server chat: silent  org/m (mp on gpu[01-02])  no completion: timed out; nothing has moved for 12 s" in ran.out
+    assert (
+        "server chat: silent  org/m (mp on gpu[01-02])  no completion: timed out; nothing has moved"
+        " for 12 s" in ran.out
+    )
     assert "server embed: busy" in ran.out
 
 
@@ -140,7 +162,9 @@ def test_a_table_in_a_pipe_is_not_folded(up: Cluster) -> None:
     assert any(line.startswith(f"{name} ") for line in up.run("status").out.splitlines())
 
 
-def test_watching_as_json_looks_again_until_ctrl_c(up: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watching_as_json_looks_again_until_ctrl_c(
+    up: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One object a look."""
     naps = iter([None, KeyboardInterrupt()])
 
@@ -156,13 +180,17 @@ def test_watching_as_json_looks_again_until_ctrl_c(up: Cluster, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])
-def test_watching_tries_a_missing_node_again(flags: list[str], up: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watching_tries_a_missing_node_again(
+    flags: list[str], up: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It may be on its way up."""
     up.missing["gpu02"] = ConnectError("gpu02", "cannot be reached: timed out")
     looks = []
 
     def sleep(_: float) -> None:
-        looks.append(len([each for each in up.commands if each.argv[3] == "probe" and each.node == "gpu02"]))
+        looks.append(
+            len([each for each in up.commands if each.argv[3] == "probe" and each.node == "gpu02"])
+        )
         up.missing.clear()
         if len(looks) == 2:
             raise KeyboardInterrupt

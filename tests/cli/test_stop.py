@@ -1,4 +1,6 @@
-"""`vlaunch stop`: which servers end, what is waited for, and what is forgotten where nobody answers."""
+"""`vlaunch stop`: which servers end, what is waited for, and what is forgotten where nobody
+answers.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,11 @@ def test_a_name_that_nothing_has(served: Cluster) -> None:
 def test_a_server_that_does_not_end_is_no_success(served: Cluster) -> None:
     """What it still is, is said; the same command waits again."""
     left = {**served.world.servers()[0], "desired": None}
-    left["observed"] = {**left["observed"], "state": "stopping", "doing": "its ranks have had 10 s to end"}
+    left["observed"] = {
+        **left["observed"],
+        "state": "stopping",
+        "doing": "its ranks have had 10 s to end",
+    }
     served.world.said["servers"] = {"servers": [left], "members": {}, "agent": 1.0}
     ran = served.run("stop", "chat")
 
@@ -127,7 +133,9 @@ def test_a_dry_run_stops_nothing(served: Cluster) -> None:
 
 def test_a_file_that_cannot_be_removed_is_no_success(served: Cluster) -> None:
     """A folder of root's, say: the server goes on."""
-    served.world.fail["gpu01", "unwant"] = Answer(node="gpu01", code=1, err="rm: cannot remove: Permission denied")
+    served.world.fail["gpu01", "unwant"] = Answer(
+        node="gpu01", code=1, err="rm: cannot remove: Permission denied"
+    )
     ran = served.run("stop", "chat")
 
     assert (ran.code, len(names(served))) == (1, 2)
@@ -140,14 +148,21 @@ def test_a_cluster_of_an_older_vlaunch(cluster: Cluster) -> None:
     for machine in cluster.world.machines.values():
         for each in machine.containers.values():
             each["Config"]["Cmd"] = ["/opt/vlaunch/entry.sh", "ray", "start"]
-        machine.files = {path: b"older" if "/payload/" in path else data for path, data in machine.files.items()}
-    cluster.world.jobs.append({"submission_id": "serve-1-1", "status": "RUNNING", "metadata": {"vlaunch.model": "org/m"}})
+        machine.files = {
+            path: b"older" if "/payload/" in path else data for path, data in machine.files.items()
+        }
+    cluster.world.jobs.append(
+        {"submission_id": "serve-1-1", "status": "RUNNING", "metadata": {"vlaunch.model": "org/m"}}
+    )
     before = cluster.world.verbs()
     for verb in (("stop",), ("serve", "--model", "org/m"), ("stop", "chat")):
         ran = cluster.run(*verb)
 
         assert ran.code == 2, ran.err
-        assert "an older vlaunch started the containers of this cluster, and org/m (Ray job serve-1-1) in them" in ran.err
+        assert (
+            "an older vlaunch started the containers of this cluster, and org/m (Ray job serve-1-1)"
+            " in them" in ran.err
+        )
         assert "`vlaunch up` renews them" in ran.err
     assert cluster.world.verbs() == before
 

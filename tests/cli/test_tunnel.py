@@ -19,7 +19,9 @@ from tests.cli.conftest import INVENTORY, Cluster
         ("ports: {api: 8080}", [], ("gpu01", "127.0.0.1", 8080, 8080)),
     ],
 )
-def test_the_port_of_the_head_is_forwarded(more: str, words: list[str], forward: tuple[object, ...], cluster: Cluster) -> None:
+def test_the_port_of_the_head_is_forwarded(
+    more: str, words: list[str], forward: tuple[object, ...], cluster: Cluster
+) -> None:
     """Where the API listens; its address here is the one line of standard output."""
     cluster.write(f"{INVENTORY}{more}\n")
     ran = cluster.run("tunnel", *words)
@@ -33,12 +35,16 @@ def test_the_server_that_runs_is_the_one_meant(cluster: Cluster) -> None:
     """It may listen elsewhere than the inventory says; the dashboard stays where it is."""
     assert cluster.run("up").code == 0
     kept.keep(cluster.world, kept.wanted(host="10.0.0.11", port=9000))
-    cluster.missing["gpu02"] = ConnectError("gpu02", "cannot be reached")  # A tunnel needs the head alone.
+    # A tunnel needs the head alone.
+    cluster.missing["gpu02"] = ConnectError("gpu02", "cannot be reached")
     ran = cluster.run("tunnel")
     cluster.run("tunnel", "--dashboard")
 
     assert ran.out == "http://127.0.0.1:9000\n"
-    assert cluster.forwards == [("gpu01", "10.0.0.11", 9000, 9000), ("gpu01", "127.0.0.1", 8265, 8265)]
+    assert cluster.forwards == [
+        ("gpu01", "10.0.0.11", 9000, 9000),
+        ("gpu01", "127.0.0.1", 8265, 8265),
+    ]
 
 
 def test_each_server_has_a_tunnel_of_its_own(cluster: Cluster) -> None:
@@ -54,9 +60,13 @@ def test_each_server_has_a_tunnel_of_its_own(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "words"), [("", ["--dashboard", "--server", "chat"]), ("ray: none", ["--dashboard"])], ids=["both", "no Ray"]
+    ("more", "words"),
+    [("", ["--dashboard", "--server", "chat"]), ("ray: none", ["--dashboard"])],
+    ids=["both", "no Ray"],
 )
-def test_a_dashboard_that_is_none_is_a_usage_error(more: str, words: list[str], cluster: Cluster) -> None:
+def test_a_dashboard_that_is_none_is_a_usage_error(
+    more: str, words: list[str], cluster: Cluster
+) -> None:
     """Nothing is reached."""
     cluster.write(f"{INVENTORY}{more}\n")
 

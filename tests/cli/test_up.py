@@ -21,7 +21,9 @@ def test_a_first_up_says_what_it_does_and_that_it_is_up(cluster: Cluster) -> Non
     assert (ran.code, ran.out) == (0, "")
     assert "cluster c is up: 2 nodes, 16 GPUs" in ran.err
     assert (
-        ran.err.index("Start the Ray head") < ran.err.index("Start the Ray workers") < ran.err.index("Verify the Ray cluster")
+        ran.err.index("Start the Ray head")
+        < ran.err.index("Start the Ray workers")
+        < ran.err.index("Verify the Ray cluster")
     )
     assert SECRET not in ran.err
 
@@ -41,7 +43,9 @@ def test_a_change_is_shown_before_it_is_made(cluster: Cluster) -> None:
     """And only what must is changed."""
     cluster.run("up")
     cluster.world.changes.clear()
-    cluster.write(INVENTORY.replace("ip: 10.0.0.12, gpus: 8", "ip: 10.0.0.12, gpus: 8, env: {A: '1'}"))
+    cluster.write(
+        INVENTORY.replace("ip: 10.0.0.12, gpus: 8", "ip: 10.0.0.12, gpus: 8, env: {A: '1'}")
+    )
     ran = cluster.run("up")
 
     assert ran.code == 0
@@ -70,7 +74,9 @@ def test_a_dry_run_changes_nothing_and_is_what_the_run_then_sends(cluster: Clust
     assert (dry.code, dry.err, cluster.world.changes) == (0, "", [])
     cluster.run("up")
     recorded = _sent(dry.out, cluster.path.parent)
-    assert sorted(recorded) == sorted((command.node, *command.argv) for command in cluster.world.changes)
+    assert sorted(recorded) == sorted(
+        (command.node, *command.argv) for command in cluster.world.changes
+    )
 
 
 def test_two_dry_runs_of_a_first_up_are_the_same(cluster: Cluster) -> None:
@@ -89,7 +95,9 @@ def test_a_dry_run_with_the_image_missing_says_what_it_cannot_know(cluster: Clus
     assert cluster.world.changes == []
 
 
-def test_offline_touches_no_node_and_needs_no_secret(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_touches_no_node_and_needs_no_secret(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is for reading what would be done."""
     monkeypatch.delenv("HF_TOKEN")
     ran = cluster.run("up", "--dry-run", "--offline")
@@ -109,7 +117,9 @@ def test_offline_alone_is_a_wrong_request(cluster: Cluster) -> None:
 def test_nodes_that_cannot_be_reached_are_all_told_and_nothing_is_touched(cluster: Cluster) -> None:
     """Equal stories folded."""
     for name in ("gpu01", "gpu02"):
-        cluster.missing[name] = ConnectError(name, "cannot be reached: no route to host", hint="check `host:`")
+        cluster.missing[name] = ConnectError(
+            name, "cannot be reached: no route to host", hint="check `host:`"
+        )
     ran = cluster.run("up")
 
     assert (ran.code, cluster.commands) == (1, [])
@@ -128,7 +138,9 @@ def test_a_failing_preflight_names_node_and_fix(cluster: Cluster) -> None:
     assert "hint: see who has it with `sudo ss -ltnp 'sport = :6380'` on gpu02" in ran.err
 
 
-def test_a_failing_step_is_told_with_cause_and_fix_and_a_second_up_puts_it_right(cluster: Cluster) -> None:
+def test_a_failing_step_is_told_with_cause_and_fix_and_a_second_up_puts_it_right(
+    cluster: Cluster,
+) -> None:
     """Nothing that is left half-started is in its way."""
     cluster.world.fail["gpu02", "run"] = Answer(
         node="gpu02", code=125, err='could not select device driver "" with capabilities: [[gpu]]'
@@ -145,7 +157,9 @@ def test_a_failing_step_is_told_with_cause_and_fix_and_a_second_up_puts_it_right
     assert {command.node for command in cluster.world.changes} == {"gpu02"}
 
 
-def test_a_missing_secret_stops_before_anything_is_reached(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_secret_stops_before_anything_is_reached(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Named, with where it should come from."""
     monkeypatch.delenv("HF_TOKEN")
     ran = cluster.run("up")
@@ -187,7 +201,9 @@ def test_trusting_new_host_keys_is_asked_for(cluster: Cluster) -> None:
     assert [each["accept_new_host_keys"] for each in cluster.asked] == [False, True]
 
 
-def test_ctrl_c_in_a_wait_ends_with_130_and_no_traceback(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_in_a_wait_ends_with_130_and_no_traceback(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was started stays started."""
 
     def interrupted(_: float) -> None:
@@ -216,8 +232,20 @@ def _sent(script: str, folder: Path) -> list[tuple[str, ...]]:
     lines = script.splitlines()
     start, end = lines.index("on() {"), lines.index("}")
     told = 'on() { cat >/dev/null; printf \'%s\\0\' "$@" >>"$SENT"; printf \'\\n\\0\' >>"$SENT"; }'
-    text = "\n".join([*lines[:start], told, *lines[end + 1 :]]).replace(" &\n", "\n").replace("vlaunch payload", "true")
+    text = (
+        "\n".join([*lines[:start], told, *lines[end + 1 :]])
+        .replace(" &\n", "\n")
+        .replace("vlaunch payload", "true")
+    )
     (folder / "script.sh").write_text(text)
     env = {**os.environ, "SENT": str(folder / "sent"), "RAY_AUTH_TOKEN": "x"}
-    subprocess.run(["bash", folder / "script.sh"], stdin=subprocess.DEVNULL, env=env, check=True, capture_output=True)
-    return [tuple(each.split("\0")[:-1]) for each in (folder / "sent").read_text().split("\n\0") if each]
+    subprocess.run(
+        ["bash", folder / "script.sh"],
+        stdin=subprocess.DEVNULL,
+        env=env,
+        check=True,
+        capture_output=True,
+    )
+    return [
+        tuple(each.split("\0")[:-1]) for each in (folder / "sent").read_text().split("\n\0") if each
+    ]

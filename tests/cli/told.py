@@ -1,4 +1,6 @@
-"""What nodes answer to `vlaunch doctor` and `vlaunch collect`: as `tools/diagnosis.py` asks it, from values of the test."""
+"""What nodes answer to `vlaunch doctor` and `vlaunch collect`: as `tools/diagnosis.py` asks it,
+from values of the test.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from tests.cli.conftest import Cluster
 
 @dataclass
 class Telling:
-    """One node: its parts by name, the lines of its audit trail, and how the answer as a whole is spoiled."""
+    """One node: its parts by name, the lines of its audit trail, and how the answer as a whole is
+    spoiled.
+    """
 
     parts: dict[str, str] = field(default_factory=dict)
     audit: str = ""
@@ -52,8 +56,18 @@ def tell(cluster: Cluster, **nodes: Telling) -> None:
 def _part(name: str) -> str:
     kind = name.partition("-")[0]
     known = {
-        "desired": "record", "observed": "record", "history": "record", "members": "record", "kernel": "kernel",
-        "inspect": "inspect", "log": "logs", "engine": "engines",
-        "driver": "inside", "worker": "inside", "ray": "inside", "nccl": "inside", "zone": "inside",
-    }  # fmt: skip
+        "desired": "record",
+        "observed": "record",
+        "history": "record",
+        "members": "record",
+        "kernel": "kernel",
+        "inspect": "inspect",
+        "log": "logs",
+        "engine": "engines",
+        "driver": "inside",
+        "worker": "inside",
+        "ray": "inside",
+        "nccl": "inside",
+        "zone": "inside",
+    }
     return known.get(kind, "")

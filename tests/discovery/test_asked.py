@@ -14,11 +14,16 @@ from launcher.model import Ssh
 
 def test_ranges_and_logins_are_read() -> None:
     """In the order given: the first is the head."""
-    meant = asked(["gpu[09-10]", "root@10.0.0.5:2222", "ops@[fe80::1]:22"], Wishes(ssh=Ssh(user="me")), DOCKER)
+    meant = asked(
+        ["gpu[09-10]", "root@10.0.0.5:2222", "ops@[fe80::1]:22"], Wishes(ssh=Ssh(user="me")), DOCKER
+    )
 
     assert [(node.host, node.ssh.user, node.ssh.port) for node in meant.nodes] == [
-        ("gpu09", "me", None), ("gpu10", "me", None), ("10.0.0.5", "root", 2222), ("fe80::1", "ops", 22),
-    ]  # fmt: skip
+        ("gpu09", "me", None),
+        ("gpu10", "me", None),
+        ("10.0.0.5", "root", 2222),
+        ("fe80::1", "ops", 22),
+    ]
     assert meant.head.name == "gpu09"
 
 
@@ -45,7 +50,9 @@ def test_one_address_with_two_ports_is_two_machines() -> None:
         (["gpu01"], Wishes(ssh=Ssh(user="a b")), "ssh.user: should be a login name"),
     ],
 )
-def test_what_cannot_be_used_is_told_before_anything_is_reached(words: list[str], wishes: Wishes, told: str) -> None:
+def test_what_cannot_be_used_is_told_before_anything_is_reached(
+    words: list[str], wishes: Wishes, told: str
+) -> None:
     """By the rules that inventories have."""
     with pytest.raises(RequestError) as raised:
         asked(words, wishes, DOCKER)
@@ -63,8 +70,12 @@ def test_sudo_that_would_ask_for_a_password_is_refused() -> None:
 
 def test_a_key_is_named_so_that_the_inventory_may_lie_anywhere() -> None:
     """Relative paths of an inventory start at its own folder."""
-    assert absolute(Wishes(ssh=Ssh(identity="keys/id")), Path("/here")).ssh.identity == "/here/keys/id"
-    assert absolute(Wishes(ssh=Ssh(identity="~/id")), Path("/here")).ssh.identity == str(Path.home() / "id")
+    assert (
+        absolute(Wishes(ssh=Ssh(identity="keys/id")), Path("/here")).ssh.identity == "/here/keys/id"
+    )
+    assert absolute(Wishes(ssh=Ssh(identity="~/id")), Path("/here")).ssh.identity == str(
+        Path.home() / "id"
+    )
     assert absolute(Wishes(), Path("/here")) == Wishes()
 
 

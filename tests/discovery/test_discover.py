@@ -15,7 +15,17 @@ from launcher.errors import RequestError
 from launcher.inventory.load import loads
 from launcher.model import Inventory
 from tests import golden
-from tests.discovery.hosts import CASES, gpus, h100_pair, host, nic, practice, roce_four, sparks, unequal
+from tests.discovery.hosts import (
+    CASES,
+    gpus,
+    h100_pair,
+    host,
+    nic,
+    practice,
+    roce_four,
+    sparks,
+    unequal,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -39,14 +49,19 @@ def test_infiniband_takes_the_compute_ports_alone() -> None:
     found = inventory(h100_pair())
 
     assert found.fabric == "infiniband"
-    assert {node.hca for node in found.nodes} == {tuple(f"mlx5_{index}" for index in (0, 3, 4, 5, 6, 9, 10, 11))}
+    assert {node.hca for node in found.nodes} == {
+        tuple(f"mlx5_{index}" for index in (0, 3, 4, 5, 6, 9, 10, 11))
+    }
     assert [(node.ip, node.interface, node.gpus) for node in found.nodes] == [
-        ("10.0.0.11", "eno1", 8), ("10.0.0.12", "eno1", 8),
-    ]  # fmt: skip
+        ("10.0.0.11", "eno1", 8),
+        ("10.0.0.12", "eno1", 8),
+    ]
 
 
 def test_roce_says_on_each_node_what_differs_there() -> None:
-    """Device names, the interface and the GID index; the management port is not among the devices."""
+    """Device names, the interface and the GID index; the management port is not among the
+    devices.
+    """
     found = inventory(roce_four())
 
     assert found.fabric == "roce"
@@ -95,7 +110,10 @@ def test_an_image_that_all_hosts_have_is_used() -> None:
 )
 def test_an_image_that_is_not_the_same_everywhere_is_not_used(stocks: list[dict[str, str]]) -> None:
     """vLLM's own is."""
-    pair = [replace(each, stock=Stock(images=images)) for each, images in zip(h100_pair(), stocks, strict=True)]
+    pair = [
+        replace(each, stock=Stock(images=images))
+        for each, images in zip(h100_pair(), stocks, strict=True)
+    ]
 
     assert discover(pair, Wishes()).image.value == "vllm/vllm-openai:v0.32.0"
 
@@ -121,15 +139,23 @@ def test_a_cache_with_models_on_all_hosts_is_the_home() -> None:
 
 def test_amd_gpus_are_found_by_their_driver() -> None:
     """With the image that vLLM makes for them."""
-    pair = [host(f"mi{at}", nic("eth0", f"10.0.4.{at}/24"), stock=Stock(amd_gpus=8)) for at in (1, 2)]
+    pair = [
+        host(f"mi{at}", nic("eth0", f"10.0.4.{at}/24"), stock=Stock(amd_gpus=8)) for at in (1, 2)
+    ]
     found = inventory(pair)
 
-    assert (found.accelerator, found.gpus, found.image) == ("amd", 16, "vllm/vllm-openai-rocm:v0.32.0")
+    assert (found.accelerator, found.gpus, found.image) == (
+        "amd",
+        16,
+        "vllm/vllm-openai-rocm:v0.32.0",
+    )
 
 
 def test_a_host_without_gpus_among_others_is_an_error_that_names_it() -> None:
     """Not a cluster of processors."""
-    broken = host("gpu02", nic("eth0", "10.0.0.2/24"), said={"gpus": "NVIDIA-SMI has failed because …"})
+    broken = host(
+        "gpu02", nic("eth0", "10.0.0.2/24"), said={"gpus": "NVIDIA-SMI has failed because …"}
+    )
     pair = [host("gpu01", nic("eth0", "10.0.0.1/24"), gpus=gpus(8)), broken]
 
     with pytest.raises(RequestError) as raised:
@@ -161,11 +187,18 @@ def test_differences_are_told_folded() -> None:
     """What most are once, what differs on its own line."""
     found = discover(unequal(), Wishes())
 
-    assert found.summary[0].startswith("gpu[01-02]: 8 × NVIDIA H100 80GB HBM3, 80 GiB, driver 580.95.05")
+    assert found.summary[0].startswith(
+        "gpu[01-02]: 8 × NVIDIA H100 80GB HBM3, 80 GiB, driver 580.95.05"
+    )
     assert found.summary[1] == "gpu03: differs: 7 × NVIDIA H100 80GB HBM3, 80 GiB"
     assert found.summary[2] == "gpu04: differs: no Docker"
-    assert any("gpu04: Docker does not answer: sh: docker: not found" in each for each in found.warnings)
-    assert any("different numbers of GPUs (gpu01 8, gpu02 8, gpu03 7, gpu04 8)" in each for each in found.warnings)
+    assert any(
+        "gpu04: Docker does not answer: sh: docker: not found" in each for each in found.warnings
+    )
+    assert any(
+        "different numbers of GPUs (gpu01 8, gpu02 8, gpu03 7, gpu04 8)" in each
+        for each in found.warnings
+    )
 
 
 def test_docker_behind_sudo_is_written() -> None:

@@ -37,7 +37,9 @@ def test_what_was_just_written_has_no_drift(case: str) -> None:
     assert lines(hosts, hosts) == ()
 
 
-def second(change: Callable[[Probed], Probed], hosts: Callable[[], Hosts] = h100_pair) -> tuple[str, ...]:
+def second(
+    change: Callable[[Probed], Probed], hosts: Callable[[], Hosts] = h100_pair
+) -> tuple[str, ...]:
     """What is told when the second host has changed so."""
     before, after = hosts(), hosts()
     after[1] = change(after[1])
@@ -56,7 +58,10 @@ def test_another_address_and_interface() -> None:
     changed = host("h2", nic("ens5", "10.0.0.32/24"), gpus=gpus(8))
     pair = [host(f"h{at}", nic("eth0", f"10.0.0.{at}/24"), gpus=gpus(8)) for at in (1, 2)]
 
-    assert lines(pair, [pair[0], changed]) == ("nodes[1] h2: ip: 10.0.0.2 → 10.0.0.32", "nodes[1] h2: interface: eth0 → ens5")
+    assert lines(pair, [pair[0], changed]) == (
+        "nodes[1] h2: ip: 10.0.0.2 → 10.0.0.32",
+        "nodes[1] h2: interface: eth0 → ens5",
+    )
 
 
 def test_a_renamed_interface() -> None:
@@ -86,7 +91,10 @@ def test_another_gid_index() -> None:
     """RoCE fails at the first message with the old one."""
 
     def change(one: Probed) -> Probed:
-        rdma = tuple(roce(device.name, device.netdevs[0], index=7, rate=device.ports[0].rate) for device in one.survey.rdma)
+        rdma = tuple(
+            roce(device.name, device.netdevs[0], index=7, rate=device.ports[0].rate)
+            for device in one.survey.rdma
+        )
         return replace(one, facts=replace(one.facts, survey=replace(one.survey, rdma=rdma)))
 
     assert second(change, roce_four) == ("nodes[1] node2: NCCL_IB_GID_INDEX: 3 → 7",)
@@ -94,7 +102,9 @@ def test_another_gid_index() -> None:
 
 def test_another_fabric() -> None:
     """One host without its devices takes it from all."""
-    told = second(lambda one: replace(one, facts=replace(one.facts, survey=replace(one.survey, rdma=()))))
+    told = second(
+        lambda one: replace(one, facts=replace(one.facts, survey=replace(one.survey, rdma=())))
+    )
 
     assert told[0] == "network: fabric: infiniband → ethernet"
     assert "nodes[1] gpu02: hca: mlx5_0 → gone" in told

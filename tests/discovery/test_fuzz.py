@@ -19,9 +19,21 @@ from launcher.tools.survey import Nic, RdmaDevice
 from tests.discovery.hosts import gpus, host, infiniband, roce
 
 ADDRESSES = st.sampled_from(
-    ["10.0.0.1/24", "10.0.0.2/24", "10.0.0.3/8", "10.1.0.1/24", "10.1.0.2/24", "169.254.3.4/16", "172.17.0.1/16", "10.0.0.9/32",
-     "127.0.0.1/8", "fe80::1/64", "0.0.0.0/0", "nonsense"]
-)  # fmt: skip
+    [
+        "10.0.0.1/24",
+        "10.0.0.2/24",
+        "10.0.0.3/8",
+        "10.1.0.1/24",
+        "10.1.0.2/24",
+        "169.254.3.4/16",
+        "172.17.0.1/16",
+        "10.0.0.9/32",
+        "127.0.0.1/8",
+        "fe80::1/64",
+        "0.0.0.0/0",
+        "nonsense",
+    ]
+)
 NICS = st.builds(
     Nic,
     name=st.sampled_from(["eth0", "eth1", "docker0", "bond0", "lo", "ib0", "br-0123456789ab"]),
@@ -32,7 +44,11 @@ NICS = st.builds(
     addresses=st.lists(ADDRESSES, max_size=2).map(tuple),
 )
 DEVICES: st.SearchStrategy[RdmaDevice] = st.one_of(
-    st.builds(infiniband, st.sampled_from(["mlx5_0", "mlx5_1"]), state=st.sampled_from(["ACTIVE", "DOWN", ""])),
+    st.builds(
+        infiniband,
+        st.sampled_from(["mlx5_0", "mlx5_1"]),
+        state=st.sampled_from(["ACTIVE", "DOWN", ""]),
+    ),
     st.builds(
         roce,
         st.sampled_from(["mlx5_2", "mlx5_3"]),
@@ -52,15 +68,32 @@ def clusters(draw: st.DrawFn) -> list[Probed]:
         nics = draw(st.lists(NICS, max_size=3, unique_by=lambda each: each.name))
         devices = tuple(draw(st.lists(DEVICES, max_size=3, unique_by=lambda each: each.name)))
         stock = Stock(
-            homes=(Home(path=draw(st.sampled_from(["/data/huggingface", "/a b", "/x/../y"])), models=(draw(WORDS),)),),
-            images={draw(st.sampled_from(["vllm:1", "registry:5000/vllm-cpu:2", "not a vllm name"])): draw(WORDS)},
+            homes=(
+                Home(
+                    path=draw(st.sampled_from(["/data/huggingface", "/a b", "/x/../y"])),
+                    models=(draw(WORDS),),
+                ),
+            ),
+            images={
+                draw(
+                    st.sampled_from(["vllm:1", "registry:5000/vllm-cpu:2", "not a vllm name"])
+                ): draw(WORDS)
+            },
         )
         made = host(
-            draw(st.sampled_from([f"gpu{at}", f"10.7.0.{at + 1}"])), *nics, rdma=devices, gpus=gpus(draw(st.integers(0, 2))),
-            hostname=draw(WORDS), stock=stock,
+            draw(st.sampled_from([f"gpu{at}", f"10.7.0.{at + 1}"])),
+            *nics,
+            rdma=devices,
+            gpus=gpus(draw(st.integers(0, 2))),
+            hostname=draw(WORDS),
+            stock=stock,
             survey={"system": draw(WORDS), "memory": draw(st.sampled_from([None, 2**20, 2**36]))},
-        )  # fmt: skip
-        hosts.append(replace(made, facts=replace(made.facts, docker_version=draw(st.sampled_from([None, "28"])))))
+        )
+        hosts.append(
+            replace(
+                made, facts=replace(made.facts, docker_version=draw(st.sampled_from([None, "28"])))
+            )
+        )
     return hosts
 
 
@@ -75,4 +108,11 @@ def test_an_inventory_that_loads_or_an_error_of_our_own(hosts: list[Probed]) -> 
     read = loads(write(found), Path("inventory.yaml"))
 
     assert [node.ip for node in read.nodes] == [node.ip for node in found.nodes]
-    assert drift(read, [replace(each, name=node.name) for each, node in zip(hosts, read.nodes, strict=True)], found) == ()
+    assert (
+        drift(
+            read,
+            [replace(each, name=node.name) for each, node in zip(hosts, read.nodes, strict=True)],
+            found,
+        )
+        == ()
+    )

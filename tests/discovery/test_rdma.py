@@ -43,10 +43,16 @@ def test_the_port_is_written_where_a_device_has_several() -> None:
 
 def test_infiniband_on_some_hosts_only_is_a_warning() -> None:
     """Even when they share RoCE: it is their slow network."""
-    found = chosen((infiniband("mlx5_0"), roce("mlx5_1", "eno1")), (infiniband("mlx5_0", state="INIT"), roce("mlx5_1", "eno1")))
+    found = chosen(
+        (infiniband("mlx5_0"), roce("mlx5_1", "eno1")),
+        (infiniband("mlx5_0", state="INIT"), roce("mlx5_1", "eno1")),
+    )
 
     assert found.fabric == "roce"
-    assert found.warnings[0] == "h2: no ACTIVE InfiniBand port, which h1 has: RoCE is all that they share"
+    assert (
+        found.warnings[0]
+        == "h2: no ACTIVE InfiniBand port, which h1 has: RoCE is all that they share"
+    )
 
 
 def test_rdma_on_some_hosts_only_is_ethernet_with_a_warning() -> None:
@@ -54,7 +60,9 @@ def test_rdma_on_some_hosts_only_is_ethernet_with_a_warning() -> None:
     found = chosen((roce("mlx5_0", "eth0"),), ())
 
     assert (found.fabric, found.hosts[0].hca) == ("ethernet", ())
-    assert found.warnings[0].startswith("no ACTIVE RDMA port on h2, which h1 has: the network is left to TCP")
+    assert found.warnings[0].startswith(
+        "no ACTIVE RDMA port on h2, which h1 has: the network is left to TCP"
+    )
 
 
 def test_efa_is_called_by_its_name() -> None:
@@ -78,7 +86,9 @@ def test_rdma_made_of_software_is_never_chosen() -> None:
     assert [each.hca for each in mixed.hosts] == [("mlx5_0",), ("mlx5_0",)]
     assert "not rxe0: RDMA made of software, over the same network as TCP" in mixed.why
     assert (alone.fabric, alone.warnings) == ("ethernet", ())
-    assert alone.why == ("ethernet: no host has an RDMA device but those made of software (rxe, siw)",)
+    assert alone.why == (
+        "ethernet: no host has an RDMA device but those made of software (rxe, siw)",
+    )
 
 
 def test_rates_that_differ_between_hosts_are_told_as_they_are() -> None:
@@ -116,11 +126,18 @@ def test_without_devices_there_is_nothing_to_say() -> None:
     """No warning: such machines are meant to be so."""
     found = chosen((), ())
 
-    assert (found.fabric, found.why, found.warnings) == ("ethernet", ("ethernet: no host has an RDMA device",), ())
+    assert (found.fabric, found.why, found.warnings) == (
+        "ethernet",
+        ("ethernet: no host has an RDMA device",),
+        (),
+    )
 
 
 def test_ports_without_their_device_files_are_a_warning_with_the_fix() -> None:
     """Containers get /dev/infiniband."""
     bare = host("h1", rdma=(infiniband("mlx5_0"),), infiniband=())
 
-    assert "h1: RDMA ports are ACTIVE, but /dev/infiniband is not there" in choose([bare], ["h1"]).warnings[0]
+    assert (
+        "h1: RDMA ports are ACTIVE, but /dev/infiniband is not there"
+        in choose([bare], ["h1"]).warnings[0]
+    )

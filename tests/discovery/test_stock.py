@@ -16,11 +16,15 @@ from tests.simulated import image_json
 
 def test_the_question_runs_and_its_answer_is_read(tmp_path: Path) -> None:
     """By a shell, with a docker that answers as the real one does."""
-    images = [image_json("vllm-cpu:0.32.0"), image_json("mine/vllm-ray:1", labels={"vlaunch.image.content": "x"})]
+    images = [
+        image_json("vllm-cpu:0.32.0"),
+        image_json("mine/vllm-ray:1", labels={"vlaunch.image.content": "x"}),
+    ]
     docker = tmp_path / "docker"
     listing = "vllm-cpu:0.32.0\\nalpine:3\\nvllm/x:<none>\\n"
     docker.write_text(
-        f"#!/bin/sh\nif [ \"$1\" = images ]; then printf '{listing}'; else\ncat <<'E'\n{json.dumps(images)}\nE\nfi\n"
+        f"#!/bin/sh\nif [ \"$1\" = images ]; then printf '{listing}'; else\ncat"
+        f" <<'E'\n{json.dumps(images)}\nE\nfi\n"
     )
     docker.chmod(0o755)
     (tmp_path / "wish/hub/models--Qwen--Qwen3-8B").mkdir(parents=True)
@@ -46,19 +50,27 @@ def test_the_question_runs_and_its_answer_is_read(tmp_path: Path) -> None:
 def test_what_is_said_is_read() -> None:
     """Two homes, eight AMD GPUs, no image."""
     text = (
-        "@@stock home /data/huggingface\n/dev/nvme0n1 100 10 90 10% /data\n@@stock model models--a--b\n"
-        "@@stock home /home/x/.cache/huggingface\n@@stock amd 8\n@@stock images\n\n@@stock end\n"
+        "@@stock home /data/huggingface\n/dev/nvme0n1 100 10 90 10% /data\n@@stock model"
+        " models--a--b\n@@stock home /home/x/.cache/huggingface\n@@stock amd 8\n@@stock"
+        " images\n\n@@stock end\n"
     )
     found = parse(text)
 
     assert found.homes == (
-        Home(path="/data/huggingface", models=("a/b",), free=90 * 1024), Home(path="/home/x/.cache/huggingface"),
-    )  # fmt: skip
+        Home(path="/data/huggingface", models=("a/b",), free=90 * 1024),
+        Home(path="/home/x/.cache/huggingface"),
+    )
     assert (found.amd_gpus, found.images) == (8, {})
 
 
 @pytest.mark.parametrize(
-    "text", ["", "@@stock images\n", "@@stock images\n[{\n@@stock end\n", "@@stock images\n[1]\n@@stock end\n"]
+    "text",
+    [
+        "",
+        "@@stock images\n",
+        "@@stock images\n[{\n@@stock end\n",
+        "@@stock images\n[1]\n@@stock end\n",
+    ],
 )
 def test_anything_else_is_a_typed_error(text: str) -> None:
     """Cut short, or not JSON."""

@@ -24,7 +24,10 @@ def pair(*nics: tuple[str, str, int | None, bool], default: str = "-") -> list[P
     return [
         host(
             f"h{at}",
-            *(nic(name, ip.replace("N", str(at)), speed, physical=real) for name, ip, speed, real in nics),
+            *(
+                nic(name, ip.replace("N", str(at)), speed, physical=real)
+                for name, ip, speed, real in nics
+            ),
             default=default,
         )
         for at in (1, 2)
@@ -33,16 +36,23 @@ def pair(*nics: tuple[str, str, int | None, bool], default: str = "-") -> list[P
 
 def test_the_fastest_physical_network_wins() -> None:
     """And the other is told, with its reason."""
-    found = chosen(*pair(("eth0", "10.0.0.N/24", 1000, True), ("eth1", "10.1.0.N/24", 100_000, True)))
+    found = chosen(
+        *pair(("eth0", "10.0.0.N/24", 1000, True), ("eth1", "10.1.0.N/24", 100_000, True))
+    )
 
     assert str(found.network) == "10.1.0.0/24"
-    assert [(place.interface, place.ip) for place in found.places] == [("eth1", "10.1.0.1"), ("eth1", "10.1.0.2")]
+    assert [(place.interface, place.ip) for place in found.places] == [
+        ("eth1", "10.1.0.1"),
+        ("eth1", "10.1.0.2"),
+    ]
     assert "not eth0 10.0.0.0/24: also on all hosts, but slower (1 Gbit/s)" in found.why
 
 
 def test_physical_goes_before_fast() -> None:
     """A virtual interface may say any speed."""
-    found = chosen(*pair(("vlan7", "10.0.0.N/24", 100_000, False), ("eth1", "10.1.0.N/24", 1000, True)))
+    found = chosen(
+        *pair(("vlan7", "10.0.0.N/24", 100_000, False), ("eth1", "10.1.0.N/24", 1000, True))
+    )
 
     assert str(found.network) == "10.1.0.0/24"
 
@@ -52,7 +62,12 @@ def test_what_lies_on_a_fast_card_is_as_good_as_the_card(fast: str) -> None:
     """The card itself has no address then, and management is slower."""
     cards = (nic("eno1", "", 1000), nic("ens1f0", "", 100_000))
     hosts = [
-        host(f"h{at}", *cards, nic("mgmt0", f"10.0.0.{at}/24", 1000), nic(fast, f"10.1.0.{at}/24", 100_000, physical=False))
+        host(
+            f"h{at}",
+            *cards,
+            nic("mgmt0", f"10.0.0.{at}/24", 1000),
+            nic(fast, f"10.1.0.{at}/24", 100_000, physical=False),
+        )
         for at in (1, 2)
     ]
 
@@ -61,7 +76,9 @@ def test_what_lies_on_a_fast_card_is_as_good_as_the_card(fast: str) -> None:
 
 def test_a_bridge_with_nothing_fast_below_it_is_not_fast() -> None:
     """It says 10 Gbit/s for what is virtual."""
-    found = chosen(*pair(("br0", "10.0.0.N/24", 10_000, False), ("eth1", "10.1.0.N/24", 1000, True)))
+    found = chosen(
+        *pair(("br0", "10.0.0.N/24", 10_000, False), ("eth1", "10.1.0.N/24", 1000, True))
+    )
 
     assert str(found.network) == "10.1.0.0/24"
     assert "not br0 10.0.0.0/24: also on all hosts, but not on physical interfaces" in found.why
@@ -69,7 +86,13 @@ def test_a_bridge_with_nothing_fast_below_it_is_not_fast() -> None:
 
 def test_of_equally_fast_ones_the_card_itself_goes_first() -> None:
     """Before what lies on it."""
-    found = chosen(*pair(("eth1.7", "10.0.0.N/24", 1000, False), ("eth1", "10.1.0.N/24", 1000, True), default="eth1.7"))
+    found = chosen(
+        *pair(
+            ("eth1.7", "10.0.0.N/24", 1000, False),
+            ("eth1", "10.1.0.N/24", 1000, True),
+            default="eth1.7",
+        )
+    )
 
     assert str(found.network) == "10.1.0.0/24"
     assert "not eth1.7 10.0.0.0/24: also on all hosts, but on top of another interface" in found.why
@@ -77,20 +100,32 @@ def test_of_equally_fast_ones_the_card_itself_goes_first() -> None:
 
 def test_addresses_that_stand_alone_are_taken_from_the_default_route() -> None:
     """Google Cloud gives /32 and routes between them; that it works is for `check` to see."""
-    hosts = [host(f"h{at}", nic("ens4", f"10.128.0.{at}/32"), BRIDGE, default="ens4") for at in (2, 3)]
+    hosts = [
+        host(f"h{at}", nic("ens4", f"10.128.0.{at}/32"), BRIDGE, default="ens4") for at in (2, 3)
+    ]
     found = chosen(*hosts)
 
-    assert [(place.interface, place.ip) for place in found.places] == [("ens4", "10.128.0.2"), ("ens4", "10.128.0.3")]
+    assert [(place.interface, place.ip) for place in found.places] == [
+        ("ens4", "10.128.0.2"),
+        ("ens4", "10.128.0.3"),
+    ]
     assert "`vlaunch check`" in found.warnings[0]
     assert discover(hosts, Wishes()).nodes[1].ip == "10.128.0.3"
 
 
 @pytest.mark.parametrize(
     "second",
-    [nic("ens4", "10.128.0.2/32"), nic("ens4", "10.128.0.3/32", up=False), nic("ens5", "10.128.0.3/32"), nic("ens4")],
+    [
+        nic("ens4", "10.128.0.2/32"),
+        nic("ens4", "10.128.0.3/32", up=False),
+        nic("ens5", "10.128.0.3/32"),
+        nic("ens4"),
+    ],
 )
 def test_addresses_that_stand_alone_are_not_taken_otherwise(second: Nic) -> None:
-    """Twice the same one, on a link that is down, beside the default route, or on some hosts only."""
+    """Twice the same one, on a link that is down, beside the default route, or on some hosts
+    only.
+    """
     hosts = [host("h1", nic("ens4", "10.128.0.2/32")), host("h2", second, default="ens4")]
 
     with pytest.raises(RequestError) as raised:
@@ -104,7 +139,9 @@ def test_the_interface_of_the_rdma_devices_goes_first() -> None:
     found = chosen(*hosts, netdevs=dict.fromkeys((0, 1), frozenset({"eth1"})))
 
     assert str(found.network) == "10.1.0.0/24"
-    assert "not eth0 10.0.0.0/24: also on all hosts, but no interface of the RDMA devices" in found.why
+    assert (
+        "not eth0 10.0.0.0/24: also on all hosts, but no interface of the RDMA devices" in found.why
+    )
 
 
 def test_the_default_route_breaks_ties() -> None:
@@ -116,7 +153,9 @@ def test_the_default_route_breaks_ties() -> None:
 
 
 def test_networks_of_software_are_passed_over() -> None:
-    """Docker's bridge has the same address on every host; it and its like are named in the reasons."""
+    """Docker's bridge has the same address on every host; it and its like are named in the
+    reasons.
+    """
     more = (
         BRIDGE,
         nic("br-0123456789ab", "172.18.0.1/16"),
@@ -137,17 +176,29 @@ def test_a_bridge_or_vlan_of_the_administrator_may_be_the_network() -> None:
 
 def test_the_same_address_on_two_hosts_is_no_common_network() -> None:
     """However it is called."""
-    hosts = [host(f"h{at}", nic("eth0", f"10.0.0.{at}/24", 1000), nic("eth1", "192.168.122.1/24", 100_000)) for at in (1, 2)]
+    hosts = [
+        host(
+            f"h{at}", nic("eth0", f"10.0.0.{at}/24", 1000), nic("eth1", "192.168.122.1/24", 100_000)
+        )
+        for at in (1, 2)
+    ]
     found = chosen(*hosts)
 
     assert str(found.network) == "10.0.0.0/24"
-    assert "not eth1 192.168.122.0/24: 192.168.122.1 is on more than one host, so it is not one network" in found.why
+    assert (
+        "not eth1 192.168.122.0/24: 192.168.122.1 is on more than one host, so it is not one"
+        " network" in found.why
+    )
 
 
 def test_a_network_of_some_hosts_is_told_with_their_names() -> None:
     """Folded."""
     hosts = [
-        host(f"h{at}", nic("eth0", f"10.0.0.{at}/24"), *([nic("eth1", f"10.1.0.{at}/16")] if at > 1 else []))
+        host(
+            f"h{at}",
+            nic("eth0", f"10.0.0.{at}/24"),
+            *([nic("eth1", f"10.1.0.{at}/16")] if at > 1 else []),
+        )
         for at in (1, 2, 3)
     ]
 
@@ -174,7 +225,11 @@ def test_down_and_link_local_do_not_count() -> None:
 
 def test_no_common_network_is_an_error_with_every_hosts_networks() -> None:
     """So that one sees which one is wrong."""
-    hosts = [host("gpu01", nic("eth0", "10.0.0.1/24"), BRIDGE), host("gpu02", nic("eth0", "10.0.7.2/24")), host("gpu03")]
+    hosts = [
+        host("gpu01", nic("eth0", "10.0.0.1/24"), BRIDGE),
+        host("gpu02", nic("eth0", "10.0.7.2/24")),
+        host("gpu03"),
+    ]
 
     with pytest.raises(RequestError) as raised:
         discover(hosts, Wishes())
@@ -197,7 +252,9 @@ def test_two_addresses_in_one_network_give_the_better_interface() -> None:
 def test_addresses_alone_are_enough() -> None:
     """Where the interfaces could not be asked for."""
     hosts = [host(f"h{at}", nic("eth0", f"10.0.0.{at}/24")) for at in (1, 2)]
-    bare = [host(each.host, survey={"nics": None}, addresses=each.facts.addresses) for each in hosts]
+    bare = [
+        host(each.host, survey={"nics": None}, addresses=each.facts.addresses) for each in hosts
+    ]
 
     assert str(chosen(*bare).network) == "10.0.0.0/24"
 
@@ -206,7 +263,11 @@ def test_mtus_that_differ_are_a_warning() -> None:
     """With who has which."""
     one, two = nic("eth0", "10.0.0.1/24"), replace(nic("eth0", "10.0.0.2/24"), mtu=9000)
 
-    assert chosen(host("h1", one), host("h2", two)).warnings[0].startswith("the MTU differs (1500 on h1; 9000 on h2)")
+    assert (
+        chosen(host("h1", one), host("h2", two))
+        .warnings[0]
+        .startswith("the MTU differs (1500 on h1; 9000 on h2)")
+    )
 
 
 def test_version_6_is_not_looked_at() -> None:

@@ -28,7 +28,10 @@ def test_text_is_read_back_as_it_was(text: str) -> None:
     assert read.data == {"key": text, "flow": {"a": text, "b": [text]}}
 
 
-@pytest.mark.parametrize("word", ["yes", "no", "on", "off", "null", "true", "1e3", "0x1f", "007", "12:30", "~", "-", "a #b"])
+@pytest.mark.parametrize(
+    "word",
+    ["yes", "no", "on", "off", "null", "true", "1e3", "0x1f", "007", "12:30", "~", "-", "a #b"],
+)
 def test_words_that_yaml_readers_disagree_about_are_text_to_all(word: str) -> None:
     """PyYAML reads YAML 1.1."""
     assert yaml.safe_load(scalar(word)) == word
@@ -60,14 +63,24 @@ def test_logins_are_written_where_they_belong() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 30), st.sampled_from([7, 8])), min_size=1, max_size=12, unique_by=lambda each: each[0])
+    st.lists(
+        st.tuples(st.integers(1, 30), st.sampled_from([7, 8])),
+        min_size=1,
+        max_size=12,
+        unique_by=lambda each: each[0],
+    )
 )
 def test_folding_keeps_every_node_and_their_order(numbers: list[tuple[int, int]]) -> None:
     """Ranges stand for exactly what they were made of."""
-    hosts = [host(f"gpu{at}", nic("eth0", f"10.0.0.{at + 5}/24"), gpus=gpus(count)) for at, count in numbers]
+    hosts = [
+        host(f"gpu{at}", nic("eth0", f"10.0.0.{at + 5}/24"), gpus=gpus(count))
+        for at, count in numbers
+    ]
     read = loads(write(discover(hosts, Wishes())), Path("inventory.yaml"))
 
-    assert [(node.name, node.ip, node.gpus) for node in read.nodes] == [(f"gpu{a}", f"10.0.0.{a + 5}", n) for a, n in numbers]
+    assert [(node.name, node.ip, node.gpus) for node in read.nodes] == [
+        (f"gpu{a}", f"10.0.0.{a + 5}", n) for a, n in numbers
+    ]
     assert read.head.name == f"gpu{numbers[0][0]}"
 
 

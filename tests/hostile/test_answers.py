@@ -1,4 +1,6 @@
-"""Whatever a node answers, what reads it returns something that can be shown, or raises one of our own errors, and soon."""
+"""Whatever a node answers, what reads it returns something that can be shown, or raises one of our
+own errors, and soon.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,18 @@ from launcher.checks.shape import Evidence
 from launcher.discovery import stock
 from launcher.errors import VlaunchError
 from launcher.model import Answer
-from launcher.plan import batches, network, observe, preflight, running, servers, status, up, verdict, watched
+from launcher.plan import (
+    batches,
+    network,
+    observe,
+    preflight,
+    running,
+    servers,
+    status,
+    up,
+    verdict,
+    watched,
+)
 from launcher.tools import (
     desk,
     docker,
@@ -60,7 +73,9 @@ def answer(out: str, node: str = HEAD, code: int = 0) -> Answer:
 def shown(renderable: Any) -> str:
     """Draw something on a terminal and return what that got."""
     to = io.StringIO()
-    Console(file=to, force_terminal=True, width=120, highlight=False, color_system=None).print(renderable)
+    Console(file=to, force_terminal=True, width=120, highlight=False, color_system=None).print(
+        renderable
+    )
     return to.getvalue()
 
 
@@ -68,7 +83,9 @@ def harmless(text: str, what: str = "") -> None:
     """See that nothing but text that can be printed is there."""
     text.encode()
     assert "\x1b" not in text, what
-    strange = {letter for letter in text if not letter.isprintable() and letter not in "\n\t\u200c\u200d"}
+    strange = {
+        letter for letter in text if not letter.isprintable() and letter not in "\n\t\u200c\u200d"
+    }
     assert not {letter for letter in strange if not re.match("[\ue000-\uf8ff]", letter)}, what
     assert "\nhint: run `curl" not in text, what
 
@@ -90,13 +107,15 @@ def survived(read: Callable[[], Any], capsys: pytest.CaptureFixture[str] | None 
 @mutate.examples(12)
 @given(mutate.chances)
 def test_probes(capsys: pytest.CaptureFixture[str], chance: Chance) -> None:
-    """Of one node of two: its facts are judged by every check, compared with the inventory, and planned with."""
+    """Of one node of two: its facts are judged by every check, compared with the inventory, and
+    planned with.
+    """
     inventory = seeds.inventory()
     spoiled = chance.choice(("gpu01", "gpu02"))
     said = [
         answer(_probe(text, chance) if node == spoiled else text, node)
         for node, text in seeds.probes()
-    ]  # fmt: skip
+    ]
 
     def read() -> None:
         facts, silent = observe.read(said)
@@ -126,7 +145,9 @@ def test_surveys_of_real_nodes(chance: Chance) -> None:
 
 
 def _probe(text: str, chance: Chance) -> str:
-    """Spoil one part of a probe's answer: as JSON where it is JSON, else its lines; or the answer's own frame."""
+    """Spoil one part of a probe's answer: as JSON where it is JSON, else its lines; or the answer's
+    own frame.
+    """
     parts = re.split(r"(?m)^(@@vlaunch .*)$", text)
     bodies = [at for at in range(0, len(parts), 2) if parts[at].strip()]
     at = chance.choice(bodies)
@@ -155,11 +176,12 @@ def test_what_the_head_says_of_its_jobs(chance: Chance) -> None:
         names = [each.name for each in found.servers]
         completion = mutate.text(chance.choice((seeds.COMPLETION, seeds.LATE)), chance)
         about = status.Said(
-            head=heard, network=verdict.parse_record(answer(mutate.text(seeds.RECORD, chance))),
+            head=heard,
+            network=verdict.parse_record(answer(mutate.text(seeds.RECORD, chance))),
             abouts=dict.fromkeys(names, status.hear(answer(mutate.text(seeds.SERVER, chance)))),
             completions=dict.fromkeys(names, status.hear(answer(completion))),
             batches=status.hear_batches(answer(mutate.text({"jobs": [seeds.ENTRY]}, chance))),
-        )  # fmt: skip
+        )
         holders = running.holders(heard)
         running.older(inventory, facts, heard)
         serving.free_gpus(inventory, 2, "TP 2", heard, holders)
@@ -176,20 +198,26 @@ def test_what_the_head_says_of_its_jobs(chance: Chance) -> None:
 @mutate.examples(15)
 @given(mutate.chances)
 def test_a_server_that_is_watched(chance: Chance) -> None:
-    """Answers of the head until the deadline: the watching ends, with an answer or an error of ours."""
+    """Answers of the head until the deadline: the watching ends, with an answer or an error of
+    ours.
+    """
     wanted = watched.watched(seeds.inventory(), kept.wanted(replicas=chance.choice((1, 2))))
     now = [0.0]
 
     def reply(command: Any) -> Answer:
         verb = next(word for word in command.argv if word in ("watch", "complete", "servers"))
-        good = {"watch": seeds.WATCH, "complete": seeds.COMPLETION, "servers": seeds.servers()}[verb]
+        good = {"watch": seeds.WATCH, "complete": seeds.COMPLETION, "servers": seeds.servers()}[
+            verb
+        ]
         return answer(mutate.text(good, chance), node=command.node)
 
     def sleep(_: float) -> None:
         now[0] += 10.0
 
     def read() -> None:
-        for event in watch.watch(wanted, FakeTransport(reply), timeout=100, clock=lambda: now[0], sleep=sleep):
+        for event in watch.watch(
+            wanted, FakeTransport(reply), timeout=100, clock=lambda: now[0], sleep=sleep
+        ):
             json.loads(json_line.dumps(event.as_json()))
 
     survived(read)
@@ -207,7 +235,9 @@ def test_a_batch_that_is_watched(chance: Chance) -> None:
     def read() -> None:
         job = watch_batch.Watched(name="rows", work="/w/rows", job="batch-rows-1")
         transport_ = FakeTransport(lambda _: answer(mutate.text(seeds.FOLLOW, chance)))
-        for event in watch_batch.watch(seeds.inventory(), job, transport_, clock=lambda: now[0], sleep=sleep):
+        for event in watch_batch.watch(
+            seeds.inventory(), job, transport_, clock=lambda: now[0], sleep=sleep
+        ):
             json.loads(json_line.dumps(event.as_json()))
             if now[0] > 300:
                 return
@@ -238,9 +268,13 @@ def _knocks(said: Answer) -> None:
 def _reports(said: Answer) -> None:
     inventory = seeds.inventory()
     other = {**_report(), "node": "gpu02"}
-    reports, missing = network.read({said.node: [said], "gpu02": [answer(json.dumps(other), "gpu02")]})
+    reports, missing = network.read(
+        {said.node: [said], "gpu02": [answer(json.dumps(other), "gpu02")]}
+    )
     known = expectations.load()
-    level = transport.required(inventory, gpus=[each.gpu for each in reports.values()], rdma=[], known=known)
+    level = transport.required(
+        inventory, gpus=[each.gpu for each in reports.values()], rdma=[], known=known
+    )
     seen = transport.judge(inventory, reports, missing, level)
     expected.judge(inventory, seen, {}, known, ranks_per_node=1)
     harmless(shown(ui_network.render(seen)))
@@ -251,7 +285,10 @@ def _containers(said: Answer) -> None:
     ray_checks.container_trouble(seeds.inventory().head, said)
     for each in docker.parse_containers(said.out):
         docker.remove(("docker",), each.id)
-        assert all(isinstance(word, str) for word in (each.id, each.name, each.image, *each.argv, *each.labels.values()))
+        assert all(
+            isinstance(word, str)
+            for word in (each.id, each.name, each.image, *each.argv, *each.labels.values())
+        )
 
 
 def _image(said: Answer) -> None:
@@ -272,11 +309,15 @@ def _report() -> Any:
 
 
 READERS: dict[str, tuple[Callable[[], Any], Callable[[Answer], Any]]] = {
-    "nodes of Ray": (lambda: json.loads((seeds.FIXTURES / "ray" / "api_v0_nodes.json").read_text()),
-                     lambda said: ray.parse_nodes(_loads(said))),
+    "nodes of Ray": (
+        lambda: json.loads((seeds.FIXTURES / "ray" / "api_v0_nodes.json").read_text()),
+        lambda said: ray.parse_nodes(_loads(said)),
+    ),
     "actors": (lambda: seeds.jobs()["actors"], lambda said: ray.parse_ranks(_loads(said), ())),
-    "gate": (lambda: json.loads((seeds.FIXTURES / "ray" / "head-nodes.json").read_text()),
-             lambda said: _CLUSTER({HEAD: [answer("[]"), said], "gpu02": [answer("[]")]})),
+    "gate": (
+        lambda: json.loads((seeds.FIXTURES / "ray" / "head-nodes.json").read_text()),
+        lambda said: _CLUSTER({HEAD: [answer("[]"), said], "gpu02": [answer("[]")]}),
+    ),
     "batches": (lambda: {"jobs": [seeds.ENTRY]}, _list),
     "a batch": (lambda: seeds.ENTRY, desk.parse_entry),
     "output": (lambda: seeds.OUTPUTS, desk.parse_outputs),
@@ -284,36 +325,77 @@ READERS: dict[str, tuple[Callable[[], Any], Callable[[Answer], Any]]] = {
     "a batch followed": (lambda: seeds.FOLLOW, desk.parse_follow),
     "pairs": (lambda: seeds.PAIRS, _knocks),
     "network": (_report, _reports),
-    "containers": (lambda: json.loads((seeds.FIXTURES / "docker" / "inspect-ray-head-20.10.json").read_text()), _containers),
-    "an image": (lambda: json.loads((seeds.FIXTURES / "docker" / "image-inspect-20.10.json").read_text()),
-                 lambda said: docker.parse_image(said.out)),
-    "an image's Python": (lambda: json.loads((seeds.FIXTURES / "image" / "vllm-cpu-0.32.0.json").read_text()), _image),
-    "inside": (lambda: {"memlock": None, "capeff": "00ff", "infiniband": ["u"], "libibverbs": "", "shm": 1, "python": "3.12.3",
-                        "ray": "2", "torch": "2", "nccl": "2", "cuda": "13", "env": {"A": "mlx5"}}, inside.parse_look),
+    "containers": (
+        lambda: json.loads((seeds.FIXTURES / "docker" / "inspect-ray-head-20.10.json").read_text()),
+        _containers,
+    ),
+    "an image": (
+        lambda: json.loads((seeds.FIXTURES / "docker" / "image-inspect-20.10.json").read_text()),
+        lambda said: docker.parse_image(said.out),
+    ),
+    "an image's Python": (
+        lambda: json.loads((seeds.FIXTURES / "image" / "vllm-cpu-0.32.0.json").read_text()),
+        _image,
+    ),
+    "inside": (
+        lambda: {
+            "memlock": None,
+            "capeff": "00ff",
+            "infiniband": ["u"],
+            "libibverbs": "",
+            "shm": 1,
+            "python": "3.12.3",
+            "ray": "2",
+            "torch": "2",
+            "nccl": "2",
+            "cuda": "13",
+            "env": {"A": "mlx5"},
+        },
+        inside.parse_look,
+    ),
     "a model": (lambda: {"architectures": ["X"], "num_hidden_layers": 4}, model.parse_look),
     "a verdict": (lambda: seeds.RECORD, verdict.parse_record),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", READERS)
 @mutate.examples(12)
 @given(chance=mutate.chances)
 def test_json_answers(name: str, chance: Chance) -> None:
-    """Every field something else, gone, doubled; text that is no JSON, or none that anybody means."""
+    """Every field something else, gone, doubled; text that is no JSON, or none that anybody
+    means.
+    """
     good, read = READERS[name]
     survived(lambda: read(answer(mutate.text(good(), chance))))
 
 
 LINES: dict[str, tuple[Callable[[], str], Callable[[str], Any]]] = {
-    "ray status": ((seeds.FIXTURES / "ray" / "ray_status_2nodes_vllm_running.txt").read_text, ray.parse_status),
-    "files of a model": (lambda: "revision main\nf 12 config.json\nl 3 x y\nincomplete z",
-                         lambda text: model.parse_listing(answer(text))),
-    "stock": (lambda: "@@stock home /data\n/dev/sda 1 2 3 4% /\n@@stock model models--a--b\n@@stock amd 0\n@@stock images\n"
-                      + (seeds.FIXTURES / "docker" / "image-inspect-20.10.json").read_text() + "\n@@stock end\n", stock.parse),
-    "vLLM's log": (lambda: (seeds.FIXTURES / "vllm" / "serve_ray_pp2_ok.log").read_text()[:20_000],
-                   lambda text: (vllm.capacity({"block_size": "1e999"}, text),
-                                 vllm.root_cause(text), vllm.shards(text.splitlines()))),
-}  # fmt: skip
+    "ray status": (
+        (seeds.FIXTURES / "ray" / "ray_status_2nodes_vllm_running.txt").read_text,
+        ray.parse_status,
+    ),
+    "files of a model": (
+        lambda: "revision main\nf 12 config.json\nl 3 x y\nincomplete z",
+        lambda text: model.parse_listing(answer(text)),
+    ),
+    "stock": (
+        lambda: (
+            "@@stock home /data\n/dev/sda 1 2 3 4% /\n@@stock model models--a--b\n@@stock amd"
+            " 0\n@@stock images\n"
+            + (seeds.FIXTURES / "docker" / "image-inspect-20.10.json").read_text()
+            + "\n@@stock end\n"
+        ),
+        stock.parse,
+    ),
+    "vLLM's log": (
+        lambda: (seeds.FIXTURES / "vllm" / "serve_ray_pp2_ok.log").read_text()[:20_000],
+        lambda text: (
+            vllm.capacity({"block_size": "1e999"}, text),
+            vllm.root_cause(text),
+            vllm.shards(text.splitlines()),
+        ),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", LINES)
@@ -345,7 +427,9 @@ BUSY: dict[str, Callable[[str], Any]] = {
     "ray status": ray.parse_status,
     "exception": vllm.root_cause,
     "JSON": lambda text: desk.parse(answer(text)),
-    "log": lambda text: _reports(answer(json.dumps({**_report(), "log": text, "pair_logs": {"gpu02": text}}))),
+    "log": lambda text: _reports(
+        answer(json.dumps({**_report(), "log": text, "pair_logs": {"gpu02": text}}))
+    ),
     "stock": stock.parse,
 }
 

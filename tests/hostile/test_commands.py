@@ -1,4 +1,6 @@
-"""Every command on hostile nodes: it ends with an exit code of ours, and what it prints is plain, or valid JSON."""
+"""Every command on hostile nodes: it ends with an exit code of ours, and what it prints is plain,
+or valid JSON.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,37 @@ from tests.hostile.mutate import EVIL
 from tests.hostile.test_answers import harmless
 
 COMMANDS = (
-    "status", "status --json", "up", "up --json", "up --dry-run", "check", "check --json", "check-nccl", "check-nccl --json",
-    "jobs", "jobs --json", "exec -- hostname", "logs", "audit", "audit --json", "lock", "secrets list", "doctor",
+    "status",
+    "status --json",
+    "up",
+    "up --json",
+    "up --dry-run",
+    "check",
+    "check --json",
+    "check-nccl",
+    "check-nccl --json",
+    "jobs",
+    "jobs --json",
+    "exec -- hostname",
+    "logs",
+    "audit",
+    "audit --json",
+    "lock",
+    "secrets list",
+    "doctor",
     "doctor --json",
-    "serve --model m --tp 2", "serve --model m --tp 2 --json", "stop", "chat hello", "batch job.yaml", "batch job.yaml --json",
-    "jobs --remove rows", "init gpu01 gpu02 --output made.yaml", "status --verbose", "down --json", "down",
-)  # fmt: skip
+    "serve --model m --tp 2",
+    "serve --model m --tp 2 --json",
+    "stop",
+    "chat hello",
+    "batch job.yaml",
+    "batch job.yaml --json",
+    "jobs --remove rows",
+    "init gpu01 gpu02 --output made.yaml",
+    "status --verbose",
+    "down --json",
+    "down",
+)
 
 
 @pytest.fixture
@@ -46,10 +73,27 @@ def up(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
         monkeypatch.setitem(defaults, "sleep", lambda _: None)
     batch_job.bring_up(cluster)
     cluster.world.jobs = [
-        {"submission_id": "batch-rows-1", "status": "FAILED", "message": "", "metadata": {"vlaunch.batch": "rows"}},
+        {
+            "submission_id": "batch-rows-1",
+            "status": "FAILED",
+            "message": "",
+            "metadata": {"vlaunch.batch": "rows"},
+        },
     ]
-    kept.keep(cluster.world, kept.wanted("embed", node="gpu02", backend="mp"), faults=[dataclasses.asdict(kept.fault())])
-    entry = Entry(at="2026-11-20T10:00:00Z", who="ops", host="here", verb="up", command="up", node="gpu01", changes=("a", "b"))
+    kept.keep(
+        cluster.world,
+        kept.wanted("embed", node="gpu02", backend="mp"),
+        faults=[dataclasses.asdict(kept.fault())],
+    )
+    entry = Entry(
+        at="2026-11-20T10:00:00Z",
+        who="ops",
+        host="here",
+        verb="up",
+        command="up",
+        node="gpu01",
+        changes=("a", "b"),
+    )
     log = Telling(
         parts={
             "state": state("vlaunch-c-gpu01"),
@@ -66,7 +110,10 @@ def up(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     def answer(command: Command) -> Answer | None:
         word = command.argv[3] if command.argv[:2] == ("sh", "-c") else ""
         if word == "lock-look":
-            held = '{"pid": 7, "since": "2026-11-20T10:00:00Z", "who": "ops", "host": "here", "command": "up"}'
+            held = (
+                '{"pid": 7, "since": "2026-11-20T10:00:00Z", "who": "ops", "host": "here",'
+                ' "command": "up"}'
+            )
             return Answer(node=command.node, code=0, out=f"held {held}")
         if word == "probe":  # `init` does not know the cluster's name yet
             command = replace(command, argv=(*command.argv[:4], "c", *command.argv[5:]))
@@ -79,8 +126,13 @@ def up(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 def evil(command: Command, answer: Answer) -> Answer:
     """Put what draws on a terminal into every text of an answer, and leave its form as it is."""
     lines = answer.out.split("\n")
-    told = [json.dumps(_evil(said)) if (said := _json(line)) is not None else _marked(line) for line in lines]
-    return Answer(node=answer.node, code=answer.code, out="\n".join(told), err=f"{answer.err}{EVIL}")
+    told = [
+        json.dumps(_evil(said)) if (said := _json(line)) is not None else _marked(line)
+        for line in lines
+    ]
+    return Answer(
+        node=answer.node, code=answer.code, out="\n".join(told), err=f"{answer.err}{EVIL}"
+    )
 
 
 def failed(command: Command, answer: Answer) -> Answer:
@@ -90,7 +142,13 @@ def failed(command: Command, answer: Answer) -> Answer:
 
 def late(command: Command, answer: Answer) -> Answer:
     """Never come to an end."""
-    return Answer(node=answer.node, code=124, out=answer.out[: len(answer.out) // 2] + EVIL, err=EVIL, timed_out=True)
+    return Answer(
+        node=answer.node,
+        code=124,
+        out=answer.out[: len(answer.out) // 2] + EVIL,
+        err=EVIL,
+        timed_out=True,
+    )
 
 
 def gone(command: Command, answer: Answer) -> Answer:
@@ -112,7 +170,12 @@ def _evil(said: Any) -> Any:
     if isinstance(said, list):
         return [_evil(each) for each in said]
     # Words that stand for something keep it: else nobody would read on.
-    return said + EVIL if isinstance(said, str) and not re.fullmatch(r"[A-Z]*|[\d.]*|running|/?vlaunch-.*|open", said) else said
+    return (
+        said + EVIL
+        if isinstance(said, str)
+        and not re.fullmatch(r"[A-Z]*|[\d.]*|running|/?vlaunch-.*|open", said)
+        else said
+    )
 
 
 def _marked(line: str) -> str:
@@ -145,7 +208,10 @@ def try_all(cluster: Cluster, words: str, spoil: Callable[[Command, Answer], Ans
         json.dumps({"text": f"hi{EVIL}"}),
         json.dumps({"error": EVIL}),
     ]
-    cluster.logs = {"gpu01": {"head": f"one{EVIL}".encode(errors="surrogatepass")}, "gpu02": {"worker": b"\x9b2J\xff" * 50}}
+    cluster.logs = {
+        "gpu01": {"head": f"one{EVIL}".encode(errors="surrogatepass")},
+        "gpu02": {"worker": b"\x9b2J\xff" * 50},
+    }
     try:
         ran = cluster.run(*words.split(" "))
     except BaseException as error:
@@ -154,7 +220,8 @@ def try_all(cluster: Cluster, words: str, spoil: Callable[[Command, Answer], Ans
         cluster.world.answer = good  # type: ignore[method-assign]
     assert ran.code in (0, 1, 2, 3, 124, 255), f"{words}: {ran.err}"
     harmless(ran.err, words)
-    if not words.startswith("chat"):  # into a pipe, the model's words are data; see tests/cli/test_chat.py for terminals
+    # into a pipe, the model's words are data; see tests/cli/test_chat.py for terminals
+    if not words.startswith("chat"):
         harmless(ran.out, words)
     said = ran.out + ran.err
     assert said.count("EVIL") == said.count("[red]EVIL")  # else it was taken for markup
@@ -165,7 +232,9 @@ def try_all(cluster: Cluster, words: str, spoil: Callable[[Command, Answer], Ans
 
 @pytest.mark.parametrize("spoil", [evil, failed, late, gone], ids=lambda each: each.__name__)
 def test_words_that_draw(up: Cluster, spoil: Callable[[Command, Answer], Answer]) -> None:
-    """In host names, container names, errors, logs, tables: nothing of it reaches the terminal as it was meant."""
+    """In host names, container names, errors, logs, tables: nothing of it reaches the terminal as
+    it was meant.
+    """
     for words in COMMANDS:
         try_all(up, words, spoil)
 
@@ -180,7 +249,12 @@ def test_answers_that_are_wrong_somewhere(shown: Shown, chance: random.Random) -
             return answer
         said = _json(answer.out)
         out = mutate.text(said, chance) if said is not None else mutate.lines(answer.out, chance)
-        return Answer(node=answer.node, code=chance.choice((answer.code, answer.code, 0, 1)), out=out, err=answer.err)
+        return Answer(
+            node=answer.node,
+            code=chance.choice((answer.code, answer.code, 0, 1)),
+            out=out,
+            err=answer.err,
+        )
 
     try_all(shown.cluster, chance.choice(COMMANDS), spoil)
 
@@ -191,6 +265,11 @@ def test_logs_of_more_lines_than_were_asked_for(up: Cluster) -> None:
     up.server_log = ["chat z"] * 10_000
     lines = up.run("logs", "--tail", "10").out.splitlines()
 
-    assert sorted({line[:15] for line in lines}) == ["gpu01/chat: z", "gpu01: x", "gpu02/chat: z", "gpu02: yyyyyyyy"]
+    assert sorted({line[:15] for line in lines}) == [
+        "gpu01/chat: z",
+        "gpu01: x",
+        "gpu02/chat: z",
+        "gpu02: yyyyyyyy",
+    ]
     assert len(lines) == 31
     assert max(map(len, lines)) < 2**21

@@ -1,4 +1,6 @@
-"""A node whose Docker API is somebody's program: logs end in time, in bounded memory, with lines or an error of ours."""
+"""A node whose Docker API is somebody's program: logs end in time, in bounded memory, with lines or
+an error of ours.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ Respond = Callable[[str], Iterable[bytes]]
 
 
 def speaking(respond: Respond) -> Callable[[paramiko.Channel, str], None]:
-    """Play `docker system dial-stdio`; `respond` has what is answered to a path, beginning with HTTP's first line."""
+    """Play `docker system dial-stdio`; `respond` has what is answered to a path, beginning with
+    HTTP's first line.
+    """
 
     def act(session: paramiko.Channel, line: str) -> None:
         session.sendall(marker(line))
@@ -40,11 +44,17 @@ def speaking(respond: Respond) -> Callable[[paramiko.Channel, str], None]:
 
 def http(body: object, status: str = "200 OK", more: str = "") -> Iterable[bytes]:
     data = json.dumps(body).encode()
-    yield f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n{more}\r\n".encode() + data
+    yield (
+        f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length:"
+        f" {len(data)}\r\n{more}\r\n".encode()
+        + data
+    )
 
 
 def good(path: str) -> Iterable[bytes]:
-    return http({"ApiVersion": "1.44"} if path == "/version" else {"Id": "c", "Config": {"Tty": False}})
+    return http(
+        {"ApiVersion": "1.44"} if path == "/version" else {"Id": "c", "Config": {"Tty": False}}
+    )
 
 
 def ask(one: Adversary, what: Callable[[Any], Any]) -> Any:
@@ -56,7 +66,9 @@ def ask(one: Adversary, what: Callable[[Any], Any]) -> Any:
             assert time.monotonic() - began < 8
 
 
-def test_a_login_shell_that_never_stops_talking(adversary: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_login_shell_that_never_stops_talking(
+    adversary: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is given up, and what it says is not kept."""
     monkeypatch.setattr(docker_api, "_DIAL_TIMEOUT", 0.3)
 
@@ -78,7 +90,10 @@ def test_an_answer_without_end(adversary: Start, monkeypatch: pytest.MonkeyPatch
         if path == "/version":
             return good(path)
         return [
-            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000000000\r\n\r\n",
+            (
+                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length:"
+                b" 1000000000\r\n\r\n"
+            ),
             *[b"[" * 2**15] * 100,
         ]
 
@@ -128,7 +143,9 @@ def test_a_redirection_leads_nowhere_else(adversary: Start) -> None:
     assert asked == []
 
 
-@pytest.mark.parametrize("body", [None, 1, [], {}, {"Config": None}, {"Config": {"Tty": {}}}, [[[]]], "x", [None]])
+@pytest.mark.parametrize(
+    "body", [None, 1, [], {}, {"Config": None}, {"Config": {"Tty": {}}}, [[[]]], "x", [None]]
+)
 def test_answers_of_another_form(adversary: Start, body: object) -> None:
     """What the SDK takes for granted is not: the error is ours."""
 
@@ -136,6 +153,9 @@ def test_answers_of_another_form(adversary: Start, body: object) -> None:
         return good(path) if path == "/version" else http(body)
 
     try:
-        ask(adversary(speaking(respond)), lambda client: list(client.logs("c", stream=True, follow=False)))
+        ask(
+            adversary(speaking(respond)),
+            lambda client: list(client.logs("c", stream=True, follow=False)),
+        )
     except NodeError as error:
         assert error.node == "gpu01"

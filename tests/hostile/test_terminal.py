@@ -1,4 +1,6 @@
-"""Texts of nodes on their way to a terminal, whatever they hold: plain, on one line, and not without end."""
+"""Texts of nodes on their way to a terminal, whatever they hold: plain, on one line, and not
+without end.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,12 @@ from tests.hostile.test_answers import harmless
 
 # Everything, also halves of pairs, and often what is not to pass.
 TEXTS = st.text(
-    st.one_of(st.characters(), st.sampled_from("\x1b\x07\r\n\x9b\x9d\u202e\u2066\u2028\ud800\udfff[];0mHJ")), max_size=60
-)  # fmt: skip
+    st.one_of(
+        st.characters(),
+        st.sampled_from("\x1b\x07\r\n\x9b\x9d\u202e\u2066\u2028\ud800\udfff[];0mHJ"),
+    ),
+    max_size=60,
+)
 NUMBERS = st.one_of(st.floats(), st.integers(), st.none(), TEXTS)
 
 
@@ -53,11 +59,19 @@ def test_brief_text_is_brief() -> None:
 
 
 @mutate.examples(100)
-@given(text=TEXTS, node=TEXTS, data=st.dictionaries(TEXTS, st.one_of(NUMBERS, st.lists(NUMBERS)), max_size=3))
-def test_events_as_json(capsys: pytest.CaptureFixture[str], text: str, node: str, data: dict[str, Any]) -> None:
+@given(
+    text=TEXTS,
+    node=TEXTS,
+    data=st.dictionaries(TEXTS, st.one_of(NUMBERS, st.lists(NUMBERS)), max_size=3),
+)
+def test_events_as_json(
+    capsys: pytest.CaptureFixture[str], text: str, node: str, data: dict[str, Any]
+) -> None:
     """One event is one line, in ASCII, and JSON to the letter."""
     capsys.readouterr()
-    JsonLines().show(Event(kind="step", text=text, node=node, state="ok", seconds=float("nan"), data=data))
+    JsonLines().show(
+        Event(kind="step", text=text, node=node, state="ok", seconds=float("nan"), data=data)
+    )
     out = capsys.readouterr().out
     (line,) = out.splitlines()
     assert out.isascii()
@@ -88,13 +102,25 @@ def test_events_on_a_terminal() -> None:
         shown.show(Event(kind="note", node=f"m{EVIL}", text=f"says {EVIL}"))
     drawn = to.getvalue()
     assert "[red]EVIL[/red]" in drawn
-    for code in ("\x1b]", "\x1bP", "\x9b", "\x9d", "\u202e", "\x07", "\x1b[2J", "\x1b[1;1H", "\nhint"):
+    for code in (
+        "\x1b]",
+        "\x1bP",
+        "\x9b",
+        "\x9d",
+        "\u202e",
+        "\x07",
+        "\x1b[2J",
+        "\x1b[1;1H",
+        "\nhint",
+    ):
         assert code not in drawn
 
 
 def test_errors(capsys: pytest.CaptureFixture[str]) -> None:
     """No line of an error is a node's idea of a hint, and none goes on for megabytes."""
-    errors.show(NodeError(f"n{EVIL}", f"failed {EVIL}", evidence=[EVIL, "x" * 8_000_000], hint="do this"))
+    errors.show(
+        NodeError(f"n{EVIL}", f"failed {EVIL}", evidence=[EVIL, "x" * 8_000_000], hint="do this")
+    )
     err = capsys.readouterr().err
     harmless(err)
     assert len(err) < 20_000
@@ -149,7 +175,9 @@ def test_json_that_nobody_means(text: str) -> None:
 
 def test_json_that_is_meant() -> None:
     """Everything else is read as it is; only half a character becomes a question mark."""
-    assert untrusted.loads('{"a": [1, 2.5, null, true, "\\ud83d\\ude00"]}') == {"a": [1, 2.5, None, True, "😀"]}
+    assert untrusted.loads('{"a": [1, 2.5, null, true, "\\ud83d\\ude00"]}') == {
+        "a": [1, 2.5, None, True, "😀"]
+    }
     assert untrusted.loads('["\\ud800x"]') == ["?x"]
     assert untrusted.loads("[" * 40 + "]" * 40)
 
@@ -161,7 +189,14 @@ def test_lines_are_cut() -> None:
 
 
 @mutate.examples(50)
-@given(st.recursive(NUMBERS, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXTS, inner, max_size=3))))
+@given(
+    st.recursive(
+        NUMBERS,
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3), st.dictionaries(TEXTS, inner, max_size=3)
+        ),
+    )
+)
 def test_json_lines(value: Any) -> None:
     """Whatever is in them."""
     text = json_line.dumps(value)

@@ -1,4 +1,6 @@
-"""A node that says anything, without end or not at all: every command ends in time, in bounded memory, with an answer."""
+"""A node that says anything, without end or not at all: every command ends in time, in bounded
+memory, with an answer.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def test_a_good_beginning_and_then_garbage(adversary: Start) -> None:
 
 @pytest.mark.parametrize("status", [256, 512, 2**32 - 1])
 def test_an_exit_status_that_no_process_has(adversary: Start, status: int) -> None:
-    """The protocol has four bytes for it; a shell would take 256 for success when we end with it."""
+    """The protocol has four bytes for it; a shell would take 256 for success when we end with
+    it.
+    """
 
     def act(session: paramiko.Channel, line: str) -> None:
         session.sendall(marker(line))
@@ -98,9 +102,13 @@ def test_output_without_end(adversary: Start, started: bool) -> None:
     assert len(answer.err) <= LIMIT + 100
 
 
-@pytest.mark.parametrize("stdin", [b"", b"x" * 100_000, b"x" * 20_000_000], ids=["none", "small", "large"])
+@pytest.mark.parametrize(
+    "stdin", [b"", b"x" * 100_000, b"x" * 20_000_000], ids=["none", "small", "large"]
+)
 def test_nothing_at_all(adversary: Start, stdin: bytes) -> None:
-    """No word, no end, and nobody who reads: neither the answer nor the question may take longer than the deadline."""
+    """No word, no end, and nobody who reads: neither the answer nor the question may take longer
+    than the deadline.
+    """
     one = adversary(lambda *_: one.closed.wait(), window=64)  # type: ignore[arg-type, return-value]
     answer = ask(one, timeout=0.1, stdin=stdin)
     assert (answer.timed_out, answer.code) == (True, 124)
@@ -159,7 +167,10 @@ def test_who_reads_slowly_is_waited_for(adversary: Start, monkeypatch: pytest.Mo
         assert over.wait(5)
 
 
-@pytest.mark.skipif("VLAUNCH_EXAMPLES" not in os.environ, reason="a gigabyte through a real sshd: set VLAUNCH_EXAMPLES")
+@pytest.mark.skipif(
+    "VLAUNCH_EXAMPLES" not in os.environ,
+    reason="a gigabyte through a real sshd: set VLAUNCH_EXAMPLES",
+)
 def test_a_gigabyte_through_sshd(tmp_path: Path) -> None:
     """On both streams; the process stays small."""
     server = sshd.start(tmp_path / "sshd")

@@ -1,4 +1,6 @@
-"""What the tests of `vlaunch batch` share: job files, what a job has come to on the head's disk, and what its output holds."""
+"""What the tests of `vlaunch batch` share: job files, what a job has come to on the head's disk,
+and what its output holds.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,21 @@ from tests.integration.conftest import Practice, Ran
 MODEL = f"{HF_HOME}/tiny-llama"
 MIXTURE = f"{HF_HOME}/tiny-moe"
 # vLLM on the CPUs of a small machine, quick to start.
-ARGS = {"dtype": "float32", "max_model_len": 512, "enforce_eager": True, "kv_cache_memory_bytes": 67108864, "max_num_seqs": 16}
+ARGS = {
+    "dtype": "float32",
+    "max_model_len": 512,
+    "enforce_eager": True,
+    "kv_cache_memory_bytes": 67108864,
+    "max_num_seqs": 16,
+}
 _OVER = ("done", "failed", "refused", "stopped")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch job: its file, its input and its output on the control machine, and its folder on the head."""
+    """One batch job: its file, its input and its output on the control machine, and its folder on
+    the head.
+    """
 
     practice: Practice
     name: str
@@ -55,7 +65,9 @@ class Batch:
         return hosts.hf_home(self.practice.lab.hosts[0]) / "vlaunch/lab/batch" / self.name
 
     def write(self, rows: list[Any] | None = None, **sections: Any) -> Batch:
-        """Write the job file, and its input: rows as JSON, or lines as they are where they are bytes."""
+        """Write the job file, and its input: rows as JSON, or lines as they are where they are
+        bytes.
+        """
         if rows is not None:
             lines = (row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows)
             self.input.write_bytes(b"".join(line + b"\n" for line in lines))
@@ -97,12 +109,18 @@ class Batch:
         return sum(
             json.loads(path.read_text())["count"]
             for path in (self.work / "output/ledger").glob("part-*.json")
-            if any((self.work / "output" / kind).glob(f"{path.stem}.*") for kind in ("rows", "errors"))
+            if any(
+                (self.work / "output" / kind).glob(f"{path.stem}.*") for kind in ("rows", "errors")
+            )
         )
 
     def under_way(self, least: int = 1, *, timeout: float = 300) -> Batch:
         """Wait until some rows are committed, and others are not."""
-        until(lambda: self.committed() >= least or self.over(), f"committed rows of {self.name}", timeout)
+        until(
+            lambda: self.committed() >= least or self.over(),
+            f"committed rows of {self.name}",
+            timeout,
+        )
         assert not self.over(), self.progress
         return self
 
@@ -124,9 +142,14 @@ class Batch:
         return errors_of(self.out)
 
     def each_once(self, rows: int) -> None:
-        """Check that every row of the input is in the output, once, and that nothing half-written lies there."""
+        """Check that every row of the input is in the output, once, and that nothing half-written
+        lies there.
+        """
         counted = Counter(each["row"] for each in [*self.answers(), *self.errors()])
-        assert counted == Counter(range(rows)), (counted - Counter(range(rows)), Counter(range(rows)) - counted)
+        assert counted == Counter(range(rows)), (
+            counted - Counter(range(rows)),
+            Counter(range(rows)) - counted,
+        )
         hidden = [path for kind in ("rows", "errors") for path in (self.out / kind).glob(".*")]
         assert not hidden, hidden
 
@@ -152,16 +175,29 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 def errors_of(folder: Path) -> list[dict[str, Any]]:
     """Read a folder of error rows, sorted by their rows."""
-    lines = [line for path in (folder / "errors").glob("*.jsonl") for line in path.read_text().splitlines()]
+    lines = [
+        line
+        for path in (folder / "errors").glob("*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
     return sorted((json.loads(line) for line in lines), key=lambda row: int(row["row"]))
 
 
 def running(practice: Practice, words: str, host: str | None = None) -> Iterator[tuple[int, str]]:
-    """Yield process id, as this machine sees it, and command line of the practice hosts' processes that have `words` in it."""
-    everything = processes.on_host(practice.lab.host(host)) if host else processes.of_lab(practice.lab.name)
+    """Yield process id, as this machine sees it, and command line of the practice hosts' processes
+    that have `words` in it.
+    """
+    everything = (
+        processes.on_host(practice.lab.host(host)) if host else processes.of_lab(practice.lab.name)
+    )
     for process in everything:
         try:
-            line = Path(f"/proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            line = (
+                Path(f"/proc/{process.pid}/cmdline")
+                .read_bytes()
+                .replace(b"\0", b" ")
+                .decode(errors="replace")
+            )
         except OSError:
             continue
         if words in line:
@@ -169,7 +205,9 @@ def running(practice: Practice, words: str, host: str | None = None) -> Iterator
 
 
 def kill_one(practice: Practice, words: str, host: str | None = None) -> int:
-    """Kill a process by a part of its command line, as a crash or the kernel does; return how many had it."""
+    """Kill a process by a part of its command line, as a crash or the kernel does; return how many
+    had it.
+    """
     found = [pid for pid, _ in running(practice, words, host)]
     assert found, f"no process `{words}`: {sorted(line[:90] for _, line in running(practice, ''))}"
     os.kill(found[0], signal.SIGKILL)
@@ -179,7 +217,11 @@ def kill_one(practice: Practice, words: str, host: str | None = None) -> int:
 def ray_state(practice: Practice, program: str) -> Any:
     """Ask Ray's state API on the head; `program` leaves its answer in `found`."""
     text = f"import json\nfrom ray.util.state import *\n{program}\nprint(json.dumps(found))"
-    return json.loads(practice.docker("node1", "exec", "vlaunch-lab-node1", "python3", "-c", text).splitlines()[-1])
+    return json.loads(
+        practice.docker("node1", "exec", "vlaunch-lab-node1", "python3", "-c", text).splitlines()[
+            -1
+        ]
+    )
 
 
 def worked(practice: Practice, submission: str, actor: str = "Replica") -> Counter[str]:

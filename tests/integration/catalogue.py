@@ -1,4 +1,6 @@
-"""Runs of `vlaunch check`, and what is expected of them, for the tests of its checks on real parts."""
+"""Runs of `vlaunch check`, and what is expected of them, for the tests of its checks on real
+parts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The practice cluster that the lab tests share: real sshd, real dockerd, real Ray, real vLLM on two practice hosts."""
+"""The practice cluster that the lab tests share: real sshd, real dockerd, real Ray, real vLLM on
+two practice hosts.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +63,15 @@ class Practice:
         """The inventory with secrets."""
         return self.folder / "inventory.yaml"
 
-    def write(self, change: Callable[[dict[str, Any]], None] | None = None, name: str = "inventory.yaml") -> Path:
+    def write(
+        self, change: Callable[[dict[str, Any]], None] | None = None, name: str = "inventory.yaml"
+    ) -> Path:
         """Write the lab's inventory, with secrets, changed as asked."""
         document = yaml.safe_load(self.lab.inventory.read_text())
-        document["secrets"] = {"HF_TOKEN": {"env": "PRACTICE_HF_TOKEN"}, "VLLM_API_KEY": {"file": "api.key"}}
+        document["secrets"] = {
+            "HF_TOKEN": {"env": "PRACTICE_HF_TOKEN"},
+            "VLLM_API_KEY": {"file": "api.key"},
+        }
         if change is not None:
             change(document)
         path = self.folder / name
@@ -72,12 +79,18 @@ class Practice:
         return path
 
     def environment(self) -> dict[str, str]:
-        """The environment of commands: a home of their own, and the one secret that comes from it."""
+        """The environment of commands: a home of their own, and the one secret that comes from
+        it.
+        """
         env = {key: value for key, value in os.environ.items() if not key.startswith("VLAUNCH_")}
         return {
-            **env, "PRACTICE_HF_TOKEN": HF_TOKEN, "VLAUNCH_INVENTORY": str(self.inventory),
-            "XDG_STATE_HOME": str(self.folder / "state"), "NO_COLOR": "1", "PYTHONFAULTHANDLER": "1",
-        }  # fmt: skip
+            **env,
+            "PRACTICE_HF_TOKEN": HF_TOKEN,
+            "VLAUNCH_INVENTORY": str(self.inventory),
+            "XDG_STATE_HOME": str(self.folder / "state"),
+            "NO_COLOR": "1",
+            "PYTHONFAULTHANDLER": "1",
+        }
 
     def vlaunch(self, *words: str, timeout: float = 300, stdin: str | None = None) -> Ran:
         """Run `vlaunch` as a user would; what it said is kept for the search for secrets."""
@@ -92,14 +105,21 @@ class Practice:
             check=False,
         )
         self.said.append(done.stdout + done.stderr)
-        return Ran(code=done.returncode, out=done.stdout, err=done.stderr, seconds=time.monotonic() - began)
+        return Ran(
+            code=done.returncode, out=done.stdout, err=done.stderr, seconds=time.monotonic() - began
+        )
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Start `vlaunch` and go on; the caller ends it."""
         return subprocess.Popen(
-            [VLAUNCH, *words], env=self.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+            [VLAUNCH, *words],
+            env=self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def on(self, host: str, *argv: str, timeout: float = 60) -> str:
         """Run a command on a practice host, past SSH, and return what it printed."""
@@ -113,17 +133,32 @@ class Practice:
         """Return the id of each of the cluster's containers by name, on all hosts."""
         found = {}
         for host in self.lab.hosts:
-            listing = self.docker(host.name, "ps", "-a", "--no-trunc", "--filter", "label=vlaunch.cluster", "--format",
-                                  "{{.Names}} {{.ID}}")  # fmt: skip
+            listing = self.docker(
+                host.name,
+                "ps",
+                "-a",
+                "--no-trunc",
+                "--filter",
+                "label=vlaunch.cluster",
+                "--format",
+                "{{.Names}} {{.ID}}",
+            )
             found |= dict(line.split() for line in listing.splitlines())
         return found
 
     def command_lines(self) -> str:
-        """Return the command line of every process of the practice hosts, as `ps -ef` on them would."""
+        """Return the command line of every process of the practice hosts, as `ps -ef` on them
+        would.
+        """
         lines = []
         for process in processes.of_lab(self.lab.name):
             try:
-                lines.append(Path(f"/proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+                lines.append(
+                    Path(f"/proc/{process.pid}/cmdline")
+                    .read_bytes()
+                    .replace(b"\0", b" ")
+                    .decode(errors="replace")
+                )
             except OSError:
                 continue
         return "\n".join(lines)
@@ -131,13 +166,17 @@ class Practice:
 
 @pytest.fixture(scope="session")
 def practice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Practice]:
-    """Two practice hosts with the vLLM image; removed at the end, and nothing of them may be left."""
+    """Two practice hosts with the vLLM image; removed at the end, and nothing of them may be
+    left.
+    """
     yield from _practice(tmp_path_factory, NAME, SUBNET, nodes=2)
 
 
 @pytest.fixture(scope="session")
 def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Practice]:
-    """Three practice hosts, so that a bad pair has others beside it; what they are like is for each module to say."""
+    """Three practice hosts, so that a bad pair has others beside it; what they are like is for each
+    module to say.
+    """
     yield from _practice(tmp_path_factory, "vlaunch-net", "10.79.0.0/24", nodes=3)
 
 
@@ -161,11 +200,26 @@ def three(bare: Practice) -> Iterator[Practice]:
     bare.write()
 
 
-def _practice(tmp_path_factory: pytest.TempPathFactory, name: str, subnet: str, *, nodes: int) -> Iterator[Practice]:
-    command = [VLAUNCH, "lab", "up", "--install-missing", "--name", name, "--subnet", subnet, "--nodes", str(nodes)]
+def _practice(
+    tmp_path_factory: pytest.TempPathFactory, name: str, subnet: str, *, nodes: int
+) -> Iterator[Practice]:
+    command = [
+        VLAUNCH,
+        "lab",
+        "up",
+        "--install-missing",
+        "--name",
+        name,
+        "--subnet",
+        subnet,
+        "--nodes",
+        str(nodes),
+    ]
     log = tmp_path_factory.mktemp("lab") / "up.log"
     with log.open("w") as out:
-        done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, timeout=1500, check=False)
+        done = subprocess.run(
+            command, stdout=out, stderr=subprocess.STDOUT, timeout=1500, check=False
+        )
     assert done.returncode == 0, log.read_text()[-3000:]
     lab = layout.load(layout.default_dir(name))
     assert lab is not None
@@ -177,7 +231,13 @@ def _practice(tmp_path_factory: pytest.TempPathFactory, name: str, subnet: str, 
     yield practice
     if os.environ.get("VLAUNCH_KEEP_LAB"):
         return
-    done = subprocess.run([VLAUNCH, "lab", "down", "--name", name], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [VLAUNCH, "lab", "down", "--name", name],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert remove.leftovers(name, lab.dir) == []
 
@@ -194,7 +254,9 @@ def down(practice: Practice) -> Iterator[Practice]:
 
 
 def ended(process: subprocess.Popen[str], timeout: float) -> tuple[str, str]:
-    """Return what a process that `start` started has said by its end; one that hangs tells where."""
+    """Return what a process that `start` started has said by its end; one that hangs tells
+    where.
+    """
     try:
         return process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:

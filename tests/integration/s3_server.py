@@ -1,6 +1,9 @@
-"""An S3 server for the tests, that knows one user and refuses everybody else. Usage: s3_server.py ADDRESS BUCKET.
+"""An S3 server for the tests, that knows one user and refuses everybody else.
 
-Prints one line, a JSON object with `url`, `key` and `secret`, and runs until its standard input ends.
+Usage: s3_server.py ADDRESS BUCKET.
+
+Prints one line, a JSON object with `url`, `key` and `secret`, and runs until its standard input
+ends.
 """
 
 from __future__ import annotations
@@ -24,15 +27,22 @@ def main(address: str, bucket: str) -> None:
     host, port = server.get_host_and_port()
     url = f"http://{host}:{port}"
     options: dict[str, Any] = {
-        "endpoint_url": url, "region_name": "us-east-1", "aws_access_key_id": "nobody", "aws_secret_access_key": "nothing",
-    }  # fmt: skip
+        "endpoint_url": url,
+        "region_name": "us-east-1",
+        "aws_access_key_id": "nobody",
+        "aws_secret_access_key": "nothing",
+    }
     iam = boto3.client("iam", **options)
     iam.create_user(UserName="batch")
-    allowed = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
+    allowed = {
+        "Version": "2012-10-17",
+        "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}],
+    }
     iam.put_user_policy(UserName="batch", PolicyName="all", PolicyDocument=json.dumps(allowed))
     made = iam.create_access_key(UserName="batch")["AccessKey"]
     boto3.client("s3", **options).create_bucket(Bucket=bucket)
-    print(json.dumps({"url": url, "key": made["AccessKeyId"], "secret": made["SecretAccessKey"]}), flush=True)  # noqa: T201
+    access = {"url": url, "key": made["AccessKeyId"], "secret": made["SecretAccessKey"]}
+    print(json.dumps(access), flush=True)  # noqa: T201
     sys.stdin.read()
     server.stop()
 

@@ -1,4 +1,6 @@
-"""What the tests of servers share: who asks them all the time, what their keeper says, and how they die and come back."""
+"""What the tests of servers share: who asks them all the time, what their keeper says, and how they
+die and come back.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from tests.integration.conftest import API_KEY, Practice, Ran
 
 LOG = logging.getLogger(__name__)  # shown with `pytest -o log_cli=true --log-cli-level=INFO`
 DETECTED = 15.0  # seconds
-AGAIN = 3.0  # times a cold start, at which a recovery has failed; what it takes is measured by `benchmarks/serve.py`
+# times a cold start, at which a recovery has failed; what it takes is measured by
+# `benchmarks/serve.py`
+AGAIN = 3.0
 REBOOT = 90.0  # seconds more that daemons and Ray may take to come up
 
 
@@ -54,7 +58,9 @@ def lost(traffic: Traffic) -> list[Sample]:
 
 
 def status(practice: Practice, name: str = DEFAULT) -> tuple[Ran, dict[str, Any]]:
-    """Return what `status` says of a server, and how it ended; a server that it does not know is in state `none`."""
+    """Return what `status` says of a server, and how it ended; a server that it does not know is in
+    state `none`.
+    """
     ran = practice.vlaunch("status", "--json")
     found = {each["name"]: each for each in json.loads(ran.out)["servers"]}
     return ran, found.get(name, {"state": "none"})
@@ -62,12 +68,16 @@ def status(practice: Practice, name: str = DEFAULT) -> tuple[Ran, dict[str, Any]
 
 def record(practice: Practice, name: str = DEFAULT) -> dict[str, Any]:
     """Return what the keeper has written of a server; empty where it has written nothing."""
-    text = practice.on("node1", "sh", "-c", f"cat /root/.vlaunch/lab/server/{name}/observed.json 2>/dev/null; true")
+    text = practice.on(
+        "node1", "sh", "-c", f"cat /root/.vlaunch/lab/server/{name}/observed.json 2>/dev/null; true"
+    )
     found: dict[str, Any] = json.loads(text or "{}")
     return found
 
 
-def await_state(practice: Practice, state: str, *, name: str = DEFAULT, within: float) -> dict[str, Any]:
+def await_state(
+    practice: Practice, state: str, *, name: str = DEFAULT, within: float
+) -> dict[str, Any]:
     """Wait until `status` says that a server is in a state; return what it says."""
     found: list[dict[str, Any]] = []
 
@@ -88,33 +98,58 @@ def crash(practice: Practice, host: str, name: str = DEFAULT) -> None:
 
 
 def recovers(
-    practice: Practice, traffic: Traffic, kill: Callable[[], object], *, within: float, name: str = DEFAULT
+    practice: Practice,
+    traffic: Traffic,
+    kill: Callable[[], object],
+    *,
+    within: float,
+    name: str = DEFAULT,
 ) -> dict[str, Any]:
     """Do something bad; return the fault that was written down when the server has answered again.
 
-    `status` must be red in time, and the recovery must take no longer than `within`, without the pause before it. Whoever asks
-    `status` all the while takes the cores that the engine starts with: only requests stream, until one is answered.
+    `status` must be red in time, and the recovery must take no longer than `within`, without the
+    pause before it. Whoever asks `status` all the while takes the cores that the engine starts
+    with: only requests stream, until one is answered.
     """
     before, began = record(practice, name), time.time()
     kill()
     until(lambda: status(practice, name)[0].code == 1, "`status` is red", 60)
     red = time.time() - began
-    until(lambda: record(practice, name)["fault_count"] > before["fault_count"], "a fault is written down", 60)
-    until(lambda: record(practice, name)["faults"][-1]["ready_again_after"] is not None, "it is ready again", within + 700)
+    until(
+        lambda: record(practice, name)["fault_count"] > before["fault_count"],
+        "a fault is written down",
+        60,
+    )
+    until(
+        lambda: record(practice, name)["faults"][-1]["ready_again_after"] is not None,
+        "it is ready again",
+        within + 700,
+    )
     fault: dict[str, Any] = record(practice, name)["faults"][-1]
     back = fault["at"] + fault["ready_again_after"]
     until(lambda: answered_since(traffic, back), "a request is answered", 60)
     LOG.info("red after %.1f s; %s", red, fault)
     assert fault["at"] - began <= DETECTED
     assert fault["ready_again_after"] - fault["pause"] <= within, fault
-    assert await_state(practice, "answering", name=name, within=60)["observed"]["generation"] > before["generation"]
+    assert (
+        await_state(practice, "answering", name=name, within=60)["observed"]["generation"]
+        > before["generation"]
+    )
     return fault
 
 
-def comes_back(practice: Practice, traffic: Traffic, since: float, within: float, name: str = DEFAULT) -> None:
-    """Wait until requests are answered again after something that ended the server, and `status` says so."""
+def comes_back(
+    practice: Practice, traffic: Traffic, since: float, within: float, name: str = DEFAULT
+) -> None:
+    """Wait until requests are answered again after something that ended the server, and `status`
+    says so.
+    """
     until(lambda: any(each.ended > since for each in lost(traffic)), "a request fails", 60)
     failed = lost(traffic)[0].ended
-    until(lambda: answered_since(traffic, failed), f"it answers again: {status(practice, name)[1]}", within)
+    until(
+        lambda: answered_since(traffic, failed),
+        f"it answers again: {status(practice, name)[1]}",
+        within,
+    )
     LOG.info("answers again %.0f s after it broke", time.time() - since)
     await_state(practice, "answering", name=name, within=60)

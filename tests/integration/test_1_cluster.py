@@ -1,4 +1,6 @@
-"""The main job on real parts, in the order in which a user does it; each test stands on the one before."""
+"""The main job on real parts, in the order in which a user does it; each test stands on the one
+before.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def clean(practice: Practice) -> None:
 
 
 def test_up_from_nothing(practice: Practice) -> None:
-    """`up` ends with every node in Ray under its declared address, and `ray status` says the same."""
+    """`up` ends with every node in Ray under its declared address, and `ray status` says the
+    same.
+    """
     ran = practice.vlaunch("up", "--json")
 
     assert ran.code == 0, ran.said
@@ -51,7 +55,9 @@ def test_dry_run_of_a_cluster_that_is_up_sends_nothing(practice: Practice) -> No
     ran = practice.vlaunch("up", "--dry-run")
 
     assert ran.code == 0, ran.said
-    assert [line for line in ran.out.splitlines() if "on node" in line and not line.startswith("#")] == []
+    assert [
+        line for line in ran.out.splitlines() if "on node" in line and not line.startswith("#")
+    ] == []
 
 
 def test_status_is_whole(practice: Practice) -> None:
@@ -60,7 +66,10 @@ def test_status_is_whole(practice: Practice) -> None:
 
     assert ran.code == 0, ran.said
     seen = json.loads(ran.out)
-    assert [(n["node"], n["container"], n["ray"], n["agent"], n["gpus"], n["drift"]) for n in seen["nodes"]] == [
+    assert [
+        (n["node"], n["container"], n["ray"], n["agent"], n["gpus"], n["drift"])
+        for n in seen["nodes"]
+    ] == [
         ("node1", "running", "alive", "connected", "1/1", []),
         ("node2", "running", "alive", "connected", "1/1", []),
     ]
@@ -86,7 +95,9 @@ def test_exec_leaves_nothing_behind_at_its_deadline(practice: Practice) -> None:
 
 
 def test_serve_answers_through_both_nodes(practice: Practice) -> None:
-    """`serve` derives TP 1 × PP 2, waits for a completion, and shows which node holds which rank."""
+    """`serve` derives TP 1 × PP 2, waits for a completion, and shows which node holds which
+    rank.
+    """
     ran = practice.vlaunch("serve", timeout=420)
 
     assert ran.code == 0, ran.said
@@ -97,7 +108,11 @@ def test_serve_answers_through_both_nodes(practice: Practice) -> None:
     assert "PP0" in ran.out
     assert "PP1" in ran.out
     assert "Prove the network between the nodes" in ran.err
-    assert re.search(r"^network +1 pairs? over Gloo/TCP, .*/s.* µs \(proven before the start\)$", ran.out, re.MULTILINE)
+    assert re.search(
+        r"^network +1 pairs? over Gloo/TCP, .*/s.* µs \(proven before the start\)$",
+        ran.out,
+        re.MULTILINE,
+    )
 
 
 def test_the_api_demands_its_key(practice: Practice) -> None:
@@ -114,7 +129,9 @@ def test_the_api_demands_its_key(practice: Practice) -> None:
 
 
 def test_serve_again_attaches(practice: Practice) -> None:
-    """The same request again starts and measures nothing: it finds the server and asks it for an answer."""
+    """The same request again starts and measures nothing: it finds the server and asks it for an
+    answer.
+    """
     ran = practice.vlaunch("serve", timeout=120)
 
     assert ran.code == 0, ran.said
@@ -134,7 +151,9 @@ def test_chat(practice: Practice) -> None:
 
 
 def test_status_of_a_server_that_answers(practice: Practice) -> None:
-    """The server is `answering` because a completion came back, and its capacity is read from its metrics."""
+    """The server is `answering` because a completion came back, and its capacity is read from its
+    metrics.
+    """
     status = json.loads(practice.vlaunch("status", "--json").out)
     (server,) = status["servers"]
 
@@ -154,7 +173,9 @@ def test_logs_merge_nodes(practice: Practice) -> None:
 
 
 def test_secrets_are_nowhere(practice: Practice) -> None:
-    """Neither token nor key is in `docker inspect`, in any command line, in what we printed, in logs or in a dry run."""
+    """Neither token nor key is in `docker inspect`, in any command line, in what we printed, in
+    logs or in a dry run.
+    """
     token = practice.on("node1", "cat", "/root/.vlaunch/lab/secrets/RAY_AUTH_TOKEN").strip()
     assert len(token) == 64
     places = {
@@ -167,18 +188,29 @@ def test_secrets_are_nowhere(practice: Practice) -> None:
             practice.docker(host.name, "inspect", *practice.docker(host.name, "ps", "-aq").split())
             for host in practice.lab.hosts
         ),
-        "what the head knows": practice.docker("node1", "exec", "vlaunch-lab-node1", "python3", "/opt/vlaunch/head.py", "jobs"),
+        "what the head knows": practice.docker(
+            "node1", "exec", "vlaunch-lab-node1", "python3", "/opt/vlaunch/head.py", "jobs"
+        ),
     }
 
-    found = [(place, name) for place, text in places.items()
-             for name, value in (("HF", HF_TOKEN), ("API", API_KEY), ("Ray", token)) if value in text]  # fmt: skip
+    found = [
+        (place, name)
+        for place, text in places.items()
+        for name, value in (("HF", HF_TOKEN), ("API", API_KEY), ("Ray", token))
+        if value in text
+    ]
     assert all(places.values())
     assert found == []
 
 
 def test_secret_files_are_private(practice: Practice) -> None:
     """The files that carry secrets are readable by their owner only."""
-    listing = practice.on("node2", "sh", "-c", "stat -c '%a %U' /root/.vlaunch/lab/secrets /root/.vlaunch/lab/secrets/*")
+    listing = practice.on(
+        "node2",
+        "sh",
+        "-c",
+        "stat -c '%a %U' /root/.vlaunch/lab/secrets /root/.vlaunch/lab/secrets/*",
+    )
 
     assert listing.splitlines() == ["700 root", "600 root", "600 root", "600 root"]
 
@@ -214,7 +246,9 @@ def test_up_after_a_change_of_one_node(practice: Practice) -> None:
 
 
 def test_restarted_containers_find_each_other(practice: Practice) -> None:
-    """Containers that Docker restarts (as after a reboot) are a whole cluster again; `up` has nothing to do."""
+    """Containers that Docker restarts (as after a reboot) are a whole cluster again; `up` has
+    nothing to do.
+    """
     for host in practice.lab.hosts:
         practice.docker(host.name, "restart", "--time", "5", f"vlaunch-lab-{host.name}")
 
@@ -226,7 +260,9 @@ def test_restarted_containers_find_each_other(practice: Practice) -> None:
 
 
 def test_mp_backend(practice: Practice) -> None:
-    """`--backend mp` serves over both nodes, in the same containers as Ray; the network is proven for it, too."""
+    """`--backend mp` serves over both nodes, in the same containers as Ray; the network is proven
+    for it, too.
+    """
     before = practice.containers()
     ran = serve(practice, "--backend", "mp")
     chat = practice.vlaunch("chat", "--max-tokens", "4", "Hello")
@@ -242,7 +278,9 @@ def test_mp_backend(practice: Practice) -> None:
 def test_a_killed_rank_comes_back(practice: Practice) -> None:
     """By itself; the fault names the node."""
     with asking(practice) as traffic:
-        fault = recovers(practice, traffic, lambda: kill_one(practice, "VLLM::Worker", "node2"), within=120)
+        fault = recovers(
+            practice, traffic, lambda: kill_one(practice, "VLLM::Worker", "node2"), within=120
+        )
     stop = practice.vlaunch("stop")
 
     assert fault["node"] == "node2"
@@ -251,7 +289,9 @@ def test_a_killed_rank_comes_back(practice: Practice) -> None:
 
 
 def test_two_servers(practice: Practice) -> None:
-    """Each on a node of its own; one is killed, the other loses no request, and `stop` of one leaves it alone."""
+    """Each on a node of its own; one is killed, the other loses no request, and `stop` of one
+    leaves it alone.
+    """
     serve(practice, "--name", "one", "--backend", "mp", "--nodes", "node1")
     serve(practice, "--name", "two", "--backend", "mp", "--nodes", "node2", "--port", "8001")
     with asking(practice) as traffic:
@@ -268,7 +308,9 @@ def test_two_servers(practice: Practice) -> None:
 
 
 def test_down_leaves_nothing(practice: Practice) -> None:
-    """`down` removes containers, files and secrets of every node, but for who changed what; the check is made past SSH."""
+    """`down` removes containers, files and secrets of every node, but for who changed what; the
+    check is made past SSH.
+    """
     practice.write()
     ran = practice.vlaunch("down")
 
@@ -277,5 +319,7 @@ def test_down_leaves_nothing(practice: Practice) -> None:
     for host in practice.lab.hosts:
         left = practice.on(host.name, "sh", "-c", "cd /root/.vlaunch && find . -type f").split()
         assert set(left) <= {"./audit/lab.ndjson", "./locks/lab"}, left
-        assert '"verb": "down"' in practice.on(host.name, "tail", "-n", "1", "/root/.vlaunch/audit/lab.ndjson")
+        assert '"verb": "down"' in practice.on(
+            host.name, "tail", "-n", "1", "/root/.vlaunch/audit/lab.ndjson"
+        )
         assert "ray" not in practice.on(host.name, "ps", "-eo", "args")

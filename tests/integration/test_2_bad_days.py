@@ -1,4 +1,6 @@
-"""What goes wrong on real clusters, made to happen: one clear error each, and nothing that the next `up` does not put right."""
+"""What goes wrong on real clusters, made to happen: one clear error each, and nothing that the next
+`up` does not put right.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def nothing_started(practice: Practice) -> None:
     assert practice.containers() == {}
 
 
-# -- The inventory: nothing is touched ------------------------------------------------------------------------------------
+# -- The inventory: nothing is touched -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -44,16 +46,23 @@ def nothing_started(practice: Practice) -> None:
         pytest.param("", "empty", id="empty"),
         pytest.param("nodes: [", "YAML", id="not YAML"),
         pytest.param(
-            "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 200)),
+            "a0: &a0 [x, x]\n"
+            + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 200)),
             "values once its aliases are filled in",
             id="aliases without end",
         ),
         pytest.param("# " + "x" * 1_000_000, "KiB", id="1 MB"),
-        pytest.param("cluster: lab\nnodes: [{host: 10.78.0.11, gpu: 1}]\n", "did you mean `gpus`", id="near miss"),
+        pytest.param(
+            "cluster: lab\nnodes: [{host: 10.78.0.11, gpu: 1}]\n",
+            "did you mean `gpus`",
+            id="near miss",
+        ),
     ],
 )
 def test_broken_inventory(practice: Practice, content: str, word: str) -> None:
-    """An inventory that cannot be used is refused with exit code 2 before any node is asked anything."""
+    """An inventory that cannot be used is refused with exit code 2 before any node is asked
+    anything.
+    """
     path = practice.folder / "broken.yaml"
     path.write_text(content)
 
@@ -73,7 +82,7 @@ def test_inventory_that_is_a_directory(practice: Practice) -> None:
     assert "directory" in ran.err
 
 
-# -- Reaching nodes -------------------------------------------------------------------------------------------------------
+# -- Reaching nodes --------------------------------------------------------------------------------
 
 
 def _ssh(**values: Any) -> Callable[[dict[str, Any]], None]:
@@ -85,8 +94,12 @@ def _ssh(**values: Any) -> Callable[[dict[str, Any]], None]:
 
 def test_wrong_key(practice: Practice, down: Practice, tmp_path: Path) -> None:
     """A key that no node knows: the error names the nodes, the user and the key."""
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other")], check=True)
-    ran = practice.vlaunch("up", str(practice.write(_ssh(identity=str(tmp_path / "other")), "other.yaml")))
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other")], check=True
+    )
+    ran = practice.vlaunch(
+        "up", str(practice.write(_ssh(identity=str(tmp_path / "other")), "other.yaml"))
+    )
 
     refused(ran, "node[1-2]", "root", "other")
 
@@ -99,7 +112,9 @@ def test_wrong_user(practice: Practice, down: Practice) -> None:
 
 
 def test_unknown_host_key(practice: Practice, down: Practice, tmp_path: Path) -> None:
-    """Hosts whose keys nobody has confirmed are not trusted, unless it is said explicitly; then the keys are remembered."""
+    """Hosts whose keys nobody has confirmed are not trusted, unless it is said explicitly; then the
+    keys are remembered.
+    """
     known = tmp_path / "known"
     known.write_text("")
     path = str(practice.write(_ssh(known_hosts=str(known)), "other.yaml"))
@@ -114,12 +129,16 @@ def test_unknown_host_key(practice: Practice, down: Practice, tmp_path: Path) ->
     assert untrusted == ""
     nothing_started(practice)
     assert accepted.code == 0, accepted.said
-    assert {line.split()[0] for line in known.read_text().splitlines()} == {host.ip for host in practice.lab.hosts}
+    assert {line.split()[0] for line in known.read_text().splitlines()} == {
+        host.ip for host in practice.lab.hosts
+    }
     assert again.code == 0, again.said
 
 
 def test_unreachable_node(practice: Practice, down: Practice) -> None:
-    """A node without network: `up` names it; `down` cleans the others, says so, and exits with 1."""
+    """A node without network: `up` names it; `down` cleans the others, says so, and exits with
+    1.
+    """
     host = practice.lab.host("node2")
     faults.unplug(host)
     try:
@@ -135,7 +154,7 @@ def test_unreachable_node(practice: Practice, down: Practice) -> None:
     nothing_started(practice)
 
 
-# -- Docker and images ----------------------------------------------------------------------------------------------------
+# -- Docker and images -----------------------------------------------------------------------------
 
 
 def test_docker_not_installed(practice: Practice, down: Practice) -> None:
@@ -151,7 +170,9 @@ def test_docker_not_installed(practice: Practice, down: Practice) -> None:
 
 
 def test_docker_socket_refused(practice: Practice, down: Practice) -> None:
-    """A login outside the docker group: the error names the user and both ways out; one of them works."""
+    """A login outside the docker group: the error names the user and both ways out; one of them
+    works.
+    """
     ran = practice.vlaunch("up", str(practice.write(_ssh(user="ops"), "other.yaml")))
 
     refused(ran, "node[1-2]", "ops", "sudo, -n, docker")
@@ -204,7 +225,12 @@ def test_image_missing_everywhere(practice: Practice, down: Practice) -> None:
 
 def test_image_missing_on_one_node(practice: Practice, down: Practice) -> None:
     """An image that is on one node only: the other one is named."""
-    practice.docker("node1", "tag", practice.docker("node1", "images", "-q", "vllm-cpu").split()[0], "vllm-cpu:one-node")
+    practice.docker(
+        "node1",
+        "tag",
+        practice.docker("node1", "images", "-q", "vllm-cpu").split()[0],
+        "vllm-cpu:one-node",
+    )
 
     def change(document: dict[str, Any]) -> None:
         document["image"] = "vllm-cpu:one-node"
@@ -219,7 +245,7 @@ def test_image_missing_on_one_node(practice: Practice, down: Practice) -> None:
     nothing_started(practice)
 
 
-# -- What Ray needs -------------------------------------------------------------------------------------------------------
+# -- What Ray needs --------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -227,9 +253,14 @@ def listener(practice: Practice) -> Iterator[None]:
     """Something else holds Ray's port on the head."""
     from launcher.lab import hosts
 
-    program = "import socket, time; s = socket.create_server(('0.0.0.0', 6379)); print('ready', flush=True); time.sleep(600)"
+    program = (
+        "import socket, time; s = socket.create_server(('0.0.0.0', 6379)); print('ready',"
+        " flush=True); time.sleep(600)"
+    )
     process = subprocess.Popen(
-        hosts.enter_argv(practice.lab.host("node1"), "python3", "-c", program), stdout=subprocess.PIPE, text=True
+        hosts.enter_argv(practice.lab.host("node1"), "python3", "-c", program),
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
@@ -260,7 +291,9 @@ def test_declared_gpus_are_not_there(practice: Practice, down: Practice) -> None
 
 
 def test_worker_cannot_reach_the_head(practice: Practice, down: Practice) -> None:
-    """Packets between worker and head are dropped: the worker is named, with its own words; healed, `up` succeeds."""
+    """Packets between worker and head are dropped: the worker is named, with its own words; healed,
+    `up` succeeds.
+    """
     worker, head = practice.lab.host("node2"), practice.lab.host("node1")
     faults.cut(worker, head, port=6379)
     try:
@@ -301,7 +334,7 @@ def test_killed_at_random_moments(practice: Practice, down: Practice) -> None:
         assert practice.vlaunch("down").code == 0
 
 
-# -- Serving --------------------------------------------------------------------------------------------------------------
+# -- Serving ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -315,7 +348,9 @@ def up(practice: Practice) -> Iterator[Practice]:
 
 
 def test_model_missing_on_one_node(up: Practice) -> None:
-    """A model path that one node lacks is refused before anything is started, with that node named."""
+    """A model path that one node lacks is refused before anything is started, with that node
+    named.
+    """
     home = up.lab.host("node1").root / "data/huggingface"
     shutil.copytree(home / "tiny-llama", home / "only-here")
     try:
@@ -327,30 +362,43 @@ def test_model_missing_on_one_node(up: Practice) -> None:
 
 
 def test_heads_that_do_not_divide(up: Practice) -> None:
-    """A TP that the model's attention heads cannot be split into is refused; the nodes' config.json says how many there are."""
+    """A TP that the model's attention heads cannot be split into is refused; the nodes' config.json
+    says how many there are.
+    """
     homes = [host.root / "data/huggingface" for host in up.lab.hosts]
     for home in homes:
         shutil.copytree(home / "tiny-llama", home / "three-heads")
         config = json.loads((home / "tiny-llama/config.json").read_text())
-        config |= {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 32, "hidden_size": 96}
+        config |= {
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "head_dim": 32,
+            "hidden_size": 96,
+        }
         (home / "three-heads/config.json").write_text(json.dumps(config))
     try:
-        ran = up.vlaunch("serve", "--model", "/data/huggingface/three-heads", "--tp", "2", "--pp", "1")
+        ran = up.vlaunch(
+            "serve", "--model", "/data/huggingface/three-heads", "--tp", "2", "--pp", "1"
+        )
     finally:
         for home in homes:
             shutil.rmtree(home / "three-heads")
 
     refused(
-        ran, "TP 2 × PP 1 cannot run: the model's 3 attention heads cannot be divided by TP 2", "GPUs: node1 1, node2 1",
-        "these work: `--tp 1 --pp 2`", code=2,
-    )  # fmt: skip
+        ran,
+        "TP 2 × PP 1 cannot run: the model's 3 attention heads cannot be divided by TP 2",
+        "GPUs: node1 1, node2 1",
+        "these work: `--tp 1 --pp 2`",
+        code=2,
+    )
 
 
 def test_model_that_does_not_load(up: Practice) -> None:
-    """A model whose weights are broken: vLLM's reason is shown as soon as it is printed, and `stop` cleans up.
+    """A model whose weights are broken: vLLM's reason is shown as soon as it is printed, and `stop`
+    cleans up.
 
-    No node is named, for the weights are broken on both. The network check is skipped, which is said loudly, and nothing is
-    measured.
+    No node is named, for the weights are broken on both. The network check is skipped, which is
+    said loudly, and nothing is measured.
     """
     homes = [host.root / "data/huggingface" for host in up.lab.hosts]
     for home in homes:
@@ -358,14 +406,20 @@ def test_model_that_does_not_load(up: Practice) -> None:
         for weights in (home / "broken").glob("*.safetensors"):
             weights.write_bytes(b"not weights")
     try:
-        ran = up.vlaunch("serve", "--model", "/data/huggingface/broken", "--skip-network-check", timeout=400)
+        ran = up.vlaunch(
+            "serve", "--model", "/data/huggingface/broken", "--skip-network-check", timeout=400
+        )
         stop = up.vlaunch("stop")
     finally:
         for home in homes:
             shutil.rmtree(home / "broken")
 
     refused(ran)
-    assert re.search(r"^error: the server .*SafetensorError: Error while deserializing header", ran.err, re.MULTILINE), ran.err
+    assert re.search(
+        r"^error: the server .*SafetensorError: Error while deserializing header",
+        ran.err,
+        re.MULTILINE,
+    ), ran.err
     assert "THE NETWORK BETWEEN THE NODES IS NOT PROVEN" in ran.err
     assert "Prove the network" not in ran.err
     assert stop.code == 0, stop.said

@@ -1,4 +1,6 @@
-"""A node may be the machine one sits at: the same plan, run on a practice host itself, without SSH."""
+"""A node may be the machine one sits at: the same plan, run on a practice host itself, without
+SSH.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,21 @@ class Seat:
         """Run `vlaunch` there."""
         paths = ("HOME=/root", "PYTHONPATH=/root/seat/site-packages:/root/seat/project")
         program = ("-c", "from launcher.cli.main import main; main()")
-        return faults.enter(self.practice.lab.host(_HOST), "env", *paths, self.python, *program, *words, timeout=timeout)
+        return faults.enter(
+            self.practice.lab.host(_HOST),
+            "env",
+            *paths,
+            self.python,
+            *program,
+            *words,
+            timeout=timeout,
+        )
 
 
 @pytest.fixture(scope="module")
 def seat(practice: Practice) -> Seat:
-    """Install this Python, its packages and `vlaunch` on a practice host, which has no way to a package index.
+    """Install this Python, its packages and `vlaunch` on a practice host, which has no way to a
+    package index.
 
     Ray's image is brought there as another operator would have done it before.
     """
@@ -51,7 +62,11 @@ def seat(practice: Practice) -> Seat:
     if not python.is_relative_to("/usr"):
         (home / "seat/python/bin").mkdir(parents=True, exist_ok=True)
         shutil.copy2(python, home / "seat/python/bin")
-        _copy(Path(sysconfig.get_path("stdlib")), home / "seat/python/lib" / python.name, "site-packages")
+        _copy(
+            Path(sysconfig.get_path("stdlib")),
+            home / "seat/python/lib" / python.name,
+            "site-packages",
+        )
         python = Path("/root/seat/python/bin") / python.name
     document = yaml.safe_load(practice.lab.inventory.read_text())
     node = next(node for node in document["nodes"] if node["name"] == _HOST)
@@ -67,7 +82,9 @@ def _copy(source: Path, target: Path, *unneeded: str) -> None:
 
 
 def test_up_serve_chat_and_down_without_ssh(practice: Practice, down: Practice, seat: Seat) -> None:
-    """One node with one slot needs neither TP nor PP; `up`, `serve`, `chat` and `down` work through Docker's own socket."""
+    """One node with one slot needs neither TP nor PP; `up`, `serve`, `chat` and `down` work through
+    Docker's own socket.
+    """
     up = seat.vlaunch("up", "/root/inventory.yaml")
     assert up.returncode == 0, up.stdout + up.stderr
     serve = seat.vlaunch("serve", timeout=420)

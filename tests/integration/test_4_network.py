@@ -1,4 +1,6 @@
-"""The network check on real parts: three practice hosts, ranks in the containers that will serve, faults and their names."""
+"""The network check on real parts: three practice hosts, ranks in the containers that will serve,
+faults and their names.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def measured(practice: Practice, *words: str, code: int = 0) -> dict[str, Any]:
 
 def broken(verdict: dict[str, Any]) -> set[tuple[str, str]]:
     """Return the directions that failed."""
-    return {(cell["source"], cell["target"]) for cell in verdict["cells"] if cell["status"] == "fail"}
+    return {
+        (cell["source"], cell["target"]) for cell in verdict["cells"] if cell["status"] == "fail"
+    }
 
 
 def failures(verdict: dict[str, Any]) -> list[dict[str, str]]:
@@ -48,7 +52,9 @@ def failures(verdict: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def test_an_interface_that_one_node_lacks_is_named(bare: Practice) -> None:
-    """Before `up`, in throw-away containers: the node whose `GLOO_SOCKET_IFNAME` names nothing is told from the others."""
+    """Before `up`, in throw-away containers: the node whose `GLOO_SOCKET_IFNAME` names nothing is
+    told from the others.
+    """
 
     def change(document: dict[str, Any]) -> None:
         document["nodes"][1]["env"] = {"GLOO_SOCKET_IFNAME": "ens9"}
@@ -56,14 +62,23 @@ def test_an_interface_that_one_node_lacks_is_named(bare: Practice) -> None:
     bare.write(change)
     verdict = measured(bare, "--pair-timeout", "8", code=1)
 
-    assert broken(verdict) >= {("node1", "node2"), ("node2", "node1"), ("node2", "node3"), ("node3", "node2")}
+    assert broken(verdict) >= {
+        ("node1", "node2"),
+        ("node2", "node1"),
+        ("node2", "node3"),
+        ("node3", "node2"),
+    }
     assert not broken(verdict) & {("node1", "node3"), ("node3", "node1")}
-    assert [(f["node"], "ens9" in f["text"]) for f in failures(verdict)] == [("node2", True)], verdict["findings"]
+    assert [(f["node"], "ens9" in f["text"]) for f in failures(verdict)] == [("node2", True)], (
+        verdict["findings"]
+    )
     assert bare.containers() == {}
 
 
 def test_every_pair_is_measured(cluster: Practice) -> None:
-    """Six directions by Gloo with real figures, correct data, and an all_reduce over all ranks; `status` knows of it."""
+    """Six directions by Gloo with real figures, correct data, and an all_reduce over all ranks;
+    `status` knows of it.
+    """
     verdict = measured(cluster)
     status = json.loads(cluster.vlaunch("status", "--json").out)
 
@@ -100,7 +115,9 @@ def test_a_slow_pair_is_named_alone(cluster: Practice) -> None:
 
 
 def test_a_slow_host_is_named_itself(cluster: Practice) -> None:
-    """100 Mbit/s for all that node3 sends and gets: the node is named once, not each of its pairs; then all is well again."""
+    """100 Mbit/s for all that node3 sends and gets: the node is named once, not each of its pairs;
+    then all is well again.
+    """
     three = cluster.lab.host("node3")
     faults.slow(three, "100mbit")
     try:
@@ -114,12 +131,16 @@ def test_a_slow_host_is_named_itself(cluster: Practice) -> None:
 
 
 def test_a_cut_pair_is_named_within_the_deadline(cluster: Practice) -> None:
-    """node2 and node3 cannot talk, both can talk to node1: the verdict comes in time and names the pair."""
+    """node2 and node3 cannot talk, both can talk to node1: the verdict comes in time and names the
+    pair.
+    """
     two, three = cluster.lab.host("node2"), cluster.lab.host("node3")
     faults.cut(two, three)
     began = time.monotonic()
     try:
-        ran = cluster.vlaunch("check-nccl", "--json", "--pair-timeout", "8", "--deadline", "90", timeout=400)
+        ran = cluster.vlaunch(
+            "check-nccl", "--json", "--pair-timeout", "8", "--deadline", "90", timeout=400
+        )
     finally:
         faults.heal(two)
 
@@ -149,8 +170,16 @@ def test_a_node_that_cannot_reach_the_head_is_named(cluster: Practice) -> None:
 def test_a_taken_port_is_named_with_the_node(cluster: Practice) -> None:
     """Somebody listens on the rendezvous port of the head."""
     one = cluster.lab.host("node1")
-    program = "import socket, time; s = socket.create_server(('10.79.0.11', 29500)); print('up', flush=True); time.sleep(300)"
-    faults.enter(one, "sh", "-c", f'setsid python3 -c "{program}" >/tmp/taken 2>&1 & echo $! > /tmp/taken.pid')
+    program = (
+        "import socket, time; s = socket.create_server(('10.79.0.11', 29500)); print('up',"
+        " flush=True); time.sleep(300)"
+    )
+    faults.enter(
+        one,
+        "sh",
+        "-c",
+        f'setsid python3 -c "{program}" >/tmp/taken 2>&1 & echo $! > /tmp/taken.pid',
+    )
     while "up" not in cluster.on("node1", "cat", "/tmp/taken"):
         pass
     try:
@@ -159,13 +188,17 @@ def test_a_taken_port_is_named_with_the_node(cluster: Practice) -> None:
         faults.enter(one, "sh", "-c", "kill $(cat /tmp/taken.pid)")
 
     assert ran.code == 1, ran.said
-    failed = [f for f in json.loads(ran.out)["findings"] if f["status"] == "fail" and f["node"] == "node1"]
+    failed = [
+        f for f in json.loads(ran.out)["findings"] if f["status"] == "fail" and f["node"] == "node1"
+    ]
     assert any("29500" in f["text"] and "taken" in f["text"] for f in failed), failed
     assert any("ss -ltnp" in f["fix"] for f in failed)
 
 
 def test_a_rank_killed_mid_test_is_named(cluster: Practice) -> None:
-    """The rank on node2 is killed when it has met the others; the verdict names it and its signal."""
+    """The rank on node2 is killed when it has met the others; the verdict names it and its
+    signal.
+    """
     process = cluster.start("check-nccl", "--json", "--deadline", "60", "--pair-timeout", "8")
     met = "ss -Htn state established dst 10.79.0.11:29500"
     script = f"until {met} | grep -q . && pkill -9 -f '{RANK}'; do :; done"
@@ -179,8 +212,12 @@ def test_a_rank_killed_mid_test_is_named(cluster: Practice) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_a_check_that_is_broken_off_leaves_no_process(cluster: Practice, how: signal.Signals) -> None:
-    """Ctrl-C, and even the end of the launcher without a word, end the probes of all nodes at once."""
+def test_a_check_that_is_broken_off_leaves_no_process(
+    cluster: Practice, how: signal.Signals
+) -> None:
+    """Ctrl-C, and even the end of the launcher without a word, end the probes of all nodes at
+    once.
+    """
     process = cluster.start("check-nccl")
     deadline = time.monotonic() + 60
     while not cluster.on("node3", "pgrep", "-f", PROBE):
@@ -206,10 +243,14 @@ def cut_pair(cluster: Practice) -> Iterator[Practice]:
 
 
 def test_serve_refuses_on_a_network_that_fails(cut_pair: Practice) -> None:
-    """A failed verdict proves nothing: `serve` checks again, names the pair, and starts no server."""
+    """A failed verdict proves nothing: `serve` checks again, names the pair, and starts no
+    server.
+    """
     measured(cut_pair, "--pair-timeout", "4", code=1)
     ran = cut_pair.vlaunch("serve", "--tp", "1", "--pp", "2", timeout=400)
-    jobs = cut_pair.docker("node1", "exec", "vlaunch-lab-node1", "python3", "/opt/vlaunch/head.py", "jobs")
+    jobs = cut_pair.docker(
+        "node1", "exec", "vlaunch-lab-node1", "python3", "/opt/vlaunch/head.py", "jobs"
+    )
 
     assert ran.code == 1, ran.said
     assert "node2 ↔ node3" in ran.err

@@ -20,27 +20,40 @@ Vlaunch = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def vlaunch(bare: Practice, tmp_path: Path) -> Iterator[Vlaunch]:
-    """The command line of somebody whose `~/.ssh/config` knows the hosts by name, in an empty folder."""
+    """The command line of somebody whose `~/.ssh/config` knows the hosts by name, in an empty
+    folder.
+    """
     (tmp_path / ".ssh").mkdir(mode=0o700)
     (tmp_path / ".ssh/config").write_text(
         "".join(
-            f"Host {host.name}\n  HostName {host.ip}\n  User root\n  IdentityFile {bare.lab.identity}\n"
-            f"  UserKnownHostsFile {bare.lab.known_hosts}\n"
+            f"Host {host.name}\n  HostName {host.ip}\n  User root\n  IdentityFile"
+            f" {bare.lab.identity}\n  UserKnownHostsFile {bare.lab.known_hosts}\n"
             for host in bare.lab.hosts
         )
     )
     folder = tmp_path / "work"
     folder.mkdir()
-    cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # what was downloaded stays downloaded
+    # what was downloaded stays downloaded
+    cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
     env = {key: value for key, value in bare.environment().items() if key != "VLAUNCH_INVENTORY"}
-    env |= {"HOME": str(tmp_path), "XDG_CACHE_HOME": cache, "XDG_STATE_HOME": str(tmp_path / "state")}
+    env |= {
+        "HOME": str(tmp_path),
+        "XDG_CACHE_HOME": cache,
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+    }
     env.pop("SSH_AUTH_SOCK", None)
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [VLAUNCH, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=600, check=False,
+            [VLAUNCH, *words],
+            cwd=folder,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
             stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
 
     yield run
     if (folder / "inventory.yaml").exists():
@@ -58,7 +71,7 @@ def test_an_inventory_written_from_bare_names_brings_the_cluster_up_unedited(
     written = load(tmp_path / "work/inventory.yaml")
     assert [(node.name, node.ip, node.interface) for node in written.nodes] == [
         (host.name, host.ip, "eth0") for host in trio.lab.hosts
-    ]  # fmt: skip
+    ]
     assert (written.accelerator, written.image) == ("cpu", image.NAME)
 
     up = vlaunch("up")
@@ -70,17 +83,23 @@ def test_an_inventory_written_from_bare_names_brings_the_cluster_up_unedited(
     assert down.returncode == 0, down.stdout + down.stderr
 
 
-def test_a_login_without_rights_on_docker_gets_them_through_sudo(trio: Practice, vlaunch: Vlaunch, tmp_path: Path) -> None:
+def test_a_login_without_rights_on_docker_gets_them_through_sudo(
+    trio: Practice, vlaunch: Vlaunch, tmp_path: Path
+) -> None:
     """Found out on the host, and written for it."""
     wrote = vlaunch("init", "node1", "ops@node2", "node3")
     assert wrote.returncode == 0, wrote.stdout + wrote.stderr
 
     assert [node.docker for node in load(tmp_path / "work/inventory.yaml").nodes] == [
-        ("docker",), ("sudo", "-n", "docker"), ("docker",),
-    ]  # fmt: skip
+        ("docker",),
+        ("sudo", "-n", "docker"),
+        ("docker",),
+    ]
 
 
-def test_an_interface_of_another_name_is_told(trio: Practice, vlaunch: Vlaunch, tmp_path: Path) -> None:
+def test_an_interface_of_another_name_is_told(
+    trio: Practice, vlaunch: Vlaunch, tmp_path: Path
+) -> None:
     """The file stays; the exit code says that it is not what is there."""
     assert vlaunch("init", *(host.name for host in trio.lab.hosts)).returncode == 0
     path, last = tmp_path / "work/inventory.yaml", trio.lab.hosts[-1]

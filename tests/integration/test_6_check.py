@@ -1,7 +1,9 @@
-"""The preflight on real parts: green on healthy hosts; each fault turns its own check red, and its fix makes it green again.
+"""The preflight on real parts: green on healthy hosts; each fault turns its own check red, and its
+fix makes it green again.
 
-Faults are made before `up`, on hosts that have the image and nothing else. Each time the whole catalogue is run: but for the
-named checks, and companions with their reason, all is as on healthy hosts.
+Faults are made before `up`, on hosts that have the image and nothing else. Each time the whole
+catalogue is run: but for the named checks, and companions with their reason, all is as on healthy
+hosts.
 """
 
 from __future__ import annotations
@@ -20,10 +22,27 @@ pytestmark = pytest.mark.lab
 
 # What hosts without accelerator, RDMA and time daemon, and a model that is a path, cannot be asked.
 SKIPPED = {
-    "accelerator", "driver", "gid-index", "gpu-errors", "gpu-memory", "gpu-model", "gpu-runtime", "gpudirect", "hca-names",
-    "hf-token", "interface", "ipc-lock", "libibverbs", "memlock", "next-boot", "rdma-container", "rdma-devices", "rdma-link",
-    "sudo", "time-sync",
-}  # fmt: skip
+    "accelerator",
+    "driver",
+    "gid-index",
+    "gpu-errors",
+    "gpu-memory",
+    "gpu-model",
+    "gpu-runtime",
+    "gpudirect",
+    "hca-names",
+    "hf-token",
+    "interface",
+    "ipc-lock",
+    "libibverbs",
+    "memlock",
+    "next-boot",
+    "rdma-container",
+    "rdma-devices",
+    "rdma-link",
+    "sudo",
+    "time-sync",
+}
 # Before `up` the image has no Ray yet.
 NOT_YET = {"ray-version"}
 
@@ -31,9 +50,17 @@ NOT_YET = {"ray-version"}
 @contextmanager
 def taken(practice: Practice, host: str, port: int) -> Iterator[None]:
     """Let a stranger listen at a port."""
-    program = f"import socket, time; s = socket.create_server(('', {port})); print('up', flush=True); time.sleep(600)"
+    program = (
+        f"import socket, time; s = socket.create_server(('', {port})); print('up', flush=True);"
+        " time.sleep(600)"
+    )
     shell = f'setsid python3 -c "{program}" >/tmp/taken 2>&1 & echo $! >/tmp/taken.pid'
-    faults.enter(practice.lab.host(host), "sh", "-c", f"rm -f /tmp/taken; {shell}; until grep up /tmp/taken; do :; done")
+    faults.enter(
+        practice.lab.host(host),
+        "sh",
+        "-c",
+        f"rm -f /tmp/taken; {shell}; until grep up /tmp/taken; do :; done",
+    )
     try:
         yield
     finally:
@@ -41,17 +68,23 @@ def taken(practice: Practice, host: str, port: int) -> Iterator[None]:
 
 
 def test_healthy_hosts_before_up(three: Practice) -> None:
-    """Nothing fails or warns; what is skipped has a reason, and is what such hosts cannot have, or not yet."""
+    """Nothing fails or warns; what is skipped has a reason, and is what such hosts cannot have, or
+    not yet.
+    """
     seen = check(three, code=0)
 
     assert (seen.of("fail"), seen.of("warn")) == (set(), set())
     assert seen.of("skip") == SKIPPED | NOT_YET
-    assert all(finding["text"] for name in seen.of("skip") for finding in seen.findings(name, "skip"))
+    assert all(
+        finding["text"] for name in seen.of("skip") for finding in seen.findings(name, "skip")
+    )
     assert three.containers() == {}
 
 
 def test_an_interface_that_a_variable_names_and_one_node_alone_has(three: Practice) -> None:
-    """`GLOO_SOCKET_IFNAME` of the head given to all: the other two are named; each gets its own, and all is well."""
+    """`GLOO_SOCKET_IFNAME` of the head given to all: the other two are named; each gets its own,
+    and all is well.
+    """
     faults.add_nic(three.lab.host("node1"), "ib0", "10.99.0.11/24")
     try:
         three.write(lambda document: document["env"].update(GLOO_SOCKET_IFNAME="ib0"))
@@ -71,11 +104,16 @@ def test_an_interface_that_a_variable_names_and_one_node_alone_has(three: Practi
 
 
 def test_an_interface_that_is_called_otherwise_on_one_node(three: Practice) -> None:
-    """`network: {interface: eth0}` for all, where node3 calls it ens9: the fix is node3's own interface."""
+    """`network: {interface: eth0}` for all, where node3 calls it ens9: the fix is node3's own
+    interface.
+    """
     faults.rename(three.lab.host("node3"), "eth0", "ens9")
     try:
         found = broken(three, "address").one("address")
-        assert (found["node"], found["fix"]) == ("node3", "set `network: {interface: ens9}` for node3")
+        assert (found["node"], found["fix"]) == (
+            "node3",
+            "set `network: {interface: ens9}` for node3",
+        )
         three.write(lambda document: document["nodes"][2].update(network={"interface": "ens9"}))
         healthy(three, "address")
     finally:
@@ -85,11 +123,13 @@ def test_an_interface_that_is_called_otherwise_on_one_node(three: Practice) -> N
 def test_the_heads_hca_given_to_a_worker(three: Practice) -> None:
     """node2 calls its device otherwise: `hca-names` names it, and its own list makes it green.
 
-    An inventory of CPUs may name no device. This one says that there are GPUs, so that only the group `rdma` is asked.
+    An inventory of CPUs may name no device. This one says that there are GPUs, so that only the
+    group `rdma` is asked.
     """
     for host, name in zip(three.lab.hosts, ("mlx5_0", "mlx5_4", "mlx5_0"), strict=True):
         faults.show_rdma(host, name)
-    # There are no drivers behind the names: no host has /dev/infiniband, and no container can be given it.
+    # There are no drivers behind the names: no host has /dev/infiniband, and no container can be
+    # given it.
     companion = "rdma-devices"
     try:
 
@@ -101,7 +141,10 @@ def test_the_heads_hca_given_to_a_worker(three: Practice) -> None:
         three.write(fast)
         seen = broken(three, "hca-names", companion, group="rdma")
         found = seen.one("hca-names")
-        assert (found["node"], found["fix"]) == ("node2", "set `network: {hca: [mlx5_4]}` for node2 alone")
+        assert (found["node"], found["fix"]) == (
+            "node2",
+            "set `network: {hca: [mlx5_4]}` for node2 alone",
+        )
 
         def own(document: Document) -> None:
             fast(document)
@@ -129,11 +172,14 @@ def test_a_firewall_that_is_open_one_way(three: Practice) -> None:
 
 
 def test_a_port_that_a_firewall_drops(three: Practice) -> None:
-    """Ray's port of the head is closed for all: the head is named once for each that knocked, with that port alone."""
+    """Ray's port of the head is closed for all: the head is named once for each that knocked, with
+    that port alone.
+    """
     faults.close_port(three.lab.host("node1"), 6379)
     found = broken(three, "ports-reachable").findings("ports-reachable", "fail")
     assert {(f["node"], f["text"]) for f in found} == {
-        ("node1", f"{name} → node1: TCP 6379 timed out, so that something drops it") for name in ("node2", "node3")
+        ("node1", f"{name} → node1: TCP 6379 timed out, so that something drops it")
+        for name in ("node2", "node3")
     }
     for each in found:
         do(three, "node1", each["fix"])
@@ -148,18 +194,24 @@ def test_jumbo_frames_on_one_side(three: Practice) -> None:
     """MTU 9000 on node3 alone."""
     faults.set_mtu(three.lab.host("node3"), 9000)
     found = broken(three, "mtu").one("mtu")
-    assert (found["node"], found["text"]) == ("node3", "mtu 9000 on `eth0`, while node[1-2] has 1500")
+    assert (found["node"], found["text"]) == (
+        "node3",
+        "mtu 9000 on `eth0`, while node[1-2] has 1500",
+    )
     do(three, "node3", found["fix"])
     healthy(three, "mtu")
 
 
 def test_a_bridge_that_drops_large_packets(three: Practice) -> None:
-    """What is larger than 1400 bytes is lost from node2 to node3; with that MTU on every node nothing is."""
+    """What is larger than 1400 bytes is lost from node2 to node3; with that MTU on every node
+    nothing is.
+    """
     faults.drop_large(three.lab.host("node3"), three.lab.host("node2"), 1400)
     found = broken(three, "mtu-path").one("mtu-path")
     assert (found["node"], found["text"]) == (
-        "node3", "node2 → node3: packets of more than 1400 bytes are lost; 1500 should pass",
-    )  # fmt: skip
+        "node3",
+        "node2 → node3: packets of more than 1400 bytes are lost; 1500 should pass",
+    )
     for host in three.lab.hosts:
         do(three, host.name, found["fix"])
     healthy(three, "mtu-path")
@@ -192,7 +244,10 @@ def test_one_of_rays_ports_is_taken(three: Practice) -> None:
     """6381 on a worker: another one in the inventory will do."""
     with taken(three, "node2", 6381):
         found = broken(three, "ports").one("ports")
-        assert (found["node"], found["text"]) == ("node2", "port 6381 (Ray object manager) is taken")
+        assert (found["node"], found["text"]) == (
+            "node2",
+            "port 6381 (Ray object manager) is taken",
+        )
         assert "choose others under `ports:`" in found["fix"]
         three.write(lambda document: document.update(ports={"object_manager": 6391}))
         healthy(three, "ports")
@@ -206,7 +261,10 @@ def test_a_second_card_in_the_same_subnet(three: Practice) -> None:
         seen = check(three, code=0)
         assert (seen.of("fail"), seen.of("warn")) == (set(), {"one-nic-per-subnet"})
         found = seen.one("one-nic-per-subnet", "warn")
-        assert (found["node"], found["text"]) == ("node2", "`eth0` and `eth1` are both in 10.79.0.0/24")
+        assert (found["node"], found["text"]) == (
+            "node2",
+            "`eth0` and `eth1` are both in 10.79.0.0/24",
+        )
         assert found["fix"].startswith("give each a subnet of its own")
         check(three, "--strict", "--only", "one-nic-per-subnet", code=3)
         faults.remove_nic(two, "eth1")

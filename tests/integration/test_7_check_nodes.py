@@ -1,6 +1,8 @@
-"""The preflight's checks of the nodes themselves: what is broken on one of them is named, and its fix makes it green again.
+"""The preflight's checks of the nodes themselves: what is broken on one of them is named, and its
+fix makes it green again.
 
-As in `test_6_check.py`, the whole catalogue is run each time: but for the named checks all is as on healthy hosts.
+As in `test_6_check.py`, the whole catalogue is run each time: but for the named checks all is as on
+healthy hosts.
 """
 
 from __future__ import annotations
@@ -30,9 +32,13 @@ def test_a_model_that_is_not_the_same_everywhere(three: Practice, how: str) -> N
         found = broken(three, "model").one("model")
         assert found["node"] == "node2"
         assert how == "is not there" or "config.json" in found["text"]
-        assert "/data/huggingface/tiny-llama/ root@10.79.0.12:/data/huggingface/tiny-llama/`" in found["fix"]
+        assert (
+            "/data/huggingface/tiny-llama/ root@10.79.0.12:/data/huggingface/tiny-llama/`"
+            in found["fix"]
+        )
     finally:
-        shutil.copytree(one, two, dirs_exist_ok=True)  # practice hosts have no keys for each other, as `rsync` would need
+        # practice hosts have no keys for each other, as `rsync` would need
+        shutil.copytree(one, two, dirs_exist_ok=True)
     healthy(three, "model")
 
 
@@ -43,7 +49,10 @@ def test_docker_is_dead(three: Practice) -> None:
     try:
         seen = broken(three, "docker")
         found = seen.one("docker")
-        assert (found["node"], found["fix"]) == ("node3", "run `sudo systemctl start docker` on node3")
+        assert (found["node"], found["fix"]) == (
+            "node3",
+            "run `sudo systemctl start docker` on node3",
+        )
         assert "node3" in [f["node"] for f in seen.findings("docker-version", "skip")]
     finally:
         faults.power_on(three.lab, last)  # the host's own way to start it
@@ -97,7 +106,10 @@ def test_a_logout_that_removes_shared_memory(three: Practice) -> None:
     root = three.lab.host("node2").root
     seen = check(three, code=0)
     found = seen.one("remove-ipc", "warn")
-    assert (found["node"], found["fix"]) == ("node2", "run `sudo loginctl enable-linger ops` on node2")
+    assert (found["node"], found["fix"]) == (
+        "node2",
+        "run `sudo loginctl enable-linger ops` on node2",
+    )
     marker = root / "var/lib/systemd/linger/ops"
     marker.parent.mkdir(parents=True)
     marker.touch()  # what the command does where logind runs (loginctl(1))
@@ -108,7 +120,9 @@ def test_a_logout_that_removes_shared_memory(three: Practice) -> None:
 
 
 def test_too_little_shared_memory(three: Practice) -> None:
-    """/dev/shm of node2, which the containers share, is smaller than Ray's object store of 200 MB."""
+    """/dev/shm of node2, which the containers share, is smaller than Ray's object store of 200
+    MB.
+    """
     three.write(lambda document: document.update(shm="host"))
     three.on("node2", "mount", "-o", "remount,size=100m", "/dev/shm")
     found = broken(three, "shm").one("shm")
@@ -126,7 +140,10 @@ def test_another_image_of_the_same_name(three: Practice) -> None:
     three.on("node3", "sh", "-c", f"tar -c -C /etc hostname | docker import - {name}")
     try:
         found = broken(three, "image").one("image")
-        assert (found["node"], found["text"]) == ("node3", f"{name} is another image than on node[1-2]")
+        assert (found["node"], found["text"]) == (
+            "node3",
+            f"{name} is another image than on node[1-2]",
+        )
         assert f"`docker pull {name}` on every node" in found["fix"]
     finally:
         three.docker("node3", "tag", right, name)

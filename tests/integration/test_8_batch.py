@@ -1,7 +1,8 @@
-"""Batches on real parts: real Ray Data and real vLLM on two practice hosts, with what goes wrong there made to happen.
+"""Batches on real parts: real Ray Data and real vLLM on two practice hosts, with what goes wrong
+there made to happen.
 
-Rows are few where the number does not matter, and jobs whose point is not the model use a class of their own: each start of an
-engine costs half a minute on two cores.
+Rows are few where the number does not matter, and jobs whose point is not the model use a class of
+their own: each start of an engine costs half a minute on two cores.
 """
 
 from __future__ import annotations
@@ -23,15 +24,28 @@ import pytest
 import yaml
 
 from launcher.lab import faults, hosts
-from tests.integration.batches import ARGS, MIXTURE, MODEL, Batch, kill_one, ray_state, running, worked
+from tests.integration.batches import (
+    ARGS,
+    MIXTURE,
+    MODEL,
+    Batch,
+    kill_one,
+    ray_state,
+    running,
+    worked,
+)
 from tests.integration.conftest import API_KEY, HF_TOKEN, Practice, Ran, ended
 
 pytestmark = pytest.mark.lab
 
-# Long answers, whatever the model would say: rows must be on their way when something happens to them.
+# Long answers, whatever the model would say: rows must be on their way when something happens to
+# them.
 LONG = {"max_tokens": 128, "ignore_eos": True, "temperature": 0}
 EXAMPLES = Path(__file__).parents[2] / "examples"
-CHAT = [{"role": "system", "content": "Answer in one word."}, {"role": "user", "content": "{{ question }} ({{ id }})"}]
+CHAT = [
+    {"role": "system", "content": "Answer in one word."},
+    {"role": "user", "content": "{{ question }} ({{ id }})"},
+]
 
 
 @dataclass(frozen=True)
@@ -45,7 +59,10 @@ class Store:
     def files(self) -> Any:
         """Return pyarrow's view of it."""
         return pyarrow.fs.S3FileSystem(
-            access_key=self.key, secret_key=self.secret, endpoint_override=self.url, region="us-east-1"
+            access_key=self.key,
+            secret_key=self.secret,
+            endpoint_override=self.url,
+            region="us-east-1",
         )
 
 
@@ -55,8 +72,11 @@ def store(practice: Practice) -> Iterator[Store]:
     program = str(Path(__file__).with_name("s3_server.py"))
     with subprocess.Popen(
         [sys.executable, program, practice.lab.gateway, "rows"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    ) as process:  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         yield Store(**json.loads(process.stdout.readline()))
@@ -68,13 +88,21 @@ def store(practice: Practice) -> Iterator[Store]:
 def up(practice: Practice, store: Store) -> Iterator[Practice]:
     """A cluster that is up and may use the S3 server; jobs of earlier runs are gone.
 
-    Tensor parallel ranks on CPUs of several hosts would otherwise want a compiler, which the image lacks.
+    Tensor parallel ranks on CPUs of several hosts would otherwise want a compiler, which the image
+    lacks.
     """
 
     def change(document: dict[str, Any]) -> None:
-        document["secrets"] |= {"AWS_ACCESS_KEY_ID": {"file": "s3.key"}, "AWS_SECRET_ACCESS_KEY": {"file": "s3.secret"}}
-        document["env"] |= {"AWS_ENDPOINT_URL": store.url, "AWS_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
-                            "TORCHDYNAMO_DISABLE": "1"}  # fmt: skip
+        document["secrets"] |= {
+            "AWS_ACCESS_KEY_ID": {"file": "s3.key"},
+            "AWS_SECRET_ACCESS_KEY": {"file": "s3.secret"},
+        }
+        document["env"] |= {
+            "AWS_ENDPOINT_URL": store.url,
+            "AWS_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "TORCHDYNAMO_DISABLE": "1",
+        }
 
     for name, value in (("s3.key", store.key), ("s3.secret", store.secret)):
         (practice.folder / name).write_text(value)
@@ -90,7 +118,9 @@ def up(practice: Practice, store: Store) -> Iterator[Practice]:
 
 def questions(number: int) -> list[dict[str, Any]]:
     """Make rows of a chat."""
-    return [{"id": f"q{index}", "question": f"What comes after {index}?"} for index in range(number)]
+    return [
+        {"id": f"q{index}", "question": f"What comes after {index}?"} for index in range(number)
+    ]
 
 
 def code(practice: Practice, name: str, text: str) -> str:
@@ -102,7 +132,8 @@ def code(practice: Practice, name: str, text: str) -> str:
 def predictor(practice: Practice, **changes: Any) -> dict[str, Any]:
     """Return the section of a class that takes its time and says where it ran.
 
-    Two of them claim every CPU of the cluster: what reads and writes rows must find its way without one.
+    Two of them claim every CPU of the cluster: what reads and writes rows must find its way without
+    one.
     """
     name = code(
         practice,
@@ -136,7 +167,7 @@ def refused(ran: Ran, *words: str) -> None:
         assert word in ran.err, ran.err
 
 
-# -- A thousand rows ------------------------------------------------------------------------------------------------------
+# -- A thousand rows -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -174,13 +205,17 @@ def test_a_server_is_refused_while_a_batch_has_the_slots(chat: Batch) -> None:
 
 
 def test_no_secret_is_in_a_command_line(chat: Batch, store: Store) -> None:
-    """Of any process of any host, nor in what Docker knows of the containers, nor in what Ray knows of its jobs."""
+    """Of any process of any host, nor in what Docker knows of the containers, nor in what Ray knows
+    of its jobs.
+    """
     practice = chat.practice
     token = practice.on("node1", "cat", "/root/.vlaunch/lab/secrets/RAY_AUTH_TOKEN").strip()
     places = {
         "command lines": practice.command_lines(),
         "docker inspect": practice.docker("node1", "inspect", "vlaunch-lab-node1"),
-        "jobs": practice.docker("node1", "exec", "vlaunch-lab-node1", "python3", "/opt/vlaunch/head.py", "jobs"),
+        "jobs": practice.docker(
+            "node1", "exec", "vlaunch-lab-node1", "python3", "/opt/vlaunch/head.py", "jobs"
+        ),
         "dry run": practice.vlaunch("batch", str(chat.path), "--dry-run").out,
         "all that was said": "\n".join(practice.said),
     }
@@ -255,7 +290,7 @@ def test_another_job_or_another_input_is_refused(chat: Batch) -> None:
     chat.each_once(1000)
 
 
-# -- Hostile rows, and a replica over two nodes ---------------------------------------------------------------------------
+# -- Hostile rows, and a replica over two nodes ----------------------------------------------------
 
 HOSTILE: dict[int, tuple[bytes, str]] = {
     3: (b"", "empty"),
@@ -271,7 +306,9 @@ HOSTILE: dict[int, tuple[bytes, str]] = {
 
 @pytest.fixture(scope="module")
 def spread(up: Practice) -> Batch:
-    """A job of one replica whose two ranks are on two nodes; some of its rows cannot be answered."""
+    """A job of one replica whose two ranks are on two nodes; some of its rows cannot be
+    answered.
+    """
     rows: list[Any] = [{**row, "size": index} for index, row in enumerate(questions(40))]
     for index, (line, _) in HOSTILE.items():
         rows[index] = line
@@ -311,7 +348,7 @@ found = [[str(each.state), [bundle["node_id"] for bundle in each.bundles]] for e
     assert [len(set(nodes)) for _, nodes in groups if len(nodes) == 2 and all(nodes)] == [2], groups
 
 
-# -- Killed -----------------------------------------------------------------------------------------------------------------
+# -- Killed ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
@@ -356,7 +393,9 @@ def test_a_replica_is_killed(up: Practice) -> None:
 
 def test_a_nodes_container_is_killed(up: Practice) -> None:
     """The job ends well or ill; after `up` the same command ends well."""
-    job = Batch(up, "container").write(questions(300), predict=predictor(up, args={"seconds": 0.02}))
+    job = Batch(up, "container").write(
+        questions(300), predict=predictor(up, args={"seconds": 0.02})
+    )
     job.detach().under_way()
     up.docker("node2", "kill", "vlaunch-lab-node2")
     assert up.vlaunch("up").code == 0
@@ -367,7 +406,9 @@ def test_a_nodes_container_is_killed(up: Practice) -> None:
 
 
 def test_the_whole_cluster_is_powered_off(up: Practice) -> None:
-    """Every process of every host ends at once; when the hosts and the cluster are up again, the same command completes."""
+    """Every process of every host ends at once; when the hosts and the cluster are up again, the
+    same command completes.
+    """
     job = Batch(up, "power").write(questions(300), predict=predictor(up, args={"seconds": 0.03}))
     job.detach().under_way(least=50)
     for host in up.lab.hosts:
@@ -384,7 +425,7 @@ def test_the_whole_cluster_is_powered_off(up: Practice) -> None:
     assert {row["node"] for row in job.answers()} == {"node1", "node2"}
 
 
-# -- Asking again, and stopping ---------------------------------------------------------------------------------------------
+# -- Asking again, and stopping --------------------------------------------------------------------
 
 
 def test_error_rows_are_tried_again_alone(up: Practice) -> None:
@@ -392,7 +433,9 @@ def test_error_rows_are_tried_again_alone(up: Practice) -> None:
     traps = [hosts.hf_home(host) / "trap" for host in up.lab.hosts]
     for trap in traps:
         trap.touch()
-    job = Batch(up, "retried").write(questions(20), predict=predictor(up, replicas=1, args={"trap": "/data/huggingface/trap"}))
+    job = Batch(up, "retried").write(
+        questions(20), predict=predictor(up, replicas=1, args={"trap": "/data/huggingface/trap"})
+    )
     try:
         first = job.run()
     finally:
@@ -427,11 +470,13 @@ def test_a_job_is_stopped_and_goes_on_later(up: Practice) -> None:
     job.each_once(600)
 
 
-# -- Data-parallel ----------------------------------------------------------------------------------------------------------
+# -- Data-parallel ---------------------------------------------------------------------------------
 
 
 def test_a_rank_of_a_mixture_of_experts_is_killed(up: Practice) -> None:
-    """The failure names the rank and its node; the same command completes, with experts shared over two nodes."""
+    """The failure names the rank and its node; the same command completes, with experts shared over
+    two nodes.
+    """
     job = Batch(up, "experts").write(
         questions(61),
         model=MIXTURE,
@@ -447,16 +492,21 @@ def test_a_rank_of_a_mixture_of_experts_is_killed(up: Practice) -> None:
 
     assert failed["state"] == "failed", failed
     assert "rank 1" in failed["error"]["message"]
-    assert "node2" in failed["error"]["message"] + failed["error"]["evidence"] or "10.78.0.12" in failed["error"]["message"]
+    assert (
+        "node2" in failed["error"]["message"] + failed["error"]["evidence"]
+        or "10.78.0.12" in failed["error"]["message"]
+    )
     assert again.code == 0, again.said
     assert "expert" in again.said
     job.each_once(61)
 
 
-# -- Examples -----------------------------------------------------------------------------------------------------------------
+# -- Examples --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["chat", "data-parallel", "preprocess", "text-generation", "torch-module"])
+@pytest.mark.parametrize(
+    "name", ["chat", "data-parallel", "preprocess", "text-generation", "torch-module"]
+)
 def test_an_example_runs(up: Practice, name: str) -> None:
     """As it is, but for the model and what vLLM needs on CPUs."""
     folder = up.folder / "examples"
@@ -480,7 +530,7 @@ def test_an_example_runs(up: Practice, name: str) -> None:
         assert "2 independent engines" in ran.said
 
 
-# -- Storage, and the server --------------------------------------------------------------------------------------------------
+# -- Storage, and the server -----------------------------------------------------------------------
 
 
 def test_from_s3_to_s3(up: Practice, store: Store) -> None:
@@ -490,14 +540,23 @@ def test_from_s3_to_s3(up: Practice, store: Store) -> None:
         with files.open_output_stream(f"rows/in/part-{part}.jsonl") as out:
             out.write("".join(json.dumps(row) + "\n" for row in questions(40)[part::2]).encode())
     job = Batch(up, "s3").write(
-        read="s3://rows/in/*.jsonl", write={"path": "s3://rows/out", "rows_per_file": 15}, predict=predictor(up, replicas=1)
+        read="s3://rows/in/*.jsonl",
+        write={"path": "s3://rows/out", "rows_per_file": 15},
+        predict=predictor(up, replicas=1),
     )
     ran = job.run()
     again = job.run()
     found = files.get_file_info(pyarrow.fs.FileSelector("rows/out/rows"))
     rows = [row for each in found for row in pq.read_table(each.path, filesystem=files).to_pylist()]
-    seen = "\n".join([ran.said, again.said, up.vlaunch("logs", "--tail", "100000").out, up.command_lines(),
-                      *(path.read_text() for path in job.work.rglob("*.json"))])  # fmt: skip
+    seen = "\n".join(
+        [
+            ran.said,
+            again.said,
+            up.vlaunch("logs", "--tail", "100000").out,
+            up.command_lines(),
+            *(path.read_text() for path in job.work.rglob("*.json")),
+        ]
+    )
 
     assert ran.code == 0, ran.said
     assert sorted(row["row"] for row in rows) == list(range(40))
@@ -508,7 +567,9 @@ def test_from_s3_to_s3(up: Practice, store: Store) -> None:
 
 def test_a_batch_is_refused_while_a_server_has_the_slots(up: Practice) -> None:
     """With the server that has them; nothing is submitted."""
-    job = Batch(up, "later").write(questions(5), model=MODEL, prompt="{{ question }}", engine={"args": ARGS})
+    job = Batch(up, "later").write(
+        questions(5), model=MODEL, prompt="{{ question }}", engine={"args": ARGS}
+    )
     try:
         serve = up.vlaunch("serve", "--no-wait", "--skip-network-check")
         ran = job.run(timeout=60)

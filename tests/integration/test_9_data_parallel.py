@@ -1,4 +1,6 @@
-"""Two replicas behind one endpoint on real parts, on either backend: each answers, and vLLM spreads requests over both."""
+"""Two replicas behind one endpoint on real parts, on either backend: each answers, and vLLM spreads
+requests over both.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def ask(practice: Practice, path: str, body: dict[str, Any] | None = None) -> st
     """Ask the endpoint as a client does."""
     url = f"http://{practice.lab.hosts[0].ip}:8000{path}"
     headers = {"Authorization": f"Bearer {API_KEY}", "Content-Type": "application/json"}
-    asked = urllib.request.Request(url, None if body is None else json.dumps(body).encode(), headers)
+    asked = urllib.request.Request(
+        url, None if body is None else json.dumps(body).encode(), headers
+    )
     with urllib.request.urlopen(asked, timeout=120) as answer:
         return str(answer.read().decode())
 
@@ -44,20 +48,31 @@ def finished(practice: Practice) -> dict[str, float]:
 
 def flood(practice: Practice) -> None:
     """Send requests at once, none of which names a replica."""
-    body = {"model": "/data/huggingface/tiny-llama", "prompt": "def", "max_tokens": 64, "ignore_eos": True}
+    body = {
+        "model": "/data/huggingface/tiny-llama",
+        "prompt": "def",
+        "max_tokens": 64,
+        "ignore_eos": True,
+    }
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: json.loads(ask(practice, "/v1/completions", body)), range(8)))
+        answers = list(
+            pool.map(lambda _: json.loads(ask(practice, "/v1/completions", body)), range(8))
+        )
     assert all(answer["usage"]["completion_tokens"] == 64 for answer in answers)
 
 
 def test_replicas_without_ray(practice: Practice) -> None:
-    """A process a node, one endpoint on the head, and nothing to prove between engines that exchange nothing."""
+    """A process a node, one endpoint on the head, and nothing to prove between engines that
+    exchange nothing.
+    """
     assert practice.vlaunch("up").code == 0
     ran = practice.vlaunch(*REPLICAS, "--backend", "mp", timeout=600)
 
     assert ran.code == 0, ran.said
     assert re.search(r"^placement +node1: DP0; node2: DP1$", ran.out, re.MULTILINE)
-    assert re.search(r"^replicas +all 2 have answered: DP0 in .*s, DP1 in .*s$", ran.out, re.MULTILINE)
+    assert re.search(
+        r"^replicas +all 2 have answered: DP0 in .*s, DP1 in .*s$", ran.out, re.MULTILINE
+    )
     assert "dp2" in ran.out
     assert "Prove the network" not in ran.err
 
@@ -122,11 +137,16 @@ def test_stop_frees_what_replicas_held(practice: Practice) -> None:
 
 
 def test_replicas_of_a_mixture_of_experts(practice: Practice) -> None:
-    """Its layers cross the nodes: the network is proven first, why is said, and with expert parallel both replicas answer."""
+    """Its layers cross the nodes: the network is proven first, why is said, and with expert
+    parallel both replicas answer.
+    """
 
     def eager(document: dict[str, Any]) -> None:
         args = document["serve"]["args"]
-        document["serve"]["args"] = [*(each for each in args if not str(each).startswith("-cc")), "--enforce-eager"]
+        document["serve"]["args"] = [
+            *(each for each in args if not str(each).startswith("-cc")),
+            "--enforce-eager",
+        ]
 
     practice.write(eager)
     model = ("--model", "/data/huggingface/tiny-moe")

@@ -1,4 +1,5 @@
-"""A server that dies in the ways that its keeper knows, by either backend: it comes back, and nobody types a word.
+"""A server that dies in the ways that its keeper knows, by either backend: it comes back, and
+nobody types a word.
 
 Requests stream all the while. The first start gives the time that others are compared with.
 """
@@ -46,7 +47,9 @@ class Served:
 
 @pytest.fixture(scope="module", params=["ray", "mp"])
 def served(practice: Practice, request: pytest.FixtureRequest) -> Iterator[Served]:
-    """A server of each backend in turn, in a cluster of its own; requests stream while its tests run."""
+    """A server of each backend in turn, in a cluster of its own; requests stream while its tests
+    run.
+    """
     practice.write()
     assert practice.vlaunch("down").code == 0
     up = practice.vlaunch("up")
@@ -91,7 +94,9 @@ def test_whoever_serves_the_same_watches_the_recovery(served: Served) -> None:
 
 
 def _rank(served: Served) -> None:
-    kill_one(served.practice, "RayWorkerProc" if served.backend == "ray" else "VLLM::Worker", "node2")
+    kill_one(
+        served.practice, "RayWorkerProc" if served.backend == "ray" else "VLLM::Worker", "node2"
+    )
 
 
 def _container(served: Served) -> None:
@@ -100,8 +105,12 @@ def _container(served: Served) -> None:
 
 @pytest.mark.parametrize("kill", [_rank, _container])
 def test_it_comes_back(served: Served, kill: Callable[[Served], Any]) -> None:
-    """After the death of a rank, and of a container, whose node is named; Docker brings the container back."""
-    fault = recovers(served.practice, served.traffic, lambda: kill(served), within=AGAIN * served.cold)
+    """After the death of a rank, and of a container, whose node is named; Docker brings the
+    container back.
+    """
+    fault = recovers(
+        served.practice, served.traffic, lambda: kill(served), within=AGAIN * served.cold
+    )
     shown = served.practice.vlaunch("status").out
 
     assert fault["node"] == "node2"
@@ -143,7 +152,9 @@ def plain(practice: Practice) -> Iterator[Practice]:
 
 
 def test_it_gives_up_loudly(plain: Practice) -> None:
-    """With the reason, in `status` and in the agent's log, when restarts are limited; the same command starts it again."""
+    """With the reason, in `status` and in the agent's log, when restarts are limited; the same
+    command starts it again.
+    """
     plain.write(lambda document: document["serve"].update(restarts=1))
     serve(plain, "--backend", "mp")
     for _ in range(2):

@@ -1,4 +1,5 @@
-"""A login that may run only Docker through sudo; Ray without its token; and secrets: new ones, and none on any disk.
+"""A login that may run only Docker through sudo; Ray without its token; and secrets: new ones, and
+none on any disk.
 
 Each test stands on the one before.
 """
@@ -17,7 +18,8 @@ from tests.integration.conftest import API_KEY, HF_TOKEN, Practice
 pytestmark = [pytest.mark.lab, pytest.mark.long]
 
 Document = dict[str, Any]
-# What a GET or POST without a token, with a wrong one, and with the right one is answered, from inside the head's container.
+# What a GET or POST without a token, with a wrong one, and with the right one is answered, from
+# inside the head's container.
 _ASK = """
 import json, sys, urllib.error, urllib.request
 token = open("/run/vlaunch/secrets/RAY_AUTH_TOKEN").read().strip()
@@ -57,7 +59,8 @@ def test_the_login_may_do_nothing_else(practice: Practice) -> None:
     for host in practice.lab.hosts:
         as_ops = ("setpriv", "--reuid", "1000", "--regid", "1000", "--clear-groups")
         script = (
-            'docker ps >/dev/null 2>&1; echo "$?"; sudo -n true 2>/dev/null; echo "$?"; sudo -n docker ps >/dev/null; echo "$?"'
+            'docker ps >/dev/null 2>&1; echo "$?"; sudo -n true 2>/dev/null; echo "$?"; sudo -n'
+            ' docker ps >/dev/null; echo "$?"'
         )
         direct, anything, through = practice.on(host.name, *as_ops, "sh", "-c", script).split()
 
@@ -71,7 +74,10 @@ def test_up(practice: Practice) -> None:
     assert ran.code == 0, ran.said
     for host in practice.lab.hosts:
         listed = practice.on(
-            host.name, "sh", "-c", "stat -c '%U %a %F %n' /home/ops/.vlaunch/*/secrets /home/ops/.vlaunch/*/secrets/*"
+            host.name,
+            "sh",
+            "-c",
+            "stat -c '%U %a %F %n' /home/ops/.vlaunch/*/secrets /home/ops/.vlaunch/*/secrets/*",
         )
         rows = [line.split(" ", 2) for line in listed.splitlines()]
         assert {row[0] for row in rows} == {"ops"}
@@ -80,7 +86,11 @@ def test_up(practice: Practice) -> None:
         assert sum("regular" in row[2] for row in rows) == 3
     seen = practice.vlaunch("secrets", "list", "--json")
     assert seen.code == 0, seen.said
-    assert [row["name"] for row in json.loads(seen.out)["secrets"]] == ["HF_TOKEN", "VLLM_API_KEY", "RAY_AUTH_TOKEN"]
+    assert [row["name"] for row in json.loads(seen.out)["secrets"]] == [
+        "HF_TOKEN",
+        "VLLM_API_KEY",
+        "RAY_AUTH_TOKEN",
+    ]
 
 
 def test_ray_refuses_whoever_has_no_token(practice: Practice) -> None:
@@ -92,7 +102,12 @@ def test_ray_refuses_whoever_has_no_token(practice: Practice) -> None:
     assert said["submit"][0] == 401
     assert said["submit"][1] in (401, 403)
     assert said["nodes"] == [401, 200]
-    assert practice.docker("node1", "exec", container, "sh", "-c", "ls /tmp | grep -c nobody-asked || true").strip() == "0"
+    assert (
+        practice.docker(
+            "node1", "exec", container, "sh", "-c", "ls /tmp | grep -c nobody-asked || true"
+        ).strip()
+        == "0"
+    )
     for host in practice.lab.hosts:
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(f"http://{host.ip}:52365/api/job_agent/jobs/", timeout=10)
@@ -128,7 +143,10 @@ def test_rotate(practice: Practice) -> None:
     assert (len(before), len(after), before & after) == (1, 1, set())
     assert practice.vlaunch("status", "--json").code == 0
     container = next(name for name in practice.containers() if name.endswith("node1"))
-    assert json.loads(practice.docker("node1", "exec", container, "python3", "-c", _ASK))["list"][-1] == 200
+    assert (
+        json.loads(practice.docker("node1", "exec", container, "python3", "-c", _ASK))["list"][-1]
+        == 200
+    )
 
 
 def test_down_leaves_nothing(practice: Practice) -> None:
@@ -138,7 +156,12 @@ def test_down_leaves_nothing(practice: Practice) -> None:
     assert ran.code == 0, ran.said
     assert practice.containers() == {}
     for host in practice.lab.hosts:
-        found = practice.on(host.name, "sh", "-c", "find / -xdev -path /proc -prune -o -name RAY_AUTH_TOKEN -print 2>/dev/null")
+        found = practice.on(
+            host.name,
+            "sh",
+            "-c",
+            "find / -xdev -path /proc -prune -o -name RAY_AUTH_TOKEN -print 2>/dev/null",
+        )
         assert found.strip() == ""
 
 
@@ -156,10 +179,21 @@ def test_secrets_in_memory(practice: Practice) -> None:
     ran = practice.vlaunch("up", timeout=400)
     assert ran.code == 0, ran.said
     for host in practice.lab.hosts:
-        assert practice.on(host.name, "sh", "-c", "ls -d /root/.vlaunch/*/secrets 2>/dev/null || true").strip() == ""
-        names = practice.on(host.name, "sh", "-c", "ls /run/vlaunch-root/*/secrets /dev/shm/vlaunch-root/*/secrets 2>/dev/null")
+        assert (
+            practice.on(
+                host.name, "sh", "-c", "ls -d /root/.vlaunch/*/secrets 2>/dev/null || true"
+            ).strip()
+            == ""
+        )
+        names = practice.on(
+            host.name,
+            "sh",
+            "-c",
+            "ls /run/vlaunch-root/*/secrets /dev/shm/vlaunch-root/*/secrets 2>/dev/null",
+        )
         assert {"HF_TOKEN", "VLLM_API_KEY", "RAY_AUTH_TOKEN"} <= set(names.split())
-    practice.on("node2", "sh", "-c", "rm -rf /run/vlaunch-root /dev/shm/vlaunch-root")  # what a reboot does
+    # what a reboot does
+    practice.on("node2", "sh", "-c", "rm -rf /run/vlaunch-root /dev/shm/vlaunch-root")
     ran = practice.vlaunch("up", timeout=400)
     assert ran.code == 0, ran.said
     assert "node2: its secrets are gone" in ran.err
@@ -167,6 +201,11 @@ def test_secrets_in_memory(practice: Practice) -> None:
     assert ran.code == 0, ran.said
     for host in practice.lab.hosts:
         assert (
-            practice.on(host.name, "sh", "-c", "ls -d /run/vlaunch-root /dev/shm/vlaunch-root 2>/dev/null || true").strip()
+            practice.on(
+                host.name,
+                "sh",
+                "-c",
+                "ls -d /run/vlaunch-root /dev/shm/vlaunch-root 2>/dev/null || true",
+            ).strip()
             == ""
         )

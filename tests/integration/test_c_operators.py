@@ -1,4 +1,5 @@
-"""Two operators, a start that fails, and a bug report, on real parts: what the lock, rollback, doctor and collect promise.
+"""Two operators, a start that fails, and a bug report, on real parts: what the lock, rollback,
+doctor and collect promise.
 
 Each test stands on the one before.
 """
@@ -20,7 +21,8 @@ from tests.integration.conftest import API_KEY, HF_TOKEN, Practice, Ran, ended, 
 
 pytestmark = [pytest.mark.lab, pytest.mark.long]
 
-# The cache for one request of this length does not fit into what it is given, which vLLM finds out when its ranks are up.
+# The cache for one request of this length does not fit into what it is given, which vLLM finds out
+# when its ranks are up.
 TOO_SMALL = ("--kv-cache-memory-bytes", "65536")
 
 
@@ -41,7 +43,9 @@ def holder(practice: Practice) -> dict[str, Any] | None:
 
 def serve(practice: Practice, *words: str) -> Ran:
     """Run `serve` with words of vLLM's."""
-    return practice.vlaunch("serve", "--timeout", "400", "--replace", "--or-rollback", "--", *words, timeout=900)
+    return practice.vlaunch(
+        "serve", "--timeout", "400", "--replace", "--or-rollback", "--", *words, timeout=900
+    )
 
 
 def served(practice: Practice) -> dict[str, Any]:
@@ -133,7 +137,9 @@ def test_rollback(practice: Practice) -> None:
 
 
 def test_no_secret_is_in_a_command_line_on_its_way(practice: Practice) -> None:
-    """As `ps` shows them, looked at again and again while secrets travel to the nodes and containers start with them."""
+    """As `ps` shows them, looked at again and again while secrets travel to the nodes and
+    containers start with them.
+    """
     seen: set[str] = set()
     before = served(practice)["observed"]["fault_count"]
     for words in (("up",), ("secrets", "rotate", "--yes"), ("serve", "--timeout", "400")):
@@ -149,17 +155,23 @@ def test_no_secret_is_in_a_command_line_on_its_way(practice: Practice) -> None:
     now = served(practice)
     assert (now["state"], now["observed"]["fault_count"]) == ("answering", before)  # nobody's fault
     assert any("docker" in line for line in seen)
-    assert [line for line in seen if any(value in line for value in (HF_TOKEN, API_KEY, token))] == []
+    assert [
+        line for line in seen if any(value in line for value in (HF_TOKEN, API_KEY, token))
+    ] == []
 
 
 def test_no_secret_is_anywhere(practice: Practice, tmp_path: Path) -> None:
-    """Not in a bundle, the audit trail, events, logs, `ps`, `docker inspect`, nor any file here but those that give them."""
+    """Not in a bundle, the audit trail, events, logs, `ps`, `docker inspect`, nor any file here but
+    those that give them.
+    """
     bundle = tmp_path / "bundle.tar.gz"
     ran = practice.vlaunch("collect", "-o", str(bundle))
     assert ran.code == 0, ran.said
     with tarfile.open(bundle) as archive:
         files = {each.name: archive.extractfile(each) for each in archive if each.isfile()}
-        bundled = {name: file.read().decode(errors="replace") for name, file in files.items() if file}
+        bundled = {
+            name: file.read().decode(errors="replace") for name, file in files.items() if file
+        }
     token = practice.on("node1", "cat", "/root/.vlaunch/lab/secrets/RAY_AUTH_TOKEN").strip()
     places = {
         **bundled,
@@ -179,34 +191,72 @@ def test_no_secret_is_anywhere(practice: Practice, tmp_path: Path) -> None:
     assert any(name.endswith("inventory.yaml") for name in bundled)
     assert any("/nodes/" in name and "log" in name for name in bundled)
     assert len(token) == 64
-    found = [(place, name) for place, text in places.items()
-             for name, value in (("HF", HF_TOKEN), ("API", API_KEY), ("Ray", token)) if value in text]  # fmt: skip
+    found = [
+        (place, name)
+        for place, text in places.items()
+        for name, value in (("HF", HF_TOKEN), ("API", API_KEY), ("Ray", token))
+        if value in text
+    ]
     assert found == []
     for host in practice.lab.hosts:
         for name, value in (("HF", HF_TOKEN), ("API", API_KEY), ("Ray", token)):
-            listed = practice.on(host.name, "grep", "-rlF", "--", value, "/root/.vlaunch", "/tmp", "/var/log",
-                                 "/var/lib/docker/containers")  # fmt: skip
+            listed = practice.on(
+                host.name,
+                "grep",
+                "-rlF",
+                "--",
+                value,
+                "/root/.vlaunch",
+                "/tmp",
+                "/var/log",
+                "/var/lib/docker/containers",
+            )
             assert listed, f"{name} is not even where it belongs"
             assert all("/secrets/" in line for line in listed.split()), (host.name, name, listed)
     for container, host in _running(practice):
         for name, value in (("HF", HF_TOKEN), ("API", API_KEY), ("Ray", token)):
             # Ray's and vLLM's own logs lie here, with nobody's redaction between them and the disk.
-            argv = ("exec", container, "grep", "-rlF", "--", value, "/tmp", "/var/log", "/var/lib/vlaunch", "/data/huggingface")
+            argv = (
+                "exec",
+                container,
+                "grep",
+                "-rlF",
+                "--",
+                value,
+                "/tmp",
+                "/var/log",
+                "/var/lib/vlaunch",
+                "/data/huggingface",
+            )
             assert practice.docker(host, *argv) == "", (container, name)
         assert "session_latest" in practice.docker(host, "exec", container, "ls", "/tmp/ray")
 
 
 def _running(practice: Practice) -> list[tuple[str, str]]:
     """Return the cluster's running containers, each with its host."""
-    listed = {host.name: practice.docker(host.name, "ps", "--filter", "label=vlaunch.cluster", "--format", "{{.Names}}")
-              for host in practice.lab.hosts}  # fmt: skip
+    listed = {
+        host.name: practice.docker(
+            host.name, "ps", "--filter", "label=vlaunch.cluster", "--format", "{{.Names}}"
+        )
+        for host in practice.lab.hosts
+    }
     return [(name, host) for host, names in listed.items() for name in names.split()]
 
 
 def _kept(practice: Practice) -> list[Path]:
-    """Return the files that vlaunch keeps on this machine, and all beside the inventory but the key's own."""
-    roots = [practice.folder, Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "vlaunch"]
-    found = [path for root in roots for path in root.rglob("*") if path.is_file() and path.stat().st_size < 1 << 20]
+    """Return the files that vlaunch keeps on this machine, and all beside the inventory but the
+    key's own.
+    """
+    roots = [
+        practice.folder,
+        Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "vlaunch",
+    ]
+    found = [
+        path
+        for root in roots
+        for path in root.rglob("*")
+        if path.is_file() and path.stat().st_size < 1 << 20
+    ]
     return [path for path in found if path != practice.folder / "api.key"]
 
 

@@ -11,7 +11,17 @@ import pytest
 
 from launcher.lab import faults
 from tests.integration.conftest import Practice
-from tests.integration.servers import REBOOT, answers, asking, await_state, crash, lost, record, serve, status
+from tests.integration.servers import (
+    REBOOT,
+    answers,
+    asking,
+    await_state,
+    crash,
+    lost,
+    record,
+    serve,
+    status,
+)
 
 pytestmark = [pytest.mark.lab, pytest.mark.long]
 
@@ -31,7 +41,9 @@ def cluster(bare: Practice) -> Practice:
 
 
 def test_two_servers_by_two_backends(cluster: Practice) -> None:
-    """One beside Ray, one in what Ray has left; each answers at its own port, and each command knows their names."""
+    """One beside Ray, one in what Ray has left; each answers at its own port, and each command
+    knows their names.
+    """
     serve(cluster, *APART)
     serve(cluster, *BOTH, "--tp", "1", "--pp", "2")
     ran, _ = status(cluster)
@@ -49,7 +61,9 @@ def test_two_servers_by_two_backends(cluster: Practice) -> None:
 
 def test_there_is_no_room_for_a_third(cluster: Practice) -> None:
     """Who holds the GPUs and the port is said."""
-    ran = cluster.vlaunch("serve", "--name", "third", "--backend", "mp", "--nodes", "node3", "--port", "8001")
+    ran = cluster.vlaunch(
+        "serve", "--name", "third", "--backend", "mp", "--nodes", "node3", "--port", "8001"
+    )
 
     assert ran.code == 1, ran.said
     assert "server `apart` holds 1" in ran.err
@@ -67,7 +81,10 @@ def test_one_dies_again_and_again(cluster: Practice) -> None:
 
     assert lost(traffic) == []
     assert len(traffic.samples) > 10
-    assert (record(cluster, "both")["generation"], record(cluster, "both")["fault_count"]) == (before["generation"], 0)
+    assert (record(cluster, "both")["generation"], record(cluster, "both")["fault_count"]) == (
+        before["generation"],
+        0,
+    )
 
 
 def test_all_hosts_reboot(cluster: Practice) -> None:
@@ -98,7 +115,9 @@ def test_stop_of_one_leaves_the_other(cluster: Practice) -> None:
 
 
 def test_two_servers_outside_of_ray(cluster: Practice) -> None:
-    """On nodes that `--nodes` names; the one that spans two dies again and again, the other loses no request."""
+    """On nodes that `--nodes` names; the one that spans two dies again and again, the other loses
+    no request.
+    """
     serve(cluster, *BOTH, "--backend", "mp", "--nodes", "node[1-2]")
     with asking(cluster, "node3", 8001) as traffic:
         for _ in range(2):

@@ -1,6 +1,8 @@
-"""A request that kills the engine each time it is sent: cause and pauses are shown, and when it stops coming, all is well.
+"""A request that kills the engine each time it is sent: cause and pauses are shown, and when it
+stops coming, all is well.
 
-vLLM loads a plugin that lies on the hosts; it raises in the engine when a request asks for a certain number of tokens.
+vLLM loads a plugin that lies on the hosts; it raises in the engine when a request asks for a
+certain number of tokens.
 """
 
 from __future__ import annotations
@@ -80,7 +82,9 @@ def sending(practice: Practice) -> Iterator[None]:
     def send() -> None:
         while not over.wait(1):
             with suppress(OSError):
-                asked = urllib.request.Request(f"{url(practice, 'node2', 8001)}/completions", body, headers)
+                asked = urllib.request.Request(
+                    f"{url(practice, 'node2', 8001)}/completions", body, headers
+                )
                 urllib.request.urlopen(asked, timeout=10).close()
 
     thread = threading.Thread(target=send)
@@ -93,7 +97,9 @@ def sending(practice: Practice) -> Iterator[None]:
 
 
 def test_it_kills_again_and_again(cluster: Practice) -> None:
-    """The cause is the engine's own words, pauses grow, `status` is red with the cause; the other server is untouched."""
+    """The cause is the engine's own words, pauses grow, `status` is red with the cause; the other
+    server is untouched.
+    """
     before = record(cluster, "well")
     with asking(cluster) as traffic, sending(cluster):
         until(lambda: record(cluster, "hit")["fault_count"] >= 3, "it has died three times", 400)

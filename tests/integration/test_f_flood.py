@@ -1,4 +1,6 @@
-"""More requests than a server can take, and an engine that is frozen: `status` tells them apart, and so does the keeper."""
+"""More requests than a server can take, and an engine that is frozen: `status` tells them apart,
+and so does the keeper.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,12 @@ pytestmark = [pytest.mark.lab, pytest.mark.long]
 
 
 @pytest.fixture(scope="module", params=["ray", "mp"])
-def loaded(practice: Practice, request: pytest.FixtureRequest) -> Iterator[tuple[Practice, Inventory, Endpoint]]:
-    """A server that may run eight requests at once, and counts as dead after 30 s without any movement."""
+def loaded(
+    practice: Practice, request: pytest.FixtureRequest
+) -> Iterator[tuple[Practice, Inventory, Endpoint]]:
+    """A server that may run eight requests at once, and counts as dead after 30 s without any
+    movement.
+    """
     practice.write()
     assert practice.vlaunch("down").code == 0
     path = practice.write(lambda document: document["serve"].update(stuck=30))

@@ -1,4 +1,6 @@
-"""What the inventory's tests share: a good inventory to spoil, and its mistakes without the file name."""
+"""What the inventory's tests share: a good inventory to spoil, and its mistakes without the file
+name.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ nodes:
 
 
 def _text(more: str, nodes: str | None) -> str:
-    parts = (textwrap.dedent(part).strip("\n") for part in (more, _NODES if nodes is None else nodes))
+    parts = (
+        textwrap.dedent(part).strip("\n") for part in (more, _NODES if nodes is None else nodes)
+    )
     return _TOP + "\n".join(part for part in parts if part) + "\n"
 
 
@@ -40,7 +44,9 @@ def load_text() -> Load:
 
 @pytest.fixture
 def mistakes(load_text: Load) -> Mistakes:
-    """The mistakes of an inventory that `load_text` would load, each as `LINE: path: text`; none is an empty list."""
+    """The mistakes of an inventory that `load_text` would load, each as `LINE: path: text`; none is
+    an empty list.
+    """
 
     def find(more: str = "", nodes: str | None = None) -> list[str]:
         try:

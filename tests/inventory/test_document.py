@@ -46,7 +46,23 @@ def test_the_line_of_what_is_not_written_is_that_of_what_is_around_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["yes", "no", "on", "off", "y", "2026-11-20", "22:22", "007", "0x10", "0o7", "+5", ".inf", "1e3", "1_000"]
+    "word",
+    [
+        "yes",
+        "no",
+        "on",
+        "off",
+        "y",
+        "2026-11-20",
+        "22:22",
+        "007",
+        "0x10",
+        "0o7",
+        "+5",
+        ".inf",
+        "1e3",
+        "1_000",
+    ],
 )
 def test_words_that_yaml_1_1_would_turn_into_something_else_stay_text(word: str) -> None:
     """`NO` is a country, `007` a padded number and `22:22` two ports."""
@@ -54,7 +70,8 @@ def test_words_that_yaml_1_1_would_turn_into_something_else_stay_text(word: str)
 
 
 @pytest.mark.parametrize(
-    ("word", "value"), [("true", True), ("False", False), ("null", None), ("~", None), ("", None), ("-5", -5)]
+    ("word", "value"),
+    [("true", True), ("False", False), ("null", None), ("~", None), ("", None), ("-5", -5)],
 )
 def test_plain_words_of_yaml_1_2(word: str, value: object) -> None:
     """The core schema's words mean what editors think they mean."""
@@ -86,7 +103,11 @@ def test_a_key_written_twice_is_a_mistake_that_names_both_lines() -> None:
     """)
 
     (mistake,) = document.mistakes
-    assert (mistake.line, mistake.where, mistake.text) == (4, ("a", "b"), "written twice; the first is on line 2")
+    assert (mistake.line, mistake.where, mistake.text) == (
+        4,
+        ("a", "b"),
+        "written twice; the first is on line 2",
+    )
 
 
 def test_merge_keys_fill_in_what_is_not_written() -> None:
@@ -110,7 +131,10 @@ def test_merging_what_is_no_mapping_is_a_mistake() -> None:
     assert "alias to a mapping" in mistake.text
 
 
-@pytest.mark.parametrize("text", ["a: !!python/object:os.system {}", "a: !foo x", "a: !!timestamp 2026-01-01", "a: !!int x"])
+@pytest.mark.parametrize(
+    "text",
+    ["a: !!python/object:os.system {}", "a: !foo x", "a: !!timestamp 2026-01-01", "a: !!int x"],
+)
 def test_tags_are_mistakes_or_harmless(text: str) -> None:
     """Nothing is ever constructed from a tag."""
     document = parse(text)
@@ -148,10 +172,14 @@ def test_a_file_that_cannot_be_read_has_one_mistake_with_its_line(text: str, exp
     assert _only_mistake(text).startswith(expected)
 
 
-@pytest.mark.parametrize(("text", "kind"), [("- a\n", "a list"), ("word\n", '"word"'), ("5\n", "5")])
+@pytest.mark.parametrize(
+    ("text", "kind"), [("- a\n", "a list"), ("word\n", '"word"'), ("5\n", "5")]
+)
 def test_a_file_that_is_no_mapping_says_so(text: str, kind: str) -> None:
     """The first thing a reader of a wrong file needs to hear."""
-    assert _only_mistake(text).endswith(f"should be a mapping that starts with `cluster:`, not {kind}")
+    assert _only_mistake(text).endswith(
+        f"should be a mapping that starts with `cluster:`, not {kind}"
+    )
 
 
 def test_an_anchor_bomb_is_refused_without_being_expanded() -> None:

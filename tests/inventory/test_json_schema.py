@@ -13,7 +13,11 @@ import pytest
 import launcher.inventory
 from launcher.inventory.json_schema import json_schema
 
-GOOD: dict[str, Any] = {"cluster": "a", "image": "b", "nodes": [{"host": "gpu[1-2]", "ip": "10.0.0.[1-2]", "gpus": 8}]}
+GOOD: dict[str, Any] = {
+    "cluster": "a",
+    "image": "b",
+    "nodes": [{"host": "gpu[1-2]", "ip": "10.0.0.[1-2]", "gpus": 8}],
+}
 
 
 def _valid(inventory: object) -> bool:
@@ -80,4 +84,6 @@ def test_every_key_is_explained() -> None:
 def _keys(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     sections = {"": schema, **schema["$defs"]}
     for name, section in sections.items():
-        yield from ((f"{name}.{key}", value) for key, value in section.get("properties", {}).items())
+        yield from (
+            (f"{name}.{key}", value) for key, value in section.get("properties", {}).items()
+        )

@@ -58,7 +58,11 @@ def test_a_good_file_becomes_an_inventory(tmp_path: Path) -> None:
     inventory = load(path)
 
     assert isinstance(inventory, Inventory)
-    assert (path, "pair", ["gpu01", "gpu02"]) == (inventory.path, inventory.cluster, [n.name for n in inventory.nodes])
+    assert (path, "pair", ["gpu01", "gpu02"]) == (
+        inventory.path,
+        inventory.cluster,
+        [n.name for n in inventory.nodes],
+    )
 
 
 def test_every_mistake_is_reported_at_once_in_the_order_of_lines(tmp_path: Path) -> None:
@@ -67,7 +71,10 @@ def test_every_mistake_is_reported_at_once_in_the_order_of_lines(tmp_path: Path)
     path.write_text(BAD)
 
     assert [line.removeprefix(f"{path}:") for line in _mistakes(path)] == [
-        '1: cluster: should be a name of at most 40 lower-case letters, digits, `-`, `_` and `.`, not "pair; reboot"',
+        (
+            "1: cluster: should be a name of at most 40 lower-case letters, digits, `-`, `_` and"
+            ' `.`, not "pair; reboot"'
+        ),
         "3: unknown key `netwrok`; did you mean `network`?",
         "5: env.HF_TOKEN: should be removed; it is a secret (line 7)",
         "7: secrets.HF_TOKEN: should have exactly one of `env`, `file`, `command` and `prompt`",
@@ -77,7 +84,10 @@ def test_every_mistake_is_reported_at_once_in_the_order_of_lines(tmp_path: Path)
         "15: nodes[1].ip: should be used once, and `10.0.0.11` is already on line 12",
         "16: nodes[2]: should be a mapping of keys to values, not 5",
         "17: nodes[3].gpus: written twice; the first is on line 17",
-        "17: nodes[3]: `host` is missing: Host name or address to log in to, or a range such as gpu[01-16]",
+        (
+            "17: nodes[3]: `host` is missing: Host name or address to log in to, or a range such as"
+            " gpu[01-16]"
+        ),
     ]
 
 
@@ -96,9 +106,9 @@ def test_no_secret_is_repeated(tmp_path: Path) -> None:
     """A token in the wrong place does not get into a log by way of the error."""
     path = tmp_path / "inventory.yaml"
     path.write_text(
-        "cluster: [hf_0123456789abcdefghij]\nenv: {A_TOKEN: abcdefghij0, B: hf_0123456789abcdefghij}\n"
-        "secrets: {C: literal-secret, D: {env: literal-secret}}\n"
-        "serve: {args: [--api-key=literal-secret, --api-key literal-secret, hf_0123456789abcdefghij]}\n"
+        "cluster: [hf_0123456789abcdefghij]\nenv: {A_TOKEN: abcdefghij0, B:"
+        " hf_0123456789abcdefghij}\nsecrets: {C: literal-secret, D: {env: literal-secret}}\nserve:"
+        " {args: [--api-key=literal-secret, --api-key literal-secret, hf_0123456789abcdefghij]}\n"
     )
 
     told = "\n".join(_mistakes(path))
@@ -107,7 +117,9 @@ def test_no_secret_is_repeated(tmp_path: Path) -> None:
 
 def test_a_missing_file(tmp_path: Path) -> None:
     """The path is in the message."""
-    assert f"{tmp_path / 'no.yaml'}:1: cannot be read: no such file or directory" == _one_mistake(tmp_path / "no.yaml")
+    assert f"{tmp_path / 'no.yaml'}:1: cannot be read: no such file or directory" == _one_mistake(
+        tmp_path / "no.yaml"
+    )
 
 
 def test_a_directory(tmp_path: Path) -> None:
@@ -162,7 +174,10 @@ def test_a_name_that_cannot_be_a_path() -> None:
 def test_a_thousand_nodes_load(tmp_path: Path) -> None:
     """The bound on nodes is within reach."""
     path = tmp_path / "inventory.yaml"
-    nodes = [f'  - {{host: "r{rack}-gpu[001-100]", ip: "10.0.{rack}.[1-100]", gpus: 8}}\n' for rack in range(10)]
+    nodes = [
+        f'  - {{host: "r{rack}-gpu[001-100]", ip: "10.0.{rack}.[1-100]", gpus: 8}}\n'
+        for rack in range(10)
+    ]
     path.write_text("cluster: big\nimage: vllm/vllm-openai\nnodes:\n" + "".join(nodes))
 
     inventory = load(path)

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from launcher.model import Inventory, Mount, Node, Ports, RaySettings, SecretSource, ServeDefaults, Ssh
+from launcher.model import (
+    Inventory,
+    Mount,
+    Node,
+    Ports,
+    RaySettings,
+    SecretSource,
+    ServeDefaults,
+    Ssh,
+)
 
 Load = Callable[..., Inventory]
 
@@ -29,8 +38,14 @@ def test_an_inventory_that_says_nothing_has_the_models_defaults(load_text: Load)
     """The schema repeats none of them differently."""
     inventory = load_text(nodes="\nnodes: [{host: 10.0.0.1, gpus: 8}]")
 
-    assert (Node(name="10.0.0.1", host="10.0.0.1", ip="10.0.0.1", gpus=8, head=True),) == inventory.nodes
-    assert (RaySettings(), Ports(), ServeDefaults()) == (inventory.ray, inventory.ports, inventory.serve)
+    assert (
+        Node(name="10.0.0.1", host="10.0.0.1", ip="10.0.0.1", gpus=8, head=True),
+    ) == inventory.nodes
+    assert (RaySettings(), Ports(), ServeDefaults()) == (
+        inventory.ray,
+        inventory.ports,
+        inventory.serve,
+    )
     assert (
         inventory.accelerator,
         inventory.fabric,
@@ -49,21 +64,31 @@ def test_environment_is_merged_name_by_name(load_text: Load) -> None:
 
 def test_ssh_is_merged_key_by_key(load_text: Load) -> None:
     """A node with another port keeps the cluster's user."""
-    ssh = _second(load_text, "ssh: {user: ops, port: 22, jump: bastion}", "ssh: {port: 2222, connect_timeout: 3}").ssh
+    ssh = _second(
+        load_text,
+        "ssh: {user: ops, port: 22, jump: bastion}",
+        "ssh: {port: 2222, connect_timeout: 3}",
+    ).ssh
 
     assert Ssh(user="ops", port=2222, jump="bastion", connect_timeout=3.0) == ssh
 
 
 def test_network_is_merged_key_by_key(load_text: Load) -> None:
     """A node with other devices keeps the cluster's interface."""
-    node = _second(load_text, "network: {fabric: roce, interface: eth0, hca: [mlx5_0]}", "network: {hca: [mlx5_4, mlx5_5]}")
+    node = _second(
+        load_text,
+        "network: {fabric: roce, interface: eth0, hca: [mlx5_0]}",
+        "network: {hca: [mlx5_4, mlx5_5]}",
+    )
 
     assert (node.interface, node.hca) == ("eth0", ("mlx5_4", "mlx5_5"))
 
 
 def test_a_node_can_have_no_devices_where_the_cluster_has_some(load_text: Load) -> None:
     """An empty list is not the same as nothing said."""
-    assert _second(load_text, "network: {fabric: roce, hca: [mlx5_0]}", "network: {hca: []}").hca == ()
+    assert (
+        _second(load_text, "network: {fabric: roce, hca: [mlx5_0]}", "network: {hca: []}").hca == ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,7 +100,9 @@ def test_a_node_can_have_no_devices_where_the_cluster_has_some(load_text: Load) 
         ("connection", "ssh", "local", "local"),
     ],
 )
-def test_other_values_are_replaced(load_text: Load, key: str, cluster: str, own: str, expected: object) -> None:
+def test_other_values_are_replaced(
+    load_text: Load, key: str, cluster: str, own: str, expected: object
+) -> None:
     """As a whole, and only on that node."""
     inventory = load_text(f"{key}: {cluster}", _NODES % f"{key}: {own}")
 
@@ -87,11 +114,15 @@ def test_names_follow_hosts_unless_given(load_text: Load) -> None:
     """Ranges of names go with ranges of hosts."""
     named = "\nnodes: [{host: '10.0.0.[1-2]', name: 'n[01-02]', gpus: 1}]"
 
-    assert [node.name for node in load_text(nodes=named.replace("name: 'n[01-02]', ", "")).nodes] == ["10.0.0.1", "10.0.0.2"]
+    assert [
+        node.name for node in load_text(nodes=named.replace("name: 'n[01-02]', ", "")).nodes
+    ] == ["10.0.0.1", "10.0.0.2"]
     assert [node.name for node in load_text(nodes=named).nodes] == ["n01", "n02"]
 
 
-def test_paths_of_keys_start_at_the_inventorys_folder_or_at_home(load_text: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_of_keys_start_at_the_inventorys_folder_or_at_home(
+    load_text: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An inventory can be moved together with its key."""
     monkeypatch.setenv("HOME", "/home/me")
     ssh = load_text("ssh: {identity: keys/id, known_hosts: ~/known}").head.ssh
@@ -99,12 +130,15 @@ def test_paths_of_keys_start_at_the_inventorys_folder_or_at_home(load_text: Load
     assert (ssh.identity, ssh.known_hosts) == ("/etc/vlaunch/keys/id", "/home/me/known")
 
 
-def test_relative_inventories_give_absolute_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_relative_inventories_give_absolute_keys(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Nothing depends on where one stands later."""
     from launcher.inventory.load import load
 
     (tmp_path / "my.yaml").write_text(
-        "cluster: a\nimage: b\nssh: {identity: id}\nnodes: [{host: 10.0.0.1, gpus: 1}]\n", encoding="utf-8"
+        "cluster: a\nimage: b\nssh: {identity: id}\nnodes: [{host: 10.0.0.1, gpus: 1}]\n",
+        encoding="utf-8",
     )
     monkeypatch.chdir(tmp_path)
 
@@ -113,8 +147,7 @@ def test_relative_inventories_give_absolute_keys(monkeypatch: pytest.MonkeyPatch
 
 def test_everything_else_arrives_in_the_model(load_text: Load) -> None:
     """Section by section."""
-    inventory = load_text(
-        """
+    inventory = load_text("""
         accelerator: amd
         ray: "2.61.0"
         shm: 1GiB
@@ -125,12 +158,19 @@ def test_everything_else_arrives_in_the_model(load_text: Load) -> None:
         secrets_in: memory
         ports: {api: 9000}
         serve: {model: org/name, tp: 8, pp: 2, backend: mp, bind: 127.0.0.1, args: [--x, 1]}
-        """
-    )
+        """)
 
-    assert (inventory.accelerator, inventory.ray.version, inventory.shm, inventory.cap) == ("amd", "2.61.0", 2**30, 5)
+    assert (inventory.accelerator, inventory.ray.version, inventory.shm, inventory.cap) == (
+        "amd",
+        "2.61.0",
+        2**30,
+        5,
+    )
     assert (inventory.fabric, inventory.require) == ("infiniband", "rdma")
-    assert (Mount(source="/a", target="/b", read_only=True), Mount(source="/c", target="/d")) == inventory.mounts
+    assert (
+        Mount(source="/a", target="/b", read_only=True),
+        Mount(source="/c", target="/d"),
+    ) == inventory.mounts
     assert {
         "A": SecretSource(env="B"),
         "C": SecretSource(file="keys/d"),
@@ -140,4 +180,9 @@ def test_everything_else_arrives_in_the_model(load_text: Load) -> None:
     } == inventory.secrets
     assert inventory.secrets_in == "memory"
     assert Ports(api=9000) == inventory.ports
-    assert ServeDefaults(model="org/name", tp=8, pp=2, backend="mp", bind="127.0.0.1", args=("--x", "1")) == inventory.serve
+    assert (
+        ServeDefaults(
+            model="org/name", tp=8, pp=2, backend="mp", bind="127.0.0.1", args=("--x", "1")
+        )
+        == inventory.serve
+    )

@@ -35,29 +35,47 @@ def test_mounts_do_not_cover_each_other(mistakes: Mistakes, mounts: str, expecte
     assert [f"3: {expected}"] == mistakes(f"mounts: {mounts}")
 
 
-def test_mounts_that_cannot_be_read_are_not_judged_and_do_not_move_the_others(mistakes: Mistakes) -> None:
+def test_mounts_that_cannot_be_read_are_not_judged_and_do_not_move_the_others(
+    mistakes: Mistakes,
+) -> None:
     """What stands in their place is nobody's target."""
     found = mistakes("mounts:\n- /a\n- b:/m\n- c:/m\n- /d:/n\n- /e:/n")
 
     assert [each.partition(": should")[0] for each in found] == [
-        "4: mounts[0]", "5: mounts[1]", "6: mounts[2]", "8: mounts[4]",
-    ]  # fmt: skip
+        "4: mounts[0]",
+        "5: mounts[1]",
+        "6: mounts[2]",
+        "8: mounts[4]",
+    ]
     assert found[-1].endswith("`/n` is used on line 7")
 
 
 @pytest.mark.parametrize(("place", "what"), _OWN.items())
-def test_vlaunchs_own_places_are_left_alone(mistakes: Mistakes, load_text: Load, place: str, what: str) -> None:
-    """On them, inside them, and around them without a right to write: Docker would refuse it when the old container is gone."""
+def test_vlaunchs_own_places_are_left_alone(
+    mistakes: Mistakes, load_text: Load, place: str, what: str
+) -> None:
+    """On them, inside them, and around them without a right to write: Docker would refuse it when
+    the old container is gone.
+    """
     around = place.rpartition("/")[0]
-    sealed = f"should be writable, or have another target: Docker must make `{place}` in it, where {what}"
+    sealed = (
+        f"should be writable, or have another target: Docker must make `{place}` in it, where"
+        f" {what}"
+    )
 
-    assert mistakes(f"mounts: [/a:{place}/]") == [f"3: mounts[0]: should have another target: {what} at `{place}`"]
-    assert mistakes(f"mounts: [/a:{place}/b]") == [f"3: mounts[0]: should have a target outside `{place}`, where {what}"]
+    assert mistakes(f"mounts: [/a:{place}/]") == [
+        f"3: mounts[0]: should have another target: {what} at `{place}`"
+    ]
+    assert mistakes(f"mounts: [/a:{place}/b]") == [
+        f"3: mounts[0]: should have a target outside `{place}`, where {what}"
+    ]
     assert mistakes(f"mounts: [/a:{around}:ro]") == [f"3: mounts[0]: {sealed}"]
     assert load_text(f"mounts: ['/a:{around}', '/a:{place}-2', '/a:{around}/other:ro']").mounts
 
 
-def test_every_place_that_a_container_has_is_known_here(load_text: Load, mistakes: Mistakes) -> None:
+def test_every_place_that_a_container_has_is_known_here(
+    load_text: Load, mistakes: Mistakes
+) -> None:
     """A mount of vlaunch's that is added later is refused to others, too."""
     inventory = load_text()
     spec = containers.node_spec(inventory, inventory.head, None, "image", {"A": Secret("a")})
@@ -72,9 +90,14 @@ def test_every_place_that_a_container_has_is_known_here(load_text: Load, mistake
 
 
 @pytest.mark.parametrize("shm", ["private", "host", "16GiB"])
-def test_shared_memory_is_said_by_its_own_key(mistakes: Mistakes, load_text: Load, shm: str) -> None:
+def test_shared_memory_is_said_by_its_own_key(
+    mistakes: Mistakes, load_text: Load, shm: str
+) -> None:
     """A mount would collide with it, or silently win over it; inside it there is room."""
-    text = "should be left to `shm`, which says what the containers have at /dev/shm; `shm: host` gives them the node's"
+    text = (
+        "should be left to `shm`, which says what the containers have at /dev/shm; `shm: host`"
+        " gives them the node's"
+    )
 
     assert mistakes(f"shm: {shm}\nmounts: [/dev/shm:/dev/shm]") == [f"4: mounts[0]: {text}"]
     assert load_text(f"shm: {shm}\nmounts: [/dev/shm/models:/dev/shm/models]").mounts
@@ -83,25 +106,42 @@ def test_shared_memory_is_said_by_its_own_key(mistakes: Mistakes, load_text: Loa
 def test_the_cache_has_its_place_already(mistakes: Mistakes) -> None:
     """The cluster's, the default, and a node's own."""
     text = "should have another target, or be left out: `hf_home`{} is mounted at `{}`"
-    nodes = "\nnodes: [{host: a, ip: 10.0.0.1, gpus: 1}, {host: b, ip: 10.0.0.2, gpus: 1, hf_home: /scratch/hf/}]"
+    nodes = (
+        "\nnodes: [{host: a, ip: 10.0.0.1, gpus: 1}, {host: b, ip: 10.0.0.2, gpus: 1, hf_home:"
+        " /scratch/hf/}]"
+    )
     mounts = "mounts: [/a:%s/]"
 
-    assert mistakes(mounts % "/data/huggingface") == [f"3: mounts[0]: {text.format('', '/data/huggingface')}"]
-    assert mistakes(f"hf_home: /hf\n{mounts % '/hf'}") == [f"4: mounts[0]: {text.format(' (line 3)', '/hf')}"]
-    assert mistakes(mounts % "/scratch/hf", nodes) == [f"3: mounts[0]: {text.format(' (line 4)', '/scratch/hf')}"]
+    assert mistakes(mounts % "/data/huggingface") == [
+        f"3: mounts[0]: {text.format('', '/data/huggingface')}"
+    ]
+    assert mistakes(f"hf_home: /hf\n{mounts % '/hf'}") == [
+        f"4: mounts[0]: {text.format(' (line 3)', '/hf')}"
+    ]
+    assert mistakes(mounts % "/scratch/hf", nodes) == [
+        f"3: mounts[0]: {text.format(' (line 4)', '/scratch/hf')}"
+    ]
 
 
-def test_a_cache_that_no_node_has_or_nobody_could_read_is_in_nobodys_way(mistakes: Mistakes, load_text: Load) -> None:
+def test_a_cache_that_no_node_has_or_nobody_could_read_is_in_nobodys_way(
+    mistakes: Mistakes, load_text: Load
+) -> None:
     """The cluster's, where each node has its own; the default, where something else was meant."""
     nodes = "\nnodes: [{host: a, ip: 10.0.0.1, gpus: 1, hf_home: %s}]"
     mounts = "mounts: [/a:/data/huggingface]"
 
     assert load_text(mounts, nodes % "/scratch/hf").mounts
-    assert [each.partition(": should")[0] for each in mistakes(mounts, nodes % "hf")] == ["4: nodes[0].hf_home"]
-    assert [each.partition(": should")[0] for each in mistakes(f"hf_home: hf\n{mounts}")] == ["3: hf_home"]
+    assert [each.partition(": should")[0] for each in mistakes(mounts, nodes % "hf")] == [
+        "4: nodes[0].hf_home"
+    ]
+    assert [each.partition(": should")[0] for each in mistakes(f"hf_home: hf\n{mounts}")] == [
+        "3: hf_home"
+    ]
 
 
-@pytest.mark.parametrize("mount", ["/a:/data", "/data:/data:ro", "/a:/data/huggingface/hub", "/a:/data/other:ro"])
+@pytest.mark.parametrize(
+    "mount", ["/a:/data", "/data:/data:ro", "/a:/data/huggingface/hub", "/a:/data/other:ro"]
+)
 def test_what_may_be_around_and_inside_the_cache(load_text: Load, mount: str) -> None:
     """Another disk for a part of it, or the directory that holds it."""
     assert load_text(f"mounts: ['{mount}']").mounts
@@ -109,7 +149,10 @@ def test_what_may_be_around_and_inside_the_cache(load_text: Load, mount: str) ->
 
 def test_a_read_only_mount_in_which_the_cache_would_have_no_place(mistakes: Mistakes) -> None:
     """Docker cannot make the directory to mount it on."""
-    text = "should be writable, or have another target: Docker must make `/data/huggingface` in it, where `hf_home` is mounted"
+    text = (
+        "should be writable, or have another target: Docker must make `/data/huggingface` in it,"
+        " where `hf_home` is mounted"
+    )
 
     assert mistakes("mounts: [/srv/data:/data:ro]") == [f"3: mounts[0]: {text}"]
 
@@ -119,7 +162,8 @@ def test_the_cache_of_other_set_ups_is_hf_home_here(mistakes: Mistakes, load_tex
     mounts = "mounts: [/a:/root/.cache/huggingface]"
 
     assert mistakes(mounts) == [
-        "3: mounts[0]: should be written as `hf_home`: that is where the containers look for models, and not here"
+        "3: mounts[0]: should be written as `hf_home`: that is where the containers look for"
+        " models, and not here"
     ]
     assert load_text(f"{mounts}\nenv: {{HF_HOME: /root/.cache/huggingface}}").mounts
 
@@ -134,9 +178,14 @@ def test_the_cache_of_other_set_ups_is_hf_home_here(mistakes: Mistakes, load_tex
         ("/dev/shm", "/dev/shm"),
     ],
 )
-def test_the_cache_is_not_where_the_containers_have_something_else(mistakes: Mistakes, home: str, taken: str) -> None:
+def test_the_cache_is_not_where_the_containers_have_something_else(
+    mistakes: Mistakes, home: str, taken: str
+) -> None:
     """It is mounted at the path that it has on the node; for all nodes, and for one."""
-    text = f"should be another directory: the containers get it at the same path, and there `{taken}` is taken"
+    text = (
+        f"should be another directory: the containers get it at the same path, and there `{taken}`"
+        " is taken"
+    )
     nodes = f"\nnodes: [{{host: a, ip: 10.0.0.1, gpus: 1, hf_home: {home}}}]"
 
     assert mistakes(f"hf_home: {home}") == [f"3: hf_home: {text}"]

@@ -32,7 +32,10 @@ Mistakes = Callable[..., list[str]]
             "5: nodes[1].ip: should be used once, and `10.0.0.1` is already on line 4",
         ),
         (
-            ["{host: a, name: x, ip: 10.0.0.1, gpus: 1}", "{host: b, name: x, ip: 10.0.0.2, gpus: 1}"],
+            [
+                "{host: a, name: x, ip: 10.0.0.1, gpus: 1}",
+                "{host: b, name: x, ip: 10.0.0.2, gpus: 1}",
+            ],
             "5: nodes[1].name: should be used once, and `x` is already on line 4",
         ),
         (
@@ -57,28 +60,46 @@ def test_two_nodes_are_two_machines(mistakes: Mistakes, nodes: list[str], expect
 @pytest.mark.parametrize(
     ("nodes", "expected"),
     [
-        (["host: bastion, ssh: {port: 2201}", "host: bastion, ssh: {port: 2202}"], ["5: nodes[1].host: `bastion` {also}"]),
-        (["host: bastion", "host: bastion, ssh: {port: 22}"], ["5: nodes[1].host: `bastion` {also}"]),
+        (
+            ["host: bastion, ssh: {port: 2201}", "host: bastion, ssh: {port: 2202}"],
+            ["5: nodes[1].host: `bastion` {also}"],
+        ),
+        (
+            ["host: bastion", "host: bastion, ssh: {port: 22}"],
+            ["5: nodes[1].host: `bastion` {also}"],
+        ),
         (["host: bastion, name: b", "host: b"], ["5: nodes[1].host: `b` {also}"]),
         (["host: bastion, name: a", "host: bastion, ssh: {port: 22}"], []),
         # The third is the second once more, and told as that.
         (
             ["host: b, ssh: {port: 1}", "host: b, ssh: {port: 2}", "host: b, ssh: {port: 2}"],
-            ["5: nodes[1].host: `b` {also}", "6: nodes[2].host: should be used once, and `b:2` is already on line 5"],
+            [
+                "5: nodes[1].host: `b` {also}",
+                "6: nodes[2].host: should be used once, and `b:2` is already on line 5",
+            ],
         ),
     ],
 )
-def test_two_nodes_are_not_called_after_one_host(mistakes: Mistakes, nodes: list[str], expected: list[str]) -> None:
+def test_two_nodes_are_not_called_after_one_host(
+    mistakes: Mistakes, nodes: list[str], expected: list[str]
+) -> None:
     """What is meant for one of them would go to the other."""
     also = "is also the name of the node on line 4: give each a `name` of its own"
-    text = "".join(f"  - {{{node}, ip: 10.0.0.{at}, gpus: 8}}\n" for at, node in enumerate(nodes, 1))
+    text = "".join(
+        f"  - {{{node}, ip: 10.0.0.{at}, gpus: 8}}\n" for at, node in enumerate(nodes, 1)
+    )
 
-    assert [each.replace("{also}", also) for each in expected] == mistakes(nodes=f"\nnodes:\n{text}")
+    assert [each.replace("{also}", also) for each in expected] == mistakes(
+        nodes=f"\nnodes:\n{text}"
+    )
 
 
 def test_a_name_that_could_not_be_read_is_not_the_hosts(mistakes: Mistakes) -> None:
     """One mistake is told once."""
-    nodes = ["{host: b, name: a b, ip: 10.0.0.1, gpus: 1, ssh: {port: 1}}", "{host: b, ip: 10.0.0.2, gpus: 1, ssh: {port: 2}}"]
+    nodes = [
+        "{host: b, name: a b, ip: 10.0.0.1, gpus: 1, ssh: {port: 1}}",
+        "{host: b, ip: 10.0.0.2, gpus: 1, ssh: {port: 2}}",
+    ]
     (mistake,) = mistakes(nodes=f"\nnodes: [{', '.join(nodes)}]")
 
     assert "should be a name of at most" in mistake
@@ -102,12 +123,23 @@ def test_one_address_with_two_ssh_ports_is_two_machines(load_text: Load) -> None
             "host: 'a[1-3]', ip: '10.0.0.[1-2]'",
             "nodes[0].ip: should have one address per host: it has 2, and `host` stands for 3",
         ),
-        ("host: 'a[1-3]', ip: 10.0.0.1", "nodes[0].ip: should have one address per host: it has 1, and `host` stands for 3"),
-        ("host: a, ip: '10.0.0.[1-2]'", "nodes[0].ip: should have one address per host: it has 2, and `host` stands for 1"),
-        ("host: '10.0.0.[1-2]', name: a", "nodes[0].name: should have one name per host: it has 1, and `host` stands for 2"),
+        (
+            "host: 'a[1-3]', ip: 10.0.0.1",
+            "nodes[0].ip: should have one address per host: it has 1, and `host` stands for 3",
+        ),
+        (
+            "host: a, ip: '10.0.0.[1-2]'",
+            "nodes[0].ip: should have one address per host: it has 2, and `host` stands for 1",
+        ),
+        (
+            "host: '10.0.0.[1-2]', name: a",
+            "nodes[0].name: should have one name per host: it has 1, and `host` stands for 2",
+        ),
     ],
 )
-def test_ranges_of_one_entry_are_of_one_length(mistakes: Mistakes, entry: str, expected: str) -> None:
+def test_ranges_of_one_entry_are_of_one_length(
+    mistakes: Mistakes, entry: str, expected: str
+) -> None:
     """Nobody can know which address is whose otherwise."""
     assert [f"3: {expected}"] == mistakes(nodes=f"\nnodes: [{{{entry}, gpus: 1}}]")
 
@@ -115,7 +147,8 @@ def test_ranges_of_one_entry_are_of_one_length(mistakes: Mistakes, entry: str, e
 def test_a_host_that_is_a_name_needs_an_address(mistakes: Mistakes, load_text: Load) -> None:
     """What it resolves to here may not be what the nodes use."""
     assert mistakes(nodes="\nnodes: [{host: 'a[1-2]', gpus: 1}]") == [
-        "3: nodes[0].host: `a1` is a name, so `ip` should say which address the other nodes reach it by"
+        "3: nodes[0].host: `a1` is a name, so `ip` should say which address the other nodes reach"
+        " it by"
     ]
     assert load_text(nodes="\nnodes: [{host: 10.0.0.1, gpus: 1}]").head.ip == "10.0.0.1"
 
@@ -165,9 +198,24 @@ def _head(inventory: Inventory) -> tuple[str, list[str]]:
 @pytest.mark.parametrize(
     ("more", "first", "second", "expected"),
     [
-        ("", "head: true", "head: true", "5: nodes[1].head: should be on one node, and it is already on line 4"),
-        ("head: b", "head: true", "head: false", "3: head: should agree with `head: true` on line 5; remove one of the two"),
-        ("head: c1", "head: false", "head: false", "3: head: should be the name of one of the nodes, not `c1`"),
+        (
+            "",
+            "head: true",
+            "head: true",
+            "5: nodes[1].head: should be on one node, and it is already on line 4",
+        ),
+        (
+            "head: b",
+            "head: true",
+            "head: false",
+            "3: head: should agree with `head: true` on line 5; remove one of the two",
+        ),
+        (
+            "head: c1",
+            "head: false",
+            "head: false",
+            "3: head: should be the name of one of the nodes, not `c1`",
+        ),
         (
             "head: gpu-aa",
             "name: gpu-a",
@@ -176,7 +224,9 @@ def _head(inventory: Inventory) -> tuple[str, list[str]]:
         ),
     ],
 )
-def test_there_is_one_head_and_it_is_a_node(mistakes: Mistakes, more: str, first: str, second: str, expected: str) -> None:
+def test_there_is_one_head_and_it_is_a_node(
+    mistakes: Mistakes, more: str, first: str, second: str, expected: str
+) -> None:
     """Two claims, or a name that no node has."""
     nodes = f"""
 
@@ -191,7 +241,8 @@ def test_there_is_one_head_and_it_is_a_node(mistakes: Mistakes, more: str, first
 def test_a_range_cannot_be_the_head(mistakes: Mistakes) -> None:
     """The entry stands for several nodes."""
     assert mistakes(nodes="\nnodes: [{host: '10.0.0.[1-2]', gpus: 1, head: true}]") == [
-        "3: nodes[0].head: should be on one node, and this entry is 2; write `head: NAME` at the top level instead"
+        "3: nodes[0].head: should be on one node, and this entry is 2; write `head: NAME` at the"
+        " top level instead"
     ]
 
 
@@ -208,13 +259,21 @@ def test_only_one_node_is_the_machine_one_sits_at(mistakes: Mistakes, load_text:
 def test_the_loopback_interface_reaches_nobody(mistakes: Mistakes, load_text: Load) -> None:
     """But it is enough for one node."""
     text = "should lead to the other nodes, which `lo` does not"
-    nodes = "\nnodes: [{host: 10.0.0.1, gpus: 1}, {host: 10.0.0.2, gpus: 1, network: {interface: lo}}]"
+    nodes = (
+        "\nnodes: [{host: 10.0.0.1, gpus: 1}, {host: 10.0.0.2, gpus: 1, network: {interface: lo}}]"
+    )
 
     assert [f"3: network.interface: {text}"] == mistakes("network: {interface: lo}")
     assert [f"3: nodes[1].network.interface: {text}"] == mistakes(nodes=nodes)
-    assert load_text("network: {interface: lo}", "\nnodes: [{host: 10.0.0.1, gpus: 1}]").head.interface == "lo"
+    assert (
+        load_text("network: {interface: lo}", "\nnodes: [{host: 10.0.0.1, gpus: 1}]").head.interface
+        == "lo"
+    )
 
 
 def test_nodes_may_differ_in_gpus(load_text: Load) -> None:
     """Placement judges what that allows."""
-    assert load_text(nodes="\nnodes: [{host: 10.0.0.1, gpus: 8}, {host: 10.0.0.2, gpus: 4}]").gpus == 12
+    assert (
+        load_text(nodes="\nnodes: [{host: 10.0.0.1, gpus: 8}, {host: 10.0.0.2, gpus: 4}]").gpus
+        == 12
+    )

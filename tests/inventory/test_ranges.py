@@ -21,13 +21,26 @@ from launcher.model import fold
         ("fd00::[1-2]", ("fd00::1", "fd00::2")),
     ],
 )
-def test_ranges_expand_in_order_and_keep_their_padding(text: str, expected: tuple[str, ...]) -> None:
+def test_ranges_expand_in_order_and_keep_their_padding(
+    text: str, expected: tuple[str, ...]
+) -> None:
     """The notation is the one that output uses."""
     assert expected == ranges.expand(text)
 
 
 @pytest.mark.parametrize(
-    "text", ["gpu[3-1]", "gpu[]", "gpu[a-b]", "gpu[1", "gpu1]", "gpu[1-2]]", "gpu[[1]]", "gpu[1-]", "gpu[²]"]
+    "text",
+    [
+        "gpu[3-1]",
+        "gpu[]",
+        "gpu[a-b]",
+        "gpu[1",
+        "gpu1]",
+        "gpu[1-2]]",
+        "gpu[[1]]",
+        "gpu[1-]",
+        "gpu[²]",
+    ],
 )
 def test_a_range_that_cannot_be_read_says_what_it_should_be(text: str) -> None:
     """Each message completes "host: …"."""

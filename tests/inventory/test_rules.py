@@ -22,15 +22,39 @@ Mistakes = Callable[..., list[str]]
     ("ports", "expected"),
     [
         ("{api: 6379}", "ports.api: should differ from `gcs`; both are 6379"),
-        ("{api: 7000, mp_master: 7000}", "ports.mp_master: should differ from `api`; both are 7000"),
-        ("{gcs: 10002}", "ports.gcs: `gcs` (10002) should lie outside the ports of Ray's workers, 10002 to 19999"),
-        ("{gcs: 19999}", "ports.gcs: `gcs` (19999) should lie outside the ports of Ray's workers, 10002 to 19999"),
+        (
+            "{api: 7000, mp_master: 7000}",
+            "ports.mp_master: should differ from `api`; both are 7000",
+        ),
+        (
+            "{gcs: 10002}",
+            (
+                "ports.gcs: `gcs` (10002) should lie outside the ports of Ray's workers, 10002 to"
+                " 19999"
+            ),
+        ),
+        (
+            "{gcs: 19999}",
+            (
+                "ports.gcs: `gcs` (19999) should lie outside the ports of Ray's workers, 10002 to"
+                " 19999"
+            ),
+        ),
         (
             "{worker_min: 10000}",
-            "ports.worker_min: `client` (10001) should lie outside the ports of Ray's workers, 10000 to 19999",
+            (
+                "ports.worker_min: `client` (10001) should lie outside the ports of Ray's workers,"
+                " 10000 to 19999"
+            ),
         ),
-        ("{worker_min: 20000}", "ports.worker_min: should leave a range of ports for workers, not 20000 to 19999"),
-        ("{worker_max: 10002}", "ports.worker_max: should leave a range of ports for workers, not 10002 to 10002"),
+        (
+            "{worker_min: 20000}",
+            "ports.worker_min: should leave a range of ports for workers, not 20000 to 19999",
+        ),
+        (
+            "{worker_max: 10002}",
+            "ports.worker_max: should leave a range of ports for workers, not 10002 to 10002",
+        ),
     ],
 )
 def test_ports_do_not_collide(mistakes: Mistakes, ports: str, expected: str) -> None:
@@ -46,15 +70,45 @@ def test_ports_beside_the_workers_range_are_fine(load_text: Load) -> None:
 @pytest.mark.parametrize(
     ("serve", "expected"),
     [
-        ("{tp: 8, pp: 3}", "serve.pp: should fit the cluster: tp 8 x pp 3 takes 24 GPUs, and the nodes have 16"),
-        ("{tp: 17}", "serve.tp: should fit the cluster: tp 17 takes 17 GPUs, and the nodes have 16"),
-        ("{tp: 32, pp: 2}", "serve.tp: should fit the cluster: tp 32 x pp 2 takes 64 GPUs, and the nodes have 16"),
-        ("{pp: 20}", "serve.pp: should fit the cluster: pp 20 takes 20 GPUs, and the nodes have 16"),
-        ("{tp: 8, pp: 1, dp: 4}", "serve.dp: should fit the cluster: tp 8 x pp 1 x dp 4 takes 32 GPUs, and the nodes have 16"),
-        ("{tp: 8, dp: 3}", "serve.dp: should fit the cluster: tp 8 x dp 3 takes 24 GPUs, and the nodes have 16"),
-        ("{pp: 2, dp: 9}", "serve.dp: should fit the cluster: pp 2 x dp 9 takes 18 GPUs, and the nodes have 16"),
-        ("{dp: 17}", "serve.dp: should fit the cluster: dp 17 takes 17 GPUs, and the nodes have 16"),
-        ("{tp: 17, dp: 2}", "serve.tp: should fit the cluster: tp 17 takes 17 GPUs, and the nodes have 16"),
+        (
+            "{tp: 8, pp: 3}",
+            "serve.pp: should fit the cluster: tp 8 x pp 3 takes 24 GPUs, and the nodes have 16",
+        ),
+        (
+            "{tp: 17}",
+            "serve.tp: should fit the cluster: tp 17 takes 17 GPUs, and the nodes have 16",
+        ),
+        (
+            "{tp: 32, pp: 2}",
+            "serve.tp: should fit the cluster: tp 32 x pp 2 takes 64 GPUs, and the nodes have 16",
+        ),
+        (
+            "{pp: 20}",
+            "serve.pp: should fit the cluster: pp 20 takes 20 GPUs, and the nodes have 16",
+        ),
+        (
+            "{tp: 8, pp: 1, dp: 4}",
+            (
+                "serve.dp: should fit the cluster: tp 8 x pp 1 x dp 4 takes 32 GPUs, and the nodes"
+                " have 16"
+            ),
+        ),
+        (
+            "{tp: 8, dp: 3}",
+            "serve.dp: should fit the cluster: tp 8 x dp 3 takes 24 GPUs, and the nodes have 16",
+        ),
+        (
+            "{pp: 2, dp: 9}",
+            "serve.dp: should fit the cluster: pp 2 x dp 9 takes 18 GPUs, and the nodes have 16",
+        ),
+        (
+            "{dp: 17}",
+            "serve.dp: should fit the cluster: dp 17 takes 17 GPUs, and the nodes have 16",
+        ),
+        (
+            "{tp: 17, dp: 2}",
+            "serve.tp: should fit the cluster: tp 17 takes 17 GPUs, and the nodes have 16",
+        ),
     ],
 )
 def test_a_placement_larger_than_the_cluster(mistakes: Mistakes, serve: str, expected: str) -> None:
@@ -62,18 +116,27 @@ def test_a_placement_larger_than_the_cluster(mistakes: Mistakes, serve: str, exp
     assert [f"3: {expected}"] == mistakes(f"serve: {serve}")
 
 
-@pytest.mark.parametrize("serve", ["{tp: 8, pp: 2}", "{tp: 16}", "{pp: 16, tp: 1}", "{tp: 4}", "{tp: 8, dp: 2}", "{dp: 16}"])
+@pytest.mark.parametrize(
+    "serve",
+    ["{tp: 8, pp: 2}", "{tp: 16}", "{pp: 16, tp: 1}", "{tp: 4}", "{tp: 8, dp: 2}", "{dp: 16}"],
+)
 def test_a_placement_that_fits(load_text: Load, serve: str) -> None:
     """All GPUs or fewer."""
     assert load_text(f"serve: {serve}").gpus == 16
 
 
 @pytest.mark.parametrize("backend", ["ray", "mp"])
-def test_what_is_refused_here_could_not_be_placed_later(load_text: Load, mistakes: Mistakes, backend: Backend) -> None:
+def test_what_is_refused_here_could_not_be_placed_later(
+    load_text: Load, mistakes: Mistakes, backend: Backend
+) -> None:
     """And what placement refuses for the number of GPUs is refused here."""
     inventory = load_text()
-    for tp, pp, dp in itertools.product((None, 1, 3, 8, 17), (None, 1, 2, 5, 16), (1, 2, 3, 16, 17)):
-        sizes = ", ".join(f"{key}: {size}" for key, size in (("tp", tp), ("pp", pp), ("dp", dp)) if size)
+    for tp, pp, dp in itertools.product(
+        (None, 1, 3, 8, 17), (None, 1, 2, 5, 16), (1, 2, 3, 16, 17)
+    ):
+        sizes = ", ".join(
+            f"{key}: {size}" for key, size in (("tp", tp), ("pp", pp), ("dp", dp)) if size
+        )
         refused = bool(mistakes(f"serve: {{{sizes}}}"))
         try:
             placement.choose(inventory, tp, pp, dp=dp, backend=backend)
@@ -94,7 +157,10 @@ def test_a_placement_is_not_judged_by_gpus_that_could_not_be_read(mistakes: Mist
     ("more", "expected"),
     [
         ("ray: {object_store: 10MB}", "should be at least 75MiB, which Ray needs to start"),
-        ("ray: {object_store: 2GiB}\nshm: 1GiB", "should fit into `shm` (line 4), where Ray keeps it"),
+        (
+            "ray: {object_store: 2GiB}\nshm: 1GiB",
+            "should fit into `shm` (line 4), where Ray keeps it",
+        ),
     ],
 )
 def test_rays_object_store(mistakes: Mistakes, more: str, expected: str) -> None:
@@ -117,8 +183,12 @@ def test_a_cluster_without_ray(load_text: Load, mistakes: Mistakes, ray: str) ->
     ]
 
 
-@pytest.mark.parametrize(("key", "low", "high"), [("stuck", 9, 86401), ("restarts", -1, 101), ("canary", 0, 301)])
-def test_how_a_server_is_kept_has_bounds(load_text: Load, mistakes: Mistakes, key: str, low: int, high: int) -> None:
+@pytest.mark.parametrize(
+    ("key", "low", "high"), [("stuck", 9, 86401), ("restarts", -1, 101), ("canary", 0, 301)]
+)
+def test_how_a_server_is_kept_has_bounds(
+    load_text: Load, mistakes: Mistakes, key: str, low: int, high: int
+) -> None:
     """Both ends are still good; without a number of restarts there are as many as it takes."""
     for value in (low, high):
         (mistake,) = mistakes(f"serve: {{{key}: {value}}}")
@@ -137,11 +207,23 @@ def test_an_object_store_that_fits(load_text: Load) -> None:
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        ("network: {hca: [mlx5_0]}", "network.hca: should come with `fabric: infiniband` or `fabric: roce`"),
-        ("accelerator: cpu\nnetwork: {fabric: roce, hca: [mlx5_0]}", "network.hca: should be left out with `accelerator: cpu`"),
-        ("accelerator: cpu\nnetwork: {fabric: roce, require: rdma}", "network.require: cannot be rdma with `accelerator: cpu`"),
+        (
+            "network: {hca: [mlx5_0]}",
+            "network.hca: should come with `fabric: infiniband` or `fabric: roce`",
+        ),
+        (
+            "accelerator: cpu\nnetwork: {fabric: roce, hca: [mlx5_0]}",
+            "network.hca: should be left out with `accelerator: cpu`",
+        ),
+        (
+            "accelerator: cpu\nnetwork: {fabric: roce, require: rdma}",
+            "network.require: cannot be rdma with `accelerator: cpu`",
+        ),
         ("network: {require: gdrdma}", "network.require: cannot be gdrdma with `fabric: ethernet`"),
-        ("network: {fabric: roce, hca: [mlx5_0, mlx5_0]}", "network.hca: should name each device once"),
+        (
+            "network: {fabric: roce, hca: [mlx5_0, mlx5_0]}",
+            "network.hca: should name each device once",
+        ),
     ],
 )
 def test_rdma_that_cannot_be(mistakes: Mistakes, more: str, expected: str) -> None:
@@ -156,7 +238,8 @@ def test_rdma_devices_of_a_node_follow_the_same_rules(mistakes: Mistakes) -> Non
     nodes = "\nnodes: [{host: a, ip: 10.0.0.1, gpus: 1, network: {hca: [mlx5_0]}}]"
 
     assert mistakes(nodes=nodes) == [
-        "3: nodes[0].network.hca: should come with `fabric: infiniband` or `fabric: roce` under `network`"
+        "3: nodes[0].network.hca: should come with `fabric: infiniband` or `fabric: roce` under"
+        " `network`"
     ]
 
 
@@ -173,13 +256,22 @@ def test_a_fabric_that_could_not_be_read_is_not_judged(mistakes: Mistakes) -> No
 
 
 @pytest.mark.parametrize(
-    "name", ["HF_TOKEN", "MY_API_KEY", "DB_PASSWORD", "aws_secret_access_key", "WANDB_APIKEY", "RAY_AUTH_TOKEN"]
+    "name",
+    [
+        "HF_TOKEN",
+        "MY_API_KEY",
+        "DB_PASSWORD",
+        "aws_secret_access_key",
+        "WANDB_APIKEY",
+        "RAY_AUTH_TOKEN",
+    ],
 )
 def test_a_secret_in_plain_env_is_sent_to_secrets(mistakes: Mistakes, name: str) -> None:
     """An inventory is a file that is shared."""
-    assert [f"3: env.{name}: a secret should not be written here; use `secrets: {{{name}: {{env: {name}}}}}`"] == mistakes(
-        f"env: {{{name}: 0123456789}}"
-    )
+    assert [
+        f"3: env.{name}: a secret should not be written here; use `secrets: {{{name}: {{env:"
+        f" {name}}}}}`"
+    ] == mistakes(f"env: {{{name}: 0123456789}}")
 
 
 def test_a_value_that_looks_like_a_token_is_one_whatever_its_name(mistakes: Mistakes) -> None:
@@ -207,7 +299,9 @@ def test_settings_about_tokens_are_no_secrets(load_text: Load, env: str) -> None
 
 def test_a_secret_is_not_also_a_plain_variable(mistakes: Mistakes) -> None:
     """One of the two would win, and nobody knows which."""
-    assert mistakes("secrets: {A: {env: A}}\nenv: {A: x}") == ["4: env.A: should be removed; it is a secret (line 3)"]
+    assert mistakes("secrets: {A: {env: A}}\nenv: {A: x}") == [
+        "4: env.A: should be removed; it is a secret (line 3)"
+    ]
 
 
 @pytest.mark.parametrize("name", ["VLLM_HOST_IP", "RAY_ADDRESS", "RAY_AUTH_MODE"])
@@ -218,7 +312,9 @@ def test_what_the_launcher_sets_cannot_be_set(mistakes: Mistakes, name: str) -> 
         assert "should be removed; " in mistake
 
 
-@pytest.mark.parametrize("source", ["{}", "{env: A, file: a}", "{env: A, command: a, file: b}", "{env: A, prompt: true}"])
+@pytest.mark.parametrize(
+    "source", ["{}", "{env: A, file: a}", "{env: A, command: a, file: b}", "{env: A, prompt: true}"]
+)
 def test_a_secret_has_exactly_one_source(mistakes: Mistakes, source: str) -> None:
     """None is as wrong as two."""
     text = "should have exactly one of `env`, `file`, `command` and `prompt`"
@@ -230,17 +326,24 @@ def test_a_prompt_is_true_or_a_question(mistakes: Mistakes, source: str) -> None
     """What is written in its place may be the value itself, so it is not shown."""
     (mistake,) = mistakes(f"secrets: {{A: {{prompt: {source}}}}}")
 
-    assert mistake.startswith("3: secrets.A.prompt: should be true, or a line of text to ask with, not ")
+    assert mistake.startswith(
+        "3: secrets.A.prompt: should be true, or a line of text to ask with, not "
+    )
     assert "hf_" not in mistake
 
 
 def test_a_question_is_not_the_answer(mistakes: Mistakes) -> None:
     """A token where the question belongs."""
     text = "should be the question; the value is typed when it is asked for"
-    assert mistakes("secrets: {A: {prompt: hf_0123456789abcdefghij}}") == [f"3: secrets.A.prompt: {text}"]
+    assert mistakes("secrets: {A: {prompt: hf_0123456789abcdefghij}}") == [
+        f"3: secrets.A.prompt: {text}"
+    ]
 
 
-_API_KEY = "a key should not be an argument, which `ps` shows; use `secrets: {VLLM_API_KEY: {env: VLLM_API_KEY}}`"
+_API_KEY = (
+    "a key should not be an argument, which `ps` shows; use `secrets: {VLLM_API_KEY: {env:"
+    " VLLM_API_KEY}}`"
+)
 
 
 @pytest.mark.parametrize(
@@ -249,9 +352,15 @@ _API_KEY = "a key should not be an argument, which `ps` shows; use `secrets: {VL
         ("--api-key", _API_KEY),
         (
             "--api-key=abc",
-            "a key should not be an argument, which `ps` shows; use `secrets: {VLLM_API_KEY: {env: VLLM_API_KEY}}`",
+            (
+                "a key should not be an argument, which `ps` shows; use `secrets: {VLLM_API_KEY:"
+                " {env: VLLM_API_KEY}}`"
+            ),
         ),
-        ("--x=hf_0123456789abcdefghij", "a secret should not be an argument, which `ps` shows; use `secrets`"),
+        (
+            "--x=hf_0123456789abcdefghij",
+            "a secret should not be an argument, which `ps` shows; use `secrets`",
+        ),
         ("--max-model-len 8192", "should be two items: `--max-model-len` and the value after it"),
     ],
 )
@@ -265,15 +374,24 @@ def test_arguments_may_hold_spaces_in_their_value(load_text: Load) -> None:
     words = ("--compilation-config", '{"level": 3}', '--x={"a": 1}', "8192", "0.90")
 
     assert (
-        words == load_text("""serve: {args: [--compilation-config, '{"level": 3}', '--x={"a": 1}', 8192, 0.90]}""").serve.args
+        words
+        == load_text(
+            """serve: {args: [--compilation-config, '{"level": 3}', '--x={"a": 1}', 8192, 0.90]}"""
+        ).serve.args
     )
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("[sudo, docker]", "should use `sudo -n`: sudo without -n would wait for a password that nobody can type"),
-        ("[/usr/bin/sudo, docker]", "should use `sudo -n`: sudo without -n would wait for a password that nobody can type"),
+        (
+            "[sudo, docker]",
+            "should use `sudo -n`: sudo without -n would wait for a password that nobody can type",
+        ),
+        (
+            "[/usr/bin/sudo, docker]",
+            "should use `sudo -n`: sudo without -n would wait for a password that nobody can type",
+        ),
         ("[-n, docker]", "should start with a command, not with the option `-n`"),
     ],
 )

@@ -11,7 +11,25 @@ from launcher.model import Inventory
 Load = Callable[..., Inventory]
 Mistakes = Callable[..., list[str]]
 
-_METACHARACTERS = [" ", ";", "$", "`", "|", "&", "<", ">", "*", "?", "(", "'", "\\", "\n", "#", "!", "~x"]
+_METACHARACTERS = [
+    " ",
+    ";",
+    "$",
+    "`",
+    "|",
+    "&",
+    "<",
+    ">",
+    "*",
+    "?",
+    "(",
+    "'",
+    "\\",
+    "\n",
+    "#",
+    "!",
+    "~x",
+]
 _NODE = "{{host: {}, ip: 10.0.0.1, gpus: 1}}"
 
 
@@ -29,7 +47,9 @@ def _quoted(text: str) -> str:
         "mounts: [{{source: /s, target: {}}}]",
     ],
 )
-def test_paths_on_nodes_hold_no_shell_character(mistakes: Mistakes, more: str, character: str) -> None:
+def test_paths_on_nodes_hold_no_shell_character(
+    mistakes: Mistakes, more: str, character: str
+) -> None:
     """They end up in scripts that people paste."""
     assert mistakes(more.format(_quoted(f"/a{character}b"))) != []
 
@@ -56,13 +76,18 @@ def test_names_hold_no_shell_character(mistakes: Mistakes, more: str, character:
 
 @pytest.mark.parametrize("character", [*_METACHARACTERS, "/", ","])
 @pytest.mark.parametrize("entry", [_NODE, "{{host: a, name: {}, ip: 10.0.0.1, gpus: 1}}"])
-def test_hosts_and_node_names_hold_no_shell_character(mistakes: Mistakes, entry: str, character: str) -> None:
+def test_hosts_and_node_names_hold_no_shell_character(
+    mistakes: Mistakes, entry: str, character: str
+) -> None:
     """Ranges are checked after they are expanded."""
     assert mistakes(nodes=f"\nnodes: [{entry.format(_quoted(f'gpu{character}[1-1]'))}]") != []
 
 
 @pytest.mark.parametrize("word", ["-oProxyCommand=x", "-x", "--"])
-@pytest.mark.parametrize("more", ["ssh: {{user: {}}}", "ssh: {{jump: {}}}", "ssh: {{identity: {}}}", "serve: {{model: {}}}"])
+@pytest.mark.parametrize(
+    "more",
+    ["ssh: {{user: {}}}", "ssh: {{jump: {}}}", "ssh: {{identity: {}}}", "serve: {{model: {}}}"],
+)
 def test_nothing_can_be_taken_for_an_option(mistakes: Mistakes, more: str, word: str) -> None:
     """A leading dash turns a value into a flag."""
     assert mistakes(more.format(_quoted(word))) != []
@@ -99,7 +124,21 @@ def _load_image(image: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "image", ["", "VLLM", "vllm/", "/vllm", "a//b", "vllm:", "vllm:a b", "vllm@sha256:12", "-vllm", "a" * 5000, "a:b:c", "x;y"]
+    "image",
+    [
+        "",
+        "VLLM",
+        "vllm/",
+        "/vllm",
+        "a//b",
+        "vllm:",
+        "vllm:a b",
+        "vllm@sha256:12",
+        "-vllm",
+        "a" * 5000,
+        "a:b:c",
+        "x;y",
+    ],
 )
 def test_image_references_that_docker_would_refuse(image: str) -> None:
     """Better here than on every node."""
@@ -109,27 +148,38 @@ def test_image_references_that_docker_would_refuse(image: str) -> None:
         _load_image(image)
 
 
-@pytest.mark.parametrize("name", ["eth0", "enp1s0f0np0", "enP2p1s0f1np1", "bond0.100", "br-lan", "ib0", "a" * 15])
+@pytest.mark.parametrize(
+    "name", ["eth0", "enp1s0f0np0", "enP2p1s0f1np1", "bond0.100", "br-lan", "ib0", "a" * 15]
+)
 def test_interfaces(load_text: Load, name: str) -> None:
     """Names as `ip -br link` shows them."""
     assert name == load_text(f"network: {{interface: {name}}}").head.interface
 
 
-@pytest.mark.parametrize("name", ["a" * 16, ".", "..", "a/b", "a b", "^docker", "=eth0", "eth0,eth1", "eth0:1", ""])
+@pytest.mark.parametrize(
+    "name", ["a" * 16, ".", "..", "a/b", "a b", "^docker", "=eth0", "eth0,eth1", "eth0:1", ""]
+)
 def test_interfaces_that_cannot_exist(mistakes: Mistakes, name: str) -> None:
     """IFNAMSIZ, the kernel's forbidden characters, and NCCL's prefix forms."""
     (mistake,) = mistakes(f'network: {{interface: "{name}"}}')
 
-    assert mistake.startswith("3: network.interface: should be the exact name of one network interface")
+    assert mistake.startswith(
+        "3: network.interface: should be the exact name of one network interface"
+    )
 
 
-@pytest.mark.parametrize("name", ["mlx5_0", "mlx5_0:1", "rocep1s0f0", "roceP2p1s0f1", "mlx5_bond_0", "bnxt_re0", "ibp12s0"])
+@pytest.mark.parametrize(
+    "name",
+    ["mlx5_0", "mlx5_0:1", "rocep1s0f0", "roceP2p1s0f1", "mlx5_bond_0", "bnxt_re0", "ibp12s0"],
+)
 def test_rdma_devices(load_text: Load, name: str) -> None:
     """With or without a port."""
     assert (name,) == load_text(f"network: {{fabric: roce, hca: [{name!r}]}}").head.hca
 
 
-@pytest.mark.parametrize("name", ["mlx5_0:", "mlx5_0:0", "mlx5_0:a", "=mlx5", "^mlx5_1", "mlx5_0,mlx5_1", ""])
+@pytest.mark.parametrize(
+    "name", ["mlx5_0:", "mlx5_0:0", "mlx5_0:a", "=mlx5", "^mlx5_1", "mlx5_0,mlx5_1", ""]
+)
 def test_rdma_devices_that_cannot_exist(mistakes: Mistakes, name: str) -> None:
     """A list has one device per item."""
     (mistake,) = mistakes(f'network: {{fabric: roce, hca: ["{name}"]}}')
@@ -166,10 +216,14 @@ def test_addresses_that_other_nodes_cannot_use(mistakes: Mistakes, ip: str, reas
 
 def test_link_local_addresses_of_version_4_are_usable(load_text: Load) -> None:
     """A cable between two machines without DHCP has them."""
-    assert load_text(nodes="\nnodes: [{host: a, ip: 169.254.1.1, gpus: 1}]").head.ip == "169.254.1.1"
+    assert (
+        load_text(nodes="\nnodes: [{host: a, ip: 169.254.1.1, gpus: 1}]").head.ip == "169.254.1.1"
+    )
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "10.0.0.256", "10.0.0", "a..b/", "gpu[1-2", "[fd00::1]"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "10.0.0.256", "10.0.0", "a..b/", "gpu[1-2", "[fd00::1]"]
+)
 def test_hosts_that_cannot_be(mistakes: Mistakes, host: str) -> None:
     """A host that looks like an address is checked as one."""
     (mistake,) = mistakes(nodes=f'\nnodes: [{{host: "{host}", ip: 10.0.0.1, gpus: 1}}]')
@@ -179,14 +233,22 @@ def test_hosts_that_cannot_be(mistakes: Mistakes, host: str) -> None:
 
 @pytest.mark.parametrize(
     ("written", "expected"),
-    [("2GiB", 2 * 2**30), ("200MB", 200_000_000), ("10.24g", int(10.24 * 2**30)), ("1 TiB", 2**40), ("209715200", 209715200)],
+    [
+        ("2GiB", 2 * 2**30),
+        ("200MB", 200_000_000),
+        ("10.24g", int(10.24 * 2**30)),
+        ("1 TiB", 2**40),
+        ("209715200", 209715200),
+    ],
 )
 def test_sizes(load_text: Load, written: str, expected: int) -> None:
     """Decimal and binary units mean what they say; a bare letter means what Docker takes it for."""
     assert expected == load_text(f"shm: {written}").shm
 
 
-@pytest.mark.parametrize("written", ["2 Gigs", "-1", "0", "0GiB", "GiB", "true", "[1]", "1e9", "9999999999TiB", "lots"])
+@pytest.mark.parametrize(
+    "written", ["2 Gigs", "-1", "0", "0GiB", "GiB", "true", "[1]", "1e9", "9999999999TiB", "lots"]
+)
 def test_sizes_that_cannot_be_read(mistakes: Mistakes, written: str) -> None:
     """Nothing is guessed."""
     (mistake,) = mistakes(f"shm: {written}")
@@ -200,7 +262,9 @@ def test_shared_memory_of_its_own_is_the_default(load_text: Load) -> None:
     assert load_text("shm: host").shm == "host"
 
 
-@pytest.mark.parametrize("version", ["2.60", '"2.60"', '"2"', '">=2.60.0"', '"2.60.0; x"', "latest"])
+@pytest.mark.parametrize(
+    "version", ["2.60", '"2.60"', '"2"', '">=2.60.0"', '"2.60.0; x"', "latest"]
+)
 def test_ray_versions_are_exact(mistakes: Mistakes, version: str) -> None:
     """Every node gets the same one."""
     (mistake,) = mistakes(f"ray: {version}")
@@ -215,9 +279,19 @@ def test_a_number_where_text_belongs_should_be_quoted(mistakes: Mistakes) -> Non
 
 @pytest.mark.parametrize(
     ("written", "expected"),
-    [("3", "3"), ("1.50", "1.50"), ("-1", "-1"), ("on", "on"), ('""', ""), ('"true"', "true"), ("0010", "0010")],
+    [
+        ("3", "3"),
+        ("1.50", "1.50"),
+        ("-1", "-1"),
+        ("on", "on"),
+        ('""', ""),
+        ('"true"', "true"),
+        ("0010", "0010"),
+    ],
 )
-def test_environment_values_reach_the_node_as_written(load_text: Load, written: str, expected: str) -> None:
+def test_environment_values_reach_the_node_as_written(
+    load_text: Load, written: str, expected: str
+) -> None:
     """They are text in the end, whatever YAML makes of them."""
     assert expected == load_text(f"env: {{A: {written}}}").head.env["A"]
 
@@ -226,13 +300,18 @@ def test_environment_values_reach_the_node_as_written(load_text: Load, written: 
     ("written", "expected"),
     [
         ("true", 'should be in quotes: "true" or "1", whichever the program that reads it expects'),
-        ("False", 'should be in quotes: "false" or "0", whichever the program that reads it expects'),
+        (
+            "False",
+            'should be in quotes: "false" or "0", whichever the program that reads it expects',
+        ),
         ("", 'should have a value; write "" for an empty one'),
         ("[a]", "should be text or a number, not a list"),
         ('"a\\nb"', "should be one line without control characters"),
     ],
 )
-def test_environment_values_that_are_not_clear(mistakes: Mistakes, written: str, expected: str) -> None:
+def test_environment_values_that_are_not_clear(
+    mistakes: Mistakes, written: str, expected: str
+) -> None:
     """`true` may mean true, True or 1 to the program."""
     assert [f"3: env.A: {expected}"] == mistakes(f"env: {{A: {written}}}")
 
@@ -245,7 +324,9 @@ def test_names_of_environment_variables(mistakes: Mistakes, name: str) -> None:
         assert "should be the name of an environment variable" in mistake
 
 
-@pytest.mark.parametrize("path", ["huggingface", "~/hf", "/", "/a/../b", "/a b", "/a:b", "/a,b", "./a"])
+@pytest.mark.parametrize(
+    "path", ["huggingface", "~/hf", "/", "/a/../b", "/a b", "/a:b", "/a,b", "./a"]
+)
 def test_paths_on_the_nodes_are_absolute(mistakes: Mistakes, path: str) -> None:
     """A path that docker would split or that climbs is refused as well."""
     (mistake,) = mistakes(f'hf_home: "{path}"')
@@ -267,19 +348,37 @@ def test_paths_on_the_nodes_are_absolute(mistakes: Mistakes, path: str) -> None:
         ("ssh: {connect_timeout: soon}", 'ssh.connect_timeout: should be a number, not "soon"'),
         ("ssh: ops", 'ssh: should be a mapping of keys to values, not "ops"'),
         ("env: [A]", "env: should be a mapping of keys to values, not a list"),
-        ("docker: sudo -n docker", 'docker: should be a list, such as [a, b], not "sudo -n docker"'),
+        (
+            "docker: sudo -n docker",
+            'docker: should be a list, such as [a, b], not "sudo -n docker"',
+        ),
         ("docker: []", "docker: should be a list that is not empty, not a list"),
         ("ray: {token_auth: yes}", 'ray.token_auth: should be true or false, not "yes"'),
-        ("accelerator: nvida", 'accelerator: should be nvidia, amd or cpu, not "nvida"; did you mean `nvidia`?'),
-        ("mounts: [/a]", 'mounts[0]: should be SOURCE:TARGET or SOURCE:TARGET:ro, both absolute paths, not "/a"'),
+        (
+            "accelerator: nvida",
+            'accelerator: should be nvidia, amd or cpu, not "nvida"; did you mean `nvidia`?',
+        ),
+        (
+            "mounts: [/a]",
+            'mounts[0]: should be SOURCE:TARGET or SOURCE:TARGET:ro, both absolute paths, not "/a"',
+        ),
         ("mounts: [5]", "mounts[0]: should be a mapping of keys to values, not 5"),
         (
             "serve: {bind: everywhere}",
-            'serve.bind: should be an IP address of the head, or 0.0.0.0 for all of them, not "everywhere"',
+            (
+                "serve.bind: should be an IP address of the head, or 0.0.0.0 for all of them, not"
+                ' "everywhere"'
+            ),
         ),
         ("serve: {tp: 0}", "serve.tp: should be at least 1, not 0"),
         ("serve: {args: [true]}", "serve.args[0]: should be text, not true; put it in quotes"),
-        ("secrets: {A: abc}", "secrets.A: should say where the value comes from, such as {env: A}, not a literal value"),
+        (
+            "secrets: {A: abc}",
+            (
+                "secrets.A: should say where the value comes from, such as {env: A}, not a literal"
+                " value"
+            ),
+        ),
     ],
 )
 def test_wrong_values_are_told_in_plain_words(mistakes: Mistakes, more: str, expected: str) -> None:
@@ -293,7 +392,10 @@ def test_wrong_values_are_told_in_plain_words(mistakes: Mistakes, more: str, exp
         ("imagee: x", "unknown key `imagee`; did you mean `image`?"),
         ("user: ops", "unknown key `user` here; it belongs under `ssh`"),
         ("tp: 8", "unknown key `tp` here; it belongs under `serve`"),
-        ("ssh: {docker: [docker]}", "ssh: unknown key `docker` here; it belongs at the top level or in a node"),
+        (
+            "ssh: {docker: [docker]}",
+            "ssh: unknown key `docker` here; it belongs at the top level or in a node",
+        ),
         ("network: {shm: host}", "network: unknown key `shm` here; it belongs at the top level"),
         ("network: {hcas: [a]}", "network: unknown key `hcas`; did you mean `hca`?"),
         ("secrets: {A: {envv: B}}", "secrets.A: unknown key `envv`; did you mean `env`?"),
@@ -301,7 +403,9 @@ def test_wrong_values_are_told_in_plain_words(mistakes: Mistakes, more: str, exp
         ('"a\\nb": 1', 'unknown key `"a\\nb"`; known here: cluster, image, accelerator'),
     ],
 )
-def test_unknown_keys_have_a_near_miss_or_a_home(mistakes: Mistakes, more: str, expected: str) -> None:
+def test_unknown_keys_have_a_near_miss_or_a_home(
+    mistakes: Mistakes, more: str, expected: str
+) -> None:
     """A key in the wrong place is as common as a wrong letter."""
     assert mistakes(more)[0].startswith(f"3: {expected}")
 
@@ -316,5 +420,9 @@ def test_required_keys(mistakes: Mistakes) -> None:
     assert mistakes(nodes="\nnodes: [{host: a, ip: 10.0.0.1}]") == [
         "3: nodes[0]: `gpus` is missing: GPUs to use (with `accelerator: cpu`: slots)"
     ]
-    assert mistakes(nodes="\nnodes:") == ["3: `nodes` is missing: The machines; the first is the head by default"]
-    assert mistakes(nodes="\nnodes: []") == ["3: nodes: should be a list that is not empty, not a list"]
+    assert mistakes(nodes="\nnodes:") == [
+        "3: `nodes` is missing: The machines; the first is the head by default"
+    ]
+    assert mistakes(nodes="\nnodes: []") == [
+        "3: nodes: should be a list that is not empty, not a list"
+    ]

@@ -8,7 +8,9 @@ from tests.inventory.conftest import Mistakes
 
 
 @pytest.mark.parametrize("name", ["A", "env", "file"])
-def test_a_key_below_a_name_of_the_users_is_looked_up_where_it_belongs(mistakes: Mistakes, name: str) -> None:
+def test_a_key_below_a_name_of_the_users_is_looked_up_where_it_belongs(
+    mistakes: Mistakes, name: str
+) -> None:
     """Also when the name is a key's somewhere else."""
     assert mistakes(f"secrets: {{{name}: {{fiel: x, env: X}}}}") == [
         f"3: secrets.{name}: unknown key `fiel`; did you mean `file`?"

@@ -48,7 +48,11 @@ def test_a_directory_too_deep_for_sockets_is_refused() -> None:
 
 def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
     """The second one is told, and the lock goes with its holder."""
-    with bring_up.only_one(tmp_path), pytest.raises(RequestError, match="another"), bring_up.only_one(tmp_path):
+    with (
+        bring_up.only_one(tmp_path),
+        pytest.raises(RequestError, match="another"),
+        bring_up.only_one(tmp_path),
+    ):
         pass
     with bring_up.only_one(tmp_path):
         pass

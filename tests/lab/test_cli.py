@@ -30,17 +30,25 @@ def test_status_without_a_lab_says_how_to_get_one(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("as_root")
 def test_status_of_a_lab_after_a_reboot_is_down(tmp_path: Path) -> None:
-    """The record is there, nothing else is: data on stdout all the same, and an error that says how to mend it."""
-    layout.save(layout.make(name="gone", directory=tmp_path, subnet="127.77.0.0/24", nodes=1, gpus=1))
+    """The record is there, nothing else is: data on stdout all the same, and an error that says how
+    to mend it.
+    """
+    layout.save(
+        layout.make(name="gone", directory=tmp_path, subnet="127.77.0.0/24", nodes=1, gpus=1)
+    )
 
-    result = CliRunner().invoke(command, ["status", "--name", "gone", "--dir", str(tmp_path), "--json"])
+    result = CliRunner().invoke(
+        command, ["status", "--name", "gone", "--dir", str(tmp_path), "--json"]
+    )
 
     assert json.loads(result.stdout)["up"] is False
     assert isinstance(result.exception, VlaunchError)
     assert result.exception.hint == f"run `vlaunch lab up --name gone --dir {tmp_path}`"
 
 
-@pytest.mark.parametrize("words", [["up", "--subnet", "here"], ["up", "--name", "../x"], ["up", "--nodes", "0"]])
+@pytest.mark.parametrize(
+    "words", [["up", "--subnet", "here"], ["up", "--name", "../x"], ["up", "--nodes", "0"]]
+)
 def test_a_wrong_request_is_refused_before_anything_is_looked_at(words: list[str]) -> None:
     """Also for who is not root."""
     assert isinstance(CliRunner().invoke(command, words).exception, RequestError)

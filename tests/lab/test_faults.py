@@ -29,7 +29,9 @@ def lab() -> Iterator[Lab]:
 
 @contextmanager
 def listening(host: Host, port: int) -> Iterator[None]:
-    """Let a host meanwhile swallow what comes at a port, and say how much it was, over TCP as over UDP."""
+    """Let a host meanwhile swallow what comes at a port, and say how much it was, over TCP as over
+    UDP.
+    """
     program = f"""
 import socket, threading
 door = socket.create_server(("", {port}))
@@ -62,7 +64,9 @@ while True:
 
 
 def sent(host: Host, ip: str, port: int, size: int, timeout: float = 3.0) -> float | None:
-    """Send bytes from a host to whoever is `listening`; return how many seconds it took until all were there."""
+    """Send bytes from a host to whoever is `listening`; return how many seconds it took until all
+    were there.
+    """
     program = f"""
 import socket, time
 began = time.monotonic()
@@ -77,7 +81,9 @@ print(time.monotonic() - began)
 
 
 def passes(host: Host, ip: str, port: int, size: int) -> bool:
-    """Tell whether a packet of so many bytes, which nobody may cut up, comes to whoever is `listening`."""
+    """Tell whether a packet of so many bytes, which nobody may cut up, comes to whoever is
+    `listening`.
+    """
     program = f"""
 import socket
 letters = socket.socket(type=socket.SOCK_DGRAM)
@@ -90,7 +96,9 @@ letters.recv(64)
 
 
 def test_faults_do_what_they_say_and_heal(lab: Lab) -> None:
-    """Hosts cut from each other are still reached over SSH; an unplugged one is not; a rebooted one is as new."""
+    """Hosts cut from each other are still reached over SSH; an unplugged one is not; a rebooted one
+    is as new.
+    """
     first, second = lab.hosts
     assert reaches(lab, "node1", "node2")
     faults.cut(first, second, port=22)
@@ -106,7 +114,11 @@ def test_faults_do_what_they_say_and_heal(lab: Lab) -> None:
     assert not hosts.ssh_answers(second)
     faults.plug(second)
     # The kernel takes up to a second to notice a cable.
-    machine.await_true(lambda: reaches(lab, "node1", "node2"), what="the way to a host that was plugged in again", timeout=10)
+    machine.await_true(
+        lambda: reaches(lab, "node1", "node2"),
+        what="the way to a host that was plugged in again",
+        timeout=10,
+    )
     old = processes.init_of(second)
     faults.reboot(lab, second)
     assert processes.init_of(second) != old
@@ -114,7 +126,9 @@ def test_faults_do_what_they_say_and_heal(lab: Lab) -> None:
 
 
 def test_firewalls_are_open_one_way_or_but_for_one_port(lab: Lab) -> None:
-    """What `block` and `close_port` drop is dropped, the way back and other ports are not, and `heal` opens both."""
+    """What `block` and `close_port` drop is dropped, the way back and other ports are not, and
+    `heal` opens both.
+    """
     first, second = lab.hosts
     with listening(first, 7001), listening(first, 7002), listening(second, 7001):
         faults.block(first, second)
@@ -131,7 +145,9 @@ def test_firewalls_are_open_one_way_or_but_for_one_port(lab: Lab) -> None:
 
 
 def test_a_deaf_host(lab: Lab) -> None:
-    """It hears nothing of the other one, whoever begins; this machine's SSH is heard, and `heal` mends it."""
+    """It hears nothing of the other one, whoever begins; this machine's SSH is heard, and `heal`
+    mends it.
+    """
     first, second = lab.hosts
     faults.deafen(second, first)
     assert not reaches(lab, "node1", "node2")
@@ -144,8 +160,19 @@ def test_a_deaf_host(lab: Lab) -> None:
 def test_ssh_connections_are_reset(lab: Lab) -> None:
     """Those that stand break at once, and the next one works."""
     first = lab.hosts[0]
-    argv = ("ssh", "-F", "none", "-i", str(lab.identity), "-o", f"UserKnownHostsFile={lab.known_hosts}", f"root@{first.ip}")
-    with subprocess.Popen([*argv, "echo open; sleep 60"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    argv = (
+        "ssh",
+        "-F",
+        "none",
+        "-i",
+        str(lab.identity),
+        "-o",
+        f"UserKnownHostsFile={lab.known_hosts}",
+        f"root@{first.ip}",
+    )
+    with subprocess.Popen(
+        [*argv, "echo open; sleep 60"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "open\n"
         assert faults.reset_ssh(first) == 1
@@ -155,7 +182,9 @@ def test_ssh_connections_are_reset(lab: Lab) -> None:
 
 
 def test_a_small_disk_is_full(lab: Lab) -> None:
-    """Of one folder and on one host; drained it takes files again, and what was below it comes back."""
+    """Of one folder and on one host; drained it takes files again, and what was below it comes
+    back.
+    """
     first, second = lab.hosts
     assert ssh(lab, "root", "node1", "echo old > /srv/kept").returncode == 0
     faults.small_disk(first, "/srv", 1)
@@ -171,11 +200,17 @@ def test_a_small_disk_is_full(lab: Lab) -> None:
 
 
 def test_large_packets_are_lost_in_one_direction(lab: Lab) -> None:
-    """What is larger than the size does not come from the other host; smaller ones pass, and large ones once healed."""
+    """What is larger than the size does not come from the other host; smaller ones pass, and large
+    ones once healed.
+    """
     first, second = lab.hosts
     faults.drop_large(first, second, 1400)
     with listening(first, 7001), listening(second, 7001):
-        assert [passes(second, first.ip, 7001, size) for size in (1400, 1401, 1500)] == [True, False, False]
+        assert [passes(second, first.ip, 7001, size) for size in (1400, 1401, 1500)] == [
+            True,
+            False,
+            False,
+        ]
         assert sent(second, first.ip, 7001, 1000) is not None
         assert sent(second, first.ip, 7001, 100_000) is None
         assert sent(first, second.ip, 7001, 100_000) is not None
@@ -197,7 +232,9 @@ def test_a_card_may_send_larger_packets_than_the_others_take(lab: Lab) -> None:
 
 
 def test_a_slow_host_is_slow_to_one_or_to_all(lab: Lab) -> None:
-    """Two megabytes at 16 Mbit/s take a second, one way to the other host, or both ways to all; not once it is undone."""
+    """Two megabytes at 16 Mbit/s take a second, one way to the other host, or both ways to all; not
+    once it is undone.
+    """
     first, second = lab.hosts
     with listening(second, 7001), listening(first, 7001):
         faults.slow(first, "16mbit", second)
@@ -224,7 +261,9 @@ def test_a_name_on_loopback(lab: Lab) -> None:
 
 
 def test_cards_are_renamed_added_and_shown(lab: Lab) -> None:
-    """A renamed card keeps its address and route; an added one is there; RDMA devices are shown beside the real cards."""
+    """A renamed card keeps its address and route; an added one is there; RDMA devices are shown
+    beside the real cards.
+    """
     first = lab.hosts[0]
     faults.rename(first, "eth0", "ens9")
     assert reaches(lab, "node2", "node1")
@@ -236,11 +275,25 @@ def test_cards_are_renamed_added_and_shown(lab: Lab) -> None:
     faults.remove_nic(first, "eth7")
     assert faults.enter(first, "ip", "link", "show", "eth7").returncode != 0
     faults.show_rdma(first, "mlx5_0", "mlx5_1")
-    shown = "ls /sys/class/infiniband; cat /sys/class/infiniband/mlx5_1/ports/1/state /sys/class/net/eth0/mtu"
-    assert ssh(lab, "root", "node1", shown).stdout.splitlines() == ["mlx5_0", "mlx5_1", "4: ACTIVE", "1500"]
+    shown = (
+        "ls /sys/class/infiniband; cat /sys/class/infiniband/mlx5_1/ports/1/state"
+        " /sys/class/net/eth0/mtu"
+    )
+    assert ssh(lab, "root", "node1", shown).stdout.splitlines() == [
+        "mlx5_0",
+        "mlx5_1",
+        "4: ACTIVE",
+        "1500",
+    ]
     assert not Path("/sys/class/infiniband/mlx5_1").exists()
     faults.hide_rdma(first)
 
     assert (
-        ssh(lab, "root", "node1", "ls /sys/class/infiniband; ls /sys/class/block >/dev/null && echo whole").stdout == "whole\n"
+        ssh(
+            lab,
+            "root",
+            "node1",
+            "ls /sys/class/infiniband; ls /sys/class/block >/dev/null && echo whole",
+        ).stdout
+        == "whole\n"
     )

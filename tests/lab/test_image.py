@@ -50,7 +50,9 @@ def test_an_archive_is_one_that_docker_reads_and_names_the_image_id(tmp_path: Pa
     layer = read[manifest["Layers"][0]]
     assert manifest["RepoTags"] == [image.NAME]
     assert image.image_id(archive) == f"sha256:{hashlib.sha256(config).hexdigest()}"
-    assert json.loads(config)["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(layer).hexdigest()}"]
+    assert json.loads(config)["rootfs"]["diff_ids"] == [
+        f"sha256:{hashlib.sha256(layer).hexdigest()}"
+    ]
     assert json.loads(config)["config"]["Entrypoint"] == ["vllm", "serve"]
 
 
@@ -65,6 +67,8 @@ for _ in range(100):
     os.sched_yield()
 print(time.monotonic() - began)
 """
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
+    )
 
     assert float(done.stdout) >= 100 * 0.0002

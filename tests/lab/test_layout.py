@@ -12,7 +12,14 @@ from launcher.lab.layout import Lab
 
 
 def make(tmp_path: Path, **changes: object) -> Lab:
-    values = {"name": "vlaunch-lab", "directory": tmp_path, "subnet": "10.77.0.0/24", "nodes": 2, "gpus": 1, **changes}
+    values = {
+        "name": "vlaunch-lab",
+        "directory": tmp_path,
+        "subnet": "10.77.0.0/24",
+        "nodes": 2,
+        "gpus": 1,
+        **changes,
+    }
     return layout.make(**values)  # type: ignore[arg-type]
 
 
@@ -29,7 +36,9 @@ def test_hosts_are_numbered_from_eleven(tmp_path: Path) -> None:
 
 
 def test_interface_names_fit_into_linux(tmp_path: Path) -> None:
-    """However long the lab's name, its interfaces have at most 15 characters and differ from another lab's."""
+    """However long the lab's name, its interfaces have at most 15 characters and differ from
+    another lab's.
+    """
     long = make(tmp_path, name="a" + "b" * 30, nodes=200)
     other = make(tmp_path, name="a" + "b" * 29)
 
@@ -52,7 +61,9 @@ def test_a_saved_lab_is_loaded_as_it_was(tmp_path: Path) -> None:
     assert layout.load(tmp_path) == lab
 
 
-@pytest.mark.parametrize("record", ["", "[]", "{}", '{"name": "x/y", "subnet": "10.0.0.0/24", "nodes": 1, "gpus": 1}'])
+@pytest.mark.parametrize(
+    "record", ["", "[]", "{}", '{"name": "x/y", "subnet": "10.0.0.0/24", "nodes": 1, "gpus": 1}']
+)
 def test_an_unreadable_record_is_no_lab(tmp_path: Path, record: str) -> None:
     """A half-written record does not stop `down`."""
     (tmp_path / layout.RECORD).write_text(record)

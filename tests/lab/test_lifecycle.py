@@ -1,4 +1,7 @@
-"""Practice hosts for real: up, broken, mended, gone without a trace. Without the image, so it takes seconds."""
+"""Practice hosts for real: up, broken, mended, gone without a trace.
+
+Without the image, so it takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,24 @@ def start(lab: Lab) -> None:
 
 def ssh(lab: Lab, user: str, host: str, *words: str) -> subprocess.CompletedProcess[str]:
     options = (
-        *("-F", "none", "-i", str(lab.identity), "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"),
+        *(
+            "-F",
+            "none",
+            "-i",
+            str(lab.identity),
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "StrictHostKeyChecking=yes",
+        ),
         *("-o", f"UserKnownHostsFile={lab.known_hosts}", "-o", "ConnectTimeout=5"),
     )
     return subprocess.run(
-        ["ssh", *options, f"{user}@{lab.host(host).ip}", *words], capture_output=True, text=True, timeout=30, check=False
+        ["ssh", *options, f"{user}@{lab.host(host).ip}", *words],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
     )
 
 
@@ -43,17 +59,25 @@ def all_up(lab: Lab) -> bool:
 
 
 def reaches(lab: Lab, one: str, other: str, port: int = 22) -> bool:
-    """Tell whether a TCP connection from one host to another opens, to its SSH server or another port."""
+    """Tell whether a TCP connection from one host to another opens, to its SSH server or another
+    port.
+    """
     script = f"exec 3<>/dev/tcp/{lab.host(other).ip}/{port}"
     return faults.enter(lab.host(one), "timeout", "1", "bash", "-c", script).returncode == 0
 
 
 def container(host: Host) -> None:
     """Run a container that sleeps, from an image with nothing but `sleep` in it."""
-    libraries = subprocess.run(["ldd", "/usr/bin/sleep"], capture_output=True, text=True, check=True).stdout
+    libraries = subprocess.run(
+        ["ldd", "/usr/bin/sleep"], capture_output=True, text=True, check=True
+    ).stdout
     files = ["/usr/bin/sleep", *re.findall(r"(/lib\S+)", libraries)]
-    tar = subprocess.run(["tar", "--create", "--dereference", *files], capture_output=True, check=True).stdout
-    subprocess.run(hosts.docker_argv(host, "import", "-", "sleep"), input=tar, capture_output=True, check=True)
+    tar = subprocess.run(
+        ["tar", "--create", "--dereference", *files], capture_output=True, check=True
+    ).stdout
+    subprocess.run(
+        hosts.docker_argv(host, "import", "-", "sleep"), input=tar, capture_output=True, check=True
+    )
     words = ("run", "--detach", "--network", "host", "sleep", "/usr/bin/sleep", "600")
     subprocess.run(hosts.docker_argv(host, *words), capture_output=True, check=True)
 
@@ -69,14 +93,24 @@ def lab() -> Iterator[Lab]:
 
 
 def test_hosts_are_like_servers(lab: Lab) -> None:
-    """Own name, own Docker, own files; logins with and without rights on Docker; no way to a login without the key."""
+    """Own name, own Docker, own files; logins with and without rights on Docker; no way to a login
+    without the key.
+    """
     assert ssh(lab, "root", "node1", "hostname").stdout == "node1\n"
-    ids = {ssh(lab, "root", host.name, "docker", "info", "--format", "{{.ID}}").stdout for host in lab.hosts}
+    ids = {
+        ssh(lab, "root", host.name, "docker", "info", "--format", "{{.ID}}").stdout
+        for host in lab.hosts
+    }
     assert len(ids) == 2 and "" not in ids
     assert ssh(lab, "ops", "node1", "docker", "ps").returncode != 0
     assert ssh(lab, "ops", "node1", "sudo", "-n", "docker", "ps").returncode == 0
     assert ssh(lab, "nobody", "node1", "true").returncode == 255
-    assert ssh(lab, "root", "node1", "touch /root/mine /data/huggingface/mine; ls /var/lib/docker").returncode == 0
+    assert (
+        ssh(
+            lab, "root", "node1", "touch /root/mine /data/huggingface/mine; ls /var/lib/docker"
+        ).returncode
+        == 0
+    )
     assert ssh(lab, "root", "node2", "ls /root/mine").returncode != 0
     assert not Path("/root/mine").exists()
 
@@ -90,7 +124,9 @@ def test_up_again_changes_nothing(lab: Lab) -> None:
 
 
 def test_up_mends_what_is_dead_or_missing(lab: Lab) -> None:
-    """Services killed, a host off, a namespace and the bridge gone: one more `up` puts all of it right."""
+    """Services killed, a host off, a namespace and the bridge gone: one more `up` puts all of it
+    right.
+    """
     first, second = lab.hosts
     faults.kill_sshd(first)
     faults.kill_dockerd(first)
@@ -115,7 +151,9 @@ def test_up_moves_a_running_host_whose_namespace_was_deleted(lab: Lab) -> None:
 
 
 def test_down_leaves_nothing_also_when_half_of_it_is_gone(lab: Lab) -> None:
-    """A crash in the middle: one host killed, a record cut off, a container, a stray process and a rule left."""
+    """A crash in the middle: one host killed, a record cut off, a container, a stray process and a
+    rule left.
+    """
     container(lab.hosts[1])
     for process in processes.on_host(lab.hosts[0]):
         if process.is_init:
@@ -123,7 +161,12 @@ def test_down_leaves_nothing_also_when_half_of_it_is_gone(lab: Lab) -> None:
     (DIRECTORY / layout.RECORD).write_text('{"name": "vl')
     subprocess.run(["iptables", "-I", "FORWARD", *network.forwarding_rule(lab)], check=True)
     stray = subprocess.Popen(
-        [*("ip", "netns", "exec", lab.hosts[1].netns), sys.executable, "-c", "import time; time.sleep(600)"]
+        [
+            *("ip", "netns", "exec", lab.hosts[1].netns),
+            sys.executable,
+            "-c",
+            "import time; time.sleep(600)",
+        ]
     )
 
     found = remove.leftovers(NAME, DIRECTORY)

@@ -11,7 +11,9 @@ from launcher.lab import memory
 
 
 def test_a_limit_that_the_kernel_refuses(tmp_path: Path) -> None:
-    """Memory is limited to what is held and some more; a group that cannot be limited is an error of the practice hosts."""
+    """Memory is limited to what is held and some more; a group that cannot be limited is an error
+    of the practice hosts.
+    """
     (tmp_path / "memory.stat").write_text("cache 5\ntotal_rss 1000\n")
     memory._limit(tmp_path, "limit", "total_rss", 64)
     (tmp_path / "refuses").mkdir()

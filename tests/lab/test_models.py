@@ -24,14 +24,19 @@ class Docker:
         assert (folder / Path(script).name).exists()
         self.made.append((Path(script).name, Path(other).name))
         weights = folder / Path(target).name / "model.safetensors"
-        weights.write_text(f"{Path(script).name} with {sorted(path.name for path in (folder / Path(other).name).iterdir())}")
+        weights.write_text(
+            f"{Path(script).name} with"
+            f" {sorted(path.name for path in (folder / Path(other).name).iterdir())}"
+        )
         weights.chmod(0o600)
 
 
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     """Two hosts with folders for models."""
-    made = layout.make(name="vlaunch-lab", directory=tmp_path / "lab", subnet="10.77.0.0/24", nodes=2, gpus=1)
+    made = layout.make(
+        name="vlaunch-lab", directory=tmp_path / "lab", subnet="10.77.0.0/24", nodes=2, gpus=1
+    )
     for host in made.hosts:
         hosts.hf_home(host).mkdir(parents=True)
     return made
@@ -55,8 +60,13 @@ def held(lab: Lab, name: str) -> list[str]:
     return [(hosts.hf_home(host) / name / "model.safetensors").read_text() for host in lab.hosts]
 
 
-def test_both_models_are_made_once_and_put_on_every_host(lab: Lab, docker: Docker, tmp_path: Path) -> None:
-    """The mixture of experts second: it takes the tokenizer of the first. What another image made goes."""
+def test_both_models_are_made_once_and_put_on_every_host(
+    lab: Lab, docker: Docker, tmp_path: Path
+) -> None:
+    """The mixture of experts second: it takes the tokenizer of the first.
+
+    What another image made goes.
+    """
     cache = tmp_path / "cache"
     said: list[str] = []
     (cache / "model-of-before").mkdir(parents=True)
@@ -70,8 +80,13 @@ def test_both_models_are_made_once_and_put_on_every_host(lab: Lab, docker: Docke
     assert held(lab, models.MOE) == ["tiny_moe.py with ['model.safetensors']"] * 2
     assert len(list(cache.iterdir())) == 1
     for host in lab.hosts:
-        assert sorted(path.name for path in hosts.hf_home(host).iterdir()) == ["tiny-llama", "tiny-moe"]
-        assert (hosts.hf_home(host) / models.MOE / "model.safetensors").stat().st_mode & 0o777 == 0o644
+        assert sorted(path.name for path in hosts.hf_home(host).iterdir()) == [
+            "tiny-llama",
+            "tiny-moe",
+        ]
+        assert (
+            hosts.hf_home(host) / models.MOE / "model.safetensors"
+        ).stat().st_mode & 0o777 == 0o644
 
 
 def test_another_image_makes_them_anew(lab: Lab, docker: Docker, tmp_path: Path) -> None:
@@ -84,7 +99,9 @@ def test_another_image_makes_them_anew(lab: Lab, docker: Docker, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", [models.NAME, models.MOE])
-def test_a_host_whose_copy_differs_is_given_it_again(lab: Lab, docker: Docker, tmp_path: Path, name: str) -> None:
+def test_a_host_whose_copy_differs_is_given_it_again(
+    lab: Lab, docker: Docker, tmp_path: Path, name: str
+) -> None:
     """A file that is gone, changed, or too many; the other host and model are left alone."""
     models.ensure(lab, tmp_path / "cache", Path("image-1.tar"), lambda _: None)
     before: Any = held(lab, name)

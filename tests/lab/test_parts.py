@@ -11,9 +11,11 @@ def test_a_bare_machine_is_told_everything_at_once() -> None:
     error = parts.lacks(lacking, parts.packages(lacking, split_client=False), apt=True)
 
     assert all(f"`{part.name}`" in error.message for part in parts.PARTS)
-    assert error.hint == (
-        "run `sudo apt-get install --no-install-recommends debian-archive-keyring docker.io iproute2 iptables "
-        "mmdebstrap openssh-client openssh-server sudo util-linux`, or add `--install-missing`"
+    assert (
+        error.hint
+        == "run `sudo apt-get install --no-install-recommends debian-archive-keyring docker.io"
+        " iproute2 iptables mmdebstrap openssh-client openssh-server sudo util-linux`, or add"
+        " `--install-missing`"
     )
     assert error.exit_code == 2
 

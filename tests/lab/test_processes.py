@@ -1,4 +1,6 @@
-"""How processes of practice hosts are told: by what the kernel shows of them, which is nothing in the middle of exec(2)."""
+"""How processes of practice hosts are told: by what the kernel shows of them, which is nothing in
+the middle of exec(2).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ import pytest
 
 from launcher.lab import layout, processes
 
-LAB = layout.make(name="vlaunch-lab", directory=Path("/var/lib/x"), subnet="10.77.0.0/24", nodes=2, gpus=1)
+LAB = layout.make(
+    name="vlaunch-lab", directory=Path("/var/lib/x"), subnet="10.77.0.0/24", nodes=2, gpus=1
+)
 
 
 def show(proc: Path, pid: int, name: str, environment: str, nspid: str) -> None:

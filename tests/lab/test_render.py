@@ -9,7 +9,9 @@ import yaml
 
 from launcher.lab import layout, render
 
-LAB = layout.make(name="vlaunch-lab", directory=Path("/var/lib/my lab: 1"), subnet="10.78.0.0/24", nodes=2, gpus=3)
+LAB = layout.make(
+    name="vlaunch-lab", directory=Path("/var/lib/my lab: 1"), subnet="10.78.0.0/24", nodes=2, gpus=3
+)
 
 
 def test_the_inventory_names_every_host_and_survives_odd_paths() -> None:
@@ -40,7 +42,9 @@ def test_every_host_resolves_every_host() -> None:
 
 def test_docker_leaves_the_machines_network_alone_and_keeps_its_control_groups_apart() -> None:
     """Two daemons on one kernel must not meet."""
-    first, second = (json.loads(render.etc_files(LAB, host)["docker/daemon.json"]) for host in LAB.hosts)
+    first, second = (
+        json.loads(render.etc_files(LAB, host)["docker/daemon.json"]) for host in LAB.hosts
+    )
 
     assert (first["bridge"], first["iptables"], first["ip6tables"]) == ("none", False, False)
     assert first["cgroup-parent"] != second["cgroup-parent"]
@@ -51,11 +55,17 @@ def test_accounts_are_open_to_keys_only() -> None:
     shadow = render.etc_files(LAB, LAB.hosts[0])["shadow"].splitlines()
 
     assert {line.split(":")[1] for line in shadow} == {"*"}
-    assert "docker:x:999:\n" in render.etc_files(LAB, LAB.hosts[0])["group"]  # and `ops` is not in it
+    # and `ops` is not in it
+    assert "docker:x:999:\n" in render.etc_files(LAB, LAB.hosts[0])["group"]
 
 
 def test_known_hosts_has_one_line_a_host_by_address_and_name() -> None:
     """The comment of a public key is left out."""
-    keys = {"node1": "ssh-ed25519 AAAA1 root@somewhere\n", "node2": "ssh-ed25519 AAAA2 root@somewhere\n"}
+    keys = {
+        "node1": "ssh-ed25519 AAAA1 root@somewhere\n",
+        "node2": "ssh-ed25519 AAAA2 root@somewhere\n",
+    }
 
-    assert render.known_hosts(LAB, keys) == ("10.78.0.11,node1 ssh-ed25519 AAAA1\n10.78.0.12,node2 ssh-ed25519 AAAA2\n")
+    assert render.known_hosts(LAB, keys) == (
+        "10.78.0.11,node1 ssh-ed25519 AAAA1\n10.78.0.12,node2 ssh-ed25519 AAAA2\n"
+    )

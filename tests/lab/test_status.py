@@ -8,14 +8,25 @@ from pathlib import Path
 from launcher.lab import layout, status
 from launcher.lab.status import HostStatus
 
-LAB = layout.make(name="vlaunch-lab", directory=Path("/var/lib/x"), subnet="10.77.0.0/24", nodes=1, gpus=1)
+LAB = layout.make(
+    name="vlaunch-lab", directory=Path("/var/lib/x"), subnet="10.77.0.0/24", nodes=1, gpus=1
+)
 
 
 def state(**changes: object) -> HostStatus:
     values: dict[str, object] = {
-        "name": "node1", "ip": "10.77.0.11", "network": True, "booted": True, "sshd": True, "dockerd": True,
-        "images": ("vllm-cpu:0.32.0",), "containers": 1, "disk": 2_400_000_000, "memory": 90_000_000, **changes,
-    }  # fmt: skip
+        "name": "node1",
+        "ip": "10.77.0.11",
+        "network": True,
+        "booted": True,
+        "sshd": True,
+        "dockerd": True,
+        "images": ("vllm-cpu:0.32.0",),
+        "containers": 1,
+        "disk": 2_400_000_000,
+        "memory": 90_000_000,
+        **changes,
+    }
     return HostStatus(**values)  # type: ignore[arg-type]
 
 
@@ -23,7 +34,10 @@ def test_the_table_says_what_is_down() -> None:
     """One line a host, in words."""
     assert status.to_text([state(sshd=False)]).splitlines() == [
         "HOST   IP          NETWORK  BOOTED  SSHD  DOCKERD  CONTAINERS  DISK    MEMORY  IMAGES",
-        "node1  10.77.0.11  up       up      down  up       1           2.4 GB  0.1 GB  vllm-cpu:0.32.0",
+        (
+            "node1  10.77.0.11  up       up      down  up       1           2.4 GB  0.1 GB "
+            " vllm-cpu:0.32.0"
+        ),
     ]
 
 

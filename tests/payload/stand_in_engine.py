@@ -1,9 +1,11 @@
 """Stands in for `vllm serve` on one node: prints, answers, and misbehaves as files in a folder say.
 
-Usage: stand_in_engine.py FOLDER RANK PORT. Rank 0 has the API. Files: `typo` (it ends at once), `slow` (no completion comes
-back), `broken` (completions are answered with 500), `dead` (so is `/health`, with 503), `asleep` (it says so, and answers
-nothing), `bound` (no completion comes back when another rank has ended), `brittle` (rank 0 ends when another one has),
-`stubborn` (it ignores the polite signal), `child` (it has one, which does too), `orphan` (it leaves one that ends at once).
+Usage: stand_in_engine.py FOLDER RANK PORT. Rank 0 has the API. Files: `typo` (it ends at once),
+`slow` (no completion comes back), `broken` (completions are answered with 500), `dead` (so is
+`/health`, with 503), `asleep` (it says so, and answers nothing), `bound` (no completion comes back
+when another rank has ended), `brittle` (rank 0 ends when another one has), `stubborn` (it ignores
+the polite signal), `child` (it has one, which does too), `orphan` (it leaves one that ends at
+once).
 """
 
 from __future__ import annotations
@@ -52,11 +54,21 @@ def serve() -> None:
     class Api(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             """Health, models and counters."""
-            counters = {"generation_tokens_total": done[0], "num_requests_running": 2, "num_requests_waiting": 1}
+            counters = {
+                "generation_tokens_total": done[0],
+                "num_requests_running": 2,
+                "num_requests_waiting": 1,
+            }
             said = {
                 "/health": (503 if there("dead") else 200, ""),
                 "/v1/models": (200, json.dumps({"data": [{"id": "m"}]})),
-                "/metrics": (200, "".join(f'vllm:{name}{{engine="0"}} {number}.0\n' for name, number in counters.items())),
+                "/metrics": (
+                    200,
+                    "".join(
+                        f'vllm:{name}{{engine="0"}} {number}.0\n'
+                        for name, number in counters.items()
+                    ),
+                ),
                 "/is_sleeping": (200, json.dumps({"is_sleeping": there("asleep")})),
             }
             self._say(*said.get(self.path, (404, "")))
@@ -86,7 +98,9 @@ def serve() -> None:
             """Nothing: only the engine prints."""
 
     ThreadingHTTPServer.daemon_threads = True
-    threading.Thread(target=ThreadingHTTPServer(("127.0.0.1", PORT), Api).serve_forever, daemon=True).start()
+    threading.Thread(
+        target=ThreadingHTTPServer(("127.0.0.1", PORT), Api).serve_forever, daemon=True
+    ).start()
 
 
 if there("typo"):

@@ -1,4 +1,6 @@
-"""The plugin that lets vLLM's CPU build run under Ray: its wheel, and its decisions against stand-ins for vLLM and torch."""
+"""The plugin that lets vLLM's CPU build run under Ray: its wheel, and its decisions against
+stand-ins for vLLM and torch.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +36,14 @@ class Tensor(list):
 STAND_INS = {
     "vllm/__init__.py": "",
     "vllm/utils/__init__.py": "",
-    "vllm/utils/import_utils.py": "from vllm.platforms import Stock\nresolve_obj_by_qualname = lambda name: Stock\n",
+    "vllm/utils/import_utils.py": (
+        "from vllm.platforms import Stock\nresolve_obj_by_qualname = lambda name: Stock\n"
+    ),
     "vllm/utils/network_utils.py": "get_ip = lambda: '10.0.0.1'\n",
     "vllm/distributed/__init__.py": "",
     "vllm/distributed/device_communicators/__init__.py": "",
-    "vllm/distributed/device_communicators/cpu_communicator.py": """
+    "vllm/distributed/device_communicators/cpu_communicator.py": (
+        """
 class CpuCommunicator:
     device_group = None
     names_agree = True
@@ -46,9 +51,11 @@ class CpuCommunicator:
         self.unique_name = unique_name
     def _all_group_ranks_share_shm_group_name(self):
         return self.names_agree
-""",
+"""
+    ),
     **{f"vllm/{'/'.join(EXPERTS[:depth])}/__init__.py": "" for depth in range(1, len(EXPERTS) + 1)},
-    f"vllm/{'/'.join(EXPERTS)}/cpu_moe.py": """
+    f"vllm/{'/'.join(EXPERTS)}/cpu_moe.py": (
+        """
 class CPUUnquantizedExperts:
     def apply(self, output, hidden_states, w1, w2, topk_weights, topk_ids, activation, global_num_experts, expert_map,
               a1q_scale, a2_scale, workspace13, workspace2, expert_tokens_meta, apply_router_weight_on_input):
@@ -56,7 +63,8 @@ class CPUUnquantizedExperts:
 
 class X86CPUUnquantizedExperts(CPUUnquantizedExperts):
     pass
-""",
+"""
+    ),
     "torch/__init__.py": TENSOR,
     "torch/distributed.py": "class ProcessGroup: ...\n",
 }
@@ -65,8 +73,13 @@ class X86CPUUnquantizedExperts(CPUUnquantizedExperts):
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     """A folder with the unpacked wheel and the stand-ins, as an image would have them."""
-    platforms = "class Stock:\n    ray_device_key = ''\n\ndef cpu_platform_plugin():\n    return CHOICE\n"
-    for path, text in {**STAND_INS, "vllm/platforms/__init__.py": f"CHOICE = 'Stock'\n{platforms}"}.items():
+    platforms = (
+        "class Stock:\n    ray_device_key = ''\n\ndef cpu_platform_plugin():\n    return CHOICE\n"
+    )
+    for path, text in {
+        **STAND_INS,
+        "vllm/platforms/__init__.py": f"CHOICE = 'Stock'\n{platforms}",
+    }.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     with zipfile.ZipFile(io.BytesIO(cpu_plugin.wheel()[1])) as archive:
@@ -77,7 +90,11 @@ def site(tmp_path: Path) -> Path:
 def said(site: Path, program: str) -> object:
     """Run a program with the folder on its path; return what it printed, as JSON."""
     done = subprocess.run(
-        [sys.executable, "-c", program], env={"PYTHONPATH": str(site)}, capture_output=True, text=True, check=False
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -110,7 +127,10 @@ print(json.dumps(vlaunch_cpu_ray.register()))
 
 def test_the_entry_point_is_read_without_importing_vllm(site: Path) -> None:
     """vLLM reads it while `vllm.platforms` is still being imported."""
-    program = "import json, sys, vlaunch_cpu_ray\nprint(json.dumps('vllm' in sys.modules or 'torch' in sys.modules))"
+    program = (
+        "import json, sys, vlaunch_cpu_ray\nprint(json.dumps('vllm' in sys.modules or 'torch' in"
+        " sys.modules))"
+    )
 
     assert said(site, program) is False
 
@@ -124,9 +144,17 @@ def test_the_entry_point_is_read_without_importing_vllm(site: Path) -> None:
         ("(mine[0], '10.0.0.2', mine[2])", True, False),
         ("(mine[0], mine[1], mine[2] + 1)", True, False),
     ],
-    ids=["one host", "one host, different groups", "another host name", "another address", "another container"],
+    ids=[
+        "one host",
+        "one host, different groups",
+        "another host name",
+        "another address",
+        "another container",
+    ],
 )
-def test_shared_memory_is_used_only_where_it_is_shared(site: Path, other: str, names_agree: bool, shared: bool) -> None:
+def test_shared_memory_is_used_only_where_it_is_shared(
+    site: Path, other: str, names_agree: bool, shared: bool
+) -> None:
     """Every rank's host name, address and /dev/shm must be the same one."""
     program = f"""
 import json, torch.distributed
@@ -152,9 +180,15 @@ print(json.dumps(group._all_group_ranks_share_shm_group_name()))
     ids=["all experts here", "half of them here", "weighed before"],
 )
 def test_the_kernel_is_asked_for_local_experts_only(
-    site: Path, expert_map: list[int] | None, weighed: bool, asked: list[list[float]], output: list[float]
+    site: Path,
+    expert_map: list[int] | None,
+    weighed: bool,
+    asked: list[list[float]],
+    output: list[float],
 ) -> None:
-    """An expert of another rank weighs nothing; where the kernel does not weigh, its row is cleared. Twice mended is once."""
+    """An expert of another rank weighs nothing; where the kernel does not weigh, its row is
+    cleared. Twice mended is once.
+    """
     program = f"""
 import json, torch
 from vlaunch_cpu_ray import communicator
@@ -184,13 +218,24 @@ def test_the_source_needs_nothing_but_vllm_torch_and_the_standard_library() -> N
     """It runs inside the image, where there is no launcher."""
     for file in cpu_plugin.SOURCE.glob("*.py"):
         tree = ast.parse(file.read_text())
-        names = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
-        names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        names = {
+            node.module or ""
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and not node.level
+        }
+        names |= {
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        }
         assert {name.split(".")[0] for name in names} <= {"vllm", "torch", *sys.stdlib_module_names}
 
 
 def test_the_wheel_is_whole_and_the_same_every_time() -> None:
-    """Its RECORD lists every file with its hash, and nothing in it depends on the day or the machine."""
+    """Its RECORD lists every file with its hash, and nothing in it depends on the day or the
+    machine.
+    """
     name, data = cpu_plugin.wheel()
     cpu_plugin.wheel.cache_clear()
 
@@ -203,7 +248,9 @@ def test_the_wheel_is_whole_and_the_same_every_time() -> None:
         assert sorted(path for path, *_ in rows) == sorted(archive.namelist())
         for path, digest, size in rows[:-1]:
             content = archive.read(path)
-            hashed = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+            hashed = (
+                base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+            )
             assert (digest, size) == (f"sha256={hashed}", str(len(content)))
 
 
@@ -211,7 +258,16 @@ def test_pip_installs_the_wheel(tmp_path: Path) -> None:
     """As the image's build does: no index, no dependencies."""
     name, data = cpu_plugin.wheel()
     (tmp_path / name).write_bytes(data)
-    pip = [sys.executable, "-m", "pip", "--isolated", "install", "--no-index", "--no-deps", "--quiet"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--isolated",
+        "install",
+        "--no-index",
+        "--no-deps",
+        "--quiet",
+    ]
 
     subprocess.run([*pip, "--target", str(tmp_path / "site"), str(tmp_path / name)], check=True)
 

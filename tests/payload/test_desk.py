@@ -52,7 +52,9 @@ def work(tmp_path: Path) -> Path:
 
 
 def ask(*argv: str | Path, stdin: bytes = b"") -> dict[str, Any]:
-    """Ask the program in this process: to start Python for each question would take most of the time."""
+    """Ask the program in this process: to start Python for each question would take most of the
+    time.
+    """
     out, err = io.StringIO(), io.StringIO()
     with (
         patch.object(sys, "argv", ["desk.py", *map(str, argv)]),
@@ -68,8 +70,12 @@ def ask_there(*argv: str | Path, stdin: bytes = b"", **environment: str) -> dict
     """Ask it in a process of its own, as on a head."""
     done = subprocess.run(
         [sys.executable, mounted(), *map(str, argv)],
-        input=stdin, capture_output=True, timeout=30, check=False, env={**os.environ, **environment},
-    )  # fmt: skip
+        input=stdin,
+        capture_output=True,
+        timeout=30,
+        check=False,
+        env={**os.environ, **environment},
+    )
     return answered(done.returncode, done.stdout, done.stderr)
 
 
@@ -82,7 +88,14 @@ def answered(code: int, out: str | bytes, err: str | bytes) -> dict[str, Any]:
 
 
 def prepared(work: Path, **more: Any) -> dict[str, Any]:
-    said = {"version": 1, "name": "demo", "cluster": "lab", "work": str(work), "out": str(work / "output"), **more}
+    said = {
+        "version": 1,
+        "name": "demo",
+        "cluster": "lab",
+        "work": str(work),
+        "out": str(work / "output"),
+        **more,
+    }
     return ask("prepare", work, stdin=json.dumps(said).encode())
 
 
@@ -99,19 +112,28 @@ def test_a_job_is_prepared_and_looked_at(work: Path) -> None:
     found = ask_there("look", work)
 
     assert (found["name"], found["job"]["out"]) == ("demo", str(work / "output"))
-    assert (found["progress"], found["summary"], found["alive"], found["inputs"]) == ({"state": "running"}, {}, False, {})
+    assert (found["progress"], found["summary"], found["alive"], found["inputs"]) == (
+        {"state": "running"},
+        {},
+        False,
+        {},
+    )
     assert prepared(work, digest="new") == {"bytes": len((work / "job.json").read_bytes())}
     assert ask("look", work)["job"]["digest"] == "new"
 
 
 def test_a_hundred_jobs_are_listed_in_half_a_second(work: Path) -> None:
-    """Of several folders, in few words, however many files they have; what is no job is left out."""
+    """Of several folders, in few words, however many files they have; what is no job is left
+    out.
+    """
     for number in range(100):
         folder = work.parent / f"job-{number:03}"
         (folder / "input").mkdir(parents=True)
         (folder / "input" / "0000-a").write_bytes(b"x" * number)
         (folder / "job.json").write_text(
-            json.dumps({"name": f"job-{number:03}", "meaning": {str(n): "x" * 50 for n in range(50)}})
+            json.dumps(
+                {"name": f"job-{number:03}", "meaning": {str(n): "x" * 50 for n in range(50)}}
+            )
         )
     (work.parent / "empty").mkdir()
     (work.parent / "A file").touch()
@@ -136,13 +158,19 @@ def test_a_driver_is_alive_while_it_holds_its_lock(work: Path) -> None:
 
 
 def test_files_come_in_pieces(work: Path) -> None:
-    """They have their name when they are whole; a piece that is sent again replaces what came of it before."""
+    """They have their name when they are whole; a piece that is sent again replaces what came of it
+    before.
+    """
     prepared(work)
     data = os.urandom(100_000)
-    assert ask_there("put", work, "input/0000-a.jsonl", "--offset", "0", stdin=data[:40_000]) == {"bytes": 40_000}
+    assert ask_there("put", work, "input/0000-a.jsonl", "--offset", "0", stdin=data[:40_000]) == {
+        "bytes": 40_000
+    }
     assert ask("look", work)["inputs"] == {"input/.0000-a.jsonl.part": 40_000}
     assert ask("put", work, "input/0000-a.jsonl", "--offset", "50000", stdin=b"x")["have"] == 40_000
-    assert ask("put", work, "input/0000-a.jsonl", "--offset", "30000", stdin=data[30_000:60_000]) == {"bytes": 60_000}
+    assert ask(
+        "put", work, "input/0000-a.jsonl", "--offset", "30000", stdin=data[30_000:60_000]
+    ) == {"bytes": 60_000}
     rest = ("put", work, "input/0000-a.jsonl", "--offset", "60000", "--last", sha(data))
     assert ask(*rest, stdin=data[60_000:]) == {"bytes": 100_000}
 
@@ -153,16 +181,21 @@ def test_files_come_in_pieces(work: Path) -> None:
 def test_a_file_that_arrives_otherwise_than_it_was_sent_is_not_taken(work: Path) -> None:
     """It must be sent again from its beginning."""
     prepared(work)
-    found = ask("put", work, "code/deep/m.py", "--offset", "0", "--last", sha(b"good"), stdin=b"bad")
+    found = ask(
+        "put", work, "code/deep/m.py", "--offset", "0", "--last", sha(b"good"), stdin=b"bad"
+    )
     assert found["have"] == 0
     assert "did not arrive as it was sent" in found["error"]
     assert not (work / "code" / "deep" / "m.py").exists()
 
-    assert ask("put", work, "code/deep/m.py", "--offset", "0", "--last", sha(b""), stdin=b"") == {"bytes": 0}
+    assert ask("put", work, "code/deep/m.py", "--offset", "0", "--last", sha(b""), stdin=b"") == {
+        "bytes": 0
+    }
 
 
 @pytest.mark.parametrize(
-    "path", ["../out", "/etc/passwd", "input/../../x", "input//x", "", "input/./x", "link/x", "input/link"]
+    "path",
+    ["../out", "/etc/passwd", "input/../../x", "input//x", "", "input/./x", "link/x", "input/link"],
 )
 def test_paths_that_lead_out_are_refused(work: Path, tmp_path: Path, path: str) -> None:
     """By dots, from the root, or through links."""
@@ -178,7 +211,14 @@ def test_paths_that_lead_out_are_refused(work: Path, tmp_path: Path, path: str) 
 
 
 @pytest.mark.parametrize(
-    "folder", ["elsewhere", "vlaunch/lab/batch", "vlaunch/lab/batch/../../demo", "vlaunch/lab/batch/A b", "link"]
+    "folder",
+    [
+        "elsewhere",
+        "vlaunch/lab/batch",
+        "vlaunch/lab/batch/../../demo",
+        "vlaunch/lab/batch/A b",
+        "link",
+    ],
 )
 def test_folders_that_are_no_job_s_are_left_alone(tmp_path: Path, folder: str) -> None:
     """Nothing is made there, nor removed."""
@@ -186,12 +226,17 @@ def test_folders_that_are_no_job_s_are_left_alone(tmp_path: Path, folder: str) -
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
 
     for verb in ("prepare", "remove", "put"):
-        assert "is no folder of a batch job" in ask(verb, tmp_path / folder, "input/a", stdin=b"{}")["error"]
+        assert (
+            "is no folder of a batch job"
+            in ask(verb, tmp_path / folder, "input/a", stdin=b"{}")["error"]
+        )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "link"]
 
 
 def test_rows_that_are_written_are_known(tmp_path: Path, work: Path) -> None:
-    """By the ledger of this job; of a store it is known only that nothing is there before the input was counted."""
+    """By the ledger of this job; of a store it is known only that nothing is there before the input
+    was counted.
+    """
     work.parent.mkdir(parents=True)
     (tmp_path / "in.jsonl").write_bytes(b'{"n": 1}\n' * 12)
     asked = job(tmp_path, tmp_path / "in.jsonl", work=str(work), out=str(work / "output"))
@@ -213,10 +258,18 @@ def test_rows_that_are_written_are_known(tmp_path: Path, work: Path) -> None:
 
 
 def test_outputs_are_those_that_are_committed(tmp_path: Path, work: Path) -> None:
-    """With sizes and digests from the ledger; a file without its entry, or of another size, is none."""
+    """With sizes and digests from the ledger; a file without its entry, or of another size, is
+    none.
+    """
     work.parent.mkdir(parents=True)
     (tmp_path / "in.jsonl").write_bytes(b'{"n": 1}\n' * 12)
-    asked = job(tmp_path, tmp_path / "in.jsonl", work=str(work), out=str(work / "output"), write={"rows_per_file": 5})
+    asked = job(
+        tmp_path,
+        tmp_path / "in.jsonl",
+        work=str(work),
+        out=str(work / "output"),
+        write={"rows_per_file": 5},
+    )
     prepared(work)
     run(asked, surveyed(asked))
     out = work / "output"
@@ -224,7 +277,12 @@ def test_outputs_are_those_that_are_committed(tmp_path: Path, work: Path) -> Non
     (out / "rows" / "part-000099.jsonl").touch()
     files = {each["path"]: each for each in ask("outputs", work)["files"]}
 
-    assert sorted(files) == ["errors/part-000003.jsonl", "rows/part-000001.jsonl", "rows/part-000002.jsonl", "summary.json"]
+    assert sorted(files) == [
+        "errors/part-000003.jsonl",
+        "rows/part-000001.jsonl",
+        "rows/part-000002.jsonl",
+        "summary.json",
+    ]
     for path, each in files.items():
         data = b""
         while len(data) < each["bytes"]:
@@ -245,7 +303,9 @@ def test_outputs_are_those_that_are_committed(tmp_path: Path, work: Path) -> Non
         (5, [["000001", "000002", "000003", "000005", "1000000", "summary.json"]]),
     ],
 )
-def test_outputs_come_in_pages(work: Path, monkeypatch: pytest.MonkeyPatch, size: int, pages: list[list[str]]) -> None:
+def test_outputs_come_in_pages(
+    work: Path, monkeypatch: pytest.MonkeyPatch, size: int, pages: list[list[str]]
+) -> None:
     """No file is left out or told twice; the summary is on the last page."""
     prepared(work)
     for folder in ("rows", "ledger"):
@@ -254,14 +314,21 @@ def test_outputs_come_in_pages(work: Path, monkeypatch: pytest.MonkeyPatch, size
     for number in (1, 2, 3, 5, 1000000):
         part = f"rows/part-{number:06}.jsonl"
         (work / "output" / part).write_text("x")
-        (work / "output" / "ledger" / f"part-{number:06}.json").write_text(json.dumps({"part": part, "bytes": 1}))
+        (work / "output" / "ledger" / f"part-{number:06}.json").write_text(
+            json.dumps({"part": part, "bytes": 1})
+        )
     (work / "output" / "ledger" / "schema.json").write_text("{}")  # no page begins with it
     monkeypatch.setattr(desk, "PAGE", size)
     told: list[list[str]] = []
     start = ""
     while start or not told:
         found: Any = desk.outputs(argparse.Namespace(work=str(work), start=start))
-        told.append([each["path"].removeprefix("rows/part-").removesuffix(".jsonl") for each in found["files"]])
+        told.append(
+            [
+                each["path"].removeprefix("rows/part-").removesuffix(".jsonl")
+                for each in found["files"]
+            ]
+        )
         start = found.get("next", "")
 
     assert told == pages
@@ -308,7 +375,11 @@ def dashboard() -> Iterator[int]:
             known = self.path == "/api/jobs/batch-demo-1"
             self.send_response(200 if known else 404)
             self.end_headers()
-            self.wfile.write(json.dumps({"submission_id": "batch-demo-1", "status": "RUNNING", "message": "ok"}).encode())
+            self.wfile.write(
+                json.dumps(
+                    {"submission_id": "batch-demo-1", "status": "RUNNING", "message": "ok"}
+                ).encode()
+            )
 
         def log_message(self, *_: object) -> None:
             pass
@@ -330,9 +401,21 @@ def test_a_running_job_is_followed(work: Path, tmp_path: Path, dashboard: int) -
     argv = ("follow", work, "--job", "batch-demo-1", "--offset", "4", "--dashboard", str(dashboard))
     found = ask_there(*argv, VLAUNCH_RAY_LOGS=str(tmp_path))
 
-    assert (found["job"]["status"], found["log"], found["offset"]) == ("RUNNING", "new � line\n", 15)
+    assert (found["job"]["status"], found["log"], found["offset"]) == (
+        "RUNNING",
+        "new � line\n",
+        15,
+    )
     assert found["progress"]["state"] == "running"
-    gone = ask_there("follow", work, "--job", "gone", "--dashboard", str(dashboard), VLAUNCH_RAY_LOGS=str(tmp_path))
+    gone = ask_there(
+        "follow",
+        work,
+        "--job",
+        "gone",
+        "--dashboard",
+        str(dashboard),
+        VLAUNCH_RAY_LOGS=str(tmp_path),
+    )
     assert (gone["job"]["status"], gone["log"]) == ("ABSENT", "")
 
 

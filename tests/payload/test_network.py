@@ -1,4 +1,6 @@
-"""The network probe's parts that need no torch: the parent with stand-ins for ranks, rounds, sizes, logs, and calls to NCCL."""
+"""The network probe's parts that need no torch: the parent with stand-ins for ranks, rounds, sizes,
+logs, and calls to NCCL.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ import network
 stub, argv = sys.argv[2], sys.argv[3:]
 print(json.dumps(network.Probe(network.parsed(argv), (sys.executable, stub), argv).run()))
 """
-# Tells what it is told to by `--nonce`, a Python expression list of events; then does what follows the bar.
+# Tells what it is told to by `--nonce`, a Python expression list of events; then does what follows
+# the bar.
 STUB = """
 import json, os, sys, time
 words = sys.argv
@@ -45,7 +48,9 @@ def payload() -> Iterator[SimpleNamespace]:
     kept = {name: sys.modules.pop(name) for name in NAMES if name in sys.modules}
     try:
         modules: dict[str, ModuleType] = {name: importlib.import_module(name) for name in NAMES}
-        yield SimpleNamespace(**{name.removeprefix("network_"): module for name, module in modules.items()})
+        yield SimpleNamespace(
+            **{name.removeprefix("network_"): module for name, module in modules.items()}
+        )
     finally:
         sys.path.remove(str(FOLDER))
         for name in NAMES:
@@ -59,14 +64,36 @@ class Run:
     def __init__(self, tmp_path: Path, does: str, *more: str, rank: int = 1) -> None:
         (tmp_path / "stub.py").write_text(STUB)
         argv = [
-            "--node", ("a", "b")[rank], "--node-rank", str(rank), "--nodes", "a=127.0.0.1,b=127.0.0.2", "--master", "127.0.0.1",
-            "--port", "1", "--backend", "nccl", "--nonce", does, "--deadline", "20", *more,
-        ]  # fmt: skip
+            "--node",
+            ("a", "b")[rank],
+            "--node-rank",
+            str(rank),
+            "--nodes",
+            "a=127.0.0.1,b=127.0.0.2",
+            "--master",
+            "127.0.0.1",
+            "--port",
+            "1",
+            "--backend",
+            "nccl",
+            "--nonce",
+            does,
+            "--deadline",
+            "20",
+            *more,
+        ]
         self.process = subprocess.Popen(
             [sys.executable, "-c", DRIVER, str(FOLDER), str(tmp_path / "stub.py"), *argv],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={**os.environ, "TMPDIR": str(tmp_path), "NCCL_IB_HCA": "mlx5_0", "NCCL_DEBUG_FILE": "/mine"},
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={
+                **os.environ,
+                "TMPDIR": str(tmp_path),
+                "NCCL_IB_HCA": "mlx5_0",
+                "NCCL_DEBUG_FILE": "/mine",
+            },
+        )
 
     def report(self) -> dict[str, Any]:
         """Wait for the end and return the one object it printed."""
@@ -105,7 +132,9 @@ def gone(pid: int) -> bool:
 
 
 def test_what_ranks_tell_becomes_the_report(tmp_path: Path) -> None:
-    """Phases, figures, facts and the worst collective, with NCCL's log read back and the folder removed."""
+    """Phases, figures, facts and the worst collective, with NCCL's log read back and the folder
+    removed.
+    """
     does = (
         "local = int(words[words.index('--child') + 1])\n"
         "log = os.environ['NCCL_DEBUG_FILE'].replace('%h', 'h').replace('%p', str(os.getpid()))\n"
@@ -120,13 +149,22 @@ def test_what_ranks_tell_becomes_the_report(tmp_path: Path) -> None:
     )
     report = Run(tmp_path, does, "--ranks-per-node", "2", "--running").report()
 
-    assert [(rank["rank"], rank["phase"], rank["ended"], rank["tail"]) for rank in report["ranks"]] == [
+    assert [
+        (rank["rank"], rank["phase"], rank["ended"], rank["tail"]) for rank in report["ranks"]
+    ] == [
         (2, "done", True, "said 0\n"),
         (3, "done", True, "said 1\n"),
     ]
-    assert [(each["source"], each["local_rank"]) for each in report["transfers"]] == [("a", 0), ("a", 1)]
+    assert [(each["source"], each["local_rank"]) for each in report["transfers"]] == [
+        ("a", 0),
+        ("a", 1),
+    ]
     assert report["collective"] == {"ranks": 4, "busbw": 8.0}
-    assert (report["gpu"], report["inside"]["nccl"], report["inside"]["running"]) == ("H", "2.27", True)
+    assert (report["gpu"], report["inside"]["nccl"], report["inside"]["running"]) == (
+        "H",
+        "2.27",
+        True,
+    )
     assert report["env"]["NCCL_DEBUG_FILE"] == "/mine"
     assert report["env"]["NCCL_IB_HCA"] == "mlx5_0"
     assert "nothing" not in report["log"]
@@ -149,24 +187,33 @@ def test_what_ranks_tell_becomes_the_report(tmp_path: Path) -> None:
     ],
     ids=["signal", "exit code", "own word", "silent about a peer"],
 )
-def test_a_direction_that_was_not_measured_says_why(tmp_path: Path, does: str, error: str, words: str) -> None:
+def test_a_direction_that_was_not_measured_says_why(
+    tmp_path: Path, does: str, error: str, words: str
+) -> None:
     """The node's report has every direction towards it, whatever became of the rank."""
     report = Run(tmp_path, does).report()
 
     assert report["ranks"][0]["error"] == error
-    ((source, target, said),) = [(each["source"], each["target"], each["error"]) for each in report["transfers"]]
+    ((source, target, said),) = [
+        (each["source"], each["target"], each["error"]) for each in report["transfers"]
+    ]
     assert (source, target) == ("a", "b")
     assert words in said
 
 
 def test_the_deadline_ends_ranks_and_is_named(tmp_path: Path) -> None:
     """What was told before is kept."""
-    does = f"say(phase='all_reduce'); open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    does = (
+        f"say(phase='all_reduce'); open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()));"
+        " time.sleep(60)"
+    )
     report = Run(tmp_path, does, "--deadline", "1").report()
 
     assert report["error"] == "the deadline of 1 s came"
     assert report["ranks"][0]["phase"] == "all_reduce"
-    assert report["transfers"][0]["error"] == "rank 1 in phase `all_reduce`: the deadline of 1 s came"
+    assert (
+        report["transfers"][0]["error"] == "rank 1 in phase `all_reduce`: the deadline of 1 s came"
+    )
     assert gone(int((tmp_path / "pid").read_text()))
 
 
@@ -183,7 +230,13 @@ def test_nobody_waiting_ends_everything(tmp_path: Path, how: str) -> None:
         run.process.send_signal(signal.SIGTERM)
     report = run.report()
 
-    assert report["error"] == {"input": "standard input ended: nobody waits for the answer", "signal": "ended by SIGTERM"}[how]
+    assert (
+        report["error"]
+        == {
+            "input": "standard input ended: nobody waits for the answer",
+            "signal": "ended by SIGTERM",
+        }[how]
+    )
     assert gone(pid)
 
 
@@ -206,16 +259,23 @@ def test_an_address_of_another_node_is_no_rendezvous(payload: SimpleNamespace) -
 
 
 def test_the_port_is_reserved_but_refuses_until_the_store_opens(payload: SimpleNamespace) -> None:
-    """Nobody can take it meanwhile; who knocks too early is refused, and waits no longer than its window."""
+    """Nobody can take it meanwhile; who knocks too early is refused, and waits no longer than its
+    window.
+    """
     with payload.node.reserve("127.0.0.1", 0) as held:
         port = held.getsockname()[1]
 
-        with pytest.raises(payload.work.Failed, match=f"did not open 127.0.0.1:{port} within 0 s: connection refused"):
+        with pytest.raises(
+            payload.work.Failed,
+            match=f"did not open 127.0.0.1:{port} within 0 s: connection refused",
+        ):
             payload.rank.knock("127.0.0.1", port, 0.3)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 31, 32])
-def test_every_pair_meets_once_and_nobody_twice_a_round(payload: SimpleNamespace, count: int) -> None:
+def test_every_pair_meets_once_and_nobody_twice_a_round(
+    payload: SimpleNamespace, count: int
+) -> None:
     """In as few rounds as can be."""
     rounds = payload.rank.tournament(count)
     pairs = [pair for each in rounds for pair in each]
@@ -238,7 +298,9 @@ def test_every_pair_meets_once_and_nobody_twice_a_round(payload: SimpleNamespace
 def test_the_largest_transfer_fits(
     payload: SimpleNamespace, backend: str, asked: int, free: int, ranks: int, size: int
 ) -> None:
-    """What was asked for, an eighth of the free memory divided by ranks, a power of two, never nothing."""
+    """What was asked for, an eighth of the free memory divided by ranks, a power of two, never
+    nothing.
+    """
     assert payload.lanes.limit(backend, asked, free, ranks) == size
 
 
@@ -255,7 +317,9 @@ def test_capabilities_are_read_by_name(payload: SimpleNamespace) -> None:
 
     assert "NET_RAW" in docker
     assert "IPC_LOCK" not in docker
-    assert {"IPC_LOCK", "SYS_PTRACE", "SYS_ADMIN"} <= set(payload.node.capabilities("CapEff:\t000001ffffffffff\n"))
+    assert {"IPC_LOCK", "SYS_PTRACE", "SYS_ADMIN"} <= set(
+        payload.node.capabilities("CapEff:\t000001ffffffffff\n")
+    )
     assert payload.node.capabilities("") == []
 
 
@@ -270,28 +334,44 @@ def test_a_long_log_is_cut_at_a_line_and_says_so(payload: SimpleNamespace) -> No
     assert set(cut.splitlines(keepends=True)[:-1]) == {line}
 
 
-def test_gloo_uses_the_named_interface_or_the_node_s_address(payload: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gloo_uses_the_named_interface_or_the_node_s_address(
+    payload: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A name that no interface has is said at once, with those that are there."""
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     assert payload.lanes.gloo_devices("10.0.0.2") == [{"hostname": "10.0.0.2"}]
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     assert payload.lanes.gloo_devices("10.0.0.2") == [{"interface": "lo"}]
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,eth99")
-    with pytest.raises(ValueError, match="GLOO_SOCKET_IFNAME names eth99, which is not here: there are lo"):
+    with pytest.raises(
+        ValueError, match="GLOO_SOCKET_IFNAME names eth99, which is not here: there are lo"
+    ):
         payload.lanes.gloo_devices("10.0.0.2")
 
 
 @pytest.mark.parametrize(
     ("said", "short"),
     [
-        ("[/pytorch/gloo/transport/tcp/pair.cc:544] Connection closed by peer [10.0.0.2]:33. This is typically caused by x",
-         "Connection closed by peer [10.0.0.2]:33"),
-        ("NCCL error in: NCCLUtils.cpp:94, unhandled system error\nncclSystemError: System call failed.\nLast error:\n"
-         "Bootstrap : no socket interface found", "Bootstrap : no socket interface found"),
+        (
+            (
+                "[/pytorch/gloo/transport/tcp/pair.cc:544] Connection closed by peer [10.0.0.2]:33."
+                " This is typically caused by x"
+            ),
+            "Connection closed by peer [10.0.0.2]:33",
+        ),
+        (
+            (
+                "NCCL error in: NCCLUtils.cpp:94, unhandled system error\nncclSystemError: System"
+                " call failed.\nLast error:\nBootstrap : no socket interface found"
+            ),
+            "Bootstrap : no socket interface found",
+        ),
         ("", "ValueError"),
     ],
-)  # fmt: skip
-def test_an_exception_is_cut_to_its_telling_line(payload: SimpleNamespace, said: str, short: str) -> None:
+)
+def test_an_exception_is_cut_to_its_telling_line(
+    payload: SimpleNamespace, said: str, short: str
+) -> None:
     """Without the place in somebody's source; NCCL's last error tells more than its first."""
     assert payload.work.short(ValueError(said)) == short
 
@@ -308,7 +388,9 @@ def test_a_call_that_hangs_is_left_behind(payload: SimpleNamespace) -> None:
 
 
 def test_nccl_is_called_as_its_group_is_made(payload: SimpleNamespace) -> None:
-    """Options with our timeout, lists of tensors, peers and tags; a queue that does not end is a timeout, and aborted."""
+    """Options with our timeout, lists of tensors, peers and tags; a queue that does not end is a
+    timeout, and aborted.
+    """
     calls: list[Any] = []
 
     class Group:
@@ -334,7 +416,9 @@ def test_nccl_is_called_as_its_group_is_made(payload: SimpleNamespace) -> None:
         _timeout: Any = None
 
     Group.Options = Options  # type: ignore[attr-defined]
-    torch = SimpleNamespace(distributed=SimpleNamespace(ProcessGroupNCCL=Group), cuda=SimpleNamespace(Event=Event))
+    torch = SimpleNamespace(
+        distributed=SimpleNamespace(ProcessGroupNCCL=Group), cuda=SimpleNamespace(Event=Event)
+    )
     lane = payload.lanes.Nccl(torch, "store", 1, 2, 0.05, "10.0.0.2")
     lane.send("t", 0)
     lane.recv("t", 0)
@@ -357,17 +441,26 @@ def test_the_probe_needs_torch_and_the_standard_library_only() -> None:
     for file in FOLDER.glob("network*.py"):
         tree = ast.parse(file.read_text())
         names = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        names |= {
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        }
         assert {name.split(".")[0] for name in names} <= {*NAMES, "torch", *sys.stdlib_module_names}
 
 
-def test_a_thread_takes_its_own_gpu(payload: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_takes_its_own_gpu(
+    payload: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """CUDA's current device belongs to a thread, and every group is made in a new one."""
     taken: list[int] = []
     torch = SimpleNamespace(cuda=SimpleNamespace(set_device=taken.append))
     store = SimpleNamespace(set_timeout=lambda _: None)
     args = SimpleNamespace(backend="nccl", pair_timeout=5, node_rank=0)
-    rank = SimpleNamespace(torch=torch, args=args, local=3, ips=["10.0.0.1"], connect=lambda prefix: store)
+    rank = SimpleNamespace(
+        torch=torch, args=args, local=3, ips=["10.0.0.1"], connect=lambda prefix: store
+    )
     monkeypatch.setitem(payload.lanes.LANES, "nccl", lambda *given: given[1:])
 
     assert payload.work.Work(rank).open("pair", 0, 2) == (store, 0, 2, 4, "10.0.0.1")
@@ -376,7 +469,9 @@ def test_a_thread_takes_its_own_gpu(payload: SimpleNamespace, monkeypatch: pytes
 
 def test_a_failed_pair_names_what_was_done_and_with_whom(payload: SimpleNamespace) -> None:
     """A hang, an error of the library, and a word of our own that needs nothing added."""
-    rank = SimpleNamespace(args=SimpleNamespace(pair_timeout=8), called=lambda ranks: f"rank {ranks[0]} (b)")
+    rank = SimpleNamespace(
+        args=SimpleNamespace(pair_timeout=8), called=lambda ranks: f"rank {ranks[0]} (b)"
+    )
     work = payload.work.PairWork(rank, 0, 1, 1)
     work.say("sending")
 
@@ -385,9 +480,16 @@ def test_a_failed_pair_names_what_was_done_and_with_whom(payload: SimpleNamespac
     assert work.told(payload.work.Failed("no eth9")) == "no eth9"
 
 
-def test_a_link_is_never_cut_for_what_every_communicator_repeats(payload: SimpleNamespace, tmp_path: Path) -> None:
-    """With many nodes the share of a pair is small, and NCCL tells of its devices again for each of them."""
-    devices = "".join(f"n1:7:9 [0] NCCL INFO NET/IB : GPU Direct RDMA Enabled for HCA {i} 'mlx5_{i}'\n" for i in range(8))
+def test_a_link_is_never_cut_for_what_every_communicator_repeats(
+    payload: SimpleNamespace, tmp_path: Path
+) -> None:
+    """With many nodes the share of a pair is small, and NCCL tells of its devices again for each of
+    them.
+    """
+    devices = "".join(
+        f"n1:7:9 [0] NCCL INFO NET/IB : GPU Direct RDMA Enabled for HCA {i} 'mlx5_{i}'\n"
+        for i in range(8)
+    )
     link = "n1:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA\n"
     (tmp_path / "nccl.n1.7.log").write_text(devices * 60 + devices + link)
     start = len(devices * 60)

@@ -34,16 +34,31 @@ Process = subprocess.Popen[str]
 
 @contextmanager
 def probe(
-    name: str, peers: str, *, deadline: float = 8.0, patience: float = 0.5, nonce: str = "n", **changed: object
+    name: str,
+    peers: str,
+    *,
+    deadline: float = 8.0,
+    patience: float = 0.5,
+    nonce: str = "n",
+    **changed: object,
 ) -> Iterator[Process]:
     """Start the probe of one node; it is ended with the block."""
     others = [Peer(name=each, ip=IPS[each], ports=WANTED) for each in peers]
     argv = pairs.probe(
-        node=name, ip=str(changed.get("ip", IPS[name])), peers=others, listen=WANTED, high=HIGH,
-        mtu=int(str(changed.get("mtu", 9000))), nonce=nonce, deadline=deadline, patience=patience,
-    )  # fmt: skip
+        node=name,
+        ip=str(changed.get("ip", IPS[name])),
+        peers=others,
+        listen=WANTED,
+        high=HIGH,
+        mtu=int(str(changed.get("mtu", 9000))),
+        nonce=nonce,
+        deadline=deadline,
+        patience=patience,
+    )
     pipe = subprocess.PIPE
-    with subprocess.Popen((sys.executable, *argv[1:]), stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+    with subprocess.Popen(
+        (sys.executable, *argv[1:]), stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    ) as process:
         try:
             yield process
         finally:
@@ -64,12 +79,20 @@ def test_three_nodes_reach_each_other() -> None:
     began = time.monotonic()
     with ExitStack() as stack:
         started = {name: stack.enter_context(probe(name, "abc".replace(name, ""))) for name in IPS}
-        found = [each for name, process in started.items() for each in knocks(name, process).values()]
+        found = [
+            each for name, process in started.items() for each in knocks(name, process).values()
+        ]
 
     assert len(found) == 6
     for knock in found:
         assert knock.ports == {16379: "open", 18265: "open", HIGH: "open"}
-        assert (knock.bulk, knock.largest, knock.wanted, knock.heard, knock.errors) == (True, 9000, 9000, True, {})
+        assert (knock.bulk, knock.largest, knock.wanted, knock.heard, knock.errors) == (
+            True,
+            9000,
+            9000,
+            True,
+            {},
+        )
     assert time.monotonic() - began < 6
 
 
@@ -112,17 +135,24 @@ def test_a_port_that_somebody_has_is_left_to_them() -> None:
 def test_a_refused_port_is_final_once_the_peer_was_met() -> None:
     """The peer holds its ports open before it greets anybody, so this ends at once."""
     with socket.socket() as taken, probe("a", "b") as a:
-        taken.bind((IPS["b"], 16379))  # bound, and nobody listens: neither the probe nor anyone else can
+        # bound, and nobody listens: neither the probe nor anyone else can
+        taken.bind((IPS["b"], 16379))
         with probe("b", "a") as b:
             began = time.monotonic()
             knock = knocks("a", a)["b"]
             knocks("b", b)
 
-    assert (knock.ports[16379], knock.ports[18265], knock.ports[HIGH]) == ("refused", "open", "open")
+    assert (knock.ports[16379], knock.ports[18265], knock.ports[HIGH]) == (
+        "refused",
+        "open",
+        "open",
+    )
     assert time.monotonic() - began < 5
 
 
-def test_a_refusal_from_before_the_peer_was_met_is_not_its_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_from_before_the_peer_was_met_is_not_its_last_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The peer begins, and greets us, while a knock of ours is still on its way back."""
     monkeypatch.syspath_prepend(str(Path(launcher.__file__).parent / "payload"))
     program = importlib.import_module("pairs")
@@ -132,7 +162,12 @@ def test_a_refusal_from_before_the_peer_was_met_is_not_its_last_word(monkeypatch
 
         class Late(program.Probe):  # type: ignore[misc]
             def __init__(self) -> None:
-                self.ip, self.port, self.patience, self.talks = IPS["a"], HIGH + 1, 0.5, dict[str, object]()
+                self.ip, self.port, self.patience, self.talks = (
+                    IPS["a"],
+                    HIGH + 1,
+                    0.5,
+                    dict[str, object](),
+                )
 
             def landed(self, *words: object) -> None:
                 door.listen()
@@ -185,7 +220,9 @@ def test_an_address_of_another_machine_cannot_be_held() -> None:
 
 
 def test_the_end_of_its_input_ends_it_when_somebody_had_held_it() -> None:
-    """The launcher has gone; whoever gave no input at all is not meant (see the test with a late peer)."""
+    """The launcher has gone; whoever gave no input at all is not meant (see the test with a late
+    peer).
+    """
     with probe("a", "b", deadline=60) as a:
         assert a.stdin is not None
         a.stdin.write(pairs.HOLD.decode())

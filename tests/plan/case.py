@@ -38,13 +38,19 @@ from tests.simulated import World
 
 CASES = Path(__file__).parent / "cases"
 # What the cases' inventories name as secrets; none of these may be seen in a script.
-VALUES = {"HF_TOKEN": "hf_thisMustStayHidden", "VLLM_API_KEY": "sk-this-must-stay-hidden", "EXTRA": "it's $HIDDEN too"}
+VALUES = {
+    "HF_TOKEN": "hf_thisMustStayHidden",
+    "VLLM_API_KEY": "sk-this-must-stay-hidden",
+    "EXTRA": "it's $HIDDEN too",
+}
 TOKEN = "7ay70ken7hatmus7s7ayh1dden"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One folder, copied to where its files may be changed; `world` are its nodes as they were found."""
+    """One folder, copied to where its files may be changed; `world` are its nodes as they were
+    found.
+    """
 
     name: str
     folder: Path
@@ -62,10 +68,18 @@ class Case:
         """Return what the verb would do, as `--dry-run` shows it."""
         inventory, image = self.inventory, ray_image(self.inventory, self.context)
         if self.observed.get("verb") == "down":
-            nodes = [node for node in inventory.nodes if node.name not in self.observed.get("unreachable", ())]
+            nodes = [
+                node
+                for node in inventory.nodes
+                if node.name not in self.observed.get("unreachable", ())
+            ]
             facts, _ = read(FakeTransport(self.world.answer).run(commands(inventory, (), nodes)))
             return [plan_down(inventory, facts)]
-        facts = {} if self.observed.get("offline") else observe(inventory, FakeTransport(self.world.answer), [inventory.image])
+        facts = (
+            {}
+            if self.observed.get("offline")
+            else observe(inventory, FakeTransport(self.world.answer), [inventory.image])
+        )
         return [plan_image(inventory, facts), plan_up(inventory, facts, self.secrets, image)]
 
     def run(self) -> FakeTransport:
@@ -85,7 +99,9 @@ def names() -> list[str]:
 
 
 def open_case(name: str, folder: Path) -> Case:
-    """Copy a case folder to `folder` and put its nodes into the state that `observed.json` describes."""
+    """Copy a case folder to `folder` and put its nodes into the state that `observed.json`
+    describes.
+    """
     shutil.copytree(CASES / name, folder, dirs_exist_ok=True)
     observed = json.loads((folder / "observed.json").read_text())
     for secret, value in VALUES.items():
@@ -96,7 +112,12 @@ def open_case(name: str, folder: Path) -> Case:
     secrets = {**resolve(inventory.secrets, folder), ray.TOKEN: Secret(TOKEN)}
     world = World(inventory)
     if observed.get("before"):
-        bring_up(load(folder / observed["before"]), world, secrets, folder / "context.tar" if observed.get("derived") else None)
+        bring_up(
+            load(folder / observed["before"]),
+            world,
+            secrets,
+            folder / "context.tar" if observed.get("derived") else None,
+        )
     for node in observed.get("stopped", ()):
         world.stop(node)
     for node in observed.get("without_image", ()):
@@ -104,20 +125,39 @@ def open_case(name: str, folder: Path) -> Case:
     for machine in world.machines.values():
         machine.home = observed.get("home", "/root")
     world.changes.clear()
-    return Case(name=name, folder=folder, inventory=inventory, observed=observed, world=world, secrets=secrets)
+    return Case(
+        name=name,
+        folder=folder,
+        inventory=inventory,
+        observed=observed,
+        world=world,
+        secrets=secrets,
+    )
 
 
 def ray_image(inventory: Inventory, context: Path | None = None) -> RayImage:
-    """Return the inventory's image as one that has Ray, or, with a file for the build context, a recipe that adds it."""
+    """Return the inventory's image as one that has Ray, or, with a file for the build context, a
+    recipe that adds it.
+    """
     if context is None:
         return RayImage(tag=inventory.image, ray_version="2.60.0", python_version="3.12.3")
     tag = f"{derived.REPOSITORY}:2.60.0-0123456789ab"
-    recipe = derived.Recipe(tag=tag, dockerfile=f"FROM {inventory.image}\n", wheels={"ray.whl": b"wheel"})
+    recipe = derived.Recipe(
+        tag=tag, dockerfile=f"FROM {inventory.image}\n", wheels={"ray.whl": b"wheel"}
+    )
     context.write_bytes(derived.context(recipe.dockerfile, recipe.wheels))
-    return RayImage(tag=tag, ray_version="2.60.0", python_version="3.12.3", recipe=recipe, shown=f"cat {context}")
+    return RayImage(
+        tag=tag,
+        ray_version="2.60.0",
+        python_version="3.12.3",
+        recipe=recipe,
+        shown=f"cat {context}",
+    )
 
 
-def bring_up(inventory: Inventory, world: World, secrets: Mapping[str, Secret], context: Path | None = None) -> Plan:
+def bring_up(
+    inventory: Inventory, world: World, secrets: Mapping[str, Secret], context: Path | None = None
+) -> Plan:
     """Observe, plan and apply on a world, and return the plan."""
     transport = FakeTransport(world.answer)
     facts = observe(inventory, transport, [inventory.image])

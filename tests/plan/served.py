@@ -1,4 +1,6 @@
-"""What tests of servers share: two nodes whose containers are of this vlaunch, requests, and servers that the head keeps."""
+"""What tests of servers share: two nodes whose containers are of this vlaunch, requests, and
+servers that the head keeps.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,42 @@ BARE = replace(INVENTORY, ray=RaySettings(version="none"))
 IMAGE = docker.Image(id="sha256:1", identity="1", digests=(), architecture="amd64", labels={})
 
 
-def request(backend: Any = "ray", tp: int | None = 8, pp: int | None = 2, dp: int = 1, **more: Any) -> Request:
+def request(
+    backend: Any = "ray", tp: int | None = 8, pp: int | None = 2, dp: int = 1, **more: Any
+) -> Request:
     """Ask for org/m on both nodes; `nodes` and `gpus` narrow where it is placed."""
     here = narrow(more.pop("inventory", INVENTORY), more.get("nodes", ()), more.get("gpus"))
     placed = choose(here, tp, pp, dp=dp, backend=backend)
-    return Request(**{"model": "org/m", "placement": placed, "backend": backend, "host": "0.0.0.0", "port": 8000, **more})
+    return Request(
+        **{
+            "model": "org/m",
+            "placement": placed,
+            "backend": backend,
+            "host": "0.0.0.0",
+            "port": 8000,
+            **more,
+        }
+    )
 
 
 def container(node: str, **more: Any) -> Container:
     """Return a node's container, of this vlaunch."""
     own = containers.name(INVENTORY, INVENTORY.node(node))
     given = {
-        "name": own, "id": own, "role": "head", "node": node, "image": "i", "status": "running", "spec": "",
-        "exit_code": 0, "restarts": 0, "env": {}, "labels": {}, "argv": ("/opt/vlaunch/entry.sh", "agent"), **more,
-    }  # fmt: skip
+        "name": own,
+        "id": own,
+        "role": "head",
+        "node": node,
+        "image": "i",
+        "status": "running",
+        "spec": "",
+        "exit_code": 0,
+        "restarts": 0,
+        "env": {},
+        "labels": {},
+        "argv": ("/opt/vlaunch/entry.sh", "agent"),
+        **more,
+    }
     return Container(**given)
 
 
@@ -47,7 +71,10 @@ def seen(*servers: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]] = (), **
     """Return a cluster that is up and keeps some servers."""
     facts = {
         node.name: HostFacts(
-            containers=(container(node.name),), listening=frozenset(), images={"base:1": IMAGE}, docker_version="27"
+            containers=(container(node.name),),
+            listening=frozenset(),
+            images={"base:1": IMAGE},
+            docker_version="27",
         )
         for node in NODES
     }
@@ -72,7 +99,9 @@ def planned(there: Seen, wanted: Request, inventory: Inventory = INVENTORY, **mo
     return plan_serve(inventory, there, wanted, **{"asked": 7.0, "policy": Policy(), **more})
 
 
-def desired(asked: Request, inventory: Inventory = INVENTORY, there: Seen | None = None, **more: Any) -> Desired:
+def desired(
+    asked: Request, inventory: Inventory = INVENTORY, there: Seen | None = None, **more: Any
+) -> Desired:
     """Return a request as the keeper is told of it."""
     return planned(there or Seen(), asked, inventory, **more).desired
 

@@ -40,19 +40,32 @@ def there(request: Request, state: str = "", **more: Any) -> Entry:
     """The job's folder as an earlier run of the same job left it."""
     progress = Progress(state=state, updated=1.0 if state else 0.0, rows=2, **more)
     return Entry(
-        name="j", job=dict(request.described), progress=progress, inputs={each.to: each.bytes for each in request.files}
+        name="j",
+        job=dict(request.described),
+        progress=progress,
+        inputs={each.to: each.bytes for each in request.files},
     )
 
 
 def ray(*states: str) -> dict[str, Any]:
     jobs = [
-        {"submission_id": f"batch-j-{at}", "status": state, "metadata": {"vlaunch.batch": "j", "vlaunch.gpus": "1"}}
+        {
+            "submission_id": f"batch-j-{at}",
+            "status": state,
+            "metadata": {"vlaunch.batch": "j", "vlaunch.gpus": "1"},
+        }
         for at, state in enumerate(states, start=1)
     ]
     return {"jobs": jobs}
 
 
-def decide(load: Load, request: Request, entry: Entry | None = None, said: dict[str, Any] | None = None, **how: bool) -> Start:
+def decide(
+    load: Load,
+    request: Request,
+    entry: Entry | None = None,
+    said: dict[str, Any] | None = None,
+    **how: bool,
+) -> Start:
     seen = Seen(said=said or {}, entry=entry or Entry(absent=True))
     return plan_batch(load(), seen, request, Options(**how))
 
@@ -79,7 +92,9 @@ def test_a_new_job(load: Load, request_: Request) -> None:
 @pytest.mark.parametrize("state", ["running", "failed", "refused", "stopped", "starting"])
 def test_a_job_that_ended_is_gone_on_with(load: Load, request_: Request, state: str) -> None:
     """However it ended; nothing is sent twice."""
-    start = decide(load, request_, there(request_, state, done=1, submission="batch-j-3"), ray("FAILED"))
+    start = decide(
+        load, request_, there(request_, state, done=1, submission="batch-j-3"), ray("FAILED")
+    )
 
     assert (stages(start), start.job) == (["prepare", "submit"], "batch-j-4")
     assert "goes on where it stopped: 1 of 2 rows are done" in start.plan.notes
@@ -96,7 +111,9 @@ def test_a_job_that_is_done(load: Load, request_: Request) -> None:
 
 
 @pytest.mark.parametrize("retry", [True, False])
-def test_error_rows_are_tried_again_only_when_asked(load: Load, request_: Request, retry: bool) -> None:
+def test_error_rows_are_tried_again_only_when_asked(
+    load: Load, request_: Request, retry: bool
+) -> None:
     """The driver reads it in job.json."""
     start = decide(load, request_, there(request_, "failed", done=1, errors=1), retry_errors=retry)
     stdin = start.plan.steps[0].command.stdin
@@ -106,7 +123,9 @@ def test_error_rows_are_tried_again_only_when_asked(load: Load, request_: Reques
 
 
 def test_error_rows_that_nobody_has_counted_yet(load: Load, request_: Request) -> None:
-    """A driver that ended early counted nothing; that they are to be tried again is not forgotten."""
+    """A driver that ended early counted nothing; that they are to be tried again is not
+    forgotten.
+    """
     start = decide(load, request_, there(request_, "failed"), retry_errors=True)
     stdin = start.plan.steps[0].command.stdin
 
@@ -149,7 +168,9 @@ def test_begin_anew(load: Load, request_: Request) -> None:
     assert len(decide(load, request_, there(request_, "failed"), restart=True).plan.notes) == 1
 
 
-def test_files_of_another_job_are_not_taken_for_this_ones(load: Load, request_: Request, tmp_path: Path) -> None:
+def test_files_of_another_job_are_not_taken_for_this_ones(
+    load: Load, request_: Request, tmp_path: Path
+) -> None:
     """They may have the same size."""
     entry = there(request_)
     (tmp_path / "in.txt").write_text("c\nd\n")
@@ -173,13 +194,27 @@ def test_another_job_of_this_name(load: Load, request_: Request, tmp_path: Path)
 def test_a_job_of_which_no_row_is_written_may_be_another_one(
     load: Load, request_: Request, tmp_path: Path, state: str, retry: bool
 ) -> None:
-    """However it ended, and whatever was answered in vain. What is in a store, which nobody looked at, stays."""
+    """However it ended, and whatever was answered in vain.
+
+    What is in a store, which nobody looked at, stays.
+    """
     (tmp_path / "in.txt").write_text("c\n")
     entry = there(request_, state, done=1)
-    start = decide(load, ask(load(), request_.job), replace(entry, written=False), retry_errors=retry)
+    start = decide(
+        load, ask(load(), request_.job), replace(entry, written=False), retry_errors=retry
+    )
 
-    assert (stages(start), start.anew, start.finished) == (["clear", "prepare", "ship", "submit"], True, False)
-    assert (told(start, "prepare")["restart"], told(start, "prepare")["retry_errors"]) == (False, False)
-    assert start.plan.notes[1:] == ("another job was begun under this name, of which no row was written: it is replaced",)
+    assert (stages(start), start.anew, start.finished) == (
+        ["clear", "prepare", "ship", "submit"],
+        True,
+        False,
+    )
+    assert (told(start, "prepare")["restart"], told(start, "prepare")["retry_errors"]) == (
+        False,
+        False,
+    )
+    assert start.plan.notes[1:] == (
+        "another job was begun under this name, of which no row was written: it is replaced",
+    )
     with pytest.raises(RequestError, match="is not the job that runs"):
         decide(load, ask(load(), request_.job), replace(entry, written=False), ray("RUNNING"))

@@ -14,12 +14,17 @@ from launcher.tools.docker import Container, ContainerSpec
 from launcher.tools.host import Address, HostFacts
 
 Load = Callable[..., Inventory]
-FACTS = HostFacts(home="/home/ops", addresses=(Address(interface="ens5", ip="10.0.0.11", prefix=24, up=True),))
+FACTS = HostFacts(
+    home="/home/ops", addresses=(Address(interface="ens5", ip="10.0.0.11", prefix=24, up=True),)
+)
 SECRETS = {"RAY_AUTH_TOKEN": Secret("token-token"), "HF_TOKEN": Secret("hf_secret")}
 
 
 def spec(
-    inventory: Inventory, node: str = "gpu01", facts: HostFacts | None = FACTS, secrets: dict[str, Secret] | None = None
+    inventory: Inventory,
+    node: str = "gpu01",
+    facts: HostFacts | None = FACTS,
+    secrets: dict[str, Secret] | None = None,
 ) -> ContainerSpec:
     given = SECRETS if secrets is None else secrets
     return containers.node_spec(inventory, inventory.node(node), facts, inventory.image, given)
@@ -27,10 +32,16 @@ def spec(
 
 @pytest.mark.parametrize("more", ["", "\nray: none"])
 def test_nodes_differ_only_in_what_is_their_own(more: str, load: Load) -> None:
-    """Name, role, command, address: everything else is the same by construction, with and without Ray."""
+    """Name, role, command, address: everything else is the same by construction, with and without
+    Ray.
+    """
     inventory = load(f"network: {{interface: eth0}}{more}")
     first, second = spec(inventory), spec(inventory, "gpu02")
-    different = {each.name for each in fields(ContainerSpec) if getattr(first, each.name) != getattr(second, each.name)}
+    different = {
+        each.name
+        for each in fields(ContainerSpec)
+        if getattr(first, each.name) != getattr(second, each.name)
+    }
 
     assert different == {"name", "node", "role", "command", "env", "labels"}
     assert {name for name in first.env if first.env[name] != second.env[name]} == {"VLLM_HOST_IP"}
@@ -57,7 +68,11 @@ def test_an_rdma_fabric_brings_its_devices_and_locked_memory(fabric: str, load: 
     """On any accelerator."""
     found = spec(load(f"network: {{fabric: {fabric}}}"))
 
-    assert (found.devices, found.cap_add, found.ulimits["memlock"]) == (("/dev/infiniband",), ("IPC_LOCK",), "-1")
+    assert (found.devices, found.cap_add, found.ulimits["memlock"]) == (
+        ("/dev/infiniband",),
+        ("IPC_LOCK",),
+        "-1",
+    )
 
 
 def test_gpus_are_a_device_request_of_the_declared_number(load: Load) -> None:
@@ -83,13 +98,23 @@ def test_each_node_has_its_own_network_variables(load: Load) -> None:
     )
     first, second = spec(inventory).env, spec(inventory, "gpu02").env
 
-    assert (first["VLLM_HOST_IP"], first["NCCL_SOCKET_IFNAME"], first["GLOO_SOCKET_IFNAME"]) == ("10.0.0.11", "=eth0", "eth0")
+    assert (first["VLLM_HOST_IP"], first["NCCL_SOCKET_IFNAME"], first["GLOO_SOCKET_IFNAME"]) == (
+        "10.0.0.11",
+        "=eth0",
+        "eth0",
+    )
     assert first["NCCL_IB_HCA"] == "=mlx5_0,mlx5_1"
-    assert (second["VLLM_HOST_IP"], second["NCCL_SOCKET_IFNAME"], second["TP_SOCKET_IFNAME"]) == ("10.0.0.12", "=ens5", "ens5")
+    assert (second["VLLM_HOST_IP"], second["NCCL_SOCKET_IFNAME"], second["TP_SOCKET_IFNAME"]) == (
+        "10.0.0.12",
+        "=ens5",
+        "ens5",
+    )
     assert second["NCCL_IB_HCA"] == "=mlx5_7"
 
 
-def test_an_interface_that_the_inventory_leaves_out_is_the_one_that_carries_the_address(load: Load) -> None:
+def test_an_interface_that_the_inventory_leaves_out_is_the_one_that_carries_the_address(
+    load: Load,
+) -> None:
     """And where nobody was asked, none is named."""
     assert spec(load()).env["NCCL_SOCKET_IFNAME"] == "=ens5"
     assert "NCCL_SOCKET_IFNAME" not in spec(load(), facts=None).env
@@ -103,7 +128,11 @@ def test_the_environment_of_a_node_wins_over_the_clusters_and_over_ours(load: Lo
         "{host: gpu02, ip: 10.0.0.12, gpus: 8}]",
     )
 
-    assert (spec(inventory).env["A"], spec(inventory).env["B"], spec(inventory).env["NCCL_SOCKET_IFNAME"]) == (
+    assert (
+        spec(inventory).env["A"],
+        spec(inventory).env["B"],
+        spec(inventory).env["NCCL_SOCKET_IFNAME"],
+    ) == (
         "own",
         "cluster",
         "eth9",
@@ -119,11 +148,16 @@ def test_the_environment_of_a_node_wins_over_what_ray_is_told(load: Load) -> Non
 
 
 def test_ray_is_found_by_address_and_told_about_tokens_either_way(load: Load) -> None:
-    """Without RAY_ADDRESS vLLM would start a Ray of its own; without RAY_AUTH_MODE head and workers might differ."""
+    """Without RAY_ADDRESS vLLM would start a Ray of its own; without RAY_AUTH_MODE head and workers
+    might differ.
+    """
     on, off = spec(load()).env, spec(load("ray: {token_auth: false}")).env
 
     assert on["RAY_ADDRESS"] == off["RAY_ADDRESS"] == "10.0.0.11:6379"
-    assert (on["RAY_AUTH_MODE"], on["RAY_AUTH_TOKEN_PATH"]) == ("token", "/run/vlaunch/secrets/RAY_AUTH_TOKEN")
+    assert (on["RAY_AUTH_MODE"], on["RAY_AUTH_TOKEN_PATH"]) == (
+        "token",
+        "/run/vlaunch/secrets/RAY_AUTH_TOKEN",
+    )
     assert (off["RAY_AUTH_MODE"], "RAY_AUTH_TOKEN_PATH" in off) == ("disabled", False)
 
 
@@ -152,7 +186,10 @@ def test_the_cache_and_the_inventorys_mounts_are_there(load: Load) -> None:
 
 def test_the_state_directory_is_the_nodes_or_below_its_home(load: Load) -> None:
     """Assumed from the login when nobody was asked."""
-    nodes = "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}, {host: gpu02, ip: 10.0.0.12, gpus: 8, state_dir: /srv/v}]"
+    nodes = (
+        "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}, {host: gpu02, ip: 10.0.0.12, gpus: 8,"
+        " state_dir: /srv/v}]"
+    )
     inventory, ops = load("", nodes), load("ssh: {user: ops}", nodes)
 
     assert containers.state_dir(inventory, inventory.node("gpu01"), FACTS) == "/home/ops/.vlaunch/c"
@@ -162,7 +199,9 @@ def test_the_state_directory_is_the_nodes_or_below_its_home(load: Load) -> None:
 
 
 def test_the_first_process_is_the_agent(load: Load) -> None:
-    """It meets the others on the head, and starts Ray where the inventory wants it; the head's is the lead."""
+    """It meets the others on the head, and starts Ray where the inventory wants it; the head's is
+    the lead.
+    """
     inventory = load("ports: {group: 7000}")
     head, worker = spec(inventory).command, spec(inventory, "gpu02").command
     ours = ("/opt/vlaunch/entry.sh", "agent", "--node")
@@ -180,7 +219,13 @@ def test_a_cluster_without_ray_has_nothing_of_it(load: Load) -> None:
     inventory = load("ray: none\nshm: host")
     found = spec(inventory)
 
-    assert found.command[-5:] == ("--head", "10.0.0.11", "--port", str(inventory.ports.group), "--lead")
+    assert found.command[-5:] == (
+        "--head",
+        "10.0.0.11",
+        "--port",
+        str(inventory.ports.group),
+        "--lead",
+    )
     assert not [name for name in found.env if "RAY" in name]
     assert {mount.target for mount in found.mounts} >= {"/run/vlaunch/secrets", "/var/lib/vlaunch"}
 
@@ -201,12 +246,24 @@ def test_rays_memory_monitor_is_off_unless_the_inventory_says_otherwise(load: Lo
         (("vllm", "serve"), False),
     ],
 )
-def test_a_container_of_an_earlier_vlaunch_is_known(command: tuple[str, ...], renewed: bool, load: Load) -> None:
+def test_a_container_of_an_earlier_vlaunch_is_known(
+    command: tuple[str, ...], renewed: bool, load: Load
+) -> None:
     """By its first process."""
     there = Container(
-        name="n", id="1", role="head", node="gpu01", image="i", status="running", spec="", exit_code=0, restarts=0, env={},
-        labels={}, argv=command,
-    )  # fmt: skip
+        name="n",
+        id="1",
+        role="head",
+        node="gpu01",
+        image="i",
+        status="running",
+        spec="",
+        exit_code=0,
+        restarts=0,
+        env={},
+        labels={},
+        argv=command,
+    )
 
     assert containers.renewed(there) is renewed
 
@@ -227,23 +284,29 @@ def test_the_fingerprint_changes_with_every_secret_and_with_its_name() -> None:
 
 
 def test_the_fingerprint_cannot_be_tried_without_the_token() -> None:
-    """Two clusters with the same weak secret have different fingerprints: the key is the cluster's own random token."""
+    """Two clusters with the same weak secret have different fingerprints: the key is the cluster's
+    own random token.
+    """
     weak = {"API_KEY": Secret("1234")}
 
-    assert containers.fingerprint({**weak, "RAY_AUTH_TOKEN": Secret("a" * 64)}) != containers.fingerprint(
-        {**weak, "RAY_AUTH_TOKEN": Secret("b" * 64)}
-    )
+    assert containers.fingerprint(
+        {**weak, "RAY_AUTH_TOKEN": Secret("a" * 64)}
+    ) != containers.fingerprint({**weak, "RAY_AUTH_TOKEN": Secret("b" * 64)})
 
 
 def test_a_spec_carries_its_own_hash(load: Load) -> None:
     """Which is the state: there is no other."""
     found = spec(load())
 
-    assert found.labels["vlaunch.spec"] == found.hash == replace(found, labels=dict(found.labels)).hash
+    assert (
+        found.labels["vlaunch.spec"] == found.hash == replace(found, labels=dict(found.labels)).hash
+    )
 
 
 def test_a_probe_has_the_rights_of_a_node_and_no_secret(load: Load) -> None:
-    """What is measured is what will serve; a throw-away container leaves nothing and is told nothing."""
+    """What is measured is what will serve; a throw-away container leaves nothing and is told
+    nothing.
+    """
     inventory = load("network: {fabric: roce}")
     node = inventory.head
     own = spec(inventory)
@@ -253,8 +316,9 @@ def test_a_probe_has_the_rights_of_a_node_and_no_secret(load: Load) -> None:
     assert (probe.gpus, probe.shm, probe.image) == (own.gpus, own.shm, own.image)
     assert set(probe.env.items()) < set(own.env.items())
     assert {mount.target for mount in own.mounts} - {mount.target for mount in probe.mounts} == {
-        "/run/vlaunch/secrets", "/var/lib/vlaunch",
-    }  # fmt: skip
+        "/run/vlaunch/secrets",
+        "/var/lib/vlaunch",
+    }
     argv = docker.run(node.docker, probe, once=True)
     assert argv[3:6] == ("once", "vlaunch-c-gpu01-probe", "--interactive")
     assert not {"--detach", "--restart"} & set(argv)

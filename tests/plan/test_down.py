@@ -35,7 +35,9 @@ def world(load: Load) -> World:
 
 def plan(world: World, *without: str) -> Plan:
     facts = observe(world.inventory, FakeTransport(world.answer), [])
-    return plan_down(world.inventory, {name: each for name, each in facts.items() if name not in without})
+    return plan_down(
+        world.inventory, {name: each for name, each in facts.items() if name not in without}
+    )
 
 
 def test_workers_go_first_then_the_head_then_files(world: World) -> None:
@@ -48,8 +50,14 @@ def test_workers_go_first_then_the_head_then_files(world: World) -> None:
 
 def test_ranks_on_the_head_go_with_the_workers(world: World) -> None:
     """What is found by its label is removed, whatever its name."""
-    world.machines["gpu01"].containers["odd"] = {**world.container("gpu01"), "Id": "odd1", "Name": "/odd"}
-    world.machines["gpu01"].containers["odd"]["Config"] = {"Labels": {"vlaunch.cluster": "c", "vlaunch.role": "rank"}}
+    world.machines["gpu01"].containers["odd"] = {
+        **world.container("gpu01"),
+        "Id": "odd1",
+        "Name": "/odd",
+    }
+    world.machines["gpu01"].containers["odd"]["Config"] = {
+        "Labels": {"vlaunch.cluster": "c", "vlaunch.role": "rank"}
+    }
     stages = {stage.id: [step.title for step in stage.steps] for stage in plan(world).stages}
 
     assert stages["workers"] == ["removing container vlaunch-c-gpu02", "removing container odd"]
@@ -82,7 +90,11 @@ def test_what_is_left_is_named(world: World) -> None:
     handler = world.answer
 
     def stubborn(command):  # type: ignore[no-untyped-def]
-        return Answer(node=command.node, code=0) if command.node == "gpu02" and "rm" in command.argv else handler(command)
+        return (
+            Answer(node=command.node, code=0)
+            if command.node == "gpu02" and "rm" in command.argv
+            else handler(command)
+        )
 
     with pytest.raises(GateError) as caught:
         case.drain(found, FakeTransport(stubborn))
@@ -123,10 +135,15 @@ def test_secrets_alone_are_removed_too(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("extra", "code", "left"), [(None, 0, []), ("c/mine.txt", 1, ["c", "c/mine.txt"]), ("d/mine.txt", 0, ["d", "d/mine.txt"])]
+    ("extra", "code", "left"),
+    [(None, 0, []), ("c/mine.txt", 1, ["c", "c/mine.txt"]), ("d/mine.txt", 0, ["d", "d/mine.txt"])],
 )
-def test_only_what_vlaunch_wrote_is_removed(extra: str | None, code: int, left: list[str], load: Load, tmp_path: Path) -> None:
-    """Run here: a file that somebody put there stays and is a failure; another cluster's directory stays."""
+def test_only_what_vlaunch_wrote_is_removed(
+    extra: str | None, code: int, left: list[str], load: Load, tmp_path: Path
+) -> None:
+    """Run here: a file that somebody put there stays and is a failure; another cluster's directory
+    stays.
+    """
     state = tmp_path / "state"
     inventory = load(f"state_dir: {state}")
     world = World(inventory)
@@ -143,16 +160,24 @@ def test_only_what_vlaunch_wrote_is_removed(extra: str | None, code: int, left: 
     if extra:
         (state / extra).parent.mkdir(exist_ok=True)
         (state / extra).write_text("mine")
-    clear = next(step.command.argv for step in plan(world).steps if step.command.argv[3:4] == ("clear",))
+    clear = next(
+        step.command.argv for step in plan(world).steps if step.command.argv[3:4] == ("clear",)
+    )
     done = subprocess.run(clear, capture_output=True, check=False)
 
     assert done.returncode == code
-    assert sorted(str(path.relative_to(state)) for path in state.rglob("*")) == left if state.exists() else left == []
+    assert (
+        sorted(str(path.relative_to(state)) for path in state.rglob("*")) == left
+        if state.exists()
+        else left == []
+    )
 
 
 def test_the_question_what_is_left_runs_and_sees_both(load: Load, tmp_path: Path) -> None:
     """Run here with another program in docker's place; one that fails is not an empty answer."""
-    inventory = load(f"state_dir: {tmp_path}\ndocker: [fake]", "nodes: [{host: gpu01, ip: 10.0.0.1, gpus: 1}]")
+    inventory = load(
+        f"state_dir: {tmp_path}\ndocker: [fake]", "nodes: [{host: gpu01, ip: 10.0.0.1, gpus: 1}]"
+    )
     world = World(inventory)
     gate = plan(world).stages[-1].gates[0]
     fake = tmp_path / "bin" / "fake"
@@ -162,14 +187,17 @@ def test_the_question_what_is_left_runs_and_sees_both(load: Load, tmp_path: Path
     def said(body: str) -> tuple[int, str]:
         fake.write_text(f"#!/bin/sh\n{body}\n")
         fake.chmod(0o755)
-        done = subprocess.run(gate.ask[0].argv, env=env, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            gate.ask[0].argv, env=env, capture_output=True, text=True, check=False
+        )
         return done.returncode, done.stdout
 
     assert said("exit 0") == (0, "")
     (tmp_path / "c").mkdir()
     assert said("echo 0123456789abcdef; echo fedcba9876543210") == (
-        0, f"container 0123456789ab\ncontainer fedcba987654\ndirectory {tmp_path}/c\n",
-    )  # fmt: skip
+        0,
+        f"container 0123456789ab\ncontainer fedcba987654\ndirectory {tmp_path}/c\n",
+    )
     assert said("exit 1")[0] == 1
 
 
@@ -177,14 +205,21 @@ def test_secrets_in_memory_are_removed_wherever_they_lie(load: Load) -> None:
     """The place may have been another one when they were written, or be none any more."""
     inventory = load()
     folders = ("/run/user/1000/vlaunch-ops/c", "/dev/shm/vlaunch-ops/c")
-    there = {node.name: HostFacts(docker_version="28", memory="", folders=folders) for node in inventory.nodes}
+    there = {
+        node.name: HostFacts(docker_version="28", memory="", folders=folders)
+        for node in inventory.nodes
+    }
 
-    assert [step.command.argv[3:] for step in plan_down(inventory, there).steps] == [("forget", each) for each in folders] * 2
+    assert [step.command.argv[3:] for step in plan_down(inventory, there).steps] == [
+        ("forget", each) for each in folders
+    ] * 2
 
 
 def test_what_is_left_in_memory_is_seen(load: Load, tmp_path: Path) -> None:
     """Run here: all places are looked at, whatever the node said before."""
-    inventory = load(f"state_dir: {tmp_path}\ndocker: [fake]", "nodes: [{host: gpu01, ip: 10.0.0.1, gpus: 1}]")
+    inventory = load(
+        f"state_dir: {tmp_path}\ndocker: [fake]", "nodes: [{host: gpu01, ip: 10.0.0.1, gpus: 1}]"
+    )
     gate = plan(World(inventory)).stages[-1].gates[0]
     (tmp_path / "fake").write_text("#!/bin/sh\n")
     (tmp_path / "id").write_text(f"#!/bin/sh\necho test-{os.getpid()}\n")
@@ -194,7 +229,11 @@ def test_what_is_left_in_memory_is_seen(load: Load, tmp_path: Path) -> None:
     (place / "c").mkdir(parents=True)
     try:
         done = subprocess.run(
-            gate.ask[0].argv, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=False
+            gate.ask[0].argv,
+            env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            check=False,
         )
     finally:
         shutil.rmtree(place)
@@ -203,10 +242,17 @@ def test_what_is_left_in_memory_is_seen(load: Load, tmp_path: Path) -> None:
 
 
 def test_a_directory_without_our_files_is_removed_too(load: Load) -> None:
-    """Docker makes the source of a bind mount that is not there; `down` must not leave it for ever."""
+    """Docker makes the source of a bind mount that is not there; `down` must not leave it for
+    ever.
+    """
     inventory = load()
-    there = {node.name: HostFacts(docker_version="28", has_directory=True) for node in inventory.nodes}
+    there = {
+        node.name: HostFacts(docker_version="28", has_directory=True) for node in inventory.nodes
+    }
     gone = {node.name: HostFacts(docker_version="28") for node in inventory.nodes}
 
-    assert [step.command.argv[3] for step in plan_down(inventory, there).steps] == ["clear", "clear"]
+    assert [step.command.argv[3] for step in plan_down(inventory, there).steps] == [
+        "clear",
+        "clear",
+    ]
     assert plan_down(inventory, gone).steps == ()

@@ -41,15 +41,25 @@ def test_the_archive_is_the_same_bytes_every_time_and_nobodys(tmp_path: Path) ->
     with tarfile.open(fileobj=io.BytesIO(files.payload_tar())) as archive:
         entries = archive.getmembers()
 
-    assert {entry.name for entry in entries} == {path.removeprefix("payload/") for path in files.payload_digests()}
-    assert {(entry.mtime, entry.uid, entry.uname, entry.mode) for entry in entries} == {(0, 0, "", 0o755)}
+    assert {entry.name for entry in entries} == {
+        path.removeprefix("payload/") for path in files.payload_digests()
+    }
+    assert {(entry.mtime, entry.uid, entry.uname, entry.mode) for entry in entries} == {
+        (0, 0, "", 0o755)
+    }
 
 
 def test_the_programs_of_the_head_and_two_packages_are_shipped() -> None:
-    """The agent, and what batch jobs run, each in a folder of its own; nothing else of the launcher travels."""
+    """The agent, and what batch jobs run, each in a folder of its own; nothing else of the launcher
+    travels.
+    """
     there = {path.removeprefix("payload/") for path in files.payload_digests()}
     payload = Path(files.__file__).parents[1] / "payload"
-    packages = {f"lib/vlaunch_{name}/{path.name}" for name in ("agent", "batch") for path in (payload / name).glob("*.py")}
+    packages = {
+        f"lib/vlaunch_{name}/{path.name}"
+        for name in ("agent", "batch")
+        for path in (payload / name).glob("*.py")
+    }
 
     assert {"entry.sh", "head.py", "desk.py"} <= there
     assert {name for name in there if "/" in name} == packages
@@ -57,13 +67,20 @@ def test_the_programs_of_the_head_and_two_packages_are_shipped() -> None:
 
 
 def test_the_shipped_agent_stands_alone(load: Load, tmp_path: Path) -> None:
-    """It starts, and so does what asks it, where there is nothing of the launcher and of its libraries."""
+    """It starts, and so does what asks it, where there is nothing of the launcher and of its
+    libraries.
+    """
     inventory = load(f"state_dir: {tmp_path}")
     send(files.steps(inventory, inventory.head, FRESH, {}, fresh=False)[0])
     there, bare = tmp_path / "c/payload", (sys.executable, "-I", "-S", "-B")
-    agent = f"import sys; sys.path.insert(0, '{there}/lib'); from vlaunch_agent.__main__ import main; main()"
+    agent = (
+        f"import sys; sys.path.insert(0, '{there}/lib'); from vlaunch_agent.__main__ import main;"
+        " main()"
+    )
     ran = [
-        subprocess.run((*bare, *words, "--help"), capture_output=True, text=True, timeout=20, check=False)
+        subprocess.run(
+            (*bare, *words, "--help"), capture_output=True, text=True, timeout=20, check=False
+        )
         for words in (("-c", agent), (str(there / "head.py"),))
     ]
 
@@ -75,7 +92,9 @@ def test_the_shipped_agent_stands_alone(load: Load, tmp_path: Path) -> None:
 def test_files_are_written_only_where_they_differ(load: Load) -> None:
     """By the sha256 of what is there."""
     inventory = load()
-    old = HostFacts(home="/home/ops", files={**files.payload_digests(), "payload/head.py": "0" * 64})
+    old = HostFacts(
+        home="/home/ops", files={**files.payload_digests(), "payload/head.py": "0" * 64}
+    )
 
     assert titles(files.steps(inventory, inventory.head, WRITTEN, SECRETS, fresh=False)) == []
     assert titles(files.steps(inventory, inventory.head, old, SECRETS, fresh=False)) == [
@@ -97,7 +116,9 @@ def test_secrets_are_written_when_a_container_is_about_to_start(load: Load) -> N
 def test_no_secret_is_in_an_argv_or_a_title(load: Load) -> None:
     """It travels on standard input, made when it is needed."""
     inventory = load()
-    steps = files.steps(inventory, inventory.head, FRESH, {"EXTRA": Secret("very-secret")}, fresh=True)
+    steps = files.steps(
+        inventory, inventory.head, FRESH, {"EXTRA": Secret("very-secret")}, fresh=True
+    )
 
     assert "very-secret" not in repr(steps)
     assert steps[-1].command.stdin is not None
@@ -105,7 +126,9 @@ def test_no_secret_is_in_an_argv_or_a_title(load: Load) -> None:
 
 
 def test_what_the_steps_do_on_a_node(load: Load, tmp_path: Path) -> None:
-    """The files are there as their digests say, secrets readable by their owner only, and nothing else is left."""
+    """The files are there as their digests say, secrets readable by their owner only, and nothing
+    else is left.
+    """
     inventory = load(f"state_dir: {tmp_path}/a b".replace(" b", "-b"))
     for step in files.steps(inventory, inventory.head, None, SECRETS, fresh=True):
         send(step)
@@ -114,7 +137,8 @@ def test_what_the_steps_do_on_a_node(load: Load, tmp_path: Path) -> None:
 
     assert set(there) == {*files.payload_digests(), "secrets/HF_TOKEN", "secrets/RAY_AUTH_TOKEN"}
     assert {
-        name: hashlib.sha256(there[name].read_bytes()).hexdigest() for name in files.payload_digests()
+        name: hashlib.sha256(there[name].read_bytes()).hexdigest()
+        for name in files.payload_digests()
     } == files.payload_digests()
     assert there["secrets/HF_TOKEN"].read_bytes() == b"hf\n$x'"
     assert stat.S_IMODE(there["secrets/HF_TOKEN"].stat().st_mode) == 0o600
@@ -126,7 +150,9 @@ def test_writing_a_secret_again_replaces_it_whole(load: Load, tmp_path: Path) ->
     """A container that starts in between reads the old or the new one."""
     inventory = load(f"state_dir: {tmp_path}")
     for value in ("long-old-value", "new"):
-        for step in files.steps(inventory, inventory.head, WRITTEN, {"A": Secret(value)}, fresh=True):
+        for step in files.steps(
+            inventory, inventory.head, WRITTEN, {"A": Secret(value)}, fresh=True
+        ):
             send(step)
 
     assert (tmp_path / "c/secrets/A").read_text() == "new"
@@ -134,9 +160,13 @@ def test_writing_a_secret_again_replaces_it_whole(load: Load, tmp_path: Path) ->
 
 
 def test_a_secret_that_left_the_inventory_leaves_the_nodes(load: Load, tmp_path: Path) -> None:
-    """Everything in the mounted folder becomes a variable of the container, so an old file is an old secret in use."""
+    """Everything in the mounted folder becomes a variable of the container, so an old file is an
+    old secret in use.
+    """
     inventory = load(f"state_dir: {tmp_path}")
-    for step in files.steps(inventory, inventory.head, WRITTEN, {"OLD": Secret("x"), "A": Secret("y")}, fresh=True):
+    for step in files.steps(
+        inventory, inventory.head, WRITTEN, {"OLD": Secret("x"), "A": Secret("y")}, fresh=True
+    ):
         send(step)
     seen = HostFacts(files=files.payload_digests(), secret_names=("A", "OLD"))
     for step in files.steps(inventory, inventory.head, seen, {"A": Secret("y")}, fresh=True):
@@ -147,7 +177,9 @@ def test_a_secret_that_left_the_inventory_leaves_the_nodes(load: Load, tmp_path:
 
 @pytest.mark.parametrize("to", ["disk", "memory"])
 def test_secrets_leave_every_other_place(load: Load, tmp_path: Path, to: str) -> None:
-    """Also a place in memory that is not today's; what is in use, and what somebody else put beside them, stays."""
+    """Also a place in memory that is not today's; what is in use, and what somebody else put beside
+    them, stays.
+    """
     inventory = load(f"state_dir: {tmp_path}/disk\nsecrets_in: {to}")
     places = {name: tmp_path / name / "c" for name in ("disk", "today", "before", "foreign")}
     for place in places.values():
@@ -155,20 +187,37 @@ def test_secrets_leave_every_other_place(load: Load, tmp_path: Path, to: str) ->
         (place / "secrets" / "A").write_text("old")
     (places["foreign"] / "mine").touch()
     folders = tuple(str(place) for name, place in places.items() if name != "disk")
-    seen = replace(WRITTEN, secret_names=("A",), memory=str(tmp_path / "today"), in_memory=("A",), folders=folders)
+    seen = replace(
+        WRITTEN,
+        secret_names=("A",),
+        memory=str(tmp_path / "today"),
+        in_memory=("A",),
+        folders=folders,
+    )
     for step in files.steps(inventory, inventory.head, seen, {"A": Secret("new")}, fresh=True):
         send(step)
-    left = {name: (place / "secrets" / "A").read_text() for name, place in places.items() if (place / "secrets" / "A").exists()}
+    left = {
+        name: (place / "secrets" / "A").read_text()
+        for name, place in places.items()
+        if (place / "secrets" / "A").exists()
+    }
 
     assert left == {"disk" if to == "disk" else "today": "new"}
-    assert (places["before"].parent.exists(), (places["foreign"] / "mine").exists()) == (False, True)
+    assert (places["before"].parent.exists(), (places["foreign"] / "mine").exists()) == (
+        False,
+        True,
+    )
 
 
 def test_nodes_that_share_a_home_do_not_trip_over_each_other(load: Load, tmp_path: Path) -> None:
     """On NFS the same file is written by all nodes at once."""
     inventory = load(f"state_dir: {tmp_path}")
     steps = [
-        step for _ in range(12) for step in files.steps(inventory, inventory.head, WRITTEN, {"A": Secret("value")}, fresh=True)
+        step
+        for _ in range(12)
+        for step in files.steps(
+            inventory, inventory.head, WRITTEN, {"A": Secret("value")}, fresh=True
+        )
     ]
     with ThreadPoolExecutor(12) as pool:
         list(pool.map(send, steps))

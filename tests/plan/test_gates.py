@@ -53,9 +53,9 @@ def test_every_gate_is_green_on_a_cluster_that_is_up(up: World) -> None:
         gates.agents(inventory, deadline=20),
     ]
 
-    assert {gate.id: worst(gate.judge(ask(transport, gate))) for gate in all_gates} == dict.fromkeys(
-        ("ray-version", "gpus-in-docker", "head", "ray-nodes", "agents"), "pass"
-    )
+    assert {
+        gate.id: worst(gate.judge(ask(transport, gate))) for gate in all_gates
+    } == dict.fromkeys(("ray-version", "gpus-in-docker", "head", "ray-nodes", "agents"), "pass")
     assert up.changes == []
 
 
@@ -69,10 +69,16 @@ def test_every_wait_has_a_deadline_and_every_question_too(up: World) -> None:
 def test_a_worker_that_cannot_reach_the_head_is_named_with_its_log_and_the_fix(up: World) -> None:
     """Its own log says why, and only its log is asked for."""
     up.machines["gpu02"].joins = False
-    up.machines["gpu02"].logs = "Failed to connect to GCS at address 10.0.0.11:6379 within 5 seconds.\n"
+    up.machines[
+        "gpu02"
+    ].logs = "Failed to connect to GCS at address 10.0.0.11:6379 within 5 seconds.\n"
     error = fail(cluster(up), up)
 
-    assert error.message == "gpu02: has not joined Ray under 10.0.0.12: it cannot reach the head's Ray port within 20s"
+    assert (
+        error.message
+        == "gpu02: has not joined Ray under 10.0.0.12: it cannot reach the head's Ray port"
+        " within 20s"
+    )
     assert error.evidence == "Failed to connect to GCS at address 10.0.0.11:6379 within 5 seconds."
     assert "allow TCP between the nodes" in error.hint
 
@@ -83,7 +89,9 @@ def test_a_head_that_dies_while_workers_join_is_named(up: World) -> None:
     up.machines["gpu01"].logs = "bind: Address already in use\n"
     error = fail(cluster(up), up)
 
-    assert error.message == "gpu01: its container ended with exit code 1 (0 restarts): a port is taken"
+    assert (
+        error.message == "gpu01: its container ended with exit code 1 (0 restarts): a port is taken"
+    )
 
 
 def test_a_node_under_the_wrong_address_fails(up: World) -> None:
@@ -91,7 +99,10 @@ def test_a_node_under_the_wrong_address_fails(up: World) -> None:
     up.machines["gpu02"].ray_ip = "172.17.0.1"
     error = fail(cluster(up), up)
 
-    assert "Ray has nodes that are not in the inventory: 172.17.0.1" in f"{error.message}\n{error.evidence}"
+    assert (
+        "Ray has nodes that are not in the inventory: 172.17.0.1"
+        in f"{error.message}\n{error.evidence}"
+    )
     assert "gpu02: has not joined Ray under 10.0.0.12" in error.evidence
 
 
@@ -109,7 +120,9 @@ def test_a_container_in_a_restart_loop_ends_the_wait(up: World) -> None:
     up.machines["gpu02"].joins = False
     transport = FakeTransport(up.answer)
     plan = Plan(verb="up", stages=(Stage(id="s", title="S", gates=(cluster(up),)),))
-    with pytest.raises(GateError, match=r"gpu02: its container ended with exit code 0 \(4 restarts\)"):
+    with pytest.raises(
+        GateError, match=r"gpu02: its container ended with exit code 0 \(4 restarts\)"
+    ):
         list(apply(plan, transport, sleep=lambda _: pytest.fail("waited")))
 
 
@@ -155,12 +168,20 @@ def test_the_head_is_there_when_what_workers_knock_at_listens(more: str, load: L
         (None, ["gpu01"]),
     ],
 )
-def test_an_agent_is_connected_when_the_head_has_heard_it(said: dict[str, float] | None, waits: list[str], up: World) -> None:
+def test_an_agent_is_connected_when_the_head_has_heard_it(
+    said: dict[str, float] | None, waits: list[str], up: World
+) -> None:
     """Lately; where the head says nothing, it is the head that is waited for."""
-    up.said["servers"] = "no answer" if said is None else {"servers": [], "members": said, "agent": 1.0}
+    up.said["servers"] = (
+        "no answer" if said is None else {"servers": [], "members": said, "agent": 1.0}
+    )
     gate = gates.agents(up.inventory, deadline=20)
 
-    assert [each.node for each in gate.judge(ask(FakeTransport(up.answer), gate)) if each.status != "pass"] == waits
+    assert [
+        each.node
+        for each in gate.judge(ask(FakeTransport(up.answer), gate))
+        if each.status != "pass"
+    ] == waits
 
 
 def test_a_missing_log_does_not_hide_the_failure(up: World) -> None:

@@ -9,14 +9,24 @@ from launcher.tools.desk import Progress
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(0.4, "0s"), (59.9, "59s"), (61, "1m 01s"), (3600, "1h 00m"), (7384, "2h 03m"), (90000, "1d 1h")]
+    ("seconds", "said"),
+    [
+        (0.4, "0s"),
+        (59.9, "59s"),
+        (61, "1m 01s"),
+        (3600, "1h 00m"),
+        (7384, "2h 03m"),
+        (90000, "1d 1h"),
+    ],
 )
 def test_durations(seconds: float, said: str) -> None:
     """Two units say enough."""
     assert howfar.duration(seconds) == said
 
 
-@pytest.mark.parametrize(("value", "said"), [(0.25, "0.25"), (25.34, "25.3"), (253.4, "253"), (1912.7, "1,913")])
+@pytest.mark.parametrize(
+    ("value", "said"), [(0.25, "0.25"), (25.34, "25.3"), (253.4, "253"), (1912.7, "1,913")]
+)
 def test_rates(value: float, said: str) -> None:
     """As many digits as mean something."""
     assert howfar.rate(value) == said

@@ -1,4 +1,6 @@
-"""The network check as a plan: who is asked what, how long it may take, what is measured again, and what is kept."""
+"""The network check as a plan: who is asked what, how long it may take, what is measured again, and
+what is kept.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ from tests.plan.conftest import Load
 from tests.simulated import World
 
 NODES = (
-    "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}, {host: gpu02, ip: 10.0.0.12, gpus: 4, head: true}, "
-    "{host: gpu03, ip: 10.0.0.13, gpus: 6}]"
+    "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}, {host: gpu02, ip: 10.0.0.12, gpus: 4, head:"
+    " true}, {host: gpu03, ip: 10.0.0.13, gpus: 6}]"
 )
 ASK = Ask(nonce="f00d")
 
@@ -51,17 +53,27 @@ def judged(world: World, facts: dict[str, HostFacts], ask: Ask, proof: Proof) ->
 
 
 def test_the_head_is_rank_0_wherever_it_stands(load: Load) -> None:
-    """All ranks meet there; the others follow in the inventory's order, and every node is told the same."""
+    """All ranks meet there; the others follow in the inventory's order, and every node is told the
+    same.
+    """
     asked = {each.node: each.argv for each in network.commands(load(nodes=NODES), {}, ASK)}
 
-    assert {name: word(argv, "--node-rank") for name, argv in asked.items()} == {"gpu02": "0", "gpu01": "1", "gpu03": "2"}
-    assert {word(argv, "--nodes") for argv in asked.values()} == {"gpu02=10.0.0.12,gpu01=10.0.0.11,gpu03=10.0.0.13"}
+    assert {name: word(argv, "--node-rank") for name, argv in asked.items()} == {
+        "gpu02": "0",
+        "gpu01": "1",
+        "gpu03": "2",
+    }
+    assert {word(argv, "--nodes") for argv in asked.values()} == {
+        "gpu02=10.0.0.12,gpu01=10.0.0.11,gpu03=10.0.0.13"
+    }
     assert {word(argv, "--master") for argv in asked.values()} == {"10.0.0.12"}
     assert {word(argv, "--nonce") for argv in asked.values()} == {"f00d"}
 
 
 @pytest.mark.parametrize(("asked", "each"), [(None, "4"), (2, "2")])
-def test_every_node_has_as_many_ranks_as_the_smallest_has_gpus(load: Load, asked: int | None, each: str) -> None:
+def test_every_node_has_as_many_ranks_as_the_smallest_has_gpus(
+    load: Load, asked: int | None, each: str
+) -> None:
     """Ranks of a pair talk one to one, so that their number must be equal."""
     commands = network.commands(load(nodes=NODES), {}, replace(ASK, ranks_per_node=asked))
 
@@ -78,7 +90,9 @@ def test_every_node_has_as_many_ranks_as_the_smallest_has_gpus(load: Load, asked
     ],
 )
 def test_every_wait_ends(load: Load, ask: Ask, nodes: int, seconds: float) -> None:
-    """Rounds of pairs and the reduction at their worst, and time to start; who waits outside waits longer, and for two runs."""
+    """Rounds of pairs and the reduction at their worst, and time to start; who waits outside waits
+    longer, and for two runs.
+    """
     inventory = load(nodes=NODES if nodes == 3 else "")
     commands = network.commands(inventory, {}, ask)
 
@@ -89,12 +103,20 @@ def test_every_wait_ends(load: Load, ask: Ask, nodes: int, seconds: float) -> No
 
 
 def test_probes_wait_for_each_other_and_end_with_the_connection(load: Load) -> None:
-    """All at once, whatever the cap, with standard input held open: its end tells them that nobody waits any more."""
+    """All at once, whatever the cap, with standard input held open: its end tells them that nobody
+    waits any more.
+    """
     for command in network.commands(load(nodes=NODES), {}, ASK):
-        assert (command.together, command.hold_stdin, command.stdin is not None) == (True, True, True)
+        assert (command.together, command.hold_stdin, command.stdin is not None) == (
+            True,
+            True,
+            True,
+        )
 
 
-@pytest.mark.parametrize(("accelerator", "backend"), [("cpu", "gloo"), ("nvidia", "nccl"), ("amd", "nccl")])
+@pytest.mark.parametrize(
+    ("accelerator", "backend"), [("cpu", "gloo"), ("nvidia", "nccl"), ("amd", "nccl")]
+)
 def test_the_backend_is_the_accelerators(load: Load, accelerator: str, backend: str) -> None:
     """RCCL answers to NCCL's name."""
     commands = network.commands(load(f"accelerator: {accelerator}"), {}, ASK)
@@ -109,7 +131,9 @@ def test_it_runs_in_the_containers_that_will_serve(load: Load, fresh: bool) -> N
     commands = network.commands(load("network: {fabric: infiniband}"), {} if fresh else facts, ASK)
     argv = commands[0].argv
 
-    assert argv[3:5] == ("once", "vlaunch-c-gpu01-probe") if fresh else argv[:2] == ("docker", "exec")
+    assert (
+        argv[3:5] == ("once", "vlaunch-c-gpu01-probe") if fresh else argv[:2] == ("docker", "exec")
+    )
     assert ("--running" in argv) is not fresh
     if fresh:
         assert {"vlaunch.cluster=c", "/dev/infiniband", "IPC_LOCK", "memlock=-1"} <= set(argv)
@@ -151,7 +175,9 @@ def test_a_pair_that_stays_slow_fails_at_the_second_time(load: Load) -> None:
     first, second = judged(world, facts, ASK, proof), judged(world, facts, ASK, proof)
 
     assert [each.status for each in first] == ["wait"]
-    assert [(each.node, each.status) for each in second if each.status == "fail"] == [("gpu01 ↔ gpu02", "fail")]
+    assert [(each.node, each.status) for each in second if each.status == "fail"] == [
+        ("gpu01 ↔ gpu02", "fail")
+    ]
 
 
 @pytest.mark.parametrize("spoil", ["level", "missing"])
@@ -160,7 +186,9 @@ def test_what_is_beyond_doubt_is_not_measured_twice(load: Load, spoil: str) -> N
     world, facts = up(load(nodes=NODES))
     if spoil == "missing":
         world.reports["gpu03"] = "killed"
-    found = judged(world, facts, replace(ASK, require="rdma" if spoil == "level" else None), Proof())
+    found = judged(
+        world, facts, replace(ASK, require="rdma" if spoil == "level" else None), Proof()
+    )
 
     assert "fail" in {each.status for each in found}
     assert "wait" not in {each.status for each in found}
@@ -185,14 +213,20 @@ def test_a_record_proves_what_it_is_about(load: Load) -> None:
     kept = record(world, facts, replace(ASK, require="rdma"))
 
     def proves(require: Any, **changed: Any) -> bool:
-        return verdict.proven(inventory, facts, {**kept, **changed}, require=require, collective=True)
+        return verdict.proven(
+            inventory, facts, {**kept, **changed}, require=require, collective=True
+        )
 
     assert [proves(level) for level in ("any", "rdma", "gdrdma")] == [True, True, False]
     assert not proves("rdma", incarnation="another")
     assert not proves("rdma", passed=False)
     assert not verdict.proven(inventory, {}, kept, require="any", collective=False)
-    assert not verdict.proven(inventory, facts, {**kept, "collective": False}, require="any", collective=True)
-    assert verdict.proven(inventory, facts, {**kept, "collective": False}, require="any", collective=False)
+    assert not verdict.proven(
+        inventory, facts, {**kept, "collective": False}, require="any", collective=True
+    )
+    assert verdict.proven(
+        inventory, facts, {**kept, "collective": False}, require="any", collective=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -205,8 +239,12 @@ def test_a_record_proves_what_it_is_about(load: Load) -> None:
         ("gdrdma", "gdrdma", True),
     ],
 )
-def test_auto_is_covered_by_auto_and_by_the_highest(load: Load, asked: str, required: str, proves: bool) -> None:
-    """What it stands for was found on the nodes, and a lower level that somebody asked for says nothing of it."""
+def test_auto_is_covered_by_auto_and_by_the_highest(
+    load: Load, asked: str, required: str, proves: bool
+) -> None:
+    """What it stands for was found on the nodes, and a lower level that somebody asked for says
+    nothing of it.
+    """
     inventory = load()
     world, facts = up(inventory)
     kept = {**record(world, facts), "asked": asked, "required": required}
@@ -215,7 +253,9 @@ def test_auto_is_covered_by_auto_and_by_the_highest(load: Load, asked: str, requ
 
 
 def test_a_verdict_between_some_nodes(load: Load) -> None:
-    """It is measured between these alone, kept on the head, and covers no others; their order does not matter."""
+    """It is measured between these alone, kept on the head, and covers no others; their order does
+    not matter.
+    """
     inventory = load("", NODES)
     _, facts = up(inventory)
     ask = replace(ASK, nodes=("gpu03", "gpu01"))
@@ -241,9 +281,10 @@ def test_what_a_servers_logs_say_is_of_that_server(load: Load) -> None:
     assert step.command.stdin is not None
     written = json.loads(step.command.stdin())
 
-    assert [verdict.of_server(written, *each) for each in (("chat", "1"), ("embed", "2"), ("chat", "2"), ("x", "1"))] == [
-        "NET/IB", "NET/Socket", "", ""
-    ]  # fmt: skip
+    assert [
+        verdict.of_server(written, *each)
+        for each in (("chat", "1"), ("embed", "2"), ("chat", "2"), ("x", "1"))
+    ] == ["NET/IB", "NET/Socket", "", ""]
 
 
 def test_a_container_that_started_again_is_another_incarnation(load: Load) -> None:
@@ -251,9 +292,13 @@ def test_a_container_that_started_again_is_another_incarnation(load: Load) -> No
     world, facts = up(load())
     before = verdict.incarnation(world.inventory, facts)
     world.container("gpu02")["State"]["StartedAt"] = "2026-11-21T01:00:00Z"
-    after = verdict.incarnation(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
+    after = verdict.incarnation(
+        world.inventory, observe(world.inventory, FakeTransport(world.answer), [])
+    )
     world.stop("gpu01")
-    gone = verdict.incarnation(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
+    gone = verdict.incarnation(
+        world.inventory, observe(world.inventory, FakeTransport(world.answer), [])
+    )
 
     assert before
     assert after not in ("", before)
@@ -269,7 +314,13 @@ GOOD = {
     "summary": "s",
     "ranks_per_node": 0,
 }
-FIGURES = {"reduce_latency": 1e-5, "algbw": 1e9, "send_latency": 1e-5, "bandwidth": 1e9, "tcp": False}
+FIGURES = {
+    "reduce_latency": 1e-5,
+    "algbw": 1e9,
+    "send_latency": 1e-5,
+    "bandwidth": 1e9,
+    "tcp": False,
+}
 
 
 def test_fewer_ranks_than_gpus_prove_less_than_a_server_uses(load: Load) -> None:
@@ -291,7 +342,10 @@ def test_fewer_ranks_than_gpus_prove_less_than_a_server_uses(load: Load) -> None
         (json.dumps({**GOOD, "figures": {**FIGURES, "algbw": float("inf")}}), GOOD),
         (json.dumps({**GOOD, "figures": [1]}), GOOD),
         (json.dumps({**GOOD, "nodes": [1], "servers": {"a": 1}}), GOOD),
-        (json.dumps({**GOOD, "nodes": ["n"], "servers": {}}), {**GOOD, "nodes": ["n"], "servers": {}}),
+        (
+            json.dumps({**GOOD, "nodes": ["n"], "servers": {}}),
+            {**GOOD, "nodes": ["n"], "servers": {}},
+        ),
         (json.dumps({**GOOD, "passed": "yes"}), {}),
         (json.dumps({**GOOD, "required": "rocket"}), {}),
         (json.dumps({**GOOD, "taken": None}), {}),
@@ -326,7 +380,10 @@ def test_numbers_that_json_has_not_are_left_out(load: Load) -> None:
     judged(world, facts, ASK, proof)
     assert proof.verdict is not None
 
-    for said in (verdict.as_json(proof.verdict), verdict.as_record(world.inventory, facts, proof, taken="today")):
+    for said in (
+        verdict.as_json(proof.verdict),
+        verdict.as_record(world.inventory, facts, proof, taken="today"),
+    ):
         assert json.loads(json.dumps(said, allow_nan=False)) == json.loads(json.dumps(said))
 
 
@@ -336,4 +393,6 @@ def test_images_are_enough(load: Load) -> None:
     image = Image(id="i", identity="i", digests=(), architecture="amd64", labels={})
     facts = {node.name: HostFacts(images={inventory.image: image}) for node in inventory.nodes}
 
-    assert {each.status for each in network.prepare(inventory, facts).stages[0].gates[0].judge({})} == {"pass"}
+    assert {
+        each.status for each in network.prepare(inventory, facts).stages[0].gates[0].judge({})
+    } == {"pass"}

@@ -22,7 +22,10 @@ def test_one_question_a_node_tells_everything(load: Load) -> None:
     facts = observe.observe(inventory, transport, [inventory.image, inventory.image])
 
     assert [command.node for command in transport.commands] == ["gpu01", "gpu02"]
-    assert {name: each.hostname for name, each in facts.items()} == {"gpu01": "gpu01", "gpu02": "gpu02"}
+    assert {name: each.hostname for name, each in facts.items()} == {
+        "gpu01": "gpu01",
+        "gpu02": "gpu02",
+    }
     assert set(facts["gpu01"].images) == {inventory.image}
 
 
@@ -30,11 +33,22 @@ def test_each_node_is_asked_in_its_own_way(load: Load) -> None:
     """Its Docker, its directories."""
     inventory = load(
         "docker: [sudo, -n, docker]",
-        "nodes: [{host: a, ip: 10.0.0.1, gpus: 1, state_dir: /s}, {host: b, ip: 10.0.0.2, gpus: 1, docker: [podman]}]",
+        "nodes: [{host: a, ip: 10.0.0.1, gpus: 1, state_dir: /s}, {host: b, ip: 10.0.0.2, gpus: 1,"
+        " docker: [podman]}]",
     )
     first, second = observe.commands(inventory, ["x:1"])
 
-    assert first.argv[4:] == ("c", "/s", inventory.node("a").hf_home, "nvidia", "1", "x:1", "sudo", "-n", "docker")
+    assert first.argv[4:] == (
+        "c",
+        "/s",
+        inventory.node("a").hf_home,
+        "nvidia",
+        "1",
+        "x:1",
+        "sudo",
+        "-n",
+        "docker",
+    )
     assert second.argv[-1] == "podman"
 
 
@@ -42,23 +56,35 @@ def test_only_the_nodes_named_are_asked(load: Load) -> None:
     """`down` and `status` go on without those that cannot be reached."""
     inventory = load()
 
-    assert [command.node for command in observe.commands(inventory, [], inventory.workers)] == ["gpu02"]
+    assert [command.node for command in observe.commands(inventory, [], inventory.workers)] == [
+        "gpu02"
+    ]
 
 
 @pytest.mark.parametrize(
     ("answer", "kind", "message"),
     [
         (Answer(node="a", code=255, err="Connection reset"), ConnectError, "a: connection lost"),
-        (Answer(node="a", code=124, timed_out=True, seconds=60.2), NodeError, "a: did not tell its state within 60s"),
+        (
+            Answer(node="a", code=124, timed_out=True, seconds=60.2),
+            NodeError,
+            "a: did not tell its state within 60s",
+        ),
         (
             Answer(node="a", code=0, out="This account is currently not available."),
             NodeError,
             "a: the node's answer to the probe is incomplete",
         ),
-        (Answer(node="a", code=127, err="sh: not found"), NodeError, "a: the node's answer to the probe is incomplete"),
+        (
+            Answer(node="a", code=127, err="sh: not found"),
+            NodeError,
+            "a: the node's answer to the probe is incomplete",
+        ),
     ],
 )
-def test_a_node_that_gives_no_answer_is_named_with_what_it_said(answer: Answer, kind: type[NodeError], message: str) -> None:
+def test_a_node_that_gives_no_answer_is_named_with_what_it_said(
+    answer: Answer, kind: type[NodeError], message: str
+) -> None:
     """Typed, so that the exit code and the story are right."""
     facts, failed = observe.read([answer])
 
@@ -72,13 +98,19 @@ def test_a_node_that_gives_no_answer_is_named_with_what_it_said(answer: Answer, 
     ("code", "timed_out", "out"),
     [
         (124, True, "\n@@vlaunch home\n/root\n@@vlaunch rc 0\n\n@@vlaunch token\nray-token-1234\n"),
-        (255, False, "\n@@vlaunch home\n/root\n@@vlaunch rc 0\n\n@@vlaunch token\nray-token-1234\n"),
+        (
+            255,
+            False,
+            "\n@@vlaunch home\n/root\n@@vlaunch rc 0\n\n@@vlaunch token\nray-token-1234\n",
+        ),
         (0, False, "@@vlaunch token\nray-token-1234"),
     ],
 )
 def test_an_answer_that_was_cut_off_shows_no_token(code: int, timed_out: bool, out: str) -> None:
     """Nobody has learned it then, so nothing else would take it out."""
-    _, failed = observe.read([Answer(node="a", code=code, out=out, seconds=120, timed_out=timed_out)])
+    _, failed = observe.read(
+        [Answer(node="a", code=code, out=out, seconds=120, timed_out=timed_out)]
+    )
 
     assert "ray-token" not in failed["a"].evidence
     assert ("/root" in failed["a"].evidence) is (code != 0)

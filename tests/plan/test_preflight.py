@@ -1,4 +1,6 @@
-"""What a preflight asks besides the survey: of whom, in which container, on which ports, and why a node is left out."""
+"""What a preflight asks besides the survey: of whom, in which container, on which ports, and why a
+node is left out.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ from tests.plan.conftest import Load
 from tests.simulated import World
 
 NODES = (
-    "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}, {host: gpu02, ip: 10.0.0.12, gpus: 8, head: true}, "
-    "{host: gpu03, ip: 10.0.0.13, gpus: 8}]"
+    "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}, {host: gpu02, ip: 10.0.0.12, gpus: 8, head:"
+    " true}, {host: gpu03, ip: 10.0.0.13, gpus: 8}]"
 )
 ETH0 = Nic(name="eth0", up=True, mtu=9000)
 
@@ -48,7 +50,9 @@ def knocking(inventory: Inventory, facts: dict[str, HostFacts]) -> dict[str, dic
 
 
 def test_a_throw_away_look_makes_nothing_on_the_node(load: Load) -> None:
-    """With the rights and devices of the real one, and without mounts: Docker would make their directories."""
+    """With the rights and devices of the real one, and without mounts: Docker would make their
+    directories.
+    """
     inventory = load("network: {fabric: infiniband}")
     asked = preflight.look_inside(inventory, seen(inventory))
 
@@ -79,32 +83,49 @@ def test_a_node_without_the_image_is_not_looked_into(load: Load) -> None:
     asked = preflight.look_inside(inventory, facts)
 
     assert [each.node for each in asked.commands] == ["gpu01"]
-    assert asked.missing == {"gpu02": "vllm/vllm-openai:v0.32.0 is not on this node yet: run `vlaunch up`"}
+    assert asked.missing == {
+        "gpu02": "vllm/vllm-openai:v0.32.0 is not on this node yet: run `vlaunch up`"
+    }
 
 
 def test_ports_between_nodes(load: Load) -> None:
-    """Those that others must reach, once a node: the head has the ones of Ray's head, of `mp` and of the probe besides."""
+    """Those that others must reach, once a node: the head has the ones of Ray's head, of `mp` and
+    of the probe besides.
+    """
     inventory = load(nodes=NODES)
-    head, worker = preflight.between(inventory, inventory.head), preflight.between(inventory, inventory.workers[0])
+    head, worker = (
+        preflight.between(inventory, inventory.head),
+        preflight.between(inventory, inventory.workers[0]),
+    )
 
     assert set(worker) == {6380, 6381, 10002}
     assert set(head) == {*worker, 6379, 10001, 29501, 29550, 29560, 29500}
 
 
 def test_every_node_knocks_at_all_the_others_at_once(load: Load) -> None:
-    """One high port and one nonce for all; each listens on its own fixed ports, at its own address, with its card's MTU."""
+    """One high port and one nonce for all; each listens on its own fixed ports, at its own address,
+    with its card's MTU.
+    """
     inventory = load(nodes=NODES)
     asked = knocking(inventory, seen(inventory))
 
     assert {name: [peer["name"] for peer in said["peers"]] for name, said in asked.items()} == {
-        "gpu01": ["gpu02", "gpu03"], "gpu02": ["gpu01", "gpu03"], "gpu03": ["gpu01", "gpu02"],
-    }  # fmt: skip
-    assert {(said["port"], said["nonce"], said["mtu"]) for said in asked.values()} == {(43210, "f00d", 9000)}
+        "gpu01": ["gpu02", "gpu03"],
+        "gpu02": ["gpu01", "gpu03"],
+        "gpu03": ["gpu01", "gpu02"],
+    }
+    assert {(said["port"], said["nonce"], said["mtu"]) for said in asked.values()} == {
+        (43210, "f00d", 9000)
+    }
     assert asked["gpu01"]["ip"] == "10.0.0.11"
     assert asked["gpu01"]["listen"] == sorted(preflight.between(inventory, inventory.node("gpu01")))
     assert asked["gpu01"]["peers"][0]["ports"] == list(preflight.between(inventory, inventory.head))
     for command in preflight.knock(inventory, seen(inventory), high=43210, nonce="f00d").commands:
-        assert (command.together, command.hold_stdin, command.stdin is not None) == (True, True, True)
+        assert (command.together, command.hold_stdin, command.stdin is not None) == (
+            True,
+            True,
+            True,
+        )
 
 
 @pytest.mark.parametrize(
@@ -115,16 +136,23 @@ def test_every_node_knocks_at_all_the_others_at_once(load: Load) -> None:
         ("", False, ("sh", "-c", ANY, "once", "vlaunch-c-gpu01-probe")),
     ],
 )
-def test_a_node_without_python_uses_the_images(load: Load, python: str, up: bool, begins: tuple[str, ...]) -> None:
+def test_a_node_without_python_uses_the_images(
+    load: Load, python: str, up: bool, begins: tuple[str, ...]
+) -> None:
     """On the host's network, in the container that is there, else in a throw-away one."""
     inventory = load()
-    asked = preflight.knock(inventory, seen(inventory, up=up, python=python), high=43210, nonce="f00d")
+    asked = preflight.knock(
+        inventory, seen(inventory, up=up, python=python), high=43210, nonce="f00d"
+    )
 
     assert asked.commands[0].argv[: len(begins)] == begins
 
 
 def test_who_cannot_take_part_is_named_with_why(load: Load) -> None:
-    """Without its address it would bind to nothing; without Python and image it has no program. The others go on."""
+    """Without its address it would bind to nothing; without Python and image it has no program.
+
+    The others go on.
+    """
     inventory = load(nodes=NODES.replace("]", ", {host: gpu04, ip: 10.0.0.14, gpus: 8}]"))
     facts = seen(inventory)
     facts["gpu03"] = replace(facts["gpu03"], addresses=())
@@ -134,7 +162,9 @@ def test_who_cannot_take_part_is_named_with_why(load: Load) -> None:
     assert [each.node for each in asked.commands] == ["gpu01", "gpu02"]
     assert asked.missing == {
         "gpu03": "no interface carries 10.0.0.13",
-        "gpu04": "neither Python nor vllm/vllm-openai:v0.32.0 is on this node yet: run `vlaunch up`",
+        "gpu04": (
+            "neither Python nor vllm/vllm-openai:v0.32.0 is on this node yet: run `vlaunch up`"
+        ),
     }
 
 
@@ -149,7 +179,9 @@ def test_one_node_alone_has_nobody_to_knock_at(load: Load) -> None:
 
 
 def test_the_high_port_is_free_everywhere(load: Load) -> None:
-    """The first of those drawn on which nobody listens; where all are taken, the first, for lack of a better one."""
+    """The first of those drawn on which nobody listens; where all are taken, the first, for lack of
+    a better one.
+    """
     facts = seen(load())
     facts["gpu01"] = replace(facts["gpu01"], listening=frozenset({("0.0.0.0", 40001)}))
     facts["gpu02"] = replace(facts["gpu02"], listening=frozenset({("10.0.0.12", 40002)}))
@@ -165,7 +197,9 @@ def test_files_are_listed_where_the_model_will_be_read(load: Load) -> None:
     down, up = seen(inventory), seen(inventory, up=True)
     name = "org/$(id)"
 
-    assert [each.argv[:2] for each in preflight.list_files(inventory, down, name)] == [("sh", "-c")] * 2
+    assert [each.argv[:2] for each in preflight.list_files(inventory, down, name)] == [
+        ("sh", "-c")
+    ] * 2
     assert [each.argv[:3] for each in preflight.list_files(inventory, up, name)] == [
         ("docker", "exec", "vlaunch-c-gpu01"),
         ("docker", "exec", "vlaunch-c-gpu02"),

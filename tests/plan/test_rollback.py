@@ -32,12 +32,20 @@ def kept(id: str, **changes: Any) -> dict[str, Any]:
         "dp": 1,
         "args": ["--x", "1"],
     }
-    return {"at": 1.5, "desired": {"id": id, "image": "sha256:1", "asked_for": {**asked, **changes}}}
+    return {
+        "at": 1.5,
+        "desired": {"id": id, "image": "sha256:1", "asked_for": {**asked, **changes}},
+    }
 
 
 def answer(answered: Any, wanted: Any = None) -> Answer:
-    texts = [each if isinstance(each, str) else json.dumps(each) if each is not None else "" for each in (answered, wanted)]
-    return Answer(node="n1", code=0, out="".join(f"{text}\n\x1e\n" for text in texts), err="", seconds=0.1)
+    texts = [
+        each if isinstance(each, str) else json.dumps(each) if each is not None else ""
+        for each in (answered, wanted)
+    ]
+    return Answer(
+        node="n1", code=0, out="".join(f"{text}\n\x1e\n" for text in texts), err="", seconds=0.1
+    )
 
 
 def test_the_newest_other_one_is_chosen() -> None:
@@ -72,11 +80,22 @@ def test_another_image_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "said",
-    ["", "nonsense", "{}", "[1, null, {}]", [kept("a", tp="x")], [kept("a", backend="other")], [kept("a", args="--x")],
-     [{"at": 1, "desired": {"id": "a"}}], [{**kept("a"), "at": "x"}], [kept("a", nodes="n1")],
-     [kept("a", gpus="x")], [kept("a", port=1e400)],
-     *([{**kept("a"), "at": at}] for at in ("nan", 1e300, -1e300))],
-)  # fmt: skip
+    [
+        "",
+        "nonsense",
+        "{}",
+        "[1, null, {}]",
+        [kept("a", tp="x")],
+        [kept("a", backend="other")],
+        [kept("a", args="--x")],
+        [{"at": 1, "desired": {"id": "a"}}],
+        [{**kept("a"), "at": "x"}],
+        [kept("a", nodes="n1")],
+        [kept("a", gpus="x")],
+        [kept("a", port=1e400)],
+        *([{**kept("a"), "at": at}] for at in ("nan", 1e300, -1e300)),
+    ],
+)
 def test_what_cannot_be_read_did_not_answer(said: Any) -> None:
     """A node may say anything."""
     assert rollback.read(answer(said)) == ((), "")

@@ -1,4 +1,6 @@
-"""`--dry-run` prints what the run sends: the script is executed here, and what it sends is compared with the run's own."""
+"""`--dry-run` prints what the run sends: the script is executed here, and what it sends is compared
+with the run's own.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from tests.plan.case import Case
 
 pytestmark = pytest.mark.processes
 
-# Takes the place of everything that reaches a node. What `ssh` was given is read by a POSIX shell, as on the other side.
+# Takes the place of everything that reaches a node. What `ssh` was given is read by a POSIX shell,
+# as on the other side.
 _STUB = """#!/bin/sh
 PATH=/usr/bin:/bin
 name=${0##*/} options=
@@ -64,11 +67,15 @@ class Shell:
             (self.bin / name).chmod(0o755)
         # `vlaunch payload` itself is tested with the command line; its bytes are these.
         (folder / "payload.tar").write_bytes(files.payload_tar())
-        (self.bin / "vlaunch").write_text(f'#!/bin/sh\n[ "$*" = payload ] && exec cat {folder}/payload.tar\n')
+        (self.bin / "vlaunch").write_text(
+            f'#!/bin/sh\n[ "$*" = payload ] && exec cat {folder}/payload.tar\n'
+        )
         (self.bin / "vlaunch").chmod(0o755)
 
     def run(self, text: str, *, fail: str = "-", piped: bool = False) -> tuple[int, list[Sent]]:
-        """Execute a script from another folder and return its exit code and what it sent, in order."""
+        """Execute a script from another folder and return its exit code and what it sent, in
+        order.
+        """
         path = self.folder / "script.sh"
         path.write_text(text)
         env = {
@@ -80,14 +87,29 @@ class Shell:
         }
         argv = ["/bin/bash", "-s"] if piped else ["/bin/bash", str(path)]
         given = text.encode() if piped else b""
-        done = subprocess.run(argv, env=env, cwd=self.folder, input=given, capture_output=True, timeout=30, check=False)
+        done = subprocess.run(
+            argv,
+            env=env,
+            cwd=self.folder,
+            input=given,
+            capture_output=True,
+            timeout=30,
+            check=False,
+        )
         assert done.stderr == b""
         order = self.out / "order"
-        return done.returncode, [self._read(Path(line)) for line in order.read_text().splitlines()] if order.exists() else []
+        return done.returncode, [
+            self._read(Path(line)) for line in order.read_text().splitlines()
+        ] if order.exists() else []
 
     def _read(self, path: Path) -> Sent:
         login, options, *argv = path.read_bytes().decode().split("\0")[:-1]
-        return Sent(login=login, options=options.strip(), argv=tuple(argv), stdin=Path(f"{path}.stdin").read_bytes())
+        return Sent(
+            login=login,
+            options=options.strip(),
+            argv=tuple(argv),
+            stdin=Path(f"{path}.stdin").read_bytes(),
+        )
 
 
 @pytest.fixture(params=case.names())
@@ -116,17 +138,30 @@ def test_the_script_is_as_expected(one: Case) -> None:
 
 
 def test_the_script_sends_what_the_run_sends(one: Case, shell: Shell) -> None:
-    """The same argv to the same nodes with the same bytes on standard input, wave by wave; gates change nothing."""
+    """The same argv to the same nodes with the same bytes on standard input, wave by wave; gates
+    change nothing.
+    """
     plans = one.plans()
     code, by_script = shell.run(script(one.inventory, plans))
     if one.observed.get("offline"):
-        changes = [step.command for plan in plans for stage in plan.stages for wave in in_waves(stage.steps) for step in wave]
+        changes = [
+            step.command
+            for plan in plans
+            for stage in plan.stages
+            for wave in in_waves(stage.steps)
+            for step in wave
+        ]
     else:
         one.run()
         changes = one.world.changes
     logins = {node.name: _login(one.inventory, node.name) for node in one.inventory.nodes}
     by_run = [
-        Sent(login=logins[c.node][0], options=logins[c.node][1], argv=c.argv, stdin=c.stdin() if c.stdin else b"")
+        Sent(
+            login=logins[c.node][0],
+            options=logins[c.node][1],
+            argv=c.argv,
+            stdin=c.stdin() if c.stdin else b"",
+        )
         for c in changes
     ]
 
@@ -136,15 +171,21 @@ def test_the_script_sends_what_the_run_sends(one: Case, shell: Shell) -> None:
 
 
 def test_the_script_is_valid_and_holds_no_secret(one: Case) -> None:
-    """`bash -n` accepts it, and no value of a secret is in it, nor anything to test values against."""
+    """`bash -n` accepts it, and no value of a secret is in it, nor anything to test values
+    against.
+    """
     text = script(one.inventory, one.plans())
-    done = subprocess.run(["/bin/bash", "-n"], input=text.encode(), capture_output=True, check=False)
+    done = subprocess.run(
+        ["/bin/bash", "-n"], input=text.encode(), capture_output=True, check=False
+    )
 
     assert (done.returncode, done.stderr) == (0, b"")
     assert [value for value in (*case.VALUES.values(), case.TOKEN) if value in text] == []
 
 
-def test_a_failing_step_stops_the_script(tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_step_stops_the_script(
+    tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As it stops the run: the nodes of its wave finish, and nothing after it is sent."""
     found = _open("cpu-derived-image", tmp_path, monkeypatch)
     plans = found.plans()
@@ -154,11 +195,17 @@ def test_a_failing_step_stops_the_script(tmp_path: Path, shell: Shell, monkeypat
         list(apply(plans[1], FakeTransport(found.world.answer), sleep=lambda _: None))
 
     assert code != 0
-    assert sorted(each.argv for each in sent) == sorted(command.argv for command in found.world.changes)
+    assert sorted(each.argv for each in sent) == sorted(
+        command.argv for command in found.world.changes
+    )
 
 
-def test_the_script_can_be_piped_into_bash(tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`vlaunch up --dry-run | bash`: no command may read the rest of the script as its own input."""
+def test_the_script_can_be_piped_into_bash(
+    tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`vlaunch up --dry-run | bash`: no command may read the rest of the script as its own
+    input.
+    """
     found = _open("cpu-derived-image", tmp_path, monkeypatch)
     text = script(found.inventory, found.plans())
     code, sent = shell.run(text, piped=True)
@@ -181,7 +228,9 @@ def test_a_secret_from_a_command_is_one_command_in_the_script_too(
     assert by_script == [found.secrets["EXTRA"].reveal().encode()]
 
 
-def test_a_script_that_keeps_the_head_makes_no_token_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_that_keeps_the_head_makes_no_token_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker with another token than its head cannot join; the head's is there to be read."""
     kept = _open("dead-worker", tmp_path, monkeypatch)
     fresh = _open("cpu-derived-image", tmp_path, monkeypatch)
@@ -190,7 +239,9 @@ def test_a_script_that_keeps_the_head_makes_no_token_of_its_own(tmp_path: Path, 
     assert "openssl" in script(fresh.inventory, fresh.plans())
 
 
-def test_notes_stand_in_the_script_as_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notes_stand_in_the_script_as_comments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A note that spans lines must not become a command."""
     found = _open("env-of-one-worker-changed", tmp_path, monkeypatch)
     plan = Plan(verb="up", stages=(), notes=("node2: env A: one\ntouch /tmp/x → two",))
@@ -206,7 +257,11 @@ def _reload(found: Case) -> Case:
     from launcher.remote.secrets import resolve
 
     inventory = load(found.folder / "inventory.yaml")
-    return replace(found, inventory=inventory, secrets={**found.secrets, **resolve(inventory.secrets, found.folder)})
+    return replace(
+        found,
+        inventory=inventory,
+        secrets={**found.secrets, **resolve(inventory.secrets, found.folder)},
+    )
 
 
 def _login(inventory: Inventory, name: str) -> tuple[str, str]:

@@ -11,10 +11,16 @@ def step(name: str) -> Step:
 
 
 def test_a_wave_holds_one_step_a_node_and_keeps_each_nodes_order() -> None:
-    """So that a node never has two commands at once, and fast nodes do not wait for one that has more to do."""
+    """So that a node never has two commands at once, and fast nodes do not wait for one that has
+    more to do.
+    """
     waves = in_waves([step("a1"), step("a2"), step("b1"), step("c1"), step("a3"), step("c2")])
 
-    assert [[each.title for each in wave] for wave in waves] == [["a1", "b1", "c1"], ["a2", "c2"], ["a3"]]
+    assert [[each.title for each in wave] for wave in waves] == [
+        ["a1", "b1", "c1"],
+        ["a2", "c2"],
+        ["a3"],
+    ]
     assert in_waves([]) == []
 
 

@@ -40,16 +40,24 @@ def world(load: Load) -> World:
     return made
 
 
-def look(world: World, *missing: str, inventory: Inventory | None = None, **completions: dict[str, Any]) -> ClusterStatus:
+def look(
+    world: World, *missing: str, inventory: Inventory | None = None, **completions: dict[str, Any]
+) -> ClusterStatus:
     """Observe as the command does; servers answer by their names, or do not."""
     inventory = inventory or world.inventory
     transport = FakeTransport(world.answer)
-    facts = {name: each for name, each in observe(inventory, transport, [inventory.image]).items() if name not in missing}
+    facts = {
+        name: each
+        for name, each in observe(inventory, transport, [inventory.image]).items()
+        if name not in missing
+    }
     said = status.Said()
     if asked := status.ask_head(inventory, facts):
         answer, proof = transport.run(asked)
         said = status.Said(head=status.hear(answer), network=verdict.parse_record(proof))
-    asked_for = {each.name for each in said.kept.running if status.ask_server(inventory, facts, each)}
+    asked_for = {
+        each.name for each in said.kept.running if status.ask_server(inventory, facts, each)
+    }
     said = dataclasses.replace(
         said,
         abouts={name: world.said.get("server", {}) for name in asked_for},
@@ -69,7 +77,9 @@ def jobs(world: World, *rows: dict[str, Any], **more: Any) -> None:
     }
 
 
-def serve(world: World, how: Observed | None = None, *, wanted: Desired | None = None, **more: Any) -> ServerStatus:
+def serve(
+    world: World, how: Observed | None = None, *, wanted: Desired | None = None, **more: Any
+) -> ServerStatus:
     """Let one server be, and look at it."""
     completion = {key: more.pop(key) for key in ("default",) if key in more}
     jobs(world, kept.one(wanted or kept.wanted(), how, age=more.pop("age", 2.0)), **more)
@@ -82,7 +92,10 @@ def test_a_cluster_that_is_up_is_whole(world: World) -> None:
     seen = look(world)
 
     assert seen.whole
-    assert [(each.node, each.role, each.container, each.ray, each.agent, each.gpus, each.drift) for each in seen.nodes] == [
+    assert [
+        (each.node, each.role, each.container, each.ray, each.agent, each.gpus, each.drift)
+        for each in seen.nodes
+    ] == [
         ("gpu01", "head", "running", "alive", "connected", "8/8", ()),
         ("gpu02", "worker", "running", "alive", "connected", "8/8", ()),
     ]
@@ -91,8 +104,13 @@ def test_a_cluster_that_is_up_is_whole(world: World) -> None:
 
 
 def test_a_node_that_ray_has_not_missed_yet_is_dead(world: World) -> None:
-    """Its raylet's port is closed, whatever Ray's table says for some seconds more; the head is asked to knock."""
-    asked = status.ask_head(world.inventory, observe(world.inventory, FakeTransport(world.answer), [world.inventory.image]))
+    """Its raylet's port is closed, whatever Ray's table says for some seconds more; the head is
+    asked to knock.
+    """
+    asked = status.ask_head(
+        world.inventory,
+        observe(world.inventory, FakeTransport(world.answer), [world.inventory.image]),
+    )
     address = f"10.0.0.12:{world.inventory.ports.node_manager}"
     world.said["jobs"]["unreachable"] = [address]
     seen = look(world)
@@ -104,17 +122,24 @@ def test_a_node_that_ray_has_not_missed_yet_is_dead(world: World) -> None:
 
 def test_the_endpoint_is_where_the_server_listens(world: World) -> None:
     """On the node that has its API, its own address and port, not the inventory's."""
-    inventory = dataclasses.replace(world.inventory, serve=dataclasses.replace(world.inventory.serve, bind="127.0.0.1"))
+    inventory = dataclasses.replace(
+        world.inventory, serve=dataclasses.replace(world.inventory.serve, bind="127.0.0.1")
+    )
     wanted = kept.wanted(node="gpu02", backend="mp", port=9000)
 
     assert serve(world, kept.seen(), wanted=wanted).endpoint == "http://10.0.0.12:9000/v1"
-    assert serve(world, kept.seen(), wanted=dataclasses.replace(wanted, host="fd00::1")).endpoint == "http://[fd00::1]:9000/v1"
+    assert (
+        serve(world, kept.seen(), wanted=dataclasses.replace(wanted, host="fd00::1")).endpoint
+        == "http://[fd00::1]:9000/v1"
+    )
     jobs(world)
     assert look(world, inventory=inventory).endpoint == "http://127.0.0.1:8000/v1"
 
 
 @pytest.mark.parametrize(("node", "asked"), [("gpu02", ["gpu02", "gpu02"]), ("gpu09", [])])
-def test_a_server_is_asked_on_the_node_that_has_its_api(world: World, node: str, asked: list[str]) -> None:
+def test_a_server_is_asked_on_the_node_that_has_its_api(
+    world: World, node: str, asked: list[str]
+) -> None:
     """In that node's container; nobody is asked where that is none of the inventory's."""
     jobs(world, kept.one(kept.wanted(node=node, port=9000), kept.seen()))
     facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
@@ -123,7 +148,9 @@ def test_a_server_is_asked_on_the_node_that_has_its_api(world: World, node: str,
 
     assert [each.node for each in commands] == asked
     assert bool(look(world).servers[0].endpoint) is bool(asked)
-    assert all(("vlaunch-c-gpu02" in each.argv, "9000" in each.argv) == (True, True) for each in commands)
+    assert all(
+        ("vlaunch-c-gpu02" in each.argv, "9000" in each.argv) == (True, True) for each in commands
+    )
 
 
 def test_nothing_there_is_absent_and_not_whole(load: Load) -> None:
@@ -132,9 +159,14 @@ def test_nothing_there_is_absent_and_not_whole(load: Load) -> None:
     seen = look(world)
 
     assert not seen.whole
-    assert [(each.container, each.ray, each.gpus) for each in seen.nodes] == [("absent", "absent", "-/8")] * 2
+    assert [(each.container, each.ray, each.gpus) for each in seen.nodes] == [
+        ("absent", "absent", "-/8")
+    ] * 2
     assert seen.servers == ()
-    assert status.ask_head(world.inventory, observe(world.inventory, FakeTransport(world.answer), [])) == []
+    assert (
+        status.ask_head(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
+        == []
+    )
 
 
 def test_a_worker_that_is_not_in_ray_is_seen(world: World) -> None:
@@ -143,7 +175,12 @@ def test_a_worker_that_is_not_in_ray_is_seen(world: World) -> None:
     jobs(world)
     seen = look(world)
 
-    assert (seen.nodes[1].container, seen.nodes[1].ray, seen.nodes[1].gpus, seen.whole) == ("running", "absent", "-/8", False)
+    assert (seen.nodes[1].container, seen.nodes[1].ray, seen.nodes[1].gpus, seen.whole) == (
+        "running",
+        "absent",
+        "-/8",
+        False,
+    )
 
 
 def test_a_container_that_has_ended_is_seen(world: World) -> None:
@@ -158,7 +195,11 @@ def test_a_node_that_cannot_be_reached_is_unknown_and_says_why(world: World) -> 
     """Its container is not called absent."""
     seen = look(world, "gpu02")
 
-    assert (seen.nodes[1].container, seen.nodes[1].trouble, seen.whole) == ("unknown", "gpu02: no route", False)
+    assert (seen.nodes[1].container, seen.nodes[1].trouble, seen.whole) == (
+        "unknown",
+        "gpu02: no route",
+        False,
+    )
     assert seen.nodes[0].ray == "alive"
 
 
@@ -166,7 +207,10 @@ def test_without_the_head_the_server_is_unknown(world: World) -> None:
     """Not `none`."""
     seen = look(world, "gpu01")
 
-    assert ([each.state for each in seen.servers], seen.nodes[1].container) == (["unknown"], "running")
+    assert ([each.state for each in seen.servers], seen.nodes[1].container) == (
+        ["unknown"],
+        "running",
+    )
     assert not seen.whole
 
 
@@ -194,7 +238,9 @@ def test_without_ray_agents_make_a_cluster(load: Load) -> None:
     case.bring_up(world.inventory, world, SECRETS)
     world.said["jobs"] = kept.said()
     seen = look(world)
-    (asked, _) = status.ask_head(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
+    asked, _ = status.ask_head(
+        world.inventory, observe(world.inventory, FakeTransport(world.answer), [])
+    )
 
     assert [(each.ray, each.gpus, each.drift) for each in seen.nodes] == [("-", "8", ())] * 2
     assert seen.whole
@@ -229,29 +275,55 @@ def test_what_the_keeper_does_with_a_server(world: World, how: Observed | None, 
 
 def test_a_server_that_nobody_wants_is_there_until_it_is_gone(world: World) -> None:
     """One that was stopped is not listed."""
-    jobs(world, kept.one(None, kept.seen("a", state="ready")), kept.one(None, kept.seen("b", state="stopped")))
+    jobs(
+        world,
+        kept.one(None, kept.seen("a", state="ready")),
+        kept.one(None, kept.seen("b", state="stopped")),
+    )
 
-    assert [(each.name, each.state, each.model) for each in look(world).servers] == [("a", "stopping", "org/m")]
+    assert [(each.name, each.state, each.model) for each in look(world).servers] == [
+        ("a", "stopping", "org/m")
+    ]
 
 
 def test_answering_needs_a_completion(world: World) -> None:
     """With what it said about itself; the keeper's doubts stand beside it."""
-    world.said["server"] = {"health": 200, "capacity": {"kv_cache_size_tokens": "12345", "kv_cache_max_concurrency": "3.5"}}
+    world.said["server"] = {
+        "health": 200,
+        "capacity": {"kv_cache_size_tokens": "12345", "kv_cache_max_concurrency": "3.5"},
+    }
     server = serve(world, kept.seen(warning="2 canaries were refused"), default=ANSWER)
 
-    assert (server.state, server.backend, server.model, server.seconds) == ("answering", "ray", "m", 0.25)
-    assert (server.fingerprint, server.kv_tokens, server.concurrency) == ("vllm-0.32.0-pp2-x", 12345, 3.5)
-    assert (server.warning, server.nodes, server.age) == ("2 canaries were refused", ("gpu01", "gpu02"), 2.0)
+    assert (server.state, server.backend, server.model, server.seconds) == (
+        "answering",
+        "ray",
+        "m",
+        0.25,
+    )
+    assert (server.fingerprint, server.kv_tokens, server.concurrency) == (
+        "vllm-0.32.0-pp2-x",
+        12345,
+        3.5,
+    )
+    assert (server.warning, server.nodes, server.age) == (
+        "2 canaries were refused",
+        ("gpu01", "gpu02"),
+        2.0,
+    )
 
 
 def test_a_server_that_answers_before_its_keeper_knows_answers(world: World) -> None:
     """And one whose keeper has died is green with a warning: it works."""
-    assert serve(world, kept.seen(state="starting", fault_count=1), default=ANSWER).state == "answering"
+    assert (
+        serve(world, kept.seen(state="starting", fault_count=1), default=ANSWER).state
+        == "answering"
+    )
 
     server = serve(world, kept.seen(), agent=75.0, default=ANSWER)
     assert (server.state, server.warning) == (
-        "answering", "the head's agent has said nothing for 75 s, so that nobody keeps it"
-    )  # fmt: skip
+        "answering",
+        "the head's agent has said nothing for 75 s, so that nobody keeps it",
+    )
 
 
 @pytest.mark.parametrize(
@@ -271,7 +343,9 @@ def test_a_server_that_answers_before_its_keeper_knows_answers(world: World) -> 
         (kept.seen(), {"status": 500, "error": "EngineDeadError"}, "silent"),
     ],
 )
-def test_a_busy_server_is_no_silent_one(world: World, how: Observed, completion: dict[str, Any], state: str) -> None:
+def test_a_busy_server_is_no_silent_one(
+    world: World, how: Observed, completion: dict[str, Any], state: str
+) -> None:
     """It is green while anything of it moves; `/health` says 200 of both."""
     server = serve(world, how, default=completion)
 
@@ -288,37 +362,58 @@ def test_silence_says_for_how_long_and_what_the_keeper_does(world: World) -> Non
     """With nodes' names in the place of addresses."""
     server = serve(world, kept.seen(still=42.0, doing="nothing comes from 10.0.0.12"), default=LATE)
 
-    assert server.detail == (
-        "no completion: timed out; nothing has moved for 42 s; its keeper: nothing comes from gpu02"
-    )  # fmt: skip
+    assert (
+        server.detail
+        == "no completion: timed out; nothing has moved for 42 s; its keeper: nothing comes from"
+        " gpu02"
+    )
 
 
 def test_what_a_busy_server_has_to_do_is_told(world: World) -> None:
-    """As it was counted last: while the completion waited, else by the keeper, else a moment ago."""
+    """As it was counted last: while the completion waited, else by the keeper, else a moment
+    ago.
+    """
     counts = {"running": 8, "waiting": 892, "tokens_per_s": 310.2}
-    world.said["server"] = {"health": 200, "load": {"running": 1, "waiting": 2, "tokens_per_s": None}}
+    world.said["server"] = {
+        "health": 200,
+        "load": {"running": 1, "waiting": 2, "tokens_per_s": None},
+    }
     completion = {**LATE, "moved": True, "load": counts}
     by_keeper = kept.seen(load=kept.load(waiting=900))
 
     assert serve(world, by_keeper, default=completion).load == kept.load()
     assert serve(world, by_keeper, default={**LATE, "moved": True}).load == kept.load(waiting=900)
-    assert serve(world, by_keeper, age=30.0, default=ANSWER).load == kept.load(running=1, waiting=2, tokens_per_s=0.0)
+    assert serve(world, by_keeper, age=30.0, default=ANSWER).load == kept.load(
+        running=1, waiting=2, tokens_per_s=0.0
+    )
 
 
 def test_a_replica_that_gives_no_answer_is_silence(world: World) -> None:
-    """Another one's answer proves nothing for it: a part of the requests hangs. Under a flood it is busy like the others."""
+    """Another one's answer proves nothing for it: a part of the requests hangs.
+
+    Under a flood it is busy like the others.
+    """
     good = {"status": 200, "seconds": 0.1, "error": "", "answered": True}
     late = {"status": 0, "seconds": 8.0, "error": "timed out", "answered": False}
     completion = {**ANSWER, "replicas": [good, late]}
     server = serve(world, kept.seen(), default=completion)
 
-    assert (server.state, server.detail) == ("silent", "replica 1 of 2 gave no completion: timed out")
+    assert (server.state, server.detail) == (
+        "silent",
+        "replica 1 of 2 gave no completion: timed out",
+    )
     assert serve(world, kept.seen(asking=9.0), default=completion).state == "busy"
-    assert serve(world, kept.seen(), default={**ANSWER, "replicas": [good, good]}).state == "answering"
+    assert (
+        serve(world, kept.seen(), default={**ANSWER, "replicas": [good, good]}).state == "answering"
+    )
 
 
-@pytest.mark.parametrize(("agent", "said"), [(75.0, "has said nothing for 75 s"), (None, "says nothing")])
-def test_a_keeper_that_has_died_leaves_a_server_unknown(world: World, agent: float | None, said: str) -> None:
+@pytest.mark.parametrize(
+    ("agent", "said"), [(75.0, "has said nothing for 75 s"), (None, "says nothing")]
+)
+def test_a_keeper_that_has_died_leaves_a_server_unknown(
+    world: World, agent: float | None, said: str
+) -> None:
     """Whatever it wrote last; not whole."""
     server = serve(world, kept.seen(), agent=agent, default=LATE)
 
@@ -331,15 +426,24 @@ def test_a_server_whose_node_was_not_asked_is_unknown(world: World) -> None:
     jobs(world, kept.one(kept.wanted(node="gpu02"), kept.seen()))
     seen = look(world, "gpu02")
 
-    assert [(each.state, each.detail) for each in seen.servers] == [("unknown", "the node that has its API was not asked")]
+    assert [(each.state, each.detail) for each in seen.servers] == [
+        ("unknown", "the node that has its API was not asked")
+    ]
 
 
 def test_several_servers_are_judged_apart(world: World) -> None:
     """The first is the one that older readers of the JSON know."""
-    jobs(world, kept.one(kept.wanted("chat"), kept.seen("chat")), kept.one(kept.wanted("embed"), kept.seen("embed")))
+    jobs(
+        world,
+        kept.one(kept.wanted("chat"), kept.seen("chat")),
+        kept.one(kept.wanted("embed"), kept.seen("embed")),
+    )
     seen = look(world, chat=LATE, embed=ANSWER)
 
-    assert [(each.name, each.state) for each in seen.servers] == [("chat", "silent"), ("embed", "answering")]
+    assert [(each.name, each.state) for each in seen.servers] == [
+        ("chat", "silent"),
+        ("embed", "answering"),
+    ]
     assert not seen.whole
     said = json.loads(json.dumps(seen.as_json()))
     assert said["server"] == said["servers"][0]
@@ -348,18 +452,31 @@ def test_several_servers_are_judged_apart(world: World) -> None:
 
 def test_the_last_fault_is_told_with_names_of_nodes(world: World) -> None:
     """An answer is an answer; what happened before stands beside it."""
-    how = kept.seen(fault_count=4, faults=[kept.fault(node="10.0.0.12", evidence="10.0.0.12: killed")])
+    how = kept.seen(
+        fault_count=4, faults=[kept.fault(node="10.0.0.12", evidence="10.0.0.12: killed")]
+    )
     observed = serve(world, how, default=ANSWER).observed
 
     assert observed is not None
-    assert (observed.faults[0].node, observed.faults[0].evidence, observed.fault_count) == ("gpu02", "gpu02: killed", 4)
+    assert (observed.faults[0].node, observed.faults[0].evidence, observed.fault_count) == (
+        "gpu02",
+        "gpu02: killed",
+        4,
+    )
 
 
 @pytest.mark.parametrize(
     "row",
-    [None, 5, {"name": 5}, {"name": "x", "desired": 5}, {"name": "x", "observed": []}, {"name": "x", "age": "old"},
-     {**kept.one(kept.wanted(), kept.seen()), "observed": {"version": 2, "faults": [None]}}],
-)  # fmt: skip
+    [
+        None,
+        5,
+        {"name": 5},
+        {"name": "x", "desired": 5},
+        {"name": "x", "observed": []},
+        {"name": "x", "age": "old"},
+        {**kept.one(kept.wanted(), kept.seen()), "observed": {"version": 2, "faults": [None]}},
+    ],
+)
 def test_a_record_may_be_anything(world: World, row: Any) -> None:
     """Nodes answer what they like."""
     jobs(world, row)
@@ -377,7 +494,9 @@ def test_drift_is_said_in_words(world: World, load: Load) -> None:
 
 
 @pytest.mark.parametrize("more", ["", OPEN, "ray: none"])
-def test_values_of_secrets_are_not_needed_to_see_that_nothing_drifted(load: Load, more: str) -> None:
+def test_values_of_secrets_are_not_needed_to_see_that_nothing_drifted(
+    load: Load, more: str
+) -> None:
     """`status` fetches none: the fingerprint on the container stands in for them."""
     inventory = load(f"{more}\nsecrets: {{HF_TOKEN: {{env: HF_TOKEN}}}}")
     world = World(inventory)
@@ -393,13 +512,19 @@ def test_values_of_secrets_are_not_needed_to_see_that_nothing_drifted(load: Load
         ("env: {A: '1'}", "env: {A: '2'}", "env A: 1 → 2"),
         ("env: {A: '1'}", "", "env A: 1 → unset"),
         ("", "mounts: ['/models:/models:ro']", "devices, mounts or limits of its container"),
-        ("", "secrets: {HF_TOKEN: {env: X}}", "env HF_TOKEN_PATH: unset → /run/vlaunch/secrets/HF_TOKEN"),
+        (
+            "",
+            "secrets: {HF_TOKEN: {env: X}}",
+            "env HF_TOKEN_PATH: unset → /run/vlaunch/secrets/HF_TOKEN",
+        ),
     ],
 )
 def test_what_differs_is_said_of_every_node(load: Load, before: str, after: str, said: str) -> None:
     """The inventory was changed after `up`."""
     world = World(load(before))
-    case.bring_up(world.inventory, world, {**SECRETS, **dict.fromkeys(world.inventory.secrets, Secret("x"))})
+    case.bring_up(
+        world.inventory, world, {**SECRETS, **dict.fromkeys(world.inventory.secrets, Secret("x"))}
+    )
     seen = look(world, inventory=load(after))
 
     assert [each.drift for each in seen.nodes] == [(said,)] * 2
@@ -407,12 +532,17 @@ def test_what_differs_is_said_of_every_node(load: Load, before: str, after: str,
 
 
 def test_another_image_is_said_without_the_variables_of_the_old_one(load: Load) -> None:
-    """Nobody looks at an image that is not in the inventory any more: what it brings was not taken away by anybody."""
+    """Nobody looks at an image that is not in the inventory any more: what it brings was not taken
+    away by anybody.
+    """
     world = World(load("env: {A: '1'}"))
     case.bring_up(world.inventory, world, SECRETS)
     changed = dataclasses.replace(load("env: {A: '2'}"), image="other:1")
 
-    assert look(world, inventory=changed).nodes[0].drift == ("image vllm/vllm-openai:v0.32.0 → other:1", "env A: 1 → 2")
+    assert look(world, inventory=changed).nodes[0].drift == (
+        "image vllm/vllm-openai:v0.32.0 → other:1",
+        "env A: 1 → 2",
+    )
 
 
 def test_containers_of_an_earlier_vlaunch_are_to_be_renewed(world: World) -> None:
@@ -425,10 +555,21 @@ def test_containers_of_an_earlier_vlaunch_are_to_be_renewed(world: World) -> Non
     world.said["jobs"] = {"jobs": [], "nodes": {"data": {"result": {"result": []}}}}
     seen = look(world)
 
-    assert seen.nodes[0].drift == ("its container is of an earlier vlaunch: `vlaunch up` renews it",)
-    assert seen.nodes[1].drift[1] == f"container {name} is left from an earlier vlaunch: `vlaunch up` removes it"
+    assert seen.nodes[0].drift == (
+        "its container is of an earlier vlaunch: `vlaunch up` renews it",
+    )
+    assert (
+        seen.nodes[1].drift[1]
+        == f"container {name} is left from an earlier vlaunch: `vlaunch up` removes it"
+    )
     assert [(each.state, each.detail) for each in seen.servers] == [
-        ("unknown", f"mp-model (container {name} on gpu02) runs in containers of an earlier vlaunch: `vlaunch up` renews them")
+        (
+            "unknown",
+            (
+                f"mp-model (container {name} on gpu02) runs in containers of an earlier vlaunch:"
+                " `vlaunch up` renews them"
+            ),
+        )
     ]
     assert not seen.whole
 
@@ -453,7 +594,9 @@ def test_a_derived_image_is_no_drift(load: Load, tmp_path: Path) -> None:
     ] * 2
 
 
-@pytest.mark.parametrize(("ended", "said"), [("exited", "the head's container is exited: `vlaunch up` starts it")])
+@pytest.mark.parametrize(
+    ("ended", "said"), [("exited", "the head's container is exited: `vlaunch up` starts it")]
+)
 def test_without_the_head_s_container_nobody_knows(world: World, ended: str, said: str) -> None:
     """What is wanted still lies on its disk."""
     world.stop("gpu01")
@@ -464,7 +607,11 @@ def test_without_the_head_s_container_nobody_knows(world: World, ended: str, sai
 def test_ranks_are_shown_on_their_nodes(world: World) -> None:
     """From the names of the actors."""
     world.said["jobs"]["actors"] = {
-        "data": {"result": {"result": [{"name": "vllm_Worker_1_PP1", "state": "ALIVE", "node_id": "gpu02"}]}}
+        "data": {
+            "result": {
+                "result": [{"name": "vllm_Worker_1_PP1", "state": "ALIVE", "node_id": "gpu02"}]
+            }
+        }
     }
 
     assert [each.ranks for each in look(world).nodes] == [(), ("PP1",)]
@@ -479,16 +626,22 @@ def test_ranks_that_ray_does_not_know_are_shown_too(world: World) -> None:
 
     jobs(world, mine, kept.one(kept.wanted("b"), kept.seen("b", ranks=held)))
     assert [each.ranks for each in look(world).nodes] == [
-        ("a: TP0 PP0", "b: TP0 PP0"), ("a: TP0 PP1", "b: TP0 PP1"),
-    ]  # fmt: skip
+        ("a: TP0 PP0", "b: TP0 PP0"),
+        ("a: TP0 PP1", "b: TP0 PP1"),
+    ]
 
 
 def test_recorded_answers_of_an_idle_cluster_are_read(load: Load) -> None:
     """What the payload printed on a cluster of two."""
-    nodes = "nodes: [{host: node1, ip: 10.77.0.11, gpus: 1}, {host: node2, ip: 10.77.0.12, gpus: 1}]"
+    nodes = (
+        "nodes: [{host: node1, ip: 10.77.0.11, gpus: 1}, {host: node2, ip: 10.77.0.12, gpus: 1}]"
+    )
     world = World(load("accelerator: cpu", nodes))
     case.bring_up(world.inventory, world, SECRETS)
-    world.said["jobs"] = {**json.loads((FIXTURES / "head-jobs.json").read_text()), **kept.said(node1=0.1, node2=0.1)}
+    world.said["jobs"] = {
+        **json.loads((FIXTURES / "head-jobs.json").read_text()),
+        **kept.said(node1=0.1, node2=0.1),
+    }
     seen = look(world)
 
     assert [(each.ray, each.gpus) for each in seen.nodes] == [("alive", "1/1"), ("alive", "1/1")]
@@ -515,28 +668,42 @@ def test_a_table_of_another_shape_is_unreadable(world: World) -> None:
 
 
 PROOF = {
-    "taken": "2026-11-20", "passed": True, "asked": "auto", "required": "any", "ranks_per_node": 0, "collective": True,
+    "taken": "2026-11-20",
+    "passed": True,
+    "asked": "auto",
+    "required": "any",
+    "ranks_per_node": 0,
+    "collective": True,
     "summary": "1 pair over NET/IB",
-}  # fmt: skip
+}
 
 
 def proof(world: World, **more: Any) -> None:
     """Keep a verdict on the network between the containers that run now."""
     facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
     here = verdict.incarnation(world.inventory, facts)
-    world.machines["gpu01"].files["network.json"] = json.dumps({**PROOF, "incarnation": here, **more}).encode()
+    world.machines["gpu01"].files["network.json"] = json.dumps(
+        {**PROOF, "incarnation": here, **more}
+    ).encode()
 
 
 @pytest.mark.parametrize("backend", ["ray", "mp"])
-def test_the_network_is_proven_for_containers_whatever_serves_in_them(world: World, backend: str) -> None:
-    """Until one is another; what a server's own logs said of it stands beside it while that server is the same."""
+def test_the_network_is_proven_for_containers_whatever_serves_in_them(
+    world: World, backend: str
+) -> None:
+    """Until one is another; what a server's own logs said of it stands beside it while that server
+    is the same.
+    """
     proof(world, servers={"default": {"id": "id-default", "said": "NET/IB, 4 links"}})
     jobs(world, kept.one(kept.wanted(backend=backend), kept.seen()))
     proven = "proven 2026-11-20: 1 pair over NET/IB"
 
     assert look(world).network == f"{proven}; server `default`: NET/IB, 4 links"
     jobs(world, kept.one(kept.wanted("other", backend=backend), kept.seen("other")))
-    assert look(world).network == f"{proven}; no server's own logs were looked at, its `vlaunch serve` does"
+    assert (
+        look(world).network
+        == f"{proven}; no server's own logs were looked at, its `vlaunch serve` does"
+    )
     jobs(world, kept.one(kept.wanted("small", places={"gpu01": 2}), kept.seen("small")))
     assert look(world).network == proven
     world.container("gpu02")["Id"] = "another"
@@ -558,5 +725,8 @@ def test_whole_says_every_part(world: World) -> None:
     ]
 
     assert not any(
-        dataclasses.replace(seen, nodes=(seen.nodes[0], dataclasses.replace(seen.nodes[1], **each))).whole for each in spoiled
+        dataclasses.replace(
+            seen, nodes=(seen.nodes[0], dataclasses.replace(seen.nodes[1], **each))
+        ).whole
+        for each in spoiled
     )

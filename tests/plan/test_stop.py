@@ -27,9 +27,22 @@ def stopped(*found: Mapping[str, Any], grace: float = 15) -> Gate:
     return gate
 
 
-def judged(gate: Gate, kept_now: Mapping[str, Any] | None, *ports: int, ray: Mapping[str, Any] | None = None) -> Finding:
-    """Judge what the head says: servers, whether each port is open (0 as `docker exec` ends), and Ray."""
-    said = [Answer(node="n1", code=1 if kept_now is None else 0, out=json.dumps(kept_now or {"error": "timed out"}))]
+def judged(
+    gate: Gate,
+    kept_now: Mapping[str, Any] | None,
+    *ports: int,
+    ray: Mapping[str, Any] | None = None,
+) -> Finding:
+    """Judge what the head says: servers, whether each port is open (0 as `docker exec` ends), and
+    Ray.
+    """
+    said = [
+        Answer(
+            node="n1",
+            code=1 if kept_now is None else 0,
+            out=json.dumps(kept_now or {"error": "timed out"}),
+        )
+    ]
     said += [Answer(node="n1", code=code) for code in ports]
     said += [] if ray is None else [Answer(node="n1", code=0, out=json.dumps(ray))]
     (found,) = gate.judge({"n1": said})
@@ -37,12 +50,17 @@ def judged(gate: Gate, kept_now: Mapping[str, Any] | None, *ports: int, ray: Map
 
 
 def test_a_server_is_wanted_no_more() -> None:
-    """A file on the head's own disk goes; then the keeper's word, its port and Ray are waited for."""
+    """A file on the head's own disk goes; then the keeper's word, its port and Ray are waited
+    for.
+    """
     there = servers.read({"servers": [kept(request())]}).servers
     (stage,) = plan_stop(INVENTORY, seen().facts, there, 15).stages
     (step,), (gate,) = stage.steps, stage.gates
 
-    assert (step.command.node, step.command.argv) == ("n1", ("rm", "-f", f"{FOLDER}/default/desired.json"))
+    assert (step.command.node, step.command.argv) == (
+        "n1",
+        ("rm", "-f", f"{FOLDER}/default/desired.json"),
+    )
     assert {command.node for command in gate.ask} == {"n1"}
     assert gate.deadline == 75
     assert plan_stop(INVENTORY, seen().facts, (), 15).stages == ()
@@ -52,13 +70,21 @@ def test_it_is_gone_when_nothing_of_it_is_left() -> None:
     """Each of what it held is waited for, and named."""
     gate, free = stopped(kept(request())), {"jobs": [], "groups": table()}
     gone: dict[str, Any] = {"servers": []}
-    ending = {"servers": [{**kept(request(), "stopping", doing="ending it politely"), "desired": None}]}
+    ending = {
+        "servers": [{**kept(request(), "stopping", doing="ending it politely"), "desired": None}]
+    }
 
     assert judged(gate, gone, 1, ray=free).status == "pass"
-    assert judged(gate, ending, 1, ray=free).text == "server `default` is stopping: ending it politely"
+    assert (
+        judged(gate, ending, 1, ray=free).text == "server `default` is stopping: ending it politely"
+    )
     assert judged(gate, gone, 0, ray=free).text == "port 8000 on n1 is still open"
-    assert judged(gate, gone, 1, ray={"jobs": [], "groups": table(group("10.0.0.2", 2))}).text.startswith("2 GPUs are still")
-    assert judged(gate, gone, 1, ray={"error": "timed out"}).text == "Ray cannot be asked: timed out"
+    assert judged(
+        gate, gone, 1, ray={"jobs": [], "groups": table(group("10.0.0.2", 2))}
+    ).text.startswith("2 GPUs are still")
+    assert (
+        judged(gate, gone, 1, ray={"error": "timed out"}).text == "Ray cannot be asked: timed out"
+    )
     assert judged(gate, None, 1, ray=free).status == "wait"
 
 
@@ -68,8 +94,16 @@ def test_what_others_hold_is_not_waited_for() -> None:
     left, groups = {"servers": [kept(other)]}, table(group("10.0.0.1", 4))
     batch = {"submission_id": "b-1", "status": "RUNNING"}
 
-    assert judged(stopped(kept(request())), left, 1, ray={"jobs": [], "groups": groups}).status == "pass"
-    assert judged(stopped(kept(request())), {"servers": []}, 1, ray={"jobs": [batch], "groups": groups}).status == "pass"
+    assert (
+        judged(stopped(kept(request())), left, 1, ray={"jobs": [], "groups": groups}).status
+        == "pass"
+    )
+    assert (
+        judged(
+            stopped(kept(request())), {"servers": []}, 1, ray={"jobs": [batch], "groups": groups}
+        ).status
+        == "pass"
+    )
 
 
 def test_where_the_heads_container_does_not_run_nobody_is_waited_for() -> None:
@@ -84,16 +118,32 @@ def test_what_is_over_is_forgotten() -> None:
     """With why; what has answered before stays."""
     (step,) = plan_forget(INVENTORY, seen().facts, ["chat"]).steps
 
-    assert step.command.argv == ("rm", "-f", f"{FOLDER}/chat/desired.json", f"{FOLDER}/chat/observed.json")
+    assert step.command.argv == (
+        "rm",
+        "-f",
+        f"{FOLDER}/chat/desired.json",
+        f"{FOLDER}/chat/observed.json",
+    )
     assert plan_forget(INVENTORY, seen().facts, []).stages == ()
 
 
 def test_a_server_of_an_older_vlaunch_is_named() -> None:
     """No keeper knows of it: a Ray job with our mark, or a rank's own container."""
-    job = {"submission_id": "serve-1-1", "status": "RUNNING", "metadata": {"vlaunch.model": "org/m"}}
+    job = {
+        "submission_id": "serve-1-1",
+        "status": "RUNNING",
+        "metadata": {"vlaunch.model": "org/m"},
+    }
     rank = container("n2", name="vlaunch-c-n2-rank", role="rank", labels={"vlaunch.model": "org/m"})
     facts = {**seen().facts, "n2": replace(seen().facts["n2"], containers=(rank,))}
 
     assert running.older(INVENTORY, seen().facts, {"jobs": [job]}) == "org/m (Ray job serve-1-1)"
     assert running.older(INVENTORY, facts, {}) == "org/m (container vlaunch-c-n2-rank on n2)"
-    assert running.older(INVENTORY, seen().facts, {"jobs": [{**job, "status": "STOPPED"}, {**job, "metadata": {}}]}) == ""
+    assert (
+        running.older(
+            INVENTORY,
+            seen().facts,
+            {"jobs": [{**job, "status": "STOPPED"}, {**job, "metadata": {}}]},
+        )
+        == ""
+    )

@@ -24,7 +24,13 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shipped:
     path = tmp_path / "it's a $folder" / "-rows"
     path.parent.mkdir()
     path.write_bytes(DATA)
-    return Shipped(to="input/0000-rows", label="rows", path=path, bytes=250, sha256=hashlib.sha256(DATA).hexdigest())
+    return Shipped(
+        to="input/0000-rows",
+        label="rows",
+        path=path,
+        bytes=250,
+        sha256=hashlib.sha256(DATA).hexdigest(),
+    )
 
 
 @pytest.mark.parametrize(
@@ -34,11 +40,14 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shipped:
         ({"input/0000-rows": 250}, []),
         ({"input/0000-rows": 249}, [0, 100, 200]),
         ({"input/.0000-rows.part": 130}, [130, 230]),
-        ({"input/.0000-rows.part": 250}, [0, 100, 200]),  # all of it, and yet not whole: it was not what was announced
+        # all of it, and yet not whole: it was not what was announced
+        ({"input/.0000-rows.part": 250}, [0, 100, 200]),
         ({"input/.0000-rows.part": 900}, [0, 100, 200]),
     ],
 )
-def test_only_what_is_missing_is_sent(load: Load, file: Shipped, have: dict[str, int], offsets: list[int]) -> None:
+def test_only_what_is_missing_is_sent(
+    load: Load, file: Shipped, have: dict[str, int], offsets: list[int]
+) -> None:
     """From where it stopped, to the end."""
     steps = transfer.steps(load(), "/w", have, [file])
     sent = [step.command.stdin() if step.command.stdin else b"" for step in steps]
@@ -65,7 +74,9 @@ def test_an_empty_file_is_sent(load: Load, file: Shipped, tmp_path: Path) -> Non
     path = tmp_path / "empty"
     path.touch()
     digest = hashlib.sha256().hexdigest()
-    (step,) = transfer.steps(load(), "/w", {}, [Shipped(to="input/0000-e", label="e", path=path, bytes=0, sha256=digest)])
+    (step,) = transfer.steps(
+        load(), "/w", {}, [Shipped(to="input/0000-e", label="e", path=path, bytes=0, sha256=digest)]
+    )
 
     assert step.command.stdin is not None
     assert step.command.stdin() == b""

@@ -24,7 +24,10 @@ KEY = "secrets: {VLLM_API_KEY: {env: X}}\n"
 
 def three(load: Load, more: str = "", *own: str) -> Inventory:
     """Load an inventory of three nodes, each with keys of its own."""
-    nodes = (f"{{host: n{n}, ip: 10.0.0.{n}, gpus: 8, {each}}}" for n, each in enumerate((*own, "", "", "")[:3], start=1))
+    nodes = (
+        f"{{host: n{n}, ip: 10.0.0.{n}, gpus: 8, {each}}}"
+        for n, each in enumerate((*own, "", "", "")[:3], start=1)
+    )
     return load(KEY + more, f"nodes: [{', '.join(nodes)}]")
 
 
@@ -52,11 +55,21 @@ def world(load: Load) -> World:
 
 
 def test_a_first_up_writes_files_then_starts_the_head_then_the_workers(load: Load) -> None:
-    """The head is listening before a worker knocks, and the cluster is counted before anybody says that it is up."""
+    """The head is listening before a worker knocks, and the cluster is counted before anybody says
+    that it is up.
+    """
     world = World(three(load))
     found = plan(world.inventory, world)
 
-    assert [stage.id for stage in found.stages] == ["same-image", "gpus", "files", "head", "workers", "ray", "agents"]
+    assert [stage.id for stage in found.stages] == [
+        "same-image",
+        "gpus",
+        "files",
+        "head",
+        "workers",
+        "ray",
+        "agents",
+    ]
     assert started(found) == ["n1", "n2", "n3"]
     assert removed(found) == []
     gates = {stage.id: [gate.id for gate in stage.gates] for stage in found.stages}
@@ -69,7 +82,14 @@ def test_a_cluster_without_ray_is_its_agents(load: Load) -> None:
     found = plan(world.inventory, world)
     case.bring_up(world.inventory, world, SECRETS)
 
-    assert [stage.id for stage in found.stages] == ["same-image", "gpus", "files", "head", "workers", "agents"]
+    assert [stage.id for stage in found.stages] == [
+        "same-image",
+        "gpus",
+        "files",
+        "head",
+        "workers",
+        "agents",
+    ]
     assert not any("ray" in step.command.argv for step in found.steps)
     assert plan(world.inventory, world).steps == ()
 
@@ -103,10 +123,17 @@ def test_an_agent_that_is_not_connected_fails_up(load: Load, world: World) -> No
     assert f"allow TCP {world.inventory.ports.group} from n2 to n1" in caught.value.hint
 
 
-def test_what_an_earlier_vlaunch_ran_beside_a_nodes_container_is_removed(load: Load, world: World) -> None:
+def test_what_an_earlier_vlaunch_ran_beside_a_nodes_container_is_removed(
+    load: Load, world: World
+) -> None:
     """By its label; the node's own container is left alone."""
     labels = {"vlaunch.cluster": "c", "vlaunch.role": "rank"}
-    old = {**world.container("n2"), "Id": "odd1", "Name": "/vlaunch-c-n2-rank", "Config": {"Labels": labels}}
+    old = {
+        **world.container("n2"),
+        "Id": "odd1",
+        "Name": "/vlaunch-c-n2-rank",
+        "Config": {"Labels": labels},
+    }
     world.machines["n2"].containers["vlaunch-c-n2-rank"] = old
     found = plan(world.inventory, world)
 
@@ -116,13 +143,18 @@ def test_what_an_earlier_vlaunch_ran_beside_a_nodes_container_is_removed(load: L
     ]
 
 
-def test_how_often_a_container_has_restarted_before_is_no_reason_to_give_up(load: Load, world: World) -> None:
+def test_how_often_a_container_has_restarted_before_is_no_reason_to_give_up(
+    load: Load, world: World
+) -> None:
     """It had no head to join, and has one now."""
     world.machines["n2"].joins = False
     world.container("n2")["RestartCount"] = 9
-    (gate,) = next(stage.gates for stage in plan(world.inventory, world).stages if stage.id == "ray")
+    (gate,) = next(
+        stage.gates for stage in plan(world.inventory, world).stages if stage.id == "ray"
+    )
     answers = {
-        node: [each for each in FakeTransport(world.answer).run(gate.ask) if each.node == node] for node in ("n1", "n2", "n3")
+        node: [each for each in FakeTransport(world.answer).run(gate.ask) if each.node == node]
+        for node in ("n1", "n2", "n3")
     }
 
     assert {each.status for each in gate.judge(answers) if each.node == "n2"} == {"wait"}
@@ -144,7 +176,9 @@ def test_a_changed_head_takes_all_with_it(load: Load, world: World) -> None:
     found = plan(three(load, "", "env: {A: '1'}"), world)
 
     assert started(found) == ["n1", "n2", "n3"]
-    assert {"n1: env A: unset → 1", "n2: the head starts anew", "n3: the head starts anew"} <= set(found.notes)
+    assert {"n1: env A: unset → 1", "n2: the head starts anew", "n3: the head starts anew"} <= set(
+        found.notes
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,7 +192,9 @@ def test_a_changed_head_takes_all_with_it(load: Load, world: World) -> None:
         ("image: x:2", "image vllm/vllm-openai:v0.32.0 → x:2"),
     ],
 )
-def test_what_is_changed_for_the_cluster_is_said_in_words(more: str, word: str, load: Load, world: World) -> None:
+def test_what_is_changed_for_the_cluster_is_said_in_words(
+    more: str, word: str, load: Load, world: World
+) -> None:
     """For each node."""
     if more.startswith("image"):
         changed = replace(three(load), image="x:2")
@@ -196,7 +232,9 @@ def test_a_container_that_is_gone_is_started_without_removing(load: Load, world:
     assert (started(found), removed(found)) == (["n3"], [])
 
 
-def test_a_secret_of_another_value_restarts_what_holds_the_old_one(load: Load, world: World) -> None:
+def test_a_secret_of_another_value_restarts_what_holds_the_old_one(
+    load: Load, world: World
+) -> None:
     """It is written first, and neither note nor argv tells it."""
     found = plan(world.inventory, world, {**SECRETS, "VLLM_API_KEY": Secret("other-key")})
 
@@ -242,7 +280,9 @@ def test_what_an_earlier_vlaunch_started_does_not_come_back(load: Load, world: W
         each["Config"]["Labels"]["vlaunch.spec"] = "older"
     notes = plan(world.inventory, world).notes
 
-    assert any("of an earlier vlaunch: a server or job that runs in them ends" in note for note in notes)
+    assert any(
+        "of an earlier vlaunch: a server or job that runs in them ends" in note for note in notes
+    )
     assert not any("starts again in the new ones" in note for note in notes)
 
 
@@ -250,7 +290,9 @@ def test_an_image_that_differs_between_nodes_stops_before_anything_is_written(lo
     """The odd one is named."""
     world = World(three(load))
     world.machines["n2"].images[world.inventory.image] = image_json("another")
-    with pytest.raises(GateError, match=r"n2: vllm/vllm-openai:v0.32.0 is another image than on n\[1,3\]"):
+    with pytest.raises(
+        GateError, match=r"n2: vllm/vllm-openai:v0.32.0 is another image than on n\[1,3\]"
+    ):
         case.bring_up(world.inventory, world, SECRETS)
 
     assert world.changes == []
@@ -290,11 +332,15 @@ def test_a_derived_image_is_built_only_where_it_is_missing(load: Load, tmp_path:
     found = plan_up(world.inventory, facts, SECRETS, case.ray_image(world.inventory, context))
 
     assert [(step.command.node, step.command.argv[1]) for step in found.steps] == [("n2", "build")]
-    asked = next(gate for stage in found.stages for gate in stage.gates if gate.id == "ray-version").ask
+    asked = next(
+        gate for stage in found.stages for gate in stage.gates if gate.id == "ray-version"
+    ).ask
     assert [command.node for command in asked] == ["n2"]
 
 
-def test_a_container_of_a_killed_run_that_was_only_created_is_replaced(load: Load, world: World) -> None:
+def test_a_container_of_a_killed_run_that_was_only_created_is_replaced(
+    load: Load, world: World
+) -> None:
     """`docker run` may have been cut between create and start."""
     world.container("n2")["State"]["Status"] = "created"
 

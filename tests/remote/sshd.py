@@ -44,12 +44,26 @@ class Sshd:
 
     def node(self, name: str = "gpu01", *, host: str = "127.0.0.1", **changes: Any) -> Node:
         """A node that is this server."""
-        return Node(name=name, host=host, ip="127.0.0.1", gpus=0, head=name == "gpu01", ssh=self.ssh(**changes))
+        return Node(
+            name=name,
+            host=host,
+            ip="127.0.0.1",
+            gpus=0,
+            head=name == "gpu01",
+            ssh=self.ssh(**changes),
+        )
 
 
 def inventory(*nodes: Node, cap: int = 32) -> Inventory:
     """An inventory of these nodes and nothing else of interest."""
-    return Inventory(path=Path("inventory.yaml"), cluster="test", image="none", nodes=nodes, cap=cap, accelerator="cpu")
+    return Inventory(
+        path=Path("inventory.yaml"),
+        cluster="test",
+        image="none",
+        nodes=nodes,
+        cap=cap,
+        accelerator="cpu",
+    )
 
 
 def free_port() -> int:
@@ -61,29 +75,37 @@ def free_port() -> int:
 
 def make_key(path: Path, *, passphrase: str = "") -> Path:
     """Write an ed25519 key pair."""
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", "test", "-f", str(path)], check=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", "test", "-f", str(path)],
+        check=True,
+    )
     return path
 
 
-def start(folder: Path, *, extra: str = "", authorized: Path | None = None, listen: str = "127.0.0.1") -> Sshd:
+def start(
+    folder: Path, *, extra: str = "", authorized: Path | None = None, listen: str = "127.0.0.1"
+) -> Sshd:
     """Start a server in `folder`; `extra` is added to its configuration. Returns when it listens.
 
-    `folder` is home there: what the user's own shell does when it starts, at each command, is kept out of it.
+    `folder` is home there: what the user's own shell does when it starts, at each command, is kept
+    out of it.
     """
     binary = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if binary is None:
         pytest.fail("these tests need sshd: apt-get install -y openssh-server")
     if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)  # its privilege separation directory, which a service would make
+        # its privilege separation directory, which a service would make
+        Path("/run/sshd").mkdir(exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     key = authorized or make_key(folder / "key")
     host_key = make_key(folder / "host_key")
     (folder / "authorized_keys").write_text(Path(f"{key}.pub").read_text())
     port = free_port()
     (folder / "sshd_config").write_text(
-        f"Port {port}\nListenAddress {listen}\nHostKey {host_key}\nAuthorizedKeysFile {folder}/authorized_keys\n"
-        "StrictModes no\nUsePAM no\nPidFile none\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
-        f"MaxStartups 200\nPrintMotd no\nPermitRootLogin yes\nSetEnv HOME={folder}\n{extra}\n"
+        f"Port {port}\nListenAddress {listen}\nHostKey {host_key}\nAuthorizedKeysFile"
+        f" {folder}/authorized_keys\nStrictModes no\nUsePAM no\nPidFile"
+        " none\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nMaxStartups"
+        f" 200\nPrintMotd no\nPermitRootLogin yes\nSetEnv HOME={folder}\n{extra}\n"
     )
     process = subprocess.Popen(
         [binary, "-D", "-e", "-f", str(folder / "sshd_config")],

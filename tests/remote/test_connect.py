@@ -1,4 +1,6 @@
-"""Getting in: what is trusted, which keys are offered, and what the user reads when it does not work."""
+"""Getting in: what is trusted, which keys are offered, and what the user reads when it does not
+work.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def test_unknown_host_key(server: sshd.Sshd, tmp_path: Path) -> None:
 
 
 def test_accept_new_host_keys(server: sshd.Sshd, tmp_path: Path) -> None:
-    """Accepting writes one line, for OpenSSH to read too, keeps the rest, and is not needed the second time."""
+    """Accepting writes one line, for OpenSSH to read too, keeps the rest, and is not needed the
+    second time.
+    """
     known = tmp_path / "deep" / "known_hosts"
     known.parent.mkdir()
     known.write_text("# mine\nother ssh-ed25519 AAAA")
@@ -67,8 +71,20 @@ def test_accept_new_host_keys(server: sshd.Sshd, tmp_path: Path) -> None:
     assert lines[:2] == ["# mine", "other ssh-ed25519 AAAA"]
     assert len(lines) == 3
     assert works(node)
-    ssh = ["ssh", "-F", "none", "-o", f"UserKnownHostsFile={known}", "-o", "BatchMode=yes", "-i", str(server.key)]
-    ran = subprocess.run([*ssh, "-p", str(server.port), f"{server.user}@127.0.0.1", "true"], check=False, timeout=20)
+    ssh = [
+        "ssh",
+        "-F",
+        "none",
+        "-o",
+        f"UserKnownHostsFile={known}",
+        "-o",
+        "BatchMode=yes",
+        "-i",
+        str(server.key),
+    ]
+    ran = subprocess.run(
+        [*ssh, "-p", str(server.port), f"{server.user}@127.0.0.1", "true"], check=False, timeout=20
+    )
     assert ran.returncode == 0
 
 
@@ -81,7 +97,9 @@ def test_accepting_many_at_once_writes_one_line(server: sshd.Sshd, tmp_path: Pat
 
 
 def test_connections_share_no_configuration(server: sshd.Sshd) -> None:
-    """Fabric would take one's settings away while it makes the other: "No attribute or config key found"."""
+    """Fabric would take one's settings away while it makes the other: "No attribute or config key
+    found".
+    """
     connector = Connector()
     made = [connector.open(server.node(name)) for name in ("gpu01", "gpu02")]
     for connection in made:
@@ -119,7 +137,10 @@ def test_wrong_user(server: sshd.Sshd) -> None:
 
 def test_wrong_key(server: sshd.Sshd, tmp_path: Path) -> None:
     """Likewise with a key the server does not know."""
-    assert "refused the login" in refusal(server.node(identity=str(sshd.make_key(tmp_path / "wrong")))).message
+    assert (
+        "refused the login"
+        in refusal(server.node(identity=str(sshd.make_key(tmp_path / "wrong")))).message
+    )
 
 
 def test_missing_key(server: sshd.Sshd, tmp_path: Path) -> None:
@@ -192,7 +213,9 @@ def test_wrong_passphrase(locked: sshd.Sshd) -> None:
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
     """An ssh-agent; call it with a key to add."""
     path = tmp_path / "agent"
-    process = subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        ["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     process.stdout.readline()  # printed once it listens
     monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
@@ -223,12 +246,16 @@ def test_named_key_goes_before_the_agents(
     assert works(strict.node())
 
 
-def test_agent_holds_the_encrypted_key(locked: sshd.Sshd, agent: Callable[[Path], None], tmp_path: Path) -> None:
+def test_agent_holds_the_encrypted_key(
+    locked: sshd.Sshd, agent: Callable[[Path], None], tmp_path: Path
+) -> None:
     """A key that is named, encrypted, and in the agent needs no passphrase."""
     clear = tmp_path / "clear"
     clear.write_bytes(locked.key.read_bytes())
     clear.chmod(0o600)
-    subprocess.run(["ssh-keygen", "-q", "-p", "-P", "open sesame", "-N", "", "-f", str(clear)], check=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-p", "-P", "open sesame", "-N", "", "-f", str(clear)], check=True
+    )
     agent(clear)
     assert works(locked.node())
 
@@ -272,7 +299,10 @@ def test_dropped_connection_is_tried_once_more(server: sshd.Sshd) -> None:
         error = refusal(server.node(port=listener.getsockname()[1]))
         listener.shutdown(socket.SHUT_RDWR)
         thread.join(timeout=10)
-    assert "closed the connection before saying SSH" in error.message or "dropped the connection" in error.message
+    assert (
+        "closed the connection before saying SSH" in error.message
+        or "dropped the connection" in error.message
+    )
     assert "MaxStartups" in error.hint or "sshd's log" in error.hint
     assert len(tries) == 2
 
@@ -305,24 +335,28 @@ def test_every_failure_is_reported(server: sshd.Sshd, tmp_path: Path) -> None:
 
 
 def test_ssh_config(server: sshd.Sshd, home: Path, tmp_path: Path) -> None:
-    """Alias, HostName, User, Port, IdentityFile, UserKnownHostsFile and Include work as they do for ssh."""
+    """Alias, HostName, User, Port, IdentityFile, UserKnownHostsFile and Include work as they do for
+    ssh.
+    """
     (home / ".ssh" / "config").write_text("Include conf.d/*\nHost *\n  User nobody-of-that-name\n")
     (home / ".ssh" / "conf.d").mkdir()
     (home / ".ssh" / "conf.d" / "nodes").write_text(
-        f"Host rack-*\n  HostName 127.0.0.1\n  Port {server.port}\n  User {server.user}\n  IdentityFile {server.key}\n"
-        f"  UserKnownHostsFile {server.known_hosts} {tmp_path}/more\n"
+        f"Host rack-*\n  HostName 127.0.0.1\n  Port {server.port}\n  User {server.user}\n "
+        f" IdentityFile {server.key}\n  UserKnownHostsFile {server.known_hosts} {tmp_path}/more\n"
     )
     plain = {"user": None, "port": None, "identity": None, "known_hosts": None}
     assert works(server.node(host="rack-1", **plain))
-    error = refusal(server.node(host="127.0.0.1", **{**plain, "port": server.port}), accept_new_host_keys=True)
+    error = refusal(
+        server.node(host="127.0.0.1", **{**plain, "port": server.port}), accept_new_host_keys=True
+    )
     assert "nobody-of-that-name" in error.message
 
 
 def test_inventory_wins_over_ssh_config(server: sshd.Sshd, home: Path) -> None:
     """What the inventory says is not overruled by the user's file."""
     (home / ".ssh" / "config").write_text(
-        f"Host rack-1\n  HostName 127.0.0.1\n  User nobody-of-that-name\n  Port 1\n  IdentityFile {home}/none\n"
-        f"  UserKnownHostsFile {home}/none\n"
+        "Host rack-1\n  HostName 127.0.0.1\n  User nobody-of-that-name\n  Port 1\n  IdentityFile"
+        f" {home}/none\n  UserKnownHostsFile {home}/none\n"
     )
     assert works(server.node(host="rack-1"))
 
@@ -337,10 +371,14 @@ def test_broken_ssh_config(server: sshd.Sshd, home: Path) -> None:
 
 @pytest.mark.parametrize("value", ["ssh", "0", "65536", "=x", "22.0"])
 def test_port_that_is_none(server: sshd.Sshd, home: Path, value: str) -> None:
-    """It is found with its line, also in a file that is included and for a host that is not asked for."""
+    """It is found with its line, also in a file that is included and for a host that is not asked
+    for.
+    """
     (home / ".ssh" / "config").write_text("Include more\n")
     (home / ".ssh" / "more").write_text(f"Host other\n  Port {value}\n")
-    with pytest.raises(RequestError, match=f"{home}/.ssh/more:2: `Port {value.removeprefix('=')}` is no port") as caught:
+    with pytest.raises(
+        RequestError, match=f"{home}/.ssh/more:2: `Port {value.removeprefix('=')}` is no port"
+    ) as caught:
         Fleet(sshd.inventory(server.node()))
     assert caught.value.hint
 
@@ -363,9 +401,10 @@ def test_host_key_alias(server: sshd.Sshd, home: Path) -> None:
 def test_proxy_command(server: sshd.Sshd, home: Path) -> None:
     """A ProxyCommand carries the connection."""
     relay = (
-        'python3 -c \'import socket,sys,threading,os; s=socket.create_connection(("%h",%p));'
-        't=threading.Thread(target=lambda:[os.write(1,d) for d in iter(lambda:s.recv(65536),b"")],daemon=True);t.start();'
-        '[s.sendall(d) for d in iter(lambda:os.read(0,65536),b"")]\''
+        "python3 -c 'import socket,sys,threading,os;"
+        ' s=socket.create_connection(("%h",%p));t=threading.Thread(target=lambda:[os.write(1,d) for'
+        ' d in iter(lambda:s.recv(65536),b"")],daemon=True);t.start();[s.sendall(d) for d in'
+        ' iter(lambda:os.read(0,65536),b"")]\''
     )
     (home / ".ssh" / "config").write_text(f"Host 127.0.0.1\n  ProxyCommand {relay}\n")
     assert works(server.node())
@@ -388,7 +427,9 @@ def both(start_server: Callable[..., sshd.Sshd], tmp_path: Path) -> tuple[sshd.S
 
 def connections(server: sshd.Sshd) -> int:
     """Count the connections a server holds."""
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    children = (
+        Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    )
     return len(children)
 
 
@@ -408,7 +449,8 @@ def test_jump_host_from_ssh_config(both: tuple[sshd.Sshd, sshd.Sshd], home: Path
     """ProxyJump works, also when a wildcard makes it match the jump host itself."""
     jump, node = both
     (home / ".ssh" / "config").write_text(
-        f"Host bastion\n  HostName 127.0.0.1\n  Port {jump.port}\n  User {jump.user}\nHost *\n  ProxyJump bastion\n"
+        f"Host bastion\n  HostName 127.0.0.1\n  Port {jump.port}\n  User {jump.user}\nHost *\n "
+        " ProxyJump bastion\n"
     )
     assert works(node.node())
 
@@ -418,7 +460,9 @@ def test_jump_hosts_key_is_verified(both: tuple[sshd.Sshd, sshd.Sshd], tmp_path:
     jump, node = both
     only_node = tmp_path / "only_node"
     only_node.write_text(node.known_hosts.read_text().splitlines()[0] + "\n")
-    error = refusal(node.node(jump=f"{jump.user}@127.0.0.1:{jump.port}", known_hosts=str(only_node)))
+    error = refusal(
+        node.node(jump=f"{jump.user}@127.0.0.1:{jump.port}", known_hosts=str(only_node))
+    )
     assert f"jump host {jump.user}@127.0.0.1:{jump.port}" in error.message
     assert "host key" in error.message
     assert f"-p {jump.port}" in error.hint

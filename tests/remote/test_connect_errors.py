@@ -23,11 +23,18 @@ KEY = paramiko.ECDSAKey.generate()
 KNOWN = KnownHosts([Path("/nowhere/known_hosts")])
 GENERIC = "the SSH connection to 10.0.0.12:2222 failed"
 
-# One example of each class that paramiko's exceptions module defines, and words that its error must contain.
+# One example of each class that paramiko's exceptions module defines, and words that its error must
+# contain.
 LIBRARY: dict[type[BaseException], tuple[Callable[[], BaseException], str]] = {
     ssh_exception.SSHException: (lambda: ssh_exception.SSHException("odd"), GENERIC),
-    ssh_exception.AuthenticationException: (lambda: ssh_exception.AuthenticationException("no"), "refused the login"),
-    ssh_exception.PasswordRequiredException: (lambda: ssh_exception.PasswordRequiredException("no"), "encrypted"),
+    ssh_exception.AuthenticationException: (
+        lambda: ssh_exception.AuthenticationException("no"),
+        "refused the login",
+    ),
+    ssh_exception.PasswordRequiredException: (
+        lambda: ssh_exception.PasswordRequiredException("no"),
+        "encrypted",
+    ),
     ssh_exception.BadAuthenticationType: (
         lambda: ssh_exception.BadAuthenticationType("no", ["password"]),
         "does not take keys, only password",
@@ -37,17 +44,31 @@ LIBRARY: dict[type[BaseException], tuple[Callable[[], BaseException], str]] = {
         "second proof (keyboard-interactive)",
     ),
     ssh_exception.UnableToAuthenticate: (ssh_exception.UnableToAuthenticate, "refused the login"),
-    ssh_exception.ChannelException: (lambda: ssh_exception.ChannelException(2, "Connect failed"), "jump host bastion"),
-    ssh_exception.BadHostKeyException: (lambda: ssh_exception.BadHostKeyException("h", KEY, KEY), "has changed"),
+    ssh_exception.ChannelException: (
+        lambda: ssh_exception.ChannelException(2, "Connect failed"),
+        "jump host bastion",
+    ),
+    ssh_exception.BadHostKeyException: (
+        lambda: ssh_exception.BadHostKeyException("h", KEY, KEY),
+        "has changed",
+    ),
     ssh_exception.IncompatiblePeer: (lambda: ssh_exception.IncompatiblePeer("kex"), "no algorithm"),
-    ssh_exception.ProxyCommandFailure: (lambda: ssh_exception.ProxyCommandFailure("nc", "no"), "ProxyCommand"),
+    ssh_exception.ProxyCommandFailure: (
+        lambda: ssh_exception.ProxyCommandFailure("nc", "no"),
+        "ProxyCommand",
+    ),
     ssh_exception.NoValidConnectionsError: (
-        lambda: ssh_exception.NoValidConnectionsError({("10.0.0.12", 22): OSError(errno.ECONNREFUSED, "refused")}),
+        lambda: ssh_exception.NoValidConnectionsError(
+            {("10.0.0.12", 22): OSError(errno.ECONNREFUSED, "refused")}
+        ),
         "nothing listens",
     ),
     ssh_exception.CouldNotCanonicalize: (ssh_exception.CouldNotCanonicalize, "ssh configuration"),
     ssh_exception.ConfigParseError: (ssh_exception.ConfigParseError, "ssh configuration"),
-    ssh_exception.MessageOrderError: (lambda: ssh_exception.MessageOrderError("odd"), "broke the SSH protocol"),
+    ssh_exception.MessageOrderError: (
+        lambda: ssh_exception.MessageOrderError("odd"),
+        "broke the SSH protocol",
+    ),
 }
 
 
@@ -87,27 +108,61 @@ BANNER = "Error reading SSH protocol banner"
     [
         (OSError(errno.EHOSTUNREACH, "x"), "no route to 10.0.0.12:2222", "ip route get 10.0.0.12"),
         (OSError(errno.ENETUNREACH, "x"), "no route", "ip route"),
-        (ConnectionRefusedError(errno.ECONNREFUSED, "x"), "nothing listens", "ssh -J bastion -p 2222 ops@10.0.0.12"),
+        (
+            ConnectionRefusedError(errno.ECONNREFUSED, "x"),
+            "nothing listens",
+            "ssh -J bastion -p 2222 ops@10.0.0.12",
+        ),
         (TimeoutError("timed out"), "did not answer within 7s", "firewall"),
         (OSError(errno.ETIMEDOUT, "x"), "did not answer within 7s", "firewall"),
         (socket.gaierror(-2, "Name or service not known"), "does not resolve", "getent hosts"),
         (ConnectionResetError(errno.ECONNRESET, "x"), "dropped the connection", "sshd's log"),
-        (PermissionError(errno.EACCES, "Permission denied", "/root/k"), "cannot use /root/k", "ls -l /root/k"),
-        (nested(paramiko.SSHException(BANNER), TimeoutError()), "did not finish an SSH handshake", "try"),
-        (nested(paramiko.SSHException(BANNER), EOFError()), "closed the connection before saying SSH", "MaxStartups"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/root/k"),
+            "cannot use /root/k",
+            "ls -l /root/k",
+        ),
+        (
+            nested(paramiko.SSHException(BANNER), TimeoutError()),
+            "did not finish an SSH handshake",
+            "try",
+        ),
+        (
+            nested(paramiko.SSHException(BANNER), EOFError()),
+            "closed the connection before saying SSH",
+            "MaxStartups",
+        ),
         (EOFError(), "closed the connection", "MaxStartups"),
         (paramiko.SSHException("No existing session"), "did not finish an SSH handshake", "try"),
-        (ssh_exception.ChannelException(1, "Administratively prohibited"), "does not allow forwarding", "ssh bastion"),
-        (HostKeyRefused("unknown", "h", KEY, KNOWN), "is not in /nowhere/known_hosts", "ssh-keyscan -p 2222 -H"),
+        (
+            ssh_exception.ChannelException(1, "Administratively prohibited"),
+            "does not allow forwarding",
+            "ssh bastion",
+        ),
+        (
+            HostKeyRefused("unknown", "h", KEY, KNOWN),
+            "is not in /nowhere/known_hosts",
+            "ssh-keyscan -p 2222 -H",
+        ),
         (HostKeyRefused("changed", "[h]:1", KEY, KNOWN), "has changed", "ssh-keygen -R '[h]:1'"),
         (HostKeyRefused("revoked", "h", KEY, KNOWN), "@revoked", "new key"),
         (KeyUnusable("/k", "is encrypted", encrypted=True), "key /k is encrypted", "ssh-add /k"),
         (KeyUnusable("/k", "does not exist"), "key /k does not exist", "ls -l /k"),
-        (LoginRefused("ops", ["/k", "agent key x"], [], None), "(tried: /k, agent key x)", "ssh-copy-id"),
-        (LoginRefused("ops", [], [], None), "was offered no key", "ssh-add"),
-        (LoginRefused("ops", [], [KeyUnusable("/k", "is encrypted", encrypted=True)], None), "/k is", "ssh-add /k"),
         (
-            JumpFailed("bastion", ConnectError("bastion", "nothing listens on b", hint="is sshd running")),
+            LoginRefused("ops", ["/k", "agent key x"], [], None),
+            "(tried: /k, agent key x)",
+            "ssh-copy-id",
+        ),
+        (LoginRefused("ops", [], [], None), "was offered no key", "ssh-add"),
+        (
+            LoginRefused("ops", [], [KeyUnusable("/k", "is encrypted", encrypted=True)], None),
+            "/k is",
+            "ssh-add /k",
+        ),
+        (
+            JumpFailed(
+                "bastion", ConnectError("bastion", "nothing listens on b", hint="is sshd running")
+            ),
             "jump host bastion: nothing listens on b",
             "is sshd running",
         ),

@@ -1,4 +1,7 @@
-"""Docker's API over the node's SSH connection. A stand-in for the docker client answers here; a real daemon on the lab."""
+"""Docker's API over the node's SSH connection.
+
+A stand-in for the docker client answers here; a real daemon on the lab.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,9 @@ def make(server: sshd.Sshd, tmp_path: Path) -> Callable[..., Node]:
 
 
 @pytest.mark.parametrize("kind", ["ssh", "local"])
-def test_one_client_serves_many_requests(make: Callable[..., Node], tmp_path: Path, kind: Kind) -> None:
+def test_one_client_serves_many_requests(
+    make: Callable[..., Node], tmp_path: Path, kind: Kind
+) -> None:
     """The version is the daemon's, and all requests go through one docker client on the node."""
     with Fleet(sshd.inventory(make(kind=kind))) as fleet:
         client = fleet.docker("gpu01")
@@ -81,7 +86,10 @@ def test_one_client_serves_many_requests(make: Callable[..., Node], tmp_path: Pa
 def test_logs_are_followed(make: Callable[..., Node], kind: Kind) -> None:
     """A stream of frames comes out as what the container printed."""
     with Fleet(sshd.inventory(make(kind=kind))) as fleet:
-        assert list(fleet.docker("gpu01").logs("c", stream=True, follow=True)) == [b"one\n", b"two\n"]
+        assert list(fleet.docker("gpu01").logs("c", stream=True, follow=True)) == [
+            b"one\n",
+            b"two\n",
+        ]
 
 
 def test_commands_and_docker_share_the_connection(make: Callable[..., Node]) -> None:
@@ -93,9 +101,16 @@ def test_commands_and_docker_share_the_connection(make: Callable[..., Node]) -> 
         assert fleet.transport("gpu01") is before
 
 
-def test_noise_of_a_login_shell(make: Callable[..., Node], start_server: Callable[..., sshd.Sshd]) -> None:
+def test_noise_of_a_login_shell(
+    make: Callable[..., Node], start_server: Callable[..., sshd.Sshd]
+) -> None:
     """What start-up files print is not taken for HTTP."""
-    noisy = start_server(extra='ForceCommand echo "HTTP/1.1 500 Welcome"; printf "no line break"; eval "$SSH_ORIGINAL_COMMAND"')
+    noisy = start_server(
+        extra=(
+            'ForceCommand echo "HTTP/1.1 500 Welcome"; printf "no line break"; eval'
+            ' "$SSH_ORIGINAL_COMMAND"'
+        )
+    )
     with Fleet(sshd.inventory(make(on=noisy))) as fleet:
         assert fleet.docker("gpu01").api_version == "1.44"
 
@@ -113,12 +128,23 @@ def test_errors_of_the_daemon(make: Callable[..., Node]) -> None:
 DIAL = "/var/run/docker.sock: connect"
 TROUBLES = [
     (
-        "permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock",
+        (
+            "permission denied while trying to connect to the Docker daemon socket at"
+            " unix:///var/run/docker.sock"
+        ),
         "may not use the Docker socket",
         "usermod -aG docker",
     ),
-    (f"dial unix {DIAL}: permission denied", "may not use the Docker socket", "docker: [sudo, -n, docker]"),
-    ("Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is it running?", "not running", "systemctl start"),
+    (
+        f"dial unix {DIAL}: permission denied",
+        "may not use the Docker socket",
+        "docker: [sudo, -n, docker]",
+    ),
+    (
+        "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is it running?",
+        "not running",
+        "systemctl start",
+    ),
     (f"dial unix {DIAL}: no such file or directory", "not running", "systemctl start docker"),
     ("sh: 1: exec: docker: not found", "not installed", "docs.docker.com"),
     ("bash: line 1: docker: command not found", "not installed", "docs.docker.com"),
@@ -134,7 +160,9 @@ TROUBLES = [
 @pytest.mark.parametrize(("said", "message", "hint"), TROUBLES)
 def test_troubles(said: str, message: str, hint: str) -> None:
     """What the docker client or sudo complains about becomes a sentence and a command."""
-    error = docker_errors.node_error("gpu01", requests.exceptions.ConnectionError("('Connection aborted.')"), said)
+    error = docker_errors.node_error(
+        "gpu01", requests.exceptions.ConnectionError("('Connection aborted.')"), said
+    )
     assert message in error.message
     assert hint in error.hint
     assert error.evidence == said
@@ -143,8 +171,14 @@ def test_troubles(said: str, message: str, hint: str) -> None:
 @pytest.mark.parametrize("kind", ["ssh", "local"])
 def test_complaint_is_read_from_the_node(make: Callable[..., Node], kind: Kind) -> None:
     """A docker client that gives up is quoted."""
-    program = "import sys; sys.exit('Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?')"
-    with Fleet(sshd.inventory(make(program, kind))) as fleet, pytest.raises(NodeError, match="not running") as caught:
+    program = (
+        "import sys; sys.exit('Cannot connect to the Docker daemon at unix:///x. Is the docker"
+        " daemon running?')"
+    )
+    with (
+        Fleet(sshd.inventory(make(program, kind))) as fleet,
+        pytest.raises(NodeError, match="not running") as caught,
+    ):
         fleet.docker("gpu01")
     assert caught.value.evidence.startswith("Cannot connect to the Docker daemon")
 
@@ -152,14 +186,19 @@ def test_complaint_is_read_from_the_node(make: Callable[..., Node], kind: Kind) 
 def test_docker_is_not_installed(server: sshd.Sshd) -> None:
     """A node without docker says so."""
     node = replace(server.node(), docker=("no-such-docker",))
-    with Fleet(sshd.inventory(node)) as fleet, pytest.raises(NodeError, match="Docker is not installed"):
+    with (
+        Fleet(sshd.inventory(node)) as fleet,
+        pytest.raises(NodeError, match="Docker is not installed"),
+    ):
         fleet.docker("gpu01")
 
 
 def test_local_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a daemon on this machine, that is what is said."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
-    node = Node(name="gpu01", host="localhost", ip="127.0.0.1", gpus=0, head=True, connection="local")
+    node = Node(
+        name="gpu01", host="localhost", ip="127.0.0.1", gpus=0, head=True, connection="local"
+    )
     with Fleet(sshd.inventory(node)) as fleet, pytest.raises(NodeError, match="not running"):
         fleet.docker("gpu01")
 

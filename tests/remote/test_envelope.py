@@ -26,7 +26,10 @@ def test_envelope_has_nothing_that_shells_read_differently() -> None:
     assert line.startswith("exec timeout -k 5 5 sh -c '")
 
 
-@pytest.mark.parametrize(("seconds", "word"), [(60, "60"), (0.5, "0.5"), (math.inf, "0"), (1e-9, "0.001"), (120.25, "120.25")])
+@pytest.mark.parametrize(
+    ("seconds", "word"),
+    [(60, "60"), (0.5, "0.5"), (math.inf, "0"), (1e-9, "0.001"), (120.25, "120.25")],
+)
 def test_deadline_word(seconds: float, word: str) -> None:
     """`timeout` reads 0 as no deadline, so only infinity may become 0."""
     assert envelope.wrap(("true",), timeout=seconds, stdin=0, marker="m").split()[4] == word
@@ -35,13 +38,21 @@ def test_deadline_word(seconds: float, word: str) -> None:
 @pytest.mark.parametrize("login", SHELLS)
 @pytest.mark.parametrize("inner", ["sh", "bash", "dash"])
 def test_shells(login: str, inner: str) -> None:
-    """Status, both streams and standard input come through whichever shell logs in and whichever is `sh`."""
+    """Status, both streams and standard input come through whichever shell logs in and whichever is
+    `sh`.
+    """
     if shutil.which(login) is None or shutil.which(inner) is None:
         pytest.skip(f"{login} or {inner} is not installed")
-    line = envelope.wrap(("sh", "-c", "cat; echo err >&2; exit 7"), timeout=20, stdin=5, marker="mark")
+    line = envelope.wrap(
+        ("sh", "-c", "cat; echo err >&2; exit 7"), timeout=20, stdin=5, marker="mark"
+    )
     line = line.replace(" sh -c ", f" {inner} -c ", 1)
     with subprocess.Popen(
-        [login, "-c", line], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        [login, "-c", line],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     ) as process:
         assert process.stdin and process.stdout and process.stderr
         process.stdin.write(b"hello" + envelope.TRAILER)

@@ -1,4 +1,7 @@
-"""Commands on nodes: what comes back, and what is never left behind. Everything here runs over a real sshd."""
+"""Commands on nodes: what comes back, and what is never left behind.
+
+Everything here runs over a real sshd.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,14 @@ Kind = Literal["ssh", "local"]
 def node(server: sshd.Sshd, kind: Kind = "ssh", name: str = "gpu01") -> Node:
     if kind == "ssh":
         return server.node(name)
-    return Node(name=name, host="localhost", ip="127.0.0.1", gpus=0, head=name == "gpu01", connection="local")
+    return Node(
+        name=name,
+        host="localhost",
+        ip="127.0.0.1",
+        gpus=0,
+        head=name == "gpu01",
+        connection="local",
+    )
 
 
 @pytest.fixture(params=["ssh", "local"])
@@ -46,7 +56,9 @@ def fleet(request: pytest.FixtureRequest, server: sshd.Sshd) -> Iterator[Fleet]:
         yield made
 
 
-def run(fleet: Fleet, *argv: str, stdin: Callable[[], bytes] | None = None, timeout: float = 30.0) -> Answer:
+def run(
+    fleet: Fleet, *argv: str, stdin: Callable[[], bytes] | None = None, timeout: float = 30.0
+) -> Answer:
     (answer,) = fleet.run([Command(node="gpu01", argv=argv, timeout=timeout, stdin=stdin)])
     return answer
 
@@ -61,7 +73,20 @@ def test_answer(fleet: Fleet) -> None:
 
 def test_words_arrive_as_they_were_given(fleet: Fleet) -> None:
     """No word is split, expanded or interpreted on its way."""
-    words = ("a b", "it's", '"q"', "$HOME `id` $(id)", "back\\slash\\n", "two\nlines", "*", "", "!x", "ü", "-n", "~")
+    words = (
+        "a b",
+        "it's",
+        '"q"',
+        "$HOME `id` $(id)",
+        "back\\slash\\n",
+        "two\nlines",
+        "*",
+        "",
+        "!x",
+        "ü",
+        "-n",
+        "~",
+    )
     assert run(fleet, "printf", "<%s>", *words).out == "".join(f"<{word}>" for word in words)
 
 
@@ -77,7 +102,10 @@ def test_programs_not_shell_words(fleet: Fleet) -> None:
 def test_standard_input_arrives_whole(fleet: Fleet, size: int) -> None:
     """Exactly the bytes given arrive, and then the end of file."""
     data = (bytes(range(256)) * (size // 256 + 1))[:size]
-    assert run(fleet, "sha256sum", stdin=lambda: data).out.split()[0] == hashlib.sha256(data).hexdigest()
+    assert (
+        run(fleet, "sha256sum", stdin=lambda: data).out.split()[0]
+        == hashlib.sha256(data).hexdigest()
+    )
 
 
 def test_no_standard_input_is_an_empty_one(fleet: Fleet) -> None:
@@ -87,7 +115,13 @@ def test_no_standard_input_is_an_empty_one(fleet: Fleet) -> None:
 
 def test_input_held_open(fleet: Fleet) -> None:
     """Held open, standard input ends when the command is ended, and not before."""
-    held = Command(node="gpu01", argv=("sh", "-c", "cat; echo ended"), timeout=0.5, stdin=lambda: b"x\n", hold_stdin=True)
+    held = Command(
+        node="gpu01",
+        argv=("sh", "-c", "cat; echo ended"),
+        timeout=0.5,
+        stdin=lambda: b"x\n",
+        hold_stdin=True,
+    )
     (answer,) = fleet.run([held])
     assert (answer.out, answer.timed_out) == ("x\n", True)
 
@@ -138,7 +172,9 @@ def test_deadline_reaches_children(fleet: Fleet) -> None:
     assert processes.disappears(seconds)
 
 
-def test_deadline_of_a_command_that_ignores_term(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deadline_of_a_command_that_ignores_term(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What does not end when asked is killed."""
     monkeypatch.setattr(envelope, "KILL_AFTER", 0.5)
     seconds = processes.unique_seconds()
@@ -150,7 +186,9 @@ def test_deadline_of_a_command_that_ignores_term(fleet: Fleet, monkeypatch: pyte
 def test_closing_the_iterator_ends_commands(fleet: Fleet) -> None:
     """Who stops listening stops the commands."""
     seconds = processes.unique_seconds()
-    answers = fleet.stream([Command(node="gpu01", argv=("sh", "-c", f"echo up; sleep {seconds}"), timeout=math.inf)])
+    answers = fleet.stream(
+        [Command(node="gpu01", argv=("sh", "-c", f"echo up; sleep {seconds}"), timeout=math.inf)]
+    )
     assert next(answers) == Line(node="gpu01", text="up")
     assert processes.appears(seconds)
     answers.close()  # type: ignore[attr-defined]
@@ -158,7 +196,9 @@ def test_closing_the_iterator_ends_commands(fleet: Fleet) -> None:
 
 
 def test_a_child_in_the_background_does_not_hold_the_answer(fleet: Fleet) -> None:
-    """A command that leaves a child behind, holding its output, has ended all the same; the child lives on."""
+    """A command that leaves a child behind, holding its output, has ended all the same; the child
+    lives on.
+    """
     seconds = processes.unique_seconds()
     answer = run(fleet, "sh", "-c", f"sleep {seconds} & echo $!")
     assert answer.code == 0
@@ -168,10 +208,15 @@ def test_a_child_in_the_background_does_not_hold_the_answer(fleet: Fleet) -> Non
 
 
 def test_lines_as_they_come(fleet: Fleet) -> None:
-    """A followed command yields lines while it runs, then its answer, and a last line without a line break too."""
+    """A followed command yields lines while it runs, then its answer, and a last line without a
+    line break too.
+    """
     script = "echo one; echo two >&2; read x; printf three"
     items = list(fleet.stream([Command(node="gpu01", argv=("sh", "-c", script), timeout=30)]))
-    assert [item.text for item in items if isinstance(item, Line) and not item.error] == ["one", "three"]
+    assert [item.text for item in items if isinstance(item, Line) and not item.error] == [
+        "one",
+        "three",
+    ]
     assert [item.text for item in items if isinstance(item, Line) and item.error] == ["two"]
     assert isinstance(items[-1], Answer)
     assert (items[-1].code, items[-1].out) == (0, "")
@@ -209,13 +254,17 @@ def test_a_killed_launcher_leaves_nothing(server: sshd.Sshd, tmp_path: Path, kin
 
 
 def test_half_an_input_is_never_taken_for_a_whole_one(server: sshd.Sshd, tmp_path: Path) -> None:
-    """When the connection breaks in the middle of an input, the command ends before it sees an end of file."""
+    """When the connection breaks in the middle of an input, the command ends before it sees an end
+    of file.
+    """
     with Fleet(sshd.inventory(server.node())) as fleet:
         for attempt in range(4):
             started, ended = tmp_path / f"started{attempt}", tmp_path / f"ended{attempt}"
             script = f": > {started}; while read -r line; do :; done; : > {ended}"
             channel = fleet.transport("gpu01").open_session()
-            channel.exec_command(envelope.wrap(("sh", "-c", script), timeout=30, stdin=100, marker="m"))
+            channel.exec_command(
+                envelope.wrap(("sh", "-c", script), timeout=30, stdin=100, marker="m")
+            )
             channel.sendall(b"half\n")
             assert processes.awaited(started.exists)
             channel.close()
@@ -224,7 +273,9 @@ def test_half_an_input_is_never_taken_for_a_whole_one(server: sshd.Sshd, tmp_pat
 
 
 def test_nodes_at_once_and_commands_in_order(server: sshd.Sshd) -> None:
-    """Nodes work at the same time; the commands of one node follow each other; one failure stops nobody."""
+    """Nodes work at the same time; the commands of one node follow each other; one failure stops
+    nobody.
+    """
     nodes = [server.node(f"gpu0{n}") for n in range(1, 5)]
     with Fleet(sshd.inventory(*nodes)) as fleet:
         assert fleet.connect() == {}
@@ -254,7 +305,10 @@ def test_one_connection_per_node(server: sshd.Sshd, tmp_path: Path) -> None:
 def test_noise_of_a_login_shell(start_server: Callable[..., sshd.Sshd]) -> None:
     """What a shell's start-up files print is not part of the answer, on either stream."""
     noisy = start_server(
-        extra='ForceCommand echo "Welcome to node!"; printf "no line break" ; echo warn >&2; eval "$SSH_ORIGINAL_COMMAND"'
+        extra=(
+            'ForceCommand echo "Welcome to node!"; printf "no line break" ; echo warn >&2; eval'
+            ' "$SSH_ORIGINAL_COMMAND"'
+        )
     )
     with Fleet(sshd.inventory(noisy.node())) as fleet:
         answer = run(fleet, "sh", "-c", "echo out; echo err >&2")
@@ -263,15 +317,22 @@ def test_noise_of_a_login_shell(start_server: Callable[..., sshd.Sshd]) -> None:
 
 def test_a_shell_that_refuses_is_quoted(start_server: Callable[..., sshd.Sshd]) -> None:
     """When the command never started, what was printed instead is the evidence."""
-    with Fleet(sshd.inventory(start_server(extra='ForceCommand echo "This account is closed."; exit 1').node())) as fleet:
+    with Fleet(
+        sshd.inventory(
+            start_server(extra='ForceCommand echo "This account is closed."; exit 1').node()
+        )
+    ) as fleet:
         answer = run(fleet, "true")
     assert (answer.code, answer.out) == (1, "This account is closed.\n")
 
 
 def test_lost_connection_is_255_and_the_next_command_reconnects(server: sshd.Sshd) -> None:
-    """A connection that breaks while a command runs is an answer, not an exception; the node is reached again after."""
+    """A connection that breaks while a command runs is an answer, not an exception; the node is
+    reached again after.
+    """
     to_the_session = (
-        'p=$PPID; until grep -q "^sshd" /proc/$p/comm; do p=$(cut -d" " -f4 /proc/$p/stat); done; echo $p; sleep 60'
+        'p=$PPID; until grep -q "^sshd" /proc/$p/comm; do p=$(cut -d" " -f4 /proc/$p/stat); done;'
+        " echo $p; sleep 60"
     )
     with Fleet(sshd.inventory(server.node(), server.node("gpu02"))) as fleet:
         items = fleet.stream([Command(node="gpu01", argv=("sh", "-c", to_the_session))])
@@ -282,14 +343,20 @@ def test_lost_connection_is_255_and_the_next_command_reconnects(server: sshd.Ssh
         assert isinstance(lost, Answer)
         assert (lost.code, lost.ok, lost.timed_out) == (255, False, False)
         assert "connection was lost" in lost.err
-        assert all(answer.ok for answer in fleet.run([Command(node=n, argv=("true",)) for n in ("gpu01", "gpu02")]))
+        assert all(
+            answer.ok
+            for answer in fleet.run([Command(node=n, argv=("true",)) for n in ("gpu01", "gpu02")])
+        )
 
 
 def test_unreachable_node_is_255_and_names_the_cause(server: sshd.Sshd) -> None:
     """A node that cannot be reached answers with the reason; the others answer as ever."""
     gone = server.node("gpu02", port=sshd.free_port())
     with Fleet(sshd.inventory(server.node(), gone)) as fleet:
-        answers = {a.node: a for a in fleet.run([Command(node=n, argv=("true",)) for n in ("gpu01", "gpu02")])}
+        answers = {
+            a.node: a
+            for a in fleet.run([Command(node=n, argv=("true",)) for n in ("gpu01", "gpu02")])
+        }
     assert answers["gpu01"].ok
     assert answers["gpu02"].code == 255
     assert "nothing listens" in answers["gpu02"].err
@@ -324,7 +391,9 @@ def test_unknown_node_is_a_mistake_in_the_program(server: sshd.Sshd) -> None:
 
 
 def test_ctrl_c_ends_commands(server: sshd.Sshd, tmp_path: Path) -> None:
-    """An interrupt while waiting for answers ends the commands on the nodes, and is still an interrupt."""
+    """An interrupt while waiting for answers ends the commands on the nodes, and is still an
+    interrupt.
+    """
     seconds = processes.unique_seconds()
     program = tmp_path / "launcher.py"
     program.write_text(
@@ -342,7 +411,9 @@ def test_ctrl_c_ends_commands(server: sshd.Sshd, tmp_path: Path) -> None:
                 print("interrupted")
         """)
     )
-    with subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True) as launched:
+    with subprocess.Popen(
+        [sys.executable, str(program)], stdout=subprocess.PIPE, text=True
+    ) as launched:
         assert processes.appears(seconds)
         launched.send_signal(signal.SIGINT)
         out, _ = launched.communicate(timeout=20)

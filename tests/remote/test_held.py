@@ -1,4 +1,6 @@
-"""A command that lives beside the others, over a real sshd and on this machine; and what is sent in front of a command."""
+"""A command that lives beside the others, over a real sshd and on this machine; and what is sent in
+front of a command.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,19 @@ from tests.remote import processes, sshd
 @pytest.fixture(params=["ssh", "local"])
 def fleet(request: pytest.FixtureRequest, server: sshd.Sshd) -> Iterator[Fleet]:
     """One node, reached in both ways."""
-    local = Node(name="gpu01", host="localhost", ip="127.0.0.1", gpus=0, head=True, connection="local")
+    local = Node(
+        name="gpu01", host="localhost", ip="127.0.0.1", gpus=0, head=True, connection="local"
+    )
     with Fleet(sshd.inventory(server.node() if request.param == "ssh" else local)) as made:
         yield made
 
 
 def hold(fleet: Fleet, *argv: str) -> Held:
-    return fleet.hold(Command(node="gpu01", argv=argv, timeout=math.inf, stdin=lambda: b"a line\n", hold_stdin=True))
+    return fleet.hold(
+        Command(
+            node="gpu01", argv=argv, timeout=math.inf, stdin=lambda: b"a line\n", hold_stdin=True
+        )
+    )
 
 
 def test_it_lives_until_it_is_ended(fleet: Fleet) -> None:
@@ -72,7 +80,12 @@ def test_a_broken_connection_ends_it(server: sshd.Sshd) -> None:
 
 def test_a_flood_that_nobody_reads_takes_no_memory(fleet: Fleet) -> None:
     """It may come from a node that means no good."""
-    held = hold(fleet, "sh", "-c", "yes | head -n 20000; head -c 100000 /dev/zero | tr '\\0' x; echo; echo over >&2; cat")
+    held = hold(
+        fleet,
+        "sh",
+        "-c",
+        "yes | head -n 20000; head -c 100000 /dev/zero | tr '\\0' x; echo; echo over >&2; cat",
+    )
     assert processes.awaited(lambda: held._said.qsize() >= 100)
     lines = []
     while (line := held.next(0.3)) is not None:
@@ -85,6 +98,8 @@ def test_a_flood_that_nobody_reads_takes_no_memory(fleet: Fleet) -> None:
 def test_words_in_front_of_a_command_run_it(fleet: Fleet) -> None:
     """With its own input and output: one command, one round trip."""
     before = ("sh", "-c", 'echo "first $1"; shift; exec "$@"', "before", "it's")
-    (answer,) = fleet.run([Command(node="gpu01", argv=("cat", "-"), stdin=lambda: b"second\n", before=before)])
+    (answer,) = fleet.run(
+        [Command(node="gpu01", argv=("cat", "-"), stdin=lambda: b"second\n", before=before)]
+    )
 
     assert (answer.code, answer.out) == (0, "first it's\nsecond\n")

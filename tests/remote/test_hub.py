@@ -1,4 +1,6 @@
-"""What Hugging Face says of a model and a token: a server on this machine stands for it, asked over real HTTP."""
+"""What Hugging Face says of a model and a token: a server on this machine stands for it, asked over
+real HTTP.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,13 @@ GATED = {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access to model org/m 
     [
         (200, {}, TOKEN, "ok", "org/m may be read"),
         (200, {}, None, "ok", "org/m may be read without a token"),
-        (401, {"X-Error-Message": "Invalid credentials"}, TOKEN, "unauthorized", "Invalid credentials"),
+        (
+            401,
+            {"X-Error-Message": "Invalid credentials"},
+            TOKEN,
+            "unauthorized",
+            "Invalid credentials",
+        ),
         (401, GATED, TOKEN, "gated", "Access to model org/m is restricted"),
         (403, GATED, TOKEN, "gated", "Access to model org/m is restricted"),
         (403, {}, TOKEN, "gated", "HTTP 403"),
@@ -132,21 +140,29 @@ def test_a_model_that_was_renamed_is_followed(served: Hub) -> None:
 
 def test_another_host_never_sees_the_token(served: Hub, other: Hub) -> None:
     """Whoever answers may send us on; the token is not theirs to give away."""
-    served.code, served.headers = 302, {"Location": f"{other.url.replace('127.0.0.1', 'localhost')}/elsewhere"}
+    served.code, served.headers = (
+        302,
+        {"Location": f"{other.url.replace('127.0.0.1', 'localhost')}/elsewhere"},
+    )
     said = hub.ask("org/m", TOKEN)
 
     assert other.asked == [("/elsewhere", None)]
     assert said.status == "ok"
 
 
-def test_another_login_on_this_machine_has_no_say(served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_login_on_this_machine_has_no_say(
+    served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The cluster's token is what is tried, and not one that `~/.netrc` has for the host."""
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password other\n", encoding="utf-8")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     hub.ask("org/m", TOKEN)
     hub.ask("org/m", None)
 
-    assert [authorization for _, authorization in served.asked] == [f"Bearer {TOKEN.reveal()}", None]
+    assert [authorization for _, authorization in served.asked] == [
+        f"Bearer {TOKEN.reveal()}",
+        None,
+    ]
 
 
 def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +175,9 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (said.status, said.text) == ("offline", "127.0.0.1: ConnectionError")
 
 
-def test_a_hub_that_does_not_answer_is_given_up(served: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_does_not_answer_is_given_up(
+    served: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Within the deadline."""
     served.mute = threading.Event()
     monkeypatch.setattr(hub, "_SECONDS", 0.2)
@@ -175,7 +193,9 @@ def test_a_ring_of_hosts_is_given_up(served: Hub) -> None:
     assert hub.ask("org/m", TOKEN).status == "offline"
 
 
-@pytest.mark.parametrize("where", ["huggingface.co", "http://", "http://[", "ftp://x", "http://a b"])
+@pytest.mark.parametrize(
+    "where", ["huggingface.co", "http://", "http://[", "ftp://x", "http://a b"]
+)
 def test_an_endpoint_that_is_none(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable is named, and what it holds."""
     monkeypatch.setenv("HF_ENDPOINT", where)

@@ -24,7 +24,9 @@ def _file(path: Path, content: str | bytes, mode: int = 0o600) -> Path:
 
 
 def _python(path: Path, program: str) -> SecretSource:
-    """A command that runs `program`; its text is in a file, so that the command line holds no secret."""
+    """A command that runs `program`; its text is in a file, so that the command line holds no
+    secret.
+    """
     path.write_text(program)
     return SecretSource(command=f"{sys.executable} {path}")
 
@@ -74,14 +76,18 @@ def test_from_a_command(tmp_path: Path) -> None:
     """Its words are split as a shell would, but no shell runs."""
     (tmp_path / "a b").write_text(f"print('{VALUE}')")
 
-    found = resolve({"A": SecretSource(command=f"{sys.executable} '{tmp_path}/a b' $HOME ;")}, tmp_path)
+    found = resolve(
+        {"A": SecretSource(command=f"{sys.executable} '{tmp_path}/a b' $HOME ;")}, tmp_path
+    )
 
     assert found == {"A": Secret(VALUE)}
 
 
 def test_nothing_is_asked_of_the_terminal(tmp_path: Path) -> None:
     """A command that reads finds the end of its input."""
-    source = _python(tmp_path / "p.py", f"import sys; print('{VALUE}' if sys.stdin.read() == '' else 'no')")
+    source = _python(
+        tmp_path / "p.py", f"import sys; print('{VALUE}' if sys.stdin.read() == '' else 'no')"
+    )
 
     assert resolve({"A": source}, tmp_path) == {"A": Secret(VALUE)}
 
@@ -89,7 +95,11 @@ def test_nothing_is_asked_of_the_terminal(tmp_path: Path) -> None:
 def test_all_failures_are_told_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """And the request is what was wrong."""
     monkeypatch.delenv("MISSING", raising=False)
-    sources = {"A": SecretSource(env="MISSING"), "B": SecretSource(file="missing"), "C": SecretSource(command="/missing/x")}
+    sources = {
+        "A": SecretSource(env="MISSING"),
+        "B": SecretSource(file="missing"),
+        "C": SecretSource(command="/missing/x"),
+    }
 
     with pytest.raises(RequestError) as caught:
         resolve(sources, tmp_path)
@@ -104,11 +114,16 @@ def test_all_failures_are_told_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o620, 0o601])
-def test_a_file_that_others_can_use_is_refused_with_the_command_that_mends_it(tmp_path: Path, mode: int) -> None:
+def test_a_file_that_others_can_use_is_refused_with_the_command_that_mends_it(
+    tmp_path: Path, mode: int
+) -> None:
     """Group and world, reading, writing or executing."""
     path = _file(tmp_path / "key", VALUE, mode)
 
-    assert _failure(SecretSource(file="key"), tmp_path) == f"`{path}` has mode {mode:04o}; run `chmod 600 {path}`"
+    assert (
+        _failure(SecretSource(file="key"), tmp_path)
+        == f"`{path}` has mode {mode:04o}; run `chmod 600 {path}`"
+    )
 
 
 def test_a_directory_is_no_secret(tmp_path: Path) -> None:
@@ -138,16 +153,23 @@ def test_a_pipe_does_not_make_it_wait(tmp_path: Path) -> None:
         (VALUE * 10_000, "is larger than 64 KiB"),
     ],
 )
-def test_values_that_cannot_be_a_line_of_an_env_file(tmp_path: Path, content: str | bytes, expected: str) -> None:
+def test_values_that_cannot_be_a_line_of_an_env_file(
+    tmp_path: Path, content: str | bytes, expected: str
+) -> None:
     """From a file or from a command."""
     _file(tmp_path / "key", content)
-    echo = _python(tmp_path / "p.py", f"import sys; sys.stdout.buffer.write(open({str(tmp_path / 'key')!r}, 'rb').read())")
+    echo = _python(
+        tmp_path / "p.py",
+        f"import sys; sys.stdout.buffer.write(open({str(tmp_path / 'key')!r}, 'rb').read())",
+    )
 
     assert _failure(SecretSource(file="key"), tmp_path).startswith(expected)
     assert _failure(echo, tmp_path).startswith(expected)
 
 
-def test_an_empty_environment_variable_is_not_a_value(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_empty_environment_variable_is_not_a_value(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """It is set, and says nothing."""
     monkeypatch.setenv("MINE", "")
 
@@ -157,26 +179,30 @@ def test_an_empty_environment_variable_is_not_a_value(monkeypatch: pytest.Monkey
 def test_a_command_that_fails_tells_its_last_words_without_the_value(tmp_path: Path) -> None:
     """Tools sometimes repeat what they were asked for."""
     source = _python(
-        tmp_path / "p.py", f"import sys; print('{VALUE}'); sys.exit('first\\nthe store is locked: {VALUE} is in it')"
+        tmp_path / "p.py",
+        f"import sys; print('{VALUE}'); sys.exit('first\\nthe store is locked: {VALUE} is in it')",
     )
 
-    assert _failure(source, tmp_path).endswith("failed with exit status 1: the store is locked: *** is in it")
+    assert _failure(source, tmp_path).endswith(
+        "failed with exit status 1: the store is locked: *** is in it"
+    )
 
 
 def test_a_command_that_does_not_answer_is_ended_with_all_it_started(tmp_path: Path) -> None:
     """No process is left behind."""
     source = _python(
         tmp_path / "p.py",
-        "import os, subprocess, sys, time\n"
-        f"child = subprocess.Popen(['sleep', '600']); open({str(tmp_path / 'pids')!r}, 'w').write(str(child.pid))\n"
-        "time.sleep(600)\n",
+        "import os, subprocess, sys, time\nchild = subprocess.Popen(['sleep', '600']);"
+        f" open({str(tmp_path / 'pids')!r}, 'w').write(str(child.pid))\ntime.sleep(600)\n",
     )
 
     assert "did not answer within 1 s" in _failure(source, tmp_path, seconds=1.0)
     assert _ends(int((tmp_path / "pids").read_text()))
 
 
-def test_a_command_that_may_not_be_ended_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_may_not_be_ended_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`sudo` runs it as somebody else; what is said is still about the secret."""
 
     def refuse(*_: object) -> None:
@@ -184,11 +210,14 @@ def test_a_command_that_may_not_be_ended_is_not_waited_for(tmp_path: Path, monke
 
     monkeypatch.setattr("launcher.remote.secrets.os.killpg", refuse)
 
-    assert "did not answer within 0.3 s" in _failure(SecretSource(command="sleep 1"), tmp_path, seconds=0.3)
+    assert "did not answer within 0.3 s" in _failure(
+        SecretSource(command="sleep 1"), tmp_path, seconds=0.3
+    )
 
 
 @pytest.mark.parametrize(
-    ("command", "expected"), [("'open", "is not a command: no closing quotation"), ("''", "cannot be run")]
+    ("command", "expected"),
+    [("'open", "is not a command: no closing quotation"), ("''", "cannot be run")],
 )
 def test_commands_that_cannot_be_run(tmp_path: Path, command: str, expected: str) -> None:
     """They are told as they are written in the inventory."""
@@ -201,7 +230,9 @@ def test_a_source_that_says_nothing_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_person_is_asked_last_and_not_for_nothing(tmp_path: Path) -> None:
-    """When something else is missing, nobody types anything first; the order of the inventory is kept."""
+    """When something else is missing, nobody types anything first; the order of the inventory is
+    kept.
+    """
     asked: list[tuple[str, str]] = []
 
     def ask(name: str, question: str) -> str:
@@ -226,20 +257,33 @@ def test_a_typed_value_is_checked_like_any_other(tmp_path: Path) -> None:
     assert VALUE not in caught.value.evidence
 
 
-def test_without_a_terminal_all_prompts_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_all_prompts_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With what else there is."""
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
     from_terminal.cache_clear()
     with pytest.raises(RequestError) as caught:
-        resolve({"A": SecretSource(prompt="x"), "B": SecretSource(prompt="y"), "C": SecretSource(file="no")}, tmp_path)
+        resolve(
+            {
+                "A": SecretSource(prompt="x"),
+                "B": SecretSource(prompt="y"),
+                "C": SecretSource(file="no"),
+            },
+            tmp_path,
+        )
 
     assert caught.value.message == "3 secrets could not be fetched"
     assert [line[:2] for line in caught.value.evidence.splitlines()] == ["C:", "A:", "B:"]
     assert "`env`, `file`, `command`" in caught.value.evidence
 
 
-def test_values_are_hidden_as_soon_as_they_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those of a fetch that fails for another one; `recall` asks nobody and complains of nothing."""
+def test_values_are_hidden_as_soon_as_they_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of a fetch that fails for another one; `recall` asks nobody and complains of
+    nothing.
+    """
     _file(tmp_path / "key", VALUE)
     with pytest.raises(RequestError):
         resolve({"A": SecretSource(file="key"), "B": SecretSource(file="no")}, tmp_path)
@@ -248,9 +292,12 @@ def test_values_are_hidden_as_soon_as_they_are_known(tmp_path: Path, monkeypatch
     monkeypatch.delenv("NOT_THERE", raising=False)
     ran = tmp_path / "ran"
     sources = {
-        "A": SecretSource(env="NOT_THERE"), "B": SecretSource(file="key"), "C": SecretSource(command=f"touch {ran}"),
-        "D": SecretSource(prompt="x"), "E": SecretSource(file="no"),
-    }  # fmt: skip
+        "A": SecretSource(env="NOT_THERE"),
+        "B": SecretSource(file="key"),
+        "C": SecretSource(command=f"touch {ran}"),
+        "D": SecretSource(prompt="x"),
+        "E": SecretSource(file="no"),
+    }
     recall(sources, tmp_path)
     assert redaction.redact(f"x{VALUE}") == "x***"
     assert not ran.exists()

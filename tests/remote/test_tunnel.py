@@ -19,7 +19,10 @@ class Dead:
 
 def test_waiting_ends_with_the_connection() -> None:
     """Whoever waits is told, and what to do."""
-    with Tunnel("gpu01", cast("Any", Dead()), "127.0.0.1", 8000, 0) as tunnel, pytest.raises(NodeError) as lost:
+    with (
+        Tunnel("gpu01", cast("Any", Dead()), "127.0.0.1", 8000, 0) as tunnel,
+        pytest.raises(NodeError) as lost,
+    ):
         tunnel.wait()
 
     assert str(lost.value) == "gpu01: the SSH connection ended, and the tunnel with it"

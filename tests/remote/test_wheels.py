@@ -1,4 +1,6 @@
-"""Resolving Ray's wheels for an image, against a folder of handmade ones; pip itself runs, without any index."""
+"""Resolving Ray's wheels for an image, against a folder of handmade ones; pip itself runs, without
+any index.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,25 @@ class Shelf:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def add(self, name: str, version: str, *requires: str, tags: str = "py3-none-any", extras: Sequence[str] = ()) -> None:
+    def add(
+        self,
+        name: str,
+        version: str,
+        *requires: str,
+        tags: str = "py3-none-any",
+        extras: Sequence[str] = (),
+    ) -> None:
         lines = [f"Provides-Extra: {extra}\n" for extra in extras]
         text = "".join([*lines, *(f"Requires-Dist: {line}\n" for line in requires)])
         file, data = purewheel.build(name, version, metadata=text)
         (self.folder / file.replace("py3-none-any", tags)).write_bytes(data)
 
-    def ray(self, *requires: str, version: str = "2.60.0", tags: str = "cp399-cp399-manylinux2014_x86_64") -> None:
+    def ray(
+        self,
+        *requires: str,
+        version: str = "2.60.0",
+        tags: str = "cp399-cp399-manylinux2014_x86_64",
+    ) -> None:
         self.add("ray", version, *requires, tags=tags, extras=("default", "data"))
 
     def clear(self) -> None:
@@ -64,7 +78,8 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_CACHE_DIR": str(tmp_path / "pip"),
         "HOME": str(tmp_path),
-        "PATH": str(folder),  # pip tells indexes which system this is, and would start other programs to learn it
+        # pip tells indexes which system this is, and would start other programs to learn it
+        "PATH": str(folder),
     }
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
@@ -85,7 +100,9 @@ def leftovers(cache: Path) -> list[Path]:
 
 
 def test_only_what_the_image_lacks_is_fetched(shelf: Shelf, cache: Path) -> None:
-    """What the image has stays as it is, though a newer one is on offer and its own version is on no index."""
+    """What the image has stays as it is, though a newer one is on offer and its own version is on
+    no index.
+    """
     shelf.ray("click>=7", 'colorful; extra == "default"')
     shelf.add("click", "9.0")
     shelf.add("colorful", "0.5.8")
@@ -95,7 +112,9 @@ def test_only_what_the_image_lacks_is_fetched(shelf: Shelf, cache: Path) -> None
 
     assert names(found) == ["colorful", "ray"]
     assert found.ray == "2.60.0"
-    assert all(file.path.read_bytes() == (shelf.folder / file.name).read_bytes() for file in found.files)
+    assert all(
+        file.path.read_bytes() == (shelf.folder / file.name).read_bytes() for file in found.files
+    )
     assert told
     assert leftovers(cache) == []
 
@@ -109,7 +128,9 @@ def test_the_newest_that_fits_around_the_image_is_taken(shelf: Shelf, cache: Pat
 
     found = wheels.resolve(IMAGE, "2.60.0", cache)
 
-    assert [file.name for file in found.files if "helper" in file.name] == ["helper-1.0-py3-none-any.whl"]
+    assert [file.name for file in found.files if "helper" in file.name] == [
+        "helper-1.0-py3-none-any.whl"
+    ]
 
 
 def test_markers_are_those_of_the_image(shelf: Shelf, cache: Path) -> None:
@@ -173,7 +194,9 @@ def test_what_is_not_found_is_named_with_the_way_out(shelf: Shelf, cache: Path) 
 
 
 def test_a_second_time_pip_is_not_run(shelf: Shelf, cache: Path) -> None:
-    """The same image and the same Ray: the answer is in the cache, also when nothing can be fetched any more."""
+    """The same image and the same Ray: the answer is in the cache, also when nothing can be fetched
+    any more.
+    """
     shelf.ray()
     first = wheels.resolve(IMAGE, "2.60.0", cache)
     shelf.clear()
@@ -207,20 +230,30 @@ def test_a_version_pip_cannot_read_is_never_replaced(shelf: Shelf, cache: Path) 
     shelf.add("blinker", "1.9")
     odd = replace(IMAGE, distributions={"blinker": "1.7ubuntu1"})
 
-    with pytest.raises(RequestError, match=r"would replace the image's blinker 1\.7ubuntu1 by 1\.9"):
+    with pytest.raises(
+        RequestError, match=r"would replace the image's blinker 1\.7ubuntu1 by 1\.9"
+    ):
         wheels.resolve(odd, "2.60.0", cache)
 
 
-def test_ray_itself_is_not_fetched_again_when_only_its_dashboard_is_missing(shelf: Shelf, cache: Path) -> None:
+def test_ray_itself_is_not_fetched_again_when_only_its_dashboard_is_missing(
+    shelf: Shelf, cache: Path
+) -> None:
     """The image has plain `ray`; the rest of `ray[default]` is what it lacks."""
     shelf.ray('colorful; extra == "default"')
     shelf.add("colorful", "0.5.8")
 
-    assert names(wheels.resolve(replace(IMAGE, distributions={"ray": "2.60.0"}), "2.60.0", cache)) == ["colorful"]
+    assert names(
+        wheels.resolve(replace(IMAGE, distributions={"ray": "2.60.0"}), "2.60.0", cache)
+    ) == ["colorful"]
 
 
-def test_an_image_with_ray_gets_what_batches_need_for_its_own_ray(shelf: Shelf, cache: Path) -> None:
-    """`ray[data]` of the Ray that is there, which may ask for another pyarrow than a newer Ray does."""
+def test_an_image_with_ray_gets_what_batches_need_for_its_own_ray(
+    shelf: Shelf, cache: Path
+) -> None:
+    """`ray[data]` of the Ray that is there, which may ask for another pyarrow than a newer Ray
+    does.
+    """
     shelf.ray('pyarrow>=9,<20; extra == "data"', 'unwanted; extra == "serve"', version="2.56.1")
     shelf.ray('pyarrow>=20; extra == "data"')
     for version in ("19.0", "24.0"):
@@ -271,11 +304,18 @@ def test_platforms_go_from_the_images_glibc_down() -> None:
     tags = pip.platform_tags(IMAGE)
 
     assert tags[0] == "manylinux_2_31_x86_64"
-    assert {"manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64", "linux_x86_64"} <= set(tags)
+    assert {
+        "manylinux_2_17_x86_64",
+        "manylinux2014_x86_64",
+        "manylinux1_x86_64",
+        "linux_x86_64",
+    } <= set(tags)
     assert "manylinux1_aarch64" not in pip.platform_tags(replace(IMAGE, machine="aarch64"))
 
 
-@pytest.mark.parametrize("other", [{"libc": "", "libc_version": ""}, {"machine": "riscv64"}, {"implementation": "pypy"}])
+@pytest.mark.parametrize(
+    "other", [{"libc": "", "libc_version": ""}, {"machine": "riscv64"}, {"implementation": "pypy"}]
+)
 def test_an_image_no_ray_can_run_in_is_refused(other: dict[str, str]) -> None:
     """Before pip is asked for what does not exist."""
     with pytest.raises(RequestError, match="no Ray can be added"):

@@ -1,4 +1,6 @@
-"""`scripts/run_cluster.sh` starts what `vlaunch up` would start, refuses what cannot work, and shows no secret."""
+"""`scripts/run_cluster.sh` starts what `vlaunch up` would start, refuses what cannot work, and
+shows no secret.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ _SCRIPT = _ROOT / "scripts" / "run_cluster.sh"
 _TOKEN = "36" * 32  # its characters include those whose byte, in the HMAC, becomes NUL
 _IMAGE = "vllm-ray:1"
 
-# Stands for docker: what it was told goes to a file, what it says comes from files that a test writes.
+# Stands for docker: what it was told goes to a file, what it says comes from files that a test
+# writes.
 _DOCKER = r"""#!/bin/sh
 printf '%s\n' "$*" >>"$FAKE/calls"
 case "$1 $2" in
@@ -66,14 +69,26 @@ class Machine:
     fake: Path
 
     def run(
-        self, *words: str, env: Mapping[str, str] | None = None, path: str | None = None, script: Path = _SCRIPT
+        self,
+        *words: str,
+        env: Mapping[str, str] | None = None,
+        path: str | None = None,
+        script: Path = _SCRIPT,
     ) -> subprocess.CompletedProcess[str]:
         """Run the script there."""
-        environment = {"PATH": path or f"{self.bin}:{os.environ['PATH']}", "HOME": str(self.home), "FAKE": str(self.fake)}
+        environment = {
+            "PATH": path or f"{self.bin}:{os.environ['PATH']}",
+            "HOME": str(self.home),
+            "FAKE": str(self.fake),
+        }
         return subprocess.run(
-            ["bash", str(script), *words], env={**environment, **(env or {})}, capture_output=True, text=True, timeout=30,
+            ["bash", str(script), *words],
+            env={**environment, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=30,
             check=False,
-        )  # fmt: skip
+        )
 
     def say(self, name: str, text: str) -> None:
         """Make the stand-in for docker say something."""
@@ -116,7 +131,7 @@ def listening() -> Iterator[int]:
         yield int(server.getsockname()[1])
 
 
-# ---- the same container -----------------------------------------------------------------------------------------------------
+# ---- the same container --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,19 +156,42 @@ _CPU = replace(
     _BASE,
     accelerator="cpu",
     ray=RaySettings(token_auth=False, object_store=200_000_000),
-    ports=Ports(gcs=7001, dashboard=7002, client=7003, node_manager=7004, object_manager=7005, runtime_env_agent=7006,
-                dashboard_agent_grpc=7007, dashboard_agent_http=7008, metrics_export=7009, worker_min=7100, worker_max=7199,
-                group=7010),
-    nodes=(replace(_HEAD, gpus=1, env={"OMP_NUM_THREADS": "1"}), replace(_WORKER, gpus=1, env={"OMP_NUM_THREADS": "1"})),
-)  # fmt: skip
+    ports=Ports(
+        gcs=7001,
+        dashboard=7002,
+        client=7003,
+        node_manager=7004,
+        object_manager=7005,
+        runtime_env_agent=7006,
+        dashboard_agent_grpc=7007,
+        dashboard_agent_http=7008,
+        metrics_export=7009,
+        worker_min=7100,
+        worker_max=7199,
+        group=7010,
+    ),
+    nodes=(
+        replace(_HEAD, gpus=1, env={"OMP_NUM_THREADS": "1"}),
+        replace(_WORKER, gpus=1, env={"OMP_NUM_THREADS": "1"}),
+    ),
+)
 _CPU_WORDS = (
-    "--accelerator=cpu", "--no-token", "--object-store", "200000000",
-    *(f"--port={name}={getattr(_CPU.ports, name)}" for name in Ports.__slots__ if name not in _NOT_TOLD),
-)  # fmt: skip
+    "--accelerator=cpu",
+    "--no-token",
+    "--object-store",
+    "200000000",
+    *(
+        f"--port={name}={getattr(_CPU.ports, name)}"
+        for name in Ports.__slots__
+        if name not in _NOT_TOLD
+    ),
+)
 _CASES = {
     "head, nvidia, rdma": Case(
         role="head",
-        inventory=replace(_BASE, fabric="infiniband", nodes=(replace(_HEAD, hca=_HCA), replace(_WORKER, hca=_HCA))),
+        inventory=replace(
+            _BASE, fabric="infiniband", nodes=(replace(_HEAD, hca=_HCA), replace(_WORKER, hca=_HCA))
+        ),
         before=("--rdma",),
         after=("-e", "NCCL_IB_HCA==mlx5_0,mlx5_1"),
         secrets=_WITH_TOKEN,
@@ -167,23 +205,40 @@ _CASES = {
         secrets={**_WITH_TOKEN, "HF_TOKEN": Secret("hf_" + "x" * 30)},
     ),
     "head, cpu, an open Ray, other ports": Case(
-        role="head", inventory=_CPU, before=_CPU_WORDS, after=("--env=OMP_NUM_THREADS=1",), secrets=_WITH_TOKEN
+        role="head",
+        inventory=_CPU,
+        before=_CPU_WORDS,
+        after=("--env=OMP_NUM_THREADS=1",),
+        secrets=_WITH_TOKEN,
     ),
     "worker, cpu, an open Ray, other ports": Case(
-        role="worker", inventory=_CPU, before=_CPU_WORDS, after=("--env", "OMP_NUM_THREADS=1"), secrets=_WITH_TOKEN
+        role="worker",
+        inventory=_CPU,
+        before=_CPU_WORDS,
+        after=("--env", "OMP_NUM_THREADS=1"),
+        secrets=_WITH_TOKEN,
     ),
-    "worker, amd": Case(role="worker", inventory=replace(_BASE, accelerator="amd"), before=("--accelerator", "amd"),
-                        secrets=_WITH_TOKEN),
+    "worker, amd": Case(
+        role="worker",
+        inventory=replace(_BASE, accelerator="amd"),
+        before=("--accelerator", "amd"),
+        secrets=_WITH_TOKEN,
+    ),
     "worker, other secrets and no token": Case(
         role="worker",
-        inventory=replace(_BASE, ray=RaySettings(token_auth=False), secrets={"VLLM_API_KEY": SecretSource(env="VLLM_API_KEY")}),
+        inventory=replace(
+            _BASE,
+            ray=RaySettings(token_auth=False),
+            secrets={"VLLM_API_KEY": SecretSource(env="VLLM_API_KEY")},
+        ),
         before=("--no-token", "--secret", "VLLM_API_KEY"),
         env={"VLLM_API_KEY": "key of the API"},
         secrets={"VLLM_API_KEY": Secret("key of the API")},
     ),
-}  # fmt: skip
+}
 
-# Fields of `docker run` in which the two may differ, each with its reason. There is none: hence the equal spec hash.
+# Fields of `docker run` in which the two may differ, each with its reason. There is none: hence the
+# equal spec hash.
 _INTENDED: dict[str, str] = {}
 
 
@@ -191,15 +246,28 @@ def _both(machine: Machine, case: Case) -> tuple[docker.ContainerSpec, list[str]
     node = case.inventory.head if case.role == "head" else case.inventory.workers[0]
     facts = HostFacts(
         home=str(machine.home),
-        addresses=tuple(Address(interface="eth1", ip=ip, prefix=24, up=True) for ip in ("10.0.0.11", "10.0.0.12")),
+        addresses=tuple(
+            Address(interface="eth1", ip=ip, prefix=24, up=True)
+            for ip in ("10.0.0.11", "10.0.0.12")
+        ),
     )
     if "RAY_AUTH_TOKEN" in case.secrets:
         machine.give_token()
     words = ("--dry-run", "--name", node.name, "--gpus", str(node.gpus), *case.before)
-    done = machine.run(*words, _IMAGE, case.inventory.head.ip, f"--{case.role}", node.hf_home, *case.after, env=case.env)
+    done = machine.run(
+        *words,
+        _IMAGE,
+        case.inventory.head.ip,
+        f"--{case.role}",
+        node.hf_home,
+        *case.after,
+        env=case.env,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("\n") == 1
-    return containers.node_spec(case.inventory, node, facts, _IMAGE, case.secrets), shlex.split(done.stdout)
+    return containers.node_spec(case.inventory, node, facts, _IMAGE, case.secrets), shlex.split(
+        done.stdout
+    )
 
 
 def _fields(argv: list[str]) -> dict[str, list[str]]:
@@ -229,7 +297,9 @@ def test_the_container_is_the_launchers(machine: Machine, case: Case) -> None:
 
 @pytest.mark.parametrize("case", _CASES.values(), ids=_CASES)
 def test_status_sees_no_difference(machine: Machine, case: Case) -> None:
-    """The spec hash and the secrets' fingerprint are those that the launcher computes, so a node that it finds is its own."""
+    """The spec hash and the secrets' fingerprint are those that the launcher computes, so a node
+    that it finds is its own.
+    """
     spec, said = _both(machine, case)
 
     labels = dict(label.partition("=")[::2] for label in _fields(said)["--label"])
@@ -246,27 +316,41 @@ def test_every_port_of_a_node_can_be_told(machine: Machine) -> None:
 
 
 def test_the_advice_names_the_launchers_ray() -> None:
-    """Somebody who builds the image by hand gets the version and the parts that `vlaunch up` would add."""
+    """Somebody who builds the image by hand gets the version and the parts that `vlaunch up` would
+    add.
+    """
     assert f'ray[{RAY_EXTRAS}]=={RaySettings().version}\\"' in _SCRIPT.read_text()
 
 
 def test_the_agent_comes_along(machine: Machine, listening: int) -> None:
-    """With what answers for it; `vlaunch` finds them as it would have written them, but for programs that it adds itself."""
+    """With what answers for it; `vlaunch` finds them as it would have written them, but for
+    programs that it adds itself.
+    """
     _start(machine, listening)
 
-    written = {str(path.relative_to(machine.state)): path for path in machine.state.rglob("payload/**/*") if path.is_file()}
+    written = {
+        str(path.relative_to(machine.state)): path
+        for path in machine.state.rglob("payload/**/*")
+        if path.is_file()
+    }
     wanted = files.payload_digests()
-    assert {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in written.items()}.items() <= wanted.items()
+    assert {
+        name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in written.items()
+    }.items() <= wanted.items()
     agent = {name for name in wanted if name.startswith("payload/lib/vlaunch_agent/")}
     assert {"payload/entry.sh", "payload/head.py", *agent} == set(written)
 
 
-def test_a_copy_of_the_script_alone_starts_ray(machine: Machine, listening: int, tmp_path: Path) -> None:
+def test_a_copy_of_the_script_alone_starts_ray(
+    machine: Machine, listening: int, tmp_path: Path
+) -> None:
     """The same container, with its secrets in place; that no agent runs there is said."""
     alone = tmp_path / "alone" / "run_cluster.sh"
     alone.parent.mkdir()
     shutil.copy(_SCRIPT, alone)
-    done = _start(machine, listening, "--secret", "MY_KEY", env={"MY_KEY": "it's a key"}, script=alone)
+    done = _start(
+        machine, listening, "--secret", "MY_KEY", env={"MY_KEY": "it's a key"}, script=alone
+    )
     entry = (machine.state / "payload" / "entry.sh").read_text()
 
     assert done.returncode == 0, done.stderr
@@ -275,9 +359,20 @@ def test_a_copy_of_the_script_alone_starts_ray(machine: Machine, listening: int,
     words = run[run.index("/opt/vlaunch/entry.sh") :].split()[1:]
     assert words[:3] == ["agent", "--node", "n1"]
     assert words[words.index("--") + 1 :][:2] == ["ray", "start"]
-    given = ("agent", "--node", "n1", "--", "sh", "-c", 'echo "$MY_KEY $0 $RAY_AUTH_TOKEN"', "started")
+    given = (
+        "agent",
+        "--node",
+        "n1",
+        "--",
+        "sh",
+        "-c",
+        'echo "$MY_KEY $0 $RAY_AUTH_TOKEN"',
+        "started",
+    )
     there = entry.replace("/run/vlaunch/secrets", str(machine.state / "secrets"))
-    ran = subprocess.run(["sh", "-c", there, "entry.sh", *given], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        ["sh", "-c", there, "entry.sh", *given], capture_output=True, text=True, check=True
+    )
     assert ran.stdout == "it's a key started \n"
 
 
@@ -291,10 +386,15 @@ def test_a_copy_of_the_script_alone_starts_ray(machine: Machine, listening: int,
 )
 def test_odd_arguments_arrive_as_they_are(machine: Machine, extra: tuple[str, ...]) -> None:
     """The printed line, read by a shell, gives back each of them whole, before the image."""
-    done = machine.run("--dry-run", "--no-token", _IMAGE, "10.0.0.11", "--worker", "/data/hf", *extra)
+    done = machine.run(
+        "--dry-run", "--no-token", _IMAGE, "10.0.0.11", "--worker", "/data/hf", *extra
+    )
 
     argv = subprocess.run(
-        ["bash", "-c", f'docker() {{ printf "%s\\0" "$@"; }}; {done.stdout}'], capture_output=True, text=True, check=True
+        ["bash", "-c", f'docker() {{ printf "%s\\0" "$@"; }}; {done.stdout}'],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.split("\0")[:-1]
     before = argv[: argv.index(_IMAGE)]
     assert [word for word in extra if word not in before and word not in ("-e", "--env")] == []
@@ -306,16 +406,34 @@ def test_json_of_odd_arguments_is_pythons(machine: Machine) -> None:
     node = replace(_WORKER, env=env)
     machine.give_token()
     words = [word for name, value in env.items() for word in ("-e", f"{name}={value}")]
-    done = machine.run("--dry-run", "--name", "gpu02", "--gpus", "8", _IMAGE, "10.0.0.11", "--worker", "/data/hf", *words)
+    done = machine.run(
+        "--dry-run",
+        "--name",
+        "gpu02",
+        "--gpus",
+        "8",
+        _IMAGE,
+        "10.0.0.11",
+        "--worker",
+        "/data/hf",
+        *words,
+    )
 
-    facts = HostFacts(home=str(machine.home), addresses=(Address(interface="eth1", ip="10.0.0.12", prefix=24, up=True),))
-    spec = containers.node_spec(replace(_BASE, nodes=(_HEAD, node)), node, facts, _IMAGE, _WITH_TOKEN)
+    facts = HostFacts(
+        home=str(machine.home),
+        addresses=(Address(interface="eth1", ip="10.0.0.12", prefix=24, up=True),),
+    )
+    spec = containers.node_spec(
+        replace(_BASE, nodes=(_HEAD, node)), node, facts, _IMAGE, _WITH_TOKEN
+    )
     assert f"vlaunch.spec={spec.hash}" in shlex.split(done.stdout)
 
 
 def test_a_size_of_shared_memory_replaces_the_default(machine: Machine) -> None:
     """Docker ignores --shm-size next to a tmpfs."""
-    done = machine.run("--dry-run", "--no-token", _IMAGE, "10.0.0.11", "--worker", "/hf", "--shm-size=10g")
+    done = machine.run(
+        "--dry-run", "--no-token", _IMAGE, "10.0.0.11", "--worker", "/hf", "--shm-size=10g"
+    )
 
     assert "--shm-size=10g" in done.stdout
     assert "--ipc" not in done.stdout
@@ -324,7 +442,9 @@ def test_a_size_of_shared_memory_replaces_the_default(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("words", [("--ipc=host",), ("--ipc", "host")])
-def test_shared_memory_of_the_host_is_not_the_agents_to_sweep(machine: Machine, words: tuple[str, ...]) -> None:
+def test_shared_memory_of_the_host_is_not_the_agents_to_sweep(
+    machine: Machine, words: tuple[str, ...]
+) -> None:
     """Others use it, too."""
     done = machine.run("--dry-run", "--no-token", _IMAGE, "10.0.0.11", "--worker", "/hf", *words)
 
@@ -337,7 +457,9 @@ def test_gpus_are_counted_and_the_address_is_found(machine: Machine) -> None:
 
     found = _fields(shlex.split(done.stdout))
     assert found["--gpus"] == ["3"]
-    assert {"VLLM_HOST_IP=10.0.0.12", "GLOO_SOCKET_IFNAME=eth1", "NCCL_SOCKET_IFNAME==eth1"} <= set(found["--env"])
+    assert {"VLLM_HOST_IP=10.0.0.12", "GLOO_SOCKET_IFNAME=eth1", "NCCL_SOCKET_IFNAME==eth1"} <= set(
+        found["--env"]
+    )
 
 
 def test_a_dry_run_changes_nothing(machine: Machine) -> None:
@@ -350,7 +472,7 @@ def test_a_dry_run_changes_nothing(machine: Machine) -> None:
     assert sorted(path.name for path in machine.home.rglob("*")) == ["hf"]
 
 
-# ---- doing it ---------------------------------------------------------------------------------------------------------------
+# ---- doing it ------------------------------------------------------------------------------------
 
 
 def _start(
@@ -365,15 +487,36 @@ def _start(
     machine.say("state", "running 0\n")
     if role == "worker" and not {"--no-token", "--token-file"} & set(before):
         machine.give_token()
-    # Loopback is refused as an address of a cluster, so the connection is made to one of this machine's own.
-    words = ("--port", f"gcs={listening}", "--port", f"node_manager={listening}", "--wait", "5", "--name", "n1", *before)
-    return machine.run(*words, _IMAGE, "10.0.0.11", f"--{role}", str(machine.home / "hf"), env={**(env or {})}, script=script)
+    # Loopback is refused as an address of a cluster, so the connection is made to one of this
+    # machine's own.
+    words = (
+        "--port",
+        f"gcs={listening}",
+        "--port",
+        f"node_manager={listening}",
+        "--wait",
+        "5",
+        "--name",
+        "n1",
+        *before,
+    )
+    return machine.run(
+        *words,
+        _IMAGE,
+        "10.0.0.11",
+        f"--{role}",
+        str(machine.home / "hf"),
+        env={**(env or {})},
+        script=script,
+    )
 
 
 @pytest.fixture(autouse=True)
 def loopback(machine: Machine) -> None:
     """Make every address of the script's own knocking this machine's loopback."""
-    (machine.bin / "timeout").write_text('#!/bin/sh\nport=$6\nexec bash -c \'exec 3<>"/dev/tcp/127.0.0.1/$0"\' "$port"\n')
+    (machine.bin / "timeout").write_text(
+        '#!/bin/sh\nport=$6\nexec bash -c \'exec 3<>"/dev/tcp/127.0.0.1/$0"\' "$port"\n'
+    )
     (machine.bin / "timeout").chmod(0o755)
 
 
@@ -405,7 +548,9 @@ def test_no_secret_is_shown(machine: Machine, listening: int) -> None:
     given = machine.home / "token"
     given.write_text(_TOKEN + "\n")
     given.chmod(0o600)
-    done = _start(machine, listening, "--token-file", str(given), "--secret", "VLLM_API_KEY", env=values)
+    done = _start(
+        machine, listening, "--token-file", str(given), "--secret", "VLLM_API_KEY", env=values
+    )
 
     assert done.returncode == 0, done.stderr
     shown = done.stdout + done.stderr + "".join(machine.calls)
@@ -413,7 +558,9 @@ def test_no_secret_is_shown(machine: Machine, listening: int) -> None:
         file = machine.state / "secrets" / name
         assert (file.read_text(), file.stat().st_mode & 0o777) == (value, 0o600)
         assert value not in shown
-    dry = machine.run("--dry-run", "--secret", "VLLM_API_KEY", _IMAGE, "10.0.0.11", "--worker", "/hf", env=values)
+    dry = machine.run(
+        "--dry-run", "--secret", "VLLM_API_KEY", _IMAGE, "10.0.0.11", "--worker", "/hf", env=values
+    )
     assert not [value for value in (*values.values(), _TOKEN) if value in dry.stdout + dry.stderr]
 
 
@@ -453,7 +600,7 @@ def test_stop_removes_by_label_and_what_was_written(machine: Machine, listening:
     assert not machine.state.exists()
 
 
-# ---- what goes wrong --------------------------------------------------------------------------------------------------------
+# ---- what goes wrong -----------------------------------------------------------------------------
 
 _GOOD = (_IMAGE, "10.0.0.11", "--worker", "/hf")
 
@@ -463,7 +610,10 @@ _GOOD = (_IMAGE, "10.0.0.11", "--worker", "/hf")
     [
         ((), "there are only 0 of them"),
         (_GOOD[:3], "there are only 3 of them"),
-        ((_IMAGE, "10.0.0.11", "worker", "/hf"), "the third word is --head or --worker, not `worker`"),
+        (
+            (_IMAGE, "10.0.0.11", "worker", "/hf"),
+            "the third word is --head or --worker, not `worker`",
+        ),
         (("--head", *_GOOD), "--head stands after IMAGE and HEAD_IP"),
         (("--gpu", "3", *_GOOD), "there is no option --gpu"),
         (("--gpus", "eight", *_GOOD), "--gpus is a whole number"),
@@ -492,7 +642,7 @@ _GOOD = (_IMAGE, "10.0.0.11", "--worker", "/hf")
         ((*_GOOD, "-e", "RAY_ADDRESS=x"), "RAY_ADDRESS is decided by this script"),
         (("--stop", *_GOOD), "--stop goes without"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_request_is_refused(machine: Machine, words: tuple[str, ...], said: str) -> None:
     """With exit status 2 and the reason, before docker is told anything."""
     done = machine.run("--dry-run", *words)
@@ -518,7 +668,9 @@ def test_a_home_that_does_not_exist_is_refused(machine: Machine) -> None:
         ((_IMAGE, "10.0.0.99", "--head", "/hf"), "10.0.0.99 is not an address of this machine"),
     ],
 )
-def test_an_address_of_another_machine_is_refused(machine: Machine, words: tuple[str, ...], said: str) -> None:
+def test_an_address_of_another_machine_is_refused(
+    machine: Machine, words: tuple[str, ...], said: str
+) -> None:
     """The evidence is what the machine says about its network."""
     done = machine.run("--dry-run", *words)
 
@@ -540,8 +692,23 @@ def test_gpus_that_cannot_be_counted_are_asked_for(machine: Machine) -> None:
 def test_a_missing_docker_is_said(machine: Machine) -> None:
     """Not as bash says it."""
     (machine.bin / "docker").unlink()
-    for tool in ("bash", "ip", "uname", "find", "sha256sum", "awk", "tail", "sed", "id", "dirname", "cat", "sort"):
-        found = next((p for p in (Path(d) / tool for d in os.environ["PATH"].split(":")) if p.exists()), None)
+    for tool in (
+        "bash",
+        "ip",
+        "uname",
+        "find",
+        "sha256sum",
+        "awk",
+        "tail",
+        "sed",
+        "id",
+        "dirname",
+        "cat",
+        "sort",
+    ):
+        found = next(
+            (p for p in (Path(d) / tool for d in os.environ["PATH"].split(":")) if p.exists()), None
+        )
         if found and not (machine.bin / tool).exists():
             (machine.bin / tool).symlink_to(found)
     words = ("--no-token", "--gpus", "1", _IMAGE, "10.0.0.11", "--worker", str(machine.home / "hf"))
@@ -553,7 +720,11 @@ def test_a_missing_docker_is_said(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "said"),
     [
-        ("refused", "permission denied while trying to connect to the Docker daemon socket", "does not let"),
+        (
+            "refused",
+            "permission denied while trying to connect to the Docker daemon socket",
+            "does not let",
+        ),
         ("refused", "Cannot connect to the Docker daemon", "the docker daemon does not answer"),
         ("ray", "no Ray\n", "`vlaunch up` builds an image that does"),
         ("no_image", "", "is not here and cannot be pulled"),
@@ -562,7 +733,9 @@ def test_a_missing_docker_is_said(machine: Machine) -> None:
         ("run_error", "something else", "something else"),
     ],
 )
-def test_what_docker_refuses_is_explained(machine: Machine, listening: int, file: str, text: str, said: str) -> None:
+def test_what_docker_refuses_is_explained(
+    machine: Machine, listening: int, file: str, text: str, said: str
+) -> None:
     """With docker's own words; a container that could not start is not left behind."""
     machine.say(file, text)
     done = _start(machine, listening, "--no-token")
@@ -583,7 +756,8 @@ def test_a_worker_needs_the_heads_token(machine: Machine, before: tuple[str, ...
 
 
 @pytest.mark.parametrize(
-    ("text", "mode", "said"), [(_TOKEN, 0o640, "chmod 600"), ("", 0o600, "one word"), ("a b", 0o600, "word")]
+    ("text", "mode", "said"),
+    [(_TOKEN, 0o640, "chmod 600"), ("", 0o600, "one word"), ("a b", 0o600, "word")],
 )
 def test_a_bad_token_file_is_refused(machine: Machine, text: str, mode: int, said: str) -> None:
     """One that others may read, or that holds no token; its text is not shown."""
@@ -595,7 +769,9 @@ def test_a_bad_token_file_is_refused(machine: Machine, text: str, mode: int, sai
     assert not text or text not in done.stderr
 
 
-def test_without_the_token_a_worker_joins_an_open_ray_only(machine: Machine, listening: int) -> None:
+def test_without_the_token_a_worker_joins_an_open_ray_only(
+    machine: Machine, listening: int
+) -> None:
     """And says what it has no part in."""
     done = _start(machine, listening, "--no-token")
 

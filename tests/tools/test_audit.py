@@ -1,4 +1,6 @@
-"""How a line gets into a node's audit trail, and how lines are read: the programs run on this machine."""
+"""How a line gets into a node's audit trail, and how lines are read: the programs run on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,30 @@ from launcher.tools import audit
 from launcher.tools.audit import Entry
 
 ENTRY = Entry(
-    at="2026-11-21T21:00:05Z", who="anna", host="laptop", verb="up", command="vlaunch up", node="gpu01", id="1a2b3c4d",
-    inventory="0123456789ab", vlaunch="0.1.0", changes=("pulling x:1", "starting the Ray head"),
-)  # fmt: skip
+    at="2026-11-21T21:00:05Z",
+    who="anna",
+    host="laptop",
+    verb="up",
+    command="vlaunch up",
+    node="gpu01",
+    id="1a2b3c4d",
+    inventory="0123456789ab",
+    vlaunch="0.1.0",
+    changes=("pulling x:1", "starting the Ray head"),
+)
 
 
 def run(*argv: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
 
 
-def append(state: Path, entry: Entry = ENTRY, *, strict: bool = True) -> subprocess.CompletedProcess[str]:
+def append(
+    state: Path, entry: Entry = ENTRY, *, strict: bool = True
+) -> subprocess.CompletedProcess[str]:
     """Append a line in front of a command that says what it reads."""
-    return run(*audit.append(str(state), "c", entry, strict=strict), "sed", "s/^/ran: /", stdin="it's\n")
+    return run(
+        *audit.append(str(state), "c", entry, strict=strict), "sed", "s/^/ran: /", stdin="it's\n"
+    )
 
 
 def read(state: Path, last: int = 0) -> tuple[list[Entry], int]:
@@ -46,13 +60,25 @@ def test_the_line_is_there_before_the_command_runs(tmp_path: Path) -> None:
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "ran: it's\n", "")
     assert json.loads(file.read_text())["changes"] == ["pulling x:1", "starting the Ray head"]
-    assert [stat.S_IMODE(each.stat().st_mode) for each in (state, state / "audit", file)] == [0o755, 0o700, 0o600]
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (state, state / "audit", file)] == [
+        0o755,
+        0o700,
+        0o600,
+    ]
     assert read(state) == ([ENTRY], 0)
 
 
 def test_the_exit_code_is_the_commands(tmp_path: Path) -> None:
     """And nothing else changes for it."""
-    done = run(*audit.append(str(tmp_path), "c", ENTRY), "sh", "-c", 'echo "$0|$*"; exit 7', "a b", "$HOME", "'")
+    done = run(
+        *audit.append(str(tmp_path), "c", ENTRY),
+        "sh",
+        "-c",
+        'echo "$0|$*"; exit 7',
+        "a b",
+        "$HOME",
+        "'",
+    )
 
     assert (done.returncode, done.stdout) == (7, "a b|$HOME '\n")
 
@@ -93,7 +119,10 @@ def test_a_shared_folder_makes_files_that_the_group_may_use(tmp_path: Path) -> N
 def test_lines_of_many_at_once_are_whole(tmp_path: Path) -> None:
     """Each is one write, also the longest."""
     entry = Entry(
-        **{**{name: getattr(ENTRY, name) for name in Entry.__slots__}, "changes": tuple(f"é{n}" * 9 for n in range(900))}
+        **{
+            **{name: getattr(ENTRY, name) for name in Entry.__slots__},
+            "changes": tuple(f"é{n}" * 9 for n in range(900)),
+        }
     )
     argv = (*audit.append(str(tmp_path), "c", entry), "true")
     processes = [subprocess.Popen(argv) for _ in range(24)]
@@ -111,7 +140,9 @@ def test_no_trail_is_an_empty_one(tmp_path: Path) -> None:
 @given(st.lists(st.text(max_size=300), max_size=60), st.text(max_size=3000))
 def test_a_line_is_short_and_has_no_break(changes: list[str], command: str) -> None:
     """Whatever is to be told; what found no room is counted."""
-    entry = Entry(at="t", who="a", host="h", verb="up", command=command, node="n", changes=tuple(changes))
+    entry = Entry(
+        at="t", who="a", host="h", verb="up", command=command, node="n", changes=tuple(changes)
+    )
     text = audit.line(entry)
 
     assert len(text.encode()) <= audit.LONGEST
@@ -121,7 +152,11 @@ def test_a_line_is_short_and_has_no_break(changes: list[str], command: str) -> N
     assert len(back.changes) == len(set(changes)) or "in all" in back.changes[-1]
 
 
-@given(st.text() | st.from_type(dict).map(repr) | st.sampled_from(["[1]", "{}", '{"at": 1}', "nan", "[" * 9000]))
+@given(
+    st.text()
+    | st.from_type(dict).map(repr)
+    | st.sampled_from(["[1]", "{}", '{"at": 1}', "nan", "[" * 9000])
+)
 def test_strange_lines_are_counted(text: str) -> None:
     """And never in the way of the others."""
     good = audit.line(ENTRY)
@@ -150,12 +185,21 @@ def test_a_trail_that_may_not_be_read_is_not_an_empty_one() -> None:
     ("words", "shown"),
     [
         (["vlaunch", "up", "a b.yaml"], "vlaunch up a b.yaml"),
-        (["serve", "--", "--api-key", "swordfish", "--seed", "1"], "serve -- --api-key *** --seed 1"),
+        (
+            ["serve", "--", "--api-key", "swordfish", "--seed", "1"],
+            "serve -- --api-key *** --seed 1",
+        ),
         (["serve", "--", "--api-key=swordfish"], "serve -- --api-key=***"),
-        (["serve", "--", "--api_key", "sword", "fish", "--seed", "1"], "serve -- --api_key *** *** --seed 1"),
+        (
+            ["serve", "--", "--api_key", "sword", "fish", "--seed", "1"],
+            "serve -- --api_key *** *** --seed 1",
+        ),
         (["--api-key=sword\nfish"], "--api-key=***"),
         (["--hf-token", "--seed", "1"], "--hf-token --seed 1"),
-        (["--tokenizer", "org/t", "--max-num-batched-tokens", "8192"], "--tokenizer org/t --max-num-batched-tokens 8192"),
+        (
+            ["--tokenizer", "org/t", "--max-num-batched-tokens", "8192"],
+            "--tokenizer org/t --max-num-batched-tokens 8192",
+        ),
         (["--x", "hf_abcdefghijklmnopqrst"], "--x ***"),
         (["https://anna:swordfish@hub/x"], "https://***@hub/x"),
         (["task-specific-chat-template"], "task-specific-chat-template"),

@@ -34,14 +34,22 @@ def wheels(tmp_path: Path) -> WheelSet:
     return WheelSet(ray="2.60.0", files=(file,))
 
 
-def made(python: ImagePython, wheels: WheelSet | None, plugin: tuple[str, bytes] | None = None) -> Recipe:
-    recipe = derived.recipe(base="vllm:1", identity=IDENTITY, image=python, wheels=wheels, plugin=plugin)
+def made(
+    python: ImagePython, wheels: WheelSet | None, plugin: tuple[str, bytes] | None = None
+) -> Recipe:
+    recipe = derived.recipe(
+        base="vllm:1", identity=IDENTITY, image=python, wheels=wheels, plugin=plugin
+    )
     assert recipe is not None
     return recipe
 
 
-def test_the_dockerfile_adds_ray_and_changes_nothing_else(python: ImagePython, wheels: WheelSet) -> None:
-    """No ENTRYPOINT, CMD, ENV or WORKDIR of our own; installation asks no index and follows no dependency."""
+def test_the_dockerfile_adds_ray_and_changes_nothing_else(
+    python: ImagePython, wheels: WheelSet
+) -> None:
+    """No ENTRYPOINT, CMD, ENV or WORKDIR of our own; installation asks no index and follows no
+    dependency.
+    """
     lines = made(replace(python, managed=True), wheels).dockerfile.splitlines()
 
     assert [line.split()[0] for line in lines] == ["FROM", "LABEL", "COPY", "RUN"]
@@ -60,12 +68,16 @@ def test_uv_is_used_where_the_image_has_it(python: ImagePython, wheels: WheelSet
     assert {"--no-index", "--no-deps", "--offline"} <= set(line.split())
 
 
-def test_pip_is_not_told_to_break_what_nobody_protects(python: ImagePython, wheels: WheelSet) -> None:
+def test_pip_is_not_told_to_break_what_nobody_protects(
+    python: ImagePython, wheels: WheelSet
+) -> None:
     """Old versions of pip do not know the option."""
     assert "--break-system-packages" not in made(replace(python, managed=False), wheels).dockerfile
 
 
-def test_an_image_that_nothing_can_install_into_is_refused(python: ImagePython, wheels: WheelSet) -> None:
+def test_an_image_that_nothing_can_install_into_is_refused(
+    python: ImagePython, wheels: WheelSet
+) -> None:
     """Neither uv nor pip: said before a build is tried."""
     with pytest.raises(RequestError, match="neither `uv` nor `pip`"):
         made(replace(python, uv=False, pip=False), wheels)
@@ -108,7 +120,9 @@ def test_the_plugin_is_loaded_whatever_the_image_sets(python: ImagePython) -> No
     assert "ENV" not in made(python, None, PLUGIN).dockerfile
 
 
-def test_the_tag_follows_the_content_and_nothing_else(python: ImagePython, wheels: WheelSet, tmp_path: Path) -> None:
+def test_the_tag_follows_the_content_and_nothing_else(
+    python: ImagePython, wheels: WheelSet, tmp_path: Path
+) -> None:
     """The same inputs give the same name on every machine; each input changes it."""
     first = made(python, wheels, PLUGIN).tag
     moved = tmp_path / "elsewhere.whl"
@@ -131,7 +145,9 @@ def test_the_tag_follows_the_content_and_nothing_else(python: ImagePython, wheel
 
 def test_a_local_version_makes_a_tag_that_docker_accepts() -> None:
     """A tag cannot contain `+`."""
-    assert derived.derived_tag(IDENTITY, {}, "", ray="3.0.0+rocm6").startswith("vlaunch/ray:3.0.0_rocm6-")
+    assert derived.derived_tag(IDENTITY, {}, "", ray="3.0.0+rocm6").startswith(
+        "vlaunch/ray:3.0.0_rocm6-"
+    )
 
 
 def test_the_context_is_the_same_bytes_every_time(python: ImagePython, wheels: WheelSet) -> None:
@@ -144,14 +160,21 @@ def test_the_context_is_the_same_bytes_every_time(python: ImagePython, wheels: W
     assert packed == derived.context(recipe.dockerfile, backwards)
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         members = archive.getmembers()
-        assert [member.name for member in members] == ["Dockerfile", *sorted(f"wheels/{name}" for name in recipe.wheels)]
-        assert {(member.uid, member.gid, member.mtime, member.mode) for member in members} == {(0, 0, 0, 0o644)}
+        assert [member.name for member in members] == [
+            "Dockerfile",
+            *sorted(f"wheels/{name}" for name in recipe.wheels),
+        ]
+        assert {(member.uid, member.gid, member.mtime, member.mode) for member in members} == {
+            (0, 0, 0, 0o644)
+        }
         content = archive.extractfile("wheels/" + wheels.files[0].name)
         assert content is not None
         assert content.read() == b"ray"
 
 
-def test_the_build_reads_standard_input_and_has_no_network(python: ImagePython, wheels: WheelSet) -> None:
+def test_the_build_reads_standard_input_and_has_no_network(
+    python: ImagePython, wheels: WheelSet
+) -> None:
     """The label says the content, so that a look at the image tells what it is."""
     recipe = made(python, wheels)
 
@@ -172,7 +195,9 @@ def labels(recipe: Recipe) -> dict[str, str]:
 
 
 def test_what_is_built_is_known_by_its_labels(python: ImagePython, wheels: WheelSet) -> None:
-    """The next look finds the image that this recipe made, with or without the plugin, and takes it for no other."""
+    """The next look finds the image that this recipe made, with or without the plugin, and takes it
+    for no other.
+    """
     plain, plugged = labels(made(python, wheels)), labels(made(python, wheels, PLUGIN))
 
     assert derived.fits(plain, identity=IDENTITY, ray="2.60.0", plugin=None)
@@ -183,7 +208,9 @@ def test_what_is_built_is_known_by_its_labels(python: ImagePython, wheels: Wheel
 
 
 @pytest.mark.parametrize("extras", [None, "default"])
-def test_an_older_derived_image_is_built_anew(python: ImagePython, wheels: WheelSet, extras: str | None) -> None:
+def test_an_older_derived_image_is_built_anew(
+    python: ImagePython, wheels: WheelSet, extras: str | None
+) -> None:
     """One from before batches has Ray without Ray Data: no label of its parts, or fewer of them."""
     older = labels(made(python, wheels))
     del older[derived.EXTRAS]
@@ -192,6 +219,8 @@ def test_an_older_derived_image_is_built_anew(python: ImagePython, wheels: Wheel
     assert not derived.fits(older, identity=IDENTITY, ray="2.60.0", plugin=None)
 
 
-def test_what_batches_import_is_proven_when_the_image_is_built(python: ImagePython, wheels: WheelSet) -> None:
+def test_what_batches_import_is_proven_when_the_image_is_built(
+    python: ImagePython, wheels: WheelSet
+) -> None:
     """An image in which pyarrow cannot be loaded is never tagged."""
     assert "import ray, pyarrow" in made(python, wheels).dockerfile

@@ -27,12 +27,43 @@ def test_questions() -> None:
 
     assert desk.list_("/a", "/b") == (*program, "list", "/a", "/b")
     assert desk.look(WORK) == (*program, "look", WORK)
-    assert desk.put(WORK, "input/0000-x", 24) == (*program, "put", WORK, "input/0000-x", "--offset", "24")
-    assert desk.put(WORK, "x", 0, SHA) == (*program, "put", WORK, "x", "--offset", "0", "--last", SHA)
+    assert desk.put(WORK, "input/0000-x", 24) == (
+        *program,
+        "put",
+        WORK,
+        "input/0000-x",
+        "--offset",
+        "24",
+    )
+    assert desk.put(WORK, "x", 0, SHA) == (
+        *program,
+        "put",
+        WORK,
+        "x",
+        "--offset",
+        "0",
+        "--last",
+        SHA,
+    )
     assert desk.prepare(WORK) == (*program, "prepare", WORK)
     assert desk.outputs(WORK) == (*program, "outputs", WORK)
-    assert desk.outputs(WORK, "part-000007.json") == (*program, "outputs", WORK, "--from", "part-000007.json")
-    assert desk.get(WORK, "x", 5, 9) == (*program, "get", WORK, "x", "--offset", "5", "--bytes", "9")
+    assert desk.outputs(WORK, "part-000007.json") == (
+        *program,
+        "outputs",
+        WORK,
+        "--from",
+        "part-000007.json",
+    )
+    assert desk.get(WORK, "x", 5, 9) == (
+        *program,
+        "get",
+        WORK,
+        "x",
+        "--offset",
+        "5",
+        "--bytes",
+        "9",
+    )
     assert desk.remove(WORK) == (*program, "remove", WORK)
     follow = ("follow", WORK, "--job", "batch-j-1", "--offset", "7", "--dashboard", "8265")
     assert desk.follow(WORK, "batch-j-1", 7, 8265) == (*program, *follow)
@@ -46,13 +77,27 @@ def test_a_job_that_is_not_there() -> None:
 def test_a_job() -> None:
     """Everything that decides what the same command means now."""
     said = {
-        "name": "j", "job": {"name": "j", "digest": "d", "meaning": {"model": "m"}}, "alive": True,
-        "progress": {"state": "running", "rows": 9, "done": 3, "errors": 1, "replicas": {"ready": 1, "wanted": 2}},
-        "summary": None, "inputs": {"input/0000-x": 5, "input/.0001-y.part": 2},
-    }  # fmt: skip
+        "name": "j",
+        "job": {"name": "j", "digest": "d", "meaning": {"model": "m"}},
+        "alive": True,
+        "progress": {
+            "state": "running",
+            "rows": 9,
+            "done": 3,
+            "errors": 1,
+            "replicas": {"ready": 1, "wanted": 2},
+        },
+        "summary": None,
+        "inputs": {"input/0000-x": 5, "input/.0001-y.part": 2},
+    }
     entry = desk.parse_entry(answer(said))
 
-    assert (entry.name, entry.digest, entry.meaning, entry.alive) == ("j", "d", {"model": "m"}, True)
+    assert (entry.name, entry.digest, entry.meaning, entry.alive) == (
+        "j",
+        "d",
+        {"model": "m"},
+        True,
+    )
     assert (entry.progress.rows, entry.progress.accounted, entry.progress.ready) == (9, 4, 1)
     assert entry.inputs == {"input/0000-x": 5, "input/.0001-y.part": 2}
 
@@ -61,7 +106,9 @@ def test_a_job() -> None:
 def test_folders_that_no_job_of_ours_has_are_not_listed(name: str) -> None:
     """What would become part of a path, or of a command line, is not taken from a node."""
     assert (
-        desk.parse_list(answer({"jobs": [{"name": name, "job": {}}, {"name": "good", "job": {}}, "nonsense"]}))[0].name
+        desk.parse_list(
+            answer({"jobs": [{"name": name, "job": {}}, {"name": "good", "job": {}}, "nonsense"]})
+        )[0].name
         == "good"
     )
 
@@ -69,11 +116,22 @@ def test_folders_that_no_job_of_ours_has_are_not_listed(name: str) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "../../.ssh/authorized_keys", "/etc/passwd", "rows/../../x", "rows/part-000001.parquet/../../x", "rows/x.parquet",
-        "ledger/part-000001.json", "rows/part-1.parquet", "summary.json\n", "rows\\part-000001.jsonl", "", 7, None,
-        "rows/part-٠٠٠٠٠١.jsonl", "errors/part-000001.parquet",
+        "../../.ssh/authorized_keys",
+        "/etc/passwd",
+        "rows/../../x",
+        "rows/part-000001.parquet/../../x",
+        "rows/x.parquet",
+        "ledger/part-000001.json",
+        "rows/part-1.parquet",
+        "summary.json\n",
+        "rows\\part-000001.jsonl",
+        "",
+        7,
+        None,
+        "rows/part-٠٠٠٠٠١.jsonl",
+        "errors/part-000001.parquet",
     ],
-)  # fmt: skip
+)
 def test_a_hostile_head_names_no_other_files(path: object) -> None:
     """Only what a job of vlaunch writes is ever fetched."""
     with pytest.raises(UnreadableAnswer, match="no job of vlaunch writes"):
@@ -100,15 +158,25 @@ def test_a_list_of_files_that_makes_no_sense(files: Any) -> None:
 
 def test_output_files() -> None:
     """With the size and the sum that they must have."""
-    paths = ["rows/part-000001.parquet", "rows/part-1234567.jsonl", "errors/part-000002.jsonl", "summary.json"]
+    paths = [
+        "rows/part-000001.parquet",
+        "rows/part-1234567.jsonl",
+        "errors/part-000002.jsonl",
+        "summary.json",
+    ]
     said = {"files": [{"path": path, "bytes": at, "sha256": SHA} for at, path in enumerate(paths)]}
 
     files = tuple(Output(path=each, bytes=at, sha256=SHA) for at, each in enumerate(paths))
     assert desk.parse_outputs(answer(said)) == (files, "")
-    assert desk.parse_outputs(answer({**said, "next": "part-000003.json"})) == (files, "part-000003.json")
+    assert desk.parse_outputs(answer({**said, "next": "part-000003.json"})) == (
+        files,
+        "part-000003.json",
+    )
 
 
-@pytest.mark.parametrize("after", ["--offset", "part-000001.json/../x", "part-٠٠٠٠٠١.json", 7, 0, [[]]])
+@pytest.mark.parametrize(
+    "after", ["--offset", "part-000001.json/../x", "part-٠٠٠٠٠١.json", 7, 0, [[]]]
+)
 def test_a_page_that_leads_nowhere(after: Any) -> None:
     """What would become part of a command line is not taken from a node."""
     with pytest.raises(UnreadableAnswer, match="cannot be read"):
@@ -138,7 +206,9 @@ def test_a_piece_that_is_none(said: dict[str, Any]) -> None:
         desk.parse_piece(answer(said))
 
 
-@pytest.mark.parametrize("said", ["", "Traceback", "[]", "7", '{"error": "no such job"}', "{…[truncated]", "[" * 99_999])
+@pytest.mark.parametrize(
+    "said", ["", "Traceback", "[]", "7", '{"error": "no such job"}', "{…[truncated]", "[" * 99_999]
+)
 def test_no_answer(said: str) -> None:
     """Its own error is told in its own words; anything else is no answer."""
     with pytest.raises(UnreadableAnswer) as raised:
@@ -148,19 +218,34 @@ def test_no_answer(said: str) -> None:
 
 
 def test_a_look_at_a_running_job() -> None:
-    """Ray's word, the driver's, and the lines of the log, in which progress bars use carriage returns."""
+    """Ray's word, the driver's, and the lines of the log, in which progress bars use carriage
+    returns.
+    """
     said = {
-        "job": {"status": "FAILED", "message": "exit code -9", "driver_exit_code": -9}, "log": "a\r50%\r\n\nb\n", "offset": 12,
+        "job": {"status": "FAILED", "message": "exit code -9", "driver_exit_code": -9},
+        "log": "a\r50%\r\n\nb\n",
+        "offset": 12,
         "progress": {"state": "running", "submission": "batch-j-1"},
-    }  # fmt: skip
+    }
     seen = desk.parse_follow(answer(said))
 
-    assert (seen.status, seen.exit_code, seen.lines, seen.offset) == ("FAILED", -9, ("a", "50%", "b"), 12)
+    assert (seen.status, seen.exit_code, seen.lines, seen.offset) == (
+        "FAILED",
+        -9,
+        ("a", "50%", "b"),
+        12,
+    )
     assert (seen.progress.state, seen.progress.over) == ("running", False)
 
 
 @pytest.mark.parametrize(
-    "said", [{"job": {"error": "timed out"}, "offset": 0}, {"job": {"status": "RUNNING"}}, {"error": "refused"}, {"job": 7}]
+    "said",
+    [
+        {"job": {"error": "timed out"}, "offset": 0},
+        {"job": {"status": "RUNNING"}},
+        {"error": "refused"},
+        {"job": 7},
+    ],
 )
 def test_a_look_that_says_nothing(said: dict[str, Any]) -> None:
     """Silence is not taken for an end."""
@@ -169,7 +254,20 @@ def test_a_look_that_says_nothing(said: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [None, [], "x", {"rows": "many", "done": -3, "eta": float("nan"), "warnings": 7, "error": "x", "replicas": []}]
+    "said",
+    [
+        None,
+        [],
+        "x",
+        {
+            "rows": "many",
+            "done": -3,
+            "eta": float("nan"),
+            "warnings": 7,
+            "error": "x",
+            "replicas": [],
+        },
+    ],
 )
 def test_progress_of_another_kind(said: object) -> None:
     """A number that is none counts as nothing; nobody falls over it."""
@@ -191,6 +289,8 @@ def test_a_drivers_last_words_keep_their_lines() -> None:
 @pytest.mark.parametrize("number", ["1" + "0" * 400, "-1", "NaN", "Infinity", "1e300"])
 def test_numbers_that_no_job_has(number: str) -> None:
     """Are left out, and stop nobody from reading the rest."""
-    found = desk.parse_progress(json.loads(f'{{"state": "running", "done": {number}, "eta": {number}}}'))
+    found = desk.parse_progress(
+        json.loads(f'{{"state": "running", "done": {number}, "eta": {number}}}')
+    )
 
     assert (found.state, found.done, found.eta) == ("running", 0, 0.0)

@@ -1,4 +1,6 @@
-"""The question after a failure, run on this machine with a stand-in for Docker; and answers that nobody should trust."""
+"""The question after a failure, run on this machine with a stand-in for Docker; and answers that
+nobody should trust.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from launcher.tools import diagnosis
 from launcher.tools.diagnosis_read import Told, read
 
 MARK = "@@f00d"
-# Two containers: the first runs and can be looked into, with its /tmp elsewhere; the second has ended.
+# Two containers: the first runs and can be looked into, with its /tmp elsewhere; the second has
+# ended.
 DOCKER = r"""#!/bin/sh
 echo "$*" >> "$0.said"
 case $1 in
@@ -40,23 +43,35 @@ def docker(tmp_path: Path) -> Path:
     path = tmp_path / "docker"
     path.write_text(DOCKER)
     path.chmod(0o755)
-    (tmp_path / "docker.log").write_text("2026-11-21T20:14:00.1Z first\n2026-11-21T20:14:01.1Z second\n")
+    (tmp_path / "docker.log").write_text(
+        "2026-11-21T20:14:00.1Z first\n2026-11-21T20:14:01.1Z second\n"
+    )
     return path
 
 
-def say(docker: Path, parts: tuple[str, ...], *, size: int = 10_000, since: float | None = None) -> str:
+def say(
+    docker: Path, parts: tuple[str, ...], *, size: int = 10_000, since: float | None = None
+) -> str:
     """Ask this machine, and return its words."""
     argv = diagnosis.ask(
-        (str(docker),), mark=MARK, cluster="c", state_dir=str(docker.parent / "state"), parts=parts, lines=50, size=size,
+        (str(docker),),
+        mark=MARK,
+        cluster="c",
+        state_dir=str(docker.parent / "state"),
+        parts=parts,
+        lines=50,
+        size=size,
         since=since,
-    )  # fmt: skip
+    )
     ran = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
 
     assert (ran.returncode, ran.stderr) == (0, "")
     return ran.stdout
 
 
-def ask(docker: Path, parts: tuple[str, ...] = diagnosis.DIAGNOSIS, *, since: float | None = None) -> Told:
+def ask(
+    docker: Path, parts: tuple[str, ...] = diagnosis.DIAGNOSIS, *, since: float | None = None
+) -> Told:
     """Ask this machine, and read its answer."""
     return read(say(docker, parts, since=since), MARK)
 
@@ -66,13 +81,18 @@ def test_a_node_tells_of_its_containers_and_their_logs(docker: Path) -> None:
     told = ask(docker)
 
     assert told.clock is not None
-    assert [(each.name, each.role, each.status, each.exit_code, each.oom, each.restarts) for each in told.states] == [
-        ("c-gpu01", "head", "running", 0, False, 0), ("c-gpu01-probe", "probe", "exited", 137, True, 2)
-    ]  # fmt: skip
+    assert [
+        (each.name, each.role, each.status, each.exit_code, each.oom, each.restarts)
+        for each in told.states
+    ] == [
+        ("c-gpu01", "head", "running", 0, False, 0),
+        ("c-gpu01-probe", "probe", "exited", 137, True, 2),
+    ]
     logs = [each for each in told.logs if each.part.startswith("log-")]
     assert [(each.what, each.lines) for each in logs] == [
-        ("container", ("first", "second")), ("probe container", ("first", "second"))
-    ]  # fmt: skip
+        ("container", ("first", "second")),
+        ("probe container", ("first", "second")),
+    ]
     assert logs[0].stamps == {0: "2026-11-21T20:14:00Z", 1: "2026-11-21T20:14:01Z"}
     assert told.gaps.get("containers") is None
 
@@ -90,8 +110,11 @@ def test_what_runs_is_looked_into(docker: Path) -> None:
     told = ask(docker, (diagnosis.STATE, diagnosis.INSIDE))
 
     assert [(each.what, each.lines) for each in told.logs] == [
-        ("job driver", ("driver",)), ("Ray worker", ("worker",)), ("Ray", ("raylet",)), ("NCCL", ("NCCL WARN no",))
-    ]  # fmt: skip
+        ("job driver", ("driver",)),
+        ("Ray worker", ("worker",)),
+        ("Ray", ("raylet",)),
+        ("NCCL", ("NCCL WARN no",)),
+    ]
     said = (docker.parent / "docker.said").read_text().splitlines()
     assert [line.split()[1] for line in said if line.startswith("exec ")] == ["aaa"]
 
@@ -113,7 +136,9 @@ def test_the_keeper_s_files_come_along(docker: Path) -> None:
 
 
 def test_the_logs_of_engines_come_along(docker: Path) -> None:
-    """What was put aside before what is written now, within the limit; wherever no container runs any more as well."""
+    """What was put aside before what is written now, within the limit; wherever no container runs
+    any more as well.
+    """
     folder = docker.parent / "state" / "c" / "server" / "chat"
     folder.mkdir(parents=True)
     (folder / "engine.log.1").write_text("".join(f"{at}\n" for at in range(100)))
@@ -125,7 +150,9 @@ def test_the_logs_of_engines_come_along(docker: Path) -> None:
 
 def test_a_log_has_its_limit_in_lines_and_in_bytes(docker: Path) -> None:
     """A gigabyte on one line costs no more than a short one."""
-    (docker.parent / "docker.log").write_text("".join(f"2026-11-21T20:14:00Z {at}\n" for at in range(1000)))
+    (docker.parent / "docker.log").write_text(
+        "".join(f"2026-11-21T20:14:00Z {at}\n" for at in range(1000))
+    )
     lines = ask(docker, (diagnosis.LOGS,)).logs[0].lines
     (docker.parent / "docker.log").write_text("x" * 5_000_000)
 
@@ -154,14 +181,27 @@ def test_a_node_that_refuses_docker_says_why(docker: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "motd", f"{MARK} ", f"{MARK} rc 0", f"{MARK} rc 99999", f"{MARK} state\nnull\n[]\n" + "[" * 9000,
+        "",
+        "motd",
+        f"{MARK} ",
+        f"{MARK} rc 0",
+        f"{MARK} rc 99999",
+        f"{MARK} state\nnull\n[]\n" + "[" * 9000,
         f"{MARK} servers\na\n{MARK} rc 0\n{MARK} observed-1\n{'[' * 9000}\n{MARK} rc 0",
-        f"{MARK} zone\n+9999999\n{MARK} rc 0", f"{MARK} clock\n1e99\n{MARK} rc 0",
-        f"{MARK} ../../etc/passwd\nx\n{MARK} rc 0", f"{MARK} log-0\nx\n{MARK} log-99\n\x00\n{MARK} log-1",
-        f'{MARK} state\n{{"name": 1, "role": {{}}, "state": {{"Status": [], "ExitCode": "x"}}}}\n{MARK} rc 0',
-        f'{MARK} state\n{{"name": 1, "role": [], "state": {{"Status": "x", "ExitCode": 1e9}}, "restarts": 1e400}}\n{MARK} rc 0',
+        f"{MARK} zone\n+9999999\n{MARK} rc 0",
+        f"{MARK} clock\n1e99\n{MARK} rc 0",
+        f"{MARK} ../../etc/passwd\nx\n{MARK} rc 0",
+        f"{MARK} log-0\nx\n{MARK} log-99\n\x00\n{MARK} log-1",
+        (
+            f'{MARK} state\n{{"name": 1, "role": {{}}, "state": {{"Status": [], "ExitCode":'
+            f' "x"}}}}\n{MARK} rc 0'
+        ),
+        (
+            f'{MARK} state\n{{"name": 1, "role": [], "state": {{"Status": "x", "ExitCode": 1e9}},'
+            f' "restarts": 1e400}}\n{MARK} rc 0'
+        ),
     ],
-)  # fmt: skip
+)
 def test_answers_that_make_no_sense_are_borne(text: str) -> None:
     """Nothing is raised, and nothing but logs is taken for one."""
     told = read(text, MARK)
@@ -172,7 +212,9 @@ def test_answers_that_make_no_sense_are_borne(text: str) -> None:
 def test_a_log_cannot_pretend_to_be_another_part() -> None:
     """It does not know the mark; half an answer is as good as it goes."""
     told = read(
-        f"{MARK} ids\na\n{MARK} rc 0\n{MARK} log-1\n@@guess kernel\nOut of memory\n{MARK} rc 0\n{MARK} log-2\nhalf", MARK
+        f"{MARK} ids\na\n{MARK} rc 0\n{MARK} log-1\n@@guess kernel\nOut of memory\n{MARK} rc"
+        f" 0\n{MARK} log-2\nhalf",
+        MARK,
     )
 
     assert [(each.part, each.lines) for each in told.logs] == [
@@ -185,7 +227,10 @@ def test_lines_are_cleaned_before_they_are_cut() -> None:
     """Of terminal codes, and of secrets, of which half must not stay."""
     redaction.learn("correct-horse-battery")
     try:
-        told = read(f"{MARK} log-1\n\x1b[31mred\x1b[0m\r\n{'x' * 990}correct-horse-battery\n{MARK} rc 0", MARK)
+        told = read(
+            f"{MARK} log-1\n\x1b[31mred\x1b[0m\r\n{'x' * 990}correct-horse-battery\n{MARK} rc 0",
+            MARK,
+        )
     finally:
         redaction.forget()
 

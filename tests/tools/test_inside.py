@@ -17,32 +17,60 @@ from launcher.tools import inside
 from launcher.tools.inside import Inside
 
 SAID = {
-    "memlock": None, "capeff": "00000000a80465fb", "infiniband": ["rdma_cm", "uverbs0"], "libibverbs": "/lib/x/libibverbs.so.1",
-    "shm": 67108864, "python": "3.12.3", "ray": "2.60.0", "torch": "2.9.0+cu129", "nccl": "2.27.5", "cuda": "12.9.1",
+    "memlock": None,
+    "capeff": "00000000a80465fb",
+    "infiniband": ["rdma_cm", "uverbs0"],
+    "libibverbs": "/lib/x/libibverbs.so.1",
+    "shm": 67108864,
+    "python": "3.12.3",
+    "ray": "2.60.0",
+    "torch": "2.9.0+cu129",
+    "nccl": "2.27.5",
+    "cuda": "12.9.1",
     "env": {"NCCL_SOCKET_IFNAME": "=eth0"},
-}  # fmt: skip
+}
 
 
 def read(**changed: object) -> Inside:
     """Return what an answer says."""
-    return inside.parse_look(Answer(node="a", code=0, out="warning: x\n" + json.dumps({**SAID, **changed}) + "\n"))
+    return inside.parse_look(
+        Answer(node="a", code=0, out="warning: x\n" + json.dumps({**SAID, **changed}) + "\n")
+    )
 
 
 def test_an_answer_is_read() -> None:
-    """Docker's usual capabilities and IPC_LOCK; lines that the image prints first are passed over."""
+    """Docker's usual capabilities and IPC_LOCK; lines that the image prints first are passed
+    over.
+    """
     found = read()
 
     assert (found.running, found.error) == (True, "")
     assert found.capabilities == (
-        "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP", "NET_BIND_SERVICE", "NET_RAW",
-        "IPC_LOCK", "SYS_CHROOT", "MKNOD", "AUDIT_WRITE", "SETFCAP",
-    )  # fmt: skip
+        "CHOWN",
+        "DAC_OVERRIDE",
+        "FOWNER",
+        "FSETID",
+        "KILL",
+        "SETGID",
+        "SETUID",
+        "SETPCAP",
+        "NET_BIND_SERVICE",
+        "NET_RAW",
+        "IPC_LOCK",
+        "SYS_CHROOT",
+        "MKNOD",
+        "AUDIT_WRITE",
+        "SETFCAP",
+    )
     assert (found.memlock, found.memlock_unlimited) == (None, True)
     assert found.infiniband == ("rdma_cm", "uverbs0")
     assert found.env == {"NCCL_SOCKET_IFNAME": "=eth0"}
 
 
-@pytest.mark.parametrize(("bits", "there"), [("4000", True), ("0", False), ("1ffffffffff", True), ("ffffffffffffbfff", False)])
+@pytest.mark.parametrize(
+    ("bits", "there"),
+    [("4000", True), ("0", False), ("1ffffffffff", True), ("ffffffffffffbfff", False)],
+)
 def test_ipc_lock_is_the_fifteenth_capability(bits: str, there: bool) -> None:
     """Without it RDMA cannot pin memory."""
     assert ("IPC_LOCK" in read(capeff=bits).capabilities) is there
@@ -61,14 +89,21 @@ def test_a_container_that_cannot_be_asked_says_why() -> None:
     assert inside.parse_look(Answer(node="a", code=1), running=False).error == "exit status 1"
 
 
-@pytest.mark.parametrize("out", ["", "null", "[]", "{}", "Traceback", json.dumps({**SAID, "capeff": "x"})])
+@pytest.mark.parametrize(
+    "out", ["", "null", "[]", "{}", "Traceback", json.dumps({**SAID, "capeff": "x"})]
+)
 def test_another_answer_is_unreadable(out: str) -> None:
     """With what it was as evidence."""
     with pytest.raises(UnreadableAnswer):
         inside.parse_look(Answer(node="a", code=0, out=out))
 
 
-@given(st.dictionaries(st.sampled_from(sorted(SAID)), st.none() | st.integers() | st.text(max_size=5) | st.lists(st.none())))
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(SAID)),
+        st.none() | st.integers() | st.text(max_size=5) | st.lists(st.none()),
+    )
+)
 def test_whatever_comes_back_only_the_tools_own_error_is_raised(changed: dict[str, object]) -> None:
     """The image may be anybody's."""
     try:

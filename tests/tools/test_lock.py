@@ -53,7 +53,9 @@ def said(process: subprocess.Popen[bytes]) -> str:
 
 def look(state: Path, path: Path | None = None) -> Answer:
     env = {**os.environ, **({"PATH": str(path)} if path else {})}
-    done = subprocess.run(lock.look(str(state), "c"), env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        lock.look(str(state), "c"), env=env, capture_output=True, text=True, check=False
+    )
     return Answer(node="gpu01", code=done.returncode, out=done.stdout, err=done.stderr)
 
 
@@ -66,7 +68,12 @@ def test_it_is_held_until_the_input_ends(flock: bool, tmp_path: Path, path: Path
         assert said(holder) == "locked"
         owner = lock.parse_look(look(tmp_path / "s", where))
         assert owner is not None
-        assert (owner.who, owner.host, owner.command, owner.pid) == ("anna", "laptop", "vlaunch up", holder.pid)
+        assert (owner.who, owner.host, owner.command, owner.pid) == (
+            "anna",
+            "laptop",
+            "vlaunch up",
+            holder.pid,
+        )
         assert stat.S_IMODE((tmp_path / "s/locks/c").stat().st_mode) == 0o600
         assert stat.S_IMODE((tmp_path / "s/locks").stat().st_mode) == 0o700
         # Docker, which may be somebody else, must get to what it mounts.
@@ -101,7 +108,9 @@ def test_a_shared_folder_makes_files_that_the_group_may_use(tmp_path: Path) -> N
 
 
 def test_another_process_is_never_ended(tmp_path: Path) -> None:
-    """The file may name one that has nothing to do with the lock; nor is anybody ended when the owner has changed."""
+    """The file may name one that has nothing to do with the lock; nor is anybody ended when the
+    owner has changed.
+    """
     with start(tmp_path) as holder, subprocess.Popen(["sleep", "60"]) as other:
         assert said(holder) == "locked"
         owner = lock.parse_look(look(tmp_path))
@@ -110,14 +119,18 @@ def test_another_process_is_never_ended(tmp_path: Path) -> None:
         for written, asked, word in ((owner.raw, wrong, "changed"), (wrong, wrong, "stranger")):
             (tmp_path / "locks/c").write_text(written + "\n")
             argv = lock.break_(str(tmp_path), "c", lock.owner(asked))
-            done = subprocess.run(argv, input=lock.said("eve", "h", "x"), capture_output=True, check=False)
+            done = subprocess.run(
+                argv, input=lock.said("eve", "h", "x"), capture_output=True, check=False
+            )
             assert (done.returncode, done.stdout.decode().strip()) == (0, word)
         assert (holder.poll(), other.poll()) == (None, None)
         other.kill()
 
 
 def test_a_broken_lock_may_be_another_ones_at_once(tmp_path: Path) -> None:
-    """Who waits for it may be quicker than who breaks it, and is left alone; broken it is all the same."""
+    """Who waits for it may be quicker than who breaks it, and is left alone; broken it is all the
+    same.
+    """
     slow = tmp_path / "bin"
     slow.mkdir()
     (slow / "flock").write_text(f'#!/bin/sh\nsleep 1\nexec {shutil.which("flock")} "$@"\n')
@@ -130,7 +143,14 @@ def test_a_broken_lock_may_be_another_ones_at_once(tmp_path: Path) -> None:
         owner = lock.parse_look(look(tmp_path))
         assert owner is not None
         argv = lock.break_(str(tmp_path), "c", owner)
-        done = subprocess.run(argv, input=lock.said("eve", "h", "x"), env=env, capture_output=True, check=False, timeout=20)
+        done = subprocess.run(
+            argv,
+            input=lock.said("eve", "h", "x"),
+            env=env,
+            capture_output=True,
+            check=False,
+            timeout=20,
+        )
         assert (done.returncode, done.stdout) == (0, b"freed\n")
         assert (holder.wait(10), waiter.poll()) == (143, None)
         assert said(waiter) == "locked"
@@ -154,7 +174,12 @@ def test_no_process_is_no_process(pid: int, tmp_path: Path) -> None:
         assert holder.poll() is None
 
 
-@given(st.text() | st.dictionaries(st.sampled_from(["who", "pid", "since", "host"]), st.integers() | st.text()).map(str))
+@given(
+    st.text()
+    | st.dictionaries(
+        st.sampled_from(["who", "pid", "since", "host"]), st.integers() | st.text()
+    ).map(str)
+)
 def test_whatever_stands_in_the_file_is_an_owner(text: str) -> None:
     """Its process is one that may be ended, or none."""
     owner = lock.owner(text)

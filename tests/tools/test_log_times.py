@@ -23,7 +23,9 @@ NOW = 1795300000.0  # 2026-11-21 22:26:40 UTC
     ],
 )
 def test_times_are_read(text: str, zone: float, ago: float) -> None:
-    """With a zone of their own, else with the container's; a year that is not said is the last that fits."""
+    """With a zone of their own, else with the container's; a year that is not said is the last that
+    fits.
+    """
     assert log_times.parse(text, zone, NOW) == NOW - ago
 
 
@@ -45,7 +47,12 @@ def test_what_is_no_time_is_none(text: str) -> None:
 
 def test_a_line_without_a_time_has_that_of_the_line_above() -> None:
     """Tracebacks have none; Docker's stamp comes before what the line says."""
-    log = Log(part="x", what="x", lines=("a", "INFO 11-21 22:26:10 b", "  File", "c"), stamps={3: "2026-11-21T22:26:20Z"})
+    log = Log(
+        part="x",
+        what="x",
+        lines=("a", "INFO 11-21 22:26:10 b", "  File", "c"),
+        stamps={3: "2026-11-21T22:26:20Z"},
+    )
 
     assert log_times.times(log, NOW) == [None, NOW - 30, NOW - 30, NOW - 20]
     assert log_times.parse(log_times.write(NOW), 0, NOW) == NOW

@@ -14,7 +14,9 @@ from launcher.tools import model
 
 def run(argv: Argv) -> Answer:
     """Run a question here."""
-    done = subprocess.run(argv, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        argv, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False
+    )
     return Answer(node="a", code=done.returncode, out=done.stdout, err=done.stderr)
 
 
@@ -36,7 +38,9 @@ def test_files_of_a_cached_model_have_the_size_of_their_blobs(hf_home: Path) -> 
     """Not that of the links."""
     listing = model.parse_listing(run(model.list_files("org/m", str(hf_home))))
 
-    assert listing == model.ModelFiles(files={"config.json": 2, "sub/a b.safetensors": 300}, revision="abc")
+    assert listing == model.ModelFiles(
+        files={"config.json": 2, "sub/a b.safetensors": 300}, revision="abc"
+    )
 
 
 def test_a_download_that_is_not_finished_is_noticed(hf_home: Path) -> None:
@@ -67,7 +71,11 @@ def test_a_model_that_is_not_there_is_none(hf_home: Path) -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [Answer(node="a", code=0, out="find: oops"), Answer(node="a", code=1, err="denied"), Answer(node="a", code=0, out="f x y")],
+    [
+        Answer(node="a", code=0, out="find: oops"),
+        Answer(node="a", code=1, err="denied"),
+        Answer(node="a", code=0, out="f x y"),
+    ],
 )
 def test_another_answer_is_unreadable(answer: Answer) -> None:
     """BusyBox' find has no `-printf`."""

@@ -65,22 +65,35 @@ def test_every_form_of_a_network_line(
 
     assert reading.links == (
         Link(
-            source=0, target=8, channel=word.split()[1], direction="send", network=network, device=device, gpudirect=gpudirect,
+            source=0,
+            target=8,
+            channel=word.split()[1],
+            direction="send",
+            network=network,
+            device=device,
+            gpudirect=gpudirect,
             host="n1",
         ),
-    )  # fmt: skip
+    )
     assert reading.network_links == 1
 
 
 @pytest.mark.parametrize(
     ("via", "kind"),
     [
-        ("P2P/IPC", "P2P"), ("P2P/IPC/read", "P2P"), ("P2P/CUMEM/read/CE", "P2P"), ("P2P/CUMEM/CE", "P2P"),
-        ("P2P/direct pointer/read", "P2P"), ("P2P/indirect/3[3e000]", "P2P"), ("P2P/common device", "P2P"),
-        ("SHM/direct", "SHM"), ("SHM/direct/direct", "SHM"), ("SHM/CE/direct comm 0x1 nRanks 02", "SHM"),
+        ("P2P/IPC", "P2P"),
+        ("P2P/IPC/read", "P2P"),
+        ("P2P/CUMEM/read/CE", "P2P"),
+        ("P2P/CUMEM/CE", "P2P"),
+        ("P2P/direct pointer/read", "P2P"),
+        ("P2P/indirect/3[3e000]", "P2P"),
+        ("P2P/common device", "P2P"),
+        ("SHM/direct", "SHM"),
+        ("SHM/direct/direct", "SHM"),
+        ("SHM/CE/direct comm 0x1 nRanks 02", "SHM"),
         ("direct shared memory", "SHM"),
     ],
-)  # fmt: skip
+)
 def test_links_inside_a_node_are_counted_apart(via: str, kind: str) -> None:
     """A link inside a node is no evidence of the network."""
     reading = said(f"n1:7:8 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via {via}\n")
@@ -115,7 +128,11 @@ def test_what_looks_like_a_link_and_is_none(line: str) -> None:
             "\x1b[32m [repeated 3x across cluster]\x1b[0m",
             "gpu01",
         ),
-        ("(EngineCore_DP0 pid=9) (RayWorkerWrapper pid=285, ip=10.9.0.12) gpu01:5:6 [0] ", "", "gpu01"),
+        (
+            "(EngineCore_DP0 pid=9) (RayWorkerWrapper pid=285, ip=10.9.0.12) gpu01:5:6 [0] ",
+            "",
+            "gpu01",
+        ),
         ("\x1b[0;36m(Worker_TP0 pid=123)\x1b[0;0m gpu01:5:6 [0] ", "", "gpu01"),
         ("[2026-03-02 08:12:01] gpu01:5:6 [0] ", "", "gpu01"),
         ("Wed Sep  6 17:26:52 2023[1,5]<stdout>:gpu01:5:6 [5] ", "", "gpu01"),
@@ -126,7 +143,9 @@ def test_what_looks_like_a_link_and_is_none(line: str) -> None:
     ],
 )
 def test_prefixes(before: str, after: str, host: str) -> None:
-    """What Ray, vLLM, mpirun, Slurm and clocks put round a line does not hide it, and the host is the one NCCL names."""
+    """What Ray, vLLM, mpirun, Slurm and clocks put round a line does not hide it, and the host is
+    the one NCCL names.
+    """
     reading = said(f"{before}NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/1{after}\n")
 
     assert [(link.host, link.network, link.device) for link in reading.links] == [(host, "IB", 1)]
@@ -134,9 +153,14 @@ def test_prefixes(before: str, after: str, host: str) -> None:
 
 def test_bare_lines() -> None:
     """Lines that somebody cut out of a log, without any prefix, are read too."""
-    reading = said("Channel 00/0 : 0[0] -> 1[0] [send] via NET/IBext_v8/0/GDRDMA\nNET/IB : No device found.\n")
+    reading = said(
+        "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IBext_v8/0/GDRDMA\nNET/IB : No device found.\n"
+    )
 
-    assert (reading.links[0].network, reading.warnings) == ("IBext_v8", ("NET/IB : No device found.",))
+    assert (reading.links[0].network, reading.warnings) == (
+        "IBext_v8",
+        ("NET/IB : No device found.",),
+    )
 
 
 def test_multi_node_nvlink() -> None:
@@ -148,16 +172,27 @@ def test_multi_node_nvlink() -> None:
 
 def test_devices_have_names() -> None:
     """The indices of the devices are named per host, and [RO] is none of them."""
-    assert read("2.14-pxn-roce").devices == {"worker-0": {0: "mlx5_2:1/RoCE", 1: "mlx5_bond_0:1/RoCE"}}
+    assert read("2.14-pxn-roce").devices == {
+        "worker-0": {0: "mlx5_2:1/RoCE", 1: "mlx5_bond_0:1/RoCE"}
+    }
 
 
 def test_behind_ray_with_colours() -> None:
     """A log as Ray forwards it: two hosts, CRLF, what it repeats counted as the one line it is."""
     reading = read("2.27-ray-gb10")
 
-    assert (reading.network_links, {link.host for link in reading.links}) == (2, {"spark1", "spark2"})
-    assert (reading.using, reading.versions, reading.gdr_disabled) == (("IB",), ("2.27.7",), ("rocep1s0f1",))
-    assert reading.told_by["Call to ibv_reg_mr failed with error Cannot allocate memory"] == ("spark2",)
+    assert (reading.network_links, {link.host for link in reading.links}) == (
+        2,
+        {"spark1", "spark2"},
+    )
+    assert (reading.using, reading.versions, reading.gdr_disabled) == (
+        ("IB",),
+        ("2.27.7",),
+        ("rocep1s0f1",),
+    )
+    assert reading.told_by["Call to ibv_reg_mr failed with error Cannot allocate memory"] == (
+        "spark2",
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,27 +206,42 @@ def test_behind_ray_with_colours() -> None:
         "NCCL_IB_DISABLE set by environment to 1.",
         "NCCL_IB_HCA set to mlx5_9",
         "NCCL_SOCKET_IFNAME set by environment to eth9",
-        "ncclOsSocketPollConnect: connect to 10.0.0.12<50001> returned No route to host, retrying (1/34)",
+        (
+            "ncclOsSocketPollConnect: connect to 10.0.0.12<50001> returned No route to host,"
+            " retrying (1/34)"
+        ),
         "Call to connect returned Connection refused, retrying",
         "Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_0:1, retrying 1/8",
-        "HINT: In many cases this error occurs when the incorrect GID index is forced by NCCL_IB_GID_INDEX",
+        (
+            "HINT: In many cases this error occurs when the incorrect GID index is forced by"
+            " NCCL_IB_GID_INDEX"
+        ),
     ],
 )
 def test_telling_lines(text: str) -> None:
-    """What explains a bad network is kept once, with the hosts that wrote it, though it is called INFO."""
+    """What explains a bad network is kept once, with the hosts that wrote it, though it is called
+    INFO.
+    """
     line = f"(Worker pid=3) \x1b[36mn1:7:8 [0] NCCL INFO {text}\x1b[0m\n"
     reading = said(line + line + line.replace("n1", "n2"))
 
     assert (reading.warnings, dict(reading.told_by)) == ((text,), {text: ("n1", "n2")})
 
 
-@pytest.mark.parametrize("text", ["NET/IB : Unable to open device mlx5_0", "Bootstrap : no socket interface found", "anything"])
+@pytest.mark.parametrize(
+    "text",
+    ["NET/IB : Unable to open device mlx5_0", "Bootstrap : no socket interface found", "anything"],
+)
 def test_warnings(text: str) -> None:
     """What NCCL itself calls a warning is kept, whatever it says."""
-    assert said(f"n1:7:8 [0] net_ib/init.cc:334 (ncclIbInit) NCCL WARN {text}\n").warnings == (text,)
+    assert said(f"n1:7:8 [0] net_ib/init.cc:334 (ncclIbInit) NCCL WARN {text}\n").warnings == (
+        text,
+    )
 
 
-@pytest.mark.parametrize("text", ["DMA-BUF is available on GPU device 0", "Using non-device net plugin version 0"])
+@pytest.mark.parametrize(
+    "text", ["DMA-BUF is available on GPU device 0", "Using non-device net plugin version 0"]
+)
 def test_lines_that_tell_nothing(text: str) -> None:
     """What is said when all is well is no warning."""
     assert said(f"n1:7:8 [0] NCCL INFO {text}\n").warnings == ()
@@ -209,9 +259,17 @@ def test_many_communicators_of_one_job() -> None:
 
 def test_a_link_joins_hosts_whose_communicators_do_not() -> None:
     """Where the two ends of a link are known beyond doubt, their hosts are one job."""
-    init = "{0}:5:6 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1 commId 0x{1} - Init START\n"
+    init = (
+        "{0}:5:6 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1 commId"
+        " 0x{1} - Init START\n"
+    )
     link = "{0}:5:6 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [{1}] via NET/IB/0\n"
-    reading = said(init.format("a", 11) + init.format("b", 22) + link.format("a", "send") + link.format("b", "receive"))
+    reading = said(
+        init.format("a", 11)
+        + init.format("b", 22)
+        + link.format("a", "send")
+        + link.format("b", "receive")
+    )
 
     assert reading.groups == (("a", "b"),)
 
@@ -238,10 +296,14 @@ def test_merge_is_as_one_log() -> None:
     ],
 )
 def test_a_log_that_is_cut_off(end: str, links: int, truncated: bool) -> None:
-    """The last line, without a line break, is believed only where nothing that matters can be missing."""
+    """The last line, without a line break, is believed only where nothing that matters can be
+    missing.
+    """
     line = "n1:7:8 [0] NCCL INFO Channel 00/0 : 0[0] -> {0}[0] [send] "
     reading = said(
-        line.format(1) + "via NET/IB/0/GDRDMA\n" + (line.format(2) + end if end else "n1:7:8 [0] NCCL INFO Channel 01/0 : 0[")
+        line.format(1)
+        + "via NET/IB/0/GDRDMA\n"
+        + (line.format(2) + end if end else "n1:7:8 [0] NCCL INFO Channel 01/0 : 0[")
     )
 
     assert (len(reading.links), reading.truncated) == (links, truncated)
@@ -249,7 +311,10 @@ def test_a_log_that_is_cut_off(end: str, links: int, truncated: bool) -> None:
 
 def test_long_lines_are_cut() -> None:
     """Only the beginning of a very long line is looked at, however the log is cut into blocks."""
-    late = b"x" * nccl_lines.MAX_LINE + b" n:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0\n"
+    late = (
+        b"x" * nccl_lines.MAX_LINE
+        + b" n:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0\n"
+    )
 
     assert nccl.read([late]) == nccl.read([late[:70_000], late[70_000:]]) == Reading(lines=1)
 
@@ -258,7 +323,10 @@ def test_the_worst_is_kept_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> 
     """With more links than are kept, that is said, and a kind that comes late is not lost."""
     monkeypatch.setattr(nccl_found, "MAX_LINKS", 3)
     line = "n:1:2 [0] NCCL INFO Channel 00/0 : {}[0] -> 1[0] [send] via NET/IB/0/GDRDMA\n"
-    reading = said("".join(line.format(rank) for rank in range(9)) + line.format(0).replace("IB/0/GDRDMA", "Socket/0"))
+    reading = said(
+        "".join(line.format(rank) for rank in range(9))
+        + line.format(0).replace("IB/0/GDRDMA", "Socket/0")
+    )
 
     assert [link.network for link in reading.links] == ["IB", "IB", "IB", "Socket"]
     assert (reading.overflow, reading.truncated) == (True, False)
@@ -268,9 +336,21 @@ def test_the_worst_is_kept_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> 
 SOUP = st.lists(
     st.one_of(
         st.binary(max_size=40),
-        st.sampled_from([line for log in LOGS for line in log.read_bytes().splitlines(keepends=True)]),
         st.sampled_from(
-            [b"\n", b"\r\n", b"NCCL INFO ", b"NCCL WARN ", b" via ", b"NET/", b"Channel 00/0 : ", b"0[0] -> 1[1]", b"9" * 5000]
+            [line for log in LOGS for line in log.read_bytes().splitlines(keepends=True)]
+        ),
+        st.sampled_from(
+            [
+                b"\n",
+                b"\r\n",
+                b"NCCL INFO ",
+                b"NCCL WARN ",
+                b" via ",
+                b"NET/",
+                b"Channel 00/0 : ",
+                b"0[0] -> 1[1]",
+                b"9" * 5000,
+            ]
         ),
     ),
     max_size=12,
@@ -288,12 +368,16 @@ def test_no_bytes_are_too_strange_and_blocks_do_not_matter(log: bytes, cuts: lis
 
 def announced(host: str) -> bytes:
     """The line in which a host says that it is rank 0."""
-    return f"{host}:5:6 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1 commId 0x1 - Init\n".encode()
+    return (
+        f"{host}:5:6 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1"
+        " commId 0x1 - Init\n".encode()
+    )
 
 
 @settings(max_examples=30, deadline=None)
 @given(SOUP, st.integers(1, 7))
-# Two hosts announce the same rank, and the first one says so again: the first word counts, and not the last.
+# Two hosts announce the same rank, and the first one says so again: the first word counts, and not
+# the last.
 @example(announced("a") + announced("b") + announced("a"), 1)
 def test_counting_in_portions_does_not_matter(log: bytes, soon: int) -> None:
     """How many lines are counted before they are understood changes nothing."""
@@ -307,8 +391,12 @@ def test_counting_in_portions_does_not_matter(log: bytes, soon: int) -> None:
         nccl._SOON = before
 
 
-@pytest.mark.parametrize("bad", [b"", b"\n", b"\x00" * 4096, bytes(range(256)) * 64, b"\x1f\x8b\x08" + b"\xff" * 999])
-@pytest.mark.parametrize("reader", [lambda b: nccl.read([b]), lambda b: nccl.read(b[i : i + 1] for i in range(len(b)))])
+@pytest.mark.parametrize(
+    "bad", [b"", b"\n", b"\x00" * 4096, bytes(range(256)) * 64, b"\x1f\x8b\x08" + b"\xff" * 999]
+)
+@pytest.mark.parametrize(
+    "reader", [lambda b: nccl.read([b]), lambda b: nccl.read(b[i : i + 1] for i in range(len(b)))]
+)
 def test_empty_and_binary(bad: bytes, reader: Callable[[bytes], Reading]) -> None:
     """An empty or a binary file has no links, and is no error."""
     assert reader(bad).links == ()
@@ -355,32 +443,48 @@ GOOD, BAD = LINK.format(1, "send", "IB/0/GDRDMA"), LINK.format(2, "receive", "So
 )
 @pytest.mark.parametrize("step", [1, 7, 1 << 20])
 def test_records_that_share_a_line(log: str, step: int) -> None:
-    """Carriage returns, records without a break between them, and JSON hide no link, however the log is cut into blocks."""
+    """Carriage returns, records without a break between them, and JSON hide no link, however the
+    log is cut into blocks.
+    """
     raw = log.encode()
     reading = nccl.read(raw[at : at + step] for at in range(0, len(raw), step))
 
     assert {(link.host, link.network, link.device, link.gpudirect) for link in reading.links} == {
-        ("gpu01", "IB", 0, True), ("gpu02", "Socket", 0, False),
-    }  # fmt: skip
+        ("gpu01", "IB", 0, True),
+        ("gpu02", "Socket", 0, False),
+    }
 
 
 def test_warnings_that_share_a_line() -> None:
     """A warning behind a link of the same line is read, too."""
-    reading = said(f"{GOOD}gpu01:1:2 [0] transport/net_ib.cc:2453 NCCL WARN NET/IB: Got completion with status=12\n")
+    reading = said(
+        f"{GOOD}gpu01:1:2 [0] transport/net_ib.cc:2453 NCCL WARN NET/IB: Got completion with"
+        " status=12\n"
+    )
 
-    assert (reading.links[0].gpudirect, reading.alarms) == (True, ("NET/IB: Got completion with status=12",))
+    assert (reading.links[0].gpudirect, reading.alarms) == (
+        True,
+        ("NET/IB: Got completion with status=12",),
+    )
 
 
 @pytest.mark.parametrize(
     "pack",
-    [gzip.compress, bz2.compress, lzma.compress, lambda raw: gzip.compress(raw[:50]) + gzip.compress(raw[50:])],
+    [
+        gzip.compress,
+        bz2.compress,
+        lzma.compress,
+        lambda raw: gzip.compress(raw[:50]) + gzip.compress(raw[50:]),
+    ],
 )
 @pytest.mark.parametrize("step", [1, 1 << 20])
 def test_packed_logs(pack: Callable[[bytes], bytes], step: int) -> None:
     """A compressed log is read like any other, also one of several members."""
     packed = pack(f"{GOOD}\n{BAD}\n".encode())
 
-    assert nccl.read(packed[at : at + step] for at in range(0, len(packed), step)) == said(f"{GOOD}\n{BAD}\n")
+    assert nccl.read(packed[at : at + step] for at in range(0, len(packed), step)) == said(
+        f"{GOOD}\n{BAD}\n"
+    )
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
@@ -419,8 +523,18 @@ NEAR = "".join(LINK.format(1, way, "Socket/0") + "\n" for way in ("send", "recei
         (NEAR.splitlines()[0] + "\n", 0),  # the other end is not known
         (NEAR + BAD + "\n", 0),  # two hosts received
         (NEAR.replace("gpu01", "<node>"), 0),
-        (NEAR + "gpu01:1:2 [0] NCCL INFO comm 0x1 rank 0 nRanks 2 nNodes 2 localRanks 1 localRank 0 MNNVL 0\n", 0),
-        (NEAR + "gpu01:1:2 [0] NCCL INFO comm 0x1 rank 0 nRanks 2 nNodes 1 localRanks 2 localRank 0 MNNVL 0\n", 2),
+        (
+            NEAR
+            + "gpu01:1:2 [0] NCCL INFO comm 0x1 rank 0 nRanks 2 nNodes 2 localRanks 1 localRank 0"
+            " MNNVL 0\n",
+            0,
+        ),
+        (
+            NEAR
+            + "gpu01:1:2 [0] NCCL INFO comm 0x1 rank 0 nRanks 2 nNodes 1 localRanks 2 localRank 0"
+            " MNNVL 0\n",
+            2,
+        ),
     ],
 )
 def test_links_of_a_network_inside_a_host(log: str, count: int) -> None:
@@ -433,7 +547,9 @@ def test_collnet_and_libfabrics_provider_are_told() -> None:
     line = "{0}:1:2 [0] NCCL INFO {1}\n"
     reading = said(
         line.format("a", "NET/OFI Selected Provider is efa (found 4 nics)")
-        + line.format("b", "NET/OFI Selected provider is tcp;ofi_rxm, fabric is 10.0.0.0/24 (found 1 nics)")
+        + line.format(
+            "b", "NET/OFI Selected provider is tcp;ofi_rxm, fabric is 10.0.0.0/24 (found 1 nics)"
+        )
         + line.format("a", "CollNet 00/0 : 1 [send] via COLLNET/SHARP/0/GDRDMA")
     )
 
@@ -441,7 +557,10 @@ def test_collnet_and_libfabrics_provider_are_told() -> None:
     assert nccl.merge([reading]) == reading
 
 
-@pytest.mark.parametrize(("name", "seen"), [("vllm-tp2-pp2", (0, 0)), ("two-jobs", (0, 0)), ("2.18-efa-torchrun", (2, 16))])
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [("vllm-tp2-pp2", (0, 0)), ("two-jobs", (0, 0)), ("2.18-efa-torchrun", (2, 16))],
+)
 def test_ranks_of_which_nothing_is_known(name: str, seen: tuple[int, int]) -> None:
     """A communicator says how many ranks it has; what is between them must be in the log."""
     assert nccl.unseen(read(name)) == seen

@@ -34,15 +34,41 @@ def recorded(name: str, node: str) -> network.Report:
 def test_the_probe_understands_its_command_line() -> None:
     """What the launcher writes is what the payload's own parser reads."""
     argv = network.probe(
-        node="b", node_rank=1, nodes={"a": "10.0.0.1", "b": "10.0.0.2"}, ranks_per_node=8, master="10.0.0.1", port=29577,
-        backend="nccl", nonce="word", deadline=90, pair_timeout=12.5, running=True,
-    )  # fmt: skip
+        node="b",
+        node_rank=1,
+        nodes={"a": "10.0.0.1", "b": "10.0.0.2"},
+        ranks_per_node=8,
+        master="10.0.0.1",
+        port=29577,
+        backend="nccl",
+        nonce="word",
+        deadline=90,
+        pair_timeout=12.5,
+        running=True,
+    )
 
     assert argv[:3] == ("python3", "-B", "/opt/vlaunch/network.py")
     args = _payload_parser()(list(argv[3:]))
-    assert (args.node, args.node_rank, args.nodes, args.ranks_per_node) == ("b", 1, "a=10.0.0.1,b=10.0.0.2", 8)
-    assert (args.master, args.port, args.backend, args.nonce, args.running) == ("10.0.0.1", 29577, "nccl", "word", True)
-    assert (args.deadline, args.window, args.pair_timeout, args.max_bytes, args.child) == (90, 30, 12.5, 0, None)
+    assert (args.node, args.node_rank, args.nodes, args.ranks_per_node) == (
+        "b",
+        1,
+        "a=10.0.0.1,b=10.0.0.2",
+        8,
+    )
+    assert (args.master, args.port, args.backend, args.nonce, args.running) == (
+        "10.0.0.1",
+        29577,
+        "nccl",
+        "word",
+        True,
+    )
+    assert (args.deadline, args.window, args.pair_timeout, args.max_bytes, args.child) == (
+        90,
+        30,
+        12.5,
+        0,
+        None,
+    )
 
 
 def test_a_healthy_cluster_is_read_whole() -> None:
@@ -50,14 +76,22 @@ def test_a_healthy_cluster_is_read_whole() -> None:
     report = recorded("healthy", "node2")
 
     assert (report.node, report.backend, report.error) == ("node2", "gloo", "")
-    assert [(rank.rank, rank.phase, rank.ended, rank.exit) for rank in report.ranks] == [(1, "done", True, 0)]
+    assert [(rank.rank, rank.phase, rank.ended, rank.exit) for rank in report.ranks] == [
+        (1, "done", True, 0)
+    ]
     assert sorted((each.source, each.target, each.correct) for each in report.transfers) == [
         ("node1", "node2", True),
         ("node3", "node2", True),
     ]
-    assert all(each.latency and each.bandwidth and each.size >= 1 << 20 for each in report.transfers)
+    assert all(
+        each.latency and each.bandwidth and each.size >= 1 << 20 for each in report.transfers
+    )
     assert report.collective is not None
-    assert (report.collective.ranks, report.collective.correct, report.collective.error) == (3, True, "")
+    assert (report.collective.ranks, report.collective.correct, report.collective.error) == (
+        3,
+        True,
+        "",
+    )
     assert report.collective.busbw == pytest.approx((report.collective.algbw or 0) * 4 / 3)
     assert report.inside is not None
     assert "CHOWN" in report.inside.capabilities
@@ -71,13 +105,23 @@ def test_a_healthy_cluster_is_read_whole() -> None:
         ("cut-2-3", "node3", "node2", "connecting, rank 1 (node2) on the other side"),
         ("cut-1-3", "node1", "node3", "rank 2 (node3) did not arrive"),
         ("cut-1-3", "node3", "node1", "the head did not open 10.77.0.11:29577"),
-        ("wrong-interface", "node2", "node1", "GLOO_SOCKET_IFNAME names eth9, which is not here: there are lo, eth0"),
+        (
+            "wrong-interface",
+            "node2",
+            "node1",
+            "GLOO_SOCKET_IFNAME names eth9, which is not here: there are lo, eth0",
+        ),
         ("wrong-interface", "node1", "node2", "rank 1 (node2): GLOO_SOCKET_IFNAME names eth9"),
         ("killed", "node2", "node1", "ended by signal 9"),
         ("killed", "node1", "node2", "sending, rank 1 (node2) on the other side: Read error"),
         ("port-taken", "node1", "node2", "port 29577 is taken on the head"),
         ("port-taken", "node2", "node3", "something else answers at 10.77.0.11:29577"),
-        ("older-run", "node2", "node1", "something else answers at 10.77.0.11:29577: a store, but not this run's"),
+        (
+            "older-run",
+            "node2",
+            "node1",
+            "something else answers at 10.77.0.11:29577: a store, but not this run's",
+        ),
         ("deadline", "node2", "node1", "the store is gone: rank 0 (node1) ended"),
         ("deadline", "node1", "node2", "the deadline of 5 s came"),
     ],
@@ -90,7 +134,10 @@ def test_a_fault_names_the_culprit(name: str, node: str, source: str, words: str
     assert words in found.error
 
 
-@pytest.mark.parametrize(("name", "others"), [("cut-2-3", ("node1",)), ("killed", ("node3",)), ("wrong-interface", ("node3",))])
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [("cut-2-3", ("node1",)), ("killed", ("node3",)), ("wrong-interface", ("node3",))],
+)
 def test_pairs_without_the_culprit_are_measured(name: str, others: tuple[str, ...]) -> None:
     """A failing pair does not stop the others; the collective is not tried and says so."""
     for node in others:
@@ -102,7 +149,9 @@ def test_pairs_without_the_culprit_are_measured(name: str, others: tuple[str, ..
 
 
 def test_a_slow_sender_is_seen_in_its_own_direction() -> None:
-    """100 Mbit/s is 12.5 MB/s; what the same node receives is not slowed, and a slow link is measured with little."""
+    """100 Mbit/s is 12.5 MB/s; what the same node receives is not slowed, and a slow link is
+    measured with little.
+    """
     (slow,) = [each for each in recorded("slow-node2", "node3").transfers if each.source == "node2"]
     (back,) = [each for each in recorded("slow-node2", "node2").transfers if each.source == "node3"]
 
@@ -117,8 +166,11 @@ def test_each_rank_of_a_node_has_its_own_figures() -> None:
 
     assert [rank.rank for rank in report.ranks] == [4, 5]
     assert sorted((each.source, each.local_rank) for each in report.transfers) == [
-        ("node1", 0), ("node1", 1), ("node2", 0), ("node2", 1),
-    ]  # fmt: skip
+        ("node1", 0),
+        ("node1", 1),
+        ("node2", 0),
+        ("node2", 1),
+    ]
     assert report.collective is not None
     assert report.collective.ranks == 6
 
@@ -127,20 +179,35 @@ def test_who_came_and_who_did_not_is_said() -> None:
     """The ranks that waited name those that were missing."""
     (rank,) = recorded("cut-1-3", "node1").ranks
 
-    assert rank.error == "at rendezvous: rank 2 (node3) did not arrive, rank 0 (node1), rank 1 (node2) did"
+    assert (
+        rank.error
+        == "at rendezvous: rank 2 (node3) did not arrive, rank 0 (node1), rank 1 (node2) did"
+    )
 
 
 def test_only_the_last_line_counts() -> None:
     """A library that writes to standard output before does not spoil the report."""
-    assert network.parse_report(answer(f"hello\n{json.dumps(MINIMAL)}\n")) == network.Report(node="node1", backend="gloo")
+    assert network.parse_report(answer(f"hello\n{json.dumps(MINIMAL)}\n")) == network.Report(
+        node="node1", backend="gloo"
+    )
 
 
 @pytest.mark.parametrize(
     "out",
-    ["", "Traceback", "[]", "null", "{}", '{"node": 1, "backend": "gloo"}', '{"node": "a", "backend": "gloo", "ranks": {}}',
-     '{"node": "a", "backend": "gloo", "new": 1}', '{"node": "a", "backend": "gloo", "transfers": [{"source": "b"}]}',
-     '{"node": "a", "backend": "gloo", "seconds": true}', "[" * 100_000],
-)  # fmt: skip
+    [
+        "",
+        "Traceback",
+        "[]",
+        "null",
+        "{}",
+        '{"node": 1, "backend": "gloo"}',
+        '{"node": "a", "backend": "gloo", "ranks": {}}',
+        '{"node": "a", "backend": "gloo", "new": 1}',
+        '{"node": "a", "backend": "gloo", "transfers": [{"source": "b"}]}',
+        '{"node": "a", "backend": "gloo", "seconds": true}',
+        "[" * 100_000,
+    ],
+)
 def test_what_is_no_report_is_refused(out: str) -> None:
     """With the node's name; nothing is guessed."""
     with pytest.raises(UnreadableAnswer, match="node1: the network probe ended with exit code 1"):
@@ -157,13 +224,32 @@ def test_a_probe_that_was_cut_off_says_so() -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda each: st.lists(each, max_size=3) | st.dictionaries(st.text(max_size=8), each, max_size=3),
+    lambda each: (
+        st.lists(each, max_size=3) | st.dictionaries(st.text(max_size=8), each, max_size=3)
+    ),
     max_leaves=8,
 )
-KEYS = st.sampled_from(["ranks", "transfers", "collective", "inside", "log", "env", "seconds", "rdma", "pair_logs", "error"])
+KEYS = st.sampled_from(
+    [
+        "ranks",
+        "transfers",
+        "collective",
+        "inside",
+        "log",
+        "env",
+        "seconds",
+        "rdma",
+        "pair_logs",
+        "error",
+    ]
+)
 
 
-@given(st.text() | JSON.map(json.dumps) | st.dictionaries(KEYS, JSON).map(lambda each: json.dumps({**MINIMAL, **each})))
+@given(
+    st.text()
+    | JSON.map(json.dumps)
+    | st.dictionaries(KEYS, JSON).map(lambda each: json.dumps({**MINIMAL, **each}))
+)
 def test_any_output_is_read_or_refused(out: str) -> None:
     """Nothing but the tool's own error comes of it."""
     try:

@@ -15,13 +15,30 @@ from launcher.model import Answer, Argv
 from launcher.tools import pairs
 from launcher.tools.pairs import Knock, Peer
 
-SEEN = {"ports": {"6379": "timed out", "27111": "open"}, "errors": {"6379": "x"}, "bulk": True, "largest": 1399, "heard": True}
+SEEN = {
+    "ports": {"6379": "timed out", "27111": "open"},
+    "errors": {"6379": "x"},
+    "bulk": True,
+    "largest": 1399,
+    "heard": True,
+}
 
 
 def probe(peers: int = 1) -> Argv:
     """Return the command for one node."""
-    others = [Peer(name=f"gpu{n:03}", ip=f"10.0.{n}.1", ports=tuple(range(6379, 6391))) for n in range(peers)]
-    return pairs.probe(node="a", ip="10.0.0.9", peers=others, listen=(8000, 6379, 8000), high=27111, mtu=1500, nonce="n")
+    others = [
+        Peer(name=f"gpu{n:03}", ip=f"10.0.{n}.1", ports=tuple(range(6379, 6391)))
+        for n in range(peers)
+    ]
+    return pairs.probe(
+        node="a",
+        ip="10.0.0.9",
+        peers=others,
+        listen=(8000, 6379, 8000),
+        high=27111,
+        mtu=1500,
+        nonce="n",
+    )
 
 
 def answer(said: object, code: int = 0) -> Answer:
@@ -41,7 +58,9 @@ def test_the_program_travels_as_an_argument_and_fits() -> None:
 def test_the_program_is_one_for_old_pythons() -> None:
     """RHEL 8 has 3.6; the grammar is looked at here, a 3.6 is not."""
     tree = ast.parse(probe()[2], feature_version=(3, 6))
-    imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    imported = {
+        name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
+    }
 
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     assert "asyncio" not in imported
@@ -51,7 +70,15 @@ def test_a_node_without_python_runs_it_in_a_container() -> None:
     """In the host's network, with its input open."""
     argv = pairs.in_image(("sudo", "docker"), "vllm:1", probe(), cluster="c", node="n1")
 
-    assert argv[3:10] == ("once", "vlaunch-c-n1-probe", "--pull", "never", "--interactive", "--network", "host")
+    assert argv[3:10] == (
+        "once",
+        "vlaunch-c-n1-probe",
+        "--pull",
+        "never",
+        "--interactive",
+        "--network",
+        "host",
+    )
     assert argv[argv.index("--entrypoint") :][:4] == ("--entrypoint", "python3", "vllm:1", "-c")
 
 
@@ -59,9 +86,15 @@ def test_an_answer_is_read() -> None:
     """One knock a peer, with the source filled in."""
     said = {"node": "a", "mtu": 1500, "unheld": {"8000": "Permission denied"}, "peers": {"b": SEEN}}
     knock = Knock(
-        source="a", target="b", ports={6379: "timed out", 27111: "open"}, bulk=True, largest=1399, wanted=1500,
-        errors={6379: "x"}, heard=True,
-    )  # fmt: skip
+        source="a",
+        target="b",
+        ports={6379: "timed out", 27111: "open"},
+        bulk=True,
+        largest=1399,
+        wanted=1500,
+        errors={6379: "x"},
+        heard=True,
+    )
 
     assert pairs.parse(answer(said)) == (knock,)
     assert pairs.parse_unheld(answer(said)) == {8000: "Permission denied"}
@@ -70,7 +103,12 @@ def test_an_answer_is_read() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (answer({"node": "a", "error": "cannot listen at 10.0.0.9: Cannot assign requested address"}), "Cannot assign"),
+        (
+            answer(
+                {"node": "a", "error": "cannot listen at 10.0.0.9: Cannot assign requested address"}
+            ),
+            "Cannot assign",
+        ),
         (Answer(node="a", code=127, err="sh: python3: not found"), "gave no answer"),
         (answer([]), "gave no answer"),
         (answer({"mtu": 1, "peers": []}), "another form"),
@@ -85,10 +123,17 @@ def test_what_is_no_answer_is_unreadable_in_the_nodes_own_words(given: Answer, w
 
 
 @given(
-    st.dictionaries(st.sampled_from(["mtu", "peers", "error"]), st.none() | st.integers() | st.text(max_size=3)),
-    st.dictionaries(st.sampled_from(sorted(SEEN)), st.none() | st.integers() | st.text(max_size=3) | st.lists(st.none())),
+    st.dictionaries(
+        st.sampled_from(["mtu", "peers", "error"]), st.none() | st.integers() | st.text(max_size=3)
+    ),
+    st.dictionaries(
+        st.sampled_from(sorted(SEEN)),
+        st.none() | st.integers() | st.text(max_size=3) | st.lists(st.none()),
+    ),
 )
-def test_whatever_comes_back_only_the_tools_own_error_is_raised(outer: dict[str, object], seen: dict[str, object]) -> None:
+def test_whatever_comes_back_only_the_tools_own_error_is_raised(
+    outer: dict[str, object], seen: dict[str, object]
+) -> None:
     """A node may be broken, or hostile."""
     try:
         found = pairs.parse(answer({"mtu": 1500, "peers": {"b": {**SEEN, **seen}}, **outer}))

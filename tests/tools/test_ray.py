@@ -32,13 +32,17 @@ def listed(rows: Any) -> dict[str, Any]:
 
 def inventory(more: str = "") -> Inventory:
     nodes = "nodes: [{host: a, ip: 10.0.0.1, gpus: 8}, {host: b, ip: 10.0.0.2, gpus: 4}]"
-    return loads(f"cluster: c\nimage: vllm/vllm-openai:v0.32.0\n{more}\n{nodes}\n", Path("inventory.yaml"))
+    return loads(
+        f"cluster: c\nimage: vllm/vllm-openai:v0.32.0\n{more}\n{nodes}\n", Path("inventory.yaml")
+    )
 
 
 def flags(argv: tuple[str, ...]) -> dict[str, str]:
     """Return the flags of a command that have a value."""
     pairs = pairwise(argv)
-    return {flag: value for flag, value in pairs if flag.startswith("--") and not value.startswith("--")}
+    return {
+        flag: value for flag, value in pairs if flag.startswith("--") and not value.startswith("--")
+    }
 
 
 def test_a_worker_joins_the_head_under_its_own_address_with_its_own_gpus() -> None:
@@ -48,7 +52,11 @@ def test_a_worker_joins_the_head_under_its_own_address_with_its_own_gpus() -> No
 
     assert argv[:3] == ("ray", "start", "--block")
     assert "--head" not in argv
-    assert {"--address": "10.0.0.1:7000", "--node-ip-address": "10.0.0.2", "--num-gpus": "4"}.items() <= flags(argv).items()
+    assert {
+        "--address": "10.0.0.1:7000",
+        "--node-ip-address": "10.0.0.2",
+        "--num-gpus": "4",
+    }.items() <= flags(argv).items()
 
 
 def test_the_dashboard_is_for_the_head_alone() -> None:
@@ -62,7 +70,9 @@ def test_the_dashboard_is_for_the_head_alone() -> None:
 def test_every_port_is_pinned_so_that_a_firewall_can_be_told(head: bool) -> None:
     """No two flags share a port, and each is the inventory's."""
     wanted = inventory("ports: {node_manager: 7001, object_manager: 7002, metrics_export: 7003}")
-    argv = ray.start_head(wanted.head, wanted) if head else ray.start_worker(wanted.workers[0], wanted)
+    argv = (
+        ray.start_head(wanted.head, wanted) if head else ray.start_worker(wanted.workers[0], wanted)
+    )
     ports = {flag: value for flag, value in flags(argv).items() if flag.endswith("port")}
 
     assert ports["--node-manager-port"] == "7001"
@@ -108,10 +118,22 @@ def test_a_dead_node_stays_in_the_table_with_its_reason() -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [None, [], {}, {"data": None}, listed(None), listed("x"), listed([{}]), listed([None]), listed([{"node_id": 1}]),
-     listed([{"node_id": "a", "node_ip": "b", "state": "ALIVE", "resources_total": {"GPU": "many"}}]),
-     listed([{"node_id": "a", "node_ip": "b", "state": "ALIVE", "resources_total": [1]}])],
-)  # fmt: skip
+    [
+        None,
+        [],
+        {},
+        {"data": None},
+        listed(None),
+        listed("x"),
+        listed([{}]),
+        listed([None]),
+        listed([{"node_id": 1}]),
+        listed(
+            [{"node_id": "a", "node_ip": "b", "state": "ALIVE", "resources_total": {"GPU": "many"}}]
+        ),
+        listed([{"node_id": "a", "node_ip": "b", "state": "ALIVE", "resources_total": [1]}]),
+    ],
+)
 def test_a_node_table_of_another_shape_is_unreadable(answer: Any) -> None:
     """Nothing is guessed."""
     with pytest.raises(UnreadableAnswer):
@@ -133,7 +155,9 @@ def test_a_node_table_of_another_shape_is_unreadable(answer: Any) -> None:
         ("ray_status_pending_demand.txt", 1, 0.0, 1.0, 1),
     ],
 )
-def test_ray_status_is_read_as_recorded(name: str, active: int, used: float, total: float, demands: int) -> None:
+def test_ray_status_is_read_as_recorded(
+    name: str, active: int, used: float, total: float, demands: int
+) -> None:
     """Nodes, used and total GPUs, and what waits."""
     said = ray.parse_status(recorded(name))
 
@@ -149,7 +173,10 @@ def test_idle_nodes_count_as_active() -> None:
     assert ray.parse_status(text).active == 3
 
 
-@pytest.mark.parametrize("text", ["", "ConnectionError: Could not find any running Ray instance.", "Active:\n what is this\n"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "ConnectionError: Could not find any running Ray instance.", "Active:\n what is this\n"],
+)
 def test_what_is_no_ray_status_is_unreadable(text: str) -> None:
     """A traceback must not read as a cluster of no nodes."""
     with pytest.raises(UnreadableAnswer):
@@ -177,7 +204,9 @@ def test_ranks_are_those_of_living_actors_on_their_nodes() -> None:
 
 
 def test_ranks_of_two_dimensions_and_of_one_rank_are_named() -> None:
-    """A dimension of size one is left out of the actor's name; an actor of another program is no rank."""
+    """A dimension of size one is left out of the actor's name; an actor of another program is no
+    rank.
+    """
     nodes = (ray.RayNode(id="n", ip="10.0.0.1", alive=True, head=True, gpus=2),)
     rows = [
         {"name": "vllm_Worker_17_TP1_PP0", "state": "ALIVE", "node_id": "n"},
@@ -187,12 +216,19 @@ def test_ranks_of_two_dimensions_and_of_one_rank_are_named() -> None:
         {"name": None, "state": "ALIVE", "node_id": "n"},
     ]
 
-    assert ray.parse_ranks(listed(rows), nodes) == {"10.0.0.1": ("TP0 PP0", "TP1 PP0"), "?": ("the only rank",)}
+    assert ray.parse_ranks(listed(rows), nodes) == {
+        "10.0.0.1": ("TP0 PP0", "TP1 PP0"),
+        "?": ("the only rank",),
+    }
 
 
 def test_ranks_of_replicas() -> None:
     """vLLM numbers a replica in the instance's name, before the rank's own place."""
-    names = ("vllm_Worker_1795224958186317851_dp0", "vllm_Worker_1795224958186317851_dp1_TP0", "vllm_Worker_17_dp10_TP1_PP2")
+    names = (
+        "vllm_Worker_1795224958186317851_dp0",
+        "vllm_Worker_1795224958186317851_dp1_TP0",
+        "vllm_Worker_17_dp10_TP1_PP2",
+    )
     rows = [{"name": name, "state": "ALIVE", "node_id": "a"} for name in names]
     nodes = (ray.RayNode(id="a", ip="10.0.0.1", alive=True, head=True, gpus=1.0, message=""),)
 

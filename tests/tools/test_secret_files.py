@@ -1,4 +1,6 @@
-"""Where secrets may lie on a node, and what is told of them; the scripts run here, on folders of the test's."""
+"""Where secrets may lie on a node, and what is told of them; the scripts run here, on folders of
+the test's.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,14 @@ def bin_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
 
 def _ask(state: Path, cluster: str = "c", more: str = "") -> str:
     argv = host.probe(
-        ("false",), cluster=cluster, state_dir=str(state), hf_home=str(state), accelerator="cpu", images=(), more=more
-    )  # fmt: skip
+        ("false",),
+        cluster=cluster,
+        state_dir=str(state),
+        hf_home=str(state),
+        accelerator="cpu",
+        images=(),
+        more=more,
+    )
     return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60).stdout
 
 
@@ -69,7 +77,10 @@ def test_the_token_is_found_in_both_places(tmp_path: Path) -> None:
     (tmp_path / "two" / "secrets" / "RAY_AUTH_TOKEN").write_text("t")
     words = host._SCRIPT.split("sh_c token '")[1].split("'")[0]
     ran = subprocess.run(
-        ["sh", "-c", words, "x", tmp_path / "one", tmp_path / "two"], capture_output=True, text=True, check=False
+        ["sh", "-c", words, "x", tmp_path / "one", tmp_path / "two"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
     assert ran.stdout == "t"
@@ -114,8 +125,9 @@ def test_files_in_memory_are_told_wherever_they_lie(bin_: Fake, tmp_path: Path) 
 
     assert host.parse_probe(out).memory == ""
     assert [(each.place, each.path) for each in secret_files.parse(out) if each.name] == [
-        ("disk", f"{tmp_path}/c/secrets/A"), ("memory", f"{place}/c/secrets/A"),
-    ]  # fmt: skip
+        ("disk", f"{tmp_path}/c/secrets/A"),
+        ("memory", f"{place}/c/secrets/A"),
+    ]
 
 
 def test_files_are_told_with_mode_owner_and_age(tmp_path: Path) -> None:
@@ -141,10 +153,13 @@ def test_files_are_told_with_mode_owner_and_age(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "@@secrets 1 0\n", "@@secrets 1 0\nnoise\n@@secrets end\n", "@@secrets x 0\n@@secrets end\n",
+        "",
+        "@@secrets 1 0\n",
+        "@@secrets 1 0\nnoise\n@@secrets end\n",
+        "@@secrets x 0\n@@secrets end\n",
         "@@secrets 1 0\ndisk 600 0 1 relative/secrets/A\n@@secrets end\n",
     ],
-)  # fmt: skip
+)
 def test_anything_else_cannot_be_read(text: str) -> None:
     """It is never taken for an empty list."""
     with pytest.raises(UnreadableAnswer):
@@ -155,12 +170,26 @@ def test_a_folder_of_somebody_else_in_memory_is_refused(tmp_path: Path) -> None:
     """Who was there first could put a token of their own into it."""
     script = files._OWN + files._STORE
     good = tmp_path / "vlaunch-me" / "c"
-    ran = subprocess.run(["sh", "-c", script, "store", good, "A"], input="v", capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        ["sh", "-c", script, "store", good, "A"],
+        input="v",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (ran.returncode, (good / "secrets" / "A").read_text()) == (0, "v")
-    assert [oct(each.stat().st_mode & 0o777) for each in (good / "secrets", good / "secrets" / "A")] == ["0o700", "0o600"]
+    assert [
+        oct(each.stat().st_mode & 0o777) for each in (good / "secrets", good / "secrets" / "A")
+    ] == ["0o700", "0o600"]
     (tmp_path / "vlaunch-other").symlink_to(tmp_path / "vlaunch-me")
     bad = tmp_path / "vlaunch-other" / "c"
-    ran = subprocess.run(["sh", "-c", script, "store", bad, "B"], input="v", capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        ["sh", "-c", script, "store", bad, "B"],
+        input="v",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
     assert ran.returncode == 1
     assert "belongs to somebody else" in ran.stderr

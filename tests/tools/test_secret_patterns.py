@@ -47,7 +47,10 @@ def test_what_looks_like_a_secret_goes(text: str, secret: str) -> None:
     "text",
     [
         "secrets: {HF_TOKEN: {env: HF_TOKEN}}",
-        "secrets:\n  VLLM_API_KEY:\n    command: pass show x\n  HF_TOKEN:\n    file: ~/.secrets/hf_token",
+        (
+            "secrets:\n  VLLM_API_KEY:\n    command: pass show x\n  HF_TOKEN:\n    file:"
+            " ~/.secrets/hf_token"
+        ),
         "GPU KV cache size: 643,232 tokens, max_tokens=100000",
         "--max-num-batched-tokens 819200",
         "RAY_AUTH_TOKEN_PATH=/run/vlaunch/secrets/RAY_AUTH_TOKEN",
@@ -63,7 +66,11 @@ def test_what_only_speaks_of_secrets_stays(text: str) -> None:
 
 def test_json_stays_json() -> None:
     """Whatever is taken out of it."""
-    value = {"api_key": 'with "quotes" and more', "env": ["HF_TOKEN=hf_abcdefghijklmnop"], "argv": "--token abcdefgh x"}
+    value = {
+        "api_key": 'with "quotes" and more',
+        "env": ["HF_TOKEN=hf_abcdefghijklmnop"],
+        "argv": "--token abcdefgh x",
+    }
 
     assert set(json.loads(clean(json.dumps(value)))) == {"api_key", "env", "argv"}
 

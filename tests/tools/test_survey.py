@@ -45,7 +45,11 @@ def test_a_practice_host_is_read_as_recorded() -> None:
     """Debian 12 without GPU, ethtool or nvidia-smi."""
     found = survey("lab")
 
-    assert (found.system, found.uid, found.python) == ("Debian GNU/Linux 12 (bookworm)", 0, "3.11.2")
+    assert (found.system, found.uid, found.python) == (
+        "Debian GNU/Linux 12 (bookworm)",
+        0,
+        "3.11.2",
+    )
     assert found.own_names == ("10.91.0.11",)
     assert found.default_nic == "eth0"
     assert found.nics is not None
@@ -56,7 +60,11 @@ def test_a_practice_host_is_read_as_recorded() -> None:
     assert found.nics[1].addresses[0] == "10.91.0.11/24"
     assert found.skew is not None
     assert 0 <= found.skew < 1
-    assert (found.docker_storage, found.docker_cgroup, found.docker_root) == ("overlay2", "cgroupfs v1", "/var/lib/docker")
+    assert (found.docker_storage, found.docker_cgroup, found.docker_root) == (
+        "overlay2",
+        "cgroupfs v1",
+        "/var/lib/docker",
+    )
     assert (found.rdma, found.gpus, found.gpu_processes, found.driver_cuda) == ((), (), None, "")
     assert (found.next_kernel, found.next_kernel_has_driver) == ("", None)
 
@@ -68,7 +76,9 @@ def test_an_infiniband_node_shows_its_ports_and_which_gpu_is_near_them() -> None
 
     assert list(ports) == [f"mlx5_{n}" for n in (0, 1, 2, 3, 4, 5, 6, 9, 10, 11)]
     assert [
-        name for name, port in ports.items() if (port.link_layer, port.state, port.rate) == ("InfiniBand", "ACTIVE", 400.0)
+        name
+        for name, port in ports.items()
+        if (port.link_layer, port.state, port.rate) == ("InfiniBand", "ACTIVE", 400.0)
     ] == [f"mlx5_{n}" for n in (0, 3, 4, 5, 6, 9, 10, 11)]
     assert (ports["mlx5_2"].state, ports["mlx5_2"].physical) == ("DOWN", "Disabled")
     assert [name for gpu in found.gpus for name, near in gpu.affinity.items() if near == "PIX"] == [
@@ -82,7 +92,9 @@ def test_an_infiniband_node_shows_its_ports_and_which_gpu_is_near_them() -> None
 
 
 def test_trouble_on_a_node_is_read() -> None:
-    """Strangers on GPUs with their user and container, Xids, a name on loopback, a kernel without driver."""
+    """Strangers on GPUs with their user and container, Xids, a name on loopback, a kernel without
+    driver.
+    """
     found = survey("h100-infiniband")
     assert found.gpu_processes is not None
     assert found.xid is not None
@@ -105,19 +117,42 @@ def test_a_roce_node_shows_its_gid_table() -> None:
     assert found.rdma[0].ports[0].gids[3] == Gid(
         index=3, value="0000:0000:0000:0000:0000:ffff:c0a8:1015", kind="RoCE v2", netdev="eth2"
     )
-    assert (found.skew, found.synced, found.xid, found.linger) == (pytest.approx(-2.5), False, None, True)
-    assert (found.default_nic, found.driver_cuda, found.next_kernel_has_driver) == ("bond0", "13.0", True)
+    assert (found.skew, found.synced, found.xid, found.linger) == (
+        pytest.approx(-2.5),
+        False,
+        None,
+        True,
+    )
+    assert (found.default_nic, found.driver_cuda, found.next_kernel_has_driver) == (
+        "bond0",
+        "13.0",
+        True,
+    )
     assert found.nics is not None
-    assert [nic.name for nic in found.nics if nic.physical] == ["eth0", "eth2", "eth3", "eth4", "eth5"]
+    assert [nic.name for nic in found.nics if nic.physical] == [
+        "eth0",
+        "eth2",
+        "eth3",
+        "eth4",
+        "eth5",
+    ]
 
 
 def test_a_gb10_has_no_ecc_and_no_numa() -> None:
     """And its PCI domains are not zero."""
     found = survey("gb10")
 
-    assert [(gpu.pci, gpu.ecc_errors, gpu.numa) for gpu in found.gpus] == [("000f:01:00.0", None, None)]
-    assert [device.name for device in found.rdma if device.ports[0].state == "ACTIVE"] == ["roceP2p1s0f0", "rocep1s0f0"]
-    assert {device.name: (device.pci, device.numa) for device in found.rdma}["roceP2p1s0f0"] == ("0002:01:00.0", None)
+    assert [(gpu.pci, gpu.ecc_errors, gpu.numa) for gpu in found.gpus] == [
+        ("000f:01:00.0", None, None)
+    ]
+    assert [device.name for device in found.rdma if device.ports[0].state == "ACTIVE"] == [
+        "roceP2p1s0f0",
+        "rocep1s0f0",
+    ]
+    assert {device.name: (device.pci, device.numa) for device in found.rdma}["roceP2p1s0f0"] == (
+        "0002:01:00.0",
+        None,
+    )
     assert (found.remove_ipc, found.linger, found.own_names) == (None, None, ())
 
 
@@ -134,7 +169,12 @@ def test_a_gb10_has_no_ecc_and_no_numa() -> None:
         ("cuda", "CUDA UMD Version: 13.1", "driver_cuda", "13.1"),
         ("modules", "ib_core\nib_core", "modules", ("ib_core",)),
         ("route", "not json", "default_nic", ""),
-        ("models", "du: cannot access\n4\tmodels--gpt2", "models", (ModelCache(name="gpt2", size=4096),)),
+        (
+            "models",
+            "du: cannot access\n4\tmodels--gpt2",
+            "models",
+            (ModelCache(name="gpt2", size=4096),),
+        ),
         ("boot", "next=6.8\n", "next_kernel_has_driver", None),
     ],
 )
@@ -147,22 +187,31 @@ def test_tools_say_it_in_their_own_ways(name: str, text: str, field: str, value:
 
 def test_older_drivers_name_the_cards_in_the_header() -> None:
     """No legend then; and without any card there is nothing to be near."""
-    text = "\tGPU0\tGPU1\tmlx5_0\tCPU Affinity\nGPU0\t X \tNV6\tPIX\t0-23\nGPU1\tNV6\t X \tSYS\t0-23\nmlx5_0\tPIX\tSYS\t X \n"
+    text = (
+        "\tGPU0\tGPU1\tmlx5_0\tCPU Affinity\nGPU0\t X \tNV6\tPIX\t0-23\nGPU1\tNV6\t X"
+        " \tSYS\t0-23\nmlx5_0\tPIX\tSYS\t X \n"
+    )
 
     assert gpu_survey.affinity(text) == {"GPU0": {"mlx5_0": "PIX"}, "GPU1": {"mlx5_0": "SYS"}}
-    assert gpu_survey.affinity("\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t0-7\t0") == {"GPU0": {}}
+    assert gpu_survey.affinity("\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t0-7\t0") == {
+        "GPU0": {}
+    }
     assert gpu_survey.affinity("NVIDIA-SMI has failed") == {}
 
 
 def test_a_device_sits_behind_bridges() -> None:
     """The last PCI address of the path is the device's own."""
-    assert rdma.pci("/sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:18:00.0") == "0000:18:00.0"
+    assert (
+        rdma.pci("/sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:18:00.0") == "0000:18:00.0"
+    )
     assert rdma.pci("/sys/devices/pci0000:00/0000:00:03.0/virtio1") == "0000:00:03.0"
 
 
 def test_without_a_survey_nothing_is_asked_and_nothing_told() -> None:
     """The plain probe stays as cheap as it was."""
-    plain = host.probe(("docker",), cluster="c", state_dir="", hf_home="/", accelerator="cpu", images=())
+    plain = host.probe(
+        ("docker",), cluster="c", state_dir="", hf_home="/", accelerator="cpu", images=()
+    )
 
     assert not any(word in plain[2] for word in ("@@vlaunch clock", "topo -m", "sys/class/net"))
     assert host.parse_probe((FIXTURES / "lab-node1-up.txt").read_text()).survey is None
@@ -184,11 +233,23 @@ def test_the_survey_runs_on_this_machine(tmp_path: Path, bare: bool) -> None:
             (tmp_path / tool).symlink_to(shutil.which(tool) or tool)
         path = str(tmp_path)
     argv = host.probe(
-        ("no-docker",), cluster="c", state_dir="", hf_home=str(tmp_path), accelerator="cpu", images=(), survey=True
+        ("no-docker",),
+        cluster="c",
+        state_dir="",
+        hf_home=str(tmp_path),
+        accelerator="cpu",
+        images=(),
+        survey=True,
     )
     told = f"{time.time():.6f}\nnever read\n"
     done = subprocess.run(
-        argv, check=True, input=told, env={"HOME": str(tmp_path), "PATH": path}, capture_output=True, text=True, timeout=60
+        argv,
+        check=True,
+        input=told,
+        env={"HOME": str(tmp_path), "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     found = host.parse_probe(done.stdout).survey
 
@@ -206,23 +267,56 @@ def test_docker_gets_none_of_the_standard_input(tmp_path: Path) -> None:
     fake = tmp_path / "docker"
     fake.write_text('#!/bin/sh\n[ "$1" = version ] && printf \'{"Version":"%s"}\' "$(cat)"\n')
     fake.chmod(0o755)
-    argv = host.probe((str(fake),), cluster="c", state_dir="", hf_home="/", accelerator="cpu", images=(), survey=True)
-    done = subprocess.run(argv, check=True, input="1.5\n" + "second line\n" * 9000, capture_output=True, text=True, timeout=60)
+    argv = host.probe(
+        (str(fake),),
+        cluster="c",
+        state_dir="",
+        hf_home="/",
+        accelerator="cpu",
+        images=(),
+        survey=True,
+    )
+    done = subprocess.run(
+        argv,
+        check=True,
+        input="1.5\n" + "second line\n" * 9000,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
     assert host.parse_probe(done.stdout).docker_version == ""
 
 
 GARBAGE = st.one_of(
     st.text(max_size=40),
-    st.lists(st.sampled_from(["a/b:", "GPU0", "\t", "\n", "-1", ":", "/", "9" * 30, "²", "GPU-1, 2, x, 3", "@1 ", "="])).map(
-        "".join
-    ),
+    st.lists(
+        st.sampled_from(
+            [
+                "a/b:",
+                "GPU0",
+                "\t",
+                "\n",
+                "-1",
+                ":",
+                "/",
+                "9" * 30,
+                "²",
+                "GPU-1, 2, x, 3",
+                "@1 ",
+                "=",
+            ]
+        )
+    ).map("".join),
     st.recursive(
         st.none() | st.integers() | st.text(max_size=4),
         lambda inner: (
             st.lists(inner, max_size=3)
             | st.dictionaries(
-                st.sampled_from(["ifname", "mtu", "flags", "dev", "metric", "addr_info", "local", "Driver"]), inner
+                st.sampled_from(
+                    ["ifname", "mtu", "flags", "dev", "metric", "addr_info", "local", "Driver"]
+                ),
+                inner,
             )
         ),
         max_leaves=8,

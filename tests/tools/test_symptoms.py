@@ -10,22 +10,35 @@ import pytest
 from launcher.tools import symptoms
 
 LOGS = Path(__file__).parent.parent / "fixtures" / "vllm"
-# One line for each entry, as it is met: from the threads that the entry names, and from recorded runs.
+# One line for each entry, as it is met: from the threads that the entry names, and from recorded
+# runs.
 LINES = {
     "ray-missing": "bash: line 1: ray: command not found",
     "ray-data-missing": "ModuleNotFoundError: No module named 'pyarrow'",
-    "docker-permission": "permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock",
-    "docker-down": "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
+    "docker-permission": (
+        "permission denied while trying to connect to the Docker daemon socket at"
+        " unix:///var/run/docker.sock"
+    ),
+    "docker-down": (
+        "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon"
+        " running?"
+    ),
     "nvml-lost": "Failed to initialize NVML: Unknown Error",
-    "gpu-runtime": 'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].',
-    "memlock-refused": "OCI runtime create failed: error setting rlimit type 8: operation not permitted",
+    "gpu-runtime": (
+        'docker: Error response from daemon: could not select device driver "" with capabilities:'
+        " [[gpu]]."
+    ),
+    "memlock-refused": (
+        "OCI runtime create failed: error setting rlimit type 8: operation not permitted"
+    ),
     "rdma-devices-missing": (
-        "docker: Error response from daemon: error gathering device information while adding custom device "
-        '"/dev/infiniband": no such file or directory'
+        "docker: Error response from daemon: error gathering device information while adding custom"
+        ' device "/dev/infiniband": no such file or directory'
     ),
     "disk-full": "OSError: [Errno 28] No space left on device",
     "image-refused": (
-        "Error response from daemon: manifest for vllm/vllm-openai:v9.9.9 not found: manifest unknown: manifest unknown"
+        "Error response from daemon: manifest for vllm/vllm-openai:v9.9.9 not found: manifest"
+        " unknown: manifest unknown"
     ),
     "registry-unreachable": (
         'Error response from daemon: Get "https://registry-1.docker.io/v2/": dial tcp: lookup '
@@ -33,19 +46,21 @@ LINES = {
     ),
     "image-name": "docker: invalid reference format: repository name must be lowercase",
     "ray-token": "InvalidAuthToken: Authentication token is missing or incorrect",
-    "ray-version": "RuntimeError: Version mismatch: The cluster was started with: Ray: 2.60.0 Python: 3.12.3",
+    "ray-version": (
+        "RuntimeError: Version mismatch: The cluster was started with: Ray: 2.60.0 Python: 3.12.3"
+    ),
     "gcs-unreachable": (
-        "[2026-11-20 20:14:02,123 W 17 17] gcs_rpc_client.h:151: Failed to connect to GCS at address "
-        "10.0.0.11:6379 within 5 seconds."
+        "[2026-11-20 20:14:02,123 W 17 17] gcs_rpc_client.h:151: Failed to connect to GCS at"
+        " address 10.0.0.11:6379 within 5 seconds."
     ),
     "node-lost": (
-        "The node with node id: 5f2 and address: 10.0.0.12 and node name: 10.0.0.12 has been marked dead "
-        "because the detector has missed too many heartbeats from it."
+        "The node with node id: 5f2 and address: 10.0.0.12 and node name: 10.0.0.12 has been marked"
+        " dead because the detector has missed too many heartbeats from it."
     ),
     "no-local-raylet": (
-        "2026-03-19 14:58:50,134\tINFO node.py:1084 -- Can't find a `node_ip_address.json` file from "
-        "/tmp/ray/session_2026-03-19_14-26-07_915096_1. Have you started Ray instance using `ray start` or "
-        "`ray.init`?"
+        "2026-03-19 14:58:50,134\tINFO node.py:1084 -- Can't find a `node_ip_address.json` file"
+        " from /tmp/ray/session_2026-03-19_14-26-07_915096_1. Have you started Ray instance using"
+        " `ray start` or `ray.init`?"
     ),
     "port-taken": "OSError: [Errno 98] Address already in use",
     "hf-refused": (
@@ -54,93 +69,136 @@ LINES = {
     ),
     "model-not-found": "OSError: /data/models/m does not appear to have a file named config.json.",
     "model-not-cached": (
-        "huggingface_hub.errors.LocalEntryNotFoundError: Cannot find the requested files in the disk cache "
-        "and outgoing traffic has been disabled."
+        "huggingface_hub.errors.LocalEntryNotFoundError: Cannot find the requested files in the"
+        " disk cache and outgoing traffic has been disabled."
     ),
-    "attention-heads": "ValueError: Total number of attention heads (40) must be divisible by tensor parallel size (16).",
-    "dense-data-parallel": "ValueError: Offline data parallel mode is not supported/useful for dense models.",
+    "attention-heads": (
+        "ValueError: Total number of attention heads (40) must be divisible by tensor parallel size"
+        " (16)."
+    ),
+    "dense-data-parallel": (
+        "ValueError: Offline data parallel mode is not supported/useful for dense models."
+    ),
     "config-mismatch": "RuntimeError: Configuration mismatch detected for engine 1.",
-    "world-size": "ValueError: World size (16) is larger than the number of available GPUs (8) in this node.",
+    "world-size": (
+        "ValueError: World size (16) is larger than the number of available GPUs (8) in this node."
+    ),
     "cpu-without-ray": "ValueError: current platform cpu does not support ray.",
     "node-resource-missing": (
-        "(autoscaler +41s) Error: No available node types can fulfill resource request {'node:172.16.10.33': "
-        "0.001, 'GPU': 1.0}. Add suitable node types to this cluster to resolve this issue."
+        "(autoscaler +41s) Error: No available node types can fulfill resource request"
+        " {'node:172.16.10.33': 0.001, 'GPU': 1.0}. Add suitable node types to this cluster to"
+        " resolve this issue."
     ),
     "placement-group-waits": (
-        "INFO 11-20 20:14:02 [ray_utils.py:412] Waiting for creating a placement group of specs for 40 "
-        "seconds. specs=[{'GPU': 1.0}, {'GPU': 1.0}]"
+        "INFO 11-20 20:14:02 [ray_utils.py:412] Waiting for creating a placement group of specs for"
+        " 40 seconds. specs=[{'GPU': 1.0}, {'GPU': 1.0}]"
     ),
-    "placement-group-refused": "ValueError: Cannot provide a placement group requiring {'GPU': 16.0}.",
+    "placement-group-refused": (
+        "ValueError: Cannot provide a placement group requiring {'GPU': 16.0}."
+    ),
     "host-ip-not-unique": (
-        "RuntimeError: Every node should have a unique IP address. Got 2 nodes with node ids and 3 unique IP addresses."
+        "RuntimeError: Every node should have a unique IP address. Got 2 nodes with node ids and 3"
+        " unique IP addresses."
     ),
     "gloo-interface": (
-        "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error"
+        "RuntimeError: Gloo connectFullMesh failed with"
+        " [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error"
     ),
-    "nccl-interface": "gpu02:155:155 [0] bootstrap.cc:126 NCCL WARN Bootstrap : no socket interface found",
-    "memlock": "gpu01:155:921 [0] ibvwrap.cc:171 NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory",
+    "nccl-interface": (
+        "gpu02:155:155 [0] bootstrap.cc:126 NCCL WARN Bootstrap : no socket interface found"
+    ),
+    "memlock": (
+        "gpu01:155:921 [0] ibvwrap.cc:171 NCCL WARN Call to ibv_reg_mr failed with error Cannot"
+        " allocate memory"
+    ),
     "nccl-system-error": (
-        "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:94, unhandled system error (run "
-        "with NCCL_DEBUG=INFO for details), NCCL version 2.30.7"
+        "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:94, unhandled system"
+        " error (run with NCCL_DEBUG=INFO for details), NCCL version 2.30.7"
     ),
     "shm-too-small": (
-        "gpu01:155:921 [0] NCCL WARN Error while creating shared memory segment /dev/shm/nccl-dR2Lbi (size 9637888)"
+        "gpu01:155:921 [0] NCCL WARN Error while creating shared memory segment"
+        " /dev/shm/nccl-dR2Lbi (size 9637888)"
     ),
     "gpu-memory-held": (
-        "ValueError: Free memory on device cuda:0 (11.2/79.1 GiB) on startup is less than desired GPU memory "
-        "utilization (0.92, 72.8 GiB)."
+        "ValueError: Free memory on device cuda:0 (11.2/79.1 GiB) on startup is less than desired"
+        " GPU memory utilization (0.92, 72.8 GiB)."
     ),
     "gpu-memory-short": (
-        "ValueError: To serve at least one request with the model's max seq len (131072), 16.0 GiB KV cache "
-        "is needed, which is larger than the available KV cache memory (9.1 GiB)."
+        "ValueError: To serve at least one request with the model's max seq len (131072), 16.0 GiB"
+        " KV cache is needed, which is larger than the available KV cache memory (9.1 GiB)."
     ),
     "driver-too-old": (
-        "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display "
-        "driver / cuda driver combination"
+        "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system has"
+        " unsupported display driver / cuda driver combination"
     ),
-    "gpu-fault": "[ 8211.4] NVRM: Xid (PCI:0000:17:00): 79, pid=4242, name=VLLM::Worker, GPU has fallen off the bus.",
+    "gpu-fault": (
+        "[ 8211.4] NVRM: Xid (PCI:0000:17:00): 79, pid=4242, name=VLLM::Worker, GPU has fallen off"
+        " the bus."
+    ),
     "cpu-head-size": "RuntimeError: Unsupported CPU attention configuration: head_dim=16",
-    "host-memory": "ray.exceptions.OutOfMemoryError: 1 task(s) failed: Workers killed due to memory pressure (OOM).",
+    "host-memory": (
+        "ray.exceptions.OutOfMemoryError: 1 task(s) failed: Workers killed due to memory pressure"
+        " (OOM)."
+    ),
     "kernel-oom": (
         "2026-11-20T20:14:02,123456+00:00 Out of memory: Killed process 4242 (VLLM::Worker_TP) "
         "total-vm:9000000kB, anon-rss:8000000kB"
     ),
     "unknown-argument": "vllm serve: error: unrecognized arguments: --nope 3",
     "compiled-graph-timeout": (
-        "ray.exceptions.RayChannelTimeoutError: System error: Timed out waiting for object available to read."
+        "ray.exceptions.RayChannelTimeoutError: System error: Timed out waiting for object"
+        " available to read."
     ),
     "node-unreachable": "node cannot be reached: no answer from gpu02:22 within 10s",
     "server-gave-up": "keeper: gave up server chat: no restart is left of 3 in 1 h",
     "server-died": "keeper: fault of server chat: a rank is dead (rank PP1 on gpu02)",
     "rank-silent": (
-        "INFO 11-20 20:14:02 [shm_broadcast.py:801] No available shared memory broadcast block found in 60 "
-        "seconds. This typically happens when some processes are hanging or doing some time-consuming work."
+        "INFO 11-20 20:14:02 [shm_broadcast.py:801] No available shared memory broadcast block"
+        " found in 60 seconds. This typically happens when some processes are hanging or doing some"
+        " time-consuming work."
     ),
     "nccl-unreachable": (
-        "gpu01:155:921 [0] NCCL INFO socketPollConnect: connect to 10.0.0.12<43007> returned No route to host, retrying (3/20)"
+        "gpu01:155:921 [0] NCCL INFO socketPollConnect: connect to 10.0.0.12<43007> returned No"
+        " route to host, retrying (3/20)"
     ),
     "rdma-unseen": "gpu01:155:155 [0] NCCL INFO NET/IB : No device found.",
     "rdma-libraries": (
-        "gpu01:155:155 [0] NCCL INFO dlvsym failed on mlx5dv_reg_dmabuf_mr - "
-        "/lib/x86_64-linux-gnu/libmlx5.so: undefined symbol: mlx5dv_reg_dmabuf_mr, version MLX5_1.25"
+        "gpu01:155:155 [0] NCCL INFO dlvsym failed on mlx5dv_reg_dmabuf_mr -"
+        " /lib/x86_64-linux-gnu/libmlx5.so: undefined symbol: mlx5dv_reg_dmabuf_mr, version"
+        " MLX5_1.25"
     ),
     "object-store": (
-        "2026-11-20 20:14:02,123\tWARNING services.py:2159 -- WARNING: The object store is using /tmp instead "
-        "of /dev/shm because /dev/shm has only 67108864 bytes available."
+        "2026-11-20 20:14:02,123\tWARNING services.py:2159 -- WARNING: The object store is using"
+        " /tmp instead of /dev/shm because /dev/shm has only 67108864 bytes available."
     ),
-    "hf-lock": "Still waiting to acquire lock on /data/huggingface/hub/.locks/models--org--m/fc1c.lock (elapsed: 10.0 seconds)",
-    "cache-permission": "PermissionError: [Errno 13] Permission denied: '/data/huggingface/hub/models--org--m'",
+    "hf-lock": (
+        "Still waiting to acquire lock on /data/huggingface/hub/.locks/models--org--m/fc1c.lock"
+        " (elapsed: 10.0 seconds)"
+    ),
+    "cache-permission": (
+        "PermissionError: [Errno 13] Permission denied: '/data/huggingface/hub/models--org--m'"
+    ),
     "engine-slow": "TimeoutError: Timed out waiting for engine core processes to start.",
     "cpu-experts": "NotImplementedError: device_communicator.all_gatherv(x)",
     "rank-died": (
-        "ERROR 11-20 20:14:02 [ray_executor_v2.py:523] RayWorkerProc rank=1 died unexpectedly, shutting down executor."
+        "ERROR 11-20 20:14:02 [ray_executor_v2.py:523] RayWorkerProc rank=1 died unexpectedly,"
+        " shutting down executor."
     ),
     "engine-killed": (
-        "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore': -9}"
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core"
+        " proc(s): {'EngineCore': -9}"
     ),
-    "engine-failed": "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
-    "container-restarts": "container vlaunch-c-gpu02 keeps ending: 12 restarts, the last exit code 1",
-    "container-ended": ("container vlaunch-c-gpu02 ended with exit code 137 (it was killed: by hand, or for lack of memory)"),
+    "engine-failed": (
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core"
+        " proc(s): {}"
+    ),
+    "container-restarts": (
+        "container vlaunch-c-gpu02 keeps ending: 12 restarts, the last exit code 1"
+    ),
+    "container-ended": (
+        "container vlaunch-c-gpu02 ended with exit code 137 (it was killed: by hand, or for lack of"
+        " memory)"
+    ),
 }
 
 
@@ -150,10 +208,14 @@ def log(name: str) -> str:
 
 @pytest.mark.parametrize("path", sorted(LOGS.glob("*_ok.log")), ids=lambda path: path.stem)
 def test_healthy_starts_have_no_fatal_line(path: Path) -> None:
-    """Warnings of a start that went well do not end the watching of one; neither does any single line of them."""
+    """Warnings of a start that went well do not end the watching of one; neither does any single
+    line of them.
+    """
     text = path.read_text(encoding="utf-8")
 
-    assert [each for line in text.splitlines() if (each := symptoms.first(line)) and each.fatal] == []
+    assert [
+        each for line in text.splitlines() if (each := symptoms.first(line)) and each.fatal
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -169,7 +231,9 @@ def test_healthy_starts_have_no_fatal_line(path: Path) -> None:
     ],
 )
 def test_failures_give_their_cause(name: str, cause: str) -> None:
-    """The cause stands before its consequences, is fatal, and shows its line without colour codes."""
+    """The cause stands before its consequences, is fatal, and shows its line without colour
+    codes.
+    """
     found = symptoms.first(log(name))
 
     assert found is not None
@@ -185,14 +249,23 @@ def test_a_placement_group_that_waits_is_told_and_not_fatal() -> None:
     assert found is not None
     assert not found.fatal
     assert "too few free GPUs" in found.cause
-    assert symptoms.first("Waiting for creating a placement group of specs for 10 seconds. specs=[]") is None
+    assert (
+        symptoms.first("Waiting for creating a placement group of specs for 10 seconds. specs=[]")
+        is None
+    )
 
 
 @pytest.mark.parametrize(
-    "line", ["requests.exceptions.HTTPError: 401 Client Error: Unauthorized", "OSError: [Errno 98] Address already in use"]
+    "line",
+    [
+        "requests.exceptions.HTTPError: 401 Client Error: Unauthorized",
+        "OSError: [Errno 98] Address already in use",
+    ],
 )
 def test_what_may_be_tried_again_or_done_without_is_not_fatal(line: str) -> None:
-    """An optional file may be missing, the next port may be free: a server that needs them ends by itself."""
+    """An optional file may be missing, the next port may be free: a server that needs them ends by
+    itself.
+    """
     found = symptoms.first(line)
 
     assert found is not None
@@ -202,12 +275,21 @@ def test_what_may_be_tried_again_or_done_without_is_not_fatal(line: str) -> None
 @pytest.mark.parametrize(
     ("line", "cause"),
     [
-        ("vllm serve: error: unrecognized arguments: --nope 3", "vLLM does not know one of the arguments after `--`"),
+        (
+            "vllm serve: error: unrecognized arguments: --nope 3",
+            "vLLM does not know one of the arguments after `--`",
+        ),
         ("OSError: [Errno 98] Address already in use", "a port is taken"),
         ("Port 8000 is already in use, trying port 8001", None),
         ("bash: ray: command not found", "the image has no Ray"),
-        ('docker: could not select device driver "" with capabilities: [[gpu]].', "Docker cannot hand out GPUs"),
-        ("Failed core proc(s): {'EngineCore': -9}", "the engine was killed, most likely for lack of host memory"),
+        (
+            'docker: could not select device driver "" with capabilities: [[gpu]].',
+            "Docker cannot hand out GPUs",
+        ),
+        (
+            "Failed core proc(s): {'EngineCore': -9}",
+            "the engine was killed, most likely for lack of host memory",
+        ),
         ("INFO: everything is fine", None),
     ],
 )
@@ -220,7 +302,9 @@ def test_lines(line: str, cause: str | None) -> None:
 
 @pytest.mark.parametrize("id_", [each.id for each in symptoms.TABLE])
 def test_every_entry_knows_its_line(id_: str) -> None:
-    """And no entry before it takes the line away; lines that mean something with RDMA only are left to those who know."""
+    """And no entry before it takes the line away; lines that mean something with RDMA only are left
+    to those who know.
+    """
     symptom = next(each for each in symptoms.TABLE if each.id == id_)
     found = symptoms.first(LINES[id_])
 
@@ -240,7 +324,11 @@ def test_every_entry_has_a_name_of_its_own_and_a_source() -> None:
 def test_what_follows_stands_behind_its_causes() -> None:
     """The first entry that matches is the one that is told."""
     after = [each.after for each in symptoms.TABLE]
-    last_cause = max(place for place, each in enumerate(symptoms.TABLE) if not each.after and each.id != "engine-killed")
+    last_cause = max(
+        place
+        for place, each in enumerate(symptoms.TABLE)
+        if not each.after and each.id != "engine-killed"
+    )
 
     assert True not in after[:last_cause]
 

@@ -21,22 +21,55 @@ def without(*phases: str) -> list[str]:
 
 
 def test_serve_under_ray() -> None:
-    """Ray is always named, because vLLM would not choose it; our options stand last, where they win."""
-    assert vllm.serve("org/m", tp=8, pp=2, backend="ray", host="0.0.0.0", port=8000, args=("--max-model-len", "512")) == (
-        "vllm", "serve", "org/m", "--max-model-len", "512",
-        "--tensor-parallel-size", "8", "--pipeline-parallel-size", "2", "--distributed-executor-backend", "ray",
-        "--host", "0.0.0.0", "--port", "8000",
-    )  # fmt: skip
+    """Ray is always named, because vLLM would not choose it; our options stand last, where they
+    win.
+    """
+    assert vllm.serve(
+        "org/m",
+        tp=8,
+        pp=2,
+        backend="ray",
+        host="0.0.0.0",
+        port=8000,
+        args=("--max-model-len", "512"),
+    ) == (
+        "vllm",
+        "serve",
+        "org/m",
+        "--max-model-len",
+        "512",
+        "--tensor-parallel-size",
+        "8",
+        "--pipeline-parallel-size",
+        "2",
+        "--distributed-executor-backend",
+        "ray",
+        "--host",
+        "0.0.0.0",
+        "--port",
+        "8000",
+    )
 
 
 def test_one_rank_needs_no_executor() -> None:
     """One process on one GPU: vLLM chooses how to run it."""
-    assert "--distributed-executor-backend" not in vllm.serve("m", tp=1, pp=1, backend="mp", host="::", port=1)
+    assert "--distributed-executor-backend" not in vllm.serve(
+        "m", tp=1, pp=1, backend="mp", host="::", port=1
+    )
 
 
 def test_ranks_of_several_nodes() -> None:
     """Only the first node has an API; a single node is told nothing."""
-    common = ("--nnodes", "2", "--node-rank", "0", "--master-addr", "10.0.0.1", "--master-port", "29501")
+    common = (
+        "--nnodes",
+        "2",
+        "--node-rank",
+        "0",
+        "--master-addr",
+        "10.0.0.1",
+        "--master-port",
+        "29501",
+    )
 
     assert common == vllm.rank_of(2, 0, "10.0.0.1", 29501)
     assert (*common[:3], "1", *common[4:], "--headless") == vllm.rank_of(2, 1, "10.0.0.1", 29501)
@@ -44,28 +77,61 @@ def test_ranks_of_several_nodes() -> None:
 
 
 def test_replicas_say_so() -> None:
-    """One process of one replica is told nothing; the executor of each follows from its own split."""
+    """One process of one replica is told nothing; the executor of each follows from its own
+    split.
+    """
     plain = vllm.serve("m", tp=1, pp=1, dp=1, backend="mp", host="::", port=1)
-    two = vllm.serve("m", tp=2, pp=1, dp=4, backend="ray", host="::", port=1, multi_node=vllm.ray_replicas(2, spans=False))
+    two = vllm.serve(
+        "m",
+        tp=2,
+        pp=1,
+        dp=4,
+        backend="ray",
+        host="::",
+        port=1,
+        multi_node=vllm.ray_replicas(2, spans=False),
+    )
 
     assert not any("data-parallel" in word for word in plain)
     assert two[7:] == (
-        "--distributed-executor-backend", "ray", "--data-parallel-size", "4", "--data-parallel-backend", "ray",
-        "--data-parallel-size-local", "2", "--host", "::", "--port", "1",
-    )  # fmt: skip
+        "--distributed-executor-backend",
+        "ray",
+        "--data-parallel-size",
+        "4",
+        "--data-parallel-backend",
+        "ray",
+        "--data-parallel-size-local",
+        "2",
+        "--host",
+        "::",
+        "--port",
+        "1",
+    )
     assert vllm.ray_replicas(1, spans=True) == ()
 
 
 def test_replicas_of_several_nodes() -> None:
-    """Only the first node has an API: a start rank without `--headless` would mean another way of balancing."""
-    common = ("--data-parallel-size-local", "2", "--data-parallel-address", "10.0.0.1", "--data-parallel-rpc-port", "29550")
+    """Only the first node has an API: a start rank without `--headless` would mean another way of
+    balancing.
+    """
+    common = (
+        "--data-parallel-size-local",
+        "2",
+        "--data-parallel-address",
+        "10.0.0.1",
+        "--data-parallel-rpc-port",
+        "29550",
+    )
 
     assert common == vllm.replicas_of(2, 0, "10.0.0.1", 29550)
-    assert (*common, "--data-parallel-start-rank", "2", "--headless") == vllm.replicas_of(2, 2, "10.0.0.1", 29550)
+    assert (*common, "--data-parallel-start-rank", "2", "--headless") == vllm.replicas_of(
+        2, 2, "10.0.0.1", 29550
+    )
 
 
 @pytest.mark.parametrize(
-    ("spans", "alike", "strategy"), [(False, True, "strict"), (False, False, "fill"), (True, True, "span")]
+    ("spans", "alike", "strategy"),
+    [(False, True, "strict"), (False, False, "fill"), (True, True, "span")],
 )
 def test_where_ray_puts_replicas(spans: bool, alike: bool, strategy: str) -> None:
     """On the nodes that were chosen, whatever else is in the cluster."""
@@ -75,7 +141,9 @@ def test_where_ray_puts_replicas(spans: bool, alike: bool, strategy: str) -> Non
     }
 
 
-@pytest.mark.parametrize("count", [("--api-server-count", "4"), ("--api_server_count=4",), ("-asc", "4")])
+@pytest.mark.parametrize(
+    "count", [("--api-server-count", "4"), ("--api_server_count=4",), ("-asc", "4")]
+)
 def test_a_process_without_an_api_is_not_told_how_many(count: tuple[str, ...]) -> None:
     """vLLM refuses the two together; the node that has the API keeps it."""
     args = ("--seed", "1", *count, "--dtype", "auto")
@@ -109,7 +177,9 @@ def test_a_process_without_an_api_is_not_told_how_many(count: tuple[str, ...]) -
     ],
 )
 def test_collisions(args: tuple[str, ...], named: list[str]) -> None:
-    """What vlaunch sets itself is named, abbreviated or not, with what to use instead; values are never repeated."""
+    """What vlaunch sets itself is named, abbreviated or not, with what to use instead; values are
+    never repeated.
+    """
     said = vllm.collisions(args)
 
     assert named == [each.split("`")[1] for each in said]
@@ -154,14 +224,22 @@ def test_shards() -> None:
     lines = log("serve_ray_pp2_ok").splitlines()
 
     assert vllm.shards(lines) == "1 of 1 files"
-    assert vllm.shards(["Loading safetensors checkpoint shards:  25% Completed | 2/8 [00:01<00:04]"]) == "2 of 8 files"
+    assert (
+        vllm.shards(["Loading safetensors checkpoint shards:  25% Completed | 2/8 [00:01<00:04]"])
+        == "2 of 8 files"
+    )
     assert vllm.shards(lines[:5]) == ""
 
 
 @pytest.mark.parametrize(
     ("labels", "name", "tokens", "concurrency"),
     [
-        ({"kv_cache_size_tokens": "262144", "kv_cache_max_concurrency": "512.0"}, "", 262144, 512.0),
+        (
+            {"kv_cache_size_tokens": "262144", "kv_cache_max_concurrency": "512.0"},
+            "",
+            262144,
+            512.0,
+        ),
         ({"num_gpu_blocks": "2048", "block_size": "16"}, "", 32768, None),
         ({"num_gpu_blocks": "None", "block_size": "16"}, "", None, None),
         ({}, "serve_ray_pp2_ok", 65536, 128.0),
@@ -169,7 +247,9 @@ def test_shards() -> None:
         ({}, "", None, None),
     ],
 )
-def test_capacity(labels: dict[str, str], name: str, tokens: int | None, concurrency: float | None) -> None:
+def test_capacity(
+    labels: dict[str, str], name: str, tokens: int | None, concurrency: float | None
+) -> None:
     """The metric counts first; an older vLLM is read by its blocks or its log."""
     found = vllm.capacity(labels, log(name) if name else "")
 
@@ -181,7 +261,10 @@ def test_capacity(labels: dict[str, str], name: str, tokens: int | None, concurr
     [
         ("fail_cpu_shm_across_hosts", "RuntimeError: open shm in SHMManager failed. errno: 2"),
         ("fail_gloo_loopback", "RuntimeError: Gloo connectFullMesh failed"),
-        ("fail_validation", "Value error, Offline data parallel mode is not supported/useful for dense models."),
+        (
+            "fail_validation",
+            "Value error, Offline data parallel mode is not supported/useful for dense models.",
+        ),
         ("fail_enforce_eager", "AssertionError"),
         ("serve_ray_pp2_ok", ""),
     ],

@@ -21,19 +21,35 @@ HOSTILE = "\x1b[31mred[bold]\x07\x9b2J"
 
 
 def spoiled() -> list[Result]:
-    """Judge three nodes on which something is wrong in each way: a failure, a warning, a skip, and folded good news."""
+    """Judge three nodes on which something is wrong in each way: a failure, a warning, a skip, and
+    folded good news.
+    """
     case = Case(
-        id="time-sync", red={}, text="", fix="",
+        id="time-sync",
+        red={},
+        text="",
+        fix="",
         survey={"gpu02": {"synced": False}, "gpu03": {"synced": None}},
         inside={"gpu03": {"infiniband": ()}},
-        knocks={("gpu01", "gpu02"): {"ports": {6379: "timed out"}, "errors": {6379: "Connection timed out"}}},
+        knocks={
+            ("gpu01", "gpu02"): {
+                "ports": {6379: "timed out"},
+                "errors": {6379: "Connection timed out"},
+            }
+        },
         facts={"gpu01": {"survey": None}},
-    )  # fmt: skip
-    wanted = [check.id for check in CATALOGUE if check.group in ("reach", "host", "ports", "rdma", "model")]
+    )
+    wanted = [
+        check.id
+        for check in CATALOGUE
+        if check.group in ("reach", "host", "ports", "rdma", "model")
+    ]
     return run(*case.seen(), ids=wanted)
 
 
-def drawn(results: list[Result], width: int, *, colour: bool = False, env: dict[str, str] | None = None) -> str:
+def drawn(
+    results: list[Result], width: int, *, colour: bool = False, env: dict[str, str] | None = None
+) -> str:
     """Render results as a console of this width prints them."""
     file = io.StringIO()
     to = Console(file=file, width=width, force_terminal=colour, highlight=False, _environ=env or {})
@@ -43,7 +59,9 @@ def drawn(results: list[Result], width: int, *, colour: bool = False, env: dict[
 
 @pytest.mark.parametrize("width", [80, 200, 1000], ids=["80", "200", "piped"])
 def test_results(width: int) -> None:
-    """Groups in order, one row a finding, equal ones folded, below what is wrong its fix and why it matters."""
+    """Groups in order, one row a finding, equal ones folded, below what is wrong its fix and why it
+    matters.
+    """
     text = drawn(spoiled(), width)
 
     assert all(len(line) <= width for line in text.splitlines())
@@ -77,7 +95,11 @@ def test_the_sum_is_of_checks() -> None:
 def test_a_skip_is_never_green() -> None:
     """It has its own word, its reason, and does not count as passed."""
     check = CATALOGUE[0]
-    results = [Result(check=check, findings=(Finding(node="a", status="skip", text="no tool"),), status="skip")]
+    results = [
+        Result(
+            check=check, findings=(Finding(node="a", status="skip", text="no tool"),), status="skip"
+        )
+    ]
     text = drawn(results, 100)
 
     assert "PASS" not in text
@@ -109,14 +131,22 @@ def test_json_has_what_the_rows_have() -> None:
     """Folded alike; `passed` is false as soon as one check failed."""
     results = spoiled()
     said = json.loads(json.dumps(checks.plain(results)))
-    healthy = [replace(each, findings=(Finding(node="a", status="warn", text="x"),), status="warn") for each in results]
+    healthy = [
+        replace(each, findings=(Finding(node="a", status="warn", text="x"),), status="warn")
+        for each in results
+    ]
 
     assert said["passed"] is False
     assert checks.plain(healthy)["passed"] is True
     assert sum(said["counts"].values()) == len(results)
     assert [each["id"] for each in said["checks"]] == [each.check.id for each in results]
-    assert all(each["status"] == worst(result.findings) for each, result in zip(said["checks"], results, strict=True))
-    assert {"gpu[01-03]"} <= {finding["node"] for each in said["checks"] for finding in each["findings"]}
+    assert all(
+        each["status"] == worst(result.findings)
+        for each, result in zip(said["checks"], results, strict=True)
+    )
+    assert {"gpu[01-03]"} <= {
+        finding["node"] for each in said["checks"] for finding in each["findings"]
+    }
 
 
 def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,5 +155,7 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     rows = capsys.readouterr().out.splitlines()
 
     assert rows[0].split() == ["ID", "GROUP", "TRUE", "WHEN", "GREEN"]
-    assert [row.split()[:2] for row in rows[1:]] == [[each.id, each.group] for each in CATALOGUE[:2]]
+    assert [row.split()[:2] for row in rows[1:]] == [
+        [each.id, each.group] for each in CATALOGUE[:2]
+    ]
     assert CATALOGUE[0].what in rows[1]

@@ -20,20 +20,33 @@ GOLDEN = Path(__file__).parent / "golden"
 CASES = {
     "one-line": VlaunchError("it failed"),
     "full": NodeError(
-        "gpu02", "Ray worker did not join within 120s", evidence="Could not connect to 10.0.0.11:6379",
+        "gpu02",
+        "Ray worker did not join within 120s",
+        evidence="Could not connect to 10.0.0.11:6379",
         hint="allow TCP 6379 from gpu02 to gpu01, then run `vlaunch up` again",
     ),
-    "several": GateError("not true: GPUs are there", evidence=["gpu01: none", "", "gpu02: none"], hint="do this\ndo that"),
+    "several": GateError(
+        "not true: GPUs are there",
+        evidence=["gpu01: none", "", "gpu02: none"],
+        hint="do this\ndo that",
+    ),
     "long": NodeError("a", "said much", evidence=[f"line {number}" for number in range(100)]),
     "hostile": NodeError(
-        "a", "said \x1b[31mred\x1b[0m", evidence="\x1b]0;title\x07text\r\nnext\x08\x9b2J", hint="ask \x1b[2Jthe admin\x07",
+        "a",
+        "said \x1b[31mred\x1b[0m",
+        evidence="\x1b]0;title\x07text\r\nnext\x08\x9b2J",
+        hint="ask \x1b[2Jthe admin\x07",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_error_says_where_what_evidence_and_what_to_do(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """On standard error; long evidence is shortened in its middle, and what nodes say draws nothing."""
+def test_an_error_says_where_what_evidence_and_what_to_do(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On standard error; long evidence is shortened in its middle, and what nodes say draws
+    nothing.
+    """
     errors.show(CASES[name])
     out, err = capsys.readouterr()
 
@@ -51,7 +64,14 @@ def test_colour_is_for_terminals_that_want_it(no_color: bool, tmp_path: Path) ->
         env["NO_COLOR"] = "1"
     master, slave = pty.openpty()
     argv = [sys.executable, "-c", "from launcher.cli.main import main; main()"]
-    process = subprocess.run([*argv, "up", "/nowhere.yaml"], env=env, stderr=slave, stdout=slave, stdin=slave, check=False)
+    process = subprocess.run(
+        [*argv, "up", "/nowhere.yaml"],
+        env=env,
+        stderr=slave,
+        stdout=slave,
+        stdin=slave,
+        check=False,
+    )
     os.close(slave)
     said = os.read(master, 4096).decode()
     os.close(master)

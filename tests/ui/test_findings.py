@@ -1,4 +1,6 @@
-"""Findings as lines: the worst first, equal ones folded, below what is wrong what shows it and what to do."""
+"""Findings as lines: the worst first, equal ones folded, below what is wrong what shows it and what
+to do.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,14 @@ def lines(*given: Finding, indent: int = 0) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("status", "word"), [("pass", "PASS"), ("warn", "WARN"), ("fail", "FAIL"), ("skip", "SKIP"), ("wait", "FAIL")]
+    ("status", "word"),
+    [("pass", "PASS"), ("warn", "WARN"), ("fail", "FAIL"), ("skip", "SKIP"), ("wait", "FAIL")],
 )
 def test_each_status_has_a_word(status: Status, word: str) -> None:
     """Meaning is not in the colour; what never came to an end has failed."""
-    assert lines(Finding(node="gpu01", status=status, text="it is so")) == [f"{word}  gpu01: it is so"]
+    assert lines(Finding(node="gpu01", status=status, text="it is so")) == [
+        f"{word}  gpu01: it is so"
+    ]
 
 
 def test_the_worst_comes_first() -> None:
@@ -33,7 +38,10 @@ def test_the_worst_comes_first() -> None:
 
 def test_equal_findings_are_one_line() -> None:
     """Of nodes that differ in nothing but their number."""
-    same = [Finding(node=f"gpu0{number}", status="warn", text="slow", fix="run it") for number in (1, 2, 4)]
+    same = [
+        Finding(node=f"gpu0{number}", status="warn", text="slow", fix="run it")
+        for number in (1, 2, 4)
+    ]
 
     assert lines(*same) == ["WARN  gpu[01-02,04]: slow", "      fix: run it"]
 
@@ -41,7 +49,9 @@ def test_equal_findings_are_one_line() -> None:
 def test_evidence_and_fix_stand_below_what_is_wrong() -> None:
     """Indented with it, every line of a fix by itself, and no more evidence than can be read."""
     evidence = "\n".join(f"line {number}" for number in range(20))
-    said = lines(Finding(node="a", status="fail", text="bad", evidence=evidence, fix="one\ntwo"), indent=2)
+    said = lines(
+        Finding(node="a", status="fail", text="bad", evidence=evidence, fix="one\ntwo"), indent=2
+    )
 
     assert said[0] == "  FAIL  a: bad"
     assert said[1:9] == [f"        line {number}" for number in range(8)]
@@ -50,13 +60,17 @@ def test_evidence_and_fix_stand_below_what_is_wrong() -> None:
 
 def test_good_news_has_nothing_below_it() -> None:
     """Its evidence is nobody's concern."""
-    assert lines(Finding(node="a", status="pass", text="well", evidence="seen", fix="none")) == ["PASS  a: well"]
+    assert lines(Finding(node="a", status="pass", text="well", evidence="seen", fix="none")) == [
+        "PASS  a: well"
+    ]
 
 
 def test_what_nodes_say_cannot_draw_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """Neither codes nor rich's markup, in any part; a long line is not broken in a pipe."""
     long = "word " * 300
-    findings.show([Finding(node=HOSTILE, status="fail", text=HOSTILE, evidence=HOSTILE, fix=HOSTILE + long)])
+    findings.show(
+        [Finding(node=HOSTILE, status="fail", text=HOSTILE, evidence=HOSTILE, fix=HOSTILE + long)]
+    )
     out = capsys.readouterr().out
 
     assert not {"\x1b", "\x07", "\x9b"} & set(out)

@@ -21,7 +21,9 @@ HOSTILE = "\x1b[31m<script>alert(1)</script>[bold]\x07\x9b2J\"'&"
 
 
 def verdict(nodes: int, *, bad: bool = True) -> Verdict:
-    """Make a verdict on a cluster with RDMA in which, when `bad`, one pair fell back to TCP, one is slow and one is cut."""
+    """Make a verdict on a cluster with RDMA in which, when `bad`, one pair fell back to TCP, one is
+    slow and one is cut.
+    """
     names = tuple(f"gpu{number:02}" for number in range(1, nodes + 1))
     cells = []
     for index, (source, target) in enumerate(permutations(names, 2)):
@@ -51,7 +53,12 @@ def verdict(nodes: int, *, bad: bool = True) -> Verdict:
             latency=4.31e-5,
             text=tcp,
         )
-        cells[3] = replace(cells[3], status="warn", bandwidth=11.9e9, text="11.9 GB/s, where other pairs have 24.8 GB/s")
+        cells[3] = replace(
+            cells[3],
+            status="warn",
+            bandwidth=11.9e9,
+            text="11.9 GB/s, where other pairs have 24.8 GB/s",
+        )
         cells[-1] = replace(
             cells[-1],
             status="fail",
@@ -69,9 +76,16 @@ def verdict(nodes: int, *, bad: bool = True) -> Verdict:
                 status="fail",
                 text=f"no RDMA device in the container; from gpu01: {tcp}",
                 evidence="gpu03:412:530 [0] NCCL INFO NET/IB : No device found.",
-                fix="give the container /dev/infiniband: `vlaunch up` with `network: {fabric: roce}`",
+                fix=(
+                    "give the container /dev/infiniband: `vlaunch up` with `network: {fabric:"
+                    " roce}`"
+                ),
             ),
-            Finding(node="", status="warn", text=f"{cells[3].source} → {cells[3].target}: {cells[3].text}"),
+            Finding(
+                node="",
+                status="warn",
+                text=f"{cells[3].source} → {cells[3].target}: {cells[3].text}",
+            ),
         )
     return Verdict(
         backend="nccl",
@@ -80,7 +94,9 @@ def verdict(nodes: int, *, bad: bool = True) -> Verdict:
         why="`fabric: roce`, and NVIDIA H100 can GPUDirect",
         cells=tuple(cells),
         findings=findings,
-        collective=Collective(ranks=nodes * 8, latency=3.1e-5, size=2**30, algbw=45.2e9, busbw=84.7e9),
+        collective=Collective(
+            ranks=nodes * 8, latency=3.1e-5, size=2**30, algbw=45.2e9, busbw=84.7e9
+        ),
         ranks=nodes * 8,
         seconds=21.4,
         versions={"torch": "2.9.1+cu130", "nccl": "2.28.9"},
@@ -91,31 +107,64 @@ def slow(nodes: int) -> Verdict:
     """Make a verdict on practice hosts by Gloo, one pair of which is limited to 100 Mbit/s."""
     healthy = verdict(nodes, bad=False)
     cells = [
-        replace(cell, transport="Gloo/TCP", device="eth0", gpudirect=None, bandwidth=2.31e9, latency=1.08e-4)
+        replace(
+            cell,
+            transport="Gloo/TCP",
+            device="eth0",
+            gpudirect=None,
+            bandwidth=2.31e9,
+            latency=1.08e-4,
+        )
         for cell in healthy.cells
     ]
     cells[0] = replace(
-        cells[0], status="fail", bandwidth=11.8e6, latency=2.4e-2, text="11.8 MB/s, where other pairs have 2.3 GB/s"
+        cells[0],
+        status="fail",
+        bandwidth=11.8e6,
+        latency=2.4e-2,
+        text="11.8 MB/s, where other pairs have 2.3 GB/s",
     )
-    cells = [replace(cell, bandwidth=940.0, latency=None) if cell is cells[3] else cell for cell in cells]
-    return replace(healthy, backend="gloo", required="any", why="CPUs speak Gloo, which is TCP", cells=tuple(cells))
+    cells = [
+        replace(cell, bandwidth=940.0, latency=None) if cell is cells[3] else cell for cell in cells
+    ]
+    return replace(
+        healthy,
+        backend="gloo",
+        required="any",
+        why="CPUs speak Gloo, which is TCP",
+        cells=tuple(cells),
+    )
 
 
 def drawn(what: Verdict, width: int, *, colour: bool = False) -> str:
     """Render a verdict as a console of this width prints it."""
     file = io.StringIO()
-    to = Console(file=file, width=width, color_system="standard" if colour else None, force_terminal=colour, highlight=False)
+    to = Console(
+        file=file,
+        width=width,
+        color_system="standard" if colour else None,
+        force_terminal=colour,
+        highlight=False,
+    )
     to.print(network.render(what))
     return file.getvalue()
 
 
-CASES = {"two": verdict(2, bad=False), "four": verdict(4), "six": verdict(6), "twenty-four": verdict(24), "gloo": slow(3)}
+CASES = {
+    "two": verdict(2, bad=False),
+    "four": verdict(4),
+    "six": verdict(6),
+    "twenty-four": verdict(24),
+    "gloo": slow(3),
+}
 
 
 @pytest.mark.parametrize("width", [80, 200, 1000], ids=["80", "200", "piped"])
 @pytest.mark.parametrize("name", CASES)
 def test_the_matrix_or_what_stands_for_it(name: str, width: int) -> None:
-    """Every direction that fits is shown with its figures and a word for its transport; else only those unlike the others."""
+    """Every direction that fits is shown with its figures and a word for its transport; else only
+    those unlike the others.
+    """
     text = drawn(CASES[name], width)
 
     assert all(len(line) <= width for line in text.splitlines())
@@ -126,9 +175,11 @@ def test_a_node_that_answers_nobody_is_one_row() -> None:
     """Of a dead node among many, 2 × (n - 1) directions fail for one reason."""
     healthy = verdict(24, bad=False)
     cells = tuple(
-        replace(c, status="fail", bandwidth=None, latency=None, text="was not measured")
-        if "gpu07" in (c.source, c.target)
-        else c
+        (
+            replace(c, status="fail", bandwidth=None, latency=None, text="was not measured")
+            if "gpu07" in (c.source, c.target)
+            else c
+        )
         for c in healthy.cells
     )
     text = drawn(replace(healthy, cells=cells), 80)
@@ -151,22 +202,37 @@ def test_a_direction_that_nobody_told_of_is_not_green() -> None:
     whole = verdict(3, bad=False)
     text = drawn(replace(whole, cells=whole.cells[1:]), 120)
 
-    assert next(line for line in text.splitlines() if line.startswith("gpu01")).split()[1:3] == ["·", "-"]
+    assert next(line for line in text.splitlines() if line.startswith("gpu01")).split()[1:3] == [
+        "·",
+        "-",
+    ]
 
 
 @pytest.mark.parametrize("width", [80, 400])
 @pytest.mark.parametrize("nodes", [3, 12])
 def test_what_nodes_say_cannot_draw_on_the_terminal(nodes: int, width: int) -> None:
-    """Names, reasons and transports may hold escape sequences and rich's markup; they come out as text."""
+    """Names, reasons and transports may hold escape sequences and rich's markup; they come out as
+    text.
+    """
     hostile = verdict(nodes)
     cells = tuple(
-        replace(cell, target=HOSTILE if cell.target == "gpu02" else cell.target, transport=HOSTILE, text=HOSTILE,
-                source=HOSTILE if cell.source == "gpu02" else cell.source, status="fail", bandwidth=None, device=HOSTILE)
+        replace(
+            cell,
+            target=HOSTILE if cell.target == "gpu02" else cell.target,
+            transport=HOSTILE,
+            text=HOSTILE,
+            source=HOSTILE if cell.source == "gpu02" else cell.source,
+            status="fail",
+            bandwidth=None,
+            device=HOSTILE,
+        )
         for cell in hostile.cells
-    )  # fmt: skip
+    )
     names = tuple(HOSTILE if name == "gpu02" else name for name in hostile.nodes)
     finding = Finding(node=HOSTILE, status="fail", text=HOSTILE, evidence=HOSTILE, fix=HOSTILE)
-    text = drawn(replace(hostile, nodes=names, cells=cells, findings=(finding,), why=HOSTILE), width)
+    text = drawn(
+        replace(hostile, nodes=names, cells=cells, findings=(finding,), why=HOSTILE), width
+    )
 
     assert not {"\x1b", "\x07", "\x9b"} & set(text)
     assert "[bold]" in text
@@ -184,18 +250,35 @@ def test_colour_only_repeats_what_a_word_says() -> None:
 @pytest.mark.parametrize(
     ("transport", "gpudirect", "word"),
     [
-        ("P2P/MNNVL", None, "MNNVL"), ("NET/IB/GDRDMA", True, "GDR"), ("NET/AWS Libfabric/GDRDMA", True, "GDR"),
-        ("NET/IB", False, "RDMA"), ("NET/gIB", False, "RDMA"), ("NET/Socket", False, "TCP"), ("Gloo/TCP", None, "TCP"),
+        ("P2P/MNNVL", None, "MNNVL"),
+        ("NET/IB/GDRDMA", True, "GDR"),
+        ("NET/AWS Libfabric/GDRDMA", True, "GDR"),
+        ("NET/IB", False, "RDMA"),
+        ("NET/gIB", False, "RDMA"),
+        ("NET/Socket", False, "TCP"),
+        ("Gloo/TCP", None, "TCP"),
         ("", None, "?"),
     ],
-)  # fmt: skip
+)
 def test_a_transport_has_a_short_word(transport: str, gpudirect: bool | None, word: str) -> None:
     """The word in a cell is the class of the transport, whatever the plugin's name is."""
-    assert network.mark(Cell(source="a", target="b", status="pass", transport=transport, gpudirect=gpudirect)) == word
+    assert (
+        network.mark(
+            Cell(source="a", target="b", status="pass", transport=transport, gpudirect=gpudirect)
+        )
+        == word
+    )
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(8.2e-6, "8.2 µs"), (2.31e-4, "231 µs"), (0.0125, "12.5 ms"), (3.1, "3100 ms"), (0.0, "0.0 µs")]
+    ("seconds", "words"),
+    [
+        (8.2e-6, "8.2 µs"),
+        (2.31e-4, "231 µs"),
+        (0.0125, "12.5 ms"),
+        (3.1, "3100 ms"),
+        (0.0, "0.0 µs"),
+    ],
 )
 def test_a_latency_is_read_at_a_glance(seconds: float, words: str) -> None:
     """Microseconds as long as they are few."""

@@ -1,4 +1,6 @@
-"""The page of a proven network in a real browser: what it shows, that it can be read, and that it asks nobody for anything."""
+"""The page of a proven network in a real browser: what it shows, that it can be read, and that it
+asks nobody for anything.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ pytestmark = pytest.mark.lab
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 Scheme = Literal["light", "dark"]
 
-# What people see: cells by their classes, and for each element with words of its own how they stand out (WCAG 2.2, 1.4.3).
+# What people see: cells by their classes, and for each element with words of its own how they stand
+# out (WCAG 2.2, 1.4.3).
 LOOK = """() => {
   const rgb = text => text.match(/[\\d.]+/g).map(Number);
   const light = colour => rgb(colour).slice(0, 3).map(v => v / 255)
@@ -67,13 +70,22 @@ def browser() -> Iterator[Browser]:
         started.close()
 
 
-def seen(browser: Browser, folder: Path, what: Verdict, *, scheme: Scheme = "light", width: int = 1280) -> dict[str, Any]:
-    """Open the page of a verdict and return what it shows; it may ask for nothing and say nothing."""
+def seen(
+    browser: Browser, folder: Path, what: Verdict, *, scheme: Scheme = "light", width: int = 1280
+) -> dict[str, Any]:
+    """Open the page of a verdict and return what it shows; it may ask for nothing and say
+    nothing.
+    """
     file = folder / "network.html"
-    file.write_text(page(what, cluster="h100", taken="2026-11-20 22:00:00+0000", version="0.1.0"), encoding="utf-8")
+    file.write_text(
+        page(what, cluster="h100", taken="2026-11-20 22:00:00+0000", version="0.1.0"),
+        encoding="utf-8",
+    )
     asked: list[str] = []
     said: list[str] = []
-    with browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900}) as context:
+    with browser.new_context(
+        color_scheme=scheme, viewport={"width": width, "height": 900}
+    ) as context:
         tab = context.new_page()
         tab.on("request", lambda request: asked.append(request.url))
         tab.on("console", lambda message: said.append(message.text))
@@ -91,13 +103,18 @@ def seen(browser: Browser, folder: Path, what: Verdict, *, scheme: Scheme = "lig
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_can_be_read(browser: Browser, tmp_path: Path, scheme: Scheme, width: int) -> None:
-    """Every cell has words and a colour that tells slow from fast, all text stands out, and only tables scroll sideways."""
+    """Every cell has words and a colour that tells slow from fast, all text stands out, and only
+    tables scroll sideways.
+    """
     look = seen(browser, tmp_path, verdict(4), scheme=scheme, width=width)
     cells = {(cell["map"], cell["title"].split(":")[0]): cell for cell in look["cells"]}
     fast, slow, cut = "gpu01 → gpu02", "gpu01 → gpu03", "gpu04 → gpu03"
 
     assert len(look["cells"]) == len(cells) == 3 * 4 * 3
-    assert all(cell["text"] and cell["box"] > 20 and cell["back"] != "rgba(0, 0, 0, 0)" for cell in look["cells"])
+    assert all(
+        cell["text"] and cell["box"] > 20 and cell["back"] != "rgba(0, 0, 0, 0)"
+        for cell in look["cells"]
+    )
     for name in ("Bandwidth", "Latency", "Transport"):
         assert len({cells[name, pair]["back"] for pair in (fast, slow, cut)}) == 3
         assert "✕" in cells[name, slow]["text"]
@@ -122,10 +139,15 @@ def test_every_colour_carries_its_words(browser: Browser, tmp_path: Path, scheme
     )
     look = seen(browser, tmp_path, replace(whole, cells=cells), scheme=scheme)
     colours = {
-        name: {cell["back"] for cell in look["cells"] if cell["map"] == name} for name in ("Bandwidth", "Latency", "Transport")
+        name: {cell["back"] for cell in look["cells"] if cell["map"] == name}
+        for name in ("Bandwidth", "Latency", "Transport")
     }
 
-    assert {name: len(found) for name, found in colours.items()} == {"Bandwidth": 6, "Latency": 6, "Transport": 5}
+    assert {name: len(found) for name, found in colours.items()} == {
+        "Bandwidth": 6,
+        "Latency": 6,
+        "Transport": 5,
+    }
     assert look["faint"] == []
 
 
@@ -147,17 +169,29 @@ def test_many_nodes(browser: Browser, tmp_path: Path) -> None:
 
 
 def test_markup_in_names_is_no_markup(browser: Browser, tmp_path: Path) -> None:
-    """A node that is called like an image on another host makes no browser ask that host, and runs nothing."""
-    name = "<img src=http://192.0.2.1/x onerror=alert(1)><script>alert(2)</script>\"onmouseover='alert(3)'"
+    """A node that is called like an image on another host makes no browser ask that host, and runs
+    nothing.
+    """
+    name = (
+        "<img src=http://192.0.2.1/x"
+        " onerror=alert(1)><script>alert(2)</script>\"onmouseover='alert(3)'"
+    )
     whole = verdict(3)
     cells = tuple(
         replace(
-            c, source=name if c.source == "gpu01" else c.source, target=name if c.target == "gpu01" else c.target, text=name
+            c,
+            source=name if c.source == "gpu01" else c.source,
+            target=name if c.target == "gpu01" else c.target,
+            text=name,
         )
         for c in whole.cells
     )
     findings = tuple(replace(each, text=name, evidence=name, fix=name) for each in whole.findings)
-    look = seen(browser, tmp_path, replace(whole, nodes=(name, *whole.nodes[1:]), cells=cells, findings=findings, why=name))
+    look = seen(
+        browser,
+        tmp_path,
+        replace(whole, nodes=(name, *whole.nodes[1:]), cells=cells, findings=findings, why=name),
+    )
 
     assert look["scripts"] == 0
     assert len(look["cells"]) == 3 * 3 * 2

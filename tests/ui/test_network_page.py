@@ -46,10 +46,14 @@ class Tags(HTMLParser):
 
 @pytest.mark.parametrize("nodes", [2, 4, 24])
 def test_every_direction_has_a_cell_with_words_in_each_map(nodes: int) -> None:
-    """Three maps of n × n cells, each with text, and a row a direction below them; all tags are closed."""
+    """Three maps of n × n cells, each with text, and a row a direction below them; all tags are
+    closed.
+    """
     tags = Tags(network_page.page(verdict(nodes, bad=nodes > 2), **TAKEN))
 
-    classes = [(attributes.get("class") or "").split()[:1] for tag, attributes in tags.seen if tag == "td"]
+    classes = [
+        (attributes.get("class") or "").split()[:1] for tag, attributes in tags.seen if tag == "td"
+    ]
     coloured = [first for first in classes if first and re.fullmatch(r"[st]\d|none", first[0])]
     assert len(coloured) == 3 * nodes * (nodes - 1)
     assert classes.count(["own"]) == 3 * nodes
@@ -58,15 +62,19 @@ def test_every_direction_has_a_cell_with_words_in_each_map(nodes: int) -> None:
 
 
 def test_tables_can_be_read_aloud() -> None:
-    """Heads have a scope, heat maps a caption, and a cell's title tells the pair, the figures and the reason."""
+    """Heads have a scope, heat maps a caption, and a cell's title tells the pair, the figures and
+    the reason.
+    """
     text = network_page.page(verdict(4), **TAKEN)
     tags = Tags(text)
 
-    assert all(attributes.get("scope") in ("row", "col") for tag, attributes in tags.seen if tag == "th")
+    assert all(
+        attributes.get("scope") in ("row", "col") for tag, attributes in tags.seen if tag == "th"
+    )
     assert sum(tag == "caption" for tag, _ in tags.seen) == 3
     assert (
-        'title="gpu01 → gpu03: FAIL 1.2 GB/s, 43.1 µs, NET/Socket (NET/Socket is below what is required: RDMA with GPUDirect)"'
-        in text
+        'title="gpu01 → gpu03: FAIL 1.2 GB/s, 43.1 µs, NET/Socket (NET/Socket is below what is'
+        ' required: RDMA with GPUDirect)"' in text
     )
 
 
@@ -77,20 +85,33 @@ def test_the_page_needs_nothing_else() -> None:
 
     assert "default-src 'none'; style-src 'unsafe-inline'" in text
     assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in tags.seen}
-    assert not [attributes for _, attributes in tags.seen if {"src", "href", "onclick", "style"} & set(attributes)]
+    assert not [
+        attributes
+        for _, attributes in tags.seen
+        if {"src", "href", "onclick", "style"} & set(attributes)
+    ]
     assert "url(" not in text
     assert "http" not in text.replace("http-equiv", "")
 
 
 def test_what_nodes_say_is_text() -> None:
-    """Names, reasons, devices and versions that hold markup come out as the characters they are, without control characters."""
+    """Names, reasons, devices and versions that hold markup come out as the characters they are,
+    without control characters.
+    """
     bad = verdict(3)
-    cells = tuple(replace(cell, transport=HOSTILE, device=HOSTILE, text=HOSTILE) for cell in bad.cells)
+    cells = tuple(
+        replace(cell, transport=HOSTILE, device=HOSTILE, text=HOSTILE) for cell in bad.cells
+    )
     finding = Finding(node=HOSTILE, status="fail", text=HOSTILE, evidence=HOSTILE, fix=HOSTILE)
     hostile = replace(
-        bad, nodes=(*bad.nodes[:-1], HOSTILE), cells=cells, findings=(finding,), why=HOSTILE, backend=HOSTILE,
+        bad,
+        nodes=(*bad.nodes[:-1], HOSTILE),
+        cells=cells,
+        findings=(finding,),
+        why=HOSTILE,
+        backend=HOSTILE,
         versions={HOSTILE: HOSTILE},
-    )  # fmt: skip
+    )
     text = network_page.page(hostile, cluster=HOSTILE, taken=HOSTILE, version=HOSTILE)
     tags = Tags(text)
 
@@ -98,20 +119,37 @@ def test_what_nodes_say_is_text() -> None:
     assert not {"\x1b", "\x07", "\x9b"} & set(text)
     assert "<script>alert(1)</script>[bold]" in tags.text
     assert {name for _, attributes in tags.seen for name in attributes} <= {
-        "lang", "charset", "http-equiv", "content", "name", "class", "id", "aria-labelledby", "aria-label", "tabindex", "role",
-        "scope", "title",
-    }  # fmt: skip
+        "lang",
+        "charset",
+        "http-equiv",
+        "content",
+        "name",
+        "class",
+        "id",
+        "aria-labelledby",
+        "aria-label",
+        "tabindex",
+        "role",
+        "scope",
+        "title",
+    }
 
 
 def test_the_word_on_top_is_the_verdict() -> None:
     """Somebody who looks for a second sees PASS or FAIL, in the title as well."""
-    assert "<title>PASS: network of h100</title>" in network_page.page(verdict(4, bad=False), **TAKEN)
+    assert "<title>PASS: network of h100</title>" in network_page.page(
+        verdict(4, bad=False), **TAKEN
+    )
     assert "<title>FAIL: network of h100</title>" in network_page.page(verdict(4), **TAKEN)
 
 
 def test_nothing_measured_has_no_maps() -> None:
     """Without a cell the page still says FAIL and why."""
-    empty = replace(verdict(2, bad=False), cells=(), findings=(Finding(node="gpu02", status="fail", text="no answer"),))
+    empty = replace(
+        verdict(2, bad=False),
+        cells=(),
+        findings=(Finding(node="gpu02", status="fail", text="no answer"),),
+    )
     text = network_page.page(empty, **TAKEN)
 
     assert "<table" not in text
@@ -131,11 +169,27 @@ def test_a_figure_in_another_unit_says_so() -> None:
 
 @pytest.mark.parametrize(
     ("value", "less", "step"),
-    [(100, False, 4), (126, False, 5), (89, False, 3), (74, False, 2), (49, False, 1), (24, False, 0), (0, False, 0),
-     (100, True, 4), (70, True, 5), (115, True, 3), (150, True, 2), (300, True, 1), (500, True, 0)],
-)  # fmt: skip
+    [
+        (100, False, 4),
+        (126, False, 5),
+        (89, False, 3),
+        (74, False, 2),
+        (49, False, 1),
+        (24, False, 0),
+        (0, False, 0),
+        (100, True, 4),
+        (70, True, 5),
+        (115, True, 3),
+        (150, True, 2),
+        (300, True, 1),
+        (500, True, 0),
+    ],
+)
 def test_a_colour_is_a_share_of_the_median(value: float, less: bool, step: int) -> None:
-    """Like the others is one calm colour; a half and a quarter are where others begin. For latency, less is better."""
+    """Like the others is one calm colour; a half and a quarter are where others begin.
+
+    For latency, less is better.
+    """
     assert network_page.share(value, 100, less_is_better=less) == step
 
 
@@ -148,7 +202,10 @@ def test_a_share_of_nothing_is_like_the_others() -> None:
 
 def test_the_legend_says_the_figures() -> None:
     """A colour's words are the figures it stands for, best first."""
-    legends = {each.id: [words for _, words in each.legend] for each in network_page.maps(verdict(4, bad=False))}
+    legends = {
+        each.id: [words for _, words in each.legend]
+        for each in network_page.maps(verdict(4, bad=False))
+    }
 
     assert legends["bandwidth"][0].startswith("over ")
     assert legends["bandwidth"][-2].startswith("under ")

@@ -70,23 +70,49 @@ ANSWERING = ServerStatus(
     observed=kept.seen(),
     age=1.7,
 )
-BUSY = replace(ANSWERING, name="chat", state="busy", load=kept.load(), observed=kept.seen("chat", asking=84.3))
+BUSY = replace(
+    ANSWERING, name="chat", state="busy", load=kept.load(), observed=kept.seen("chat", asking=84.3)
+)
 FAULT = kept.fault(evidence="Worker died\n\nmore\nmost", lost=12)
 AGAIN = kept.seen(
-    state="pausing", doing="starts it again in 40 s", fault_count=4, faults=[FAULT], restarts=[1.0, 2.0, 3.0],
+    state="pausing",
+    doing="starts it again in 40 s",
+    fault_count=4,
+    faults=[FAULT],
+    restarts=[1.0, 2.0, 3.0],
     next_start=kept.AT + 42,
-)  # fmt: skip
+)
 
 
 def told(state: str, **more: Any) -> ServerStatus:
     """Return a server of one node, with what the terminal is to show of it."""
-    return ServerStatus(**{"name": "default", "state": state, "backend": "ray", "model": "m", "nodes": ("gpu01",), **more})
+    return ServerStatus(
+        **{
+            "name": "default",
+            "state": state,
+            "backend": "ray",
+            "model": "m",
+            "nodes": ("gpu01",),
+            **more,
+        }
+    )
 
 
-def drawn(width: int, *, nodes: tuple[NodeStatus, ...] = NODES, servers: tuple[ServerStatus, ...] = (ANSWERING,)) -> str:
+def drawn(
+    width: int,
+    *,
+    nodes: tuple[NodeStatus, ...] = NODES,
+    servers: tuple[ServerStatus, ...] = (ANSWERING,),
+) -> str:
     """Render a status as a console of this width prints it, without colour."""
     console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
-    console.print(render(ClusterStatus(cluster="h100", nodes=nodes, servers=servers, endpoint="http://10.0.0.11:8000/v1")))
+    console.print(
+        render(
+            ClusterStatus(
+                cluster="h100", nodes=nodes, servers=servers, endpoint="http://10.0.0.11:8000/v1"
+            )
+        )
+    )
     file = console.file
     assert isinstance(file, io.StringIO)
     return file.getvalue()
@@ -108,15 +134,27 @@ def test_the_table(width: int) -> None:
         told("waiting", detail="waiting for gpu02 to be in Ray"),
         told("stopping", backend="", nodes=()),
         told("failed", detail="exit code 1"),
-        told("silent", detail="no completion: timed out; nothing has moved for 42 s", observed=kept.seen(still=42.0), age=0.4),
+        told(
+            "silent",
+            detail="no completion: timed out; nothing has moved for 42 s",
+            observed=kept.seen(still=42.0),
+            age=0.4,
+        ),
         ServerStatus(name="", state="unknown", detail="the head cannot be reached"),
         told("recovering", detail="starts it again in 40 s", observed=AGAIN, age=2.0),
         told(
             "gave-up",
             detail="no restart is left of 1 in 1 h",
             observed=replace(
-                AGAIN, state="gave-up", next_start=None, restarts=[1.0], restarts_left=0,
-                faults=[FAULT, kept.fault(rank="", evidence="", cause="", lost=None, ready_again_after=71.2)],
+                AGAIN,
+                state="gave-up",
+                next_start=None,
+                restarts=[1.0],
+                restarts_left=0,
+                faults=[
+                    FAULT,
+                    kept.fault(rank="", evidence="", cause="", lost=None, ready_again_after=71.2),
+                ],
             ),
             age=3.0,
         ),
@@ -124,10 +162,13 @@ def test_the_table(width: int) -> None:
         BUSY,
     ],
     ids=lambda server: server.state,
-)  # fmt: skip
+)
 def test_the_servers_line(server: ServerStatus) -> None:
     """The state is a word, and its reason stands beside it."""
-    golden.check(GOLDEN / f"server-{server.state}.txt", drawn(100, nodes=(), servers=(server,)).split("\n", 2)[2])
+    golden.check(
+        GOLDEN / f"server-{server.state}.txt",
+        drawn(100, nodes=(), servers=(server,)).split("\n", 2)[2],
+    )
 
 
 def test_no_server_is_said() -> None:
@@ -139,18 +180,28 @@ def test_several_servers_are_told_apart_by_their_names() -> None:
     """One that was given no name too; alone it needs none."""
     lines = drawn(200, servers=(ANSWERING, BUSY)).splitlines()
 
-    assert [line.partition(":")[0] for line in lines if line.startswith("server")] == ["server default", "server chat"]
+    assert [line.partition(":")[0] for line in lines if line.startswith("server")] == [
+        "server default",
+        "server chat",
+    ]
     assert drawn(200).count("server default") == 0
 
 
 @pytest.mark.parametrize(
     ("server", "colour"),
-    [(BUSY, "green"), (replace(BUSY, warning="x"), "yellow"), (told("waiting"), "yellow"), (told("silent"), "red")],
+    [
+        (BUSY, "green"),
+        (replace(BUSY, warning="x"), "yellow"),
+        (told("waiting"), "yellow"),
+        (told("silent"), "red"),
+    ],
 )
 def test_a_state_has_a_colour(server: ServerStatus, colour: str) -> None:
     """A loaded server is green, a doubtful one yellow, a dead one red."""
     codes = {"green": "\x1b[32m", "yellow": "\x1b[33m", "red": "\x1b[31m"}
-    console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system="standard", highlight=False)
+    console = Console(
+        file=io.StringIO(), width=200, force_terminal=True, color_system="standard", highlight=False
+    )
     console.print(render(ClusterStatus(cluster="c", nodes=(), servers=(server,), endpoint="")))
 
     assert f"{codes[colour]}{server.state}" in console.file.getvalue()  # type: ignore[attr-defined]
@@ -183,9 +234,17 @@ def test_what_nodes_say_cannot_draw_on_the_terminal() -> None:
     record = kept.seen(bad, doing=bad, warning=bad, faults=[fault], fault_count=1)
     for state in ("answering", "busy", "failed"):
         server = told(
-            state, name=bad, backend=bad, model=bad, endpoint=bad, detail=bad, warning=bad, fingerprint=bad, observed=record,
+            state,
+            name=bad,
+            backend=bad,
+            model=bad,
+            endpoint=bad,
+            detail=bad,
+            warning=bad,
+            fingerprint=bad,
+            observed=record,
             age=1.0,
-        )  # fmt: skip
+        )
         assert not {"\x1b", "\x07", "\x9b"} & set(drawn(300, nodes=(node,), servers=(server,)))
 
 

@@ -1,7 +1,9 @@
-"""First process of a container: `vlaunch_agent --node NAME --head IP --port P [--lead] [--private-shm] [-- ray start …]`.
+"""First process of a container: `vlaunch_agent --node NAME --head IP --port P [--lead]
+[--private-shm] [-- ray start …]`.
 
-Starts Ray, and the servers' engines as the keeper orders; on the head (`--lead`) it is the keeper. It ends when it is told to,
-and when Ray ends while no engine is here: Docker starts the container again then. Standard library only.
+Starts Ray, and the servers' engines as the keeper orders; on the head (`--lead`) it is the keeper.
+It ends when it is told to, and when Ray ends while no engine is here: Docker starts the container
+again then. Standard library only.
 """
 
 from __future__ import annotations
@@ -22,14 +24,18 @@ from .keeper import Keeper
 from .node import Node
 from .wire import say
 
-_TURN, _QUICK = 0.5, 0.1  # seconds between two turns: mostly, and while something is being started or ended
+# seconds between two turns: mostly, and while something is being started or ended
+_TURN, _QUICK = 0.5, 0.1
 _MEMBERS = 5.0  # seconds between two writings of who is here
 _RAY_AGAIN = 5.0  # seconds until Ray is started again beside engines that go on without it
 _RAY_GRACE = 30.0  # seconds for Ray to end
 
 
 class RayDaemon:
-    """Ray on this node (`ray start --block`), where the inventory wants it. What it prints goes to the container's log."""
+    """Ray on this node (`ray start --block`), where the inventory wants it.
+
+    What it prints goes to the container's log.
+    """
 
     def __init__(self, argv: list[str]) -> None:
         self.argv = argv
@@ -41,7 +47,9 @@ class RayDaemon:
         self._again = 0.0
 
     def turn(self, *, others: bool) -> None:
-        """Start it; when it has ended while `others` go on without it, start it again, else say how it ended in `code`."""
+        """Start it; when it has ended while `others` go on without it, start it again, else say how
+        it ended in `code`.
+        """
         if not self.argv or time.monotonic() < self._again:
             return
         if self._process is None:
@@ -50,9 +58,11 @@ class RayDaemon:
                 os.remove("/tmp/ray/ray_current_cluster")  # Ray's own place
             try:
                 self._process = children.spawn(
-                    self.argv, env={**os.environ, process.MARK: process.mark("ray")}, start_new_session=True,
+                    self.argv,
+                    env={**os.environ, process.MARK: process.mark("ray")},
+                    start_new_session=True,
                     stdin=subprocess.DEVNULL,
-                )  # fmt: skip
+                )
             except OSError as error:
                 say(f"{self.argv[0]}: {error.strerror}")
                 self.code = 127
@@ -67,13 +77,18 @@ class RayDaemon:
         if self._rejoins:
             self._rejoins = False
         elif others:
-            say(f"Ray has ended with exit code {code}; it is started again, beside what goes on without it")
+            say(
+                f"Ray has ended with exit code {code}; it is started again, beside what goes on"
+                " without it"
+            )
             self._again = time.monotonic() + _RAY_AGAIN
         else:
             self.code = code if code >= 0 else 128 - code
 
     def follow(self, head: str) -> None:
-        """Start Ray again where its head is another one than before: it would wait for the old one, and then end."""
+        """Start Ray again where its head is another one than before: it would wait for the old one,
+        and then end.
+        """
         if head and self._head and head != self._head and self._process is not None:
             say("Ray's head was started anew; joining it")
             process.kill(process.marked("ray"))

@@ -1,4 +1,5 @@
-"""What the programs inside a container ask: Ray's dashboard and vLLM's API on this node, and completions of vLLM.
+"""What the programs inside a container ask: Ray's dashboard and vLLM's API on this node, and
+completions of vLLM.
 
 Standard library only. Secrets are read from the mounted files, and travel in headers.
 """
@@ -14,7 +15,8 @@ import threading
 import time
 from dataclasses import dataclass
 
-PATIENCE = 25.0  # seconds for Ray's dashboard, which gets its turn late on a head whose engines have every core
+# seconds for Ray's dashboard, which gets its turn late on a head whose engines have every core
+PATIENCE = 25.0
 SECRETS = os.environ.get("VLAUNCH_SECRETS", "/run/vlaunch/secrets")
 
 
@@ -35,12 +37,20 @@ class Refused(OSError):
 
 
 def request(
-    host: str, port: int, path: str, token: str, body: object = None, timeout: float = 10.0, method: str | None = None,
+    host: str,
+    port: int,
+    path: str,
+    token: str,
+    body: object = None,
+    timeout: float = 10.0,
+    method: str | None = None,
     engine: int | None = None,
-):  # fmt: skip
-    """Ask for a path of a server on this host; the token travels in a header, and so does the replica that is to answer.
+):
+    """Ask for a path of a server on this host; the token travels in a header, and so does the
+    replica that is to answer.
 
-    Not by urllib.request, which takes longer to import than all the rest, and sends what it asks to a proxy. Raises Refused.
+    Not by urllib.request, which takes longer to import than all the rest, and sends what it asks to
+    a proxy. Raises Refused.
     """
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json", "Connection": "close"}
@@ -60,16 +70,28 @@ def request(
     return answer
 
 
-def ray(args: Where, path: str, body: object = None, method: str | None = None, timeout: float = PATIENCE) -> object:
-    with request("127.0.0.1", args.dashboard, path, secret("RAY_AUTH_TOKEN"), body, timeout, method) as answer:
+def ray(
+    args: Where,
+    path: str,
+    body: object = None,
+    method: str | None = None,
+    timeout: float = PATIENCE,
+) -> object:
+    with request(
+        "127.0.0.1", args.dashboard, path, secret("RAY_AUTH_TOKEN"), body, timeout, method
+    ) as answer:
         text = answer.read().decode()
         return json.loads(text) if text else None
 
 
-def api(args: Where, path: str, body: object = None, timeout: float = 10.0, engine: int | None = None) -> tuple[int, str]:
+def api(
+    args: Where, path: str, body: object = None, timeout: float = 10.0, engine: int | None = None
+) -> tuple[int, str]:
     """Return status and text of vLLM's answer; 0 when nobody listens or it takes too long."""
     try:
-        with request(args.api_host, args.api, path, secret("VLLM_API_KEY"), body, timeout, engine=engine) as answer:
+        with request(
+            args.api_host, args.api, path, secret("VLLM_API_KEY"), body, timeout, engine=engine
+        ) as answer:
             return answer.status, answer.read().decode(errors="replace")
     except Refused as error:
         return error.code, error.said
@@ -79,7 +101,9 @@ def api(args: Where, path: str, body: object = None, timeout: float = 10.0, engi
 
 @dataclass(frozen=True)
 class Where:
-    """Where a server's API and Ray's dashboard are, and what to ask for: the command line of `head.py` has the same names."""
+    """Where a server's API and Ray's dashboard are, and what to ask for: the command line of
+    `head.py` has the same names.
+    """
 
     api_host: str = "127.0.0.1"
     api: int = 8000
@@ -92,9 +116,13 @@ class Where:
 
 @dataclass(frozen=True)
 class Counters:
-    """What vLLM counts. `progress` is equal exactly when nothing has moved; aborted requests, as of canaries, are no progress.
+    """What vLLM counts.
 
-    `tokens` were generated, `good` requests succeeded, and `failed` were answered with 5xx, all since it started.
+    `progress` is equal exactly when nothing has moved; aborted requests, as of canaries, are no
+    progress.
+
+    `tokens` were generated, `good` requests succeeded, and `failed` were answered with 5xx, all
+    since it started.
     """
 
     progress: tuple[str, ...]
@@ -106,7 +134,9 @@ class Counters:
 
     def of(self, replica: int | None) -> tuple[str, ...]:
         """Return the progress of one replica; of all of them for None."""
-        return tuple(line for line in self.progress if replica is None or f'engine="{replica}"' in line)
+        return tuple(
+            line for line in self.progress if replica is None or f'engine="{replica}"' in line
+        )
 
 
 _PROGRESS = re.compile(
@@ -117,7 +147,9 @@ _PROGRESS = re.compile(
 
 
 def counters(where: Where, timeout: float = 5.0) -> Counters | None:
-    """Return what vLLM counts; None when it does not say in time, or counts nothing (`--disable-log-stats`)."""
+    """Return what vLLM counts; None when it does not say in time, or counts nothing
+    (`--disable-log-stats`).
+    """
     status, text = api(where, "/metrics", timeout=timeout)
     return read_counters(text) if status == 200 else None
 
@@ -138,7 +170,11 @@ def read_counters(text: str) -> Counters | None:
             running=int(total("vllm:num_requests_running")),
             waiting=int(total("vllm:num_requests_waiting")),
             tokens=total("vllm:generation_tokens_total"),
-            good=sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:request_success_total")),
+            good=sum(
+                float(line.rpartition(" ")[2])
+                for line in lines
+                if line.startswith("vllm:request_success_total")
+            ),
             failed=total("http_requests_total", 'status="5xx"'),
         )
     except (ValueError, OverflowError):
@@ -146,13 +182,17 @@ def read_counters(text: str) -> Counters | None:
 
 
 def capacity(metrics: str) -> dict[str, str]:
-    """The labels of `vllm:cache_config_info`, a line for each replica; tokens and concurrency are a replica's and added up."""
+    """The labels of `vllm:cache_config_info`, a line for each replica; tokens and concurrency are a
+    replica's and added up.
+    """
     lines = re.findall(r"^vllm:cache_config_info\{(.*)\} ", metrics, re.M)
     each = [dict(re.findall(r'(\w+)="([^"]*)"', line)) for line in lines]
     total = dict(each[0]) if each else {}
     for name, number in (("kv_cache_size_tokens", int), ("kv_cache_max_concurrency", float)):
         try:
-            total[name] = str(sum(number(labels[name]) for labels in each)) if len(each) > 1 else total[name]
+            total[name] = (
+                str(sum(number(labels[name]) for labels in each)) if len(each) > 1 else total[name]
+            )
         except (KeyError, ValueError):
             continue
     return total
@@ -168,7 +208,9 @@ def until(true, seconds: float) -> None:
 def finished(args: Where) -> dict[int, float]:
     """How many requests each replica has finished; empty where vLLM does not count."""
     counts: dict[int, float] = {}
-    for labels, number in re.findall(r"^vllm:request_success_total\{(.*)\} (\S+)", api(args, "/metrics")[1], re.M):
+    for labels, number in re.findall(
+        r"^vllm:request_success_total\{(.*)\} (\S+)", api(args, "/metrics")[1], re.M
+    ):
         found = re.search(r'\bengine="(\d+)"', labels)
         if found:
             counts[int(found[1])] = counts.get(int(found[1]), 0.0) + float(number)
@@ -176,9 +218,12 @@ def finished(args: Where) -> dict[int, float]:
 
 
 def complete(args: Where) -> object:
-    """Ask for a completion and return what came back: the only proof of being ready. Of several replicas, each is asked.
+    """Ask for a completion and return what came back: the only proof of being ready.
 
-    Where none comes back in time, it is said whether anything moved meanwhile: a server that is busy is not silent.
+    Of several replicas, each is asked.
+
+    Where none comes back in time, it is said whether anything moved meanwhile: a server that is
+    busy is not silent.
     """
     first, began = counters(args, 2.0), time.monotonic()
     status, text = api(args, "/v1/models", timeout=min(10.0, args.timeout))
@@ -188,13 +233,18 @@ def complete(args: Where) -> object:
     before = finished(args) if args.engines > 1 else {}
     started = time.monotonic()
     ask = {"model": model, "max_tokens": args.max_tokens, "temperature": 0}
-    path, body = "/v1/chat/completions", {**ask, "messages": [{"role": "user", "content": args.prompt}]}
+    path, body = (
+        "/v1/chat/completions",
+        {**ask, "messages": [{"role": "user", "content": args.prompt}]},
+    )
     status, text = api(args, path, body, args.timeout)
     if no_chat(status, text):
         path, body = "/v1/completions", {**ask, "prompt": args.prompt}
         status, text = api(args, path, body, args.timeout)
     if status != 200:
-        meanwhile = moved(first, counters(args, 2.0), time.monotonic() - began) if status == 0 else {}
+        meanwhile = (
+            moved(first, counters(args, 2.0), time.monotonic() - began) if status == 0 else {}
+        )
         return {"status": status, "error": text[:1000], "path": path, **meanwhile}
     answer = json.loads(text)
     choice = answer["choices"][0]
@@ -211,7 +261,9 @@ def complete(args: Where) -> object:
 
 
 def moved(first: Counters | None, last: Counters | None, seconds: float) -> dict[str, object]:
-    """Say whether a server did anything between two looks (None where nobody knows), and how much it has to do."""
+    """Say whether a server did anything between two looks (None where nobody knows), and how much
+    it has to do.
+    """
     if first is None or last is None:
         return {"moved": None}
     rate = round(max(0.0, last.tokens - first.tokens) / max(seconds, 0.001), 1)
@@ -219,15 +271,23 @@ def moved(first: Counters | None, last: Counters | None, seconds: float) -> dict
     return {"moved": first.progress != last.progress, "load": load}
 
 
-def replicas(args: Where, path: str, body: object, before: dict[int, float]) -> list[dict[str, object]]:
-    """Ask every replica at once; one has answered when a request came back and its own count of finished ones has grown."""
+def replicas(
+    args: Where, path: str, body: object, before: dict[int, float]
+) -> list[dict[str, object]]:
+    """Ask every replica at once; one has answered when a request came back and its own count of
+    finished ones has grown.
+    """
     found: list[dict[str, object]] = [{} for _ in range(args.engines)]
 
     def ask(number: int) -> None:
         started = time.monotonic()
         status, text = api(args, path, body, args.timeout, number)
         seconds = round(time.monotonic() - started, 3)
-        found[number] = {"status": status, "seconds": seconds, "error": "" if status == 200 else text[:500]}
+        found[number] = {
+            "status": status,
+            "seconds": seconds,
+            "error": "" if status == 200 else text[:500],
+        }
 
     asked = [threading.Thread(target=ask, args=(number,)) for number in range(args.engines)]
     for each in asked:
@@ -236,15 +296,24 @@ def replicas(args: Where, path: str, body: object, before: dict[int, float]) -> 
         each.join()
     if not before:  # vLLM counts nothing (`--disable-log-stats`): the answers have to do.
         return [{**each, "answered": each["status"] == 200} for each in found]
-    came = 1 + sum(each["status"] == 200 for each in found)  # the one before these went to some replica too
+    # the one before these went to some replica too
+    came = 1 + sum(each["status"] == 200 for each in found)
     grown: dict[int, float] = {}
 
     def counted() -> bool:
-        grown.update({number: count - before.get(number, 0.0) for number, count in finished(args).items()})
-        return all(grown.get(number, 0) > 0 for number in range(args.engines)) or sum(grown.values()) >= came
+        grown.update(
+            {number: count - before.get(number, 0.0) for number, count in finished(args).items()}
+        )
+        return (
+            all(grown.get(number, 0) > 0 for number in range(args.engines))
+            or sum(grown.values()) >= came
+        )
 
     until(counted, 5)  # Counts follow the answers a moment later.
-    return [{**each, "answered": each["status"] == 200 and grown.get(number, 0) > 0} for number, each in enumerate(found)]
+    return [
+        {**each, "answered": each["status"] == 200 and grown.get(number, 0) > 0}
+        for number, each in enumerate(found)
+    ]
 
 
 def no_chat(status: int, said: str) -> bool:
@@ -253,14 +322,20 @@ def no_chat(status: int, said: str) -> bool:
 
 
 def chat(args: Where) -> None:
-    """Stream one answer: a line of JSON a piece. The list of messages is a line of standard input."""
+    """Stream one answer: a line of JSON a piece. The list of messages is a line of standard
+    input.
+    """
     messages = json.loads(sys.stdin.readline())
     threading.Thread(target=end_with_input, daemon=True).start()
     status, text = api(args, "/v1/models")
     if status != 200:
         say({"error": text[:500], "status": status})
         return
-    ask = {"model": json.loads(text)["data"][0]["id"], "max_tokens": args.max_tokens, "stream": True}
+    ask = {
+        "model": json.loads(text)["data"][0]["id"],
+        "max_tokens": args.max_tokens,
+        "stream": True,
+    }
     error = stream(args, "/v1/chat/completions", {**ask, "messages": messages})
     if error is not None and no_chat(error["status"], error["error"]):
         error = stream(args, "/v1/completions", {**ask, "prompt": messages[-1]["content"]})
@@ -269,7 +344,9 @@ def chat(args: Where) -> None:
 
 
 def end_with_input() -> None:
-    """End this process when its standard input ends: nobody waits for the answer any more, and vLLM must not go on with it."""
+    """End this process when its standard input ends: nobody waits for the answer any more, and vLLM
+    must not go on with it.
+    """
     # Not through sys.stdin: a thread that waits inside its buffer breaks the interpreter's own end.
     while os.read(0, 4096):
         pass
@@ -279,7 +356,9 @@ def end_with_input() -> None:
 def stream(args: Where, path: str, body: object) -> dict[str, object] | None:
     """Print each piece of an answer as it comes; return the error, if there is one."""
     try:
-        with request(args.api_host, args.api, path, secret("VLLM_API_KEY"), body, args.timeout) as answer:
+        with request(
+            args.api_host, args.api, path, secret("VLLM_API_KEY"), body, args.timeout
+        ) as answer:
             for raw in answer:
                 line = raw.decode(errors="replace").strip()
                 if not line.startswith("data: ") or line == "data: [DONE]":

@@ -13,7 +13,9 @@ T = TypeVar("T")
 
 
 class Background(Generic[T]):
-    """Something that takes its time, in a thread: `value` is there when it is `over`; None where it could not be had."""
+    """Something that takes its time, in a thread: `value` is there when it is `over`; None where it
+    could not be had.
+    """
 
     def __init__(self, work: Callable[[], T]) -> None:
         self.value: T | None = None

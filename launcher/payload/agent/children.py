@@ -1,4 +1,7 @@
-"""Programs that the agent starts, and the orphans that it inherits as a container's first process. Standard library only."""
+"""Programs that the agent starts, and the orphans that it inherits as a container's first process.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,18 @@ def forget(process: subprocess.Popen[bytes]) -> None:
 
 
 def run(argv: Sequence[str], timeout: float, env: dict[str, str] | None = None) -> tuple[int, str]:
-    """Run a short program; return its exit code and what it printed. 127: it is not there; 124: it took too long."""
+    """Run a short program; return its exit code and what it printed.
+
+    127: it is not there; 124: it took too long.
+    """
     try:
-        process = spawn(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env)
+        process = spawn(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=env,
+        )
     except OSError as error:
         return 127, str(error)
     try:

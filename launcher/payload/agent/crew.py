@@ -1,8 +1,10 @@
-"""The agents of a cluster, connected to the head's: who is there, what each reports, and what each is ordered.
+"""The agents of a cluster, connected to the head's: who is there, what each reports, and what each
+is ordered.
 
-The head's agent (`Lead`) tells every node all its orders each second, so that a message that is lost is only late; the others
-(`Follower`) report as often. A connection begins with a proof by both sides that they have the cluster's secret. One that
-breaks ends nothing: engines go on, and what they are is compared when it is back. Standard library only.
+The head's agent (`Lead`) tells every node all its orders each second, so that a message that is
+lost is only late; the others (`Follower`) report as often. A connection begins with a proof by both
+sides that they have the cluster's secret. One that breaks ends nothing: engines go on, and what
+they are is compared when it is back. Standard library only.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class Stranger:
 
 @dataclass
 class Member:
-    """A node's agent that is connected, and what it reported last. `boot` is another one after each start of its container.
+    """A node's agent that is connected, and what it reported last.
+
+    `boot` is another one after each start of its container.
 
     `done` is the number of the orders that it had carried out by then.
     """
@@ -54,7 +58,9 @@ class Member:
 class Lead:
     """All agents, as the head's sees them; its own node is one of them."""
 
-    def __init__(self, name: str, host: str, port: int, node: Node, selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self, name: str, host: str, port: int, node: Node, selector: selectors.BaseSelector
+    ) -> None:
         self.name, self.host, self.port, self.node, self.selector = name, host, port, node, selector
         self.boot = secrets.token_hex(4)
         self.members: dict[str, Member] = {}
@@ -76,16 +82,24 @@ class Lead:
         return node == self.name or node in self.members
 
     def fresh(self, node: str) -> bool:
-        """True when a node has been heard a moment ago: what it reported before that may not hold any more."""
+        """True when a node has been heard a moment ago: what it reported before that may not hold
+        any more.
+        """
         member = self.members.get(node)
-        return node == self.name or (member is not None and time.monotonic() - member.peer.heard < _FRESH)
+        return node == self.name or (
+            member is not None and time.monotonic() - member.peer.heard < _FRESH
+        )
 
     def settled(self, node: str) -> bool:
         """True when a node's report is of after it had carried out what it was ordered last."""
-        return node == self.name or (node in self.members and self.members[node].done == self._number.get(node))
+        return node == self.name or (
+            node in self.members and self.members[node].done == self._number.get(node)
+        )
 
     def report(self, node: str, server: str) -> Mapping[str, Any] | None:
-        """Return what a node reports of a server; empty when it has nothing of it, None when nobody can say."""
+        """Return what a node reports of a server; empty when it has nothing of it, None when nobody
+        can say.
+        """
         if node == self.name:
             found = self._own.get(server)
             return found if isinstance(found, Mapping) else {}
@@ -96,18 +110,31 @@ class Lead:
         return found if isinstance(found, Mapping) else {}
 
     def boot_of(self, node: str) -> str:
-        """Return a word that changes when a node's container starts anew; empty while it is not here."""
-        return self.boot if node == self.name else self.members[node].boot if node in self.members else ""
+        """Return a word that changes when a node's container starts anew; empty while it is not
+        here.
+        """
+        return (
+            self.boot
+            if node == self.name
+            else self.members[node].boot
+            if node in self.members
+            else ""
+        )
 
     def gone(self, node: str) -> str:
-        """Say why a node that was here is gone, once it has had time to come back; empty while it is here, or may be soon."""
+        """Say why a node that was here is gone, once it has had time to come back; empty while it
+        is here, or may be soon.
+        """
         since, why = self.lost.get(node, (0.0, ""))
         return why if why and not self.here(node) and time.monotonic() >= since else ""
 
     def heard(self) -> dict[str, float]:
         """Return how many seconds ago each node's agent was heard."""
         now = time.monotonic()
-        return {self.name: 0.0, **{name: round(now - each.peer.heard, 1) for name, each in self.members.items()}}
+        return {
+            self.name: 0.0,
+            **{name: round(now - each.peer.heard, 1) for name, each in self.members.items()},
+        }
 
     # --- connections
 
@@ -152,7 +179,9 @@ class Lead:
         with contextlib.suppress(OSError):
             sock, _ = self._server.accept()
             stranger = Stranger(Peer(sock), secrets.token_hex(16), time.monotonic())
-            self.selector.register(stranger.peer, selectors.EVENT_READ, lambda: self._hear_stranger(stranger))
+            self.selector.register(
+                stranger.peer, selectors.EVENT_READ, lambda: self._hear_stranger(stranger)
+            )
             self._strangers.append(stranger)
             try:
                 stranger.peer.say(challenge=stranger.challenge)
@@ -181,7 +210,11 @@ class Lead:
     def _judge(self, stranger: Stranger, said: Mapping[str, Any]) -> None:
         name, boot, nonce, key = said.get("node"), said.get("boot"), said.get("nonce"), secret()
         words = (name, boot, stranger.challenge, nonce)
-        if not isinstance(name, str) or not isinstance(boot, str) or not proven(said.get("proof"), key, "member", *words):
+        if (
+            not isinstance(name, str)
+            or not isinstance(boot, str)
+            or not proven(said.get("proof"), key, "member", *words)
+        ):
             return self._turn_away(stranger, "the secrets differ: run `vlaunch up`")
         if name == self.name:
             return self._turn_away(stranger, f"{name} is this node itself")
@@ -214,7 +247,8 @@ class Lead:
     def _lose(self, name: str, why: str) -> None:
         member = self.members.pop(name)
         now = time.monotonic()
-        # Silence has lasted long enough already; whose end was closed may just have been cut off for a moment.
+        # Silence has lasted long enough already; whose end was closed may just have been cut off
+        # for a moment.
         self.lost[name] = (now if now - member.peer.heard > SILENCE else now + _RETURN, why)
         self.selector.unregister(member.peer)
         member.peer.close()
@@ -225,11 +259,14 @@ class Lead:
 class Follower:
     """An agent that is not the head's. Its engines go on while the head is away."""
 
-    def __init__(self, name: str, host: str, port: int, node: Node, selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self, name: str, host: str, port: int, node: Node, selector: selectors.BaseSelector
+    ) -> None:
         self.name, self.host, self.port, self.node, self.selector = name, host, port, node, selector
         self.boot = secrets.token_hex(4)
         self._peer: Peer | None = None
-        self._words: tuple[object, ...] = ()  # what both sides prove; empty until the head has given its challenge
+        # what both sides prove; empty until the head has given its challenge
+        self._words: tuple[object, ...] = ()
         self._known = False  # the head has proven who it is
         self.ray = ""  # which start of Ray's head the head's agent told of last
         self._again = self._told = 0.0
@@ -253,7 +290,10 @@ class Follower:
         try:
             sock = socket.create_connection((self.host, self.port), _CONNECT)
         except OSError as error:
-            self._say_once(f"the head's agent at {self.host} port {self.port} cannot be reached: {error.strerror or error}")
+            self._say_once(
+                f"the head's agent at {self.host} port {self.port} cannot be reached:"
+                f" {error.strerror or error}"
+            )
             return
         self._peer, self._words, self._known = Peer(sock), (), False
         self.selector.register(self._peer, selectors.EVENT_READ, self._hear)
@@ -272,7 +312,12 @@ class Follower:
         if not self._words:
             nonce = secrets.token_hex(16)
             self._words = (self.name, self.boot, str(said.get("challenge")), nonce)
-            peer.say(node=self.name, boot=self.boot, nonce=nonce, proof=proof(secret(), "member", *self._words))
+            peer.say(
+                node=self.name,
+                boot=self.boot,
+                nonce=nonce,
+                proof=proof(secret(), "member", *self._words),
+            )
             return
         if not self._known:
             if not proven(said.get("proof"), secret(), "lead", *self._words):
@@ -292,7 +337,10 @@ class Follower:
         if self._peer is None or not self._known:
             return
         report = self.node.report()
-        states = {name: [each.get(word) for word in ("state", "last", "prepared", "waits")] for name, each in report.items()}
+        states = {
+            name: [each.get(word) for word in ("state", "last", "prepared", "waits")]
+            for name, each in report.items()
+        }
         states[""] = [self._number]
         if states == self._report and now - self._told < EVERY:
             return

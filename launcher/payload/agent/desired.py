@@ -1,7 +1,10 @@
-"""A server as it is wanted: what `vlaunch serve` writes to the head and the keeper acts on. Standard library only.
+"""A server as it is wanted: what `vlaunch serve` writes to the head and the keeper acts on.
 
-One class is the shape for both: the launcher imports this module, the agent ships with it. The file is `desired.json` in the
-server's folder (`state.py`), replaced whole, and removed to stop the server.
+Standard library only.
+
+One class is the shape for both: the launcher imports this module, the agent ships with it. The file
+is `desired.json` in the server's folder (`state.py`), replaced whole, and removed to stop the
+server.
 """
 
 from __future__ import annotations
@@ -16,10 +19,12 @@ VERSION = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """One process of an engine: the only one (`ray`), or one of several nodes' (`mp`). The first of a server has its API.
+    """One process of an engine: the only one (`ray`), or one of several nodes' (`mp`).
 
-    `gpus` are indices of the container's GPUs, or None where the process may see all; `replicas` are the first
-    data-parallel replica that it runs and how many.
+    The first of a server has its API.
+
+    `gpus` are indices of the container's GPUs, or None where the process may see all; `replicas`
+    are the first data-parallel replica that it runs and how many.
     """
 
     node: str
@@ -31,10 +36,12 @@ class Process:
 
 @dataclass(frozen=True, kw_only=True)
 class Ray:
-    """What the keeper must know of Ray: ports of its dashboard and of its node managers, and how many GPUs the server takes.
+    """What the keeper must know of Ray: ports of its dashboard and of its node managers, and how
+    many GPUs the server takes.
 
-    With `reserve`, the server's ranks are outside Ray (`mp`), and its GPUs are set aside in Ray, so that Ray gives them to
-    nobody else; with `partial` it takes only some of a node's, and Ray must say which before it can start.
+    With `reserve`, the server's ranks are outside Ray (`mp`), and its GPUs are set aside in Ray, so
+    that Ray gives them to nobody else; with `partial` it takes only some of a node's, and Ray must
+    say which before it can start.
     """
 
     dashboard: int
@@ -48,9 +55,10 @@ class Ray:
 class Policy:
     """How a server is kept. All times are seconds.
 
-    `canary` is the time between two looks, `stuck` how long nothing at all may move before the engine counts as dead,
-    `restarts` how many are allowed within `window` (None: as many as it takes), `start_timeout` how long a restart may take at
-    least, `grace` how long an engine may take to end politely. With `restarts` of 0 nothing is ever ended or started again.
+    `canary` is the time between two looks, `stuck` how long nothing at all may move before the
+    engine counts as dead, `restarts` how many are allowed within `window` (None: as many as it
+    takes), `start_timeout` how long a restart may take at least, `grace` how long an engine may
+    take to end politely. With `restarts` of 0 nothing is ever ended or started again.
     """
 
     canary: float = 5.0
@@ -67,10 +75,11 @@ class Policy:
 class Desired:
     """A server: its processes, where it answers, what it takes, and how it is kept.
 
-    `id` is equal exactly when the same server is asked for; `asked` (seconds since 1970) tells two requests for it apart.
-    `places` has how many GPUs it takes on each node, `addresses` the address of every node of the cluster, `memory_share` which
-    part of a GPU's memory it claims (None: nobody looks), `visible` the variable that names the GPUs a process may see.
-    `asked_for` is what the user asked for, by which a later run asks again (`vlaunch rollback`).
+    `id` is equal exactly when the same server is asked for; `asked` (seconds since 1970) tells two
+    requests for it apart. `places` has how many GPUs it takes on each node, `addresses` the address
+    of every node of the cluster, `memory_share` which part of a GPU's memory it claims (None:
+    nobody looks), `visible` the variable that names the GPUs a process may see. `asked_for` is what
+    the user asked for, by which a later run asks again (`vlaunch rollback`).
     """
 
     name: str
@@ -120,16 +129,21 @@ def read(said: Any) -> Desired:
             raise ValueError(f"version {said['version']!r} of a server is not known here")
         processes = tuple(
             Process(
-                node=str(each["node"]), argv=tuple(map(str, each["argv"])), env=_texts(each["env"]),
+                node=str(each["node"]),
+                argv=tuple(map(str, each["argv"])),
+                env=_texts(each["env"]),
                 gpus=None if each["gpus"] is None else tuple(map(int, each["gpus"])),
                 replicas=(int(each["replicas"][0]), int(each["replicas"][1])),
             )
             for each in said["processes"]
-        )  # fmt: skip
+        )
         if not processes:
             raise ValueError("a server without a process")
         ray = said["ray"]
-        plain = {name: said[name] for name in ("name", "id", "model", "backend", "host", "visible", "image")}
+        plain = {
+            name: said[name]
+            for name in ("name", "id", "model", "backend", "host", "visible", "image")
+        }
         texts: dict[str, Any] = {name: str(value) for name, value in plain.items()}
         return Desired(
             **texts,
@@ -151,9 +165,12 @@ def read(said: Any) -> Desired:
 
 def _ray(said: Any) -> Ray:
     return Ray(
-        dashboard=int(said["dashboard"]), node_manager=int(said["node_manager"]), gpus=int(said["gpus"]),
-        reserve=said["reserve"] is True, partial=said["partial"] is True,
-    )  # fmt: skip
+        dashboard=int(said["dashboard"]),
+        node_manager=int(said["node_manager"]),
+        gpus=int(said["gpus"]),
+        reserve=said["reserve"] is True,
+        partial=said["partial"] is True,
+    )
 
 
 def _policy(said: Any) -> Policy:

@@ -1,7 +1,9 @@
-"""Answers the launcher's questions inside a container: the servers' files, Ray's dashboard, and vLLM's API on this node.
+"""Answers the launcher's questions inside a container: the servers' files, Ray's dashboard, and
+vLLM's API on this node.
 
-Standard library only, so that an answer costs a Python start and no `import ray`. Secrets are read from the mounted files.
-Prints one JSON object. `submit` and `chat` read JSON on standard input (`chat` one line of it; the end of its input ends it).
+Standard library only, so that an answer costs a Python start and no `import ray`. Secrets are read
+from the mounted files. Prints one JSON object. `submit` and `chat` read JSON on standard input
+(`chat` one line of it; the end of its input ends it).
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ _CHUNK = 1 << 20  # bytes of a log that are told at once
 
 
 def nodes(args: argparse.Namespace) -> object:
-    """Ray's node table, `ray status`, and whether the head can open each peer's raylet port (a one-way firewall shows here)."""
+    """Ray's node table, `ray status`, and whether the head can open each peer's raylet port (a
+    one-way firewall shows here).
+    """
     table = ray(args, "/api/v0/nodes?detail=1&limit=10000")
     return {
         "nodes": table,
@@ -35,7 +39,9 @@ def nodes(args: argparse.Namespace) -> object:
 
 
 def status(args: argparse.Namespace) -> str:
-    """The text of `ray status`, which the dashboard formats too: no `import ray`; empty when this Ray does not."""
+    """The text of `ray status`, which the dashboard formats too: no `import ray`; empty when this
+    Ray does not.
+    """
     try:
         return ray(args, "/api/cluster_status?format=1")["data"]["clusterStatus"]
     except (Refused, KeyError, TypeError, ValueError):
@@ -52,7 +58,8 @@ def reachable(address: str) -> bool:
 
 
 def jobs(args: argparse.Namespace) -> object:
-    """Submitted jobs, Ray's tables, the servers, whether the API's port is open, and which peers' raylets do not listen.
+    """Submitted jobs, Ray's tables, the servers, whether the API's port is open, and which peers'
+    raylets do not listen.
 
     Ray's node table has a dead node alive for some seconds more.
     """
@@ -65,8 +72,16 @@ def jobs(args: argparse.Namespace) -> object:
     with ThreadPoolExecutor(32) as pool:  # a busy dashboard is slow to begin with each
         knocks = {each: pool.submit(reachable, each) for each in args.peers}
         listed = None if args.no_ray else pool.submit(ray, args, "/api/jobs/")
-        asked = {} if args.no_ray else {name: pool.submit(ray, args, path) for name, path in tables.items()}
-        said = {} if listed is None else {"jobs": [shown(job) for job in listed.result() if job.get("submission_id")]}
+        asked = (
+            {}
+            if args.no_ray
+            else {name: pool.submit(ray, args, path) for name, path in tables.items()}
+        )
+        said = (
+            {}
+            if listed is None
+            else {"jobs": [shown(job) for job in listed.result() if job.get("submission_id")]}
+        )
         return {
             **said,
             **{name: table.result() for name, table in asked.items()},
@@ -77,17 +92,30 @@ def jobs(args: argparse.Namespace) -> object:
 
 
 def shown(job: dict[str, object]) -> dict[str, object]:
-    wanted = ("submission_id", "job_id", "status", "message", "metadata", "start_time", "end_time", "driver_exit_code")
+    wanted = (
+        "submission_id",
+        "job_id",
+        "status",
+        "message",
+        "metadata",
+        "start_time",
+        "end_time",
+        "driver_exit_code",
+    )
     return {key: job.get(key) for key in wanted}
 
 
 def servers(_: argparse.Namespace) -> dict[str, object]:
-    """What is wanted and how it is, as the files say, and when each node's agent was heard last; times are seconds ago."""
+    """What is wanted and how it is, as the files say, and when each node's agent was heard last;
+    times are seconds ago.
+    """
     now, said = time.time(), state.read(os.path.join(state.FOLDER, state.MEMBERS))
     age = since(said, now)
     return {
         "servers": [kept(name, now) for name in state.names()],
-        "members": {} if age is None else {node: round(silent + age, 1) for node, silent in said["members"].items()},
+        "members": {}
+        if age is None
+        else {node: round(silent + age, 1) for node, silent in said["members"].items()},
         "agent": age,
     }
 
@@ -115,23 +143,33 @@ def server(args: argparse.Namespace) -> dict[str, object]:
     answer: dict[str, object] = {"health": health, "health_said": said[:300] if health == 0 else ""}
     if health == 200:
         status, text = api(args, "/v1/models")
-        answer["models"] = [each["id"] for each in json.loads(text)["data"]] if status == 200 else []
+        answer["models"] = (
+            [each["id"] for each in json.loads(text)["data"]] if status == 200 else []
+        )
         answer["models_status"] = status
         metrics = api(args, "/metrics")[1]
         answer["capacity"] = capacity(metrics)
         if found := read_counters(metrics):
-            answer["load"] = {"running": found.running, "waiting": found.waiting, "tokens_per_s": None}
+            answer["load"] = {
+                "running": found.running,
+                "waiting": found.waiting,
+                "tokens_per_s": None,
+            }
     return answer
 
 
 def watch(args: argparse.Namespace) -> object:
-    """What a server's log on this node gained since `--offset` bytes, of its present engine only, and what vLLM's API says."""
+    """What a server's log on this node gained since `--offset` bytes, of its present engine only,
+    and what vLLM's API says.
+    """
     text, offset, anew = log(state.path(args.name, state.LOG), args.offset)
     return {"log": text, "offset": offset, "anew": anew, **server(args)}
 
 
 def log(path: str, offset: int) -> tuple[str, int, bool]:
-    """Return the whole lines of a log since an offset, where they end, and whether another engine has begun among them."""
+    """Return the whole lines of a log since an offset, where they end, and whether another engine
+    has begun among them.
+    """
     try:
         with open(path, "rb") as file:
             if file.seek(0, os.SEEK_END) < offset:
@@ -140,15 +178,19 @@ def log(path: str, offset: int) -> tuple[str, int, bool]:
             chunk = file.read(_CHUNK)
     except OSError:
         return "", offset, False
-    # Half a line would be judged twice, or not at all. Progress bars end theirs with a carriage return.
-    end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1 or (len(chunk) if len(chunk) == _CHUNK else 0)
+    # Half a line would be judged twice, or not at all. Progress bars end theirs with a carriage
+    # return.
+    end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1 or (
+        len(chunk) if len(chunk) == _CHUNK else 0
+    )
     text, offset = chunk[:end].decode(errors="replace"), offset + end
     _, begins, rest = text.rpartition(process.BEGINS)
     return (rest.partition("\n")[2] if begins else text), offset, bool(begins)
 
 
 def submit(args: argparse.Namespace) -> object:
-    """Submit a batch job to Ray; standard input is `{"argv": […], "submission_id": …, "metadata": {…}}`.
+    """Submit a batch job to Ray; standard input is `{"argv": […], "submission_id": …, "metadata":
+    {…}}`.
 
     Its processes carry the job's name in VLAUNCH_JOB, by which `stop` finds them.
     """
@@ -208,9 +250,16 @@ def job(args: argparse.Namespace) -> dict[str, object]:
 
 
 VERBS = {
-    "nodes": nodes, "jobs": jobs, "submit": submit, "stop": stop, "servers": servers, "watch": watch,
-    "server": server, "complete": complete, "chat": chat,
-}  # fmt: skip
+    "nodes": nodes,
+    "jobs": jobs,
+    "submit": submit,
+    "stop": stop,
+    "servers": servers,
+    "watch": watch,
+    "server": server,
+    "complete": complete,
+    "chat": chat,
+}
 
 
 def main() -> int:
@@ -238,4 +287,8 @@ def main() -> int:
         return 1
     if answer is not None:
         say(answer)
-    return 1 if isinstance(answer, dict) and "error" in answer and args.verb in ("submit", "stop") else 0
+    return (
+        1
+        if isinstance(answer, dict) and "error" in answer and args.verb in ("submit", "stop")
+        else 0
+    )

@@ -1,9 +1,12 @@
-"""Keeps one server as it is wanted: one state machine, which alone judges its health and alone gives up. Standard library only.
+"""Keeps one server as it is wanted: one state machine, which alone judges its health and alone
+gives up. Standard library only.
 
-    waiting → starting → ready → stopping → pausing → waiting …        and at the end: stopped, failed, gave-up
+    waiting → starting → ready → stopping → pausing → waiting …        and at the end: stopped,
+    failed, gave-up
 
-`turn` is called several times a second and never blocks: what takes its time runs in a thread or a program of its own. What it
-wants of each node is in `orders`; what it knows comes from the agents' reports (`crew.Lead`).
+`turn` is called several times a second and never blocks: what takes its time runs in a thread or a
+program of its own. What it wants of each node is in `orders`; what it knows comes from the agents'
+reports (`crew.Lead`).
 """
 
 from __future__ import annotations
@@ -27,10 +30,13 @@ from .reservation import Reservation
 from .wire import say
 
 _SOON = 30.0  # seconds in which a start or an end is over, if nothing is amiss
-_SETTLE = 1.0  # seconds in which several signs of one death are gathered, so that the nearest to its cause is told
+# seconds in which several signs of one death are gathered, so that the nearest to its cause is told
+_SETTLE = 1.0
 _LASTED = 600.0  # seconds of being ready after which a fault is no part of a streak
-_UNHURT = 60.0  # seconds of being ready after which a restart of the head's container is no engine's doing
-_ABSENT = 30.0  # seconds for a node that cannot be asked to come back, before a server counts as stopped without it
+# seconds of being ready after which a restart of the head's container is no engine's doing
+_UNHURT = 60.0
+# seconds for a node that cannot be asked to come back, before a server counts as stopped without it
+_ABSENT = 30.0
 _FREE = 20.0  # seconds for Ray to take reserved GPUs back
 _AGAIN = 1.0  # seconds between two questions to Ray
 _EXPLAIN = 15.0  # seconds for Ray to say whose death came first
@@ -42,7 +48,8 @@ class Keeper:
     def __init__(self, name: str, folder: str, lead: Lead, clock: Clock = time) -> None:
         self.name, self.folder, self.lead, self.clock = name, folder, lead, clock
         self.asked: Desired | None = None  # what the file says
-        self.want: Desired | None = None  # what is kept; another one than asked for only until the engine has ended
+        # what is kept; another one than asked for only until the engine has ended
+        self.want: Desired | None = None
         self.seen: Observed | None = None
         self._file: object = ()
         self._phase = ""  # of the orders; empty: nothing should run
@@ -59,9 +66,13 @@ class Keeper:
 
     @property
     def changing(self) -> bool:
-        """True while a server is about to be started or ended, unless it waits for something that takes longer."""
+        """True while a server is about to be started or ended, unless it waits for something that
+        takes longer.
+        """
         seen = self.seen
-        moving = self.want != self.asked or (seen is not None and seen.state in ("waiting", "stopping"))
+        moving = self.want != self.asked or (
+            seen is not None and seen.state in ("waiting", "stopping")
+        )
         return moving and (seen is None or self.clock.time() - seen.since < _SOON)
 
     # --- the state machine
@@ -77,9 +88,12 @@ class Keeper:
         if self.want is None or self.seen is None:
             return
         {
-            "waiting": self._wait, "starting": self._start, "ready": self._watch, "stopping": self._stop,
+            "waiting": self._wait,
+            "starting": self._start,
+            "ready": self._watch,
+            "stopping": self._stop,
             "pausing": self._pause,
-        }.get(self.seen.state, self._rest)()  # fmt: skip
+        }.get(self.seen.state, self._rest)()
         if self._reserved is not None:
             self._reserved.turn(self.clock.monotonic(), self.lead.ray, runs=self._phase == RUN)
         if self.clock.monotonic() - self._saved >= self.want.policy.canary:
@@ -115,14 +129,25 @@ class Keeper:
             self._phase = ""
             if self._leaving is None:  # what is reported now is of before it was told
                 self._leaving = self.clock.monotonic()
-                self._set("stopping", "it was stopped" if self.asked is None else "another server takes its place")
+                self._set(
+                    "stopping",
+                    "it was stopped" if self.asked is None else "another server takes its place",
+                )
                 return
             launched = self._monitor.launched if self._monitor is not None else {}
             absent = [node for node in launched if not self.lead.here(node)]
-            if not self._gone() or (absent and self.clock.monotonic() - self._leaving < _ABSENT) or not self._released():
+            if (
+                not self._gone()
+                or (absent and self.clock.monotonic() - self._leaving < _ABSENT)
+                or not self._released()
+            ):
                 return
             if self.asked is None:
-                left = f"{', '.join(absent)} could not be asked: what runs there ends when it is back" if absent else ""
+                left = (
+                    f"{', '.join(absent)} could not be asked: what runs there ends when it is back"
+                    if absent
+                    else ""
+                )
                 self._set("stopped", left)
                 say(f"{self.name}: stopped {left}")
         self._leaving = None
@@ -131,26 +156,38 @@ class Keeper:
             self._adopt(self.want)
 
     def _adopt(self, want: Desired) -> None:
-        """Begin with a server: anew, or where the agent was when it ended, for its container or host may have restarted."""
+        """Begin with a server: anew, or where the agent was when it ended, for its container or
+        host may have restarted.
+        """
         before = state.seen(self.name, self.folder)
         same = before is not None and (before.id, before.asked) == (want.id, want.asked)
         here = state.container()
-        self._view = RayView(want.ray, want.tp, want.addresses) if want.ray and want.backend == "ray" else None
+        self._view = (
+            RayView(want.ray, want.tp, want.addresses)
+            if want.ray and want.backend == "ray"
+            else None
+        )
         self._reserved = Reservation(want) if want.ray and want.ray.reserve else None
         self._monitor, self._troubles, self._phase = None, [], ""
         if before is None or not same:
             generation = before.generation if before is not None else 0
             self.seen = Observed(
-                name=want.name, id=want.id, asked=want.asked, model=want.model, generation=generation, container=here,
+                name=want.name,
+                id=want.id,
+                asked=want.asked,
+                model=want.model,
+                generation=generation,
+                container=here,
                 since=self.clock.time(),
-            )  # fmt: skip
+            )
             self._set("waiting", "looking at the nodes")
             return
         replaced = bool(here and before.container) and here != before.container
         self.seen = replace(before, container=here)
         if before.state in ("starting", "ready"):
             self._phase, self._began = KEEP, self.clock.monotonic()
-            if any(each.node == self.lead.name for each in want.processes):  # it has ended with this container
+            # it has ended with this container
+            if any(each.node == self.lead.name for each in want.processes):
                 self._lose(before, replaced=replaced)
             else:
                 self._set("waiting", "looking for the engine that ran before")
@@ -158,13 +195,25 @@ class Keeper:
             self._set("stopping", "ending what is left of the engine")
 
     def _lose(self, before: Observed, *, replaced: bool) -> None:
-        """Take up a server whose engine ended with the head's container; what somebody has done on purpose is no fault."""
+        """Take up a server whose engine ended with the head's container; what somebody has done on
+        purpose is no fault.
+        """
         self._phase = ""
         if replaced or before.ready_at is None:
-            self._set("stopping", "the head's container was replaced" if replaced else "the head's container was restarted")
+            self._set(
+                "stopping",
+                (
+                    "the head's container was replaced"
+                    if replaced
+                    else "the head's container was restarted"
+                ),
+            )
         else:
             lasted = before.written - before.ready_at >= _UNHURT
-            self._fail(Trouble(9, "the head's container was restarted", node=self.lead.name), at_once=lasted)
+            self._fail(
+                Trouble(9, "the head's container was restarted", node=self.lead.name),
+                at_once=lasted,
+            )
 
     def _wait(self) -> None:
         """Start when all is there that the engine needs."""
@@ -180,11 +229,24 @@ class Keeper:
             return self._doing(f"waiting until the engine of {', '.join(busy)} has ended")
         if self._view is not None and (lacking := self._lacks(self._view)):
             return self._doing(lacking)
-        waits = [(node, said) for node, said in reports.items() if said.get("prepared") != seen.generation + 1]
+        waits = [
+            (node, said)
+            for node, said in reports.items()
+            if said.get("prepared") != seen.generation + 1
+        ]
         if waits:
-            said = [f"{node}: {report['waits']}" for node, report in waits if isinstance(report.get("waits"), str)]
+            said = [
+                f"{node}: {report['waits']}"
+                for node, report in waits
+                if isinstance(report.get("waits"), str)
+            ]
             return self._doing("; ".join(said) or "looking at the nodes")
-        if self._reserved is not None and want.ray is not None and want.ray.partial and not self._reserved.ready:
+        if (
+            self._reserved is not None
+            and want.ray is not None
+            and want.ray.partial
+            and not self._reserved.ready
+        ):
             return self._doing(self._reserved.doing)
         return self._launch(want, seen)
 
@@ -192,7 +254,9 @@ class Keeper:
         """Go on with an engine that has outlived the head's agent, if all of it does."""
         want, seen = self._both()
         reports = [self.lead.report(each.node, self.name) or {} for each in want.processes]
-        alive = [each.get("state") == RUNNING and each.get("last") == seen.generation for each in reports]
+        alive = [
+            each.get("state") == RUNNING and each.get("last") == seen.generation for each in reports
+        ]
         if all(alive):
             say(f"{self.name}: its engine has gone on meanwhile")
             self._observe(want).adopt()
@@ -200,10 +264,15 @@ class Keeper:
         elif not missing:
             self._lose(seen, replaced=False)
         else:  # what cannot be asked is unknown: it may well be serving
-            self._doing(f"looking for the engine that ran before: {', '.join(missing)} cannot be asked yet")
+            self._doing(
+                f"looking for the engine that ran before: {', '.join(missing)} cannot be asked yet"
+            )
 
     def _lacks(self, view: RayView) -> str:
-        """Return what Ray lacks for a start. Twice in a row nothing, after a death: what died may not have been noticed yet."""
+        """Return what Ray lacks for a start.
+
+        Twice in a row nothing, after a death: what died may not have been noticed yet.
+        """
         seen = self._seen()
         if self._lacking is None:
             if self.clock.monotonic() < self._looked:
@@ -211,8 +280,16 @@ class Keeper:
             looks = 2 if seen.fault_count else 1
             self._lacking = Background(lambda: view.lacking(looks))
         if not self._lacking.over:
-            return seen.doing if seen.doing and "agent" not in seen.doing else "asking Ray for free GPUs"
-        lacking = self._lacking.value if not self._lacking.error else "waiting for Ray's dashboard to answer"
+            return (
+                seen.doing
+                if seen.doing and "agent" not in seen.doing
+                else "asking Ray for free GPUs"
+            )
+        lacking = (
+            self._lacking.value
+            if not self._lacking.error
+            else "waiting for Ray's dashboard to answer"
+        )
         if lacking:
             self._lacking, self._looked = None, self.clock.monotonic() + _AGAIN
         return lacking or ""
@@ -234,7 +311,10 @@ class Keeper:
         return self._monitor
 
     def _start(self) -> None:
-        """Wait for the first answer. The first start of all has no deadline, whoever waits for it has; later ones have."""
+        """Wait for the first answer.
+
+        The first start of all has no deadline, whoever waits for it has; later ones have.
+        """
         want, seen, monitor = *self._both(), self._engine()
         if monitor.hear(seen):
             took = self.clock.monotonic() - self._began
@@ -308,13 +388,19 @@ class Keeper:
         elif seen.restarts_left == 0:
             seen.next_start = None
             self._release()
-            self._set("gave-up", f"no restart is left of {want.policy.restarts}; the last fault: {last.what if last else ''}")
+            self._set(
+                "gave-up",
+                f"no restart is left of {want.policy.restarts}; the last fault:"
+                f" {last.what if last else ''}",
+            )
             say(f"{self.name}: GIVES UP: {seen.doing}. `vlaunch serve` starts it anew")
         else:
             self._set("pausing", "waiting before the next start")
 
     def _pause(self) -> None:
-        """Wait, longer each time that a start did not last: what kills an engine may still be there."""
+        """Wait, longer each time that a start did not last: what kills an engine may still be
+        there.
+        """
         seen = self._seen()
         if seen.next_start is None or self.clock.time() >= seen.next_start:
             seen.restarts.append(self.clock.time())
@@ -339,15 +425,21 @@ class Keeper:
         return self._both()[1]
 
     def _nodes(self) -> list[str]:
-        """Return the nodes whose agents a start needs: those of the processes, then of the ranks."""
+        """Return the nodes whose agents a start needs: those of the processes, then of the
+        ranks.
+        """
         want, _ = self._both()
         return list(dict.fromkeys((*(each.node for each in want.processes), *want.places)))
 
     def _gone(self) -> bool:
-        """True when nothing of the engine runs, wherever somebody can be asked; who comes back later ends it then."""
+        """True when nothing of the engine runs, wherever somebody can be asked; who comes back
+        later ends it then.
+        """
         here = [node for node in self._nodes() if self.lead.here(node)]
         reports = [self.lead.report(node, self.name) or {} for node in here]
-        return all(map(self.lead.settled, here)) and all(each.get("state", IDLE) == IDLE for each in reports)
+        return all(map(self.lead.settled, here)) and all(
+            each.get("state", IDLE) == IDLE for each in reports
+        )
 
     def _note(self, whose: str, rests: str) -> str:
         seen = self._seen()
@@ -375,23 +467,44 @@ class Keeper:
             self._fail(max(self._troubles, key=lambda each: each.weight))
 
     def _fail(self, trouble: Trouble, *, at_once: bool = False) -> None:
-        """End what is left of the engine, and write down why. `at_once`: it was no engine's doing, so no pause is due."""
+        """End what is left of the engine, and write down why.
+
+        `at_once`: it was no engine's doing, so no pause is due.
+        """
         want, seen = self._both()
         now = self.clock.time()
         lasted = now - seen.ready_at if seen.ready_at is not None else 0.0
         ready = seen.state == "ready"
         if not at_once:
             seen.streak = 1 if ready and lasted >= _LASTED else seen.streak + 1
-        put_off = 0.0 if at_once else health.pause(want.policy.pause, want.policy.longest_pause, seen.streak)
+        put_off = (
+            0.0
+            if at_once
+            else health.pause(want.policy.pause, want.policy.longest_pause, seen.streak)
+        )
         fault = Fault(
-            at=now, what=trouble.what, cause=trouble.cause, node=trouble.node, rank=trouble.rank,
-            evidence=trouble.evidence[:EVIDENCE], pause=put_off,
+            at=now,
+            what=trouble.what,
+            cause=trouble.cause,
+            node=trouble.node,
+            rank=trouble.rank,
+            evidence=trouble.evidence[:EVIDENCE],
+            pause=put_off,
             lost=self._monitor.lost() if ready and self._monitor is not None else None,
-        )  # fmt: skip
+        )
         seen.faults = [*seen.faults, fault][-FAULTS:]
         seen.fault_count += 1
-        seen.next_start, seen.still, seen.asking, seen.warning, seen.load = now + put_off, 0.0, 0.0, "", None
-        say(f"{self.name}: {fault.what}{f': {fault.cause}' if fault.cause else ''}; ending what is left of the engine")
+        seen.next_start, seen.still, seen.asking, seen.warning, seen.load = (
+            now + put_off,
+            0.0,
+            0.0,
+            "",
+            None,
+        )
+        say(
+            f"{self.name}: {fault.what}{f': {fault.cause}' if fault.cause else ''}; ending what is"
+            " left of the engine"
+        )
         ranks = self._monitor.ranks if self._monitor is not None else []
         if self._view is not None and ranks and not fault.rank:
             view = self._view
@@ -404,8 +517,15 @@ class Keeper:
         if culprit is not None:
             last = self._seen().faults[-1]
             last.node, last.rank = culprit.node, culprit.rank
-            last.cause = last.cause or (f"a rank died: {culprit.evidence}" if culprit.evidence else "a rank died")[:LONGEST]
-            last.evidence = "\n".join(each for each in (culprit.evidence, last.evidence) if each)[:EVIDENCE]
+            last.cause = (
+                last.cause
+                or (f"a rank died: {culprit.evidence}" if culprit.evidence else "a rank died")[
+                    :LONGEST
+                ]
+            )
+            last.evidence = "\n".join(each for each in (culprit.evidence, last.evidence) if each)[
+                :EVIDENCE
+            ]
 
     # --- what is ordered
 
@@ -416,7 +536,9 @@ class Keeper:
         want, seen = self.want, self.seen
         generation = seen.generation + (self._phase == PREPARE)
         ranks = self._monitor.ranks if self._monitor is not None else []
-        launched = self._monitor.launched if self._monitor is not None and self._phase == RUN else {}
+        launched = (
+            self._monitor.launched if self._monitor is not None and self._phase == RUN else {}
+        )
         busy = self._monitor is not None and self._monitor.busy
         found = {}
         for number, process in enumerate(want.processes):
@@ -425,19 +547,34 @@ class Keeper:
             env = dict(process.env)
             if chosen is not None and want.visible:
                 env[want.visible] = ",".join(map(str, chosen))
-            # A process that has run once is only kept: an agent whose container started anew must not start it alone.
+            # A process that has run once is only kept: an agent whose container started anew must
+            # not start it alone.
             phase = KEEP if node in launched else self._phase
             found[node] = Order(
-                generation=generation, phase=phase, argv=process.argv, env=env, grace=want.policy.grace,
-                api=(want.api_host, want.port) if number == 0 else None, replicas=want.replicas, canary=want.policy.canary,
-                pids=tuple(each.pid for each in ranks if each.node == node and each.pid), share=self._share(node), gpus=chosen,
+                generation=generation,
+                phase=phase,
+                argv=process.argv,
+                env=env,
+                grace=want.policy.grace,
+                api=(want.api_host, want.port) if number == 0 else None,
+                replicas=want.replicas,
+                canary=want.policy.canary,
+                pids=tuple(each.pid for each in ranks if each.node == node and each.pid),
+                share=self._share(node),
+                gpus=chosen,
                 busy=busy,
-            )  # fmt: skip
+            )
         for node in want.places:
             if node not in found:
                 pids = tuple(each.pid for each in ranks if each.node == node and each.pid)
                 phase = PREPARE if self._phase == PREPARE else KEEP
-                found[node] = Order(generation=generation, phase=phase, pids=pids, share=self._share(node), busy=busy)
+                found[node] = Order(
+                    generation=generation,
+                    phase=phase,
+                    pids=pids,
+                    share=self._share(node),
+                    busy=busy,
+                )
         return found
 
     def _share(self, node: str) -> float | None:
@@ -453,7 +590,11 @@ class Keeper:
     def _released(self) -> bool:
         """True when Ray has reserved GPUs back, or does not answer."""
         self._release()
-        return self._freed is None or self._freed.over or self.clock.monotonic() - self._freed.began > _FREE
+        return (
+            self._freed is None
+            or self._freed.over
+            or self.clock.monotonic() - self._freed.began > _FREE
+        )
 
     # --- what is written down
 
@@ -472,7 +613,9 @@ class Keeper:
         self._save(durable=changed)
 
     def _reached(self, phase: str) -> None:
-        """Write down how many seconds after the last fault a part of the recovery was over: stopped, whole, or started."""
+        """Write down how many seconds after the last fault a part of the recovery was over:
+        stopped, whole, or started.
+        """
         seen = self._seen()
         last = seen.faults[-1] if seen.faults else None
         if last is not None and last.ready_again_after is None and phase not in last.phases:
@@ -489,4 +632,6 @@ class Keeper:
         seen.restarts_left = None if cap is None else max(0, cap - len(seen.restarts))
         seen.written, self._saved = now, self.clock.monotonic()
         with contextlib.suppress(OSError):
-            state.write(state.path(self.name, state.OBSERVED, self.folder), seen.as_json(), durable=durable)
+            state.write(
+                state.path(self.name, state.OBSERVED, self.folder), seen.as_json(), durable=durable
+            )

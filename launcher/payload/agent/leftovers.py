@@ -1,7 +1,8 @@
-"""Shared memory that engines left behind: a killed one cannot remove its segments, and its container lives on.
+"""Shared memory that engines left behind: a killed one cannot remove its segments, and its
+container lives on.
 
-Only for a /dev/shm that is the container's own: of another's processes nobody here knows what they have open. Standard library
-only.
+Only for a /dev/shm that is the container's own: of another's processes nobody here knows what they
+have open. Standard library only.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ def sweep(folder: str = _SHM, age: float = _AGE) -> int:
         for each in os.scandir(folder):
             with contextlib.suppress(OSError):
                 found = each.stat(follow_symlinks=False)
-                if each.is_file(follow_symlinks=False) and found.st_mtime < before and each.path not in used:
+                if (
+                    each.is_file(follow_symlinks=False)
+                    and found.st_mtime < before
+                    and each.path not in used
+                ):
                     os.remove(each.path)
                     freed += found.st_size
     return freed
@@ -37,7 +42,10 @@ def _used(folder: str) -> set[str]:
             for entry in os.listdir(f"/proc/{name}/fd"):
                 with contextlib.suppress(OSError):
                     found.add(os.readlink(f"/proc/{name}/fd/{entry}"))
-        with contextlib.suppress(OSError), open(f"/proc/{name}/maps", encoding="utf-8", errors="replace") as maps:
+        with (
+            contextlib.suppress(OSError),
+            open(f"/proc/{name}/maps", encoding="utf-8", errors="replace") as maps,
+        ):
             for line in maps:
                 _, at, path = line.rstrip("\n").partition(folder + "/")
                 if at:

@@ -1,6 +1,8 @@
-"""What is known of a running engine: what of it moved when, what its API says, which ranks it has, and the signs of its death.
+"""What is known of a running engine: what of it moved when, what its API says, which ranks it has,
+and the signs of its death.
 
-It decides nothing: `keeper.py` does. One is made for each start of an engine. Standard library only.
+It decides nothing: `keeper.py` does. One is made for each start of an engine. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from .ray_view import ENGINE, Rank, RayView
 
 _SUSPECT = 10.0  # seconds without any movement, after which GPUs are asked whether they compute
 _MEET = 10.0  # seconds between two questions to Ray for the ranks
-_NONSENSE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)  # what an odd report of an agent raises
+# what an odd report of an agent raises
+_NONSENSE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
 class Clock(Protocol):
@@ -39,7 +42,9 @@ class Clock(Protocol):
 
 @dataclass(frozen=True)
 class Trouble:
-    """A sign of an engine's death; `weight` is how near it is to the cause: what a death brings about comes a moment later."""
+    """A sign of an engine's death; `weight` is how near it is to the cause: what a death brings
+    about comes a moment later.
+    """
 
     weight: int
     what: str
@@ -50,9 +55,14 @@ class Trouble:
 
 
 class Monitor:
-    """One engine, from its start to its end. `launched` has each node where its process ran, with its agent's boot then."""
+    """One engine, from its start to its end.
 
-    def __init__(self, name: str, want: Desired, lead: Lead, view: RayView | None, clock: Clock) -> None:
+    `launched` has each node where its process ran, with its agent's boot then.
+    """
+
+    def __init__(
+        self, name: str, want: Desired, lead: Lead, view: RayView | None, clock: Clock
+    ) -> None:
         self.name, self.want, self.lead, self.view, self.clock = name, want, lead, view, clock
         self.launched: dict[str, str] = {}
         self.busy = False  # ask for the GPUs' utilisation
@@ -84,7 +94,8 @@ class Monitor:
             said = self.lead.report(process.node, self.name)
             if not said or said.get("last") != seen.generation:
                 continue
-            if not self.lead.fresh(process.node):  # what it said last is no news, and what cannot be asked may well move
+            # what it said last is no news, and what cannot be asked may well move
+            if not self.lead.fresh(process.node):
                 moved.moved(now, *self.parts)
                 continue
             with contextlib.suppress(*_NONSENSE):
@@ -93,11 +104,17 @@ class Monitor:
             ranks = (self.lead.report(rank.node, self.name) or {}).get("ranks")
             if isinstance(ranks, Mapping) and (worked := ranks.get(str(rank.pid))) is not None:
                 replica = re.match(r"DP(\d+)", rank.name)
-                moved.worked((rank.actor, "work"), worked, now, None, *([int(replica[1])] if replica else []))
+                moved.worked(
+                    (rank.actor, "work"), worked, now, None, *([int(replica[1])] if replica else [])
+                )
         return self._note_probe(self._probe(seen), seen, now)
 
-    def _note_node(self, number: int, process: Process, said: Mapping[str, Any], now: float) -> None:
-        """Note what a node's processes did: each replica's own where they name themselves, else all that the node has."""
+    def _note_node(
+        self, number: int, process: Process, said: Mapping[str, Any], now: float
+    ) -> None:
+        """Note what a node's processes did: each replica's own where they name themselves, else all
+        that the node has.
+        """
         first, held = process.replicas
         here = range(first, first + held) if self.want.replicas > 1 else ()
         work: Mapping[str, Any] = said.get("work") or {}
@@ -115,13 +132,17 @@ class Monitor:
         try:
             for key, (count, age) in probe.get("answers", {}).items():
                 part = int(key) if key else None
-                moved.changed(("answers", key), (count, self._eye is None), now, part, progress=True)
+                moved.changed(
+                    ("answers", key), (count, self._eye is None), now, part, progress=True
+                )
                 if key == "":
                     came, self._last_answer = True, now - float(age)
                     at = round(self.clock.time() - float(age), 2)
                     if seen.answered is None or at - seen.answered > 0.5:
                         seen.answered, seen.seconds = at, float(probe.get("seconds", 0.0))
-            seen.asking = max((float(each) for each in probe.get("asking", {}).values()), default=0.0)
+            seen.asking = max(
+                (float(each) for each in probe.get("asking", {}).values()), default=0.0
+            )
             if isinstance(counted := probe.get("counters"), Mapping):
                 self._count(counted, seen, now)
         except _NONSENSE:
@@ -131,8 +152,14 @@ class Monitor:
     def _count(self, counted: Mapping[str, Any], seen: Observed, now: float) -> None:
         taken = now - float(counted["age"])
         for key, digest in counted["progress"].items():
-            self.movement.changed(("counters", key), digest, now, int(key) if key else None, progress=True)
-        running, waiting, tokens = int(counted["running"]), int(counted["waiting"]), float(counted["tokens"])
+            self.movement.changed(
+                ("counters", key), digest, now, int(key) if key else None, progress=True
+            )
+        running, waiting, tokens = (
+            int(counted["running"]),
+            int(counted["waiting"]),
+            float(counted["tokens"]),
+        )
         canaries = 1 if seen.asking else 0
         figures = (max(0, running + waiting - canaries), float(counted["failed"]))
         self._counted = figures
@@ -141,13 +168,19 @@ class Monitor:
         elif self._well is not None and figures[0] > self._well[0] and figures[1] == self._well[1]:
             self._well = figures  # a queue that has grown, and nothing failed yet
         if self._tokens is None or taken - self._tokens[0] >= 1:
-            rate = 0.0 if self._tokens is None else max(0.0, tokens - self._tokens[1]) / (taken - self._tokens[0])
+            rate = (
+                0.0
+                if self._tokens is None
+                else max(0.0, tokens - self._tokens[1]) / (taken - self._tokens[0])
+            )
             self._tokens = (taken, tokens)
             seen.load = Load(running=running, waiting=waiting, tokens_per_s=round(rate, 1))
         self._fresh = taken
 
     def _probe(self, seen: Observed) -> Mapping[str, Any]:
-        """Return what is known of the server's API: from the agent beside it, or from here while that one cannot be asked."""
+        """Return what is known of the server's API: from the agent beside it, or from here while
+        that one cannot be asked.
+        """
         want = self.want
         if self.lead.fresh(want.api_node) or seen.state != "ready" or not self.launched:
             self._look_from_here(None)
@@ -176,7 +209,11 @@ class Monitor:
         odd = self._probe(seen).get("odd")
         if not isinstance(odd, list) or len(odd) != 2:
             return ""
-        return f"our own completion was answered with {odd[0]}: {odd[1]}" if odd[0] else f"no completion for us: {odd[1]}"
+        return (
+            f"our own completion was answered with {odd[0]}: {odd[1]}"
+            if odd[0]
+            else f"no completion for us: {odd[1]}"
+        )
 
     def still(self) -> tuple[float, int | None]:
         """Return for how many seconds the stillest part has not moved, and which it is."""
@@ -195,10 +232,13 @@ class Monitor:
             placed, seen.ranks = seen.ranks, _placed(self.want)
             return placed != seen.ranks
         view, pid = self.view, (self.lead.report(self.want.api_node, self.name) or {}).get("pid")
-        if self._ranks is None or (not self.ranks and self.clock.monotonic() - self._ranks.began > _MEET):
+        if self._ranks is None or (
+            not self.ranks and self.clock.monotonic() - self._ranks.began > _MEET
+        ):
             self._ranks = Background(lambda: view.ranks(pid)) if isinstance(pid, int) else None
         before = {node: list(held) for node, held in seen.ranks.items()}
-        # Of replicas Ray runs the engines as well; where there are ranks, these are what a node holds.
+        # Of replicas Ray runs the engines as well; where there are ranks, these are what a node
+        # holds.
         for rank in [each for each in self.ranks if each.name != ENGINE] or self.ranks:
             held = seen.ranks.setdefault(rank.node, [])
             if rank.name not in held:
@@ -233,23 +273,31 @@ class Monitor:
             if not self.lead.here(node):
                 found += self._absent(node, " ".join(held))
             elif self.launched[node] not in ("", self.lead.boot_of(node)):
-                found.append(Trouble(5, f"the container of {node} was started anew", node, " ".join(held)))
+                found.append(
+                    Trouble(5, f"the container of {node} was started anew", node, " ".join(held))
+                )
         probe = self._probe(seen)
         odd = probe.get("odd")
-        if seen.state == "ready" and (probe.get("health") == 503 or (odd and "EngineDead" in str(odd))):
+        if seen.state == "ready" and (
+            probe.get("health") == 503 or (odd and "EngineDead" in str(odd))
+        ):
             said = self.lead.report(want.api_node, self.name) or {}
             found.append(_of(Trouble(1, "the engine says that it is dead"), said))
         return found
 
     def _absent(self, node: str, rank: str) -> list[Trouble]:
-        """A node that cannot be asked is gone when it had time to come back and the engine does no work without it."""
+        """A node that cannot be asked is gone when it had time to come back and the engine does no
+        work without it.
+        """
         why = self.lead.gone(node)
         if not why or self.movement.idle(self.clock.monotonic()) < 3 * self.want.policy.canary:
             return []
         return [Trouble(5, f"{node} is gone", node, rank, evidence=f"its agent: {why}")]
 
     def _ended(self, number: int, rank: str, node: str, said: Mapping[str, Any]) -> Trouble:
-        """A killed process is nearer to the cause than one that ended by itself; the first one's own ends with any other."""
+        """A killed process is nearer to the cause than one that ended by itself; the first one's
+        own ends with any other.
+        """
         how = str(said.get("ended") or "was stopped")
         weight = 4 if "killed" in how else 3 if number else 2
         of = f"vLLM's process on {node}" if rank else "vLLM"
@@ -257,15 +305,22 @@ class Monitor:
 
 
 def _placed(want: Desired) -> dict[str, list[str]]:
-    """Return what each node holds of a server whose processes vLLM numbers itself: whole replicas, or ranks in their order."""
+    """Return what each node holds of a server whose processes vLLM numbers itself: whole replicas,
+    or ranks in their order.
+    """
     if want.replicas > 1:
-        return {each.node: [f"DP{each.replicas[0] + i}" for i in range(each.replicas[1])] for each in want.processes}
+        return {
+            each.node: [f"DP{each.replicas[0] + i}" for i in range(each.replicas[1])]
+            for each in want.processes
+        }
     found, rank, world = dict[str, list[str]](), 0, sum(want.places.values())
     for each in want.processes:
         here = range(rank, rank + want.places.get(each.node, 0))
         rank = here.stop
         names = [
-            (f"TP{r % want.tp}", f"PP{r // want.tp}")[want.tp == 1 :] if world > want.tp else (f"TP{r % want.tp}",)
+            (f"TP{r % want.tp}", f"PP{r // want.tp}")[want.tp == 1 :]
+            if world > want.tp
+            else (f"TP{r % want.tp}",)
             for r in here
         ]
         found[each.node] = [" ".join(each) for each in names] if world > 1 else ["the only rank"]
@@ -276,5 +331,7 @@ def _of(trouble: Trouble, said: Mapping[str, Any]) -> Trouble:
     """Add what a node's engine printed."""
     evidence, cause = said.get("evidence"), said.get("cause")
     return replace(
-        trouble, evidence=evidence if isinstance(evidence, str) else "", cause=cause[:LONGEST] if isinstance(cause, str) else ""
+        trouble,
+        evidence=evidence if isinstance(evidence, str) else "",
+        cause=cause[:LONGEST] if isinstance(cause, str) else "",
     )

@@ -1,7 +1,9 @@
-"""The engines on this node: does what the keeper orders, and reports how it goes. It decides nothing. Standard library only.
+"""The engines on this node: does what the keeper orders, and reports how it goes.
 
-Orders are a level, not an edge: all that should be here, each time; what is not among them is stopped. Nobody to order anything
-changes nothing.
+It decides nothing. Standard library only.
+
+Orders are a level, not an edge: all that should be here, each time; what is not among them is
+stopped. Nobody to order anything changes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from . import gpu, leftovers, process, state
 from .probe import Probe
 from .process import IDLE, RUNNING, STOPPING, Engine, Work
 
-# What an order asks for. keep: go on if it runs, and start nothing; prepare: see whether it could start; run: start it.
+# What an order asks for. keep: go on if it runs, and start nothing; prepare: see whether it could
+# start; run: start it.
 KEEP, PREPARE, RUN = "keep", "prepare", "run"
 LOST = "the GPUs are lost to this container"
 _ONCE = "free once"
@@ -25,10 +28,12 @@ _LOOK = 2.0  # seconds between two looks at the processes' CPU time, or at a GPU
 
 @dataclass(frozen=True)
 class Order:
-    """What should be of one server here. `argv` is empty where other nodes run it and only its ranks' `pids` are watched.
+    """What should be of one server here.
 
-    `share` is the part of a GPU's memory that must be free (None: nobody looks), `gpus` which GPUs (None: all); with `busy` the
-    GPUs' utilisation is asked.
+    `argv` is empty where other nodes run it and only its ranks' `pids` are watched.
+
+    `share` is the part of a GPU's memory that must be free (None: nobody looks), `gpus` which GPUs
+    (None: all); with `busy` the GPUs' utilisation is asked.
     """
 
     generation: int
@@ -54,16 +59,22 @@ def read(said: Any) -> dict[str, Order]:
     try:
         return {
             str(name): Order(
-                generation=int(each["generation"]), phase=str(each["phase"]), argv=tuple(map(str, each["argv"])),
-                env={str(key): str(value) for key, value in each["env"].items()}, grace=float(each["grace"]),
+                generation=int(each["generation"]),
+                phase=str(each["phase"]),
+                argv=tuple(map(str, each["argv"])),
+                env={str(key): str(value) for key, value in each["env"].items()},
+                grace=float(each["grace"]),
                 api=None if each["api"] is None else (str(each["api"][0]), int(each["api"][1])),
-                replicas=int(each["replicas"]), canary=float(each["canary"]), pids=tuple(map(int, each["pids"])),
+                replicas=int(each["replicas"]),
+                canary=float(each["canary"]),
+                pids=tuple(map(int, each["pids"])),
                 share=None if each["share"] is None else float(each["share"]),
-                gpus=None if each["gpus"] is None else tuple(map(int, each["gpus"])), busy=each["busy"] is True,
+                gpus=None if each["gpus"] is None else tuple(map(int, each["gpus"])),
+                busy=each["busy"] is True,
             )
             for name, each in said.items()
             if state.NAME.fullmatch(str(name))
-        }  # fmt: skip
+        }
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise ValueError(f"this is no order: {error!r}") from None
 
@@ -87,9 +98,18 @@ class Server:
         """Look once, and do what follows."""
         engine = self.engine
         engine.poll()
-        if order is None or (order.phase == PREPARE and engine.state == RUNNING) or _another(order, engine):
+        if (
+            order is None
+            or (order.phase == PREPARE and engine.state == RUNNING)
+            or _another(order, engine)
+        ):
             engine.stop(self.order.grace)
-        elif order.phase == RUN and order.argv and engine.state == IDLE and order.generation > engine.last:
+        elif (
+            order.phase == RUN
+            and order.argv
+            and engine.state == IDLE
+            and order.generation > engine.last
+        ):
             engine.start(order.generation, order.argv, order.env)
             if order.api and engine.state == RUNNING:
                 self.probe = Probe(*order.api, order.replicas, order.canary)
@@ -109,7 +129,9 @@ class Server:
             self._look(order)
 
     def _end_ranks(self, order: Order | None) -> None:
-        """End ranks whose driver has gone and that do not go themselves: one that hangs does not hear Ray either."""
+        """End ranks whose driver has gone and that do not go themselves: one that hangs does not
+        hear Ray either.
+        """
         if order is not None and order.phase != PREPARE:
             self._pids, self._ending = order.pids, None
             return
@@ -166,7 +188,12 @@ class Server:
         if engine.ended:
             said |= {"ended": engine.ended, "evidence": engine.evidence, "cause": engine.cause}
         elif engine.state == RUNNING:
-            said |= {"lines": dict(engine.lines), "evidence": engine.evidence, "cause": engine.cause, "pid": engine.pid}
+            said |= {
+                "lines": dict(engine.lines),
+                "evidence": engine.evidence,
+                "cause": engine.cause,
+                "pid": engine.pid,
+            }
         if engine.state == RUNNING:
             said["work"] = dict(engine.work.counts)
         if self.ranks:
@@ -203,7 +230,8 @@ class Node:
             if was == STOPPING and server.idle and self.private_shm:
                 leftovers.sweep()
             if server.waits.startswith(LOST) and all(each.idle for each in self.servers.values()):
-                self._lost(server.waits)  # nothing that works is hurt by a new start of the container
+                # nothing that works is hurt by a new start of the container
+                self._lost(server.waits)
             if name not in self.orders and server.idle:
                 del self.servers[name]
 
@@ -220,7 +248,10 @@ class Node:
     @property
     def changing(self) -> bool:
         """True while an engine is being prepared or ended."""
-        return any(each.engine.state == STOPPING or each.order.phase == PREPARE for each in self.servers.values())
+        return any(
+            each.engine.state == STOPPING or each.order.phase == PREPARE
+            for each in self.servers.values()
+        )
 
     @property
     def runs(self) -> bool:

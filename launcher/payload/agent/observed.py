@@ -1,4 +1,6 @@
-"""A server as it is: what the keeper writes beside `desired.json`, and the launcher reads. Standard library only.
+"""A server as it is: what the keeper writes beside `desired.json`, and the launcher reads.
+
+Standard library only.
 
 All times are seconds since 1970 unless a name says otherwise.
 """
@@ -11,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 VERSION = 2
-# waiting: for nodes, GPUs, or Ray. starting: the engine runs and has not answered. ready: it has. stopping: it is being ended.
-# pausing: until the next start. failed: its first start ended. gave-up: no restart is left. stopped: nobody wants it.
+# waiting: for nodes, GPUs, or Ray. starting: the engine runs and has not answered. ready: it has.
+# stopping: it is being ended. pausing: until the next start. failed: its first start ended.
+# gave-up: no restart is left. stopped: nobody wants it.
 STATES = ("waiting", "starting", "ready", "stopping", "pausing", "failed", "gave-up", "stopped")
 OVER = ("failed", "gave-up", "stopped")
 FAULTS = 20  # that are kept
@@ -24,9 +27,9 @@ T = TypeVar("T")
 class Fault:
     """Why an engine was ended or had ended.
 
-    `cause` is the engine's first error, empty where it gave none; `lost` is how many requests were lost, None where nobody
-    knows. `phases` has how many seconds later its engine was stopped, the cluster whole, and the engine started again, `pause`
-    for how long the restart was put off.
+    `cause` is the engine's first error, empty where it gave none; `lost` is how many requests were
+    lost, None where nobody knows. `phases` has how many seconds later its engine was stopped, the
+    cluster whole, and the engine started again, `pause` for how long the restart was put off.
     """
 
     at: float
@@ -43,7 +46,9 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What vLLM counts: requests that run and that wait, and tokens per second since the last look."""
+    """What vLLM counts: requests that run and that wait, and tokens per second since the last
+    look.
+    """
 
     running: int
     waiting: int
@@ -52,12 +57,15 @@ class Load:
 
 @dataclass(kw_only=True)
 class Observed:
-    """How a server is. `answered` and `seconds` are of the last canary that came back, `asking` is for how many seconds the
-    present one has been on its way, `still` for how many seconds nothing at all has moved.
+    """How a server is.
 
-    `doing` says what is being done or waited for, `warning` what is odd about a server that is ready. `restarts` are the times
-    of restarts, `restarts_left` is None where any number is allowed, `next_start` is when a pause ends. `first_start` is how
-    many seconds the first start took; a server with none has never answered. `ranks` has what each node holds.
+    `answered` and `seconds` are of the last canary that came back, `asking` is for how many seconds
+    the present one has been on its way, `still` for how many seconds nothing at all has moved.
+
+    `doing` says what is being done or waited for, `warning` what is odd about a server that is
+    ready. `restarts` are the times of restarts, `restarts_left` is None where any number is
+    allowed, `next_start` is when a pause ends. `first_start` is how many seconds the first start
+    took; a server with none has never answered. `ranks` has what each node holds.
     """
 
     name: str
@@ -93,7 +101,9 @@ class Observed:
 
 
 def read(said: Any) -> Observed:
-    """Read plain data, field by field; raises ValueError when a field has another type than it should."""
+    """Read plain data, field by field; raises ValueError when a field has another type than it
+    should.
+    """
     if not isinstance(said, Mapping) or said.get("version") != VERSION:
         raise ValueError("this is no record of a server")
     found = _fields(Observed, said, {"load", "faults", "ranks", "restarts"})
@@ -102,7 +112,9 @@ def read(said: Any) -> Observed:
     found["faults"] = [_fault(each) for each in _list(faults)]
     found["restarts"] = [float(_number(each)) for each in _list(said.get("restarts"))]
     ranks = said.get("ranks")
-    found["ranks"] = {str(node): [str(rank) for rank in _list(held)] for node, held in _mapping(ranks).items()}
+    found["ranks"] = {
+        str(node): [str(rank) for rank in _list(held)] for node, held in _mapping(ranks).items()
+    }
     if found.get("state") not in STATES:
         raise ValueError(f"`state` is {found.get('state')!r:.80}")
     return _made(Observed, found)
@@ -110,7 +122,9 @@ def read(said: Any) -> Observed:
 
 def _fault(said: Any) -> Fault:
     found = _fields(Fault, said, {"phases"})
-    phases = {str(name): float(_number(each)) for name, each in _mapping(said.get("phases")).items()}
+    phases = {
+        str(name): float(_number(each)) for name, each in _mapping(said.get("phases")).items()
+    }
     return _made(Fault, {**found, "phases": phases})
 
 
@@ -147,7 +161,11 @@ def _text(name: str, value: Any) -> str:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -(2**62) < value < 2**62:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not -(2**62) < value < 2**62
+    ):
         raise ValueError(f"a number is {value!r:.80}")
     return value
 

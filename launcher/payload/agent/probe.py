@@ -1,7 +1,8 @@
-"""Asks a server's API on its own node, from threads, what the keeper judges by: canaries, counters, `/health`. Judges nothing.
+"""Asks a server's API on its own node, from threads, what the keeper judges by: canaries, counters,
+`/health`. Judges nothing.
 
-A canary is a completion of one token. It is waited for, however long it takes: under load it stands in the queue like any other
-request, and tells how long that is. Standard library only.
+A canary is a completion of one token. It is waited for, however long it takes: under load it stands
+in the queue like any other request, and tells how long that is. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,11 +18,19 @@ from typing import Any
 from . import api
 from .api import Counters, Where
 
-SILENT = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, http.client.HTTPException)
+SILENT = (
+    OSError,
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+    http.client.HTTPException,
+)
 _PATIENCE = 3600.0  # seconds for a canary; the keeper decides long before
 _EARLY = 1.0  # seconds between two looks at a server that has not answered
-# What tells that a server stands still on purpose: pause and sleep (`/is_paused`, `/is_sleeping`, where vLLM has them), and
-# elastic expert parallelism that is being rescaled.
+# What tells that a server stands still on purpose: pause and sleep (`/is_paused`, `/is_sleeping`,
+# where vLLM has them), and elastic expert parallelism that is being rescaled.
 _RESTS: tuple[tuple[str, object, str, str], ...] = (
     ("/is_sleeping", None, "is_sleeping", "it sleeps"),
     ("/is_paused", None, "is_paused", "it is paused"),
@@ -41,21 +50,27 @@ class Canary(threading.Thread):
     def run(self) -> None:
         """Ask."""
         try:
-            self.status, self.said = api.api(self.where, self.path, self.body, _PATIENCE, self.replica)
+            self.status, self.said = api.api(
+                self.where, self.path, self.body, _PATIENCE, self.replica
+            )
         except SILENT as error:
             self.said = f"{type(error).__name__}: {error}"
         self.seconds = time.monotonic() - self.began
 
 
 class Probe:
-    """What is known of one engine's API, from its start to its end. `report` is what travels to the keeper."""
+    """What is known of one engine's API, from its start to its end.
+
+    `report` is what travels to the keeper.
+    """
 
     def __init__(self, host: str, port: int, replicas: int, every: float) -> None:
         self.where = Where(api_host=host, api=port, engines=replicas)
         self.every, self.replicas = every, replicas
         self._path, self._body = "", dict[str, Any]()
         self._canaries: dict[int | None, Canary] = {}
-        self._answers: dict[str, list[float]] = {}  # replica ("" for the whole) → how many answers, and when the last one came
+        # replica ("" for the whole) → how many answers, and when the last one came
+        self._answers: dict[str, list[float]] = {}
         self._seconds, self._turn = 0.0, 0
         self._status, self._said, self._health, self._rests = 0, "", 0, ""
         self._counters: Counters | None = None
@@ -75,13 +90,19 @@ class Probe:
     def report(self) -> dict[str, Any]:
         """Return what is known; all times are seconds ago, for clocks differ between nodes.
 
-        `answers` has, for each replica that has answered ("" for the whole server), how often and how long ago; `asking` how
-        long each canary has been on its way; `odd` the status and text of one that came back as no answer.
+        `answers` has, for each replica that has answered ("" for the whole server), how often and
+        how long ago; `asking` how long each canary has been on its way; `odd` the status and text
+        of one that came back as no answer.
         """
         now = time.monotonic()
         said: dict[str, Any] = {
-            "answers": {key: [count, round(now - at, 2)] for key, (count, at) in self._answers.items()},
-            "asking": {_key(each): round(now - canary.began, 2) for each, canary in list(self._canaries.items())},
+            "answers": {
+                key: [count, round(now - at, 2)] for key, (count, at) in self._answers.items()
+            },
+            "asking": {
+                _key(each): round(now - canary.began, 2)
+                for each, canary in list(self._canaries.items())
+            },
             "seconds": round(self._seconds, 3),
             "odd": [self._status, self._said[:300]] if self._said else None,
             "health": self._health,
@@ -89,10 +110,14 @@ class Probe:
         }
         if counted := self._counters:
             said["counters"] = {
-                "age": round(now - self._counted, 2), "running": counted.running, "waiting": counted.waiting,
-                "tokens": counted.tokens, "good": counted.good, "failed": counted.failed,
+                "age": round(now - self._counted, 2),
+                "running": counted.running,
+                "waiting": counted.waiting,
+                "tokens": counted.tokens,
+                "good": counted.good,
+                "failed": counted.failed,
                 "progress": {_key(each): _digest(counted.of(each)) for each in self._keys()},
-            }  # fmt: skip
+            }
         return said
 
     def _keys(self) -> list[int | None]:
@@ -113,7 +138,9 @@ class Probe:
             pause = max(0.05, every - (time.monotonic() - began))
 
     def _begin(self) -> None:
-        """Wait for the first answer, one of each replica; what to ask from then on is remembered."""
+        """Wait for the first answer, one of each replica; what to ask from then on is
+        remembered.
+        """
         self._health = api.api(self.where, "/health", timeout=5)[0]
         if self._health != 200:
             return
@@ -126,7 +153,11 @@ class Probe:
         ask = {"model": said["model"], "max_tokens": 1, "temperature": 0}
         chat = said["path"].endswith("chat/completions")
         prompt = self.where.prompt
-        self._body = {**ask, "messages": [{"role": "user", "content": prompt}]} if chat else {**ask, "prompt": prompt}
+        self._body = (
+            {**ask, "messages": [{"role": "user", "content": prompt}]}
+            if chat
+            else {**ask, "prompt": prompt}
+        )
         self._seconds = float(said["seconds"])
         self._count()
         for each in self._keys():
@@ -148,7 +179,9 @@ class Probe:
                 del self._canaries[replica]
                 self._judge(canary)
         self._count()
-        late = any(time.monotonic() - each.began > 2 * self.every for each in self._canaries.values())
+        late = any(
+            time.monotonic() - each.began > 2 * self.every for each in self._canaries.values()
+        )
         if late or self._said:
             self._health = api.api(self.where, "/health", timeout=5)[0]
             self._rests = self._resting()
@@ -176,7 +209,11 @@ class Probe:
     def _resting(self) -> str:
         for path, body, field, words in _RESTS:
             status, text = api.api(self.where, path, body, timeout=5)
-            if status == 200 and isinstance(said := json.loads(text), Mapping) and said.get(field) is True:
+            if (
+                status == 200
+                and isinstance(said := json.loads(text), Mapping)
+                and said.get(field) is True
+            ):
                 return words
         return ""
 

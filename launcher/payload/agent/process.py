@@ -1,7 +1,8 @@
 """The processes of one engine on this node, started and ended as a whole. Standard library only.
 
-An engine is a session of processes. What it prints goes to a log of its own, which does not grow without end, and the telling
-lines since the engine was last well are kept: they are the evidence when it dies.
+An engine is a session of processes. What it prints goes to a log of its own, which does not grow
+without end, and the telling lines since the engine was last well are kept: they are the evidence
+when it dies.
 """
 
 from __future__ import annotations
@@ -25,22 +26,27 @@ _WORKS = 0.1  # part of a core from which on a process works
 _LOG = 64 << 20  # bytes of a log until it is put aside
 _LINES, _WIDTH = 60, 400
 IDLE, RUNNING, STOPPING = "idle", "running", "stopping"
-# How vLLM names the processes of a replica, and marks their lines: `VLLM::EngineCore_DP1`, `(Worker_DP1_TP0 pid=7)`.
+# How vLLM names the processes of a replica, and marks their lines: `VLLM::EngineCore_DP1`,
+# `(Worker_DP1_TP0 pid=7)`.
 _REPLICA = re.compile(r"(?:EngineCore|Worker)_DP(\d{1,4})(?!\d)")
 _ACCESS = re.compile(r'"(?:GET|POST) /\S* HTTP/1\.[01]"')
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Engine:
-    """One engine at a time. `state` is idle, running or stopping; `last` is the generation that was started last.
+    """One engine at a time.
 
-    `ended` says how it came to its end, where nobody asked for it. Call `poll` often: it is what drives everything.
+    `state` is idle, running or stopping; `last` is the generation that was started last.
+
+    `ended` says how it came to its end, where nobody asked for it. Call `poll` often: it is what
+    drives everything.
     """
 
     def __init__(self, name: str, log: str) -> None:
         self.name, self.log = name, log
         self.state, self.last, self.ended = IDLE, 0, ""
-        self.lines: dict[str, int] = {}  # how many it has printed, in all ("") and of each replica; not of requests
+        # how many it has printed, in all ("") and of each replica; not of requests
+        self.lines: dict[str, int] = {}
         self.work = Work()
         self._process: subprocess.Popen[bytes] | None = None
         self._printed: threading.Thread | None = None
@@ -76,9 +82,13 @@ class Engine:
         self._write(f"{BEGINS} (generation {generation})\n".encode())
         try:
             self._process = children.spawn(
-                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment,
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=environment,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         except OSError as error:
             self.ended = f"cannot be started: {argv[0]}: {error.strerror}"
             self._write(f"vlaunch agent: {self.ended}\n".encode())
@@ -88,7 +98,9 @@ class Engine:
         self._printed.start()
 
     def stop(self, grace: float) -> None:
-        """Begin to end it: politely first, which lets vLLM free what it holds; `poll` does the rest."""
+        """Begin to end it: politely first, which lets vLLM free what it holds; `poll` does the
+        rest.
+        """
         if self.state == RUNNING:
             self._grace = grace
             self._stop()
@@ -99,7 +111,8 @@ class Engine:
         if self._process and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
-                self._process.send_signal(signal.SIGCONT)  # one that was frozen would never hear of it
+                # one that was frozen would never hear of it
+                self._process.send_signal(signal.SIGCONT)
 
     def poll(self) -> None:
         """See how it is, and go on ending it."""
@@ -133,7 +146,9 @@ class Engine:
     def look(self) -> None:
         """See which of its processes have worked since the last look."""
         if self._process is not None:
-            self.work.look((pid, used) for pid, session, used in _processes() if session == self._process.pid)
+            self.work.look(
+                (pid, used) for pid, session, used in _processes() if session == self._process.pid
+            )
 
     def _left(self, session: int) -> Iterator[int]:
         """Find what lives of it, also what has left the session."""
@@ -178,10 +193,11 @@ class Engine:
 
 
 class Work:
-    """At how many looks some process had worked, and not only waited: `counts` has it for all ("") and for each replica.
+    """At how many looks some process had worked, and not only waited: `counts` has it for all ("")
+    and for each replica.
 
-    A process that waits wakes up, looks, and sleeps on, which took up to 5 % of a core of an idle engine; one that works takes
-    most of one.
+    A process that waits wakes up, looks, and sleeps on, which took up to 5 % of a core of an idle
+    engine; one that works takes most of one.
     """
 
     def __init__(self) -> None:
@@ -190,7 +206,9 @@ class Work:
         self._looked = 0.0
 
     def look(self, processes: Iterable[tuple[int, float]]) -> None:
-        """Compare the seconds of CPU that each process has used, by its number, with those at the last look."""
+        """Compare the seconds of CPU that each process has used, by its number, with those at the
+        last look.
+        """
         now, before, self._used = time.monotonic(), self._used, dict(processes)
         span, self._looked = now - self._looked, now
         worked = {""} if self._used and not before else set[str]()
@@ -206,12 +224,16 @@ class Work:
 
 
 def used(pids: Sequence[int]) -> list[tuple[int, float]]:
-    """Return how many seconds of CPU each of some processes has used; one that is gone is left out."""
+    """Return how many seconds of CPU each of some processes has used; one that is gone is left
+    out.
+    """
     return [(pid, seconds) for pid, _, seconds in _processes(set(pids))]
 
 
 def mark(what: str) -> str:
-    """Return the value of MARK for what belongs to something of this agent: others may see the same processes."""
+    """Return the value of MARK for what belongs to something of this agent: others may see the same
+    processes.
+    """
     return f"{os.getpid()}.{what}"
 
 
@@ -245,13 +267,16 @@ def _title(pid: int) -> str:
 
 
 def _processes(pids: set[int] | None = None) -> Iterator[tuple[int, int, float]]:
-    """Yield number, session and seconds of CPU of each process that does more than wait to be reaped."""
+    """Yield number, session and seconds of CPU of each process that does more than wait to be
+    reaped.
+    """
     for name in os.listdir("/proc") if pids is None else map(str, pids):
         if not name.isdigit():
             continue
         try:
             with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
-                words = file.read().rpartition(")")[2].split()  # state, parent, group, session: behind the name in brackets
+                # state, parent, group, session: behind the name in brackets
+                words = file.read().rpartition(")")[2].split()
             if words[0] not in "ZX":
                 yield int(name), int(words[3]), (int(words[11]) + int(words[12])) / _TICKS
         except (OSError, ValueError, IndexError):
@@ -279,4 +304,6 @@ def _words(code: int) -> str:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    return f"was killed by {name}" + (" (by hand, or for lack of memory)" if name == "SIGKILL" else "")
+    return f"was killed by {name}" + (
+        " (by hand, or for lack of memory)" if name == "SIGKILL" else ""
+    )

@@ -1,4 +1,5 @@
-"""What Ray's dashboard says of a server whose ranks Ray runs: if it could start, where its ranks are, and which one died first.
+"""What Ray's dashboard says of a server whose ranks Ray runs: if it could start, where its ranks
+are, and which one died first.
 
 Standard library only. It decides nothing; whoever cannot be asked raises one of `SILENT`.
 """
@@ -21,17 +22,27 @@ __all__ = ["ENGINE", "SILENT", "Culprit", "Rank", "RayView"]
 
 ENGINE = "an engine"  # what an actor of vLLM's is called that is no rank
 
-_PATIENCE = 15.0  # seconds for each of Ray's tables: a dashboard that is always slow must not keep a server down
-_DEAD = 10.0  # seconds for which Ray may take a node for alive whose port was closed; `plan/containers.py` lets it notice in 5
-_RANK = re.compile(r"vllm_Worker_\w*?\d(?:_dp(\d+))?((?:_[A-Z]+\d+)*)")  # as launcher/tools/ray.py reads it
+# seconds for each of Ray's tables: a dashboard that is always slow must not keep a server down
+_PATIENCE = 15.0
+# seconds for which Ray may take a node for alive whose port was closed; `plan/containers.py` lets
+# it notice in 5
+_DEAD = 10.0
+# as launcher/tools/ray.py reads it
+_RANK = re.compile(r"vllm_Worker_\w*?\d(?:_dp(\d+))?((?:_[A-Z]+\d+)*)")
 _ENGINE = re.compile(r"EngineCore|RayWorker")  # classes of vLLM whose actors have no such name
-_CONSEQUENCE = re.compile(r"owner .*(?:died|exited)|owner.?has|ray\.kill|job .*finished|driver|intended|out of scope", re.I)
-_DIED = re.compile(r"rank=\[?(\d+)\b.{0,40} died unexpectedly")  # v1/executor/ray_executor_v2.py of vLLM 0.32
+_CONSEQUENCE = re.compile(
+    r"owner .*(?:died|exited)|owner.?has|ray\.kill|job .*finished|driver|intended|out of scope",
+    re.I,
+)
+# v1/executor/ray_executor_v2.py of vLLM 0.32
+_DIED = re.compile(r"rank=\[?(\d+)\b.{0,40} died unexpectedly")
 
 
 @dataclass(frozen=True)
 class Rank:
-    """A rank that Ray runs: the actor's id, its name for people, its node, and its process there."""
+    """A rank that Ray runs: the actor's id, its name for people, its node, and its process
+    there.
+    """
 
     actor: str
     name: str
@@ -49,33 +60,55 @@ class Culprit:
 
 
 class RayView:
-    """Asks about one server. `ray` says where Ray is and how many GPUs the server takes, `addresses` where the nodes are."""
+    """Asks about one server.
+
+    `ray` says where Ray is and how many GPUs the server takes, `addresses` where the nodes are.
+    """
 
     def __init__(self, ray: Ray, tp: int, addresses: Mapping[str, str]) -> None:
         self.ray, self.tp, self.addresses = ray, tp, addresses
         self.where = api.Where(dashboard=ray.dashboard)
         self._names = {ip: name for name, ip in addresses.items()}
         self._steady, self._ids = 0, list[str]()
-        self._closed: dict[str, float] = {}  # Ray's id of a node → when its port was last found closed
+        # Ray's id of a node → when its port was last found closed
+        self._closed: dict[str, float] = {}
 
     def rows(self, what: str, patience: float = _PATIENCE, **filters: str) -> list[dict[str, Any]]:
         """Ask for one of Ray's tables."""
-        chosen = "".join(f"&filter_keys={key}&filter_predicates=%3D&filter_values={value}" for key, value in filters.items())
-        answer: Any = api.ray(self.where, f"/api/v0/{what}?detail=1&limit=10000{chosen}", timeout=patience)
+        chosen = "".join(
+            f"&filter_keys={key}&filter_predicates=%3D&filter_values={value}"
+            for key, value in filters.items()
+        )
+        answer: Any = api.ray(
+            self.where, f"/api/v0/{what}?detail=1&limit=10000{chosen}", timeout=patience
+        )
         found: list[dict[str, Any]] = answer["data"]["result"]["result"]
         return found
 
     def lacking(self, looks: int) -> str:
-        """Say what a start still waits for, empty when nothing did for so many looks: nodes, and GPUs that are free."""
-        living = [row for row in self.rows("nodes") if row["state"] == "ALIVE" and row["node_ip"] in self._names]
+        """Say what a start still waits for, empty when nothing did for so many looks: nodes, and
+        GPUs that are free.
+        """
+        living = [
+            row
+            for row in self.rows("nodes")
+            if row["state"] == "ALIVE" and row["node_ip"] in self._names
+        ]
         there = [row for row in living if self._listens(row)]
         steady, self._steady = self._steady, 0
         if len(living) > len(there):
             return "waiting until Ray has noticed which nodes are dead"
         brought = sum(float((row.get("resources_total") or {}).get("GPU", 0)) for row in there)
         if brought < self.ray.gpus:
-            gone = sorted(name for ip, name in self._names.items() if ip not in {row["node_ip"] for row in there})
-            return f"waiting for {', '.join(gone) or 'GPUs'} to be in Ray: {brought:g} of {self.ray.gpus:g} GPUs are"
+            gone = sorted(
+                name
+                for ip, name in self._names.items()
+                if ip not in {row["node_ip"] for row in there}
+            )
+            return (
+                f"waiting for {', '.join(gone) or 'GPUs'} to be in Ray: {brought:g} of"
+                f" {self.ray.gpus:g} GPUs are"
+            )
         free = brought - self._held()
         if free < self.ray.gpus:
             return f"waiting until {self.ray.gpus:g} GPUs are free in Ray; {free:g} are"
@@ -84,7 +117,9 @@ class RayView:
         return "" if self._steady >= looks else "looking whether the nodes stay in Ray"
 
     def _listens(self, row: Mapping[str, Any]) -> bool:
-        """True for a node that is what Ray says, alive. Ray notices some seconds late that a container has died.
+        """True for a node that is what Ray says, alive.
+
+        Ray notices some seconds late that a container has died.
 
         Its port is closed at once, but open again, of another node, before Ray has noticed.
         """
@@ -94,31 +129,60 @@ class RayView:
         return now - self._closed.get(row["node_id"], -_DEAD) >= _DEAD
 
     def _held(self) -> float:
-        groups = [row for row in self.rows("placement_groups") if row.get("state") not in ("REMOVED", "PENDING", "INFEASIBLE")]
-        held = [bundle.get("unit_resources") or {} for row in groups for bundle in row.get("bundles") or ()]
-        alone = [row for row in self.rows("actors", state="ALIVE") if not row.get("placement_group_id")]
+        groups = [
+            row
+            for row in self.rows("placement_groups")
+            if row.get("state") not in ("REMOVED", "PENDING", "INFEASIBLE")
+        ]
+        held = [
+            bundle.get("unit_resources") or {}
+            for row in groups
+            for bundle in row.get("bundles") or ()
+        ]
+        alone = [
+            row for row in self.rows("actors", state="ALIVE") if not row.get("placement_group_id")
+        ]
         held += [row.get("required_resources") or {} for row in alone]
         return sum(float(each.get("GPU", 0)) for each in held)
 
     def ranks(self, driver: int) -> list[Rank]:
-        """Return the living ranks that the process `driver`, or a child of it, has started; all of them if Ray cannot tell."""
-        homes = {row["node_id"]: self._names.get(row["node_ip"], row["node_ip"]) for row in self.rows("nodes")}
-        found = [(row, name) for row in self.rows("actors", state="ALIVE") if (name := _rank_name(row))]
+        """Return the living ranks that the process `driver`, or a child of it, has started; all of
+        them if Ray cannot tell.
+        """
+        homes = {
+            row["node_id"]: self._names.get(row["node_ip"], row["node_ip"])
+            for row in self.rows("nodes")
+        }
+        found = [
+            (row, name) for row in self.rows("actors", state="ALIVE") if (name := _rank_name(row))
+        ]
         jobs: Any = api.ray(self.where, "/api/jobs/", timeout=_PATIENCE)
         drivers = {
-            str((each.get("driver_info") or {}).get("pid")): str(each.get("job_id")) for each in jobs if isinstance(each, dict)
+            str((each.get("driver_info") or {}).get("pid")): str(each.get("job_id"))
+            for each in jobs
+            if isinstance(each, dict)
         }
-        own = {job for pid, job in drivers.items() if pid.isdigit() and _same_session(int(pid), driver)}
+        own = {
+            job for pid, job in drivers.items() if pid.isdigit() and _same_session(int(pid), driver)
+        }
         ours = [each for each in found if str(each[0].get("job_id")) in own] if own else found
         if not own and len({row.get("job_id") for row, _ in found}) > 1:
             return []  # of several drivers: whose is whose nobody knows
         return [
-            Rank(str(row["actor_id"]), name, homes.get(row.get("node_id", ""), ""), int(row.get("pid") or 0))
+            Rank(
+                str(row["actor_id"]),
+                name,
+                homes.get(row.get("node_id", ""), ""),
+                int(row.get("pid") or 0),
+            )
             for row, name in ours
         ]
 
     def culprit(self, ranks: list[Rank], evidence: str) -> Culprit | None:
-        """Return the rank that died of itself; the others were ended with the engine. None when nobody knows."""
+        """Return the rank that died of itself; the others were ended with the engine.
+
+        None when nobody knows.
+        """
         return self._dead(ranks) or self._unreachable(ranks) or self._accused(ranks, evidence)
 
     def _dead(self, ranks: list[Rank]) -> Culprit | None:
@@ -134,16 +198,23 @@ class RayView:
         return None
 
     def _unreachable(self, ranks: list[Rank]) -> Culprit | None:
-        """Return a rank whose node has just died: the engine may notice before Ray does, and ends the other ranks."""
+        """Return a rank whose node has just died: the engine may notice before Ray does, and ends
+        the other ranks.
+        """
         for rank in ranks:
             ip = self.addresses.get(rank.node)
             if ip and not _reachable(ip, self.ray.node_manager):
-                said = f"nothing listens on {ip}:{self.ray.node_manager}: its container is gone, or its network"
+                said = (
+                    f"nothing listens on {ip}:{self.ray.node_manager}: its container is gone, or"
+                    " its network"
+                )
                 return Culprit(rank.node, rank.name, said)
         return None
 
     def _accused(self, ranks: list[Rank], evidence: str) -> Culprit | None:
-        """Return the rank that vLLM's log names as dead: a container may be back before anybody has seen its port closed."""
+        """Return the rank that vLLM's log names as dead: a container may be back before anybody has
+        seen its port closed.
+        """
         match = _DIED.search(evidence)
         if match is None:
             return None
@@ -151,7 +222,10 @@ class RayView:
         for rank in ranks:
             place = dict(re.findall(r"([A-Z]+)(\d+)", rank.name))
             # Each replica counts its ranks from 0, and its lines do not say whose they are.
-            if "DP" not in place and (int(place.get("PP", 0)), int(place.get("TP", 0))) == (stage, part):
+            if "DP" not in place and (int(place.get("PP", 0)), int(place.get("TP", 0))) == (
+                stage,
+                part,
+            ):
                 return Culprit(rank.node, rank.name, "")
         return None
 
@@ -187,7 +261,11 @@ def _words(cause: Any) -> str:
         return str(cause or "")
     for each in cause.values():
         if isinstance(each, dict):
-            said = each.get("error_message") or each.get("reason") or each.get("formatted_exception_string")
+            said = (
+                each.get("error_message")
+                or each.get("reason")
+                or each.get("formatted_exception_string")
+            )
             if said:
                 return " ".join(str(said).split())[:600]
     return json.dumps(cause)[:300]

@@ -1,4 +1,7 @@
-"""The GPUs that Ray sets aside for a server whose ranks run outside of it, as the keeper sees them. Standard library only."""
+"""The GPUs that Ray sets aside for a server whose ranks run outside of it, as the keeper sees them.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,15 @@ from . import children
 from .background import Background
 from .desired import Desired
 
-_AGAIN, _LATER = 1.0, 30.0  # seconds between two attempts: before the start, and while the engine runs
+# seconds between two attempts: before the start, and while the engine runs
+_AGAIN, _LATER = 1.0, 30.0
 _TIMEOUT = 120.0  # seconds for `reserve.py`, which imports Ray
 
 
 class Reservation:
-    """The GPUs that Ray sets aside for a server that runs outside of it; `doing` says what is waited for."""
+    """The GPUs that Ray sets aside for a server that runs outside of it; `doing` says what is
+    waited for.
+    """
 
     def __init__(self, want: Desired) -> None:
         self.want = want
@@ -24,12 +30,19 @@ class Reservation:
         self._again, self.ready, self._head = 0.0, False, ""
 
     def turn(self, now: float, head: str, *, runs: bool) -> None:
-        """Ask Ray, and ask again when it had none. `head` is another word when Ray's head is, which has forgotten."""
+        """Ask Ray, and ask again when it had none.
+
+        `head` is another word when Ray's head is, which has forgotten.
+        """
         if head != self._head:
             self._head, self.ready = head, False
         if self._asked is None:
             if not self.ready and now >= self._again:
-                pairs = [f"{self.want.addresses[node]}={count}" for node, count in self.want.places.items() if count]
+                pairs = [
+                    f"{self.want.addresses[node]}={count}"
+                    for node, count in self.want.places.items()
+                    if count
+                ]
                 self._asked = Background(lambda: _reserve("take", self.want.name, *pairs))
             return
         if not self._asked.over:
@@ -42,7 +55,9 @@ class Reservation:
             said = {"error": out[-300:]}
         if code == 0 and isinstance(said.get("gpus"), dict):
             names = {ip: node for node, ip in self.want.addresses.items()}
-            found = {names.get(ip, ip): [int(each) for each in held] for ip, held in said["gpus"].items()}
+            found = {
+                names.get(ip, ip): [int(each) for each in held] for ip, held in said["gpus"].items()
+            }
             self._found = self._found if runs else found  # what runs keeps the GPUs that it has
             self.ready = True
         else:
@@ -60,4 +75,6 @@ class Reservation:
 
 def _reserve(*words: str) -> tuple[int, str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
-    return children.run((sys.executable, "-m", "vlaunch_agent.reserve", *words), _TIMEOUT, environment)
+    return children.run(
+        (sys.executable, "-m", "vlaunch_agent.reserve", *words), _TIMEOUT, environment
+    )

@@ -1,7 +1,9 @@
-"""Sets GPUs aside in Ray for a server whose ranks run outside of it (`mp`), so that Ray gives them to nobody else.
+"""Sets GPUs aside in Ray for a server whose ranks run outside of it (`mp`), so that Ray gives them
+to nobody else.
 
-`python3 -m vlaunch_agent.reserve take NAME IP=GPUS …` makes a detached placement group of that name, waits until Ray has it,
-and prints which GPUs of each node they are, as JSON; `free NAME` removes it. A program of its own, for it imports Ray.
+`python3 -m vlaunch_agent.reserve take NAME IP=GPUS …` makes a detached placement group of that
+name, waits until Ray has it, and prints which GPUs of each node they are, as JSON; `free NAME`
+removes it. A program of its own, for it imports Ray.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ _PREFIX = "vlaunch-"
 
 
 def take(name: str, wanted: dict[str, int]) -> dict[str, list[int]]:
-    """Reserve so many GPUs on each address; return their indices. Raises RuntimeError when Ray does not have them."""
+    """Reserve so many GPUs on each address; return their indices.
+
+    Raises RuntimeError when Ray does not have them.
+    """
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -25,13 +30,19 @@ def take(name: str, wanted: dict[str, int]) -> dict[str, list[int]]:
     group = placement_group(bundles, strategy="SPREAD", name=_PREFIX + name, lifetime="detached")
     if not group.wait(_WAIT):
         remove_placement_group(group)
-        raise RuntimeError(f"Ray has not set {wanted} GPUs aside within {_WAIT:g} s: others hold them")
+        raise RuntimeError(
+            f"Ray has not set {wanted} GPUs aside within {_WAIT:g} s: others hold them"
+        )
 
     @ray.remote(num_cpus=0, max_retries=3)
     def indices() -> list[int]:
         return [int(each) for each in ray.get_gpu_ids()]
 
-    total = {row["NodeManagerAddress"]: row["Resources"].get("GPU", 0) for row in ray.nodes() if row["Alive"]}
+    total = {
+        row["NodeManagerAddress"]: row["Resources"].get("GPU", 0)
+        for row in ray.nodes()
+        if row["Alive"]
+    }
     asked: dict[str, Any] = {}
     for number, (ip, count) in enumerate(wanted.items()):
         if total.get(ip, 0) > count:  # of a node that is taken whole nobody needs to ask
@@ -63,7 +74,9 @@ def main() -> int:
             free(name)
             found = dict[str, list[int]]()
         else:
-            found = take(name, {ip: int(count) for ip, _, count in (each.rpartition("=") for each in pairs)})
+            found = take(
+                name, {ip: int(count) for ip, _, count in (each.rpartition("=") for each in pairs)}
+            )
     except (RuntimeError, ValueError, ray.exceptions.RayError) as error:
         print(json.dumps({"error": str(error)[:500]}))
         return 1

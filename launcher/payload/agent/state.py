@@ -1,7 +1,9 @@
-"""The files of servers: a folder for each in VLAUNCH_STATE, with what is wanted, how it is, what answered before, and its log.
+"""The files of servers: a folder for each in VLAUNCH_STATE, with what is wanted, how it is, what
+answered before, and its log.
 
-Standard library only. Files are JSON and are replaced whole, so that a reader never sees half of one. The folder is mounted
-from the node, so that a reboot, or a new container, finds what was there.
+Standard library only. Files are JSON and are replaced whole, so that a reader never sees half of
+one. The folder is mounted from the node, so that a reboot, or a new container, finds what was
+there.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ DESIRED, OBSERVED, HISTORY, LOG = "desired.json", "observed.json", "history.json
 MEMBERS = "members.json"  # which agents are connected to the head's
 KEPT = 5  # servers that have answered
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
-_MOUNTS = os.environ.get("VLAUNCH_MOUNTS", "/proc/self/mountinfo")  # where a container's own id can be seen
+# where a container's own id can be seen
+_MOUNTS = os.environ.get("VLAUNCH_MOUNTS", "/proc/self/mountinfo")
 
 
 def names(folder: str = "") -> list[str]:
@@ -31,7 +34,11 @@ def names(folder: str = "") -> list[str]:
         found = os.listdir(folder or FOLDER)
     except OSError:
         return []
-    return sorted(each for each in found if NAME.fullmatch(each) and os.path.isdir(os.path.join(folder or FOLDER, each)))
+    return sorted(
+        each
+        for each in found
+        if NAME.fullmatch(each) and os.path.isdir(os.path.join(folder or FOLDER, each))
+    )
 
 
 def path(name: str, file: str, folder: str = "") -> str:
@@ -66,7 +73,9 @@ def write(file: str, value: object, *, durable: bool = True) -> None:
 
 
 def wanted(name: str, folder: str = "") -> Desired | None:
-    """Return the server that is wanted under a name; raises ValueError where the file is of another version."""
+    """Return the server that is wanted under a name; raises ValueError where the file is of another
+    version.
+    """
     said = read(path(name, DESIRED, folder))
     return None if said is None else desired.read(said)
 
@@ -80,23 +89,35 @@ def seen(name: str, folder: str = "") -> Observed | None:
 
 
 def answered(server: Desired, at: float, folder: str = "") -> None:
-    """Note that a server has answered, newest first; the same one is noted once, with its last time."""
+    """Note that a server has answered, newest first; the same one is noted once, with its last
+    time.
+    """
     file = path(server.name, HISTORY, folder)
     said = read(file)
     before = [each for each in said if isinstance(each, Mapping)] if isinstance(said, list) else []
-    others = [each for each in before if isinstance(was := each.get("desired"), Mapping) and was.get("id") != server.id]
+    others = [
+        each
+        for each in before
+        if isinstance(was := each.get("desired"), Mapping) and was.get("id") != server.id
+    ]
     write(file, [{"at": at, "desired": server.as_json()}, *others][:KEPT])
 
 
 def container() -> str:
-    """Return the id of the container that this runs in, which a restart keeps; empty where nothing says it.
+    """Return the id of the container that this runs in, which a restart keeps; empty where nothing
+    says it.
 
-    Docker mounts three files of the container's own folder. With the host's network its name is the host's.
+    Docker mounts three files of the container's own folder. With the host's network its name is the
+    host's.
     """
     try:
         with open(_MOUNTS, encoding="utf-8", errors="replace") as file:
             mounts = [line.split()[3:5] for line in file]  # what is mounted, and where
     except OSError:
         return ""
-    ids = [re.findall("[0-9a-f]{64}", what) for what, where in mounts if where in ("/etc/hostname", "/etc/hosts")]
+    ids = [
+        re.findall("[0-9a-f]{64}", what)
+        for what, where in mounts
+        if where in ("/etc/hostname", "/etc/hosts")
+    ]
     return next((found[-1] for found in ids if found), "")

@@ -1,7 +1,8 @@
-"""What the agents of a cluster share: a connection with JSON, a line a message, and the proof that both know its secret.
+"""What the agents of a cluster share: a connection with JSON, a line a message, and the proof that
+both know its secret.
 
-Standard library only. Nothing here trusts the other side: lines are bounded, garbage ends the connection, and nobody is
-waited for: sockets never block.
+Standard library only. Nothing here trusts the other side: lines are bounded, garbage ends the
+connection, and nobody is waited for: sockets never block.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ class Lost(Exception):
 
 
 class Peer:
-    """The other end of a connection. `heard` is when it last said something, on the monotonic clock."""
+    """The other end of a connection.
+
+    `heard` is when it last said something, on the monotonic clock.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -76,7 +80,8 @@ def _message(line: bytes) -> dict[str, Any]:
     """Read a message; raises Lost. Whoever uses a part of it looks at its type."""
     try:
         said = json.loads(line)
-        json.dumps(said, ensure_ascii=False).encode()  # JSON can name halves of letters, which cannot be hashed or sent on
+        # JSON can name halves of letters, which cannot be hashed or sent on
+        json.dumps(said, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         raise Lost("it says no JSON") from None
     if not isinstance(said, dict):
@@ -85,7 +90,10 @@ def _message(line: bytes) -> dict[str, Any]:
 
 
 def secret() -> str:
-    """Return the cluster's secret; empty where there is none. It is read each time, for it may be rotated."""
+    """Return the cluster's secret; empty where there is none.
+
+    It is read each time, for it may be rotated.
+    """
     try:
         with open(os.path.join(_SECRETS, "RAY_AUTH_TOKEN"), encoding="utf-8") as file:
             return file.read().strip()
@@ -94,7 +102,9 @@ def secret() -> str:
 
 
 def proof(key: str, *words: object) -> str:
-    """Return what only somebody with the key can say about these words; empty where the cluster has no key."""
+    """Return what only somebody with the key can say about these words; empty where the cluster has
+    no key.
+    """
     if not key:
         return ""
     text = "\n".join(["vlaunch agent", *map(str, words)])
@@ -102,8 +112,15 @@ def proof(key: str, *words: object) -> str:
 
 
 def proven(said: object, key: str, *words: object) -> bool:
-    """True when `said` is that proof. Without a key nobody is believed: whoever leads can start programs."""
-    return bool(key) and isinstance(said, str) and hmac.compare_digest(said.encode(), proof(key, *words).encode())
+    """True when `said` is that proof.
+
+    Without a key nobody is believed: whoever leads can start programs.
+    """
+    return (
+        bool(key)
+        and isinstance(said, str)
+        and hmac.compare_digest(said.encode(), proof(key, *words).encode())
+    )
 
 
 def listen(ip: str, port: int) -> socket.socket:
@@ -115,7 +132,9 @@ def listen(ip: str, port: int) -> socket.socket:
 
 
 def say(text: str) -> None:
-    """Print a line between vLLM's own; parts of it may be a stranger's, in letters that this output cannot show."""
+    """Print a line between vLLM's own; parts of it may be a stranger's, in letters that this output
+    cannot show.
+    """
     shown = "".join(each if each.isprintable() else "?" for each in text)
     encoding = sys.stdout.encoding or "utf-8"
     with contextlib.suppress(OSError):

@@ -1,4 +1,7 @@
-"""The driver of a batch job: `python3 -m vlaunch_batch WORK`, a Ray job on the head. The only process that writes answers."""
+"""The driver of a batch job: `python3 -m vlaunch_batch WORK`, a Ray job on the head.
+
+The only process that writes answers.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from . import job as jobs
 from .progress import Progress
 
 MODES = {"engine": ".engine", "predict": ".predict", "data-parallel": ".ranks"}
-PATIENCE = 5.0  # seconds to wait for the lock: who looks whether a driver lives holds it for an instant
+# seconds to wait for the lock: who looks whether a driver lives holds it for an instant
+PATIENCE = 5.0
 TICK = 1.0  # seconds between two looks at the clock, the watchdog and the signals
 STOPPED = 128 + signal.SIGTERM
 WORKING, STOPPING = threading.Event(), threading.Event()  # of this process, for the signal handler
@@ -45,9 +49,12 @@ def main(work: str) -> int:
 
 
 def asked_to_stop(*_: object) -> None:
-    """Stop at once while looking at the input; while rows are worked on, between two blocks of them."""
+    """Stop at once while looking at the input; while rows are worked on, between two blocks of
+    them.
+    """
     if STOPPING.is_set():
-        return  # the first one is being seen to: another must not come between it and its last words
+        # the first one is being seen to: another must not come between it and its last words
+        return
     STOPPING.set()
     if not WORKING.is_set():
         raise Stop
@@ -69,18 +76,26 @@ def lock(work: str) -> Any:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                     return file
-                why = "its folder was removed meanwhile"  # what is held is not what the next driver will look at
+                # what is held is not what the next driver will look at
+                why = "its folder was removed meanwhile"
             except (BlockingIOError, FileNotFoundError) as error:
                 why = str(error)
             except OSError:
                 file.close()
                 raise
         except OSError as error:
-            hint = "see that `hf_home` is on a filesystem with locks, that the head's container may write there, and has space"
+            hint = (
+                "see that `hf_home` is on a filesystem with locks, that the head's container may"
+                " write there, and has space"
+            )
             raise jobs.Refused(f"{path} cannot be locked", str(error), hint) from error
         file.close()
         if time.monotonic() >= until:
-            raise jobs.Refused(f"another driver works in {work}", why, "wait for it, or stop it with `vlaunch stop`")
+            raise jobs.Refused(
+                f"another driver works in {work}",
+                why,
+                "wait for it, or stop it with `vlaunch stop`",
+            )
         time.sleep(0.1)
 
 
@@ -95,7 +110,9 @@ def watched(job: jobs.Job, progress: Any) -> int:
         books.close()
         left = books.left()
         if left:
-            raise jobs.Failed(f"{left} rows never came back", hint="run the job again: it goes on with those rows")
+            raise jobs.Failed(
+                f"{left} rows never came back", hint="run the job again: it goes on with those rows"
+            )
         summary.write(job, books.manifest, books.ledger, progress, "done")
     except Stop:
         return books.end("stopped", progress, None)
@@ -110,7 +127,9 @@ def watched(job: jobs.Job, progress: Any) -> int:
 
 
 class Books:
-    """Input and output of one run: what there is, what is accounted for, and the file that is being written."""
+    """Input and output of one run: what there is, what is accounted for, and the file that is being
+    written.
+    """
 
     def __init__(self, job: jobs.Job, progress: Any) -> None:
         self.job, self.progress = job, progress
@@ -168,7 +187,8 @@ def work(job: jobs.Job, progress: Any, books: Books) -> None:
         if rows:
             books.sink.add(rows)
         books.sink.tick()
-        signal.signal(signal.SIGTERM, asked_to_stop)  # Ray, once it is connected, has put a handler of its own below it
+        # Ray, once it is connected, has put a handler of its own below it
+        signal.signal(signal.SIGTERM, asked_to_stop)
         watch = budget.Watch.current
         if watch is not None and watch.verdict is not None:
             raise watch.verdict
@@ -179,7 +199,8 @@ def work(job: jobs.Job, progress: Any, books: Books) -> None:
 def pumped(results: Iterator[list[dict[str, Any]]]) -> Iterator[list[dict[str, Any]]]:
     """Yield what a pipeline yields, and an empty list whenever it has been silent for a second.
 
-    The pipeline runs in a thread, so that the clock, the watchdog and SIGTERM are seen to while it blocks.
+    The pipeline runs in a thread, so that the clock, the watchdog and SIGTERM are seen to while it
+    blocks.
     """
     taken: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=2)
 
@@ -201,7 +222,8 @@ def pumped(results: Iterator[list[dict[str, Any]]]) -> Iterator[list[dict[str, A
         if kind == "rows":
             yield value
         elif kind == "problem":
-            # Code that ends its process, as with `sys.exit`, must not end this one before it has said why.
+            # Code that ends its process, as with `sys.exit`, must not end this one before it has
+            # said why.
             raise value if isinstance(value, Exception) else RuntimeError(repr(value)) from value
         else:
             return

@@ -1,4 +1,6 @@
-"""Batches of users' code: rows into columns and back, and which rows of a batch are at fault when it raises. Nothing of Ray."""
+"""Batches of users' code: rows into columns and back, and which rows of a batch are at fault when
+it raises. Nothing of Ray.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,11 @@ class NotABatch(TypeError):
     """What the user's code returned has no columns at all: it is wrong whatever the rows are."""
 
 
-def halved(rows: Sequence[Row], call: Callable[[Sequence[Row]], list[Answer]], notes: list[str]) -> list[Answer]:
-    """Call the user's code on rows; when it raises, on each half of them, down to the rows that are at fault.
+def halved(
+    rows: Sequence[Row], call: Callable[[Sequence[Row]], list[Answer]], notes: list[str]
+) -> list[Answer]:
+    """Call the user's code on rows; when it raises, on each half of them, down to the rows that are
+    at fault.
 
     A batch of n rows takes at most 2n - 1 calls.
 
@@ -39,8 +44,12 @@ def halved(rows: Sequence[Row], call: Callable[[Sequence[Row]], list[Answer]], n
         if out_of_memory(problem):
             release()
             if len(rows) > 1 and not notes:
-                notes.append(f"a batch of {len(rows)} rows did not fit into memory and was halved: lower `batch_size`")
-    # Outside the handler: its traceback keeps the failed batch alive, and with it the memory that the halves need.
+                notes.append(
+                    f"a batch of {len(rows)} rows did not fit into memory and was halved: lower"
+                    " `batch_size`"
+                )
+    # Outside the handler: its traceback keeps the failed batch alive, and with it the memory that
+    # the halves need.
     if len(rows) == 1:
         return [said]
     middle = len(rows) // 2
@@ -48,7 +57,8 @@ def halved(rows: Sequence[Row], call: Callable[[Sequence[Row]], list[Answer]], n
 
 
 def columns(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return rows as Ray Data's guides show batches: one NumPy array per column, stacked when all rows have the same shape.
+    """Return rows as Ray Data's guides show batches: one NumPy array per column, stacked when all
+    rows have the same shape.
 
     A row that lacks a column has None there.
     """
@@ -57,7 +67,9 @@ def columns(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def array(values: list[Any]) -> Any:
-    """Return a column's values as an array: of numbers where they are numbers of one shape, else of objects."""
+    """Return a column's values as an array: of numbers where they are numbers of one shape, else of
+    objects.
+    """
     import numpy as np
 
     kinds = {type(value) for value in values}
@@ -76,7 +88,9 @@ def array(values: list[Any]) -> Any:
 
 
 def answers(made: Any, rows: int) -> list[Answer]:
-    """Return a batch of answers row by row. A dict of columns, a data frame and an Arrow table are batches.
+    """Return a batch of answers row by row.
+
+    A dict of columns, a data frame and an Arrow table are batches.
 
     Raises:
         NotABatch: It is none of them.
@@ -93,7 +107,10 @@ def answers(made: Any, rows: int) -> list[Answer]:
     plain = {str(name): listed(name, values) for name, values in made.items()}
     for name, values in plain.items():
         if len(values) != rows:
-            raise ValueError(f"the code returned {len(values)} values of `{name}` for {rows} {'row' if rows == 1 else 'rows'}")
+            raise ValueError(
+                f"the code returned {len(values)} values of `{name}` for {rows}"
+                f" {'row' if rows == 1 else 'rows'}"
+            )
     return [dict(zip(plain, values, strict=True)) for values in zip(*plain.values(), strict=True)]
 
 
@@ -106,7 +123,9 @@ def listed(name: Any, values: Any) -> list[Any]:
     if hasattr(values, "tolist") and kind != "O":
         values = values.tolist()
     if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
-        raise ValueError(f"the code returned {type(values).__name__} as `{name}`, not a value for each row")
+        raise ValueError(
+            f"the code returned {type(values).__name__} as `{name}`, not a value for each row"
+        )
     return [plainly(value) for value in values]
 
 
@@ -127,7 +146,9 @@ def last_line(problem: BaseException) -> str:
     """Return what Python would print last for this exception."""
     name, lines = type(problem).__name__, str(problem).strip().splitlines()
     if out_of_memory(problem):
-        return f"{name}: {lines[0] if lines else ''} (this row alone does not fit into memory)"[:2000]
+        return f"{name}: {lines[0] if lines else ''} (this row alone does not fit into memory)"[
+            :2000
+        ]
     return f"{name}: {lines[-1]}"[:2000] if lines else name
 
 
@@ -137,9 +158,13 @@ def out_of_memory(problem: BaseException) -> bool:
 
 
 def poisoned(problem: BaseException) -> bool:
-    """Say whether this process cannot use its device any more: after such an error every call fails, whatever the rows."""
+    """Say whether this process cannot use its device any more: after such an error every call
+    fails, whatever the rows.
+    """
     text = str(problem)
-    known = type(problem).__name__ == "AcceleratorError" or "CUDA error" in text or "HIP error" in text
+    known = (
+        type(problem).__name__ == "AcceleratorError" or "CUDA error" in text or "HIP error" in text
+    )
     return known and not out_of_memory(problem)
 
 

@@ -1,4 +1,6 @@
-"""Watches the replicas of a job from the side: how many are up, what they wait for, and when restarting them leads nowhere."""
+"""Watches the replicas of a job from the side: how many are up, what they wait for, and when
+restarting them leads nowhere.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,17 @@ LINES = 15  # of a dead replica's log that are shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The replicas at one moment. `placed` counts those that have a process somewhere but still load."""
+    """The replicas at one moment.
+
+    `placed` counts those that have a process somewhere but still load.
+    """
 
     ready: int = 0
     placed: int = 0
     waiting: int = 0
     restarts: int = 0
-    processes: Mapping[str, tuple[str, int]] | None = None  # actor → node and pid, of those that are up
+    # actor → node and pid, of those that are up
+    processes: Mapping[str, tuple[str, int]] | None = None
     causes: tuple[str, ...] = ()
 
 
@@ -35,14 +41,29 @@ def seen(table: Mapping[str, Mapping[str, Any]], actor: str) -> Seen:
     """Count the replicas in Ray's table of actors."""
     mine = {name: row for name, row in table.items() if actor in row["ActorClassName"]}
     up = {name: row for name, row in mine.items() if row["State"] == "ALIVE"}
-    coming = [row for row in mine.values() if row["State"] in ("PENDING_CREATION", "RESTARTING", "DEPENDENCIES_UNREADY")]
-    placed = [row for row in coming if row["State"] == "PENDING_CREATION" and row["Address"]["NodeID"].strip("f")]
+    coming = [
+        row
+        for row in mine.values()
+        if row["State"] in ("PENDING_CREATION", "RESTARTING", "DEPENDENCIES_UNREADY")
+    ]
+    placed = [
+        row
+        for row in coming
+        if row["State"] == "PENDING_CREATION" and row["Address"]["NodeID"].strip("f")
+    ]
     return Seen(
-        ready=len(up), placed=len(placed), waiting=len(coming) - len(placed),
+        ready=len(up),
+        placed=len(placed),
+        waiting=len(coming) - len(placed),
         restarts=sum(int(row["NumRestarts"]) for row in mine.values()),
         processes={name: (row["Address"]["NodeID"], int(row["Pid"])) for name, row in up.items()},
-        causes=tuple(filter(None, (cause(row.get("DeathCause")) for row in mine.values() if row["State"] != "ALIVE"))),
-    )  # fmt: skip
+        causes=tuple(
+            filter(
+                None,
+                (cause(row.get("DeathCause")) for row in mine.values() if row["State"] != "ALIVE"),
+            )
+        ),
+    )
 
 
 def cause(death: Any) -> str:
@@ -50,7 +71,9 @@ def cause(death: Any) -> str:
     for name in ("actor_died_error_context", "creation_task_failure_context", "oom_context"):
         context = getattr(death, name, None)
         if context is not None and context.ByteSize():
-            said = getattr(context, "error_message", "") or getattr(context, "formatted_exception_string", "")
+            said = getattr(context, "error_message", "") or getattr(
+                context, "formatted_exception_string", ""
+            )
             if said:
                 return " ".join(said.split())
     return ""
@@ -58,7 +81,10 @@ def cause(death: Any) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Budget:
-    """How much patience is left. Pure: it is told what is seen and when, and says when enough is enough."""
+    """How much patience is left.
+
+    Pure: it is told what is seen and when, and says when enough is enough.
+    """
 
     restarts: int
     stall: float
@@ -81,10 +107,17 @@ class Budget:
         self.total += fresh
         self.idle += fresh
         if self.idle > self.restarts:
-            hint = "see why it dies below; raise `limits.restarts` only if it would have worked in the end"
-            return Failed(f"replicas were restarted {self.idle} times and no row was finished in between", hint=hint)
+            hint = (
+                "see why it dies below; raise `limits.restarts` only if it would have worked in"
+                " the end"
+            )
+            return Failed(
+                f"replicas were restarted {self.idle} times and no row was finished in between",
+                hint=hint,
+            )
         if self.up is None:
-            # Those that are loaded hold their places and wait for the last one: while it queues, no clock of theirs runs.
+            # Those that are loaded hold their places and wait for the last one: while it queues, no
+            # clock of theirs runs.
             room = found.ready + found.placed >= self.least
             self.placed = (self.placed if self.placed is not None else now) if room else None
             if self.placed is not None and now - self.placed > LOADING:
@@ -92,26 +125,38 @@ class Budget:
                 return Failed(f"no replica was ready within {LOADING / 60:.0f} minutes", hint=hint)
             if self.placed is None and now - self.started > QUEUE:
                 hint = "see what `ray status` says is free; the same command waits again"
-                return Failed(f"there was no room for a replica within {QUEUE / 86400:.0f} days", hint=hint)
+                return Failed(
+                    f"there was no room for a replica within {QUEUE / 86400:.0f} days", hint=hint
+                )
         elif now - max(self.up, self.moved) > self.stall:
-            hint = "run the job again: it goes on with the rows that are left; raise `limits.stall` if rows take this long"
+            hint = (
+                "run the job again: it goes on with the rows that are left; raise `limits.stall` if"
+                " rows take this long"
+            )
             died = f", and replicas were restarted {self.idle} times" if self.idle else ""
             return Failed(f"no row was finished for {self.stall:.0f} seconds{died}", hint=hint)
         return None
 
 
 class Question:
-    """Something to ask of Ray, which may never answer: nobody waits longer than `LOOK`, and it is asked once at a time."""
+    """Something to ask of Ray, which may never answer: nobody waits longer than `LOOK`, and it is
+    asked once at a time.
+    """
 
     def __init__(self, ask: Callable[[], Any]) -> None:
         self.ask = ask
         self.asked: Future[Any] | None = None
 
     def __call__(self) -> Any:
-        """Return the answer, maybe to the asking of an earlier call. Raises TimeoutError, and what asking raises."""
+        """Return the answer, maybe to the asking of an earlier call.
+
+        Raises TimeoutError, and what asking raises.
+        """
         if self.asked is None:
             self.asked = Future()
-            threading.Thread(target=self.wait, args=(self.asked,), name="question", daemon=True).start()
+            threading.Thread(
+                target=self.wait, args=(self.asked,), name="question", daemon=True
+            ).start()
         asked = self.asked
         try:
             return asked.result(timeout=LOOK)
@@ -127,13 +172,28 @@ class Question:
 
 
 class Watch:
-    """A thread that looks every two seconds while rows are worked on. `verdict` says why the job should end, once it should."""
+    """A thread that looks every two seconds while rows are worked on.
+
+    `verdict` says why the job should end, once it should.
+    """
 
     current: Watch | None = None  # the one of this process, for whoever can end it
 
-    def __init__(self, job: Any, progress: Any, actor: str, replicas: tuple[int, int], needs: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        job: Any,
+        progress: Any,
+        actor: str,
+        replicas: tuple[int, int],
+        needs: Mapping[str, float],
+    ) -> None:
         self.progress, self.actor, self.replicas, self.needs = progress, actor, replicas, needs
-        self.budget = Budget(restarts=job.limits.restarts, stall=job.limits.stall, least=replicas[0], started=time.monotonic())
+        self.budget = Budget(
+            restarts=job.limits.restarts,
+            stall=job.limits.stall,
+            least=replicas[0],
+            started=time.monotonic(),
+        )
         self.rows = 0
         self.verdict: Failed | None = None
         self.state: tuple[str, str] | None = None
@@ -174,7 +234,9 @@ class Watch:
     def look(self, found: Seen) -> None:
         """Tell the progress what is seen, and judge it."""
         processes = dict(found.processes or {})
-        self.gone += [process for name, process in self.known.items() if processes.get(name) != process]
+        self.gone += [
+            process for name, process in self.known.items() if processes.get(name) != process
+        ]
         self.known = processes
         self.progress.replicas(found.ready, self.replicas[1])
         self.progress.restarted(found.restarts)
@@ -185,7 +247,9 @@ class Watch:
             self.verdict = ended
 
     def tell(self, found: Seen) -> None:
-        """Say what the job is doing when that changed; what a waiting job waits for is looked at each time."""
+        """Say what the job is doing when that changed; what a waiting job waits for is looked at
+        each time.
+        """
         if found.ready and (found.ready >= self.replicas[0] or self.rows):
             state, text = "running", ""
         elif found.placed and found.ready + found.placed >= self.replicas[0]:
@@ -258,14 +322,23 @@ def resources() -> tuple[dict[str, float], dict[str, float]]:
 
 
 def lacking(
-    needs: Mapping[str, float], replicas: int, free: Mapping[str, float], total: Mapping[str, float], held: Iterable[str]
+    needs: Mapping[str, float],
+    replicas: int,
+    free: Mapping[str, float],
+    total: Mapping[str, float],
+    held: Iterable[str],
 ) -> str:
     """Put into words what is free, what is needed, and who holds the rest."""
     wants = [(name, amount) for name, amount in needs.items() if amount]
     each = " and ".join(f"{amount:g} {name}" for name, amount in wants) or "a free process"
-    have = ", ".join(f"{free.get(name, 0):g} of {total.get(name, 0):g} {name} free" for name, _ in wants)
+    have = ", ".join(
+        f"{free.get(name, 0):g} of {total.get(name, 0):g} {name} free" for name, _ in wants
+    )
     short = [name for name, amount in wants if total.get(name, 0) < amount]
-    text = f"waiting for {each} for {f'each of {replicas} replicas' if replicas > 1 else 'one replica'}; {have}"
+    text = (
+        f"waiting for {each} for"
+        f" {f'each of {replicas} replicas' if replicas > 1 else 'one replica'}; {have}"
+    )
     if short:
         return f"{text}; the cluster has fewer {' and '.join(short)} in all than one replica needs"
     names = "; ".join(dict.fromkeys(held))
@@ -276,16 +349,25 @@ def holders() -> list[str]:
     """Return who has resources now: actors and placement groups of other jobs, by what they are."""
     from ray.util.state import list_actors, list_jobs
 
-    names = {str(job.job_id): job.submission_id or job.entrypoint for job in list_jobs(limit=1000, timeout=LOOK)}
+    names = {
+        str(job.job_id): job.submission_id or job.entrypoint
+        for job in list_jobs(limit=1000, timeout=LOOK)
+    }
     import ray
 
     mine = ray.get_runtime_context().get_job_id()
     held: dict[str, dict[str, float]] = {}
-    for actor in list_actors(filters=[("state", "=", "ALIVE")], detail=True, limit=1000, timeout=LOOK):
+    for actor in list_actors(
+        filters=[("state", "=", "ALIVE")], detail=True, limit=1000, timeout=LOOK
+    ):
         if actor.job_id == mine or not actor.required_resources:
             continue
         sums = held.setdefault(names.get(str(actor.job_id)) or f"job {actor.job_id}", {})
         for name, amount in actor.required_resources.items():
             if name in ("CPU", "GPU"):
                 sums[name] = sums.get(name, 0) + amount
-    return [f"{who} ({', '.join(f'{amount:g} {name}' for name, amount in sums.items())})" for who, sums in held.items() if sums]
+    return [
+        f"{who} ({', '.join(f'{amount:g} {name}' for name, amount in sums.items())})"
+        for who, sums in held.items()
+        if sums
+    ]

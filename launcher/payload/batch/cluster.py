@@ -1,4 +1,6 @@
-"""The driver's connection to Ray, and how Ray Data is set for a job: quiet, and without a clock of its own."""
+"""The driver's connection to Ray, and how Ray Data is set for a job: quiet, and without a clock of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from typing import Any
 
 from . import source
 
-PATIENCE = 60.0  # seconds: replicas of one model on like nodes load within a minute of each other, or share rows unevenly
+# seconds: replicas of one model on like nodes load within a minute of each other, or share rows
+# unevenly
+PATIENCE = 60.0
 LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -24,12 +28,17 @@ def connect(*, logs: bool) -> None:
     if ray.is_initialized():
         return
     os.environ["RAY_SCHEDULER_EVENTS"] = "0"  # `budget` says what is missing, in words
-    logging.getLogger("ray._private.worker").setLevel(logging.ERROR)  # it warns that SIGTERM is ours
-    path = os.pathsep.join(dict.fromkeys(part for part in (LIBRARY, os.environ.get("PYTHONPATH", "")) if part))
+    # it warns that SIGTERM is ours
+    logging.getLogger("ray._private.worker").setLevel(logging.ERROR)
+    path = os.pathsep.join(
+        dict.fromkeys(part for part in (LIBRARY, os.environ.get("PYTHONPATH", "")) if part)
+    )
     ray.init(
-        address=os.environ.get("RAY_ADDRESS") or "auto", log_to_driver=logs, logging_level=logging.WARNING,
+        address=os.environ.get("RAY_ADDRESS") or "auto",
+        log_to_driver=logs,
+        logging_level=logging.WARNING,
         runtime_env={"env_vars": {"PYTHONPATH": path}},
-    )  # fmt: skip
+    )
 
 
 def settings() -> Any:
@@ -40,7 +49,8 @@ def settings() -> Any:
     context.enable_progress_bars = False
     context.enable_operator_progress_bars = False
     context.print_on_execution_start = False
-    context.execution_no_progress_timeout_s = -1  # loading a large model takes longer; `budget` watches instead
+    # loading a large model takes longer; `budget` watches instead
+    context.execution_no_progress_timeout_s = -1
     for name in ("ray.data", "ray.llm"):
         logging.getLogger(name).setLevel(logging.WARNING)
     return context
@@ -49,8 +59,8 @@ def settings() -> Any:
 def gate(least: int) -> Any:
     """Return what so many replicas wait at until all of them are loaded, or None for one.
 
-    The first one would take every row while the others still load. Ray Data can wait itself (`wait_for_min_actors_s`), but then
-    nothing is read meanwhile either.
+    The first one would take every row while the others still load. Ray Data can wait itself
+    (`wait_for_min_actors_s`), but then nothing is read meanwhile either.
     """
     import ray
 
@@ -61,7 +71,8 @@ def gate(least: int) -> Any:
 
 
 class Gate:
-    """Opens when so many have arrived, or nobody for `patience` seconds: a node may have died with the others.
+    """Opens when so many have arrived, or nobody for `patience` seconds: a node may have died with
+    the others.
 
     It stays open: a replica that is started again, or comes late, finds it so.
     """
@@ -91,7 +102,8 @@ def arrive(at: Any) -> None:
     if at is not None:
         import ray
 
-        with contextlib.suppress(ray.exceptions.RayActorError):  # without a gate rows are shared less evenly, no more
+        # without a gate rows are shared less evenly, no more
+        with contextlib.suppress(ray.exceptions.RayActorError):
             ray.get(at.arrive.remote())
 
 

@@ -1,4 +1,6 @@
-"""Types of kept columns: found out from the first rows, then each later value must fit, for a Parquet file has one schema."""
+"""Types of kept columns: found out from the first rows, then each later value must fit, for a
+Parquet file has one schema.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +12,43 @@ from typing import Any
 
 # What a value is called to people; `any` is kept as text, whatever it is.
 WORDS = {
-    "text": "text", "integer": "whole numbers", "number": "numbers", "boolean": "true or false", "json": "JSON",
-    "binary": "bytes", "any": "other values",
-}  # fmt: skip
+    "text": "text",
+    "integer": "whole numbers",
+    "number": "numbers",
+    "boolean": "true or false",
+    "json": "JSON",
+    "binary": "bytes",
+    "any": "other values",
+}
 LARGEST = 2**63
 TRUTHS = {"true": True, "false": False, "1": True, "0": False, "": None}
 
 
 def kind(value: Any) -> str:
-    """The type of one value; `big` is a whole number that no column holds, `none` fits every type."""
+    """The type of one value; `big` is a whole number that no column holds, `none` fits every
+    type.
+    """
     if value is None:
         return "none"
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, int):
         return "integer" if -LARGEST <= value < LARGEST else "big"
-    for types, name in ((float, "number"), (str, "text"), (bytes, "binary"), ((list, tuple, dict), "json")):
+    for types, name in (
+        (float, "number"),
+        (str, "text"),
+        (bytes, "binary"),
+        ((list, tuple, dict), "json"),
+    ):
         if isinstance(value, types):
             return name
     return "any"
 
 
 def inferred(kinds: Iterable[str]) -> str:
-    """The type that holds all of these: one kind's own, numbers for whole and other numbers, JSON for any other mixture."""
+    """The type that holds all of these: one kind's own, numbers for whole and other numbers, JSON
+    for any other mixture.
+    """
     seen = set(kinds) - {"none"}
     if not seen or (seen <= {"any", "text"} and "any" in seen):
         return "any"
@@ -42,11 +58,19 @@ def inferred(kinds: Iterable[str]) -> str:
 
 
 def fitting(column: str, wanted: str, declared: bool) -> Callable[[Any], Any]:
-    """Return what turns a value into one of a type. It raises ValueError with the reason for one that does not fit."""
+    """Return what turns a value into one of a type.
+
+    It raises ValueError with the reason for one that does not fit.
+    """
     change = {
-        "text": as_any if declared else only(str), "any": as_any, "json": to_json, "binary": only(bytes), "integer": as_integer,
-        "number": as_number, "boolean": as_boolean,
-    }[wanted]  # fmt: skip
+        "text": as_any if declared else only(str),
+        "any": as_any,
+        "json": to_json,
+        "binary": only(bytes),
+        "integer": as_integer,
+        "number": as_number,
+        "boolean": as_boolean,
+    }[wanted]
 
     def fitted(value: Any) -> Any:
         if value is None:
@@ -59,7 +83,9 @@ def fitting(column: str, wanted: str, declared: bool) -> Callable[[Any], Any]:
             found = "a number too large for 64 bits" if kind(value) == "big" else WORDS[kind(value)]
             before = "is declared as" if declared else "the rows before it"
             remedy = "" if declared else f"; say `keep: {{{column}: text}}`"
-            raise ValueError(f"column {column} holds {found}, {before} {WORDS[wanted]}{remedy}") from error
+            raise ValueError(
+                f"column {column} holds {found}, {before} {WORDS[wanted]}{remedy}"
+            ) from error
 
     return fitted
 
@@ -121,7 +147,10 @@ def to_json(value: Any) -> str:
 
 
 def finite(value: Any) -> Any:
-    """The same value without NaN and infinities, for which JSON has no word: they become null. A copy only if need be."""
+    """The same value without NaN and infinities, for which JSON has no word: they become null.
+
+    A copy only if need be.
+    """
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -154,6 +183,9 @@ def arrow(wanted: str) -> Any:
     import pyarrow
 
     known = {
-        "integer": pyarrow.int64, "number": pyarrow.float64, "boolean": pyarrow.bool_, "binary": pyarrow.binary,
-    }  # fmt: skip
+        "integer": pyarrow.int64,
+        "number": pyarrow.float64,
+        "boolean": pyarrow.bool_,
+        "binary": pyarrow.binary,
+    }
     return known.get(wanted, pyarrow.string)()

@@ -1,4 +1,6 @@
-"""The ranks of a data-parallel run as processes: where they start, what they have in hand, how they end, and their logs."""
+"""The ranks of a data-parallel run as processes: where they start, what they have in hand, how they
+end, and their logs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from .job import Failed, Job
 from .postmortem import SEEN, blamed, died, evidence, how, said, tail
 from .rank import Card, Rank, Setting
 
-GRACE = 10.0  # seconds in which the rank at fault may show itself before another one, which lost it, is blamed
+# seconds in which the rank at fault may show itself before another one, which lost it, is blamed
+GRACE = 10.0
 PORTS = 8  # vLLM uses a few from the one it is given
 ENDING = 20.0  # seconds for the processes of all ranks to be gone
 
@@ -44,10 +47,13 @@ class Task:
 
 
 class Crew:
-    """All ranks. As a context manager: they start inside, and no process of theirs is left behind it.
+    """All ranks.
 
-    A rank does its work in the order given, so only its first task is looked at; its time runs from when it became the first.
-    Every failure is a failure of the job: raises Failed, naming the rank, with the end of its log.
+    As a context manager: they start inside, and no process of theirs is left behind it.
+
+    A rank does its work in the order given, so only its first task is looked at; its time runs from
+    when it became the first. Every failure is a failure of the job: raises Failed, naming the rank,
+    with the end of its log.
     """
 
     def __init__(self, job: Job, seats: Sequence[Seat], progress: Any, *, together: bool) -> None:
@@ -72,13 +78,19 @@ class Crew:
         stall = self.job.limits.stall
         actor = ray.remote(Rank)
         for node in self.nodes:
-            options = actor.options(num_gpus=each, num_cpus=0, max_restarts=0, scheduling_strategy=pinned(node))
+            options = actor.options(
+                num_gpus=each, num_cpus=0, max_restarts=0, scheduling_strategy=pinned(node)
+            )
             self.actors.append(options.remote(self.job, self.together))
         self.progress.replicas(0, len(self.seats))
-        self.progress.set("waiting", f"{text}: waiting for {each} free accelerator{'s' * (each > 1)} for each")
+        self.progress.set(
+            "waiting", f"{text}: waiting for {each} free accelerator{'s' * (each > 1)} for each"
+        )
         hint = "`vlaunch jobs` shows what holds accelerators"
         for seat, actor in zip(self.seats, self.actors, strict=True):
-            self.put(seat.rank, actor.hello.remote(), doing="has not started", limit=QUEUE, hint=hint)
+            self.put(
+                seat.rank, actor.hello.remote(), doing="has not started", limit=QUEUE, hint=hint
+            )
         while self.busy:
             self.cards.update((rank, card) for rank, _, card in self.finished())
         self.progress.set("loading", text)
@@ -97,23 +109,33 @@ class Crew:
         self.nodes = self.nodes or [self.node(seat) for seat in self.seats]
 
     def port(self, first: int) -> int:
-        """Return where the ranks can meet: `first`, or the next port on the first rank's node that nobody listens on."""
+        """Return where the ranks can meet: `first`, or the next port on the first rank's node that
+        nobody listens on.
+        """
         import ray
 
         self.locate()
         found = int(ray.get(self.there(0, free_port, first), timeout=60))
         if found != first:
-            self.progress.warn(f"port {first} on {self.seats[0].ip} is taken: the ranks meet at {found}")
+            self.progress.warn(
+                f"port {first} on {self.seats[0].ip} is taken: the ranks meet at {found}"
+            )
         return found
 
     def node(self, seat: Seat) -> str:
         """Find Ray's name for a rank's node."""
         import ray
 
-        alive = {node["NodeManagerAddress"]: str(node["NodeID"]) for node in ray.nodes() if node["Alive"]}
+        alive = {
+            node["NodeManagerAddress"]: str(node["NodeID"]) for node in ray.nodes() if node["Alive"]
+        }
         if seat.ip not in alive:
             there = f"Ray's nodes: {', '.join(sorted(alive))}"
-            raise Failed(f"{seat}: Ray has no such node", there, "run `vlaunch up`: it starts what is missing")
+            raise Failed(
+                f"{seat}: Ray has no such node",
+                there,
+                "run `vlaunch up`: it starts what is missing",
+            )
         return alive[seat.ip]
 
     def give(self, rank: int, tag: Any, rows: Sequence[tuple[int, bytes]]) -> None:
@@ -121,10 +143,22 @@ class Crew:
         parallel = self.job.data_parallel
         assert parallel is not None  # noqa: S101 - the mode says so
         said = f"has not answered {len(rows)} row{'s' * (len(rows) != 1)}"
-        hint = "a larger `data_parallel.timeout` or a smaller `data_parallel.round_rows` gives each round longer"
-        self.put(rank, self.actors[rank].answer.remote(rows), doing=said, limit=parallel.timeout, hint=hint, tag=tag)
+        hint = (
+            "a larger `data_parallel.timeout` or a smaller `data_parallel.round_rows` gives each"
+            " round longer"
+        )
+        self.put(
+            rank,
+            self.actors[rank].answer.remote(rows),
+            doing=said,
+            limit=parallel.timeout,
+            hint=hint,
+            tag=tag,
+        )
 
-    def put(self, rank: int, ref: Any, *, doing: str, limit: float, hint: str, tag: Any = None) -> None:
+    def put(
+        self, rank: int, ref: Any, *, doing: str, limit: float, hint: str, tag: Any = None
+    ) -> None:
         """Note that a rank has something to do."""
         self.tasks[rank].append(Task(ref=ref, doing=doing, limit=limit, hint=hint, tag=tag))
 
@@ -138,7 +172,9 @@ class Crew:
         return len(self.tasks[rank])
 
     def finished(self) -> list[tuple[int, Any, Any]]:
-        """Wait until a rank has finished something; return rank, tag and result of each that has."""
+        """Wait until a rank has finished something; return rank, tag and result of each that
+        has.
+        """
         import ray
 
         first = {rank: tasks[0] for rank, tasks in self.tasks.items() if tasks}
@@ -160,7 +196,11 @@ class Crew:
                 found.append((rank, task.tag, result))
         if lost:
             self.blame(lost)
-        late = [rank for rank, task in first.items() if task.ref not in ready and time.monotonic() >= task.began + task.limit]
+        late = [
+            rank
+            for rank, task in first.items()
+            if task.ref not in ready and time.monotonic() >= task.began + task.limit
+        ]
         if late:
             task = first[late[0]]
             notes = [f"nor has {self.seats[rank]}" for rank in late[1:]]
@@ -181,20 +221,41 @@ class Crew:
         """Raise Failed for the rank that failed first, with the end of its log."""
         import ray
 
-        others = {rank: tasks[0] for rank, tasks in self.tasks.items() if tasks and rank not in lost}
+        others = {
+            rank: tasks[0] for rank, tasks in self.tasks.items() if tasks and rank not in lost
+        }
         if others:
-            ready, _ = ray.wait([task.ref for task in others.values()], num_returns=len(others), timeout=GRACE)
-            results = {rank: self.result(task) for rank, task in others.items() if task.ref in ready}
-            lost = {**lost, **{rank: each for rank, each in results.items() if isinstance(each, BaseException)}}
+            ready, _ = ray.wait(
+                [task.ref for task in others.values()], num_returns=len(others), timeout=GRACE
+            )
+            results = {
+                rank: self.result(task) for rank, task in others.items() if task.ref in ready
+            }
+            lost = {
+                **lost,
+                **{rank: each for rank, each in results.items() if isinstance(each, BaseException)},
+            }
         logs = {rank: self.log(rank) for rank in lost}
         rank = blamed(lost, logs)
         problem, lines = lost[rank], logs[rank]
         known = failures.recognised("\n".join([said(problem), *lines]), self.job.mode)
-        notes = [f"{'Ray' if died(problem) else self.seats[rank]}: {said(problem)}"[:400]] if died(problem) or known else []
-        notes += [f"{self.seats[other]} then failed too: {said(each)}" for other, each in lost.items() if other != rank]
+        notes = (
+            [f"{'Ray' if died(problem) else self.seats[rank]}: {said(problem)}"[:400]]
+            if died(problem) or known
+            else []
+        )
+        notes += [
+            f"{self.seats[other]} then failed too: {said(each)}"
+            for other, each in lost.items()
+            if other != rank
+        ]
         what = known.message if known else how(problem, lines)
         message = f"{self.seats[rank]} {'ended' if died(problem) else 'failed'}: {what}"
-        hint = known.hint if known else "run the job again once the cause is gone: it goes on where it stopped"
+        hint = (
+            known.hint
+            if known
+            else "run the job again once the cause is gone: it goes on where it stopped"
+        )
         raise Failed(message, evidence(lines, notes), hint) from problem
 
     def log(self, rank: int) -> list[str]:
@@ -216,7 +277,9 @@ class Crew:
         return ray.remote(what).options(**options).remote(*args)
 
     def end(self) -> None:
-        """End all ranks at once, and wait until their engines' processes are gone: a run after this one needs their devices."""
+        """End all ranks at once, and wait until their engines' processes are gone: a run after this
+        one needs their devices.
+        """
         import ray
 
         for actor in self.actors:
@@ -229,7 +292,9 @@ class Crew:
                 for line in ray.get(ref, timeout=5):
                     self.progress.warn(line)
             except Exception as problem:  # a node that is gone has no processes left
-                self.progress.warn(f"a node was not looked at for what its rank left behind: {said(problem)}")
+                self.progress.warn(
+                    f"a node was not looked at for what its rank left behind: {said(problem)}"
+                )
         if late:
             self.progress.warn("a node has not said whether its rank's processes are gone")
 
@@ -242,9 +307,12 @@ def pinned(node: str) -> Any:
 
 
 def free_port(first: int) -> int:
-    """Return the first of `PORTS` ports in a row that nobody listens on. Runs on the first rank's node.
+    """Return the first of `PORTS` ports in a row that nobody listens on.
 
-    vLLM takes the next port when one is taken, but only in the rank that listens: the others would wait at the first for ever.
+    Runs on the first rank's node.
+
+    vLLM takes the next port when one is taken, but only in the rank that listens: the others would
+    wait at the first for ever.
     """
     import socket
 
@@ -253,7 +321,8 @@ def free_port(first: int) -> int:
             try:
                 for port in range(start, start + PORTS):
                     listener = held.enter_context(socket.socket())
-                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what an ended run left counts as free
+                    # what an ended run left counts as free
+                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     listener.bind(("", port))
                 return start
             except OSError:
@@ -262,7 +331,10 @@ def free_port(first: int) -> int:
 
 
 def sweep(group: int, seconds: float) -> list[str]:
-    """End what is left of a rank's process group; return a line when some of it does not go. Runs on the rank's node."""
+    """End what is left of a rank's process group; return a line when some of it does not go.
+
+    Runs on the rank's node.
+    """
     import os
     import signal
 

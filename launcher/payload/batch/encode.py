@@ -1,4 +1,7 @@
-"""Result rows as the bytes of a file. All answer files of a job have one schema; a row that does not fit it is told apart."""
+"""Result rows as the bytes of a file.
+
+All answer files of a job have one schema; a row that does not fit it is told apart.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,23 @@ from .manifest import Manifest
 from .places import Place
 
 Row = dict[str, Any]
-FIXED = {"answer": "text", "finish_reason": "text", "prompt_tokens": "integer", "output_tokens": "integer"}
+FIXED = {
+    "answer": "text",
+    "finish_reason": "text",
+    "prompt_tokens": "integer",
+    "output_tokens": "integer",
+}
 OWN = frozenset(("row", "_row", "_error", "_stage", "_raw", "_keep", "_data"))
-REASON = 2000  # characters of the reason in an error row: vLLM's or a class's own words may hold a whole prompt
+# characters of the reason in an error row: vLLM's or a class's own words may hold a whole prompt
+REASON = 2000
 KIND = b"vlaunch.kind"  # in a column's metadata: how its values are brought to its type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """Bytes of a file, the numbers of its rows in order, and the rows that do not fit with the reasons."""
+    """Bytes of a file, the numbers of its rows in order, and the rows that do not fit with the
+    reasons.
+    """
 
     data: bytes
     numbers: list[int]
@@ -31,7 +42,11 @@ class Encoded:
 
 
 class Encoder:
-    """Encodes answers. A Parquet schema that follows from the class's own columns is learned from the first file, and kept."""
+    """Encodes answers.
+
+    A Parquet schema that follows from the class's own columns is learned from the first file, and
+    kept.
+    """
 
     ending = "jsonl"
 
@@ -69,18 +84,25 @@ class Encoder:
         return ""
 
     def jsonl(self, rows: list[Row]) -> bytes:
-        return b"".join(json_line({"row": 0, **kept(row), **outputs(row)} | {"row": row["_row"]}) for row in rows)
+        return b"".join(
+            json_line({"row": 0, **kept(row), **outputs(row)} | {"row": row["_row"]})
+            for row in rows
+        )
 
     def parquet(self, rows: list[Row]) -> bytes:
         import pyarrow
         import pyarrow.parquet
 
-        keeps = [kept(row) for row in rows] if self.types or self.job.keep is None else [{}] * len(rows)
+        keeps = (
+            [kept(row) for row in rows] if self.types or self.job.keep is None else [{}] * len(rows)
+        )
         names = set(self.schema.names)
         if self.job.mode == "predict":
             for row in rows:
                 if extra := row.keys() - names - OWN:
-                    raise ValueError(f"column {min(extra)} is new: the rows of the first file lack it")
+                    raise ValueError(
+                        f"column {min(extra)} is new: the rows of the first file lack it"
+                    )
         for keep in keeps:
             self.left_out |= keep.keys() - names
         arrays = []
@@ -97,14 +119,20 @@ class Encoder:
             try:
                 arrays.append(pyarrow.array(values, type=field.type))
             except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
-                raise ValueError(f"column {field.name} does not hold {field.type} as before: {error}") from error
+                raise ValueError(
+                    f"column {field.name} does not hold {field.type} as before: {error}"
+                ) from error
         sink = pyarrow.BufferOutputStream()
         schema = pyarrow.schema([field.remove_metadata() for field in self.schema])
-        pyarrow.parquet.write_table(pyarrow.Table.from_arrays(arrays, schema=schema), sink, compression="zstd")
+        pyarrow.parquet.write_table(
+            pyarrow.Table.from_arrays(arrays, schema=schema), sink, compression="zstd"
+        )
         return sink.getvalue().to_pybytes()
 
     def known(self) -> Any:
-        """The schema, where it follows from the job alone or an earlier run learned it; else None."""
+        """The schema, where it follows from the job alone or an earlier run learned it; else
+        None.
+        """
         import pyarrow
 
         if self.job.mode == "predict":
@@ -125,7 +153,9 @@ class Encoder:
         return schema
 
     def with_kept(self, made: list[Any]) -> Any:
-        """The columns in their order: the number, those that are kept, the results; of two of one name the result stays."""
+        """The columns in their order: the number, those that are kept, the results; of two of one
+        name the result stays.
+        """
         import pyarrow
 
         own = {"row", *(field.name for field in made)}
@@ -139,7 +169,9 @@ class Encoder:
 
 
 def inferred(name: str, values: list[Any]) -> Any:
-    """The column that holds these values: Arrow's own type for plain values and lists of them, JSON for the rest."""
+    """The column that holds these values: Arrow's own type for plain values and lists of them, JSON
+    for the rest.
+    """
     import pyarrow
 
     types = pyarrow.types
@@ -182,12 +214,20 @@ def error_lines(job: Job, rows: list[Row]) -> bytes:
     lines = []
     for row in rows:
         id_ = {job.read.id: kept(row).get(job.read.id)} if job.read.id else {}
-        said = {"row": row["_row"], **id_, "reason": row["_error"][:REASON], "stage": row.get("_stage") or "inference"}
+        said = {
+            "row": row["_row"],
+            **id_,
+            "reason": row["_error"][:REASON],
+            "stage": row.get("_stage") or "inference",
+        }
         line = {**said, "input": row.get("_raw") or ""}
         try:
             lines.append(json_line(line))
-        except (TypeError, ValueError, RecursionError):  # half a surrogate pair, or an id that JSON has no form for
-            safe = {name: None if value is None else readable(value) for name, value in line.items()}
+        # half a surrogate pair, or an id that JSON has no form for
+        except (TypeError, ValueError, RecursionError):
+            safe = {
+                name: None if value is None else readable(value) for name, value in line.items()
+            }
             lines.append(json_line({**safe, "row": row["_row"]}))
     return b"".join(lines)
 

@@ -1,4 +1,6 @@
-"""Mode `engine`: vLLM replicas as Ray Data LLM builds them, fed with prompts that are made row by row on CPUs."""
+"""Mode `engine`: vLLM replicas as Ray Data LLM builds them, fed with prompts that are made row by
+row on CPUs.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,18 @@ from typing import Any
 
 from . import cluster, failures, postmortem, source
 
-SEQUENCES = 1024  # vLLM's largest default for `max_num_seqs`; which default holds depends on the device
-OVERLAP = 2  # batches wait for their slowest row: twice the rows that an engine runs at once keep it full
+# vLLM's largest default for `max_num_seqs`; which default holds depends on the device
+SEQUENCES = 1024
+# batches wait for their slowest row: twice the rows that an engine runs at once keep it full
+OVERLAP = 2
 MANY = 10_000  # lines of a log, of which no more than the last 64 KiB are read
 ACTOR = "Replica"  # how Ray names the actors of the inference stage (with more around it)
 FIELDS = ("answer", "finish_reason", "prompt_tokens", "output_tokens")
 
 
-def run(job: Any, manifest: Any, pending: Mapping[int, list[tuple[int, int]]], progress: Any) -> Iterator[list[dict[str, Any]]]:
+def run(
+    job: Any, manifest: Any, pending: Mapping[int, list[tuple[int, int]]], progress: Any
+) -> Iterator[list[dict[str, Any]]]:
     """Yield answered and failed rows, in blocks, until every pending row came by."""
     from . import budget, predict, prompts
 
@@ -45,7 +51,9 @@ def needs(job: Any) -> dict[str, float]:
 
 
 def concurrency(args: Mapping[str, Any], batch: int) -> int:
-    """Return how many batches one replica should have in hand so that vLLM always has rows to run."""
+    """Return how many batches one replica should have in hand so that vLLM always has rows to
+    run.
+    """
     sequences = int(args.get("max_num_seqs") or SEQUENCES)
     return min(64, max(4, math.ceil(OVERLAP * sequences / batch)))
 
@@ -63,15 +71,25 @@ def config(job: Any, batch: int, rows: int) -> dict[str, Any]:
     if job.engine.tp * job.engine.pp > 1:
         placement["strategy"] = job.engine.placement
     return {
-        "model_source": job.model, "engine_kwargs": args, "batch_size": batch, "concurrency": (least, most),
-        "max_concurrent_batches": min(concurrent, mine), "max_tasks_in_flight_per_actor": mine,
-        "placement_group_config": placement, "should_continue_on_error": True, "log_engine_metrics": False,
-        "chat_template_stage": False, "tokenize_stage": False, "detokenize_stage": False,
-    }  # fmt: skip
+        "model_source": job.model,
+        "engine_kwargs": args,
+        "batch_size": batch,
+        "concurrency": (least, most),
+        "max_concurrent_batches": min(concurrent, mine),
+        "max_tasks_in_flight_per_actor": mine,
+        "placement_group_config": placement,
+        "should_continue_on_error": True,
+        "log_engine_metrics": False,
+        "chat_template_stage": False,
+        "tokenize_stage": False,
+        "detokenize_stage": False,
+    }
 
 
 def processor(job: Any, batch: int, rows: int) -> Any:
-    """Return Ray Data LLM's processor for this job: prompts, then engines whose rows are ready to be written."""
+    """Return Ray Data LLM's processor for this job: prompts, then engines whose rows are ready to
+    be written.
+    """
     from ray.data.llm import build_processor, vLLMEngineProcessorConfig
 
     light = {"num_cpus": source.LIGHT, "concurrency": max(2, job.engine.replicas[1])}
@@ -84,7 +102,10 @@ def processor(job: Any, batch: int, rows: int) -> Any:
 
 
 class Prepare:
-    """One row of input → one request, or the reason why there is none. A row cannot stop the job here."""
+    """One row of input → one request, or the reason why there is none.
+
+    A row cannot stop the job here.
+    """
 
     def __init__(self, job: Any) -> None:
         self.job = job
@@ -101,16 +122,24 @@ class Prepare:
         empty = {"prompt": "", "tokenized_prompt": [], "sampling_params": {"n": 1}}
         if row["_error"]:
             return {**empty, "__inference_error__": row["_error"]}
-        self.tools()  # a tokenizer that cannot be had is no row's error: it would make one of every row
+        # a tokenizer that cannot be had is no row's error: it would make one of every row
+        self.tools()
         try:
             row["_raw"] = row["_raw"] or source.shown(data)
-            return {**empty, **self.request(pickle.loads(data)), "__inference_error__": ""}  # noqa: S301 - of our own read task
-        except Exception as problem:  # whatever a hostile row does to a template is that row's own error
+            return {
+                **empty,
+                **self.request(pickle.loads(data)),  # noqa: S301 - of our own read task
+                "__inference_error__": "",
+            }
+        # whatever a hostile row does to a template is that row's own error
+        except Exception as problem:
             row["_stage"] = "prompt"
             return {**empty, "__inference_error__": reason(problem)}
 
     def request(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """Return `prompt`, or `tokenized_prompt` for a chat (whose template has put the special tokens there already)."""
+        """Return `prompt`, or `tokenized_prompt` for a chat (whose template has put the special
+        tokens there already).
+        """
         prompter, tokenizer = self.tools()
         prompt = prompter(columns)
         if isinstance(prompt, str):
@@ -130,8 +159,13 @@ class Prepare:
 
                 name = self.job.engine.args.get("tokenizer") or self.job.model
                 trust = bool(self.job.engine.args.get("trust_remote_code"))
-                revision = self.job.engine.args.get("tokenizer_revision") or self.job.engine.args.get("revision")  # as in vLLM
-                tokenizer = AutoTokenizer.from_pretrained(name, revision=revision or "main", trust_remote_code=trust)
+                # as in vLLM
+                revision = self.job.engine.args.get(
+                    "tokenizer_revision"
+                ) or self.job.engine.args.get("revision")
+                tokenizer = AutoTokenizer.from_pretrained(
+                    name, revision=revision or "main", trust_remote_code=trust
+                )
             self.made = (Prompter(self.job), tokenizer)
         return self.made
 
@@ -150,27 +184,38 @@ class NoAnswer(Exception):
 
 
 class NotStarted(Exception):
-    """What the log of a replica says of an engine that did not start. Ray passes on only the text of such an exception."""
+    """What the log of a replica says of an engine that did not start.
+
+    Ray passes on only the text of such an exception.
+    """
 
 
 def logs() -> dict[str, int]:
-    """Return the files that this process and its children print to, with their lengths; vLLM's log comes first, on stdout."""
+    """Return the files that this process and its children print to, with their lengths; vLLM's log
+    comes first, on stdout.
+    """
     sizes = {f"/proc/self/fd/{number}": os.fstat(number) for number in (1, 2)}
     return {path: info.st_size for path, info in sizes.items() if stat.S_ISREG(info.st_mode)}
 
 
 def cause(problem: BaseException, before: Mapping[str, int]) -> list[str]:
-    """Return what an engine's own processes said, since the logs were so long, of what `problem` only points to; or nothing."""
+    """Return what an engine's own processes said, since the logs were so long, of what `problem`
+    only points to; or nothing.
+    """
     if not failures.POINTER.search(str(problem)):
         return []
     try:
-        return failures.root(line for path, size in before.items() for line in postmortem.tail(path, MANY, size))
+        return failures.root(
+            line for path, size in before.items() for line in postmortem.tail(path, MANY, size)
+        )
     except OSError:  # what it says only explains
         return []
 
 
 def replica(sampling: Mapping[str, Any], gate: Any = None) -> type:
-    """Return Ray Data LLM's engine stage, with the sampling parameters as they were written and only the answer as output."""
+    """Return Ray Data LLM's engine stage, with the sampling parameters as they were written and
+    only the answer as output.
+    """
     from ray.llm._internal.batch.stages.vllm_engine_stage import vLLMEngineStageUDF
 
     class Replica(vLLMEngineStageUDF):
@@ -194,7 +239,9 @@ def replica(sampling: Mapping[str, Any], gate: Any = None) -> type:
             cluster.arrive(gate)
 
         async def remembering(self, request: Any) -> Any:
-            """Generate; keep why it ended, and why it could not, which the stage around it leaves out."""
+            """Generate; keep why it ended, and why it could not, which the stage around it leaves
+            out.
+            """
             try:
                 output = await self.generate(request)
             except Exception as problem:
@@ -207,7 +254,9 @@ def replica(sampling: Mapping[str, Any], gate: Any = None) -> type:
             self.finished[request.idx_in_batch, request.request_id] = ended
             return output
 
-        async def _generate_with_error_handling(self, row: dict[str, Any], batch_uuid: Any) -> dict[str, Any]:
+        async def _generate_with_error_handling(
+            self, row: dict[str, Any], batch_uuid: Any
+        ) -> dict[str, Any]:
             index = row[self.IDX_IN_BATCH_COLUMN]
             row["sampling_params"] = dict(self.asked)
             if len(row["tokenized_prompt"]):
@@ -220,17 +269,20 @@ def replica(sampling: Mapping[str, Any], gate: Any = None) -> type:
             if not out["__inference_error__"]:
                 row["_raw"] = ""  # only for error rows
             return {
-                self.IDX_IN_BATCH_COLUMN: index, "answer": out["generated_text"], "prompt_tokens": out["num_input_tokens"],
+                self.IDX_IN_BATCH_COLUMN: index,
+                "answer": out["generated_text"],
+                "prompt_tokens": out["num_input_tokens"],
                 "output_tokens": out["num_generated_tokens"],
                 "__inference_error__": out["__inference_error__"].removeprefix("NoAnswer: "),
                 "finish_reason": self.finished.pop((index, out["request_id"]), ""),
-            }  # fmt: skip
+            }
 
     return Replica
 
 
 def check(sampling: Mapping[str, Any]) -> None:
-    """Make vLLM's sampling parameters once, on a replica that is about to load: what is wrong in them is wrong for every row.
+    """Make vLLM's sampling parameters once, on a replica that is about to load: what is wrong in
+    them is wrong for every row.
 
     Raises:
         Failed: vLLM does not take them.
@@ -246,7 +298,11 @@ def check(sampling: Mapping[str, Any]) -> None:
         made = StructuredOutputsParams(**structured) if structured else None
         vllm.SamplingParams(**plain, structured_outputs=made)
     except Exception as problem:
-        raise Failed("vLLM refuses these sampling parameters", reason(problem), "change `sampling` as that says") from problem
+        raise Failed(
+            "vLLM refuses these sampling parameters",
+            reason(problem),
+            "change `sampling` as that says",
+        ) from problem
 
 
 def result(row: Mapping[str, Any]) -> dict[str, Any]:

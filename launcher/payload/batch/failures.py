@@ -1,4 +1,6 @@
-"""What went wrong, in plain words: what Ray, vLLM and users' code raise becomes a message, the lines that show it, a hint."""
+"""What went wrong, in plain words: what Ray, vLLM and users' code raise becomes a message, the
+lines that show it, a hint.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +13,34 @@ from .job import Failed
 
 LINES = 12
 NOISE = re.compile(
-    r"^\s*$|^\s*[\^~]+\s*$|^The above exception was|^During handling of the above|^Failed to apply UDF|^To change retry"
-    r"|\bSystemException\b|\bUserCodeException\b|^StopIteration|ObjectRefStreamEndOfStreamError|\(pid=\d+, ip=|^Traceback \("
+    r"^\s*$|^\s*[\^~]+\s*$|^The above exception was|^During handling of the above|^Failed to apply"
+    r" UDF|^To change retry"
+    r"|\bSystemException\b|\bUserCodeException\b|^StopIteration|ObjectRefStreamEndOfStreamError|\(pid=\d+,"
+    r" ip=|^Traceback \("
 )
 RAISED = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt|NotABatch)\b(?::.*)?)$")
 # What stands before each line of a process of vLLM's, with Ray's own before that.
-SPEAKER = re.compile(r"^(?:(?:\x1b\[\d*m)*\([^()]*\bpid=[^()]*\)(?:\x1b\[\d*m)* ?)*(?:ERROR \S+ \S+ \[[^\]]*\] ?)?")
+SPEAKER = re.compile(
+    r"^(?:(?:\x1b\[\d*m)*\([^()]*\bpid=[^()]*\)(?:\x1b\[\d*m)* ?)*(?:ERROR \S+ \S+ \[[^\]]*\] ?)?"
+)
 RAISED_FROM = "The above exception was the direct cause"
-POINTER = re.compile(r"(?i)see (?:root cause|stack trace)")  # an exception that only tells of another one
+# an exception that only tells of another one
+POINTER = re.compile(r"(?i)see (?:root cause|stack trace)")
 VLLM = ("engine", "data-parallel")
 ALL = (*VLLM, "predict")
 GPU = r"(?i)(?:CUDA|HIP) out of memory|torch(?:\.cuda)?\.OutOfMemoryError"
-HOST = r"(?i)OutOfMemoryError: Task was killed|node running low on memory|ray\.exceptions\.OutOfMemory|NODE_OUT_OF_MEMORY"
+HOST = (
+    r"(?i)OutOfMemoryError: Task was killed|node running low on"
+    r" memory|ray\.exceptions\.OutOfMemory|NODE_OUT_OF_MEMORY"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """A failure that is recognised by a pattern anywhere in its text. `{0}` is the pattern's first group that matched."""
+    """A failure that is recognised by a pattern anywhere in its text.
+
+    `{0}` is the pattern's first group that matched.
+    """
 
     pattern: str
     message: str
@@ -39,42 +52,69 @@ KNOWN = (
     Known(
         pattern=r"(?i)No space left on device|Errno 28\b|Disk quota exceeded",
         message="the disk is full",
-        hint="free space (`df -h`), or write elsewhere with `write.path`; then run the job again: it goes on",
+        hint=(
+            "free space (`df -h`), or write elsewhere with `write.path`; then run the job again: it"
+            " goes on"
+        ),
     ),
     Known(
-        pattern=r"(?i)gated repo|GatedRepoError|Access to model .* is restricted|401 Client Error.*huggingface",
+        pattern=(
+            r"(?i)gated repo|GatedRepoError|Access to model .* is restricted|401 Client"
+            r" Error.*huggingface"
+        ),
         message="the model is gated, and this cluster may not download it",
-        hint="accept its licence with your account, and put that account's HF_TOKEN into the inventory's secrets",
+        hint=(
+            "accept its licence with your account, and put that account's HF_TOKEN into the"
+            " inventory's secrets"
+        ),
     ),
     Known(
-        pattern=r"(?i)RepositoryNotFoundError|is not a local folder and is not a valid model identifier"
-        r"|Repo id must be in the form|can't load (?:the )?(?:configuration|model)|LocalEntryNotFoundError"
-        r"|OfflineModeIsEnabled|Cannot find (?:an appropriate|any) cached snapshot|Invalid repository ID or local directory",
+        pattern=(
+            r"(?i)RepositoryNotFoundError|is not a local folder and is not a valid model identifier"
+            r"|Repo id must be in the form|can't load (?:the"
+            r" )?(?:configuration|model)|LocalEntryNotFoundError"
+            r"|OfflineModeIsEnabled|Cannot find (?:an appropriate|any) cached snapshot|Invalid"
+            r" repository ID or local directory"
+        ),
         message="the model is not there: not on this node, and not to be downloaded",
         hint="check `model`: a name that the cluster can download, or a path that every node has",
     ),
     Known(
-        pattern=r"(?i)No available memory for the cache blocks|larger than the (?:maximum number of tokens|available KV cache)",
+        pattern=(
+            r"(?i)No available memory for the cache blocks|larger than the (?:maximum number of"
+            r" tokens|available KV cache)"
+        ),
         message="the model fits, but there is no room left for its key-value cache",
-        hint="lower `engine.args.max_model_len`, raise `engine.args.gpu_memory_utilization`, or set `engine.tp` higher",
+        hint=(
+            "lower `engine.args.max_model_len`, raise `engine.args.gpu_memory_utilization`, or set"
+            " `engine.tp` higher"
+        ),
         modes=VLLM,
     ),
     Known(
         pattern=r"(?i)Free memory on device .* is less than desired GPU memory utilization",
         message="another process holds memory of this GPU",
-        hint="see which with `nvidia-smi` on that node, or lower `engine.args.gpu_memory_utilization`",
+        hint=(
+            "see which with `nvidia-smi` on that node, or lower"
+            " `engine.args.gpu_memory_utilization`"
+        ),
         modes=VLLM,
     ),
     Known(
         pattern=GPU,
         message="a GPU ran out of memory",
-        hint="lower `engine.args.gpu_memory_utilization` or `engine.args.max_model_len`, or set `engine.tp` higher",
+        hint=(
+            "lower `engine.args.gpu_memory_utilization` or `engine.args.max_model_len`, or set"
+            " `engine.tp` higher"
+        ),
         modes=VLLM,
     ),
     Known(
         pattern=GPU,
         message="a GPU ran out of memory",
-        hint="lower `predict.batch_size`, or give each replica more of a GPU with `predict.num_gpus`",
+        hint=(
+            "lower `predict.batch_size`, or give each replica more of a GPU with `predict.num_gpus`"
+        ),
         modes=("predict",),
     ),
     Known(
@@ -86,7 +126,10 @@ KNOWN = (
     Known(
         pattern=HOST,
         message="a node ran out of host memory, and Ray ended a rank",
-        hint="lower `data_parallel.size` or `data_parallel.round_rows`, or use nodes with more memory",
+        hint=(
+            "lower `data_parallel.size` or `data_parallel.round_rows`, or use nodes with more"
+            " memory"
+        ),
         modes=("data-parallel",),
     ),
     Known(
@@ -102,7 +145,10 @@ KNOWN = (
         modes=VLLM,
     ),
     Known(
-        pattern=r"TypeError: (\S+ (?:got an unexpected keyword|takes no arguments|missing \d+ required).*)",
+        pattern=(
+            r"TypeError: (\S+ (?:got an unexpected keyword|takes no arguments|missing \d+"
+            r" required).*)"
+        ),
         message="the class cannot be made: {0}",
         hint="compare `predict.args` with the arguments of its `__init__`",
         modes=("predict",),
@@ -126,11 +172,17 @@ KNOWN = (
     Known(
         pattern=r"(?i)Placement group (?:creation )?timed out|Cannot provide a placement group",
         message="replicas of this size cannot be placed on the cluster",
-        hint="compare `engine.tp`, `engine.pp` and `engine.placement` with what `vlaunch status` shows",
+        hint=(
+            "compare `engine.tp`, `engine.pp` and `engine.placement` with what `vlaunch status`"
+            " shows"
+        ),
         modes=("engine",),
     ),
     Known(
-        pattern=r"Failed to connect to GCS|Could not find any running Ray|GCS (?:server )?(?:has )?(?:died|is down)",
+        pattern=(
+            r"Failed to connect to GCS|Could not find any running Ray|GCS (?:server )?(?:has"
+            r" )?(?:died|is down)"
+        ),
         message="the head's Ray cannot be reached",
         hint="see `vlaunch status`, then run the job again: it goes on where it stopped",
     ),
@@ -152,7 +204,9 @@ def recognised(text: str, mode: str) -> Failed | None:
         found = re.search(known.pattern, text) if mode in known.modes else None
         if found:
             groups = [group for group in found.groups() if group is not None]
-            return Failed(known.message.format(*groups or [""]), evidence(text, found.group(0)), known.hint)
+            return Failed(
+                known.message.format(*groups or [""]), evidence(text, found.group(0)), known.hint
+            )
     return None
 
 
@@ -161,15 +215,20 @@ def unknown(problem: BaseException, text: str) -> Failed:
     lines = [line for line in text.splitlines() if not NOISE.search(line)]
     raised = [found.group(1) for line in lines if (found := RAISED.match(line))]
     last = raised[-1] if raised else lines[-1].strip() if lines else type(problem).__name__
-    hint = "the whole traceback is in the job's log; run the job again once the cause is gone: it goes on where it stopped"
+    hint = (
+        "the whole traceback is in the job's log; run the job again once the cause is gone: it goes"
+        " on where it stopped"
+    )
     return Failed(last[:300], "\n".join(line[:400] for line in lines[-LINES:]), hint)
 
 
 def root(lines: Iterable[str]) -> list[str]:
-    """Return what leads to the first exception in the log of a start that failed, and that exception as the last line.
+    """Return what leads to the first exception in the log of a start that failed, and that
+    exception as the last line.
 
-    What comes after it follows from it: other processes that lost this one, and what could not be cleared away any more. Only
-    an exception that was raised from it on purpose says more than it does.
+    What comes after it follows from it: other processes that lost this one, and what could not be
+    cleared away any more. Only an exception that was raised from it on purpose says more than it
+    does.
     """
     bare = [SPEAKER.sub("", line) for line in lines]
     end = 0

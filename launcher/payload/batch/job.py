@@ -1,4 +1,6 @@
-"""What the driver was asked to do: `job.json` as frozen values, and the two ways in which it can be impossible."""
+"""What the driver was asked to do: `job.json` as frozen values, and the two ways in which it can be
+impossible.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ class Failed(Exception):
     """The job cannot go on: what happened, the lines that show it, and what to do."""
 
     def __init__(self, message: str, evidence: str = "", hint: str = "") -> None:
-        super().__init__(message, evidence, hint)  # all three: exceptions travel between processes by their arguments
+        # all three: exceptions travel between processes by their arguments
+        super().__init__(message, evidence, hint)
         self.message, self.evidence, self.hint = message, evidence, hint
 
     def __str__(self) -> str:
@@ -109,7 +112,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One job as the driver sees it; `keep` of None keeps every column, a type of None is found out from the first rows."""
+    """One job as the driver sees it; `keep` of None keeps every column, a type of None is found out
+    from the first rows.
+    """
 
     name: str
     cluster: str
@@ -145,13 +150,22 @@ def read(work: str) -> Job:
             asked = json.load(file)
         if not isinstance(asked, dict) or asked.get("version") != VERSION:
             found = asked.get("version") if isinstance(asked, dict) else type(asked).__name__
-            raise Refused(f"{path} is of version {found}, this driver understands {VERSION}", hint="run `vlaunch batch` again")
+            raise Refused(
+                f"{path} is of version {found}, this driver understands {VERSION}",
+                hint="run `vlaunch batch` again",
+            )
         return job({**asked, "work": os.path.abspath(work)})
     except OSError as error:
-        raise Refused(f"{path} cannot be read", str(error), "run `vlaunch batch` again: it writes this file") from error
+        raise Refused(
+            f"{path} cannot be read", str(error), "run `vlaunch batch` again: it writes this file"
+        ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         said = f"{type(error).__name__}: {error}"
-        raise Refused(f"{path} does not describe a job", said, "run `vlaunch batch` again: it writes this file") from error
+        raise Refused(
+            f"{path} does not describe a job",
+            said,
+            "run `vlaunch batch` again: it writes this file",
+        ) from error
 
 
 def job(asked: Mapping[str, Any]) -> Job:
@@ -161,10 +175,17 @@ def job(asked: Mapping[str, Any]) -> Job:
         Job,
         asked,
         read=known(Read, asked["read"], sources=tuple(asked["read"]["sources"])),
-        prompt=prompt and known(Prompt, prompt, chat=tuple(known(Message, each) for each in prompt.get("chat") or ())),
+        prompt=prompt
+        and known(
+            Prompt, prompt, chat=tuple(known(Message, each) for each in prompt.get("chat") or ())
+        ),
         engine=ranged(Engine, asked.get("engine") or {}),
         data_parallel=parallel
-        and known(DataParallel, parallel, nodes=tuple(known(Node, each) for each in parallel.get("nodes") or ())),
+        and known(
+            DataParallel,
+            parallel,
+            nodes=tuple(known(Node, each) for each in parallel.get("nodes") or ()),
+        ),
         predict=asked.get("predict") and ranged(Predict, asked["predict"]),
         preprocess=asked.get("preprocess") and ranged(Preprocess, asked["preprocess"]),
         write=known(Write, asked.get("write") or {}),

@@ -1,7 +1,8 @@
 """Which rows are accounted for: what earlier runs committed, what this one did, and what is left.
 
-A file of answers or errors counts from the moment at which it has its name. What it holds is said in its ledger entry, which is
-written before; so an entry without its file is that of a crash, and its rows are still to be done.
+A file of answers or errors counts from the moment at which it has its name. What it holds is said
+in its ledger entry, which is written before; so an entry without its file is that of a crash, and
+its rows are still to be done.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ class Entry:
 
 
 class Ledger:
-    """Row numbers that are answered or failed, each once. `done` and `errors` count them, over all runs."""
+    """Row numbers that are answered or failed, each once.
+
+    `done` and `errors` count them, over all runs.
+    """
 
     def __init__(self, out: Place, rows: int) -> None:
         self.out, self.rows = out, rows
@@ -52,15 +56,24 @@ class Ledger:
         return self.taken.missing(split.first, split.last)
 
     def all_pending(self, manifest: Manifest) -> dict[int, list[Run]]:
-        """What `run(job, manifest, pending, progress)` takes: splits with rows left, by their index."""
+        """What `run(job, manifest, pending, progress)` takes: splits with rows left, by their
+        index.
+        """
         return {split.index: left for split in manifest.splits if (left := self.pending(split))}
 
     def add(self, kind: str, rows: Iterable[int]) -> list[int]:
         """Account for rows (`rows` or `errors`); return the new ones in the order given."""
         given = list(rows)
         found = runs(sorted(given))
-        sound = all(first >= 0 and last < self.rows and not self.taken.meets(first, last) for first, last in found)
-        if sound and sum(last - first + 1 for first, last in found) == len(given) and distinct(found):
+        sound = all(
+            first >= 0 and last < self.rows and not self.taken.meets(first, last)
+            for first, last in found
+        )
+        if (
+            sound
+            and sum(last - first + 1 for first, last in found) == len(given)
+            and distinct(found)
+        ):
             for first, last in found:
                 self.taken.add(first, last)
             new = given
@@ -79,20 +92,28 @@ class Ledger:
         return True
 
     def turned(self, count: int) -> None:
-        """So many rows that were answers are errors after all: they could not be written as answers."""
+        """So many rows that were answers are errors after all: they could not be written as
+        answers.
+        """
         self.done -= count
         self.errors += count
 
     def commit(self, kind: str, rows: Iterable[int], data: bytes, ending: str) -> None:
-        """Write a file of rows (in ascending order): its entry first, then its name. It counts wholly or not at all."""
+        """Write a file of rows (in ascending order): its entry first, then its name.
+
+        It counts wholly or not at all.
+        """
         number, self.next = self.next, self.next + 1
         name = f"part-{number:06d}"
         found = runs(rows)
         entry = {
-            "part": f"{kind}/{name}.{ending}", "kind": kind, "rows": found,
-            "count": sum(last - first + 1 for first, last in found), "bytes": len(data),
+            "part": f"{kind}/{name}.{ending}",
+            "kind": kind,
+            "rows": found,
+            "count": sum(last - first + 1 for first, last in found),
+            "bytes": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),
-        }  # fmt: skip
+        }
         folder = self.out.child("ledger")
         appear = self.out.child(kind).child(f"{name}.{ending}").staged(data, folder)
         folder.child(f"{name}.json").write_atomic(json.dumps(entry).encode())
@@ -107,7 +128,11 @@ class Ledger:
         for first, last in entry.rows:
             if self.taken.meets(first, last) or not 0 <= first <= last < self.rows:
                 where = f"{masked(self.out.where)}: {entry.part}"
-                raise Refused(f"{where} has rows that are counted elsewhere", f"rows {first} to {last}", RESTART)
+                raise Refused(
+                    f"{where} has rows that are counted elsewhere",
+                    f"rows {first} to {last}",
+                    RESTART,
+                )
             self.taken.add(first, last)
         if entry.kind == "rows":
             self.done += entry.count
@@ -136,7 +161,10 @@ def recover(job: Job, manifest: Manifest, retry_errors: bool = False) -> Ledger:
         claim(job, manifest, out)
         return recovered(out, manifest, retry_errors)
     except OSError as error:
-        hint = "see that it is a folder, that the head's container may write there, and that there is space"
+        hint = (
+            "see that it is a folder, that the head's container may write there, and that there is"
+            " space"
+        )
         raise Refused(f"{masked(out.where)} cannot be written", brief(error), hint) from error
 
 
@@ -149,16 +177,25 @@ def recovered(out: Place, manifest: Manifest, retry_errors: bool) -> Ledger:
     tidy(out)
     entries = read_entries(out)
     known = {each.part for each in entries}
-    sizes = {f"{kind}/{name}": size for kind in KINDS for name, size in out.child(kind).sizes().items()}
-    if unknown := sorted(name for name in sizes if name not in known and PART.fullmatch(name.partition("/")[2])):
+    sizes = {
+        f"{kind}/{name}": size for kind in KINDS for name, size in out.child(kind).sizes().items()
+    }
+    if unknown := sorted(
+        name for name in sizes if name not in known and PART.fullmatch(name.partition("/")[2])
+    ):
         said = "\n".join(unknown[:10])
-        raise Refused(f"{masked(out.where)} has files that the ledger does not know", said, f"move them away, or {RESTART}")
+        raise Refused(
+            f"{masked(out.where)} has files that the ledger does not know",
+            said,
+            f"move them away, or {RESTART}",
+        )
     ledger.next = 1 + max((entry.number for entry in entries), default=0)
     for entry in entries:
         if sizes.get(entry.part) == entry.bytes:
             ledger.recall(entry)
             continue
-        # Not whole, or not there: its rows are to be done again. The last number stays, so that no number comes twice.
+        # Not whole, or not there: its rows are to be done again. The last number stays, so that no
+        # number comes twice.
         if entry.part in sizes:
             kind, _, name = entry.part.partition("/")
             out.child(kind).child(name).delete()
@@ -175,27 +212,47 @@ def claim(job: Job, manifest: Manifest, out: Place) -> None:
     """
     shown = masked(out.where)
     mark = out.child("ledger").child("job.json")
-    mine = {"job": job.name, "cluster": job.cluster, "meaning": dict(job.meaning), "input": manifest.fingerprint()}
+    mine = {
+        "job": job.name,
+        "cluster": job.cluster,
+        "meaning": dict(job.meaning),
+        "input": manifest.fingerprint(),
+    }
     if mark.exists():
         try:
             found = json.loads(mark.read())
-            owner, meaning, origin = (found["job"], found["cluster"]), dict(found["meaning"]), found["input"]
+            owner, meaning, origin = (
+                (found["job"], found["cluster"]),
+                dict(found["meaning"]),
+                found["input"],
+            )
         except (ValueError, KeyError, TypeError) as error:
             raise Refused(
-                f"{shown}/ledger/job.json is not this program's", str(error), "name another folder to write to"
+                f"{shown}/ledger/job.json is not this program's",
+                str(error),
+                "name another folder to write to",
             ) from error
         if owner != (job.name, job.cluster):
-            raise Refused(f"{shown} belongs to the job `{owner[0]}` of `{owner[1]}`", hint="name another folder to write to")
+            raise Refused(
+                f"{shown} belongs to the job `{owner[0]}` of `{owner[1]}`",
+                hint="name another folder to write to",
+            )
         if different := changes(meaning, job.meaning):
             hint = f"undo the change, or {RESTART}"
-            raise Refused(f"{shown} was begun by this job with other settings", "\n".join(different), hint)
+            raise Refused(
+                f"{shown} was begun by this job with other settings", "\n".join(different), hint
+            )
         if origin != mine["input"]:
             hint = f"put the input back as it was, or {RESTART}"
             raise Refused(f"{shown} was begun by this job with another input", hint=hint)
     else:
         if names := strangers(out):
             said = "\n".join(names[:10] + (["…"] if len(names) > 10 else []))
-            raise Refused(f"{shown} is not empty, and not this job's", said, "name another folder to write to, or empty it")
+            raise Refused(
+                f"{shown} is not empty, and not this job's",
+                said,
+                "name another folder to write to, or empty it",
+            )
         for folder in (out, out.child("ledger")):
             folder.make_folder()
         mark.write_atomic(json.dumps(mine, ensure_ascii=False).encode("utf-8", "surrogateescape"))
@@ -204,10 +261,21 @@ def claim(job: Job, manifest: Manifest, out: Place) -> None:
 
 
 def strangers(out: Place) -> list[str]:
-    """What lies in a folder without a mark; the empty folders that a crash leaves before the mark is written are nothing."""
+    """What lies in a folder without a mark; the empty folders that a crash leaves before the mark
+    is written are nothing.
+    """
     own = (*KINDS, "ledger")
-    inside = [f"{folder}/{name}" for folder in own for name in out.child(folder).names() if not name.startswith(".")]
-    return [name for name in out.names() if not name.startswith(".") and name not in (*own, "lost+found")] + inside
+    inside = [
+        f"{folder}/{name}"
+        for folder in own
+        for name in out.child(folder).names()
+        if not name.startswith(".")
+    ]
+    return [
+        name
+        for name in out.names()
+        if not name.startswith(".") and name not in (*own, "lost+found")
+    ] + inside
 
 
 def read_entries(out: Place) -> list[Entry]:
@@ -217,13 +285,17 @@ def read_entries(out: Place) -> list[Entry]:
         Refused: an entry is damaged.
     """
     folder = out.child("ledger")
-    names = [name for name in folder.names() if (found := PART.fullmatch(name)) and found[2] == "json"]
+    names = [
+        name for name in folder.names() if (found := PART.fullmatch(name)) and found[2] == "json"
+    ]
 
     def one(name: str) -> Entry:
         try:
             return entry(name, json.loads(folder.child(name).read()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Refused(f"{masked(folder.where)}/{name} is damaged", str(error), RESTART) from error
+            raise Refused(
+                f"{masked(folder.where)}/{name} is damaged", str(error), RESTART
+            ) from error
 
     if out.local:
         return sorted(map(one, names), key=lambda each: each.number)
@@ -233,15 +305,24 @@ def read_entries(out: Place) -> list[Entry]:
 
 def entry(name: str, said: dict[str, Any]) -> Entry:
     part = PART.fullmatch(said["part"].partition("/")[2])
-    if said["kind"] not in KINDS or not said["part"].startswith(said["kind"] + "/") or not part or part[1] != name[5:-5]:
+    if (
+        said["kind"] not in KINDS
+        or not said["part"].startswith(said["kind"] + "/")
+        or not part
+        or part[1] != name[5:-5]
+    ):
         raise ValueError(f"it speaks of {said['part']}")
     rows = tuple((int(first), int(last)) for first, last in said["rows"])
     if sum(last - first + 1 for first, last in rows) != said["count"]:
         raise ValueError("its count is not that of its rows")
     return Entry(
-        number=int(part[1]), part=said["part"], kind=said["kind"], rows=rows, count=int(said["count"]),
+        number=int(part[1]),
+        part=said["part"],
+        kind=said["kind"],
+        rows=rows,
+        count=int(said["count"]),
         bytes=int(said["bytes"]),
-    )  # fmt: skip
+    )
 
 
 def tidy(out: Place) -> None:
@@ -266,12 +347,23 @@ def erase(job: Job) -> None:
         found = dict(json.loads(mark.read()))
     except (ValueError, TypeError) as error:
         where = f"{masked(out.where)}/ledger/job.json"
-        raise Refused(f"{where} is not this program's", str(error), "name another folder to write to, or empty it") from error
+        raise Refused(
+            f"{where} is not this program's",
+            str(error),
+            "name another folder to write to, or empty it",
+        ) from error
     if (found.get("job"), found.get("cluster")) != (job.name, job.cluster):
-        raise Refused(f"{masked(out.where)} belongs to the job `{found.get('job')}`", hint="name another folder to write to")
+        raise Refused(
+            f"{masked(out.where)} belongs to the job `{found.get('job')}`",
+            hint="name another folder to write to",
+        )
     for kind in (*KINDS, "ledger"):
         for name in out.child(kind).names():
-            if PART.fullmatch(name) or name.startswith((".part-", ".schema.", ".job.")) or name == "schema.json":
+            if (
+                PART.fullmatch(name)
+                or name.startswith((".part-", ".schema.", ".job."))
+                or name == "schema.json"
+            ):
                 out.child(kind).child(name).delete()
     out.child("summary.json").delete()
     mark.delete()

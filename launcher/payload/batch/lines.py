@@ -1,4 +1,6 @@
-"""Lines of a file, or of a part of it, as bytes and in blocks: a line of any length costs no more memory than the limit."""
+"""Lines of a file, or of a part of it, as bytes and in blocks: a line of any length costs no more
+memory than the limit.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ def compression(path: str) -> str | None:
 
 
 def blocks(place: Place, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-    """Yield the bytes of a file, decompressed by its ending, or those from `start` to `end` of a plain one.
+    """Yield the bytes of a file, decompressed by its ending, or those from `start` to `end` of a
+    plain one.
 
     Raises:
         OSError: it cannot be read, or is not compressed as its ending says.
@@ -37,7 +40,9 @@ def blocks(place: Place, start: int = 0, end: int | None = None) -> Iterator[byt
     size = BLOCK if place.local else FAR_BLOCK
     codec = compression(place.where)
     if codec is not None:
-        with place.filesystem.open_input_stream(place.path, compression=codec, buffer_size=BLOCK) as stream:
+        with place.filesystem.open_input_stream(
+            place.path, compression=codec, buffer_size=BLOCK
+        ) as stream:
             yield from iter(lambda: stream.read(BLOCK), b"")
         return
     with place.open_input() as file:
@@ -56,7 +61,9 @@ def unmarked(parts: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def lines(parts: Iterator[bytes], limit: int) -> Iterator[bytes | Long]:
-    """Yield lines without their newline; a last one without a newline counts, an empty rest does not."""
+    """Yield lines without their newline; a last one without a newline counts, an empty rest does
+    not.
+    """
     rest = b""
     for part in parts:
         following = part
@@ -74,7 +81,9 @@ def lines(parts: Iterator[bytes], limit: int) -> Iterator[bytes | Long]:
 
 
 def passed(begun: bytes, parts: Iterator[bytes]) -> tuple[Long, bytes]:
-    """Read past the end of a long line, keeping only its beginning; return it and what follows in the last block."""
+    """Read past the end of a long line, keeping only its beginning; return it and what follows in
+    the last block.
+    """
     head, length = begun[:SHOWN], len(begun)
     for part in parts:
         at = part.find(b"\n")

@@ -1,4 +1,7 @@
-"""What a survey found: the files, where they are cut, and the types of kept columns. Stored as WORK/manifest.json."""
+"""What a survey found: the files, where they are cut, and the types of kept columns.
+
+Stored as WORK/manifest.json.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,11 @@ class File:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Rows `first` to `last` of the job: bytes `start` to `end` of a file, or the row group `start` of a Parquet file.
+    """Rows `first` to `last` of the job: bytes `start` to `end` of a file, or the row group `start`
+    of a Parquet file.
 
-    `file` counts in `Manifest.files`. A compressed file and a row group are one split however large: read it as a stream.
+    `file` counts in `Manifest.files`. A compressed file and a row group are one split however
+    large: read it as a stream.
     """
 
     index: int
@@ -42,7 +47,10 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The input of a job. `types` says how kept columns are stored: text, any, integer, number, boolean, json, binary."""
+    """The input of a job.
+
+    `types` says how kept columns are stored: text, any, integer, number, boolean, json, binary.
+    """
 
     files: tuple[File, ...]
     splits: tuple[Split, ...]

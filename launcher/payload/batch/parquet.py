@@ -1,4 +1,6 @@
-"""Rows of a Parquet file, a row group at a time and in small batches; what cannot be decoded is the error of those rows."""
+"""Rows of a Parquet file, a row group at a time and in small batches; what cannot be decoded is the
+error of those rows.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def groups(place: Place) -> tuple[list[int], list[str]]:
 
     with place.open_input() as file:
         found = pyarrow.parquet.ParquetFile(file)
-        return [found.metadata.row_group(each).num_rows for each in range(found.num_row_groups)], found.schema_arrow.names
+        return [
+            found.metadata.row_group(each).num_rows for each in range(found.num_row_groups)
+        ], found.schema_arrow.names
 
 
 def rows(place: Place, group: int, count: int, row_bytes: int) -> Iterator[dict[str, Any] | str]:
@@ -36,17 +40,26 @@ def rows(place: Place, group: int, count: int, row_bytes: int) -> Iterator[dict[
     try:
         with place.open_input() as file:
             found = pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20)
-            size = found.metadata.row_group(group).total_byte_size / max(1, found.metadata.row_group(group).num_rows)
-            batches = found.iter_batches(max(1, min(1024, int(BATCH / max(1, size)))), row_groups=[group], use_threads=False)
+            size = found.metadata.row_group(group).total_byte_size / max(
+                1, found.metadata.row_group(group).num_rows
+            )
+            batches = found.iter_batches(
+                max(1, min(1024, int(BATCH / max(1, size)))), row_groups=[group], use_threads=False
+            )
             for batch in batches:
                 for row in of_batch(batch, row_bytes):
                     done += 1
                     yield row
     except (OSError, ValueError) as error:
-        # Of Arrow's own: a broken page looks the same at each try. What the operating system says has a number and is not.
-        if isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and (error.errno or not place.local)):
+        # Of Arrow's own: a broken page looks the same at each try. What the operating system says
+        # has a number and is not.
+        if isinstance(error, FileNotFoundError) or (
+            isinstance(error, OSError) and (error.errno or not place.local)
+        ):
             raise
-        reason = f"row group {group} of the file cannot be decoded from here on: {brief(error)[:300]}"
+        reason = (
+            f"row group {group} of the file cannot be decoded from here on: {brief(error)[:300]}"
+        )
         for _ in range(count - done):
             yield reason
 
@@ -66,16 +79,22 @@ def of_batch(batch: Any, row_bytes: int) -> Iterator[dict[str, Any] | str]:
 
 
 def alone(row: Any) -> dict[str, Any] | str:
-    """One row, or why Python has no values for it: text that is not UTF-8, a date after the year 9999."""
+    """One row, or why Python has no values for it: text that is not UTF-8, a date after the year
+    9999.
+    """
     try:
         return dict(row.to_pylist()[0])
     except (ValueError, OverflowError, TypeError, KeyError) as error:
-        kind = "not UTF-8" if isinstance(error, UnicodeDecodeError) else "a value that cannot be read"
+        kind = (
+            "not UTF-8" if isinstance(error, UnicodeDecodeError) else "a value that cannot be read"
+        )
         return f"{kind}: {brief(error)[:300]}"
 
 
 def in_microseconds(batch: Any) -> Any:
-    """Python's times have no nanoseconds; without this a whole column of them needs another library."""
+    """Python's times have no nanoseconds; without this a whole column of them needs another
+    library.
+    """
     import pyarrow
 
     types = pyarrow.types
@@ -89,7 +108,9 @@ def in_microseconds(batch: Any) -> Any:
             elif types.is_time(field.type):
                 to = pyarrow.time64("us")
         if to is not None:
-            batch = batch.set_column(index, field.with_type(to), batch.column(index).cast(to, safe=False))
+            batch = batch.set_column(
+                index, field.with_type(to), batch.column(index).cast(to, safe=False)
+            )
     return batch
 
 

@@ -1,4 +1,6 @@
-"""Files by path or address: listing, reading, and writing whole, on a local disk or through pyarrow's filesystems."""
+"""Files by path or address: listing, reading, and writing whole, on a local disk or through
+pyarrow's filesystems.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ OBJECT_STORES = ("s3", "gcs", "abfs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A file: its path or address (as `opened` takes it), its size, and a mark that changes when the file does."""
+    """A file: its path or address (as `opened` takes it), its size, and a mark that changes when
+    the file does.
+    """
 
     path: str
     bytes: int
@@ -26,7 +30,9 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A file or folder: pyarrow's filesystem and the path inside it; `where` is the path or address it was opened by."""
+    """A file or folder: pyarrow's filesystem and the path inside it; `where` is the path or address
+    it was opened by.
+    """
 
     filesystem: Any
     path: str
@@ -64,10 +70,11 @@ class Place:
             return file.read()
 
     def staged(self, data: bytes, aside: Place | None = None) -> Callable[[], None]:
-        """Bring a whole file as far as it goes unseen; the function that is returned makes it appear, whole, under its name.
+        """Bring a whole file as far as it goes unseen; the function that is returned makes it
+        appear, whole, under its name.
 
-        On disks that is a hidden file (in the folder `aside`, where nobody looks for data) and a rename; an object store shows
-        an object only when it is complete.
+        On disks that is a hidden file (in the folder `aside`, where nobody looks for data) and a
+        rename; an object store shows an object only when it is complete.
         """
         folder, _, name = self.path.rpartition("/")
         hidden = f"{aside.path if aside else folder}/.{name}.new"
@@ -84,7 +91,8 @@ class Place:
         self.staged(data)()
 
     def put(self, path: str, data: bytes) -> None:
-        # One write and one close: were there anything between that could fail, closing would publish a part of it.
+        # One write and one close: were there anything between that could fail, closing would
+        # publish a part of it.
         stream = self.filesystem.open_output_stream(path)
         stream.write(data)
         stream.close()
@@ -128,24 +136,37 @@ def opened(where: str) -> Place:
     rest, _, query = rest.partition("?")
     host, _, path = rest.partition("/")
     try:
-        filesystem, base = connect(f"{scheme}://{host}{'' if scheme in ('s3', 'gs') else '/'}{'?' + query if query else ''}")
+        root = "" if scheme in ("s3", "gs") else "/"
+        filesystem, base = connect(f"{scheme}://{host}{root}{'?' + query if query else ''}")
     except (OSError, ValueError, ImportError, NotImplementedError) as error:
-        hint = "see that the image has the library for it and that the job's secrets and environment fit"
+        hint = (
+            "see that the image has the library for it and that the job's secrets and"
+            " environment fit"
+        )
         raise Refused(f"{masked(where)} cannot be opened", brief(error), hint) from error
     # Not parsed as part of the address: a path may hold spaces, `%` and `*`.
-    return Place(filesystem=filesystem, path=f"{base.rstrip('/')}/{path}".rstrip("/") or "/", where=where, local=False)
+    return Place(
+        filesystem=filesystem,
+        path=f"{base.rstrip('/')}/{path}".rstrip("/") or "/",
+        where=where,
+        local=False,
+    )
 
 
 @functools.lru_cache(maxsize=64)
 def connect(address: str) -> tuple[Any, str]:
-    """Pyarrow's filesystem for a bucket or host, and the path in it at which the address begins. Kept: connecting is slow."""
+    """Pyarrow's filesystem for a bucket or host, and the path in it at which the address begins.
+
+    Kept: connecting is slow.
+    """
     from pyarrow import fs
 
     return fs.FileSystem.from_uri(address)
 
 
 def files(where: str) -> list[Found]:
-    """The files of a path, an address, a folder (recursively) or a glob, sorted; hidden ones and `_…` are left out.
+    """The files of a path, an address, a folder (recursively) or a glob, sorted; hidden ones and
+    `_…` are left out.
 
     Raises:
         Refused: there is none.
@@ -156,16 +177,21 @@ def files(where: str) -> list[Found]:
         if info.is_file:
             return [noted(info, place.where)]
         if info.type.name == "Directory":
-            found = [noted(each, joined(place.where, below)) for each, below in inside(place, deep=True)]
+            found = [
+                noted(each, joined(place.where, below)) for each, below in inside(place, deep=True)
+            ]
         else:
             found = list(matching(place))
     except OSError as error:
         raise Refused(
-            f"{masked(where)} cannot be listed", brief(error), "see that the path is right and may be read"
+            f"{masked(where)} cannot be listed",
+            brief(error),
+            "see that the path is right and may be read",
         ) from error
     if not found:
         raise Refused(
-            f"{masked(where)}: no such file", hint="see that the path is right, and that the head's container sees it"
+            f"{masked(where)}: no such file",
+            hint="see that the path is right, and that the head's container sees it",
         )
     return sorted(found, key=lambda each: each.path)
 
@@ -194,7 +220,11 @@ def inside(place: Place, deep: bool) -> Iterator[tuple[Any, str]]:
     selector = fs.FileSelector(place.path, allow_not_found=True, recursive=deep)
     prefix = place.path.rstrip("/") + "/"
     for info in place.filesystem.get_file_info(selector):
-        below = info.path[len(prefix) :] if info.path.startswith(prefix) else info.path.lstrip("/")[len(prefix.lstrip("/")) :]
+        below = (
+            info.path[len(prefix) :]
+            if info.path.startswith(prefix)
+            else info.path.lstrip("/")[len(prefix.lstrip("/")) :]
+        )
         if info.is_file and not any(part[:1] in "._" for part in below.split("/")):
             yield info, below
 

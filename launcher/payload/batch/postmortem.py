@@ -1,4 +1,6 @@
-"""Why a rank of a data-parallel run ended: read from what Ray says of its process, and from the end of its log."""
+"""Why a rank of a data-parallel run ended: read from what Ray says of its process, and from the end
+of its log.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,15 @@ TELLING = (
 )
 PLACES = re.compile(r'^\s*File ".*", line \d+|^\s*[\^~]+\s*$')
 # What a rank says that lost another one.
-PEER = re.compile(r"(Connection closed by peer|Connection reset by peer|NCCL.*remote process exited)")
+PEER = re.compile(
+    r"(Connection closed by peer|Connection reset by peer|NCCL.*remote process exited)"
+)
 
 
 def blamed(lost: Mapping[int, BaseException], logs: Mapping[int, Sequence[str]]) -> int:
-    """Return the rank that failed first, as far as can be told: one that is gone explains those that lost it."""
+    """Return the rank that failed first, as far as can be told: one that is gone explains those
+    that lost it.
+    """
     return min(lost, key=lambda rank: (not died(lost[rank]), bool(find(PEER, logs[rank])), rank))
 
 
@@ -27,7 +33,14 @@ def died(problem: BaseException) -> bool:
     """Tell whether an exception means that the rank's process or node is gone."""
     import ray
 
-    return isinstance(problem, (ray.exceptions.RayActorError, ray.exceptions.NodeDiedError, ray.exceptions.OutOfMemoryError))
+    return isinstance(
+        problem,
+        (
+            ray.exceptions.RayActorError,
+            ray.exceptions.NodeDiedError,
+            ray.exceptions.OutOfMemoryError,
+        ),
+    )
 
 
 def said(problem: BaseException) -> str:
@@ -43,18 +56,26 @@ def said(problem: BaseException) -> str:
 
 
 def how(problem: BaseException, lines: Sequence[str]) -> str:
-    """Say how a rank failed, as far as Ray and its log tell: Ray does not learn the status of a process that was killed."""
+    """Say how a rank failed, as far as Ray and its log tell: Ray does not learn the status of a
+    process that was killed.
+    """
     text = said(problem)
     gone = died(problem)
     if gone and re.search(r"(?i)node.*(?:died|dead)", text):
         return "its node is gone"
     # An engine's processes tell the rank only that they are gone; why is in the log.
-    telling = CRASH if gone else TELLING if text.startswith("EngineDead") or "ngine core" in text else ()
+    telling = (
+        CRASH if gone else TELLING if text.startswith("EngineDead") or "ngine core" in text else ()
+    )
     if found := next(filter(None, (find(pattern, lines) for pattern in telling)), None):
         return found
     if gone and (code := re.search(r"exit code (-?\d+)", text)):
         return f"exit status {code[1]}"
-    return "its process was killed (SIGKILL: by the kernel for want of memory, or by somebody)" if gone else text
+    return (
+        "its process was killed (SIGKILL: by the kernel for want of memory, or by somebody)"
+        if gone
+        else text
+    )
 
 
 def find(pattern: re.Pattern[str], lines: Sequence[str]) -> str:
@@ -63,13 +84,18 @@ def find(pattern: re.Pattern[str], lines: Sequence[str]) -> str:
 
 
 def evidence(lines: Sequence[str], notes: Sequence[str] = ()) -> str:
-    """Return the end of a log, without what only places the lines of a traceback, and what else is known."""
+    """Return the end of a log, without what only places the lines of a traceback, and what else is
+    known.
+    """
     kept = [line for line in lines if not PLACES.search(line)]
     return "\n".join([*(line[:300] for line in kept[-LINES:]), *notes])
 
 
 def tail(path: str, lines: int, begin: int = 0) -> list[str]:
-    """Return the last lines of a file, from byte `begin` on, without Ray's own marks. Runs on the node that has the file."""
+    """Return the last lines of a file, from byte `begin` on, without Ray's own marks.
+
+    Runs on the node that has the file.
+    """
     with open(path, "rb") as file:
         file.seek(max(begin, file.seek(0, 2) - 64 * 1024))
         text = file.read().decode(errors="backslashreplace")

@@ -1,4 +1,6 @@
-"""Mode `predict`, and `preprocess` of any mode: the user's Python as stages of actors, called on batches of rows."""
+"""Mode `predict`, and `preprocess` of any mode: the user's Python as stages of actors, called on
+batches of rows.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ IN_FLIGHT = 4  # batches on their way to one replica: the next ones are fetched 
 CARRIED = ("_row", "_error", "_stage", "_raw", "_keep")
 
 
-def run(job: Any, manifest: Any, pending: Mapping[int, list[tuple[int, int]]], progress: Any) -> Iterator[list[dict[str, Any]]]:
+def run(
+    job: Any, manifest: Any, pending: Mapping[int, list[tuple[int, int]]], progress: Any
+) -> Iterator[list[dict[str, Any]]]:
     """Yield answered and failed rows, in blocks, until every pending row came by."""
     from . import budget
 
@@ -32,7 +36,9 @@ def run(job: Any, manifest: Any, pending: Mapping[int, list[tuple[int, int]]], p
         "gate": cluster.gate(asked.replicas[0]),
     }
     data = staged(data, Replica, asked, batch, source.in_flight(IN_FLIGHT, batch, rows, most), made)
-    with budget.Watch(job, progress, ACTOR, asked.replicas, {"GPU": asked.num_gpus, "CPU": asked.num_cpus}) as watch:
+    with budget.Watch(
+        job, progress, ACTOR, asked.replicas, {"GPU": asked.num_gpus, "CPU": asked.num_cpus}
+    ) as watch:
         for table in cluster.stream(data):
             for note in sorted({note for note in table.column("_note").to_pylist() if note}):
                 progress.warn(note)
@@ -42,7 +48,9 @@ def run(job: Any, manifest: Any, pending: Mapping[int, list[tuple[int, int]]], p
 
 
 def preprocess(data: Any, job: Any) -> Any:
-    """Put the user's function in front of inference, as a stage of its own, so that both work at the same time."""
+    """Put the user's function in front of inference, as a stage of its own, so that both work at
+    the same time.
+    """
     asked = job.preprocess
     made = {"code": shipped.pack(job.work), "target": asked.target}
     return staged(data, Preprocess, asked, asked.batch_size, IN_FLIGHT, made)
@@ -55,9 +63,14 @@ def staged(data: Any, stage: type, asked: Any, batch: int, held: int, made: dict
     least, most = asked.replicas
     pool = ActorPoolStrategy(min_size=least, max_size=most, max_tasks_in_flight_per_actor=held)
     return data.map_batches(
-        stage, batch_size=batch, batch_format="pyarrow", compute=pool, fn_constructor_kwargs=made,
-        num_cpus=asked.num_cpus, num_gpus=getattr(asked, "num_gpus", 0) or None,
-    )  # fmt: skip
+        stage,
+        batch_size=batch,
+        batch_format="pyarrow",
+        compute=pool,
+        fn_constructor_kwargs=made,
+        num_cpus=asked.num_cpus,
+        num_gpus=getattr(asked, "num_gpus", 0) or None,
+    )
 
 
 def result(row: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +82,9 @@ def result(row: dict[str, Any]) -> dict[str, Any]:
 class Replica:
     """One copy of the user's class. What its constructor raises ends the job."""
 
-    def __init__(self, code: dict[str, bytes], target: str, args: dict[str, Any], gate: Any = None) -> None:
+    def __init__(
+        self, code: dict[str, bytes], target: str, args: dict[str, Any], gate: Any = None
+    ) -> None:
         self.call = shipped.load(code, target)(**args)
         cluster.arrive(gate)
 
@@ -80,10 +95,23 @@ class Replica:
         rows = table.to_pylist()
         notes: list[str] = []
         answered = attempt(rows, self.call, notes)
-        out = [{**finished(row, answer), "_note": "".join(notes)} for row, answer in zip(rows, answered, strict=True)]
+        out = [
+            {**finished(row, answer), "_note": "".join(notes)}
+            for row, answer in zip(rows, answered, strict=True)
+        ]
         text, data = pa.large_string(), pa.large_binary()
-        fields = {"_row": pa.int64(), "_error": text, "_stage": text, "_raw": text, "_keep": data, "_out": data, "_note": text}
-        return pa.table({name: pa.array([row[name] for row in out], type=kind) for name, kind in fields.items()})
+        fields = {
+            "_row": pa.int64(),
+            "_error": text,
+            "_stage": text,
+            "_raw": text,
+            "_keep": data,
+            "_out": data,
+            "_note": text,
+        }
+        return pa.table(
+            {name: pa.array([row[name] for row in out], type=kind) for name, kind in fields.items()}
+        )
 
 
 class Preprocess:
@@ -93,13 +121,19 @@ class Preprocess:
         self.call = shipped.load(code, target)
 
     def __call__(self, table: Any) -> Any:
-        """Return the block with the rows' new columns; a row that the function fails on carries its reason from here."""
+        """Return the block with the rows' new columns; a row that the function fails on carries its
+        reason from here.
+        """
         rows = table.to_pylist()
         answered = attempt(rows, self.call, [])
-        return source.block([prepared(row, answer) for row, answer in zip(rows, answered, strict=True)])
+        return source.block(
+            [prepared(row, answer) for row, answer in zip(rows, answered, strict=True)]
+        )
 
 
-def attempt(rows: Sequence[Mapping[str, Any]], code: Callable[[Any], Any], notes: list[str]) -> list[batches.Answer]:
+def attempt(
+    rows: Sequence[Mapping[str, Any]], code: Callable[[Any], Any], notes: list[str]
+) -> list[batches.Answer]:
     """Return each row's answer, or the reason why it has none; reasons from earlier stages stay."""
 
     def call(part: Sequence[batches.Row]) -> list[batches.Answer]:
@@ -118,7 +152,13 @@ def finished(row: Mapping[str, Any], answer: batches.Answer) -> dict[str, Any]:
     carried = {name: row[name] for name in CARRIED}
     if isinstance(answer, dict):
         return {**carried, "_raw": "", "_out": pickle.dumps(answer)}
-    return {**carried, "_error": answer, "_stage": row["_stage"] or "inference", "_raw": raw(row), "_out": b""}
+    return {
+        **carried,
+        "_error": answer,
+        "_stage": row["_stage"] or "inference",
+        "_raw": raw(row),
+        "_out": b"",
+    }
 
 
 def prepared(row: Mapping[str, Any], answer: batches.Answer) -> dict[str, Any]:

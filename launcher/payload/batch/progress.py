@@ -1,4 +1,6 @@
-"""How far a job is: counters, rates and what it is doing, as `progress.json`, written whole once a second."""
+"""How far a job is: counters, rates and what it is doing, as `progress.json`, written whole once a
+second.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,31 @@ WINDOW = 30.0  # seconds over which rates are taken
 WARNINGS = 50
 TEXT, EVIDENCE = 1000, 8000  # characters
 OVER = ("done", "failed", "refused", "stopped")
-CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+CONTROL = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
+)
 
 
 def plain(text: object, limit: int = TEXT) -> str:
-    """Text that a terminal shows as it is: no control characters but line ends and tabs, and not too long."""
+    """Text that a terminal shows as it is: no control characters but line ends and tabs, and not
+    too long.
+    """
     said = CONTROL.sub("", str(text)).encode("utf-8", "backslashreplace").decode()
-    return said if len(said) <= limit else "…" + said[-(limit - 1) :] if limit == EVIDENCE else said[: limit - 1] + "…"
+    return (
+        said
+        if len(said) <= limit
+        else "…" + said[-(limit - 1) :]
+        if limit == EVIDENCE
+        else said[: limit - 1] + "…"
+    )
 
 
 class Progress:
-    """Thread-safe. Use it as a context manager: inside, a thread writes the file each second; `set`, `fail` write at once."""
+    """Thread-safe.
+
+    Use it as a context manager: inside, a thread writes the file each second; `set`, `fail` write
+    at once.
+    """
 
     def __init__(self, job: Job) -> None:
         self.path = os.path.join(job.work, "progress.json")
@@ -46,7 +62,8 @@ class Progress:
         self.warnings: list[str] = []
         self.error: dict[str, str] | None = None
         self.lost = lost(self.path)
-        self.window: deque[tuple[float, int, int]] = deque()  # when, rows of this run, output tokens
+        # when, rows of this run, output tokens
+        self.window: deque[tuple[float, int, int]] = deque()
         self.first_result: float | None = None
         self.last_result: float | None = None
 
@@ -81,7 +98,9 @@ class Progress:
             self.rows, self.done, self.errors, self.before = rows, done, errors, done + errors
             self.done_before, self.errors_before = done, errors
 
-    def count(self, done: int = 0, errors: int = 0, tokens_in: int = 0, tokens_out: int = 0) -> None:
+    def count(
+        self, done: int = 0, errors: int = 0, tokens_in: int = 0, tokens_out: int = 0
+    ) -> None:
         """Add results; the numbers may be negative when an answer turns out to be an error."""
         now = time.monotonic()
         with self.lock:
@@ -115,7 +134,11 @@ class Progress:
         """End with an error; writes the file."""
         with self.lock:
             self.state, self.text = state, plain(message)
-            self.error = {"message": plain(message), "evidence": plain(evidence, EVIDENCE), "hint": plain(hint)}
+            self.error = {
+                "message": plain(message),
+                "evidence": plain(evidence, EVIDENCE),
+                "hint": plain(hint),
+            }
         self.write()
 
     def rates(self) -> tuple[float, float, float | None]:
@@ -143,17 +166,35 @@ class Progress:
         with self.lock:
             rate, tokens, eta = self.rates()
             return {
-                "version": VERSION, "state": self.state, "text": self.text, "submission": os.environ.get("VLAUNCH_JOB", ""),
-                "pid": os.getpid(), "started": round(self.started, 3), "updated": round(time.time(), 3), "rows": self.rows,
-                "done": self.done, "errors": self.errors, "before": self.before, "tokens_in": self.tokens_in,
-                "tokens_out": self.tokens_out, "rows_per_second": rate, "tokens_per_second": tokens, "eta": eta,
-                "replicas": {"ready": self.ready, "wanted": self.wanted}, "restarts": self.restarts,
-                "warnings": list(self.warnings), "error": self.error, "lost": self.lost,
+                "version": VERSION,
+                "state": self.state,
+                "text": self.text,
+                "submission": os.environ.get("VLAUNCH_JOB", ""),
+                "pid": os.getpid(),
+                "started": round(self.started, 3),
+                "updated": round(time.time(), 3),
+                "rows": self.rows,
+                "done": self.done,
+                "errors": self.errors,
+                "before": self.before,
+                "tokens_in": self.tokens_in,
+                "tokens_out": self.tokens_out,
+                "rows_per_second": rate,
+                "tokens_per_second": tokens,
+                "eta": eta,
+                "replicas": {"ready": self.ready, "wanted": self.wanted},
+                "restarts": self.restarts,
+                "warnings": list(self.warnings),
+                "error": self.error,
+                "lost": self.lost,
                 "added": [self.done - self.done_before, self.errors - self.errors_before],
-            }  # fmt: skip
+            }
 
     def write(self) -> None:
-        """Write the file whole. A disk that is full must not end the job from here: the sink says so better."""
+        """Write the file whole.
+
+        A disk that is full must not end the job from here: the sink says so better.
+        """
         with self.lock:
             hidden = f"{self.path}.new"
             try:
@@ -174,17 +215,23 @@ class Progress:
 
 
 def lost(path: str) -> list[dict[str, Any]]:
-    """Runs that ended without a word, by the progress that the last of them left: a killed driver writes no summary."""
+    """Runs that ended without a word, by the progress that the last of them left: a killed driver
+    writes no summary.
+    """
     try:
         with open(path, encoding="utf-8") as file:
             said = json.load(file)
         if said["state"] in OVER:
             return []
         run = {
-            "started": said["started"], "seconds": round(said["updated"] - said["started"], 3),
-            "done": said["added"][0], "errors": said["added"][1], "tokens_in": said["tokens_in"],
-            "tokens_out": said["tokens_out"], "ended": "lost",
-        }  # fmt: skip
+            "started": said["started"],
+            "seconds": round(said["updated"] - said["started"], 3),
+            "done": said["added"][0],
+            "errors": said["added"][1],
+            "tokens_in": said["tokens_in"],
+            "tokens_out": said["tokens_out"],
+            "ended": "lost",
+        }
         return [*said.get("lost", []), run][-100:]
     except (OSError, ValueError, KeyError, TypeError):
         return []

@@ -1,4 +1,7 @@
-"""A row becomes a prompt: a column, a template, or chat messages. Templates run in a sandbox and have no loader."""
+"""A row becomes a prompt: a column, a template, or chat messages.
+
+Templates run in a sandbox and have no loader.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,14 @@ from .job import Job, Refused
 
 LARGEST = 64 * 2**20  # characters that a template may make of one row
 PADDING = ("center", "expandtabs", "ljust", "rjust", "zfill")  # methods of texts that take a width
-A_VALUE = {type(None): "null", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object"}
+A_VALUE = {
+    type(None): "null",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
+}
 
 
 class PromptError(Exception):
@@ -18,7 +28,9 @@ class PromptError(Exception):
 
 
 class Prompter:
-    """Makes prompts. Construct it once per process: it compiles the templates and does not travel, a job does.
+    """Makes prompts.
+
+    Construct it once per process: it compiles the templates and does not travel, a job does.
 
     Raises:
         Refused: a template is wrong in itself.
@@ -27,11 +39,18 @@ class Prompter:
     def __init__(self, job: Job) -> None:
         prompt = job.prompt
         if prompt is None:
-            raise Refused("the job has no prompt", hint="say under `prompt` which column or template makes one")
+            raise Refused(
+                "the job has no prompt",
+                hint="say under `prompt` which column or template makes one",
+            )
         self.column = prompt.column
         self.chat_args = dict(prompt.chat_args)
         environment = sandbox()
-        self.template = None if prompt.template is None else Template(environment, "prompt.template", prompt.template)
+        self.template = (
+            None
+            if prompt.template is None
+            else Template(environment, "prompt.template", prompt.template)
+        )
         self.messages = [
             (message.role, Template(environment, f"prompt.chat[{index}].content", message.content))
             for index, message in enumerate(prompt.chat)
@@ -44,8 +63,12 @@ class Prompter:
             PromptError: this row has none.
         """
         if self.messages:
-            made = [{"role": role, "content": template(columns)} for role, template in self.messages]
-            if not any(message["content"].strip() for message in made if message["role"] != "system"):
+            made = [
+                {"role": role, "content": template(columns)} for role, template in self.messages
+            ]
+            if not any(
+                message["content"].strip() for message in made if message["role"] != "system"
+            ):
                 raise PromptError("the prompt is empty")
             return made
         text = self.template(columns) if self.template is not None else self.of_column(columns)
@@ -58,13 +81,18 @@ class Prompter:
             raise PromptError(f"the prompt is column `{self.column}`, which this row lacks")
         value = columns[self.column]
         if not isinstance(value, str):
-            raise PromptError(f"column `{self.column}` holds {A_VALUE.get(type(value), type(value).__name__)}, not text")
+            raise PromptError(
+                f"column `{self.column}` holds {A_VALUE.get(type(value), type(value).__name__)},"
+                " not text"
+            )
         return value
 
     def chat(self, tokenizer: Any, messages: list[dict[str, str]]) -> str:
-        """Put messages through the model's chat template, with the job's `chat_args`, ready for an answer.
+        """Put messages through the model's chat template, with the job's `chat_args`, ready for an
+        answer.
 
-        The text holds the template's own special tokens: tokenise it with `add_special_tokens=False`.
+        The text holds the template's own special tokens: tokenise it with
+        `add_special_tokens=False`.
 
         Raises:
             PromptError: the template refuses these messages.
@@ -86,7 +114,9 @@ class Template:
             self.compiled = environment.from_string(source)
         except (jinja2.TemplateError, RecursionError, ValueError) as error:
             line = getattr(error, "lineno", None)
-            raise Refused(f"{where} is not a template", f"{f'line {line}: ' if line else ''}{said(error)}") from error
+            raise Refused(
+                f"{where} is not a template", f"{f'line {line}: ' if line else ''}{said(error)}"
+            ) from error
 
     def __call__(self, columns: Mapping[str, Any]) -> str:
         import jinja2
@@ -130,7 +160,9 @@ def said(error: BaseException) -> str:
 
 
 def sandbox() -> Any:
-    """An environment in which templates cannot run code, change values or load files, nor pad and repeat without end."""
+    """An environment in which templates cannot run code, change values or load files, nor pad and
+    repeat without end.
+    """
     import jinja2
     import jinja2.sandbox
 
@@ -144,12 +176,18 @@ def sandbox() -> Any:
                 raise OverflowError("the power is too large")
             if operator == "*":
                 for one, other in ((left, right), (right, left)):
-                    if isinstance(one, (str, bytes, list, tuple)) and isinstance(other, int) and len(one) * other > LARGEST:
+                    if (
+                        isinstance(one, (str, bytes, list, tuple))
+                        and isinstance(other, int)
+                        and len(one) * other > LARGEST
+                    ):
                         raise OverflowError("the text is too large")
             return super().call_binop(context, operator, left, right)
 
         def call(self, context: Any, called: Any, /, *args: Any, **named: Any) -> Any:
-            if getattr(called, "__name__", "") in PADDING and isinstance(getattr(called, "__self__", None), (str, bytes)):
+            if getattr(called, "__name__", "") in PADDING and isinstance(
+                getattr(called, "__self__", None), (str, bytes)
+            ):
                 small(*args, *named.values())
             return super().call(context, called, *args, **named)
 
@@ -163,7 +201,9 @@ def sandbox() -> Any:
 
 
 def narrow(text: Any) -> None:
-    """Refuse a format that makes a huge text: a width of five digits, or one that comes from a value."""
+    """Refuse a format that makes a huge text: a width of five digits, or one that comes from a
+    value.
+    """
     if isinstance(text, str) and re.search(r"%[^a-zA-Z%]*(\d{5}|\*)", text):
         raise OverflowError("a width in the format is too large")
 

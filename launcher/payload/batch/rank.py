@@ -1,4 +1,6 @@
-"""One rank of a data-parallel run: a Ray actor on its node that holds one vLLM engine and answers slices of rows."""
+"""One rank of a data-parallel run: a Ray actor on its node that holds one vLLM engine and answers
+slices of rows.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ from typing import Any
 from .job import Job
 from .prompts import Prompter
 
-# An engine has processes of its own, which a killed actor would leave behind with the device memory that they hold. This one
-# has neither parent nor group in common with them: it waits for the actor's end, of any kind, and ends the rest of the group.
+# An engine has processes of its own, which a killed actor would leave behind with the device memory
+# that they hold. This one has neither parent nor group in common with them: it waits for the
+# actor's end, of any kind, and ends the rest of the group.
 _AFTER = """
 import os, select, signal, sys
 leader = int(sys.argv[1])
@@ -61,7 +64,11 @@ class Answer:
 
 
 class Rank:
-    """The actor. `together` says that the ranks meet in every step of their models: none may do more steps than another."""
+    """The actor.
+
+    `together` says that the ranks meet in every step of their models: none may do more steps than
+    another.
+    """
 
     def __init__(self, job: Job, together: bool) -> None:
         self.job, self.together = job, together
@@ -70,14 +77,18 @@ class Rank:
     def hello(self) -> Card:
         """Make this process one that leaves nothing behind and has one log; return where it is."""
         os.dup2(1, 2)  # one log, in the order in which things happened
-        os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # a child that crashes in native code says where
+        # a child that crashes in native code says where
+        os.environ.setdefault("PYTHONFAULTHANDLER", "1")
         if os.getpgid(0) != os.getpid():
             os.setpgid(0, 0)
         subprocess.run([sys.executable, "-c", _AFTER, str(os.getpid())], check=True, timeout=60)
         return Card(pid=os.getpid(), log=os.readlink("/proc/self/fd/1"))
 
     def load(self, setting: Setting) -> None:
-        """Load the model. What another run left of the variables in this environment does not count."""
+        """Load the model.
+
+        What another run left of the variables in this environment does not count.
+        """
         for name in [name for name in os.environ if name.startswith("VLLM_DP_")]:
             del os.environ[name]
         os.environ.update(setting.environment)
@@ -96,7 +107,8 @@ class Rank:
             try:
                 asked.append(self.tokens(pickle.loads(data)))  # noqa: S301 - the driver's own
                 found.append(Answer(row=row))
-            except Exception as problem:  # whatever a hostile row does to a template is that row's own error
+            # whatever a hostile row does to a template is that row's own error
+            except Exception as problem:
                 found.append(Answer(row=row, error=reason(problem), stage="prompt"))
         outputs = iter(self.step(asked) if self.together else self.alone(asked))
         return [each if each.error else finished(each.row, next(outputs)) for each in found]
@@ -104,7 +116,8 @@ class Rank:
     def tokens(self, columns: Mapping[str, Any]) -> list[int]:
         """Make a row's prompt.
 
-        Everything that vLLM would refuse is refused here: it takes a batch as a whole or not at all.
+        Everything that vLLM would refuse is refused here: it takes a batch as a whole or not at
+        all.
 
         Raises:
             ValueError, PromptError: this row has no prompt, or one that the model cannot take.
@@ -115,36 +128,49 @@ class Rank:
         text.encode()
         most = int(self.llm.model_config.max_model_len)
         if len(text) > most * getattr(self.tokenizer, "max_chars_per_token", len(text)):
-            raise ValueError(f"the prompt has {len(text)} characters, more than {most} tokens can hold (max_model_len)")
+            raise ValueError(
+                f"the prompt has {len(text)} characters, more than {most} tokens can hold"
+                " (max_model_len)"
+            )
         # A chat template has put the special tokens there already.
         ids = list(self.tokenizer.encode(text, add_special_tokens=not chat))
         if not ids:
             raise ValueError("the prompt is empty")
         if len(ids) >= most:
-            raise ValueError(f"the prompt has {len(ids)} tokens; with an answer, max_model_len takes {most - 1}")
+            raise ValueError(
+                f"the prompt has {len(ids)} tokens; with an answer, max_model_len takes {most - 1}"
+            )
         return ids
 
     def step(self, asked: list[list[int]]) -> list[Any]:
-        """Generate in step with the other ranks: exactly once in each round, never without a prompt.
+        """Generate in step with the other ranks: exactly once in each round, never without a
+        prompt.
 
-        An engine without a request takes no steps, and the others would wait for it in their next collective for ever. Engines
-        also agree now and then whether any has something left: one that was still being given its prompts, and had finished the
-        first of them, would go on alone. So engines pause together, which is when all have finished the round before, take all
+        An engine without a request takes no steps, and the others would wait for it in their next
+        collective for ever. Engines also agree now and then whether any has something left: one
+        that was still being given its prompts, and had finished the first of them, would go on
+        alone. So engines pause together, which is when all have finished the round before, take all
         prompts, and go on together. There is no second try.
         """
         from vllm import SamplingParams
 
         self.llm.sleep(level=0, mode="keep")
         given = asked or [list(self.tokenizer.encode("placeholder")) or [0]]
-        self.llm.enqueue(prompts(given), self.params if asked else SamplingParams(max_tokens=1), use_tqdm=False)
+        self.llm.enqueue(
+            prompts(given), self.params if asked else SamplingParams(max_tokens=1), use_tqdm=False
+        )
         self.llm.wake_up(tags=["scheduling"])
         outputs = list(self.llm.wait_for_completion(use_tqdm=False))
         if len(outputs) != len(given):
-            raise RuntimeError(f"vLLM was given {len(asked)} prompts and returned {len(outputs)} answers")
+            raise RuntimeError(
+                f"vLLM was given {len(asked)} prompts and returned {len(outputs)} answers"
+            )
         return outputs if asked else []
 
     def alone(self, asked: list[list[int]]) -> list[Any]:
-        """Generate; when vLLM refuses the batch, ask row by row, so that only the row it means is an error."""
+        """Generate; when vLLM refuses the batch, ask row by row, so that only the row it means is
+        an error.
+        """
         if not asked:
             return []
         try:
@@ -166,7 +192,9 @@ class Rank:
         """Let the engine answer prompts of token ids, in their order."""
         outputs = list(self.llm.generate(prompts(asked), params, use_tqdm=False))
         if len(outputs) != len(asked):  # whose answers they are, nobody could tell
-            raise RuntimeError(f"vLLM was given {len(asked)} prompts and returned {len(outputs)} answers")
+            raise RuntimeError(
+                f"vLLM was given {len(asked)} prompts and returned {len(outputs)} answers"
+            )
         return outputs
 
 
@@ -192,11 +220,15 @@ def finished(row: int, output: Any) -> Answer:
         return Answer(row=row, error=reason(output), stage="inference")
     first = output.outputs[0]
     if first.finish_reason in ("abort", "error"):
-        return Answer(row=row, error=f"vLLM ended this request: {first.finish_reason}", stage="inference")
+        return Answer(
+            row=row, error=f"vLLM ended this request: {first.finish_reason}", stage="inference"
+        )
     columns = {
-        "answer": first.text, "finish_reason": first.finish_reason or "", "prompt_tokens": len(output.prompt_token_ids),
+        "answer": first.text,
+        "finish_reason": first.finish_reason or "",
+        "prompt_tokens": len(output.prompt_token_ids),
         "output_tokens": len(first.token_ids),
-    }  # fmt: skip
+    }
     return Answer(row=row, columns=columns)
 
 

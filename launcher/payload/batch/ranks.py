@@ -1,8 +1,10 @@
-"""Mode `data-parallel`: one engine per rank over the nodes, together for a mixture of experts, apart for a dense model.
+"""Mode `data-parallel`: one engine per rank over the nodes, together for a mixture of experts,
+apart for a dense model.
 
-Every row is answered exactly once because this process alone deals rows out: it takes each pending row from the input once,
-gives it to one rank or to none (error rows), keeps it until that rank has answered for exactly the rows it was given, and
-passes it on once, in input order. A rank that fails ends the run, so no row is given to a second one; the rest stays pending.
+Every row is answered exactly once because this process alone deals rows out: it takes each pending
+row from the input once, gives it to one rank or to none (error rows), keeps it until that rank has
+answered for exactly the rows it was given, and passes it on once, in input order. A rank that fails
+ends the run, so no row is given to a second one; the rest stays pending.
 """
 
 from __future__ import annotations
@@ -21,10 +23,14 @@ from .prompts import Prompter
 from .rank import Answer, Setting
 from .source import shown
 
-SLICE_BYTES = 32 * 2**20  # rows of one rank's slice, however few they are: they are held here and travel
+# rows of one rank's slice, however few they are: they are held here and travel
+SLICE_BYTES = 32 * 2**20
 IN_HAND = 2  # slices that a rank of a dense model has: the next one is there when it finishes one
-AHEAD = 4  # slices per rank between the first unfinished and the last handed out: what waits for its turn is held here
-EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")  # as vLLM looks for them
+# slices per rank between the first unfinished and the last handed out: what waits for its turn is
+# held here
+AHEAD = 4
+# as vLLM looks for them
+EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 
 Row = dict[str, Any]
 
@@ -43,12 +49,15 @@ class Slice:
         return [(row["_row"], row["_data"]) for row in self.rows if not row["_error"]]
 
 
-def run(job: Job, manifest: Any, pending: Mapping[int, list[tuple[int, int]]], progress: Any) -> Iterator[list[Row]]:
-    """Yield answered and failed rows, in blocks and in input order, until every pending row came by.
+def run(
+    job: Job, manifest: Any, pending: Mapping[int, list[tuple[int, int]]], progress: Any
+) -> Iterator[list[Row]]:
+    """Yield answered and failed rows, in blocks and in input order, until every pending row came
+    by.
 
     Raises:
-        Refused: the ranks do not fit on the nodes, a template is wrong, the model's configuration cannot be read, or rows are
-            to be preprocessed.
+        Refused: the ranks do not fit on the nodes, a template is wrong, the model's configuration
+            cannot be read, or rows are to be preprocessed.
         Failed: a rank failed or was too slow; all ranks have been ended.
     """
     from . import cluster
@@ -64,15 +73,24 @@ def run(job: Job, manifest: Any, pending: Mapping[int, list[tuple[int, int]]], p
     seats = seated(parallel, job.engine.tp * job.engine.pp)
     moe = experts(configuration(job)) > 0
     if parallel.expert_parallel and not moe:
-        progress.warn("expert parallelism was asked for, but the model has no experts: each rank has all of it")
+        progress.warn(
+            "expert parallelism was asked for, but the model has no experts: each rank has all"
+            " of it"
+        )
     together = moe and parallel.size > 1
-    size = share(sum(last - first + 1 for ranges in pending.values() for first, last in ranges), parallel)
+    size = share(
+        sum(last - first + 1 for ranges in pending.values() for first, last in ranges), parallel
+    )
     cluster.connect(logs=False)
     with Crew(job, seats, progress, together=together) as crew:
         meet = (seats[0].ip, crew.port(parallel.port)) if together else ("", 0)
         crew.start([setting(job, seat, meet, moe=moe) for seat in seats], told(job, meet, moe=moe))
         rows = read(job, manifest, pending)
-        yield from in_step(rows, crew, len(seats), size) if together else apart(rows, crew, len(seats), size)
+        yield from (
+            in_step(rows, crew, len(seats), size)
+            if together
+            else apart(rows, crew, len(seats), size)
+        )
 
 
 def seated(parallel: DataParallel, each: int) -> list[Seat]:
@@ -83,11 +101,15 @@ def seated(parallel: DataParallel, each: int) -> list[Seat]:
     """
     places = [node.ip for node in parallel.nodes for _ in range(node.gpus // each)]
     if len(places) < parallel.size:
-        room = ", ".join(f"{node.ip}: {node.gpus // each} of {node.gpus} accelerators" for node in parallel.nodes)
+        room = ", ".join(
+            f"{node.ip}: {node.gpus // each} of {node.gpus} accelerators" for node in parallel.nodes
+        )
         raise Refused(
-            f"{parallel.size} ranks of {each} accelerator{'s' * (each > 1)} do not fit: the nodes have room for {len(places)}",
-            f"ranks that fit: {room}", "lower `data_parallel.size`, or `engine.tp` and `engine.pp`: a rank stays on one node",
-        )  # fmt: skip
+            f"{parallel.size} ranks of {each} accelerator{'s' * (each > 1)} do not fit: the nodes"
+            f" have room for {len(places)}",
+            f"ranks that fit: {room}",
+            "lower `data_parallel.size`, or `engine.tp` and `engine.pp`: a rank stays on one node",
+        )
     return [Seat(rank=rank, ip=ip) for rank, ip in enumerate(places[: parallel.size])]
 
 
@@ -110,46 +132,60 @@ def configuration(job: Job) -> Mapping[str, Any]:
             found, _ = PretrainedConfig.get_config_dict(name, revision=args.get("revision"))
     except Exception as problem:
         raise Refused(
-            f"the configuration of {name} cannot be read: it says whether the ranks must run together",
-            f"{type(problem).__name__}: {problem}", "`vlaunch check` tells which nodes have the model",
-        ) from problem  # fmt: skip
+            f"the configuration of {name} cannot be read: it says whether the ranks must run"
+            " together",
+            f"{type(problem).__name__}: {problem}",
+            "`vlaunch check` tells which nodes have the model",
+        ) from problem
     overrides = args.get("hf_overrides")
     return {**found, **overrides} if isinstance(overrides, Mapping) else found
 
 
 def experts(config: Mapping[str, Any]) -> int:
-    """Return how many experts a model's configuration, or that of the language model in it, speaks of; 0 for a dense model."""
+    """Return how many experts a model's configuration, or that of the language model in it, speaks
+    of; 0 for a dense model.
+    """
     counts = [config.get(name) for name in EXPERTS]
     blocks = config.get("block_configs")
     for block in blocks if isinstance(blocks, list) else ():
         if isinstance(block, Mapping) and block.get("block_type") == "moe":
             counts.append(block.get("n_routed_experts"))
     found = [max(count) if isinstance(count, list) and count else count for count in counts]
-    inner = [value for name, value in config.items() if isinstance(value, Mapping) and not name.startswith(("vision", "audio"))]
+    inner = [
+        value
+        for name, value in config.items()
+        if isinstance(value, Mapping) and not name.startswith(("vision", "audio"))
+    ]
     return max([0, *(count for count in found if isinstance(count, int)), *map(experts, inner)])
 
 
 def setting(job: Job, seat: Seat, meet: tuple[str, int], *, moe: bool) -> Setting:
     """Return how a rank loads; `meet` is the first one's address and port.
 
-    vLLM refuses its data-parallel variables for dense models, so those are engines of their own. The local rank is always 0:
-    Ray shows each rank only the devices that are its own.
+    vLLM refuses its data-parallel variables for dense models, so those are engines of their own.
+    The local rank is always 0: Ray shows each rank only the devices that are its own.
     """
     parallel, tp, pp = job.data_parallel, job.engine.tp, job.engine.pp
     assert parallel is not None  # noqa: S101 - the mode says so
     together = moe and parallel.size > 1
     arguments = {
-        **job.engine.args, "model": job.model, "tensor_parallel_size": tp, "pipeline_parallel_size": pp,
+        **job.engine.args,
+        "model": job.model,
+        "tensor_parallel_size": tp,
+        "pipeline_parallel_size": pp,
         "distributed_executor_backend": "mp" if together or tp * pp > 1 else "uni",
-    }  # fmt: skip
+    }
     if moe:
         arguments["enable_expert_parallel"] = parallel.expert_parallel is not False
     if not together:
         return Setting(arguments=arguments)
     environment = {
-        "VLLM_DP_RANK": str(seat.rank), "VLLM_DP_RANK_LOCAL": "0", "VLLM_DP_SIZE": str(parallel.size),
-        "VLLM_DP_MASTER_IP": meet[0], "VLLM_DP_MASTER_PORT": str(meet[1]),
-    }  # fmt: skip
+        "VLLM_DP_RANK": str(seat.rank),
+        "VLLM_DP_RANK_LOCAL": "0",
+        "VLLM_DP_SIZE": str(parallel.size),
+        "VLLM_DP_MASTER_IP": meet[0],
+        "VLLM_DP_MASTER_PORT": str(meet[1]),
+    }
     return Setting(environment=environment, arguments=arguments)
 
 
@@ -159,8 +195,13 @@ def told(job: Job, meet: tuple[str, int], *, moe: bool) -> str:
     assert parallel is not None  # noqa: S101 - the mode says so
     many = parallel.size
     if not moe or many == 1:
-        return f"{'mixture of experts' if moe else 'dense model'}: {many} independent engine{'s' * (many > 1)}"
-    how = "the experts in each of them" if parallel.expert_parallel is False else "expert parallelism"
+        return (
+            f"{'mixture of experts' if moe else 'dense model'}: {many} independent"
+            f" engine{'s' * (many > 1)}"
+        )
+    how = (
+        "the experts in each of them" if parallel.expert_parallel is False else "expert parallelism"
+    )
     return f"mixture of experts: {many} ranks with {how} over {meet[0]}:{meet[1]}"
 
 
@@ -193,10 +234,12 @@ def slices(rows: Iterable[Row], size: int) -> Iterator[Slice]:
 
 
 def in_step(rows: Iterable[Row], crew: Crew, ranks: int, size: int) -> Iterator[list[Row]]:
-    """Run rounds: a slice for each rank, and one call of every rank's engine in every round, if only with a placeholder.
+    """Run rounds: a slice for each rank, and one call of every rank's engine in every round, if
+    only with a placeholder.
 
-    The ranks of a mixture of experts exchange tokens in every step of their models. One that sat a round out, or did one more,
-    would leave the others waiting: all of them are called in the same rounds, in the same order, and no call is repeated.
+    The ranks of a mixture of experts exchange tokens in every step of their models. One that sat a
+    round out, or did one more, would leave the others waiting: all of them are called in the same
+    rounds, in the same order, and no call is repeated.
     """
     cut = slices(rows, size)
     parts = rounds(cut, ranks)
@@ -213,7 +256,9 @@ def in_step(rows: Iterable[Row], crew: Crew, ranks: int, size: int) -> Iterator[
 
 
 def call(parts: list[Slice], crew: Crew, ranks: int) -> None:
-    """Give every rank its part of a round, an empty one where there is none; no rank at all when no row needs an answer."""
+    """Give every rank its part of a round, an empty one where there is none; no rank at all when no
+    row needs an answer.
+    """
     if any(part.asked for part in parts):
         for rank in range(ranks):
             part = parts[rank] if rank < len(parts) else Slice(rows=[])
@@ -228,7 +273,8 @@ def rounds(cut: Iterator[Slice], ranks: int) -> list[Slice]:
 def apart(rows: Iterable[Row], crew: Crew, ranks: int, size: int) -> Iterator[list[Row]]:
     """Hand the next slice to whichever rank has least in hand; yield slices in their order.
 
-    A slow rank holds back what others finished after its slice, at most `AHEAD` slices of each, and takes fewer of the next.
+    A slow rank holds back what others finished after its slice, at most `AHEAD` slices of each, and
+    takes fewer of the next.
     """
     cut = slices(rows, size)
     window: deque[Slice] = deque()
@@ -258,7 +304,10 @@ def settle(part: Slice, answers: Sequence[Answer], rank: int) -> None:
     """
     asked = [row for row, _ in part.asked]
     if [answer.row for answer in answers] != asked:
-        raise Failed(f"rank {rank} was asked for {len(asked)} rows and answered others", f"asked: {asked[:5]}…")
+        raise Failed(
+            f"rank {rank} was asked for {len(asked)} rows and answered others",
+            f"asked: {asked[:5]}…",
+        )
     part.answers = {answer.row: answer for answer in answers}
     part.done = True
 
@@ -269,10 +318,17 @@ def merged(part: Slice) -> list[Row]:
 
 
 def result(row: Row, answer: Answer | None) -> Row:
-    """Return one row: answered, failed in its rank, or bad from the beginning (no rank was asked)."""
+    """Return one row: answered, failed in its rank, or bad from the beginning (no rank was
+    asked).
+    """
     kept = {"_row": row["_row"], "_keep": row["_keep"]}
     if answer is None:
         return {**kept, "_error": row["_error"], "_stage": row["_stage"], "_raw": row["_raw"]}
     if answer.error:
-        return {**kept, "_error": answer.error, "_stage": answer.stage, "_raw": row["_raw"] or shown(row["_data"])}
+        return {
+            **kept,
+            "_error": answer.error,
+            "_stage": answer.stage,
+            "_raw": row["_raw"] or shown(row["_data"]),
+        }
     return {**kept, "_error": "", "_stage": "", "_raw": "", **answer.columns}

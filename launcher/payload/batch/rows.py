@@ -29,8 +29,11 @@ class Row:
     raw: Any
 
 
-def read_split(job: Job, manifest: Manifest, split: Split, pending: list[tuple[int, int]]) -> Iterator[dict[str, Any]]:
-    """Yield the pending rows of a split in order, as dicts with `_row`, `_error`, `_stage`, `_raw`, `_keep` and `_data`.
+def read_split(
+    job: Job, manifest: Manifest, split: Split, pending: list[tuple[int, int]]
+) -> Iterator[dict[str, Any]]:
+    """Yield the pending rows of a split in order, as dicts with `_row`, `_error`, `_stage`, `_raw`,
+    `_keep` and `_data`.
 
     Args:
         pending: first and last numbers of the rows that are wanted; the others are passed over.
@@ -62,14 +65,22 @@ def guarded(job: Job, file: File, split: Split) -> Iterator[Row]:
         place = opened(file.path)
         found = place.found()
         if found is None:
-            raise Failed(f"{shown} is gone", hint="put it back and run `vlaunch batch` again, which goes on where it stopped")
+            raise Failed(
+                f"{shown} is gone",
+                hint="put it back and run `vlaunch batch` again, which goes on where it stopped",
+            )
         if found.bytes != file.bytes or (found.mark != file.mark and file.mark):
             raise changed(file, f"{file.bytes} bytes then, {found.bytes} now")
         yield from islice(READERS[job.read.format](job, place, file, split), split.rows)
     except FileNotFoundError as error:
-        raise Failed(f"{shown} is gone", brief(error), "put it back and run `vlaunch batch` again") from error
+        raise Failed(
+            f"{shown} is gone", brief(error), "put it back and run `vlaunch batch` again"
+        ) from error
     except (OSError, EOFError) as error:
-        hint = "see that the head's container can read it, then run `vlaunch batch` again, which goes on where it stopped"
+        hint = (
+            "see that the head's container can read it, then run `vlaunch batch` again, which goes"
+            " on where it stopped"
+        )
         raise Failed(f"{shown} cannot be read", brief(error), hint) from error
 
 
@@ -79,11 +90,17 @@ def changed(file: File, how: str) -> Failed:
 
 
 class Packer:
-    """Makes result rows of a file's rows: kept columns are brought to their types, all are pickled for the stages."""
+    """Makes result rows of a file's rows: kept columns are brought to their types, all are pickled
+    for the stages.
+    """
 
     def __init__(self, job: Job, manifest: Manifest) -> None:
         self.all = job.keep is None
-        self.kept = tuple(dict.fromkeys((*(job.keep or ()), *((job.read.id,) if job.read.id and not self.all else ()))))
+        self.kept = tuple(
+            dict.fromkeys(
+                (*(job.keep or ()), *((job.read.id,) if job.read.id and not self.all else ()))
+            )
+        )
         declared = job.keep or {}
         self.fitting = {
             name: columns.fitting(name, type_, bool(declared.get(name)))
@@ -97,7 +114,13 @@ class Packer:
             data = row.columns()
             packed = pickle.dumps(data, pickle.HIGHEST_PROTOCOL)
             keep = self.keep(data)
-            kept = packed if keep is data else pickle.dumps(keep, pickle.HIGHEST_PROTOCOL) if keep else b""
+            kept = (
+                packed
+                if keep is data
+                else pickle.dumps(keep, pickle.HIGHEST_PROTOCOL)
+                if keep
+                else b""
+            )
         except Bad as error:
             return bad(number, str(error), raw)
         except RecursionError:
@@ -106,7 +129,14 @@ class Packer:
             return bad(number, str(error), raw)
         except Exception as error:  # whatever a hostile row provokes is that row's error
             return bad(number, f"cannot be read: {type(error).__name__}: {error}", raw)
-        return {"_row": number, "_error": "", "_stage": "", "_raw": "", "_keep": kept, "_data": packed}
+        return {
+            "_row": number,
+            "_error": "",
+            "_stage": "",
+            "_raw": "",
+            "_keep": kept,
+            "_data": packed,
+        }
 
     def keep(self, data: dict[str, Any]) -> dict[str, Any]:
         """The kept columns, as their types have them; `data` itself when nothing differs."""
@@ -119,7 +149,14 @@ class Packer:
 
 def bad(number: int, reason: str, raw: Any) -> dict[str, Any]:
     shown = lines.shown(raw)
-    return {"_row": number, "_error": lines.shown(reason)[:1000], "_stage": "read", "_raw": shown, "_keep": b"", "_data": b""}
+    return {
+        "_row": number,
+        "_error": lines.shown(reason)[:1000],
+        "_stage": "read",
+        "_raw": shown,
+        "_keep": b"",
+        "_data": b"",
+    }
 
 
 def from_text(job: Job, place: Place, file: File, split: Split) -> Iterator[Row]:
@@ -175,7 +212,9 @@ def parsed(line: bytes) -> dict[str, Any]:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise Bad("not UTF-8: it has half of a surrogate pair (`\\ud800` to `\\udfff`)") from error
+            raise Bad(
+                "not UTF-8: it has half of a surrogate pair (`\\ud800` to `\\udfff`)"
+            ) from error
     return value
 
 
@@ -196,8 +235,17 @@ def small_float(digits: str) -> float:
     return number
 
 
-DECODER = json.JSONDecoder(parse_constant=no_constant, parse_int=small_integer, parse_float=small_float)
-A_JSON = {list: "a list", str: "text", int: "a number", float: "a number", bool: "true or false", type(None): "null"}
+DECODER = json.JSONDecoder(
+    parse_constant=no_constant, parse_int=small_integer, parse_float=small_float
+)
+A_JSON = {
+    list: "a list",
+    str: "text",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
 
 
 def from_csv(job: Job, place: Place, file: File, split: Split) -> Iterator[Row]:
@@ -208,7 +256,8 @@ def from_csv(job: Job, place: Place, file: File, split: Split) -> Iterator[Row]:
         job.read.row_bytes,
     )
     if split.start == 0 and lines.compression(file.path):
-        next(found, None)  # a plain file's first split begins after the header; a compressed file's cannot
+        # a plain file's first split begins after the header; a compressed file's cannot
+        next(found, None)
     for record in found:
         yield Row(lambda record=record: named(record, file.columns), record.raw)
 
@@ -238,5 +287,8 @@ def sound(row: dict[str, Any] | str) -> dict[str, Any]:
 
 
 READERS: dict[str, Callable[[Job, Place, File, Split], Iterator[Row]]] = {
-    "text": from_text, "jsonl": from_jsonl, "csv": from_csv, "parquet": from_parquet,
-}  # fmt: skip
+    "text": from_text,
+    "jsonl": from_jsonl,
+    "csv": from_csv,
+    "parquet": from_parquet,
+}

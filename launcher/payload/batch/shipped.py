@@ -1,4 +1,6 @@
-"""The user's own Python files: packed on the head, and imported from a folder of its own wherever a replica starts."""
+"""The user's own Python files: packed on the head, and imported from a folder of its own wherever a
+replica starts.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from typing import Any
 
 
 def pack(work: str) -> dict[str, bytes]:
-    """Return the files below WORK/code by their relative names: they travel with the replica, so no storage is shared."""
+    """Return the files below WORK/code by their relative names: they travel with the replica, so no
+    storage is shared.
+    """
     root = os.path.join(work, "code")
     packed = {}
     for folder, _, names in sorted(os.walk(root)):
@@ -36,7 +40,8 @@ def unpack(code: dict[str, bytes]) -> str:
 
 
 def load(code: dict[str, bytes], target: str) -> Any:
-    """Import `module:Name` from packed files; a file that was shipped wins over an installed module of its name.
+    """Import `module:Name` from packed files; a file that was shipped wins over an installed module
+    of its name.
 
     Raises:
         ImportError: The module, something it imports, or the name in it is not there.
@@ -45,7 +50,11 @@ def load(code: dict[str, bytes], target: str) -> Any:
     root = unpack(code)
     sys.path.insert(0, root)
     shadowed = sys.modules.get(name)
-    if shadowed is not None and f"{name.replace('.', '/')}.py" in code and not str(shadowed.__file__ or "").startswith(root):
+    if (
+        shadowed is not None
+        and f"{name.replace('.', '/')}.py" in code
+        and not str(shadowed.__file__ or "").startswith(root)
+    ):
         del sys.modules[name]
     found: Any = importlib.import_module(name)
     for part in attribute.split("."):

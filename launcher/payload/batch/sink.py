@@ -18,7 +18,8 @@ from .manifest import Manifest
 from .places import brief, masked
 from .progress import Progress
 
-LARGEST = 64 << 20  # bytes of rows, about, after which a file is committed whatever `rows_per_file` says
+# bytes of rows, about, after which a file is committed whatever `rows_per_file` says
+LARGEST = 64 << 20
 SMALL = frozenset((int, float, bool, type(None)))
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -61,8 +62,8 @@ class Sink:
     """Buffers rows and commits a file when there are `rows_per_file`, or 64 MB, or after `seconds`.
 
     Raises:
-        Failed: from any method: no space left, the folder cannot be written, or more error rows than `limits.errors` (what
-            came before is committed first).
+        Failed: from any method: no space left, the folder cannot be written, or more error rows
+            than `limits.errors` (what came before is committed first).
     """
 
     def __init__(self, job: Job, ledger: Ledger, manifest: Manifest, progress: Progress) -> None:
@@ -75,7 +76,10 @@ class Sink:
         self.check()
 
     def add(self, rows: list[Row]) -> int:
-        """Take result rows; duplicates are dropped. Return how many were new. Counts them (and tokens) in the progress."""
+        """Take result rows; duplicates are dropped.
+
+        Return how many were new. Counts them (and tokens) in the progress.
+        """
         if self.broken:
             raise self.broken
         good = [row for row in rows if not row["_error"]]
@@ -101,7 +105,10 @@ class Sink:
     def tick(self) -> None:
         """Commit what has waited for `write.seconds`; call it about once a second."""
         now = time.monotonic()
-        if any(buffer.rows and now - buffer.since >= self.job.write.seconds for buffer in self.buffers.values()):
+        if any(
+            buffer.rows and now - buffer.since >= self.job.write.seconds
+            for buffer in self.buffers.values()
+        ):
             self.flush()
             self.check()
 
@@ -133,13 +140,16 @@ class Sink:
     def commit(self, kind: str, count: int) -> None:
         """Commit so many rows of a buffer as one file.
 
-        They leave the buffer first: were this to end in between, they would be done again by the next run, never written twice.
+        They leave the buffer first: were this to end in between, they would be done again by the
+        next run, never written twice.
         """
         with self.explained(), unstopped():
             taken = self.buffers[kind].take(count)
             if kind == "errors":
                 taken.sort(key=lambda row: row["_row"])
-                self.ledger.commit(kind, [row["_row"] for row in taken], error_lines(self.job, taken), "jsonl")
+                self.ledger.commit(
+                    kind, [row["_row"] for row in taken], error_lines(self.job, taken), "jsonl"
+                )
                 return
             encoded = self.encoder.encode(taken)
             if encoded.numbers:
@@ -148,13 +158,18 @@ class Sink:
                 self.turn(encoded.misfits)
             for name in self.encoder.left_out - self.warned:
                 self.warned.add(name)
-                self.progress.warn(f"column {name} is not kept: the first rows lack it; name it under `keep`")
+                self.progress.warn(
+                    f"column {name} is not kept: the first rows lack it; name it under `keep`"
+                )
 
     def turn(self, misfits: list[tuple[Row, str]]) -> None:
         """Answers that cannot be written become error rows."""
         self.ledger.turned(len(misfits))
         self.progress.count(-len(misfits), len(misfits))
-        rows = [{**row, "_error": why, "_stage": "write", "_raw": row.get("_raw") or shown(row)} for row, why in misfits]
+        rows = [
+            {**row, "_error": why, "_stage": "write", "_raw": row.get("_raw") or shown(row)}
+            for row, why in misfits
+        ]
         self.buffers["errors"].add(rows)
 
     def check(self) -> None:
@@ -178,8 +193,8 @@ class Sink:
     def explained(self) -> Iterator[None]:
         """What a filesystem raises is said in words; after it, this sink writes nothing more.
 
-        A file whose commit failed may exist all the same (an answer of an object store may be lost): to try again here could
-        write its rows twice. The next run looks.
+        A file whose commit failed may exist all the same (an answer of an object store may be
+        lost): to try again here could write its rows twice. The next run looks.
         """
         try:
             yield
@@ -190,7 +205,9 @@ class Sink:
             self.broken = told(error, masked(self.ledger.out.where))
             raise self.broken from error
         except BaseException as error:
-            self.broken = Failed("the output could not be written", f"{type(error).__name__}: {brief(error)}")
+            self.broken = Failed(
+                "the output could not be written", f"{type(error).__name__}: {brief(error)}"
+            )
             raise
 
 
@@ -198,15 +215,35 @@ def told(error: OSError, folder: str) -> Failed:
     """Say what a filesystem's error means for the job."""
     again = "then run `vlaunch batch` again, which goes on where it stopped"
     if error.errno in FULL or "No space left" in str(error) or "quota" in str(error).lower():
-        return Failed(f"no space is left for answers in {folder}", brief(error), f"free some there (`df -h {folder}`), {again}")
-    if isinstance(error, PermissionError) or error.errno == errno.EROFS or "ACCESS_DENIED" in str(error):
-        return Failed(f"{folder} may not be written", brief(error), f"allow the head's container to write there, {again}")
-    return Failed(f"{folder} cannot be written", brief(error), f"see that it is there and may be written, {again}")
+        return Failed(
+            f"no space is left for answers in {folder}",
+            brief(error),
+            f"free some there (`df -h {folder}`), {again}",
+        )
+    if (
+        isinstance(error, PermissionError)
+        or error.errno == errno.EROFS
+        or "ACCESS_DENIED" in str(error)
+    ):
+        return Failed(
+            f"{folder} may not be written",
+            brief(error),
+            f"allow the head's container to write there, {again}",
+        )
+    return Failed(
+        f"{folder} cannot be written",
+        brief(error),
+        f"see that it is there and may be written, {again}",
+    )
 
 
 def shown(row: Row) -> str:
     """An answer that could not be written, as far as an error row shows it."""
-    return str({**kept(row), **outputs(row)})[:SHOWN].encode("utf-8", "backslashreplace").decode()[:SHOWN]
+    return (
+        str({**kept(row), **outputs(row)})[:SHOWN]
+        .encode("utf-8", "backslashreplace")
+        .decode()[:SHOWN]
+    )
 
 
 @contextmanager

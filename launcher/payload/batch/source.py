@@ -1,4 +1,6 @@
-"""Ray Data's view of the input: read tasks over the splits that still have rows to do, in blocks of one batch each."""
+"""Ray Data's view of the input: read tasks over the splits that still have rows to do, in blocks of
+one batch each.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,16 @@ from typing import Any, TypeVar
 from . import lines
 
 TASKS = 4_000  # read tasks of one job at most: planning costs about a millisecond for each
-ROWS = 2_000  # rows that one should have at least: a thousand splits with one row left each are not a thousand tasks
+# rows that one should have at least: a thousand splits with one row left each are not a thousand
+# tasks
+ROWS = 2_000
 BYTES = 8 * 2**20  # and no more than this in one block
 HEAD = {"node:__internal_head__": 0.001}  # what Ray calls the head node
-READERS = 2  # processes that read: each gives tens of thousands of rows a second, and costs a second to start
-LIGHT = 0  # CPUs that a task of ours claims: replicas may have claimed all there are, and would wait for its rows for ever
+# processes that read: each gives tens of thousands of rows a second, and costs a second to start
+READERS = 2
+# CPUs that a task of ours claims: replicas may have claimed all there are, and would wait for its
+# rows for ever
+LIGHT = 0
 
 Intervals = list[tuple[int, int]]
 S = TypeVar("S")
@@ -29,12 +36,16 @@ def count(pending: Mapping[int, Intervals]) -> int:
 
 
 def batch_rows(wanted: int, pending: int, replicas: int) -> int:
-    """Return the rows of one batch: what was asked for, less when there would not be two batches for each replica."""
+    """Return the rows of one batch: what was asked for, less when there would not be two batches
+    for each replica.
+    """
     return max(1, min(wanted, math.ceil(pending / (2 * max(1, replicas)))))
 
 
 def in_flight(wanted: int, batch: int, rows: int, replicas: int) -> int:
-    """Return how many batches one replica may hold: never more than its share, or the first one up would take them all."""
+    """Return how many batches one replica may hold: never more than its share, or the first one up
+    would take them all.
+    """
     share = math.ceil(math.ceil(rows / batch) / max(1, replicas))
     return max(1, min(wanted, share))
 
@@ -57,8 +68,8 @@ def group(splits: Iterable[S], sizes: Iterable[int], total: int) -> Iterator[lis
 def dataset(job: Any, manifest: Any, pending: Mapping[int, Intervals], batch: int) -> Any:
     """Return a Ray Data dataset of the pending rows, in blocks of `batch` rows.
 
-    A read task yields blocks as large as Ray Data likes them (128 MB); a streaming repartition cuts them, so that no replica is
-    handed everything at once.
+    A read task yields blocks as large as Ray Data likes them (128 MB); a streaming repartition cuts
+    them, so that no replica is handed everything at once.
     """
     import ray.data
     from ray.data import Datasource, TaskPoolStrategy
@@ -82,39 +93,54 @@ def dataset(job: Any, manifest: Any, pending: Mapping[int, Intervals], batch: in
             tasks = []
             for part in parts:
                 todo = {split.index: pending[split.index] for split in part}
-                meta = BlockMetadata(num_rows=count(todo), size_bytes=None, input_files=None, exec_stats=None)
+                meta = BlockMetadata(
+                    num_rows=count(todo), size_bytes=None, input_files=None, exec_stats=None
+                )
                 tasks.append(ReadTask(partial(read, job, thin(manifest, part), todo), meta))
             return tasks
 
-    # Were there fewer tasks than blocks asked for, Ray Data would cut what each one reads into hundreds of tiny blocks.
+    # Were there fewer tasks than blocks asked for, Ray Data would cut what each one reads into
+    # hundreds of tiny blocks.
     found = ray.data.read_datasource(
-        Rows(), num_cpus=LIGHT, concurrency=READERS, override_num_blocks=len(parts), **where(job.read.sources)
+        Rows(),
+        num_cpus=LIGHT,
+        concurrency=READERS,
+        override_num_blocks=len(parts),
+        **where(job.read.sources),
     )
     found = found.repartition(target_num_rows_per_block=batch)
     cut = found._logical_plan.dag
     claims = getattr(cut, "ray_remote_args", None)
-    if isinstance(claims, dict):  # `repartition` has no arguments for these: it would claim a whole CPU to cut a block
+    # `repartition` has no arguments for these: it would claim a whole CPU to cut a block
+    if isinstance(claims, dict):
         claims["num_cpus"] = LIGHT
         object.__setattr__(cut, "compute", TaskPoolStrategy(size=READERS))
     return found
 
 
 def where(sources: Iterable[str]) -> dict[str, Any]:
-    """Return where read tasks may run: paths are those of the head, if only one of the sources is a path."""
+    """Return where read tasks may run: paths are those of the head, if only one of the sources is a
+    path.
+    """
     return {} if all("://" in source for source in sources) else {"resources": HEAD}
 
 
 def thin(manifest: Any, splits: Sequence[Any]) -> Any:
-    """Return the manifest with only these splits and their files: what travels with a read task must not grow with the job."""
+    """Return the manifest with only these splits and their files: what travels with a read task
+    must not grow with the job.
+    """
     places = {file: place for place, file in enumerate(sorted({split.file for split in splits}))}
     return dataclasses.replace(
-        manifest, files=tuple(manifest.files[file] for file in places),
+        manifest,
+        files=tuple(manifest.files[file] for file in places),
         splits=tuple(dataclasses.replace(split, file=places[split.file]) for split in splits),
-    )  # fmt: skip
+    )
 
 
 def read(job: Any, manifest: Any, pending: Mapping[int, Intervals]) -> Iterator[Any]:
-    """Yield the pending rows of this (thin) manifest's splits in blocks: a split can be a whole compressed file."""
+    """Yield the pending rows of this (thin) manifest's splits in blocks: a split can be a whole
+    compressed file.
+    """
     from . import rows
 
     for split in manifest.splits:
@@ -144,9 +170,20 @@ def shown(data: bytes) -> str:
 
 
 def block(found: Sequence[Mapping[str, Any]]) -> Any:
-    """Return rows as an Arrow table whose schema does not depend on them: what users' columns hold travels pickled."""
+    """Return rows as an Arrow table whose schema does not depend on them: what users' columns hold
+    travels pickled.
+    """
     import pyarrow as pa
 
     text, data = pa.large_string(), pa.large_binary()
-    fields = {"_row": pa.int64(), "_error": text, "_stage": text, "_raw": text, "_keep": data, "_data": data}
-    return pa.table({name: pa.array([row[name] for row in found], type=kind) for name, kind in fields.items()})
+    fields = {
+        "_row": pa.int64(),
+        "_error": text,
+        "_stage": text,
+        "_raw": text,
+        "_keep": data,
+        "_data": data,
+    }
+    return pa.table(
+        {name: pa.array([row[name] for row in found], type=kind) for name, kind in fields.items()}
+    )

@@ -1,4 +1,5 @@
-"""What a job came to: `summary.json`, in the work folder after every run and beside the answers when the job is done.
+"""What a job came to: `summary.json`, in the work folder after every run and beside the answers
+when the job is done.
 
 Rates and seconds are those of the last run, counts and tokens those of all.
 """
@@ -19,8 +20,12 @@ from .places import opened
 from .progress import Progress
 
 
-def write(job: Job, manifest: Manifest | None, ledger: Ledger | None, progress: Progress, state: str) -> dict[str, Any]:
-    """Write the summary of a job whose run ended in `state` (done, failed, stopped, refused) and return it."""
+def write(
+    job: Job, manifest: Manifest | None, ledger: Ledger | None, progress: Progress, state: str
+) -> dict[str, Any]:
+    """Write the summary of a job whose run ended in `state` (done, failed, stopped, refused) and
+    return it.
+    """
     place = opened(os.path.join(job.work, "summary.json"))
     before = earlier(place)
     seconds = time.monotonic() - progress.begun
@@ -29,16 +34,32 @@ def write(job: Job, manifest: Manifest | None, ledger: Ledger | None, progress: 
     errors = ledger.errors if ledger else before.get("errors", 0)
     made = progress.done + progress.errors - progress.before
     runs = [*before.get("runs", []), *progress.lost, this_run(progress, seconds, state)]
-    tokens_in, tokens_out = (sum(int(run.get(name) or 0) for run in runs) for name in ("tokens_in", "tokens_out"))
+    tokens_in, tokens_out = (
+        sum(int(run.get(name) or 0) for run in runs) for name in ("tokens_in", "tokens_out")
+    )
     summary = {
-        "job": job.name, "state": state, "mode": job.mode, "model": job.model,
-        "rows": manifest.rows if manifest else before.get("rows"), "done": done, "errors": errors, "seconds": round(seconds, 3),
-        "rows_per_second": rate(made, seconds), "tokens_in": tokens_in, "tokens_out": tokens_out,
-        "tokens_per_second": rate(progress.tokens_out, seconds), "first_row_after": after(progress.first_result, progress),
+        "job": job.name,
+        "state": state,
+        "mode": job.mode,
+        "model": job.model,
+        "rows": manifest.rows if manifest else before.get("rows"),
+        "done": done,
+        "errors": errors,
+        "seconds": round(seconds, 3),
+        "rows_per_second": rate(made, seconds),
+        "tokens_in": tokens_in,
+        "tokens_out": tokens_out,
+        "tokens_per_second": rate(progress.tokens_out, seconds),
+        "first_row_after": after(progress.first_result, progress),
         "last_row_after": after(progress.last_result, progress),
-        "versions": versions(), "digest": job.digest, "runs": runs,
-    }  # fmt: skip
-    data = json.dumps(summary, ensure_ascii=False, indent=2).encode("utf-8", "backslashreplace") + b"\n"
+        "versions": versions(),
+        "digest": job.digest,
+        "runs": runs,
+    }
+    data = (
+        json.dumps(summary, ensure_ascii=False, indent=2).encode("utf-8", "backslashreplace")
+        + b"\n"
+    )
     if state == "done":  # first: when it fails, the run is not among those before it yet
         opened(job.out).child("summary.json").write_atomic(data)
     place.write_atomic(data)
@@ -52,10 +73,14 @@ def after(moment: float | None, progress: Progress) -> float | None:
 
 def this_run(progress: Progress, seconds: float, state: str) -> dict[str, Any]:
     return {
-        "started": round(progress.started, 3), "seconds": round(seconds, 3), "done": progress.done - progress.done_before,
-        "errors": progress.errors - progress.errors_before, "tokens_in": progress.tokens_in,
-        "tokens_out": progress.tokens_out, "ended": state,
-    }  # fmt: skip
+        "started": round(progress.started, 3),
+        "seconds": round(seconds, 3),
+        "done": progress.done - progress.done_before,
+        "errors": progress.errors - progress.errors_before,
+        "tokens_in": progress.tokens_in,
+        "tokens_out": progress.tokens_out,
+        "ended": state,
+    }
 
 
 def earlier(place: Any) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Before the first row: which files there are, how many rows they hold, where to cut them, and the types of kept columns."""
+"""Before the first row: which files there are, how many rows they hold, where to cut them, and the
+types of kept columns.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ __all__ = ["File", "Manifest", "Split", "survey"]
 
 SPLIT_ROWS = 2000
 SPLIT_BYTES = 8 << 20
-PIECE = 16 << 10  # newlines are counted by so many bytes: a split may hold a piece more than SPLIT_ROWS
+# newlines are counted by so many bytes: a split may hold a piece more than SPLIT_ROWS
+PIECE = 16 << 10
 SAMPLE = 1000
 LOOKED = 20_000  # rows in which the sample is looked for
 
@@ -27,7 +30,8 @@ def survey(job: Job, say: Callable[[str], None]) -> Manifest:
     """Look at every file, or read what an earlier run found; `say` is told what is being looked at.
 
     Raises:
-        Refused: no such file, not of this format, or the input or the job changed since the earlier run.
+        Refused: no such file, not of this format, or the input or the job changed since the earlier
+            run.
     """
     say("looking for the input")
     listed = marked(job)
@@ -46,7 +50,10 @@ def marked(job: Job) -> list[Found]:
     """
     found = {each.path: each for source in job.read.sources for each in files(source)}
     shipped = os.path.join(job.work, "input") + "/"
-    return [replace(each, mark="" if path.startswith(shipped) else each.mark) for path, each in found.items()]
+    return [
+        replace(each, mark="" if path.startswith(shipped) else each.mark)
+        for path, each in found.items()
+    ]
 
 
 def confirmed(job: Job, place: Place, listed: list[Found]) -> Manifest:
@@ -58,10 +65,16 @@ def confirmed(job: Job, place: Place, listed: list[Found]) -> Manifest:
     try:
         manifest, meaning = loaded(place.read())
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Refused(f"{place.where} cannot be read", brief(error), "start over with `--restart`") from error
+        raise Refused(
+            f"{place.where} cannot be read", brief(error), "start over with `--restart`"
+        ) from error
     if manifest.digest != job.digest:
         different = "\n".join(changes(meaning, job.meaning))
-        raise Refused("the job is not the one that was begun", different, "undo the change, or start over with `--restart`")
+        raise Refused(
+            "the job is not the one that was begun",
+            different,
+            "undo the change, or start over with `--restart`",
+        )
     then, now = {each.path: each for each in manifest.files}, {each.path: each for each in listed}
     said = [f"{masked(path)} is gone" for path in then if path not in now]
     said += [f"{masked(path)} is new" for path in now if path not in then]
@@ -72,7 +85,9 @@ def confirmed(job: Job, place: Place, listed: list[Found]) -> Manifest:
             said.append(f"{masked(path)} changed: {'written again since' if same else size}")
     if said:
         hint = "put the files back as they were, or start over with `--restart`"
-        raise Refused("the input is not what it was when the job began", "\n".join(sorted(said)[:20]), hint)
+        raise Refused(
+            "the input is not what it was when the job began", "\n".join(sorted(said)[:20]), hint
+        )
     return manifest
 
 
@@ -82,7 +97,10 @@ def looked_at(job: Job, listed: list[Found], say: Callable[[str], None]) -> Mani
     splits: list[Split] = []
     total = 0
     for index, found in enumerate(listed):
-        say(f"counting rows: {masked(found.path)}, file {index + 1} of {len(listed)}, {total:,} rows so far")
+        say(
+            f"counting rows: {masked(found.path)}, file {index + 1} of {len(listed)}, {total:,}"
+            " rows so far"
+        )
         left = None if job.read.limit is None else job.read.limit - total
         file = File(path=found.path, rows=0, bytes=found.bytes, mark=found.mark)
         counted = 0
@@ -91,8 +109,15 @@ def looked_at(job: Job, listed: list[Found], say: Callable[[str], None]) -> Mani
             for start, end, amount in cuts:
                 taken = amount if left is None else min(amount, left - counted)
                 splits.append(
-                    Split(index=len(splits), file=index, start=start, end=end, first=total + counted, rows=taken)
-                )  # fmt: skip
+                    Split(
+                        index=len(splits),
+                        file=index,
+                        start=start,
+                        end=end,
+                        first=total + counted,
+                        rows=taken,
+                    )
+                )
                 counted += taken
                 if counted == left:
                     break
@@ -113,7 +138,9 @@ def cut(job: Job, file: File) -> tuple[File, Iterator[Cut]]:
         place = opened(file.path)
         if job.read.format == "parquet":
             found, _ = parquet.groups(place)
-            return file, iter([(group, group + 1, count) for group, count in enumerate(found) if count])
+            return file, iter(
+                [(group, group + 1, count) for group, count in enumerate(found) if count]
+            )
         begin = next(lines.blocks(place), b"")
         if begin in (b"", lines.BOM):
             return file, iter(())
@@ -121,7 +148,10 @@ def cut(job: Job, file: File) -> tuple[File, Iterator[Cut]]:
             hint = f"convert it: `iconv -f UTF-16 -t UTF-8 {place.path}`"
             raise Refused(f"{masked(file.path)} is UTF-16, not UTF-8", hint=hint)
         if begin[:4] == b"PAR1":
-            raise Refused(f"{masked(file.path)} is a Parquet file", hint=f"say `format: parquet`, not `{job.read.format}`")
+            raise Refused(
+                f"{masked(file.path)} is a Parquet file",
+                hint=f"say `format: parquet`, not `{job.read.format}`",
+            )
         if job.read.format == "csv":
             return csv_cut(job, place, file, begin)
         return file, failing(file, line_cuts(place))
@@ -143,7 +173,10 @@ def failing(file: File, cuts: Iterator[Cut]) -> Iterator[Cut]:
 
 
 def line_cuts(place: Place) -> Iterator[Cut]:
-    """Cut a file at newlines. A compressed one stays whole: no part of it can be read without all before."""
+    """Cut a file at newlines.
+
+    A compressed one stays whole: no part of it can be read without all before.
+    """
     if lines.compression(place.where):
         count, last = 0, b"\n"
         for block in lines.blocks(place):
@@ -182,7 +215,9 @@ def csv_cut(job: Job, place: Place, file: File, begin: bytes) -> tuple[File, Ite
     mark = len(lines.BOM) if begin.startswith(lines.BOM) else 0
     delimiter = table.guessed(file.path, begin[mark:].partition(b"\n")[0])
     limit = job.read.row_bytes
-    records = table.records(lines.lines(lines.unmarked(lines.blocks(place)), limit), delimiter, limit)
+    records = table.records(
+        lines.lines(lines.unmarked(lines.blocks(place)), limit), delimiter, limit
+    )
     first = next(records, None)
     if first is None:
         return file, iter(())
@@ -190,7 +225,9 @@ def csv_cut(job: Job, place: Place, file: File, begin: bytes) -> tuple[File, Ite
         names = table.header(first, delimiter)
     except ValueError as error:
         hint = "the first line of a CSV file names its columns"
-        raise Refused(f"{masked(file.path)} has no header", f"{error}\n{first.raw[:200]}", hint) from error
+        raise Refused(
+            f"{masked(file.path)} has no header", f"{error}\n{first.raw[:200]}", hint
+        ) from error
     whole = bool(lines.compression(place.where))
     return replace(file, columns=names, delimiter=delimiter), failing(
         file, record_cuts(records, mark + first.size, file, whole)
@@ -209,14 +246,18 @@ def record_cuts(records: Iterator[table.Record], at: int, file: File, whole: boo
 
 
 def sampled(job: Job, manifest: Manifest) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Names of the columns, and the types of the kept ones, by the first good rows. JSON lines need none but the declared."""
+    """Names of the columns, and the types of the kept ones, by the first good rows.
+
+    JSON lines need none but the declared.
+    """
     import pickle
 
     found: dict[str, set[str]] = {}
     bare = replace(job, keep={})
     read = chain.from_iterable(
-        rows.read_split(bare, manifest, split, [(split.first, split.last)]) for split in manifest.splits
-    )  # fmt: skip
+        rows.read_split(bare, manifest, split, [(split.first, split.last)])
+        for split in manifest.splits
+    )
     good = 0
     for looked, row in enumerate(read):
         if good >= SAMPLE or looked >= LOOKED:

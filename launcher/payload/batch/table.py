@@ -1,4 +1,6 @@
-"""Records of a CSV file and their sizes: a quoted newline does not end a record, a broken record does not end the file."""
+"""Records of a CSV file and their sizes: a quoted newline does not end a record, a broken record
+does not end the file.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ DELIMITERS = (",", ";", "\t")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record: its cells, or what is wrong with it; `size` bytes of the file, `raw` is how it looks there."""
+    """One record: its cells, or what is wrong with it; `size` bytes of the file, `raw` is how it
+    looks there.
+    """
 
     cells: list[str]
     error: str
@@ -22,7 +26,8 @@ class Record:
 
 
 class Cursor:
-    """Hands lines to `csv.reader` and remembers what the present record took; a line that is none raises `csv.Error`.
+    """Hands lines to `csv.reader` and remembers what the present record took; a line that is none
+    raises `csv.Error`.
 
     An iterator with its own state and not a generator: it must go on after it raised.
     """
@@ -112,7 +117,9 @@ def header(first: Record, delimiter: str) -> tuple[str, ...]:
 
 
 def guessed(path: str, line: bytes) -> str:
-    """What separates cells: a tab by the file's ending, else the first of `,` `;` and tab that the header has."""
+    """What separates cells: a tab by the file's ending, else the first of `,` `;` and tab that the
+    header has.
+    """
     name = path.partition("?")[0].lower()
     if any(name.endswith(ending) for ending in (".tsv", ".tsv.gz", ".tsv.zst")):
         return "\t"

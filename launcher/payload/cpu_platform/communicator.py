@@ -1,4 +1,6 @@
-"""The communicator: shared memory only where it is shared, and the two collectives that MoE data parallelism needs."""
+"""The communicator: shared memory only where it is shared, and the two collectives that MoE data
+parallelism needs.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def place() -> tuple[str, str, int]:
-    """Say where this process can share memory: the host's name, its address, and which `/dev/shm` it sees.
+    """Say where this process can share memory: the host's name, its address, and which `/dev/shm`
+    it sees.
 
     The last one tells containers apart that run on one host, each with a `/dev/shm` of its own.
     """
@@ -36,8 +39,12 @@ def gather_uneven(tensor: torch.Tensor, sizes: list[int], group: dist.ProcessGro
     return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
 
-def reduce_scatter_uneven(tensor: torch.Tensor, sizes: list[int], rank: int, group: dist.ProcessGroup) -> torch.Tensor:
-    """Sum `tensor` over all ranks and return this rank's rows of the sum; the input is left as it was."""
+def reduce_scatter_uneven(
+    tensor: torch.Tensor, sizes: list[int], rank: int, group: dist.ProcessGroup
+) -> torch.Tensor:
+    """Sum `tensor` over all ranks and return this rank's rows of the sum; the input is left as it
+    was.
+    """
     total = tensor.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     start = sum(sizes[:rank])
@@ -50,7 +57,8 @@ class RayCpuCommunicator(CpuCommunicator):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.unique_name.startswith("ep"):
-            # The group of experts is made in each worker, after vLLM is imported and before the model is loaded.
+            # The group of experts is made in each worker, after vLLM is imported and before the
+            # model is loaded.
             experts.mend()
 
     def _all_group_ranks_share_shm_group_name(self) -> bool:
@@ -60,7 +68,10 @@ class RayCpuCommunicator(CpuCommunicator):
         return len(set(places)) == 1 and super()._all_group_ranks_share_shm_group_name()
 
     def all_gatherv(
-        self, input_: torch.Tensor | list[torch.Tensor], dim: int = 0, sizes: list[int] | None = None
+        self,
+        input_: torch.Tensor | list[torch.Tensor],
+        dim: int = 0,
+        sizes: list[int] | None = None,
     ) -> torch.Tensor | list[torch.Tensor]:
         """Gather rows of different counts from all ranks, for one tensor or a list of them."""
         if dim != 0:
@@ -70,7 +81,9 @@ class RayCpuCommunicator(CpuCommunicator):
         gathered = [gather_uneven(tensor, parts, self.device_group) for tensor in tensors]
         return gathered[0] if isinstance(input_, torch.Tensor) else gathered
 
-    def reduce_scatterv(self, input_: torch.Tensor, dim: int = -1, sizes: list[int] | None = None) -> torch.Tensor:
+    def reduce_scatterv(
+        self, input_: torch.Tensor, dim: int = -1, sizes: list[int] | None = None
+    ) -> torch.Tensor:
         """Sum over all ranks, and keep this rank's share of dimension `dim`."""
         rows = input_.movedim(dim, 0)
         parts = sizes or [rows.shape[0] // self.world_size] * self.world_size

@@ -5,8 +5,11 @@ from __future__ import annotations
 from vllm import platforms
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
-# vLLM's own choice for this machine: the plain CPU platform, or the one for AMD Zen where its library is installed.
-_Stock = resolve_obj_by_qualname(platforms.cpu_platform_plugin() or "vllm.platforms.cpu.CpuPlatform")
+# vLLM's own choice for this machine: the plain CPU platform, or the one for AMD Zen where its
+# library is installed.
+_Stock = resolve_obj_by_qualname(
+    platforms.cpu_platform_plugin() or "vllm.platforms.cpu.CpuPlatform"
+)
 
 
 class RayCpuPlatform(_Stock):

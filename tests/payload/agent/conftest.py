@@ -11,10 +11,10 @@ from launcher.payload.agent import api, state, wire
 from tests.payload.agent.web import CHAT, Server
 
 METRICS = (
-    "# HELP vllm:cache_config_info Information\n"
-    'vllm:cache_config_info{block_size="128",kv_cache_size_tokens="262144",kv_cache_max_concurrency="512.0"} 1.0\n'
-    'vllm:num_requests_running{engine="0"} 8.0\nvllm:num_requests_waiting{engine="0"} 892.0\n'
-    'vllm:generation_tokens_total{engine="0"} 7.0\n'
+    "# HELP vllm:cache_config_info"
+    ' Information\nvllm:cache_config_info{block_size="128",kv_cache_size_tokens="262144",kv_cache_max_concurrency="512.0"}'
+    ' 1.0\nvllm:num_requests_running{engine="0"} 8.0\nvllm:num_requests_waiting{engine="0"}'
+    ' 892.0\nvllm:generation_tokens_total{engine="0"} 7.0\n'
 )
 
 
@@ -34,7 +34,9 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let this process have a container's secrets and files: `secrets` and `state` in the folder that is returned."""
+    """Let this process have a container's secrets and files: `secrets` and `state` in the folder
+    that is returned.
+    """
     (tmp_path / "secrets").mkdir()
     (tmp_path / "state").mkdir()
     (tmp_path / "secrets" / "RAY_AUTH_TOKEN").write_text("ray-token\n")

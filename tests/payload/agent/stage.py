@@ -1,4 +1,6 @@
-"""A keeper on a stage: nodes that do what is ordered, an engine that behaves as a test says, and a clock that a test turns."""
+"""A keeper on a stage: nodes that do what is ordered, an engine that behaves as a test says, and a
+clock that a test turns.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ class Clock:
 
 @dataclass
 class Node:
-    """What an agent reports of the server. `slow`: its engine takes so many seconds to end; `waits`: what a start lacks."""
+    """What an agent reports of the server.
+
+    `slow`: its engine takes so many seconds to end; `waits`: what a start lacks.
+    """
 
     boot: str = "b1"
     state: str = "idle"
@@ -51,9 +56,17 @@ class Node:
 
     def obey(self, order: Order | None, now: float) -> None:
         """Do what an agent does."""
-        if self.state == "running" and (order is None or order.phase == PREPARE or order.generation != self.last):
+        if self.state == "running" and (
+            order is None or order.phase == PREPARE or order.generation != self.last
+        ):
             self.state, self.until = "stopping", now + self.slow
-        elif order is not None and order.phase == RUN and order.argv and self.state == "idle" and order.generation > self.last:
+        elif (
+            order is not None
+            and order.phase == RUN
+            and order.argv
+            and self.state == "idle"
+            and order.generation > self.last
+        ):
             self.state, self.last, self.ended = "running", order.generation, {}
         if self.state == "stopping" and now >= self.until:
             self.state = "idle"
@@ -62,13 +75,24 @@ class Node:
 
     def report(self, count: int) -> dict[str, Any]:
         """Return what an agent says; all that moves is at `count`."""
-        said: dict[str, Any] = {"state": self.state, "last": self.last, "prepared": self.prepared, **self.ended}
+        said: dict[str, Any] = {
+            "state": self.state,
+            "last": self.last,
+            "prepared": self.prepared,
+            **self.ended,
+        }
         if self.waits:
             said["waits"] = self.waits
         if self.ranks:
             said["ranks"] = self.ranks
         if self.state == "running":
-            said |= {"work": {"": count}, "lines": {"": count}, "pid": 100, "evidence": self.evidence, "cause": ""}
+            said |= {
+                "work": {"": count},
+                "lines": {"": count},
+                "pid": 100,
+                "evidence": self.evidence,
+                "cause": "",
+            }
         return {**said, **self.more} if self.state == "running" else said
 
 
@@ -80,7 +104,8 @@ class Lead:
     def __init__(self) -> None:
         self.ray = "b1.1"
         self.nodes: dict[str, Node] = {}
-        self.away: dict[str, str] = {}  # nodes whose agents are not here, and why they count as gone: empty when not yet
+        # nodes whose agents are not here, and why they count as gone: empty when not yet
+        self.away: dict[str, str] = {}
         self.stale: set[str] = set()  # that are connected, and silent
         self.late: set[str] = set()  # that have not carried out yet what they were ordered last
         self.said: dict[str, Mapping[str, Any]] = {}
@@ -134,7 +159,9 @@ class Stage:
         self.asking = 0.0
         self.began: dict[int, float] = {}
         self.told: list[tuple[str, str]] = []  # each state, with what was being done
-        for node in dict.fromkeys((HEAD, *(each.node for each in want.processes), *want.places, *more)):
+        for node in dict.fromkeys(
+            (HEAD, *(each.node for each in want.processes), *want.places, *more)
+        ):
             self.lead.nodes[node] = Node()
         self.want(want)
         self.keeper = self.boot()
@@ -174,7 +201,11 @@ class Stage:
     def history(self) -> list[str]:
         """Which servers have answered."""
         file = self.folder / "chat" / "history.json"
-        return [each["desired"]["id"] for each in json.loads(file.read_text())] if file.exists() else []
+        return (
+            [each["desired"]["id"] for each in json.loads(file.read_text())]
+            if file.exists()
+            else []
+        )
 
     def kill(self, node: str, how: str = KILLED, cause: str = "", evidence: str = "") -> None:
         """End the engine's process on a node."""
@@ -189,9 +220,10 @@ class Stage:
                 each.obey(self.orders.get(node), self.clock.now)
         self._serve(seconds)
         self.lead.said |= {
-            node: self._report(node, each) for node, each in self.lead.nodes.items()
+            node: self._report(node, each)
+            for node, each in self.lead.nodes.items()
             if self.lead.fresh(node)
-        }  # fmt: skip
+        }
         self.keeper.turn()
         seen = self.keeper.seen
         if seen is not None and (not self.told or self.told[-1] != (seen.state, seen.doing)):
@@ -237,14 +269,22 @@ class Stage:
         engine = self.engine
         said: dict[str, Any] = {
             "answers": {"": [self.answered, 0.1 + self.asking]} if self.answered else {},
-            "asking": {"": self.asking} if self.asking else {}, "seconds": 0.1, "odd": engine.odd, "health": engine.health,
+            "asking": {"": self.asking} if self.asking else {},
+            "seconds": 0.1,
+            "odd": engine.odd,
+            "health": engine.health,
             "rests": engine.rests,
-        }  # fmt: skip
+        }
         if engine.counts:
             said["counters"] = {
-                "age": 0.1, "running": engine.open, "waiting": 1 if self.asking else 0, "tokens": float(self.answered),
-                "good": 0.0, "failed": engine.failed, "progress": {"": str(self.answered)},
-            }  # fmt: skip
+                "age": 0.1,
+                "running": engine.open,
+                "waiting": 1 if self.asking else 0,
+                "tokens": float(self.answered),
+                "good": 0.0,
+                "failed": engine.failed,
+                "progress": {"": str(self.answered)},
+            }
         return said
 
 

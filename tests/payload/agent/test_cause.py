@@ -20,18 +20,37 @@ def lines(name: str) -> list[str]:
     [
         ("fail_cpu_platform_refuses_ray", "ValueError: current platform cpu does not support ray."),
         ("fail_cpu_shm_across_hosts", "RuntimeError: open shm in SHMManager failed. errno: 2"),
-        ("fail_gloo_loopback", "RuntimeError: Gloo connectFullMesh failed with [/__w/pytorch/pytorch/third_party/gloo/"),
+        (
+            "fail_gloo_loopback",
+            (
+                "RuntimeError: Gloo connectFullMesh failed with"
+                " [/__w/pytorch/pytorch/third_party/gloo/"
+            ),
+        ),
         ("fail_enforce_eager", "AssertionError"),
-        ("fail_executor_v1", "ValueError: cuda_stream other than the current stream is not supported"),
+        (
+            "fail_executor_v1",
+            "ValueError: cuda_stream other than the current stream is not supported",
+        ),
         (
             "fail_host_killed",
-            "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [",
+            (
+                "RuntimeError:"
+                " [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read"
+                " error ["
+            ),
         ),
         (
             "fail_mp_headless_killed",
-            "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connec",
+            (
+                "RuntimeError:"
+                " [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connec"
+            ),
         ),
-        ("fail_validation", "Value error, Offline data parallel mode is not supported/useful for dense models."),
+        (
+            "fail_validation",
+            "Value error, Offline data parallel mode is not supported/useful for dense models.",
+        ),
         ("fail_rank_killed", ""),
         ("fail_netcut", ""),
     ],
@@ -39,7 +58,8 @@ def lines(name: str) -> list[str]:
 def test_the_root_of_recorded_failures(log: str, root: str) -> None:
     """The first error that is none of another's consequence; none where a rank died without a word.
 
-    It is the same from the whole log, as the launcher reads it, and from the telling lines, which is what the agent keeps.
+    It is the same from the whole log, as the launcher reads it, and from the telling lines, which
+    is what the agent keeps.
     """
     whole, told = lines(log), [line for line in lines(log) if cause.telling(line)]
 
@@ -57,9 +77,18 @@ def test_a_healthy_start_has_no_cause(log: str) -> None:
 def test_the_last_line_is_not_the_cause() -> None:
     """It reports what happened before it, as `EngineDeadError` does."""
     said = [
-        "(Worker_TP0 pid=7) ERROR 11-20 17:45:22 [x.py:1] torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB",
-        "(EngineCore pid=5) ERROR 11-20 17:45:23 [x.py:1] RuntimeError: Engine core initialization failed. See root cause",
-        "(APIServer pid=1) vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
+        (
+            "(Worker_TP0 pid=7) ERROR 11-20 17:45:22 [x.py:1] torch.OutOfMemoryError: CUDA out of"
+            " memory. Tried 2 GiB"
+        ),
+        (
+            "(EngineCore pid=5) ERROR 11-20 17:45:23 [x.py:1] RuntimeError: Engine core"
+            " initialization failed. See root cause"
+        ),
+        (
+            "(APIServer pid=1) vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an"
+            " issue."
+        ),
     ]
 
     assert cause.root(said).startswith("torch.OutOfMemoryError: CUDA out of memory")
@@ -69,8 +98,20 @@ def test_the_last_line_is_not_the_cause() -> None:
 @pytest.mark.parametrize(
     ("line", "tells"),
     [
-        ("(EngineCore pid=5) ERROR 11-20 17:45:22 [x.py:1] RayWorkerProc rank=[1] died unexpectedly, shutting down", True),
-        ("(EngineCore pid=5) WARNING 11-20 17:45:22 [x.py:1] errors like `OSError: [Errno 24] Too many open files`", False),
+        (
+            (
+                "(EngineCore pid=5) ERROR 11-20 17:45:22 [x.py:1] RayWorkerProc rank=[1] died"
+                " unexpectedly, shutting down"
+            ),
+            True,
+        ),
+        (
+            (
+                "(EngineCore pid=5) WARNING 11-20 17:45:22 [x.py:1] errors like `OSError: [Errno"
+                " 24] Too many open files`"
+            ),
+            False,
+        ),
         ("(APIServer pid=5) INFO 11-20 17:45:22 [x.py:1] request timed out", False),
         ("CUDA error: an illegal memory access was encountered", True),
         ("AssertionError", True),
@@ -93,7 +134,11 @@ def test_a_report_may_have_to_do() -> None:
 
 def test_a_worker_is_nearer_to_the_cause() -> None:
     """Its lines reach the driver's log late."""
-    said = ["(EngineCore pid=5) RuntimeError: Worker failed", "(Worker_TP1 pid=9) ValueError: bad head size", "KeyError: 'x'"]
+    said = [
+        "(EngineCore pid=5) RuntimeError: Worker failed",
+        "(Worker_TP1 pid=9) ValueError: bad head size",
+        "KeyError: 'x'",
+    ]
 
     assert cause.root(said) == "ValueError: bad head size"
     assert cause.root(said[:1] + said[2:]) == "RuntimeError: Worker failed"

@@ -29,7 +29,9 @@ def first_process() -> Iterator[None]:
 
 
 def test_a_short_program() -> None:
-    """Its exit code, and all that it printed; what is not there, and what takes too long, have codes of their own."""
+    """Its exit code, and all that it printed; what is not there, and what takes too long, have
+    codes of their own.
+    """
     say = "import sys; print('out'); print('\\u00df', file=sys.stderr, flush=True); sys.exit(3)"
     code, out = children.run((sys.executable, "-S", "-c", say), 20.0)
     assert (code, sorted(out.split())) == (3, ["out", "ß"])
@@ -41,7 +43,9 @@ def test_a_short_program() -> None:
 
 def test_orphans_are_reaped(first_process: None) -> None:
     """Nobody else waits for them, and zombies fill the table of processes."""
-    made = subprocess.run([sys.executable, "-S", "-c", ORPHAN], capture_output=True, check=True, text=True)
+    made = subprocess.run(
+        [sys.executable, "-S", "-c", ORPHAN], capture_output=True, check=True, text=True
+    )
     pid = int(made.stdout)
 
     def gone() -> bool:

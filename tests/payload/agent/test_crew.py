@@ -1,4 +1,6 @@
-"""The agents of a cluster over their connections, whatever comes over them: it ends the connection at most, never an agent."""
+"""The agents of a cluster over their connections, whatever comes over them: it ends the connection
+at most, never an agent.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,17 @@ from tests.hostile import mutate
 from tests.payload.agent.stage import Clock
 
 KEY = "a secret"
-REPORT = {"servers": {"chat": {"state": "running", "last": 1, "prepared": 1, "lines": {"": 3}, "probe": {"answers": {}}}}}
+REPORT = {
+    "servers": {
+        "chat": {
+            "state": "running",
+            "last": 1,
+            "prepared": 1,
+            "lines": {"": 3},
+            "probe": {"answers": {}},
+        }
+    }
+}
 ORDER = Order(generation=1, phase=RUN, argv=("true",))
 CHALLENGE, PROOF = {"challenge": "c"}, {"proof": ""}
 ORDERS = {"orders": {"chat": ORDER.as_json()}}
@@ -138,11 +150,13 @@ def head(clock: Clock) -> Iterator[Head]:
     made.close()
 
 
-# ---- the head's side ---------------------------------------------------------------------------------------------------------
+# ---- the head's side -----------------------------------------------------------------------------
 
 
 def test_an_agent_comes_in_and_is_ordered(head: Head, clock: Clock) -> None:
-    """Both prove that they know the secret; orders come at once when they change, and every second."""
+    """Both prove that they know the secret; orders come at once when they change, and every
+    second.
+    """
     member = head.member("gpu2")
     proof, orders = member.heard()
     assert wire.proven(proof["proof"], KEY, "lead", "gpu2", "b1", member.challenge, "n")  # type: ignore[attr-defined]
@@ -151,10 +165,14 @@ def test_an_agent_comes_in_and_is_ordered(head: Head, clock: Clock) -> None:
     head.lead.orders, head.lead.ray = {"gpu2": {"chat": ORDER}}, "b1.1"
     head.turn()
     (told,) = member.heard()
-    assert (told["orders"], told["ray"]) == (json.loads(json.dumps({"chat": ORDER.as_json()})), "b1.1")
+    assert (told["orders"], told["ray"]) == (
+        json.loads(json.dumps({"chat": ORDER.as_json()})),
+        "b1.1",
+    )
     head.turn()
     assert member.heard() == []
-    for done in (told["number"] - 1, told["number"]):  # what it reports may be of before it was told
+    # what it reports may be of before it was told
+    for done in (told["number"] - 1, told["number"]):
         member.say({**REPORT, "done": done})
         head.turn()
         assert head.lead.settled("gpu2") is (done == told["number"])
@@ -164,7 +182,9 @@ def test_an_agent_comes_in_and_is_ordered(head: Head, clock: Clock) -> None:
 
 
 def test_what_agents_report_is_known(head: Head) -> None:
-    """The last word counts; of what it has nothing it says nothing; who is not here cannot be asked."""
+    """The last word counts; of what it has nothing it says nothing; who is not here cannot be
+    asked.
+    """
     member = head.member("gpu2")
     assert head.lead.report("gpu2", "chat") == {}
     member.say({"servers": {"chat": {"state": "idle"}}}, REPORT)
@@ -177,29 +197,48 @@ def test_what_agents_report_is_known(head: Head) -> None:
 
 
 def test_an_agent_that_is_cut_off_has_time_to_come_back(head: Head, clock: Clock) -> None:
-    """It is not here at once, and gone only after a while; one that is back is here, with the boot that it had."""
+    """It is not here at once, and gone only after a while; one that is back is here, with the boot
+    that it had.
+    """
     member = head.member("gpu2")
     member.heard()
     member.sock.close()
     head.turn()
-    assert (head.lead.here("gpu2"), head.lead.gone("gpu2"), head.lead.report("gpu2", "chat")) == (False, "", None)
+    assert (head.lead.here("gpu2"), head.lead.gone("gpu2"), head.lead.report("gpu2", "chat")) == (
+        False,
+        "",
+        None,
+    )
     clock.now += 10.0
     assert head.lead.gone("gpu2") == "its connection was closed"
 
     head.member("gpu2")
-    assert (head.lead.here("gpu2"), head.lead.gone("gpu2"), head.lead.boot_of("gpu2")) == (True, "", "b1")
+    assert (head.lead.here("gpu2"), head.lead.gone("gpu2"), head.lead.boot_of("gpu2")) == (
+        True,
+        "",
+        "b1",
+    )
 
 
 def test_an_agent_that_is_silent_is_gone_after_a_minute(head: Head, clock: Clock) -> None:
-    """Its connection stands, as behind a network that swallows everything; long before, its word is not fresh any more."""
+    """Its connection stands, as behind a network that swallows everything; long before, its word is
+    not fresh any more.
+    """
     head.member("gpu2")
     clock.now += 30.0
     head.turn()
-    assert (head.lead.here("gpu2"), head.lead.fresh("gpu2"), head.lead.heard()) == (True, False, {"gpu1": 0.0, "gpu2": 30.0})
+    assert (head.lead.here("gpu2"), head.lead.fresh("gpu2"), head.lead.heard()) == (
+        True,
+        False,
+        {"gpu1": 0.0, "gpu2": 30.0},
+    )
     clock.now += 31.0
     head.turn()
 
-    assert (head.lead.here("gpu2"), head.lead.gone("gpu2")) == (False, "it has been silent for 60 s")
+    assert (head.lead.here("gpu2"), head.lead.gone("gpu2")) == (
+        False,
+        "it has been silent for 60 s",
+    )
 
 
 def test_an_agent_that_comes_anew_takes_the_place_of_itself(head: Head) -> None:
@@ -220,7 +259,9 @@ def test_who_does_not_know_the_secret_is_refused(head: Head, name: str) -> None:
     stranger = head.member(name, KEY if name == "gpu1" else "another")
     (said,) = stranger.heard()
 
-    assert said["refused"] == ("gpu1 is this node itself" if name == "gpu1" else "the secrets differ: run `vlaunch up`")
+    assert said["refused"] == (
+        "gpu1 is this node itself" if name == "gpu1" else "the secrets differ: run `vlaunch up`"
+    )
     assert (stranger.over, head.lead.members) == (True, {})
 
 
@@ -264,7 +305,12 @@ def test_whatever_is_said_to_the_head(clock: Clock, chance: mutate.Chance) -> No
     head = Head()
     other = head.member("gpu3")
     far = head.stranger()
-    good = {"node": "gpu2", "boot": "b", "nonce": "n", "proof": wire.proof(KEY, "member", "gpu2", "b", far.challenge, "n")}  # type: ignore[attr-defined]
+    good = {
+        "node": "gpu2",
+        "boot": "b",
+        "nonce": "n",
+        "proof": wire.proof(KEY, "member", "gpu2", "b", far.challenge, "n"),
+    }  # type: ignore[attr-defined]
     for said in (
         good if chance.random() < 0.6 else mutate.text(good, chance),
         REPORT,
@@ -280,7 +326,7 @@ def test_whatever_is_said_to_the_head(clock: Clock, chance: mutate.Chance) -> No
     head.close()
 
 
-# ---- the others' side --------------------------------------------------------------------------------------------------------
+# ---- the others' side ----------------------------------------------------------------------------
 
 
 class Other:
@@ -296,7 +342,9 @@ class Other:
         near, far = socket.socketpair()
         self.sockets += [near, far]
         self.follower._peer, self.follower._words, self.follower._known = wire.Peer(near), (), False
-        self.follower.selector.register(self.follower._peer, selectors.EVENT_READ, self.follower._hear)
+        self.follower.selector.register(
+            self.follower._peer, selectors.EVENT_READ, self.follower._hear
+        )
         self.follower._again = float("inf")
         return Far(far)
 
@@ -306,8 +354,12 @@ class Other:
         far.say(CHALLENGE)
         self.turn()
         (hello,) = far.heard()
-        assert wire.proven(hello["proof"], KEY, "member", hello["node"], hello["boot"], "c", hello["nonce"])
-        far.say({"proof": wire.proof(KEY, "lead", hello["node"], hello["boot"], "c", hello["nonce"])})
+        assert wire.proven(
+            hello["proof"], KEY, "member", hello["node"], hello["boot"], "c", hello["nonce"]
+        )
+        far.say(
+            {"proof": wire.proof(KEY, "lead", hello["node"], hello["boot"], "c", hello["nonce"])}
+        )
         self.turn()
         return far
 
@@ -355,7 +407,9 @@ def test_it_does_what_the_head_says_and_reports(other: Other, clock: Clock) -> N
     assert len(far.heard()) == 1
 
 
-def test_what_runs_goes_on_without_the_head(other: Other, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_runs_goes_on_without_the_head(
+    other: Other, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A connection that breaks, or over which nothing comes, ends nothing: the last orders hold."""
     far = other.welcome()
     far.say(ORDERS)
@@ -410,7 +464,9 @@ def test_whatever_the_head_says(clock: Clock, chance: mutate.Chance) -> None:
     other.close()
 
 
-def test_the_head_listens_when_its_address_comes(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_head_listens_when_its_address_comes(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
     """After a reboot it may come later than Docker; it is tried again."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -15,11 +15,23 @@ from tests.hostile import mutate
 from tests.payload.agent import wanted
 
 FULL = wanted.mp(
-    "gpu1", "gpu2", processes=(wanted.process("gpu1", "vllm", "x", env={"A": "b"}, gpus=(1,), replicas=(0, 2)),
-    wanted.process("gpu2")), replicas=3, tp=2, visible="CUDA_VISIBLE_DEVICES", memory_share=0.9, image="i", asked=1.5,
-    ray=Ray(dashboard=1, node_manager=2, gpus=2, reserve=True, partial=True), addresses={"gpu1": "10.0.0.1"},
-    policy=Policy(restarts=3, stuck=30), asked_for={"model": "m", "tp": 2},
-)  # fmt: skip
+    "gpu1",
+    "gpu2",
+    processes=(
+        wanted.process("gpu1", "vllm", "x", env={"A": "b"}, gpus=(1,), replicas=(0, 2)),
+        wanted.process("gpu2"),
+    ),
+    replicas=3,
+    tp=2,
+    visible="CUDA_VISIBLE_DEVICES",
+    memory_share=0.9,
+    image="i",
+    asked=1.5,
+    ray=Ray(dashboard=1, node_manager=2, gpus=2, reserve=True, partial=True),
+    addresses={"gpu1": "10.0.0.1"},
+    policy=Policy(restarts=3, stuck=30),
+    asked_for={"model": "m", "tp": 2},
+)
 SERVERS = (FULL, wanted.ray("gpu1", "gpu2"), wanted.mp("gpu1"))
 quick = fuzz.quick
 
@@ -78,12 +90,23 @@ def test_no_json_raises_anything_else(said: object) -> None:
 @mutate.examples(60)
 @given(chance=mutate.chances)
 def test_what_is_nearly_a_server(chance: mutate.Chance) -> None:
-    """It is refused, or all of its fields are what they should be: the keeper looks at none of them again."""
+    """It is refused, or all of its fields are what they should be: the keeper looks at none of them
+    again.
+    """
     try:
         found = desired.read(mutate.value(plain(chance.choice(SERVERS)), chance))
     except ValueError:
         return
 
-    assert all(isinstance(getattr(found.policy, name), float) for name in ("canary", "stuck", "window", "grace", "pause"))
-    assert {type(each) for each in (found.port, found.replicas, found.tp, *found.places.values())} <= {int}
-    assert {type(word) for each in found.processes for word in (each.node, *each.argv, *each.env.values())} <= {str}
+    assert all(
+        isinstance(getattr(found.policy, name), float)
+        for name in ("canary", "stuck", "window", "grace", "pause")
+    )
+    assert {
+        type(each) for each in (found.port, found.replicas, found.tp, *found.places.values())
+    } <= {int}
+    assert {
+        type(word)
+        for each in found.processes
+        for word in (each.node, *each.argv, *each.env.values())
+    } <= {str}

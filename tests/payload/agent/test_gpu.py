@@ -1,4 +1,6 @@
-"""What is made of `nvidia-smi`'s answers; a script on PATH gives them, in the words of the real one."""
+"""What is made of `nvidia-smi`'s answers; a script on PATH gives them, in the words of the real
+one.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Smi:
     def make(gpus: str = GPUS, apps: str = APPS, code: int = 0) -> None:
         (tmp_path / "gpus").write_text(gpus)
         (tmp_path / "apps").write_text(apps)
-        script = f"case $1 in --query-gpu*) cat {tmp_path}/gpus ;; *) cat {tmp_path}/apps ;; esac\nexit {code}\n"
+        script = (
+            f"case $1 in --query-gpu*) cat {tmp_path}/gpus ;; *) cat {tmp_path}/apps ;; esac\nexit"
+            f" {code}\n"
+        )
         (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}")
         (tmp_path / "nvidia-smi").chmod(0o755)
 
@@ -34,14 +39,20 @@ def test_gpus_are_read(smi: Smi) -> None:
     """One a line; what is no line of it is left out."""
     smi(GPUS + "some warning of the driver\n")
 
-    assert [(each.index, each.used, each.busy) for each in gpu.look() or ()] == [(0, 2.0, 0.0), (1, 70000.0, 97.0)]
+    assert [(each.index, each.used, each.busy) for each in gpu.look() or ()] == [
+        (0, 2.0, 0.0),
+        (1, 70000.0, 97.0),
+    ]
 
 
 def test_memory_that_is_held_names_who_holds_it(smi: Smi) -> None:
     """The process with most of it: somebody has to end it."""
     smi()
 
-    assert gpu.held(0.9, None) == "GPU 1 has 68.4 of 79.6 GiB in use, by /usr/bin/python3 (pid 4711, 58.6 GiB)"
+    assert (
+        gpu.held(0.9, None)
+        == "GPU 1 has 68.4 of 79.6 GiB in use, by /usr/bin/python3 (pid 4711, 58.6 GiB)"
+    )
 
 
 def test_who_holds_it_may_be_unknown(smi: Smi) -> None:
@@ -67,7 +78,9 @@ def test_unified_memory_is_not_judged(smi: Smi) -> None:
     assert gpu.busy(None) == 3.0
 
 
-@pytest.mark.parametrize("words", ["Failed to initialize NVML: Unknown Error", "No devices were found"])
+@pytest.mark.parametrize(
+    "words", ["Failed to initialize NVML: Unknown Error", "No devices were found"]
+)
 @pytest.mark.parametrize("code", [0, 255])
 def test_a_container_that_has_lost_its_gpus(smi: Smi, words: str, code: int) -> None:
     """It must be started anew, which is told from a driver that is not there at all."""
@@ -79,7 +92,9 @@ def test_a_container_that_has_lost_its_gpus(smi: Smi, words: str, code: int) -> 
 
 
 @pytest.mark.parametrize("why", ["absent", "failing"])
-def test_a_machine_where_nobody_can_say(smi: Smi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+def test_a_machine_where_nobody_can_say(
+    smi: Smi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
     """A node without `nvidia-smi`, or where it fails: nothing keeps the engine from trying."""
     if why == "absent":
         monkeypatch.setenv("PATH", str(tmp_path))

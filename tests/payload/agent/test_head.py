@@ -1,4 +1,6 @@
-"""What the head answers, against stand-ins for Ray's dashboard and vLLM's API; some as the program that is run there."""
+"""What the head answers, against stand-ins for Ray's dashboard and vLLM's API; some as the program
+that is run there.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,19 @@ Run = Callable[..., tuple[int, Any]]
 
 
 @pytest.fixture
-def run(server: Server, folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(
+    server: Server,
+    folders: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Run:
     """Say a verb; return the exit code, and the one object that was printed."""
 
     def say(*words: str, stdin: object = None, port: int | None = None) -> tuple[int, Any]:
         monkeypatch.setattr(
-            sys, "argv", ["head.py", *words, "--dashboard", str(server.port), "--api", str(port or server.port)]
+            sys,
+            "argv",
+            ["head.py", *words, "--dashboard", str(server.port), "--api", str(port or server.port)],
         )
         monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(stdin)))
         code = head.main()
@@ -52,16 +61,26 @@ def folder(folders: Path, name: str, **files: object) -> Path:
 
 
 def test_servers(folders: Path, run: Run) -> None:
-    """Files only: what is wanted, how it is, and how old that word is; when each node's agent was heard, by now."""
+    """Files only: what is wanted, how it is, and how old that word is; when each node's agent was
+    heard, by now.
+    """
     now = time.time()
     seen = Observed(name="chat", id="abcd1234", asked=1.0, written=now - 30)
     folder(folders, "chat", desired=wanted.mp("gpu1").as_json(), observed=seen.as_json())
     folder(folders, "embed", observed=seen.as_json())
-    state.write(str(folders / "state" / "members.json"), {"written": now - 10, "members": {"gpu1": 0.0, "gpu2": 5.0}})
+    state.write(
+        str(folders / "state" / "members.json"),
+        {"written": now - 10, "members": {"gpu1": 0.0, "gpu2": 5.0}},
+    )
     code, said = run("servers")
     chat, embed = said["servers"]
 
-    assert (code, chat["name"], chat["desired"]["model"], chat["observed"]["state"]) == (0, "chat", "m", "waiting")
+    assert (code, chat["name"], chat["desired"]["model"], chat["observed"]["state"]) == (
+        0,
+        "chat",
+        "m",
+        "waiting",
+    )
     assert (embed["name"], embed["desired"]) == ("embed", None)
     assert (30 <= chat["age"] < 60, 10 <= said["agent"] < 40) == (True, True)
     assert (10 <= said["members"]["gpu1"] < 40, 15 <= said["members"]["gpu2"] < 45) == (True, True)
@@ -109,14 +128,21 @@ def test_complete(run: Run) -> None:
 
 
 def test_watch_gives_whole_lines_from_an_offset(folders: Path, run: Run) -> None:
-    """Half a line waits for its other half; what was read is not read again; progress bars count as lines."""
+    """Half a line waits for its other half; what was read is not read again; progress bars count as
+    lines.
+    """
     log = folder(folders, "chat") / "engine.log"
     log.write_bytes("eins\nzwölf\nhal".encode())
     _, first = run("watch", "--name", "chat")
     log.write_bytes("eins\nzwölf\nhalb\r50%\r".encode())
     _, second = run("watch", "--name", "chat", "--offset", str(first["offset"]))
 
-    assert (first["log"], first["anew"], first["health"], first["models"]) == ("eins\nzwölf\n", False, 200, ["m"])
+    assert (first["log"], first["anew"], first["health"], first["models"]) == (
+        "eins\nzwölf\n",
+        False,
+        200,
+        ["m"],
+    )
     assert (second["log"], second["offset"]) == ("halb\r50%\r", len(log.read_bytes()))
 
 
@@ -142,9 +168,15 @@ def test_watch_begins_again_where_the_log_was_put_aside(folders: Path, run: Run)
 
 
 def test_submit(server: Server, run: Run) -> None:
-    """The command is quoted, named in its environment, and sent with Ray's token; no value of a secret is in it."""
+    """The command is quoted, named in its environment, and sent with Ray's token; no value of a
+    secret is in it.
+    """
     server.answers["/api/jobs/"] = {"submission_id": "batch-1"}
-    asked = {"argv": ["python3", "a b", "$(x)"], "submission_id": "batch-1", "metadata": {"vlaunch.batch": "a b"}}
+    asked = {
+        "argv": ["python3", "a b", "$(x)"],
+        "submission_id": "batch-1",
+        "metadata": {"vlaunch.batch": "a b"},
+    }
 
     assert run("submit", stdin=asked) == (0, {"submission_id": "batch-1"})
     verb, path, token, body = server.asked[-1]
@@ -156,8 +188,14 @@ def test_submit(server: Server, run: Run) -> None:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ((500, "Job with submission_id batch-1 already exists."), (0, {"submission_id": "batch-1", "existing": True})),
-        ((401, "Unauthorized: InvalidAuthToken"), (1, {"error": "401: Unauthorized: InvalidAuthToken"})),
+        (
+            (500, "Job with submission_id batch-1 already exists."),
+            (0, {"submission_id": "batch-1", "existing": True}),
+        ),
+        (
+            (401, "Unauthorized: InvalidAuthToken"),
+            (1, {"error": "401: Unauthorized: InvalidAuthToken"}),
+        ),
     ],
 )
 def test_what_ray_says_against_a_job(server: Server, run: Run, answer: Any, said: Any) -> None:
@@ -181,9 +219,16 @@ def tables(server: Server) -> None:
 
 
 def test_jobs(server: Server, folders: Path, run: Run) -> None:
-    """Jobs without a submission id are Ray's own drivers and left out; the rest of what is known comes along."""
+    """Jobs without a submission id are Ray's own drivers and left out; the rest of what is known
+    comes along.
+    """
     server.answers["/api/jobs/"] = [
-        {"submission_id": "batch-1", "status": "RUNNING", "metadata": {}, "driver_info": {"pid": 1}},
+        {
+            "submission_id": "batch-1",
+            "status": "RUNNING",
+            "metadata": {},
+            "driver_info": {"pid": 1},
+        },
         {"submission_id": None, "status": "RUNNING"},
     ]
     tables(server)
@@ -203,17 +248,34 @@ def test_jobs_without_ray(server: Server, run: Run) -> None:
     code, said = run("jobs", "--no-ray", "--peers", "127.0.0.1:1")
 
     assert (code, said["unreachable"], said["servers"]) == (0, ["127.0.0.1:1"], [])
-    assert not {"jobs", "nodes", "actors", "groups", "health", "models", "capacity", "supervised"} & set(said)
+    assert not {
+        "jobs",
+        "nodes",
+        "actors",
+        "groups",
+        "health",
+        "models",
+        "capacity",
+        "supervised",
+    } & set(said)
     assert server.asked == []
 
 
 def test_nodes(server: Server, run: Run) -> None:
-    """With the text of `ray status`; addresses that the head cannot open are named, and agents that are here."""
+    """With the text of `ray status`; addresses that the head cannot open are named, and agents that
+    are here.
+    """
     server.answers["/api/v0/nodes"] = {"data": 1}
-    server.answers["/api/cluster_status"] = {"data": {"clusterStatus": "======== Autoscaler status"}}
+    server.answers["/api/cluster_status"] = {
+        "data": {"clusterStatus": "======== Autoscaler status"}
+    }
     _, said = run("nodes", "--peers", f"127.0.0.1:{server.port}", "127.0.0.1:1")
 
-    assert (said["nodes"], said["status"], said["unreachable"]) == ({"data": 1}, "======== Autoscaler status", ["127.0.0.1:1"])
+    assert (said["nodes"], said["status"], said["unreachable"]) == (
+        {"data": 1},
+        "======== Autoscaler status",
+        ["127.0.0.1:1"],
+    )
     assert said["members"] == {}
 
 
@@ -234,26 +296,42 @@ def test_a_dashboard_that_is_not_up_is_an_error(run: Run, server: Server) -> Non
     assert run("jobs") == (1, {"error": "starting"})
 
 
-# ---- as it is run there ------------------------------------------------------------------------------------------------------
+# ---- as it is run there --------------------------------------------------------------------------
 
 
 @pytest.fixture
 def start(server: Server, folders: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Start head.py where it is mounted: beside a folder with the agent, in whatever Python the image has."""
+    """Start head.py where it is mounted: beside a folder with the agent, in whatever Python the
+    image has.
+    """
     (folders / "lib").mkdir()
     (folders / "lib" / "vlaunch_agent").symlink_to(AGENT)
     (folders / "head.py").write_text((AGENT.parent / "head.py").read_text())
 
     def begin(*words: str, port: int | None = None) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", folders / "head.py", *words, "--dashboard", str(server.port),
-             "--api", str(port or server.port)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                folders / "head.py",
+                *words,
+                "--dashboard",
+                str(server.port),
+                "--api",
+                str(port or server.port),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
             env={
-                **os.environ, "VLAUNCH_SECRETS": str(folders / "secrets"), "VLAUNCH_STATE": str(folders / "state"),
+                **os.environ,
+                "VLAUNCH_SECRETS": str(folders / "secrets"),
+                "VLAUNCH_STATE": str(folders / "state"),
                 "http_proxy": "http://127.0.0.1:9",
             },
-        )  # fmt: skip
+        )
 
     return begin
 
@@ -271,7 +349,9 @@ def chat(process: subprocess.Popen[str]) -> list[Any]:
 
 @pytest.mark.processes
 def test_the_program_in_the_container(start: Any) -> None:
-    """It finds the agent beside it, the secrets and the files by its environment, and needs nothing else."""
+    """It finds the agent beside it, the secrets and the files by its environment, and needs nothing
+    else.
+    """
     with start("server") as process:
         out, err = process.communicate("", timeout=60)
 
@@ -281,7 +361,8 @@ def test_the_program_in_the_container(start: Any) -> None:
 @pytest.mark.processes
 def test_stop_kills_what_does_not_listen(server: Server, start: Any) -> None:
     """A process of the job that ignores the polite signal is killed; others are left alone."""
-    job = f"batch-{os.getpid()}"  # nobody else's: tests that run at the same time see each other's processes
+    # nobody else's: tests that run at the same time see each other's processes
+    job = f"batch-{os.getpid()}"
     state = {"submission_id": job, "status": "RUNNING"}
     server.answers[f"/api/jobs/{job}"] = lambda _: state
 
@@ -290,7 +371,11 @@ def test_stop_kills_what_does_not_listen(server: Server, start: Any) -> None:
         return True
 
     server.answers[f"/api/jobs/{job}/stop"] = stopped
-    sleep = [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"]
+    sleep = [
+        sys.executable,
+        "-c",
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)",
+    ]
     mine = subprocess.Popen(sleep, env={**os.environ, "VLAUNCH_JOB": job})
     other = subprocess.Popen(sleep, env={**os.environ, "VLAUNCH_JOB": f"{job}0"})
     try:
@@ -301,7 +386,12 @@ def test_stop_kills_what_does_not_listen(server: Server, start: Any) -> None:
             said = json.loads(process.communicate("", timeout=60)[0])
         reaper.join(10)
 
-        assert (process.returncode, said["killed"], said["left"], said["job"]["status"]) == (0, 1, [], "STOPPED")
+        assert (process.returncode, said["killed"], said["left"], said["job"]["status"]) == (
+            0,
+            1,
+            [],
+            "STOPPED",
+        )
         assert mine.returncode == -9
         assert other.poll() is None
     finally:
@@ -313,8 +403,14 @@ def test_stop_kills_what_does_not_listen(server: Server, start: Any) -> None:
 @pytest.mark.processes
 def test_chat_streams(server: Server, start: Any) -> None:
     """Each piece is a line as it comes; the end and comments are left out."""
-    pieces = [{"choices": [{"delta": {"role": "assistant"}}]}, {"choices": [{"delta": {"content": "Hi"}}]}, {"choices": []}]
-    stream = "".join(f"data: {json.dumps(each)}\n\n" for each in pieces) + ": ping\n\ndata: [DONE]\n\n"
+    pieces = [
+        {"choices": [{"delta": {"role": "assistant"}}]},
+        {"choices": [{"delta": {"content": "Hi"}}]},
+        {"choices": []},
+    ]
+    stream = (
+        "".join(f"data: {json.dumps(each)}\n\n" for each in pieces) + ": ping\n\ndata: [DONE]\n\n"
+    )
     server.answers["/v1/chat/completions"] = stream
     with start("chat") as process:
         said = chat(process)
@@ -348,7 +444,9 @@ def test_chat_refused(server: Server, start: Any, port: int | None, status: int)
 
 @pytest.mark.processes
 def test_chat_ends_when_nobody_listens(server: Server, start: Any) -> None:
-    """The end of its input is how a launcher that was cancelled looks; the connection to vLLM ends with it."""
+    """The end of its input is how a launcher that was cancelled looks; the connection to vLLM ends
+    with it.
+    """
     asked, release = threading.Event(), threading.Event()
 
     def never(_: object) -> str:

@@ -24,7 +24,9 @@ def test_anything_that_changes_moves() -> None:
     for source, value in (("answers", 1), ("counters", "x"), ("lines", 3)):
         movement.changed(source, value, 0.0, None)
     movement.worked("work", 5, 0.0, None)
-    for at, (source, value) in enumerate([("answers", 2), ("counters", "y"), ("lines", 4), ("work", 6)], 1):
+    for at, (source, value) in enumerate(
+        [("answers", 2), ("counters", "y"), ("lines", 4), ("work", 6)], 1
+    ):
         assert movement.still(10.0 * at) == (10.0, None)
         movement.changed(source, value, 10.0 * at, None)
         assert movement.still(10.0 * at) == (0.0, None)
@@ -35,7 +37,9 @@ def test_anything_that_changes_moves() -> None:
 
 
 def test_standing_still_begins_when_somebody_looks() -> None:
-    """A server that took an hour to start has not stood still for one, when its ranks become known at last."""
+    """A server that took an hour to start has not stood still for one, when its ranks become known
+    at last.
+    """
     movement = Movement(0.0)
     movement.worked("work", 7, 3600.0, None)
     movement.worked("work", 7, 3610.0, None)
@@ -44,7 +48,9 @@ def test_standing_still_begins_when_somebody_looks() -> None:
 
 
 def test_replicas_are_judged_on_their_own() -> None:
-    """One that hangs is dead though the whole answers: its share of the requests would never come back."""
+    """One that hangs is dead though the whole answers: its share of the requests would never come
+    back.
+    """
     movement = Movement(0.0, (None, 0, 1))
     for replica in (0, 1):
         movement.worked(("work", replica), 1, 0.0, None, replica)

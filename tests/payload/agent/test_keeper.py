@@ -59,7 +59,7 @@ def policy(**more: Any) -> Any:
     return dataclasses.replace(wanted.POLICY, **more)
 
 
-# ---- the first start ---------------------------------------------------------------------------------------------------------
+# ---- the first start -----------------------------------------------------------------------------
 
 
 def test_a_server_starts_and_answers(make: Make) -> None:
@@ -67,7 +67,9 @@ def test_a_server_starts_and_answers(make: Make) -> None:
     stage = make()
     seen = stage.until("ready")
 
-    assert [state for state, _ in stage.told] == sorted({each for each, _ in stage.told}, key=("waiting starting ready").find)
+    assert [state for state, _ in stage.told] == sorted(
+        {each for each, _ in stage.told}, key=("waiting starting ready").find
+    )
     assert (seen.generation, seen.faults, seen.restarts_left, seen.doing) == (1, [], None, "")
     assert seen.first_start is not None and 3 <= seen.first_start <= 4
     assert stage.history == ["abcd1234"]
@@ -82,10 +84,19 @@ def test_a_server_starts_and_answers(make: Make) -> None:
         (4, {"tp": 4, "replicas": 2}, [["DP0"], ["DP1"]]),
     ],
 )
-def test_what_each_node_holds(ready: Make, each: int, more: dict[str, int], ranks: list[list[str]]) -> None:
-    """The ranks in their order, by the names that vLLM gives them; of replicas, the whole of each."""
-    processes = tuple(wanted.process(f"gpu{at + 1}", replicas=(at if "replicas" in more else 0, 1)) for at in range(2))
-    stage = ready(wanted.mp("gpu1", "gpu2", processes=processes, places={"gpu1": each, "gpu2": each}, **more))
+def test_what_each_node_holds(
+    ready: Make, each: int, more: dict[str, int], ranks: list[list[str]]
+) -> None:
+    """The ranks in their order, by the names that vLLM gives them; of replicas, the whole of
+    each.
+    """
+    processes = tuple(
+        wanted.process(f"gpu{at + 1}", replicas=(at if "replicas" in more else 0, 1))
+        for at in range(2)
+    )
+    stage = ready(
+        wanted.mp("gpu1", "gpu2", processes=processes, places={"gpu1": each, "gpu2": each}, **more)
+    )
 
     assert stage.seen.ranks == {"gpu1": ranks[0], "gpu2": ranks[1]}
 
@@ -119,15 +130,27 @@ def test_what_is_ordered(make: Make) -> None:
 
 
 def test_what_a_process_is_given(make: Make) -> None:
-    """Its own GPUs by the variable that names them, and the API's address where the first one runs."""
+    """Its own GPUs by the variable that names them, and the API's address where the first one
+    runs.
+    """
     first = wanted.process("gpu1", "vllm", "serve", env={"A": "b"}, gpus=(2, 3))
     stage = make(
-        wanted.mp("gpu1", "gpu2", processes=(first, wanted.process("gpu2")), visible="CUDA_VISIBLE_DEVICES", memory_share=0.9)
+        wanted.mp(
+            "gpu1",
+            "gpu2",
+            processes=(first, wanted.process("gpu2")),
+            visible="CUDA_VISIBLE_DEVICES",
+            memory_share=0.9,
+        )
     )
     stage.until("starting")
     one, two = stage.orders["gpu1"], stage.orders["gpu2"]
 
-    assert (one.argv, one.env, one.gpus) == (("vllm", "serve"), {"A": "b", "CUDA_VISIBLE_DEVICES": "2,3"}, (2, 3))
+    assert (one.argv, one.env, one.gpus) == (
+        ("vllm", "serve"),
+        {"A": "b", "CUDA_VISIBLE_DEVICES": "2,3"},
+        (2, 3),
+    )
     assert (two.env, two.gpus) == ({}, None)
     assert (one.api, two.api, one.share) == (("127.0.0.1", 8000), None, 0.9)
 
@@ -135,10 +158,14 @@ def test_what_a_process_is_given(make: Make) -> None:
 def test_memory_that_somebody_holds_is_waited_for(make: Make) -> None:
     """With the words of the node, for somebody has to end that process."""
     stage = make()
-    stage.lead.nodes["gpu2"].waits = "GPU 0 has 70.0 of 80.0 GiB in use, by python3 (pid 7, 70.0 GiB)"
+    stage.lead.nodes[
+        "gpu2"
+    ].waits = "GPU 0 has 70.0 of 80.0 GiB in use, by python3 (pid 7, 70.0 GiB)"
     stage.run(100)
     assert stage.seen.state == "waiting"
-    assert stage.seen.doing == "gpu2: GPU 0 has 70.0 of 80.0 GiB in use, by python3 (pid 7, 70.0 GiB)"
+    assert (
+        stage.seen.doing == "gpu2: GPU 0 has 70.0 of 80.0 GiB in use, by python3 (pid 7, 70.0 GiB)"
+    )
 
     stage.lead.nodes["gpu2"].waits = ""
     stage.until("ready")
@@ -155,25 +182,39 @@ def test_a_first_start_has_no_deadline(make: Make) -> None:
 
 
 def test_a_first_start_that_fails_is_not_tried_again(make: Make) -> None:
-    """A typo stays one: it failed, with the cause; asking again, with whatever words, starts again."""
+    """A typo stays one: it failed, with the cause; asking again, with whatever words, starts
+    again.
+    """
     stage = make()
     stage.until("starting")
     stage.step()
-    stage.kill("gpu2", "ended with exit code 1", "ValueError: the model `m0del` does not exist", "some lines")
+    stage.kill(
+        "gpu2",
+        "ended with exit code 1",
+        "ValueError: the model `m0del` does not exist",
+        "some lines",
+    )
     seen = stage.until("failed")
     stage.run(3600, step=10)
 
-    assert seen.doing == (
-        "it never answered: vLLM's process on gpu2 ended with exit code 1: ValueError: the model `m0del` does not exist"
+    assert (
+        seen.doing
+        == "it never answered: vLLM's process on gpu2 ended with exit code 1: ValueError: the model"
+        " `m0del` does not exist"
     )
-    assert (stage.seen.state, stage.seen.generation, stage.orders, stage.history) == ("failed", 1, {}, [])
+    assert (stage.seen.state, stage.seen.generation, stage.orders, stage.history) == (
+        "failed",
+        1,
+        {},
+        [],
+    )
     assert {each.state for each in stage.lead.nodes.values()} == {"idle"}
     stage.want(dataclasses.replace(TWO, asked=2.0))
     stage.until("ready")
     assert (stage.seen.generation, stage.seen.faults) == (2, [])
 
 
-# ---- faults and restarts -----------------------------------------------------------------------------------------------------
+# ---- faults and restarts -------------------------------------------------------------------------
 
 
 def test_a_killed_rank_is_named_and_all_start_anew(ready: Make) -> None:
@@ -214,10 +255,18 @@ def test_no_engine_starts_before_the_last_one_has_ended(ready: Make) -> None:
 def test_a_single_process_is_vllm(ready: Make) -> None:
     """No rank and no node to name; its first error is the cause, and not its last line."""
     stage = ready(wanted.mp("gpu1"))
-    stage.kill("gpu1", "ended with exit code 1", "torch.OutOfMemoryError: CUDA out of memory", "…\nEngineDeadError")
+    stage.kill(
+        "gpu1",
+        "ended with exit code 1",
+        "torch.OutOfMemoryError: CUDA out of memory",
+        "…\nEngineDeadError",
+    )
     (fault,) = stage.until("pausing").faults
 
-    assert (fault.what, fault.cause) == ("vLLM ended with exit code 1", "torch.OutOfMemoryError: CUDA out of memory")
+    assert (fault.what, fault.cause) == (
+        "vLLM ended with exit code 1",
+        "torch.OutOfMemoryError: CUDA out of memory",
+    )
     assert (fault.node, fault.rank, fault.evidence) == ("", "", "…\nEngineDeadError")
 
 
@@ -245,7 +294,9 @@ def starts(stage: Stage, times: int) -> list[float]:
 
 
 def test_pauses_grow_and_go_on_for_ever(ready: Make) -> None:
-    """What kills an engine may still be there; a server that has answered comes back by itself when it is not."""
+    """What kills an engine may still be there; a server that has answered comes back by itself when
+    it is not.
+    """
     stage = ready()
     stage.kill("gpu2")
     pauses = starts(stage, 9)
@@ -283,7 +334,10 @@ def test_a_cap_of_restarts(ready: Make) -> None:
 
     assert (seen.restarts_left, seen.generation, stage.orders) == (0, 3, {})
     assert seen.doing == f"no restart is left of 2; the last fault: vLLM's process on gpu2 {KILLED}"
-    assert (stage.seen.state, {each.state for each in stage.lead.nodes.values()}) == ("gave-up", {"idle"})
+    assert (stage.seen.state, {each.state for each in stage.lead.nodes.values()}) == (
+        "gave-up",
+        {"idle"},
+    )
     stage.want(dataclasses.replace(stage.wanted, asked=2.0))
     assert stage.until("ready").restarts_left == 2
 
@@ -333,7 +387,7 @@ def test_a_restart_has_a_deadline(make: Make, takes: float, limit: int) -> None:
     assert stage.seen.faults[-1].what.endswith("s of a restart")
 
 
-# ---- what is wanted ----------------------------------------------------------------------------------------------------------
+# ---- what is wanted ------------------------------------------------------------------------------
 
 
 def test_stop(ready: Make) -> None:
@@ -385,14 +439,19 @@ def test_a_stop_waits_for_what_was_ordered_a_moment_ago(ready: Make) -> None:
 
 
 def test_stop_without_a_node_that_cannot_be_asked(ready: Make) -> None:
-    """It may come back in a moment; after that it is said, for what runs there ends only when it is back."""
+    """It may come back in a moment; after that it is said, for what runs there ends only when it is
+    back.
+    """
     stage = ready()
     stage.lead.away["gpu2"] = ""
     stage.want(None)
     stage.run(25)
     assert stage.seen.state == "stopping"
 
-    assert stage.until("stopped").doing == "gpu2 could not be asked: what runs there ends when it is back"
+    assert (
+        stage.until("stopped").doing
+        == "gpu2 could not be asked: what runs there ends when it is back"
+    )
     assert stage.lead.nodes["gpu2"].state == "running"
     stage.lead.away.clear()
     stage.run(2)
@@ -400,7 +459,9 @@ def test_stop_without_a_node_that_cannot_be_asked(ready: Make) -> None:
 
 
 def test_another_server_takes_its_place(ready: Make) -> None:
-    """The old engine has ended before the new one starts; numbers of engines go on, and its faults are its own."""
+    """The old engine has ended before the new one starts; numbers of engines go on, and its faults
+    are its own.
+    """
     stage = ready()
     stage.kill("gpu2")
     stage.until("pausing")
@@ -408,7 +469,11 @@ def test_another_server_takes_its_place(ready: Make) -> None:
     stage.lead.nodes["gpu2"].slow = 20.0
     stage.want(wanted.mp("gpu1", "gpu2", id="other", model="n", asked=2.0))
     stage.run(15)
-    assert (stage.seen.state, stage.seen.doing, stage.seen.id) == ("stopping", "another server takes its place", "abcd1234")
+    assert (stage.seen.state, stage.seen.doing, stage.seen.id) == (
+        "stopping",
+        "another server takes its place",
+        "abcd1234",
+    )
     assert stage.lead.nodes["gpu1"].last == 2
 
     seen = stage.until("ready")
@@ -435,10 +500,16 @@ def test_a_wish_that_changes_twice(ready: Make) -> None:
     stage.want(wanted.mp("gpu1", "gpu2", id="third", asked=3.0))
     stage.until("ready")
 
-    assert (stage.seen.id, stage.history, stage.seen.generation) == ("third", ["third", "abcd1234"], 2)
+    assert (stage.seen.id, stage.history, stage.seen.generation) == (
+        "third",
+        ["third", "abcd1234"],
+        2,
+    )
 
 
-def test_a_wish_of_another_version_is_not_acted_on(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wish_of_another_version_is_not_acted_on(
+    make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It is said, and nothing starts."""
     stage = make()
     state.write(str(stage.folder / "chat" / "desired.json"), {"version": 1})
@@ -458,7 +529,7 @@ def test_a_server_that_was_stopped_while_no_agent_was_here(ready: Make) -> None:
     assert stage.seen.state == "stopped"
 
 
-# ---- a head that starts again ------------------------------------------------------------------------------------------------
+# ---- a head that starts again --------------------------------------------------------------------
 
 
 def reboot(stage: Stage) -> None:
@@ -469,7 +540,9 @@ def reboot(stage: Stage) -> None:
 
 
 def test_a_head_that_was_restarted(ready: Make) -> None:
-    """The engine ended with it: a fault, but none of the engine's doing where it had worked for long, so it starts at once."""
+    """The engine ended with it: a fault, but none of the engine's doing where it had worked for
+    long, so it starts at once.
+    """
     stage = ready()
     stage.run(60)
     reboot(stage)
@@ -477,12 +550,19 @@ def test_a_head_that_was_restarted(ready: Make) -> None:
     seen = stage.until("ready")
     (fault,) = seen.faults
 
-    assert (fault.what, fault.node, fault.pause, fault.lost) == ("the head's container was restarted", "gpu1", 0.0, None)
+    assert (fault.what, fault.node, fault.pause, fault.lost) == (
+        "the head's container was restarted",
+        "gpu1",
+        0.0,
+        None,
+    )
     assert (seen.generation, stage.lead.nodes["gpu2"].last) == (2, 2)
 
 
 def test_a_head_that_is_restarted_again_and_again(ready: Make) -> None:
-    """An engine may end the head's container each time that it works: pauses grow, and a cap of restarts holds."""
+    """An engine may end the head's container each time that it works: pauses grow, and a cap of
+    restarts holds.
+    """
     stage = ready(wanted.mp("gpu1", "gpu2", policy=policy(restarts=3)))
     pauses = []
     for _ in range(4):
@@ -521,8 +601,12 @@ def test_a_head_that_was_replaced(ready: Make, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("known", ["before", "now"])
-def test_a_head_of_which_nobody_knows_whether_it_was_replaced(ready: Make, monkeypatch: pytest.MonkeyPatch, known: str) -> None:
-    """Counts as one that was restarted: else one that crashes for ever would be served on for ever."""
+def test_a_head_of_which_nobody_knows_whether_it_was_replaced(
+    ready: Make, monkeypatch: pytest.MonkeyPatch, known: str
+) -> None:
+    """Counts as one that was restarted: else one that crashes for ever would be served on for
+    ever.
+    """
     monkeypatch.setattr(state, "container", lambda: "x" if known == "before" else "")
     stage = ready()
     monkeypatch.setattr(state, "container", lambda: "" if known == "before" else "x")
@@ -602,7 +686,7 @@ def test_an_engine_that_did_not_outlive_it(ready: Make) -> None:
     assert [stage.lead.nodes[node].last for node in ("gpu2", "gpu3")] == [2, 2]
 
 
-# ---- health ------------------------------------------------------------------------------------------------------------------
+# ---- health --------------------------------------------------------------------------------------
 
 
 def test_a_node_that_cannot_be_asked_ends_nothing_while_work_is_done(ready: Make) -> None:
@@ -619,7 +703,9 @@ def test_a_node_that_cannot_be_asked_ends_nothing_while_work_is_done(ready: Make
 
 
 def test_a_node_that_is_gone_with_its_rank(ready: Make) -> None:
-    """No answer and no counter for three canaries, though the other ranks are busy waiting for it."""
+    """No answer and no counter for three canaries, though the other ranks are busy waiting for
+    it.
+    """
     stage = ready()
     stage.lead.away["gpu2"] = "it has been silent for 60 s"
     stage.engine.answers = False
@@ -654,7 +740,10 @@ def test_a_container_that_was_started_anew(ready: Make) -> None:
     stage.step()
     assert stage.lead.nodes["gpu2"].state == "idle"
     stage.until("pausing")
-    assert (stage.seen.faults[0].what, stage.seen.faults[0].node) == ("the container of gpu2 was started anew", "gpu2")
+    assert (stage.seen.faults[0].what, stage.seen.faults[0].node) == (
+        "the container of gpu2 was started anew",
+        "gpu2",
+    )
 
     stage.until("ready")
     assert [stage.lead.nodes[node].last for node in ("gpu1", "gpu2")] == [2, 2]
@@ -694,7 +783,9 @@ def test_a_server_that_stands_still_for_long_is_dead(ready: Make) -> None:
 
 @pytest.mark.parametrize("sign", ["answers", "works", "gpu"])
 def test_anything_that_moves_is_life(ready: Make, sign: str) -> None:
-    """Canaries under load stand in the queue for minutes; a long step moves no counter, but a GPU or a CPU is busy."""
+    """Canaries under load stand in the queue for minutes; a long step moves no counter, but a GPU
+    or a CPU is busy.
+    """
     stage = ready()
     stage.engine.answers, stage.engine.works = sign == "answers", sign == "works"
     if sign == "gpu":
@@ -727,9 +818,13 @@ def test_what_nobody_can_look_at_does_not_stand_still(ready: Make) -> None:
 
 
 @pytest.mark.parametrize("node", ["gpu1", "gpu2"])
-def test_an_agent_that_is_silent_makes_nothing_stand_still(make: Make, node: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_is_silent_makes_nothing_stand_still(
+    make: Make, node: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What it said last is no news: it is stopped, or the network swallows its words."""
-    stage = make(wanted.mp("gpu2", "gpu3", addresses={"gpu2": "10.0.0.2"}) if node == "gpu1" else AWAY)
+    stage = make(
+        wanted.mp("gpu2", "gpu3", addresses={"gpu2": "10.0.0.2"}) if node == "gpu1" else AWAY
+    )
     monkeypatch.setattr(monitor, "Probe", lambda *_: Eye({}))
     stage.until("ready")
     stage.run(10)
@@ -754,11 +849,15 @@ class Eye:
         self.stopped = True
 
 
-@pytest.mark.parametrize(("bound", "host"), [("0.0.0.0", "10.0.0.2"), ("::", "10.0.0.2"), ("192.0.2.7", "192.0.2.7")])
+@pytest.mark.parametrize(
+    ("bound", "host"), [("0.0.0.0", "10.0.0.2"), ("::", "10.0.0.2"), ("192.0.2.7", "192.0.2.7")]
+)
 def test_an_api_whose_agent_is_silent_is_asked_from_here(
     ready: Make, monkeypatch: pytest.MonkeyPatch, bound: str, host: str
 ) -> None:
-    """It serves on, and the record goes on saying so; when the agent is back, it is believed again."""
+    """It serves on, and the record goes on saying so; when the agent is back, it is believed
+    again.
+    """
     asked: list[Any] = []
     eye = Eye({})
     monkeypatch.setattr(monitor, "Probe", lambda *words: asked.append(words) or eye)
@@ -782,7 +881,11 @@ def test_a_server_that_rests_is_left_alone(ready: Make, rests: str) -> None:
     stage = ready()
     stage.engine = Engine(answers=False, works=False, rests=rests)
     stage.run(1000, step=2)
-    assert (stage.seen.state, stage.seen.faults, stage.seen.doing) == ("ready", [], f"{rests}: left alone")
+    assert (stage.seen.state, stage.seen.faults, stage.seen.doing) == (
+        "ready",
+        [],
+        f"{rests}: left alone",
+    )
 
     stage.engine.rests = ""
     stage.run(290)
@@ -817,7 +920,9 @@ def test_a_replica_that_nobody_can_tell_from_its_node(ready: Make) -> None:
 
 
 def test_an_answer_of_500_is_a_warning(ready: Make) -> None:
-    """Other requests succeed: what is wrong may be with ours. It is taken back when one succeeds."""
+    """Other requests succeed: what is wrong may be with ours. It is taken back when one
+    succeeds.
+    """
     stage = ready()
     stage.engine.odd = [500, "grammar error"]
     stage.run(1000, step=2)
@@ -837,7 +942,11 @@ def test_an_engine_that_says_that_it_is_dead(ready: Make, how: dict[str, Any]) -
     stage.engine = Engine(answers=False, **how)
     (fault,) = stage.until("stopping", within=3).faults
 
-    assert (fault.what, fault.evidence, fault.cause) == ("the engine says that it is dead", "lines", "RuntimeError: x")
+    assert (fault.what, fault.evidence, fault.cause) == (
+        "the engine says that it is dead",
+        "lines",
+        "RuntimeError: x",
+    )
 
 
 def test_a_server_that_starts_may_say_503(make: Make) -> None:
@@ -849,7 +958,9 @@ def test_a_server_that_starts_may_say_503(make: Make) -> None:
 
 
 def test_a_busy_server_says_so(ready: Make) -> None:
-    """What runs and waits, tokens per second, when the last answer came, and for how long the present one is waited for."""
+    """What runs and waits, tokens per second, when the last answer came, and for how long the
+    present one is waited for.
+    """
     stage = ready()
     stage.engine.open, stage.engine.answers = 8, False
     stage.run(20)
@@ -861,10 +972,18 @@ def test_a_busy_server_says_so(ready: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "lost"), [({"open": 3}, 3), ({"open": 0}, 0), ({"open": 1, "failed": 9.0}, 9), ({"counts": False}, None)]
+    ("how", "lost"),
+    [
+        ({"open": 3}, 3),
+        ({"open": 0}, 0),
+        ({"open": 1, "failed": 9.0}, 9),
+        ({"counts": False}, None),
+    ],
 )
 def test_lost_requests(ready: Make, how: dict[str, Any], lost: int | None) -> None:
-    """What was open when it died, or was answered with 5xx since; unknown, not 0, where vLLM counts nothing."""
+    """What was open when it died, or was answered with 5xx since; unknown, not 0, where vLLM counts
+    nothing.
+    """
     stage = ready()
     failed = how.pop("failed", 0.0)
     stage.engine = Engine(**how)
@@ -900,7 +1019,7 @@ def test_faults_that_are_kept_are_bounded(ready: Make) -> None:
     assert all(len(each.evidence) <= 4000 for each in stage.seen.faults)
 
 
-# ---- what is written down ----------------------------------------------------------------------------------------------------
+# ---- what is written down ------------------------------------------------------------------------
 
 
 def test_the_record_is_never_old(ready: Make) -> None:
@@ -923,7 +1042,11 @@ def test_a_disk_that_is_full_ends_no_server(ready: Make, monkeypatch: pytest.Mon
     stage.run(30)
     assert stage.keeper.seen is not None
 
-    assert (stage.keeper.seen.state, stage.keeper.seen.generation, stage.seen.generation) == ("ready", 2, 1)
+    assert (stage.keeper.seen.state, stage.keeper.seen.generation, stage.seen.generation) == (
+        "ready",
+        2,
+        1,
+    )
 
 
 @mutate.examples(40)
@@ -960,7 +1083,7 @@ def test_when_it_wants_to_be_asked_often(make: Make) -> None:
     assert not stage.keeper.changing
 
 
-# ---- Ray ---------------------------------------------------------------------------------------------------------------------
+# ---- Ray -----------------------------------------------------------------------------------------
 
 
 class View:
@@ -998,7 +1121,9 @@ def view(monkeypatch: pytest.MonkeyPatch) -> type[View]:
     monkeypatch.setattr(keeper, "RayView", View)
     monkeypatch.setattr(View, "lacks", "")
     monkeypatch.setattr(View, "blamed", None)
-    monkeypatch.setattr(View, "found", [Rank("a0", "PP0", "gpu1", 41), Rank("a1", "PP1", "gpu2", 42)])
+    monkeypatch.setattr(
+        View, "found", [Rank("a0", "PP0", "gpu1", 41), Rank("a1", "PP1", "gpu2", 42)]
+    )
     return View
 
 
@@ -1010,7 +1135,10 @@ def test_what_ray_lacks_is_waited_for(make: Make, view: type[View]) -> None:
     stage = make(RAY)
     view.lacks = "waiting for gpu2 to be in Ray: 1 of 2 GPUs are"
     stage.run(10)
-    assert (stage.seen.state, stage.seen.doing) == ("waiting", "waiting for gpu2 to be in Ray: 1 of 2 GPUs are")
+    assert (stage.seen.state, stage.seen.doing) == (
+        "waiting",
+        "waiting for gpu2 to be in Ray: 1 of 2 GPUs are",
+    )
     view.lacks = OSError("refused")
     stage.run(10)
     assert stage.seen.doing == "waiting for Ray's dashboard to answer"
@@ -1035,11 +1163,16 @@ def test_the_ranks_of_ray_are_watched(ready: Make, view: type[View]) -> None:
     stage = ready(RAY)
 
     assert stage.seen.ranks == {"gpu1": ["PP0"], "gpu2": ["PP1"]}
-    assert {node: each.pids for node, each in stage.orders.items()} == {"gpu1": (41,), "gpu2": (42,)}
+    assert {node: each.pids for node, each in stage.orders.items()} == {
+        "gpu1": (41,),
+        "gpu2": (42,),
+    }
     assert (stage.orders["gpu2"].argv, stage.phases) == ((), {"gpu1": KEEP, "gpu2": KEEP})
 
 
-def test_ranks_that_ray_does_not_tell_at_once_are_asked_for_again(make: Make, view: type[View]) -> None:
+def test_ranks_that_ray_does_not_tell_at_once_are_asked_for_again(
+    make: Make, view: type[View]
+) -> None:
     """Its dashboard is late."""
     found, view.found = view.found, []
     stage = make(RAY)
@@ -1089,7 +1222,11 @@ def test_a_node_with_ranks_of_ray_that_was_started_anew(ready: Make, view: type[
     stage.lead.nodes["gpu2"] = Node(boot="b2")
     (fault,) = stage.until("stopping", within=5).faults
 
-    assert (fault.what, fault.node, fault.rank) == ("the container of gpu2 was started anew", "gpu2", "PP1")
+    assert (fault.what, fault.node, fault.rank) == (
+        "the container of gpu2 was started anew",
+        "gpu2",
+        "PP1",
+    )
 
 
 def test_a_node_with_ranks_of_ray_that_is_gone(ready: Make, view: type[View]) -> None:
@@ -1107,7 +1244,9 @@ def test_a_node_with_ranks_of_ray_that_is_gone(ready: Make, view: type[View]) ->
 
 @pytest.fixture
 def reserve(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """Let Ray set GPUs aside as the last element of the list that is returned says, if it is a string: what it prints."""
+    """Let Ray set GPUs aside as the last element of the list that is returned says, if it is a
+    string: what it prints.
+    """
     asked: list[Any] = ['{"gpus": {"10.0.0.2": [4, 5]}}']
 
     def say(*words: str) -> tuple[int, str]:
@@ -1122,9 +1261,13 @@ def reserve(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 def reserving(**more: bool) -> Desired:
     """An mp server beside Ray, on a part of a node's GPUs."""
     return wanted.mp(
-        "gpu1", "gpu2", places={"gpu1": 8, "gpu2": 2}, addresses={"gpu1": "10.0.0.1", "gpu2": "10.0.0.2"},
-        ray=Ray(dashboard=1, node_manager=2, gpus=10, reserve=True, **more), visible="CUDA_VISIBLE_DEVICES",
-    )  # fmt: skip
+        "gpu1",
+        "gpu2",
+        places={"gpu1": 8, "gpu2": 2},
+        addresses={"gpu1": "10.0.0.1", "gpu2": "10.0.0.2"},
+        ray=Ray(dashboard=1, node_manager=2, gpus=10, reserve=True, **more),
+        visible="CUDA_VISIBLE_DEVICES",
+    )
 
 
 def test_gpus_are_set_aside_in_ray(make: Make, reserve: list[Any]) -> None:
@@ -1132,7 +1275,10 @@ def test_gpus_are_set_aside_in_ray(make: Make, reserve: list[Any]) -> None:
     stage = make(reserving(partial=True))
     stage.until("ready")
     assert reserve[1:] == [("take", "chat", "10.0.0.1=8", "10.0.0.2=2")]
-    assert (stage.orders["gpu2"].env, stage.orders["gpu2"].gpus) == ({"CUDA_VISIBLE_DEVICES": "4,5"}, (4, 5))
+    assert (stage.orders["gpu2"].env, stage.orders["gpu2"].gpus) == (
+        {"CUDA_VISIBLE_DEVICES": "4,5"},
+        (4, 5),
+    )
     assert stage.orders["gpu1"].gpus is None
 
     stage.want(None)
@@ -1141,17 +1287,24 @@ def test_gpus_are_set_aside_in_ray(make: Make, reserve: list[Any]) -> None:
 
 
 def test_gpus_that_ray_does_not_have_are_waited_for(make: Make, reserve: list[Any]) -> None:
-    """Of a part of a node Ray must say which; of whole nodes there is no choice, and nobody waits for Ray."""
+    """Of a part of a node Ray must say which; of whole nodes there is no choice, and nobody waits
+    for Ray.
+    """
     reserve[0] = '{"error": "others hold them"}'
     stage = make(reserving(partial=True))
     stage.run(20)
-    assert (stage.seen.state, stage.seen.doing) == ("waiting", "waiting for Ray to set its GPUs aside: others hold them")
+    assert (stage.seen.state, stage.seen.doing) == (
+        "waiting",
+        "waiting for Ray to set its GPUs aside: others hold them",
+    )
     reserve[0] = '{"gpus": {}}'
     stage.until("ready")
 
 
 def test_whole_nodes_do_not_wait_for_ray(make: Make, reserve: list[Any]) -> None:
-    """It is asked again now and then while the server runs: a Ray that starts anew has forgotten."""
+    """It is asked again now and then while the server runs: a Ray that starts anew has
+    forgotten.
+    """
     reserve[0] = "Traceback"
     stage = make(reserving())
     stage.until("ready")

@@ -26,7 +26,13 @@ def test_only_what_nobody_uses_is_removed(tmp_path: Path) -> None:
         freed = leftovers.sweep(str(tmp_path))
 
     assert freed == 4096
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["folder", "link", "mapped", "opened", "young"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "folder",
+        "link",
+        "mapped",
+        "opened",
+        "young",
+    ]
     assert leftovers.sweep(str(tmp_path)) == 2 * 4096
 
 

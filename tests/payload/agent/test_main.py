@@ -28,7 +28,8 @@ from tests.payload.agent.waits import PATIENCE, lives, until
 pytestmark = pytest.mark.processes
 ENGINE = str(Path(__file__).parents[1] / "stand_in_engine.py")
 QUICK = Policy(canary=0.2, stuck=60.0, start_timeout=20.0, grace=0.5, pause=0.1, longest_pause=1.0)
-# As the entry point of a container has it; times are shorter, and orphans come to it as to the first process of a container.
+# As the entry point of a container has it; times are shorter, and orphans come to it as to the
+# first process of a container.
 MAIN = """if 1:
     import ctypes, sys
     sys.path.insert(0, sys.argv.pop(1))
@@ -41,7 +42,9 @@ SECRET = "a secret"
 
 
 def free() -> int:
-    """Return a port that nobody has, and that the kernel will not hand out to another test meanwhile."""
+    """Return a port that nobody has, and that the kernel will not hand out to another test
+    meanwhile.
+    """
     while True:
         port = random.randrange(20000, 32000)
         try:
@@ -68,32 +71,67 @@ class Cluster:
             for part in ("state", "secrets"):
                 (self.folder / part / node).mkdir(parents=True, exist_ok=True)
             (self.folder / "secrets" / node / "RAY_AUTH_TOKEN").write_text(secret)
-            words = ["--node", node, "--head", "127.0.0.1", "--port", str(self.ports.get(node, self.port))]
+            words = [
+                "--node",
+                node,
+                "--head",
+                "127.0.0.1",
+                "--port",
+                str(self.ports.get(node, self.port)),
+            ]
             words += ["--lead"] if node == "gpu1" else []
             with (self.folder / f"log-{node}").open("ab") as log:
                 self.agents[node] = subprocess.Popen(
-                    [sys.executable, "-S", "-u", "-c", MAIN, str(self.folder / "lib"), *words, *(("--", *ray) if ray else ())],
-                    stdout=log, stderr=log, start_new_session=True,
+                    [
+                        sys.executable,
+                        "-S",
+                        "-u",
+                        "-c",
+                        MAIN,
+                        str(self.folder / "lib"),
+                        *words,
+                        *(("--", *ray) if ray else ()),
+                    ],
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
                     env={
-                        **os.environ, "VLAUNCH_STATE": str(self.folder / "state" / node),
-                        "VLAUNCH_SECRETS": str(self.folder / "secrets" / node), "VLAUNCH_MOUNTS": str(self.folder / "mounts"),
+                        **os.environ,
+                        "VLAUNCH_STATE": str(self.folder / "state" / node),
+                        "VLAUNCH_SECRETS": str(self.folder / "secrets" / node),
+                        "VLAUNCH_MOUNTS": str(self.folder / "mounts"),
                     },
-                )  # fmt: skip
+                )
 
-    def serve(self, name: str, *nodes: str, policy: Policy = QUICK, be: tuple[str, ...] = (), **more: Any) -> Server:
+    def serve(
+        self, name: str, *nodes: str, policy: Policy = QUICK, be: tuple[str, ...] = (), **more: Any
+    ) -> Server:
         """Want a server, with one process on each node; its engines are as the words say."""
         server = Server(self, name, nodes)
         server.be(*be)
         self.asked += 1
         processes = tuple(
-            wanted.process(node, sys.executable, "-S", ENGINE, str(server.folder), str(rank), str(server.port))
+            wanted.process(
+                node, sys.executable, "-S", ENGINE, str(server.folder), str(rank), str(server.port)
+            )
             for rank, node in enumerate(nodes)
         )
         want = wanted.mp(
             *nodes,
-            **{"name": name, "processes": processes, "port": server.port, "asked": float(self.asked), "policy": policy, **more},
+            **{
+                "name": name,
+                "processes": processes,
+                "port": server.port,
+                "asked": float(self.asked),
+                "policy": policy,
+                **more,
+            },
         )
-        state.write(str(self.folder / "state" / "gpu1" / name / "desired.json"), want.as_json(), durable=False)
+        state.write(
+            str(self.folder / "state" / "gpu1" / name / "desired.json"),
+            want.as_json(),
+            durable=False,
+        )
         return server
 
     def kill(self, node: str) -> None:
@@ -120,7 +158,11 @@ class Cluster:
                 each.send_signal(signal.SIGCONT)
                 each.kill()
                 each.wait()
-        numbers = [int(pid) for path in self.folder.glob("engines/*/engine?") for pid in path.read_text().split()]
+        numbers = [
+            int(pid)
+            for path in self.folder.glob("engines/*/engine?")
+            for pid in path.read_text().split()
+        ]
         for pid in numbers:
             if lives(pid):
                 os.kill(pid, signal.SIGCONT)
@@ -176,13 +218,21 @@ class Server:
                 return False
             return "ready" not in states or len(self.pids()) == len(self.nodes)
 
-        until(holds, f"{self.name} is {states}, generation {generation}", lambda: f"{self.seen}\n{self.cluster.logs()}")
+        until(
+            holds,
+            f"{self.name} is {states}, generation {generation}",
+            lambda: f"{self.seen}\n{self.cluster.logs()}",
+        )
         return self.seen
 
     def answers(self) -> None:
         """Wait for another canary."""
         last = self.seen.answered or 0.0
-        until(lambda: (self.seen.answered or 0.0) > last, "it answers", lambda: f"{self.seen}\n{self.cluster.logs()}")
+        until(
+            lambda: (self.seen.answered or 0.0) > last,
+            "it answers",
+            lambda: f"{self.seen}\n{self.cluster.logs()}",
+        )
 
     def stop(self) -> None:
         """Want it no more."""
@@ -197,11 +247,13 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     made.end()
 
 
-# ---- from a start to a stop --------------------------------------------------------------------------------------------------
+# ---- from a start to a stop ----------------------------------------------------------------------
 
 
 def test_a_server_on_two_nodes(cluster: Cluster) -> None:
-    """Nothing runs before both agents are there; what engines print is in their nodes' logs; a stop leaves nothing."""
+    """Nothing runs before both agents are there; what engines print is in their nodes' logs; a stop
+    leaves nothing.
+    """
     cluster.start("gpu1")
     server = cluster.serve("chat", "gpu1", "gpu2", be=("child", "stubborn"))
     until(lambda: server.seen.doing == "waiting for the agent of gpu2", "it waits", cluster.logs)
@@ -210,8 +262,13 @@ def test_a_server_on_two_nodes(cluster: Cluster) -> None:
     cluster.start("gpu2")
     seen = server.is_("ready", generation=1)
     assert (seen.faults, seen.restarts_left) == ([], None)
-    assert "the engine of rank 1 runs" in (cluster.folder / "state" / "gpu2" / "chat" / "engine.log").read_text()
-    members = json.loads((cluster.folder / "state" / "gpu1" / "members.json").read_text())["members"]
+    assert (
+        "the engine of rank 1 runs"
+        in (cluster.folder / "state" / "gpu2" / "chat" / "engine.log").read_text()
+    )
+    members = json.loads((cluster.folder / "state" / "gpu1" / "members.json").read_text())[
+        "members"
+    ]
     assert set(members) == {"gpu1", "gpu2"}
 
     children = [int((server.folder / f"child{rank}").read_text()) for rank in (0, 1)]
@@ -225,7 +282,11 @@ def test_a_first_start_that_fails(cluster: Cluster) -> None:
     cluster.start("gpu1")
     server = cluster.serve("chat", "gpu1", be=("typo",))
     seen = server.is_("failed")
-    assert seen.doing == "it never answered: vLLM ended with exit code 1: ValueError: the model `m0del` does not exist"
+    assert (
+        seen.doing
+        == "it never answered: vLLM ended with exit code 1: ValueError: the model `m0del` does not"
+        " exist"
+    )
 
     server = cluster.serve("chat", "gpu1")
     server.be(no=("typo",))
@@ -243,11 +304,13 @@ def test_a_server_that_is_stopped_while_it_starts(cluster: Cluster) -> None:
     assert server.pids() == []
 
 
-# ---- faults ------------------------------------------------------------------------------------------------------------------
+# ---- faults --------------------------------------------------------------------------------------
 
 
 def test_a_killed_rank_names_its_node(cluster: Cluster) -> None:
-    """The other rank ends with it; everything starts anew, and nothing of the old engine is left."""
+    """The other rank ends with it; everything starts anew, and nothing of the old engine is
+    left.
+    """
     cluster.start("gpu1", "gpu2")
     server = cluster.serve("chat", "gpu1", "gpu2", be=("brittle", "child"))
     server.is_("ready", generation=1)
@@ -256,9 +319,16 @@ def test_a_killed_rank_names_its_node(cluster: Cluster) -> None:
     (fault,) = seen.faults
 
     assert (fault.node, fault.rank) == ("gpu2", "1")
-    assert fault.what == "vLLM's process on gpu2 was killed by SIGKILL (by hand, or for lack of memory)"
+    assert (
+        fault.what
+        == "vLLM's process on gpu2 was killed by SIGKILL (by hand, or for lack of memory)"
+    )
     assert list(fault.phases) == ["stopped", "whole", "started"]
-    children = [int(word) for rank in (0, 1) for word in (server.folder / f"child{rank}").read_text().split()]
+    children = [
+        int(word)
+        for rank in (0, 1)
+        for word in (server.folder / f"child{rank}").read_text().split()
+    ]
     assert [lives(pid) for pid in children] == [False, True, False, True]
 
 
@@ -270,11 +340,16 @@ def test_an_engine_of_one_process_comes_back(cluster: Cluster) -> None:
     server.hit()
     (fault,) = server.is_("ready", generation=2).faults
 
-    assert (fault.what, fault.node) == ("vLLM was killed by SIGKILL (by hand, or for lack of memory)", "")
+    assert (fault.what, fault.node) == (
+        "vLLM was killed by SIGKILL (by hand, or for lack of memory)",
+        "",
+    )
 
 
 def test_a_frozen_engine(cluster: Cluster) -> None:
-    """Thawed in time, nothing has happened to it; else it is ended, when nothing has moved for long."""
+    """Thawed in time, nothing has happened to it; else it is ended, when nothing has moved for
+    long.
+    """
     cluster.start("gpu1", "gpu2")
     server = cluster.serve("chat", "gpu1", "gpu2", policy=dataclasses.replace(QUICK, stuck=2.5))
     server.is_("ready", generation=1)
@@ -322,7 +397,7 @@ def test_an_engine_that_says_that_it_is_dead(cluster: Cluster) -> None:
     assert seen.faults[0].what == "the engine says that it is dead"
 
 
-# ---- agents and connections --------------------------------------------------------------------------------------------------
+# ---- agents and connections ----------------------------------------------------------------------
 
 
 class Wire:
@@ -377,7 +452,9 @@ class Wire:
 
 
 def test_a_connection_that_is_cut_ends_nothing(cluster: Cluster) -> None:
-    """The engine works on meanwhile; what is here and what is wanted are compared when the agent is back."""
+    """The engine works on meanwhile; what is here and what is wanted are compared when the agent is
+    back.
+    """
     cluster.start("gpu1")
     with Wire(cluster.port) as between:
         cluster.ports["gpu2"] = between.port
@@ -409,24 +486,41 @@ def test_an_agent_that_is_frozen_for_a_moment_ends_nothing(cluster: Cluster) -> 
     cluster.agents["gpu2"].send_signal(signal.SIGCONT)
     server.answers()
 
-    assert (server.seen.state, server.seen.generation, server.seen.faults, server.pids()) == ("ready", 1, [], pids)
+    assert (server.seen.state, server.seen.generation, server.seen.faults, server.pids()) == (
+        "ready",
+        1,
+        [],
+        pids,
+    )
 
 
 def test_a_container_that_ends(cluster: Cluster) -> None:
-    """Its rank is gone with it, and no completion comes back: it is waited for, and everything starts when it is back."""
+    """Its rank is gone with it, and no completion comes back: it is waited for, and everything
+    starts when it is back.
+    """
     cluster.start("gpu1", "gpu2")
     server = cluster.serve("chat", "gpu1", "gpu2", be=("bound",))
     server.is_("ready", generation=1)
     cluster.kill("gpu2")
-    until(lambda: server.seen.doing == "waiting for the agent of gpu2", "it is waited for", cluster.logs)
-    assert (server.pids(), server.seen.faults[0].what, server.seen.faults[0].node) == ([], "gpu2 is gone", "gpu2")
+    until(
+        lambda: server.seen.doing == "waiting for the agent of gpu2",
+        "it is waited for",
+        cluster.logs,
+    )
+    assert (server.pids(), server.seen.faults[0].what, server.seen.faults[0].node) == (
+        [],
+        "gpu2 is gone",
+        "gpu2",
+    )
     cluster.start("gpu2")
 
     server.is_("ready", generation=2)
 
 
 def test_a_container_that_is_back_at_once(cluster: Cluster) -> None:
-    """It must not join an engine that has lost it, which would wait for ever: all of them start anew."""
+    """It must not join an engine that has lost it, which would wait for ever: all of them start
+    anew.
+    """
     cluster.start("gpu1", "gpu2")
     server = cluster.serve("chat", "gpu1", "gpu2", be=("bound",))
     server.is_("ready", generation=1)
@@ -439,7 +533,9 @@ def test_a_container_that_is_back_at_once(cluster: Cluster) -> None:
 
 
 def test_a_head_that_ends_and_starts_again(cluster: Cluster) -> None:
-    """Its own engine ended with it, and comes back as one fault; one on other nodes has gone on, and nothing happened to it."""
+    """Its own engine ended with it, and comes back as one fault; one on other nodes has gone on,
+    and nothing happened to it.
+    """
     cluster.start("gpu1", "gpu2")
     chat, embed = cluster.serve("chat", "gpu1", "gpu2"), cluster.serve("embed", "gpu2")
     chat.is_("ready", generation=1)
@@ -496,11 +592,20 @@ def test_strangers_on_the_port_change_nothing(cluster: Cluster) -> None:
     silent = [socket.create_connection(("127.0.0.1", cluster.port), 5) for _ in range(70)]
     proof = wire.proof("", "member", "gpu2", "b", "c", "n")
     for said in (
-        b"\x00\xff\n", b"{}\n", b"[1]\n", b"[" * 60_000 + b"\n", b"x" * (10 << 20) + b"\n", b'{"node": 1, "proof": 1}\n',
-        b'{"node": {}, "proof": "\xc3\xa9", "boot": []}\n', b'{"node": ' + b"9" * 5000 + b"}\n", b'{"node": "\\ud800"}\n',
-        json.dumps({"node": "gpu2", "boot": "b", "nonce": "n", "proof": proof}).encode() + b"\n", b'{"node": "half',
-        b'{"servers": {}}\n', b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-    ):  # fmt: skip
+        b"\x00\xff\n",
+        b"{}\n",
+        b"[1]\n",
+        b"[" * 60_000 + b"\n",
+        b"x" * (10 << 20) + b"\n",
+        b'{"node": 1, "proof": 1}\n',
+        b'{"node": {}, "proof": "\xc3\xa9", "boot": []}\n',
+        b'{"node": ' + b"9" * 5000 + b"}\n",
+        b'{"node": "\\ud800"}\n',
+        json.dumps({"node": "gpu2", "boot": "b", "nonce": "n", "proof": proof}).encode() + b"\n",
+        b'{"node": "half',
+        b'{"servers": {}}\n',
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    ):
         with socket.create_connection(("127.0.0.1", cluster.port), 5) as stranger:
             with contextlib.suppress(ConnectionError):
                 stranger.sendall(said)
@@ -512,12 +617,14 @@ def test_strangers_on_the_port_change_nothing(cluster: Cluster) -> None:
     server.answers()
 
     assert (server.seen.generation, server.seen.faults) == (1, [])
-    assert set(json.loads((cluster.folder / "state" / "gpu1" / "members.json").read_text())["members"]) == {"gpu1", "gpu2"}
+    assert set(
+        json.loads((cluster.folder / "state" / "gpu1" / "members.json").read_text())["members"]
+    ) == {"gpu1", "gpu2"}
     (cluster.folder / "secrets" / "gpu3" / "RAY_AUTH_TOKEN").write_text(SECRET)  # it is read again
     cluster.says("gpu1", "the agent of gpu3 is here")
 
 
-# ---- the first process of a container ----------------------------------------------------------------------------------------
+# ---- the first process of a container ------------------------------------------------------------
 
 
 def zombies(pid: int) -> list[str]:
@@ -548,7 +655,9 @@ def test_orphans_are_reaped_and_exit_codes_are_not_stolen(cluster: Cluster) -> N
 
 
 def test_the_signal_to_end_ends_everything(cluster: Cluster) -> None:
-    """Also engines that ignore it, and what they have started; what is wanted stays wanted, and no fault is made of it."""
+    """Also engines that ignore it, and what they have started; what is wanted stays wanted, and no
+    fault is made of it.
+    """
     cluster.start("gpu1", "gpu2")
     server = cluster.serve("chat", "gpu1", "gpu2", be=("stubborn", "child"))
     server.is_("ready")
@@ -579,9 +688,14 @@ def test_an_image_without_ray(cluster: Cluster) -> None:
 
 
 def test_ray_ends_beside_an_engine(cluster: Cluster) -> None:
-    """It is started again, and what does not need it goes on; what it left behind is ended first. It ends with the agent."""
+    """It is started again, and what does not need it goes on; what it left behind is ended first.
+
+    It ends with the agent.
+    """
     marks = cluster.folder / "rays"
-    cluster.start("gpu1", ray=("sh", "-c", f"setsid sleep 60 & echo $$ $! >> {marks}; wait; exit 1"))
+    cluster.start(
+        "gpu1", ray=("sh", "-c", f"setsid sleep 60 & echo $$ $! >> {marks}; wait; exit 1")
+    )
     server = cluster.serve("chat", "gpu1")
     server.is_("ready")
     pids = server.pids()
@@ -597,7 +711,9 @@ def test_ray_ends_beside_an_engine(cluster: Cluster) -> None:
 
 
 def test_ray_joins_a_head_that_is_another_one(cluster: Cluster) -> None:
-    """It would wait for the one that is gone, and then end with its container; the engine beside it does not notice."""
+    """It would wait for the one that is gone, and then end with its container; the engine beside it
+    does not notice.
+    """
     marks = {node: cluster.folder / f"rays-{node}" for node in ("gpu1", "gpu2")}
     for node, file in marks.items():
         cluster.start(node, ray=("sh", "-c", f"echo $$ >> {file}; exec sleep 60"))
@@ -606,11 +722,18 @@ def test_ray_joins_a_head_that_is_another_one(cluster: Cluster) -> None:
     server.answers()
     pids = server.pids()
     os.kill(int(marks["gpu1"].read_text()), signal.SIGKILL)
-    until(lambda: len(marks["gpu2"].read_text().split()) == 2, "it joins the new head", cluster.logs)
+    until(
+        lambda: len(marks["gpu2"].read_text().split()) == 2, "it joins the new head", cluster.logs
+    )
     server.answers()
     first, second = map(int, marks["gpu2"].read_text().split())
 
-    assert (lives(first), lives(second), server.pids(), server.seen.faults) == (False, True, pids, [])
+    assert (lives(first), lives(second), server.pids(), server.seen.faults) == (
+        False,
+        True,
+        pids,
+        [],
+    )
     assert cluster.log("gpu2").count("Ray's head was started anew; joining it") == 1
     for node in marks:
         cluster.agents[node].terminate()
@@ -619,7 +742,9 @@ def test_ray_joins_a_head_that_is_another_one(cluster: Cluster) -> None:
 
 
 def test_a_server_beside_ray_is_no_part_of_it(cluster: Cluster) -> None:
-    """Its GPUs are to be set aside in a Ray that does not answer: nodes that it takes whole do not wait for that."""
+    """Its GPUs are to be set aside in a Ray that does not answer: nodes that it takes whole do not
+    wait for that.
+    """
     cluster.start("gpu1")
     ray = Ray(dashboard=1, node_manager=1, gpus=1, reserve=True)
     server = cluster.serve("chat", "gpu1", ray=ray, addresses={"gpu1": "127.0.0.1"})

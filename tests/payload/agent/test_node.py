@@ -21,7 +21,13 @@ from tests.payload.agent.waits import lives, until
 
 ORDERS = {
     "chat": Order(
-        generation=3, phase=RUN, argv=("vllm", "serve"), env={"A": "b"}, api=("127.0.0.1", 8000), share=0.9, gpus=(1,)
+        generation=3,
+        phase=RUN,
+        argv=("vllm", "serve"),
+        env={"A": "b"},
+        api=("127.0.0.1", 8000),
+        share=0.9,
+        gpus=(1,),
     ),
     "embed": Order(generation=1, phase=KEEP, pids=(7, 8), busy=True),
 }
@@ -70,7 +76,9 @@ def test_what_is_nearly_an_order(chance: mutate.Chance) -> None:
 
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Node]:
-    """A node without engines, which ends with the test; the reasons to start its container anew are in `lost`."""
+    """A node without engines, which ends with the test; the reasons to start its container anew are
+    in `lost`.
+    """
     lost: list[str] = []
     made = Node(str(tmp_path), private_shm=False, lost=lost.append)
     made.why = lost  # type: ignore[attr-defined]
@@ -79,7 +87,9 @@ def here(tmp_path: Path) -> Iterator[Node]:
 
 
 def turn(here: Node, name: str, true: Any, **orders: Order) -> dict[str, Any]:
-    """Look at everything until something holds of a server's report; orders are given each time, as the head's agent does."""
+    """Look at everything until something holds of a server's report; orders are given each time, as
+    the head's agent does.
+    """
     found: dict[str, Any] = {}
 
     def holds() -> object:
@@ -93,11 +103,13 @@ def turn(here: Node, name: str, true: Any, **orders: Order) -> dict[str, Any]:
     return found
 
 
-# ---- before a start ----------------------------------------------------------------------------------------------------------
+# ---- before a start ------------------------------------------------------------------------------
 
 
 def test_a_start_waits_for_memory(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says who holds it; memory is freed by and by, so what is free is looked at twice before it is believed."""
+    """It says who holds it; memory is freed by and by, so what is free is looked at twice before it
+    is believed.
+    """
     monkeypatch.setattr(node, "_LOOK", 0.0)
     says = ["held by x", "", "held by x", "", ""]
     monkeypatch.setattr(gpu, "held", lambda share, gpus: says.pop(0) if says else "")
@@ -109,7 +121,9 @@ def test_a_start_waits_for_memory(here: Node, monkeypatch: pytest.MonkeyPatch) -
     assert says == []
 
 
-def test_a_start_that_needs_no_memory_waits_for_none(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_needs_no_memory_waits_for_none(
+    here: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody asks a driver that may hang."""
     monkeypatch.setattr(gpu, "held", lambda *_: pytest.fail("asked"))
     here.orders = {"chat": Order(generation=4, phase=PREPARE, argv=SLEEP)}
@@ -132,7 +146,9 @@ def test_a_driver_that_hangs_stops_nothing(here: Node, monkeypatch: pytest.Monke
     assert asked == [1]
 
 
-def test_gpus_that_are_lost_start_the_container_anew(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_are_lost_start_the_container_anew(
+    here: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When nothing works here that this would hurt."""
     monkeypatch.setattr(node, "_LOOK", 0.0)
 
@@ -144,22 +160,30 @@ def test_gpus_that_are_lost_start_the_container_anew(here: Node, monkeypatch: py
     said = turn(here, "chat", lambda said: said.get("waits"), chat=order)
     until(lambda: here.turn() or here.why, "it is lost")  # type: ignore[attr-defined, func-returns-value]
 
-    assert said["waits"] == here.why[0] == "the GPUs are lost to this container: Failed to initialize NVML"  # type: ignore[attr-defined]
+    assert (
+        said["waits"]
+        == here.why[0]
+        == "the GPUs are lost to this container: Failed to initialize NVML"
+    )  # type: ignore[attr-defined]
 
 
-# ---- engines -----------------------------------------------------------------------------------------------------------------
+# ---- engines -------------------------------------------------------------------------------------
 
 
 @pytest.mark.processes
 def test_an_engine_is_started_once_and_kept(here: Node) -> None:
-    """Orders are a level: the same again changes nothing, and nothing starts what is only to be kept."""
+    """Orders are a level: the same again changes nothing, and nothing starts what is only to be
+    kept.
+    """
     here.orders = {"chat": Order(generation=1, phase=KEEP, argv=SLEEP)}
     here.turn()
     assert here.report() == {}
 
     run = Order(generation=1, phase=RUN, argv=SLEEP)
     pid = turn(here, "chat", lambda said: said.get("lines", {}).get("") == 1, chat=run)["pid"]
-    said = turn(here, "chat", lambda said: "work" in said, chat=Order(generation=1, phase=KEEP, argv=SLEEP))
+    said = turn(
+        here, "chat", lambda said: "work" in said, chat=Order(generation=1, phase=KEEP, argv=SLEEP)
+    )
     assert (said["pid"], said["state"], said["last"]) == (pid, "running", 1)
 
     os.kill(pid, 9)
@@ -177,12 +201,24 @@ def test_an_engine_is_started_once_and_kept(here: Node) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "then", [None, Order(generation=2, phase=PREPARE, argv=SLEEP), Order(generation=2, phase=KEEP, argv=SLEEP)]
+    "then",
+    [
+        None,
+        Order(generation=2, phase=PREPARE, argv=SLEEP),
+        Order(generation=2, phase=KEEP, argv=SLEEP),
+    ],
 )
 def test_an_engine_that_is_not_ordered_ends(here: Node, then: Order | None) -> None:
     """Nobody wants it, or another one is about to start."""
-    pid = turn(here, "chat", lambda said: "pid" in said, chat=Order(generation=1, phase=RUN, argv=SLEEP))["pid"]
-    turn(here, "chat", lambda said: not said or said["state"] == "idle", **({"chat": then} if then else {}))
+    pid = turn(
+        here, "chat", lambda said: "pid" in said, chat=Order(generation=1, phase=RUN, argv=SLEEP)
+    )["pid"]
+    turn(
+        here,
+        "chat",
+        lambda said: not said or said["state"] == "idle",
+        **({"chat": then} if then else {}),
+    )
 
     assert not lives(pid)
     assert list(here.report()) == (["chat"] if then else [])
@@ -201,24 +237,36 @@ def test_one_servers_end_is_not_anothers(here: Node) -> None:
 
 
 @pytest.mark.processes
-def test_shared_memory_is_swept_after_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_is_swept_after_an_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only where /dev/shm is the container's own."""
     swept: list[bool] = []
     for private in (False, True):
         monkeypatch.setattr(leftovers, "sweep", lambda private=private: swept.append(private))
         made = Node(str(tmp_path / str(private)), private_shm=private, lost=print)
-        turn(made, "chat", lambda said: "pid" in said, chat=Order(generation=1, phase=RUN, argv=SLEEP))
+        turn(
+            made,
+            "chat",
+            lambda said: "pid" in said,
+            chat=Order(generation=1, phase=RUN, argv=SLEEP),
+        )
         turn(made, "chat", lambda said: not said)
 
     assert swept == [True]
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("then", [None, Order(generation=2, phase=PREPARE, grace=0.2)], ids=["stopped", "again"])
+@pytest.mark.parametrize(
+    "then", [None, Order(generation=2, phase=PREPARE, grace=0.2)], ids=["stopped", "again"]
+)
 def test_ranks_of_ray_that_hang_are_ended(here: Node, then: Order | None) -> None:
-    """Their driver has gone, and Ray cannot reach them; a number that is somebody else's by now is left alone."""
+    """Their driver has gone, and Ray cannot reach them; a number that is somebody else's by now is
+    left alone.
+    """
     hang = (
-        "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); print(1, flush=True); time.sleep(60)"
+        "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); print(1,"
+        " flush=True); time.sleep(60)"
     )
     started = []
     for title in ("ray::RayWorkerProc", "python3"):
@@ -229,7 +277,9 @@ def test_ranks_of_ray_that_hang_are_ended(here: Node, then: Order | None) -> Non
         started.append(process)
     here.orders = {"chat": Order(generation=1, phase=PREPARE, grace=0.2)}
     here.turn()
-    here.orders = {"chat": Order(generation=1, phase=KEEP, pids=tuple(each.pid for each in started), grace=0.2)}
+    here.orders = {
+        "chat": Order(generation=1, phase=KEEP, pids=tuple(each.pid for each in started), grace=0.2)
+    }
     here.turn()
     orders = {"chat": then} if then else {}
     assert turn(here, "chat", lambda said: said.get("state") == "stopping", **orders)

@@ -14,11 +14,27 @@ from tests import fuzz
 from tests.hostile import mutate
 
 FULL = Observed(
-    name="chat", id="abcd1234", asked=1.0, model="m", state="ready", generation=3, ready_at=2.0, first_start=30.5,
-    answered=4.0, seconds=0.1, load=Load(running=8, waiting=892, tokens_per_s=310.0), container="c",
-    restarts=[1.0, 2.0], restarts_left=1, fault_count=2, ranks={"gpu1": ["TP0", "TP1"]},
-    faults=[Fault(at=1.0, what="x"), Fault(at=2.0, what="y", lost=3, phases={"stopped": 0.1}, ready_again_after=1.0)],
-)  # fmt: skip
+    name="chat",
+    id="abcd1234",
+    asked=1.0,
+    model="m",
+    state="ready",
+    generation=3,
+    ready_at=2.0,
+    first_start=30.5,
+    answered=4.0,
+    seconds=0.1,
+    load=Load(running=8, waiting=892, tokens_per_s=310.0),
+    container="c",
+    restarts=[1.0, 2.0],
+    restarts_left=1,
+    fault_count=2,
+    ranks={"gpu1": ["TP0", "TP1"]},
+    faults=[
+        Fault(at=1.0, what="x"),
+        Fault(at=2.0, what="y", lost=3, phases={"stopped": 0.1}, ready_again_after=1.0),
+    ],
+)
 
 
 def plain(seen: Observed) -> Any:
@@ -26,7 +42,9 @@ def plain(seen: Observed) -> Any:
     return json.loads(json.dumps(seen.as_json()))
 
 
-@pytest.mark.parametrize("seen", [FULL, Observed(name="chat", id="x", asked=0.0)], ids=["all", "little"])
+@pytest.mark.parametrize(
+    "seen", [FULL, Observed(name="chat", id="x", asked=0.0)], ids=["all", "little"]
+)
 def test_a_record_survives_its_file(seen: Observed) -> None:
     """What is written is what is read: an unknown count stays unknown, and is not 0."""
     assert observed.read(plain(seen)) == seen
@@ -42,12 +60,24 @@ def test_a_newer_record_with_more_in_it_is_read() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": 1}, {"state": "busy"}, {"state": None}, {"state": []}, {"written": "now"}, {"generation": True},
-        {"written": float("nan")}, {"asked": 10**30}, {"load": {"running": 1}}, {"load": 7}, {"doing": {}},
-        {"load": {"running": 1, "waiting": None}}, {"restarts": ["x"]}, {"faults": [7]}, {"faults": [{"at": 1.0}]},
+        {"version": 1},
+        {"state": "busy"},
+        {"state": None},
+        {"state": []},
+        {"written": "now"},
+        {"generation": True},
+        {"written": float("nan")},
+        {"asked": 10**30},
+        {"load": {"running": 1}},
+        {"load": 7},
+        {"doing": {}},
+        {"load": {"running": 1, "waiting": None}},
+        {"restarts": ["x"]},
+        {"faults": [7]},
+        {"faults": [{"at": 1.0}]},
         {"faults": [{"at": 1.0, "what": ["x"]}]},
     ],
-)  # fmt: skip
+)
 def test_what_is_refused(change: dict[str, Any]) -> None:
     """A record that cannot be shown as it is meant is not shown as something else."""
     with pytest.raises(ValueError, match=r"."):

@@ -18,7 +18,7 @@ from tests.payload.agent.waits import lives, until
 Start = Callable[..., Engine]
 
 
-# ---- whether processes work --------------------------------------------------------------------------------------------------
+# ---- whether processes work ----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -31,7 +31,9 @@ def titles(monkeypatch: pytest.MonkeyPatch) -> tuple[Clock, dict[int, str]]:
 
 
 def test_who_uses_a_core_works(titles: tuple[Clock, dict[int, str]]) -> None:
-    """One that only waits wakes up now and then, which took up to 5 % of a core of an idle engine."""
+    """One that only waits wakes up now and then, which took up to 5 % of a core of an idle
+    engine.
+    """
     clock, _ = titles
     work, used, counts = Work(), 0.0, []
     for share in (0.0, 0.05, 0.05, 0.95, 0.5, 0.0, 0.09):
@@ -80,7 +82,7 @@ def test_words_for_an_end() -> None:
     assert process._words(-99) == "was killed by signal 99"
 
 
-# ---- real processes ----------------------------------------------------------------------------------------------------------
+# ---- real processes ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -116,7 +118,9 @@ def over(engine: Engine) -> None:
 
 @pytest.mark.processes
 def test_what_an_engine_prints(start: Start) -> None:
-    """Is its log, which says where each one begins; lines are counted, but not those that our own questions cause."""
+    """Is its log, which says where each one begins; lines are counted, but not those that our own
+    questions cause.
+    """
     code = """if 1:
         import time
         print('(EngineCore_DP0 pid=1) eins')
@@ -139,7 +143,10 @@ def test_an_engine_that_ends(start: Start) -> None:
     engine = start("print('all is well')\nraise ValueError('the model does not exist')")
     over(engine)
 
-    assert (engine.ended, engine.cause) == ("ended with exit code 1", "ValueError: the model does not exist")
+    assert (engine.ended, engine.cause) == (
+        "ended with exit code 1",
+        "ValueError: the model does not exist",
+    )
     assert engine.evidence == "ValueError: the model does not exist"
     assert log(engine).endswith("vlaunch agent: the engine ended with exit code 1\n")
 
@@ -153,14 +160,20 @@ def test_what_looked_like_an_error_before_it_was_well(start: Start) -> None:
     os.kill(engine.pid or 0, signal.SIGKILL)
     over(engine)
 
-    assert (engine.ended, engine.cause) == ("was killed by SIGKILL (by hand, or for lack of memory)", "")
+    assert (engine.ended, engine.cause) == (
+        "was killed by SIGKILL (by hand, or for lack of memory)",
+        "",
+    )
     assert engine.evidence == "KeyError: 1"  # its last lines, for want of better
 
 
 @pytest.mark.processes
 def test_what_is_wrong_is_told_with_a_validation(start: Start) -> None:
     """pydantic says it on the line after the error's name, which the agent must not forget."""
-    said = "pydantic_core.ValidationError: 1 validation error for ModelConfig\\n  Value error, no such model [type=x]"
+    said = (
+        "pydantic_core.ValidationError: 1 validation error for ModelConfig\\n  Value error, no such"
+        " model [type=x]"
+    )
     engine = start(f"print('{said}'); raise SystemExit(1)")
     over(engine)
 
@@ -173,7 +186,11 @@ def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     engine = Engine("chat", str(tmp_path / "chat" / "engine.log"))
     engine.start(1, ("/no/vllm", "serve"), {})
 
-    assert (engine.state, engine.ended, engine.last) == (IDLE, "cannot be started: /no/vllm: No such file or directory", 1)
+    assert (engine.state, engine.ended, engine.last) == (
+        IDLE,
+        "cannot be started: /no/vllm: No such file or directory",
+        1,
+    )
     assert "cannot be started" in log(engine)
     engine.start(2, (sys.executable, "-c", ""), {})
     over(engine)
@@ -199,7 +216,9 @@ def children_of(engine: Engine) -> list[int]:
 
 @pytest.mark.processes
 def test_all_of_an_engine_ends(start: Start) -> None:
-    """Politely first; what ignores that, or has left the session, is killed when its time is over."""
+    """Politely first; what ignores that, or has left the session, is killed when its time is
+    over.
+    """
     engine = start(LEAVES)
     left = children_of(engine)
     first = engine.pid or 0
@@ -228,7 +247,8 @@ def test_what_a_killed_engine_leaves_ends_too(start: Start) -> None:
 def test_an_engine_that_is_frozen_ends_politely(start: Start) -> None:
     """It is woken to hear that it should."""
     wakes = (
-        "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: (print('bye'), exit(0)))\nprint('here')\ntime.sleep(60)"
+        "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: (print('bye'),"
+        " exit(0)))\nprint('here')\ntime.sleep(60)"
     )
     engine = start(wakes)
     printed(engine, "here")
@@ -240,7 +260,9 @@ def test_an_engine_that_is_frozen_ends_politely(start: Start) -> None:
 
 
 @pytest.mark.processes
-def test_engines_of_other_agents_and_generations_are_left_alone(start: Start, tmp_path: Path) -> None:
+def test_engines_of_other_agents_and_generations_are_left_alone(
+    start: Start, tmp_path: Path
+) -> None:
     """Other servers run here, and other containers may show their processes."""
     sleep = "import time; print('here'); time.sleep(60)"
     one, other = start(sleep), Engine("embed", str(tmp_path / "embed" / "engine.log"))
@@ -263,7 +285,10 @@ def test_the_log_does_not_grow_without_end(start: Start, monkeypatch: pytest.Mon
     until(lambda: Path(engine.log).stat().st_size < 75_000, "it is short")
 
     assert Path(f"{engine.log}.1").stat().st_size < 75_000
-    assert sorted(each.name for each in Path(engine.log).parent.iterdir()) == ["engine.log", "engine.log.1"]
+    assert sorted(each.name for each in Path(engine.log).parent.iterdir()) == [
+        "engine.log",
+        "engine.log.1",
+    ]
 
 
 @pytest.mark.processes

@@ -1,4 +1,6 @@
-"""What is made of Ray's tables: rows as recorded (`fixtures/ray`), with addresses where a test can listen."""
+"""What is made of Ray's tables: rows as recorded (`fixtures/ray`), with addresses where a test can
+listen.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +21,46 @@ FIXTURES = Path(__file__).parents[2] / "fixtures"
 NODES = json.loads((FIXTURES / "ray" / "ray_list_nodes_one_dead.json").read_text())
 ACTORS = json.loads((FIXTURES / "ray" / "ray_list_actors_pp2.json").read_text())
 GROUPS = json.loads((FIXTURES / "vllm" / "placement_groups_pp2.json").read_text())
-ENDED = {"actor_died_error_context": {"error_message": "The actor is dead because its owner has died."}}
-SHOT = {"actor_died_error_context": {"error_message": "The actor is dead because it was killed by `ray.kill`."}}
-KILLED = {"actor_died_error_context": {"error_message": "Worker died: connection error code 2. End of file."}}
+ENDED = {
+    "actor_died_error_context": {"error_message": "The actor is dead because its owner has died."}
+}
+SHOT = {
+    "actor_died_error_context": {
+        "error_message": "The actor is dead because it was killed by `ray.kill`."
+    }
+}
+KILLED = {
+    "actor_died_error_context": {
+        "error_message": "Worker died: connection error code 2. End of file."
+    }
+}
 pytestmark = pytest.mark.usefixtures("folders")
 
 
 def node(number: int, state: str = "ALIVE", id: str = "") -> dict[str, Any]:
     """Return a recorded row of a node, on an address of this machine."""
     ip = f"127.0.0.{number}"
-    return {**NODES[0], "node_id": id or f"id{number}", "node_ip": ip, "node_name": ip, "state": state}
+    return {
+        **NODES[0],
+        "node_id": id or f"id{number}",
+        "node_ip": ip,
+        "node_name": ip,
+        "state": state,
+    }
 
 
 def actor(number: int, state: str = "ALIVE", **more: Any) -> dict[str, Any]:
     """Return a recorded row of the actor that is a pipeline stage, on its node."""
     row: dict[str, Any] = next(each for each in ACTORS if each["name"].endswith(f"_PP{number}"))
-    return {**row, "actor_id": f"a{number}", "state": state, "job_id": "05000000", "node_id": f"id{number + 1}",
-            "placement_group_id": "g", **more}  # fmt: skip
+    return {
+        **row,
+        "actor_id": f"a{number}",
+        "state": state,
+        "job_id": "05000000",
+        "node_id": f"id{number + 1}",
+        "placement_group_id": "g",
+        **more,
+    }
 
 
 def group(state: str = "CREATED") -> dict[str, Any]:
@@ -47,9 +72,15 @@ def group(state: str = "CREATED") -> dict[str, Any]:
 def view(server: Server) -> RayView:
     """Look at a server of two ranks, whose nodes' port is the dashboard's own."""
     server.tables |= {
-        "/api/v0/nodes": [node(1), node(2)], "/api/v0/actors": [actor(0), actor(1)], "/api/v0/placement_groups": [],
-    }  # fmt: skip
-    return RayView(Ray(dashboard=server.port, node_manager=server.port, gpus=2), 1, {"gpu1": "127.0.0.1", "gpu2": "127.0.0.2"})
+        "/api/v0/nodes": [node(1), node(2)],
+        "/api/v0/actors": [actor(0), actor(1)],
+        "/api/v0/placement_groups": [],
+    }
+    return RayView(
+        Ray(dashboard=server.port, node_manager=server.port, gpus=2),
+        1,
+        {"gpu1": "127.0.0.1", "gpu2": "127.0.0.2"},
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -67,9 +98,17 @@ def rank(number: int) -> Rank:
 def test_the_recorded_tables_are_what_this_reads() -> None:
     """Fields that are read are there, by these names."""
     assert {"node_id", "node_ip", "state", "resources_total"} <= set(NODES[0])
-    assert {"actor_id", "name", "class_name", "state", "job_id", "node_id", "pid", "placement_group_id", "death_cause"} <= set(
-        ACTORS[0]
-    )
+    assert {
+        "actor_id",
+        "name",
+        "class_name",
+        "state",
+        "job_id",
+        "node_id",
+        "pid",
+        "placement_group_id",
+        "death_cause",
+    } <= set(ACTORS[0])
     assert {"state", "bundles"} <= set(GROUPS[0])
     assert {ray_view._rank_name(each) for each in ACTORS} <= {"PP0", "PP1", "an engine", ""}
     assert "PP1" in {ray_view._rank_name(each) for each in ACTORS}
@@ -93,23 +132,35 @@ def test_a_spare_node_is_not_waited_for(server: Server) -> None:
     """An engine that fits on the others starts without it."""
     addresses = {"gpu1": "127.0.0.1", "gpu2": "127.0.0.2"}
     view = RayView(Ray(dashboard=server.port, node_manager=1, gpus=1), 1, addresses)
-    server.tables |= {"/api/v0/nodes": [node(1)], "/api/v0/actors": [], "/api/v0/placement_groups": []}
+    server.tables |= {
+        "/api/v0/nodes": [node(1)],
+        "/api/v0/actors": [],
+        "/api/v0/placement_groups": [],
+    }
 
     assert view.lacking(1) == ""
 
 
 def test_gpus_that_others_hold_are_waited_for(server: Server, view: RayView) -> None:
-    """vLLM would wait for its placement group without a word; actors without a group hold some too."""
+    """vLLM would wait for its placement group without a word; actors without a group hold some
+    too.
+    """
     server.tables["/api/v0/placement_groups"] = [group(), group("REMOVED"), group("PENDING")]
     assert view.lacking(1) == "waiting until 2 GPUs are free in Ray; 0 are"
 
     server.tables["/api/v0/placement_groups"] = [group("REMOVED")]
-    server.tables["/api/v0/actors"] = [actor(0, placement_group_id=None, required_resources={"GPU": 1.0})]
+    server.tables["/api/v0/actors"] = [
+        actor(0, placement_group_id=None, required_resources={"GPU": 1.0})
+    ]
     assert view.lacking(1) == "waiting until 2 GPUs are free in Ray; 1 are"
 
 
-def test_a_node_whose_port_is_closed_is_not_there(server: Server, view: RayView, open_ports: dict[str, bool]) -> None:
-    """Ray notices some seconds late that a container has died, and may list it when its port is open again, of another node."""
+def test_a_node_whose_port_is_closed_is_not_there(
+    server: Server, view: RayView, open_ports: dict[str, bool]
+) -> None:
+    """Ray notices some seconds late that a container has died, and may list it when its port is
+    open again, of another node.
+    """
     open_ports["127.0.0.2"] = True
     assert view.lacking(1) == "waiting until Ray has noticed which nodes are dead"
 
@@ -146,7 +197,9 @@ def test_a_dashboard_that_does_not_answer(server: Server, view: RayView) -> None
 
 
 def test_how_long_a_dashboard_is_waited_for(view: RayView, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy head answers late, perhaps for ever: if the cluster is whole is worth waiting for, and who died first less."""
+    """A busy head answers late, perhaps for ever: if the cluster is whole is worth waiting for, and
+    who died first less.
+    """
     given: list[float] = []
     ask = ray_view.api.ray
 
@@ -168,17 +221,27 @@ def driver(job: str, pid: int) -> dict[str, Any]:
 
 
 def test_ranks_are_those_of_the_servers_own_driver(server: Server, view: RayView) -> None:
-    """A batch job has such actors too: the process that is Ray's driver is in the engine's session; the other is none."""
-    server.tables["/api/v0/actors"] += [actor(1, actor_id="b", job_id="06000000"), actor(0, "DEAD", actor_id="old")]
+    """A batch job has such actors too: the process that is Ray's driver is in the engine's session;
+    the other is none.
+    """
+    server.tables["/api/v0/actors"] += [
+        actor(1, actor_id="b", job_id="06000000"),
+        actor(0, "DEAD", actor_id="old"),
+    ]
     server.answers["/api/jobs/"] = [driver("05000000", os.getpid()), driver("06000000", 2**22 + 1)]
     found = view.ranks(os.getsid(0))
 
-    assert [(each.actor, each.name, each.node) for each in found] == [("a0", "PP0", "gpu1"), ("a1", "PP1", "gpu2")]
+    assert [(each.actor, each.name, each.node) for each in found] == [
+        ("a0", "PP0", "gpu1"),
+        ("a1", "PP1", "gpu2"),
+    ]
     assert found[0].pid == actor(0)["pid"]
 
 
 def test_ranks_of_whom_nobody_knows(server: Server, view: RayView) -> None:
-    """Where Ray does not say which driver is ours: all of one driver's are, and of several nobody's."""
+    """Where Ray does not say which driver is ours: all of one driver's are, and of several
+    nobody's.
+    """
     assert [each.actor for each in view.ranks(1)] == ["a0", "a1"]
     server.tables["/api/v0/actors"] += [actor(1, actor_id="b", job_id="06000000")]
     assert view.ranks(1) == []
@@ -187,9 +250,13 @@ def test_ranks_of_whom_nobody_knows(server: Server, view: RayView) -> None:
 def test_names_of_ranks() -> None:
     """As vLLM names its actors; an engine of data parallelism has no such name."""
     names = {
-        "vllm_Worker_17_PP1": "PP1", "vllm_Worker_17_TP1_PP0": "TP1 PP0", "vllm_Worker_17_dp1_TP0": "DP1 TP0",
-        "vllm_Worker_17": "the only rank", "MapWorker": "", "": "",
-    }  # fmt: skip
+        "vllm_Worker_17_PP1": "PP1",
+        "vllm_Worker_17_TP1_PP0": "TP1 PP0",
+        "vllm_Worker_17_dp1_TP0": "DP1 TP0",
+        "vllm_Worker_17": "the only rank",
+        "MapWorker": "",
+        "": "",
+    }
 
     assert {name: ray_view._rank_name({"name": name}) for name in names} == names
     assert ray_view._rank_name({"name": "", "class_name": "DPMoEEngineCoreActor"}) == "an engine"
@@ -197,20 +264,31 @@ def test_names_of_ranks() -> None:
 
 def test_the_dead_rank_is_named(server: Server, view: RayView) -> None:
     """With its node and Ray's own words; that the others were ended with it is no cause."""
-    server.tables["/api/v0/actors"] = [actor(0, "DEAD", death_cause=ENDED), actor(1, "DEAD", death_cause=KILLED)]
+    server.tables["/api/v0/actors"] = [
+        actor(0, "DEAD", death_cause=ENDED),
+        actor(1, "DEAD", death_cause=KILLED),
+    ]
 
-    assert view.culprit([rank(0), rank(1)], "") == Culprit("gpu2", "PP1", KILLED["actor_died_error_context"]["error_message"])
+    assert view.culprit([rank(0), rank(1)], "") == Culprit(
+        "gpu2", "PP1", KILLED["actor_died_error_context"]["error_message"]
+    )
 
 
 def test_a_rank_whose_node_has_gone(server: Server, view: RayView) -> None:
-    """Ray has noticed, or only its port is closed: not the rank that the engine itself ended is to blame."""
+    """Ray has noticed, or only its port is closed: not the rank that the engine itself ended is to
+    blame.
+    """
     server.tables["/api/v0/actors"] = [actor(0, "DEAD", death_cause=SHOT), actor(1)]
     server.tables["/api/v0/nodes"] = [node(1), node(2, "DEAD")]
 
-    assert view.culprit([rank(0), rank(1)], "") == Culprit("gpu2", "PP1", "its node is gone from Ray")
+    assert view.culprit([rank(0), rank(1)], "") == Culprit(
+        "gpu2", "PP1", "its node is gone from Ray"
+    )
 
 
-def test_a_rank_whose_port_is_closed(server: Server, view: RayView, open_ports: dict[str, bool]) -> None:
+def test_a_rank_whose_port_is_closed(
+    server: Server, view: RayView, open_ports: dict[str, bool]
+) -> None:
     """The engine is quicker than Ray."""
     server.tables["/api/v0/actors"] = [actor(0, "DEAD", death_cause=SHOT), actor(1)]
     open_ports["127.0.0.2"] = True
@@ -222,7 +300,9 @@ def test_a_rank_whose_port_is_closed(server: Server, view: RayView, open_ports: 
 
 
 def test_a_rank_that_only_the_log_names(server: Server, view: RayView) -> None:
-    """Its container is back already, and Ray has not missed it: vLLM has, and has ended the other rank."""
+    """Its container is back already, and Ray has not missed it: vLLM has, and has ended the other
+    rank.
+    """
     server.tables["/api/v0/actors"] = [actor(0, "DEAD", death_cause=SHOT), actor(1)]
     log = (FIXTURES / "vllm" / "fail_rank_killed.log").read_text()
     (said,) = [line for line in log.splitlines() if "died unexpectedly" in line]
@@ -233,14 +313,19 @@ def test_a_rank_that_only_the_log_names(server: Server, view: RayView) -> None:
 
 def test_an_engine_that_ends_its_ranks_blames_none(server: Server, view: RayView) -> None:
     """All nodes are there: what the log says is the evidence."""
-    server.tables["/api/v0/actors"] = [actor(number, "DEAD", death_cause=ENDED) for number in (0, 1)]
+    server.tables["/api/v0/actors"] = [
+        actor(number, "DEAD", death_cause=ENDED) for number in (0, 1)
+    ]
 
     assert view.culprit([rank(0), rank(1)], "RuntimeError: out of luck") is None
 
 
 def test_many_dead_ranks_are_one_question(server: Server, view: RayView) -> None:
     """A dashboard that is slow would be asked for minutes."""
-    dead = [actor(1, "DEAD", actor_id=f"a{at}", death_cause=KILLED if at == 40 else ENDED) for at in range(64)]
+    dead = [
+        actor(1, "DEAD", actor_id=f"a{at}", death_cause=KILLED if at == 40 else ENDED)
+        for at in range(64)
+    ]
     server.tables["/api/v0/actors"] = dead
     server.asked.clear()
     found = view.culprit([Rank(f"a{at}", f"PP{at}", "gpu2", 7) for at in range(64)], "")
@@ -252,10 +337,14 @@ def test_many_dead_ranks_are_one_question(server: Server, view: RayView) -> None
 @pytest.mark.parametrize(
     ("cause", "words"),
     [
-        (None, ""), ("text", "text"), ({"x": {"error_message": " a\n b "}}, "a b"), ({"x": {"reason": "r"}}, "r"),
-        ({"x": {"formatted_exception_string": "f"}}, "f"), ({"x": 1}, '{"x": 1}'),
+        (None, ""),
+        ("text", "text"),
+        ({"x": {"error_message": " a\n b "}}, "a b"),
+        ({"x": {"reason": "r"}}, "r"),
+        ({"x": {"formatted_exception_string": "f"}}, "f"),
+        ({"x": 1}, '{"x": 1}'),
     ],
-)  # fmt: skip
+)
 def test_what_ray_says_of_a_death(cause: Any, words: str) -> None:
     """From whichever of its forms."""
     assert ray_view._words(cause) == words

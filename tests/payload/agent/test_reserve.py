@@ -24,7 +24,9 @@ class Ray:
         self.total = 8.0
         self.removed: list[str] = []
 
-    def group(self, bundles: list[dict[str, float]], strategy: str, name: str, lifetime: str) -> Any:
+    def group(
+        self, bundles: list[dict[str, float]], strategy: str, name: str, lifetime: str
+    ) -> Any:
         """Make a placement group."""
         assert (strategy, lifetime) == ("SPREAD", "detached")
         if self.fits:
@@ -61,19 +63,24 @@ class Ray:
 def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
     """Put a stand-in where Ray's module would be."""
     made = Ray()
-    nodes = [{"NodeManagerAddress": ip, "Alive": True, "Resources": {"GPU": 8.0}} for ip in made.given]
+    nodes = [
+        {"NodeManagerAddress": ip, "Alive": True, "Resources": {"GPU": 8.0}} for ip in made.given
+    ]
     top: Any = ModuleType("ray")
     top.__dict__.update(
-        init=lambda **_: None, remote=made.remote, nodes=lambda: nodes, get=lambda value, timeout: value,
+        init=lambda **_: None,
+        remote=made.remote,
+        nodes=lambda: nodes,
+        get=lambda value, timeout: value,
         exceptions=SimpleNamespace(RayError=ConnectionError),
-    )  # fmt: skip
+    )
     util: Any = ModuleType("ray.util")
     util.get_placement_group = made.find
     groups: Any = ModuleType("ray.util.placement_group")
     groups.__dict__.update(placement_group=made.group, remove_placement_group=made.remove)
     strategies: Any = ModuleType("ray.util.scheduling_strategies")
-    strategies.PlacementGroupSchedulingStrategy = lambda group, placement_group_bundle_index: SimpleNamespace(
-        group=group, index=placement_group_bundle_index
+    strategies.PlacementGroupSchedulingStrategy = lambda group, placement_group_bundle_index: (
+        SimpleNamespace(group=group, index=placement_group_bundle_index)
     )
     for module in (top, util, groups, strategies):
         monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -93,11 +100,16 @@ def run(ray: Ray, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
 
 def test_gpus_are_taken_on_each_node(ray: Ray, run: Any) -> None:
-    """Of a part of a node Ray says which they are; of one that is taken whole nobody needs to ask."""
+    """Of a part of a node Ray says which they are; of one that is taken whole nobody needs to
+    ask.
+    """
     assert run("take", "chat", "10.0.0.1=8", "10.0.0.2=2") == (0, {"gpus": {"10.0.0.2": [4, 5]}})
     assert ray.groups == {
-        "vlaunch-chat": [{"GPU": 8.0, "node:10.0.0.1": 0.001}, {"GPU": 2.0, "node:10.0.0.2": 0.001}],
-    }  # fmt: skip
+        "vlaunch-chat": [
+            {"GPU": 8.0, "node:10.0.0.1": 0.001},
+            {"GPU": 2.0, "node:10.0.0.2": 0.001},
+        ],
+    }
 
 
 def test_what_was_taken_before_is_given_back_first(ray: Ray, run: Any) -> None:

@@ -33,7 +33,9 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     assert [each.name for each in (tmp_path / "chat").iterdir()] == ["observed.json"]
 
 
-def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_written_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A full disk is said, and leaves no half of a file."""
     file = state.path("chat", state.OBSERVED, str(tmp_path))
     state.write(file, {"a": 1})
@@ -59,7 +61,9 @@ def test_what_is_no_json_is_absent(tmp_path: Path, text: str | None) -> None:
 
 
 def test_what_is_wanted_and_how_it_is(tmp_path: Path) -> None:
-    """A desired file of another version is an error, for somebody wrote it; such a record of ours is none."""
+    """A desired file of another version is an error, for somebody wrote it; such a record of ours
+    is none.
+    """
     server, seen = wanted.mp("gpu1"), Observed(name="chat", id="abcd1234", asked=1.0)
     folder = str(tmp_path)
     assert (state.wanted("chat", folder), state.seen("chat", folder)) == (None, None)
@@ -99,7 +103,9 @@ def test_a_history_that_is_spoiled_is_begun_again(tmp_path: Path, said: str) -> 
 
 
 def test_the_id_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Docker shows it with the host's network, on a disk of its own whose path has such a number too."""
+    """As Docker shows it with the host's network, on a disk of its own whose path has such a number
+    too.
+    """
     volume, own = f"/var/lib/docker/volumes/{'0' * 64}/_data", f"containers/{'a' * 64}"
     lines = [
         "267 35 0:65 / / rw,relatime - overlay overlay rw",

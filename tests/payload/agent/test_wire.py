@@ -42,7 +42,11 @@ def test_what_is_said_arrives(pair: Pair) -> None:
     assert json.loads(far.recv(4096)) == {"orders": {"x": 1}, "node": "ß"}
 
 
-@pytest.mark.parametrize("said", [b"x" * (1 << 18) + b"x", b'{"a": 1}\n' + b"x" * (1 << 18) + b"x\n"], ids=["half", "whole"])
+@pytest.mark.parametrize(
+    "said",
+    [b"x" * (1 << 18) + b"x", b'{"a": 1}\n' + b"x" * (1 << 18) + b"x\n"],
+    ids=["half", "whole"],
+)
 def test_a_line_without_end_is_not_kept(pair: Pair, said: bytes) -> None:
     """A stranger must not fill the memory."""
     peer, far = pair
@@ -103,10 +107,23 @@ def test_what_waited_is_said_when_the_other_side_reads(pair: Pair) -> None:
 
 @pytest.mark.parametrize(
     "said",
-    ['{"id": "\\ud800"}', '{"\\ud800": "x"}', "[]", '"x"', "1", "null", "", "{", '{"a": ' * 20_000, f'{{"a": {"9" * 5000}}}'],
+    [
+        '{"id": "\\ud800"}',
+        '{"\\ud800": "x"}',
+        "[]",
+        '"x"',
+        "1",
+        "null",
+        "",
+        "{",
+        '{"a": ' * 20_000,
+        f'{{"a": {"9" * 5000}}}',
+    ],
 )
 def test_what_is_no_message(said: str) -> None:
-    """Is refused in one place, before anybody acts on it: also halves of letters, which can be neither hashed nor shown."""
+    """Is refused in one place, before anybody acts on it: also halves of letters, which can be
+    neither hashed nor shown.
+    """
     with pytest.raises(wire.Lost):
         wire._message(said.encode())
 
@@ -119,15 +136,22 @@ def test_what_is_one() -> None:
 
 
 def test_only_who_has_the_key_can_prove_it() -> None:
-    """About these words and in this role; without a key nobody is believed, for whoever leads can start programs."""
+    """About these words and in this role; without a key nobody is believed, for whoever leads can
+    start programs.
+    """
     good = wire.proof("key", "member", "n1", "challenge")
 
     assert wire.proven(good, "key", "member", "n1", "challenge")
     for said, key, words in (
-        (good, "other", ("member", "n1", "challenge")), (good, "key", ("lead", "n1", "challenge")),
-        (good, "key", ("member", "n1", "other")), (None, "key", ("member",)), (7, "key", ("member",)),
-        ("", "", ("member", "n1")), (wire.proof("", "x"), "", ("x",)), ("é", "key", ("x",)),
-    ):  # fmt: skip
+        (good, "other", ("member", "n1", "challenge")),
+        (good, "key", ("lead", "n1", "challenge")),
+        (good, "key", ("member", "n1", "other")),
+        (None, "key", ("member",)),
+        (7, "key", ("member",)),
+        ("", "", ("member", "n1")),
+        (wire.proof("", "x"), "", ("x",)),
+        ("é", "key", ("x",)),
+    ):
         assert not wire.proven(said, key, *words)
 
 
@@ -149,7 +173,9 @@ def test_listening_where_there_is_no_such_address() -> None:
 
 
 def test_words_that_an_output_cannot_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An image may have set another encoding; nobody ends for a stranger's letters, or draws on the terminal."""
+    """An image may have set another encoding; nobody ends for a stranger's letters, or draws on the
+    terminal.
+    """
     to: Any = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(to, encoding="ascii"))
     wire.say("the agent of Knoten-ß\ud800\x1b[2J is here")

@@ -20,6 +20,9 @@ def until(true: Callable[[], object], what: str, more: Callable[[], object] = st
 def lives(pid: int) -> bool:
     """True unless a process is gone or waits to be reaped."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
+        return (
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+            not in "ZX"
+        )
     except OSError:
         return False

@@ -18,16 +18,28 @@ def process(node: str, *argv: str, **more: Any) -> Process:
 def mp(*nodes: str, **more: Any) -> Desired:
     """Return a server with one process on each node, one GPU each."""
     given: dict[str, Any] = {
-        "name": "chat", "id": "abcd1234", "model": "m", "backend": "mp", "processes": tuple(process(node) for node in nodes),
-        "host": "127.0.0.1", "port": 8000, "places": dict.fromkeys(nodes, 1), "asked": 1.0, "policy": POLICY,
-    }  # fmt: skip
+        "name": "chat",
+        "id": "abcd1234",
+        "model": "m",
+        "backend": "mp",
+        "processes": tuple(process(node) for node in nodes),
+        "host": "127.0.0.1",
+        "port": 8000,
+        "places": dict.fromkeys(nodes, 1),
+        "asked": 1.0,
+        "policy": POLICY,
+    }
     return Desired(**{**given, **more})
 
 
 def ray(*nodes: str, **more: Any) -> Desired:
-    """Return a server that is one process on the first node, whose ranks Ray runs on all of them."""
+    """Return a server that is one process on the first node, whose ranks Ray runs on all of
+    them.
+    """
     given: dict[str, Any] = {
-        "backend": "ray", "processes": (process(nodes[0]),), "ray": Ray(dashboard=1, node_manager=2, gpus=len(nodes)),
+        "backend": "ray",
+        "processes": (process(nodes[0]),),
+        "ray": Ray(dashboard=1, node_manager=2, gpus=len(nodes)),
         "addresses": {node: f"10.0.0.{number}" for number, node in enumerate(nodes, 1)},
-    }  # fmt: skip
+    }
     return mp(*nodes, **{**given, **more})

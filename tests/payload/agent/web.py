@@ -17,7 +17,9 @@ CHAT = {
 
 @dataclass
 class Replicas:
-    """Replicas behind one API: they count what they finished, and the one that is named answers, if names are `obeyed`."""
+    """Replicas behind one API: they count what they finished, and the one that is named answers, if
+    names are `obeyed`.
+    """
 
     finished: list[int] = field(default_factory=lambda: [7, 7])
     refusing: dict[int, tuple[int, str]] = field(default_factory=dict)
@@ -33,14 +35,20 @@ class Replicas:
         return CHAT
 
     def metrics(self) -> str:
-        """Print what vLLM prints: a counter for each replica and reason, and the capacity once for each."""
+        """Print what vLLM prints: a counter for each replica and reason, and the capacity once for
+        each.
+        """
         lines = [
-            f'vllm:request_success_total{{engine="{number}",finished_reason="{reason}",model_name="m"}} {count}'
+            f'vllm:request_success_total{{engine="{number}",finished_reason="{reason}",model_name="m"}}'
+            f" {count}"
             for number, finished in enumerate(self.finished)
             for reason, count in (("stop", "2.0"), ("length", f"{finished - 2}.0"))
         ]
         labels = 'kv_cache_max_concurrency="64.0",kv_cache_size_tokens="32768",num_gpu_blocks="512"'
-        capacity = [f'vllm:cache_config_info{{engine="{number}",{labels}}} 1.0' for number in range(len(self.finished))]
+        capacity = [
+            f'vllm:cache_config_info{{engine="{number}",{labels}}} 1.0'
+            for number in range(len(self.finished))
+        ]
         return "\n".join([*capacity, *(lines if self.counting else [])]) + "\n"
 
 
@@ -54,7 +62,8 @@ class Quiet(ThreadingHTTPServer):
 
 
 class Server:
-    """Answers by path: a value, or a function of the request's body; (status, value) for anything but 200.
+    """Answers by path: a value, or a function of the request's body; (status, value) for anything
+    but 200.
 
     `tables` are Ray's, filtered by the query as its dashboard does.
     """
@@ -71,12 +80,18 @@ class Server:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 asked = json.loads(body) if body else None
                 path, _, query = self.path.partition("?")
-                owner.asked.append((self.command, path, self.headers.get("Authorization") or "", asked))
+                owner.asked.append(
+                    (self.command, path, self.headers.get("Authorization") or "", asked)
+                )
                 rank = self.headers.get("X-data-parallel-rank")
-                status, said = owner.find(self.command, path, query, asked, None if rank is None else int(rank))
+                status, said = owner.find(
+                    self.command, path, query, asked, None if rank is None else int(rank)
+                )
                 self.send_response(status)
                 self.end_headers()
-                self.wfile.write(said.encode() if isinstance(said, str) else json.dumps(said).encode())
+                self.wfile.write(
+                    said.encode() if isinstance(said, str) else json.dumps(said).encode()
+                )
 
             do_GET = do_POST = _answer
 
@@ -85,15 +100,21 @@ class Server:
 
         self.http = Quiet(("127.0.0.1", 0), Handler)
         self.port = self.http.server_address[1]
-        self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread = threading.Thread(
+            target=self.http.serve_forever, kwargs={"poll_interval": 0.01}
+        )
 
-    def find(self, verb: str, path: str, query: str, asked: object, replica: int | None) -> tuple[int, Any]:
+    def find(
+        self, verb: str, path: str, query: str, asked: object, replica: int | None
+    ) -> tuple[int, Any]:
         """Find the answer to a request."""
         found = self.answers.get(path, (404, "no such path"))
         if path in self.tables:
             words = dict(each.partition("=")[::2] for each in query.split("&"))
             key, value = words.get("filter_keys"), words.get("filter_values")
-            found = rows(*(row for row in self.tables[path] if key is None or row.get(key) == value))
+            found = rows(
+                *(row for row in self.tables[path] if key is None or row.get(key) == value)
+            )
         elif self.replicas and verb == "POST":
             found = self.replicas.answer(replica)
         elif self.replicas and path == "/metrics":

@@ -9,5 +9,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave `fsync` out: here processes die and machines do not, so that what was written is there without it."""
+    """Leave `fsync` out: here processes die and machines do not, so that what was written is there
+    without it.
+    """
     monkeypatch.setattr(os, "fsync", lambda _: None)

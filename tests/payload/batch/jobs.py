@@ -1,4 +1,6 @@
-"""Jobs for the tests of what runs inside a batch job: small ones in a folder, by what differs from the plainest."""
+"""Jobs for the tests of what runs inside a batch job: small ones in a folder, by what differs from
+the plainest.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,31 @@ from launcher.payload.batch import rows, survey
 
 
 def job(folder: Path, *sources: Path | str, **changes: Any) -> jobs.Job:
-    """A job in `folder/work` that reads some files; `read`, `write`, … are merged into the plainest ones."""
+    """A job in `folder/work` that reads some files; `read`, `write`, … are merged into the plainest
+    ones.
+    """
     work = folder / "work"
     plain: dict[str, Any] = {
-        "version": 1, "name": "demo", "cluster": "lab", "mode": "engine", "work": str(work), "out": str(folder / "out"),
-        "meaning": {"model": "tiny"}, "digest": "d1", "model": "tiny",
-        "read": {"sources": [str(each) for each in sources], "format": "jsonl"}, "prompt": {"column": "text"},
-        "keep": {}, "write": {"format": "jsonl"},
-    }  # fmt: skip
+        "version": 1,
+        "name": "demo",
+        "cluster": "lab",
+        "mode": "engine",
+        "work": str(work),
+        "out": str(folder / "out"),
+        "meaning": {"model": "tiny"},
+        "digest": "d1",
+        "model": "tiny",
+        "read": {"sources": [str(each) for each in sources], "format": "jsonl"},
+        "prompt": {"column": "text"},
+        "keep": {},
+        "write": {"format": "jsonl"},
+    }
     for key, value in changes.items():
-        nested = isinstance(plain.get(key), dict) and isinstance(value, dict) and key not in ("keep", "meaning")
+        nested = (
+            isinstance(plain.get(key), dict)
+            and isinstance(value, dict)
+            and key not in ("keep", "meaning")
+        )
         plain[key] = {**plain[key], **value} if nested else value
     Path(plain["work"]).mkdir(exist_ok=True)
     return jobs.job(plain)
@@ -36,7 +53,9 @@ def read_all(asked: jobs.Job) -> list[dict[str, Any]]:
     found = []
     for split in manifest.splits:
         for row in rows.read_split(asked, manifest, split, [(split.first, split.last)]):
-            opened = {name: pickle.loads(row[name]) if row[name] else None for name in ("_data", "_keep")}
+            opened = {
+                name: pickle.loads(row[name]) if row[name] else None for name in ("_data", "_keep")
+            }
             found.append({**row, **opened})
     assert [row["_row"] for row in found] == list(range(manifest.rows))
     return found
@@ -44,10 +63,22 @@ def read_all(asked: jobs.Job) -> list[dict[str, Any]]:
 
 def answered(number: int, **columns: Any) -> dict[str, Any]:
     """A result row as a pipeline hands it over."""
-    made = {"answer": f"answer {number}", "finish_reason": "stop", "prompt_tokens": 3, "output_tokens": 2}
+    made = {
+        "answer": f"answer {number}",
+        "finish_reason": "stop",
+        "prompt_tokens": 3,
+        "output_tokens": 2,
+    }
     return {"_row": number, "_error": "", "_stage": "", "_raw": "", "_keep": b"", **made, **columns}
 
 
 def failed(number: int, reason: str = "too bad", **columns: Any) -> dict[str, Any]:
     """An error row as a pipeline hands it over."""
-    return {"_row": number, "_error": reason, "_stage": "inference", "_raw": "raw", "_keep": b"", **columns}
+    return {
+        "_row": number,
+        "_error": reason,
+        "_stage": "inference",
+        "_raw": "raw",
+        "_keep": b"",
+        **columns,
+    }

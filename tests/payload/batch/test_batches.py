@@ -1,4 +1,6 @@
-"""Batches of users' code: bad rows are found, answers taken apart, and errors that no row is at fault for told apart."""
+"""Batches of users' code: bad rows are found, answers taken apart, and errors that no row is at
+fault for told apart.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ def rows(count: int) -> list[dict[str, int]]:
 def test_a_good_batch_takes_one_call() -> None:
     """Nothing is tried twice."""
     seen: list[int] = []
-    assert batches.halved(rows(3), calling(set(), seen), []) == [{"twice": 0}, {"twice": 2}, {"twice": 4}]
+    assert batches.halved(rows(3), calling(set(), seen), []) == [
+        {"twice": 0},
+        {"twice": 2},
+        {"twice": 4},
+    ]
     assert seen == [3]
 
 
@@ -35,13 +41,16 @@ def test_only_the_rows_at_fault_become_errors() -> None:
     """Each with the last line of its own exception; their neighbours are answered, in order."""
     answers = batches.halved(rows(64), calling({5, 40}, []), [])
     assert {index: answer for index, answer in enumerate(answers) if isinstance(answer, str)} == {
-        5: "ValueError: cannot do [5]", 40: "ValueError: cannot do [40]",
-    }  # fmt: skip
+        5: "ValueError: cannot do [5]",
+        40: "ValueError: cannot do [40]",
+    }
     assert answers[41] == {"twice": 82}
 
 
 def test_finding_bad_rows_is_bounded() -> None:
-    """When every row is bad, a batch of n takes 2n - 1 calls and no more; one bad row of 64 takes thirteen."""
+    """When every row is bad, a batch of n takes 2n - 1 calls and no more; one bad row of 64 takes
+    thirteen.
+    """
     seen: list[int] = []
     batches.halved(rows(64), calling(set(range(64)), seen), [])
     assert len(seen) == 127
@@ -61,7 +70,9 @@ def test_code_that_returns_no_batch_is_not_blamed_on_rows() -> None:
 
 
 def test_a_batch_too_large_for_memory_is_halved_and_said_once() -> None:
-    """The rows are answered; the note names the setting. A row that alone does not fit is an error."""
+    """The rows are answered; the note names the setting. A row that alone does not fit is an
+    error.
+    """
 
     def call(part: Sequence[batches.Row]) -> list[batches.Answer]:
         if len(part) > 2 or any(row["n"] == 7 for row in part):
@@ -72,7 +83,11 @@ def test_a_batch_too_large_for_memory_is_halved_and_said_once() -> None:
     answers = batches.halved(rows(8), call, notes)
     assert notes == ["a batch of 8 rows did not fit into memory and was halved: lower `batch_size`"]
     assert answers[:7] == [{"n": index} for index in range(7)]
-    assert answers[7] == "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB (this row alone does not fit into memory)"
+    assert (
+        answers[7]
+        == "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB (this row alone does not fit"
+        " into memory)"
+    )
 
 
 def test_a_row_that_ends_the_interpreter_is_an_error_row() -> None:
@@ -111,7 +126,9 @@ def test_answers_are_taken_apart_row_by_row() -> None:
             return [1, 2]
 
     expected = [{"a": 1}, {"a": 2}]
-    assert [batches.answers(made, 2) for made in ({"a": [1, 2]}, {"a": Column()}, Table(), Frame())] == [expected] * 4
+    assert [
+        batches.answers(made, 2) for made in ({"a": [1, 2]}, {"a": Column()}, Table(), Frame())
+    ] == [expected] * 4
 
 
 @pytest.mark.parametrize(
@@ -137,7 +154,9 @@ def test_no_columns_at_all_is_no_batch() -> None:
 
 def test_rows_become_arrays_as_the_guides_show() -> None:
     """Numbers of one shape are stacked; the ragged, the mixed and the missing are objects."""
-    made = batches.columns([{"v": [1.0, 2.0], "s": "a", "r": [1], "m": 1}, {"v": [3.0, 4.0], "s": "b", "r": [1, 2]}])
+    made = batches.columns(
+        [{"v": [1.0, 2.0], "s": "a", "r": [1], "m": 1}, {"v": [3.0, 4.0], "s": "b", "r": [1, 2]}]
+    )
     assert made["v"].shape == (2, 2)
     assert made["s"].tolist() == ["a", "b"]
     assert made["r"].dtype == object

@@ -1,4 +1,6 @@
-"""When a job gives up on its replicas, what it says that it waits for, and which actors it counts."""
+"""When a job gives up on its replicas, what it says that it waits for, and which actors it
+counts.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,18 @@ from launcher.payload.batch import budget
 from launcher.payload.batch.budget import Budget, Seen
 
 
-def actor(state: str, restarts: int = 0, node: str = "a1", name: str = "MapWorker(MapBatches(Replica))") -> dict[str, Any]:
+def actor(
+    state: str, restarts: int = 0, node: str = "a1", name: str = "MapWorker(MapBatches(Replica))"
+) -> dict[str, Any]:
     address = {"NodeID": node}
-    return {"ActorClassName": name, "State": state, "NumRestarts": restarts, "Address": address, "Pid": 7, "DeathCause": None}
+    return {
+        "ActorClassName": name,
+        "State": state,
+        "NumRestarts": restarts,
+        "Address": address,
+        "Pid": 7,
+        "DeathCause": None,
+    }
 
 
 def budgeted(**changes: Any) -> Budget:
@@ -22,15 +33,20 @@ def budgeted(**changes: Any) -> Budget:
 
 
 def test_only_replicas_are_counted() -> None:
-    """Not the actors of a preprocess stage or of Ray Data itself; a place that is all f is no place."""
+    """Not the actors of a preprocess stage or of Ray Data itself; a place that is all f is no
+    place.
+    """
     found = budget.seen(
         {
-            "1": actor("ALIVE", restarts=1), "2": actor("PENDING_CREATION"), "3": actor("PENDING_CREATION", node="ffff"),
-            "4": actor("RESTARTING", restarts=3), "5": actor("ALIVE", name="MapWorker(MapBatches(Preprocess))"),
+            "1": actor("ALIVE", restarts=1),
+            "2": actor("PENDING_CREATION"),
+            "3": actor("PENDING_CREATION", node="ffff"),
+            "4": actor("RESTARTING", restarts=3),
+            "5": actor("ALIVE", name="MapWorker(MapBatches(Preprocess))"),
             "6": actor("DEAD", 2),
         },
         "Replica",
-    )  # fmt: skip
+    )
     assert (found.ready, found.placed, found.waiting, found.restarts) == (1, 1, 2, 6)
     assert found.processes == {"1": ("a1", 7)}
 
@@ -48,7 +64,9 @@ def test_restarts_without_a_finished_row_in_between_end_the_job() -> None:
 
 
 def test_silence_ends_the_job_once_a_replica_is_up() -> None:
-    """Counted from the last row, or from when the first replica was ready: loading does not count."""
+    """Counted from the last row, or from when the first replica was ready: loading does not
+    count.
+    """
     watched = budgeted()
     assert watched.look(1_000, 0, Seen(placed=1)) is None
     assert watched.look(1_010, 0, Seen(ready=1)) is None
@@ -100,15 +118,29 @@ def test_waiting_for_room_may_take_days() -> None:
 def test_a_waiting_job_says_what_it_lacks_and_who_holds_it() -> None:
     """Amounts that are free and in all, and the holders by name, each once."""
     text = budget.lacking(
-        {"GPU": 2.0, "CPU": 1.0}, 2, {"CPU": 6.0}, {"GPU": 2.0, "CPU": 8.0}, ["serve (2 GPU)", "serve (2 GPU)"]
+        {"GPU": 2.0, "CPU": 1.0},
+        2,
+        {"CPU": 6.0},
+        {"GPU": 2.0, "CPU": 8.0},
+        ["serve (2 GPU)", "serve (2 GPU)"],
     )
-    assert text == "waiting for 2 GPU and 1 CPU for each of 2 replicas; 0 of 2 GPU free, 6 of 8 CPU free; held by serve (2 GPU)"
+    assert (
+        text
+        == "waiting for 2 GPU and 1 CPU for each of 2 replicas; 0 of 2 GPU free, 6 of 8 CPU free;"
+        " held by serve (2 GPU)"
+    )
 
 
 def test_what_the_cluster_can_never_give_is_said() -> None:
     """No one holds it: it is not there."""
-    text = budget.lacking({"GPU": 4.0, "CPU": 0.0}, 1, {"GPU": 2.0}, {"GPU": 2.0}, ["serve (1 GPU)"])
-    assert text == "waiting for 4 GPU for one replica; 2 of 2 GPU free; the cluster has fewer GPU in all than one replica needs"
+    text = budget.lacking(
+        {"GPU": 4.0, "CPU": 0.0}, 1, {"GPU": 2.0}, {"GPU": 2.0}, ["serve (1 GPU)"]
+    )
+    assert (
+        text
+        == "waiting for 4 GPU for one replica; 2 of 2 GPU free; the cluster has fewer GPU in all"
+        " than one replica needs"
+    )
 
 
 class Told:
@@ -147,8 +179,10 @@ def test_states_are_said_once_when_they_change(watch: budget.Watch) -> None:
     watch.finished(3)
     watch.look(Seen(ready=2))
     assert watch.progress.states == [
-        ("loading", "0 of 1 replicas are ready"), ("running", "waiting for the first rows"), ("running", ""),
-    ]  # fmt: skip
+        ("loading", "0 of 1 replicas are ready"),
+        ("running", "waiting for the first rows"),
+        ("running", ""),
+    ]
     assert watch.progress.ready == (2, 2)
 
 
@@ -159,10 +193,15 @@ def test_a_job_of_which_one_replica_has_no_place_waits(monkeypatch: pytest.Monke
     watch.look(Seen(placed=1, waiting=1))
     watch.look(Seen(placed=2))
 
-    assert watch.progress.states == [("waiting", "waiting for 1 GPU"), ("loading", "0 of 2 replicas are ready")]
+    assert watch.progress.states == [
+        ("waiting", "waiting for 1 GPU"),
+        ("loading", "0 of 2 replicas are ready"),
+    ]
 
 
-def test_the_clock_goes_on_while_ray_says_nothing(watch: budget.Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_goes_on_while_ray_says_nothing(
+    watch: budget.Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A store that does not answer any more is no reason to wait for ever."""
 
     def actors() -> dict[str, Any]:
@@ -180,8 +219,12 @@ def test_the_clock_goes_on_while_ray_says_nothing(watch: budget.Watch, monkeypat
     assert watch.verdict.message.startswith("no row was finished")
 
 
-def test_a_question_that_ray_does_not_answer_is_not_waited_for(watch: budget.Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock goes on without news; the question is not asked a second time, and counts when it is answered after all."""
+def test_a_question_that_ray_does_not_answer_is_not_waited_for(
+    watch: budget.Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock goes on without news; the question is not asked a second time, and counts when it
+    is answered after all.
+    """
     answered, asked = threading.Event(), list[int]()
 
     def actors() -> dict[str, Any]:

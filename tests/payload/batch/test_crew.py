@@ -1,4 +1,6 @@
-"""Ranks as processes: where they start, how long they may take, whose failure it is, and that nothing of them is left."""
+"""Ranks as processes: where they start, how long they may take, whose failure it is, and that
+nothing of them is left.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,10 @@ class Remote:
         if not isinstance(self.what, type):
             return Method(self.ray, node, self.what.__name__).remote(*args)
         self.ray.started.append((node, self.asked["num_gpus"], args[1]))
-        return SimpleNamespace(**{name: Method(self.ray, node, name) for name in ("hello", "load", "answer")}, node=node)
+        return SimpleNamespace(
+            **{name: Method(self.ray, node, name) for name in ("hello", "load", "answer")},
+            node=node,
+        )
 
 
 class Ray(ModuleType):
@@ -75,17 +80,25 @@ class Ray(ModuleType):
         self.results: dict[tuple[str, str], Ref] = {}
 
     def answers(self, node: str, name: str, args: tuple[Any, ...]) -> Ref:
-        usual = {"hello": Card(pid=len(node) + 1000, log=f"/logs/{node}"), "tail": [f"end of {args}"], "sweep": []}
+        usual = {
+            "hello": Card(pid=len(node) + 1000, log=f"/logs/{node}"),
+            "tail": [f"end of {args}"],
+            "sweep": [],
+        }
         return self.results.get((node, name), Ref(usual.get(name, args)))
 
     def nodes(self) -> list[dict[str, Any]]:
         seen = [("one", "10.0.0.1", True), ("two", "10.0.0.2", True), ("gone", "10.0.0.3", False)]
-        return [{"NodeID": name, "NodeManagerAddress": ip, "Alive": alive} for name, ip, alive in seen]
+        return [
+            {"NodeID": name, "NodeManagerAddress": ip, "Alive": alive} for name, ip, alive in seen
+        ]
 
     def remote(self, what: Any) -> Remote:
         return Remote(self, what)
 
-    def wait(self, refs: list[Ref], num_returns: int, timeout: float) -> tuple[list[Ref], list[Ref]]:
+    def wait(
+        self, refs: list[Ref], num_returns: int, timeout: float
+    ) -> tuple[list[Ref], list[Ref]]:
         ready = [ref for ref in refs if not ref.pending]
         if len(ready) < min(1, num_returns):
             time.sleep(timeout)
@@ -135,20 +148,34 @@ def progress() -> Progress:
     return Progress()
 
 
-def hired(progress: Progress, *, timeout: float = 60.0, ips: tuple[str, ...] = ("10.0.0.1", "10.0.0.2")) -> crew.Crew:
+def hired(
+    progress: Progress, *, timeout: float = 60.0, ips: tuple[str, ...] = ("10.0.0.1", "10.0.0.2")
+) -> crew.Crew:
     """A crew for a job over two nodes."""
-    job = made({
-        "name": "j", "cluster": "c", "mode": "data-parallel", "work": "/w", "out": "/o", "engine": {"tp": 2, "pp": 2},
-        "read": {"sources": [], "format": "jsonl"}, "limits": {"stall": 0.05},
-        "data_parallel": {"size": 2, "port": 1, "nodes": [], "timeout": timeout},
-    })  # fmt: skip
-    return crew.Crew(job, [crew.Seat(rank=rank, ip=ip) for rank, ip in enumerate(ips)], progress, together=True)
+    job = made(
+        {
+            "name": "j",
+            "cluster": "c",
+            "mode": "data-parallel",
+            "work": "/w",
+            "out": "/o",
+            "engine": {"tp": 2, "pp": 2},
+            "read": {"sources": [], "format": "jsonl"},
+            "limits": {"stall": 0.05},
+            "data_parallel": {"size": 2, "port": 1, "nodes": [], "timeout": timeout},
+        }
+    )
+    return crew.Crew(
+        job, [crew.Seat(rank=rank, ip=ip) for rank, ip in enumerate(ips)], progress, together=True
+    )
 
 
 SETTINGS = [Setting(arguments={"rank": 0}), Setting(arguments={"rank": 1})]
 
 
-def test_each_rank_starts_on_its_node_and_loads_its_own_setting(ray: Ray, progress: Progress) -> None:
+def test_each_rank_starts_on_its_node_and_loads_its_own_setting(
+    ray: Ray, progress: Progress
+) -> None:
     """With as many accelerators as a whole rank needs; what happens is said."""
     with hired(progress) as one:
         one.start(SETTINGS, "two of them")
@@ -157,13 +184,18 @@ def test_each_rank_starts_on_its_node_and_loads_its_own_setting(ray: Ray, progre
     loads = [call for call in ray.called if call[1] == "load"]
     assert loads == [("one", "load", (SETTINGS[0],)), ("two", "load", (SETTINGS[1],))]
     assert progress.said == [
-        (0, 2), ("waiting", "two of them: waiting for 4 free accelerators for each"), ("loading", "two of them"), (2, 2),
+        (0, 2),
+        ("waiting", "two of them: waiting for 4 free accelerators for each"),
+        ("loading", "two of them"),
+        (2, 2),
         ("running", "two of them"),
-    ]  # fmt: skip
+    ]
 
 
 def test_nothing_of_the_ranks_is_left(ray: Ray, progress: Progress) -> None:
-    """However it ends, they are killed, and their nodes asked for what they left behind; what does not go is said."""
+    """However it ends, they are killed, and their nodes asked for what they left behind; what does
+    not go is said.
+    """
     ray.results["one", "sweep"] = Ref(["processes of a rank are still there: 7"])
     ray.results["two", "sweep"] = Ref(Died("The node died."))
 
@@ -172,7 +204,10 @@ def test_nothing_of_the_ranks_is_left(ray: Ray, progress: Progress) -> None:
         raise ZeroDivisionError
 
     assert ray.killed == ["one", "two"]
-    assert [(node, args[0]) for node, name, args in ray.called if name == "sweep"] == [("one", 1003), ("two", 1003)]
+    assert [(node, args[0]) for node, name, args in ray.called if name == "sweep"] == [
+        ("one", 1003),
+        ("two", 1003),
+    ]
     assert progress.warned[0] == "processes of a rank are still there: 7"
     assert progress.warned[1].startswith("a node was not looked at")
 
@@ -187,7 +222,9 @@ def test_a_node_that_ray_does_not_have_is_named(ray: Ray, progress: Progress) ->
 
 
 def test_ranks_answer_in_the_order_in_which_they_were_asked(ray: Ray, progress: Progress) -> None:
-    """Each gives back the tag of what it finished; one that is still at work does not hold up another."""
+    """Each gives back the tag of what it finished; one that is still at work does not hold up
+    another.
+    """
     one = hired(progress)
     one.start(SETTINGS, "")
     ray.results["one", "answer"] = Ref(pending=True)
@@ -208,7 +245,12 @@ def test_ranks_answer_in_the_order_in_which_they_were_asked(ray: Ray, progress: 
     ],
 )
 def test_starting_and_loading_have_a_longer_deadline(
-    ray: Ray, progress: Progress, monkeypatch: pytest.MonkeyPatch, name: str, message: str, hint: str
+    ray: Ray,
+    progress: Progress,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    message: str,
+    hint: str,
 ) -> None:
     """A rank may queue for its place for days, and then load for `limits.stall`."""
     monkeypatch.setattr(crew, "QUEUE", 0.05)
@@ -228,7 +270,9 @@ def test_a_rank_that_takes_too_long_is_named_with_its_log(ray: Ray, progress: Pr
     one.give(0, None, [(1, b""), (2, b"")])
     one.give(1, None, [])
 
-    with pytest.raises(Failed, match=r"rank 0 on 10.0.0.1 has not answered 2 rows within 0.05 s") as failed:
+    with pytest.raises(
+        Failed, match=r"rank 0 on 10.0.0.1 has not answered 2 rows within 0.05 s"
+    ) as failed:
         one.finished()
     assert failed.value.evidence == "end of ('/logs/one', 400)\nnor has rank 1 on 10.0.0.2"
     assert "data_parallel.timeout" in failed.value.hint
@@ -253,8 +297,14 @@ def test_a_dead_rank_explains_one_that_lost_it(ray: Ray, progress: Progress) -> 
     """It is named with the end of its log and what Ray says, and so is the other one."""
     one = hired(progress)
     one.start(SETTINGS, "")
-    died = "The actor is dead.\nWorker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits."
-    ray.results = {("one", "answer"): Ref(RuntimeError("the peer is gone")), ("two", "answer"): Ref(Died(died))}
+    died = (
+        "The actor is dead.\nWorker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly"
+        " exits."
+    )
+    ray.results = {
+        ("one", "answer"): Ref(RuntimeError("the peer is gone")),
+        ("two", "answer"): Ref(Died(died)),
+    }
     one.give(0, None, [(1, b"")])
     one.give(1, None, [(2, b"")])
 
@@ -274,21 +324,29 @@ def test_a_cause_that_is_known_is_explained(ray: Ray, progress: Progress) -> Non
     one.start(SETTINGS, "")
     ray.results = {
         ("two", "answer"): Ref(RuntimeError("Engine core failed")),
-        ("two", "tail"): Ref(["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"]),
+        ("two", "tail"): Ref(
+            ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"]
+        ),
     }
     one.give(1, None, [])
 
     with pytest.raises(Failed, match=r"rank 1 on 10.0.0.2 failed: .*out of memory") as failed:
         one.finished()
     assert "gpu_memory_utilization" in failed.value.hint
-    assert failed.value.evidence.splitlines()[-1] == "rank 1 on 10.0.0.2: RuntimeError: Engine core failed"
+    assert (
+        failed.value.evidence.splitlines()[-1]
+        == "rank 1 on 10.0.0.2: RuntimeError: Engine core failed"
+    )
 
 
 def test_a_log_that_cannot_be_read_hides_no_failure(ray: Ray, progress: Progress) -> None:
     """Its node may be gone."""
     one = hired(progress)
     one.start(SETTINGS, "")
-    ray.results = {("two", "answer"): Ref(ValueError("bad")), ("two", "tail"): Ref(Died("The node died."))}
+    ray.results = {
+        ("two", "answer"): Ref(ValueError("bad")),
+        ("two", "tail"): Ref(Died("The node died.")),
+    }
     one.give(1, None, [])
 
     with pytest.raises(Failed, match="failed: ValueError: bad") as failed:

@@ -1,4 +1,6 @@
-"""What ended a pipeline is told in plain words, with the line that shows it and the setting to change."""
+"""What ended a pipeline is told in plain words, with the line that shows it and the setting to
+change.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,76 @@ from launcher.payload.batch.job import Failed
 @pytest.mark.parametrize(
     ("mode", "text", "message", "hint"),
     [
-        ("engine", "torch.OutOfMemoryError: CUDA out of memory. Tried", "a GPU ran out of memory", "engine.args"),
-        ("predict", "torch.OutOfMemoryError: CUDA out of memory. Tried", "a GPU ran out of memory", "predict.batch_size"),
-        ("predict", "OutOfMemoryError: Task was killed due to the node running low", "host memory", "num_cpus"),
-        ("data-parallel", "OutOfMemoryError: Task was killed due to the node running low", "host memory", "data_parallel.size"),
+        (
+            "engine",
+            "torch.OutOfMemoryError: CUDA out of memory. Tried",
+            "a GPU ran out of memory",
+            "engine.args",
+        ),
+        (
+            "predict",
+            "torch.OutOfMemoryError: CUDA out of memory. Tried",
+            "a GPU ran out of memory",
+            "predict.batch_size",
+        ),
+        (
+            "predict",
+            "OutOfMemoryError: Task was killed due to the node running low",
+            "host memory",
+            "num_cpus",
+        ),
+        (
+            "data-parallel",
+            "OutOfMemoryError: Task was killed due to the node running low",
+            "host memory",
+            "data_parallel.size",
+        ),
         ("engine", "OSError: [Errno 28] No space left on device", "the disk is full", "write.path"),
         ("engine", "huggingface_hub.errors.GatedRepoError: 403", "gated", "HF_TOKEN"),
-        ("engine", "HFValidationError: Repo id must be in the form 'repo_name'", "the model is not there", "check `model`"),
-        ("engine", "EngineArgs.__init__() got an unexpected keyword argument 'foo'", "argument `foo`", "vllm serve"),
-        ("engine", "ValidationError: 2 validation errors for ModelConfig", "`ModelConfig`", "engine.args"),
-        ("predict", "ModuleNotFoundError: No module named 'numpyx'", "imports `numpyx`", "ship the module"),
-        ("predict", "ImportError: my_model has no `Nope`", "my_model has no `Nope`", "predict.class"),
-        ("predict", "TypeError: C() takes no arguments", "cannot be made: C() takes no arguments", "predict.args"),
-        ("engine", "ValueError: No available memory for the cache blocks.", "key-value cache", "max_model_len"),
+        (
+            "engine",
+            "HFValidationError: Repo id must be in the form 'repo_name'",
+            "the model is not there",
+            "check `model`",
+        ),
+        (
+            "engine",
+            "EngineArgs.__init__() got an unexpected keyword argument 'foo'",
+            "argument `foo`",
+            "vllm serve",
+        ),
+        (
+            "engine",
+            "ValidationError: 2 validation errors for ModelConfig",
+            "`ModelConfig`",
+            "engine.args",
+        ),
+        (
+            "predict",
+            "ModuleNotFoundError: No module named 'numpyx'",
+            "imports `numpyx`",
+            "ship the module",
+        ),
+        (
+            "predict",
+            "ImportError: my_model has no `Nope`",
+            "my_model has no `Nope`",
+            "predict.class",
+        ),
+        (
+            "predict",
+            "TypeError: C() takes no arguments",
+            "cannot be made: C() takes no arguments",
+            "predict.args",
+        ),
+        (
+            "engine",
+            "ValueError: No available memory for the cache blocks.",
+            "key-value cache",
+            "max_model_len",
+        ),
     ],
-)  # fmt: skip
+)
 def test_common_causes_are_recognised(mode: str, text: str, message: str, hint: str) -> None:
     """Wherever in the traceback their line is."""
     problem = RuntimeError(f"Traceback (most recent call last):\n  File x\n{text}\nfurther advice")
@@ -40,7 +97,10 @@ def test_common_causes_are_recognised(mode: str, text: str, message: str, hint: 
 def test_what_nobody_knows_ends_with_its_own_last_line() -> None:
     """Ray's wrapping around it is left out."""
     mine = "Traceback (most recent call last):\n  File a\nValueError: the seventh seal\n\n"
-    ray = "The above exception was the direct cause\n\nray.exceptions.UserCodeException: UDF failed to process a data block."
+    ray = (
+        "The above exception was the direct cause\n\nray.exceptions.UserCodeException: UDF failed"
+        " to process a data block."
+    )
     text = mine + ray
     failed = failures.explain(RuntimeError(text), "predict")
     assert failed.message == "ValueError: the seventh seal"
@@ -67,7 +127,9 @@ LOGS = Path(__file__).parents[2] / "fixtures" / "vllm"
     ],
 )
 def test_the_first_exception_of_a_failed_start_is_its_cause(name: str, last: str) -> None:
-    """Not the actors that Ray could not end afterwards, and not vLLM's last words, which only point to it."""
+    """Not the actors that Ray could not end afterwards, and not vLLM's last words, which only point
+    to it.
+    """
     lines = failures.root((LOGS / f"{name}.log").read_text().splitlines())
 
     assert lines[-1].startswith(last)
@@ -76,14 +138,34 @@ def test_the_first_exception_of_a_failed_start_is_its_cause(name: str, last: str
 
 
 def test_what_was_raised_from_the_first_exception_says_more() -> None:
-    """Only that: what was raised in another traceback follows from it. Without any exception there is no cause."""
+    """Only that: what was raised in another traceback follows from it.
+
+    Without any exception there is no cause.
+    """
     log = [
         "(Worker pid=7) ERROR 11-22 03:10:11 [x.py:1] requests.HTTPError: 500 Server Error",
         "(Worker pid=7) ERROR 11-22 03:10:11 [x.py:1] ",
-        "(Worker pid=7) ERROR 11-22 03:10:11 [x.py:1] The above exception was the direct cause of the following exception:",
-        "(Worker pid=7) ERROR 11-22 03:10:11 [x.py:1] OSError: We could not connect to huggingface.co",
+        (
+            "(Worker pid=7) ERROR 11-22 03:10:11 [x.py:1] The above exception was the direct cause"
+            " of the following exception:"
+        ),
+        (
+            "(Worker pid=7) ERROR 11-22 03:10:11 [x.py:1] OSError: We could not connect to"
+            " huggingface.co"
+        ),
         "(EngineCore pid=5) ERROR 11-22 03:10:12 [y.py:2] ConnectionResetError: a worker is gone",
     ]
 
-    assert failures.root(log) == ["requests.HTTPError: 500 Server Error", "OSError: We could not connect to huggingface.co"]
-    assert failures.root(["(Worker pid=7) WARNING 11-22 03:10:11 [x.py:1] ImportError: no libnuma", "all is well"]) == []
+    assert failures.root(log) == [
+        "requests.HTTPError: 500 Server Error",
+        "OSError: We could not connect to huggingface.co",
+    ]
+    assert (
+        failures.root(
+            [
+                "(Worker pid=7) WARNING 11-22 03:10:11 [x.py:1] ImportError: no libnuma",
+                "all is well",
+            ]
+        )
+        == []
+    )

@@ -13,21 +13,54 @@ from launcher.payload.batch import job as jobs
 from launcher.payload.batch.job import Refused
 
 WHOLE: dict[str, Any] = {
-    "version": 1, "name": "demo", "cluster": "lab", "mode": "data-parallel", "work": "/elsewhere", "out": "s3://b/o",
-    "meaning": {"model": "m"}, "digest": "d", "model": "m", "later": "unknown to this version",
+    "version": 1,
+    "name": "demo",
+    "cluster": "lab",
+    "mode": "data-parallel",
+    "work": "/elsewhere",
+    "out": "s3://b/o",
+    "meaning": {"model": "m"},
+    "digest": "d",
+    "model": "m",
+    "later": "unknown to this version",
     "read": {"sources": ["/a"], "format": "csv", "id": "id", "limit": 5, "row_bytes": 99},
-    "prompt": {"column": None, "template": None, "chat": [{"role": "user", "content": "{{ q }}"}], "chat_args": {"x": 1}},
-    "sampling": {"max_tokens": 3}, "keep": {"a": None, "b": "text"},
-    "engine": {"args": {"dtype": "float32"}, "tp": 2, "pp": 1, "replicas": [1, 4], "batch_size": 8, "placement": "SPREAD"},
+    "prompt": {
+        "column": None,
+        "template": None,
+        "chat": [{"role": "user", "content": "{{ q }}"}],
+        "chat_args": {"x": 1},
+    },
+    "sampling": {"max_tokens": 3},
+    "keep": {"a": None, "b": "text"},
+    "engine": {
+        "args": {"dtype": "float32"},
+        "tp": 2,
+        "pp": 1,
+        "replicas": [1, 4],
+        "batch_size": 8,
+        "placement": "SPREAD",
+    },
     "data_parallel": {
-        "size": 2, "expert_parallel": None, "timeout": 60, "round_rows": 16, "port": 29500,
+        "size": 2,
+        "expert_parallel": None,
+        "timeout": 60,
+        "round_rows": 16,
+        "port": 29500,
         "nodes": [{"ip": "10.0.0.1", "gpus": 1}, {"ip": "10.0.0.2", "gpus": 1}],
     },
-    "predict": {"target": "m:C", "args": {}, "num_gpus": 0.5, "num_cpus": 2, "batch_size": 4, "replicas": [1, 2]},
+    "predict": {
+        "target": "m:C",
+        "args": {},
+        "num_gpus": 0.5,
+        "num_cpus": 2,
+        "batch_size": 4,
+        "replicas": [1, 2],
+    },
     "preprocess": {"target": "m:f", "num_cpus": 1, "batch_size": 4, "replicas": [1, 2]},
-    "write": {"format": "jsonl", "rows_per_file": 7, "seconds": 1.5}, "limits": {"restarts": 1, "stall": 9, "errors": None},
+    "write": {"format": "jsonl", "rows_per_file": 7, "seconds": 1.5},
+    "limits": {"restarts": 1, "stall": 9, "errors": None},
     "retry_errors": True,
-}  # fmt: skip
+}
 
 
 def test_a_job_is_read_whole(tmp_path: Path) -> None:
@@ -51,9 +84,14 @@ def test_a_job_is_read_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [(None, "cannot be read"), ("{", "does not describe a job"), ("[]", "is of version list"),
-     ('{"version": 2}', "is of version 2"), ('{"version": 1}', "does not describe a job")],
-)  # fmt: skip
+    [
+        (None, "cannot be read"),
+        ("{", "does not describe a job"),
+        ("[]", "is of version list"),
+        ('{"version": 2}', "is of version 2"),
+        ('{"version": 1}', "does not describe a job"),
+    ],
+)
 def test_a_file_that_is_no_job_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
     """With a hint: the same command writes it anew."""
     if text is not None:

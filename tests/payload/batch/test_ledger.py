@@ -35,7 +35,9 @@ def prepared(folder: Path, **changes: Any) -> tuple[Job, Manifest]:
     """A job over twelve rows that writes four rows a file."""
     if not (folder / "in.jsonl").exists():
         (folder / "in.jsonl").write_bytes(b"".join(b'{"n": %d}\n' % n for n in range(ROWS)))
-    asked = job(folder, folder / "in.jsonl", **{"write": {"format": "jsonl", "rows_per_file": 4}, **changes})
+    asked = job(
+        folder, folder / "in.jsonl", **{"write": {"format": "jsonl", "rows_per_file": 4}, **changes}
+    )
     return asked, surveyed(asked)
 
 
@@ -54,7 +56,9 @@ def written(out: Path) -> dict[str, list[int]]:
     """The rows that a reader of the output finds, by kind."""
     return {
         kind: sorted(
-            json.loads(line)["row"] for path in (out / kind).glob("part-*.jsonl") for line in path.read_bytes().splitlines()
+            json.loads(line)["row"]
+            for path in (out / kind).glob("part-*.jsonl")
+            for line in path.read_bytes().splitlines()
         )
         for kind in ("rows", "errors")
         if (out / kind).exists()
@@ -74,8 +78,12 @@ class Crash(BaseException):
 
 
 @contextmanager
-def crashing(monkeypatch: pytest.MonkeyPatch, at: int, end: Callable[[], None]) -> Iterator[count[int]]:
-    """End at the so-manieth step of the writer: before or after each change of the disk, or halfway through a file."""
+def crashing(
+    monkeypatch: pytest.MonkeyPatch, at: int, end: Callable[[], None]
+) -> Iterator[count[int]]:
+    """End at the so-manieth step of the writer: before or after each change of the disk, or halfway
+    through a file.
+    """
     steps = count(1)
 
     def step() -> None:
@@ -116,7 +124,9 @@ def crash() -> None:
 def test_a_crash_at_any_step_loses_no_row_and_doubles_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retry: bool
 ) -> None:
-    """A second crash, while the next run puts things right, changes nothing either; at each moment files are whole."""
+    """A second crash, while the next run puts things right, changes nothing either; at each moment
+    files are whole.
+    """
     for at in count(1):
         folder = tmp_path / str(at)
         folder.mkdir()
@@ -149,17 +159,22 @@ KILLED = (3, 11, 19, 26, 33)
 def test_killed_processes_lose_no_row(tmp_path: Path) -> None:
     """The same with processes that really end, without a word."""
     script = (
-        "import os, pytest; from pathlib import Path; from tests.payload.batch import test_ledger as it\n"
-        "for at in it.KILLED:\n"
-        "    if not (child := os.fork()):\n"
-        f"        asked, manifest = it.prepared(Path({str(tmp_path)!r}) / str(at))\n"
-        "        with it.crashing(pytest.MonkeyPatch(), at, lambda: os._exit(9)): it.run(asked, manifest)\n"
-        "        os._exit(0)\n"
-        "    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9, at"
+        "import os, pytest; from pathlib import Path; from tests.payload.batch import test_ledger"
+        " as it\nfor at in it.KILLED:\n    if not (child := os.fork()):\n        asked, manifest ="
+        f" it.prepared(Path({str(tmp_path)!r}) / str(at))\n        with"
+        " it.crashing(pytest.MonkeyPatch(), at, lambda: os._exit(9)): it.run(asked, manifest)\n   "
+        "     os._exit(0)\n    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9, at"
     )
     for at in KILLED:
         (tmp_path / str(at)).mkdir()
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+        check=False,
+    )
 
     assert done.returncode == 0, done.stderr
     for at in KILLED:
@@ -183,7 +198,9 @@ def test_numbers_of_parts_are_never_used_again(tmp_path: Path) -> None:
 
 
 def test_rows_are_taken_once(tmp_path: Path) -> None:
-    """A row that comes again, in the same call or a later one, is dropped; so is one that does not exist."""
+    """A row that comes again, in the same call or a later one, is dropped; so is one that does not
+    exist.
+    """
     asked, manifest = prepared(tmp_path)
     book = ledger.recover(asked, manifest)
 
@@ -228,7 +245,9 @@ def test_another_job_s_folder_is_refused(tmp_path: Path) -> None:
 def test_a_job_of_another_meaning_is_refused_with_the_difference(tmp_path: Path) -> None:
     """The answers that are there were made with other settings."""
     ledger.recover(*prepared(tmp_path))
-    changed, manifest = prepared(tmp_path, meaning={"model": "huge"}, digest="d2", work=str(tmp_path / "work2"))
+    changed, manifest = prepared(
+        tmp_path, meaning={"model": "huge"}, digest="d2", work=str(tmp_path / "work2")
+    )
 
     with pytest.raises(Refused, match="with other settings") as raised:
         ledger.recover(changed, manifest)
@@ -274,7 +293,9 @@ def test_a_damaged_ledger_is_refused(tmp_path: Path) -> None:
     """Nothing is guessed."""
     asked, manifest = prepared(tmp_path)
     run(asked, manifest)
-    (tmp_path / "out" / "ledger" / "part-000001.json").write_text('{"part": "rows/part-000001.jsonl"')
+    (tmp_path / "out" / "ledger" / "part-000001.json").write_text(
+        '{"part": "rows/part-000001.jsonl"'
+    )
 
     with pytest.raises(Refused, match=r"part-000001\.json is damaged"):
         ledger.recover(asked, manifest)
@@ -283,7 +304,9 @@ def test_a_damaged_ledger_is_refused(tmp_path: Path) -> None:
 def test_to_begin_anew_deletes_what_the_job_wrote(tmp_path: Path) -> None:
     """Also when it means something else now; another job's folder stays as it is."""
     run(*prepared(tmp_path))
-    asked, manifest = prepared(tmp_path, meaning={"model": "huge"}, digest="d2", work=str(tmp_path / "work2"), restart=True)
+    asked, manifest = prepared(
+        tmp_path, meaning={"model": "huge"}, digest="d2", work=str(tmp_path / "work2"), restart=True
+    )
     assert ledger.recover(asked, manifest).done == 0
     assert written(tmp_path / "out") == {"rows": [], "errors": []}
     other, manifest = prepared(tmp_path, name="other", work=str(tmp_path / "work3"), restart=True)
@@ -292,8 +315,12 @@ def test_to_begin_anew_deletes_what_the_job_wrote(tmp_path: Path) -> None:
         ledger.recover(other, manifest)
 
 
-def test_a_remote_folder_keeps_the_same_books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through pyarrow's filesystems: whole files only, refused for others, erased by `--restart`."""
+def test_a_remote_folder_keeps_the_same_books(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through pyarrow's filesystems: whole files only, refused for others, erased by
+    `--restart`.
+    """
     store = tmp_path / "store"
     store.mkdir()
     far = pyarrow.fs.SubTreeFileSystem(str(store), pyarrow.fs.LocalFileSystem())
@@ -307,12 +334,20 @@ def test_a_remote_folder_keeps_the_same_books(tmp_path: Path, monkeypatch: pytes
     (store / "bucket" / "out" / "rows" / "mine.txt").touch()
     ledger.erase(asked)
 
-    assert [path.name for path in (store / "bucket" / "out").rglob("*") if path.is_file()] == ["mine.txt"]
+    assert [path.name for path in (store / "bucket" / "out").rglob("*") if path.is_file()] == [
+        "mine.txt"
+    ]
 
 
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 8))), st.integers(0, 60), st.integers(0, 20))
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 8))),
+    st.integers(0, 60),
+    st.integers(0, 20),
+)
 @settings(max_examples=100, deadline=None)
-def test_intervals_are_a_set_of_numbers(added: list[tuple[int, int]], first: int, more: int) -> None:
+def test_intervals_are_a_set_of_numbers(
+    added: list[tuple[int, int]], first: int, more: int
+) -> None:
     """Compared with a plain set."""
     plain: set[int] = set()
     found = Intervals()
@@ -322,7 +357,9 @@ def test_intervals_are_a_set_of_numbers(added: list[tuple[int, int]], first: int
 
     assert list(found) == runs(sorted(plain))
     wanted = range(first, first + more + 1)
-    assert found.missing(first, first + more) == runs(number for number in wanted if number not in plain)
+    assert found.missing(first, first + more) == runs(
+        number for number in wanted if number not in plain
+    )
     assert found.meets(first, first + more) == any(number in plain for number in wanted)
     assert (first in found) == (first in plain)
 

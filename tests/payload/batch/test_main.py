@@ -1,4 +1,7 @@
-"""The driver around a pipeline: what is done is committed, and whatever ends it is said. Nothing to do starts nothing."""
+"""The driver around a pipeline: what is done is committed, and whatever ends it is said.
+
+Nothing to do starts nothing.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +34,29 @@ def work(tmp_path: Path) -> Path:
     folder = tmp_path / "work"
     folder.mkdir()
     asked = {
-        "version": 1, "name": "demo", "cluster": "lab", "mode": "engine", "work": str(folder), "out": str(tmp_path / "out"),
-        "meaning": {"model": "tiny"}, "digest": "d1", "model": "tiny", "prompt": {"column": "text"},
-        "read": {"sources": [str(source)], "format": "jsonl"}, "keep": {},
+        "version": 1,
+        "name": "demo",
+        "cluster": "lab",
+        "mode": "engine",
+        "work": str(folder),
+        "out": str(tmp_path / "out"),
+        "meaning": {"model": "tiny"},
+        "digest": "d1",
+        "model": "tiny",
+        "prompt": {"column": "text"},
+        "read": {"sources": [str(source)], "format": "jsonl"},
+        "keep": {},
         "write": {"format": "jsonl", "rows_per_file": 4, "seconds": 30},
-    }  # fmt: skip
+    }
     (folder / "job.json").write_text(json.dumps(asked))
     return folder
 
 
 @pytest.fixture
 def run(work: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Pipeline], int]]:
-    """Run the driver with a stand-in for the pipeline of mode `engine`; SIGTERM is as before afterwards."""
+    """Run the driver with a stand-in for the pipeline of mode `engine`; SIGTERM is as before
+    afterwards.
+    """
     before = signal.getsignal(signal.SIGTERM)
 
     def started(pipeline: Pipeline) -> int:
@@ -62,20 +76,33 @@ def told(work: Path) -> dict[str, Any]:
 
 def written(work: Path) -> list[int]:
     """Row numbers of all committed files, sorted."""
-    lines = [line for path in sorted((work.parent / "out").glob("*/part-*.jsonl")) for line in path.read_text().splitlines()]
+    lines = [
+        line
+        for path in sorted((work.parent / "out").glob("*/part-*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
     return sorted(json.loads(line)["row"] for line in lines)
 
 
 def pending_rows(pending: dict[int, list[tuple[int, int]]]) -> list[int]:
-    return [row for ranges in pending.values() for first, last in ranges for row in range(first, last + 1)]
+    return [
+        row
+        for ranges in pending.values()
+        for first, last in ranges
+        for row in range(first, last + 1)
+    ]
 
 
-def everything(job: Any, manifest: Any, pending: Any, progress: Any) -> Iterator[list[dict[str, Any]]]:
+def everything(
+    job: Any, manifest: Any, pending: Any, progress: Any
+) -> Iterator[list[dict[str, Any]]]:
     for row in pending_rows(pending):
         yield [failed(row) if row == 3 else answered(row)]
 
 
-def test_every_row_ends_as_an_answer_or_an_error(work: Path, run: Callable[[Pipeline], int]) -> None:
+def test_every_row_ends_as_an_answer_or_an_error(
+    work: Path, run: Callable[[Pipeline], int]
+) -> None:
     """The status is 0 although a row failed: it is accounted for."""
     assert run(everything) == 0
     assert written(work) == list(range(10))
@@ -84,7 +111,9 @@ def test_every_row_ends_as_an_answer_or_an_error(work: Path, run: Callable[[Pipe
     assert json.loads((work / "summary.json").read_text())["state"] == "done"
 
 
-def test_a_job_with_nothing_left_starts_no_pipeline(work: Path, run: Callable[[Pipeline], int]) -> None:
+def test_a_job_with_nothing_left_starts_no_pipeline(
+    work: Path, run: Callable[[Pipeline], int]
+) -> None:
     """Not even its module is loaded."""
 
     def never(*_: Any) -> Iterator[list[dict[str, Any]]]:
@@ -95,11 +124,15 @@ def test_a_job_with_nothing_left_starts_no_pipeline(work: Path, run: Callable[[P
     assert written(work) == list(range(10))
 
 
-def test_what_was_answered_before_a_failure_is_kept_and_not_done_again(work: Path, run: Callable[[Pipeline], int]) -> None:
+def test_what_was_answered_before_a_failure_is_kept_and_not_done_again(
+    work: Path, run: Callable[[Pipeline], int]
+) -> None:
     """The next run gets only the rows that are left."""
     asked: list[list[int]] = []
 
-    def breaks(job: Any, manifest: Any, pending: Any, progress: Any) -> Iterator[list[dict[str, Any]]]:
+    def breaks(
+        job: Any, manifest: Any, pending: Any, progress: Any
+    ) -> Iterator[list[dict[str, Any]]]:
         rows = pending_rows(pending)
         asked.append(rows)
         yield [answered(row) for row in rows[:3]]
@@ -120,7 +153,9 @@ def test_what_was_answered_before_a_failure_is_kept_and_not_done_again(work: Pat
 def test_rows_that_never_come_back_fail_the_job(work: Path, run: Callable[[Pipeline], int]) -> None:
     """A pipeline that ends early is not a job that is done."""
 
-    def loses(job: Any, manifest: Any, pending: Any, progress: Any) -> Iterator[list[dict[str, Any]]]:
+    def loses(
+        job: Any, manifest: Any, pending: Any, progress: Any
+    ) -> Iterator[list[dict[str, Any]]]:
         yield [answered(row) for row in pending_rows(pending)[:-2]]
 
     assert run(loses) == 1
@@ -131,7 +166,9 @@ def test_sigterm_keeps_what_is_answered(work: Path, run: Callable[[Pipeline], in
     """The state says that somebody stopped it, while the pipeline still hangs."""
     release = threading.Event()
 
-    def hangs(job: Any, manifest: Any, pending: Any, progress: Any) -> Iterator[list[dict[str, Any]]]:
+    def hangs(
+        job: Any, manifest: Any, pending: Any, progress: Any
+    ) -> Iterator[list[dict[str, Any]]]:
         yield [answered(0), answered(1)]
         os.kill(os.getpid(), signal.SIGTERM)
         release.wait(30)
@@ -149,9 +186,13 @@ def test_the_watchdog_can_end_a_pipeline_that_hangs(
     release = threading.Event()
 
     class Watch:
-        verdict = Failed("no row was finished for 60 seconds", "the worker's last line", "run it again")
+        verdict = Failed(
+            "no row was finished for 60 seconds", "the worker's last line", "run it again"
+        )
 
-    def hangs(job: Any, manifest: Any, pending: Any, progress: Any) -> Iterator[list[dict[str, Any]]]:
+    def hangs(
+        job: Any, manifest: Any, pending: Any, progress: Any
+    ) -> Iterator[list[dict[str, Any]]]:
         monkeypatch.setattr(budget.Watch, "current", Watch())
         yield [answered(0)]
         release.wait(30)
@@ -159,13 +200,18 @@ def test_the_watchdog_can_end_a_pipeline_that_hangs(
     assert run(hangs) == 1
     release.set()
     assert told(work)["error"] == {
-        "message": "no row was finished for 60 seconds", "evidence": "the worker's last line", "hint": "run it again",
-    }  # fmt: skip
+        "message": "no row was finished for 60 seconds",
+        "evidence": "the worker's last line",
+        "hint": "run it again",
+    }
     assert written(work) == [0]
 
 
 def test_a_second_driver_of_a_job_is_refused(
-    work: Path, run: Callable[[Pipeline], int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    work: Path,
+    run: Callable[[Pipeline], int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And leaves the first one's progress alone."""
     monkeypatch.setattr(driver, "PATIENCE", 0.2)
@@ -180,12 +226,16 @@ def test_a_job_that_changed_is_refused(work: Path, run: Callable[[Pipeline], int
     """With the state that says so; nothing is written."""
     assert run(everything) == 0
     asked = json.loads((work / "job.json").read_text())
-    (work / "job.json").write_text(json.dumps({**asked, "meaning": {"model": "other"}, "digest": "d2"}))
+    (work / "job.json").write_text(
+        json.dumps({**asked, "meaning": {"model": "other"}, "digest": "d2"})
+    )
     assert run(everything) == 1
     assert told(work)["state"] == "refused"
 
 
-def test_a_summary_that_cannot_be_written_fails_the_job_in_words(work: Path, run: Callable[[Pipeline], int]) -> None:
+def test_a_summary_that_cannot_be_written_fails_the_job_in_words(
+    work: Path, run: Callable[[Pipeline], int]
+) -> None:
     """The state says it; and the run that comes after it is the only other one that is counted."""
 
     def taken(*args: Any) -> Iterator[list[dict[str, Any]]]:
@@ -216,7 +266,9 @@ def test_a_failure_is_said_even_when_the_summary_cannot_be(
     assert "summary.json cannot be written" in capsys.readouterr().err
 
 
-def test_code_that_ends_its_process_does_not_silence_the_driver(work: Path, run: Callable[[Pipeline], int]) -> None:
+def test_code_that_ends_its_process_does_not_silence_the_driver(
+    work: Path, run: Callable[[Pipeline], int]
+) -> None:
     """What it had answered is kept."""
 
     def leaves(*_: Any) -> Iterator[list[dict[str, Any]]]:
@@ -229,8 +281,12 @@ def test_code_that_ends_its_process_does_not_silence_the_driver(work: Path, run:
     assert written(work) == [0]
 
 
-def test_only_the_first_signal_interrupts(work: Path, run: Callable[[Pipeline], int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second one while the input is looked at, or one while a failure is put into words, changes nothing."""
+def test_only_the_first_signal_interrupts(
+    work: Path, run: Callable[[Pipeline], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second one while the input is looked at, or one while a failure is put into words, changes
+    nothing.
+    """
 
     def twice(*_: Any) -> None:
         try:
@@ -250,7 +306,9 @@ def test_only_the_first_signal_interrupts(work: Path, run: Callable[[Pipeline], 
     assert told(work)["state"] == "stopped"
 
 
-def test_a_lock_whose_file_was_removed_meanwhile_is_none(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_whose_file_was_removed_meanwhile_is_none(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else the next driver would hold one of its own."""
     taken, removed = fcntl.flock, []
 
@@ -265,7 +323,10 @@ def test_a_lock_whose_file_was_removed_meanwhile_is_none(work: Path, monkeypatch
 
 
 def test_a_folder_that_can_hold_no_lock_is_not_taken_for_a_second_driver(
-    work: Path, run: Callable[[Pipeline], int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    work: Path,
+    run: Callable[[Pipeline], int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """As on some network filesystems."""
 

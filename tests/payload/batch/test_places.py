@@ -38,7 +38,10 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         ("*.jsonl", ["a.jsonl", "e%20f.jsonl", "odd [1].jsonl"]),
         ("sub", ["sub/c.jsonl", "sub/deep/d.jsonl"]),
         ("sub/*", ["sub/c.jsonl"]),
-        ("**/*.jsonl", ["a.jsonl", "e%20f.jsonl", "odd [1].jsonl", "sub/c.jsonl", "sub/deep/d.jsonl"]),
+        (
+            "**/*.jsonl",
+            ["a.jsonl", "e%20f.jsonl", "odd [1].jsonl", "sub/c.jsonl", "sub/deep/d.jsonl"],
+        ),
         ("s*b/**/d.jsonl", ["sub/deep/d.jsonl"]),
         ("[!a].txt", ["b.txt"]),
         ("odd [1].jsonl", ["odd [1].jsonl"]),
@@ -62,7 +65,9 @@ def test_an_address_keeps_its_query(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     asked = []
     monkeypatch.setattr(places, "connect", lambda address: (asked.append(address), (far, "b"))[1])
 
-    assert [each.path for each in places.files("s3://b/*.txt?region=x")] == ["s3://b/x.txt?region=x"]
+    assert [each.path for each in places.files("s3://b/*.txt?region=x")] == [
+        "s3://b/x.txt?region=x"
+    ]
     assert places.opened("s3://b/y?region=x").child("z").where == "s3://b/y/z?region=x"
     assert set(asked) == {"s3://b?region=x"}
 
@@ -78,7 +83,12 @@ def test_files_are_written_whole_and_deleted(root: str) -> None:
     file.delete()
     file.delete()
 
-    assert (file.exists(), file.found(), place.names(), place.child("none").names()) == (False, None, [], [])
+    assert (file.exists(), file.found(), place.names(), place.child("none").names()) == (
+        False,
+        None,
+        [],
+        [],
+    )
 
 
 def test_a_scheme_that_nobody_knows_is_refused() -> None:

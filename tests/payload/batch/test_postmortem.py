@@ -11,9 +11,13 @@ import pytest
 from launcher.payload.batch import postmortem
 
 LOST = (
-    "(Worker_DP0 pid=7) ERROR 11-21 01:53:14 [executor.py:1063] RuntimeError: pair.cc:553 Connection closed by peer [10.0.0.2]"
+    "(Worker_DP0 pid=7) ERROR 11-21 01:53:14 [executor.py:1063] RuntimeError: pair.cc:553"
+    " Connection closed by peer [10.0.0.2]"
 )
-KILLED = "Worker unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1) the OOM killer"
+KILLED = (
+    "Worker unexpectedly exits with a connection error code 2. End of file. Some common causes"
+    " include: (1) the OOM killer"
+)
 
 
 class Died(Exception):
@@ -37,7 +41,9 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """The exceptions of Ray that are told apart."""
     module = ModuleType("ray")
     module.exceptions = SimpleNamespace(  # type: ignore[attr-defined]
-        RayActorError=Died, NodeDiedError=type("NodeDied", (Died,), {}), OutOfMemoryError=type("OutOfMemory", (Died,), {})
+        RayActorError=Died,
+        NodeDiedError=type("NodeDied", (Died,), {}),
+        OutOfMemoryError=type("OutOfMemory", (Died,), {}),
     )
     monkeypatch.setitem(sys.modules, "ray", module)
 
@@ -45,31 +51,61 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> None:
 def gone(detail: str = KILLED) -> Died:
     """As Ray says it, over many lines."""
     return Died(
-        f"The actor died unexpectedly before finishing this task.\n\tclass_name: Rank\n\tpid: 9\nThe actor is dead because its "
-        f"worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: {detail}"
+        "The actor died unexpectedly before finishing this task.\n\tclass_name: Rank\n\tpid:"
+        " 9\nThe actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR"
+        f" Worker exit detail: {detail}"
     )
 
 
 @pytest.mark.parametrize(
     ("problem", "lines", "said"),
     [
-        (gone(), ["all is well"], "its process was killed (SIGKILL: by the kernel for want of memory, or by somebody)"),
-        (gone(), ["Fatal Python error: Segmentation fault", "more"], "Fatal Python error: Segmentation fault"),
+        (
+            gone(),
+            ["all is well"],
+            "its process was killed (SIGKILL: by the kernel for want of memory, or by somebody)",
+        ),
+        (
+            gone(),
+            ["Fatal Python error: Segmentation fault", "more"],
+            "Fatal Python error: Segmentation fault",
+        ),
         (gone("Worker exits with an exit code 3."), [], "exit status 3"),
-        (Died("The actor died because its node has died."), ["Fatal Python error: Aborted"], "its node is gone"),
-        (Task(ValueError("no such model")), ["Fatal Python error: old"], "ValueError: no such model"),
-        (Task(EngineDeadError("see above")), [LOST], "RuntimeError: pair.cc:553 Connection closed by peer [10.0.0.2]"),
+        (
+            Died("The actor died because its node has died."),
+            ["Fatal Python error: Aborted"],
+            "its node is gone",
+        ),
+        (
+            Task(ValueError("no such model")),
+            ["Fatal Python error: old"],
+            "ValueError: no such model",
+        ),
         (
             Task(EngineDeadError("see above")),
-            ["x ERROR 11-21 [m.py:3] Worker proc VllmWorker-0 died unexpectedly (exit code: -11), shutting down"],
+            [LOST],
+            "RuntimeError: pair.cc:553 Connection closed by peer [10.0.0.2]",
+        ),
+        (
+            Task(EngineDeadError("see above")),
+            [
+                "x ERROR 11-21 [m.py:3] Worker proc VllmWorker-0 died unexpectedly (exit code:"
+                " -11), shutting down"
+            ],
             "Worker proc VllmWorker-0 died unexpectedly (exit code: -11)",
         ),
         (Task(EngineDeadError("see above")), ["nothing"], "EngineDeadError: see above"),
-        (Task(RuntimeError("Engine core initialization failed. See root cause above.")), [LOST], LOST.split("] ", 1)[1]),
+        (
+            Task(RuntimeError("Engine core initialization failed. See root cause above.")),
+            [LOST],
+            LOST.split("] ", 1)[1],
+        ),
     ],
     ids=["killed", "crashed", "exited", "node", "error", "lost", "worker", "silent", "start"],
 )
-def test_how_a_rank_failed_is_said_in_a_line(problem: Exception, lines: list[str], said: str) -> None:
+def test_how_a_rank_failed_is_said_in_a_line(
+    problem: Exception, lines: list[str], said: str
+) -> None:
     """The engine's own processes tell the rank only that they are gone; why is in the log."""
     assert postmortem.how(problem, lines) == said
 
@@ -85,12 +121,22 @@ def test_what_ray_says_is_one_line() -> None:
     ("lost", "logs", "blamed"),
     [
         ({0: Task(EngineDeadError("x")), 1: gone()}, {0: [], 1: []}, 1),
-        ({0: Task(EngineDeadError("x")), 1: Task(EngineDeadError("x"))}, {0: [LOST], 1: ["Fatal"]}, 1),
-        ({0: Task(EngineDeadError("x")), 1: Task(EngineDeadError("x"))}, {0: ["Fatal"], 1: [LOST]}, 0),
+        (
+            {0: Task(EngineDeadError("x")), 1: Task(EngineDeadError("x"))},
+            {0: [LOST], 1: ["Fatal"]},
+            1,
+        ),
+        (
+            {0: Task(EngineDeadError("x")), 1: Task(EngineDeadError("x"))},
+            {0: ["Fatal"], 1: [LOST]},
+            0,
+        ),
         ({2: Task(ValueError("x")), 1: Task(ValueError("x"))}, {1: [], 2: []}, 1),
     ],
 )
-def test_who_failed_first_is_blamed(lost: dict[int, BaseException], logs: dict[int, list[str]], blamed: int) -> None:
+def test_who_failed_first_is_blamed(
+    lost: dict[int, BaseException], logs: dict[int, list[str]], blamed: int
+) -> None:
     """A rank that is gone, or failed by itself, explains those that lost it."""
     assert postmortem.blamed(lost, logs) == blamed
 

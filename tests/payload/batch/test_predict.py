@@ -1,4 +1,7 @@
-"""Stages of users' code: rows in, rows out, each carrying what the sink needs. Ray Data itself runs in the lab."""
+"""Stages of users' code: rows in, rows out, each carrying what the sink needs.
+
+Ray Data itself runs in the lab.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +17,44 @@ from launcher.payload.batch import predict, shipped
 
 def row(number: int, error: str = "", stage: str = "") -> dict[str, Any]:
     data = b"" if error else pickle.dumps({"n": number})
-    return {"_row": number, "_error": error, "_stage": stage, "_raw": "raw" if error else "", "_keep": b"kept", "_data": data}
+    return {
+        "_row": number,
+        "_error": error,
+        "_stage": stage,
+        "_raw": "raw" if error else "",
+        "_keep": b"kept",
+        "_data": data,
+    }
 
 
 def test_an_answered_row_carries_its_answer_and_not_its_input() -> None:
     """`_raw` is only for error rows; kept columns always come along."""
     made = predict.result({**predict.finished(row(3), {"score": 0.5})})
-    assert made == {"_row": 3, "_error": "", "_stage": "", "_raw": "", "_keep": b"kept", "score": 0.5}
+    assert made == {
+        "_row": 3,
+        "_error": "",
+        "_stage": "",
+        "_raw": "",
+        "_keep": b"kept",
+        "score": 0.5,
+    }
 
 
 def test_a_failed_row_says_where_it_failed() -> None:
     """In this stage, or in the earlier one whose reason it brought along."""
     assert predict.result(predict.finished(row(3), "ValueError: no"))["_stage"] == "inference"
-    assert predict.result(predict.finished(row(3, "not JSON", "read"), "not JSON"))["_stage"] == "read"
+    assert (
+        predict.result(predict.finished(row(3, "not JSON", "read"), "not JSON"))["_stage"] == "read"
+    )
     assert predict.prepared(row(3), "ValueError: no")["_stage"] == "preprocess"
 
 
 def test_a_failed_row_shows_its_input() -> None:
     """As it was read, also when the function before has made other columns of it."""
     assert predict.result(predict.finished(row(3), "ValueError: no"))["_raw"] == '{"n": 3}'
-    assert predict.finished(predict.prepared(row(3), {"m": 4}), "ValueError: no")["_raw"] == '{"n": 3}'
+    assert (
+        predict.finished(predict.prepared(row(3), {"m": 4}), "ValueError: no")["_raw"] == '{"n": 3}'
+    )
     assert predict.finished(row(3, "not JSON", "read"), "not JSON")["_raw"] == "raw"
 
 
@@ -57,7 +78,9 @@ def test_rows_that_failed_before_never_reach_the_code() -> None:
     assert predict.attempt([row(0, "not JSON", "read")], code, []) == ["not JSON"]
 
 
-def test_shipped_files_win_over_installed_modules_of_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_files_win_over_installed_modules_of_their_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The class comes from the file that was shipped, with the modules beside it."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     code = tmp_path / "code"
@@ -74,7 +97,9 @@ def test_shipped_files_win_over_installed_modules_of_their_name(tmp_path: Path, 
     assert shipped.load(packed, "colorsys:Mine").shade == "teal"
 
 
-def test_a_name_that_the_file_lacks_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_the_file_lacks_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In words that the failure's hint fits to."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(ImportError, match="my_model has no `Nope`"):

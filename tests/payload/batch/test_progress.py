@@ -36,7 +36,11 @@ def test_the_file_follows_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         found.set("running")
         said = read(tmp_path)
         assert (said["done"], said["errors"], said["before"], said["tokens_out"]) == (23, 6, 25, 9)
-        assert (said["replicas"], said["restarts"], said["warnings"]) == ({"ready": 1, "wanted": 2}, 1, ["careful"])
+        assert (said["replicas"], said["restarts"], said["warnings"]) == (
+            {"ready": 1, "wanted": 2},
+            1,
+            ["careful"],
+        )
         assert said["submission"] == "batch-demo-1"
         found.count(done=1)
         deadline = time.monotonic() + 10
@@ -46,10 +50,16 @@ def test_the_file_follows_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         found.fail("it broke", "line 1\nline 2", "mend it")
 
     assert read(tmp_path)["state"] == "failed"
-    assert read(tmp_path)["error"] == {"message": "it broke", "evidence": "line 1\nline 2", "hint": "mend it"}
+    assert read(tmp_path)["error"] == {
+        "message": "it broke",
+        "evidence": "line 1\nline 2",
+        "hint": "mend it",
+    }
 
 
-def test_rates_are_those_of_the_last_half_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_are_those_of_the_last_half_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows of earlier runs do not count; the rest of the time follows from the rate."""
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
@@ -81,7 +91,9 @@ def test_what_is_shown_is_plain_and_short(tmp_path: Path) -> None:
     assert said["evidence"].endswith("the end")
 
 
-def test_a_disk_that_is_full_does_not_end_the_thread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_disk_that_is_full_does_not_end_the_thread(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The file is written again as soon as it can be."""
     found = Progress(job(tmp_path, "x"))
     with found:
@@ -120,7 +132,10 @@ def test_a_reader_always_reads_a_whole_file(tmp_path: Path) -> None:
 
 
 def test_the_summary_adds_up_all_runs(tmp_path: Path) -> None:
-    """Also those that were killed: they leave their progress. Beside the answers it lies when the job is done."""
+    """Also those that were killed: they leave their progress.
+
+    Beside the answers it lies when the job is done.
+    """
     (tmp_path / "in.jsonl").write_bytes(b'{"n": 1}\n' * 10)
     asked = job(tmp_path, tmp_path / "in.jsonl")
     manifest = surveyed(asked)
@@ -142,10 +157,18 @@ def test_the_summary_adds_up_all_runs(tmp_path: Path) -> None:
     book.add("errors", [9])
     said = summary.write(asked, manifest, book, last, "done")
 
-    assert json.loads((tmp_path / "out" / "summary.json").read_text()) == json.loads(json.dumps(said))
+    assert json.loads((tmp_path / "out" / "summary.json").read_text()) == json.loads(
+        json.dumps(said)
+    )
     assert [run["ended"] for run in said["runs"]] == ["lost", "lost", "failed", "done"]
     assert [run["done"] for run in said["runs"]] == [2, 2, 0, 5]
-    assert (said["state"], said["rows"], said["done"], said["errors"], said["tokens_out"]) == ("done", 10, 9, 1, 17)
+    assert (said["state"], said["rows"], said["done"], said["errors"], said["tokens_out"]) == (
+        "done",
+        10,
+        9,
+        1,
+        17,
+    )
     assert set(said["versions"]) == {"vllm", "ray", "torch", "python"}
 
 

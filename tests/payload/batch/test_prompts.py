@@ -39,16 +39,27 @@ def test_a_row_without_a_prompt_says_why(tmp_path: Path, row: dict[str, Any], re
 
 def test_templates_use_columns(tmp_path: Path) -> None:
     """Numbers, nested values, loops, and columns whose names are no identifiers."""
-    made = prompter(tmp_path, template='{{ title|upper }} {{ n + 1 }} {{ "%.1f" % x }} {{ a.b[0] }} {{ row["the key"] }}\n')
+    made = prompter(
+        tmp_path,
+        template=(
+            '{{ title|upper }} {{ n + 1 }} {{ "%.1f" % x }} {{ a.b[0] }} {{ row["the key"] }}\n'
+        ),
+    )
 
     assert made({"title": "t", "n": 1, "x": 0.25, "a": {"b": [3]}, "the key": "k"}) == "T 2 0.2 3 k"
 
 
 def test_chats_are_messages(tmp_path: Path) -> None:
     """A chat whose messages but the system's are empty asks nothing."""
-    made = prompter(tmp_path, chat=[{"role": "system", "content": "Be kind."}, {"role": "user", "content": "{{ q }}"}])
+    made = prompter(
+        tmp_path,
+        chat=[{"role": "system", "content": "Be kind."}, {"role": "user", "content": "{{ q }}"}],
+    )
 
-    assert made({"q": "Why?"}) == [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Why?"}]
+    assert made({"q": "Why?"}) == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Why?"},
+    ]
     with pytest.raises(PromptError, match="the prompt is empty"):
         made({"q": ""})
 
@@ -65,7 +76,13 @@ def test_chats_are_messages(tmp_path: Path) -> None:
         ("{{ '{0.__class__}'.format(text) }}", "SecurityError"),
         ("{{ items.append(1) }}", "SecurityError"),
         ("{% for i in range(1000000000) %}x{% endfor %}", "OverflowError"),
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{{ text * 100 }}{% endfor %}{% endfor %}", "makes more than"),
+        (
+            (
+                "{% for i in range(99999) %}{% for j in range(99999) %}{{ text * 100 }}{% endfor"
+                " %}{% endfor %}"
+            ),
+            "makes more than",
+        ),
         ("{{ text * 1000000000 }}", "OverflowError"),
         ("{{ [text] * 1000000000 }}", "OverflowError"),
         ("{{ 9 ** 99999999 }}", "OverflowError"),
@@ -81,7 +98,9 @@ def test_chats_are_messages(tmp_path: Path) -> None:
         ("{% include 'x' %}", "TypeError|no loader"),
     ],
 )
-def test_a_template_that_fails_on_a_row_is_that_row_s_error(tmp_path: Path, template: str, reason: str) -> None:
+def test_a_template_that_fails_on_a_row_is_that_row_s_error(
+    tmp_path: Path, template: str, reason: str
+) -> None:
     """Hostile or mistaken: no code runs, no memory is eaten, the reason is one line."""
     with pytest.raises(PromptError, match=reason) as raised:
         prompter(tmp_path, template=template)({"text": "abc", "a": {}, "items": [], "width": 10**9})
@@ -90,7 +109,10 @@ def test_a_template_that_fails_on_a_row_is_that_row_s_error(tmp_path: Path, temp
 
 def test_a_row_is_never_a_template(tmp_path: Path) -> None:
     """What a row holds is text."""
-    assert prompter(tmp_path, template="{{ text }}")({"text": "{{ 7 * 7 }}{% raw %}"}) == "{{ 7 * 7 }}{% raw %}"
+    assert (
+        prompter(tmp_path, template="{{ text }}")({"text": "{{ 7 * 7 }}{% raw %}"})
+        == "{{ 7 * 7 }}{% raw %}"
+    )
 
 
 def test_a_broken_template_is_refused_with_its_line(tmp_path: Path) -> None:
@@ -109,9 +131,16 @@ def test_the_model_s_chat_template_is_given_the_job_s_arguments(tmp_path: Path) 
                 raise ValueError("System role not supported")
             return f"{messages[0]['content']} {sorted(asked.items())}"
 
-    made = prompter(tmp_path, chat=[{"role": "user", "content": "x"}], chat_args={"enable_thinking": False})
+    made = prompter(
+        tmp_path, chat=[{"role": "user", "content": "x"}], chat_args={"enable_thinking": False}
+    )
     said = made.chat(Tokenizer(), [{"role": "user", "content": "hi"}])
 
-    assert said == "hi [('add_generation_prompt', True), ('enable_thinking', False), ('tokenize', False)]"
-    with pytest.raises(PromptError, match="the model's chat template refuses it: ValueError: System role"):
+    assert (
+        said
+        == "hi [('add_generation_prompt', True), ('enable_thinking', False), ('tokenize', False)]"
+    )
+    with pytest.raises(
+        PromptError, match="the model's chat template refuses it: ValueError: System role"
+    ):
         made.chat(Tokenizer(), [{"role": "system", "content": "hi"}])

@@ -1,4 +1,6 @@
-"""One rank: rows become prompts that vLLM will take, every row has exactly one answer, and nothing outlives its process."""
+"""One rank: rows become prompts that vLLM will take, every row has exactly one answer, and nothing
+outlives its process.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Tokenizer:
 
 
 class Engine:
-    """Says a prompt backwards; refuses a whole batch for one prompt of `wrong`, and is gone after one of `fatal`."""
+    """Says a prompt backwards; refuses a whole batch for one prompt of `wrong`, and is gone after
+    one of `fatal`.
+    """
 
     model_config = SimpleNamespace(max_model_len=MOST)
 
@@ -57,7 +61,9 @@ class Engine:
         self.held = None
         return outputs[self.lost :]
 
-    def generate(self, prompts: list[dict[str, list[int]]], params: object, use_tqdm: bool) -> list[Any]:
+    def generate(
+        self, prompts: list[dict[str, list[int]]], params: object, use_tqdm: bool
+    ) -> list[Any]:
         texts = ["".join(map(chr, filter(None, prompt["prompt_token_ids"]))) for prompt in prompts]
         self.calls.append(texts)
         if self.fatal in texts:
@@ -67,7 +73,13 @@ class Engine:
         return [
             SimpleNamespace(
                 prompt_token_ids=prompt["prompt_token_ids"],
-                outputs=[SimpleNamespace(text=text[::-1], finish_reason="abort" if text == "ab" else "stop", token_ids=[1, 2])],
+                outputs=[
+                    SimpleNamespace(
+                        text=text[::-1],
+                        finish_reason="abort" if text == "ab" else "stop",
+                        token_ids=[1, 2],
+                    )
+                ],
             )
             for prompt, text in zip(prompts, texts, strict=True)
         ]
@@ -86,7 +98,9 @@ class Prompter:
         return f"<{messages[0]['content']}>"
 
 
-def made(*, together: bool = False, chat: bool = False, wrong: str = "-", fatal: str = "-") -> rank.Rank:
+def made(
+    *, together: bool = False, chat: bool = False, wrong: str = "-", fatal: str = "-"
+) -> rank.Rank:
     """A rank that has loaded."""
     job: Any = SimpleNamespace(sampling={})
     one = rank.Rank(job, together)
@@ -116,11 +130,30 @@ def test_good_rows_are_answered_around_bad_ones(together: bool) -> None:
     """An answer for each row, in order, and one call of the engine for all of them."""
     one = made(together=together)
 
-    answers = one.answer([*rows("one"), (20, pickle.dumps({"other": 1})), (21, b"no pickle"), *rows("", "two", "far too long")])
+    answers = one.answer(
+        [
+            *rows("one"),
+            (20, pickle.dumps({"other": 1})),
+            (21, b"no pickle"),
+            *rows("", "two", "far too long"),
+        ]
+    )
 
     assert [answer.row for answer in answers] == [10, 20, 21, 10, 11, 12]
-    assert answers[0].columns == {"answer": "eno", "finish_reason": "stop", "prompt_tokens": 4, "output_tokens": 2}
-    assert [answer.columns.get("answer") for answer in answers] == ["eno", None, None, "", "owt", None]
+    assert answers[0].columns == {
+        "answer": "eno",
+        "finish_reason": "stop",
+        "prompt_tokens": 4,
+        "output_tokens": 2,
+    }
+    assert [answer.columns.get("answer") for answer in answers] == [
+        "eno",
+        None,
+        None,
+        "",
+        "owt",
+        None,
+    ]
     assert answers[1].error == "KeyError: 't'"
     assert answers[2].error.startswith("UnpicklingError")
     assert answers[5].error == "the prompt has 13 tokens; with an answer, max_model_len takes 7"
@@ -132,7 +165,9 @@ def test_a_prompt_that_no_tokens_could_hold_is_not_tokenised() -> None:
     """Megabytes are refused by their length."""
     (answer,) = made().answer(rows("x" * (MOST * 2 + 1)))
 
-    assert answer.error == "the prompt has 17 characters, more than 8 tokens can hold (max_model_len)"
+    assert (
+        answer.error == "the prompt has 17 characters, more than 8 tokens can hold (max_model_len)"
+    )
 
 
 @pytest.mark.parametrize(("text", "error"), [("\ud800", "surrogate"), ("", "the prompt is empty")])
@@ -167,7 +202,9 @@ def test_answers_of_an_earlier_batch_are_nobodys() -> None:
     """More answers than prompts: which are whose is not known, and none is given to a row."""
     one = made()
     generate = one.llm.generate
-    one.llm.generate = lambda prompts, params, use_tqdm: generate([*prompts[:1], *prompts], params, use_tqdm)
+    one.llm.generate = lambda prompts, params, use_tqdm: generate(
+        [*prompts[:1], *prompts], params, use_tqdm
+    )
 
     answers = one.answer(rows("one", "two"))
 
@@ -244,7 +281,9 @@ def test_loading_sets_this_runs_variables_and_no_others(monkeypatch: pytest.Monk
 
     class LLM:
         def __init__(self, **arguments: object) -> None:
-            seen.append({name: value for name, value in os.environ.items() if name.startswith("VLLM_DP_")})
+            seen.append(
+                {name: value for name, value in os.environ.items() if name.startswith("VLLM_DP_")}
+            )
             assert arguments == {"model": "m"}
 
         def get_tokenizer(self) -> Tokenizer:
@@ -263,7 +302,9 @@ def test_loading_sets_this_runs_variables_and_no_others(monkeypatch: pytest.Monk
 
 
 def test_what_a_killed_rank_had_started_ends_with_it() -> None:
-    """The engine's processes would hold the device; they are in the rank's group, and its end is seen from outside."""
+    """The engine's processes would hold the device; they are in the rank's group, and its end is
+    seen from outside.
+    """
     program = """
 import dataclasses, json, subprocess, sys
 from launcher.payload.batch.rank import Rank
@@ -273,7 +314,9 @@ print(json.dumps(dataclasses.asdict(card)), flush=True)
 print("an error", file=sys.stderr, flush=True)
 sys.stdin.read()
 """
-    leader = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    leader = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert leader.stdout is not None
     assert leader.stdin is not None
     try:
@@ -284,7 +327,8 @@ sys.stdin.read()
         leader.send_signal(signal.SIGKILL)
         leader.wait(10)
 
-        # What holds the other end of the pipe: `sleep`, and the process that waits for the leader's end.
+        # What holds the other end of the pipe: `sleep`, and the process that waits for the leader's
+        # end.
         ready, _, _ = select.select([leader.stdout], [], [], 20)
         assert ready
         assert leader.stdout.read() == b""

@@ -1,4 +1,6 @@
-"""The data-parallel mode: where ranks go, what kind of model it is, and that every row comes back once, in order."""
+"""The data-parallel mode: where ranks go, what kind of model it is, and that every row comes back
+once, in order.
+"""
 
 from __future__ import annotations
 
@@ -21,32 +23,63 @@ from launcher.payload.batch.job import Failed, Preprocess, Refused
 from launcher.payload.batch.job import job as made
 from launcher.payload.batch.rank import Answer
 
-NODES = [{"ip": "10.0.0.1", "gpus": 1}, {"ip": "10.0.0.2", "gpus": 5}, {"ip": "10.0.0.3", "gpus": 4}]
+NODES = [
+    {"ip": "10.0.0.1", "gpus": 1},
+    {"ip": "10.0.0.2", "gpus": 5},
+    {"ip": "10.0.0.3", "gpus": 4},
+]
 
 
-def job(*, model: str = "m", tp: int = 1, pp: int = 1, args: dict[str, Any] | None = None, **parallel: Any) -> Any:
+def job(
+    *,
+    model: str = "m",
+    tp: int = 1,
+    pp: int = 1,
+    args: dict[str, Any] | None = None,
+    **parallel: Any,
+) -> Any:
     """A data-parallel job as the driver reads it."""
-    return made({
-        "name": "j", "cluster": "c", "mode": "data-parallel", "work": "/w", "out": "/o", "model": model,
-        "read": {"sources": [], "format": "jsonl"}, "prompt": {"column": "t"},
-        "engine": {"tp": tp, "pp": pp, "args": args or {}},
-        "data_parallel": {"size": 2, "port": 29600, "nodes": NODES, "round_rows": 4, **parallel},
-    })  # fmt: skip
+    return made(
+        {
+            "name": "j",
+            "cluster": "c",
+            "mode": "data-parallel",
+            "work": "/w",
+            "out": "/o",
+            "model": model,
+            "read": {"sources": [], "format": "jsonl"},
+            "prompt": {"column": "t"},
+            "engine": {"tp": tp, "pp": pp, "args": args or {}},
+            "data_parallel": {
+                "size": 2,
+                "port": 29600,
+                "nodes": NODES,
+                "round_rows": 4,
+                **parallel,
+            },
+        }
+    )
 
 
 def row(number: int) -> dict[str, Any]:
     """A row as it is read; every seventh one is bad."""
     bad = number % 7 == 6
     return {
-        "_row": number, "_error": "not JSON" if bad else "", "_stage": "read" if bad else "", "_raw": f"raw {number}",
-        "_keep": b"kept", "_data": b"" if bad else b"data",
-    }  # fmt: skip
+        "_row": number,
+        "_error": "not JSON" if bad else "",
+        "_stage": "read" if bad else "",
+        "_raw": f"raw {number}",
+        "_keep": b"kept",
+        "_data": b"" if bad else b"data",
+    }
 
 
 class Crew:
     """Ranks that answer in an order of their own; a rank's calls are kept."""
 
-    def __init__(self, size: int, seed: int = 0, slow: int | None = None, spoil: Any = None) -> None:
+    def __init__(
+        self, size: int, seed: int = 0, slow: int | None = None, spoil: Any = None
+    ) -> None:
         self.tasks: list[deque[tuple[Any, Any]]] = [deque() for _ in range(size)]
         self.calls: list[list[list[int]]] = [[] for _ in range(size)]
         self.random, self.slow, self.spoil = random.Random(seed), slow, spoil
@@ -87,9 +120,17 @@ def accounted(found: list[list[dict[str, Any]]], numbers: list[int]) -> None:
         assert "_data" not in each
         assert each["_keep"] == b"kept"
         if number % 7 == 6:
-            assert (each["_error"], each["_stage"], each["_raw"]) == ("not JSON", "read", f"raw {number}")
+            assert (each["_error"], each["_stage"], each["_raw"]) == (
+                "not JSON",
+                "read",
+                f"raw {number}",
+            )
         elif number % 5 == 3:
-            assert (each["_error"], each["_stage"], each["_raw"]) == ("too long", "prompt", f"raw {number}")
+            assert (each["_error"], each["_stage"], each["_raw"]) == (
+                "too long",
+                "prompt",
+                f"raw {number}",
+            )
         else:
             assert (each["_error"], each["_raw"], each["answer"]) == ("", "", f"{number}!")
 
@@ -156,7 +197,10 @@ def test_a_slow_rank_takes_less_and_holds_back_little() -> None:
 
 
 @pytest.mark.parametrize("mode", [ranks.in_step, ranks.apart])
-@pytest.mark.parametrize("spoil", [lambda answers: answers[1:], lambda answers: answers * 2, lambda answers: answers[::-1]])
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda answers: answers[1:], lambda answers: answers * 2, lambda answers: answers[::-1]],
+)
 def test_answers_to_other_rows_end_the_job(mode: Any, spoil: Any) -> None:
     """One too few, one twice, or in another order: nothing of it is passed on."""
     with pytest.raises(Failed, match="rank 0 was asked for 4 rows and answered others"):
@@ -181,7 +225,12 @@ def test_ranks_go_to_nodes_in_their_order() -> None:
     """As many to each as have room for a whole rank."""
     seats = ranks.seated(job(size=4).data_parallel, 2)
 
-    assert [(seat.rank, seat.ip) for seat in seats] == [(0, "10.0.0.2"), (1, "10.0.0.2"), (2, "10.0.0.3"), (3, "10.0.0.3")]
+    assert [(seat.rank, seat.ip) for seat in seats] == [
+        (0, "10.0.0.2"),
+        (1, "10.0.0.2"),
+        (2, "10.0.0.3"),
+        (3, "10.0.0.3"),
+    ]
 
 
 def test_a_preprocess_stage_is_refused() -> None:
@@ -194,10 +243,14 @@ def test_a_preprocess_stage_is_refused() -> None:
 
 def test_ranks_that_do_not_fit_are_refused_with_what_does() -> None:
     """A rank is never spread over nodes."""
-    with pytest.raises(Refused, match="2 ranks of 5 accelerators do not fit: the nodes have room for 1") as refused:
+    with pytest.raises(
+        Refused, match="2 ranks of 5 accelerators do not fit: the nodes have room for 1"
+    ) as refused:
         ranks.seated(job().data_parallel, 5)
 
-    assert refused.value.evidence.startswith("ranks that fit: 10.0.0.1: 0 of 1 accelerators, 10.0.0.2: 1 of 5")
+    assert refused.value.evidence.startswith(
+        "ranks that fit: 10.0.0.1: 0 of 1 accelerators, 10.0.0.2: 1 of 5"
+    )
 
 
 @pytest.mark.parametrize(
@@ -212,10 +265,20 @@ def test_ranks_that_do_not_fit_are_refused_with_what_does() -> None:
         ({"text_config": {"num_experts": 16}}, 16),
         ({"thinker_config": {"text_config": {"num_experts": 4}}}, 4),
         ({"vision_config": {"num_experts": 16}, "text_config": {}}, 0),
-        ({"block_configs": [{"block_type": "attention"}, {"block_type": "moe", "n_routed_experts": 32}]}, 32),
+        (
+            {
+                "block_configs": [
+                    {"block_type": "attention"},
+                    {"block_type": "moe", "n_routed_experts": 32},
+                ]
+            },
+            32,
+        ),
     ],
 )
-def test_experts_are_found_where_configurations_have_them(config: dict[str, Any], count: int) -> None:
+def test_experts_are_found_where_configurations_have_them(
+    config: dict[str, Any], count: int
+) -> None:
     """By the names that vLLM looks for, also in the language model of a larger one."""
     assert ranks.experts(config) == count
 
@@ -224,10 +287,15 @@ def test_the_configuration_comes_from_the_models_folder(tmp_path: Path) -> None:
     """With what the job puts over it."""
     (tmp_path / "config.json").write_text('{"num_experts": 4, "a": 1}')
 
-    assert ranks.configuration(job(model=str(tmp_path), args={"hf_overrides": {"a": 2}})) == {"num_experts": 4, "a": 2}
+    assert ranks.configuration(job(model=str(tmp_path), args={"hf_overrides": {"a": 2}})) == {
+        "num_experts": 4,
+        "a": 2,
+    }
 
 
-def test_a_configuration_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configuration_that_cannot_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A broken one, or one that is neither here nor in the hub's cache."""
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(Refused, match="cannot be read") as refused:
@@ -238,7 +306,9 @@ def test_a_configuration_that_cannot_be_read_is_refused(tmp_path: Path, monkeypa
 
     class Config:
         @staticmethod
-        def get_config_dict(name: str, revision: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+        def get_config_dict(
+            name: str, revision: str | None
+        ) -> tuple[dict[str, Any], dict[str, Any]]:
             if name == "org/here" and revision == "v1":
                 return {"num_experts": 2}, {}
             raise OSError(f"{name} is not a local folder")
@@ -251,19 +321,29 @@ def test_a_configuration_that_cannot_be_read_is_refused(tmp_path: Path, monkeypa
 
 
 def test_ranks_of_a_mixture_of_experts_are_told_of_each_other() -> None:
-    """By vLLM's variables; the local rank is 0 because each sees its own devices only. What a job asks for wins."""
+    """By vLLM's variables; the local rank is 0 because each sees its own devices only.
+
+    What a job asks for wins.
+    """
     asked = job(args={"dtype": "float32", "model": "other"})
 
     made = ranks.setting(asked, Seat(rank=1, ip="10.0.0.2"), ("10.0.0.1", 29608), moe=True)
 
     assert made.environment == {
-        "VLLM_DP_RANK": "1", "VLLM_DP_RANK_LOCAL": "0", "VLLM_DP_SIZE": "2",
-        "VLLM_DP_MASTER_IP": "10.0.0.1", "VLLM_DP_MASTER_PORT": "29608",
-    }  # fmt: skip
+        "VLLM_DP_RANK": "1",
+        "VLLM_DP_RANK_LOCAL": "0",
+        "VLLM_DP_SIZE": "2",
+        "VLLM_DP_MASTER_IP": "10.0.0.1",
+        "VLLM_DP_MASTER_PORT": "29608",
+    }
     assert made.arguments == {
-        "dtype": "float32", "model": "m", "tensor_parallel_size": 1, "pipeline_parallel_size": 1,
-        "distributed_executor_backend": "mp", "enable_expert_parallel": True,
-    }  # fmt: skip
+        "dtype": "float32",
+        "model": "m",
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "distributed_executor_backend": "mp",
+        "enable_expert_parallel": True,
+    }
 
 
 @pytest.mark.parametrize(
@@ -277,7 +357,9 @@ def test_ranks_of_a_mixture_of_experts_are_told_of_each_other() -> None:
     ],
     ids=["dense", "dense, two devices", "dense, two stages", "experts in each rank", "one rank"],
 )
-def test_how_a_rank_loads_follows_from_the_model(asked: Any, moe: bool, together: bool, experts: Any, backend: str) -> None:
+def test_how_a_rank_loads_follows_from_the_model(
+    asked: Any, moe: bool, together: bool, experts: Any, backend: str
+) -> None:
     """vLLM refuses its data-parallel variables for dense models."""
     made = ranks.setting(asked, Seat(rank=0, ip="10.0.0.1"), ("10.0.0.1", 29600), moe=moe)
 
@@ -291,7 +373,11 @@ def test_how_a_rank_loads_follows_from_the_model(asked: Any, moe: bool, together
     [
         (job(), False, "dense model: 2 independent engines"),
         (job(), True, "mixture of experts: 2 ranks with expert parallelism over 10.0.0.1:29600"),
-        (job(expert_parallel=False), True, "mixture of experts: 2 ranks with the experts in each of them over 10.0.0.1:29600"),
+        (
+            job(expert_parallel=False),
+            True,
+            "mixture of experts: 2 ranks with the experts in each of them over 10.0.0.1:29600",
+        ),
         (job(size=1), True, "mixture of experts: 1 independent engine"),
     ],
 )
@@ -301,8 +387,12 @@ def test_what_was_chosen_is_said(asked: Any, moe: bool, said: str) -> None:
 
 
 @pytest.mark.parametrize("moe", [False, True])
-def test_a_run_reads_pending_rows_only_and_ends_its_ranks(moe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over several splits; a rank's failure reaches the caller, and the ranks are ended then too."""
+def test_a_run_reads_pending_rows_only_and_ends_its_ranks(
+    moe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over several splits; a rank's failure reaches the caller, and the ranks are ended then
+    too.
+    """
     (tmp_path / "config.json").write_text(json.dumps({"num_experts": 4 if moe else 0}))
     crews: list[Any] = []
 
@@ -325,7 +415,9 @@ def test_a_run_reads_pending_rows_only_and_ends_its_ranks(moe: bool, tmp_path: P
         def start(self, settings: Any, text: str) -> None:
             self.settings, self.text = settings, text
 
-    def read_split(job: Any, manifest: Any, split: Any, pending: list[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+    def read_split(
+        job: Any, manifest: Any, split: Any, pending: list[tuple[int, int]]
+    ) -> Iterator[dict[str, Any]]:
         for first, last in pending:
             yield from map(row, range(first, last + 1))
 
@@ -338,11 +430,18 @@ def test_a_run_reads_pending_rows_only_and_ends_its_ranks(moe: bool, tmp_path: P
     pending = {0: [(0, 3), (8, 9)], 2: [(20, 40)]}
     numbers = [0, 1, 2, 3, 8, 9, *range(20, 41)]
 
-    accounted(list(ranks.run(job(model=str(tmp_path), expert_parallel=True), manifest, pending, progress)), numbers)
+    accounted(
+        list(
+            ranks.run(job(model=str(tmp_path), expert_parallel=True), manifest, pending, progress)
+        ),
+        numbers,
+    )
 
     assert crews[0].ended
     assert crews[0].together is moe
-    assert [setting.environment.get("VLLM_DP_RANK") for setting in crews[0].settings] == (["0", "1"] if moe else [None, None])
+    assert [setting.environment.get("VLLM_DP_RANK") for setting in crews[0].settings] == (
+        ["0", "1"] if moe else [None, None]
+    )
     assert crews[0].text.startswith("mixture of experts" if moe else "dense model")
     assert [bool(moe)] == [not warned]
 

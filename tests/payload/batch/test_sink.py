@@ -1,4 +1,6 @@
-"""Result rows become whole files: sizes, times, types, limits, and what is said when they cannot be written."""
+"""Result rows become whole files: sizes, times, types, limits, and what is said when they cannot be
+written.
+"""
 
 from __future__ import annotations
 
@@ -39,20 +41,45 @@ def begun(asked: Job) -> Sink:
 
 
 def lines(out: Path, kind: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for path in sorted((out / kind).glob("part-*.jsonl")) for line in path.read_bytes().splitlines()]
+    return [
+        json.loads(line)
+        for path in sorted((out / kind).glob("part-*.jsonl"))
+        for line in path.read_bytes().splitlines()
+    ]
 
 
 def test_answers_and_errors_are_written_beside_each_other(tmp_path: Path, source: Path) -> None:
-    """Rows are in the order of their numbers; kept columns stand before the results; errors say why."""
+    """Rows are in the order of their numbers; kept columns stand before the results; errors say
+    why.
+    """
     found = begun(job(tmp_path, source, keep={"n": None}, read={"id": "id"}))
     keep = pickle.dumps({"n": 7, "id": "r7"})
-    assert found.add([answered(7, _keep=keep), failed(9, "bad", _keep=pickle.dumps({"id": "r9"})), answered(2)]) == 3
+    assert (
+        found.add(
+            [
+                answered(7, _keep=keep),
+                failed(9, "bad", _keep=pickle.dumps({"id": "r9"})),
+                answered(2),
+            ]
+        )
+        == 3
+    )
     found.close()
 
     rows = lines(tmp_path / "out", "rows")
     assert [row["row"] for row in rows] == [2, 7]
-    assert list(rows[1]) == ["row", "n", "id", "answer", "finish_reason", "prompt_tokens", "output_tokens"]
-    assert lines(tmp_path / "out", "errors") == [{"row": 9, "id": "r9", "reason": "bad", "stage": "inference", "input": "raw"}]
+    assert list(rows[1]) == [
+        "row",
+        "n",
+        "id",
+        "answer",
+        "finish_reason",
+        "prompt_tokens",
+        "output_tokens",
+    ]
+    assert lines(tmp_path / "out", "errors") == [
+        {"row": 9, "id": "r9", "reason": "bad", "stage": "inference", "input": "raw"}
+    ]
     assert (found.ledger.done, found.ledger.errors) == (2, 1)
     shown = found.progress.shown()
     assert (shown["done"], shown["errors"], shown["tokens_in"], shown["tokens_out"]) == (2, 1, 6, 4)
@@ -74,7 +101,9 @@ def test_a_file_has_as_many_rows_as_asked(tmp_path: Path, source: Path) -> None:
     found = begun(job(tmp_path, source, write={"rows_per_file": 4}))
     found.add([answered(n) for n in range(10)])
     found.tick()
-    assert [len(path.read_bytes().splitlines()) for path in sorted((tmp_path / "out/rows").iterdir())] == [4, 4]
+    assert [
+        len(path.read_bytes().splitlines()) for path in sorted((tmp_path / "out/rows").iterdir())
+    ] == [4, 4]
     found.close()
 
     assert len(lines(tmp_path / "out", "rows")) == 10
@@ -89,7 +118,9 @@ def test_rows_that_waited_are_committed(tmp_path: Path, source: Path) -> None:
     assert len(lines(tmp_path / "out", "rows")) == 1
 
 
-def test_large_rows_do_not_wait_for_others(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_rows_do_not_wait_for_others(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A buffer has a limit of bytes, too."""
     monkeypatch.setattr(sink, "LARGEST", 100_000)
     found = begun(job(tmp_path, source))
@@ -100,20 +131,40 @@ def test_large_rows_do_not_wait_for_others(tmp_path: Path, source: Path, monkeyp
 
 
 def test_parquet_files_have_one_schema(tmp_path: Path, source: Path) -> None:
-    """Also a file in which a column is empty; a reader takes them all as one table. A result wins over a kept column."""
-    (tmp_path / "in.jsonl").write_bytes(b'{"n": 1, "tags": ["a"], "answer": "mine", "score": 1.5}\n' * 9)
+    """Also a file in which a column is empty; a reader takes them all as one table.
+
+    A result wins over a kept column.
+    """
+    (tmp_path / "in.jsonl").write_bytes(
+        b'{"n": 1, "tags": ["a"], "answer": "mine", "score": 1.5}\n' * 9
+    )
     found = begun(job(tmp_path, source, keep=None, write={"format": "parquet", "rows_per_file": 2}))
     keep = pickle.dumps({"n": 1, "tags": '["a"]', "answer": "mine", "score": 1.5, "later": 1})
-    found.add([answered(0, _keep=keep), answered(1, _keep=keep), answered(2), answered(3, finish_reason=None)])
+    found.add(
+        [
+            answered(0, _keep=keep),
+            answered(1, _keep=keep),
+            answered(2),
+            answered(3, finish_reason=None),
+        ]
+    )
     found.close()
 
     table = pq.read_table(tmp_path / "out" / "rows")
     assert {field.name: str(field.type) for field in table.schema} == {
-        "row": "int64", "n": "int64", "tags": "string", "score": "double", "answer": "string", "finish_reason": "string",
-        "prompt_tokens": "int64", "output_tokens": "int64",
-    }  # fmt: skip
+        "row": "int64",
+        "n": "int64",
+        "tags": "string",
+        "score": "double",
+        "answer": "string",
+        "finish_reason": "string",
+        "prompt_tokens": "int64",
+        "output_tokens": "int64",
+    }
     assert table.to_pylist()[0]["answer"] == "answer 0"
-    assert found.progress.shown()["warnings"] == ["column later is not kept: the first rows lack it; name it under `keep`"]
+    assert found.progress.shown()["warnings"] == [
+        "column later is not kept: the first rows lack it; name it under `keep`"
+    ]
 
 
 def predicted(number: int, **columns: Any) -> dict[str, Any]:
@@ -121,13 +172,25 @@ def predicted(number: int, **columns: Any) -> dict[str, Any]:
 
 
 def test_a_class_s_columns_are_learned_from_the_first_file(tmp_path: Path, source: Path) -> None:
-    """Lists stay lists, objects become JSON; the next run knows them; a row that does not fit is an error row, not lost."""
+    """Lists stay lists, objects become JSON; the next run knows them; a row that does not fit is an
+    error row, not lost.
+    """
     asked = job(tmp_path, source, mode="predict", write={"format": "parquet"})
     found = begun(asked)
-    found.add([predicted(n, label="cat", score=0.5, vector=[1.0, 2.0], more={"a": n}, nothing=None) for n in range(3)])
+    found.add(
+        [
+            predicted(n, label="cat", score=0.5, vector=[1.0, 2.0], more={"a": n}, nothing=None)
+            for n in range(3)
+        ]
+    )
     found.flush()
     found = begun(asked)
-    found.add([predicted(3, label="dog", score=1, vector=None, more=None, nothing="now"), predicted(4, label=5, score=0.1)])
+    found.add(
+        [
+            predicted(3, label="dog", score=1, vector=None, more=None, nothing="now"),
+            predicted(4, label=5, score=0.1),
+        ]
+    )
     found.add([predicted(5, label="x", extra=1), predicted(6)])
     found.close()
 
@@ -145,7 +208,9 @@ def test_a_class_s_columns_are_learned_from_the_first_file(tmp_path: Path, sourc
 
 
 def test_json_lines_hold_what_json_can_say(tmp_path: Path, source: Path) -> None:
-    """NaN becomes null, decimals text, bytes base64; a value without any form makes an error row."""
+    """NaN becomes null, decimals text, bytes base64; a value without any form makes an error
+    row.
+    """
     found = begun(job(tmp_path, source, mode="predict"))
     found.add([predicted(0, a=float("nan"), b=Decimal("1.5"), c=b"\xff", d=[float("inf")])])
     found.add([predicted(1, a=object()), predicted(2, a="\ud800"), predicted(3, a="é")])
@@ -158,7 +223,9 @@ def test_json_lines_hold_what_json_can_say(tmp_path: Path, source: Path) -> None
     assert [each["row"] for each in lines(tmp_path / "out", "errors")] == [1, 2]
 
 
-def test_a_column_of_the_input_never_takes_the_place_of_the_number(tmp_path: Path, source: Path) -> None:
+def test_a_column_of_the_input_never_takes_the_place_of_the_number(
+    tmp_path: Path, source: Path
+) -> None:
     """All columns are kept, and one of them is called `row`."""
     found = begun(job(tmp_path, source, keep=None))
     found.add([answered(4, _keep=pickle.dumps({"row": "mine", "n": 1}))])
@@ -168,7 +235,9 @@ def test_a_column_of_the_input_never_takes_the_place_of_the_number(tmp_path: Pat
     assert (row["row"], row["n"], next(iter(row))) == (4, 1, "row")
 
 
-def test_a_row_that_fails_without_a_word_is_told_apart_all_the_same(tmp_path: Path, source: Path) -> None:
+def test_a_row_that_fails_without_a_word_is_told_apart_all_the_same(
+    tmp_path: Path, source: Path
+) -> None:
     """What a class returned may raise anything, even nothing but the end of a line."""
 
     class Mute:
@@ -210,7 +279,10 @@ def test_too_many_errors_end_the_job_after_a_commit(tmp_path: Path, source: Path
 def test_a_disk_that_takes_nothing_is_explained(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str
 ) -> None:
-    """Nothing is tried again after it: the file may be there all the same. The next run goes on; no half file is seen."""
+    """Nothing is tried again after it: the file may be there all the same.
+
+    The next run goes on; no half file is seen.
+    """
     asked = job(tmp_path, source)
     found = begun(asked)
     found.add([answered(n) for n in range(3)])
@@ -237,7 +309,9 @@ def test_a_disk_that_takes_nothing_is_explained(
 
 def test_a_reader_sees_whole_files_at_any_moment(tmp_path: Path, source: Path) -> None:
     """While many are written, each file that has its name is complete."""
-    found = begun(job(tmp_path, source, keep={"n": None}, write={"format": "parquet", "rows_per_file": 10}))
+    found = begun(
+        job(tmp_path, source, keep={"n": None}, write={"format": "parquet", "rows_per_file": 10})
+    )
     over, seen, wrong = threading.Event(), set(), []
 
     def reader() -> None:
@@ -266,7 +340,9 @@ def test_a_reader_sees_whole_files_at_any_moment(tmp_path: Path, source: Path) -
     assert len(seen) > 10
 
 
-def test_a_signal_waits_for_the_file(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_waits_for_the_file(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stop in the middle of a commit would leave it open whether its rows are written."""
 
     class Stop(Exception):
@@ -299,11 +375,15 @@ def test_a_signal_waits_for_the_file(tmp_path: Path, source: Path, monkeypatch: 
 
 def test_a_reason_without_end_is_cut(tmp_path: Path) -> None:
     """What vLLM or a class says of a row may hold all of its prompt."""
-    (line,) = encode.error_lines(job(tmp_path), [{**failed(3), "_error": "x" * 100_000}]).splitlines()
+    (line,) = encode.error_lines(
+        job(tmp_path), [{**failed(3), "_error": "x" * 100_000}]
+    ).splitlines()
     assert json.loads(line)["reason"] == "x" * 2000
 
 
-def test_an_id_nested_too_deep_for_json_costs_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_id_nested_too_deep_for_json_costs_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The row is an error row all the same, with its reason."""
     deep: list[Any] = []
     for _ in range(100_000):

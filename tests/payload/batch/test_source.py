@@ -1,4 +1,7 @@
-"""The read tasks of a job: few, small to send, over exactly the rows that are left. Ray Data itself runs in the lab."""
+"""The read tasks of a job: few, small to send, over exactly the rows that are left.
+
+Ray Data itself runs in the lab.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,9 @@ def test_read_tasks_stay_few_however_many_rows_there_are() -> None:
 
 
 def test_a_read_task_carries_only_its_own_splits_and_files(tmp_path: Path) -> None:
-    """What is sent with a task does not grow with the job, and its splits still find their files."""
+    """What is sent with a task does not grow with the job, and its splits still find their
+    files.
+    """
     paths = [tmp_path / f"{index:03}.jsonl" for index in range(50)]
     for index, path in enumerate(paths):
         path.write_text("".join(json.dumps({"text": f"{index}-{row}"}) + "\n" for row in range(3)))
@@ -76,7 +81,11 @@ def test_every_block_has_the_same_schema(tmp_path: Path) -> None:
     path.write_bytes(b'{"text": "a"}\nnot json\n\xff\n{"other": [1, {"x": null}]}\n')
     asked = job(tmp_path, path)
     manifest = surveyed(asked)
-    schemas = {str(block.schema) for row in range(4) for block in source.read(asked, manifest, {0: [(row, row)]})}
+    schemas = {
+        str(block.schema)
+        for row in range(4)
+        for block in source.read(asked, manifest, {0: [(row, row)]})
+    }
     assert len(schemas) == 1
 
 

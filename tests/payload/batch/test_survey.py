@@ -1,4 +1,6 @@
-"""What there is to do: files in their order, rows counted and cut, types found, and what a later run holds against it."""
+"""What there is to do: files in their order, rows counted and cut, types found, and what a later
+run holds against it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ def sound(manifest: Manifest) -> None:
     assert [split.first for split in manifest.splits[:1]] in ([], [0])
     for one, other in pairwise(manifest.splits):
         assert one.last + 1 == other.first
-    assert sum(split.rows for split in manifest.splits) == manifest.rows == sum(file.rows for file in manifest.files)
+    assert (
+        sum(split.rows for split in manifest.splits)
+        == manifest.rows
+        == sum(file.rows for file in manifest.files)
+    )
 
 
 def test_rows_are_numbered_source_by_source(tmp_path: Path) -> None:
@@ -39,7 +45,9 @@ def test_rows_are_numbered_source_by_source(tmp_path: Path) -> None:
 
 
 def test_the_files_of_a_folder_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
-    """Folders are searched through but for hidden files and `_…`; a file that is named twice counts once."""
+    """Folders are searched through but for hidden files and `_…`; a file that is named twice counts
+    once.
+    """
     for name in ("b.jsonl", "sub/a.jsonl", ".hidden.jsonl", "_SUCCESS", "sub/.x/y.jsonl"):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_text(f'{{"from": "{name}"}}\n')
@@ -49,7 +57,9 @@ def test_the_files_of_a_folder_are_read_in_the_order_of_their_names(tmp_path: Pa
 
 
 @pytest.mark.parametrize("form", ["text", "jsonl", "csv"])
-def test_files_are_cut_between_rows(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_cut_between_rows(
+    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever the lengths of the rows: each is read once, and is what it was."""
     monkeypatch.setattr(survey, "PIECE", 700)
     monkeypatch.setattr(survey, "SPLIT_ROWS", 50)
@@ -73,7 +83,9 @@ def test_files_are_cut_between_rows(tmp_path: Path, form: str, monkeypatch: pyte
 
 
 def test_counting_is_fast(tmp_path: Path) -> None:
-    """Two million lines in seconds, on a machine that does other things: no line is looked at alone."""
+    """Two million lines in seconds, on a machine that does other things: no line is looked at
+    alone.
+    """
     path = tmp_path / "a.txt"
     path.write_bytes(b"a line of text, about as long as some\n" * 2_000_000)
     started = time.process_time()
@@ -104,9 +116,21 @@ def test_parquet_row_groups_are_splits(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     pq.write_table(pa.table({"n": range(25)}), tmp_path / "in" / "a.parquet", row_group_size=10)
     pq.write_table(pa.table({"n": pa.array([], pa.int64())}), tmp_path / "in" / "b.parquet")
-    manifest = surveyed(job(tmp_path, tmp_path / "in", read={"format": "parquet"}, keep=None, write={"format": "parquet"}))
+    manifest = surveyed(
+        job(
+            tmp_path,
+            tmp_path / "in",
+            read={"format": "parquet"},
+            keep=None,
+            write={"format": "parquet"},
+        )
+    )
 
-    assert [(split.file, split.start, split.rows) for split in manifest.splits] == [(0, 0, 10), (0, 1, 10), (0, 2, 5)]
+    assert [(split.file, split.start, split.rows) for split in manifest.splits] == [
+        (0, 0, 10),
+        (0, 1, 10),
+        (0, 2, 5),
+    ]
     assert (manifest.columns, manifest.types) == (("n",), {"n": "integer"})
     sound(manifest)
 
@@ -128,16 +152,25 @@ def test_a_limit_takes_the_first_rows(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("values", "type_"),
     [
-        (["1", "2"], "integer"), (["1", "2.5"], "number"), (["true"], "boolean"), (['"a"', "null"], "text"), (["null"], "any"),
-        (["1", '"a"'], "json"), (["[1]"], "json"), ([str(2**70)], "json"), ([], "any"),
+        (["1", "2"], "integer"),
+        (["1", "2.5"], "number"),
+        (["true"], "boolean"),
+        (['"a"', "null"], "text"),
+        (["null"], "any"),
+        (["1", '"a"'], "json"),
+        (["[1]"], "json"),
+        ([str(2**70)], "json"),
+        ([], "any"),
     ],
-)  # fmt: skip
+)
 def test_types_are_those_of_the_first_rows(tmp_path: Path, values: list[str], type_: str) -> None:
     """A mixture is JSON; what is never there may be anything later."""
     path = tmp_path / "a.jsonl"
     path.write_text("".join(f'{{"c": {value}}}\n' for value in values) + "broken\n")
 
-    assert surveyed(job(tmp_path, path, keep={"c": None}, write={"format": "parquet"})).types == {"c": type_}
+    assert surveyed(job(tmp_path, path, keep={"c": None}, write={"format": "parquet"})).types == {
+        "c": type_
+    }
 
 
 def test_a_later_run_takes_the_earlier_one_s_word(tmp_path: Path) -> None:
@@ -148,7 +181,11 @@ def test_a_later_run_takes_the_earlier_one_s_word(tmp_path: Path) -> None:
     said: list[str] = []
 
     assert survey.survey(asked, said.append) == survey.survey(asked, said.append)
-    assert [text.partition(":")[0] for text in said] == ["looking for the input", "counting rows", "looking for the input"]
+    assert [text.partition(":")[0] for text in said] == [
+        "looking for the input",
+        "counting rows",
+        "looking for the input",
+    ]
 
 
 def test_a_changed_input_is_refused_with_the_difference(tmp_path: Path) -> None:
@@ -167,9 +204,11 @@ def test_a_changed_input_is_refused_with_the_difference(tmp_path: Path) -> None:
         surveyed(asked)
     folder = tmp_path / "in"
     assert raised.value.evidence.splitlines() == [
-        f"{folder}/a is gone", f"{folder}/b changed: 9 bytes then, 10 now", f"{folder}/c changed: written again since",
+        f"{folder}/a is gone",
+        f"{folder}/b changed: 9 bytes then, 10 now",
+        f"{folder}/c changed: written again since",
         f"{folder}/d is new",
-    ]  # fmt: skip
+    ]
 
 
 def test_shipped_files_may_come_again(tmp_path: Path) -> None:
@@ -190,7 +229,14 @@ def test_a_changed_job_is_refused_with_the_difference(tmp_path: Path) -> None:
     surveyed(job(tmp_path, tmp_path / "a.jsonl"))
 
     with pytest.raises(Refused, match="not the one that was begun") as raised:
-        surveyed(job(tmp_path, tmp_path / "a.jsonl", meaning={"model": "huge", "sampling.top_p": 1}, digest="d2"))
+        surveyed(
+            job(
+                tmp_path,
+                tmp_path / "a.jsonl",
+                meaning={"model": "huge", "sampling.top_p": 1},
+                digest="d2",
+            )
+        )
     assert raised.value.evidence == 'model: "tiny" → "huge"\nsampling.top_p: (nothing) → 1'
 
 
@@ -206,7 +252,9 @@ def test_a_changed_job_is_refused_with_the_difference(tmp_path: Path) -> None:
         ("a.csv", b"\xff,a\n1,2\n", "csv", "has no header"),
     ],
 )
-def test_a_file_of_another_format_is_refused(tmp_path: Path, name: str, data: bytes, form: str, said: str) -> None:
+def test_a_file_of_another_format_is_refused(
+    tmp_path: Path, name: str, data: bytes, form: str, said: str
+) -> None:
     """Before any of its rows is read as what it is not."""
     (tmp_path / name).write_bytes(data)
 
