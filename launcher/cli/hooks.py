@@ -15,7 +15,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
@@ -237,17 +237,25 @@ def _follow(
             continue
         if not (said := os.read(out.fileno(), _LINE)):
             break
-        *lines, rest = (rest + said).split(b"\n")
-        if len(rest) >= _LINE:
-            lines, rest = [*lines, rest], b""
-        for line in lines:
-            show(line)
+        rest = _show_lines(rest + said, show)
     if rest:
         show(rest)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=max(0.0, until - time.monotonic()))
         return True
     return False
+
+
+def _show_lines(said: bytes, show: Callable[[bytes], None]) -> bytes:
+    """Show the whole lines of what was read; return what is left, unless it is as long as a line
+    may be.
+    """
+    *lines, rest = said.split(b"\n")
+    if len(rest) >= _LINE:
+        lines, rest = [*lines, rest], b""
+    for line in lines:
+        show(line)
+    return rest
 
 
 def _drop(out: IO[bytes]) -> None:

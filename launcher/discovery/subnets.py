@@ -75,19 +75,7 @@ def choose(
 
     Raises RequestError, with every host's networks, when there is none that all have.
     """
-    seen: dict[ipaddress.IPv4Network, dict[int, Place]] = {}
-    passed: dict[str, list[str]] = {}
-    for at, host in enumerate(hosts):
-        for place, reason in _places(host):
-            if reason:
-                passed.setdefault(f"{place.interface} {place.network}: {reason}", []).append(
-                    order[at]
-                )
-                continue
-            there = seen.setdefault(place.network, {})
-            rival = there.get(at)
-            if rival is None or _merit(place, netdevs.get(at)) > _merit(rival, netdevs.get(at)):
-                there[at] = place
+    seen, passed = _sorted(hosts, netdevs, order)
     common = {
         network: places
         for network, places in seen.items()
@@ -136,6 +124,27 @@ def choose(
     ]
     kept = tuple(chosen[at] for at in range(len(hosts)))
     return Shared(network=best, places=kept, why=tuple(why), warnings=_mtus(kept, order))
+
+
+def _sorted(
+    hosts: Sequence[Probed], netdevs: Mapping[int, frozenset[str]], order: Sequence[str]
+) -> tuple[dict[ipaddress.IPv4Network, dict[int, Place]], dict[str, list[str]]]:
+    """Return each network's hosts, by their index, with their best place on it; and what cannot be
+    meant, with the names of the hosts that have it.
+    """
+    seen: dict[ipaddress.IPv4Network, dict[int, Place]] = {}
+    passed: dict[str, list[str]] = {}
+    for at, host in enumerate(hosts):
+        for place, reason in _places(host):
+            if reason:
+                text = f"{place.interface} {place.network}: {reason}"
+                passed.setdefault(text, []).append(order[at])
+                continue
+            there = seen.setdefault(place.network, {})
+            rival = there.get(at)
+            if rival is None or _merit(place, netdevs.get(at)) > _merit(rival, netdevs.get(at)):
+                there[at] = place
+    return seen, passed
 
 
 def _places(host: Probed) -> list[tuple[Place, str]]:

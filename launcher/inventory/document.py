@@ -209,14 +209,13 @@ class _Reader:
                 self._mistake(where, key_node, "a key should be one word, not a list or a mapping")
                 continue
             key = str(key_node.value)
+            here = (*where, key)
             if key not in values:
-                self.lines[(*where, key)] = _line(key_node)
-                values[key] = self.value(value_node, (*where, key), depth + 1)
+                self.lines[here] = _line(key_node)
+                values[key] = self.value(value_node, here, depth + 1)
             elif not merged:
-                first = self.lines[(*where, key)]
-                self._mistake(
-                    (*where, key), key_node, f"written twice; the first is on line {first}"
-                )
+                first = self.lines[here]
+                self._mistake(here, key_node, f"written twice; the first is on line {first}")
         return values
 
     def _pairs(

@@ -555,11 +555,8 @@ def _state(
     if seen is None:
         return "waiting", "its keeper has not begun with it"
     if said != "ready":
-        if seen.fault_count:
-            return "recovering", seen.doing
-        return (
-            "starting" if said == "starting" else "stopping" if said == "stopping" else "waiting"
-        ), seen.doing
+        before: dict[str, ServerState] = {"starting": "starting", "stopping": "stopping"}
+        return "recovering" if seen.fault_count else before.get(said, "waiting"), seen.doing
     if not completion:
         return "unknown", "the node that has its API was not asked"
     # Its own canary is on its way too, or refused while other requests are answered; CPU and GPU

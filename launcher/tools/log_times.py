@@ -5,7 +5,7 @@ lines.
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 
 from launcher.tools.diagnosis_read import Log
 
@@ -37,12 +37,16 @@ def parse(text: str, zone: float, now: float) -> float | None:
     """
     try:
         if match := _FULL.search(text):
-            when = datetime.fromisoformat(f"{match[1]}T{match[2]}").replace(tzinfo=UTC).timestamp()
+            when = (
+                datetime.fromisoformat(f"{match[1]}T{match[2]}")
+                .replace(tzinfo=timezone.utc)
+                .timestamp()
+            )
             when -= _offset(match[3]) if match[3] else zone
             # Docker's word for never is the year 1; nobody writes tomorrow.
             return when if 0 < when <= now + _DAY else None
         if match := _SHORT.search(text):
-            year = datetime.fromtimestamp(now, UTC).year
+            year = datetime.fromtimestamp(now, timezone.utc).year
             when = _short(match, year) - zone
             return when if when <= now + _DAY else _short(match, year - 1) - zone
     except (ValueError, OverflowError, OSError):
@@ -52,7 +56,7 @@ def parse(text: str, zone: float, now: float) -> float | None:
 
 def _short(match: re.Match[str], year: int) -> float:
     month, day, hour, minute, second = (int(each) for each in match.groups())
-    return datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp()
+    return datetime(year, month, day, hour, minute, second, tzinfo=timezone.utc).timestamp()
 
 
 def _offset(text: str) -> float:
@@ -66,6 +70,6 @@ def _offset(text: str) -> float:
 def write(at: float) -> str:
     """Return a time as a log would have it."""
     try:
-        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (ValueError, OverflowError, OSError):
         return ""

@@ -8,6 +8,7 @@ import math
 import os
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from . import cluster, failures, postmortem, source
@@ -212,6 +213,18 @@ def cause(problem: BaseException, before: Mapping[str, int]) -> list[str]:
         return []
 
 
+@contextmanager
+def explained() -> Iterator[None]:
+    """Say why an engine does not start in its own words, where its logs have them."""
+    before = logs()
+    try:
+        yield
+    except Exception as problem:
+        if not (found := cause(problem, before)):
+            raise
+        raise NotStarted("\n".join(["the engine did not start:", *found])) from problem
+
+
 def replica(sampling: Mapping[str, Any], gate: Any = None) -> type:
     """Return Ray Data LLM's engine stage, with the sampling parameters as they were written and
     only the answer as output.
@@ -225,13 +238,8 @@ def replica(sampling: Mapping[str, Any], gate: Any = None) -> type:
             from vllm.sampling_params import RequestOutputKind
 
             check(sampling)
-            before = logs()
-            try:
+            with explained():
                 super().__init__(*args, **kwargs)
-            except Exception as problem:
-                if not (found := cause(problem, before)):
-                    raise
-                raise NotStarted("\n".join(["the engine did not start:", *found])) from problem
             # Else vLLM hands out every row at every token.
             self.asked = {**sampling, "output_kind": RequestOutputKind.FINAL_ONLY}
             self.finished: dict[tuple[int, int], str] = {}
