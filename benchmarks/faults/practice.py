@@ -286,7 +286,7 @@ def traces(practice: Practice) -> list[str]:
     """Return one line for everything on the hosts and on this machine that a run might leave
     behind.
     """
-    found = [f"process of this machine: {line}" for line in _local(str(practice.folder))]
+    found = [f"process of this machine: {line}" for line in _local(f"{practice.folder}/")]
     for host in practice.lab.hosts:
         found += [f"{host.name}: {each}" for each in _on(practice, host)]
     return found
