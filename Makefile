@@ -8,7 +8,7 @@ LAB := /var/lib/vlaunch-lab
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 VLAUNCH := $(BIN)/vlaunch
 
-.PHONY: demo test machine lint unit processes lab-tests long-tests faults lock clean-lab
+.PHONY: demo test machine lint unit processes lab-tests long-tests faults figures lock clean-lab
 
 demo: .venv/installed
 	$(SUDO) $(VLAUNCH) lab up --install-missing
@@ -60,6 +60,10 @@ long-tests: machine
 # The fault campaign, or what is missing of it: hours. FAULTS="--verb up --seeds 1" narrows it; results go on where they stopped.
 faults: .venv/installed
 	code=0; $(SUDO) $(BIN)/python -m benchmarks.faults $(FAULTS) || code=$$?; $(BIN)/python -m benchmarks.faults --report && exit $$code
+
+# How hard the code is to read.
+figures: .venv/installed
+	$(BIN)/python -m benchmarks.figures
 
 .venv/installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -1,0 +1,138 @@
+"""How hard the code is to read, in figures: `make figures`.
+
+    python -m benchmarks.figures [FOLDER …] [--over 10]
+
+Lengths are in lines. Complexity is counted by radon (McCabe's number with comprehensions, boolean
+operators and conditional expressions counted as branches); `--over N` names the functions above N
+instead. Comments and docstrings are shares of all lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import statistics
+import tokenize
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from radon.complexity import cc_visit
+
+ROOT = Path(__file__).parents[1]
+COLUMNS = 100
+COMPLEX = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Function:
+    """One function or method; `where` is `path:line name`."""
+
+    where: str
+    lines: int
+    complexity: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """One source file, counted."""
+
+    lines: int
+    long: int
+    skips: int
+    conditionals: int
+    comments: int
+    docstrings: int
+    functions: tuple[Function, ...]
+
+
+def read(path: Path, name: str) -> File:
+    """Count one file; `name` is how its functions are told. Raises SyntaxError."""
+    text = path.read_text(encoding="utf-8")
+    tree, lines = ast.parse(text), text.splitlines()
+    nodes = list(ast.walk(tree))
+    return File(
+        lines=len(lines),
+        long=sum(len(line) > COLUMNS for line in lines),
+        skips=sum("# fmt: " in line for line in lines),
+        conditionals=sum(isinstance(node, ast.IfExp) for node in nodes),
+        comments=len(_comment_lines(text)),
+        docstrings=sum(_docstring_lines(node) for node in nodes),
+        functions=tuple(
+            Function(
+                where=f"{name}:{found.lineno} {found.name}",
+                lines=found.endline - found.lineno + 1,
+                complexity=found.complexity,
+            )
+            for found in cc_visit(text)
+            if found.letter in ("F", "M")
+        ),
+    )
+
+
+def _comment_lines(text: str) -> set[int]:
+    """Return the numbers of the lines that hold nothing but a comment."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return {
+        token.start[0]
+        for token in tokens
+        if token.type == tokenize.COMMENT and not token.line[: token.start[1]].strip()
+    }
+
+
+def _docstring_lines(node: ast.AST) -> int:
+    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    if not isinstance(node, owners) or ast.get_docstring(node, clean=False) is None:
+        return 0
+    return (node.body[0].end_lineno or 0) - node.body[0].lineno + 1
+
+
+def table(files: Sequence[File]) -> Iterator[tuple[str, str]]:
+    """Yield each figure's name and text."""
+    functions = [each for file in files for each in file.functions]
+    lines = sum(file.lines for file in files)
+    over = sum(each.complexity > COMPLEX for each in functions)
+    yield "files / lines", f"{len(files)} / {lines:,}"
+    yield "file: median / 90th percentile / longest", _spread([file.lines for file in files])
+    yield "function: median / 90th percentile / longest", _spread([f.lines for f in functions])
+    yield "complexity: mean", f"{statistics.mean(f.complexity for f in functions):.1f}"
+    yield (
+        f"functions over complexity {COMPLEX}",
+        f"{over} of {len(functions)} ({over / len(functions):.1%})",
+    )
+    yield f"lines over {COLUMNS} columns", f"{sum(file.long for file in files)}"
+    yield "lines kept from the formatter", f"{sum(file.skips for file in files)}"
+    conditionals = sum(file.conditionals for file in files)
+    yield "conditional expressions per 1,000 lines", f"{1000 * conditionals / lines:.1f}"
+    comments, docstrings = (
+        sum(file.comments for file in files),
+        sum(file.docstrings for file in files),
+    )
+    yield "comments + docstrings", f"{comments / lines:.1%} + {docstrings / lines:.1%}"
+
+
+def _spread(values: Sequence[int]) -> str:
+    tenths = statistics.quantiles(values, n=10)
+    return f"{statistics.median(values):.0f} / {tenths[-1]:.0f} / {max(values):,}"
+
+
+def main() -> None:
+    """Print the table, or the functions that are too complex, the worst first."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folders", nargs="*", type=Path, default=[ROOT / "launcher"])
+    parser.add_argument("--over", type=int, metavar="N", help="name the functions above N instead")
+    args = parser.parse_args()
+    found = (path for folder in args.folders for path in sorted(folder.rglob("*.py")))
+    files = [read(path, str(path.absolute().relative_to(ROOT))) for path in found]
+    if args.over is None:
+        width = max(len(name) for name, _ in table(files))
+        print("\n".join(f"{name:{width}}  {text}" for name, text in table(files)))
+        return
+    functions = [each for file in files for each in file.functions if each.complexity > args.over]
+    for each in sorted(functions, key=lambda function: -function.complexity):
+        print(f"{each.complexity:3} {each.where}")
+
+
+if __name__ == "__main__":
+    main()
