@@ -69,11 +69,21 @@ class Encoder:
         try:
             data = whole(rows)
         except Exception:  # one row spoils them all: find it
-            misfits = [(row, why) for row in rows if (why := self.wrong(whole, row))]
-            spoiled = {row["_row"] for row, _ in misfits}
-            rows = [row for row in rows if row["_row"] not in spoiled]
+            rows, misfits = self.separated(whole, rows)
             data = whole(rows) if rows else b""
         return Encoded(data=data, numbers=[row["_row"] for row in rows], misfits=misfits)
+
+    def separated(
+        self, whole: Callable[[list[Row]], bytes], rows: list[Row]
+    ) -> tuple[list[Row], list[tuple[Row, str]]]:
+        """The rows that can be written, and those that cannot, with the reasons."""
+        fitting, misfits = [], []
+        for row in rows:
+            if why := self.wrong(whole, row):
+                misfits.append((row, why))
+            else:
+                fitting.append(row)
+        return fitting, misfits
 
     def wrong(self, whole: Callable[[list[Row]], bytes], row: Row) -> str:
         """Why a row cannot be written; nothing if it can."""
@@ -98,32 +108,12 @@ class Encoder:
         )
         names = set(self.schema.names)
         if self.job.mode == "predict":
-            for row in rows:
-                if extra := row.keys() - names - OWN:
-                    raise ValueError(
-                        f"column {min(extra)} is new: the rows of the first file lack it"
-                    )
+            refuse_new_columns(rows, names)
         for keep in keeps:
             self.left_out |= keep.keys() - names
-        arrays = []
-        for field in self.schema:
-            if field.name == "row":
-                values: list[Any] = [row["_row"] for row in rows]
-            elif (kind := (field.metadata or {}).get(KIND, b"").decode()) == "kept":
-                values = [keep.get(field.name) for keep in keeps]
-            else:
-                values = [row.get(field.name) for row in rows]
-                if kind in CHANGES:
-                    change = CHANGES[kind]
-                    values = [None if value is None else change(value) for value in values]
-            try:
-                arrays.append(pyarrow.array(values, type=field.type))
-            except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
-                raise ValueError(
-                    f"column {field.name} does not hold {field.type} as before: {error}"
-                ) from error
-        sink = pyarrow.BufferOutputStream()
+        arrays = [array(field, values(field, rows, keeps)) for field in self.schema]
         schema = pyarrow.schema([field.remove_metadata() for field in self.schema])
+        sink = pyarrow.BufferOutputStream()
         pyarrow.parquet.write_table(
             pyarrow.Table.from_arrays(arrays, schema=schema), sink, compression="zstd"
         )
@@ -166,6 +156,39 @@ class Encoder:
         ]
         made = [field for field in made if field.name != "row"]
         return pyarrow.schema([pyarrow.field("row", pyarrow.int64(), nullable=True), *keep, *made])
+
+
+def refuse_new_columns(rows: list[Row], names: set[str]) -> None:
+    """Raise ValueError if a row has a column of the class's own that is not among these names."""
+    for row in rows:
+        if extra := row.keys() - names - OWN:
+            raise ValueError(f"column {min(extra)} is new: the rows of the first file lack it")
+
+
+def values(field: Any, rows: list[Row], keeps: list[Row]) -> list[Any]:
+    """A column's values, one for each row, in the form in which its type takes them."""
+    if field.name == "row":
+        return [row["_row"] for row in rows]
+    kind = (field.metadata or {}).get(KIND, b"").decode()
+    if kind == "kept":
+        return [keep.get(field.name) for keep in keeps]
+    found = [row.get(field.name) for row in rows]
+    change = CHANGES.get(kind)
+    if change is None:
+        return found
+    return [None if value is None else change(value) for value in found]
+
+
+def array(field: Any, found: list[Any]) -> Any:
+    """A column as Arrow's array; raises ValueError if a value is not of its type."""
+    import pyarrow
+
+    try:
+        return pyarrow.array(found, type=field.type)
+    except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(
+            f"column {field.name} does not hold {field.type} as before: {error}"
+        ) from error
 
 
 def inferred(name: str, values: list[Any]) -> Any:

@@ -82,25 +82,34 @@ class Sink:
         """
         if self.broken:
             raise self.broken
-        good = [row for row in rows if not row["_error"]]
-        bad = [row for row in rows if row["_error"]] if len(good) < len(rows) else []
-        good, bad = self.new("rows", good), self.new("errors", bad)
-        tokens_in = tokens_out = 0
-        if self.job.mode != "predict":
-            tokens_in = sum(row.get("prompt_tokens") or 0 for row in good)
-            tokens_out = sum(row.get("output_tokens") or 0 for row in good)
-        self.progress.count(len(good), len(bad), tokens_in, tokens_out)
-        for kind, new in (("rows", good), ("errors", bad)):
-            if not new:
-                continue
-            buffer = self.buffers[kind]
-            buffer.add(new)
-            while len(buffer.rows) >= self.job.write.rows_per_file:
-                self.commit(kind, self.job.write.rows_per_file)
-            if buffer.bytes >= LARGEST:
-                self.commit(kind, len(buffer.rows))
+        good = self.new("rows", [row for row in rows if not row["_error"]])
+        bad = self.new("errors", [row for row in rows if row["_error"]])
+        self.progress.count(len(good), len(bad), *self.tokens(good))
+        self.hold("rows", good)
+        self.hold("errors", bad)
         self.check()
         return len(good) + len(bad)
+
+    def tokens(self, answers: list[Row]) -> tuple[int, int]:
+        """Tokens of the prompts and of the answers; columns of a class may have these names, and
+        count nothing.
+        """
+        if self.job.mode == "predict":
+            return 0, 0
+        read = sum(row.get("prompt_tokens") or 0 for row in answers)
+        written = sum(row.get("output_tokens") or 0 for row in answers)
+        return read, written
+
+    def hold(self, kind: str, rows: list[Row]) -> None:
+        """Keep rows for their file, and commit the files that are full."""
+        if not rows:
+            return
+        buffer = self.buffers[kind]
+        buffer.add(rows)
+        while len(buffer.rows) >= self.job.write.rows_per_file:
+            self.commit(kind, self.job.write.rows_per_file)
+        if buffer.bytes >= LARGEST:
+            self.commit(kind, len(buffer.rows))
 
     def tick(self) -> None:
         """Commit what has waited for `write.seconds`; call it about once a second."""
