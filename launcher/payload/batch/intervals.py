@@ -24,6 +24,11 @@ def runs(numbers: Iterable[int]) -> list[Run]:
     return found
 
 
+def total(found: Iterable[Run]) -> int:
+    """How many numbers are in some intervals."""
+    return sum(last - first + 1 for first, last in found)
+
+
 class Intervals:
     """Disjoint intervals that do not touch, in ascending order."""
 

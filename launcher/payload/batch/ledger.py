@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from .intervals import Intervals, Run, runs
+from .intervals import Intervals, Run, runs, total
 from .job import Job, Refused, changes
 from .manifest import Manifest, Split
 from .places import Place, brief, masked, opened
@@ -65,15 +65,7 @@ class Ledger:
         """Account for rows (`rows` or `errors`); return the new ones in the order given."""
         given = list(rows)
         found = runs(sorted(given))
-        sound = all(
-            first >= 0 and last < self.rows and not self.taken.meets(first, last)
-            for first, last in found
-        )
-        if (
-            sound
-            and sum(last - first + 1 for first, last in found) == len(given)
-            and distinct(found)
-        ):
+        if self.free(found) and total(found) == len(given) and distinct(found):
             for first, last in found:
                 self.taken.add(first, last)
             new = given
@@ -84,6 +76,13 @@ class Ledger:
         else:
             self.errors += len(new)
         return new
+
+    def free(self, found: Iterable[Run]) -> bool:
+        """Whether all of these are rows of the job that are not accounted for."""
+        return all(
+            first >= 0 and last < self.rows and not self.taken.meets(first, last)
+            for first, last in found
+        )
 
     def take(self, number: int) -> bool:
         if number in self.taken or not 0 <= number < self.rows:
@@ -110,7 +109,7 @@ class Ledger:
             "part": f"{kind}/{name}.{ending}",
             "kind": kind,
             "rows": found,
-            "count": sum(last - first + 1 for first, last in found),
+            "count": total(found),
             "bytes": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),
         }
@@ -171,24 +170,13 @@ def recover(job: Job, manifest: Manifest, retry_errors: bool = False) -> Ledger:
 def recovered(out: Place, manifest: Manifest, retry_errors: bool) -> Ledger:
     ledger = Ledger(out, manifest.rows)
     if retry_errors:
-        for name in out.child("errors").names():
-            if PART.fullmatch(name):
-                out.child("errors").child(name).delete()
+        delete_errors(out)
     tidy(out)
     entries = read_entries(out)
-    known = {each.part for each in entries}
     sizes = {
         f"{kind}/{name}": size for kind in KINDS for name, size in out.child(kind).sizes().items()
     }
-    if unknown := sorted(
-        name for name in sizes if name not in known and PART.fullmatch(name.partition("/")[2])
-    ):
-        said = "\n".join(unknown[:10])
-        raise Refused(
-            f"{masked(out.where)} has files that the ledger does not know",
-            said,
-            f"move them away, or {RESTART}",
-        )
+    refuse_unknown(out, sizes, {each.part for each in entries})
     ledger.next = 1 + max((entry.number for entry in entries), default=0)
     for entry in entries:
         if sizes.get(entry.part) == entry.bytes:
@@ -202,6 +190,31 @@ def recovered(out: Place, manifest: Manifest, retry_errors: bool) -> Ledger:
         if entry.number != ledger.next - 1:
             out.child("ledger").child(f"part-{entry.number:06d}.json").delete()
     return ledger
+
+
+def delete_errors(out: Place) -> None:
+    """Delete the error files: their rows are to be done again."""
+    folder = out.child("errors")
+    for name in folder.names():
+        if PART.fullmatch(name):
+            folder.child(name).delete()
+
+
+def refuse_unknown(out: Place, present: Iterable[str], known: set[str]) -> None:
+    """See that all files of answers and errors that are there have entries.
+
+    Raises:
+        Refused: some have none.
+    """
+    unknown = sorted(
+        name for name in present if name not in known and PART.fullmatch(name.partition("/")[2])
+    )
+    if unknown:
+        raise Refused(
+            f"{masked(out.where)} has files that the ledger does not know",
+            "\n".join(unknown[:10]),
+            f"move them away, or {RESTART}",
+        )
 
 
 def claim(job: Job, manifest: Manifest, out: Place) -> None:
@@ -313,7 +326,7 @@ def entry(name: str, said: dict[str, Any]) -> Entry:
     ):
         raise ValueError(f"it speaks of {said['part']}")
     rows = tuple((int(first), int(last)) for first, last in said["rows"])
-    if sum(last - first + 1 for first, last in rows) != said["count"]:
+    if total(rows) != said["count"]:
         raise ValueError("its count is not that of its rows")
     return Entry(
         number=int(part[1]),

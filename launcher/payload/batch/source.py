@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from . import lines
+from .intervals import total
 
 TASKS = 4_000  # read tasks of one job at most: planning costs about a millisecond for each
 # rows that one should have at least: a thousand splits with one row left each are not a thousand
@@ -32,7 +33,7 @@ S = TypeVar("S")
 
 def count(pending: Mapping[int, Intervals]) -> int:
     """Return how many rows are still to be done."""
-    return sum(last - first + 1 for ranges in pending.values() for first, last in ranges)
+    return sum(map(total, pending.values()))
 
 
 def batch_rows(wanted: int, pending: int, replicas: int) -> int:
