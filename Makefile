@@ -39,7 +39,7 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/shellcheck scripts/*.sh launcher/payload/*.sh launcher/lab/*.sh
+	$(BIN)/shellcheck --external-sources --source-path=SCRIPTDIR scripts/*.sh launcher/*/*.sh
 
 # With byte code kept, whatever the environment says: compiling all tests anew in each process takes seconds.
 unit: .venv/installed
@@ -73,7 +73,6 @@ figures: .venv/installed
 
 # The newest versions that fit pyproject.toml, with hashes; review the difference.
 lock: .venv/installed
-	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.10 --generate-hashes \
 		--no-emit-index-url --no-header --quiet --output-file requirements.lock
 

@@ -1,11 +1,13 @@
 """Download the wheels of the practice image: for the image's Python, from wherever this machine's
-pip looks.
+pip looks. torch for CPUs, which pip's default index does not have, comes from PyTorch's own where
+pip finds none.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from launcher.lab import machine
 from launcher.lab.machine import Say
 
 PYTHON = "3.11"  # Debian 12's own
+_TIMEOUT = 1800.0
 
 
 def lock() -> str:
@@ -33,17 +36,24 @@ def ensure(cache: Path, say: Say) -> Path:
     wheels = cache / f"wheels-{hashlib.sha256(pins.encode()).hexdigest()[:12]}"
     if wheels.exists():
         return wheels
-    say("downloading the wheels of the practice image (0.5 GB)")
+    say(
+        "downloading the wheels of the practice image: 0.5 GB, which takes a minute at 100 Mbit/s;"
+        " they are kept for the next time"
+    )
     partial = cache / f"building-{os.getpid()}-wheels"
     partial.mkdir()
     (partial / "wheels.lock").write_text(pins)
     try:
-        machine.run(*_download(partial), timeout=1800, what="downloading the wheels")
+        _torch(partial, pins, say)
+        machine.run(
+            *_download(partial, "--requirement", str(partial / "wheels.lock")),
+            timeout=_TIMEOUT,
+            what="downloading the wheels",
+        )
     except VlaunchError as error:
         shutil.rmtree(partial)
-        error.hint = (
-            "the wheels come from wherever this machine's pip looks (`pip config list`); "
-            "a `torch` with `+cpu` in its version needs PyTorch's CPU index in PIP_EXTRA_INDEX_URL"
+        error.hint = error.hint or (
+            "the wheels come from wherever this machine's pip looks: `pip config list`"
         )
         raise
     partial.rename(wheels)
@@ -53,7 +63,57 @@ def ensure(cache: Path, say: Say) -> Path:
     return wheels
 
 
-def _download(directory: Path) -> tuple[str, ...]:
+def _torch(directory: Path, pins: str, say: Say) -> None:
+    """Download torch for CPUs from where pip is told to look, or else from PyTorch's index.
+
+    Raises VlaunchError when neither has it.
+    """
+    pin = next(line for line in pins.splitlines() if line.startswith("torch=="))
+    usual = _download(directory, pin)
+    done = machine.attempt(*usual, timeout=_TIMEOUT)
+    if done.returncode == 0:
+        return
+    what = f"downloading {pin}"
+    if "No matching distribution" not in done.stderr:
+        machine.run(*usual, timeout=_TIMEOUT, what=what)
+        return
+    index = _pytorch_index(directory, pin)
+    say(f"pip finds no {pin} where it is told to look: it comes from {index}")
+    machine.run(*usual, "--index-url", index, timeout=_TIMEOUT, what=what)
+
+
+def _pytorch_index(directory: Path, pin: str) -> str:
+    """Ask uv, which knows PyTorch's indexes, where torch for CPUs is.
+
+    Raises VlaunchError when it cannot say.
+    Source: https://docs.astral.sh/uv/guides/integration/pytorch/
+    """
+    asked = directory / "torch.in"
+    asked.write_text(f"{pin}\n")
+    uv = str(Path(sys.executable).with_name("uv"))
+    try:
+        said = machine.run(
+            *(uv, "pip", "compile", "--quiet", "--no-deps", "--no-header"),
+            *("--emit-index-annotation", "--torch-backend", "cpu", "--python-version", PYTHON),
+            str(asked),
+            what=f"asking uv where {pin} is",
+        )
+    except VlaunchError as error:
+        error.hint = (
+            f"put {pin} where pip finds it: `pip config set global.find-links DIR`, or its index"
+            " into `extra-index-url` of /etc/pip.conf"
+        )
+        raise
+    finally:
+        asked.unlink()
+    found = re.search(r"# from (\S+)", said)
+    if found is None:
+        raise VlaunchError(f"uv does not say where {pin} is", evidence=said.splitlines()[-3:])
+    return found[1]
+
+
+def _download(directory: Path, *what: str) -> tuple[str, ...]:
+    """Return the argv that downloads wheels for the image; what is there already is taken."""
     return (
         *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"),
         *(
@@ -66,7 +126,7 @@ def _download(directory: Path) -> tuple[str, ...]:
         ),
         *("--abi", "abi3", "--abi", "none"),
         *(word for platform in platforms(os.uname().machine) for word in ("--platform", platform)),
-        *("--dest", str(directory), "--requirement", str(directory / "wheels.lock")),
+        *("--dest", str(directory), "--find-links", str(directory), *what),
     )
 
 
