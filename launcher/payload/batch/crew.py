@@ -175,38 +175,39 @@ class Crew:
         """Wait until a rank has finished something; return rank, tag and result of each that
         has.
         """
-        import ray
-
         first = {rank: tasks[0] for rank, tasks in self.tasks.items() if tasks}
-        end = min(task.began + task.limit for task in first.values())
-        refs = [task.ref for task in first.values()]
-        ready, _ = ray.wait(refs, num_returns=1, timeout=max(0.0, end - time.monotonic()))
-        if ready:
-            ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
+        ready = finished_refs(list(first.values()))
         found, lost = [], {}
         for rank, task in first.items():
-            if task.ref in ready:
-                result = self.result(task)
-                if isinstance(result, BaseException):
-                    lost[rank] = result
-                    continue
-                self.tasks[rank].popleft()
-                if self.tasks[rank]:
-                    self.tasks[rank][0].began = time.monotonic()
+            if task.ref not in ready:
+                continue
+            result = self.result(task)
+            if isinstance(result, BaseException):
+                lost[rank] = result
+            else:
+                self.advance(rank)
                 found.append((rank, task.tag, result))
         if lost:
             self.blame(lost)
+        self.check_limits({rank: task for rank, task in first.items() if task.ref not in ready})
+        return found
+
+    def advance(self, rank: int) -> None:
+        """Take a rank's first task off its list; the time of the next one begins."""
+        self.tasks[rank].popleft()
+        if self.tasks[rank]:
+            self.tasks[rank][0].began = time.monotonic()
+
+    def check_limits(self, unfinished: dict[int, Task]) -> None:
+        """Raise Failed if any of the ranks' first tasks has taken longer than it may."""
         late = [
-            rank
-            for rank, task in first.items()
-            if task.ref not in ready and time.monotonic() >= task.began + task.limit
+            rank for rank, task in unfinished.items() if time.monotonic() >= task.began + task.limit
         ]
         if late:
-            task = first[late[0]]
+            task = unfinished[late[0]]
             notes = [f"nor has {self.seats[rank]}" for rank in late[1:]]
             message = f"{self.seats[late[0]]} {task.doing} within {task.limit:g} s"
             raise Failed(message, evidence(self.log(late[0]), notes), task.hint)
-        return found
 
     def result(self, task: Task) -> Any:
         """Return what a finished task returned or raised."""
@@ -219,44 +220,41 @@ class Crew:
 
     def blame(self, lost: dict[int, BaseException]) -> None:
         """Raise Failed for the rank that failed first, with the end of its log."""
-        import ray
-
-        others = {
-            rank: tasks[0] for rank, tasks in self.tasks.items() if tasks and rank not in lost
-        }
-        if others:
-            ready, _ = ray.wait(
-                [task.ref for task in others.values()], num_returns=len(others), timeout=GRACE
-            )
-            results = {
-                rank: self.result(task) for rank, task in others.items() if task.ref in ready
-            }
-            lost = {
-                **lost,
-                **{rank: each for rank, each in results.items() if isinstance(each, BaseException)},
-            }
+        lost = {**lost, **self.lost_meanwhile(lost)}
         logs = {rank: self.log(rank) for rank in lost}
         rank = blamed(lost, logs)
         problem, lines = lost[rank], logs[rank]
+        gone = died(problem)
         known = failures.recognised("\n".join([said(problem), *lines]), self.job.mode)
-        notes = (
-            [f"{'Ray' if died(problem) else self.seats[rank]}: {said(problem)}"[:400]]
-            if died(problem) or known
-            else []
-        )
+        if known:
+            what, hint = known.message, known.hint
+        else:
+            what = how(problem, lines)
+            hint = "run the job again once the cause is gone: it goes on where it stopped"
+        notes = []
+        if gone or known:
+            notes.append(f"{'Ray' if gone else self.seats[rank]}: {said(problem)}"[:400])
         notes += [
             f"{self.seats[other]} then failed too: {said(each)}"
             for other, each in lost.items()
             if other != rank
         ]
-        what = known.message if known else how(problem, lines)
-        message = f"{self.seats[rank]} {'ended' if died(problem) else 'failed'}: {what}"
-        hint = (
-            known.hint
-            if known
-            else "run the job again once the cause is gone: it goes on where it stopped"
-        )
+        message = f"{self.seats[rank]} {'ended' if gone else 'failed'}: {what}"
         raise Failed(message, evidence(lines, notes), hint) from problem
+
+    def lost_meanwhile(self, lost: dict[int, BaseException]) -> dict[int, BaseException]:
+        """Return what other ranks fail with within `GRACE` seconds."""
+        import ray
+
+        others = {
+            rank: tasks[0] for rank, tasks in self.tasks.items() if tasks and rank not in lost
+        }
+        if not others:
+            return {}
+        refs = [task.ref for task in others.values()]
+        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=GRACE)
+        results = {rank: self.result(task) for rank, task in others.items() if task.ref in ready}
+        return {rank: each for rank, each in results.items() if isinstance(each, BaseException)}
 
     def log(self, rank: int) -> list[str]:
         """Return the last lines of a rank's log, or why there are none."""
@@ -297,6 +295,18 @@ class Crew:
                 )
         if late:
             self.progress.warn("a node has not said whether its rank's processes are gone")
+
+
+def finished_refs(tasks: Sequence[Task]) -> list[Any]:
+    """Wait until a task is finished or too late; return the references of all that are finished."""
+    import ray
+
+    end = min(task.began + task.limit for task in tasks)
+    refs = [task.ref for task in tasks]
+    ready, _ = ray.wait(refs, num_returns=1, timeout=max(0.0, end - time.monotonic()))
+    if ready:
+        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
+    return ready
 
 
 def pinned(node: str) -> Any:
