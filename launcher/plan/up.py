@@ -78,6 +78,39 @@ def plan_up(
         node.name: containers.node_spec(inventory, node, facts.get(node.name), image.tag, secrets)
         for node in inventory.nodes
     }
+    reasons = _reasons_by_node(inventory, facts, specs, secrets)
+    changed = [node for node in inventory.nodes if reasons[node.name] is not None]
+    there = _present(facts, specs)
+    replaced = [there[node.name] for node in changed if node.name in there]
+    stages = (
+        *_image_stages(inventory, facts, changed, image),
+        Stage(
+            id="files",
+            title="Write helper files and secrets",
+            steps=_writes(inventory, facts, secrets, changed),
+        ),
+        Stage(
+            id="ranks",
+            title="Remove what an earlier vlaunch started",
+            steps=_old_ranks(inventory, facts),
+        ),
+        *_start_stages(inventory, facts, changed, specs),
+        *_verify_stages(inventory, changed, there, join_timeout),
+    )
+    return Plan(
+        verb="up",
+        stages=tuple(stage for stage in stages if stage.steps or stage.gates),
+        notes=(*_differing(facts, reasons), *_ending(replaced)),
+    )
+
+
+def _reasons_by_node(
+    inventory: Inventory,
+    facts: Facts,
+    specs: Mapping[str, docker.ContainerSpec],
+    secrets: Mapping[str, Secret],
+) -> dict[str, list[str] | None]:
+    """Why each node's container must start anew: every one's, when the head's must."""
     reasons = {
         node.name: _reasons(inventory, facts, node, specs[node.name], secrets)
         for node in inventory.nodes
@@ -85,73 +118,92 @@ def plan_up(
     if reasons[inventory.head.name] is not None:
         for node in inventory.workers:
             reasons[node.name] = reasons[node.name] or ["the head starts anew"]
-    ray = "" if inventory.ray.off else "Ray "
-    changed = [node for node in inventory.nodes if reasons[node.name] is not None]
-    starts = {
-        node.name: _start(facts.get(node.name), node, specs[node.name], ray) for node in changed
+    return reasons
+
+
+def _present(
+    facts: Facts, specs: Mapping[str, docker.ContainerSpec]
+) -> dict[str, docker.Container]:
+    """Return the container that is there on each node under its spec's name."""
+    found = {
+        name: facts[name].container(spec.name) for name, spec in specs.items() if name in facts
     }
-    writes = [
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def _image_stages(
+    inventory: Inventory, facts: Facts, changed: Sequence[Node], image: RayImage
+) -> list[Stage]:
+    """Return what sees to the image before any container starts."""
+    stages = []
+    if facts:
+        stages.append(same_image(inventory, facts))
+    if not inventory.ray.off:
+        stages.append(_ray_image(inventory, facts, image))
+    if inventory.accelerator == "nvidia" and facts:
+        stages.append(_gpus(inventory, changed, image))
+    return stages
+
+
+def _writes(
+    inventory: Inventory, facts: Facts, secrets: Mapping[str, Secret], changed: Sequence[Node]
+) -> tuple[Step, ...]:
+    return tuple(
         step
         for node in inventory.nodes
         for step in files.steps(
             inventory, node, facts.get(node.name), secrets, fresh=node in changed
         )
-    ]
-    workers = tuple(step for node in inventory.workers for step in starts.get(node.name, ()))
-    kept = {
-        node.name: facts[node.name].container(specs[node.name].name)
-        for node in inventory.nodes
-        if node.name in facts
+    )
+
+
+def _start_stages(
+    inventory: Inventory,
+    facts: Facts,
+    changed: Sequence[Node],
+    specs: Mapping[str, docker.ContainerSpec],
+) -> list[Stage]:
+    """Start the head, and the workers as soon as it answers."""
+    ray = "" if inventory.ray.off else "Ray "
+    starts = {
+        node.name: _start(facts.get(node.name), node, specs[node.name], ray) for node in changed
     }
-    restarts = {
-        name: there.restarts
-        for name, there in kept.items()
-        if there is not None and name not in starts
-    }
-    stages = (
-        *([same_image(inventory, facts)] if facts else []),
-        *([] if inventory.ray.off else [_ray_image(inventory, facts, image)]),
-        *(
-            [_gpus(inventory, changed, image)]
-            if inventory.accelerator == "nvidia" and facts
-            else []
-        ),
-        Stage(id="files", title="Write helper files and secrets", steps=tuple(writes)),
-        Stage(
-            id="ranks",
-            title="Remove what an earlier vlaunch started",
-            steps=_old_ranks(inventory, facts),
-        ),
+    head = starts.get(inventory.head.name, [])
+    workers = [step for node in inventory.workers for step in starts.get(node.name, ())]
+    return [
         Stage(
             id="head",
             title=f"Start the {ray}head",
-            steps=tuple(starts.get(inventory.head.name, ())),
-            gates=(gates.head(inventory),) if starts.get(inventory.head.name) else (),
+            steps=tuple(head),
+            gates=(gates.head(inventory),) if head else (),
         ),
-        Stage(id="workers", title=f"Start the {ray}workers", steps=workers),
-        *(
-            []
-            if inventory.ray.off
-            else [_ray_stage(inventory, restarts, join_timeout, changed=bool(changed))]
-        ),
-        Stage(
-            id="agents",
-            title="Verify the agents",
-            gates=(gates.agents(inventory, deadline=join_timeout),),
-        ),
-    )
-    notes = [
+        Stage(id="workers", title=f"Start the {ray}workers", steps=tuple(workers)),
+    ]
+
+
+def _verify_stages(
+    inventory: Inventory,
+    changed: Sequence[Node],
+    there: Mapping[str, docker.Container],
+    join_timeout: float,
+) -> list[Stage]:
+    """See that all nodes have joined, and that what was left alone stays as it is."""
+    stages = []
+    if not inventory.ray.off:
+        started = {node.name for node in changed}
+        restarts = {name: each.restarts for name, each in there.items() if name not in started}
+        stages.append(_ray_stage(inventory, restarts, join_timeout, changed=bool(changed)))
+    agents = gates.agents(inventory, deadline=join_timeout)
+    return [*stages, Stage(id="agents", title="Verify the agents", gates=(agents,))]
+
+
+def _differing(facts: Facts, reasons: Mapping[str, Sequence[str] | None]) -> list[str]:
+    return [
         f"{node}: {reason}"
         for node, why in reasons.items()
         for reason in why or ()
         if facts.get(node) is not None
     ]
-    notes += _ending(
-        [there for node in changed if node.name in facts if (there := kept[node.name]) is not None]
-    )
-    return Plan(
-        verb="up", stages=tuple(s for s in stages if s.steps or s.gates), notes=tuple(notes)
-    )
 
 
 def _ending(containers_: Sequence[docker.Container]) -> list[str]:
