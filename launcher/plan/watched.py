@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -110,60 +110,81 @@ def _inside(inventory: Inventory, name: str, argv: Argv, timeout: float) -> Comm
 
 
 def _read(inventory: Inventory, wanted: Desired, answers: Answers, offset: int) -> Seen:
-    said = ray_checks.read_payload(answers[inventory.head.name][0])
-    if "servers" not in said:
-        raise UnreadableAnswer(
-            f"{inventory.head.name}: {said.get('error', 'the head does not tell of servers')}"
-        )
-    found = next(
-        (each for each in servers.read(said).servers if each.name == wanted.name),
-        Server(name=wanted.name),
-    )
-    if found.desired is None or found.desired.asked != wanted.asked:
-        other = (
-            f"{found.model} has taken its place"
-            if found.desired is not None
-            else "it is wanted no more"
-        )
-        return Seen(offset=offset, ended=other, stopped=True)
+    found = _kept(inventory, wanted, answers)
+    if found.desired is None:
+        return Seen(offset=offset, ended="it is wanted no more", stopped=True)
+    if found.desired.asked != wanted.asked:
+        return Seen(offset=offset, ended=f"{found.model} has taken its place", stopped=True)
     log = _log(answers[wanted.api_node][-1])
-    # What is there before the engine has been started is of one that is gone.
-    begun = (
-        found.observed is not None
-        and found.state not in ("waiting", "stopped")
-        and found.observed.generation > 0
-    )
-    lines = (
-        tuple(line for line in re.split(r"[\r\n]+", log.get("log", "")) if line.strip())
-        if begun
-        else ()
-    )
     seen = (
         servers.named(inventory, found.observed)
         if found.observed
         else Observed(name=found.name, id=found.id, asked=0.0)
     )
-    last = seen.faults[-1] if seen.faults else None
-    over = found.state in OVER
-    return Seen(
-        lines=lines,
+    look = Seen(
+        lines=_lines(log) if _begun(found) else (),
         offset=int(log.get("offset", offset)),
-        ended=_ended(seen) if over else "",
-        cause=last.cause if over and last else "",
-        evidence=last.evidence if over and last else "",
-        server={} if over else log,
-        doing=""
-        if found.state in (*OVER, "starting", "ready")
-        else seen.doing or (seen.state if found.observed else _NOT_YET),
-        recovering=bool(last) and found.state not in (*OVER, "ready"),
         anew=bool(log.get("anew")),
-        known=found.state == "ready" and bool(seen.ranks),
-        ranks={node: tuple(held) for node, held in seen.ranks.items()}
-        or {
-            node: (f"{count} {'rank' if count == 1 else 'ranks'}",)
-            for node, count in wanted.places.items()
-        },
+        ranks=_ranks(wanted, seen),
     )
+    if found.state in OVER:
+        cause, evidence = (
+            (seen.faults[-1].cause, seen.faults[-1].evidence) if seen.faults else ("", "")
+        )
+        return replace(look, ended=_ended(seen), cause=cause, evidence=evidence)
+    return replace(
+        look,
+        server=log,
+        doing=_doing(found, seen),
+        recovering=bool(seen.faults) and found.state != "ready",
+        known=found.state == "ready" and bool(seen.ranks),
+    )
+
+
+def _kept(inventory: Inventory, wanted: Desired, answers: Answers) -> Server:
+    """Return what the head says of the server that is watched."""
+    said = ray_checks.read_payload(answers[inventory.head.name][0])
+    if "servers" not in said:
+        raise UnreadableAnswer(
+            f"{inventory.head.name}: {said.get('error', 'the head does not tell of servers')}"
+        )
+    return next(
+        (each for each in servers.read(said).servers if each.name == wanted.name),
+        Server(name=wanted.name),
+    )
+
+
+def _begun(found: Server) -> bool:
+    """True once its engine has been started: what is in the log before that is of one that is
+    gone.
+    """
+    return (
+        found.observed is not None
+        and found.state not in ("waiting", "stopped")
+        and found.observed.generation > 0
+    )
+
+
+def _lines(log: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(line for line in re.split(r"[\r\n]+", log.get("log", "")) if line.strip())
+
+
+def _ranks(wanted: Desired, seen: Observed) -> Mapping[str, tuple[str, ...]]:
+    if seen.ranks:
+        return {node: tuple(held) for node, held in seen.ranks.items()}
+    return {
+        node: (f"{count} {'rank' if count == 1 else 'ranks'}",)
+        for node, count in wanted.places.items()
+    }
+
+
+def _doing(found: Server, seen: Observed) -> str:
+    """Say what is done or waited for before the engine starts."""
+    if found.state in ("starting", "ready"):
+        return ""
+    if not found.observed:
+        return _NOT_YET
+    return seen.doing or seen.state
 
 
 def _ended(seen: Observed) -> str:
