@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,9 @@ LOADING = 7200.0  # seconds for the first replica to load the model, once it has
 QUEUE = 7 * 86400.0  # seconds to wait for a place that others hold
 LOOK = 10  # seconds that a question to Ray may take
 LINES = 15  # of a dead replica's log that are shown
+# Ray's states of an actor that is up, and of one that is not yet
+UP = ("ALIVE",)
+COMING = ("PENDING_CREATION", "RESTARTING", "DEPENDENCIES_UNREADY")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,30 +43,29 @@ class Seen:
 def seen(table: Mapping[str, Mapping[str, Any]], actor: str) -> Seen:
     """Count the replicas in Ray's table of actors."""
     mine = {name: row for name, row in table.items() if actor in row["ActorClassName"]}
-    up = {name: row for name, row in mine.items() if row["State"] == "ALIVE"}
-    coming = [
-        row
-        for row in mine.values()
-        if row["State"] in ("PENDING_CREATION", "RESTARTING", "DEPENDENCIES_UNREADY")
-    ]
-    placed = [
-        row
-        for row in coming
-        if row["State"] == "PENDING_CREATION" and row["Address"]["NodeID"].strip("f")
-    ]
+    up, coming = in_state(mine, UP), in_state(mine, COMING)
+    placed = sum(map(has_place, coming.values()))
+    deaths = [row.get("DeathCause") for name, row in mine.items() if name not in up]
     return Seen(
         ready=len(up),
-        placed=len(placed),
-        waiting=len(coming) - len(placed),
+        placed=placed,
+        waiting=len(coming) - placed,
         restarts=sum(int(row["NumRestarts"]) for row in mine.values()),
         processes={name: (row["Address"]["NodeID"], int(row["Pid"])) for name, row in up.items()},
-        causes=tuple(
-            filter(
-                None,
-                (cause(row.get("DeathCause")) for row in mine.values() if row["State"] != "ALIVE"),
-            )
-        ),
+        causes=tuple(filter(None, map(cause, deaths))),
     )
+
+
+def in_state(
+    table: Mapping[str, Mapping[str, Any]], states: Collection[str]
+) -> dict[str, Mapping[str, Any]]:
+    """Return the actors that are in one of these states."""
+    return {name: row for name, row in table.items() if row["State"] in states}
+
+
+def has_place(row: Mapping[str, Any]) -> bool:
+    """Tell whether an actor that is to come has a node: one whose name is all f is none."""
+    return row["State"] == "PENDING_CREATION" and row["Address"]["NodeID"].strip("f") != ""
 
 
 def cause(death: Any) -> str:
@@ -99,13 +101,7 @@ class Budget:
 
     def look(self, now: float, rows: int, found: Seen) -> Failed | None:
         """Take note of one moment; return why the job should end, if it should."""
-        if rows > self.rows:
-            self.rows, self.moved, self.idle = rows, now, 0
-        if self.up is None and (found.ready >= self.least or self.rows):
-            self.up = now
-        fresh = max(0, found.restarts - self.total)
-        self.total += fresh
-        self.idle += fresh
+        self.note(now, rows, found)
         if self.idle > self.restarts:
             hint = (
                 "see why it dies below; raise `limits.restarts` only if it would have worked in"
@@ -116,25 +112,43 @@ class Budget:
                 hint=hint,
             )
         if self.up is None:
-            # Those that are loaded hold their places and wait for the last one: while it queues, no
-            # clock of theirs runs.
-            room = found.ready + found.placed >= self.least
-            self.placed = (self.placed if self.placed is not None else now) if room else None
-            if self.placed is not None and now - self.placed > LOADING:
-                hint = "see whether the model loads at all with `vlaunch serve`"
-                return Failed(f"no replica was ready within {LOADING / 60:.0f} minutes", hint=hint)
-            if self.placed is None and now - self.started > QUEUE:
-                hint = "see what `ray status` says is free; the same command waits again"
-                return Failed(
-                    f"there was no room for a replica within {QUEUE / 86400:.0f} days", hint=hint
-                )
-        elif now - max(self.up, self.moved) > self.stall:
+            return self.starting(now, found)
+        if now - max(self.up, self.moved) > self.stall:
             hint = (
                 "run the job again: it goes on with the rows that are left; raise `limits.stall` if"
                 " rows take this long"
             )
             died = f", and replicas were restarted {self.idle} times" if self.idle else ""
             return Failed(f"no row was finished for {self.stall:.0f} seconds{died}", hint=hint)
+        return None
+
+    def note(self, now: float, rows: int, found: Seen) -> None:
+        """Take note of rows, of restarts, and of when enough replicas were up."""
+        if rows > self.rows:
+            self.rows, self.moved, self.idle = rows, now, 0
+        if self.up is None and (found.ready >= self.least or self.rows):
+            self.up = now
+        fresh = max(0, found.restarts - self.total)
+        self.total += fresh
+        self.idle += fresh
+
+    def starting(self, now: float, found: Seen) -> Failed | None:
+        """Return why replicas that are not up yet are not waited for any longer, if so."""
+        # Those that are loaded hold their places and wait for the last one: while it queues, no
+        # clock of theirs runs.
+        if found.ready + found.placed < self.least:
+            self.placed = None
+            if now - self.started > QUEUE:
+                hint = "see what `ray status` says is free; the same command waits again"
+                return Failed(
+                    f"there was no room for a replica within {QUEUE / 86400:.0f} days", hint=hint
+                )
+            return None
+        if self.placed is None:
+            self.placed = now
+        if now - self.placed > LOADING:
+            hint = "see whether the model loads at all with `vlaunch serve`"
+            return Failed(f"no replica was ready within {LOADING / 60:.0f} minutes", hint=hint)
         return None
 
 
@@ -329,32 +343,31 @@ def lacking(
     held: Iterable[str],
 ) -> str:
     """Put into words what is free, what is needed, and who holds the rest."""
-    wants = [(name, amount) for name, amount in needs.items() if amount]
-    each = " and ".join(f"{amount:g} {name}" for name, amount in wants) or "a free process"
+    wants = {name: amount for name, amount in needs.items() if amount}
+    each = " and ".join(amounts(wants)) or "a free process"
+    whom = f"each of {replicas} replicas" if replicas > 1 else "one replica"
     have = ", ".join(
-        f"{free.get(name, 0):g} of {total.get(name, 0):g} {name} free" for name, _ in wants
+        f"{free.get(name, 0):g} of {total.get(name, 0):g} {name} free" for name in wants
     )
-    short = [name for name, amount in wants if total.get(name, 0) < amount]
-    text = (
-        f"waiting for {each} for"
-        f" {f'each of {replicas} replicas' if replicas > 1 else 'one replica'}; {have}"
-    )
+    text = f"waiting for {each} for {whom}; {have}"
+    short = [name for name, amount in wants.items() if total.get(name, 0) < amount]
     if short:
         return f"{text}; the cluster has fewer {' and '.join(short)} in all than one replica needs"
     names = "; ".join(dict.fromkeys(held))
     return f"{text}; held by {names}" if names else text
 
 
+def amounts(resources: Mapping[str, float]) -> list[str]:
+    """Return resources as people say them: `2 GPU`."""
+    return [f"{amount:g} {name}" for name, amount in resources.items()]
+
+
 def holders() -> list[str]:
     """Return who has resources now: actors and placement groups of other jobs, by what they are."""
-    from ray.util.state import list_actors, list_jobs
-
-    names = {
-        str(job.job_id): job.submission_id or job.entrypoint
-        for job in list_jobs(limit=1000, timeout=LOOK)
-    }
     import ray
+    from ray.util.state import list_actors
 
+    names = job_names()
     mine = ray.get_runtime_context().get_job_id()
     held: dict[str, dict[str, float]] = {}
     for actor in list_actors(
@@ -366,8 +379,12 @@ def holders() -> list[str]:
         for name, amount in actor.required_resources.items():
             if name in ("CPU", "GPU"):
                 sums[name] = sums.get(name, 0) + amount
-    return [
-        f"{who} ({', '.join(f'{amount:g} {name}' for name, amount in sums.items())})"
-        for who, sums in held.items()
-        if sums
-    ]
+    return [f"{who} ({', '.join(amounts(sums))})" for who, sums in held.items() if sums]
+
+
+def job_names() -> dict[str, str]:
+    """Return what the jobs of the cluster are called, under Ray's own names for them."""
+    from ray.util.state import list_jobs
+
+    jobs = list_jobs(limit=1000, timeout=LOOK)
+    return {str(job.job_id): job.submission_id or job.entrypoint for job in jobs}
