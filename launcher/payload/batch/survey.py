@@ -5,9 +5,10 @@ types of kept columns.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
+from typing import Any
 
 from . import columns, lines, parquet, rows, table
 from .job import Job, Refused, changes
@@ -75,20 +76,28 @@ def confirmed(job: Job, place: Place, listed: list[Found]) -> Manifest:
             different,
             "undo the change, or start over with `--restart`",
         )
-    then, now = {each.path: each for each in manifest.files}, {each.path: each for each in listed}
+    if said := differences(manifest.files, listed):
+        hint = "put the files back as they were, or start over with `--restart`"
+        raise Refused("the input is not what it was when the job began", "\n".join(said[:20]), hint)
+    return manifest
+
+
+def differences(before: Iterable[File], listed: Iterable[Found]) -> list[str]:
+    """What became of the files of an earlier run: a line for each that is not as it was, sorted."""
+    then, now = {each.path: each for each in before}, {each.path: each for each in listed}
     said = [f"{masked(path)} is gone" for path in then if path not in now]
     said += [f"{masked(path)} is new" for path in now if path not in then]
-    for path in then:
-        if path in now and (then[path].bytes, then[path].mark) != (now[path].bytes, now[path].mark):
-            size = f"{then[path].bytes} bytes then, {now[path].bytes} now"
-            same = then[path].bytes == now[path].bytes
-            said.append(f"{masked(path)} changed: {'written again since' if same else size}")
-    if said:
-        hint = "put the files back as they were, or start over with `--restart`"
-        raise Refused(
-            "the input is not what it was when the job began", "\n".join(sorted(said)[:20]), hint
-        )
-    return manifest
+    for path in then.keys() & now.keys():
+        if how := changed(then[path], now[path]):
+            said.append(f"{masked(path)} changed: {how}")
+    return sorted(said)
+
+
+def changed(then: File, now: Found) -> str:
+    """How a file changed; nothing if it did not."""
+    if then.bytes != now.bytes:
+        return f"{then.bytes} bytes then, {now.bytes} now"
+    return "written again since" if then.mark != now.mark else ""
 
 
 def looked_at(job: Job, listed: list[Found], say: Callable[[str], None]) -> Manifest:
@@ -178,10 +187,7 @@ def line_cuts(place: Place) -> Iterator[Cut]:
     A compressed one stays whole: no part of it can be read without all before.
     """
     if lines.compression(place.where):
-        count, last = 0, b"\n"
-        for block in lines.blocks(place):
-            count, last = count + block.count(b"\n"), block[-1:]
-        yield from [(0, 0, count + (last != b"\n"))] if count or last != b"\n" else []
+        yield from one_cut(place)
         return
     start = at = cut_at = 0  # where the split begins, where we are, the last newline seen
     counted = newlines = 0  # rows up to `cut_at`, newlines of this split
@@ -191,19 +197,29 @@ def line_cuts(place: Place) -> Iterator[Cut]:
         for piece in range(0, len(block), PIECE):
             upto = min(piece + PIECE, len(block))
             found = block.count(b"\n", piece, upto)
-            if found:
-                # A long line gets a split of its own end: what came before it must not wait for it.
-                if counted and at + piece - start > SPLIT_BYTES:
-                    yield start, cut_at, counted
-                    start, newlines = cut_at, 0
-                newlines += found
-                cut_at, counted = at + block.rfind(b"\n", piece, upto) + 1, newlines
-                if counted >= SPLIT_ROWS or cut_at - start >= SPLIT_BYTES:
-                    yield start, cut_at, counted
-                    start, newlines, counted = cut_at, 0, 0
+            if not found:
+                continue
+            # A long line gets a split of its own end: what came before it must not wait for it.
+            if counted and at + piece - start > SPLIT_BYTES:
+                yield start, cut_at, counted
+                start, newlines = cut_at, 0
+            newlines += found
+            cut_at, counted = at + block.rfind(b"\n", piece, upto) + 1, newlines
+            if counted >= SPLIT_ROWS or cut_at - start >= SPLIT_BYTES:
+                yield start, cut_at, counted
+                start, newlines, counted = cut_at, 0, 0
         at += len(block)
     if at > start:
         yield start, at, newlines + (last != b"\n")
+
+
+def one_cut(place: Place) -> Iterator[Cut]:
+    """A whole file as one cut; none if it has no line."""
+    newlines, last = 0, b"\n"
+    for block in lines.blocks(place):
+        newlines, last = newlines + block.count(b"\n"), block[-1:]
+    if count := newlines + (last != b"\n"):
+        yield 0, 0, count
 
 
 def csv_cut(job: Job, place: Place, file: File, begin: bytes) -> tuple[File, Iterator[Cut]]:
@@ -250,25 +266,34 @@ def sampled(job: Job, manifest: Manifest) -> tuple[tuple[str, ...], dict[str, st
 
     JSON lines need none but the declared.
     """
+    found: dict[str, set[str]] = {}
+    for row in sample(job, manifest):
+        for name, value in row.items():
+            found.setdefault(name, set()).add(columns.kind(value))
+    declared = {name: type_ for name, type_ in (job.keep or {}).items() if type_}
+    if job.write.format != "parquet":
+        return tuple(found), declared
+    types = {name: columns.inferred(found.get(name, ())) for name in kept_columns(job, found)}
+    return tuple(found), {**types, **declared}
+
+
+def kept_columns(job: Job, found: Iterable[str]) -> list[str]:
+    """The columns that go into the answers: all that were found, or those that the job names."""
+    if job.keep is None:
+        return list(found)
+    names = [*job.keep, job.read.id] if job.read.id else list(job.keep)
+    return list(dict.fromkeys(names))
+
+
+def sample(job: Job, manifest: Manifest) -> Iterator[Mapping[str, Any]]:
+    """The columns of the first good rows, at most `SAMPLE`."""
     import pickle
 
-    found: dict[str, set[str]] = {}
     bare = replace(job, keep={})
     read = chain.from_iterable(
         rows.read_split(bare, manifest, split, [(split.first, split.last)])
         for split in manifest.splits
     )
-    good = 0
-    for looked, row in enumerate(read):
-        if good >= SAMPLE or looked >= LOOKED:
-            break
-        if not row["_error"]:
-            good += 1
-            for name, value in pickle.loads(row["_data"]).items():  # noqa: S301 - pickled just now, by this process
-                found.setdefault(name, set()).add(columns.kind(value))
-    declared = {name: type_ for name, type_ in (job.keep or {}).items() if type_}
-    if job.write.format != "parquet":
-        return tuple(found), declared
-    kept = found if job.keep is None else (*job.keep, *((job.read.id,) if job.read.id else ()))
-    types = {name: columns.inferred(found.get(name, ())) for name in dict.fromkeys(kept)}
-    return tuple(found), {**types, **declared}
+    good = (row for row in islice(read, LOOKED) if not row["_error"])
+    for row in islice(good, SAMPLE):
+        yield pickle.loads(row["_data"])  # noqa: S301 - pickled just now, by this process
