@@ -21,7 +21,7 @@ from .crew import Crew, Seat
 from .job import DataParallel, Failed, Job, Refused
 from .prompts import Prompter
 from .rank import Answer, Setting
-from .source import shown
+from .source import count, shown
 
 # rows of one rank's slice, however few they are: they are held here and travel
 SLICE_BYTES = 32 * 2**20
@@ -78,9 +78,7 @@ def run(
             " of it"
         )
     together = moe and parallel.size > 1
-    size = share(
-        sum(last - first + 1 for ranges in pending.values() for first, last in ranges), parallel
-    )
+    size = share(count(pending), parallel)
     cluster.connect(logs=False)
     with Crew(job, seats, progress, together=together) as crew:
         meet = (seats[0].ip, crew.port(parallel.port)) if together else ("", 0)
@@ -145,18 +143,33 @@ def experts(config: Mapping[str, Any]) -> int:
     """Return how many experts a model's configuration, or that of the language model in it, speaks
     of; 0 for a dense model.
     """
-    counts = [config.get(name) for name in EXPERTS]
-    blocks = config.get("block_configs")
-    for block in blocks if isinstance(blocks, list) else ():
-        if isinstance(block, Mapping) and block.get("block_type") == "moe":
-            counts.append(block.get("n_routed_experts"))
-    found = [max(count) if isinstance(count, list) and count else count for count in counts]
+    counts = [config.get(name) for name in EXPERTS] + block_experts(config.get("block_configs"))
     inner = [
         value
         for name, value in config.items()
         if isinstance(value, Mapping) and not name.startswith(("vision", "audio"))
     ]
-    return max([0, *(count for count in found if isinstance(count, int)), *map(experts, inner)])
+    return max([0, *map(most, counts), *map(experts, inner)])
+
+
+def block_experts(blocks: Any) -> list[Any]:
+    """Return what the configurations of a model's blocks give as numbers of experts."""
+    if not isinstance(blocks, list):
+        return []
+    return [
+        block.get("n_routed_experts")
+        for block in blocks
+        if isinstance(block, Mapping) and block.get("block_type") == "moe"
+    ]
+
+
+def most(count: Any) -> int:
+    """Return a number of experts, or the largest where there is one for each layer; 0 for anything
+    else.
+    """
+    if isinstance(count, list) and count:
+        count = max(count)
+    return count if isinstance(count, int) else 0
 
 
 def setting(job: Job, seat: Seat, meet: tuple[str, int], *, moe: bool) -> Setting:
@@ -247,8 +260,7 @@ def in_step(rows: Iterable[Row], crew: Crew, ranks: int, size: int) -> Iterator[
     while parts:
         following = rounds(cut, ranks)  # read while the ranks are at work
         while crew.busy:
-            for rank, part, answers in crew.finished():
-                settle(part, answers, rank)
+            settle_finished(crew)
         call(following, crew, ranks)
         for part in parts:
             yield merged(part)
@@ -286,14 +298,24 @@ def apart(rows: Iterable[Row], crew: Crew, ranks: int, size: int) -> Iterator[li
             more = part is not None
             if part is not None:
                 window.append(part)
-                part.done = not part.asked
-                if not part.done:
-                    crew.give(rank, part, part.asked)
+                hand_out(part, crew, rank)
         elif not window[0].done:
-            for rank, part, answers in crew.finished():
-                settle(part, answers, rank)
+            settle_finished(crew)
         while window and window[0].done:
             yield merged(window.popleft())
+
+
+def hand_out(part: Slice, crew: Crew, rank: int) -> None:
+    """Give a slice to a rank; one without rows that need an answer is done."""
+    part.done = not part.asked
+    if not part.done:
+        crew.give(rank, part, part.asked)
+
+
+def settle_finished(crew: Crew) -> None:
+    """Wait until a rank has finished a slice, and take the answers of each that has."""
+    for rank, part, answers in crew.finished():
+        settle(part, answers, rank)
 
 
 def settle(part: Slice, answers: Sequence[Answer], rank: int) -> None:
