@@ -96,6 +96,22 @@ def answers(made: Any, rows: int) -> list[Answer]:
         NotABatch: It is none of them.
         ValueError: A column does not have a value for each row.
     """
+    plain = {str(name): listed(name, values) for name, values in by_column(made).items()}
+    for name, values in plain.items():
+        if len(values) != rows:
+            raise ValueError(
+                f"the code returned {len(values)} values of `{name}` for {rows}"
+                f" {'row' if rows == 1 else 'rows'}"
+            )
+    return [dict(zip(plain, values, strict=True)) for values in zip(*plain.values(), strict=True)]
+
+
+def by_column(made: Any) -> Mapping[Any, Any]:
+    """Return a batch as a dict of columns.
+
+    Raises:
+        NotABatch: It is none, or has no columns.
+    """
     if hasattr(made, "to_pydict"):
         made = made.to_pydict()
     elif hasattr(made, "columns") and not isinstance(made, Mapping):
@@ -104,14 +120,7 @@ def answers(made: Any, rows: int) -> list[Answer]:
         raise NotABatch(f"the code returned {type(made).__name__}, not a dict of columns")
     if not made:
         raise NotABatch("the code returned no columns")
-    plain = {str(name): listed(name, values) for name, values in made.items()}
-    for name, values in plain.items():
-        if len(values) != rows:
-            raise ValueError(
-                f"the code returned {len(values)} values of `{name}` for {rows}"
-                f" {'row' if rows == 1 else 'rows'}"
-            )
-    return [dict(zip(plain, values, strict=True)) for values in zip(*plain.values(), strict=True)]
+    return made
 
 
 def listed(name: Any, values: Any) -> list[Any]:

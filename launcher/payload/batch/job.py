@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -175,17 +175,10 @@ def job(asked: Mapping[str, Any]) -> Job:
         Job,
         asked,
         read=known(Read, asked["read"], sources=tuple(asked["read"]["sources"])),
-        prompt=prompt
-        and known(
-            Prompt, prompt, chat=tuple(known(Message, each) for each in prompt.get("chat") or ())
-        ),
+        prompt=prompt and known(Prompt, prompt, chat=each_known(Message, prompt.get("chat"))),
         engine=ranged(Engine, asked.get("engine") or {}),
         data_parallel=parallel
-        and known(
-            DataParallel,
-            parallel,
-            nodes=tuple(known(Node, each) for each in parallel.get("nodes") or ()),
-        ),
+        and known(DataParallel, parallel, nodes=each_known(Node, parallel.get("nodes"))),
         predict=asked.get("predict") and ranged(Predict, asked["predict"]),
         preprocess=asked.get("preprocess") and ranged(Preprocess, asked["preprocess"]),
         write=known(Write, asked.get("write") or {}),
@@ -197,6 +190,11 @@ def known(kind: Any, asked: Mapping[str, Any], **made: Any) -> Any:
     """Make a value of the fields that it has; `made` are those that are more than JSON."""
     fields = kind.__dataclass_fields__
     return kind(**{name: value for name, value in {**asked, **made}.items() if name in fields})
+
+
+def each_known(kind: Any, asked: Iterable[Mapping[str, Any]] | None) -> tuple[Any, ...]:
+    """Make a value of each; of nothing, none."""
+    return tuple(known(kind, each) for each in asked or ())
 
 
 def ranged(kind: Any, asked: Mapping[str, Any]) -> Any:

@@ -207,10 +207,18 @@ def matching(place: Place) -> Iterator[Found]:
     start = re.search(r"/[^/]*[*?\[]", place.where)  # where the first name with a wildcard begins
     above = place.where[: start.start()] if start else place.where
     base = Place(filesystem=place.filesystem, path=root, where=above, local=place.local)
-    query = "?" + place.where.partition("?")[2] if "?" in place.where and not place.local else ""
+    query = address_query(place)
     for info, below in inside(base, deep=len(parts) - plain > 1 or "**" in parts[-1]):
         if pattern.fullmatch(below):
             yield noted(info, f"{above}/{below}{query}")
+
+
+def address_query(place: Place) -> str:
+    """The `?…` at the end of an address, or nothing; in a path, `?` is a wildcard."""
+    if place.local:
+        return ""
+    _, mark, query = place.where.partition("?")
+    return mark + query
 
 
 def inside(place: Place, deep: bool) -> Iterator[tuple[Any, str]]:

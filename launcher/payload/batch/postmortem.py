@@ -60,22 +60,22 @@ def how(problem: BaseException, lines: Sequence[str]) -> str:
     process that was killed.
     """
     text = said(problem)
-    gone = died(problem)
-    if gone and re.search(r"(?i)node.*(?:died|dead)", text):
+    if not died(problem):
+        # An engine's processes tell the rank only that they are gone; why is in the log.
+        engine_gone = text.startswith("EngineDead") or "ngine core" in text
+        return (first_found(TELLING, lines) if engine_gone else "") or text
+    if re.search(r"(?i)node.*(?:died|dead)", text):
         return "its node is gone"
-    # An engine's processes tell the rank only that they are gone; why is in the log.
-    telling = (
-        CRASH if gone else TELLING if text.startswith("EngineDead") or "ngine core" in text else ()
-    )
-    if found := next(filter(None, (find(pattern, lines) for pattern in telling)), None):
-        return found
-    if gone and (code := re.search(r"exit code (-?\d+)", text)):
+    if crash := first_found(CRASH, lines):
+        return crash
+    if code := re.search(r"exit code (-?\d+)", text):
         return f"exit status {code[1]}"
-    return (
-        "its process was killed (SIGKILL: by the kernel for want of memory, or by somebody)"
-        if gone
-        else text
-    )
+    return "its process was killed (SIGKILL: by the kernel for want of memory, or by somebody)"
+
+
+def first_found(patterns: Sequence[re.Pattern[str]], lines: Sequence[str]) -> str:
+    """Return what the first pattern that is in the log finds there, or nothing."""
+    return next(filter(None, (find(pattern, lines) for pattern in patterns)), "")
 
 
 def find(pattern: re.Pattern[str], lines: Sequence[str]) -> str:
