@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from launcher.discovery.shape import Probed
-from launcher.discovery.software import size_of
 from launcher.model import Accelerator, fold
 
 
@@ -43,9 +42,24 @@ def health(hosts: Sequence[Probed], order: Sequence[str]) -> list[str]:
     return [f"{fold(names)}: {text}" for text, names in silent.items()]
 
 
+def on_some(names: Sequence[str], order: Sequence[str]) -> str:
+    """Return ` (on gpu[01-03])` behind what only some of all hosts have; empty for what all have."""
+    return "" if len(names) == len(order) else f" (on {fold(list(names))})"
+
+
+def size_of(count: int) -> str:
+    """Write bytes as people do: `81 GiB`, `1.5 TiB`."""
+    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return (
+        f"{value:.0f} {units[0]}" if value >= 10 or units[0] == "B" else f"{value:.1f} {units[0]}"
+    )
+
+
 def _gpus(host: Probed, kind: Accelerator) -> str:
     if kind == "amd":
-        return f"{max(host.stock.amd_gpus, host.facts.amd_gpus or 0)} × AMD GPU"
+        return f"{host.amd_gpus} × AMD GPU"
     if kind == "cpu":
         return ""
     kinds: dict[tuple[str, int], int] = {}

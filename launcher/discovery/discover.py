@@ -104,10 +104,9 @@ def _is_address(host: str) -> bool:
 
 
 def _no_rdma(hosts: Sequence[Probed]) -> rdma.Rdma:
-    why = "ethernet: the processors talk over TCP (Gloo)" + (
-        ", which uses no RDMA device" if any(h.survey.rdma for h in hosts) else ""
-    )
-    return rdma.Rdma(fabric="ethernet", hosts=tuple(rdma.Devices() for _ in hosts), why=(why,))
+    unused = any(host.survey.rdma for host in hosts)
+    which = ", which uses no RDMA device" if unused else ""
+    return rdma.ethernet(hosts, [f"ethernet: the processors talk over TCP (Gloo){which}"])
 
 
 def _docker(hosts: Sequence[Probed], order: Sequence[str]) -> tuple[str, ...]:

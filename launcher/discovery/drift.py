@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from launcher.discovery import software
 from launcher.discovery.discover import names
 from launcher.discovery.shape import GID, Found, FoundNode, Probed
-from launcher.model import Inventory, Node
+from launcher.model import Accelerator, Inventory, Node
+from launcher.tools.survey import RdmaDevice
 
 
 def drift(inventory: Inventory, hosts: Sequence[Probed], found: Found | None) -> tuple[str, ...]:
@@ -21,48 +23,46 @@ def drift(inventory: Inventory, hosts: Sequence[Probed], found: Found | None) ->
     """
     told: Mapping[str, FoundNode] = {node.name: node for node in found.nodes} if found else {}
     asked = dict(zip(names(hosts), hosts, strict=True))
-    lines = (
-        []
-        if found is None or found.fabric == inventory.fabric
-        else [f"network: fabric: {inventory.fabric} → {found.fabric}"]
-    )
+    lines: list[str] = []
+    if found is not None and found.fabric != inventory.fabric:
+        lines.append(f"network: fabric: {inventory.fabric} → {found.fabric}")
     for at, node in enumerate(inventory.nodes):
         if node.name in asked:
             changes = _node(inventory, node, asked[node.name], told.get(node.name))
             lines += [f"nodes[{at}] {node.name}: {change}" for change in changes]
+    return (*lines, *_strangers(inventory, told))
+
+
+def _strangers(inventory: Inventory, told: Mapping[str, FoundNode]) -> Iterator[str]:
     known = {node.name for node in inventory.nodes}
     for name, new in told.items():
         if name not in known:
-            lines.append(f"nodes: {name} is not in the inventory: ip {new.ip}, {new.gpus} GPUs")
-    return tuple(lines)
+            yield f"nodes: {name} is not in the inventory: ip {new.ip}, {new.gpus} GPUs"
 
 
 def _node(inventory: Inventory, node: Node, host: Probed, now: FoundNode | None) -> Iterator[str]:
-    if inventory.accelerator != "cpu":
-        facts = host.facts
-        there = (
-            len(facts.gpus or ())
-            if inventory.accelerator == "nvidia"
-            else max(host.stock.amd_gpus, facts.amd_gpus or 0)
-        )
-        if there != node.gpus:
-            yield f"gpus: {node.gpus} → {there}"
-    where = [each.interface for each in host.facts.addresses or () if each.ip == node.ip]
-    if not where:
-        yield f"ip: {node.ip} → {now.ip if now else 'on no interface'}"
-        where = [now.interface] if now else []
-    if node.interface is not None and where and node.interface not in where:
-        yield f"interface: {node.interface} → {where[0]}"
+    yield from _gpus(inventory.accelerator, node, host)
+    yield from _address(node, host, now)
     if node.hca:
         yield from _hca(node, host, now)
-    stated, index = node.env.get(GID), now.gid if now else None
-    if (
-        stated is not None
-        and now is not None
-        and inventory.fabric == "roce"
-        and stated != str(index)
-    ):
-        yield f"{GID}: {stated} → {index if index is not None else 'no RoCE v2 over IPv4'}"
+    if now is not None and inventory.fabric == "roce":
+        yield from _gid(node, now)
+
+
+def _gpus(accelerator: Accelerator, node: Node, host: Probed) -> Iterator[str]:
+    if accelerator != "cpu":
+        there = software.gpus(host, accelerator)
+        if there != node.gpus:
+            yield f"gpus: {node.gpus} → {there}"
+
+
+def _address(node: Node, host: Probed, now: FoundNode | None) -> Iterator[str]:
+    interfaces = [each.interface for each in host.facts.addresses or () if each.ip == node.ip]
+    if not interfaces:
+        yield f"ip: {node.ip} → {now.ip if now else 'on no interface'}"
+        interfaces = [now.interface] if now else []
+    if node.interface is not None and interfaces and node.interface not in interfaces:
+        yield f"interface: {node.interface} → {interfaces[0]}"
 
 
 def _hca(node: Node, host: Probed, now: FoundNode | None) -> Iterator[str]:
@@ -70,12 +70,7 @@ def _hca(node: Node, host: Probed, now: FoundNode | None) -> Iterator[str]:
     stated = {each.partition(":")[0] for each in node.hca}
     for each in node.hca:
         name, _, number = each.partition(":")
-        device = devices.get(name)
-        states = (
-            [port.state for port in device.ports if number in ("", str(port.number))]
-            if device
-            else []
-        )
+        states = _states(devices.get(name), number)
         if not states:
             yield f"hca: {each} → gone"
         elif "ACTIVE" not in states:
@@ -83,3 +78,16 @@ def _hca(node: Node, host: Probed, now: FoundNode | None) -> Iterator[str]:
     for each in now.hca if now else ():
         if each.partition(":")[0] not in stated:
             yield f"hca: {each} is not in the inventory"
+
+
+def _states(device: RdmaDevice | None, number: str) -> list[str]:
+    """Return the states of a device's ports, or of the one with this number."""
+    ports = device.ports if device else ()
+    return [port.state for port in ports if number in ("", str(port.number))]
+
+
+def _gid(node: Node, now: FoundNode) -> Iterator[str]:
+    stated = node.env.get(GID)
+    if stated is not None and stated != str(now.gid):
+        there = now.gid if now.gid is not None else "no RoCE v2 over IPv4"
+        yield f"{GID}: {stated} → {there}"

@@ -5,9 +5,11 @@ of their GID tables.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
+from itertools import compress, starmap
 
+from launcher.discovery.described import on_some
 from launcher.discovery.shape import Probed
 from launcher.model import Fabric, fold, natural
 from launcher.tools.survey import RdmaDevice, RdmaPort
@@ -24,6 +26,8 @@ _EFA = re.compile(r"efa|rdmap\d+s\d+")
 _NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS")
 # An IPv4 address in the GID table: RoCE v2 carries it in UDP over IPv4.
 _IPV4 = "0000:0000:0000:0000:0000:ffff:"
+
+_Pair = tuple[RdmaDevice, RdmaPort]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +59,22 @@ def choose(hosts: Sequence[Probed], order: Sequence[str]) -> Rdma:
     """
     for layer, fabric in _LAYERS.items():
         usable = [[pair for pair in _ports(host) if _fits(*pair, layer)] for host in hosts]
-        have = [name for name, pairs in zip(order, usable, strict=True) if pairs]
-        if len(have) == len(hosts):
-            return _chosen(hosts, order, fabric, usable)
-    return Rdma(fabric="ethernet", hosts=tuple(Devices() for _ in hosts), **_ethernet(hosts, order))
+        if all(usable):
+            return _chosen(hosts, order, fabric, [_fastest(pairs) for pairs in usable])
+    return _unusable(hosts, order)
 
 
-def _ports(host: Probed) -> Iterator[tuple[RdmaDevice, RdmaPort]]:
+def ethernet(hosts: Sequence[Probed], why: Sequence[str], warnings: Sequence[str] = ()) -> Rdma:
+    """Return plain Ethernet, on which no RDMA device is used; `why` says why not."""
+    return Rdma(
+        fabric="ethernet",
+        hosts=tuple(Devices() for _ in hosts),
+        why=tuple(why),
+        warnings=tuple(warnings),
+    )
+
+
+def _ports(host: Probed) -> Iterator[_Pair]:
     for device in sorted(host.survey.rdma, key=lambda each: natural(each.name)):
         for port in device.ports:
             yield device, port
@@ -84,76 +97,104 @@ def _v2(port: RdmaPort) -> list[int]:
     return [gid.index for gid in port.gids if gid.kind.lower() == "roce v2"]
 
 
+def _fastest(pairs: Sequence[_Pair]) -> list[_Pair]:
+    rate = max(port.rate for _, port in pairs)
+    return [(device, port) for device, port in pairs if port.rate == rate]
+
+
+def _rate(kept: Sequence[_Pair]) -> float:
+    """Return the rate of the ports that a host uses, which is that of each."""
+    return kept[0][1].rate
+
+
 def _chosen(
-    hosts: Sequence[Probed],
-    order: Sequence[str],
-    fabric: Fabric,
-    usable: Sequence[list[tuple[RdmaDevice, RdmaPort]]],
+    hosts: Sequence[Probed], order: Sequence[str], fabric: Fabric, kept: Sequence[list[_Pair]]
 ) -> Rdma:
-    left_out: dict[str, list[str]] = {}
-    taken: dict[str, list[str]] = {}
-    found = []
-    for host, name, pairs in zip(hosts, order, usable, strict=True):
-        own = max(port.rate for _, port in pairs)
-        kept = [(device, port) for device, port in pairs if port.rate == own]
-        for device, port in _ports(host):
-            if (device, port) in kept:
-                taken.setdefault(_about(host, device, port), []).append(name)
-            else:
-                left_out.setdefault(
-                    f"not {_spelled(device, port)}: {_reason(device, port, fabric, own)}", []
-                ).append(name)
-        found.append(
-            Devices(
-                hca=tuple(_spelled(device, port) for device, port in kept),
-                netdevs=_interfaces(kept),
-                gid=_gid([port for _, port in kept]) if fabric == "roce" else None,
-            )
-        )
+    """Return a fabric that all hosts have, with the ports that are `kept` of each."""
+    return Rdma(
+        fabric=fabric,
+        hosts=tuple(_devices(pairs, fabric) for pairs in kept),
+        why=(_all_kept(fabric, kept), *_each_port(hosts, order, fabric, kept)),
+        warnings=tuple(_warnings(hosts, order, fabric, kept)),
+    )
+
+
+def _devices(kept: Sequence[_Pair], fabric: Fabric) -> Devices:
+    return Devices(
+        hca=tuple(_spelled(device, port) for device, port in kept),
+        netdevs=_interfaces(kept),
+        gid=_gid([port for _, port in kept]) if fabric == "roce" else None,
+    )
+
+
+def _all_kept(fabric: Fabric, kept: Sequence[list[_Pair]]) -> str:
+    """Say how many ports of the fabric each host has, and how fast they are."""
     kind = "InfiniBand" if fabric == "infiniband" else "RoCE v2"
-    counts = sorted({len(each.hca) for each in found})
-    many = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    rates = sorted({max(port.rate for _, port in pairs) for pairs in usable})
-    fast = f"{rates[0]:g} Gbit/s" if len(rates) == 1 else f"{rates[0]:g} to {rates[-1]:g} Gbit/s"
-    why = [
-        f"{fabric}: {many} ACTIVE {kind} port{'s' if counts != [1] else ''} at {fast} on each host"
-    ]
-    for text, names in (*taken.items(), *left_out.items()):
-        why.append(text + ("" if len(names) == len(hosts) else f" (on {fold(names)})"))
-    bare = [name for host, name in zip(hosts, order, strict=True) if not host.facts.infiniband]
-    warnings = (
-        [
+    counts, rates = {len(pairs) for pairs in kept}, {_rate(pairs) for pairs in kept}
+    ports = f"{kind} port" if counts == {1} else f"{kind} ports"
+    return f"{fabric}: {_span(counts)} ACTIVE {ports} at {_span(rates)} Gbit/s on each host"
+
+
+def _span(numbers: Set[float]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+
+
+def _each_port(
+    hosts: Sequence[Probed], order: Sequence[str], fabric: Fabric, kept: Sequence[list[_Pair]]
+) -> list[str]:
+    """Say what is known of each port that is used, then why the others are not."""
+    used: dict[str, list[str]] = {}
+    left_out: dict[str, list[str]] = {}
+    for host, name, pairs in zip(hosts, order, kept, strict=True):
+        for device, port in _ports(host):
+            if (device, port) in pairs:
+                used.setdefault(_about(host, device, port), []).append(name)
+            else:
+                reason = _reason(device, port, fabric, _rate(pairs))
+                left_out.setdefault(f"not {_spelled(device, port)}: {reason}", []).append(name)
+    return [text + on_some(names, order) for text, names in (*used.items(), *left_out.items())]
+
+
+def _warnings(
+    hosts: Sequence[Probed], order: Sequence[str], fabric: Fabric, kept: Sequence[list[_Pair]]
+) -> Iterator[str]:
+    bare = list(compress(order, (not host.facts.infiniband for host in hosts)))
+    if bare:
+        yield (
             f"{fold(bare)}: RDMA ports are ACTIVE, but /dev/infiniband is not there: `sudo modprobe"
             " ib_uverbs`"
-        ]
-        if bare
-        else []
-    )
-    mixed = [
-        name
-        for host, name in zip(hosts, order, strict=True)
-        if any(_fits(*pair, "InfiniBand") for pair in _ports(host))
+        )
+    better = list(compress(order, map(_has_infiniband, hosts)))
+    if fabric == "roce" and better:
+        lacking = [name for name in order if name not in better]
+        yield (
+            f"{fold(lacking)}: no ACTIVE InfiniBand port, which {fold(better)} has: RoCE is all"
+            " that they share"
+        )
+    yield from _unequal(order, kept)
+
+
+def _has_infiniband(host: Probed) -> bool:
+    return any(_fits(*pair, "InfiniBand") for pair in _ports(host))
+
+
+def _unequal(order: Sequence[str], kept: Sequence[list[_Pair]]) -> Iterator[str]:
+    """Warn when a host has fewer ports than another one, or slower ones."""
+    rates = {_rate(pairs) for pairs in kept}
+    if len(rates) == 1 and len({len(pairs) for pairs in kept}) == 1:
+        return
+    each = [
+        f"{name} {len(pairs)}" + (f" at {_rate(pairs):g} Gbit/s" if len(rates) > 1 else "")
+        for name, pairs in zip(order, kept, strict=True)
     ]
-    if fabric == "roce" and mixed:
-        lacking = [name for name in order if name not in mixed]
-        warnings.append(
-            f"{fold(lacking)}: no ACTIVE InfiniBand port, which {fold(mixed)} has: RoCE is all that"
-            " they share"
-        )
-    if len(counts) > 1 or len(rates) > 1:
-        told = "; ".join(
-            f"{name} {len(each.hca)}"
-            + (f" at {max(port.rate for _, port in pairs):g} Gbit/s" if len(rates) > 1 else "")
-            for name, each, pairs in zip(order, found, usable, strict=True)
-        )
-        warnings.append(
-            f"the hosts have different numbers or rates of RDMA ports ({told}): the slowest sets"
-            " the pace"
-        )
-    return Rdma(fabric=fabric, hosts=tuple(found), why=tuple(why), warnings=tuple(warnings))
+    yield (
+        f"the hosts have different numbers or rates of RDMA ports ({'; '.join(each)}): the slowest"
+        " sets the pace"
+    )
 
 
-def _interfaces(kept: Sequence[tuple[RdmaDevice, RdmaPort]]) -> frozenset[str]:
+def _interfaces(kept: Sequence[_Pair]) -> frozenset[str]:
     """Return the devices' interfaces, and those that their addresses are on: of a bond, the GID
     table has the name.
     """
@@ -180,9 +221,10 @@ def _spelled(device: RdmaDevice, port: RdmaPort) -> str:
     return device.name if len(device.ports) == 1 else f"{device.name}:{port.number}"
 
 
-def _told(port: RdmaPort) -> str:
+def _told(device: RdmaDevice, port: RdmaPort) -> str:
     """Return what is said of a port that is not used."""
-    return f"{port.state} {port.link_layer}{'' if _v2(port) else ', no RoCE v2 address'}"
+    lacking = "" if _v2(port) else ", no RoCE v2 address"
+    return f"{_spelled(device, port)}: {port.state} {port.link_layer}{lacking}"
 
 
 def _reason(device: RdmaDevice, port: RdmaPort, fabric: Fabric, own: float) -> str:
@@ -210,53 +252,47 @@ def _gid(ports: Sequence[RdmaPort]) -> int | None:
     return min(set.intersection(*tables), default=None)
 
 
-def _ethernet(hosts: Sequence[Probed], order: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def _unusable(hosts: Sequence[Probed], order: Sequence[str]) -> Rdma:
     """Say why there is no RDMA; a fabric that only some hosts have is worth a warning."""
-    real = [[pair for pair in _ports(host) if not _SOFTWARE.match(pair[0].name)] for host in hosts]
-    have = [
-        name
-        for pairs, name in zip(real, order, strict=True)
-        if any(port.state == "ACTIVE" for _, port in pairs)
-    ]
+    real = [_of_hardware(host) for host in hosts]
     if not any(real):
-        soft = any(host.survey.rdma for host in hosts)
-        return {
-            "why": (
-                "ethernet: no host has an RDMA device"
-                + (" but those made of software (rxe, siw)" if soft else ""),
-            )
-        }
-    if all(any(_is_efa(*pair) and pair[1].state == "ACTIVE" for pair in pairs) for pairs in real):
-        text = (
-            "the hosts' RDMA is AWS EFA, which NCCL uses through a plugin that vLLM's own image"
-            " does not have"
-        )
-        fix = (
-            "with an image that has aws-ofi-nccl, set `network: {fabric: infiniband}`, which hands"
-            " out the devices"
-        )
-        return {
-            "why": (f"ethernet: {text}",),
-            "warnings": (f"{text}: the network is left to TCP; {fix}",),
-        }
-    lacking = [name for name in order if name not in have]
-    states = {
-        f"{_spelled(device, port)}: {_told(port)}": None
-        for host in hosts
-        for device, port in _ports(host)
-    }
+        return ethernet(hosts, [_no_device(hosts)])
+    active = [[pair for pair in pairs if pair[1].state == "ACTIVE"] for pairs in real]
+    if all(any(starmap(_is_efa, pairs)) for pairs in active):
+        return _efa(hosts)
+    text = _not_shared(order, active)
+    states = dict.fromkeys(_told(*pair) for host in hosts for pair in _ports(host))
+    slow = "the network is left to TCP, which is many times slower; see `ibv_devinfo` there"
+    return ethernet(hosts, [f"ethernet: {text}", *states], [f"{text}: {slow}"])
+
+
+def _of_hardware(host: Probed) -> list[_Pair]:
+    return [pair for pair in _ports(host) if not _SOFTWARE.match(pair[0].name)]
+
+
+def _no_device(hosts: Sequence[Probed]) -> str:
+    soft = any(host.survey.rdma for host in hosts)
+    but = " but those made of software (rxe, siw)" if soft else ""
+    return f"ethernet: no host has an RDMA device{but}"
+
+
+def _efa(hosts: Sequence[Probed]) -> Rdma:
     text = (
-        f"no ACTIVE RDMA port on {fold(lacking)}"
-        if lacking
-        else "the hosts' RDMA ports are not of one fabric"
+        "the hosts' RDMA is AWS EFA, which NCCL uses through a plugin that vLLM's own image does"
+        " not have"
     )
-    text += f", which {fold(have)} has" if lacking and have else ""
-    return {
-        "why": (f"ethernet: {text}", *states),
-        "warnings": (
-            (
-                f"{text}: the network is left to TCP, which is many times slower; see `ibv_devinfo`"
-                " there"
-            ),
-        ),
-    }
+    fix = (
+        "with an image that has aws-ofi-nccl, set `network: {fabric: infiniband}`, which hands out"
+        " the devices"
+    )
+    return ethernet(hosts, [f"ethernet: {text}"], [f"{text}: the network is left to TCP; {fix}"])
+
+
+def _not_shared(order: Sequence[str], active: Sequence[list[_Pair]]) -> str:
+    """Say what hosts lack for a common fabric, by their ports that are ACTIVE."""
+    have = list(compress(order, active))
+    lacking = [name for name in order if name not in have]
+    if not lacking:
+        return "the hosts' RDMA ports are not of one fabric"
+    which = f", which {fold(have)} has" if have else ""
+    return f"no ACTIVE RDMA port on {fold(lacking)}{which}"

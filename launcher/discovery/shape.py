@@ -36,6 +36,11 @@ class Probed:
         """What it is made of; empty when it did not say."""
         return self.facts.survey or Survey()
 
+    @property
+    def amd_gpus(self) -> int:
+        """AMD's GPUs, as far as they show in either of its two answers."""
+        return max(self.stock.amd_gpus, self.facts.amd_gpus or 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:

@@ -5,9 +5,12 @@ words for each choice.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain, compress
 
+from launcher.discovery.described import on_some, size_of
 from launcher.discovery.shape import HF_HOME, Choice, Probed
+from launcher.discovery.stock import Home
 from launcher.errors import RequestError
 from launcher.model import Accelerator, fold, natural
 
@@ -21,6 +24,19 @@ _IMAGES: dict[Accelerator, str] = {
 # CUDA 13, which the tag without a suffix is built with, needs this driver
 # (https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/).
 _CUDA_13 = 580
+# What each kind of GPU is called, and what to do where there is none.
+_GPUS: dict[Accelerator, tuple[str, str]] = {
+    "nvidia": (
+        "NVIDIA GPU",
+        "mend the driver there (`nvidia-smi`), leave the host out, or use the processors with"
+        " `--accelerator cpu`",
+    ),
+    "amd": (
+        "AMD GPU",
+        "mend the driver there (`ls /sys/class/kfd`), leave the host out, or use `--accelerator"
+        " cpu`",
+    ),
+}
 _MANY = 6
 # What an inventory takes (`launcher.inventory.values`); others cannot be chosen, however good.
 _PATH = re.compile(r"/(?!.*(?:^|/)\.\.(?:/|$))[A-Za-z0-9._@%+=/-]*[A-Za-z0-9._@%+=-]")
@@ -33,42 +49,35 @@ def accelerator(
     """Return what the model runs on and how many of it each host has; raises RequestError when only
     some hosts have any.
     """
-    counts: dict[Accelerator, list[int]] = {
-        "nvidia": [len(host.facts.gpus or ()) for host in hosts],
-        "amd": [max(host.stock.amd_gpus, host.facts.amd_gpus or 0) for host in hosts],
-        "cpu": [max(1, host.survey.numa_nodes or 1) for host in hosts],
-    }
-    words: tuple[tuple[Accelerator, str], ...] = (("nvidia", "NVIDIA GPU"), ("amd", "AMD GPU"))
-    for kind, word in words:
-        if wished not in (None, kind) or (wished is None and not any(counts[kind])):
-            continue
-        lacking = [
-            (name, host)
-            for name, host, count in zip(order, hosts, counts[kind], strict=True)
-            if not count
-        ]
-        if lacking:
-            have = [name for name, count in zip(order, counts[kind], strict=True) if count]
-            told = [
-                f"{name}: {host.facts.said.get('gpus', 'none found').splitlines()[0][:200]}"
-                for name, host in lacking
-            ]
-            raise RequestError(
-                f"{fold([name for name, _ in lacking])}: no {word} found"
-                + (f", while {fold(have)} has some" if have else ""),
-                evidence=told,
-                hint=(
-                    "mend the driver there (`nvidia-smi`), leave the host out, or use the"
-                    " processors with `--accelerator cpu`"
-                    if kind == "nvidia"
-                    else (
-                        "mend the driver there (`ls /sys/class/kfd`), leave the host out, or use"
-                        " `--accelerator cpu`"
-                    )
-                ),
-            )
-        return kind, counts[kind]
-    return "cpu", counts["cpu"]
+    for kind in _GPUS:
+        counts = [gpus(host, kind) for host in hosts]
+        if wished == kind or (wished is None and any(counts)):
+            if not all(counts):
+                raise _lacking(kind, hosts, order, counts)
+            return kind, counts
+    return "cpu", [max(1, host.survey.numa_nodes or 1) for host in hosts]
+
+
+def gpus(host: Probed, kind: Accelerator) -> int:
+    """Return how many GPUs of a kind a host has."""
+    return len(host.facts.gpus or ()) if kind == "nvidia" else host.amd_gpus
+
+
+def _lacking(
+    kind: Accelerator, hosts: Sequence[Probed], order: Sequence[str], counts: Sequence[int]
+) -> RequestError:
+    have = list(compress(order, counts))
+    lacking = {name: host for name, host in zip(order, hosts, strict=True) if name not in have}
+    word, hint = _GPUS[kind]
+    others = f", while {fold(have)} has some" if have else ""
+    return RequestError(
+        f"{fold(list(lacking))}: no {word} found{others}",
+        evidence=[
+            f"{name}: {host.facts.said.get('gpus', 'none found').splitlines()[0][:200]}"
+            for name, host in lacking.items()
+        ],
+        hint=hint,
+    )
 
 
 def image(
@@ -82,35 +91,51 @@ def image(
 
 
 def _image(hosts: Sequence[Probed], order: Sequence[str], kind: Accelerator) -> Choice:
-    listed: dict[str, list[str]] = {}
+    there, not_there = _listed(hosts, order, kind)
+    if not there:
+        tag, why = _pulled(hosts, kind)
+        return Choice(value=tag, why=(why, *not_there[:_MANY]))
+    others = [f"not {tag}: also on all hosts" for tag in there[:-1]]
+    return Choice(
+        value=there[-1],
+        why=(
+            "on all hosts already, the same on each",
+            *others[-_MANY:],
+            *not_there[:_MANY],
+        ),
+    )
+
+
+def _listed(
+    hosts: Sequence[Probed], order: Sequence[str], kind: Accelerator
+) -> tuple[list[str], list[str]]:
+    """Return the images that all hosts have, the newest last, and why the others cannot be used."""
+    owners: dict[str, list[str]] = {}
     for host, name in zip(hosts, order, strict=True):
         for tag in host.stock.images:
             if _TAG.fullmatch(tag) and _built_for(tag) == kind:
-                listed.setdefault(tag, []).append(name)
-    why: list[str] = []
-    there = []
-    for tag, names in sorted(listed.items(), key=lambda item: natural(item[0])):
+                owners.setdefault(tag, []).append(name)
+    there: list[str] = []
+    not_there: list[str] = []
+    for tag, names in sorted(owners.items(), key=lambda item: natural(item[0])):
         if len(names) < len(hosts):
-            why.append(f"not {tag}: only on {fold(names)}")
+            not_there.append(f"not {tag}: only on {fold(names)}")
         elif len({host.stock.images[tag] for host in hosts}) > 1:
-            why.append(f"not {tag}: on all hosts, but not the same image under this name")
+            not_there.append(f"not {tag}: on all hosts, but not the same image under this name")
         else:
             there.append(tag)
-    if there:
-        others = [f"not {tag}: also on all hosts" for tag in there[:-1]]
-        return Choice(
-            value=there[-1],
-            why=("on all hosts already, the same on each", *others[-_MANY:], *why[:_MANY]),
-        )
-    chosen, reason = _IMAGES[kind], f"vLLM's own image for {_NAMES[kind]}; `vlaunch up` pulls it"
+    return there, not_there
+
+
+def _pulled(hosts: Sequence[Probed], kind: Accelerator) -> tuple[str, str]:
+    """Return vLLM's own image for the accelerator and the oldest driver, and why it is that one."""
+    tag, why = _IMAGES[kind], f"vLLM's own image for {_NAMES[kind]}; `vlaunch up` pulls it"
     drivers = {_major(gpu.driver): gpu.driver for host in hosts for gpu in host.facts.gpus or ()}
-    if kind == "nvidia" and drivers and 0 < min(drivers) < _CUDA_13:
-        chosen += "-cu129"
-        reason += (
-            f"; built for CUDA 12.9, because driver {drivers[min(drivers)]} is older than"
-            f" {_CUDA_13}, which CUDA 13 needs"
-        )
-    return Choice(value=chosen, why=(reason, *why[:_MANY]))
+    oldest = min(drivers, default=0)
+    if kind != "nvidia" or not 0 < oldest < _CUDA_13:
+        return tag, why
+    older = f"driver {drivers[oldest]} is older than {_CUDA_13}, which CUDA 13 needs"
+    return f"{tag}-cu129", f"{why}; built for CUDA 12.9, because {older}"
 
 
 _NAMES: dict[Accelerator, str] = {"nvidia": "NVIDIA GPUs", "amd": "AMD GPUs", "cpu": "processors"}
@@ -120,59 +145,69 @@ def hf_home(hosts: Sequence[Probed], order: Sequence[str], wished: str | None) -
     """Choose the Hugging Face home: the wish, else one that has models on all hosts, else the
     default.
     """
-    homes = [
-        {home.path: home for home in host.stock.homes if _PATH.fullmatch(home.path)}
-        for host in hosts
-    ]
-    paths = list(dict.fromkeys(path for each in homes for path in each))
-    full = [path for path in paths if all(path in each and each[path].models for each in homes)]
+    homes = [_homes(host) for host in hosts]
+    paths = list(dict.fromkeys(chain.from_iterable(homes)))
+    full = [path for path in paths if all(_models(each, path) for each in homes)]
+    asked = wished or HF_HOME
     chosen = wished or next(iter(full), HF_HOME)
-    reason = (
-        "has models on all hosts"
-        if chosen in full
-        else "the default: no cache with models is on all hosts"
-    )
-    why = [reason if chosen in full or chosen == HF_HOME else "as asked"]
-    free = [
-        (
-            each[chosen].free
-            if chosen in each
-            else host.facts.disk_free
-            if chosen == (wished or HF_HOME)
-            else None
-        )
-        for host, each in zip(hosts, homes, strict=True)
+    free = [_free(host, each, chosen, asked) for host, each in zip(hosts, homes, strict=True)]
+    why = [
+        _why_home(chosen, full),
+        _least(free, order),
+        *(_contents(path, homes, order) for path in paths),
     ]
+    return Choice(value=chosen, why=tuple(filter(None, why)))
+
+
+def _homes(host: Probed) -> dict[str, Home]:
+    """Return the Hugging Face homes of a host that an inventory can name, by their paths."""
+    return {home.path: home for home in host.stock.homes if _PATH.fullmatch(home.path)}
+
+
+def _models(homes: Mapping[str, Home], path: str) -> tuple[str, ...]:
+    return homes[path].models if path in homes else ()
+
+
+def _free(host: Probed, homes: Mapping[str, Home], path: str, asked: str) -> int | None:
+    """Return the bytes free for a home; of the one that was asked for, the probe knows them before
+    it is there.
+    """
+    if path in homes:
+        return homes[path].free
+    return host.facts.disk_free if path == asked else None
+
+
+def _why_home(chosen: str, full: Sequence[str]) -> str:
+    if chosen in full:
+        return "has models on all hosts"
+    if chosen == HF_HOME:
+        return "the default: no cache with models is on all hosts"
+    return "as asked"
+
+
+def _least(free: Sequence[int | None], order: Sequence[str]) -> str:
+    """Say how much is free where it is least; empty when no host knows."""
     known = [(size, name) for size, name in zip(free, order, strict=True) if size is not None]
-    if known:
-        least, where = min(known)
-        why.append(
-            f"{size_of(least)} free"
-            + (f", the least of all, on {where}" if len({s for s, _ in known}) > 1 else "")
-        )
-    for path in paths:
-        owners: dict[str, list[str]] = {}
-        for each, name in zip(homes, order, strict=True):
-            for model in each[path].models if path in each else ():
-                owners.setdefault(model, []).append(name)
-        if not owners:
-            continue
-        told = [
-            m if len(n) == len(hosts) else f"{m} (on {fold(n)})" for m, n in sorted(owners.items())
-        ]
-        more = f" and {len(told) - _MANY} more" if len(told) > _MANY else ""
-        why.append(f"in {path}: {', '.join(told[:_MANY])}{more}")
-    return Choice(value=chosen, why=tuple(why))
+    if not known:
+        return ""
+    least, where = min(known)
+    differs = any(size != least for size, _ in known)
+    return f"{size_of(least)} free" + (f", the least of all, on {where}" if differs else "")
 
 
-def size_of(count: int) -> str:
-    """Write bytes as people do: `81 GiB`, `1.5 TiB`."""
-    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value, units = value / 1024, units[1:]
-    return (
-        f"{value:.0f} {units[0]}" if value >= 10 or units[0] == "B" else f"{value:.1f} {units[0]}"
-    )
+def _contents(path: str, homes: Sequence[Mapping[str, Home]], order: Sequence[str]) -> str:
+    """Say which models are in a home, and where they are not on all hosts; empty when there is
+    none.
+    """
+    owners: dict[str, list[str]] = {}
+    for each, name in zip(homes, order, strict=True):
+        for model in _models(each, path):
+            owners.setdefault(model, []).append(name)
+    if not owners:
+        return ""
+    told = [model + on_some(names, order) for model, names in sorted(owners.items())]
+    more = f" and {len(told) - _MANY} more" if len(told) > _MANY else ""
+    return f"in {path}: {', '.join(told[:_MANY])}{more}"
 
 
 def _built_for(tag: str) -> Accelerator | None:
@@ -182,7 +217,9 @@ def _built_for(tag: str) -> Accelerator | None:
     lowered = tag.lower()
     if "xpu" in lowered or "tpu" in lowered or "hpu" in lowered:
         return None
-    return "amd" if "rocm" in lowered else "cpu" if "cpu" in lowered else "nvidia"
+    if "rocm" in lowered:
+        return "amd"
+    return "cpu" if "cpu" in lowered else "nvidia"
 
 
 def _major(driver: str) -> int:
