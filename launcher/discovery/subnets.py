@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from launcher.discovery.described import on_some
 from launcher.discovery.shape import Probed
 from launcher.errors import RequestError
 from launcher.model import fold
@@ -79,7 +81,7 @@ def choose(
     common = {
         network: places
         for network, places in seen.items()
-        if len(places) == len(hosts) and _distinct(places)
+        if len(places) == len(hosts) and _twice(places.values()) is None
     }
     if not common:
         lone = _lone(hosts, order)
@@ -94,36 +96,38 @@ def choose(
         ),
     )
     chosen = common[best]
-    why = [f"{best}: {_about(chosen, netdevs)}"]
-    for network, places in sorted(seen.items()):
-        if network == best:
-            continue
-        names = fold([order[at] for at in sorted(places)])
-        interfaces = ", ".join(dict.fromkeys(place.interface for place in places.values()))
-        if network in common:
-            why.append(
-                f"not {interfaces} {network}: also on all hosts, but"
-                f" {_worse(chosen, places, netdevs)}"
-            )
-        elif len(places) < len(hosts):
-            why.append(f"not {interfaces} {network}: only on {names}")
-        else:
-            twice = next(
-                ip
-                for ip in (p.ip for p in places.values())
-                if sum(p.ip == ip for p in places.values()) > 1
-            )
-            why.append(
-                f"not {interfaces} {network}: {twice} is on more than one host, so it is not one"
-                " network"
-            )
-    where = len(hosts)
-    why += [
-        f"not {text}" + ("" if len(names) == where else f" (on {fold(names)})")
-        for text, names in passed.items()
+    others = [
+        f"not {_interfaces(places)} {network}: {_why_not(places, chosen, netdevs, order)}"
+        for network, places in sorted(seen.items())
+        if network != best
     ]
+    never = [f"not {text}{on_some(names, order)}" for text, names in passed.items()]
     kept = tuple(chosen[at] for at in range(len(hosts)))
-    return Shared(network=best, places=kept, why=tuple(why), warnings=_mtus(kept, order))
+    return Shared(
+        network=best,
+        places=kept,
+        why=(f"{best}: {_about(chosen, netdevs)}", *others, *never),
+        warnings=_mtus(kept, order),
+    )
+
+
+def _interfaces(places: Mapping[int, Place]) -> str:
+    return ", ".join(dict.fromkeys(place.interface for place in places.values()))
+
+
+def _why_not(
+    places: Mapping[int, Place],
+    chosen: Mapping[int, Place],
+    netdevs: Mapping[int, frozenset[str]],
+    order: Sequence[str],
+) -> str:
+    """Say why a network was not chosen, by the places of the hosts on it."""
+    if len(places) < len(order):
+        return f"only on {fold([order[at] for at in sorted(places)])}"
+    twice = _twice(places.values())
+    if twice is not None:
+        return f"{twice} is on more than one host, so it is not one network"
+    return f"also on all hosts, but {_worse(chosen, places, netdevs)}"
 
 
 def _sorted(
@@ -147,27 +151,11 @@ def _sorted(
     return seen, passed
 
 
-def _places(host: Probed) -> list[tuple[Place, str]]:
-    """Return the IPv4 addresses of a host, each with why it cannot be meant, or an empty string."""
-    nics = host.survey.nics
-    if nics is None:
-        nics = tuple(
-            Nic(name=each.interface, up=each.up, mtu=0, addresses=(f"{each.ip}/{each.prefix}",))
-            for each in host.facts.addresses or ()
-        )
-    found = []
+def _places(host: Probed) -> Iterator[tuple[Place, str]]:
+    """Yield the IPv4 addresses of a host, each with why it cannot be meant, or an empty string."""
+    nics = _nics(host)
     for nic in nics:
-        for text in nic.addresses:
-            try:
-                address = ipaddress.ip_interface(text)
-            except ValueError:
-                continue
-            if (
-                not isinstance(address, ipaddress.IPv4Interface)
-                or address.is_loopback
-                or nic.name == "lo"
-            ):
-                continue
+        for address in _ipv4(nic):
             place = Place(
                 interface=nic.name,
                 ip=str(address.ip),
@@ -178,8 +166,30 @@ def _places(host: Probed) -> list[tuple[Place, str]]:
                 default=nic.name == host.survey.default_nic,
                 card=_is_card(nic),
             )
-            found.append((place, _reason(nic, address)))
-    return found
+            yield place, _reason(nic, address)
+
+
+def _nics(host: Probed) -> tuple[Nic, ...]:
+    """Return a host's interfaces; of one that was not surveyed, what the probe knows of them."""
+    if host.survey.nics is not None:
+        return host.survey.nics
+    return tuple(
+        Nic(name=each.interface, up=each.up, mtu=0, addresses=(f"{each.ip}/{each.prefix}",))
+        for each in host.facts.addresses or ()
+    )
+
+
+def _ipv4(nic: Nic) -> Iterator[ipaddress.IPv4Interface]:
+    """Yield the IPv4 addresses of an interface that are not the host's alone."""
+    if nic.name == "lo":
+        return
+    for text in nic.addresses:
+        try:
+            address = ipaddress.ip_interface(text)
+        except ValueError:
+            continue
+        if isinstance(address, ipaddress.IPv4Interface) and not address.is_loopback:
+            yield address
 
 
 def _is_card(nic: Nic) -> bool:
@@ -204,17 +214,12 @@ def _lone(hosts: Sequence[Probed], order: Sequence[str]) -> Shared | None:
     """Take the addresses of the default route where each stands alone (/32), as on Google Cloud:
     its router joins them.
     """
-    alone = [
-        [place for place, reason in _places(host) if place.default and reason == _ALONE]
-        for host in hosts
-    ]
-    if (
-        len(hosts) < 2
-        or not all(alone)
-        or not _distinct({at: places[0] for at, places in enumerate(alone)})
-    ):
+    if len(hosts) < 2:
         return None
-    kept = tuple(places[0] for places in alone)
+    found = [_routed(host) for host in hosts]
+    kept = tuple(place for place in found if place is not None)
+    if len(kept) < len(hosts) or _twice(kept) is not None:
+        return None
     around = kept[0].network
     while not all(place.network.subnet_of(around) for place in kept):
         around = around.supernet()
@@ -227,6 +232,13 @@ def _lone(hosts: Sequence[Probed], order: Sequence[str]) -> Shared | None:
         " reach each other"
     )
     return Shared(network=around, places=kept, why=(text,), warnings=(warning, *_mtus(kept, order)))
+
+
+def _routed(host: Probed) -> Place | None:
+    """Return the address that a host has alone (/32) on the default route, if any."""
+    return next(
+        (place for place, reason in _places(host) if place.default and reason == _ALONE), None
+    )
 
 
 def _reason(nic: Nic, address: ipaddress.IPv4Interface) -> str:
@@ -242,8 +254,10 @@ def _reason(nic: Nic, address: ipaddress.IPv4Interface) -> str:
     return _ALONE if address.network.prefixlen == 32 else ""
 
 
-def _distinct(places: Mapping[int, Place]) -> bool:
-    return len({place.ip for place in places.values()}) == len(places)
+def _twice(places: Iterable[Place]) -> str | None:
+    """Return an address that more than one host says it has."""
+    counts = Counter(place.ip for place in places)
+    return next((ip for ip, count in counts.items() if count > 1), None)
 
 
 _Merit = tuple[bool, bool, int, bool, bool]
