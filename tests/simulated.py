@@ -189,10 +189,9 @@ class World:
                 return failed
             self._write(machine, command)
             return Answer(node=name, code=0)
-        # what is left after `down`
-        if rest[len(machine.node.docker) + 1 : len(machine.node.docker) + 3] == ("ps", "--all"):
+        if word == "left":
             lines = [f"container {each['Id'][:12]}" for each in machine.containers.values()]
-            lines += [f"directory {word}"] if machine.files else []
+            lines += [f"directory {rest[0]}"] if machine.files else []
             lines += (
                 [f"directory {machine.memory}/{self.inventory.cluster}"] if machine.kept else []
             )

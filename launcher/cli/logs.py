@@ -26,14 +26,6 @@ Merged = queue.Queue[tuple[str, str] | None]
 
 _MOST = 50  # containers of a cluster on a node that are read
 _LIMIT = 60.0  # seconds to read servers' logs, unless they are followed
-# In a container: the end of each server's log that is there, or of the one named $1, with its name
-# before each line.
-_SERVERS = """cd "${VLAUNCH_STATE:-/var/lib/vlaunch}" 2>/dev/null || exit 0
-for log in */engine.log; do
-  name=${log%/*}
-  if [ -f "$log" ] && [ "${1:-$name}" = "$name" ]; then tail -n "$2" "$3" "$log" | sed -u "s|^|$name |" & fi
-done
-wait"""
 
 
 @click.command()
@@ -221,14 +213,16 @@ def _servers(
 def _asked(
     inventory: Inventory, node: Node, server: str | None, follow: bool, tail: int
 ) -> Command:
+    from launcher import shell
     from launcher.plan import containers
     from launcher.tools import docker
     from launcher.transport import Command
 
-    shell = ("sh", "-c", _SERVERS, "servers", server or "", str(tail), "-F" if follow else "-q")
+    words = (server or "", str(tail), "-F" if follow else "-q")
+    program = ("sh", "-c", shell.program("server_logs"), "servers", *words)
     # Nobody ends what runs in a container, so it must end itself: with us (its input closes), at
     # the latest after a minute.
-    bounded = docker.bounded(shell, 0 if follow else _LIMIT)
+    bounded = docker.bounded(program, 0 if follow else _LIMIT)
     argv = docker.exec_(node.docker, containers.name(inventory, node), *bounded, stdin=True)
     return Command(
         node=node.name, argv=argv, timeout=math.inf if follow else _LIMIT + 10, hold_stdin=True

@@ -77,7 +77,7 @@ def _ask(
             accelerator=wishes.accelerator or "nvidia",
             images=(),
             survey=True,
-            more=stock.SCRIPT,
+            more=stock.script(),
         )
         commands.append(Command(node=node.name, argv=argv, timeout=240))
     answers = {answer.node: answer for answer in reached.transport.run(commands)}

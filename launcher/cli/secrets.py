@@ -278,7 +278,7 @@ def _files(session: Session) -> dict[str, tuple[SecretFile, ...]]:
                 hf_home=node.hf_home,
                 accelerator=inventory.accelerator,
                 images=(),
-                more=secret_files.SCRIPT,
+                more=secret_files.script(),
             ),
         )
         for node in inventory.nodes

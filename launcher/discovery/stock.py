@@ -11,29 +11,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from launcher import shell
 from launcher.errors import UnreadableAnswer
 from launcher.tools import derived, untrusted
 from launcher.tools import docker as docker_tool
 
 _MARK = "@@stock"
-
-# What follows the probe on a host, in the same round trip. A cache is `hub/models--OWNER--NAME`
-# (https://huggingface.co/docs/huggingface_hub/guides/manage-cache).
-SCRIPT = r"""
-for home in "$hf" /data/huggingface "${HF_HOME:-}" "$HOME/.cache/huggingface"; do
-  timeout 5 test -d "${home:-/nonexistent}" || continue
-  printf '@@stock home %s\n' "$home"
-  timeout 10 df -Pk "$home" 2>/dev/null | tail -n 1
-  for model in "$home"/hub/models--*/; do [ -d "$model" ] && printf '@@stock model %s\n' "$(basename "$model")"; done
-done
-printf '@@stock amd '
-grep -l 'simd_count [1-9]' /sys/class/kfd/kfd/topology/nodes/*/properties 2>/dev/null | wc -l
-names=$(timeout -k 2 15 "$@" images --format '{{.Repository}}:{{.Tag}}' 2>/dev/null | grep -i vllm |
-  grep -v '<none>' | head -n 40)
-printf '@@stock images\n'
-[ -z "$names" ] || timeout -k 2 15 "$@" image inspect $names 2>/dev/null
-printf '\n@@stock end\n'
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +37,11 @@ class Stock:
     homes: tuple[Home, ...] = ()
     images: Mapping[str, str] = field(default_factory=dict)
     amd_gpus: int = 0
+
+
+def script() -> str:
+    """Return the shell that asks for it, to run behind the probe (`host.probe(more=…)`)."""
+    return shell.program("stock")
 
 
 def parse(text: str) -> Stock:

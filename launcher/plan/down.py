@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from launcher import shell
 from launcher.checks.shape import Finding
 from launcher.model import Inventory, Node
 from launcher.plan import containers, verdict
 from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
-from launcher.tools import docker, host
+from launcher.tools import docker
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
@@ -19,13 +20,6 @@ _CLEAR = (
     ' [ ! -d "$1" ]; } && { rmdir "${1%/*}" 2>/dev/null || true; }'
 )
 _FORGET = 'rm -rf "$1/secrets" && rmdir "$1" && { rmdir "${1%/*}" 2>/dev/null || true; }'
-# $0 is the directory on the disk, $1 the cluster.
-_LEFT = (
-    'c=$1; shift; ids=$("$@") || exit 1; [ -z "$ids" ] || printf "container %.12s\\n" $ids; '
-    '[ ! -e "$0" ] || printf "directory %s\\n" "$0"; set -- "$c"; { '
-    + host.IN_MEMORY
-    + '; } | sed "s/^/directory /"'
-)
 
 
 def plan_down(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Plan:
@@ -110,10 +104,11 @@ def _removals(node: Node, facts: HostFacts, wanted: Callable[[str], bool]) -> li
 def _absent(inventory: Inventory, nodes: Sequence[Node], facts: Mapping[str, HostFacts]) -> Gate:
     def ask(node: Node) -> Command:
         directory = containers.state_dir(inventory, node, facts[node.name])
+        program = shell.program("left_behind")
         listing = docker.list_ids(node.docker, inventory.cluster)
         return Command(
             node=node.name,
-            argv=("sh", "-c", _LEFT, directory, inventory.cluster, *listing),
+            argv=("sh", "-c", program, "left", directory, inventory.cluster, *listing),
             timeout=30,
         )
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from launcher import shell
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
 
@@ -21,35 +22,6 @@ LONGEST = 4000
 _COMMAND = 1000
 _TEXT = 2000
 
-# Arguments: state directory ("" = ~/.vlaunch), cluster, the line, `strict` or `lenient`; then the
-# command that is run. The folder's own set-group-ID bit says that several logins share it. One old
-# file of a megabyte is kept.
-_APPEND = r"""
-s=$1 c=$2 line=$3 how=$4
-shift 4
-[ -n "$s" ] || s=$HOME/.vlaunch
-d=$s/audit f=$s/audit/$c.ndjson
-(
-  umask 022
-  [ -d "$s" ] || mkdir -p "$s" || exit
-  if [ -g "$d" ]; then umask 007; else umask 077; fi
-  mkdir -p "$d" || exit
-  size=$(wc -c 2>/dev/null <"$f")
-  [ "${size:-0}" -lt 1000000 ] || mv -f "$f" "$f.1"
-  printf "%s\n" "$line" >>"$f"
-) || [ "$how" = lenient ] || { echo "vlaunch: the audit line could not be written to $f" >&2; exit 73; }
-exec "$@"
-"""
-_READ = r"""
-s=$1 c=$2 count=$3
-[ -n "$s" ] || s=$HOME/.vlaunch
-f=$s/audit/$c.ndjson
-for each in "$s/audit" "$f.1" "$f"; do
-  [ ! -e "$each" ] || [ -r "$each" ] || { echo "$each may not be read by this login" >&2; exit 77; }
-done
-cat "$f.1" "$f" 2>/dev/null | tail -n "$count"
-exit 0
-"""
 # Options whose values nobody should read (`--tokenizer`, `--max-num-batched-tokens` are none), and
 # passwords within addresses.
 _OPTION = re.compile(
@@ -86,7 +58,7 @@ def append(state_dir: str, cluster: str, entry: Entry, *, strict: bool = True) -
     return (
         "sh",
         "-c",
-        _APPEND,
+        shell.program("audit_append"),
         "audit",
         state_dir,
         cluster,
@@ -97,7 +69,8 @@ def append(state_dir: str, cluster: str, entry: Entry, *, strict: bool = True) -
 
 def read(state_dir: str, cluster: str, last: int = 0) -> Argv:
     """Print a node's last lines, the newest last; all of them when `last` is 0."""
-    return ("sh", "-c", _READ, "audit", state_dir, cluster, str(last) if last else "+1")
+    count = str(last) if last else "+1"
+    return ("sh", "-c", shell.program("audit_read"), "audit", state_dir, cluster, count)
 
 
 def line(entry: Entry) -> str:

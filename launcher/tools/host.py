@@ -12,93 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher import shell
 from launcher.errors import UnreadableAnswer
 from launcher.model import Argv
 from launcher.tools import docker as docker_tool
-from launcher.tools import survey_read, survey_script, untrusted
+from launcher.tools import survey_read, untrusted
 from launcher.tools.survey import Survey
 
 _MARK = "@@vlaunch"
 
-# Prints the folders in memory of the cluster $1, also in a place that would not be chosen any more;
-# not what others made.
-IN_MEMORY = r"""for each in /run "/run/user/$(id -u)" /dev/shm; do
-  own=$each/vlaunch-$(id -un)
-  [ ! -O "$own" ] || [ -L "$own" ] || [ ! -d "$own/$1" ] || printf "%s\n" "$own/$1"
-done"""
 _FOLDER = re.compile(r"/(run|run/user/[0-9]+|dev/shm)/vlaunch-[^/]+/[^/]+")
-
-# Arguments: cluster, state directory ("" = ~/.vlaunch), Hugging Face home, accelerator, number of
-# images, the images, what starts docker. Images that vlaunch derived are looked at besides, found
-# by their label. `timeout` bounds each part: a hung NFS mount or a wedged daemon must not take the
-# other answers with it.
-_SCRIPT = r"""
-cluster=$1 state=$2 hf=$3 accelerator=$4 words=$5; shift 5
-images=; while [ "$words" -gt 0 ]; do images="$images $1"; words=$((words - 1)); shift; done
-part() {
-  name=$1; shift
-  printf '\n@@vlaunch %s\n' "$name"; timeout -k 2 15 "$@" 2>&1; answers=$?; printf '\n@@vlaunch rc %s\n' "$answers"
-}
-sh_c() { name=$1; text=$2; shift 2; part "$name" sh -c "$text" probe "$@"; }
-[ -n "$state" ] || state=$HOME/.vlaunch
-dir=$state/$cluster
-# Where secrets may lie without a disk: a file system in memory that only this login writes to, or /dev/shm. What logind
-# removes at the end of a session is no such place (RemoveIPC, RuntimeDirectory: logind.conf(5)), unless the login lingers.
-memory='
-  if [ "$(id -u)" = 0 ]; then set -- /run /dev/shm; else
-    set -- "/run/user/$(id -u)" /dev/shm
-    if [ -d /run/systemd/seats ] && [ ! -e "/var/lib/systemd/linger/$(id -un)" ]; then
-      echo "files in memory end with the session of a login that does not linger"; exit 1
-    fi
-  fi
-  for each; do
-    [ -d "$each" ] && [ -w "$each" ] || continue
-    case $(stat -f -c %T "$each" 2>/dev/null) in tmpfs | ramfs) printf "%s/vlaunch-%s" "$each" "$(id -un)"; exit ;; esac
-  done
-  echo "neither /run, /run/user nor /dev/shm is a file system in memory that the login may write to"; exit 1'
-mem=$(timeout -k 2 15 sh -c "$memory") || mem=
-# What others put there first is not ours to read.
-if [ -e "$mem" ] || [ -L "$mem" ]; then { [ -O "$mem" ] && [ ! -L "$mem" ]; } || mem=; fi
-[ -z "$mem" ] || mem=$mem/$cluster
-part home printf %s "$HOME"
-part user id -un
-part hostname uname -n
-part addr ip -j addr
-sh_c listen 'ss -ltnH 2>/dev/null || netstat -ltn'
-sh_c disk 'd=$1; while [ ! -d "$d" ]; do d=$(dirname "$d"); done; df -Pk "$d"' "$hf"
-part infiniband ls /dev/infiniband
-sh_c toolkit 'command -v nvidia-container-runtime-hook nvidia-container-toolkit'
-query=index,name,memory.total,memory.used,driver_version
-[ "$accelerator" != nvidia ] || part gpus nvidia-smi "--query-gpu=$query" --format=csv,noheader,nounits
-[ "$accelerator" != amd ] || sh_c gpus 'grep -l "simd_count [1-9]" /sys/class/kfd/kfd/topology/nodes/*/properties'
-# Not the logs of engines, which are large. The keeper of servers replaces its files meanwhile: that one is gone is no reason to
-# doubt the others.
-sh_c files 'cd "$1" 2>/dev/null || exit
-  find . -type f ! -path "./secrets/*" ! -path "./server/*/engine.log*" -exec sha256sum {} + 2>/dev/null; :' "$dir"
-part memory sh -c "$memory"
-sh_c kept '[ -d "$1" ] && ls "$1/secrets"' "$mem"
-sh_c folders "$in_memory" "$cluster"
-# Also from a place in memory that is not today's any more: the containers have it, and another one would be no token of theirs.
-places=$(timeout -k 2 15 sh -c "$in_memory" probe "$cluster")
-sh_c token 'for each; do cat "$each/secrets/RAY_AUTH_TOKEN" 2>/dev/null && break; done' "$dir" ${mem:+"$mem"} $places
-sh_c secrets 'ls "$1/secrets" 2>/dev/null' "$dir"
-part docker "$@" version --format '{{json .Server}}'
-docker=$answers
-# A daemon that does not answer once is not asked five times more: the answer about it must come within the deadline.
-if [ "$docker" = 0 ]; then
-  part info "$@" info --format '{{json .}}'
-  made=$(timeout -k 2 15 "$@" images --filter label=vlaunch.image.content --format '{{.Repository}}:{{.Tag}}' 2>/dev/null)
-  for image in $images $made; do part "image $image" "$@" image inspect "$image"; done
-  root=$(timeout -k 2 15 "$@" info --format '{{.DockerRootDir}}' 2>/dev/null)
-  sh_c dockerdisk 'df -Pk "$1"' "$root"
-fi
-printf '\n@@vlaunch containers\n'
-if [ "$docker" = 0 ]; then
-  ids=$(timeout -k 2 15 "$@" ps --all --quiet --no-trunc --filter "label=vlaunch.cluster=$cluster" 2>/dev/null)
-  [ -z "$ids" ] || timeout -k 2 15 "$@" inspect $ids 2>&1
-fi
-printf '\n@@vlaunch rc 0\n'
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,12 +109,11 @@ def probe(
     `$in_memory` what prints those in memory, and `"$@"` what starts docker; what it prints is left
     alone.
     """
-    script = f"in_memory='{IN_MEMORY}'\n{_SCRIPT}"
-    script = (survey_script.CLOCK + script + survey_script.PARTS if survey else script) + more
+    asked = shell.program("survey") if survey else shell.program("probe")
     return (
         "sh",
         "-c",
-        script,
+        asked + more,
         "probe",
         cluster,
         state_dir,

@@ -10,38 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from launcher import shell
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
-
-# The layout of the Hugging Face cache: hub/models--ORG--NAME/refs/main names the folder below
-# snapshots/.
-_FIND = r"""
-repo= ref=
-case $1 in
-/*) [ -e "$1" ] || exit 3; dir=$1 ;;
-*) repo=${HF_HUB_CACHE:-$2/hub}/models--$(printf %s "$1" | sed 's|/|--|g')
-   ref=$(cat "$repo/refs/main" 2>/dev/null) && dir=$repo/snapshots/$ref && [ -d "$dir" ] || exit 4 ;;
-esac
-"""
-_SCRIPT = (
-    _FIND
-    + r"""
-[ -f "$dir/config.json" ] || exit 5
-exec cat "$dir/config.json"
-"""
-)
-
-# Files of a snapshot are links to ../../blobs; `find -L` follows them and shows one whose blob is
-# missing as a link (`l`).
-_LIST = (
-    _FIND
-    + r"""
-printf 'revision %s\n' "$ref"
-[ -z "$repo" ] || find "$repo/blobs" -name '*.incomplete' -printf 'incomplete %f\n' 2>/dev/null
-cd "$dir" 2>/dev/null || exec find -L "$dir" -printf 'f %s %f\n'
-find -L . ! -type d -printf '%y %s %P\n'
-"""
-)
 
 Where = Literal["there", "missing", "not cached", "unknown"]
 
@@ -76,7 +47,7 @@ def look(model: str, hf_home: str) -> Argv:
     """Print a model's `config.json`; exit status 3: no such path, 4: not in the cache, 5: no
     `config.json`.
     """
-    return ("sh", "-c", _SCRIPT, "model", model, hf_home)
+    return ("sh", "-c", shell.program("model_config"), "model", model, hf_home)
 
 
 def parse_look(answer: Answer) -> ModelSeen:
@@ -104,7 +75,7 @@ def list_files(model: str, hf_home: str) -> Argv:
 
     Needs GNU find.
     """
-    return ("sh", "-c", _LIST, "model", model, hf_home)
+    return ("sh", "-c", shell.program("model_files"), "model", model, hf_home)
 
 
 def parse_files(answer: Answer) -> Mapping[str, int] | None:

@@ -7,23 +7,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from launcher import shell
 from launcher.errors import UnreadableAnswer
 
 _MARK = "@@secrets"
-# Runs behind the probe (`host.probe`), whose `$dir` is the cluster's folder on disk; its
-# `$in_memory` prints those in memory. Names that start with a dot are what a launcher left that was
-# killed while it wrote.
-SCRIPT = r"""
-printf '\n@@secrets %s %s\n' "$(date +%s)" "$(id -u)"
-for each in "$dir" $(sh -c "$in_memory" probe "$cluster"); do
-  [ -d "$each/secrets" ] || continue
-  place=memory; [ "$each" != "$dir" ] || place=disk
-  for file in "$each/secrets" "$each/secrets"/* "$each/secrets"/.[!.]*; do
-    [ ! -e "$file" ] || timeout 5 stat -c "$place %a %u %Y %n" "$file"
-  done
-done
-printf '@@secrets end\n'
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +33,13 @@ class SecretFile:
         return self.own and self.mode == ("600" if self.name else "700")
 
 
+def script() -> str:
+    """Return the shell that tells it, to run behind the probe (`host.probe(more=…)`)."""
+    return shell.program("secret_files")
+
+
 def parse(text: str) -> tuple[SecretFile, ...]:
-    """Read what `SCRIPT` printed behind the probe's answer; raises UnreadableAnswer when it is not
+    """Read what `script` printed behind the probe's answer; raises UnreadableAnswer when it is not
     whole.
     """
     said = re.search(

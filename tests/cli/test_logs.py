@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.logs import _SERVERS
+from launcher import shell
 from launcher.errors import ConnectError
 from tests.cli.conftest import Cluster
 
@@ -79,7 +79,7 @@ def test_the_logs_of_engines_are_read_on_this_machine(tmp_path: Path) -> None:
 
     def read(*words: str) -> list[str]:
         argv, env = (
-            ("sh", "-c", _SERVERS, "servers", *words),
+            ("sh", "-c", shell.program("server_logs"), "servers", *words),
             {**os.environ, "VLAUNCH_STATE": str(tmp_path)},
         )
         return sorted(

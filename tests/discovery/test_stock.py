@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.discovery.stock import SCRIPT, Home, parse
+from launcher.discovery.stock import Home, parse, script
 from launcher.errors import UnreadableAnswer
 from tests.simulated import image_json
 
@@ -31,7 +31,7 @@ def test_the_question_runs_and_its_answer_is_read(tmp_path: Path) -> None:
     (tmp_path / ".cache/huggingface").mkdir(parents=True)
     env = {**os.environ, "HOME": str(tmp_path), "HF_HOME": str(tmp_path / "wish")}
     asked = subprocess.run(
-        ("sh", "-c", f"hf=$1; shift\n{SCRIPT}", "stock", str(tmp_path / "wish"), str(docker)),
+        ("sh", "-c", f"hf=$1; shift\n{script()}", "stock", str(tmp_path / "wish"), str(docker)),
         env=env,
         capture_output=True,
         text=True,

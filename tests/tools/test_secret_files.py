@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher import shell
 from launcher.errors import UnreadableAnswer
 from launcher.plan import files
 from launcher.tools import host, secret_files
@@ -75,7 +76,7 @@ def test_the_token_is_found_in_both_places(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name / "secrets").mkdir(parents=True)
     (tmp_path / "two" / "secrets" / "RAY_AUTH_TOKEN").write_text("t")
-    words = host._SCRIPT.split("sh_c token '")[1].split("'")[0]
+    words = shell.program("probe").split("sh_c token '")[1].split("'")[0]
     ran = subprocess.run(
         ["sh", "-c", words, "x", tmp_path / "one", tmp_path / "two"],
         capture_output=True,
@@ -119,7 +120,7 @@ def test_files_in_memory_are_told_wherever_they_lie(bin_: Fake, tmp_path: Path) 
         folder.mkdir(parents=True)
         (folder / "A").touch()
     try:
-        out = _ask(tmp_path, more=secret_files.SCRIPT)
+        out = _ask(tmp_path, more=secret_files.script())
     finally:
         shutil.rmtree(place)
 
@@ -139,7 +140,7 @@ def test_files_are_told_with_mode_owner_and_age(tmp_path: Path) -> None:
         (folder / name).write_text("hidden-value")
         (folder / name).chmod(mode)
     os.utime(folder / "A", (1, 1))
-    out = _ask(tmp_path, more=secret_files.SCRIPT)
+    out = _ask(tmp_path, more=secret_files.script())
     found = {each.name: each for each in secret_files.parse(out)}
 
     assert "hidden-value" not in out

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher import shell
 from launcher.errors import UnreadableAnswer
-from launcher.tools import gpu_survey, host, rdma, survey_script
+from launcher.tools import gpu_survey, host, rdma
 from launcher.tools.survey import Gid, ModelCache, Survey
 
 pytestmark = pytest.mark.processes
@@ -23,8 +24,8 @@ pytestmark = pytest.mark.processes
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "host"
 PARTS = [
     line.split()[1]
-    for line in survey_script.PARTS.replace("  sh_c", "sh_c").replace("  part", "part").splitlines()
-    if line.startswith(("part ", "sh_c "))
+    for line in shell.program("survey").partition("@@vlaunch clock")[2].splitlines()
+    if line.lstrip().startswith(("part ", "sh_c "))
 ]
 
 

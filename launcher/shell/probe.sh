@@ -1,0 +1,82 @@
+#!/bin/sh
+# Tell everything about a node that is needed before the first write; it changes nothing.
+#
+# Arguments: cluster, state directory ("" = ~/.vlaunch), Hugging Face home, accelerator, number of
+# images, the images, what starts docker. Images that vlaunch derived are looked at besides, found
+# by their label.
+#
+# Each part stands under a line with its name, before one with its exit status. `timeout` bounds
+# each: a hung NFS mount or a wedged daemon must not take the other answers with it.
+#
+# shellcheck disable=SC2016 # what is quoted is for the shell of a part
+# shellcheck disable=SC3067 # dash, bash and busybox know `-O`
+# shellcheck disable=SC2086 # lists of words: images, ids, and folders of logins, without blanks
+
+in_memory="$(cat ./folders_in_memory.sh)"
+cluster=$1 state=$2 hf=$3 accelerator=$4 words=$5; shift 5
+images=; while [ "$words" -gt 0 ]; do images="$images $1"; words=$((words - 1)); shift; done
+part() {
+  name=$1; shift
+  printf '\n@@vlaunch %s\n' "$name"
+  timeout -k 2 15 "$@" 2>&1
+  answers=$?
+  printf '\n@@vlaunch rc %s\n' "$answers"
+}
+sh_c() { name=$1; text=$2; shift 2; part "$name" sh -c "$text" probe "$@"; }
+[ -n "$state" ] || state=$HOME/.vlaunch
+dir=$state/$cluster
+memory="$(cat ./place_in_memory.sh)"
+mem=$(timeout -k 2 15 sh -c "$memory") || mem=
+# What others put there first is not ours to read.
+if [ -e "$mem" ] || [ -L "$mem" ]; then { [ -O "$mem" ] && [ ! -L "$mem" ]; } || mem=; fi
+[ -z "$mem" ] || mem=$mem/$cluster
+part home printf %s "$HOME"
+part user id -un
+part hostname uname -n
+part addr ip -j addr
+sh_c listen 'ss -ltnH 2>/dev/null || netstat -ltn'
+sh_c disk 'd=$1; while [ ! -d "$d" ]; do d=$(dirname "$d"); done; df -Pk "$d"' "$hf"
+part infiniband ls /dev/infiniband
+sh_c toolkit 'command -v nvidia-container-runtime-hook nvidia-container-toolkit'
+if [ "$accelerator" = nvidia ]; then
+  query=index,name,memory.total,memory.used,driver_version
+  part gpus nvidia-smi "--query-gpu=$query" --format=csv,noheader,nounits
+elif [ "$accelerator" = amd ]; then
+  sh_c gpus 'grep -l "simd_count [1-9]" /sys/class/kfd/kfd/topology/nodes/*/properties'
+fi
+# Not the logs of engines, which are large. The keeper of servers replaces its files meanwhile: that
+# one is gone is no reason to doubt the others.
+sh_c files '
+  cd "$1" 2>/dev/null || exit
+  find . -type f ! -path "./secrets/*" ! -path "./server/*/engine.log*" \
+    -exec sha256sum {} + 2>/dev/null
+  :
+' "$dir"
+part memory sh -c "$memory"
+sh_c kept '[ -d "$1" ] && ls "$1/secrets"' "$mem"
+sh_c folders "$in_memory" "$cluster"
+# Also from a place in memory that is not today's any more: the containers have it, and another one
+# would be no token of theirs.
+places=$(timeout -k 2 15 sh -c "$in_memory" probe "$cluster")
+sh_c token 'for each; do cat "$each/secrets/RAY_AUTH_TOKEN" 2>/dev/null && break; done' \
+  "$dir" ${mem:+"$mem"} $places
+sh_c secrets 'ls "$1/secrets" 2>/dev/null' "$dir"
+part docker "$@" version --format '{{json .Server}}'
+docker=$answers
+# A daemon that does not answer once is not asked five times more: the answer about it must come
+# within the deadline.
+if [ "$docker" = 0 ]; then
+  part info "$@" info --format '{{json .}}'
+  made=$(timeout -k 2 15 "$@" images --filter label=vlaunch.image.content \
+    --format '{{.Repository}}:{{.Tag}}' 2>/dev/null)
+  for image in $images $made; do part "image $image" "$@" image inspect "$image"; done
+  root=$(timeout -k 2 15 "$@" info --format '{{.DockerRootDir}}' 2>/dev/null)
+  sh_c dockerdisk 'df -Pk "$1"' "$root"
+fi
+printf '\n@@vlaunch containers\n'
+if [ "$docker" = 0 ]; then
+  ids=$(timeout -k 2 15 "$@" ps --all --quiet --no-trunc \
+    --filter "label=vlaunch.cluster=$cluster" 2>/dev/null)
+  [ -z "$ids" ] || timeout -k 2 15 "$@" inspect $ids 2>&1
+fi
+printf '\n@@vlaunch rc 0\n'

@@ -1,0 +1,25 @@
+#!/bin/sh
+# List what a host has that could be used: Hugging Face homes with their models, AMD GPUs, images of
+# vLLM.
+#
+# Runs behind probe.sh, which sets $hf and leaves what starts docker in "$@". A cache is
+# `hub/models--OWNER--NAME` (https://huggingface.co/docs/huggingface_hub/guides/manage-cache).
+#
+# shellcheck disable=SC2154 # set by probe.sh
+# shellcheck disable=SC2086 # names of images are words
+
+for home in "$hf" /data/huggingface "${HF_HOME:-}" "$HOME/.cache/huggingface"; do
+  timeout 5 test -d "${home:-/nonexistent}" || continue
+  printf '@@stock home %s\n' "$home"
+  timeout 10 df -Pk "$home" 2>/dev/null | tail -n 1
+  for model in "$home"/hub/models--*/; do
+    [ -d "$model" ] && printf '@@stock model %s\n' "$(basename "$model")"
+  done
+done
+printf '@@stock amd '
+grep -l 'simd_count [1-9]' /sys/class/kfd/kfd/topology/nodes/*/properties 2>/dev/null | wc -l
+names=$(timeout -k 2 15 "$@" images --format '{{.Repository}}:{{.Tag}}' 2>/dev/null |
+  grep -i vllm | grep -v '<none>' | head -n 40)
+printf '@@stock images\n'
+[ -z "$names" ] || timeout -k 2 15 "$@" image inspect $names 2>/dev/null
+printf '\n@@stock end\n'

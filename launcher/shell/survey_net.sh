@@ -1,0 +1,12 @@
+#!/bin/sh
+# Print what the kernel says of each network card.
+#
+# shellcheck disable=SC2035 # no device's name begins with a dash
+
+cd /sys/class/net || exit
+grep -H "" */speed */mtu */operstate */device/numa_node 2>/dev/null
+for each in */device; do
+  [ -e "$each" ] || continue
+  printf "%s/pci:%s\n" "$each" "$(readlink -f "$each")"
+  printf "%s/driver:%s\n" "$each" "$(readlink "$each/driver")"
+done
