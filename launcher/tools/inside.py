@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
-from launcher.tools import untrusted
+from launcher.tools import payload, untrusted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,69 +37,6 @@ class Inside:
     env: Mapping[str, str] = field(default_factory=dict)
     error: str = ""
 
-
-# Runs with the image's own Python, standard library only: importing torch to learn its version
-# takes seconds.
-_LOOK = r"""
-import glob, json, os, platform, resource
-try:
-    from importlib import metadata
-except ImportError:
-    metadata = None
-
-def version(*names):
-    for name in names:
-        try:
-            return metadata.version(name)
-        except Exception:
-            pass
-    return ""
-
-def status(key):
-    try:
-        with open("/proc/self/status") as file:
-            return next((line.split()[1] for line in file if line.startswith(key + ":")), "0")
-    except OSError:
-        return "0"
-
-def names(folder):
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
-
-def verbs():
-    own = os.environ.get("LD_LIBRARY_PATH", "").split(":")
-    usual = "/usr/lib/*-linux-gnu /lib/*-linux-gnu /usr/lib64 /lib64 /usr/lib /lib /usr/local/lib /opt/conda/lib"
-    for folder in [each for each in own if each] + usual.split():
-        found = sorted(glob.glob(os.path.join(folder, "libibverbs.so*")))
-        if found:
-            return found[0]
-    return ""
-
-def shm():
-    try:
-        found = os.statvfs("/dev/shm")
-        return found.f_frsize * found.f_blocks
-    except OSError:
-        return None
-
-soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-wanted = ("NCCL_", "RCCL_", "GLOO_", "UCX_", "TP_")
-print(json.dumps({
-    "memlock": None if soft == resource.RLIM_INFINITY else soft,
-    "capeff": status("CapEff"),
-    "infiniband": names("/dev/infiniband"),
-    "libibverbs": verbs(),
-    "shm": shm(),
-    "python": platform.python_version(),
-    "ray": version("ray"),
-    "torch": version("torch"),
-    "nccl": version("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"),
-    "cuda": os.environ.get("CUDA_VERSION", ""),
-    "env": {key: value for key, value in os.environ.items() if key.startswith(wanted) or key == "VLLM_HOST_IP"},
-}))
-"""
 
 # Bits of CapEff in the kernel's order (include/uapi/linux/capability.h).
 _CAPABILITIES = (
@@ -148,10 +85,10 @@ _CAPABILITIES = (
 
 
 def look() -> Argv:
-    """Print what a container sees, as one JSON object; to be run inside it, with the image's
-    Python.
+    """Print what a container sees, as one JSON object (`payload/inside.py`); to be run inside it,
+    with the image's Python.
     """
-    return ("python3", "-c", _LOOK)
+    return ("python3", "-c", payload.source("inside"))
 
 
 def parse_look(answer: Answer, *, running: bool = True) -> Inside:

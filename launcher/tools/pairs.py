@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
-from launcher.tools import untrusted
+from launcher.tools import payload, untrusted
 from launcher.tools.docker import throw_away
 
 Reached = Literal["open", "timed out", "refused", "no route", "error"]
@@ -100,7 +99,7 @@ def probe(
         "patience": patience,
         "peers": [{"name": each.name, "ip": each.ip, "ports": list(each.ports)} for each in peers],
     }
-    return ("python3", "-c", _source(), json.dumps(asked, separators=(",", ":")))
+    return ("python3", "-c", payload.source("pairs"), json.dumps(asked, separators=(",", ":")))
 
 
 def in_image(docker: Argv, image: str, argv: Argv, *, cluster: str, node: str) -> Argv:
@@ -142,10 +141,6 @@ def parse_unheld(answer: Answer) -> dict[int, str]:
         raise UnreadableAnswer(
             f"the pair probe's answer has another form ({error!r:.200})", evidence=answer.out[-400:]
         ) from None
-
-
-def _source() -> str:
-    return (Path(__file__).parents[1] / "payload" / "pairs.py").read_text(encoding="utf-8")
 
 
 def _said(answer: Answer) -> dict[str, Any]:

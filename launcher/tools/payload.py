@@ -1,10 +1,20 @@
-"""What we say to the small programs that containers mount under /opt/vlaunch."""
+"""What we say to the small programs that containers mount under /opt/vlaunch, and how those
+are read that are sent as text.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from launcher.model import Argv, Ports
 
+_FOLDER = Path(__file__).parents[1] / "payload"
 _HEAD = ("python3", "/opt/vlaunch/head.py")
+
+
+def source(name: str) -> str:
+    """Return the program `launcher/payload/NAME.py` as text, for `python3 -c`."""
+    return (_FOLDER / f"{name}.py").read_text(encoding="utf-8")
 
 
 def nodes(ports: Ports, peers: tuple[str, ...]) -> Argv:
