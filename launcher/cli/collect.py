@@ -28,8 +28,9 @@ _LIBRARIES = ("fabric", "paramiko", "docker", "click", "rich", "pydantic", "PyYA
 # What one survey of a node answers; the other checks start containers or knock at ports.
 _GROUPS = ("reach", "host", "docker", "storage")
 _README = """\
-What `vlaunch collect` found on cluster {cluster}. Look at it before you share it: values that vlaunch knows as secrets and what
-looks like one are replaced by ***, but names of machines and models, addresses, paths, and what users wrote into logs are not.
+What `vlaunch collect` found on cluster {cluster}. Look at it before you share it: values that
+vlaunch knows as secrets and what looks like one are replaced by ***, but names of machines and
+models, addresses, paths, and what users wrote into logs are not.
 
 inventory.yaml   as it was given; secrets are named by their sources only
 versions.json    vlaunch, Python, its libraries
@@ -37,8 +38,9 @@ status.json      `vlaunch status --json`
 checks.json      the checks that need no container
 doctor.json      `vlaunch doctor --json`
 events.ndjson    what happened while this was collected
-nodes/           for each node: Docker's word on its containers (variables without their values), the ends of all logs, what
-                 the keeper of servers wrote down, the audit trail, and what could not be seen
+nodes/           for each node: Docker's word on its containers (variables without their values),
+                 the ends of all logs, what the keeper of servers wrote down, the audit trail, and
+                 what could not be seen
 {unknown}"""
 
 

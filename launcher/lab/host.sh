@@ -1,6 +1,7 @@
 #!/bin/sh
-# The first process of a practice host, already in namespaces of its own: give it a file system like a fresh server's.
-# The machine lends /usr and its like; everything a server writes to (/etc, /var, /run, /root, ...) lies below $1/fs.
+# The first process of a practice host, already in namespaces of its own: give it a file system like
+# a fresh server's. The machine lends /usr and its like; everything a server writes to (/etc, /var,
+# /run, /root, ...) lies below $1/fs.
 # usage: host.sh DIRECTORY HOSTNAME
 set -eu
 own=$1/fs
@@ -29,7 +30,8 @@ done
 
 mkdir "$new/proc" "$new/sys" "$new/old"
 mount -t proc proc "$new/proc"
-mount -t sysfs sysfs "$new/sys" # of this network namespace; a new one comes without the cgroup mounts
+# Of this network namespace; a new one comes without the cgroup mounts.
+mount -t sysfs sysfs "$new/sys"
 mount --rbind /sys/fs/cgroup "$new/sys/fs/cgroup"
 mount -t tmpfs -o mode=1777,nosuid,nodev tmpfs "$new/dev/shm"
 

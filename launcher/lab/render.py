@@ -125,9 +125,10 @@ env:
   RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S: "0"
 serve:
   model: {model}
-  # Pipeline stages on a CPU need this compilation mode; `--enforce-eager` fails at the first request.
-  args: [--dtype, float32, --max-model-len, "512", --max-num-seqs, "8", --kv-cache-memory-bytes, "67108864",
-         -cc.mode=2, -cc.backend=eager]
+  # Pipeline stages on a CPU need this compilation mode; `--enforce-eager` fails at the first
+  # request.
+  args: [--dtype, float32, --max-model-len, "512", --max-num-seqs, "8",
+         --kv-cache-memory-bytes, "67108864", -cc.mode=2, -cc.backend=eager]
 nodes:
 {nodes}
 """
