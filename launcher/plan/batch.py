@@ -108,44 +108,71 @@ def plan_batch(inventory: Inventory, seen: Seen, request: Request, options: Opti
         RequestError: this is not the job that was begun under its name, it runs and is not to, or
             it can never fit.
     """
-    entry, name = seen.entry, request.job.name
+    entry = seen.entry
     fits.check(request.job, inventory)
-    runs = next((each for each in running.batches(seen.said) if each.name == name), None)
+    runs = _running(seen, request.job.name)
     live = runs is not None or entry.alive
-    if live and options.restart:
-        raise RequestError(f"batch job `{name}` runs", hint=f"stop it first: `vlaunch stop {name}`")
-    changed = bool(entry.digest) and entry.digest != request.digest
-    if changed and not options.restart and (live or entry.written):
-        raise _changed(request, entry, live=live)
+    changed = _is_another(request, entry)
+    _refuse_conflict(request, entry, options, live=live, changed=changed)
     if live:
-        if options.retry_errors:
-            hint = (
-                "run the same command again when it has ended; without --retry-errors it is watched"
-            )
-            raise RequestError(
-                f"batch job `{name}` runs; its error rows can be tried again when it is over",
-                hint=hint,
-            )
-        if runs is None and "error" in seen.said:
-            text = f"`{name}` runs, and Ray does not say as which job: {seen.said['error']}"
-            raise RequestError(
-                text, hint="look at `vlaunch status`, then run the same command again"
-            )
-        if runs is None:
-            raise RequestError(
-                f"the driver of an earlier run of `{name}` is still ending",
-                hint="run the same command again",
-            )
-        return Start(plan=Plan(verb="batch", stages=()), job=runs.id, attached=True)
+        return _attach(seen, request, options, runs)
     anew = (options.restart or changed) and not entry.absent
-    # Who ended early has not counted what was there: only of one that is done it is known that
-    # there are none.
-    again = options.retry_errors and not anew and not entry.absent
-    retry = again and (entry.progress.errors > 0 or entry.progress.state != "done")
+    retry = not anew and _retries(entry, options)
     if entry.progress.state == "done" and not anew and not retry:
         notes = ("there are no error rows to try again",) if options.retry_errors else ()
         return Start(plan=Plan(verb="batch", stages=(), notes=notes), finished=True)
     return _begin(inventory, seen, request, options, anew=anew, retry=retry)
+
+
+def _running(seen: Seen, name: str) -> running.Batch | None:
+    return next((each for each in running.batches(seen.said) if each.name == name), None)
+
+
+def _is_another(request: Request, entry: desk.Entry) -> bool:
+    return bool(entry.digest) and entry.digest != request.digest
+
+
+def _refuse_conflict(
+    request: Request, entry: desk.Entry, options: Options, *, live: bool, changed: bool
+) -> None:
+    """Raise RequestError when what is there under this name is not to be touched."""
+    name = request.job.name
+    if live and options.restart:
+        raise RequestError(f"batch job `{name}` runs", hint=f"stop it first: `vlaunch stop {name}`")
+    if changed and not options.restart and (live or entry.written):
+        raise _changed(request, entry, live=live)
+
+
+def _attach(seen: Seen, request: Request, options: Options, runs: running.Batch | None) -> Start:
+    """Watch the job that runs; RequestError where that cannot be, or is not what was asked for."""
+    name = request.job.name
+    if options.retry_errors:
+        raise RequestError(
+            f"batch job `{name}` runs; its error rows can be tried again when it is over",
+            hint=(
+                "run the same command again when it has ended; without --retry-errors it is watched"
+            ),
+        )
+    if runs is not None:
+        return Start(plan=Plan(verb="batch", stages=()), job=runs.id, attached=True)
+    if "error" in seen.said:
+        raise RequestError(
+            f"`{name}` runs, and Ray does not say as which job: {seen.said['error']}",
+            hint="look at `vlaunch status`, then run the same command again",
+        )
+    raise RequestError(
+        f"the driver of an earlier run of `{name}` is still ending",
+        hint="run the same command again",
+    )
+
+
+def _retries(entry: desk.Entry, options: Options) -> bool:
+    """True when error rows are to be tried again. That there are none is known only of a job that
+    is done: who ended early has not counted what was there.
+    """
+    if not options.retry_errors or entry.absent:
+        return False
+    return entry.progress.errors > 0 or entry.progress.state != "done"
 
 
 def _begin(
@@ -190,17 +217,10 @@ def _begin(
 def notes(request: Request, entry: desk.Entry, *, anew: bool, retry: bool) -> tuple[str, ...]:
     """Say in words what will be done, and from where it goes on."""
     job, progress = request.job, entry.progress
-    said = [f"{job.name}: {_what(job)}, answers to {job.write.to.shown}"]
-    if anew and entry.digest != request.digest and not entry.written:
-        said.append(
-            "another job was begun under this name, of which no row was written: it is replaced"
-        )
-    elif anew and progress.accounted:
-        said.append(f"begins anew; what was done ({howfar.rows(progress)}) is removed")
-    elif (
-        not anew and (progress.accounted or progress.rows is not None) and progress.state != "done"
-    ):
-        said.append(f"goes on where it stopped: {howfar.rows(progress)} are done")
+    said = [
+        f"{job.name}: {_what(job)}, answers to {job.write.to.shown}",
+        *_from_where(request, entry, anew=anew),
+    ]
     if retry:
         count = f"{progress.errors:,} " if progress.errors else ""
         said.append(f"{count}error row{' is' if progress.errors == 1 else 's are'} tried again")
@@ -210,6 +230,23 @@ def notes(request: Request, entry: desk.Entry, *, anew: bool, retry: bool) -> tu
             for line in difference(_tuning(entry.job), _tuning(request.described))
         ]
     return tuple(said)
+
+
+def _from_where(request: Request, entry: desk.Entry, *, anew: bool) -> list[str]:
+    """Say what becomes of what is there: nothing when there is nothing."""
+    progress = entry.progress
+    if not anew:
+        begun = progress.accounted or progress.rows is not None
+        if not begun or progress.state == "done":
+            return []
+        return [f"goes on where it stopped: {howfar.rows(progress)} are done"]
+    if entry.digest != request.digest and not entry.written:
+        return [
+            "another job was begun under this name, of which no row was written: it is replaced"
+        ]
+    if progress.accounted:
+        return [f"begins anew; what was done ({howfar.rows(progress)}) is removed"]
+    return []
 
 
 def _what(job: Job) -> str:

@@ -103,29 +103,32 @@ def plan_remove(inventory: Inventory, found: Sequence[BatchStatus]) -> Plan:
 
 
 def _one(work: str, name: str, entry: Entry, runs: running.Batch | None) -> BatchStatus:
-    progress = entry.progress
-    state, detail = progress.state, progress.text
-    if runs is not None:
-        # What an earlier run left there says nothing of this one.
-        own = progress.submission == runs.id and not progress.over
-        state, detail = (state, detail) if own else ("starting", "")
-    elif entry.alive:
-        state = "ending" if progress.over else state or "starting"
-    elif not progress.over:
-        state = "interrupted" if progress.state else "prepared"
-        detail = (
-            "its driver is gone; the same `vlaunch batch` goes on"
-            if progress.state
-            else "it was never submitted"
-        )
-    elif progress.error is not None:
-        detail = progress.error.message
+    state, detail = _state(entry, runs)
     return BatchStatus(
         name=name,
         state=state,
         runs=runs is not None or entry.alive,
-        job=runs.id if runs else progress.submission,
+        job=runs.id if runs else entry.progress.submission,
         work=work,
-        progress=progress,
+        progress=entry.progress,
         detail=detail,
     )
+
+
+def _state(entry: Entry, runs: running.Batch | None) -> tuple[str, str]:
+    """Return how a job is, and what there is to say of it."""
+    progress = entry.progress
+    if runs is not None:
+        # What an earlier run left there says nothing of this one.
+        own = progress.submission == runs.id and not progress.over
+        return (progress.state, progress.text) if own else ("starting", "")
+    if entry.alive and progress.over:
+        return "ending", progress.text
+    if entry.alive:
+        return progress.state or "starting", progress.text
+    if progress.over:
+        detail = progress.text if progress.error is None else progress.error.message
+        return progress.state, detail
+    if progress.state:
+        return "interrupted", "its driver is gone; the same `vlaunch batch` goes on"
+    return "prepared", "it was never submitted"
