@@ -88,52 +88,62 @@ def plan_serve(
         RequestError: another server of this name runs, and it is not to be replaced.
     """
     there = next((each for each in seen.kept.running if each.name == request.name), None)
-    if there is not None and there.desired is not None:
-        if there.id == request.digest:
-            other = _kept_otherwise(there.desired.policy, policy)
-            if other and insist and there.desired.policy.restarts != 0 and not replace_other:
-                raise RequestError(
-                    f"{request.model} runs already ({there.what}), and {other}",
-                    hint=(
-                        "start it anew without supervision: add `--replace`\nwatch it as it is:"
-                        " leave out `--no-supervise`"
-                    ),
-                )
-            if not (other and replace_other):
-                told = (f"{other}; `--replace` starts it anew as asked",) if other else ()
-                return Start(
-                    plan=Plan(verb="serve", stages=(), notes=told),
-                    desired=there.desired,
-                    attached=True,
-                )
-        elif not replace_other:
-            raise RequestError(
-                f"{there.what} runs {there.model}",
-                hint=(
-                    "give this one a name of its own with `--name`, or let it take the place with"
-                    " `--replace`"
-                ),
-            )
+    if there is not None:
+        attached = _attached(there, request, policy, replace_other=replace_other, insist=insist)
+        if attached is not None:
+            return attached
     server = wanted.desired(inventory, seen, request, asked=asked, policy=policy)
-    stages = (
-        *(
-            [
-                Stage(
-                    id="preflight",
-                    title="Look at the cluster and the model",
-                    gates=room.gates(inventory, seen, request, there),
-                )
-            ]
-            if seen.facts
-            else []
-        ),
+    stages = [
         *prove,
         Stage(
             id="server", title="Ask for the server", steps=(wanted.write(inventory, seen, server),)
         ),
-    )
+    ]
+    if seen.facts:
+        gates = room.gates(inventory, seen, request, there)
+        stages.insert(
+            0, Stage(id="preflight", title="Look at the cluster and the model", gates=gates)
+        )
     return Start(
-        plan=Plan(verb="serve", stages=stages, notes=_notes(request, there)), desired=server
+        plan=Plan(verb="serve", stages=tuple(stages), notes=_notes(request, there)), desired=server
+    )
+
+
+def _attached(
+    there: Server, request: Request, policy: Policy, *, replace_other: bool, insist: bool
+) -> Start | None:
+    """Return how the server that runs under this name is watched as it is; `None` when one is to be
+    started in its place.
+
+    Raises RequestError when it is another one, or one that is supervised in spite of `insist`, and
+    is not to be replaced.
+    """
+    if there.desired is None:
+        return None
+    if there.id != request.digest:
+        if replace_other:
+            return None
+        raise RequestError(
+            f"{there.what} runs {there.model}",
+            hint=(
+                "give this one a name of its own with `--name`, or let it take the place with"
+                " `--replace`"
+            ),
+        )
+    other = _kept_otherwise(there.desired.policy, policy)
+    if other and replace_other:
+        return None
+    if other and insist and there.desired.policy.restarts != 0:
+        raise RequestError(
+            f"{request.model} runs already ({there.what}), and {other}",
+            hint=(
+                "start it anew without supervision: add `--replace`\nwatch it as it is:"
+                " leave out `--no-supervise`"
+            ),
+        )
+    told = (f"{other}; `--replace` starts it anew as asked",) if other else ()
+    return Start(
+        plan=Plan(verb="serve", stages=(), notes=told), desired=there.desired, attached=True
     )
 
 
