@@ -25,12 +25,14 @@ from launcher.watch import by_node
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from launcher.checks.shape import Finding
     from launcher.cli.session import Session
-    from launcher.model import Inventory
+    from launcher.model import Inventory, Level
     from launcher.placement import Placement
     from launcher.plan.request import Request, Seen
     from launcher.plan.serve import Start
     from launcher.plan.shape import Stage
+    from launcher.tools.nccl import Reading
 
 
 _APART = (
@@ -50,11 +52,7 @@ def prove(
     if not placed.networked:
         return (), (f"{_APART}, and its network needs no proof",) if len(placed.nodes) > 1 else ()
     split = network.split(inventory, placed, seen.config)
-    together = placed.crosses or placed.coupled
-    nodes = _between(request)
-    if verdict.proven(
-        inventory, seen.facts, seen.network, require=None, collective=together, nodes=nodes
-    ):
+    if _proven(inventory, seen, request, seen.network):
         figures = crossing.kept(seen.network)
         costs = (
             (crossing.judge(split, figures).text,)
@@ -67,7 +65,13 @@ def prove(
             *costs,
         )
     nonce = secrets.token_hex(4) if seen.facts else "NONCE"
-    ask = Ask(nonce=nonce, nodes=nodes, collective=together, crossing=split, known=expected.load())
+    ask = Ask(
+        nonce=nonce,
+        nodes=_between(request),
+        collective=placed.crosses or placed.coupled,
+        crossing=split,
+        known=expected.load(),
+    )
     proof = Proof(servers=seen.network.get("servers", {}))
     return network.stages(inventory, seen.facts, ask, proof, taken=now()), _exchange(
         placed, request.args
@@ -124,64 +128,93 @@ def confirm(session: Session, seen: Seen, request: Request, start: Start, *, all
         [verdict.ask_record(inventory, seen.facts), *engine_log.ask(inventory, nodes, log)],
     )
     kept = verdict.parse_record(answers[inventory.head.name].pop(0))
-    gpus = sorted({gpu.name for each in seen.facts.values() for gpu in each.gpus or ()})
     # A gate has just been passed, or the record is of these very containers; any other record is of
     # something else.
-    ours = (not start.attached and not allow) or verdict.proven(
+    ours = (not start.attached and not allow) or _proven(inventory, seen, request, kept)
+    before, level = _before(inventory, seen, kept if ours else {})
+    if inventory.accelerator == "cpu":
+        return symptoms.plain(before)
+    logs = {name: engine_log.read({name: answers.get(name, [])}) for name in nodes}
+    silent = _silent(session, logs)
+    reading = nccl.merge(logs.values())
+    link = levels.worst(reading)
+    if link is None:
+        said = f"{before}; not confirmed by the engine's own logs"
+    else:
+        _require(session, seen, start, reading, level, allow=allow)
+        said = f"{link.title}, {reading.network_links} links (from the engine's own logs)"
+        said += _unsure(silent)
+    return _keep(session, seen, kept, start, said)
+
+
+def _proven(inventory: Inventory, seen: Seen, request: Request, kept: Mapping[str, Any]) -> bool:
+    """True when the kept verdict is about these very containers and covers what the server
+    needs.
+    """
+    return verdict.proven(
         inventory,
         seen.facts,
         kept,
         require=None,
-        nodes=_between(request),
         collective=request.placement.crosses or request.placement.coupled,
+        nodes=_between(request),
     )
-    if ours and kept.get("passed"):
-        before, level = f"{kept['summary']} (proven before the start)", kept["required"]
-    else:
-        before, (level, _) = (
-            "not proven",
-            transport.required(inventory, gpus=gpus, rdma=(), known=expected.load()),
-        )
-    if inventory.accelerator == "cpu":
-        return symptoms.plain(before)
-    logs = {name: engine_log.read({name: answers.get(name, [])}) for name in nodes}
+
+
+def _before(inventory: Inventory, seen: Seen, kept: Mapping[str, Any]) -> tuple[str, Level]:
+    """Say what was proven before the start, and return the level that links must reach."""
+    if kept.get("passed"):
+        return f"{kept['summary']} (proven before the start)", kept["required"]
+    level, _ = transport.required(inventory, gpus=_gpus(seen), rdma=(), known=expected.load())
+    return "not proven", level
+
+
+def _gpus(seen: Seen) -> list[str]:
+    """Return the names of the cluster's GPUs."""
+    return sorted({gpu.name for each in seen.facts.values() for gpu in each.gpus or ()})
+
+
+def _silent(session: Session, logs: Mapping[str, Reading]) -> list[str]:
+    """Return the nodes whose ranks tell of no link, and warn of them."""
     silent = [name for name, reading in logs.items() if levels.worst(reading) is None]
     if silent:
         text = (
             f"{fold(silent)}: the ranks' own logs tell of no link between nodes; what they use is"
             " not confirmed"
         )
-        _warn(session, text + _silenced(inventory))
-    reading = nccl.merge(logs.values())
-    link = levels.worst(reading)
-    if link is None:
-        return _keep(
-            session, seen, kept, start, f"{before}; not confirmed by the engine's own logs"
-        )
+        _warn(session, text + _silenced(session.inventory))
+    return silent
+
+
+def _unsure(silent: list[str]) -> str:
+    return f"; {fold(silent)} not confirmed" if silent else ""
+
+
+def _require(
+    session: Session, seen: Seen, start: Start, reading: Reading, level: Level, *, allow: bool
+) -> None:
+    """Warn of links that are below the level; unless that is allowed, stop a server that was just
+    started, and raise GateError.
+    """
     # Ranks of one server need not all share a communicator: what matters here is the level alone.
-    told = [
-        each
-        for each in levels.judge(replace(reading, groups=()), level, ", ".join(gpus))
-        if each.status != "pass"
-    ]
+    judged = levels.judge(replace(reading, groups=()), level, ", ".join(_gpus(seen)))
+    told = [each for each in judged if each.status != "pass"]
     failures = [each for each in told if each.status == "fail"]
     if failures and not allow:
-        left = "" if start.attached else _stop(session, start)
-        raise GateError(
-            f"the server answered, but its network is below what is required: {failures[0].text}",
-            evidence=[line for each in failures for line in each.evidence.splitlines()]
-            + [left] * bool(left),
-            hint="\n".join(dict.fromkeys(each.fix for each in failures if each.fix)),
-        )
+        raise _below(failures, "" if start.attached else _stop(session, start))
     for each in told:
         _warn(session, each.text)
-    unsure = f"; {fold(silent)} not confirmed" if silent else ""
-    return _keep(
-        session,
-        seen,
-        kept,
-        start,
-        f"{link.title}, {reading.network_links} links (from the engine's own logs){unsure}",
+
+
+def _below(failures: Sequence[Finding], left: str) -> GateError:
+    """Return the error that links are below the level; `left` says why the server still runs, if it
+    could not be stopped.
+    """
+    return GateError(
+        f"the server answered, but its network is below what is required: {failures[0].text}",
+        evidence=[line for each in failures for line in each.evidence.splitlines()]
+        + [left] * bool(left),
+        hint="\n".join(dict.fromkeys(each.fix for each in failures if each.fix)),
     )
 
 
