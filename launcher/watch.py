@@ -113,9 +113,7 @@ def watch(
             # A completion that comes back outdoes whatever the log says.
             if seen.server.get("health") == 200 and not seen.doing:
                 yield _waiting(state, clock(), timeout)
-                served = _first_answer(
-                    watched, transport, state, seen, clock, began=state.began, timeout=timeout
-                )
+                served = _first_answer(watched, transport, state, seen, clock, timeout=timeout)
                 if served is not None:
                     yield Event(
                         kind="step",
@@ -209,20 +207,22 @@ def _symptoms(state: _State, seen: Seen, now: float) -> list[Event]:
     """
     if _TOLD_TO_END in state.text:
         return []  # What dies after it was told to is no symptom.
-    events = []
     known = symptoms.first("\n".join(seen.lines))
-    if known is not None and known.cause not in state.warned:
-        state.warned.add(known.cause)
-        told: State = "failed" if known.fatal and seen.server.get("health") != 200 else "warn"
-        events.append(
-            Event(kind="warning", stage=_STAGE, text=f"{known.cause}: {known.line}", state=told)
-        )
+    healthy = seen.server.get("health") == 200
     if known is not None and known.fatal:
         state.fatal_since = now
-    elif state.fatal_since is not None and (seen.lines or seen.server.get("health") == 200):
+    elif state.fatal_since is not None and (seen.lines or healthy):
         # It lives: what looks fatal in a log may have been tried again, or done without.
         state.fatal_since = now
-    return events
+    return _warning(state, known, healthy=healthy) if known is not None else []
+
+
+def _warning(state: _State, known: symptoms.Match, *, healthy: bool) -> list[Event]:
+    if known.cause in state.warned:
+        return []
+    state.warned.add(known.cause)
+    told: State = "failed" if known.fatal and not healthy else "warn"
+    return [Event(kind="warning", stage=_STAGE, text=f"{known.cause}: {known.line}", state=told)]
 
 
 def _raise_if_over(watched: Watched, state: _State, seen: Seen, now: float) -> None:
@@ -234,29 +234,44 @@ def _raise_if_over(watched: Watched, state: _State, seen: Seen, now: float) -> N
         raise StoppedError(
             "", text, evidence=seen.ended, hint="see who stopped it: `vlaunch audit`"
         )
+    raise _failure(watched, state, seen, hung=hung)
+
+
+def _failure(watched: Watched, state: _State, seen: Seen, *, hung: bool) -> NodeError:
     everything = "\n".join([seen.cause, seen.evidence, state.text])
-    known, raised = (
-        symptoms.first(everything),
-        symptoms.plain(seen.cause) or vllm.root_cause(everything),
-    )
-    # Some entries of the table only say that something failed; what did is in the exception.
-    vague = (
-        known is not None
-        and known.cause in ("the engine failed", "a rank died")
-        and raised not in known.line
-    )
+    known = symptoms.first(everything)
+    raised = symptoms.plain(seen.cause) or vllm.root_cause(everything)
     how = symptoms.plain(seen.ended) or f"{watched.what} still runs"
-    cause = known.cause + (f": {raised}" if vague and raised else "") if known else raised or how
+    cause = _cause(known, raised) or how
     tail = [symptoms.plain(line) for line in seen.evidence.splitlines()] or list(state.lines)
-    shown = [known.line if known else "", raised if len(raised) > _LINE or known else "", how]
-    left = [f"end it: `vlaunch stop {watched.name}`"] if hung else []
-    raise NodeError(
+    hints = [known.fix if known else "look at every node: `vlaunch doctor`"]
+    if hung:
+        hints.append(f"end it: `vlaunch stop {watched.name}`")
+    return NodeError(
         "",
-        f"the server {'cannot go on' if hung else 'did not start'}:"
-        f" {cause[:_LINE] + ('…' if len(cause) > _LINE else '')}",
-        evidence=[*dict.fromkeys(line for line in shown if line and line != cause), *tail[-8:]],
-        hint="\n".join([known.fix if known else "look at every node: `vlaunch doctor`", *left]),
+        f"the server {'cannot go on' if hung else 'did not start'}: {_first_line(cause)}",
+        evidence=[*_beside(cause, known, raised, how), *tail[-8:]],
+        hint="\n".join(hints),
     )
+
+
+def _cause(known: symptoms.Match | None, raised: str) -> str:
+    """Return why a server died, as far as its log says; empty where it says nothing."""
+    if known is None:
+        return raised
+    # Some entries of the table only say that something failed; what did is in the exception.
+    vague = known.cause in ("the engine failed", "a rank died") and raised not in known.line
+    return f"{known.cause}: {raised}" if vague else known.cause
+
+
+def _first_line(cause: str) -> str:
+    return cause if len(cause) <= _LINE else f"{cause[:_LINE]}…"
+
+
+def _beside(cause: str, known: symptoms.Match | None, raised: str, how: str) -> list[str]:
+    """Return what is known of an end beside its cause, each line once."""
+    said = (known.line, raised, how) if known else (raised if len(raised) > _LINE else "", how)
+    return list(dict.fromkeys(line for line in said if line and line != cause))
 
 
 def _first_answer(
@@ -266,42 +281,20 @@ def _first_answer(
     seen: Seen,
     clock: Callable[[], float],
     *,
-    began: float,
     timeout: float,
 ) -> Served | None:
     """Ask for a completion; `None` when it is to be asked again."""
-    patience = max(5.0, min(_FIRST_ANSWER, timeout - (clock() - began)))
+    patience = max(5.0, min(_FIRST_ANSWER, timeout - (clock() - state.began)))
     (answer,) = transport.run([watched.complete(patience)])
     try:
         said = read_payload(answer)
     except UnreadableAnswer:
         return None
-    status, error = said.get("status", 0), str(said.get("error", ""))
-    replicas = said.get("replicas") or ()
-    missing = [(number, each) for number, each in enumerate(replicas) if not each["answered"]]
-    state.silent = (
-        f"no answer yet from {', '.join(f'DP{number}' for number, _ in missing)}" if missing else ""
-    )
-    # One replica's answer is not all replicas': what any of them says against it counts.
-    if missing:
-        refused = [
-            (each["status"], f"DP{n}: {each['error']}")
-            for n, each in missing
-            if each["status"] not in (0, 200)
-        ]
-        status, error = next(iter(refused), (0, ""))
+    missing = _missing(said)
+    state.silent = f"no answer yet from {', '.join(missing)}" if missing else ""
+    status, error = _outcome(said, missing)
     if status == 200 and said.get("tokens", 0) > 0:
-        return Served(
-            endpoint=watched.endpoint,
-            model=said.get("model") or "",
-            fingerprint=said.get("system_fingerprint") or "",
-            text=said.get("text") or "",
-            ranks=seen.ranks,
-            capacity=vllm.capacity(seen.server.get("capacity") or {}, state.text),
-            seconds=clock() - began,
-            answer_seconds=float(said.get("seconds", 0)),
-            replicas=tuple(float(each["seconds"]) for each in replicas),
-        )
+        return _served(watched, state, seen, said, clock() - state.began)
     if status in (401, 403):
         raise NodeError(
             "",
@@ -314,17 +307,50 @@ def _first_answer(
         )
     if status:
         state.refusals.append(f"{status}: {error or 'a completion without a token'}")
-        if len(state.refusals) >= _REFUSALS:
-            raise NodeError(
-                "",
-                f"the API is up, but gives no completion ({len(state.refusals)} times)",
-                evidence=state.refusals[-1],
-                hint=(
-                    f"read its log: `vlaunch logs --server {watched.name}`; end it with `vlaunch"
-                    f" stop {watched.name}`"
-                ),
-            )
+    if len(state.refusals) >= _REFUSALS:
+        raise NodeError(
+            "",
+            f"the API is up, but gives no completion ({len(state.refusals)} times)",
+            evidence=state.refusals[-1],
+            hint=(
+                f"read its log: `vlaunch logs --server {watched.name}`; end it with `vlaunch"
+                f" stop {watched.name}`"
+            ),
+        )
     return None
+
+
+def _missing(said: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return what the replicas said that gave no completion."""
+    replicas = enumerate(said.get("replicas") or ())
+    return {f"DP{number}": each for number, each in replicas if not each["answered"]}
+
+
+def _outcome(said: Mapping[str, Any], missing: Mapping[str, Mapping[str, Any]]) -> tuple[int, str]:
+    """Return the status of a completion (0: none yet), and what was said against it."""
+    if not missing:
+        return said.get("status", 0), str(said.get("error", ""))
+    # One replica's answer is not all replicas': what any of them says against it counts.
+    for name, each in missing.items():
+        if each["status"] not in (0, 200):
+            return each["status"], f"{name}: {each['error']}"
+    return 0, ""
+
+
+def _served(
+    watched: Watched, state: _State, seen: Seen, said: Mapping[str, Any], seconds: float
+) -> Served:
+    return Served(
+        endpoint=watched.endpoint,
+        model=said.get("model") or "",
+        fingerprint=said.get("system_fingerprint") or "",
+        text=said.get("text") or "",
+        ranks=seen.ranks,
+        capacity=vllm.capacity(seen.server.get("capacity") or {}, state.text),
+        seconds=seconds,
+        answer_seconds=float(said.get("seconds", 0)),
+        replicas=tuple(float(each["seconds"]) for each in said.get("replicas") or ()),
+    )
 
 
 def _waiting(state: _State, now: float, timeout: float) -> Event:
