@@ -18,7 +18,7 @@ from launcher.events import Event
 from launcher.model import Inventory
 from launcher.plan import howfar, transfer
 from launcher.tools import desk, symptoms, untrusted
-from launcher.tools.desk import Follow, Progress
+from launcher.tools.desk import Follow, Progress, Trouble
 from launcher.transport import Transport
 
 _STAGE = "batch"
@@ -167,43 +167,58 @@ def _ended(state: _State, seen: Follow, now: float) -> bool:
 
 
 def _failure(watched: Watched, state: _State, seen: Follow) -> NodeError:
-    progress, error = seen.progress, seen.progress.error
-    log = "\n".join(state.lines)
-    again = (
-        f"run the same command again: it goes on where this one stopped ({howfar.rows(progress)}"
-        " are done)"
-    )
     name = f"batch job `{watched.name}`"
-    if "stopped" in (progress.state, seen.status.lower()):
-        return NodeError("", f"{name} was stopped", evidence=progress.text, hint=again)
-    if error is not None:
-        known = (
-            None if error.hint else symptoms.first("\n".join((error.message, error.evidence, log)))
-        )
-        hint = error.hint or (known.batch if known else f"read its log: {_log(watched)}")
-        refused = progress.state == "refused"
-        return NodeError(
-            "",
-            f"{name} {'was refused' if refused else 'failed'}: {error.message}",
-            evidence=error.evidence or list(state.lines)[-8:],
-            hint=hint if refused else f"{hint}\n{again}",
-        )
+    again = (
+        "run the same command again: it goes on where this one stopped"
+        f" ({howfar.rows(seen.progress)} are done)"
+    )
+    if "stopped" in (seen.progress.state, seen.status.lower()):
+        return NodeError("", f"{name} was stopped", evidence=seen.progress.text, hint=again)
+    if seen.progress.error is not None:
+        return _reported(watched, state, seen.progress, seen.progress.error, again)
     if seen.status == "ABSENT":
         return NodeError(
             "",
             f"{name} is gone: Ray does not know it any more, as after a restart of the head",
             hint=again,
         )
-    known = symptoms.first("\n".join((log, seen.message)))
-    tail = list(state.lines)[-8:] or seen.message.splitlines()[-8:]
-    if _killed(seen) and known is None:
-        tail = seen.message.splitlines()[:1]  # Who is killed has not said why.
+    return _died(watched, state, seen, again)
+
+
+def _reported(
+    watched: Watched, state: _State, progress: Progress, error: Trouble, again: str
+) -> NodeError:
+    """Return the error that the driver itself wrote down."""
+    log = "\n".join(state.lines)
+    hint = error.hint
+    if not hint:
+        known = symptoms.first("\n".join((error.message, error.evidence, log)))
+        hint = known.batch if known else f"read its log: {_log(watched)}"
+    refused = progress.state == "refused"
     return NodeError(
         "",
-        f"{name}: its driver {_how(seen)}" + (f": {known.cause}" if known else ""),
-        evidence=list(dict.fromkeys([*([known.line] if known else []), *tail])),
-        hint="\n".join((*([known.batch] if known else []), again)),
+        f"batch job `{watched.name}` {'was refused' if refused else 'failed'}: {error.message}",
+        evidence=error.evidence or list(state.lines)[-8:],
+        hint=hint if refused else f"{hint}\n{again}",
     )
+
+
+def _died(watched: Watched, state: _State, seen: Follow, again: str) -> NodeError:
+    """Return what is known of a driver that ended without a word of its own."""
+    title = f"batch job `{watched.name}`: its driver {_how(seen)}"
+    log = "\n".join(state.lines)
+    known = symptoms.first(f"{log}\n{seen.message}")
+    tail = list(state.lines)[-8:] or seen.message.splitlines()[-8:]
+    if known is not None:
+        return NodeError(
+            "",
+            f"{title}: {known.cause}",
+            evidence=list(dict.fromkeys([known.line, *tail])),
+            hint=f"{known.batch}\n{again}",
+        )
+    if _killed(seen):
+        tail = seen.message.splitlines()[:1]  # Who is killed has not said why.
+    return NodeError("", title, evidence=list(dict.fromkeys(tail)), hint=again)
 
 
 def _killed(seen: Follow) -> bool:
