@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,40 +35,24 @@ def asked(words: Sequence[str], wishes: Wishes, docker: Argv) -> Inventory:
         raise RequestError(
             f"{len(hosts)} hosts are more than the {ranges.MAX_NODES} that one cluster may have"
         )
-    nodes = []
-    for at, (host, ssh) in enumerate(hosts):
-        name = (
-            host
-            if [each for each, _ in hosts].count(host) == 1 and ":" not in host
-            else f"{host.replace(':', '-')}-{ssh.port or 22}"
-        )
-        own = {
-            key: value
-            for key, value in (("user", ssh.user), ("port", ssh.port))
-            if value is not None
-        }
-        # A benchmarking network (RFC 2544), so that no real address is meant.
-        nodes.append(
-            {
-                "host": host,
-                "name": name,
-                "ip": f"198.18.{at // 250}.{at % 250 + 1}",
-                "gpus": 1,
-                "ssh": own,
-            }
-        )
-    given = {
-        key: getattr(wishes.ssh, key)
-        for key in ("user", "port", "identity", "jump")
-        if getattr(wishes.ssh, key) is not None
-    }
+    counts = Counter(host for host, _ in hosts)
     document = {
         "cluster": wishes.cluster,
         "image": wishes.image or "vllm/vllm-openai",
         "hf_home": wishes.hf_home,
-        "ssh": given,
+        "ssh": _login(wishes.ssh),
         "docker": list(docker),
-        "nodes": nodes,
+        "nodes": [
+            {
+                "host": host,
+                "name": _name(host, ssh, alone=counts[host] == 1),
+                # A benchmarking network (RFC 2544), so that no real address is meant.
+                "ip": f"198.18.{at // 250}.{at % 250 + 1}",
+                "gpus": 1,
+                "ssh": _login(ssh),
+            }
+            for at, (host, ssh) in enumerate(hosts)
+        ],
     }
     try:
         return loads(json.dumps(document), Path("inventory.yaml"))
@@ -78,6 +63,18 @@ def asked(words: Sequence[str], wishes: Wishes, docker: Argv) -> Inventory:
             evidence=lines,
             hint="see `vlaunch init --help`",
         ) from None
+
+
+def _name(host: str, ssh: Ssh, *, alone: bool) -> str:
+    """Return a node's name; a host that is several nodes, or an IPv6 address, is none by itself."""
+    if alone and ":" not in host:
+        return host
+    return f"{host.replace(':', '-')}-{ssh.port or 22}"
+
+
+def _login(ssh: Ssh) -> dict[str, str | int]:
+    values = {"user": ssh.user, "port": ssh.port, "identity": ssh.identity, "jump": ssh.jump}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def own_ssh(word: Ssh, common: Ssh) -> Ssh:
@@ -102,18 +99,14 @@ def absolute(wishes: Wishes, folder: Path) -> Wishes:
 
 
 def _expanded(word: str) -> list[tuple[str, Ssh]]:
+    hint = "write NAME, user@NAME:PORT, or a range such as gpu[01-16]"
     match = _HOST.fullmatch(word)
     if match is None:
-        raise RequestError(
-            f"`{word}` is not a host",
-            hint="write NAME, user@NAME:PORT, or a range such as gpu[01-16]",
-        )
+        raise RequestError(f"`{word}` is not a host", hint=hint)
     user, host, port = match[1], match[2], int(match[3]) if match[3] else None
     if host.startswith("[") and ":" in host:
         host = host[1:-1]
     try:
         return [(each, Ssh(user=user, port=port)) for each in ranges.expand(host)]
     except ValueError as error:
-        raise RequestError(
-            f"`{word}` {error}", hint="write NAME, user@NAME:PORT, or a range such as gpu[01-16]"
-        ) from None
+        raise RequestError(f"`{word}` {error}", hint=hint) from None

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from launcher.discovery.shape import DOCKER, GID, Choice, Found, FoundNode
 from launcher.inventory import ranges
-from launcher.model import Ssh, fold
+from launcher.model import Argv, Ssh, fold
 from launcher.tools import symptoms
 
 T = TypeVar("T")
@@ -30,10 +30,31 @@ _PLAIN = re.compile(
 
 def write(found: Found) -> str:
     """Return the file's text; `launcher.inventory.load` reads it without a mistake."""
-    return "".join(f"{line}\n".replace(" \n", "\n") for line in _lines(found))
+    paragraphs = ("".join(f"{line}\n" for line in lines) for lines in _paragraphs(found))
+    return "\n".join(filter(None, paragraphs)).replace(" \n", "\n")
 
 
-def _lines(found: Found) -> Iterator[str]:
+def _paragraphs(found: Found) -> tuple[Iterable[str], ...]:
+    """Return the lines of each paragraph; one about something that is as usual has none."""
+    docker = _usual([node.docker for node in found.nodes])
+    interface = _usual([node.interface for node in found.nodes])
+    hca = _usual([node.hca for node in found.nodes])
+    return (
+        _head(found),
+        [f"cluster: {scalar(found.cluster)}"],
+        _software(found),
+        _choice("hf_home", found.hf_home),
+        _docker(found, docker),
+        _login(found),
+        _object_store(found),
+        _network(found, interface, hca),
+        _environment(found),
+        _serve(found),
+        _nodes(found, interface, hca, docker),
+    )
+
+
+def _head(found: Found) -> Iterator[str]:
     yield (
         "# Written by `vlaunch init`: what was found, what was chosen, and why. `vlaunch check`"
         " judges the hosts;"
@@ -44,46 +65,63 @@ def _lines(found: Found) -> Iterator[str]:
     if found.warnings:
         yield "#"
         yield from _said(f"! {warning}" for warning in found.warnings)
-    yield ""
-    yield f"cluster: {scalar(found.cluster)}"
-    yield ""
+
+
+def _software(found: Found) -> Iterator[str]:
+    slots = "   # `gpus` below are slots" if found.accelerator == "cpu" else ""
     yield from _choice("image", found.image)
-    yield f"accelerator: {found.accelerator}" + (
-        "   # `gpus` below are slots" if found.accelerator == "cpu" else ""
-    )
-    yield ""
-    yield from _choice("hf_home", found.hf_home)
-    usual_ssh, usual_docker = found.ssh, _usual([node.docker for node in found.nodes])
-    if found.docker or usual_docker != DOCKER:
-        yield ""
+    yield f"accelerator: {found.accelerator}{slots}"
+
+
+def _docker(found: Found, usual: Argv) -> Iterator[str]:
+    if found.docker or usual != DOCKER:
         yield from _said(found.docker)
-        yield f"docker: {_list(usual_docker)}"
-    if usual_ssh != Ssh():
-        yield ""
-        yield f"ssh: {_ssh(usual_ssh)}"
+        yield f"docker: {_list(usual)}"
+
+
+def _login(found: Found) -> Iterator[str]:
+    if found.ssh != Ssh():
+        yield f"ssh: {_ssh(found.ssh)}"
+
+
+def _object_store(found: Found) -> Iterator[str]:
     if found.object_store is not None:
-        yield ""
         yield from _said(found.object_store.why)
         yield f"ray: {{object_store: {found.object_store.value}}}"
-    interface, hca = (
-        _usual([node.interface for node in found.nodes]),
-        _usual([node.hca for node in found.nodes]),
-    )
-    yield ""
-    yield from _network(found, interface, hca)
-    if found.env or found.gid_why:
-        yield ""
-        yield from _said(found.gid_why)
-        yield from _environment(found)
+
+
+def _network(found: Found, interface: str, hca: tuple[str, ...]) -> Iterator[str]:
+    yield "network:"
+    yield from _said(found.network, "  ")
+    yield f"  fabric: {found.fabric}"
+    yield f"  interface: {scalar(interface)}"
+    if hca:
+        yield f"  hca: {_list(hca)}"
+    yield "  require: auto     # what this hardware can do; `vlaunch check-nccl` proves it"
+
+
+def _environment(found: Found) -> Iterator[str]:
+    yield from _said(found.gid_why)
+    if found.env:
+        yield "env:"
+    for name, choice in found.env.items():
+        yield from _said(choice.why, "  ")
+        yield f'  {name}: "{choice.value}"'
+
+
+def _serve(found: Found) -> Iterator[str]:
     if found.serve_args:
-        yield ""
         yield "serve:"
         yield from _said(found.serve_why, "  ")
         yield f"  args: {_list(found.serve_args)}"
-    yield ""
+
+
+def _nodes(
+    found: Found, interface: str, hca: tuple[str, ...], docker: Sequence[str]
+) -> Iterator[str]:
     yield "# The first is the head."
     yield "nodes:"
-    for group in _groups(found, interface, hca, usual_docker):
+    for group in _groups(found, interface, hca, docker):
         yield from group
 
 
@@ -140,24 +178,6 @@ def _usual(values: Sequence[T]) -> T:
     return Counter(values).most_common(1)[0][0]
 
 
-def _network(found: Found, interface: str, hca: tuple[str, ...]) -> Iterator[str]:
-    yield "network:"
-    yield from _said(found.network, "  ")
-    yield f"  fabric: {found.fabric}"
-    yield f"  interface: {scalar(interface)}"
-    if hca:
-        yield f"  hca: {_list(hca)}"
-    yield "  require: auto     # what this hardware can do; `vlaunch check-nccl` proves it"
-
-
-def _environment(found: Found) -> Iterator[str]:
-    if found.env:
-        yield "env:"
-    for name, choice in found.env.items():
-        yield from _said(choice.why, "  ")
-        yield f'  {name}: "{choice.value}"'
-
-
 def _groups(
     found: Found, interface: str, hca: tuple[str, ...], docker: Sequence[str]
 ) -> Iterator[list[str]]:
@@ -185,13 +205,15 @@ def _groups(
             yield _item(some, words)
 
 
+def _columns(nodes: Sequence[FoundNode]) -> tuple[list[str], list[str], list[str]]:
+    """Return what counts in step: hosts, names and addresses."""
+    hosts = [node.host for node in nodes]
+    names = [node.name for node in nodes]
+    return hosts, names, [node.ip for node in nodes]
+
+
 def _in_step(nodes: Sequence[FoundNode]) -> bool:
-    columns = (
-        [node.host for node in nodes],
-        [node.name for node in nodes],
-        [node.ip for node in nodes],
-    )
-    return all(_range(column) is not None for column in columns)
+    return all(_range(column) is not None for column in _columns(nodes))
 
 
 def _range(words: Sequence[str]) -> str | None:
@@ -216,17 +238,12 @@ def _range(words: Sequence[str]) -> str | None:
 
 
 def _item(nodes: Sequence[FoundNode], words: Sequence[str]) -> list[str]:
-    hosts, names, ips = (
-        [node.host for node in nodes],
-        [node.name for node in nodes],
-        [node.ip for node in nodes],
-    )
+    hosts, names, ips = _columns(nodes)
     keys = [f"host: {scalar(_range(hosts) or '')}"]
-    keys += [f"name: {scalar(_range(names) or '')}"] if names != hosts else []
+    if names != hosts:
+        keys.append(f"name: {scalar(_range(names) or '')}")
     keys += [f"ip: {scalar(_range(ips) or '')}", *words]
     line = f"  - {{{', '.join(keys)}}}"
-    return (
-        [line]
-        if len(line) <= _WIDTH + 10
-        else [f"  {'- ' if at == 0 else '  '}{key}" for at, key in enumerate(keys)]
-    )
+    if len(line) <= _WIDTH + 10:
+        return [line]
+    return [f"  {'- ' if at == 0 else '  '}{key}" for at, key in enumerate(keys)]
