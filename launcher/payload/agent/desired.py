@@ -121,6 +121,11 @@ class Desired:
         """The node whose process answers requests."""
         return self.processes[0].node
 
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes whose agents a start needs: those of the processes, then of the ranks."""
+        return tuple(dict.fromkeys((*(each.node for each in self.processes), *self.places)))
+
 
 def read(said: Any) -> Desired:
     """Read plain data; raises ValueError when it is no server of this version."""

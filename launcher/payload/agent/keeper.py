@@ -16,14 +16,14 @@ import os
 import time
 from dataclasses import replace
 
-from . import health, state
+from . import faults, health, orders, state
 from .background import Background
-from .cause import LONGEST
 from .crew import Lead
 from .desired import Desired
 from .monitor import Clock, Monitor, Trouble
+from .needs import Needs
 from .node import KEEP, PREPARE, RUN, Order
-from .observed import EVIDENCE, FAULTS, OVER, Fault, Observed
+from .observed import OVER, Fault, Observed
 from .process import IDLE, RUNNING
 from .ray_view import Culprit, RayView
 from .reservation import Reservation
@@ -38,7 +38,6 @@ _UNHURT = 60.0
 # seconds for a node that cannot be asked to come back, before a server counts as stopped without it
 _ABSENT = 30.0
 _FREE = 20.0  # seconds for Ray to take reserved GPUs back
-_AGAIN = 1.0  # seconds between two questions to Ray
 _EXPLAIN = 15.0  # seconds for Ray to say whose death came first
 
 
@@ -56,11 +55,11 @@ class Keeper:
         self._monitor: Monitor | None = None  # of the engine that runs, or did last
         self._began = self._suspected = 0.0
         self._troubles: list[Trouble] = []
-        self._lacking: Background[str] | None = None
+        self._needs = Needs(name, lead, clock)
         self._explain: Background[Culprit | None] | None = None
         self._view: RayView | None = None
         self._reserved: Reservation | None = None
-        self._saved = self._looked = 0.0
+        self._saved = 0.0
         self._leaving: float | None = None
         self._freed: Background[tuple[int, str]] | None = None
 
@@ -125,63 +124,76 @@ class Keeper:
 
     def _leave(self) -> None:
         """End what is not wanted any more, then turn to what is."""
-        if self.want is not None and self.seen is not None:
-            self._phase = ""
-            if self._leaving is None:  # what is reported now is of before it was told
-                self._leaving = self.clock.monotonic()
-                self._set(
-                    "stopping",
-                    "it was stopped" if self.asked is None else "another server takes its place",
-                )
-                return
-            launched = self._monitor.launched if self._monitor is not None else {}
-            absent = [node for node in launched if not self.lead.here(node)]
-            if (
-                not self._gone()
-                or (absent and self.clock.monotonic() - self._leaving < _ABSENT)
-                or not self._released()
-            ):
-                return
-            if self.asked is None:
-                left = (
-                    f"{', '.join(absent)} could not be asked: what runs there ends when it is back"
-                    if absent
-                    else ""
-                )
-                self._set("stopped", left)
-                say(f"{self.name}: stopped {left}")
+        if self.want is not None and self.seen is not None and not self._ended():
+            return
         self._leaving = None
         self.want = self.asked
         if self.want is not None:
             self._adopt(self.want)
+
+    def _ended(self) -> bool:
+        """True when what is not wanted any more has ended, wherever somebody could be asked in
+        time.
+        """
+        self._phase = ""
+        if self._leaving is None:  # what is reported now is of before it was told
+            self._leaving = self.clock.monotonic()
+            self._set(
+                "stopping",
+                "it was stopped" if self.asked is None else "another server takes its place",
+            )
+            return False
+        absent = self._absent()
+        awaited = absent and self.clock.monotonic() - self._leaving < _ABSENT
+        if not self._gone() or awaited or not self._released():
+            return False
+        if self.asked is None:
+            self._stopped(absent)
+        return True
+
+    def _absent(self) -> list[str]:
+        """Return the nodes where the engine ran and that cannot be asked now."""
+        launched = self._monitor.launched if self._monitor is not None else {}
+        return [node for node in launched if not self.lead.here(node)]
+
+    def _stopped(self, absent: list[str]) -> None:
+        """Write down that nobody wants it any more; `absent` are nodes that were not asked."""
+        left = (
+            f"{', '.join(absent)} could not be asked: what runs there ends when it is back"
+            if absent
+            else ""
+        )
+        self._set("stopped", left)
+        say(f"{self.name}: stopped {left}")
 
     def _adopt(self, want: Desired) -> None:
         """Begin with a server: anew, or where the agent was when it ended, for its container or
         host may have restarted.
         """
         before = state.seen(self.name, self.folder)
-        same = before is not None and (before.id, before.asked) == (want.id, want.asked)
         here = state.container()
+        ray = want.ray
         self._view = (
-            RayView(want.ray, want.tp, want.addresses)
-            if want.ray and want.backend == "ray"
-            else None
+            RayView(ray, want.tp, want.addresses) if ray and want.backend == "ray" else None
         )
-        self._reserved = Reservation(want) if want.ray and want.ray.reserve else None
+        self._reserved = Reservation(want) if ray and ray.reserve else None
         self._monitor, self._troubles, self._phase = None, [], ""
-        if before is None or not same:
-            generation = before.generation if before is not None else 0
-            self.seen = Observed(
-                name=want.name,
-                id=want.id,
-                asked=want.asked,
-                model=want.model,
-                generation=generation,
-                container=here,
-                since=self.clock.time(),
-            )
-            self._set("waiting", "looking at the nodes")
+        if before is not None and (before.id, before.asked) == (want.id, want.asked):
+            self._resume(want, before, here)
             return
+        self.seen = Observed(
+            name=want.name,
+            id=want.id,
+            asked=want.asked,
+            model=want.model,
+            generation=before.generation if before is not None else 0,
+            container=here,
+            since=self.clock.time(),
+        )
+        self._set("waiting", "looking at the nodes")
+
+    def _resume(self, want: Desired, before: Observed, here: str) -> None:
+        """Go on where the agent was when it ended; `here` is the container that it runs in now."""
         replaced = bool(here and before.container) and here != before.container
         self.seen = replace(before, container=here)
         if before.state in ("starting", "ready"):
@@ -218,41 +230,19 @@ class Keeper:
     def _wait(self) -> None:
         """Start when all is there that the engine needs."""
         want, seen = self._both()
-        missing = [node for node in self._nodes() if not self.lead.here(node)]
         if self._phase == KEEP:
-            return self._look_back(missing)
+            self._look_back()
+            return
         self._phase = PREPARE
-        if missing:
-            return self._doing(f"waiting for the agent of {', '.join(missing)}")
-        reports = {node: self.lead.report(node, self.name) or {} for node in self._nodes()}
-        if busy := [node for node, said in reports.items() if said.get("state", IDLE) != IDLE]:
-            return self._doing(f"waiting until the engine of {', '.join(busy)} has ended")
-        if self._view is not None and (lacking := self._lacks(self._view)):
-            return self._doing(lacking)
-        waits = [
-            (node, said)
-            for node, said in reports.items()
-            if said.get("prepared") != seen.generation + 1
-        ]
-        if waits:
-            said = [
-                f"{node}: {report['waits']}"
-                for node, report in waits
-                if isinstance(report.get("waits"), str)
-            ]
-            return self._doing("; ".join(said) or "looking at the nodes")
-        if (
-            self._reserved is not None
-            and want.ray is not None
-            and want.ray.partial
-            and not self._reserved.ready
-        ):
-            return self._doing(self._reserved.doing)
-        return self._launch(want, seen)
+        if lacking := self._needs.lacking(want, seen, self._view, self._reserved):
+            self._doing(lacking)
+        else:
+            self._launch(want, seen)
 
-    def _look_back(self, missing: list[str]) -> None:
+    def _look_back(self) -> None:
         """Go on with an engine that has outlived the head's agent, if all of it does."""
         want, seen = self._both()
+        missing = [node for node in want.nodes if not self.lead.here(node)]
         reports = [self.lead.report(each.node, self.name) or {} for each in want.processes]
         alive = [
             each.get("state") == RUNNING and each.get("last") == seen.generation for each in reports
@@ -268,39 +258,14 @@ class Keeper:
                 f"looking for the engine that ran before: {', '.join(missing)} cannot be asked yet"
             )
 
-    def _lacks(self, view: RayView) -> str:
-        """Return what Ray lacks for a start.
-
-        Twice in a row nothing, after a death: what died may not have been noticed yet.
-        """
-        seen = self._seen()
-        if self._lacking is None:
-            if self.clock.monotonic() < self._looked:
-                return seen.doing
-            looks = 2 if seen.fault_count else 1
-            self._lacking = Background(lambda: view.lacking(looks))
-        if not self._lacking.over:
-            return (
-                seen.doing
-                if seen.doing and "agent" not in seen.doing
-                else "asking Ray for free GPUs"
-            )
-        lacking = (
-            self._lacking.value
-            if not self._lacking.error
-            else "waiting for Ray's dashboard to answer"
-        )
-        if lacking:
-            self._lacking, self._looked = None, self.clock.monotonic() + _AGAIN
-        return lacking or ""
-
     def _launch(self, want: Desired, seen: Observed) -> None:
-        self._reached("whole")
+        faults.reached(seen, "whole", self.clock.time())
         seen.generation += 1
-        self._phase, self._troubles, self._lacking = RUN, [], None
+        self._phase, self._troubles = RUN, []
+        self._needs.met()
         self._began = self.clock.monotonic()
         self._observe(want)
-        self._reached("started")
+        faults.reached(seen, "started", self.clock.time())
         self._set("starting", "starting the engine")
         say(f"{self.name}: starting the engine of {want.model} (generation {seen.generation})")
 
@@ -317,19 +282,7 @@ class Keeper:
         """
         want, seen, monitor = *self._both(), self._engine()
         if monitor.hear(seen):
-            took = self.clock.monotonic() - self._began
-            seen.first_start = seen.first_start or round(took, 1)
-            now = self.clock.time()
-            for each in seen.faults:
-                if each.ready_again_after is None:
-                    each.ready_again_after = round(now - each.at, 3)
-            seen.ready_at, seen.next_start = now, None
-            self._set("ready")
-            with contextlib.suppress(OSError):
-                state.answered(want, now, self.folder)
-            say(f"{self.name}: answers, {took:.1f} s after its start")
-            monitor.meet(seen)
-            self._save()
+            self._answered()
             return
         if seen.doing != "starting the engine" and not self._troubles:
             self._doing("starting the engine")
@@ -340,15 +293,33 @@ class Keeper:
         else:
             self._judge()
 
+    def _answered(self) -> None:
+        """Note that the engine has given its first answer."""
+        want, seen = self._both()
+        took, now = self.clock.monotonic() - self._began, self.clock.time()
+        seen.first_start = seen.first_start or round(took, 1)
+        faults.over(seen, now)
+        seen.ready_at, seen.next_start = now, None
+        self._set("ready")
+        with contextlib.suppress(OSError):
+            state.answered(want, now, self.folder)
+        say(f"{self.name}: answers, {took:.1f} s after its start")
+        self._engine().meet(seen)
+        self._save()
+
     def _watch(self) -> None:
         """Look whether the engine lives."""
-        want, seen, monitor = *self._both(), self._engine()
+        seen, monitor = self._seen(), self._engine()
         monitor.hear(seen)
         if monitor.meet(seen):
             self._save()
         self._judge()
-        if seen.state != "ready":
-            return
+        if seen.state == "ready":
+            self._look_for_movement()
+
+    def _look_for_movement(self) -> None:
+        """End an engine of which nothing has moved for too long, unless it rests on purpose."""
+        want, seen, monitor = *self._both(), self._engine()
         still, part = monitor.still()
         whose = "" if part is None else f" of replica {part}"
         seen.still = round(still, 1) if still > 2 * want.policy.canary else 0.0
@@ -370,32 +341,42 @@ class Keeper:
         self._phase = ""
         if not self._gone():
             return
-        self._reached("stopped")
-        if self._explain is not None:
-            if not self._explain.over and self.clock.monotonic() - self._explain.began < _EXPLAIN:
-                return
-            self._blame(self._explain.value)
-            self._explain = None
-        last = seen.faults[-1] if seen.faults and seen.next_start is not None else None
+        faults.reached(seen, "stopped", self.clock.time())
+        if not self._explained():
+            return
+        last = seen.last_fault
         if seen.next_start is None:
             self._set("waiting", "looking at the nodes")
         elif seen.ready_at is None or want.policy.restarts == 0:
-            why = f"{last.what}{f': {last.cause}' if last.cause else ''}" if last else "it ended"
-            seen.next_start = None
-            self._release()
-            self._set("failed", f"it never answered: {why}" if seen.ready_at is None else why)
+            why = last.summary if last else "it ended"
+            self._give_up("failed", f"it never answered: {why}" if seen.ready_at is None else why)
             say(f"{self.name}: FAILED: {seen.doing}")
         elif seen.restarts_left == 0:
-            seen.next_start = None
-            self._release()
-            self._set(
-                "gave-up",
-                f"no restart is left of {want.policy.restarts}; the last fault:"
-                f" {last.what if last else ''}",
+            why = last.what if last else ""
+            self._give_up(
+                "gave-up", f"no restart is left of {want.policy.restarts}; the last fault: {why}"
             )
             say(f"{self.name}: GIVES UP: {seen.doing}. `vlaunch serve` starts it anew")
         else:
             self._set("pausing", "waiting before the next start")
+
+    def _explained(self) -> bool:
+        """True when Ray has said which rank died first, where it was asked, or takes too long."""
+        explain = self._explain
+        if explain is None:
+            return True
+        if not explain.over and self.clock.monotonic() - explain.began < _EXPLAIN:
+            return False
+        if explain.value is not None:
+            faults.blame(self._seen().faults[-1], explain.value)
+        self._explain = None
+        return True
+
+    def _give_up(self, to: str, why: str) -> None:
+        """Start no more: it has failed or has given up, until somebody asks anew."""
+        self._seen().next_start = None
+        self._release()
+        self._set(to, why)
 
     def _pause(self) -> None:
         """Wait, longer each time that a start did not last: what kills an engine may still be
@@ -424,30 +405,24 @@ class Keeper:
     def _seen(self) -> Observed:
         return self._both()[1]
 
-    def _nodes(self) -> list[str]:
-        """Return the nodes whose agents a start needs: those of the processes, then of the
-        ranks.
-        """
-        want, _ = self._both()
-        return list(dict.fromkeys((*(each.node for each in want.processes), *want.places)))
-
     def _gone(self) -> bool:
         """True when nothing of the engine runs, wherever somebody can be asked; who comes back
         later ends it then.
         """
-        here = [node for node in self._nodes() if self.lead.here(node)]
+        want, _ = self._both()
+        here = [node for node in want.nodes if self.lead.here(node)]
         reports = [self.lead.report(node, self.name) or {} for node in here]
         return all(map(self.lead.settled, here)) and all(
             each.get("state", IDLE) == IDLE for each in reports
         )
 
     def _note(self, whose: str, rests: str) -> str:
-        seen = self._seen()
+        want, seen = self._both()
         if rests:
             return f"{rests}: left alone"
         if seen.still:
             return f"nothing{whose} has moved for {seen.still:.0f} s"
-        gone = [node for node in self._nodes() if not self.lead.fresh(node)]
+        gone = [node for node in want.nodes if not self.lead.fresh(node)]
         return f"the agent of {', '.join(gone)} cannot be asked" if gone else ""
 
     # --- what kills it
@@ -472,60 +447,26 @@ class Keeper:
         `at_once`: it was no engine's doing, so no pause is due.
         """
         want, seen = self._both()
-        now = self.clock.time()
-        lasted = now - seen.ready_at if seen.ready_at is not None else 0.0
+        now, pause = self.clock.time(), 0.0
         ready = seen.state == "ready"
         if not at_once:
-            seen.streak = 1 if ready and lasted >= _LASTED else seen.streak + 1
-        put_off = (
-            0.0
-            if at_once
-            else health.pause(want.policy.pause, want.policy.longest_pause, seen.streak)
-        )
-        fault = Fault(
-            at=now,
-            what=trouble.what,
-            cause=trouble.cause,
-            node=trouble.node,
-            rank=trouble.rank,
-            evidence=trouble.evidence[:EVIDENCE],
-            pause=put_off,
-            lost=self._monitor.lost() if ready and self._monitor is not None else None,
-        )
-        seen.faults = [*seen.faults, fault][-FAULTS:]
-        seen.fault_count += 1
-        seen.next_start, seen.still, seen.asking, seen.warning, seen.load = (
-            now + put_off,
-            0.0,
-            0.0,
-            "",
-            None,
-        )
-        say(
-            f"{self.name}: {fault.what}{f': {fault.cause}' if fault.cause else ''}; ending what is"
-            " left of the engine"
-        )
-        ranks = self._monitor.ranks if self._monitor is not None else []
-        if self._view is not None and ranks and not fault.rank:
-            view = self._view
-            self._explain = Background(lambda: view.culprit(ranks, fault.evidence))
+            lasted = now - seen.ready_at if ready and seen.ready_at is not None else 0.0
+            seen.streak = 1 if lasted >= _LASTED else seen.streak + 1
+            pause = health.pause(want.policy.pause, want.policy.longest_pause, seen.streak)
+        lost = self._monitor.lost() if ready and self._monitor is not None else None
+        fault = faults.add(seen, trouble, at=now, pause=pause, lost=lost)
+        seen.next_start = now + pause
+        seen.still, seen.asking, seen.warning, seen.load = 0.0, 0.0, "", None
+        say(f"{self.name}: {fault.summary}; ending what is left of the engine")
+        self._ask_who_died_first(fault)
         self._phase, self._troubles, seen.ranks = "", [], {}
         self._set("stopping", "ending what is left of the engine")
 
-    def _blame(self, culprit: Culprit | None) -> None:
-        """Add to the last fault which rank on which node died first, where Ray knows it."""
-        if culprit is not None:
-            last = self._seen().faults[-1]
-            last.node, last.rank = culprit.node, culprit.rank
-            last.cause = (
-                last.cause
-                or (f"a rank died: {culprit.evidence}" if culprit.evidence else "a rank died")[
-                    :LONGEST
-                ]
-            )
-            last.evidence = "\n".join(each for each in (culprit.evidence, last.evidence) if each)[
-                :EVIDENCE
-            ]
+    def _ask_who_died_first(self, fault: Fault) -> None:
+        """Begin to ask Ray, where nothing else has told the rank."""
+        view, ranks = self._view, self._monitor.ranks if self._monitor is not None else []
+        if view is not None and ranks and not fault.rank:
+            self._explain = Background(lambda: view.culprit(ranks, fault.evidence))
 
     # --- what is ordered
 
@@ -533,53 +474,8 @@ class Keeper:
         """Return what each node is to do for this server; a node that is not in it is to stop."""
         if self.want is None or self.seen is None or not self._phase:
             return {}
-        want, seen = self.want, self.seen
-        generation = seen.generation + (self._phase == PREPARE)
-        ranks = self._monitor.ranks if self._monitor is not None else []
-        launched = (
-            self._monitor.launched if self._monitor is not None and self._phase == RUN else {}
-        )
-        busy = self._monitor is not None and self._monitor.busy
-        found = {}
-        for number, process in enumerate(want.processes):
-            node = process.node
-            chosen = (self._reserved.gpus(node) if self._reserved else None) or process.gpus
-            env = dict(process.env)
-            if chosen is not None and want.visible:
-                env[want.visible] = ",".join(map(str, chosen))
-            # A process that has run once is only kept: an agent whose container started anew must
-            # not start it alone.
-            phase = KEEP if node in launched else self._phase
-            found[node] = Order(
-                generation=generation,
-                phase=phase,
-                argv=process.argv,
-                env=env,
-                grace=want.policy.grace,
-                api=(want.api_host, want.port) if number == 0 else None,
-                replicas=want.replicas,
-                canary=want.policy.canary,
-                pids=tuple(each.pid for each in ranks if each.node == node and each.pid),
-                share=self._share(node),
-                gpus=chosen,
-                busy=busy,
-            )
-        for node in want.places:
-            if node not in found:
-                pids = tuple(each.pid for each in ranks if each.node == node and each.pid)
-                phase = PREPARE if self._phase == PREPARE else KEEP
-                found[node] = Order(
-                    generation=generation,
-                    phase=phase,
-                    pids=pids,
-                    share=self._share(node),
-                    busy=busy,
-                )
-        return found
-
-    def _share(self, node: str) -> float | None:
-        want, _ = self._both()
-        return want.memory_share if want.places.get(node) else None
+        generation = self.seen.generation + (self._phase == PREPARE)
+        return orders.for_nodes(self.want, self._phase, generation, self._monitor, self._reserved)
 
     def _release(self) -> None:
         """Begin to give reserved GPUs back to Ray."""
@@ -611,15 +507,6 @@ class Keeper:
             seen.since = self.clock.time()
         seen.state, seen.doing = to, doing
         self._save(durable=changed)
-
-    def _reached(self, phase: str) -> None:
-        """Write down how many seconds after the last fault a part of the recovery was over:
-        stopped, whole, or started.
-        """
-        seen = self._seen()
-        last = seen.faults[-1] if seen.faults else None
-        if last is not None and last.ready_again_after is None and phase not in last.phases:
-            last.phases[phase] = round(self.clock.time() - last.at, 3)
 
     def _save(self, *, durable: bool = True) -> None:
         """Write the record. A disk that is full must not end the server: it is kept without one."""

@@ -43,6 +43,11 @@ class Fault:
     phases: dict[str, float] = field(default_factory=dict)
     ready_again_after: float | None = None
 
+    @property
+    def summary(self) -> str:
+        """What happened, and its cause where one is known."""
+        return f"{self.what}: {self.cause}" if self.cause else self.what
+
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
@@ -94,6 +99,11 @@ class Observed:
     ranks: dict[str, list[str]] = field(default_factory=dict)
     container: str = ""
     version: int = VERSION
+
+    @property
+    def last_fault(self) -> Fault | None:
+        """The newest of its faults; None where it had none."""
+        return self.faults[-1] if self.faults else None
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from launcher.payload.agent import keeper, monitor, reservation, state
+from launcher.payload.agent import keeper, monitor, needs, reservation, state
 from launcher.payload.agent.desired import Desired, Ray
 from launcher.payload.agent.health import Movement
 from launcher.payload.agent.node import KEEP, PREPARE, RUN
@@ -29,7 +29,7 @@ AWAY = wanted.mp("gpu2", "gpu3")  # the head has no process of it
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock for all that the keeper does."""
     made = Clock()
-    for module in (keeper, monitor, reservation):
+    for module in (keeper, monitor, needs, reservation):
         monkeypatch.setattr(module, "Background", Now)
     monkeypatch.setattr(state, "container", lambda: "first")
     monkeypatch.setattr(state.os, "fsync", lambda _: None)  # thousands of records

@@ -1,0 +1,101 @@
+"""What a start of a server needs: its nodes' agents, nothing of an earlier engine on any node, and
+GPUs that are free, in Ray and in fact.
+
+It looks and asks, and starts nothing: `keeper.py` does. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .background import Background
+from .crew import Lead
+from .desired import Desired
+from .monitor import Clock
+from .observed import Observed
+from .process import IDLE
+from .ray_view import RayView
+from .reservation import Reservation
+
+_AGAIN = 1.0  # seconds between two questions to Ray
+
+
+class Needs:
+    """What the starts of one name's server need."""
+
+    def __init__(self, name: str, lead: Lead, clock: Clock) -> None:
+        self.name, self.lead, self.clock = name, lead, clock
+        self._asked: Background[str] | None = None  # of Ray, what it lacks
+        self._again = 0.0
+
+    def lacking(
+        self,
+        want: Desired,
+        seen: Observed,
+        view: RayView | None,
+        reserved: Reservation | None,
+    ) -> str:
+        """Say what the next start waits for; empty when all is there."""
+        missing = [node for node in want.nodes if not self.lead.here(node)]
+        if missing:
+            return f"waiting for the agent of {', '.join(missing)}"
+        reports = {node: self.lead.report(node, self.name) or {} for node in want.nodes}
+        return (
+            _busy(reports)
+            or (self._in_ray(view, seen) if view is not None else "")
+            or _unprepared(reports, seen.generation + 1)
+            or _unreserved(want, reserved)
+        )
+
+    def met(self) -> None:
+        """Forget what Ray said: the next start asks anew."""
+        self._asked = None
+
+    def _in_ray(self, view: RayView, seen: Observed) -> str:
+        """Return what Ray lacks for a start.
+
+        Twice in a row nothing, after a death: what died may not have been noticed yet.
+        """
+        if self._asked is None:
+            if self.clock.monotonic() < self._again:
+                return seen.doing
+            looks = 2 if seen.fault_count else 1
+            self._asked = Background(lambda: view.lacking(looks))
+        if not self._asked.over:
+            told = seen.doing and "agent" not in seen.doing
+            return seen.doing if told else "asking Ray for free GPUs"
+        lacking = self._asked.value or ""
+        if self._asked.error:
+            lacking = "waiting for Ray's dashboard to answer"
+        if lacking:
+            self._asked, self._again = None, self.clock.monotonic() + _AGAIN
+        return lacking
+
+
+def _busy(reports: Mapping[str, Mapping[str, Any]]) -> str:
+    """Say where something of an earlier engine runs."""
+    busy = [node for node, said in reports.items() if said.get("state", IDLE) != IDLE]
+    return f"waiting until the engine of {', '.join(busy)} has ended" if busy else ""
+
+
+def _unprepared(reports: Mapping[str, Mapping[str, Any]], generation: int) -> str:
+    """Say what nodes wait for that are not prepared to start this generation."""
+    waiting = {node: said for node, said in reports.items() if said.get("prepared") != generation}
+    if not waiting:
+        return ""
+    told = [
+        f"{node}: {said['waits']}"
+        for node, said in waiting.items()
+        if isinstance(said.get("waits"), str)
+    ]
+    return "; ".join(told) or "looking at the nodes"
+
+
+def _unreserved(want: Desired, reserved: Reservation | None) -> str:
+    """Say what keeps Ray from setting GPUs aside; which ones they are must be known only where it
+    is some of a node's.
+    """
+    if reserved is None or reserved.ready or want.ray is None or not want.ray.partial:
+        return ""
+    return reserved.doing
