@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from launcher.cli.session import Session
+    from launcher.errors import RequestError
+    from launcher.events import Event
+    from launcher.plan.batches import BatchStatus
     from launcher.plan.request import Seen
+    from launcher.plan.running import Batch
     from launcher.plan.servers import Server
 
 
@@ -73,10 +77,10 @@ def stop(
         standing = _standing(ours, seen)
         chosen = _choose(standing, names, everyone=everyone)
         if chosen or not names:
-            _servers(ours, seen, chosen, grace, dry_run=dry_run)
+            _stop_servers(ours, seen, chosen, grace, dry_run=dry_run)
         known = {each.name for each in standing}
         if batches := [name for name in names if name not in known]:
-            _batches(ours, batches, grace, dry_run=dry_run)
+            _stop_batches(ours, batches, grace, dry_run=dry_run)
 
 
 def _look(session: Session, *, dry_run: bool) -> Seen:
@@ -133,9 +137,12 @@ def _choose(standing: Sequence[Server], names: Sequence[str], *, everyone: bool)
     return list(standing)
 
 
-def _servers(
+def _stop_servers(
     session: Session, seen: Seen, chosen: Sequence[Server], grace: float, *, dry_run: bool
 ) -> None:
+    """Stop those that run and forget those that are over; without the head's container, nobody
+    knows which do.
+    """
     from launcher.apply import apply
     from launcher.events import Event
     from launcher.plan import running
@@ -159,99 +166,130 @@ def _servers(
         to.show(Event(kind="note", stage="stop", text=text))
     for plan in plans:
         show_all(apply(plan, session.transport), to)
+    _tell(session, live, over, asked=asked, seconds=time.monotonic() - began)
+
+
+def _tell(
+    session: Session,
+    live: Sequence[Server],
+    over: Sequence[Server],
+    *,
+    asked: bool,
+    seconds: float,
+) -> None:
+    """Tell which servers were stopped, or will not come back with a head that could not be `asked`,
+    and which were forgotten.
+    """
+    from launcher.events import Event
+
     said = [
         f"forgot {each.what}, which {'had given up' if each.state == 'gave-up' else 'had failed'}"
         for each in over
     ]
-    if live and asked:
-        said.append(f"stopped {' and '.join(f'{each.model} ({each.what})' for each in live)}")
-    elif live:
-        said.append(
-            f"the head's container does not run: {', '.join(each.what for each in live)} will not"
-            " come back with it"
-        )
+    if live:
+        said.append(_stopped(live, asked=asked))
+    if live and not asked:
         text = (
             "its processes on other nodes go on until the head's container is back; `vlaunch down`"
             " ends everything"
         )
-        to.show(Event(kind="warning", stage="stop", text=text, state="warn"))
+        session.to.show(Event(kind="warning", stage="stop", text=text, state="warn"))
     data = {"stopped": [each.name for each in live], "forgotten": [each.name for each in over]}
-    if not said:
-        to.show(
-            Event(
-                kind="done",
-                text="no server runs; nothing was stopped",
-                state="unchanged",
-                data=data,
-            )
-        )
-        return
-    to.show(
-        Event(
-            kind="done",
-            text="; ".join(said),
-            state="ok",
-            seconds=time.monotonic() - began,
-            data=data,
-        )
+    if said:
+        done = Event(kind="done", text="; ".join(said), state="ok", seconds=seconds, data=data)
+    else:
+        text = "no server runs; nothing was stopped"
+        done = Event(kind="done", text=text, state="unchanged", data=data)
+    session.to.show(done)
+
+
+def _stopped(servers: Sequence[Server], *, asked: bool) -> str:
+    if asked:
+        return f"stopped {' and '.join(f'{each.model} ({each.what})' for each in servers)}"
+    return (
+        f"the head's container does not run: {', '.join(each.what for each in servers)} will not"
+        " come back with it"
     )
 
 
-def _batches(session: Session, names: Sequence[str], grace: float, *, dry_run: bool) -> None:
+def _stop_batches(session: Session, names: Sequence[str], grace: float, *, dry_run: bool) -> None:
     from launcher.apply import apply
-    from launcher.cli import jobs, server
-    from launcher.errors import NodeError, RequestError
-    from launcher.events import Event
+    from launcher.errors import NodeError
     from launcher.plan import running
     from launcher.plan.script import script
     from launcher.plan.stop import plan_stop_batches
     from launcher.ui.progress import show_all
 
-    wanted, to, began = session.inventory, session.to, time.monotonic()
-    if wanted.ray.off:  # which has no batch jobs
+    inventory, began = session.inventory, time.monotonic()
+    seen, chosen = _named_jobs(session, names)
+    runs = [each for each in running.batches(seen.said) if each.name in names]
+    plan = plan_stop_batches(inventory, runs, grace)
+    if dry_run:
+        click.echo(script(inventory, [plan]), nl=False)
+        return
+    others = [each for each in chosen if each.name not in {one.name for one in runs}]
+    _note_over(session, others)
+    show_all(apply(plan, session.transport), session.to)
+    if left := [each.name for each in others if each.runs]:
+        raise NodeError(
+            inventory.head.name,
+            f"the driver of batch job `{left[0]}` lives, and Ray does not know its job any more",
+            hint="it may just be ending: look at `vlaunch jobs`; `vlaunch down` ends everything",
+        )
+    session.to.show(_ended(runs, time.monotonic() - began))
+
+
+def _named_jobs(session: Session, names: Sequence[str]) -> tuple[Seen, list[BatchStatus]]:
+    """Look at the head, and return the batch jobs of these names; raises RequestError for a name
+    that none has.
+    """
+    from launcher.cli import jobs, server
+    from launcher.errors import RequestError
+
+    if session.inventory.ray.off:  # which has no batch jobs
         raise RequestError(f"no server `{names[0]}` runs", hint="see `vlaunch status`")
     seen, found = jobs.look(session)
     if "jobs" not in seen.said:
         raise server.silent(session, seen)
     known = {each.name for each in found}
     if strangers := [name for name in names if name not in known]:
-        listed = ", ".join(
-            f"`{name}`" for name in (*(each.name for each in seen.kept.running), *sorted(known))
-        )
-        raise RequestError(
-            f"neither a server nor a batch job is called `{strangers[0]}`",
-            evidence=f"there are {listed}" if listed else "",
-            hint="see which there are: `vlaunch status`, `vlaunch jobs`",
-        )
-    chosen = [each for each in found if each.name in names]
-    runs = [each for each in running.batches(seen.said) if each.name in names]
-    plan = plan_stop_batches(wanted, runs, grace)
-    if dry_run:
-        click.echo(script(wanted, [plan]), nl=False)
-        return
-    others = [each for each in chosen if each.name not in {one.name for one in runs}]
-    for each in others:
+        servers = [each.name for each in seen.kept.running]
+        raise _unknown(strangers[0], [*servers, *sorted(known)])
+    return seen, [each for each in found if each.name in names]
+
+
+def _unknown(name: str, there: Sequence[str]) -> RequestError:
+    from launcher.errors import RequestError
+
+    listed = ", ".join(f"`{each}`" for each in there)
+    return RequestError(
+        f"neither a server nor a batch job is called `{name}`",
+        evidence=f"there are {listed}" if listed else "",
+        hint="see which there are: `vlaunch status`, `vlaunch jobs`",
+    )
+
+
+def _note_over(session: Session, jobs: Sequence[BatchStatus]) -> None:
+    """Tell of jobs that need no stopping, since they do not run."""
+    from launcher.events import Event
+
+    for each in jobs:
         if not each.runs:
             text = f"{each.name} does not run; it is {each.state}"
-            to.show(Event(kind="note", stage="stop", text=text, state="unchanged"))
-    show_all(apply(plan, session.transport), to)
-    if left := [each.name for each in others if each.runs]:
-        raise NodeError(
-            wanted.head.name,
-            f"the driver of batch job `{left[0]}` lives, and Ray does not know its job any more",
-            hint="it may just be ending: look at `vlaunch jobs`; `vlaunch down` ends everything",
-        )
-    said = (
-        f"stopped {', '.join(each.name for each in runs)}; the same `vlaunch batch` goes on"
-        if runs
-        else "nothing was stopped"
-    )
-    to.show(
-        Event(
-            kind="done",
-            text=said,
-            state="ok" if runs else "unchanged",
-            seconds=time.monotonic() - began,
-            data={"stopped": [each.id for each in runs]},
-        )
+            session.to.show(Event(kind="note", stage="stop", text=text, state="unchanged"))
+
+
+def _ended(jobs: Sequence[Batch], seconds: float) -> Event:
+    """Return the last event: which jobs were stopped, if any."""
+    from launcher.events import Event
+
+    names = ", ".join(each.name for each in jobs)
+    return Event(
+        kind="done",
+        text=f"stopped {names}; the same `vlaunch batch` goes on"
+        if jobs
+        else "nothing was stopped",
+        state="ok" if jobs else "unchanged",
+        seconds=seconds,
+        data={"stopped": [each.id for each in jobs]},
     )
