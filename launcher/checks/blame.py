@@ -26,37 +26,43 @@ def nodes(
     inventory: Inventory, reports: Mapping[str, Report], missing: Mapping[str, str]
 ) -> list[Finding]:
     """Say of each node what its probe or one of its ranks came to grief with."""
-    findings = []
     arrived = [
         name
         for name, each in reports.items()
         if each.ranks and not any(_before(rank) for rank in each.ranks)
     ]
+    findings = []
     for node in inventory.nodes:
         if node.name in missing:
             text = f"its probe gave no report: {missing[node.name]}"
-            findings.append(
-                _fail(node, text, fix=f"see whether its container runs: `vlaunch logs {node.name}`")
-            )
+            fix = f"see whether its container runs: `vlaunch logs {node.name}`"
+            findings.append(_fail(node, text, fix=fix))
+        else:
+            findings += _reported(inventory, node, reports[node.name], arrived)
+    return findings
+
+
+def _reported(
+    inventory: Inventory, node: Node, report: Report, arrived: Sequence[str]
+) -> list[Finding]:
+    """Say what a node's report tells of its probe and of ranks that did not end well; `arrived`
+    are the nodes whose ranks met.
+    """
+    findings = []
+    if report.error:
+        findings.append(_fail(node, report.error, fix=_probe_fix(inventory, node, report.error)))
+    for rank in report.ranks:
+        if rank.ended:
             continue
-        report = reports[node.name]
-        if report.error:
-            findings.append(
-                _fail(node, report.error, fix=_probe_fix(inventory, node, report.error))
+        others = f"; arrived: {', '.join(arrived)}" if _before(rank) and arrived else ""
+        findings.append(
+            _fail(
+                node,
+                f"rank {rank.rank} {_end(rank)} in the phase “{rank.phase}”{others}",
+                evidence=rank.error or rank.tail,
+                fix=_rank_fix(inventory, node, rank),
             )
-        for rank in report.ranks:
-            if rank.ended:
-                continue
-            others = f"; arrived: {', '.join(arrived)}" if _before(rank) and arrived else ""
-            findings.append(
-                Finding(
-                    node=node.name,
-                    status="fail",
-                    text=f"rank {rank.rank} {_end(rank)} in the phase “{rank.phase}”{others}",
-                    evidence=rank.error or rank.tail,
-                    fix=_rank_fix(inventory, node, rank),
-                )
-            )
+        )
     return findings
 
 
@@ -114,67 +120,89 @@ def cells(
     """Say who is to blame for cells that are not well: all, a node when all of its own are, else a
     pair or a direction.
     """
-    findings: list[Finding] = []
-    # What a node that took no part could not do is told once, of the node itself.
+    misnamed, found = _misnamed(_of_present(inventory, found, reports))
+    bad = [cell for cell in found if _is_bad(cell)]
+    if len(found) > 2 and len(bad) == len(found) and _one_trouble(bad):
+        return [*misnamed, _blamed("", bad[0], inventory, reports, whole="every pair: ")]
+    sick = _sick_nodes(inventory, found)
+    rest = [cell for cell in bad if not sick.keys() & {cell.source, cell.target}]
+    return [
+        *misnamed,
+        *(
+            _blamed(name, cell, inventory, reports, whole="every pair with this node: ")
+            for name, cell in sick.items()
+        ),
+        *(_blamed(where, cell, inventory, reports) for where, cell in _by_pair(rest).items()),
+        *_unmeasured(found),
+    ]
+
+
+def _of_present(
+    inventory: Inventory, found: Sequence[Cell], reports: Mapping[str, Report]
+) -> list[Cell]:
+    """Leave out the cells of nodes that took no part: that is told once, of the node itself."""
     absent = {node.name for node in inventory.nodes if _absent(reports.get(node.name))}
-    found = [cell for cell in found if not absent & {cell.source, cell.target}]
-    misnamed, found = _misnamed(found)
-    findings += misnamed
-    bad = [cell for cell in found if cell.status in ("fail", "warn") and cell.text != UNMEASURED]
-    told: set[tuple[str, str]] = set()
-    if (
-        len(found) > 2
-        and len(bad) == len(found)
-        and len({(cell.status, _kind(cell.text)) for cell in bad}) == 1
-    ):
-        text, evidence, fix = _why(inventory, bad[0], reports)
-        return [
-            *findings,
-            Finding(
-                node="",
-                status=bad[0].status,
-                text=f"every pair: {text}",
-                evidence=evidence,
-                fix=fix,
-            ),
-        ]
-    for node in inventory.nodes if len(inventory.nodes) > 2 else ():
+    return [cell for cell in found if not absent & {cell.source, cell.target}]
+
+
+def _is_bad(cell: Cell) -> bool:
+    return cell.status in ("fail", "warn") and cell.text != UNMEASURED
+
+
+def _one_trouble(bad: Sequence[Cell]) -> bool:
+    """True when cells have the same trouble, all of them equally bad."""
+    return len({(cell.status, _kind(cell.text)) for cell in bad}) == 1
+
+
+def _sick_nodes(inventory: Inventory, found: Sequence[Cell]) -> dict[str, Cell]:
+    """Return the nodes of which every cell failed in the same way, while others' did not, with one
+    of those cells; of two nodes neither can be told from the other.
+    """
+    if len(inventory.nodes) <= 2:
+        return {}
+    sick = {}
+    for node in inventory.nodes:
         own = [cell for cell in found if node.name in (cell.source, cell.target)]
-        failed = [cell for cell in own if cell in bad and cell.status == "fail"]
-        if (
-            len(failed) == len(own)
-            and len(failed) < len(found)
-            and len({_kind(cell.text) for cell in failed}) == 1
-        ):
-            text, evidence, fix = _why(inventory, failed[0], reports)
-            findings.append(
-                _fail(node, f"every pair with this node: {text}", evidence=evidence, fix=fix)
-            )
-            told |= {(cell.source, cell.target) for cell in failed}
-    for cell in bad:
-        if (cell.source, cell.target) in told:
-            continue
-        back = next(
-            (each for each in bad if (each.source, each.target) == (cell.target, cell.source)), None
-        )
-        both = back is not None and _kind(back.text) == _kind(cell.text)
-        told |= (
-            {(cell.source, cell.target), (cell.target, cell.source)}
-            if both
-            else {(cell.source, cell.target)}
-        )
-        text, evidence, fix = _why(inventory, cell, reports)
-        where = f"{cell.source} {'↔' if both else '→'} {cell.target}"
-        findings.append(
-            Finding(node=where, status=cell.status, text=text, evidence=evidence, fix=fix)
-        )
-    unmeasured = [cell for cell in found if cell.text == UNMEASURED]
-    if unmeasured:
-        pairs = ", ".join(
-            dict.fromkeys(" ↔ ".join(sorted((c.source, c.target), key=natural)) for c in unmeasured)
-        )
-        findings.append(Finding(node="", status="fail", text=f"not measured: {pairs}"))
-    return findings
+        failed = [cell for cell in own if _is_bad(cell) and cell.status == "fail"]
+        if len(failed) == len(own) < len(found) and _one_trouble(failed):
+            sick[node.name] = failed[0]
+    return sick
+
+
+def _by_pair(bad: Sequence[Cell]) -> dict[str, Cell]:
+    """Return the directions that are bad, `a → b`, those with the same trouble both ways as one,
+    `a ↔ b`, each with its first cell.
+    """
+    directions = {(cell.source, cell.target): cell for cell in bad}
+    found: dict[str, Cell] = {}
+    for (source, target), cell in directions.items():
+        back = directions.get((target, source))
+        if back is None or _kind(back.text) != _kind(cell.text):
+            found[f"{source} → {target}"] = cell
+        elif f"{target} ↔ {source}" not in found:
+            found[f"{source} ↔ {target}"] = cell
+    return found
+
+
+def _blamed(
+    where: str, cell: Cell, inventory: Inventory, reports: Mapping[str, Report], *, whole: str = ""
+) -> Finding:
+    """Return the finding of a node, a pair or a direction (of the cluster, when `where` is empty),
+    with the reason that a cell of it shows.
+    """
+    text, evidence, fix = _why(inventory, cell, reports)
+    return Finding(node=where, status=cell.status, text=whole + text, evidence=evidence, fix=fix)
+
+
+def _unmeasured(found: Sequence[Cell]) -> list[Finding]:
+    pairs = dict.fromkeys(
+        " ↔ ".join(sorted((cell.source, cell.target), key=natural))
+        for cell in found
+        if cell.text == UNMEASURED
+    )
+    if not pairs:
+        return []
+    return [Finding(node="", status="fail", text=f"not measured: {', '.join(pairs)}")]
 
 
 def _misnamed(found: Sequence[Cell]) -> tuple[list[Finding], list[Cell]]:

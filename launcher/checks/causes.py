@@ -8,7 +8,7 @@ plugin, ibvwrap.cc and topo.cc at 2.30, and the threads named beside an entry.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -174,47 +174,71 @@ def cause(
         memlock: bytes the container may lock, `None` when there is no limit or nobody looked.
         gpudirect: RDMA works, and only the lack of GPUDirect is to be explained.
     """
-    tcp = not using or any(kinds.is_tcp(name) for name in using)
-    rdma = not using or any(not kinds.is_tcp(name) for name in using)
     lines = [
         *(f"{name} set by environment to {value}" for name, value in sorted(env.items())),
         *warnings,
     ]
     found = {each: seen for each in TABLE if (seen := _seen(each, lines)) is not None}
-    switched_off = [
-        each for each in found if each.explains == "tcp" and "NCCL_IB_DISABLE" in each.pattern
-    ]
-    if tcp and not gpudirect and infiniband is not None and not infiniband and not switched_off:
+    sought = _sought(using, gpudirect)
+    if "tcp" in sought and _lacks_devices(infiniband, found):
         return _NO_DEVICES, "/dev/infiniband is missing or empty", _FABRIC
-    # `^` excludes names, so that none of them need be there; `=` asks for whole names.
-    hca = next(
-        (
-            match[1]
-            for line in lines
-            if (match := re.search(rf"NCCL_IB_HCA{_SET}=?(?!\^)(\S+)", line))
-        ),
-        None,
-    )
-    nothing = any(each.pattern == _NO_DEVICE for each in found)
-    for each, (line, name) in found.items():
-        if (each.explains == "tcp" and not tcp) or (each.explains == "no-gpudirect" and not rdma):
-            continue
-        if gpudirect and each.explains != "no-gpudirect":
-            continue
-        if nothing and not name and "plugin" in each.cause:
-            continue  # a plugin that found no device could not start: the device is what is missing
-        if each.pattern == _NO_DEVICE and hca is not None:
-            return (
-                f"no RDMA device of this node is called `{hca}`",
-                f"NCCL_IB_HCA={hca}; {line}",
-                (
-                    "see `ls /sys/class/infiniband` on the node, and give it its own `network:"
-                    " {hca: […]}` in the inventory"
-                ),
-            )
-        return " ".join(each.cause.format(name).split()), line, each.fix.replace("{0}", name)
+    if (told := _first(found, sought, lines)) is not None:
+        return told
     if memlock is not None and memlock < ENOUGH_MEMLOCK and not gpudirect:
         return _MEMLOCK, f"it may lock {memlock // 1024} KiB", _MEMLOCK_FIX
+    return None
+
+
+def _sought(using: Sequence[str], gpudirect: bool) -> set[str]:
+    """Return what a cause may explain (`Cause.explains`) to be one here."""
+    tcp = not using or any(kinds.is_tcp(name) for name in using)
+    rdma = not using or any(not kinds.is_tcp(name) for name in using)
+    sought = set() if gpudirect else {"any"}
+    if tcp and not gpudirect:
+        sought.add("tcp")
+    if rdma:
+        sought.add("no-gpudirect")
+    return sought
+
+
+def _lacks_devices(infiniband: Sequence[str] | None, found: Iterable[Cause]) -> bool:
+    """True when the container was looked at and has no RDMA device, unless RDMA is switched off
+    anyway.
+    """
+    if infiniband is None or infiniband:
+        return False
+    return not any("NCCL_IB_DISABLE" in each.pattern for each in found)
+
+
+def _first(
+    found: Mapping[Cause, tuple[str, str]], sought: Collection[str], lines: Sequence[str]
+) -> tuple[str, str, str] | None:
+    """Return the first cause of those found that explains what is sought, its evidence, and the
+    fix.
+    """
+    no_device = any(each.pattern == _NO_DEVICE for each in found)
+    for each, (line, name) in found.items():
+        if each.explains not in sought:
+            continue
+        if no_device and not name and "plugin" in each.cause:
+            continue  # a plugin that found no device could not start: the device is what is missing
+        if each.pattern == _NO_DEVICE and (hca := _hca(lines)) is not None:
+            fix = (
+                "see `ls /sys/class/infiniband` on the node, and give it its own `network:"
+                " {hca: […]}` in the inventory"
+            )
+            text = f"no RDMA device of this node is called `{hca}`"
+            return text, f"NCCL_IB_HCA={hca}; {line}", fix
+        return " ".join(each.cause.format(name).split()), line, each.fix.replace("{0}", name)
+    return None
+
+
+def _hca(lines: Sequence[str]) -> str | None:
+    """Return the RDMA devices that NCCL was told to use."""
+    for line in lines:
+        # `^` excludes names, so that none of them need be there; `=` asks for whole names.
+        if match := re.search(rf"NCCL_IB_HCA{_SET}=?(?!\^)(\S+)", line):
+            return match[1]
     return None
 
 
