@@ -13,6 +13,7 @@ from launcher.checks.shape import Finding
 from launcher.model import Inventory, Node
 from launcher.tools.expectations import Expectations, Nic
 from launcher.tools.host import HostFacts
+from launcher.tools.survey import Survey
 
 _ANY = Nic(model="a network card", match=".", source="defaults")
 
@@ -70,27 +71,31 @@ def _end(
     """Return the least bandwidth (bytes/s), the most latency (µs) and the card of one end; `None`
     where that is not known.
     """
-    survey = facts.survey if facts is not None else None
-    if facts is None or survey is None:
+    if facts is None or facts.survey is None:
         return None
     if tcp:
-        name = node.interface or facts.interface_of(node.ip)
-        nic = next(
-            (
-                each
-                for each in survey.nics or ()
-                if each.name == name and each.physical and each.speed
-            ),
-            None,
-        )
-        if nic is None or nic.speed is None:
-            return None
-        card = known.nic(nic.driver) or _ANY
-        return (
-            nic.speed * 1e6 / 8 * card.share_tcp,
-            card.latency_tcp,
-            f"{nic.name} with {nic.speed / 1000:g} Gbit/s",
-        )
+        return _end_over_tcp(node, facts, facts.survey, known)
+    return _end_over_rdma(node, facts.survey, known, ranks)
+
+
+def _end_over_tcp(
+    node: Node, facts: HostFacts, survey: Survey, known: Expectations
+) -> tuple[float, float, str] | None:
+    name = node.interface or facts.interface_of(node.ip)
+    nic = next((each for each in survey.nics or () if each.name == name and each.physical), None)
+    if nic is None or not nic.speed:
+        return None
+    card = known.nic(nic.driver) or _ANY
+    return (
+        nic.speed * 1e6 / 8 * card.share_tcp,
+        card.latency_tcp,
+        f"{nic.name} with {nic.speed / 1000:g} Gbit/s",
+    )
+
+
+def _end_over_rdma(
+    node: Node, survey: Survey, known: Expectations, ranks: int
+) -> tuple[float, float, str] | None:
     ports = [
         (device, port)
         for device, port in in_use(node, survey)

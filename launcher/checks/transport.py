@@ -51,20 +51,29 @@ def required(
         return inventory.require, "`network: require` in the inventory"
     if inventory.accelerator == "cpu":
         return "any", "CPUs speak Gloo, which is TCP"
-    if inventory.fabric == "ethernet":
-        if any(node.name not in rdma for node in inventory.nodes):
-            return "any", "`fabric: ethernet`, and not every node has an active RDMA port"
-        return "rdma", "every node has an active RDMA port"
-    names = ", ".join(sorted(set(gpus) - {""}))
-    found = [known.gpu(name) for name in gpus if name]
-    if found and all(each is not None and each.gpudirect for each in found):
-        return "gdrdma", f"`fabric: {inventory.fabric}`, and {names} can GPUDirect"
-    expected = (
-        "not expected of" if found and all(each is not None for each in found) else "not known of"
-    )
-    return "rdma", f"`fabric: {inventory.fabric}`" + (
-        f"; GPUDirect is {expected} {names}" if names else ""
-    )
+    if inventory.fabric != "ethernet":
+        return _on_fabric(inventory, gpus, known)
+    if any(node.name not in rdma for node in inventory.nodes):
+        return "any", "`fabric: ethernet`, and not every node has an active RDMA port"
+    return "rdma", "every node has an active RDMA port"
+
+
+def _on_fabric(
+    inventory: Inventory, gpus: Collection[str], known: Expectations
+) -> tuple[Level, str]:
+    """Return the level on a fabric with RDMA: with GPUDirect where all GPUs are known to have
+    it.
+    """
+    why = f"`fabric: {inventory.fabric}`"
+    names = sorted(set(gpus) - {""})
+    if not names:
+        return "rdma", why
+    models = [known.gpu(name) for name in names]
+    if None in models:
+        return "rdma", f"{why}; GPUDirect is not known of {', '.join(names)}"
+    if all(each is not None and each.gpudirect for each in models):
+        return "gdrdma", f"{why}, and {', '.join(names)} can GPUDirect"
+    return "rdma", f"{why}; GPUDirect is not expected of {', '.join(names)}"
 
 
 def judge(
@@ -125,14 +134,17 @@ def _collective(
         key=lambda each: (not each.error, each.correct, each.busbw or 0),
         default=None,
     )
-    if worst is not None and (worst.error or not worst.correct):
-        trouble = worst.error or "the sum that came back is wrong"
-    elif worst is None or None in seen or len(seen) < len(names):
-        trouble = "was not measured on every node"
-    else:
+    trouble = _collective_trouble(worst, everywhere=None not in seen and len(seen) == len(names))
+    if not trouble:
         return worst, []
     status: Status = "fail" if needed and not trouble.startswith("not tried") else "warn"
     return worst, [Finding(node="", status=status, text=f"all_reduce over all ranks: {trouble}")]
+
+
+def _collective_trouble(worst: Collective | None, *, everywhere: bool) -> str:
+    if worst is not None and (worst.error or not worst.correct):
+        return worst.error or "the sum that came back is wrong"
+    return "" if worst is not None and everywhere else "was not measured on every node"
 
 
 def _some_rdma(inventory: Inventory, reports: Mapping[str, Report], level: Level) -> list[Finding]:
@@ -220,28 +232,11 @@ def _versions(reports: Mapping[str, Report]) -> list[Finding]:
 def _cell(
     inventory: Inventory, reports: Mapping[str, Report], source: str, target: str, level: Level
 ) -> Cell:
-    report = reports.get(target)
-    found = [
-        each
-        for each in (report.transfers if report else ())
-        if each.source == source and each.target == target
-    ]
-    failed = next((each for each in found if each.error or not each.correct), None)
+    found = _received(reports.get(target), source, target)
     transport, device, gpudirect, worth = _transport(inventory, reports, source, target)
+    text = _trouble(found) or _shortfall(transport, worth, level)
     bandwidths = [each.bandwidth for each in found if each.bandwidth is not None]
     latencies = [each.latency for each in found if each.latency is not None]
-    text = ""
-    if not found:
-        text = UNMEASURED
-    elif failed is not None:
-        text = failed.error or "the data that arrived is not the data that was sent"
-    elif worth is None:
-        text = (
-            "NCCL did not write of this link on every rank of both nodes, so that nothing proves"
-            " what it is"
-        )
-    elif LEVELS.index(worth) < LEVELS.index(level):
-        text = f"{transport} is below what is required: {LEVEL_WORDS[level]}"
     return Cell(
         source=source,
         target=target,
@@ -256,29 +251,65 @@ def _cell(
     )
 
 
+def _received(report: Report | None, source: str, target: str) -> list[Transfer]:
+    """Return the transfers of one direction, which its target reports."""
+    if report is None:
+        return []
+    return [each for each in report.transfers if (each.source, each.target) == (source, target)]
+
+
+def _trouble(found: Sequence[Transfer]) -> str:
+    """Say what is wrong with the transfers of a direction, and nothing where they arrived whole."""
+    if not found:
+        return UNMEASURED
+    failed = next((each for each in found if each.error or not each.correct), None)
+    if failed is None:
+        return ""
+    return failed.error or "the data that arrived is not the data that was sent"
+
+
+def _shortfall(transport: str, worth: Level | None, level: Level) -> str:
+    """Say why a direction does not reach a level, and nothing where it does."""
+    if worth is None:
+        return (
+            "NCCL did not write of this link on every rank of both nodes, so that nothing proves"
+            " what it is"
+        )
+    if LEVELS.index(worth) < LEVELS.index(level):
+        return f"{transport} is below what is required: {LEVEL_WORDS[level]}"
+    return ""
+
+
 def _transport(
     inventory: Inventory, reports: Mapping[str, Report], source: str, target: str
 ) -> tuple[str, str, bool | None, Level | None]:
     """Return what a pair talks over: its name, the device, GPUDirect or not, and the level that is
     worth.
     """
-    both = [(reports[a], b) for a, b in ((source, target), (target, source)) if a in reports]
-    if any(report.backend == "gloo" for report, _ in both):
+    ends = [(reports[a], b) for a, b in ((source, target), (target, source)) if a in reports]
+    if any(report.backend == "gloo" for report, _ in ends):
         node = inventory.node(source)
         return "Gloo/TCP", node.interface or "", None, "any"
-    logs = [report.pair_logs.get(peer, "") for report, peer in both]
-    # Each end has its own say, and so has each rank: one line proves one link.
-    if len(both) < 2 or any(
-        len(set(_WRITER.findall(text))) < len(report.ranks)
-        for text, (report, _) in zip(logs, both, strict=True)
-    ):
-        return "", "", None, None
-    reading = nccl.merge([nccl.read([text.encode()]) for text in logs])
+    reading = _links(ends)
     found = levels.worst(reading)
     if found is None:
         return "", "", None, None
     direct = None if found.network == "MNNVL" else found.gpudirect
     return found.title, _device(reading), direct, found.level
+
+
+def _links(ends: Sequence[tuple[Report, str]]) -> nccl.Reading:
+    """Read what NCCL wrote of the links between two nodes: nothing, unless every rank of both wrote
+    of one.
+
+    Each end has its own say, and so has each rank: one line proves one link.
+    """
+    logs = [report.pair_logs.get(peer, "") for report, peer in ends]
+    proven = len(ends) == 2 and all(
+        len(set(_WRITER.findall(text))) >= len(report.ranks)
+        for text, (report, _) in zip(logs, ends, strict=True)
+    )
+    return nccl.merge([nccl.read([text.encode()]) for text in logs] if proven else [])
 
 
 def _device(reading: nccl.Reading) -> str:
@@ -296,31 +327,35 @@ def _outliers(cells: Sequence[Cell]) -> list[Cell]:
     """Mark the directions that are far slower than those of other pairs; two nodes have only the
     other direction to compare.
     """
-    found = []
-    for cell in cells:
-        measured = [each for each in cells if each.bandwidth is not None and each is not cell]
-        elsewhere = [
-            each for each in measured if {each.source, each.target} != {cell.source, cell.target}
-        ]
-        others = [each.bandwidth for each in elsewhere or measured if each.bandwidth is not None]
-        share = (
-            cell.bandwidth / median(others)
-            if cell.bandwidth is not None and others and median(others)
-            else 1.0
-        )
-        if cell.status != "pass" or cell.bandwidth is None or share >= _SLOW:
-            found.append(cell)
-            continue
-        text = (
-            f"{rate(cell.bandwidth)}, where"
-            f" {'other pairs have' if elsewhere else 'the way back has'} {rate(median(others))}"
-        )
-        found.append(
-            replace(
-                cell,
-                status="fail" if elsewhere and share < _BROKEN else "warn",
-                text=text,
-                slow=True,
-            )
-        )
-    return found
+    return [_compared(cell, cells) for cell in cells]
+
+
+def _compared(cell: Cell, cells: Sequence[Cell]) -> Cell:
+    if cell.status != "pass" or cell.bandwidth is None:
+        return cell
+    usual, elsewhere = _usual(cell, cells)
+    if cell.bandwidth >= _SLOW * usual:
+        return cell
+    whose = "other pairs have" if elsewhere else "the way back has"
+    return replace(
+        cell,
+        status="fail" if elsewhere and cell.bandwidth < _BROKEN * usual else "warn",
+        text=f"{rate(cell.bandwidth)}, where {whose} {rate(usual)}",
+        slow=True,
+    )
+
+
+def _usual(cell: Cell, cells: Sequence[Cell]) -> tuple[float, bool]:
+    """Return the median bandwidth (bytes/s) to compare a direction with, and whether it is that of
+    other pairs; 0 where nothing else was measured.
+    """
+    pair = {cell.source, cell.target}
+    elsewhere = [
+        each.bandwidth
+        for each in cells
+        if each.bandwidth is not None and {each.source, each.target} != pair
+    ]
+    if elsewhere:
+        return median(elsewhere), True
+    back = [each.bandwidth for each in cells if each.bandwidth is not None and each is not cell]
+    return median(back) if back else 0.0, False
