@@ -25,6 +25,7 @@ _STATES: Mapping[str, State] = {
     "skip": "skip",
     "wait": "running",
 }
+_BAD = ("fail", "wait")
 
 
 def apply(
@@ -139,11 +140,7 @@ def _step_error(steps: Mapping[str, Step], failed: Sequence[Answer]) -> NodeErro
     title = steps[first.node].title
     same = [each.node for each in failed if steps[each.node].title == title]
     known = symptoms.first(first.err + "\n" + first.out)
-    how = (
-        f"did not end within {steps[first.node].command.timeout:.0f}s"
-        if first.timed_out
-        else f"exit {first.code}"
-    )
+    how = _how(first, steps[first.node])
     others = [
         f"{each.node}: {each.tail}"
         if each.node in same
@@ -159,6 +156,12 @@ def _step_error(steps: Mapping[str, Step], failed: Sequence[Answer]) -> NodeErro
         if known
         else "look at every node: `vlaunch doctor`; `--verbose` shows what was sent",
     )
+
+
+def _how(answer: Answer, step: Step) -> str:
+    if answer.timed_out:
+        return f"did not end within {step.command.timeout:.0f}s"
+    return f"exit {answer.code}"
 
 
 def _gate(
@@ -184,13 +187,8 @@ def _gate(
         else:
             green_since = None
         if status == "fail" or (status == "wait" and now - began >= gate.deadline):
-            raise _gate_error(gate, findings, transport, now - began)
-        text = "; ".join(
-            f"{f.node}: {f.text}" if f.node else f.text
-            for f in folded(findings)
-            if f.status == "wait"
-        )
-        text = text or f"{gate.what}; seeing that it lasts"
+            raise _gate_error(gate, findings, transport)
+        text = _awaited(gate, findings)
         yield Event(
             kind="wait",
             stage=stage.id,
@@ -201,6 +199,16 @@ def _gate(
         )
         said = text
         sleep(gate.every)
+
+
+def _awaited(gate: Gate, findings: Sequence[Finding]) -> str:
+    """Say what a gate waits for: for what is not so yet, or, where all is well, to see it last."""
+    waiting = [_line(each) for each in folded(findings) if each.status == "wait"]
+    return "; ".join(waiting) or f"{gate.what}; seeing that it lasts"
+
+
+def _line(finding: Finding) -> str:
+    return f"{finding.node}: {finding.text}" if finding.node else finding.text
 
 
 def ask(transport: Transport, gate: Gate) -> dict[str, list[Answer]]:
@@ -226,23 +234,21 @@ def _report(
         )
 
 
-def _gate_error(
-    gate: Gate, findings: Sequence[Finding], transport: Transport, seconds: float
-) -> GateError:
-    bad = {each.node for each in findings if each.status in ("fail", "wait")}
+def _gate_error(gate: Gate, findings: Sequence[Finding], transport: Transport) -> GateError:
+    explained = _explained(gate, findings, transport)
+    late = f" within {gate.deadline:.0f}s" if gate.deadline and worst(findings) == "wait" else ""
+    where = [_line(each) for each in explained]
+    evidence = [line for each in explained for line in each.evidence.splitlines()]
+    hint = "\n".join(dict.fromkeys(each.fix for each in explained if each.fix))
+    if len(where) == 1:
+        return GateError(f"{where[0]}{late}", evidence=evidence, hint=hint)
+    return GateError(f"not true{late}: {gate.what}", evidence=[*where, *evidence], hint=hint)
+
+
+def _explained(gate: Gate, findings: Sequence[Finding], transport: Transport) -> list[Finding]:
+    """Return what is not so, with what the logs of its nodes say of it."""
+    bad = {each.node for each in findings if each.status in _BAD}
     wanted = [command for command in gate.evidence if command.node in bad]
     logs = {answer.node: answer for answer in transport.run(wanted)} if wanted else {}
-    explained = [
-        each
-        for each in folded(ray_checks.explain_logs(findings, logs))
-        if each.status in ("fail", "wait")
-    ]
-    late = f" within {gate.deadline:.0f}s" if gate.deadline and worst(findings) == "wait" else ""
-    where = [f"{each.node}: {each.text}" if each.node else each.text for each in explained]
-    evidence = [line for each in explained for line in each.evidence.splitlines()]
-    fixes = list(dict.fromkeys(each.fix for each in explained if each.fix))
-    return GateError(
-        f"{where[0]}{late}" if len(where) == 1 else f"not true{late}: {gate.what}",
-        evidence=[*(where if len(where) > 1 else []), *evidence],
-        hint="\n".join(fixes),
-    )
+    said = folded(ray_checks.explain_logs(findings, logs))
+    return [each for each in said if each.status in _BAD]
