@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -35,6 +35,7 @@ _LOST = 45.0  # seconds without an answer until gathering is given up
 _SPARE = 2**30  # bytes that stay free on this machine
 _TELL = 10.0  # seconds between two lines where every line stays
 _FOLDERS = ("rows", "errors")
+_OTHER = "name another folder (`write:`, or `--output`), or move it away"
 T = TypeVar("T")
 
 
@@ -97,49 +98,68 @@ def check(target: Target, *, begun: bool, restart: bool) -> None:
     Raises:
         RequestError: the folder holds something else.
     """
-    other = "name another folder (`write:`, or `--output`), or move it away"
+    _see_folders(target)
+    mark = _read_mark(target)
+    _see_strangers(target, marked=mark is not None)
+    if parts := target.parts():
+        _see_whose(target, mark or {}, parts)
+    if parts and not restart:
+        _see_alike(target, mark or {}, parts, begun=begun)
+
+
+def _see_folders(target: Target) -> None:
+    """Raise RequestError where a folder is something else."""
     for path in (target.path, *(target.path / folder for folder in _FOLDERS)):
         if path.exists() and not path.is_dir():
-            raise RequestError(f"the output should be a folder, and {path} is none", hint=other)
+            raise RequestError(f"the output should be a folder, and {path} is none", hint=_OTHER)
     # Where a link leads is not what was named: a job that somebody else wrote may have brought it
     # along.
     if links := [folder for folder in _FOLDERS if (target.path / folder).is_symlink()]:
         raise RequestError(
             f"{target.shown} holds links, through which nothing is written",
             evidence=links,
-            hint=other,
+            hint=_OTHER,
         )
-    mark = _read_mark(target)
+
+
+def _see_strangers(target: Target, *, marked: bool) -> None:
+    """Raise RequestError where files lie among the output that no gathering put there."""
     strangers = target.strangers()
-    if mark is None and os.path.lexists(target.path / "summary.json"):
+    if not marked and os.path.lexists(target.path / "summary.json"):
         strangers.append("summary.json")
     if strangers:
         raise RequestError(
             f"{target.shown} holds files that are no output of vlaunch",
             evidence=_some(strangers),
-            hint=other,
+            hint=_OTHER,
         )
-    parts = target.parts()
-    if not parts:
+
+
+def _see_whose(target: Target, mark: Mapping[str, str], parts: list[str]) -> None:
+    """Raise RequestError where the output is another job's."""
+    if (mark.get("job"), mark.get("cluster")) == (target.job, target.cluster):
         return
-    if mark is None or (mark.get("job"), mark.get("cluster")) != (target.job, target.cluster):
-        whose = (
-            f"batch job `{mark.get('job')}` of cluster {mark.get('cluster')}"
-            if mark
-            else "another batch job"
-        )
-        raise RequestError(
-            f"{target.shown} holds the output of {whose}", evidence=_some(parts), hint=other
-        )
+    whose = (
+        f"batch job `{mark.get('job')}` of cluster {mark.get('cluster')}"
+        if mark
+        else "another batch job"
+    )
+    raise RequestError(
+        f"{target.shown} holds the output of {whose}", evidence=_some(parts), hint=_OTHER
+    )
+
+
+def _see_alike(target: Target, mark: Mapping[str, str], parts: list[str], *, begun: bool) -> None:
+    """Raise RequestError where older output of the job is not what this run goes on with."""
     again = "begin anew with `--restart`, which removes it; or name another folder"
-    if mark.get("digest") != target.digest and not restart:
+    if mark.get("digest") != target.digest:
         raise RequestError(
             f"{target.shown} holds output that `{target.job}` made of another input, or with other"
             " settings",
             evidence=_some(parts),
             hint=again,
         )
-    if not begun and not restart:
+    if not begun:
         raise RequestError(
             f"{target.shown} holds output of `{target.job}`, of which the head knows nothing any"
             " more",
@@ -182,46 +202,13 @@ def gather(
     yield Event(
         kind="stage", stage=_STAGE, text=f"Gather the output in {target.shown}", state="running"
     )
-    listed = _list(inventory, work, ask)
-    if not listed:
-        raise NodeError(
-            inventory.head.name,
-            f"has no output of `{target.job}` any more, not even a summary",
-            hint=(
-                "somebody removed it from the job's folder on the head; begin anew with `--restart`"
-            ),
-        )
-    # The summary comes last: who sees it has all the rest.
-    files = sorted(listed, key=lambda each: (each.path == "summary.json", each.path))
+    files = _announced(inventory, work, target, ask)
     with _writing(target):
         missing = [each for each in files if not _same(target.path / each.path, each)]
-    gone = [name for name in target.parts() if name not in {each.path for each in files}]
-    if unknown := [name for name in gone if name.startswith("rows/")]:
-        raise NodeError(
-            inventory.head.name,
-            f"does not know answers that {target.shown} holds",
-            evidence=_some(unknown),
-            hint=(
-                "somebody changed the job's folder on the head; begin anew with `--restart`, or"
-                " name another folder"
-            ),
-        )
-    total, so_far, told = sum(each.bytes for each in missing), 0, clock()
+    gone = _outdated(inventory, target, files)
+    total = sum(each.bytes for each in missing)
     _see_room(target, total)
-    for at, each in enumerate(missing, start=1):
-        with _writing(target):
-            (target.path / each.path).parent.mkdir(parents=True, exist_ok=True)
-            for count in _fetch(inventory, work, target.path / each.path, each, ask):
-                so_far += count
-                text = f"gathering file {at} of {len(missing)}, {size(so_far)} of {size(total)}"
-                tell, told = (True, clock()) if clock() - told >= _TELL else (False, told)
-                yield Event(
-                    kind="wait",
-                    stage=_STAGE,
-                    text=text,
-                    state="running" if tell else "",
-                    data={"bytes": so_far, "total": total},
-                )
+    yield from _fetch_all(inventory, work, target, missing, ask, clock)
     with _writing(target):
         for name in gone:
             (target.path / name).unlink(missing_ok=True)
@@ -232,6 +219,70 @@ def gather(
         kind="step", stage=_STAGE, text=_told(done), state="ok" if missing or gone else "unchanged"
     )
     return done
+
+
+def _announced(inventory: Inventory, work: str, target: Target, ask: _Asking) -> list[Output]:
+    """Return the files that the head has, the summary last: who sees it has all the rest.
+
+    Raises NodeError when the head has none.
+    """
+    listed = _list(inventory, work, ask)
+    if not listed:
+        raise NodeError(
+            inventory.head.name,
+            f"has no output of `{target.job}` any more, not even a summary",
+            hint=(
+                "somebody removed it from the job's folder on the head; begin anew with `--restart`"
+            ),
+        )
+    return sorted(listed, key=lambda each: (each.path == "summary.json", each.path))
+
+
+def _outdated(inventory: Inventory, target: Target, files: Sequence[Output]) -> list[str]:
+    """Return the error files here that the head has no more: their rows have been tried again.
+
+    Raises NodeError when answers are among them.
+    """
+    known = {each.path for each in files}
+    gone = [name for name in target.parts() if name not in known]
+    if unknown := [name for name in gone if name.startswith("rows/")]:
+        raise NodeError(
+            inventory.head.name,
+            f"does not know answers that {target.shown} holds",
+            evidence=_some(unknown),
+            hint=(
+                "somebody changed the job's folder on the head; begin anew with `--restart`, or"
+                " name another folder"
+            ),
+        )
+    return gone
+
+
+def _fetch_all(
+    inventory: Inventory,
+    work: str,
+    target: Target,
+    files: Sequence[Output],
+    ask: _Asking,
+    clock: Callable[[], float],
+) -> Iterator[Event]:
+    """Fetch files one after another, and tell after each piece how far it is."""
+    total, so_far, told = sum(each.bytes for each in files), 0, clock()
+    for at, each in enumerate(files, start=1):
+        path = target.path / each.path
+        with _writing(target):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for count in _fetch(inventory, work, path, each, ask):
+                so_far += count
+                text = f"gathering file {at} of {len(files)}, {size(so_far)} of {size(total)}"
+                tell, told = (True, clock()) if clock() - told >= _TELL else (False, told)
+                yield Event(
+                    kind="wait",
+                    stage=_STAGE,
+                    text=text,
+                    state="running" if tell else "",
+                    data={"bytes": so_far, "total": total},
+                )
 
 
 def _list(inventory: Inventory, work: str, ask: _Asking) -> list[Output]:
