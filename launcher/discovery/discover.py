@@ -6,7 +6,8 @@ Pure; nothing is asked here.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence, Set
 
 from launcher.discovery import described, rdma, software, subnets
 from launcher.discovery.shape import GID, Choice, Found, FoundNode, Probed, Wishes
@@ -45,18 +46,6 @@ def discover(hosts: Sequence[Probed], wishes: Wishes) -> Found:
             hosts, order, shared.places, counts, fabric.hosts, strict=True
         )
     )
-    warnings = [*described.health(hosts, order), *shared.warnings, *fabric.warnings]
-    if len(set(counts)) > 1:
-        told = ", ".join(f"{name} {count}" for name, count in zip(order, counts, strict=True))
-        warnings.append(
-            f"the hosts have different numbers of GPUs ({told}): tensor parallel groups must fit"
-            " the smallest"
-        )
-    models = sorted({gpu.name for host in hosts for gpu in host.facts.gpus or ()})
-    if kind == "nvidia" and len(models) > 1:
-        warnings.append(
-            f"the hosts have different GPUs ({', '.join(models)}): the slowest sets the pace"
-        )
     args, why = _cpu_arguments(len(hosts)) if kind == "cpu" else ((), ())
     return Found(
         cluster=wishes.cluster,
@@ -74,29 +63,54 @@ def discover(hosts: Sequence[Probed], wishes: Wishes) -> Found:
         serve_args=args,
         serve_why=why,
         gid_why=_gid_why(nodes) if fabric.fabric == "roce" else (),
-        warnings=tuple(warnings),
+        warnings=(
+            *described.health(hosts, order),
+            *shared.warnings,
+            *fabric.warnings,
+            *_unequal(hosts, nodes, kind),
+        ),
     )
+
+
+def _unequal(
+    hosts: Sequence[Probed], nodes: Sequence[FoundNode], kind: Accelerator
+) -> Iterator[str]:
+    """Warn of GPUs that differ in number or model from host to host."""
+    if len({node.gpus for node in nodes}) > 1:
+        counts = ", ".join(f"{node.name} {node.gpus}" for node in nodes)
+        yield (
+            f"the hosts have different numbers of GPUs ({counts}): tensor parallel groups must fit"
+            " the smallest"
+        )
+    models = sorted({gpu.name for host in hosts for gpu in host.facts.gpus or ()})
+    if kind == "nvidia" and len(models) > 1:
+        yield f"the hosts have different GPUs ({', '.join(models)}): the slowest sets the pace"
 
 
 def names(hosts: Sequence[Probed]) -> list[str]:
     """Name the nodes: as they were asked for, or, where that is an address, by the host's own name
     if it is a good one.
     """
-    wanted = [
-        host.name or (host.facts.hostname.split(".")[0] if _is_address(host.host) else host.host)
-        for host in hosts
-    ]
-    usable = [
-        _NAME.fullmatch(name) is not None
-        and name.lower() != "localhost"
-        and wanted.count(name) == 1
-        for name in wanted
-    ]
-    given = {name for name, good in zip(wanted, usable, strict=True) if good}
+    wanted = [_wanted(host) for host in hosts]
+    counts = Counter(wanted)
+    given = {name for name in wanted if counts[name] == 1 and _is_name(name)}
     return [
-        name if good else next(f"node{n}" for n in range(at + 1, 10_000) if f"node{n}" not in given)
-        for at, (name, good) in enumerate(zip(wanted, usable, strict=True))
+        name if name in given else _numbered(at, given) for at, name in enumerate(wanted, start=1)
     ]
+
+
+def _wanted(host: Probed) -> str:
+    own = host.facts.hostname.split(".")[0] if _is_address(host.host) else host.host
+    return host.name or own
+
+
+def _is_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None and text.lower() != "localhost"
+
+
+def _numbered(first: int, given: Set[str]) -> str:
+    """Return `node1` or the like, with the first number that no given name has."""
+    return next(name for n in range(first, 10_000) if (name := f"node{n}") not in given)
 
 
 def _is_address(host: str) -> bool:
