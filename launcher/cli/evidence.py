@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -16,11 +16,12 @@ from launcher.checks.shape import Check, Evidence, Group, Hub
 from launcher.cli.session import Session
 from launcher.errors import RequestError, UnreadableAnswer, VlaunchError
 from launcher.events import Event
-from launcher.model import Answer, Secret
+from launcher.model import Answer, Inventory, Level, Secret
 from launcher.plan import containers, observe, preflight
 from launcher.tools import inside, pairs
 from launcher.tools import model as models
 from launcher.tools.expectations import Expectations
+from launcher.tools.host import HostFacts
 from launcher.watch import by_node
 
 _KNOCKS: tuple[Group, ...] = ("ports", "network")
@@ -34,8 +35,21 @@ def gather(
     """Ask all nodes that were reached what the checks need; what could not be asked is in the
     evidence with its reason.
     """
-    inventory, to = session.inventory, session.to
     groups = {check.group for check in checks}
+    evidence = _survey(session, model, known)
+    if groups & set(_INSIDE):
+        evidence = _look_inside(session, evidence)
+    if groups & set(_KNOCKS) and len(evidence.facts) > 1:
+        evidence = _knock(session, evidence)
+    if "model" in groups and model:
+        files = _files(session, evidence, model)
+        evidence = replace(evidence, files=files, hub=_hub(session, model, offline=offline))
+    return evidence
+
+
+def _survey(session: Session, model: str, known: Expectations) -> Evidence:
+    """Ask what each node is made of; from that follows which level the network must reach."""
+    inventory, to = session.inventory, session.to
     nodes = [node for node in inventory.nodes if node.name not in session.missing]
     began = time.monotonic()
     to.show(Event(kind="stage", stage="check", text="Look at the nodes", state="running"))
@@ -43,16 +57,12 @@ def gather(
     asked = observe.commands(inventory, [inventory.image], nodes, survey=True, clock=time.time)
     facts, silent = observe.read(session.transport.run(asked))
     missing = {name: _short(error) for name, error in (session.missing | silent).items()}
-    level, _ = transport.required(
-        inventory,
-        gpus=[gpu.name for each in facts.values() for gpu in each.gpus or ()],
-        rdma=[
-            name for name, each in facts.items() if each.survey is not None and active(each.survey)
-        ],
-        known=known,
-    )
     evidence = Evidence(
-        facts=facts, missing=missing, model=model, expectations=known, required=level
+        facts=facts,
+        missing=missing,
+        model=model,
+        expectations=known,
+        required=_required(inventory, facts, known),
     )
     to.show(
         Event(
@@ -63,19 +73,33 @@ def gather(
             seconds=time.monotonic() - began,
         )
     )
-    if groups & set(_INSIDE):
-        evidence = _look_inside(session, evidence)
-    if groups & set(_KNOCKS) and len(facts) > 1:
-        evidence = _knock(session, evidence)
-    if "model" in groups and model:
-        answers = by_node(session.transport, preflight.list_files(inventory, facts, model))
-        files = {}
-        for node, said in answers.items():
-            # A node that is not in `files` could not be asked, which its SKIP says.
-            with suppress(UnreadableAnswer):
-                files[node] = models.parse_files(said[0])
-        evidence = replace(evidence, files=files, hub=_hub(session, model, offline=offline))
     return evidence
+
+
+def _required(inventory: Inventory, facts: Mapping[str, HostFacts], known: Expectations) -> Level:
+    """Return the level that the network must reach, with the hardware that was found."""
+    level, _ = transport.required(
+        inventory,
+        gpus=[gpu.name for each in facts.values() for gpu in each.gpus or ()],
+        rdma=[
+            name for name, each in facts.items() if each.survey is not None and active(each.survey)
+        ],
+        known=known,
+    )
+    return level
+
+
+def _files(session: Session, evidence: Evidence, model: str) -> dict[str, Mapping[str, int] | None]:
+    """Return which files of the model each node has."""
+    answers = by_node(
+        session.transport, preflight.list_files(session.inventory, evidence.facts, model)
+    )
+    files: dict[str, Mapping[str, int] | None] = {}
+    for node, said in answers.items():
+        # A node that is not in `files` could not be asked, which its SKIP says.
+        with suppress(UnreadableAnswer):
+            files[node] = models.parse_files(said[0])
+    return files
 
 
 def _look_inside(session: Session, evidence: Evidence) -> Evidence:

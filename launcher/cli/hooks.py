@@ -15,7 +15,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
@@ -129,7 +129,15 @@ def hooks(inventory: Inventory, verb: str, *, skip: bool = False, dry_run: bool 
     if inside := os.environ.get(INSIDE):
         click.echo(f"no hooks within the hook {inside}", err=True)
         return Hooks(inventory=inventory, verb=verb)
-    wrong = [path for path in found.values() if not (path.is_file() and os.access(path, os.X_OK))]
+    _require_programs(found.values())
+    if dry_run:
+        click.echo(f"dry run: no hook is run; the run would know {', '.join(found)}", err=True)
+        return Hooks(inventory=inventory, verb=verb)
+    return Hooks(inventory=inventory, verb=verb, files=found)
+
+
+def _require_programs(paths: Iterable[Path]) -> None:
+    wrong = [path for path in paths if not _is_program(path)]
     if wrong:
         raise RequestError(
             "a hook cannot be run",
@@ -139,10 +147,10 @@ def hooks(inventory: Inventory, verb: str, *, skip: bool = False, dry_run: bool 
             ],
             hint=f"`chmod +x {wrong[0]}`, take it away, or leave hooks out with `--no-hooks`",
         )
-    if dry_run:
-        click.echo(f"dry run: no hook is run; the run would know {', '.join(found)}", err=True)
-        return Hooks(inventory=inventory, verb=verb)
-    return Hooks(inventory=inventory, verb=verb, files=found)
+
+
+def _is_program(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.X_OK)
 
 
 def _odd(folder: Path) -> None:
@@ -154,12 +162,7 @@ def _odd(folder: Path) -> None:
     except OSError:
         return
     for path in there:
-        if (
-            path.stem in NAMES
-            and path.name not in NAMES
-            and path.is_file()
-            and os.access(path, os.X_OK)
-        ):
+        if path.stem in NAMES and path.name not in NAMES and _is_program(path):
             click.echo(
                 f"{FOLDER}/{path.name} is not run: the hook would be called {path.stem}", err=True
             )

@@ -15,7 +15,7 @@ from launcher.cli import options
 
 if TYPE_CHECKING:
     from launcher.discovery.shape import Found, Probed, Wishes
-    from launcher.model import Argv, Inventory
+    from launcher.model import Accelerator, Argv, Inventory, Ssh
     from launcher.ui.progress import Printer
 
 
@@ -65,7 +65,7 @@ def init(
     cluster: str | None,
     image: str | None,
     hf_home: str | None,
-    accelerator: str | None,
+    accelerator: Accelerator | None,
     docker: str | None,
     force: bool,
     update: bool,
@@ -83,41 +83,27 @@ def init(
     """
     from launcher.cli import session
     from launcher.cli.look import look
-    from launcher.discovery.asked import absolute, asked
     from launcher.discovery.discover import discover
-    from launcher.discovery.shape import DOCKER, Wishes
+    from launcher.discovery.shape import DOCKER
     from launcher.inventory.load import load
     from launcher.model import Ssh
     from launcher.ui.progress import printer
 
-    if output == "-" and (as_json or update):
-        raise click.UsageError(
-            "`-o -` writes the inventory to standard output, which --json and --update need"
-            " themselves"
-        )
-    if update and force:
-        raise click.UsageError(
-            "--update only shows; to write the file anew, use --force without it"
-        )
-    if not hosts and not update:
-        raise click.UsageError("name the hosts, the head first: vlaunch init gpu01 gpu02")
+    _check_options(hosts, output, force=force, update=update, as_json=as_json)
     path = Path(output or "inventory.yaml")
     known = load(path) if update else None
     if known is None and output != "-":
         _may_write(path, force=force)
-    wishes = Wishes(
-        cluster=cluster or (known.cluster if known else "vllm"),
-        image=image or (known.image if known else None),
-        hf_home=hf_home or (known.head.hf_home if known else None),
-        accelerator=accelerator or (known.accelerator if known else None),  # type: ignore[arg-type]
+    wishes = _wishes(
+        known,
+        cluster=cluster,
+        image=image,
+        hf_home=hf_home,
+        accelerator=accelerator,
         ssh=Ssh(user=user, port=port, identity=identity, jump=jump),
     )
-    wishes = absolute(wishes, Path.cwd())
     call = _words(docker)
-    meant = asked(hosts, wishes, call or DOCKER) if hosts else None
-    if known is not None:
-        wishes, meant = _with_known(known, meant, wishes)
-    assert meant is not None  # noqa: S101 - hosts or an inventory were given
+    wishes, meant = _meant(known, hosts, wishes, call or DOCKER)
     with printer(as_json=as_json) as to:
         with session.reach(
             meant, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose
@@ -134,6 +120,65 @@ def init(
             code, data = _show_drift(known, path, wishes, probed, to, as_json=as_json)
     click.echo(data, nl=False)  # after the display has gone
     return code
+
+
+def _check_options(
+    hosts: Sequence[str], output: str | None, *, force: bool, update: bool, as_json: bool
+) -> None:
+    """Raise UsageError for options that do not go together."""
+    if output == "-" and (as_json or update):
+        raise click.UsageError(
+            "`-o -` writes the inventory to standard output, which --json and --update need"
+            " themselves"
+        )
+    if update and force:
+        raise click.UsageError(
+            "--update only shows; to write the file anew, use --force without it"
+        )
+    if not hosts and not update:
+        raise click.UsageError("name the hosts, the head first: vlaunch init gpu01 gpu02")
+
+
+def _wishes(
+    known: Inventory | None,
+    *,
+    cluster: str | None,
+    image: str | None,
+    hf_home: str | None,
+    accelerator: Accelerator | None,
+    ssh: Ssh,
+) -> Wishes:
+    """Return what the flags say, and where they say nothing, what the file states."""
+    from launcher.discovery.asked import absolute
+    from launcher.discovery.shape import Wishes
+
+    stated = Wishes()
+    if known is not None:
+        stated = Wishes(
+            cluster=known.cluster,
+            image=known.image,
+            hf_home=known.head.hf_home,
+            accelerator=known.accelerator,
+        )
+    wishes = Wishes(
+        cluster=cluster or stated.cluster,
+        image=image or stated.image,
+        hf_home=hf_home or stated.hf_home,
+        accelerator=accelerator or stated.accelerator,
+        ssh=ssh,
+    )
+    return absolute(wishes, Path.cwd())
+
+
+def _meant(
+    known: Inventory | None, hosts: Sequence[str], wishes: Wishes, docker: Argv
+) -> tuple[Wishes, Inventory]:
+    """Return whom to look at: the hosts that are named, and the nodes of the file."""
+    from launcher.discovery.asked import asked
+
+    if known is None:
+        return wishes, asked(hosts, wishes, docker)
+    return _with_known(known, asked(hosts, wishes, docker) if hosts else None, wishes)
 
 
 def _words(docker: str | None) -> Argv | None:
@@ -254,11 +299,8 @@ def _show_drift(
     """Show what differs; return the exit code, and the difference of the files for standard
     output.
     """
-    import difflib
-
     from launcher.discovery.discover import discover
     from launcher.discovery.drift import drift
-    from launcher.discovery.written import write
     from launcher.errors import RequestError
     from launcher.events import Event
 
@@ -279,13 +321,7 @@ def _show_drift(
             Event(kind="done", text=f"{path} states what is there", state="ok", data={"drift": 0})
         )
         return 0, ""
-    diff = ""
-    if found:
-        before, after = path.read_text(encoding="utf-8").splitlines(), write(found).splitlines()
-        compared = difflib.unified_diff(
-            before, after, str(path), "as it would be written now", lineterm=""
-        )
-        diff = "".join(f"{line}\n" for line in compared)
+    diff = _difference(path, found) if found else ""
     text = (
         f"{path} differs from what is there in {len(lines)} place{'s' if len(lines) != 1 else ''};"
         " nothing was written"
@@ -299,3 +335,16 @@ def _show_drift(
         )
     )
     return 3, "" if as_json else diff
+
+
+def _difference(path: Path, found: Found) -> str:
+    """Return how the file would change if it were written now."""
+    import difflib
+
+    from launcher.discovery.written import write
+
+    before, after = path.read_text(encoding="utf-8").splitlines(), write(found).splitlines()
+    compared = difflib.unified_diff(
+        before, after, str(path), "as it would be written now", lineterm=""
+    )
+    return "".join(f"{line}\n" for line in compared)

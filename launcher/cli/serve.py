@@ -148,16 +148,7 @@ def serve(
     from launcher.plan.script import script
     from launcher.ui.progress import printer
 
-    if offline and not dry_run:
-        raise click.UsageError("--offline goes with --dry-run: no server starts without its nodes")
-    if or_rollback and (no_wait or dry_run):
-        raise click.UsageError(
-            "--or-rollback waits for the first answer: it does not go with --no-wait or --dry-run"
-        )
-    if args and not args[0].startswith("-"):
-        raise click.UsageError(
-            f"`{args[0]}` is no argument of `vllm serve`; the inventory is named with -i"
-        )
+    _check_options(args, offline=offline, dry_run=dry_run, or_rollback=or_rollback, no_wait=no_wait)
     wanted = session.read(None, inventory)
     chosen = model or wanted.serve.model
     if chosen is None:
@@ -202,6 +193,22 @@ def serve(
         for row in rows:
             click.echo(row)
     return code
+
+
+def _check_options(
+    args: Sequence[str], *, offline: bool, dry_run: bool, or_rollback: bool, no_wait: bool
+) -> None:
+    """Raise UsageError for options that do not go together, and for words that are none."""
+    if offline and not dry_run:
+        raise click.UsageError("--offline goes with --dry-run: no server starts without its nodes")
+    if or_rollback and (no_wait or dry_run):
+        raise click.UsageError(
+            "--or-rollback waits for the first answer: it does not go with --no-wait or --dry-run"
+        )
+    if args and not args[0].startswith("-"):
+        raise click.UsageError(
+            f"`{args[0]}` is no argument of `vllm serve`; the inventory is named with -i"
+        )
 
 
 def _arguments(inventory: Inventory, args: Sequence[str]) -> tuple[str, ...]:

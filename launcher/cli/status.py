@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -16,7 +16,8 @@ from launcher.ui import json_line
 if TYPE_CHECKING:
     from launcher.cli.session import Session
     from launcher.model import Answer
-    from launcher.plan.status import ClusterStatus
+    from launcher.plan.status import ClusterStatus, Said
+    from launcher.tools.host import HostFacts
     from launcher.transport import Command
 
 # looks at what the keeper says, a second apart, until it is clear whether a server is busy or
@@ -64,7 +65,6 @@ def status(
 
 def look(session: Session) -> ClusterStatus:
     """Observe the cluster once."""
-    from launcher.plan import servers
     from launcher.plan import status as plan
     from launcher.plan.observe import commands, read
     from launcher.plan.verdict import parse_record
@@ -76,38 +76,54 @@ def look(session: Session) -> ClusterStatus:
     if asked := plan.ask_head(inventory, facts):
         about, proof = session.transport.run(asked)
         said = plan.Said(head=plan.hear(about), network=parse_record(proof))
-    questions = {each.name: plan.ask_server(inventory, facts, each) for each in said.kept.running}
-    answers = {
-        name: [plan.hear(each) for each in both]
-        for name, both in _at_once(session, questions).items()
-    }
-    said = replace(
-        said,
-        abouts={name: about for name, (about, _) in answers.items()},
-        completions={name: completion for name, (_, completion) in answers.items()},
-    )
-    if any(completion.get("status") != 200 for completion in said.completions.values()):
-        # Meanwhile its keeper has looked again: whether anything moves is what tells a busy server
-        # from a dead one.
-        for _ in range(_AGAIN):
-            (about,) = session.transport.run([servers.ask(inventory)])
-            again = plan.hear(about)
-            said = replace(said, head={**said.head, **(again if "servers" in again else {})})
-            if not plan.undecided(said.kept, said.completions):
-                break
-            time.sleep(1)
+    said = _ask_servers(session, facts, said)
     if asked := plan.ask_batches(inventory, said.head):
         (about,) = session.transport.run(asked)
         said = replace(said, batches=plan.hear_batches(about))
-    return plan.read(
-        inventory,
-        facts,
+    missing = {
+        name: error.message.removeprefix(f"{name}: ")
+        for name, error in (session.missing | silent).items()
+    }
+    return plan.read(inventory, facts, said, missing)
+
+
+def _ask_servers(session: Session, facts: Mapping[str, HostFacts], said: Said) -> Said:
+    """Add what the APIs of the servers say."""
+    from launcher.plan import status as plan
+
+    questions = {
+        each.name: plan.ask_server(session.inventory, facts, each) for each in said.kept.running
+    }
+    heard = {
+        name: [plan.hear(each) for each in answers]
+        for name, answers in _at_once(session, questions).items()
+    }
+    said = replace(
         said,
-        {
-            name: error.message.removeprefix(f"{name}: ")
-            for name, error in (session.missing | silent).items()
-        },
+        abouts={name: about for name, (about, _) in heard.items()},
+        completions={name: completion for name, (_, completion) in heard.items()},
     )
+    if all(completion.get("status") == 200 for completion in said.completions.values()):
+        return said
+    return _look_again(session, said)
+
+
+def _look_again(session: Session, said: Said) -> Said:
+    """Hear the keeper until it is clear which servers move: that is what tells a busy one from a
+    dead one.
+    """
+    from launcher.plan import servers
+    from launcher.plan import status as plan
+
+    for _ in range(_AGAIN):
+        (about,) = session.transport.run([servers.ask(session.inventory)])
+        again = plan.hear(about)
+        if "servers" in again:
+            said = replace(said, head={**said.head, **again})
+        if not plan.undecided(said.kept, said.completions):
+            break
+        time.sleep(1)
+    return said
 
 
 def _at_once(session: Session, questions: dict[str, list[Command]]) -> dict[str, list[Answer]]:
