@@ -150,43 +150,54 @@ def run(
 def _findings(
     check: Check, inventory: Inventory, evidence: Evidence, known: dict[str, list[Finding]]
 ) -> list[Finding]:
-    if check.id in known:
-        return known[check.id]
-    if reason := check.spared(inventory):
-        known[check.id] = [skipped("", reason)]
-        return known[check.id]
-    blocked = dict[str, str]()
-    if check.id != "ssh":
-        blocked = {
-            node.name: "it was not reached: see `ssh`"
-            for node in inventory.nodes
-            if node.name not in evidence.facts
-        }
-        for need in check.needs:
-            for finding in _findings(_BY_ID[need], inventory, evidence, known):
-                if finding.status == "fail" and finding.node:
-                    blocked.setdefault(
-                        finding.node, f"it failed `{need}`, without which this cannot be judged"
-                    )
-    left = replace(
-        evidence,
-        facts={name: facts for name, facts in evidence.facts.items() if name not in blocked},
-    )
-    found = list(check.judge(inventory, left if check.id != "ssh" else evidence))
-    found = [
-        replace(each, text=check.what) if each.status == "pass" and not each.text else each
-        for each in found
-    ]
-    found += [
-        skipped(name, reason)
-        for name, reason in blocked.items()
-        if not any(each.node == name for each in found)
-    ]
-    order = {node.name: at for at, node in enumerate(inventory.nodes)}
-    known[check.id] = sorted(found, key=lambda each: order.get(each.node, len(order))) or [
-        skipped("", "nothing was there to judge")
-    ]
+    """Return what came of a check; `known` keeps it for the checks that need it."""
+    if check.id not in known:
+        known[check.id] = _judged(check, inventory, evidence, known)
     return known[check.id]
+
+
+def _judged(
+    check: Check, inventory: Inventory, evidence: Evidence, known: dict[str, list[Finding]]
+) -> list[Finding]:
+    if reason := check.spared(inventory):
+        return [skipped("", reason)]
+    blocked = _blocked(check, inventory, evidence, known)
+    facts = {name: each for name, each in evidence.facts.items() if name not in blocked}
+    found = [_told(check, each) for each in check.judge(inventory, replace(evidence, facts=facts))]
+    judged = {each.node for each in found}
+    found += [skipped(name, reason) for name, reason in blocked.items() if name not in judged]
+    if not found:
+        return [skipped("", "nothing was there to judge")]
+    order = {node.name: at for at, node in enumerate(inventory.nodes)}
+    return sorted(found, key=lambda each: order.get(each.node, len(order)))
+
+
+def _blocked(
+    check: Check, inventory: Inventory, evidence: Evidence, known: dict[str, list[Finding]]
+) -> dict[str, str]:
+    """Return the nodes that a check cannot judge, with the reason: not reached, or they failed what
+    it needs.
+    """
+    if check.id == "ssh":
+        return {}
+    blocked = {
+        node.name: "it was not reached: see `ssh`"
+        for node in inventory.nodes
+        if node.name not in evidence.facts
+    }
+    for need in check.needs:
+        reason = f"it failed `{need}`, without which this cannot be judged"
+        for finding in _findings(_BY_ID[need], inventory, evidence, known):
+            if finding.status == "fail" and finding.node:
+                blocked.setdefault(finding.node, reason)
+    return blocked
+
+
+def _told(check: Check, finding: Finding) -> Finding:
+    """Give a green finding without words those of its check."""
+    if finding.status == "pass" and not finding.text:
+        return replace(finding, text=check.what)
+    return finding
 
 
 def _known(kind: str, words: Iterable[str], known: Collection[str]) -> None:
