@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from itertools import accumulate
+from typing import Literal
 
 from launcher.payload.agent import observed
-from launcher.payload.agent.observed import Observed
+from launcher.payload.agent.observed import Fault, Observed
 from launcher.tools import log_times, symptoms
 from launcher.tools.diagnosis_read import Log, State, Told, server_log
 from launcher.tools.symptoms import Symptom
@@ -109,34 +110,24 @@ def diagnose(
         now: seconds since 1970.
         since: how many seconds back lines count; a line without a time always does.
     """
+    oldest = None if since is None else now - since
     seen: dict[str, list[Trace]] = {}
-    records = {
-        each: record
-        for node in told.values()
-        for each, said in node.kept.items()
-        if (record := _record(said))
-    }
-    ready = _ready(told, records, now)
     for name, node in told.items():
         for log in (*node.logs, *_state_logs(node), *_record_logs(node)):
-            _search(
-                log, name, seen, rdma=rdma, now=now, oldest=None if since is None else now - since
-            )
+            _search(log, name, seen, rdma=rdma, now=now, oldest=oldest)
     for name, reason in missing.items():
         line = f"node cannot be reached: {reason}"[:_WIDTH]
         seen.setdefault(_UNREACHABLE, []).append(Trace(node=name, what="login", line=line, at=now))
-    findings = [
-        _found(symptom, seen[symptom.id]) for symptom in symptoms.TABLE if symptom.id in seen
-    ]
+    ready = _ready(told, now)
     return Diagnosis(
-        findings=tuple(_ranked(findings, ready)),
+        findings=tuple(_ranked(_findings(seen), ready)),
         nodes=tuple(told),
         logs=sum(len(node.logs) for node in told.values()),
         lines=sum(node.lines for node in told.values()),
         gaps=tuple(
             (name, what, why) for name, node in told.items() for what, why in node.gaps.items()
         ),
-        ready=max((at for at in ready.values() if at is not None), default=None),
+        ready=_latest(ready.values()),
     )
 
 
@@ -149,16 +140,26 @@ def _search(
     now: float,
     oldest: float | None,
 ) -> None:
-    """Note every line of a log that is in the table, for the first entry only: causes stand before
-    what they bring about.
+    """Note every line of a log that is in the table, unless it is older than `oldest`."""
+    known = list(_known_lines(log, rdma=rdma))
+    times = log_times.times(log, now) if known else []
+    for symptom, number in known:
+        at = times[number]
+        if oldest is None or at is None or at >= oldest:
+            line = log.lines[number].strip()[:_WIDTH]
+            seen.setdefault(symptom.id, []).append(
+                Trace(node=node, what=log.what, line=line, at=at)
+            )
+
+
+def _known_lines(log: Log, *, rdma: bool) -> Iterator[tuple[Symptom, int]]:
+    """Yield every line of a log that is in the table, by its number, for the first entry only:
+    causes stand before what they bring about.
     """
     text = "\n".join(log.lines)
-    starts = [0]
-    for line in log.lines:
-        starts.append(starts[-1] + len(line) + 1)
+    starts = [0, *accumulate(len(line) + 1 for line in log.lines)]
     told_to_end = _told_to_end(text, starts)
     taken = set[int]()
-    times: list[float | None] = []
     for symptom in symptoms.TABLE:
         if symptom.rdma and not rdma:
             continue
@@ -166,13 +167,7 @@ def _search(
             if number in taken or (symptom.after and any(number in each for each in told_to_end)):
                 continue
             taken.add(number)
-            times = times or log_times.times(log, now)
-            when = times[number]
-            if oldest is None or when is None or when >= oldest:
-                line = log.lines[number].strip()[:_WIDTH]
-                seen.setdefault(symptom.id, []).append(
-                    Trace(node=node, what=log.what, line=line, at=when)
-                )
+            yield symptom, number
 
 
 def _told_to_end(text: str, starts: Sequence[int]) -> list[range]:
@@ -235,11 +230,17 @@ def _state_lines(state: State) -> list[str]:
     return lines
 
 
-def _record(said: Mapping[str, Any]) -> Observed | None:
-    try:
-        return observed.read(said.get("observed"))
-    except ValueError:
-        return None
+def _records(node: Told) -> dict[str, Observed]:
+    """Return what the keeper wrote down of each server, where that can be read."""
+    found = {}
+    for name, said in node.kept.items():
+        try:
+            record = observed.read(said.get("observed"))
+        except ValueError:
+            continue
+        if record is not None:
+            found[name] = record
+    return found
 
 
 def _record_logs(node: Told) -> list[Log]:
@@ -247,34 +248,30 @@ def _record_logs(node: Told) -> list[Log]:
     each, and that it gave up.
     """
     logs = []
-    for name, said in node.kept.items():
-        record = _record(said)
-        if record is None:
-            continue
-        for fault in record.faults:
-            rank = f"rank {fault.rank}" if fault.rank else ""
-            where = " on ".join(_words(word) for word in (rank, fault.node) if word)
-            back = (
-                ""
-                if fault.ready_again_after is None
-                else f"; ready again after {fault.ready_again_after:.0f} s"
-            )
-            # A line is one entry's only: a cause that the table knows is a line of its own.
-            cause = _words(fault.cause)
-            known = symptoms.first(cause) is not None
-            first = (
-                f"keeper: fault of server {name}:"
-                f" {_words(fault.what)}{f' ({where})' if where else ''}"
-            )
-            first += f"{f': {cause}' if cause and not known else ''}{back}"
-            kept = [symptoms.plain(each)[:1000] for each in fault.evidence.splitlines()[-40:]]
-            logs.append(_log(name, [first, *([cause] if known else ()), *kept], fault.at))
+    for name, record in _records(node).items():
+        logs += [_log(name, _fault_lines(name, fault), fault.at) for fault in record.faults]
         if record.state == "gave-up":
-            said_last = (
-                f"keeper: gave up server {name}: {_words(record.doing) or 'no restarts are left'}"
-            )
-            logs.append(_log(name, [said_last], record.since))
+            why = _words(record.doing) or "no restarts are left"
+            logs.append(_log(name, [f"keeper: gave up server {name}: {why}"], record.since))
     return logs
+
+
+def _fault_lines(server: str, fault: Fault) -> list[str]:
+    """Say a fault in a line, then the lines that the keeper kept of it."""
+    rank = f"rank {fault.rank}" if fault.rank else ""
+    where = " on ".join(_words(word) for word in (rank, fault.node) if word)
+    line = f"keeper: fault of server {server}: {_words(fault.what)}"
+    if where:
+        line += f" ({where})"
+    # A line is one entry's only: a cause that the table knows is a line of its own.
+    cause = _words(fault.cause)
+    known = [cause] if symptoms.first(cause) is not None else []
+    if cause and not known:
+        line += f": {cause}"
+    if fault.ready_again_after is not None:
+        line += f"; ready again after {fault.ready_again_after:.0f} s"
+    kept = [symptoms.plain(each)[:1000] for each in fault.evidence.splitlines()[-40:]]
+    return [line, *known, *kept]
 
 
 def _log(name: str, lines: Sequence[str], at: float) -> Log:
@@ -282,43 +279,63 @@ def _log(name: str, lines: Sequence[str], at: float) -> Log:
     return Log(part="record", what=server_log(name), lines=tuple(lines), stamps=stamps)
 
 
-def _ready(
-    told: Mapping[str, Told], records: Mapping[str, Observed], now: float
-) -> dict[str, float | None]:
+def _ready(told: Mapping[str, Told], now: float) -> dict[str, float | None]:
     """Return when each server was last ready, by what its log is called; None for one that never
     was.
 
     What a server told before has been overcome. What is no server's own is overcome when all that
     are wanted have been ready since: that stands under the empty name.
     """
+    records = {name: each for node in told.values() for name, each in _records(node).items()}
+    found = _last_ready(told, records, now)
+    stopped = {server_log(name) for name, each in records.items() if each.state == "stopped"}
+    return {**found, "": _all_ready([at for what, at in found.items() if what not in stopped])}
+
+
+def _last_ready(
+    told: Mapping[str, Told], records: Mapping[str, Observed], now: float
+) -> dict[str, float | None]:
+    """Return when each server was last ready, by its record or its engine's log, whichever is
+    later.
+    """
     found = {
         server_log(name): each.ready_at if each.state == "ready" else None
         for name, each in records.items()
     }
-    for log in (
-        log for node in told.values() for log in node.logs if log.part.startswith("engine-")
-    ):
-        at = next(
-            (
-                number
-                for number in reversed(range(len(log.lines)))
-                if _READY.search(log.lines[number])
-            ),
-            None,
-        )
-        times = [found.get(log.what), None if at is None else log_times.times(log, now)[at]]
-        found[log.what] = max((each for each in times if each is not None), default=None)
-    stopped = {server_log(name) for name, each in records.items() if each.state == "stopped"}
-    wanted = [each for what, each in found.items() if what not in stopped]
-    since = [each for each in wanted if each is not None]
-    return {**found, "": min(since) if since and len(since) == len(wanted) else None}
+    logs = [log for node in told.values() for log in node.logs if log.part.startswith("engine-")]
+    for log in logs:
+        found[log.what] = _latest((found.get(log.what), _said_ready(log, now)))
+    return found
+
+
+def _said_ready(log: Log, now: float) -> float | None:
+    """Return when an engine said last that it is ready, if it did and the line tells its time."""
+    for number in reversed(range(len(log.lines))):
+        if _READY.search(log.lines[number]):
+            return log_times.times(log, now)[number]
+    return None
+
+
+def _latest(times: Iterable[float | None]) -> float | None:
+    return max((at for at in times if at is not None), default=None)
+
+
+def _all_ready(times: Sequence[float | None]) -> float | None:
+    """Return the time since when every server has become ready, which is the earliest of theirs;
+    None where one never was.
+    """
+    known = [at for at in times if at is not None]
+    return min(known) if known and len(known) == len(times) else None
+
+
+def _findings(seen: Mapping[str, Sequence[Trace]]) -> list[Diagnosed]:
+    """Make one finding of all lines of an entry, in the table's order; whether it is over is told
+    apart later, when all are known.
+    """
+    return [_found(symptom, seen[symptom.id]) for symptom in symptoms.TABLE if symptom.id in seen]
 
 
 def _found(symptom: Symptom, traces: Sequence[Trace]) -> Diagnosed:
-    """Make one finding of all lines of an entry; whether it is over is told apart later, when all
-    are known.
-    """
-    nodes = tuple(dict.fromkeys(each.node for each in traces))
     kind: Kind = "after" if symptom.after else "now" if symptom.fatal else "perhaps"
     return Diagnosed(
         id=symptom.id,
@@ -326,7 +343,7 @@ def _found(symptom: Symptom, traces: Sequence[Trace]) -> Diagnosed:
         cause=symptom.cause,
         fix=symptom.fix,
         source=symptom.source,
-        nodes=nodes,
+        nodes=tuple(dict.fromkeys(each.node for each in traces)),
         count=len(traces),
         evidence=tuple(traces),
     )
@@ -338,20 +355,37 @@ def _ranked(findings: Sequence[Diagnosed], ready: Mapping[str, float | None]) ->
     over comes last.
     """
     failed = [found for found in findings if found.kind != "perhaps" and found.id != _UNREACHABLE]
-    times = [each.at for found in failed for each in found.evidence if each.at is not None]
-    start = max(times, default=0.0) - _INCIDENT
-    told: list[tuple[tuple[Any, ...], Diagnosed]] = []
-    for place, found in enumerate(findings):
-        of_now = [each for each in found.evidence if not _over(found, each, start, ready)]
-        kind: Kind = found.kind if of_now else "over"
-        lines = sorted(of_now or found.evidence, key=lambda each: (each.at is None, each.at or 0.0))
-        first = min((each.at for each in lines if each.at is not None), default=float("inf"))
-        order = _FIRST.index(found.id) if found.id in _FIRST else len(_FIRST)
-        nodes = tuple(node for node in found.nodes if any(each.node == node for each in lines))
-        shown = tuple(_shown(lines, latest=found.id in _FIRST))
-        judged = replace(found, kind=kind, nodes=nodes, count=len(lines), evidence=shown)
-        told.append(((KINDS.index(kind), order, first, -len(nodes), place), judged))
-    return [found for _, found in sorted(told, key=lambda each: each[0])]
+    last = _latest(each.at for found in failed for each in found.evidence)
+    start = (last or 0.0) - _INCIDENT
+    return sorted((_dated(found, start, ready) for found in findings), key=_rank)
+
+
+def _dated(found: Diagnosed, start: float, ready: Mapping[str, float | None]) -> Diagnosed:
+    """Keep the lines of a finding that count now and choose those to show; where none counts, it is
+    over.
+    """
+    of_now = [each for each in found.evidence if not _over(found, each, start, ready)]
+    lines = sorted(of_now or found.evidence, key=lambda each: (each.at is None, each.at or 0.0))
+    there = {each.node for each in lines}
+    return replace(
+        found,
+        kind=found.kind if of_now else "over",
+        nodes=tuple(node for node in found.nodes if node in there),
+        count=len(lines),
+        evidence=tuple(_shown(lines, latest=found.id in _FIRST)),
+    )
+
+
+def _rank(found: Diagnosed) -> tuple[int, int, float, int]:
+    order = _FIRST.index(found.id) if found.id in _FIRST else len(_FIRST)
+    # The first line shown is the earliest, but for what is in `_FIRST`, which ranks by that alone.
+    first = found.evidence[0].at
+    return (
+        KINDS.index(found.kind),
+        order,
+        float("inf") if first is None else first,
+        -len(found.nodes),
+    )
 
 
 def _over(found: Diagnosed, trace: Trace, start: float, ready: Mapping[str, float | None]) -> bool:
