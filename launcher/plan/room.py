@@ -4,7 +4,7 @@ way is named.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from launcher.checks import serving
@@ -95,25 +95,42 @@ def _free(
                 node=inventory.head.name, status="fail", text=text, fix="look at `vlaunch status`"
             )
         ]
-    busy = serving.busy_by_node(seen.said)
-    found = [
-        serving.node_gpus(
-            node,
-            count,
-            [_holder(each, held) for each in others if (held := _taken(each).get(name))],
-            busy.get(node.ip, 0.0) - own.get(name, 0),
-        )
-        for name, count in split.nodes
-        if (node := inventory.node(name))
+    return [
+        *_free_on_nodes(inventory, seen, request, own, others),
+        *_claimed(inventory, batches, split.world + sum(each.gpus for each in others)),
     ]
-    claimed = sum(each.gpus for each in batches)
-    if claimed and claimed + sum(each.gpus for each in others) + split.world > inventory.gpus:
-        text = (
-            f"{', '.join(each.what for each in batches)} needs {claimed:g} of {inventory.gpus} GPUs"
-        )
-        ends = "\n".join(f"wait for it, or end it: `{each.end}`" for each in batches)
-        found.append(Finding(node="", status="fail", text=text, fix=ends))
+
+
+def _free_on_nodes(
+    inventory: Inventory,
+    seen: Seen,
+    request: Request,
+    own: Mapping[str, int],
+    others: Sequence[Server],
+) -> list[Finding]:
+    """Judge each node of a server by itself; `own` is what Ray gets back there when another makes
+    room.
+    """
+    busy = serving.busy_by_node(seen.said)
+    found = []
+    for name, count in request.placement.nodes:
+        node = inventory.node(name)
+        holders = [_holder(each, held) for each in others if (held := _taken(each).get(name))]
+        in_ray = busy.get(node.ip, 0.0) - own.get(name, 0)
+        found.append(serving.node_gpus(node, count, holders, in_ray))
     return found
+
+
+def _claimed(inventory: Inventory, batches: Sequence[Holder], needed: int) -> list[Finding]:
+    """Judge whether batch jobs leave as many GPUs as servers need: where they will run, Ray decides
+    later.
+    """
+    claimed = sum(each.gpus for each in batches)
+    if not claimed or claimed + needed <= inventory.gpus:
+        return []
+    text = f"{', '.join(each.what for each in batches)} needs {claimed:g} of {inventory.gpus} GPUs"
+    ends = "\n".join(f"wait for it, or end it: `{each.end}`" for each in batches)
+    return [Finding(node="", status="fail", text=text, fix=ends)]
 
 
 def _holder(server: Server, gpus: int) -> Holder:
@@ -151,11 +168,7 @@ def _api_port(
     held = {at[1]: each.what for each in others if (at := _answers_at(each)) and at[0] == node.name}
     if request.port in held:
         listening = {number for _, number in facts[node.name].listening or ()}
-        free = next(
-            number
-            for number in range(request.port + 1, 1 << 17)
-            if number not in {*held, *listening}
-        )
+        free = _first_free(request.port + 1, {*held, *listening})
         text = f"port {request.port} on {node.name} is held by {held[request.port]}"
         return [
             Finding(
@@ -167,6 +180,10 @@ def _api_port(
             Finding(node=node.name, status="pass", text="it is held by the server that makes room")
         ]
     return [serving.port(node, request.port, "vLLM API", facts[node.name])]
+
+
+def _first_free(port: int, taken: Collection[int]) -> int:
+    return next(number for number in range(port, 1 << 17) if number not in taken)
 
 
 def _answers_at(server: Server) -> tuple[str, int] | None:
