@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from launcher.model import Inventory, Node
@@ -141,17 +141,23 @@ def _meeting_port(inventory: Inventory, seen: Seen, request: Request, node: Node
     taken |= {ports.mp_master, ports.dp_rpc, ports.group, ports.probe, ports.api, request.port} - {
         first
     }
-    for each in seen.kept.running:
-        if (
-            each.desired is not None
-            and each.desired.api_node == node.name
-            and each.name != request.name
-        ):
-            argv = each.desired.processes[0].argv
-            taken |= {
-                int(after) for word, after in pairwise(argv) if word in _MEETING and after.isdigit()
-            }
+    for each in _others(seen, request):
+        if each.api_node == node.name:
+            taken |= _meeting_ports(each.processes[0].argv)
     return next((port for port in range(first, 65536) if port not in taken), first)
+
+
+def _others(seen: Seen, request: Request) -> list[Desired]:
+    """Return what is wanted beside the server that is asked for."""
+    return [
+        each.desired
+        for each in seen.kept.running
+        if each.desired is not None and each.name != request.name
+    ]
+
+
+def _meeting_ports(argv: Sequence[str]) -> set[int]:
+    return {int(after) for word, after in pairwise(argv) if word in _MEETING and after.isdigit()}
 
 
 def _gpus(inventory: Inventory, seen: Seen, request: Request, node: Node) -> tuple[int, ...] | None:
@@ -163,13 +169,16 @@ def _gpus(inventory: Inventory, seen: Seen, request: Request, node: Node) -> tup
         return None
     held = {
         index
-        for each in seen.kept.running
-        if each.desired is not None and each.name != request.name
-        for process in each.desired.processes
+        for each in _others(seen, request)
+        for process in each.processes
         if process.node == node.name
-        for index in (range(node.gpus) if process.gpus is None else process.gpus)
+        for index in _gpus_of(process, node)
     }
     return tuple([index for index in range(node.gpus) if index not in held][:count])
+
+
+def _gpus_of(process: Process, node: Node) -> Sequence[int]:
+    return range(node.gpus) if process.gpus is None else process.gpus
 
 
 def write(inventory: Inventory, seen: Seen, wanted: Desired) -> Step:
