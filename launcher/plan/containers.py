@@ -135,8 +135,6 @@ def _spec(
     restart: str = "unless-stopped",
     fingerprinted: str | None = None,
 ) -> docker.ContainerSpec:
-    mark = fingerprinted or (fingerprint(secrets) if secrets else "")
-    directory = state_dir(inventory, node, facts)
     nvidia, amd = inventory.accelerator == "nvidia", inventory.accelerator == "amd"
     rdma = inventory.fabric != "ethernet"
     return docker.ContainerSpec(
@@ -147,20 +145,7 @@ def _spec(
         role=role,
         node=node.name,
         env={**_node_env(inventory, node, facts, secrets), **env, **node.env},
-        mounts=(
-            Mount(source=f"{directory}/payload", target=PAYLOAD, read_only=True),
-            Mount(
-                source=f"{secrets_base(inventory, node, facts)}/secrets",
-                target=SECRETS,
-                read_only=True,
-                # After a reboot there is nothing in memory, and a directory made by Docker would
-                # look like no secrets.
-                must_exist=inventory.secrets_in == "memory",
-            ),
-            Mount(source=f"{directory}/server", target=SERVERS),
-            Mount(source=node.hf_home, target=node.hf_home),
-            *inventory.mounts,
-        ),
+        mounts=_mounts(inventory, node, facts),
         shm=inventory.shm,
         gpus=node.gpus if nvidia else None,
         devices=(
@@ -173,9 +158,32 @@ def _spec(
         # installation).
         security=("seccomp=unconfined",) if amd else (),
         ulimits=_RDMA_ULIMITS if rdma else {},
-        labels={"vlaunch.secrets": mark} if mark else {},
+        labels=_labels(secrets, fingerprinted),
         restart=restart,
     ).labelled()
+
+
+def _mounts(inventory: Inventory, node: Node, facts: HostFacts | None) -> tuple[Mount, ...]:
+    directory = state_dir(inventory, node, facts)
+    return (
+        Mount(source=f"{directory}/payload", target=PAYLOAD, read_only=True),
+        Mount(
+            source=f"{secrets_base(inventory, node, facts)}/secrets",
+            target=SECRETS,
+            read_only=True,
+            # After a reboot there is nothing in memory, and a directory made by Docker would look
+            # like no secrets.
+            must_exist=inventory.secrets_in == "memory",
+        ),
+        Mount(source=f"{directory}/server", target=SERVERS),
+        Mount(source=node.hf_home, target=node.hf_home),
+        *inventory.mounts,
+    )
+
+
+def _labels(secrets: Mapping[str, Secret], fingerprinted: str | None) -> dict[str, str]:
+    mark = fingerprinted or (fingerprint(secrets) if secrets else "")
+    return {"vlaunch.secrets": mark} if mark else {}
 
 
 def _node_env(
