@@ -57,11 +57,7 @@ def knock(inventory: Inventory, facts: Facts, *, high: int, nonce: str) -> Asked
         argv = pairs.probe(
             node=node.name,
             ip=node.ip,
-            peers=[
-                pairs.Peer(name=each.name, ip=each.ip, ports=between(inventory, each))
-                for each in able
-                if each is not node
-            ],
+            peers=_peers(inventory, node, able),
             listen=between(inventory, node),
             high=high,
             mtu=_mtu(node, facts[node.name]),
@@ -78,6 +74,14 @@ def knock(inventory: Inventory, facts: Facts, *, high: int, nonce: str) -> Asked
             )
         )
     return Asked(commands=tuple(commands), missing=missing)
+
+
+def _peers(inventory: Inventory, node: Node, able: Sequence[Node]) -> list[pairs.Peer]:
+    return [
+        pairs.Peer(name=each.name, ip=each.ip, ports=between(inventory, each))
+        for each in able
+        if each is not node
+    ]
 
 
 def list_files(inventory: Inventory, facts: Facts, name: str) -> list[Command]:

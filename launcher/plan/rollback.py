@@ -148,15 +148,8 @@ def _one(said: Any) -> Answered | None:
     try:
         server = said["desired"]
         asked = server["asked_for"]
-        backend, args, at = str(asked["backend"]), asked["args"], float(said["at"])
-        nodes, gpus = asked.get("nodes") or [], asked.get("gpus")
-        if (
-            backend not in get_args(Backend)
-            or not isinstance(args, list)
-            or not isinstance(nodes, list)
-        ):
-            return None
-        if not 0 <= at < _LATEST:
+        backend, at, gpus = str(asked["backend"]), float(said["at"]), asked.get("gpus")
+        if backend not in get_args(Backend) or not 0 <= at < _LATEST:
             return None
         return Answered(
             id=str(server["id"]),
@@ -168,10 +161,16 @@ def _one(said: Any) -> Answered | None:
             tp=int(asked["tp"]),
             pp=int(asked["pp"]),
             dp=int(asked["dp"]),
-            args=tuple(str(each) for each in args),
-            nodes=tuple(str(each) for each in nodes),
+            args=_texts(asked["args"]),
+            nodes=_texts(asked.get("nodes") or []),
             gpus=None if gpus is None else int(gpus),
             image=str(server.get("image") or ""),
         )
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
         return None
+
+
+def _texts(said: Any) -> tuple[str, ...]:
+    if not isinstance(said, list):
+        raise TypeError(f"{said!r:.80} is no list")
+    return tuple(str(each) for each in said)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from launcher.model import Inventory, Node
 from launcher.plan import containers
-from launcher.plan.shape import Plan, in_waves
+from launcher.plan.shape import Plan, Stage, in_waves
 from launcher.tools import docker, ray
 from launcher.transport import Command
 
@@ -39,18 +39,22 @@ def script(inventory: Inventory, plans: Sequence[Plan]) -> str:
         "",
         "# Waits for everything that was started with `&`; one that failed ends the script.",
         'all() { local job; for job in $(jobs -p); do wait "$job"; done; }',
+        *_token(inventory, plans),
     ]
-    lines += _token(inventory, plans)
     for plan in plans:
         lines += [f"# note: {line}" for note in plan.notes for line in note.splitlines()]
         for stage in plan.stages:
-            lines += ["", f"# == {stage.title}"]
-            for wave in in_waves(stage.steps):
-                jobs = [_step(step.command) for step in wave]
-                lines += [f"{job} &" for job in jobs] + ["all"] if len(jobs) > 1 else jobs
-            lines += [f"# gate {gate.id}: {gate.what}" for gate in stage.gates]
+            lines += _stage(stage)
     lines += ["", "exit", "} </dev/null"]
     return "\n".join(lines) + "\n"
+
+
+def _stage(stage: Stage) -> list[str]:
+    lines = ["", f"# == {stage.title}"]
+    for wave in in_waves(stage.steps):
+        jobs = [_step(step.command) for step in wave]
+        lines += [*(f"{job} &" for job in jobs), "all"] if len(jobs) > 1 else jobs
+    return [*lines, *(f"# gate {gate.id}: {gate.what}" for gate in stage.gates)]
 
 
 def _token(inventory: Inventory, plans: Sequence[Plan]) -> list[str]:
