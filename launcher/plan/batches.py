@@ -122,10 +122,9 @@ def _state(entry: Entry, runs: running.Batch | None) -> tuple[str, str]:
         # What an earlier run left there says nothing of this one.
         own = progress.submission == runs.id and not progress.over
         return (progress.state, progress.text) if own else ("starting", "")
-    if entry.alive and progress.over:
-        return "ending", progress.text
     if entry.alive:
-        return progress.state or "starting", progress.text
+        state = "ending" if progress.over else progress.state or "starting"
+        return state, progress.text
     if progress.over:
         detail = progress.text if progress.error is None else progress.error.message
         return progress.state, detail
