@@ -89,32 +89,34 @@ class Talk:
             self.sending.release()
 
     def read(self):
-        rest, counted = b"", 0
-        try:
-            while True:
-                data = self.sock.recv(STEP)
-                if not data:
-                    break
-                self.progress = time.monotonic()
-                lines = (rest + data).split(b"\n")
-                rest = lines.pop()
-                if any(not self.hear(line) for line in lines):
-                    break
-                if self.greeted.is_set() and rest.startswith(b"bulk"):
-                    counted += len(rest)
-                    rest = b"bulk"
-                    if counted >= STEP:
-                        counted = 0
-                        self.say("some")
-                elif len(rest) > 1000:
-                    break  # no probe of ours: those greet first, in a short line
-        except (OSError, ValueError):
-            pass
+        with contextlib.suppress(OSError, ValueError):
+            self.receive()
         self.stranger = not self.greeted.is_set()
         self.ended.set()
         self.greeted.set()
         if self.peer and not self.stranger:
             self.probe.over(self.peer)  # its process has ended, it will not ask for anything
+
+    def receive(self):
+        """Hear line after line, until the other side ends or says what no probe of ours would."""
+        rest, counted = b"", 0
+        while True:
+            data = self.sock.recv(STEP)
+            if not data:
+                return
+            self.progress = time.monotonic()
+            lines = (rest + data).split(b"\n")
+            rest = lines.pop()
+            if any(not self.hear(line) for line in lines):
+                return
+            if self.greeted.is_set() and rest.startswith(b"bulk"):
+                counted += len(rest)
+                rest = b"bulk"
+                if counted >= STEP:
+                    counted = 0
+                    self.say("some")
+            elif len(rest) > 1000:
+                return  # no probe of ours: those greet first, in a short line
 
     def hear(self, line):
         if not self.greeted.is_set():
@@ -270,20 +272,23 @@ class Probe:
             seen["errors"]["0"] = error.strerror or str(error)
         with self.state:
             self.through += 1
-            all_through = self.through == len(self.peers)
-            told = [each for talks in self.talks.values() for each in talks] if all_through else []
-            others = [
-                each
-                for name, talks in self.talks.items()
-                if name != peer["name"]
-                for each in talks[:1]
-            ]
-            strange = peer["name"] not in self.talks
+            messages = self.messages(peer["name"])
             self.state.notify_all()
-        for each in told:
-            each.say("over " + self.name)
-        for each in others if strange else []:
-            each.say("ask " + peer["name"])
+        for talk, line in messages:
+            talk.say(line)
+
+    def messages(self, name):
+        """Return who is to be told what, after a knock at the node of this name; `state` is held.
+
+        Once we are through, all are told. If we have not met that node, the others are asked to say
+        when it is through.
+        """
+        said = []
+        if self.through == len(self.peers):
+            said += [(talk, "over " + self.name) for talks in self.talks.values() for talk in talks]
+        if name not in self.talks:
+            said += [(talks[0], "ask " + name) for talks in self.talks.values()]
+        return said
 
     def connect(self, peer, seen, until):
         """Try all ports at once until each has its answer; return the talk at the high port, if
@@ -293,42 +298,55 @@ class Probe:
         flying, talk = {}, None
         while (left or flying) and time.monotonic() < until:
             now = time.monotonic()
-            met = peer["name"] in self.talks
-            for port in [port for port, at in left.items() if at <= now]:
+            # Refused may only mean that the peer had not begun: unless we had met it before we
+            # knocked, we come again.
+            again = None if peer["name"] in self.talks else left
+            for port in due(left, now):
                 del left[port]
-                sock = self.socket(socket.SOCK_STREAM)
-                sock.setblocking(False)
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-                code = sock.connect_ex((peer["ip"], port))
+                sock, code = self.dial(peer["ip"], port)
                 if code in (0, errno.EINPROGRESS):
-                    flying[sock] = (port, now, met)
+                    flying[sock] = (port, now, again)
                 else:
-                    self.landed(seen, port, code, None if met else left)
+                    self.landed(seen, port, code, again)
                     sock.close()
             for sock in ready(list(flying), 0.02):
-                port, _, met = flying.pop(sock)
-                code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                self.landed(seen, port, code, None if met else left)
-                if port == self.port and not code:
-                    talk = self.greet(peer, seen, sock)
-                else:
-                    sock.close()
-            for sock in [
-                sock
-                for sock, (_, begun, _) in flying.items()
-                if time.monotonic() - begun > self.patience
-            ]:
-                port = flying.pop(sock)[0]
-                seen["ports"][str(port)] = "timed out"
-                sock.close()
+                talk = self.answered(peer, seen, sock, flying.pop(sock)) or talk
+            self.drop_slow(flying, seen)
         for sock, (port, _, _) in flying.items():
             seen["ports"].setdefault(str(port), "timed out")
             sock.close()
         return talk
 
+    def dial(self, ip, port):
+        """Begin a connection; return its socket, and how far it came as an error number."""
+        sock = self.socket(socket.SOCK_STREAM)
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        return sock, sock.connect_ex((ip, port))
+
+    def answered(self, peer, seen, sock, flight):
+        """Note what became of a connection that was begun; return the talk, where it stands at the
+        high port.
+        """
+        port, _, again = flight
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        self.landed(seen, port, code, again)
+        if port == self.port and not code:
+            return self.greet(peer, seen, sock)
+        sock.close()
+        return None
+
+    def drop_slow(self, flying, seen):
+        """Give up those connections that have had no answer for as long as we are patient."""
+        for sock, (port, begun, _) in list(flying.items()):
+            if time.monotonic() - begun > self.patience:
+                del flying[sock]
+                seen["ports"][str(port)] = "timed out"
+                sock.close()
+
     def landed(self, seen, port, code, again):
-        """Note what became of a connection; `again` takes the port of one that is to be tried once
-        more, if that may be.
+        """Note what became of a connection; `again` takes the port of one that was refused, if it
+        may be tried once more.
         """
         seen["errors"].pop(str(port), None)
         if code in (0, errno.ECONNRESET):  # a reset comes after the connection stood
@@ -338,8 +356,6 @@ class Probe:
         words = {errno.ECONNREFUSED: "refused", errno.ETIMEDOUT: "timed out"}
         routes = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
         seen["ports"][str(port)] = words.get(code, "no route" if code in routes else "error")
-        # Refused may only mean that the peer had not begun: unless we had met it before we knocked,
-        # we come again.
         if code == errno.ECONNREFUSED and again is not None:
             again[port] = time.monotonic() + 0.05
 
@@ -360,27 +376,33 @@ class Probe:
         """Return the size of the largest IP packet that comes through in one piece, at most the
         MTU; None when none does.
         """
-        sock = self.socket(socket.SOCK_DGRAM)
-        sock.setsockopt(socket.IPPROTO_IP, MTU_DISCOVER, PROBE)
-        try:
+        with self.socket(socket.SOCK_DGRAM) as sock:
+            sock.setsockopt(socket.IPPROTO_IP, MTU_DISCOVER, PROBE)
             if self.passed(sock, ip, [self.mtu]):
                 return self.mtu
-            low, high = 0, self.mtu
-            sizes = [SMALL] + [size for size in USUAL if SMALL < size < self.mtu]
-            while high - low > 1 and time.monotonic() < self.end:
-                through = self.passed(sock, ip, sizes)
-                if not through and not low:
-                    return None
-                low = max([*through, low])
-                high = min([size for size in sizes if size > low] + [high])
-                sizes = sorted(
-                    {low + max(1, (high - low) * part // 17) for part in range(1, 17)} - {low, high}
-                )
+            smaller = self.largest_below(sock, ip)
             # A loaded node may have lost all three of the first: nothing is called broken that
             # passes now.
-            return self.mtu if self.passed(sock, ip, [self.mtu]) else low
-        finally:
-            sock.close()
+            if smaller is not None and self.passed(sock, ip, [self.mtu]):
+                return self.mtu
+            return smaller
+
+    def largest_below(self, sock, ip):
+        """Return the largest size below the MTU that passes: a usual one first, then sixteen
+        between it and the next at a time. None when not even a small one does.
+        """
+        low, high = 0, self.mtu
+        sizes = [SMALL] + [size for size in USUAL if SMALL < size < self.mtu]
+        while high - low > 1 and time.monotonic() < self.end:
+            through = self.passed(sock, ip, sizes)
+            if not through and not low:
+                return None
+            low = max([*through, low])
+            high = min([size for size in sizes if size > low] + [high])
+            sizes = sorted(
+                {low + max(1, (high - low) * part // 17) for part in range(1, 17)} - {low, high}
+            )
+        return low
 
     def passed(self, sock, ip, sizes):
         """Send a datagram of each size, up to three times, and return those that were
@@ -397,41 +419,53 @@ class Probe:
                     # a burst of large ones would overflow the other side's buffer
                     time.sleep(0.001)
             begun += wait
-            while missing and ready_to_read(sock, begun - time.monotonic()):
-                try:
-                    nonce, size = sock.recv(1 << 16).split(b"|")
-                except (OSError, ValueError):
-                    continue
-                if nonce.decode() == self.nonce:
-                    missing.discard(int(size))
+            self.hear_back(sock, missing, begun)
             if not missing:
                 break
         return [size for size in sizes if size not in missing]
+
+    def hear_back(self, sock, missing, until):
+        """Take the sizes that are acknowledged out of `missing`, as long as there are some."""
+        while missing and ready_to_read(sock, until - time.monotonic()):
+            try:
+                nonce, size = sock.recv(1 << 16).split(b"|")
+            except (OSError, ValueError):
+                continue
+            if nonce.decode() == self.nonce:
+                missing.discard(int(size))
 
     def run(self):
         for loop in (self.keep_doors, self.answer_datagrams):
             threading.Thread(target=loop, daemon=True).start()
         for peer in self.peers:
             threading.Thread(target=self.knock, args=(peer,), daemon=True).start()
-        names = {each["name"] for each in self.peers}
         with self.state:
-            # In short turns: a signal's handler runs only while this thread does.
-            while self.through < len(self.peers) or not names <= self.finished:
-                left = self.end - time.monotonic()
-                if left <= 0:
-                    break
-                self.state.wait(min(left, 0.2))
+            self.wait_for_all()
             # We may be gone before we are asked: who cannot hear a node that we heard must not wait
             # for its deadline.
-            known, told = (
-                "\nover ".join(sorted(self.finished)),
-                [talks[0] for talks in self.talks.values()],
-            )
-        for talk in told if known else []:
-            talk.say("over " + known, wait=0.2)
+            finished = sorted(self.finished)
+            told = [talks[0] for talks in self.talks.values()]
+        if finished:
+            for talk in told:
+                talk.say("over " + "\nover ".join(finished), wait=0.2)
         for name, seen in self.seen.items():
             seen["heard"] = name in self.heard or name in self.talks
         return {"node": self.name, "mtu": self.mtu, "unheld": self.unheld, "peers": self.seen}
+
+    def wait_for_all(self):
+        """Wait until we and all peers are through, or the time is over; `state` is held."""
+        names = {each["name"] for each in self.peers}
+        while self.through < len(self.peers) or not names <= self.finished:
+            left = self.end - time.monotonic()
+            if left <= 0:
+                return
+            # In short turns: a signal's handler runs only while this thread does.
+            self.state.wait(min(left, 0.2))
+
+
+def due(times, now):
+    """Return the keys whose time has come, as a list: `times` may change meanwhile."""
+    return [key for key, at in times.items() if at <= now]
 
 
 def ready(socks, seconds):
