@@ -66,6 +66,10 @@ class Child:
         finally:
             os.close(theirs)
 
+    def pipes(self):
+        """The descriptors from which a rank that was started is read, each with what takes it in."""
+        return (self.events, self.heard), (self.process.stdout.fileno(), self.printed)
+
     def heard(self, data: bytes) -> None:
         """Take in what came down the pipe: whole lines of JSON."""
         *lines, self.partial = (self.partial + data).split(b"\n")
@@ -152,15 +156,11 @@ class Probe:
     def watch(self) -> str:
         """Listen to the ranks until all have ended; return why it was over sooner, if it was."""
         with selectors.DefaultSelector() as selector:
-            selector.register(0, selectors.EVENT_READ, None)
+            selector.register(0, selectors.EVENT_READ, ignored)
             for child in self.children:
-                selector.register(child.events, selectors.EVENT_READ, child.heard)
-                selector.register(
-                    child.process.stdout.fileno(), selectors.EVENT_READ, child.printed
-                )
-            while len(selector.get_map()) > 1 or any(
-                child.process.poll() is None for child in self.children
-            ):
+                for descriptor, take in child.pipes():
+                    selector.register(descriptor, selectors.EVENT_READ, take)
+            while len(selector.get_map()) > 1 or self.any_alive():
                 left = self.started + self.args.deadline - time.monotonic()
                 if left <= 0:
                     return f"the deadline of {self.args.deadline:.0f} s came"
@@ -168,14 +168,16 @@ class Probe:
                     return f"ended by {signal.Signals(self.signal).name}"
                 for key, _ in selector.select(min(left, 0.2)):
                     data = os.read(key.fd, 65536)
-                    if key.data is None:
-                        if not data:
-                            return "standard input ended: nobody waits for the answer"
-                    elif data:
+                    if data:
                         key.data(data)
+                    elif key.fd == 0:
+                        return "standard input ended: nobody waits for the answer"
                     else:
                         selector.unregister(key.fd)
         return ""
+
+    def any_alive(self) -> bool:
+        return any(child.process.poll() is None for child in self.children)
 
     def end(self) -> None:
         """Kill what still runs, and take in its last words."""
@@ -186,10 +188,7 @@ class Probe:
                 child.process.kill()
                 child.killed = True
             child.process.wait()
-            for descriptor, take in (
-                (child.events, child.heard),
-                (child.process.stdout.fileno(), child.printed),
-            ):
+            for descriptor, take in child.pipes():
                 os.set_blocking(descriptor, False)
                 try:
                     while data := os.read(descriptor, 65536):
@@ -234,6 +233,10 @@ class Probe:
             "seconds": round(time.monotonic() - self.started, 3),
             "error": self.error,
         }
+
+
+def ignored(_data: bytes) -> None:
+    """Take in what means nothing: only the end of standard input does."""
 
 
 def why(child: Child, reason: str) -> str:

@@ -144,6 +144,16 @@ def following(size: int, took: float, most: int) -> int:
     return 0 if took >= ENOUGH or size * 2 > most else size * 2
 
 
+def next_size(size: int, times: list[float], most: int) -> int:
+    """The size to measure after these times of `size`: a larger one, the same again, or 0 when
+    there are times enough.
+    """
+    larger = following(size, times[-1], most) if len(times) == 1 else 0
+    if larger:
+        return larger
+    return 0 if len(times) >= REPEATS or times[-1] > 1 else size
+
+
 def fill(torch, tensor, source: int, sequence: int) -> None:
     """Write bytes that tell who sent them, when, and where they belong."""
     for part, expected in _pieces(torch, tensor, source, sequence):
@@ -260,11 +270,11 @@ def _draw(torch, lane, peer: int, source: int, most: int, latency: float) -> dic
         sequence += 1
         if time.monotonic() - began > lane.limit / 5:
             break  # a busy machine: what there is must do, the other direction wants its time too
-        larger = following(size, times[-1], most) if len(times) == 1 else 0
-        if larger:
-            size, times = larger, []
-        elif len(times) >= REPEATS or times[-1] > 1:
+        wanted = next_size(size, times, most)
+        if not wanted:
             break
+        if wanted != size:
+            size, times = wanted, []
     lane.send(torch.zeros(2, dtype=torch.int64, device=lane.device), peer)
     lane.settle()
     return {"bandwidth": size / statistics.median(times), "size": size, "correct": correct}
@@ -275,13 +285,7 @@ def together(torch, lane, rank: int, ranks: int, most: int, agree) -> dict[str, 
 
     `agree(name, value)` gives all ranks rank 0's value.
     """
-    small, marks = torch.zeros(2, dtype=torch.float32, device=lane.device), []
-    for _ in range(WARM_UP + ROUND_TRIPS):
-        start = lane.mark()
-        lane.reduce(small)
-        marks.append((start, lane.mark()))
-    lane.settle()
-    latency = statistics.median(lane.between(*each) for each in marks[WARM_UP:])
+    latency = _reduce_latency(torch, lane)
     place = (torch.arange(min(MIB, most) // 4, device=lane.device) % 997).to(torch.float32)
     size, turn, correct, times = place.numel() * 4, 0, True, []
     began = time.monotonic()
@@ -300,10 +304,9 @@ def together(torch, lane, rank: int, ranks: int, most: int, agree) -> dict[str, 
             all(bool(torch.equal(part, expected)) for part in tensor.split(place.numel()))
             and correct
         )
-        larger = following(size, times[-1], most) if len(times) == 1 else 0
-        again = 0 if len(times) >= REPEATS or times[-1] > 1 else size
         over = time.monotonic() - began > lane.limit / 3
-        done, size = size, int(agree(str(turn), "0" if over else str(larger or again)))
+        wanted = 0 if over else next_size(size, times, most)
+        done, size = size, int(agree(str(turn), str(wanted)))
         times, turn = (times if size in (0, done) else []), turn + 1
     algbw = done / statistics.median(times)
     return {
@@ -314,3 +317,14 @@ def together(torch, lane, rank: int, ranks: int, most: int, agree) -> dict[str, 
         "busbw": algbw * 2 * (ranks - 1) / ranks,
         "correct": correct,
     }
+
+
+def _reduce_latency(torch, lane) -> float:
+    """The median time of an all_reduce of eight bytes."""
+    small, marks = torch.zeros(2, dtype=torch.float32, device=lane.device), []
+    for _ in range(WARM_UP + ROUND_TRIPS):
+        start = lane.mark()
+        lane.reduce(small)
+        marks.append((start, lane.mark()))
+    lane.settle()
+    return statistics.median(lane.between(*each) for each in marks[WARM_UP:])

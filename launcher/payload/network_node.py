@@ -131,6 +131,20 @@ def taken_by(port: int) -> str:
     """` by pid N (NAME)` for who listens at a TCP port, as far as /proc tells; a container does not
     see others' processes.
     """
+    inodes = listeners(port)
+    for link in glob.glob("/proc/[0-9]*/fd/*") if inodes else ():
+        try:
+            if os.readlink(link)[8:-1] in inodes:
+                pid = link.split("/")[2]
+                with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+                    return f" by pid {pid} ({file.read().strip()})"
+        except OSError:
+            continue
+    return ""
+
+
+def listeners(port: int) -> set[str]:
+    """Return the inodes of the sockets that listen at a TCP port."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
@@ -141,15 +155,7 @@ def taken_by(port: int) -> str:
         inodes |= {
             row[9] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port
         }
-    for link in glob.glob("/proc/[0-9]*/fd/*") if inodes else ():
-        try:
-            if os.readlink(link)[8:-1] in inodes:
-                pid = link.split("/")[2]
-                with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-                    return f" by pid {pid} ({file.read().strip()})"
-        except OSError:
-            continue
-    return ""
+    return inodes
 
 
 def telling(text: str) -> str:

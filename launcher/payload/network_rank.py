@@ -144,11 +144,7 @@ class Rank:
         is gone.
         """
         left = max(1.0, self.since + seconds - time.monotonic())
-        arrived = {
-            other: f"arrived/{name}/{other}"
-            for other in range(self.world)
-            if other not in self.lost
-        }
+        arrived = {rank: f"arrived/{name}/{rank}" for rank in self.ranks_without(self.lost)}
         try:
             self.store.set(arrived[self.rank], "1")
             if self.rank == 0:
@@ -160,12 +156,16 @@ class Rank:
         if self.rank in lost:
             raise Failed(f"the others went on without this rank: it came too late to {name}")
         if len(lost) > len(self.lost):
-            there = [other for other in range(self.world) if other not in lost]
+            there = self.ranks_without(lost)
             new = [other for other in lost if other not in self.lost]
             self.told.say(
                 note=f"at {name}: {self.called(new)} did not arrive, {self.called(there)} did"
             )
         self.lost, self.since = lost, time.monotonic()
+
+    def ranks_without(self, lost) -> list[int]:
+        """All ranks but these."""
+        return [rank for rank in range(self.world) if rank not in lost]
 
     def count(self, name: str, arrived: dict[int, str], seconds: float) -> None:
         """Say who is lost, once all came or the time is over."""
@@ -230,9 +230,7 @@ class Rank:
         # Set last: rank 0 keeps the store until all have set it, nobody else needs it any more.
         self.store.set(f"arrived/done/{self.rank}", "1")
         if self.rank == 0:
-            keys = [
-                f"arrived/done/{other}" for other in range(self.world) if other not in self.lost
-            ]
+            keys = [f"arrived/done/{rank}" for rank in self.ranks_without(self.lost)]
             with contextlib.suppress(Exception):
                 self.store.wait(
                     keys, datetime.timedelta(seconds=2 * SLACK + self.args.pair_timeout)

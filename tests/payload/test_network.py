@@ -311,6 +311,17 @@ def test_sizes_grow_until_time_or_memory_end_it(payload: SimpleNamespace) -> Non
     assert payload.lanes.following(4 << 20, 0.01, 4 << 20) == 0
 
 
+def test_a_size_is_measured_again_once_it_is_large_enough(payload: SimpleNamespace) -> None:
+    """Three times, or once where a transfer takes longer than a second."""
+    size, most = 1 << 20, 4 << 20
+    assert payload.lanes.next_size(size, [0.1], most) == 2 << 20
+    assert payload.lanes.next_size(size, [0.2], most) == size
+    assert payload.lanes.next_size(size, [0.2, 0.1], most) == size
+    assert payload.lanes.next_size(size, [0.2, 0.1, 0.1], most) == 0
+    assert payload.lanes.next_size(size, [1.1], most) == 0
+    assert payload.lanes.next_size(most, [0.01], most) == most
+
+
 def test_capabilities_are_read_by_name(payload: SimpleNamespace) -> None:
     """Docker's default set has no IPC_LOCK; a privileged container has all."""
     docker = payload.node.capabilities("CapEff:\t00000000a80425fb\n")
