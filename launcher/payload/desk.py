@@ -212,8 +212,7 @@ def outputs(args: argparse.Namespace) -> object:
     out = local_output(args.work)
     files = []
     folder = os.path.join(out, "ledger")
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    for name in sorted(each for each in names if LEDGER.fullmatch(each) and each >= args.start):
+    for name in ledger_entries(folder, args.start):
         if len(files) == PAGE:
             return {"files": files, "next": name}
         said = read(folder, name)
@@ -228,6 +227,12 @@ def outputs(args: argparse.Namespace) -> object:
             {"path": "summary.json", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         )
     return {"files": files}
+
+
+def ledger_entries(folder: str, start: str) -> list[str]:
+    """The names of a ledger's entries in their order, from one on."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    return sorted(name for name in names if LEDGER.fullmatch(name) and name >= start)
 
 
 def size_of(path: str) -> int | None:
