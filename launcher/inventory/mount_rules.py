@@ -28,12 +28,12 @@ def mounts(draft: Draft) -> Iterator[Mistake]:
         if at in broken:
             continue
         target = _clean(mount.target)
-        text = _root(target) or _over_own(mount) or _over_cache(draft, mount)
-        if not text and target in seen:
-            text = (
-                f"should have a target of its own; `{target}` is used on line"
-                f" {draft.line('mounts', seen[target])}"
-            )
+        text = (
+            _root(target)
+            or _over_own(mount)
+            or _over_cache(draft, mount)
+            or _over_other(draft, target, seen)
+        )
         if text:
             yield Mistake(where=("mounts", at), text=text)
         seen.setdefault(target, at)
@@ -102,6 +102,13 @@ def _over_cache(draft: Draft, mount: MountSection) -> str:
             " here"
         )
     return ""
+
+
+def _over_other(draft: Draft, target: str, seen: Mapping[str, int]) -> str:
+    if target not in seen:
+        return ""
+    line = draft.line("mounts", seen[target])
+    return f"should have a target of its own; `{target}` is used on line {line}"
 
 
 def _sealing(place: str, why: str) -> str:

@@ -36,32 +36,28 @@ def addresses(draft: Draft) -> Iterator[Mistake]:
     together from it.
     """
     for at, entry in enumerate(draft.file.nodes):
-        missing = [one.node.host for one in draft.placed if one.entry == at and not one.node.ip]
-        if (
-            entry.ip is None
-            and missing
-            and draft.sound("nodes", at, "host")
-            and draft.sound("nodes", at, "ip")
-        ):
-            advice = (
-                f"`{missing[0]}` is a name, so `ip` should say which address the other nodes reach"
-                " it by"
-            )
-            yield Mistake(where=("nodes", at, "host"), text=advice)
-    for at in sorted(
-        {
-            one.entry
-            for one in draft.placed
-            if one.node.ip and ipaddress.ip_address(one.node.ip).version == 6
-        }
-    ):
-        where = _key(draft, at, "ip")
+        if entry.ip is None and draft.sound("nodes", at, "host") and draft.sound("nodes", at, "ip"):
+            yield from _without_address(draft, at)
+    for at in sorted({one.entry for one in draft.placed if _is_ipv6(one.node.ip)}):
         yield Mistake(
-            where=where,
+            where=_key(draft, at, "ip"),
             text=(
                 "should be an IPv4 address: Ray and vLLM over IPv6 have not been tried with vlaunch"
             ),
         )
+
+
+def _without_address(draft: Draft, entry: int) -> Iterator[Mistake]:
+    names = [one.node.host for one in draft.placed if one.entry == entry and not one.node.ip]
+    if names:
+        advice = (
+            f"`{names[0]}` is a name, so `ip` should say which address the other nodes reach it by"
+        )
+        yield Mistake(where=("nodes", entry, "host"), text=advice)
+
+
+def _is_ipv6(ip: str) -> bool:
+    return bool(ip) and ipaddress.ip_address(ip).version == 6
 
 
 def duplicates(draft: Draft) -> Iterator[Mistake]:
@@ -135,9 +131,13 @@ def head(draft: Draft) -> Iterator[Mistake]:
                 where=("nodes", at, "head"),
                 text=f"should be on one node, and it is already on line {line}",
             )
-    chosen, known = draft.file.head, [one.node.name for one in draft.placed]
-    if chosen is None:
-        return
+    if draft.file.head is not None:
+        yield from _named_head(draft, draft.file.head, claims)
+
+
+def _named_head(draft: Draft, chosen: str, claims: list[int]) -> Iterator[Mistake]:
+    """`head: NAME` names a node, one that the `claims` of entries to be the head leave open."""
+    known = [one.node.name for one in draft.placed]
     if chosen not in known:
         near = did_you_mean(chosen, known)
         yield Mistake(

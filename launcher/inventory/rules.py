@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from math import prod
 
 from launcher.inventory.draft import Draft
 from launcher.inventory.mistakes import Mistake, Where
@@ -80,22 +81,32 @@ def placement(draft: Draft) -> Iterator[Mistake]:
 
     launcher/placement.py judges the rest, which depends on the model and the backend.
     """
-    if any(
-        where[0] == "nodes" and (where[-1] in ("gpus", "host") or len(where) < 3)
-        for where in draft.broken
-        if where
-    ):
+    if _gpus_unread(draft):
         return
     serve, total = draft.file.serve, sum(one.node.gpus for one in draft.placed)
-    tp, pp = serve.tp or 1, serve.pp or 1
     sizes = {key: size for key, size in (("tp", serve.tp), ("pp", serve.pp)) if size}
-    needed, key = tp * pp, "tp" if serve.tp and (tp > total or not serve.pp) else "pp"
-    if needed <= total:
-        sizes, needed, key = {**sizes, "dp": serve.dp}, needed * serve.dp, "dp"
+    if prod(sizes.values()) <= total:
+        sizes["dp"] = serve.dp
+    needed = prod(sizes.values())
     if needed > total:
         product = " x ".join(f"{name} {size}" for name, size in sizes.items())
         text = f"should fit the cluster: {product} takes {needed} GPUs, and the nodes have {total}"
-        yield Mistake(where=("serve", key), text=text)
+        yield Mistake(where=("serve", _too_large(sizes, total)), text=text)
+
+
+def _gpus_unread(draft: Draft) -> bool:
+    """Tell whether a mistake in `nodes` leaves open how many GPUs there are."""
+    nodes = [where for where in draft.broken if where[:1] == ("nodes",)]
+    return any(len(where) < 3 or where[-1] in ("gpus", "host") for where in nodes)
+
+
+def _too_large(sizes: Mapping[str, int], total: int) -> str:
+    """Return the size to change: DP where one copy fits, TP where it is too much by itself."""
+    if "dp" in sizes:
+        return "dp"
+    if "tp" in sizes and ("pp" not in sizes or sizes["tp"] > total):
+        return "tp"
+    return "pp"
 
 
 def ray(draft: Draft) -> Iterator[Mistake]:
@@ -127,30 +138,32 @@ def network(draft: Draft) -> Iterator[Mistake]:
     """RDMA needs a fabric that has it, and GPUs; devices are named for the fabric they belong
     to.
     """
-    file = draft.file
-    rdma = file.network.fabric != "ethernet"
+    yield from _devices(draft)
+    required = draft.file.network.require
+    if required not in ("rdma", "gdrdma"):
+        return
+    where = ("network", "require")
+    if draft.file.accelerator == "cpu":
+        yield Mistake(where=where, text=f"cannot be {required} with `accelerator: cpu`")
+    elif _is_ethernet(draft):
+        text = f"cannot be {required} with `fabric: ethernet`, which has no RDMA"
+        yield Mistake(where=where, text=text)
+
+
+def _devices(draft: Draft) -> Iterator[Mistake]:
     for where, hca in _hcas(draft):
-        if hca and file.accelerator == "cpu":
-            yield Mistake(
-                where=where,
-                text=(
-                    "should be left out with `accelerator: cpu`, whose backend (Gloo) uses no RDMA"
-                ),
-            )
-        elif hca and not rdma and draft.sound("network", "fabric"):
-            yield Mistake(
-                where=where,
-                text="should come with `fabric: infiniband` or `fabric: roce` under `network`",
-            )
+        if hca and draft.file.accelerator == "cpu":
+            text = "should be left out with `accelerator: cpu`, whose backend (Gloo) uses no RDMA"
+            yield Mistake(where=where, text=text)
+        elif hca and _is_ethernet(draft):
+            text = "should come with `fabric: infiniband` or `fabric: roce` under `network`"
+            yield Mistake(where=where, text=text)
         if len(set(hca)) < len(hca):
             yield Mistake(where=where, text="should name each device once")
-    if file.network.require in ("rdma", "gdrdma"):
-        if file.accelerator == "cpu":
-            text = f"cannot be {file.network.require} with `accelerator: cpu`"
-            yield Mistake(where=("network", "require"), text=text)
-        elif not rdma and draft.sound("network", "fabric"):
-            text = f"cannot be {file.network.require} with `fabric: ethernet`, which has no RDMA"
-            yield Mistake(where=("network", "require"), text=text)
+
+
+def _is_ethernet(draft: Draft) -> bool:
+    return draft.file.network.fabric == "ethernet" and draft.sound("network", "fabric")
 
 
 def environment(draft: Draft) -> Iterator[Mistake]:

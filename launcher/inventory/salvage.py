@@ -42,31 +42,42 @@ def validated(
 
 
 def _mend(data: Any, where: Where, stand_in: StandIn) -> None:
-    around: Any = None
-    for at, step in enumerate(where):
-        last = at == len(where) - 1
-        inside = None if last else _get(data, step)
-        if isinstance(inside, (dict, list)):
-            data, around = inside, data
-            continue
-        if isinstance(data, list) and isinstance(step, str) and isinstance(around, dict):
-            # The list is short for a mapping, as in `read: [a, b]`: it is taken out as a whole.
-            data, at, step = around, at - 1, where[at - 1]  # noqa: PLW2901 - one step back
-        if isinstance(data, list) and isinstance(step, int) and step < len(data):
-            # A list item that is no mapping is replaced as a whole; the next round fills in what it
-            # needs.
-            value = stand_in(where[: at + 1])
-            if value is None:
-                del data[step]
-            else:
-                data[step] = value
-        elif isinstance(data, dict):
-            value = stand_in((*where[:at], str(step)))
-            if value is None:
-                data.pop(str(step), None)
-            else:
-                data[str(step)] = value
+    """Put a stand-in where a value could not be used, or take the value out."""
+    if not where:
         return
+    around = _around(data, where)
+    inside, step = around[-1], where[len(around) - 1]
+    if isinstance(inside, list) and isinstance(step, str) and isinstance(around[-2], dict):
+        # The list is short for a mapping, as in `read: [a, b]`: it is taken out as a whole.
+        around.pop()
+        inside, step = around[-1], where[len(around) - 1]
+    home = where[: len(around) - 1]
+    if isinstance(inside, dict):
+        _put(inside, str(step), stand_in((*home, str(step))))
+    elif isinstance(inside, list) and isinstance(step, int) and step < len(inside):
+        # A list item that is no mapping is replaced as a whole; the next round fills in what it
+        # needs.
+        _put(inside, step, stand_in((*home, step)))
+
+
+def _around(data: Any, where: Where) -> list[Any]:
+    """Return the mappings and lists that lead to `where`, as far as there are any, from the top."""
+    around = [data]
+    for step in where[:-1]:
+        inside = _get(around[-1], step)
+        if not isinstance(inside, (dict, list)):
+            break
+        around.append(inside)
+    return around
+
+
+def _put(inside: Any, key: str | int, value: object) -> None:
+    if value is not None:
+        inside[key] = value
+    elif isinstance(inside, dict):
+        inside.pop(key, None)
+    else:
+        del inside[key]
 
 
 def _get(data: Any, step: str | int) -> Any:

@@ -52,9 +52,7 @@ def _wrong(error: ErrorDetails, where: Where, root: type[Section]) -> str:
     if error["type"] == "should":
         return str(context["text"]) + _but(value, where)
     if error["type"] == "literal_error":
-        known = _options(where, root)
-        near = did_you_mean(value, known) if isinstance(value, str) else ""
-        return f"should be {_one_of(known)}" + _but(value, where) + near
+        return _other_word(value, where, root)
     expected = _KINDS.get(error["type"])
     if expected is None:
         return error["msg"]
@@ -67,6 +65,12 @@ def _wrong(error: ErrorDetails, where: Where, root: type[Section]) -> str:
     if error["type"] == "string_type" and isinstance(value, (int, float)):
         text += "; put it in quotes"
     return text
+
+
+def _other_word(value: object, where: Where, root: type[Section]) -> str:
+    known = _options(where, root)
+    near = did_you_mean(value, known) if isinstance(value, str) else ""
+    return f"should be {_one_of(known)}" + _but(value, where) + near
 
 
 def _whole(value: object) -> object:
