@@ -108,15 +108,18 @@ def together(errors: Sequence[NodeError]) -> NodeError:
         return errors[0]
     stories: dict[tuple[str, str], list[NodeError]] = {}
     for error in errors:
-        stories.setdefault((error.message.removeprefix(f"{error.node}: "), error.hint), []).append(
-            error
-        )
+        text = error.message.removeprefix(f"{error.node}: ")
+        stories.setdefault((text, error.hint), []).append(error)
     lines: list[str] = []
     hints: list[str] = []
     for (text, hint), group in stories.items():
-        lines.append(f"{fold([error.node for error in group])}: {text}")
+        lines.append(f"{_names(group)}: {text}")
         lines += group[0].evidence.splitlines()[-2:]
         hints += [line for line in hint.splitlines() if line not in hints]
     kind = ConnectError if all(isinstance(error, ConnectError) for error in errors) else NodeError
     what = "cannot be reached" if kind is ConnectError else "did not answer"
-    return kind(fold([error.node for error in errors]), what, evidence=lines, hint="\n".join(hints))
+    return kind(_names(errors), what, evidence=lines, hint="\n".join(hints))
+
+
+def _names(errors: Sequence[NodeError]) -> str:
+    return fold([error.node for error in errors])

@@ -14,7 +14,7 @@ from math import gcd
 from typing import Any
 
 from launcher.errors import PlacementError
-from launcher.model import Backend, Inventory, fold
+from launcher.model import Backend, Inventory, Node, fold
 
 _EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 
@@ -107,14 +107,9 @@ def narrow(inventory: Inventory, names: Sequence[str] = (), gpus: int | None = N
     Raises:
         PlacementError: there is no such node, or it has fewer GPUs.
     """
-    if strangers := [name for name in names if name not in {node.name for node in inventory.nodes}]:
-        known = fold([node.name for node in inventory.nodes])
-        raise PlacementError(
-            f"no node `{strangers[0]}` in this cluster",
-            hint=f"its nodes are {known}: `--nodes {known}`",
-        )
-    nodes = [inventory.node(name) for name in dict.fromkeys(names)] or list(inventory.nodes)
-    if small := [node for node in nodes if gpus is not None and gpus > node.gpus]:
+    nodes = _named(inventory, names)
+    small = [node for node in nodes if gpus is not None and gpus > node.gpus]
+    if small:
         raise PlacementError(
             f"{small[0].name} has {small[0].gpus} GPUs, not {gpus}",
             evidence=_brings(inventory),
@@ -125,6 +120,18 @@ def narrow(inventory: Inventory, names: Sequence[str] = (), gpus: int | None = N
         replace(node, head=node is head, gpus=node.gpus if gpus is None else gpus) for node in nodes
     )
     return replace(inventory, nodes=tuple(taken))
+
+
+def _named(inventory: Inventory, names: Sequence[str]) -> list[Node]:
+    """Return the nodes of these names, each once; all of them when none is named."""
+    known = [node.name for node in inventory.nodes]
+    strangers = [name for name in names if name not in known]
+    if strangers:
+        raise PlacementError(
+            f"no node `{strangers[0]}` in this cluster",
+            hint=f"its nodes are {fold(known)}: `--nodes {fold(known)}`",
+        )
+    return [inventory.node(name) for name in dict.fromkeys(names)] or list(inventory.nodes)
 
 
 def choose(
@@ -187,9 +194,9 @@ def shape_of(config: Mapping[str, Any] | None) -> ModelShape:
             part[name]
             for part in reversed(parts)
             for name in names
-            if isinstance(part.get(name), int)
+            if _is_whole_number(part.get(name))
         )
-        return next((value for value in found if not isinstance(value, bool) and value > 0), None)
+        return next((value for value in found if value > 0), None)
 
     heads = number("num_attention_heads", "n_head", "n_heads")
     return ModelShape(
@@ -207,6 +214,10 @@ def impossible(inventory: Inventory, tp: int, pp: int, shape: ModelShape, dp: in
         return "both must be at least 1"
     if tp * pp * dp > inventory.gpus:
         return f"it needs {tp * pp * dp} GPUs, the cluster has {inventory.gpus}"
+    return _indivisible(shape, tp, pp)
+
+
+def _indivisible(shape: ModelShape, tp: int, pp: int) -> str:
     if shape.heads is not None and shape.heads % tp:
         return f"the model's {shape.heads} attention heads cannot be divided by TP {tp}"
     if shape.kv_heads is not None and shape.kv_heads % tp and tp % shape.kv_heads:
@@ -229,7 +240,7 @@ def share(inventory: Inventory, tp: int, pp: int) -> tuple[tuple[str, int], ...]
     Raises:
         PlacementError: no number of nodes can share the ranks equally.
     """
-    ordered = (inventory.head, *sorted(inventory.workers, key=lambda node: -node.gpus))
+    ordered = _largest_first(inventory)
     for count in range(1, len(ordered) + 1):
         each, rest = divmod(tp * pp, count)
         if not rest and all(node.gpus >= each for node in ordered[:count]):
@@ -249,19 +260,32 @@ def fit(inventory: Inventory, dp: int, each: int, *, spanning: bool) -> tuple[tu
     can (strategy `span` of `create_dp_placement_groups`, vllm/v1/engine/utils.py). Empty when they
     do not fit, or the head would hold none.
     """
-    ordered = (inventory.head, *sorted(inventory.workers, key=lambda node: -node.gpus))
-    size = inventory.head.gpus
-    if spanning and each > size:
-        wanted, alike = each * dp // size, all(node.gpus == size for node in ordered)
-        fits = alike and each % size == 0 and wanted <= len(ordered)
-        return tuple((node.name, size) for node in ordered[:wanted]) if fits else ()
+    if spanning and each > inventory.head.gpus:
+        return _fit_whole_nodes(inventory, dp * each, each)
     left, nodes = dp, []
-    for node in ordered:
+    for node in _largest_first(inventory):
         here = min(left, node.gpus // each)
         if here:
             nodes.append((node.name, here * each))
         left -= here
     return () if left or nodes[0][0] != inventory.head.name else tuple(nodes)
+
+
+def _fit_whole_nodes(inventory: Inventory, world: int, each: int) -> tuple[tuple[str, int], ...]:
+    """Hand out `world` ranks to nodes that are all alike, so that each replica has nodes to
+    itself.
+    """
+    ordered, size = _largest_first(inventory), inventory.head.gpus
+    alike = all(node.gpus == size for node in ordered)
+    count = world // size
+    if not alike or each % size or count > len(ordered):
+        return ()
+    return tuple((node.name, size) for node in ordered[:count])
+
+
+def _largest_first(inventory: Inventory) -> tuple[Node, ...]:
+    """Return the head, then the workers, those with most GPUs first."""
+    return (inventory.head, *sorted(inventory.workers, key=lambda node: -node.gpus))
 
 
 def _replicate(
@@ -277,17 +301,13 @@ def _replicate(
     wrong = impossible(inventory, chosen_tp, chosen_pp, shape, dp)
     nodes = () if wrong else fit(inventory, dp, each, spanning=backend == "ray")
     if not nodes:
-        wide = (
-            backend == "mp" and bool(fit(inventory, dp, each, spanning=True))
-            if not wrong
-            else False
-        )
+        wide = not wrong and backend == "mp" and bool(fit(inventory, dp, each, spanning=True))
+        ray = ", or `--backend ray` for replicas of several nodes" if wide else ""
         raise PlacementError(
             f"{dp} replicas of TP {chosen_tp} × PP {chosen_pp} cannot run:"
             f" {wrong or _unfit(inventory, each, wide)}",
             evidence=f"{why}; {_brings(inventory)}",
-            hint=_other_replicas(inventory, dp, shape)
-            + (", or `--backend ray` for replicas of several nodes" if wide else ""),
+            hint=_other_replicas(inventory, dp, shape) + ray,
         )
     placed = Placement(
         tp=chosen_tp, pp=chosen_pp, why=why, nodes=nodes, dp=dp, experts=shape.experts
@@ -305,17 +325,26 @@ def _replica_sizes(
     inventory: Inventory, dp: int, tp: int | None, pp: int | None
 ) -> tuple[int, int, str]:
     """Give each replica an equal part of the GPUs, as TP where it stays inside a node."""
-    total, size = inventory.gpus, max(node.gpus for node in inventory.nodes)
+    if tp is not None and pp is not None:
+        return tp, pp, "as asked"
     if tp is not None:
-        return (
-            tp,
-            pp or 1,
-            (
-                "as asked"
-                if pp is not None
-                else f"TP {tp} as asked; a replica inside a node needs no pipeline"
-            ),
-        )
+        return tp, 1, f"TP {tp} as asked; a replica inside a node needs no pipeline"
+    total, part = inventory.gpus, _equal_part(inventory, dp, pp)
+    if pp is not None:
+        why = f"PP {pp} as asked, the TP that gives each replica {part} of {total} GPUs"
+        return max(1, part // pp), pp, why
+    if part == 0:
+        return 1, 1, "a replica has one GPU at least"
+    why = f"each replica gets {part} of {total} GPUs"
+    size = max(node.gpus for node in inventory.nodes)
+    if part > size and part % size == 0:
+        return size, part // size, f"{why}: TP = GPUs per node, PP = its nodes"
+    return part, 1, f"{why} as TP"
+
+
+def _equal_part(inventory: Inventory, dp: int, pp: int | None) -> int:
+    """Return the GPUs of each replica, 0 when they are fewer than the replicas."""
+    total = inventory.gpus
     part = total // dp
     if part and (total % dp or part % (pp or 1)):
         asked = f"{dp} replicas" + (f" of PP {pp}" if pp is not None else "")
@@ -324,18 +353,7 @@ def _replica_sizes(
             evidence=_brings(inventory),
             hint=_other_replicas(inventory, dp, ModelShape()),
         )
-    if pp is not None:
-        return (
-            max(1, part // pp),
-            pp,
-            f"PP {pp} as asked, the TP that gives each replica {part} of {total} GPUs",
-        )
-    if part == 0:
-        return 1, 1, "a replica has one GPU at least"
-    why = f"each replica gets {part} of {total} GPUs"
-    if part > size and part % size == 0:
-        return size, part // size, f"{why}: TP = GPUs per node, PP = its nodes"
-    return part, 1, f"{why} as TP"
+    return part
 
 
 def _unfit(inventory: Inventory, each: int, wide: bool) -> str:
@@ -395,10 +413,12 @@ def _experts(config: Mapping[str, Any]) -> int:
             found += [_experts(block) for block in value if isinstance(block, Mapping)]
         elif name in _EXPERTS:
             numbers = value if isinstance(value, list) else [value]
-            found += [
-                each for each in numbers if isinstance(each, int) and not isinstance(each, bool)
-            ]
+            found += filter(_is_whole_number, numbers)
     return max(found)
+
+
+def _is_whole_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _sizes(inventory: Inventory, tp: int | None, pp: int | None) -> tuple[int, int, str]:
@@ -423,18 +443,22 @@ def _sizes(inventory: Inventory, tp: int | None, pp: int | None) -> tuple[int, i
         return 1, 1, "there is one GPU"
     if count == 1:
         return total, 1, "one node: TP across its GPUs, no pipeline"
+    return _gpus_per_node(inventory), count, "TP = GPUs per node, PP = nodes"
+
+
+def _gpus_per_node(inventory: Inventory) -> int:
     sizes = {node.gpus for node in inventory.nodes}
-    if len(sizes) > 1:
-        common = gcd(*sizes)
-        options = [f"`--tp {common} --pp {total // common}`"] + (
-            [f"`--tp 1 --pp {total}`"] if common > 1 else []
-        )
-        raise PlacementError(
-            "the nodes have different numbers of GPUs, so TP = GPUs per node has no answer",
-            evidence=_brings(inventory),
-            hint=f"ask for a split that keeps TP groups inside nodes: {' or '.join(options)}",
-        )
-    return sizes.pop(), count, "TP = GPUs per node, PP = nodes"
+    if len(sizes) == 1:
+        return sizes.pop()
+    common, total = gcd(*sizes), inventory.gpus
+    options = [f"`--tp {common} --pp {total // common}`"]
+    if common > 1:
+        options.append(f"`--tp 1 --pp {total}`")
+    raise PlacementError(
+        "the nodes have different numbers of GPUs, so TP = GPUs per node has no answer",
+        evidence=_brings(inventory),
+        hint=f"ask for a split that keeps TP groups inside nodes: {' or '.join(options)}",
+    )
 
 
 def _rest(inventory: Inventory, asked: str, size: int) -> int:

@@ -13,7 +13,7 @@ import hashlib
 import ipaddress
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 
 from launcher.model import Inventory, Ports
@@ -56,6 +56,13 @@ class Door:
     address: str = ""
 
 
+_HANDED_OUT = Door(
+    low=DYNAMIC[0],
+    high=DYNAMIC[1],
+    what="ports that the kernel hands out: Gloo, NCCL, ZMQ, stores",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
     """What the rules of every node follow from."""
@@ -68,36 +75,38 @@ class Filter:
 
 def rules(inventory: Inventory, logins: Iterable[int]) -> Filter:
     """Decide what is open to whom; `logins` are the ports that the nodes' SSH is reached at."""
-    ports, bind = inventory.ports, ipaddress.ip_address(inventory.serve.bind)
-    doors = [Door(low=port, high=port, what="SSH, from operators") for port in sorted(set(logins))]
-    if not bind.is_loopback:
-        # It may have more addresses than the one in the inventory, so only a chosen one is written
-        # down.
-        address = "" if bind.is_unspecified else str(bind)
-        doors.append(Door(low=ports.api, high=ports.api, what=WHAT["api"], address=address))
-    last = {"worker_min": ports.worker_max, "mp_master": min(ports.mp_master + MP_PORTS - 1, 65535)}
-    closed = [
-        Door(low=number, high=last.get(each.name, number), what=f"{each.name}: {WHAT[each.name]}")
-        for each in fields(Ports)
-        if each.name != "worker_max"
-        and not (inventory.ray.off and WHAT[each.name].startswith("Ray"))
-        for number in (getattr(ports, each.name),)
-    ]
-    if not bind.is_loopback and bind.is_unspecified:
-        closed = [door for door in closed if not door.what.startswith("api:")]
-    closed.append(
-        Door(
-            low=DYNAMIC[0],
-            high=DYNAMIC[1],
-            what="ports that the kernel hands out: Gloo, NCCL, ZMQ, stores",
-        )
-    )
+    ssh = [Door(low=port, high=port, what="SSH, from operators") for port in sorted(set(logins))]
     return Filter(
         cluster=inventory.cluster,
         nodes=tuple(dict.fromkeys(node.ip for node in inventory.nodes)),
-        open=tuple(doors),
-        closed=tuple(closed),
+        open=(*ssh, *_endpoint(inventory)),
+        closed=(*_closed(inventory), _HANDED_OUT),
     )
+
+
+def _endpoint(inventory: Inventory) -> list[Door]:
+    """Return the endpoint's port, if it is bound to more than loopback."""
+    bind, port = ipaddress.ip_address(inventory.serve.bind), inventory.ports.api
+    if bind.is_loopback:
+        return []
+    # The head may have more addresses than the one in the inventory, so only a chosen one is
+    # written down.
+    address = "" if bind.is_unspecified else str(bind)
+    return [Door(low=port, high=port, what=WHAT["api"], address=address)]
+
+
+def _closed(inventory: Inventory) -> Iterator[Door]:
+    """Yield the ports that are only for nodes; Ray's are none where there is no Ray."""
+    ports = inventory.ports
+    last = {"worker_min": ports.worker_max, "mp_master": min(ports.mp_master + MP_PORTS - 1, 65535)}
+    everywhere = ipaddress.ip_address(inventory.serve.bind).is_unspecified
+    for name in (each.name for each in fields(Ports) if each.name != "worker_max"):
+        if inventory.ray.off and WHAT[name].startswith("Ray"):
+            continue
+        if name == "api" and everywhere:
+            continue
+        first: int = getattr(ports, name)
+        yield Door(low=first, high=last.get(name, first), what=f"{name}: {WHAT[name]}")
 
 
 def nft(filter: Filter) -> str:
