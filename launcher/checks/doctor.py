@@ -336,10 +336,9 @@ def _findings(seen: Mapping[str, Sequence[Trace]]) -> list[Diagnosed]:
 
 
 def _found(symptom: Symptom, traces: Sequence[Trace]) -> Diagnosed:
-    kind: Kind = "after" if symptom.after else "now" if symptom.fatal else "perhaps"
     return Diagnosed(
         id=symptom.id,
-        kind=kind,
+        kind=_kind(symptom),
         cause=symptom.cause,
         fix=symptom.fix,
         source=symptom.source,
@@ -347,6 +346,12 @@ def _found(symptom: Symptom, traces: Sequence[Trace]) -> Diagnosed:
         count=len(traces),
         evidence=tuple(traces),
     )
+
+
+def _kind(symptom: Symptom) -> Kind:
+    if symptom.after:
+        return "after"
+    return "now" if symptom.fatal else "perhaps"
 
 
 def _ranked(findings: Sequence[Diagnosed], ready: Mapping[str, float | None]) -> list[Diagnosed]:

@@ -126,51 +126,51 @@ def model(
     """Judge that the model is the same on every node that will load it; `offline` nodes may not
     download it.
     """
-    findings = []
     digests = {seen[node.name].digest for node in nodes if node.name in seen} - {""}
-    for node in nodes:
-        found = seen.get(node.name)
-        if found is None or found.where == "unknown":
-            findings.append(
-                Finding(
-                    node=node.name,
-                    status="skip",
-                    text="could not be asked whether it has the model",
-                )
-            )
-        elif found.where == "missing":
-            findings.append(
-                _fail(
-                    node,
-                    f"has no {name} in its container",
-                    fix=(
-                        f"copy the model to {name} on every node; it must lie below `hf_home:` or"
-                        " one of `mounts:`"
-                    ),
-                )
-            )
-        elif found.where == "not cached" and offline.get(node.name):
-            findings.append(
-                _fail(
-                    node,
-                    f"does not have {name} in its cache, and HF_HUB_OFFLINE forbids to download it",
-                    fix="copy it to `hf_home:` on every node, or take HF_HUB_OFFLINE out of `env:`",
-                )
-            )
-        elif found.where == "not cached":
-            findings.append(Finding(node=node.name, status="pass", text="will download the model"))
-        elif len(digests) > 1:
-            findings.append(
-                _fail(
-                    node,
-                    f"{name} is not the same model on all nodes",
-                    evidence=f"its config.json has sha256 {found.digest[:16] or '(none)'}…",
-                    fix="copy the model again to every node",
-                )
-            )
-        else:
-            findings.append(Finding(node=node.name, status="pass", text="has the model"))
-    return findings
+    return [
+        _model_on(
+            node,
+            name,
+            seen.get(node.name),
+            offline=offline.get(node.name, False),
+            alike=len(digests) <= 1,
+        )
+        for node in nodes
+    ]
+
+
+def _model_on(
+    node: Node, name: str, found: ModelSeen | None, *, offline: bool, alike: bool
+) -> Finding:
+    if found is None or found.where == "unknown":
+        return Finding(
+            node=node.name, status="skip", text="could not be asked whether it has the model"
+        )
+    if found.where == "missing":
+        return _fail(
+            node,
+            f"has no {name} in its container",
+            fix=(
+                f"copy the model to {name} on every node; it must lie below `hf_home:` or one of"
+                " `mounts:`"
+            ),
+        )
+    if found.where == "not cached" and offline:
+        return _fail(
+            node,
+            f"does not have {name} in its cache, and HF_HUB_OFFLINE forbids to download it",
+            fix="copy it to `hf_home:` on every node, or take HF_HUB_OFFLINE out of `env:`",
+        )
+    if found.where == "not cached":
+        return Finding(node=node.name, status="pass", text="will download the model")
+    if not alike:
+        return _fail(
+            node,
+            f"{name} is not the same model on all nodes",
+            evidence=f"its config.json has sha256 {found.digest[:16] or '(none)'}…",
+            fix="copy the model again to every node",
+        )
+    return Finding(node=node.name, status="pass", text="has the model")
 
 
 def free_gpus(
@@ -320,20 +320,28 @@ def batch_stopped(
         alive: the names of those whose driver still holds its lock.
     """
     if "jobs" not in said:
-        text, fix = (
-            f"Ray cannot be asked any more: {said.get('error', 'no answer')}",
-            "look at `vlaunch status`",
-        )
-        return [Finding(node="", status="fail", text=text, fix=fix)]
+        text = f"Ray cannot be asked any more: {said.get('error', 'no answer')}"
+        return [Finding(node="", status="fail", text=text, fix="look at `vlaunch status`")]
     states = {job["submission_id"]: job["status"] for job in said["jobs"]}
     left = [
         f"job {name} is {states[name]}" for name in jobs if states.get(name, "ABSENT") not in OVER
     ]
     left += [f"the driver of `{name}` still lives" for name in alive]
-    # Ray's own numbers of the jobs: what others hold is not ours to wait for.
-    own = [
+    left += _left_in_ray(_numbers(jobs, said), said)
+    return [_gone(left, "the job is gone; what was done stays")]
+
+
+def _numbers(jobs: Sequence[str], said: Mapping[str, Any]) -> list[str]:
+    """Return Ray's own numbers of jobs, by which it says what belongs to them."""
+    return [
         job["job_id"] for job in said["jobs"] if job["submission_id"] in jobs and job.get("job_id")
     ]
+
+
+def _left_in_ray(own: Sequence[str], said: Mapping[str, Any]) -> list[str]:
+    """Return in words what jobs, by Ray's numbers of them, still have there: what others hold is
+    not ours to wait for.
+    """
     groups = [
         row
         for row in _rows(said.get("groups"))
@@ -346,15 +354,19 @@ def batch_stopped(
         for row in _rows(said.get("actors"))
         if row.get("job_id") in own and row.get("state") == "ALIVE" and not row.get("is_detached")
     ]
-    left += [
+    return [
         f"{len(found)} {what} still there"
         for found, what in ((actors, "actors"), (groups, "placement groups"))
         if found
     ]
+
+
+def _gone(left: Sequence[str], text: str) -> Finding:
+    """Judge that nothing is left of what was stopped; `text` says so."""
     if left:
         fix = "run the same command again; `vlaunch down` ends everything"
-        return [Finding(node="", status="wait", text="; ".join(left), fix=fix)]
-    return [Finding(node="", status="pass", text="the job is gone; what was done stays")]
+        return Finding(node="", status="wait", text="; ".join(left), fix=fix)
+    return Finding(node="", status="pass", text=text)
 
 
 def busy_gpus(said: Mapping[str, Any]) -> float:
@@ -374,22 +386,26 @@ def busy_by_node(said: Mapping[str, Any]) -> dict[str, float]:
 
 def _reserved(said: Mapping[str, Any]) -> list[tuple[str, float]]:
     """Return what Ray has given away: a node's id (empty where it is not said) and GPUs."""
-    groups = [
-        row
-        for row in _rows(said.get("groups"))
-        if row.get("state") not in ("REMOVED", "PENDING", "INFEASIBLE")
-    ]
-    bundles = [
-        each for row in groups if isinstance(found := row.get("bundles"), list) for each in found
-    ]
     alone = [
         row
         for row in _rows(said.get("actors"))
         if row.get("state") == "ALIVE" and not row.get("placement_group_id")
     ]
-    rows = [(each, each.get("unit_resources")) for each in bundles if isinstance(each, dict)]
+    rows = [(each, each.get("unit_resources")) for each in _bundles(said)]
     rows += [(row, row.get("required_resources")) for row in alone]
     return [(str(row.get("node_id") or ""), _gpus(resources)) for row, resources in rows]
+
+
+def _bundles(said: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the bundles of the placement groups that have what they asked for."""
+    found: list[dict[str, Any]] = []
+    for row in _rows(said.get("groups")):
+        bundles = row.get("bundles")
+        if row.get("state") in ("REMOVED", "PENDING", "INFEASIBLE"):
+            continue
+        if isinstance(bundles, list):
+            found += [each for each in bundles if isinstance(each, dict)]
+    return found
 
 
 def port(node: Node, number: int, use: str, facts: HostFacts) -> Finding:
@@ -433,16 +449,7 @@ def stopped(
         and (busy := busy_gpus(said) - others) > 0
     ):
         left.append(f"{busy:g} GPUs are still reserved in Ray")
-    if left:
-        fix = "run the same command again; `vlaunch down` ends everything"
-        return [Finding(node="", status="wait", text="; ".join(left), fix=fix)]
-    return [
-        Finding(
-            node="",
-            status="pass",
-            text="the server is gone, what it held is free, and its port is closed",
-        )
-    ]
+    return [_gone(left, "the server is gone, what it held is free, and its port is closed")]
 
 
 def _rows(answer: Any) -> list[dict[str, Any]]:
