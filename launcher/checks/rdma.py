@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from launcher.checks.alike import having, usual
 from launcher.checks.host import no_rdma
@@ -37,7 +37,7 @@ def named(node: Node) -> tuple[str, ...]:
 
 def in_use(node: Node, survey: Survey) -> list[tuple[RdmaDevice, RdmaPort]]:
     """Return the ports that NCCL may use on a node: those that are named, else all."""
-    words, exact = named(node), bool(node.hca) or node.env.get("NCCL_IB_HCA", "").startswith("=")
+    words, exact = named(node), _exact(node)
     found = []
     for device in survey.rdma:
         for port in device.ports:
@@ -46,6 +46,11 @@ def in_use(node: Node, survey: Survey) -> list[tuple[RdmaDevice, RdmaPort]]:
             ):
                 found.append((device, port))
     return found
+
+
+def _exact(node: Node) -> bool:
+    """True when the names of a node's devices are whole ones, not prefixes."""
+    return bool(node.hca) or node.env.get("NCCL_IB_HCA", "").startswith("=")
 
 
 def _is(word: str, device: RdmaDevice, exact: bool) -> bool:
@@ -62,56 +67,57 @@ def _unused(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     found, findings = surveys(inventory, evidence)
     up = {name: active(survey) for name, survey in found.items()}
     have, lacking = [name for name in up if up[name]], [name for name in up if not up[name]]
-    unseen = [node.name for node in inventory.nodes if node.name not in up]
     judge = warned if evidence.required == "any" else failed
     for name, ports in up.items():
-        if ports and inventory.accelerator == "cpu":
-            findings.append(passed(name, "processors talk over TCP (Gloo), which uses no RDMA"))
-        elif ports and len(inventory.nodes) < 2:
-            findings.append(passed(name, "a single node needs no network"))
-        elif not have or inventory.accelerator == "cpu":
-            findings.append(passed(name, "no active RDMA port"))
+        if well := _none_needed(inventory, ports, have):
+            findings.append(passed(name, well))
         elif not ports:
             fix = (
                 f"look for the port: `ibstat` on {name}; where {name} is to have none, leave it out"
                 " or `--skip rdma-unused`"
             )
-            findings.append(
-                judge(
-                    name,
-                    f"no active RDMA port, while {fold(have)} has some: all are left to TCP",
-                    evidence=_states(found[name]),
-                    fix=fix,
-                )
-            )
-        elif lacking:
-            findings.append(
-                judge(
-                    name,
-                    f"has active RDMA ports, which stay unused because {fold(lacking)} has none:"
-                    f" {', '.join(ports)}",
-                    fix=(
-                        f"mend {fold(lacking)}, then set `network: {{fabric:"
-                        f" {_fabric(found[name])}}}` in the inventory"
-                    ),
-                )
-            )
-        elif unseen:
-            findings.append(
-                skipped(name, f"has active RDMA ports; whether {fold(unseen)} has any is not known")
-            )
+            text = f"no active RDMA port, while {fold(have)} has some: all are left to TCP"
+            findings.append(judge(name, text, evidence=_states(found[name]), fix=fix))
         else:
-            findings.append(
-                judge(
-                    name,
-                    f"has active RDMA ports that the cluster will not use: {', '.join(ports)}",
-                    fix=(
-                        f"set `network: {{fabric: {_fabric(found[name])}}}` in the"
-                        f" inventory{_plugin(found[name])}"
-                    ),
-                )
-            )
+            findings.append(_idle(inventory, found, name, lacking, judge))
     return findings
+
+
+def _none_needed(inventory: Inventory, ports: Sequence[str], have: Sequence[str]) -> str:
+    """Say why a node with these ports goes without RDMA rightly, and nothing where it does not;
+    `have` are the nodes that have some.
+    """
+    cpu = inventory.accelerator == "cpu"
+    if ports and cpu:
+        return "processors talk over TCP (Gloo), which uses no RDMA"
+    if ports and len(inventory.nodes) < 2:
+        return "a single node needs no network"
+    return "no active RDMA port" if cpu or not have else ""
+
+
+def _idle(
+    inventory: Inventory,
+    found: Mapping[str, Survey],
+    name: str,
+    lacking: list[str],
+    judge: Callable[..., Finding],
+) -> Finding:
+    """Judge a node with active ports in a cluster that does not use them: nodes that lack some must
+    have theirs first.
+    """
+    survey = found[name]
+    ports, fabric = ", ".join(active(survey)), f"`network: {{fabric: {_fabric(survey)}}}`"
+    if lacking:
+        text = f"has active RDMA ports, which stay unused because {fold(lacking)} has none: {ports}"
+        return judge(name, text, fix=f"mend {fold(lacking)}, then set {fabric} in the inventory")
+    unseen = [node.name for node in inventory.nodes if node.name not in found]
+    if unseen:
+        return skipped(name, f"has active RDMA ports; whether {fold(unseen)} has any is not known")
+    return judge(
+        name,
+        f"has active RDMA ports that the cluster will not use: {ports}",
+        fix=f"set {fabric} in the inventory{_plugin(survey)}",
+    )
 
 
 def active(survey: Survey) -> list[str]:
@@ -133,11 +139,11 @@ _SOFTWARE = re.compile(r"rxe|siw")
 
 
 def _states(survey: Survey) -> str:
-    return "\n".join(
-        f"{device.name}:{port.number} is {port.state or '?'} ({port.physical or '?'})"
-        for device in survey.rdma
-        for port in device.ports
-    )
+    return "\n".join(_state(device, port) for device in survey.rdma for port in device.ports)
+
+
+def _state(device: RdmaDevice, port: RdmaPort) -> str:
+    return f"{device.name}:{port.number} is {port.state or '?'} ({port.physical or '?'})"
 
 
 def _fabric(survey: Survey) -> str:
@@ -167,29 +173,35 @@ def _names(inventory: Inventory, node: Node, survey: Survey) -> Finding:
     words = named(node)
     if not words:
         return passed(node, "no device is named; NCCL chooses")
-    exact = bool(node.hca) or node.env.get("NCCL_IB_HCA", "").startswith("=")
-    there = {f"{device.name}:{port.number}" for device in survey.rdma for port in device.ports}
-    lost = [
-        word
-        for word in words
-        if not any(_is(word, device, exact) for device in survey.rdma)
-        or (_port(word) is not None and exact and word not in there)
-    ]
+    lost = [word for word in words if not _has(survey, word, _exact(node))]
     if not lost:
         return passed(node, f"has {', '.join(words)}")
-    has = [device.name for device in survey.rdma]
     return failed(
         node,
         f"has no RDMA device `{', '.join(lost)}`",
-        evidence="devices: " + (", ".join(sorted(there)) or "none"),
-        fix=(
-            f"set `network: {{hca: [{', '.join(has)}]}}` for {node.name} alone"
-            if has
-            else (
-                f"take `hca:` and NCCL_IB_HCA away from {node.name}, or load its driver: `sudo"
-                " modprobe mlx5_ib`"
-            )
-        ),
+        evidence="devices: " + (", ".join(sorted(_ports(survey))) or "none"),
+        fix=_right_names(node, survey),
+    )
+
+
+def _has(survey: Survey, word: str, exact: bool) -> bool:
+    """True when a node has the device that a word names; where it is a whole name, the port too."""
+    if not any(_is(word, device, exact) for device in survey.rdma):
+        return False
+    return not exact or _port(word) is None or word in _ports(survey)
+
+
+def _ports(survey: Survey) -> set[str]:
+    return {f"{device.name}:{port.number}" for device in survey.rdma for port in device.ports}
+
+
+def _right_names(node: Node, survey: Survey) -> str:
+    if survey.rdma:
+        there = ", ".join(device.name for device in survey.rdma)
+        return f"set `network: {{hca: [{there}]}}` for {node.name} alone"
+    return (
+        f"take `hca:` and NCCL_IB_HCA away from {node.name}, or load its driver: `sudo"
+        " modprobe mlx5_ib`"
     )
 
 
@@ -203,62 +215,64 @@ def _names_none(inventory: Inventory) -> str:
 
 def _link(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     found, findings = surveys(inventory, evidence)
-    rates, dead = dict[str, str](), dict[str, str]()
+    rates, down = dict[str, str](), dict[str, str]()
     for name, survey in found.items():
         node = inventory.node(name)
         ports = in_use(node, survey)
-        up = [(device, port) for device, port in ports if port.state == "ACTIVE"]
-        down = [(device, port) for device, port in ports if port.state != "ACTIVE"]
-        if not ports:
-            findings.append(
-                skipped(
-                    name, "no RDMA device is there to judge; see `rdma-devices` and `hca-names`"
-                )
-            )
-        elif not up or (down and named(node)):
-            findings.append(_down(name, down))
-        else:
-            counted = Counter(f"{port.rate:g} Gbit/s {port.link_layer}".strip() for _, port in up)
-            rates[name] = ", ".join(f"{count} × {text}" for text, count in sorted(counted.items()))
-            # A port that nobody named may be unused on purpose; it is told, so that nobody takes it
-            # for counted.
-            dead[name] = "".join(
-                f"; {device.name}:{port.number} is {port.state or '?'}" for device, port in down
-            )
+        if (trouble := _no_link(node, ports)) is not None:
+            findings.append(trouble)
+            continue
+        rates[name] = _rates(ports)
+        # A port that nobody named may be unused on purpose; it is told, so that nobody takes it for
+        # counted.
+        down[name] = "".join(
+            f"; {device.name}:{port.number} is {port.state or '?'}" for device, port in _down(ports)
+        )
     common = usual(rates)
     for name, text in rates.items():
         slow = _slow(inventory.node(name), found[name], evidence)
         if text != common and common is not None:
+            told = f"{text}, while {having(rates, common)} has {common}{down[name]}"
             fix = (
                 f"look at `rdma link` and `ibstat` on {name}: cable, switch port, `hca:` of the"
                 " inventory"
             )
-            findings.append(
-                warned(
-                    name, f"{text}, while {having(rates, common)} has {common}{dead[name]}", fix=fix
-                )
-            )
+            findings.append(warned(name, told, fix=fix))
         elif slow:
             fix = f"look at the cable and the switch port: `ibstat` or `sudo ethtool` on {name}"
-            findings.append(warned(name, f"{text}: {slow}{dead[name]}", fix=fix))
+            findings.append(warned(name, f"{text}: {slow}{down[name]}", fix=fix))
         else:
-            findings.append(passed(name, text + dead[name]))
+            findings.append(passed(name, text + down[name]))
     return findings
 
 
-def _down(name: str, down: Sequence[tuple[RdmaDevice, RdmaPort]]) -> Finding:
-    told = ", ".join(
-        f"{device.name}:{port.number} is {port.state or '?'} ({port.physical or '?'})"
-        for device, port in down
+def _no_link(node: Node, ports: Sequence[tuple[RdmaDevice, RdmaPort]]) -> Finding | None:
+    """Judge that a link is up, and, where the inventory names devices, that all of theirs are."""
+    if not ports:
+        return skipped(node, "no RDMA device is there to judge; see `rdma-devices` and `hca-names`")
+    down = _down(ports)
+    if not down or (len(down) < len(ports) and not named(node)):
+        return None
+    told = ", ".join(_state(device, port) for device, port in down)
+    fix = (
+        f"look at `ibstat` on {node.name}: Polling means no cable or no switch, INIT that no subnet"
+        " manager runs"
     )
-    return failed(
-        name,
-        f"no RDMA link: {told}",
-        fix=(
-            f"look at `ibstat` on {name}: Polling means no cable or no switch, INIT that no subnet"
-            " manager runs"
-        ),
+    return failed(node, f"no RDMA link: {told}", fix=fix)
+
+
+def _down(ports: Sequence[tuple[RdmaDevice, RdmaPort]]) -> list[tuple[RdmaDevice, RdmaPort]]:
+    return [(device, port) for device, port in ports if port.state != "ACTIVE"]
+
+
+def _rates(ports: Sequence[tuple[RdmaDevice, RdmaPort]]) -> str:
+    """Return the links that are up, in words: `2 × 400 Gbit/s Ethernet`."""
+    counted = Counter(
+        f"{port.rate:g} Gbit/s {port.link_layer}".strip()
+        for _, port in ports
+        if port.state == "ACTIVE"
     )
+    return ", ".join(f"{count} × {text}" for text, count in sorted(counted.items()))
 
 
 def _slow(node: Node, survey: Survey, evidence: Evidence) -> str:
