@@ -232,45 +232,63 @@ def claim(job: Job, manifest: Manifest, out: Place) -> None:
         "input": manifest.fingerprint(),
     }
     if mark.exists():
-        try:
-            found = json.loads(mark.read())
-            owner, meaning, origin = (
-                (found["job"], found["cluster"]),
-                dict(found["meaning"]),
-                found["input"],
-            )
-        except (ValueError, KeyError, TypeError) as error:
-            raise Refused(
-                f"{shown}/ledger/job.json is not this program's",
-                str(error),
-                "name another folder to write to",
-            ) from error
-        if owner != (job.name, job.cluster):
-            raise Refused(
-                f"{shown} belongs to the job `{owner[0]}` of `{owner[1]}`",
-                hint="name another folder to write to",
-            )
-        if different := changes(meaning, job.meaning):
-            hint = f"undo the change, or {RESTART}"
-            raise Refused(
-                f"{shown} was begun by this job with other settings", "\n".join(different), hint
-            )
-        if origin != mine["input"]:
-            hint = f"put the input back as it was, or {RESTART}"
-            raise Refused(f"{shown} was begun by this job with another input", hint=hint)
+        refuse_other(job, mine["input"], mark, shown)
     else:
-        if names := strangers(out):
-            said = "\n".join(names[:10] + (["…"] if len(names) > 10 else []))
-            raise Refused(
-                f"{shown} is not empty, and not this job's",
-                said,
-                "name another folder to write to, or empty it",
-            )
+        refuse_strangers(out, shown)
         for folder in (out, out.child("ledger")):
             folder.make_folder()
         mark.write_atomic(json.dumps(mine, ensure_ascii=False).encode("utf-8", "surrogateescape"))
     for kind in KINDS:
         out.child(kind).make_folder()
+
+
+def refuse_other(job: Job, origin: str, mark: Place, shown: str) -> None:
+    """See that a mark is this job's, as it is now, over the input of this fingerprint.
+
+    Raises:
+        Refused: it is not.
+    """
+    try:
+        found = json.loads(mark.read())
+        owner, meaning, begun = (
+            (found["job"], found["cluster"]),
+            dict(found["meaning"]),
+            found["input"],
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise Refused(
+            f"{shown}/ledger/job.json is not this program's",
+            str(error),
+            "name another folder to write to",
+        ) from error
+    if owner != (job.name, job.cluster):
+        raise Refused(
+            f"{shown} belongs to the job `{owner[0]}` of `{owner[1]}`",
+            hint="name another folder to write to",
+        )
+    if different := changes(meaning, job.meaning):
+        hint = f"undo the change, or {RESTART}"
+        raise Refused(
+            f"{shown} was begun by this job with other settings", "\n".join(different), hint
+        )
+    if begun != origin:
+        hint = f"put the input back as it was, or {RESTART}"
+        raise Refused(f"{shown} was begun by this job with another input", hint=hint)
+
+
+def refuse_strangers(out: Place, shown: str) -> None:
+    """See that a folder without a mark is empty.
+
+    Raises:
+        Refused: it is not.
+    """
+    if names := strangers(out):
+        said = "\n".join(names[:10] + (["…"] if len(names) > 10 else []))
+        raise Refused(
+            f"{shown} is not empty, and not this job's",
+            said,
+            "name another folder to write to, or empty it",
+        )
 
 
 def strangers(out: Place) -> list[str]:
