@@ -373,9 +373,9 @@ def inside(folder: str, path: str, make: bool = False) -> str:
 def opened(path: str, flags: int):
     """Open a file that is no link; new ones are for the owner alone."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o600)
-    return os.fdopen(
-        descriptor, "rb" if flags == os.O_RDONLY else "r+b" if flags & os.O_RDWR else "wb"
-    )
+    if flags == os.O_RDONLY:
+        return os.fdopen(descriptor, "rb")
+    return os.fdopen(descriptor, "r+b" if flags & os.O_RDWR else "wb")
 
 
 VERBS = {

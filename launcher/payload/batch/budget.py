@@ -308,9 +308,9 @@ def tail(node: str, pid: int) -> list[str]:
     lines: list[str] = []
     for suffix in ("out", "err"):
         text = "".join(get_log(node_id=node, pid=pid, suffix=suffix, tail=10 * LINES, timeout=LOOK))
-        lines += [line for line in text.splitlines() if line and not line.startswith(":")][
-            -LINES:
-        ]  # `:` begins Ray's own marks
+        # `:` begins Ray's own marks
+        said = [line for line in text.splitlines() if line and not line.startswith(":")]
+        lines += said[-LINES:]
     return lines
 
 

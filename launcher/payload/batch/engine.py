@@ -177,7 +177,9 @@ def reason(problem: BaseException) -> str:
         return "the prompt holds half of a surrogate pair, which is not text"
     name = type(problem).__name__
     text = str(problem).strip()
-    return text if name == "PromptError" else f"{name}: {text}" if text else name
+    if name == "PromptError":
+        return text
+    return f"{name}: {text}" if text else name
 
 
 class NoAnswer(Exception):

@@ -214,12 +214,13 @@ def unknown(problem: BaseException, text: str) -> Failed:
     """Return a failure that nobody has put into words: what was raised last is the message."""
     lines = [line for line in text.splitlines() if not NOISE.search(line)]
     raised = [found.group(1) for line in lines if (found := RAISED.match(line))]
-    last = raised[-1] if raised else lines[-1].strip() if lines else type(problem).__name__
+    last_line = lines[-1].strip() if lines else type(problem).__name__
+    message = raised[-1] if raised else last_line
     hint = (
         "the whole traceback is in the job's log; run the job again once the cause is gone: it goes"
         " on where it stopped"
     )
-    return Failed(last[:300], "\n".join(line[:400] for line in lines[-LINES:]), hint)
+    return Failed(message[:300], "\n".join(line[:400] for line in lines[-LINES:]), hint)
 
 
 def root(lines: Iterable[str]) -> list[str]:

@@ -137,6 +137,14 @@ class Job:
     retry_errors: bool = False
     restart: bool = False
 
+    @property
+    def kept_columns(self) -> tuple[str, ...] | None:
+        """The columns that go into the answers, the rows' ids among them; None for all."""
+        if self.keep is None:
+            return None
+        ids = (self.read.id,) if self.read.id else ()
+        return tuple(dict.fromkeys((*self.keep, *ids)))
+
 
 def read(work: str) -> Job:
     """Read WORK/job.json.

@@ -31,13 +31,11 @@ def plain(text: object, limit: int = TEXT) -> str:
     too long.
     """
     said = CONTROL.sub("", str(text)).encode("utf-8", "backslashreplace").decode()
-    return (
-        said
-        if len(said) <= limit
-        else "…" + said[-(limit - 1) :]
-        if limit == EVIDENCE
-        else said[: limit - 1] + "…"
-    )
+    if len(said) <= limit:
+        return said
+    if limit == EVIDENCE:
+        return "…" + said[-(limit - 1) :]
+    return said[: limit - 1] + "…"
 
 
 class Progress:

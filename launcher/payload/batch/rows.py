@@ -96,11 +96,7 @@ class Packer:
 
     def __init__(self, job: Job, manifest: Manifest) -> None:
         self.all = job.keep is None
-        self.kept = tuple(
-            dict.fromkeys(
-                (*(job.keep or ()), *((job.read.id,) if job.read.id and not self.all else ()))
-            )
-        )
+        self.kept = job.kept_columns or ()
         declared = job.keep or {}
         self.fitting = {
             name: columns.fitting(name, type_, bool(declared.get(name)))
@@ -114,13 +110,7 @@ class Packer:
             data = row.columns()
             packed = pickle.dumps(data, pickle.HIGHEST_PROTOCOL)
             keep = self.keep(data)
-            kept = (
-                packed
-                if keep is data
-                else pickle.dumps(keep, pickle.HIGHEST_PROTOCOL)
-                if keep
-                else b""
-            )
+            kept = packed if keep is data else pickled(keep)
         except Bad as error:
             return bad(number, str(error), raw)
         except RecursionError:
@@ -145,6 +135,11 @@ class Packer:
         if all(fitted[name] is data[name] for name in fitted):
             return kept
         return {**kept, **fitted}
+
+
+def pickled(keep: dict[str, Any]) -> bytes:
+    """Kept columns as they travel: nothing where there are none."""
+    return pickle.dumps(keep, pickle.HIGHEST_PROTOCOL) if keep else b""
 
 
 def bad(number: int, reason: str, raw: Any) -> dict[str, Any]:

@@ -273,16 +273,9 @@ def sampled(job: Job, manifest: Manifest) -> tuple[tuple[str, ...], dict[str, st
     declared = {name: type_ for name, type_ in (job.keep or {}).items() if type_}
     if job.write.format != "parquet":
         return tuple(found), declared
-    types = {name: columns.inferred(found.get(name, ())) for name in kept_columns(job, found)}
+    kept = found if job.kept_columns is None else job.kept_columns
+    types = {name: columns.inferred(found.get(name, ())) for name in kept}
     return tuple(found), {**types, **declared}
-
-
-def kept_columns(job: Job, found: Iterable[str]) -> list[str]:
-    """The columns that go into the answers: all that were found, or those that the job names."""
-    if job.keep is None:
-        return list(found)
-    names = [*job.keep, job.read.id] if job.read.id else list(job.keep)
-    return list(dict.fromkeys(names))
 
 
 def sample(job: Job, manifest: Manifest) -> Iterator[Mapping[str, Any]]:
