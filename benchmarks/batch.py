@@ -56,7 +56,8 @@ loaded = time.monotonic()
 out = llm.generate(prompts, SamplingParams(**asked["sampling"]), use_tqdm=False)
 ended = time.monotonic()
 tokens = sum(len(each.outputs[0].token_ids) for each in out)
-print("\\nFOUND" + json.dumps({"load": loaded - began, "answer": ended - loaded, "rows": len(out), "tokens": tokens}))
+found = {"load": loaded - began, "answer": ended - loaded, "rows": len(out), "tokens": tokens}
+print("\\nFOUND" + json.dumps(found))
 """
 # The same by the engine class that servers and Ray Data LLM use, as many rows at a time as Ray Data
 # LLM lets in.
@@ -70,7 +71,8 @@ asked = json.loads(sys.argv[1])
 
 async def main():
     llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=asked["model"], **asked["args"]))
-    prompts = [asked["prompt"].replace("{{ text }}", asked["text"] % n) for n in range(asked["rows"])]
+    texts = [asked["text"] % number for number in range(asked["rows"])]
+    prompts = [asked["prompt"].replace("{{ text }}", text) for text in texts]
     room = asyncio.Semaphore(math.ceil(1.1 * (asked["args"].get("max_num_seqs") or 1024)))
 
     async def one(number, prompt):
@@ -84,7 +86,8 @@ async def main():
     out = await asyncio.gather(*(one(*each) for each in enumerate(prompts)))
     ended = time.monotonic()
     tokens = sum(len(each.outputs[0].token_ids) for each in out)
-    print("\\nFOUND" + json.dumps({"load": loaded - began, "answer": ended - loaded, "rows": len(out), "tokens": tokens}))
+    found = {"load": loaded - began, "answer": ended - loaded, "rows": len(out), "tokens": tokens}
+print("\\nFOUND" + json.dumps(found))
     llm.shutdown()
 
 asyncio.run(main())
@@ -100,7 +103,10 @@ until [ "$pid" ]; do
     grep -qza '^vlaunch_batch$' "$each/cmdline" && pid=${each#/proc/}
   done
 done
-while now=$(awk '/VmHWM/ {print $2}' /proc/$pid/status 2>/dev/null) && [ -n "$now" ]; do most=$now; sleep 1; done
+while now=$(awk '/VmHWM/ {print $2}' /proc/$pid/status 2>/dev/null) && [ -n "$now" ]; do
+    most=$now
+    sleep 1
+done
 echo "$most"
 """
 # When the engines of a job were given their first rows, by Ray's own records, in seconds.
@@ -110,7 +116,8 @@ from ray.util.state import list_jobs, list_tasks
 jobs = [each for each in list_jobs(detail=True) if sys.argv[1] in (each.submission_id or "")]
 job = max(jobs, key=lambda each: each.start_time).job_id
 tasks = list_tasks(filters=[("job_id", "=", job)], detail=True, limit=9999)
-print("FOUND", min(each.start_time_ms for each in tasks if "Replica" in each.name and "submit" in each.name) / 1000)
+first = [each for each in tasks if "Replica" in each.name and "submit" in each.name]
+print("FOUND", min(each.start_time_ms for each in first) / 1000)
 """
 IDLE = """\
 class Idle:

@@ -62,7 +62,8 @@ with Fleet(inventory) as fleet:
 assert not failed and len(facts) == len(hosts), failed
 assert all(each.survey is not None and each.survey.nics for each in facts.values())
 print(json.dumps({
-    "wall": ended - began, "connect": connected - began, "probe": max(counting.probes), "sent": max(counting.sent.values()),
+    "wall": ended - began, "connect": connected - began,
+    "probe": max(counting.probes), "sent": max(counting.sent.values()),
 }))
 """
 
@@ -74,7 +75,8 @@ from launcher.tools import host
 
 hosts, port, user, key, known = sys.argv[1].split(","), int(sys.argv[2]), *sys.argv[3:]
 script = shlex.join(host.probe(
-    ("docker",), cluster="bench", state_dir="", hf_home="/data/huggingface", accelerator="cpu", images=("none",), survey=True,
+    ("docker",), cluster="bench", state_dir="", hf_home="/data/huggingface",
+    accelerator="cpu", images=("none",), survey=True,
 ))
 pkey = paramiko.Ed25519Key.from_private_key_file(key)
 
@@ -84,7 +86,10 @@ def connect(host):
     client = paramiko.SSHClient()
     client.load_host_keys(known)
     client.set_missing_host_key_policy(paramiko.RejectPolicy())
-    client.connect(host, port, user, pkey=pkey, allow_agent=False, look_for_keys=False, banner_timeout=120, timeout=120)
+    client.connect(
+        host, port, user, pkey=pkey, allow_agent=False, look_for_keys=False,
+        banner_timeout=120, timeout=120,
+    )
     return client, time.monotonic() - began
 
 
@@ -107,7 +112,8 @@ ended = time.monotonic()
 for client, _ in clients:
     client.close()
 print(json.dumps({
-    "wall": ended - began, "connect": max(took for _, took in clients), "probe": max(probes), "sent": 1,
+    "wall": ended - began, "connect": max(took for _, took in clients),
+    "probe": max(probes), "sent": 1,
 }))
 """
 

@@ -57,21 +57,23 @@ def left():
             continue
         if int(words[3]) == lead and words[0] not in "ZX":
             yield int(name)
-for number in (signal.SIGTERM, signal.SIGKILL):  # the first process, then what is left
-    for pid in [lead] if number == signal.SIGTERM else list(left()):
+# the first process, then what is left
+for number, meant in (signal.SIGTERM, lambda pid: pid == lead), (signal.SIGKILL, lambda pid: True):
+    for pid in filter(meant, list(left())):
         try:
             os.kill(pid, number)
         except ProcessLookupError:
             pass
     deadline = time.monotonic() + 30
-    while (lead in left() if number == signal.SIGTERM else any(left())) and time.monotonic() < deadline:
+    while any(map(meant, left())) and time.monotonic() < deadline:
         time.sleep(0.2)
 """
 _KILL = """
 import os, signal, sys
 for name in filter(str.isdigit, os.listdir("/proc")):
     try:
-        line = open(f"/proc/{name}/cmdline", "rb").read().replace(b"\\0", b" ").decode(errors="replace")
+        said = open(f"/proc/{name}/cmdline", "rb").read()
+        line = said.replace(b"\\0", b" ").decode(errors="replace")
     except OSError:
         continue
     if line.startswith(sys.argv[1]):
@@ -84,7 +86,8 @@ _COST = """
 import os
 words = open("/proc/1/stat").read().rpartition(")")[2].split()
 pages = int(open("/proc/1/statm").read().split()[1])
-print((int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE"))
+seconds = (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+print(seconds, pages * os.sysconf("SC_PAGE_SIZE"))
 """
 
 

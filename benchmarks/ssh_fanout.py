@@ -55,7 +55,10 @@ def one(host):
     client = paramiko.SSHClient()
     client.load_host_keys(known)
     client.set_missing_host_key_policy(paramiko.RejectPolicy())
-    client.connect(host, port, user, pkey=pkey, allow_agent=False, look_for_keys=False, banner_timeout=120, timeout=120)
+    client.connect(
+        host, port, user, pkey=pkey, allow_agent=False, look_for_keys=False,
+        banner_timeout=120, timeout=120,
+    )
     _, out, err = client.exec_command("true")
     out.read(), err.read()
     code = out.channel.recv_exit_status()

@@ -56,7 +56,8 @@ OPEN = "until (exec 3<>/dev/tcp/{ip}/{port}) 2>/dev/null; do sleep 0.1; done\n"
 HEAD = (
     OPEN
     + """\
-until [ "$({table} 2>/dev/null | grep -o '"state": "ALIVE"' | wc -l)" = {nodes} ]; do sleep 0.2; done
+alive() {{ {table} 2>/dev/null | grep -o '"state": "ALIVE"' | wc -l; }}
+until [ "$(alive)" = {nodes} ]; do sleep 0.2; done
 {status}
 """
 )

@@ -370,7 +370,7 @@ vllm:num_requests_running{{engine="{engine}"}} {running}
 vllm:num_requests_waiting{{engine="{engine}"}} 0
 vllm:request_success_total{{engine="{engine}",finished_reason="length"}} {finished}
 vllm:cache_config_info{{engine="{engine}",kv_cache_size_tokens="65536",kv_cache_max_concurrency="128.0"}} 1.0
-"""
+"""  # noqa: E501
 
 
 def end_with(peer: Peer) -> None:

@@ -43,7 +43,7 @@ def health(hosts: Sequence[Probed], order: Sequence[str]) -> list[str]:
 
 
 def on_some(names: Sequence[str], order: Sequence[str]) -> str:
-    """Return ` (on gpu[01-03])` behind what only some of all hosts have; empty for what all have."""
+    """Return ` (on gpu[01-03])` behind what only some hosts have; empty for what all have."""
     return "" if len(names) == len(order) else f" (on {fold(list(names))})"
 
 

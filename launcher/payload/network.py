@@ -67,7 +67,7 @@ class Child:
             os.close(theirs)
 
     def pipes(self):
-        """The descriptors from which a rank that was started is read, each with what takes it in."""
+        """What a rank that was started is read from, each descriptor with what takes it in."""
         return (self.events, self.heard), (self.process.stdout.fileno(), self.printed)
 
     def heard(self, data: bytes) -> None:

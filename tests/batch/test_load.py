@@ -20,7 +20,10 @@ prompt:
     - {role: user, content: "{{ text }}"}
 sampling: {temperature: 0, max_tokens: 64}
 keep: [id]
-engine: {replicas: 1-2, placement: STRICT_PACK, args: {--max-model-len: 4096, gpu_memory_utilization: 0.90}}
+engine:
+  replicas: 1-2
+  placement: STRICT_PACK
+  args: {--max-model-len: 4096, gpu_memory_utilization: 0.90}
 write: out/chat
 """
 

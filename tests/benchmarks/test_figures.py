@@ -24,7 +24,7 @@ class Some:
 
 
 def test_a_file_is_counted(tmp_path: Path) -> None:
-    """Radon's number: comprehensions, boolean operators and conditional expressions are branches."""
+    """Radon's number: comprehensions, boolean operators and conditional expressions count."""
     path = tmp_path / "code.py"
     path.write_text(_CODE + f'LONG = "{"x" * 93}"\n')
     found = read(path, "code.py")

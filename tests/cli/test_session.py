@@ -34,7 +34,8 @@ class Asking:
         pass
     def connect(self, nodes):
         for node in nodes:
-            to.show(Event(kind="step", stage="x", node=node, text="one row of the display", state="running"))
+            text = "one row of the display"
+            to.show(Event(kind="step", stage="x", node=node, text=text, state="running"))
         print("heard", len(self.ask("/the/key")))
         return {{}}
 

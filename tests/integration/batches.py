@@ -229,7 +229,8 @@ def worked(practice: Practice, submission: str, actor: str = "Replica") -> Count
     program = f"""
 job = next(each.job_id for each in list_jobs(detail=True) if each.submission_id == {submission!r})
 nodes = {{each.node_id: each.node_ip for each in list_nodes()}}
-tasks = list_tasks(filters=[("job_id", "=", job), ("state", "=", "FINISHED")], detail=True, limit=9999)
+done = [("job_id", "=", job), ("state", "=", "FINISHED")]
+tasks = list_tasks(filters=done, detail=True, limit=9999)
 found = [nodes[each.node_id] for each in tasks if {actor!r} in each.name and "submit" in each.name]
 """
     return Counter(ray_state(practice, program))

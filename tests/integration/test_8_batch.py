@@ -341,7 +341,8 @@ def test_hostile_rows_are_error_rows_and_the_others_are_answered(spread: Batch) 
 def test_tensor_parallel_ranks_are_on_two_nodes(spread: Batch) -> None:
     """One bundle per node, by Ray's own records."""
     program = """
-found = [[str(each.state), [bundle["node_id"] for bundle in each.bundles]] for each in list_placement_groups(detail=True)]
+groups = list_placement_groups(detail=True)
+found = [[str(each.state), [bundle["node_id"] for bundle in each.bundles]] for each in groups]
 """
     groups = ray_state(spread.practice, program)
 

@@ -24,9 +24,12 @@ _ASK = """
 import json, sys, urllib.error, urllib.request
 token = open("/run/vlaunch/secrets/RAY_AUTH_TOKEN").read().strip()
 def ask(url, given, body=None):
-    headers = {"Content-Type": "application/json", **({"Authorization": "Bearer " + given} if given else {})}
+    headers = {"Content-Type": "application/json"}
+    if given:
+        headers["Authorization"] = "Bearer " + given
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=10) as answer:
+        request = urllib.request.Request(url, body, headers)
+        with urllib.request.urlopen(request, timeout=10) as answer:
             return answer.status
     except urllib.error.HTTPError as error:
         return error.code
@@ -35,7 +38,7 @@ jobs = "http://127.0.0.1:8265/api/jobs/"
 print(json.dumps({
     "list": [ask(jobs, ""), ask(jobs, "x" * 64), ask(jobs, token)],
     "submit": [ask(jobs, "", job), ask(jobs, "x" * 64, job)],
-    "nodes": [ask("http://127.0.0.1:8265/api/v0/nodes", ""), ask("http://127.0.0.1:8265/api/v0/nodes", token)],
+    "nodes": [ask("http://127.0.0.1:8265/api/v0/nodes", each) for each in ("", token)],
 }))
 """
 

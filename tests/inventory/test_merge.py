@@ -154,7 +154,9 @@ def test_everything_else_arrives_in_the_model(load_text: Load) -> None:
         cap: 5
         network: {fabric: infiniband, require: rdma}
         mounts: ["/a:/b:ro", {source: /c, target: /d}]
-        secrets: {A: {env: B}, C: {file: keys/d}, E: {command: pass show e}, F: {prompt: true}, G: {prompt: Say}}
+        secrets:
+          {A: {env: B}, C: {file: keys/d}, E: {command: pass show e}, F: {prompt: true},
+           G: {prompt: Say}}
         secrets_in: memory
         ports: {api: 9000}
         serve: {model: org/name, tp: 8, pp: 2, backend: mp, bind: 127.0.0.1, args: [--x, 1]}

@@ -28,9 +28,13 @@ class Tensor(list):
     def long(self): return self
     def to(self, dtype): return self
     def __lt__(self, limit): return [each < limit for each in self]
-    def __getitem__(self, at): return Tensor(self[each] for each in at) if isinstance(at, list) else list.__getitem__(self, at)
+    def __getitem__(self, at):
+        if isinstance(at, list):
+            return Tensor(self[each] for each in at)
+        return list.__getitem__(self, at)
     def clamp(self, min): return Tensor(max(min, each) for each in self)
-    def masked_fill(self, mask, value): return Tensor(value if hit else each for each, hit in zip(self, mask))
+    def masked_fill(self, mask, value):
+        return Tensor(value if hit else each for each, hit in zip(self, mask))
     def masked_fill_(self, mask, value): self[:] = self.masked_fill(mask, value)
 """
 STAND_INS = {
@@ -57,8 +61,9 @@ class CpuCommunicator:
     f"vllm/{'/'.join(EXPERTS)}/cpu_moe.py": (
         """
 class CPUUnquantizedExperts:
-    def apply(self, output, hidden_states, w1, w2, topk_weights, topk_ids, activation, global_num_experts, expert_map,
-              a1q_scale, a2_scale, workspace13, workspace2, expert_tokens_meta, apply_router_weight_on_input):
+    def apply(self, output, hidden_states, w1, w2, topk_weights, topk_ids, activation,
+              global_num_experts, expert_map, a1q_scale, a2_scale, workspace13, workspace2,
+              expert_tokens_meta, apply_router_weight_on_input):
         self.asked = topk_weights, topk_ids
 
 class X86CPUUnquantizedExperts(CPUUnquantizedExperts):
@@ -197,7 +202,8 @@ for _ in range(2):
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import X86CPUUnquantizedExperts
 experts, T, given = X86CPUUnquantizedExperts(), torch.Tensor, {expert_map}
 out = T([7.0, 8.0, 9.0])
-experts.apply(out, 0, 0, 0, T([0.5, 0.3, 0.2]), T([1, 3, 2]), 0, 4, T(given) if given else None, 0, 0, 0, 0, 0, {weighed})
+shares, ids, local = T([0.5, 0.3, 0.2]), T([1, 3, 2]), T(given) if given else None
+experts.apply(out, 0, 0, 0, shares, ids, 0, 4, local, 0, 0, 0, 0, 0, {weighed})
 print(json.dumps([experts.asked, out]))
 """
     assert said(site, program) == [asked, output]

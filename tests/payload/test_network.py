@@ -36,7 +36,8 @@ print(json.dumps(network.Probe(network.parsed(argv), (sys.executable, stub), arg
 STUB = """
 import json, os, sys, time
 words = sys.argv
-say = lambda **what: os.write(int(words[words.index("--events") + 1]), json.dumps(what).encode() + b"\\n")
+events = int(words[words.index("--events") + 1])
+say = lambda **what: os.write(events, json.dumps(what).encode() + b"\\n")
 exec(words[words.index("--nonce") + 1])
 """
 

@@ -35,7 +35,8 @@ while True:
         pass
     path = request.split()[1].decode()
     if path.endswith("/logs?stderr=1&stdout=1&timestamps=0&follow=1&tail=all"):
-        frames = b"".join(b"\\x01\\0\\0\\0" + len(t).to_bytes(4, "big") + t for t in (b"one\\n", b"two\\n"))
+        texts = (b"one\\n", b"two\\n")
+        frames = b"".join(b"\\x01\\0\\0\\0" + len(t).to_bytes(4, "big") + t for t in texts)
         sys.stdout.buffer.write(b"HTTP/1.1 200 OK\\r\\nConnection: close\\r\\n\\r\\n" + frames)
         sys.stdout.flush()
         break
@@ -48,7 +49,8 @@ while True:
     else:
         status, body = "404 Not Found", {"message": "No such container: nothing"}
     data = json.dumps(body).encode()
-    head = f"HTTP/1.1 {status}\\r\\nContent-Type: application/json\\r\\nContent-Length: {len(data)}\\r\\n\\r\\n"
+    head = f"HTTP/1.1 {status}\\r\\nContent-Type: application/json\\r\\n"
+    head += f"Content-Length: {len(data)}\\r\\n\\r\\n"
     sys.stdout.buffer.write(head.encode() + data)
     sys.stdout.flush()
 '''

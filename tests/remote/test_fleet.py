@@ -244,7 +244,10 @@ def test_a_killed_launcher_leaves_nothing(server: sshd.Sshd, tmp_path: Path, kin
             processes.appears({seconds!r})
             die()
         with Fleet(sshd.inventory(*nodes)) as fleet:
-            commands = [Command(node="gpu01", argv=("sleep", {seconds!r})), Command(node="gpu02", argv=("true",), stdin=late)]
+            commands = [
+                Command(node="gpu01", argv=("sleep", {seconds!r})),
+                Command(node="gpu02", argv=("true",), stdin=late),
+            ]
             list(fleet.run(commands))
         """)
     )

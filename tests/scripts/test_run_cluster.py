@@ -38,7 +38,9 @@ printf '%s\n' "$*" >>"$FAKE/calls"
 case "$1 $2" in
   "run --detach") [ ! -f "$FAKE/run_error" ] || { cat "$FAKE/run_error" >&2; exit 125; } ;;
   "run --rm") cat "$FAKE/ray" 2>/dev/null || echo /usr/bin/ray ;;
-  "inspect --type") case "$*" in *RestartCount*) cat "$FAKE/state" ;; *) cat "$FAKE/existing" ;; esac 2>/dev/null || exit 1 ;;
+  "inspect --type")
+    case "$*" in *RestartCount*) cat "$FAKE/state" ;; *) cat "$FAKE/existing" ;; esac \
+      2>/dev/null || exit 1 ;;
   "version --format") [ ! -f "$FAKE/refused" ] || { cat "$FAKE/refused" >&2; exit 1; } ;;
   "image inspect") [ ! -f "$FAKE/no_image" ] ;;
   "pull --quiet") echo "manifest unknown" >&2; exit 1 ;;

@@ -20,19 +20,23 @@ MARK = "@@f00d"
 DOCKER = r"""#!/bin/sh
 echo "$*" >> "$0.said"
 case $1 in
-ps) [ ! -e "$0.refuses" ] || { echo "permission denied while trying to connect to the Docker daemon socket" >&2; exit 1; }
+ps) [ ! -e "$0.refuses" ] || {
+      echo "permission denied while trying to connect to the Docker daemon socket" >&2; exit 1; }
   printf 'aaa\nbbb\n' ;;
 inspect)
   case "$*" in
   *Running*) case "$*" in *aaa*) echo true ;; *) echo false ;; esac ;;
   *format*)
-    echo '{"name":"/c-gpu01","role":"head","state":{"Status":"running","StartedAt":"2026-11-21T20:00:00Z"},"restarts":0}'
-    echo '{"name":"/c-gpu01-probe","role":"probe","state":{"Status":"exited","ExitCode":137,"OOMKilled":true,'\
+    echo '{"name":"/c-gpu01","role":"head",'\
+'"state":{"Status":"running","StartedAt":"2026-11-21T20:00:00Z"},"restarts":0}'
+    echo '{"name":"/c-gpu01-probe","role":"probe",'\
+'"state":{"Status":"exited","ExitCode":137,"OOMKilled":true,'\
 '"FinishedAt":"2026-11-21T20:14:02.5Z"},"restarts":2}' ;;
   *) echo '[{"Name":"/c-gpu01"}]' ;;
   esac ;;
 logs) cat "$0.log" ;;
-exec) shift 4; shift 2; script=$(printf %s "$1" | sed "s#/tmp/#$0.tmp/#g"); shift; exec sh -c "$script" "$@" ;;
+exec) shift 6; script=$(printf %s "$1" | sed "s#/tmp/#$0.tmp/#g"); shift
+  exec sh -c "$script" "$@" ;;
 esac
 """
 

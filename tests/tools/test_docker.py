@@ -415,7 +415,8 @@ def test_a_bounded_command_ends_when_nobody_holds_its_input(tmp_path: Path) -> N
 _DOCKER = """#!/bin/sh
 cd "${0%/*}" || exit
 case $1 in
-  run) echo "$4" >"there.$$"; trap "" TERM; echo up; cat >>given; until [ -e "gone.$4" ]; do sleep 0.05; done; rm "there.$$" ;;
+  run) echo "$4" >"there.$$"; trap "" TERM; echo up; cat >>given
+    until [ -e "gone.$4" ]; do sleep 0.05; done; rm "there.$$" ;;
   rm) shift 3; for each; do touch "gone.$each"; done ;;
 esac
 """

@@ -42,10 +42,12 @@ LOOK = """() => {
     return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
   };
   const worded = [...document.body.querySelectorAll("*")].filter(
-    e => [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim()) && e.tagName !== "STYLE");
+    e => [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim())
+      && e.tagName !== "STYLE");
   return {
     cells: [...document.querySelectorAll(".heat td:not(.own)")].map(e => ({
-      map: e.closest("section").querySelector("h2").textContent, title: e.title, text: e.textContent.trim(),
+      map: e.closest("section").querySelector("h2").textContent,
+      title: e.title, text: e.textContent.trim(),
       back: getComputedStyle(e).backgroundColor, box: e.getBoundingClientRect().width})),
     faint: worded.filter(e => contrast(e) < 4.5)
       .map(e => `${e.className} ${e.textContent.slice(0, 40)} ${contrast(e).toFixed(2)}`),

@@ -12,7 +12,8 @@ from tests.payload.agent.web import CHAT, Server
 
 METRICS = (
     "# HELP vllm:cache_config_info"
-    ' Information\nvllm:cache_config_info{block_size="128",kv_cache_size_tokens="262144",kv_cache_max_concurrency="512.0"}'
+    ' Information\nvllm:cache_config_info{block_size="128",kv_cache_size_tokens="262144",'
+    'kv_cache_max_concurrency="512.0"}'
     ' 1.0\nvllm:num_requests_running{engine="0"} 8.0\nvllm:num_requests_waiting{engine="0"}'
     ' 892.0\nvllm:generation_tokens_total{engine="0"} 7.0\n'
 )

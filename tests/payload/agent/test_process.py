@@ -199,7 +199,10 @@ def test_a_program_that_is_not_there(tmp_path: Path) -> None:
 
 LEAVES = """if 1:
     import os, signal, subprocess, sys, time
-    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        " print('deaf', flush=True); time.sleep(60)"
+    )
     other = subprocess.Popen([sys.executable, "-S", "-c", deaf], start_new_session=True)
     child = subprocess.Popen(["sleep", "60"])
     print("children", other.pid, child.pid, flush=True)

@@ -247,7 +247,7 @@ background process. See stack trace for root cause.
 (EngineCore pid=412) Process EngineCore:
 (EngineCore pid=412) Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace \
 for root cause.
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(
