@@ -150,19 +150,23 @@ class Lead:
         if again:
             self._told = now
         for name, member in list(self.members.items()):
-            said = {server: order.as_json() for server, order in self.orders.get(name, {}).items()}
             try:
-                changed = said != self._sent.get(name)
-                if changed:
-                    self._sent[name], self._number[name] = said, self._number.get(name, 0) + 1
-                if again or changed:
-                    member.peer.say(orders=said, number=self._number[name], ray=self.ray)
+                self._tell(name, member, again=again)
                 if now - member.peer.heard > SILENCE:
                     raise Lost(f"it has been silent for {SILENCE:g} s")
             except Lost as why:
                 self._lose(name, str(why))
         for stranger in [each for each in self._strangers if now - each.since > _PROOF]:
             self._turn_away(stranger)
+
+    def _tell(self, name: str, member: Member, *, again: bool) -> None:
+        """Tell a node its orders when they have changed, or `again`; raises Lost."""
+        said = {server: order.as_json() for server, order in self.orders.get(name, {}).items()}
+        changed = said != self._sent.get(name)
+        if changed:
+            self._sent[name], self._number[name] = said, self._number.get(name, 0) + 1
+        if again or changed:
+            member.peer.say(orders=said, number=self._number[name], ray=self.ray)
 
     def _listen(self, now: float) -> None:
         try:

@@ -132,16 +132,7 @@ def read(said: Any) -> Desired:
     try:
         if said["version"] != VERSION:
             raise ValueError(f"version {said['version']!r} of a server is not known here")
-        processes = tuple(
-            Process(
-                node=str(each["node"]),
-                argv=tuple(map(str, each["argv"])),
-                env=_texts(each["env"]),
-                gpus=None if each["gpus"] is None else tuple(map(int, each["gpus"])),
-                replicas=(int(each["replicas"][0]), int(each["replicas"][1])),
-            )
-            for each in said["processes"]
-        )
+        processes = tuple(_process(each) for each in said["processes"])
         if not processes:
             raise ValueError("a server without a process")
         ray = said["ray"]
@@ -166,6 +157,16 @@ def read(said: Any) -> Desired:
         )
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise ValueError(f"this is no server: {type(error).__name__}: {error}") from None
+
+
+def _process(said: Any) -> Process:
+    return Process(
+        node=str(said["node"]),
+        argv=tuple(map(str, said["argv"])),
+        env=_texts(said["env"]),
+        gpus=None if said["gpus"] is None else tuple(map(int, said["gpus"])),
+        replicas=(int(said["replicas"][0]), int(said["replicas"][1])),
+    )
 
 
 def _ray(said: Any) -> Ray:

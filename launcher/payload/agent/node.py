@@ -96,37 +96,30 @@ class Server:
 
     def turn(self, order: Order | None) -> None:
         """Look once, and do what follows."""
-        engine = self.engine
-        engine.poll()
-        if (
-            order is None
-            or (order.phase == PREPARE and engine.state == RUNNING)
-            or _another(order, engine)
-        ):
-            engine.stop(self.order.grace)
-        elif (
-            order.phase == RUN
-            and order.argv
-            and engine.state == IDLE
-            and order.generation > engine.last
-        ):
-            engine.start(order.generation, order.argv, order.env)
-            if order.api and engine.state == RUNNING:
-                self.probe = Probe(*order.api, order.replicas, order.canary)
+        self.engine.poll()
+        self._obey(order)
         self._end_ranks(order)
         self.order = order or self.order
         if self.probe is not None:
             self._hear(self.probe)
-        now = time.monotonic()
-        if order is not None and order.phase == PREPARE and order.share is None:
+        if order is None:
+            return
+        if order.phase == PREPARE and order.share is None:
             self.prepared = order.generation
-        if order is not None and now - self._looked >= _LOOK:
+        now = time.monotonic()
+        if now - self._looked >= _LOOK:
             self._looked = now
-            engine.look()
-            self.ranks = {pid: self.ranks.get(pid) or Work() for pid in order.pids}
-            for pid, seconds in process.used(order.pids):
-                self.ranks[pid].look([(pid, seconds)])
             self._look(order)
+
+    def _obey(self, order: Order | None) -> None:
+        """End or start the engine, where it is not as ordered."""
+        engine = self.engine
+        if order is None or _must_end(engine, order):
+            engine.stop(self.order.grace)
+        elif _must_start(engine, order):
+            engine.start(order.generation, order.argv, order.env)
+            if order.api and engine.state == RUNNING:
+                self.probe = Probe(*order.api, order.replicas, order.canary)
 
     def _end_ranks(self, order: Order | None) -> None:
         """End ranks whose driver has gone and that do not go themselves: one that hangs does not
@@ -152,6 +145,14 @@ class Server:
             self.engine.well()
 
     def _look(self, order: Order) -> None:
+        """See what the engine's processes and the ranks have done, and how the GPUs are."""
+        self.engine.look()
+        self.ranks = {pid: self.ranks.get(pid) or Work() for pid in order.pids}
+        for pid, seconds in process.used(order.pids):
+            self.ranks[pid].look([(pid, seconds)])
+        self._ask_for_gpus(order)
+
+    def _ask_for_gpus(self, order: Order) -> None:
         """Ask for the GPUs in a thread of its own: a driver that hangs must not stop the agent."""
         if self._thread is not None and self._thread.is_alive():
             return
@@ -185,17 +186,7 @@ class Server:
         said: dict[str, Any] = {"state": state_, "last": engine.last, "prepared": self.prepared}
         if self.waits and self.waits != _ONCE:
             said["waits"] = self.waits
-        if engine.ended:
-            said |= {"ended": engine.ended, "evidence": engine.evidence, "cause": engine.cause}
-        elif engine.state == RUNNING:
-            said |= {
-                "lines": dict(engine.lines),
-                "evidence": engine.evidence,
-                "cause": engine.cause,
-                "pid": engine.pid,
-            }
-        if engine.state == RUNNING:
-            said["work"] = dict(engine.work.counts)
+        said |= _said_of(engine)
         if self.ranks:
             said["ranks"] = {str(pid): work.counts.get("", 0) for pid, work in self.ranks.items()}
         if self.busy is not None and self.order.busy:
@@ -225,15 +216,19 @@ class Node:
             if name not in self.servers and order.phase != KEEP:
                 self.servers[name] = Server(name, self.folder, order)
         for name, server in list(self.servers.items()):
-            was = server.engine.state
-            server.turn(None if self._stopping else self.orders.get(name))
-            if was == STOPPING and server.idle and self.private_shm:
-                leftovers.sweep()
-            if server.waits.startswith(LOST) and all(each.idle for each in self.servers.values()):
-                # nothing that works is hurt by a new start of the container
-                self._lost(server.waits)
+            self._turn(server, None if self._stopping else self.orders.get(name))
             if name not in self.orders and server.idle:
                 del self.servers[name]
+
+    def _turn(self, server: Server, order: Order | None) -> None:
+        """Let a server do what was ordered; then see to what it left behind, or lacks."""
+        was = server.engine.state
+        server.turn(order)
+        if was == STOPPING and server.idle and self.private_shm:
+            leftovers.sweep()
+        if server.waits.startswith(LOST) and not self.runs:
+            # nothing that works is hurt by a new start of the container
+            self._lost(server.waits)
 
     def report(self) -> dict[str, Any]:
         """Return how all of them are."""
@@ -243,7 +238,7 @@ class Node:
         """Stop everything; true when it has."""
         self._stopping = True
         self.turn()
-        return all(each.idle for each in self.servers.values())
+        return not self.runs
 
     @property
     def changing(self) -> bool:
@@ -259,5 +254,28 @@ class Node:
         return any(not each.idle for each in self.servers.values())
 
 
-def _another(order: Order, engine: Engine) -> bool:
-    return engine.state == RUNNING and engine.last != order.generation
+def _must_end(engine: Engine, order: Order) -> bool:
+    """True for an engine that runs, and is not the one that is ordered."""
+    another = order.phase == PREPARE or engine.last != order.generation
+    return engine.state == RUNNING and another
+
+
+def _must_start(engine: Engine, order: Order) -> bool:
+    """True when the order is to run an engine that has not been started here yet."""
+    ordered = order.phase == RUN and bool(order.argv)
+    return ordered and engine.state == IDLE and order.generation > engine.last
+
+
+def _said_of(engine: Engine) -> dict[str, Any]:
+    """Return what is reported of an engine that ended by itself, or that runs."""
+    if engine.ended:
+        return {"ended": engine.ended, "evidence": engine.evidence, "cause": engine.cause}
+    if engine.state != RUNNING:
+        return {}
+    return {
+        "lines": dict(engine.lines),
+        "evidence": engine.evidence,
+        "cause": engine.cause,
+        "pid": engine.pid,
+        "work": dict(engine.work.counts),
+    }

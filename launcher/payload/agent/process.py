@@ -121,15 +121,22 @@ class Engine:
             return
         code = process.poll()
         if code is not None and self.state == RUNNING:
-            if self._printed:
-                self._printed.join(0.2)  # its last words
-            self.ended = _words(code)
-            self._write(f"vlaunch agent: the engine {self.ended}\n".encode())
-            self._stop()
-        if self.state != STOPPING or (code is None and time.monotonic() < self._kill_at):
-            return
+            self._note_end(code)
+        if self.state == STOPPING and (code is not None or time.monotonic() >= self._kill_at):
+            self._end_what_is_left(process)
+
+    def _note_end(self, code: int) -> None:
+        """Note that its first process has ended by itself, and begin to end the others."""
+        if self._printed:
+            self._printed.join(0.2)  # its last words
+        self.ended = _words(code)
+        self._write(f"vlaunch agent: the engine {self.ended}\n".encode())
+        self._stop()
+
+    def _end_what_is_left(self, process: subprocess.Popen[bytes]) -> None:
+        """Tell what lives of it to end, once; later make it."""
         left = list(self._left(process.pid))
-        if not left and code is not None:
+        if not left and process.returncode is not None:
             children.forget(process)
             self._process, self.state = None, IDLE
         elif time.monotonic() >= self._kill_at:

@@ -38,30 +38,35 @@ class Reservation:
             self._head, self.ready = head, False
         if self._asked is None:
             if not self.ready and now >= self._again:
-                pairs = [
-                    f"{self.want.addresses[node]}={count}"
-                    for node, count in self.want.places.items()
-                    if count
-                ]
-                self._asked = Background(lambda: _reserve("take", self.want.name, *pairs))
+                self._asked = self._take()
             return
         if not self._asked.over:
             return
         code, out = self._asked.value or (1, self._asked.error)
         self._asked, self._again = None, now + (_LATER if runs else _AGAIN)
+        self._hear(code, out, runs=runs)
+
+    def _take(self) -> Background[tuple[int, str]]:
+        """Begin to have them set aside."""
+        want = self.want
+        pairs = [f"{want.addresses[node]}={count}" for node, count in want.places.items() if count]
+        return Background(lambda: _reserve("take", want.name, *pairs))
+
+    def _hear(self, code: int, out: str, *, runs: bool) -> None:
+        """Note which GPUs Ray has set aside, or why it has not."""
         try:
             said = json.loads(out.strip().rpartition("\n")[2])
         except ValueError:
             said = {"error": out[-300:]}
-        if code == 0 and isinstance(said.get("gpus"), dict):
-            names = {ip: node for node, ip in self.want.addresses.items()}
-            found = {
-                names.get(ip, ip): [int(each) for each in held] for ip, held in said["gpus"].items()
-            }
-            self._found = self._found if runs else found  # what runs keeps the GPUs that it has
-            self.ready = True
-        else:
+        if code != 0 or not isinstance(said.get("gpus"), dict):
             self.doing = f"waiting for Ray to set its GPUs aside: {said.get('error', '')}"
+            return
+        names = {ip: node for node, ip in self.want.addresses.items()}
+        found = {
+            names.get(ip, ip): [int(each) for each in held] for ip, held in said["gpus"].items()
+        }
+        self._found = self._found if runs else found  # what runs keeps the GPUs that it has
+        self.ready = True
 
     def gpus(self, node: str) -> tuple[int, ...] | None:
         """Return which GPUs of a node they are; None where the server has all."""
