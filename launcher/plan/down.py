@@ -8,7 +8,7 @@ from launcher import shell
 from launcher.checks.shape import Finding
 from launcher.model import Inventory, Node
 from launcher.plan import containers, verdict
-from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
+from launcher.plan.shape import Answers, Gate, Plan, Stage, Step, not_empty
 from launcher.tools import docker
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
@@ -27,56 +27,21 @@ def plan_down(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Plan:
     could be reached.
     """
     nodes = [node for node in inventory.nodes if node.name in facts]
-    workers = tuple(
-        step
-        for node in nodes
-        if not node.head
-        for step in _removals(node, facts[node.name], lambda _: True)
-    )
     head = [node for node in nodes if node.head]
-    ranks = tuple(
-        step
-        for node in head
-        for step in _removals(node, facts[node.name], lambda role: role != "head")
-    )
-    rest = tuple(
-        step
-        for node in head
-        for step in _removals(node, facts[node.name], lambda role: role == "head")
-    )
-    clear = tuple(
-        Step(
-            title="removing helper files and secrets",
-            command=Command(
-                node=node.name,
-                argv=(
-                    "sh",
-                    "-c",
-                    _CLEAR,
-                    "clear",
-                    containers.state_dir(inventory, node, facts[node.name]),
-                    verdict.FILE,
-                ),
-                timeout=30,
-            ),
-        )
-        for node in nodes
-        if facts[node.name].has_directory
-    )
-    clear += tuple(
-        Step(
-            title="removing secrets from memory",
-            command=Command(
-                node=node.name, argv=("sh", "-c", _FORGET, "forget", folder), timeout=30
-            ),
-        )
-        for node in nodes
-        for folder in facts[node.name].folders
+    workers = (
+        *_removals([node for node in nodes if not node.head], facts, lambda _: True),
+        *_removals(head, facts, lambda role: role != "head"),
     )
     stages = (
-        Stage(id="workers", title="Remove workers", steps=workers + ranks),
-        Stage(id="head", title="Remove the head", steps=rest),
-        Stage(id="files", title="Remove files and secrets", steps=clear),
+        Stage(id="workers", title="Remove workers", steps=workers),
+        Stage(
+            id="head",
+            title="Remove the head",
+            steps=_removals(head, facts, lambda role: role == "head"),
+        ),
+        Stage(
+            id="files", title="Remove files and secrets", steps=_clearing(inventory, nodes, facts)
+        ),
         Stage(
             id="absent",
             title="Verify that nothing is left",
@@ -85,20 +50,53 @@ def plan_down(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Plan:
     )
     return Plan(
         verb="down",
-        stages=tuple(stage for stage in stages if stage.steps or stage.gates),
+        stages=not_empty(stages),
         keep_going=True,
     )
 
 
-def _removals(node: Node, facts: HostFacts, wanted: Callable[[str], bool]) -> list[Step]:
-    return [
+def _removals(
+    nodes: Sequence[Node], facts: Mapping[str, HostFacts], wanted: Callable[[str], bool]
+) -> tuple[Step, ...]:
+    """Remove the containers whose role is wanted."""
+    return tuple(
         Step(
             title=f"removing container {each.name}",
             command=Command(node=node.name, argv=docker.remove(node.docker, each.id), timeout=120),
         )
-        for each in facts.containers
+        for node in nodes
+        for each in facts[node.name].containers
         if wanted(each.role)
+    )
+
+
+def _clearing(
+    inventory: Inventory, nodes: Sequence[Node], facts: Mapping[str, HostFacts]
+) -> tuple[Step, ...]:
+    """Remove what lies on the disk of each node, then what lies in memory."""
+    disk = [
+        _clear(node, containers.state_dir(inventory, node, facts[node.name]))
+        for node in nodes
+        if facts[node.name].has_directory
     ]
+    memory = [_forget(node, folder) for node in nodes for folder in facts[node.name].folders]
+    return (*disk, *memory)
+
+
+def _clear(node: Node, directory: str) -> Step:
+    argv = ("sh", "-c", _CLEAR, "clear", directory, verdict.FILE)
+    return Step(
+        title="removing helper files and secrets",
+        command=Command(node=node.name, argv=argv, timeout=30),
+    )
+
+
+def _forget(node: Node, folder: str) -> Step:
+    argv = ("sh", "-c", _FORGET, "forget", folder)
+    return Step(
+        title="removing secrets from memory",
+        command=Command(node=node.name, argv=argv, timeout=30),
+    )
 
 
 def _absent(inventory: Inventory, nodes: Sequence[Node], facts: Mapping[str, HostFacts]) -> Gate:

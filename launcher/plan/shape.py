@@ -5,7 +5,7 @@ A plan is a value; nothing in here runs anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.checks.shape import Finding
@@ -75,6 +75,11 @@ class Plan:
     def steps(self) -> tuple[Step, ...]:
         """All steps in the order in which they start."""
         return tuple(step for stage in self.stages for step in stage.steps)
+
+
+def not_empty(stages: Iterable[Stage]) -> tuple[Stage, ...]:
+    """Return the stages in which anything is done or must hold."""
+    return tuple(stage for stage in stages if stage.steps or stage.gates)
 
 
 def in_waves(steps: Sequence[Step]) -> list[list[Step]]:

@@ -10,7 +10,7 @@ from launcher.checks import host, images
 from launcher.checks.shape import Check, Evidence, Finding
 from launcher.model import Inventory, Node, Secret
 from launcher.plan import containers, files, gates
-from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
+from launcher.plan.shape import Answers, Gate, Plan, Stage, Step, not_empty
 from launcher.tools import derived, docker
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
@@ -99,7 +99,7 @@ def plan_up(
     )
     return Plan(
         verb="up",
-        stages=tuple(stage for stage in stages if stage.steps or stage.gates),
+        stages=not_empty(stages),
         notes=(*_differing(facts, reasons), *_ending(replaced)),
     )
 
