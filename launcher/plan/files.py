@@ -114,40 +114,47 @@ def steps(
             )
         )
     if fresh:
-        base, memory = (
-            containers.secrets_base(inventory, node, facts),
-            inventory.secrets_in == "memory",
-        )
-        store = _OWN + _STORE if memory else _STORE
+        base = containers.secrets_base(inventory, node, facts)
         if facts:
             steps += _elsewhere(inventory, node, facts, base)
-        there = (facts.in_memory if memory else facts.secret_names) if facts else ()
-        old = [name for name in there or () if name not in secrets]
-        if old:
-            steps.append(
-                Step(
-                    title="removing secrets that are not in the inventory any more",
-                    command=Command(
-                        node=node.name,
-                        argv=("rm", "-f", *(f"{base}/secrets/{name}" for name in old)),
-                        timeout=30,
-                    ),
-                )
-            )
-        for name, value in sorted(secrets.items()):
-            steps.append(
-                Step(
-                    title=f"writing secret {name}",
-                    command=Command(
-                        node=node.name,
-                        argv=("sh", "-c", store, "store", base, name),
-                        timeout=30,
-                        stdin=partial(_bytes, value),
-                        shown_stdin=_shown(inventory, name),
-                    ),
-                )
-            )
+            steps += _unwanted(inventory, node, facts, secrets, base)
+        steps += _written(inventory, node, secrets, base)
     return steps
+
+
+def _unwanted(
+    inventory: Inventory, node: Node, facts: HostFacts, secrets: Mapping[str, Secret], base: str
+) -> list[Step]:
+    """Remove the secrets that the inventory names no more."""
+    there = facts.in_memory if inventory.secrets_in == "memory" else facts.secret_names
+    paths = [f"{base}/secrets/{name}" for name in there or () if name not in secrets]
+    if not paths:
+        return []
+    return [
+        Step(
+            title="removing secrets that are not in the inventory any more",
+            command=Command(node=node.name, argv=("rm", "-f", *paths), timeout=30),
+        )
+    ]
+
+
+def _written(
+    inventory: Inventory, node: Node, secrets: Mapping[str, Secret], base: str
+) -> list[Step]:
+    store = _OWN + _STORE if inventory.secrets_in == "memory" else _STORE
+    return [
+        Step(
+            title=f"writing secret {name}",
+            command=Command(
+                node=node.name,
+                argv=("sh", "-c", store, "store", base, name),
+                timeout=30,
+                stdin=partial(_bytes, value),
+                shown_stdin=_shown(inventory, name),
+            ),
+        )
+        for name, value in sorted(secrets.items())
+    ]
 
 
 def _elsewhere(inventory: Inventory, node: Node, facts: HostFacts, base: str) -> list[Step]:
