@@ -17,7 +17,7 @@ from launcher.model import Answer, Inventory, Node
 from launcher.redaction import MASK
 from launcher.tools import audit, diagnosis, untrusted
 from launcher.tools.diagnosis import ENGINES, INSIDE, INSPECT, KERNEL, LOGS, RECORD, STATE
-from launcher.tools.diagnosis_read import Log, read
+from launcher.tools.diagnosis_read import Log, Told, read
 from launcher.transport import Command
 
 _TIMEOUT = 240.0
@@ -71,34 +71,46 @@ def files(answers: Sequence[Answer], mark: str) -> dict[str, str]:
     """
     *asked, trail = answers
     told = [read(answer.out, mark) for answer in asked]
-    kept = {name: each for name, each in told[0].kept.items() if each}
-    gaps = [f"{what}: {why}" for what, why in told[0].gaps.items()]
-    gaps += [answer.tail[-300:] for answer in answers if not answer.ok]
-    found: dict[str, str] = {
-        "state.json": (
-            json.dumps([asdict(each) for each in told[0].states], indent=1)
-            if told[0].states
-            else ""
-        ),
-        "containers.json": _inspected(told[0].inspect),
-        "servers.json": (
-            json.dumps({"servers": kept, "members": told[0].members}, indent=1) if kept else ""
-        ),
+    first = told[0]
+    found = {
+        "state.json": _json([asdict(each) for each in first.states]),
+        "containers.json": _json(_inspected(first.inspect)),
+        "servers.json": _json(_servers(first)),
         "audit.ndjson": trail.out if trail.ok else "",
+        **_logs([log for each in told for log in each.logs]),
+        "not-seen.txt": "\n".join(_not_seen(first, answers)),
     }
-    count: Counter[str] = Counter()
-    for each in told:
-        for log in each.logs:
-            kind = _NAMES.get(log.part.partition("-")[0], "other")
-            count[kind] += 1
-            name = (
-                log.what.replace(" ", "-")
-                if log.part.startswith("engine-")
-                else f"{kind}-{count[kind]}"
-            )
-            found[f"{name}.log"] = _written(log)
-    found["not-seen.txt"] = "\n".join(dict.fromkeys(gaps))
     return {name: text for name, text in found.items() if text.strip()}
+
+
+def _json(said: Any) -> str:
+    return json.dumps(said, indent=1) if said else ""
+
+
+def _servers(told: Told) -> Any:
+    kept = {name: each for name, each in told.kept.items() if each}
+    return {"servers": kept, "members": told.members} if kept else None
+
+
+def _not_seen(told: Told, answers: Sequence[Answer]) -> list[str]:
+    """Say what could not be had, each thing once."""
+    gaps = [f"{what}: {why}" for what, why in told.gaps.items()]
+    gaps += [answer.tail[-300:] for answer in answers if not answer.ok]
+    return list(dict.fromkeys(gaps))
+
+
+def _logs(logs: Sequence[Log]) -> dict[str, str]:
+    """Return logs under their files' names: an engine's under its own, the others numbered by their
+    kind.
+    """
+    found, count = {}, Counter[str]()
+    for log in logs:
+        kind = _NAMES.get(log.part.partition("-")[0], "other")
+        count[kind] += 1
+        engine = log.part.startswith("engine-")
+        name = log.what.replace(" ", "-") if engine else f"{kind}-{count[kind]}"
+        found[f"{name}.log"] = _written(log)
+    return found
 
 
 def folder(number: int, node: Node) -> str:
@@ -114,20 +126,20 @@ def _written(log: Log) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _inspected(text: str) -> str:
+def _inspected(text: str) -> Any:
     """Return what Docker knows of containers, without the values of variables that tell nothing, or
     too much.
     """
     try:
         found: Any = untrusted.loads(text) if text.strip() else []
     except ValueError:
-        return ""
+        return None
     for each in found if isinstance(found, list) else ():
         config = each.get("Config") if isinstance(each, dict) else None
         if isinstance(config, dict):
             env = config.get("Env")
             config["Env"] = [_variable(str(pair)) for pair in env] if isinstance(env, list) else []
-    return json.dumps(found, indent=1) if found else ""
+    return found
 
 
 def _variable(pair: str) -> str:
