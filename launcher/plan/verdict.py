@@ -9,11 +9,11 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from launcher.checks import crossing, network
 from launcher.checks.network import Verdict
-from launcher.model import LEVELS, Answer, Inventory, Level
+from launcher.model import LEVELS, Answer, Inventory, Level, Node
 from launcher.placement import narrow
 from launcher.plan import containers
 from launcher.plan.shape import Step
@@ -142,29 +142,23 @@ def as_record(
     verdict = proof.verdict
     if verdict is None:
         return {}
-    ask = proof.ask
-    here = narrow(inventory, ask.nodes if ask is not None else ())
+    ask = proof.ask or Ask(nonce="")
+    here = narrow(inventory, ask.nodes)
+    collective, measured = verdict.collective, crossing.figures(verdict)
     said = {
         "incarnation": incarnation(here, facts),
         "nodes": [node.name for node in here.nodes],
         "taken": taken,
         "passed": verdict.passed,
-        "asked": (ask.require if ask is not None else None) or inventory.require,
+        "asked": ask.require or inventory.require,
         "required": verdict.required,
-        "ranks_per_node": (ask.ranks_per_node if ask is not None else None) or 0,
-        "collective": (
-            verdict.collective is not None
-            and not verdict.collective.error
-            and verdict.collective.correct
-        ),
+        "ranks_per_node": ask.ranks_per_node or 0,
+        "collective": collective is not None and not collective.error and collective.correct,
         "summary": summary(verdict),
         "servers": proof.servers,
-        **(
-            {"figures": asdict(measured)}
-            if (measured := crossing.figures(verdict)) is not None
-            else {}
-        ),
     }
+    if measured is not None:
+        said["figures"] = asdict(measured)
     finite: dict[str, Any] = _finite(said)
     return finite
 
@@ -184,28 +178,40 @@ def parse_record(answer: Answer) -> dict[str, Any]:
         found = json.loads(answer.out)
     except (ValueError, RecursionError):
         return {}
-    if (
-        not isinstance(found, dict)
-        or not isinstance(found.get("passed"), bool)
-        or not all(
-            isinstance(found.get(word), str)
-            for word in ("incarnation", "taken", "required", "summary")
-        )
-        or not isinstance(found.get("ranks_per_node"), int)
-        or found["required"] not in LEVELS
-    ):
+    if not _is_record(found):
         return {}
-    told, names = found.pop("servers", None), found.pop("nodes", None)
-    if isinstance(names, list) and all(isinstance(each, str) for each in names):
-        found["nodes"] = names
-    if isinstance(told, dict) and all(isinstance(each, dict) for each in told.values()):
-        found["servers"] = told
-    figures = found.pop("figures", None)
-    if isinstance(figures, dict) and all(
-        isinstance(each, (int, float)) and 0 <= each < math.inf for each in figures.values()
-    ):
-        found |= {"figures": figures} if figures.get("algbw") and figures.get("bandwidth") else {}
-    return found
+    beside = {name: found.pop(name, None) for name in _BESIDE}
+    return found | {name: said for name, said in beside.items() if _BESIDE[name](said)}
+
+
+def _is_record(found: Any) -> TypeGuard[dict[str, Any]]:
+    """True when everything is there on which anything is decided."""
+    texts = ("incarnation", "taken", "required", "summary")
+    return (
+        isinstance(found, dict)
+        and isinstance(found.get("passed"), bool)
+        and all(isinstance(found.get(name), str) for name in texts)
+        and isinstance(found.get("ranks_per_node"), int)
+        and found["required"] in LEVELS
+    )
+
+
+def _are_names(said: Any) -> bool:
+    return isinstance(said, list) and all(isinstance(each, str) for each in said)
+
+
+def _are_servers(said: Any) -> bool:
+    return isinstance(said, dict) and all(isinstance(each, dict) for each in said.values())
+
+
+def _are_figures(said: Any) -> bool:
+    if not isinstance(said, dict) or not said.get("algbw") or not said.get("bandwidth"):
+        return False
+    return all(isinstance(each, (int, float)) and 0 <= each < math.inf for each in said.values())
+
+
+# What a record may lack; what cannot be read of it is as if it were not there.
+_BESIDE = {"nodes": _are_names, "servers": _are_servers, "figures": _are_figures}
 
 
 def about(
@@ -233,43 +239,55 @@ def proven(
 ) -> bool:
     """True when the kept verdict is about these very containers and covers what is asked, between
     `nodes` (none named: all).
+    """
+    among = [inventory.node(name) for name in nodes] or inventory.nodes
+    return (
+        kept.get("passed") is True
+        and (not collective or kept.get("collective") is True)
+        and _covers_level(kept, require or inventory.require)
+        and _covers_ranks(kept, among)
+        and {node.name for node in among} <= about(inventory, facts, kept)
+    )
+
+
+def _covers_level(kept: Mapping[str, Any], wanted: Level | Literal["auto"]) -> bool:
+    """True when the level that was required then is as high as the one that is wanted now.
 
     What `auto` stands for depends on what was found on the nodes: only a verdict on `auto` covers
     it, and the highest level.
     """
-    wanted, level = require or inventory.require, kept.get("required")
-    among = [inventory.node(name) for name in nodes] or inventory.nodes
-    if level not in LEVELS or not {node.name for node in among} <= about(inventory, facts, kept):
+    level = kept.get("required")
+    if level not in LEVELS:
         return False
-    covers = (
-        kept.get("asked") == "auto" or level == LEVELS[-1]
-        if wanted == "auto"
-        else LEVELS.index(level) >= LEVELS.index(wanted)
-    )
-    return (
-        kept.get("passed") is True
-        and (not collective or kept.get("collective") is True)
-        # 0: one for each GPU. With fewer, some GPUs and their network cards were never tried.
-        and (
-            kept.get("ranks_per_node") == 0
-            or kept.get("ranks_per_node", -1) >= min(node.gpus for node in among)
-        )
-        and covers
-    )
+    if wanted == "auto":
+        return kept.get("asked") == "auto" or level == LEVELS[-1]
+    return LEVELS.index(level) >= LEVELS.index(wanted)
+
+
+def _covers_ranks(kept: Mapping[str, Any], among: Sequence[Node]) -> bool:
+    """True when there was a rank for each GPU: with fewer, some GPUs and their network cards were
+    never tried.
+    """
+    ranks = kept.get("ranks_per_node", -1)  # 0: one for each GPU
+    return bool(ranks == 0 or ranks >= min(node.gpus for node in among))
 
 
 def summary(verdict: Verdict) -> str:
     """Return what was proven in one line."""
-    kinds = sorted({cell.transport for cell in verdict.cells if cell.transport}) or ["nothing"]
     rates = [cell.bandwidth for cell in verdict.cells if cell.bandwidth is not None]
     times = [cell.latency for cell in verdict.cells if cell.latency is not None]
-    pairs = len(verdict.cells) // 2
-    said = [f"{pairs} {'pair' if pairs == 1 else 'pairs'} over {', '.join(kinds)}"]
+    said = [_pairs(verdict)]
     if rates:
         said.append(_span(network.rate(min(rates)), network.rate(max(rates))))
     if times:
         said.append(_span(f"{min(times) * 1e6:.0f}", f"{max(times) * 1e6:.0f}") + " µs")
     return ", ".join(said)
+
+
+def _pairs(verdict: Verdict) -> str:
+    count = len(verdict.cells) // 2
+    kinds = sorted({cell.transport for cell in verdict.cells if cell.transport}) or ["nothing"]
+    return f"{count} {'pair' if count == 1 else 'pairs'} over {', '.join(kinds)}"
 
 
 def _span(low: str, high: str) -> str:
