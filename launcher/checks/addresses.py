@@ -81,15 +81,8 @@ def _one_nic(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
     if facts.addresses is None:
         return skipped(node, _UNKNOWN)
     by_net: dict[str, dict[str, str]] = {}
-    for address in facts.addresses:
-        parsed = ipaddress.ip_address(address.ip.split("%")[0])
-        if (
-            address.up
-            and not parsed.is_loopback
-            and not parsed.is_link_local
-            and address.prefix < parsed.max_prefixlen
-        ):
-            by_net.setdefault(str(_network(address)), {}).setdefault(address.interface, address.ip)
+    for address in filter(_in_subnet, facts.addresses):
+        by_net.setdefault(str(_network(address)), {}).setdefault(address.interface, address.ip)
     double = {net: nics for net, nics in by_net.items() if len(nics) > 1}
     if not double:
         return passed(node, "each interface has a subnet of its own")
@@ -103,6 +96,14 @@ def _one_nic(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
             "`sudo sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2`"
         ),
     )
+
+
+def _in_subnet(address: Address) -> bool:
+    """True for an address through which an interface that is up reaches other hosts directly."""
+    parsed = ipaddress.ip_address(address.ip.split("%")[0])
+    if parsed.is_loopback or parsed.is_link_local:
+        return False
+    return address.up and address.prefix < parsed.max_prefixlen
 
 
 CHECKS = (

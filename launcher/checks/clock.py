@@ -32,35 +32,37 @@ def _skew(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     findings += [skipped(name, "its clock was not read") for name in found if name not in skews]
     if not skews:
         return findings
-    values = list(skews.values())
-    # Of two clocks that disagree, the one nearer to this machine's is taken to be right.
-    right = median_low(values) if len(values) > 2 else min(values, key=abs)
+    right = _right(list(skews.values()))
     for name, skew in skews.items():
-        apart = skew - right
-        text = (
-            f"its clock is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} the other"
-            " nodes'"
-        )
-        if len(values) == 1 or abs(apart) <= _WARN:
-            findings.append(
-                passed(
-                    name,
-                    "its clock agrees with the others" if len(values) > 1 else "its clock was read",
-                )
-            )
-        elif abs(apart) <= _FAIL:
-            findings.append(warned(name, text, fix=_fix(name)))
-        else:
-            findings.append(failed(name, text, fix=_fix(name)))
-    if abs(right) > _WARN:
-        text = (
-            f"this machine's clock is {abs(right):.0f} s {'behind' if right > 0 else 'ahead of'}"
-            " the nodes'"
-        )
-        findings.append(
-            warned("", text, fix="set this machine's clock: `sudo timedatectl set-ntp true`")
-        )
-    return findings
+        alone = len(skews) == 1
+        findings.append(passed(name, "its clock was read") if alone else _apart(name, skew - right))
+    return [*findings, *_this_machine(right)]
+
+
+def _right(skews: Sequence[float]) -> float:
+    """Return the clock to compare the others with: of two that disagree, the one nearer to this
+    machine's is taken to be right.
+    """
+    return median_low(skews) if len(skews) > 2 else min(skews, key=abs)
+
+
+def _apart(name: str, apart: float) -> Finding:
+    if abs(apart) <= _WARN:
+        return passed(name, "its clock agrees with the others")
+    judge = warned if abs(apart) <= _FAIL else failed
+    direction = "ahead of" if apart > 0 else "behind"
+    return judge(
+        name, f"its clock is {abs(apart):.0f} s {direction} the other nodes'", fix=_fix(name)
+    )
+
+
+def _this_machine(right: float) -> list[Finding]:
+    """Warn of this machine's clock where the nodes' one differs from it by so many seconds."""
+    if abs(right) <= _WARN:
+        return []
+    direction = "behind" if right > 0 else "ahead of"
+    text = f"this machine's clock is {abs(right):.0f} s {direction} the nodes'"
+    return [warned("", text, fix="set this machine's clock: `sudo timedatectl set-ntp true`")]
 
 
 def _fix(name: str) -> str:

@@ -9,6 +9,7 @@ from launcher.checks.alike import having, usual
 from launcher.checks.host import not_nvidia
 from launcher.checks.shape import Check, Evidence, Finding, failed, passed, skipped, warned
 from launcher.model import Inventory
+from launcher.tools.expectations import Gpu
 from launcher.tools.host import HostFacts
 
 # Oldest driver branch for each major version of CUDA
@@ -44,21 +45,14 @@ def tag_cuda(image: str) -> str:
 
 
 def _driver(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
-    reached = evidence.reached(inventory)
-    seen = {node.name: evidence.facts[node.name].gpus for node in reached}
+    seen = {node.name: evidence.facts[node.name].gpus for node in evidence.reached(inventory)}
     versions = {name: gpus[0].driver for name, gpus in seen.items() if gpus}
     findings = [
         skipped(name, "`nvidia-smi` gave no driver version")
         for name in seen
         if name not in versions
     ]
-    cuda = next(
-        filter(None, (image_cuda(inventory, evidence.facts[node.name]) for node in reached)), ""
-    )
-    there = any(evidence.facts[node.name].images.get(inventory.image) for node in reached)
-    told = "of the image"
-    if not there:
-        cuda, told = tag_cuda(inventory.image), "by the image's tag"
+    cuda, there = _cuda(inventory, evidence)
     common = usual(versions)
     for name, version in versions.items():
         old = _too_old(name, version, cuda, there, inventory, evidence)
@@ -73,37 +67,50 @@ def _driver(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
                 )
             )
         else:
-            unknown = (
-                "the image does not say its CUDA"
-                if there
-                else "the image is not here yet, so its CUDA is not known"
-            )
-            held = passed(name, f"driver {version}, for CUDA {cuda} {told}")
-            findings.append(held if cuda else skipped(name, f"driver {version}; {unknown}"))
+            findings.append(_new_enough(name, version, cuda, there))
     return findings
+
+
+def _cuda(inventory: Inventory, evidence: Evidence) -> tuple[str, bool]:
+    """Return the image's CUDA, empty where it is not known, and whether the image is on any node;
+    where it is not, only its tag can tell.
+    """
+    reached = [evidence.facts[node.name] for node in evidence.reached(inventory)]
+    if not any(facts.images.get(inventory.image) for facts in reached):
+        return tag_cuda(inventory.image), False
+    return next(filter(None, (image_cuda(inventory, facts) for facts in reached)), ""), True
+
+
+def _new_enough(name: str, version: str, cuda: str, there: bool) -> Finding:
+    if cuda:
+        told = "of the image" if there else "by the image's tag"
+        return passed(name, f"driver {version}, for CUDA {cuda} {told}")
+    unknown = (
+        "the image does not say its CUDA"
+        if there
+        else "the image is not here yet, so its CUDA is not known"
+    )
+    return skipped(name, f"driver {version}; {unknown}")
 
 
 def _too_old(
     name: str, version: str, cuda: str, there: bool, inventory: Inventory, evidence: Evidence
 ) -> Finding | None:
-    told = " of the image, which" if there else ", which the image's tag tells and which"
     branch = re.match(r"\d+", version)
     if branch is None:
         return skipped(name, f"the driver's version cannot be read: {version}")
     gpus = evidence.facts[name].gpus or ()
     expected = evidence.expectations.gpu(gpus[0].name) if gpus else None
-    major = re.match(r"\d+", cuda)
-    need = NEEDS.get(int(major[0])) if major else None
+    need = NEEDS.get(_major(cuda))
     if need is not None and int(branch[0]) < need:
-        compat = (
-            ""
-            if expected and not expected.datacenter
-            else "; on data-centre GPUs the image's `cuda-compat` may bridge it"
-        )
+        told = " of the image, which" if there else ", which the image's tag tells and which"
         return failed(
             name,
             f"driver {version} is too old for CUDA {cuda}{told} needs {need} or newer",
-            fix=f"install driver {need} or newer on {name}{_older_image(inventory, major)}{compat}",
+            fix=(
+                f"install driver {need} or newer on {name}{_older_image(inventory, cuda)}"
+                f"{_bridge(expected)}"
+            ),
         )
     if expected is not None and expected.driver is not None and int(branch[0]) < expected.driver:
         return failed(
@@ -115,12 +122,23 @@ def _too_old(
     return None
 
 
-def _older_image(inventory: Inventory, major: re.Match[str] | None) -> str:
+def _major(cuda: str) -> int:
+    """Return the major version of CUDA, 0 where it is not known."""
+    found = re.match(r"\d+", cuda)
+    return int(found[0]) if found else 0
+
+
+def _older_image(inventory: Inventory, cuda: str) -> str:
     """Name the CUDA 12 variant of vLLM's own image where that is what is used."""
     tag = re.fullmatch(r"(?:docker\.io/)?vllm/vllm-openai:(v[\d.]+)", inventory.image)
-    return (
-        f", or set `image: {inventory.image}-cu129`" if tag and major and major[0] == "13" else ""
-    )
+    return f", or set `image: {inventory.image}-cu129`" if tag and _major(cuda) == 13 else ""
+
+
+def _bridge(expected: Gpu | None) -> str:
+    """Say what may bridge an older driver, unless the GPU is known to be none of a data centre."""
+    if expected is not None and not expected.datacenter:
+        return ""
+    return "; on data-centre GPUs the image's `cuda-compat` may bridge it"
 
 
 CHECKS = (

@@ -32,45 +32,37 @@ _STRANGER_MIB = 1024
 
 
 def _model(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
-    names, findings = dict[str, tuple[str, ...]](), list[Finding]()
-    for node in evidence.reached(inventory):
-        gpus = evidence.facts[node.name].gpus
-        if gpus is None:
-            findings.append(
-                skipped(
-                    node,
-                    "`nvidia-smi` gave no GPU" if inventory.accelerator == "nvidia" else _UNNAMED,
-                )
-            )
-        else:
-            names[node.name] = tuple(gpu.name for gpu in gpus[: node.gpus])
-    kinds = {name: tuple(sorted(set(models))) for name, models in names.items()}
+    models, findings = _models(inventory, evidence)
+    kinds = {name: tuple(sorted(set(names))) for name, names in models.items()}
     common = usual(kinds)
-    for name, models in names.items():
-        text = (
-            "; ".join(f"{count} × {model}" for model, count in Counter(models).items())
-            or "no GPU is declared"
-        )
+    for name, names in models.items():
+        counted = (f"{count} × {model}" for model, count in Counter(names).items())
+        text = "; ".join(counted) or "no GPU is declared"
         if kinds[name] != common and common is not None:
             fix = f"use nodes with one model of GPU, or leave {name} out of the inventory"
-            findings.append(
-                failed(
-                    name,
-                    f"{text}, while {having(kinds, common)} has {' and '.join(common)}",
-                    fix=fix,
-                )
-            )
+            told = f"{text}, while {having(kinds, common)} has {' and '.join(common)}"
+            findings.append(failed(name, told, fix=fix))
         elif len(kinds[name]) > 1:
-            findings.append(
-                warned(
-                    name,
-                    f"{text}: GPUs of several models",
-                    fix=f"lower `gpus:` of {name} to those of one model",
-                )
-            )
+            fix = f"lower `gpus:` of {name} to those of one model"
+            findings.append(warned(name, f"{text}: GPUs of several models", fix=fix))
         else:
             findings.append(_small(name, text, evidence) or passed(name, text))
     return findings
+
+
+def _models(
+    inventory: Inventory, evidence: Evidence
+) -> tuple[dict[str, tuple[str, ...]], list[Finding]]:
+    """Return the models of each node's declared GPUs, and a SKIP for each node that tells none."""
+    found, gaps = dict[str, tuple[str, ...]](), list[Finding]()
+    unknown = "`nvidia-smi` gave no GPU" if inventory.accelerator == "nvidia" else _UNNAMED
+    for node in evidence.reached(inventory):
+        gpus = evidence.facts[node.name].gpus
+        if gpus is None:
+            gaps.append(skipped(node, unknown))
+        else:
+            found[node.name] = tuple(gpu.name for gpu in gpus[: node.gpus])
+    return found, gaps
 
 
 def _small(name: str, text: str, evidence: Evidence) -> Finding | None:
@@ -92,32 +84,12 @@ _UNNAMED = "the models of AMD GPUs are not asked"
 
 
 def _errors(inventory: Inventory, node: Node, survey: Survey) -> Finding:
-    broken = [gpu for gpu in survey.gpus if gpu.ecc_errors]
-    if broken:
-        total = ", ".join(f"GPU {gpu.index}: {gpu.ecc_errors}" for gpu in broken)
+    if counts := _uncorrected(survey):
         return failed(
             node,
-            f"uncorrected memory errors ({total})",
+            f"uncorrected memory errors ({counts})",
             evidence="\n".join(survey.xid or ()),
             fix=_replace(node),
-        )
-    serious = [line for line in survey.xid or () if _xid(line) not in _OF_APPLICATIONS]
-    if serious:
-        codes = ", ".join(sorted({str(_xid(line) or "?") for line in serious}))
-        return failed(
-            node,
-            f"the driver reported Xid {codes} since the node booted",
-            evidence=_last(serious),
-            fix=_replace(node),
-        )
-    if survey.xid:
-        codes = ", ".join(sorted({str(_xid(line)) for line in survey.xid}))
-        return warned(
-            node,
-            f"the driver reported Xid {codes} since the node booted, which applications bring"
-            " about",
-            evidence=_last(survey.xid),
-            fix=f"look for what crashed then: `sudo journalctl -k -b | grep Xid` on {node.name}",
         )
     if survey.xid is None:
         return skipped(
@@ -125,17 +97,41 @@ def _errors(inventory: Inventory, node: Node, survey: Survey) -> Finding:
             "the kernel's log may not be read, so nothing is known of Xid errors",
             fix=_READ_LOG,
         )
+    if survey.xid:
+        return _reported(node, survey.xid)
     if not survey.gpus:
         return skipped(node, "no Xid, but `nvidia-smi` told nothing of memory errors")
-    counted = [gpu for gpu in survey.gpus if gpu.ecc_errors is not None]
-    return passed(
+    if all(gpu.ecc_errors is None for gpu in survey.gpus):
+        return passed(node, "no Xid; these GPUs do not count memory errors")
+    return passed(node, "no uncorrected memory error and no Xid")
+
+
+def _uncorrected(survey: Survey) -> str:
+    """Return the uncorrected memory errors by GPU, in words; nothing where none was counted."""
+    return ", ".join(f"GPU {gpu.index}: {gpu.ecc_errors}" for gpu in survey.gpus if gpu.ecc_errors)
+
+
+def _reported(node: Node, lines: Sequence[str]) -> Finding:
+    """Judge the Xids in a kernel's log: a failure, unless applications brought all of them about."""
+    serious = [line for line in lines if _xid(line) not in _OF_APPLICATIONS]
+    if serious:
+        return failed(
+            node,
+            f"the driver reported Xid {_codes(serious)} since the node booted",
+            evidence=_last(serious),
+            fix=_replace(node),
+        )
+    return warned(
         node,
-        (
-            "no uncorrected memory error and no Xid"
-            if counted
-            else "no Xid; these GPUs do not count memory errors"
-        ),
+        f"the driver reported Xid {_codes(lines)} since the node booted, which applications bring"
+        " about",
+        evidence=_last(lines),
+        fix=f"look for what crashed then: `sudo journalctl -k -b | grep Xid` on {node.name}",
     )
+
+
+def _codes(lines: Sequence[str]) -> str:
+    return ", ".join(sorted({str(_xid(line) or "?") for line in lines}))
 
 
 _READ_LOG = (
@@ -165,30 +161,23 @@ def _memory(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
         return _unknown(node, facts)
     ours = {container.id for container in facts.containers}
     strangers = [each for each in survey.gpu_processes if not _of(each, ours)]
-    if not strangers:
-        held = sum(each.memory for each in survey.gpu_processes)
-        return passed(
-            node,
-            (
-                f"{held} MiB held, by this cluster's own containers"
-                if held
-                else "nobody holds GPU memory"
-            ),
-        )
+    if strangers:
+        return _held(node, strangers)
+    held = sum(each.memory for each in survey.gpu_processes)
+    text = f"{held} MiB held, by this cluster's own containers" if held else ""
+    return passed(node, text or "nobody holds GPU memory")
+
+
+def _held(node: Node, strangers: Sequence[GpuProcess]) -> Finding:
     held = sum(each.memory for each in strangers)
     first = strangers[0]
-    lines = "\n".join(_who(each) for each in strangers[:8])
-    fix = (
-        f"end it: `docker stop {first.container[:12]}`"
-        if first.container
-        else f"end it: `sudo kill {first.pid}`"
-    )
+    end = f"docker stop {first.container[:12]}" if first.container else f"sudo kill {first.pid}"
     judge = failed if held >= _STRANGER_MIB else warned
     return judge(
         node,
         f"{held} MiB of GPU memory held by {_owners(strangers)}",
-        evidence=lines,
-        fix=f"{fix} on {node.name}",
+        evidence="\n".join(_who(each) for each in strangers[:8]),
+        fix=f"end it: `{end}` on {node.name}",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from launcher.checks.shape import Check, Finding, each, failed, passed, skipped, survey_of
 from launcher.model import Inventory, Node
 from launcher.tools.host import HostFacts
+from launcher.tools.survey import Survey
 
 # Ray's defaults: three tenths of the free memory, at most 200 GB and 0.95 of /dev/shm, but 10 GB
 # even where /dev/shm is smaller (DEFAULT_OBJECT_STORE_MEMORY_PROPORTION,
@@ -24,40 +25,48 @@ def object_store(wanted: int | None, memory: int, shm: int) -> int:
 def _shm(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
     survey = survey_of(facts)
     memory = survey.memory if survey is not None else None
-    size: int | None
-    if inventory.shm == "private":
-        size, whose, larger = (
-            memory and memory // 2,
-            "the container's /dev/shm, half of the memory,",
-            "give `shm:` a size",
-        )
-    elif inventory.shm == "host":
-        size, whose = survey.shm if survey is not None else None, "the host's /dev/shm"
-        larger = f"`sudo mount -o remount,size={{}}G /dev/shm` on {node.name}"
-    else:
-        size, whose, larger = inventory.shm, "`shm:`", "raise `shm:`"
     if memory is None and inventory.ray.object_store is None:
         return skipped(node, "the node's memory is not known, and so neither is Ray's object store")
+    size, whose, larger = _shared(inventory, node, survey)
     if size is None:
         return skipped(node, "the size of /dev/shm is not known")
     store = object_store(inventory.ray.object_store, memory or 0, size)
-    free = survey.shm_free if survey is not None and inventory.shm == "host" else None
-    # While the cluster runs, what is taken is its own.
-    running = any(container.running for container in facts.containers)
-    there = size if free is None or running else free
+    there = _free(inventory, survey, facts, size)
     if store < there:
         return passed(node, f"/dev/shm of {_gib(size)} holds Ray's object store of {_gib(store)}")
-    fix = (
-        f"set `ray: {{object_store: {max(int(there * 0.5) // 1024**2, 75)}MiB}}` in the inventory,"
-        " or make it larger: "
-    )
-    fix += larger.format(store * 2 // 1024**3 + 1)
+    smaller = max(int(there * 0.5) // 1024**2, 75)
     return failed(
         node,
         f"Ray's object store of {_gib(store)} does not fit: {whose} has {_gib(size)}, {_gib(there)}"
         " of it free",
-        fix=fix,
+        fix=(
+            f"set `ray: {{object_store: {smaller}MiB}}` in the inventory, or make it larger:"
+            f" {larger.format(store * 2 // 1024**3 + 1)}"
+        ),
     )
+
+
+def _shared(inventory: Inventory, node: Node, survey: Survey | None) -> tuple[int | None, str, str]:
+    """Return the bytes of the container's shared memory, whose it is, and how to make it larger:
+    `{}` stands for GiB.
+    """
+    if inventory.shm == "private":
+        memory = survey.memory if survey is not None else None
+        whose = "the container's /dev/shm, half of the memory,"
+        return memory and memory // 2, whose, "give `shm:` a size"
+    if inventory.shm == "host":
+        larger = f"`sudo mount -o remount,size={{}}G /dev/shm` on {node.name}"
+        return survey.shm if survey is not None else None, "the host's /dev/shm", larger
+    return inventory.shm, "`shm:`", "raise `shm:`"
+
+
+def _free(inventory: Inventory, survey: Survey | None, facts: HostFacts, size: int) -> int:
+    """Return the bytes of the shared memory that are free for this cluster."""
+    if inventory.shm != "host" or survey is None or survey.shm_free is None:
+        return size
+    # While the cluster runs, what is taken is its own.
+    running = any(container.running for container in facts.containers)
+    return size if running else survey.shm_free
 
 
 def _gib(size: int) -> str:

@@ -115,11 +115,15 @@ def _hostname(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
             f"its name `{name}` resolves to nothing",
             fix=f"run on {node.name}: `echo '{node.ip} {name}' | sudo tee -a /etc/hosts`",
         )
+    return _on_network(node, name, survey.own_names, facts)
+
+
+def _on_network(node: Node, name: str, own_names: Sequence[str], facts: HostFacts) -> Finding:
+    """Judge that one of the addresses that a node's own name resolves to is on the cluster's
+    network.
+    """
     networks = [f"{each.ip}/{each.prefix}" for each in facts.addresses or () if each.ip == node.ip]
-    near = [
-        address for address in survey.own_names if address == node.ip or _within(address, networks)
-    ]
-    if near:
+    if any(address == node.ip or _within(address, networks) for address in own_names):
         return passed(node, "its own name resolves to an address on the cluster's network")
     if not networks:
         return skipped(
@@ -127,8 +131,8 @@ def _hostname(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
         )
     return warned(
         node,
-        f"its name `{name}` resolves to {', '.join(survey.own_names[:3])}, which is not on the"
-        f" network of {node.ip}",
+        f"its name `{name}` resolves to {', '.join(own_names[:3])}, which is not on the network of"
+        f" {node.ip}",
         fix=(
             f"run on {node.name}: `echo '{node.ip} {name}' | sudo tee -a /etc/hosts`, and take out"
             " other lines of the name"
@@ -154,35 +158,46 @@ def _loopback(address: str) -> bool:
 
 
 def _interface(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
-    survey = survey_of(facts)
-    names = {nic.name for nic in (survey.nics if survey else None) or ()} or {
-        each.interface for each in facts.addresses or ()
-    }
     given = {variable: node.env[variable] for variable in _NAMES if node.env.get(variable)}
     if not given:
         return passed(
             node, "no variable names an interface; vlaunch gives the one with the node's address"
         )
+    names = _interfaces(facts)
     if not names:
         return skipped(node, "its interfaces were not asked")
     for variable, value in given.items():
-        unmatched = [
-            word
-            for word in value.lstrip("^=").split(",")
-            if word and not _matches(variable, value, word, names)
-        ]
-        if unmatched and not value.startswith("^"):
-            right = facts.interface_of(node.ip)
+        if unmatched := _unmatched(variable, value, names):
+            right = facts.interface_of(node.ip) or "the right one"
             return failed(
                 node,
                 f"{variable} names `{', '.join(unmatched)}`, which is not there",
                 evidence="interfaces: " + ", ".join(sorted(names - {"lo"})),
                 fix=(
                     f"take {variable} out of `env:` (vlaunch sets it for each node), or set it to"
-                    f" {right or 'the right one'} under {node.name}'s own `env:`"
+                    f" {right} under {node.name}'s own `env:`"
                 ),
             )
     return passed(node, ", ".join(f"{variable}={value}" for variable, value in given.items()))
+
+
+def _interfaces(facts: HostFacts) -> set[str]:
+    """Return the names of a node's interfaces, of those with addresses where no survey tells."""
+    survey = survey_of(facts)
+    if survey is not None and survey.nics:
+        return {nic.name for nic in survey.nics}
+    return {each.interface for each in facts.addresses or ()}
+
+
+def _unmatched(variable: str, value: str, names: set[str]) -> list[str]:
+    """Return what a variable names that is not there; what it excludes (`^`) need not be."""
+    if value.startswith("^"):
+        return []
+    return [
+        word
+        for word in value.lstrip("^=").split(",")
+        if word and not _matches(variable, value, word, names)
+    ]
 
 
 def _matches(variable: str, value: str, word: str, names: set[str]) -> bool:

@@ -153,25 +153,28 @@ def _rest(
     unknown: str,
     well: str,
 ) -> Finding:
+    """Judge a node that is not to blame for any direction: well with those of which that is
+    proven.
+    """
     if node.name in evidence.knocks_missing:
         return skipped(node, evidence.knocks_missing[node.name])
-    told = {pair for pair, said in seen.items() if said is not None and node.name in pair}
-    names = dict.fromkeys(name for pair in seen for name in pair if name != node.name)
-    proven = [
-        name
-        for name in names
-        if all(pair in told and pair not in bad for pair in ((node.name, name), (name, node.name)))
-    ]
-    if proven:
-        return passed(
-            node,
-            well if len(proven) + 1 >= len(evidence.facts) else f"{well} (with {fold(proven)})",
-        )
-    if told & set(bad):
+    if proven := _proven(node.name, seen, bad):
+        all_of_them = len(proven) + 1 >= len(evidence.facts)
+        return passed(node, well if all_of_them else f"{well} (with {fold(proven)})")
+    if any(node.name in pair for pair in bad):
         return skipped(node, "no pair with it is well; the findings name the other node")
     return skipped(
         node, unknown if evidence.knocks is not None else "nobody knocked: this was not asked"
     )
+
+
+def _proven(
+    name: str, seen: Mapping[tuple[str, str], object], bad: Mapping[tuple[str, str], object]
+) -> list[str]:
+    """Return the nodes that a node reaches and is reached by."""
+    well = {pair for pair, said in seen.items() if said is not None and pair not in bad}
+    others = dict.fromkeys(each for pair in seen for each in pair)
+    return [each for each in others if (name, each) in well and (each, name) in well]
 
 
 def _interface(inventory: Inventory, evidence: Evidence, name: str) -> str:
