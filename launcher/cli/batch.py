@@ -81,16 +81,8 @@ def batch(
     from launcher.plan.script import script
     from launcher.ui.progress import printer
 
-    if offline and not dry_run:
-        raise click.UsageError(
-            "--offline goes with --dry-run: no row is answered without the nodes"
-        )
-    if restart and retry_errors:
-        raise click.UsageError("--restart begins anew, --retry-errors goes on: choose one")
-    if detach and strict:
-        raise click.UsageError(
-            "--strict judges how the job ends, and --detach does not wait for that: choose one"
-        )
+    how = Options(restart=restart, retry_errors=retry_errors, queue=queue)
+    _check_options(how, detach=detach, strict=strict, dry_run=dry_run, offline=offline)
     job = batch_flags.read(asked)
     wanted = session.read(None, inventory)
     if wanted.ray.off:
@@ -98,7 +90,6 @@ def batch(
             "batch jobs run in Ray, and this cluster has none",
             hint="take `none` out of `ray:`, then run `vlaunch up`",
         )
-    how = Options(restart=restart, retry_errors=retry_errors, queue=queue)
     with printer(as_json=as_json, quiet=dry_run) as to:
         request = _request(wanted, job, to)
         if offline:
@@ -120,6 +111,22 @@ def batch(
         for row in rows:
             click.echo(row, nl=not dry_run)
     return code
+
+
+def _check_options(
+    how: Options, *, detach: bool, strict: bool, dry_run: bool, offline: bool
+) -> None:
+    """Raise UsageError for options that do not go together."""
+    if offline and not dry_run:
+        raise click.UsageError(
+            "--offline goes with --dry-run: no row is answered without the nodes"
+        )
+    if how.restart and how.retry_errors:
+        raise click.UsageError("--restart begins anew, --retry-errors goes on: choose one")
+    if detach and strict:
+        raise click.UsageError(
+            "--strict judges how the job ends, and --detach does not wait for that: choose one"
+        )
 
 
 def _request(inventory: Inventory, job: Job, to: Printer) -> Request:
@@ -181,7 +188,6 @@ def _run(
     from launcher.events import Event
     from launcher.plan.batch import plan_batch
     from launcher.plan.script import script
-    from launcher.tools import symptoms
 
     with locked(session, wait=lock_wait, unless=dry_run) as ours:
         first, seen = _look(ours, request, dry_run=dry_run)
@@ -212,14 +218,22 @@ def _run(
             session, request, target, seen.entry.progress, strict=strict, began=time.monotonic()
         )
     if detach:
-        fetches = " and gathers its answers" if target is not None else ""
-        text = f"{start.job} {'runs' if start.attached else 'is submitted'}; without --detach, "
-        text += f"the same command watches it{fetches}; `vlaunch jobs` lists it"
-        session.to.show(
-            Event(kind="done", stage="batch", text=text, state="ok", data={"job": start.job})
-        )
-        return 0, [symptoms.plain(start.job)]
+        return _detach(session, start, target)
     return _watch(session, request, start, target, strict=strict)
+
+
+def _detach(session: Session, start: Start, target: Target | None) -> tuple[int, list[str]]:
+    """Tell that the job goes on by itself, and how to watch it; returns what `_run` does."""
+    from launcher.events import Event
+    from launcher.tools import symptoms
+
+    fetches = " and gathers its answers" if target is not None else ""
+    text = f"{start.job} {'runs' if start.attached else 'is submitted'}; without --detach, "
+    text += f"the same command watches it{fetches}; `vlaunch jobs` lists it"
+    session.to.show(
+        Event(kind="done", stage="batch", text=text, state="ok", data={"job": start.job})
+    )
+    return 0, [symptoms.plain(start.job)]
 
 
 def _already(request: Request, seen: Seen, start: Start) -> list[str]:
@@ -315,19 +329,17 @@ def _shipping(events: Iterable[Event], pieces: int) -> Iterator[Event]:
     sent: list[str] = []
     for event in events:
         if event.stage == "ship" and event.kind == "stage" and event.state == "ok":
-            files = len(set(sent))
-            text = (
-                f"{files} file{'' if files == 1 else 's'} sent in {pieces}"
-                f" piece{'' if pieces == 1 else 's'}"
-            )
+            text = _sent(len(set(sent)), pieces)
             yield Event(kind="step", stage="ship", text=text, state="ok", seconds=event.seconds)
-        if event.stage != "ship" or event.kind != "step" or event.state not in ("running", "ok"):
+        if not _is_piece(event):
             yield event
             continue
         now = time.monotonic()
         if event.state == "ok":
             sent.append(event.text)
-        tell, told = (True, now) if now - told >= _TELL else (False, told)
+        tell = now - told >= _TELL
+        if tell:
+            told = now
         text = f"{event.text}, {len(sent)} of {pieces} pieces sent"
         yield Event(
             kind="wait",
@@ -337,6 +349,18 @@ def _shipping(events: Iterable[Event], pieces: int) -> Iterator[Event]:
             seconds=now - began,
             data={"pieces": len(sent)},
         )
+
+
+def _is_piece(event: Event) -> bool:
+    """True when a piece of a file is on its way, or has arrived."""
+    return event.stage == "ship" and event.kind == "step" and event.state in ("running", "ok")
+
+
+def _sent(files: int, pieces: int) -> str:
+    return (
+        f"{files} file{'' if files == 1 else 's'} sent in {pieces}"
+        f" piece{'' if pieces == 1 else 's'}"
+    )
 
 
 def _watch(

@@ -113,37 +113,29 @@ def _answer(
     """Stream one answer to standard output and return it."""
     from launcher.errors import NodeError
     from launcher.model import Answer
-    from launcher.tools import symptoms, untrusted
+    from launcher.tools import symptoms
 
     clean = symptoms.plain if sys.stdout.isatty() else str
     pieces: list[str] = []
     complaints: deque[str] = deque(maxlen=6)
-    code = said_already = 0
+    code = length = 0
     for item in session.fleet.stream(
         [_command(session.inventory, wanted, node, messages, max_tokens, timeout)]
     ):
         if isinstance(item, Answer):
             code = item.code
             continue
-        if item.error:
+        piece = None if item.error else _piece(wanted.model, item.text)
+        if piece is None:
             complaints.append(item.text)
             continue
-        try:
-            said = untrusted.loads(item.text)
-        except ValueError:
-            said = None
-        if isinstance(said, dict) and "error" in said:
-            raise _refused(wanted.model, said)
-        if not isinstance(said, dict) or not isinstance(said.get("text"), str):
-            complaints.append(item.text)
-            continue
-        said_already += len(said["text"])
-        if said_already > _LONGEST:
+        length += len(piece)
+        if length > _LONGEST:
             raise NodeError(
                 node.name, "the answer does not end", hint="look at the server: `vlaunch status`"
             )
-        pieces.append(said["text"])
-        sys.stdout.write(clean(said["text"]))
+        pieces.append(piece)
+        sys.stdout.write(clean(piece))
         sys.stdout.flush()
     if code:
         raise NodeError(
@@ -154,6 +146,24 @@ def _answer(
         )
     sys.stdout.write("\n")
     return "".join(pieces)
+
+
+def _piece(model: str, line: str) -> str | None:
+    """Return the piece of the answer that a line brings, None when it brings none; raises
+    VlaunchError when it says why there is no answer.
+    """
+    from launcher.tools import untrusted
+
+    try:
+        said = untrusted.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(said, dict):
+        return None
+    if "error" in said:
+        raise _refused(model, said)
+    text = said.get("text")
+    return text if isinstance(text, str) else None
 
 
 def _command(

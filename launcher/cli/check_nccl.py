@@ -14,9 +14,10 @@ from launcher.cli import options
 from launcher.ui import json_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from launcher.checks.network import Verdict
+    from launcher.checks.shape import Finding
     from launcher.cli.session import Session
     from launcher.plan.verdict import Ask
 
@@ -251,9 +252,7 @@ def _from_logs(
     as_json: bool,
     strict: bool,
 ) -> int:
-    for name in files:
-        if Path(name).suffix in (".yaml", ".yml"):
-            raise click.UsageError(f"{name} is no log but an inventory: name it with `-i {name}`")
+    _refuse_inventories(files)
     from launcher.checks import levels
     from launcher.checks.shape import worst
     from launcher.tools import nccl
@@ -265,33 +264,38 @@ def _from_logs(
 
         require = session.read(None, inventory).require
     readings = {name: nccl.read(_blocks(name)) for name in dict.fromkeys(files)}
-    reading = nccl.merge(readings.values())
     found = levels.judge_files(readings, require)
     status = worst(found)
     if as_json:
-        said = [
-            {
-                "status": f.status,
-                "node": f.node,
-                "text": f.text,
-                "evidence": f.evidence,
-                "fix": f.fix,
-            }
-            for f in found
-        ]
-        click.echo(
-            json_line.dumps(
-                {
-                    **levels.as_json(reading),
-                    "required": require,
-                    "passed": status != "fail",
-                    "findings": said,
-                }
-            )
-        )
+        said = {
+            **levels.as_json(nccl.merge(readings.values())),
+            "required": require,
+            "passed": status != "fail",
+            "findings": [_plain(each) for each in found],
+        }
+        click.echo(json_line.dumps(said))
     else:
         ui.show(found)
-    return 1 if status == "fail" else 3 if strict and status == "warn" else 0
+    if status == "fail":
+        return 1
+    return 3 if strict and status == "warn" else 0
+
+
+def _plain(finding: Finding) -> dict[str, str]:
+    """Return a finding ready for JSON."""
+    return {
+        "status": finding.status,
+        "node": finding.node,
+        "text": finding.text,
+        "evidence": finding.evidence,
+        "fix": finding.fix,
+    }
+
+
+def _refuse_inventories(files: Sequence[str]) -> None:
+    for name in files:
+        if Path(name).suffix in (".yaml", ".yml"):
+            raise click.UsageError(f"{name} is no log but an inventory: name it with `-i {name}`")
 
 
 def _blocks(name: str) -> Iterator[bytes]:

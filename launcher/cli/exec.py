@@ -50,7 +50,6 @@ def exec_(
     from launcher.cli.choose import chosen
     from launcher.errors import NodeError
     from launcher.model import fold
-    from launcher.tools import symptoms
     from launcher.ui.progress import printer
 
     wanted = session.read(None, inventory)
@@ -62,17 +61,7 @@ def exec_(
         ) as reached,
     ):
         answers = _answers(reached, picked, command, timeout, host=host)
-    groups: dict[tuple[int, str, str], list[str]] = {}
-    for answer in (answers[node.name] for node in picked if node.name in answers):
-        groups.setdefault((answer.code, answer.out, answer.err), []).append(answer.node)
-    for (code, out, err), names in groups.items():
-        label = fold(names)
-        for line in out.splitlines():
-            click.echo(f"{label}: {symptoms.plain(line)}")
-        for line in err.splitlines():
-            click.echo(f"{label}: {symptoms.plain(line)}", err=True)
-        if code:
-            click.echo(f"{label}: exit code {code}", err=True)
+    _print([answers[node.name] for node in picked if node.name in answers])
     if bare := [node.name for node in picked if node.name not in answers]:
         raise NodeError(
             fold(bare),
@@ -108,6 +97,24 @@ def _answers(
     return {
         answer.node: answer for answer in said if host or not _absent(answer, named[answer.node])
     }
+
+
+def _print(answers: Sequence[Answer]) -> None:
+    """Print what nodes have said; what several have said, once."""
+    from launcher.model import fold
+    from launcher.tools import symptoms
+
+    groups: dict[tuple[int, str, str], list[str]] = {}
+    for answer in answers:
+        groups.setdefault((answer.code, answer.out, answer.err), []).append(answer.node)
+    for (code, out, err), names in groups.items():
+        label = fold(names)
+        for line in out.splitlines():
+            click.echo(f"{label}: {symptoms.plain(line)}")
+        for line in err.splitlines():
+            click.echo(f"{label}: {symptoms.plain(line)}", err=True)
+        if code:
+            click.echo(f"{label}: exit code {code}", err=True)
 
 
 def _absent(answer: Answer, name: str) -> bool:

@@ -21,19 +21,29 @@ def find_inventory(argument: str | None, option: str | None) -> Path:
     What is named is returned as it is, so that a name that does not exist is reported by the
     loader, with its path. Raises RequestError when nothing is named and nothing is found.
     """
-    if argument and option and Path(argument) != Path(option):
-        raise RequestError(
-            f"two inventories are named: `{argument}` and, with -i, `{option}`",
-            hint="name the inventory once",
-        )
-    named = argument or option or os.environ.get(ENVIRONMENT)
-    if named:
+    if named := _named(argument, option):
         return Path(named).expanduser() if named.startswith("~/") else Path(named)
     if Path(DEFAULT).exists():
         return Path(DEFAULT)
     last = remembered()
     if last is not None and last.exists():
         return last
+    raise _nothing_found(last)
+
+
+def _named(argument: str | None, option: str | None) -> str | None:
+    """Return what the command line names, or else the environment; raises RequestError when two are
+    named.
+    """
+    if argument and option and Path(argument) != Path(option):
+        raise RequestError(
+            f"two inventories are named: `{argument}` and, with -i, `{option}`",
+            hint="name the inventory once",
+        )
+    return argument or option or os.environ.get(ENVIRONMENT)
+
+
+def _nothing_found(last: Path | None) -> RequestError:
     looked = [
         "no path was given, as an argument or with -i",
         f"{ENVIRONMENT} is not set",
@@ -42,7 +52,7 @@ def find_inventory(argument: str | None, option: str | None) -> Path:
         if last
         else "none was brought up from here before",
     ]
-    raise RequestError(
+    return RequestError(
         "no inventory found", evidence=looked, hint="name one with -i, or write ./inventory.yaml"
     )
 
