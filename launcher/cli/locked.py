@@ -21,6 +21,7 @@ from launcher.transport import Command, Recording
 
 if TYPE_CHECKING:
     from launcher.cli.session import Session
+    from launcher.remote.fleet import Line
     from launcher.remote.held import Held
 
 _ANSWERS = 30.0  # seconds beyond what is waited for anyway
@@ -128,13 +129,7 @@ def _taken(
     began = time.monotonic()
     owner = lock.Owner()
     while True:
-        left = began + wait + _ANSWERS - time.monotonic()
-        said = held.next(left) if left > 0 else None
-        if said is None:
-            raise NodeError(
-                head.name,
-                f"did not answer within {wait + _ANSWERS:.0f}s when asked for the cluster's lock",
-            )
+        said = _next(head, held, wait, began + wait + _ANSWERS)
         if isinstance(said, Answer):
             raise _refused(session, head, said, owner, wait)
         word, _, rest = said.text.partition(" ")
@@ -142,7 +137,7 @@ def _taken(
             continue
         if word == "held":
             owner = lock.owner(rest)
-            if not again and owner.pid and process.dead(owner.launcher):
+            if not again and _dead(owner):
                 return owner
             if wait:
                 text = f"the cluster's lock, which {owner.words} holds"
@@ -151,19 +146,40 @@ def _taken(
                 )
         elif word == "locked":
             if owner.raw:
-                text = "the cluster's lock is ours"
-                seconds = time.monotonic() - began
-                session.to.show(
-                    Event(
-                        kind="step",
-                        stage="lock",
-                        node=head.name,
-                        text=text,
-                        state="ok",
-                        seconds=seconds,
-                    )
-                )
+                _tell_ours(session, head, time.monotonic() - began)
             return None
+
+
+def _dead(owner: lock.Owner) -> bool:
+    """True for a launcher of this machine that runs no more."""
+    return bool(owner.pid) and process.dead(owner.launcher)
+
+
+def _next(head: Node, held: Held, wait: float, until: float) -> Line | Answer:
+    """Return what the head says next about the lock; raises NodeError when it says nothing until
+    then.
+    """
+    left = until - time.monotonic()
+    said: Line | Answer | None = held.next(left) if left > 0 else None
+    if said is None:
+        raise NodeError(
+            head.name,
+            f"did not answer within {wait + _ANSWERS:.0f}s when asked for the cluster's lock",
+        )
+    return said
+
+
+def _tell_ours(session: Session, head: Node, seconds: float) -> None:
+    session.to.show(
+        Event(
+            kind="step",
+            stage="lock",
+            node=head.name,
+            text="the cluster's lock is ours",
+            state="ok",
+            seconds=seconds,
+        )
+    )
 
 
 def _refused(

@@ -32,16 +32,8 @@ def look(
     reached.to.show(Event(kind="stage", stage="look", text="Look at the hosts", state="running"))
     began = time.monotonic()
     answers = _ask(reached, nodes, {node.name: node.docker for node in nodes}, wishes)
-    refused = [
-        node
-        for node in nodes
-        if call is None and node.docker == DOCKER and _refused(answers[node.name])
-    ]
-    if refused:
-        again = _ask(reached, refused, {node.name: _SUDO for node in refused}, wishes)
-        answers |= {
-            name: each for name, each in again.items() if each.facts.docker_version is not None
-        }
+    if call is None:
+        answers |= _behind_sudo(reached, answers, wishes)
     seconds = time.monotonic() - began
     who = fold([node.name for node in nodes])
     reached.to.show(
@@ -55,6 +47,21 @@ def look(
         )
         for node in nodes
     ]
+
+
+def _behind_sudo(
+    reached: Session, answers: Mapping[str, Probed], wishes: Wishes
+) -> dict[str, Probed]:
+    """Ask the hosts whose login may not talk to Docker again; return those that `sudo` helps."""
+    refused = [
+        node
+        for node in reached.inventory.nodes
+        if node.docker == DOCKER and _refused(answers[node.name])
+    ]
+    if not refused:
+        return {}
+    again = _ask(reached, refused, {node.name: _SUDO for node in refused}, wishes)
+    return {name: each for name, each in again.items() if each.facts.docker_version is not None}
 
 
 def _refused(host: Probed) -> bool:

@@ -94,46 +94,42 @@ def ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayImage:
     python = _ask(session, base.identity)
     missing = image.wanted_ray(python, inventory.ray.version)
     plugin = cpu_plugin.wheel() if inventory.accelerator == "cpu" else None
-    version = python.ray if missing is None else missing
-    there = (
-        _everywhere(inventory, facts, base.identity, version, plugin) if missing or plugin else None
-    )
-    if there is not None:
-        return RayImage(tag=there, ray_version=version or "", python_version=python.python)
-    wheels = None
-    if missing is not None:
-        from launcher.remote import wheels as resolver
-
-        began = time.monotonic()
-        text = f"resolving Ray {missing} for Python {python.python} of the image"
-        session.to.show(Event(kind="step", stage="ray-image", text=text, state="running"))
-        wheels = resolver.resolve(python, missing, cache() / "wheels")
-        session.to.show(
-            Event(
-                kind="step",
-                stage="ray-image",
-                text=text,
-                state="ok",
-                seconds=time.monotonic() - began,
-            )
-        )
+    version = python.ray or inventory.ray.version
+    if missing or plugin:
+        there = _everywhere(inventory, facts, base.identity, version, plugin)
+        if there is not None:
+            return RayImage(tag=there, ray_version=version, python_version=python.python)
+    wheels = _wheels(session, python, missing) if missing is not None else None
     recipe = derived.recipe(
         base=inventory.image, identity=base.identity, image=python, wheels=wheels, plugin=plugin
     )
     return RayImage(
         tag=recipe.tag if recipe else inventory.image,
-        ray_version=version or inventory.ray.version,
+        ray_version=version,
         python_version=python.python,
         recipe=recipe,
         shown=_shown(recipe),
     )
 
 
+def _wheels(session: Session, python: image.ImagePython, version: str) -> derived.WheelSet:
+    """Resolve what the image lacks of Ray, on this machine."""
+    from launcher.remote import wheels as resolver
+
+    began = time.monotonic()
+    text = f"resolving Ray {version} for Python {python.python} of the image"
+    session.to.show(Event(kind="step", stage="ray-image", text=text, state="running"))
+    wheels = resolver.resolve(python, version, cache() / "wheels")
+    seconds = time.monotonic() - began
+    session.to.show(Event(kind="step", stage="ray-image", text=text, state="ok", seconds=seconds))
+    return wheels
+
+
 def _everywhere(
     inventory: Inventory,
     facts: Mapping[str, HostFacts],
     identity: str,
-    ray_version: str | None,
+    ray_version: str,
     plugin: tuple[str, bytes] | None,
 ) -> str | None:
     """Return a derived image that fits and that every node has, so that nothing needs resolving or

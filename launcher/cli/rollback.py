@@ -210,23 +210,19 @@ def _another(
     from launcher.errors import NodeError
 
     seen = server.look(session, head_only=True)
-    if "servers" not in seen.said and "error" in seen.said:
-        raise server.silent(session, seen)
-    there = next((each for each in seen.kept.servers if each.name == name), None)
-    wanted = there.desired if there is not None else None
+    server.require_servers(session, seen)
+    there = {each.name: each for each in seen.kept.servers}.get(name)
     if begun is None:  # nothing was written down
-        return (
-            f"{there.model} runs ({there.what})"
-            if there is not None and there.runs and there.id != digest
-            else ""
-        )
-    if wanted is not None:
-        return (
-            f"{wanted.model} is wanted there now" if wanted.asked != begun[2].desired.asked else ""
-        )
-    # One whose network is below what is required was stopped by ourselves: that is no error of a
-    # node.
-    return "somebody has stopped it meanwhile" if isinstance(failed, NodeError) else ""
+        if there is None or not there.runs or there.id == digest:
+            return ""
+        return f"{there.model} runs ({there.what})"
+    wanted = there.desired if there is not None else None
+    if wanted is None:
+        # One whose network is below what is required was stopped by ourselves: that is no error of
+        # a node.
+        return "somebody has stopped it meanwhile" if isinstance(failed, NodeError) else ""
+    ours = wanted.asked == begun[2].desired.asked
+    return "" if ours else f"{wanted.model} is wanted there now"
 
 
 def _hint(failed: VlaunchError, then: str) -> str:

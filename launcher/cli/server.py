@@ -56,6 +56,12 @@ def look(session: Session, *, model: str = "", head_only: bool = False) -> Seen:
     return Seen(facts=facts, said=said, models=seen, network=kept)
 
 
+def require_servers(session: Session, seen: Seen) -> None:
+    """Raise NodeError when the head could not say which servers there are."""
+    if "servers" not in seen.said and "error" in seen.said:
+        raise silent(session, seen)
+
+
 def the_batch(found: Sequence[BatchStatus], name: str) -> BatchStatus:
     """Return the batch job called `name`; raises RequestError when there is none."""
     for each in found:

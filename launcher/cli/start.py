@@ -98,19 +98,22 @@ class Asked:
                 "the cluster has no Ray (`ray: none` in the inventory)",
                 hint="use `--backend mp`, or give `ray:` a version there and run `vlaunch up`",
             )
-        some = set(self.nodes) not in (set(), {node.name for node in inventory.nodes})
-        fewer = (
-            self.gpus is not None
-            and len(inventory.nodes) > 1
-            and any(self.gpus < node.gpus for node in inventory.nodes)
-        )
-        if some or fewer:
+        if flag := self._confining(inventory):
+            hint = "place them yourself with `--backend mp`"
+            if flag == "--gpus":
+                hint += "\nfewer GPUs in all, wherever they are: `--tp` and `--pp`"
             raise RequestError(
-                "Ray places ranks wherever GPUs are free, so that"
-                f" {'--nodes' if some else '--gpus'} cannot be kept to",
-                hint="place them yourself with `--backend mp`"
-                + ("" if some else "\nfewer GPUs in all, wherever they are: `--tp` and `--pp`"),
+                f"Ray places ranks wherever GPUs are free, so that {flag} cannot be kept to",
+                hint=hint,
             )
+
+    def _confining(self, inventory: Inventory) -> str:
+        """Return the flag that leaves out nodes, or GPUs of several nodes; empty when none does."""
+        if set(self.nodes) not in (set(), {node.name for node in inventory.nodes}):
+            return "--nodes"
+        if self.gpus is None or len(inventory.nodes) == 1:
+            return ""
+        return "--gpus" if any(self.gpus < node.gpus for node in inventory.nodes) else ""
 
     def plan(self, inventory: Inventory, seen: Seen) -> tuple[Request, Start]:
         """Place the model and plan its start; raises RequestError and PlacementError."""
@@ -219,8 +222,8 @@ def _prepare(session: Session, asked: Asked) -> tuple[list[Plan], Seen, Request,
     if first.steps and not asked.dry_run:
         show_all(apply(first, session.transport), session.to)
         seen = server.look(session, model=asked.model)
-    if "error" in seen.said and "servers" not in seen.said and not asked.dry_run:
-        raise server.silent(session, seen)
+    if not asked.dry_run:
+        server.require_servers(session, seen)
     request, start = asked.plan(inventory, seen)
     return [first], seen, request, start
 

@@ -117,8 +117,7 @@ def _standing(session: Session, seen: Seen) -> list[Server]:
         return [
             Server(name=name) for name in rollback.names_with(inventory, seen.facts, state.DESIRED)
         ]
-    if "servers" not in seen.said and "error" in seen.said:
-        raise server.silent(session, seen)
+    server.require_servers(session, seen)
     return [each for each in seen.kept.servers if each.state != "stopped"]
 
 
