@@ -5,7 +5,7 @@ what to do.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -79,22 +79,32 @@ def render(results: Sequence[Result]) -> RenderableType:
     for group, members in groupby(results, key=lambda result: result.check.group):
         parts.append(Text(group, style="bold"))
         for result in members:
-            for place, finding in enumerate(_folded(result)):
-                word, colour = WORDS[finding.status]
-                style = "bold" if finding.status in ("fail", "warn") else ""
-                first = Text(f"  {word}", style=colour)
-                first.append(
-                    "  " + (result.check.id if place == 0 else "").ljust(width + 2), style=style
-                )
-                parts.append(_Row(first=first, story=_story(result.check, finding)))
-    counts = Counter(result.status for result in results)
-    said = [f"{counts[status]} {word}" for status, word in _MEANT.items() if counts[status]]
-    total = "1 check" if len(results) == 1 else f"{len(results)} checks"
-    parts.append(Text(f"{total}: {', '.join(said)}"))
+            parts += _rows(result, width)
+    parts.append(Text(_total(results)))
     red = [result.check.id for result in results if result.status == "fail"]
     if red:
         parts.append(Text(f"FAIL: {', '.join(red)}", style="red bold"))
     return Group(*parts)
+
+
+def _rows(result: Result, width: int) -> Iterator[_Row]:
+    """Return a check's findings, the first of them beside its name, which is padded to `width`."""
+    from rich.text import Text
+
+    name = result.check.id
+    for finding in _folded(result):
+        word, colour = WORDS[finding.status]
+        style = "bold" if finding.status in ("fail", "warn") else ""
+        first = Text(f"  {word}", style=colour).append(f"  {name.ljust(width + 2)}", style=style)
+        yield _Row(first=first, story=_story(result.check, finding))
+        name = ""
+
+
+def _total(results: Sequence[Result]) -> str:
+    counts = Counter(result.status for result in results)
+    said = [f"{counts[status]} {word}" for status, word in _MEANT.items() if counts[status]]
+    total = "1 check" if len(results) == 1 else f"{len(results)} checks"
+    return f"{total}: {', '.join(said)}"
 
 
 def show_list(checks: Sequence[Check], *, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher.plan import howfar
 from launcher.plan.batches import BatchStatus
-from launcher.tools import symptoms
+from launcher.ui.text import plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,33 +37,37 @@ def render(jobs: Sequence[BatchStatus], remarks: Sequence[str] = ()) -> Renderab
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("STARTED", no_wrap=True)
     for each in jobs:
-        progress = each.progress
-        fast = each.state == "running" and progress.rows_per_second > 0
-        table.add_row(
-            _plain(each.name),
-            coloured(each.state),
-            "-" if progress.rows is None else f"{progress.rows:,}",
-            f"{progress.done:,}",
-            f"{progress.errors:,}",
-            howfar.rate(progress.rows_per_second) if fast else "-",
-            howfar.duration(progress.eta) if fast and progress.eta is not None else "-",
-            _time(progress.started),
-        )
+        table.add_row(*_cells(each))
     told = [
         f"  {each.name}: {each.detail}"
         for each in jobs
         if each.detail and each.state not in ("running", "done")
     ]
-    return Group(table, *(_plain(line) for line in (*told, *remarks)))
+    return Group(table, *(plain(line) for line in (*told, *remarks)))
+
+
+def _cells(job: BatchStatus) -> tuple[RenderableType, ...]:
+    progress = job.progress
+    fast = job.state == "running" and progress.rows_per_second > 0
+    return (
+        plain(job.name),
+        coloured(job.state),
+        "-" if progress.rows is None else f"{progress.rows:,}",
+        f"{progress.done:,}",
+        f"{progress.errors:,}",
+        howfar.rate(progress.rows_per_second) if fast else "-",
+        howfar.duration(progress.eta) if fast and progress.eta is not None else "-",
+        _time(progress.started),
+    )
 
 
 def lines(jobs: Sequence[BatchStatus]) -> list[Text]:
     """Return one line for each job."""
     found = []
     for each in jobs:
-        line = _plain(f"batch {each.name}: ").append_text(coloured(each.state))
+        line = plain(f"batch {each.name}: ").append_text(coloured(each.state))
         line.append_text(
-            _plain(
+            plain(
                 f"  {howfar.line(each.progress)}" if each.state == "running" else f"  {each.detail}"
             )
         )
@@ -73,7 +77,7 @@ def lines(jobs: Sequence[BatchStatus]) -> list[Text]:
 
 def coloured(state: str) -> Text:
     """Return a job's state in its colour."""
-    return _plain(state, _COLOURS.get(state, "yellow"))
+    return plain(state, _COLOURS.get(state, "yellow"))
 
 
 def _time(seconds: float) -> str:
@@ -83,12 +87,3 @@ def _time(seconds: float) -> str:
         return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
     except (OverflowError, OSError, ValueError):
         return "-"
-
-
-def _plain(words: str, style: str = "") -> Text:
-    """Return words as they are: neither rich's markup nor a terminal's codes, for the head has had
-    a hand in them.
-    """
-    from rich.text import Text
-
-    return Text(symptoms.brief(words), style=style)

@@ -97,27 +97,29 @@ def unlike(verdict: Verdict) -> list[tuple[str, str, Cell]]:
     """Return the directions that did not pass as (from, to, cell), the worst first; a dead node is
     one row.
     """
-    dead = [
-        name
-        for name in verdict.nodes
-        if len(verdict.nodes) > 2
-        and all(
-            c.status == "fail" and c.bandwidth is None
-            for c in verdict.cells
-            if name in (c.source, c.target)
-        )
-    ]
-    rows = []
-    for name in dead:
-        cell = next((each for each in verdict.cells if name in (each.source, each.target)), None)
-        rows += [(name, "every node, both ways", cell)] if cell is not None else []
+    dead = _dead(verdict)
+    rows = [(name, "every node, both ways", cell) for name, cell in dead.items()]
     bad = [
-        c
-        for c in verdict.cells
-        if c.status != "pass" and c.source not in dead and c.target not in dead
+        cell
+        for cell in verdict.cells
+        if cell.status != "pass" and cell.source not in dead and cell.target not in dead
     ]
     bad.sort(key=lambda cell: (_ORDER[cell.status], cell.bandwidth or 0.0))
     return rows + [(each.source, each.target, each) for each in bad]
+
+
+def _dead(verdict: Verdict) -> dict[str, Cell]:
+    """Return the nodes that reach nobody, each with one of its directions; of two nodes nobody
+    knows which it is.
+    """
+    if len(verdict.nodes) <= 2:
+        return {}
+    dead = {}
+    for name in verdict.nodes:
+        cells = [cell for cell in verdict.cells if name in (cell.source, cell.target)]
+        if cells and all(cell.status == "fail" and cell.bandwidth is None for cell in cells):
+            dead[name] = cells[0]
+    return dead
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,17 +219,22 @@ def _folded(verdict: Verdict) -> Iterable[RenderableType]:
     )
     rows = unlike(verdict)
     title = "not like the others" if rows else "slowest, though nothing is wrong with them"
-    slow = sorted(
-        (each for each in verdict.cells if each.bandwidth is not None),
-        key=lambda cell: cell.bandwidth or 0.0,
-    )
-    rows = rows or [(each.source, each.target, each) for each in slow[:3]]
+    rows = rows or _slowest(verdict)
     if rows:
         yield ""
         yield _text(f"{title}:")
         yield _pairs(rows[:_PAIRS])
     more = f"{len(rows) - _PAIRS} more; " if len(rows) > _PAIRS else ""
     yield _text(f"{more}`vlaunch check-nccl --html FILE` shows every pair", "dim")
+
+
+def _slowest(verdict: Verdict) -> list[tuple[str, str, Cell]]:
+    """Return the three slowest directions, as `unlike` returns its own."""
+    slow = sorted(
+        (each for each in verdict.cells if each.bandwidth is not None),
+        key=lambda cell: cell.bandwidth or 0.0,
+    )
+    return [(each.source, each.target, each) for each in slow[:3]]
 
 
 def _extremes(cells: Sequence[Cell]) -> Table:

@@ -12,6 +12,7 @@ from typing import Any
 from launcher.checks.network import Cell, Verdict, rate
 from launcher.checks.shape import folded
 from launcher.tools import symptoms
+from launcher.tools.network import Collective
 from launcher.ui import network
 from launcher.ui.findings import WORDS
 
@@ -229,18 +230,8 @@ def _figures(verdict: Verdict) -> list[tuple[str, str, str]]:
                     f"{worst} {words(getattr(cell, field))}, {cell.source} → {cell.target}",
                 )
             )
-    together = verdict.collective
-    if together is not None and together.algbw is not None and together.busbw is not None:
-        late = (
-            f", {network.span(together.latency)} at 8 bytes" if together.latency is not None else ""
-        )
-        found.append(
-            (
-                f"all_reduce, {together.ranks} ranks",
-                f"{rate(together.busbw)} busbw",
-                f"{rate(together.algbw)} algbw{late}",
-            )
-        )
+    if verdict.collective is not None:
+        found += _all_reduce(verdict.collective)
     bad = [sum(cell.status == status for cell in verdict.cells) for status in ("fail", "warn")]
     found.append(
         (
@@ -250,3 +241,12 @@ def _figures(verdict: Verdict) -> list[tuple[str, str, str]]:
         )
     )
     return found
+
+
+def _all_reduce(together: Collective) -> list[tuple[str, str, str]]:
+    """Return the figure of all ranks together, if it was measured."""
+    if together.algbw is None or together.busbw is None:
+        return []
+    late = f", {network.span(together.latency)} at 8 bytes" if together.latency is not None else ""
+    name = f"all_reduce, {together.ranks} ranks"
+    return [(name, f"{rate(together.busbw)} busbw", f"{rate(together.algbw)} algbw{late}")]

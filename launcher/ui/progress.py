@@ -173,12 +173,18 @@ def plain_line(event: Event) -> str:
     if event.kind == "stage":
         return f"== {text}" if event.state == "running" else ""
     if event.kind == "wait":
-        # What tells how far it is does more than wait.
-        return f"  {'' if event.data else 'waiting: '}{text}" if event.state == "running" else ""
+        return _waiting(event)
     if event.kind == "step" and event.state == "running":
         return f"  {where}{text} …" if event.data.get("slow") else ""
     word = _SIGNS[event.state][1]
     return f"  {word + ' ' if word else ''}{where}{text}{took}"
+
+
+def _waiting(event: Event) -> str:
+    if event.state != "running":
+        return ""
+    # What tells how far it is does more than wait.
+    return f"  {event.text}" if event.data else f"  waiting: {event.text}"
 
 
 class LiveLines(Silent):

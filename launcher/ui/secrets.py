@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.model import fold
 from launcher.plan import howfar
-from launcher.tools import symptoms
 from launcher.tools.secret_files import SecretFile
+from launcher.ui.text import plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.text import Text
 
 
 def render(
@@ -34,39 +33,43 @@ def render(
     for name in ("MODE", "AGE"):
         table.add_column(name, no_wrap=True)
     for row in rows:
-        there = [
-            (node, each)
-            for node, found in files.items()
-            for each in found
-            if each.name == row["name"]
-        ]
-        nodes = fold(list(dict.fromkeys(node for node, _ in there))) if there else "-"
-        modes = ", ".join(sorted({each.mode for _, each in there})) or "-"
-        oldest = howfar.duration(max(each.age for _, each in there)) if there else "-"
-        places = ", ".join(sorted({each.place for _, each in there})) or "-"
-        cells = (
-            row["name"],
-            row["source"],
-            row["used_by"],
-            f"all ({nodes})" if nodes == every else nodes,
-            places,
-            modes,
-            oldest,
-        )
-        table.add_row(*(_plain(cell) for cell in cells))
+        table.add_row(*(plain(cell) for cell in _cells(row, files, every)))
+    return Group(
+        table,
+        *(plain(line) for line in _folders(files)),
+        *(plain(line, "red") for line in remarks),
+    )
+
+
+def _cells(
+    row: Mapping[str, str], files: Mapping[str, Sequence[SecretFile]], every: str
+) -> tuple[str, ...]:
+    """Return a secret's row: what the inventory says of it, and its files on the nodes."""
+    known = (row["name"], row["source"], row["used_by"])
+    there = [
+        (node, each) for node, found in files.items() for each in found if each.name == row["name"]
+    ]
+    if not there:
+        return (*known, "-", "-", "-", "-")
+    nodes = fold(list(dict.fromkeys(node for node, _ in there)))
+    return (
+        *known,
+        f"all ({nodes})" if nodes == every else nodes,
+        _listed(each.place for _, each in there),
+        _listed(each.mode for _, each in there),
+        howfar.duration(max(each.age for _, each in there)),
+    )
+
+
+def _listed(words: Iterable[str]) -> str:
+    return ", ".join(sorted(set(words))) or "-"
+
+
+def _folders(files: Mapping[str, Sequence[SecretFile]]) -> list[str]:
+    """Say which directories there are, on which nodes, with which mode."""
     folders: dict[tuple[str, str], list[str]] = {}
     for node, found in files.items():
         for each in found:
             if not each.name:
                 folders.setdefault((each.path, each.mode), []).append(node)
-    told = [f"{path} on {fold(nodes)}: mode {mode}" for (path, mode), nodes in folders.items()]
-    return Group(
-        table, *(_plain(line) for line in told), *(_plain(line, "red") for line in remarks)
-    )
-
-
-def _plain(words: str, style: str = "") -> Text:
-    """Return words as they are: neither rich's markup nor a terminal's codes."""
-    from rich.text import Text
-
-    return Text(symptoms.brief(words), style=style)
+    return [f"{path} on {fold(nodes)}: mode {mode}" for (path, mode), nodes in folders.items()]

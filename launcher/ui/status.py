@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from launcher.model import fold
 from launcher.plan.servers import DEFAULT
 from launcher.plan.status import ClusterStatus, NodeStatus, ServerStatus
-from launcher.tools import symptoms
 from launcher.ui import jobs
+from launcher.ui.text import plain
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.table import Table
     from rich.text import Text
+
+    from launcher.payload.agent.observed import Fault
 
 _COLOURS = {
     "running": "green",
@@ -43,49 +47,47 @@ def console() -> Console:
 def render(status: ClusterStatus) -> RenderableType:
     """Return the table and what follows it."""
     from rich.console import Group
-    from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("NODE", "ROLE", "IP", "CONTAINER", "RAY", "GPUS", "RANKS", "DRIFT"):
-        table.add_column(name, overflow="fold")
-    for node in status.nodes:
-        table.add_row(
-            _plain(node.node),
-            node.role,
-            node.ip,
-            _coloured(node.container),
-            _coloured(node.ray or "unknown"),
-            _plain(node.gpus),
-            _plain(", ".join(node.ranks) or "-"),
-            "yes" if node.drift else "-" if not node.trouble else "unknown",
-        )
-    lines: list[RenderableType] = [_plain(f"cluster {status.cluster}", "bold"), table]
-    lines += [_plain(line) for line in _remarks(status.nodes)]
+    lines: list[RenderableType] = [plain(f"cluster {status.cluster}", "bold"), _nodes(status.nodes)]
+    lines += [plain(line) for line in _remarks(status.nodes)]
     if status.network:
-        lines.append(
-            _plain(
-                f"network: {status.network}",
-                "" if status.network.startswith("proven") else "yellow",
-            )
-        )
+        style = "" if status.network.startswith("proven") else "yellow"
+        lines.append(plain(f"network: {status.network}", style))
     lines += [_server(each, len(status.servers) == 1) for each in status.servers] or [
-        _plain("server: none", "dim")
+        plain("server: none", "dim")
     ]
     lines += jobs.lines(status.batches)
     return Group(*lines)
 
 
-def _plain(words: str, style: str = "") -> Text:
-    """Return words as they are: neither rich's markup nor a terminal's codes, for nodes have had a
-    hand in them.
-    """
-    from rich.text import Text
+def _nodes(nodes: Sequence[NodeStatus]) -> Table:
+    from rich.table import Table
 
-    return Text(symptoms.brief(words), style=style)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("NODE", "ROLE", "IP", "CONTAINER", "RAY", "GPUS", "RANKS", "DRIFT"):
+        table.add_column(name, overflow="fold")
+    for node in nodes:
+        table.add_row(
+            plain(node.node),
+            node.role,
+            node.ip,
+            _coloured(node.container),
+            _coloured(node.ray or "unknown"),
+            plain(node.gpus),
+            plain(", ".join(node.ranks) or "-"),
+            _drift(node),
+        )
+    return table
+
+
+def _drift(node: NodeStatus) -> str:
+    if node.drift:
+        return "yes"
+    return "unknown" if node.trouble else "-"
 
 
 def _coloured(word: str) -> Text:
-    return _plain(word, _COLOURS.get(word, "red"))
+    return plain(word, _COLOURS.get(word, "red"))
 
 
 def _remarks(nodes: tuple[NodeStatus, ...]) -> list[str]:
@@ -105,39 +107,55 @@ def _remarks(nodes: tuple[NodeStatus, ...]) -> list[str]:
 def _server(server: ServerStatus, alone: bool) -> Text:
     name = "" if not server.name or (alone and server.name == DEFAULT) else f" {server.name}"
     style = "yellow" if server.warning else _COLOURS.get(server.state, "red")
-    line = _plain(f"server{name}: ").append_text(_plain(server.state, style))
+    line = plain(f"server{name}: ").append_text(plain(server.state, style))
     if server.model:
-        where = f" on {fold(server.nodes)}" if server.nodes else ""
-        line.append_text(
-            _plain(f"  {server.model}{f' ({server.backend}{where})' if server.backend else ''}")
-        )
+        line.append_text(plain(f"  {server.model}{_placed(server)}"))
     if server.state in ("answering", "busy"):
-        line.append_text(_plain(f"  {server.endpoint}"))
+        line.append_text(plain(f"  {server.endpoint}"))
     elif server.detail:
-        line.append_text(_plain(f"  {server.detail}"))
+        line.append_text(plain(f"  {server.detail}"))
     for each in (*_answers(server), *_kept(server)):
-        line.append("\n        ").append_text(_plain(each))
+        line.append("\n        ").append_text(plain(each))
     return line
+
+
+def _placed(server: ServerStatus) -> str:
+    if not server.backend:
+        return ""
+    where = f" on {fold(server.nodes)}" if server.nodes else ""
+    return f" ({server.backend}{where})"
 
 
 def _answers(server: ServerStatus) -> list[str]:
     """Say what came back, or what is under way instead."""
-    said, load = [], server.load
-    if server.state == "answering":
-        said = [f"{server.fingerprint}, answered in {server.seconds:.1f}s"]
-        if server.kv_tokens is not None:
-            said.append(f"{server.kv_tokens:,} tokens of KV cache")
-        if server.concurrency is not None:
-            said.append(f"{server.concurrency:g}× concurrency at full length")
-    if load is not None and (load.running or load.waiting):
-        said.append(f"{load.running} running, {load.waiting} waiting")
-        if load.tokens_per_s:
-            said.append(f"{load.tokens_per_s:.0f} tokens/s")
-    if server.state == "busy" and server.observed is not None and server.observed.asking:
+    busy = server.state == "busy"
+    said = [*_answered(server), *_load(server)]
+    if busy and server.observed is not None and server.observed.asking:
         said.append(f"oldest {server.observed.asking:.0f} s")
-    first = [f"{'busy: ' if server.state == 'busy' else ''}{', '.join(said)}"] if said else []
-    also = server.detail if server.state == "busy" else ""
-    return [*first, *(each for each in (also, server.warning) if each)]
+    first = f"{'busy: ' if busy else ''}{', '.join(said)}" if said else ""
+    also = server.detail if busy else ""
+    return [each for each in (first, also, server.warning) if each]
+
+
+def _answered(server: ServerStatus) -> list[str]:
+    if server.state != "answering":
+        return []
+    said = [f"{server.fingerprint}, answered in {server.seconds:.1f}s"]
+    if server.kv_tokens is not None:
+        said.append(f"{server.kv_tokens:,} tokens of KV cache")
+    if server.concurrency is not None:
+        said.append(f"{server.concurrency:g}× concurrency at full length")
+    return said
+
+
+def _load(server: ServerStatus) -> list[str]:
+    load = server.load
+    if load is None or not (load.running or load.waiting):
+        return []
+    said = [f"{load.running} running, {load.waiting} waiting"]
+    if load.tokens_per_s:
+        said.append(f"{load.tokens_per_s:.0f} tokens/s")
+    return said
 
 
 def _kept(server: ServerStatus) -> list[str]:
@@ -148,31 +166,32 @@ def _kept(server: ServerStatus) -> list[str]:
     if seen is None or server.age is None:
         return []
     said = f"kept: looked at {server.age:.0f} s ago, {_count(len(seen.restarts), 'restart')}"
-    said += f", {seen.restarts_left} left" if seen.restarts_left is not None else ""
-    fault = seen.faults[-1] if seen.faults else None
-    if fault is not None:
-        rank = f"rank {fault.rank}" if fault.rank else ""
-        where = " on ".join(each for each in (rank, fault.node) if each)
-        after = (
-            "not ready since"
-            if fault.ready_again_after is None
-            else f"ready again after {fault.ready_again_after:.0f}s"
-        )
-        lost = (
-            "requests lost: unknown"
-            if fault.lost is None
-            else f"{_count(fault.lost, 'request')} lost"
-        )
-        cause = f": {fault.cause}" if fault.cause and fault.cause != fault.what else ""
-        said += (
-            f", last fault of {seen.fault_count} at {_when(fault.at)}:"
-            f" {fault.what}{f' ({where})' if where else ''}{cause}"
-        )
-        said += f"; {after}, {lost}"
+    if seen.restarts_left is not None:
+        said += f", {seen.restarts_left} left"
+    evidence: list[str] = []
+    if seen.faults:
+        fault = seen.faults[-1]
+        said += f", last fault of {seen.fault_count} at {_when(fault.at)}: {_told(fault)}"
+        evidence = [line for line in fault.evidence.splitlines() if line.strip()]
     if seen.next_start is not None and seen.state == "pausing":
         said += f"; next start in {max(0.0, seen.next_start - seen.written - server.age):.0f} s"
-    lines = [line for line in (fault.evidence if fault else "").splitlines() if line.strip()]
-    return [said, *(f"  {line[:_LINE]}" for line in lines[:2])]
+    return [said, *(f"  {line[:_LINE]}" for line in evidence[:2])]
+
+
+def _told(fault: Fault) -> str:
+    """Say what went wrong, where and why, and what came of it."""
+    rank = f"rank {fault.rank}" if fault.rank else ""
+    where = " on ".join(each for each in (rank, fault.node) if each)
+    cause = f": {fault.cause}" if fault.cause and fault.cause != fault.what else ""
+    after = (
+        "not ready since"
+        if fault.ready_again_after is None
+        else f"ready again after {fault.ready_again_after:.0f}s"
+    )
+    lost = (
+        "requests lost: unknown" if fault.lost is None else f"{_count(fault.lost, 'request')} lost"
+    )
+    return f"{fault.what}{f' ({where})' if where else ''}{cause}; {after}, {lost}"
 
 
 def _count(count: int, what: str) -> str:
