@@ -112,7 +112,7 @@ def _uncorrected(survey: Survey) -> str:
 
 
 def _reported(node: Node, lines: Sequence[str]) -> Finding:
-    """Judge the Xids in a kernel's log: a failure, unless applications brought all of them about."""
+    """Judge the Xids in a kernel's log: a failure, unless applications brought them all about."""
     serious = [line for line in lines if _xid(line) not in _OF_APPLICATIONS]
     if serious:
         return failed(
