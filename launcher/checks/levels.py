@@ -31,26 +31,12 @@ def as_json(reading: Reading) -> dict[str, Any]:
     Links inside a host are no part of either; they are marked as `inside`.
     """
     found, near = worst(reading), nccl.inside(reading)
-    net = [link for link in reading.links if link.network != "MNNVL" and link not in near]
     return {
         "network": found.network if found else None,
-        "gpudirect": all(link.gpudirect for link in net) if net else None,
+        "gpudirect": _gpudirect(reading),
         "network_links": reading.network_links,
         "mnnvl": reading.mnnvl,
-        "links": [
-            {
-                "from": link.source,
-                "to": link.target,
-                "channel": link.channel,
-                "direction": link.direction or None,
-                "network": link.network,
-                "device": link.device,
-                "gpudirect": link.gpudirect,
-                "host": link.host,
-                **({"inside": True} if link in near else {}),
-            }
-            for link in reading.links
-        ],
+        "links": [_link(link, inside=link in near) for link in reading.links],
         "local": dict(reading.local),
         "using": list(reading.using),
         "devices": {
@@ -65,6 +51,27 @@ def as_json(reading: Reading) -> dict[str, Any]:
     }
 
 
+def _gpudirect(reading: Reading) -> bool | None:
+    """Return whether all network links between nodes use GPUDirect, `None` without any."""
+    links = [link for link in kinds.between_nodes(reading) if link.network != "MNNVL"]
+    return all(link.gpudirect for link in links) if links else None
+
+
+def _link(link: Link, *, inside: bool) -> dict[str, Any]:
+    """Return a link as plain data; `inside` is told only of one that is."""
+    told = {
+        "from": link.source,
+        "to": link.target,
+        "channel": link.channel,
+        "direction": link.direction or None,
+        "network": link.network,
+        "device": link.device,
+        "gpudirect": link.gpudirect,
+        "host": link.host,
+    }
+    return {**told, "inside": True} if inside else told
+
+
 def judge(
     reading: Reading, require: Level | Literal["auto"], hardware: str = ""
 ) -> tuple[Finding, ...]:
@@ -77,45 +84,57 @@ def judge(
         hardware: the GPUs' name where it is known; GPUDirect is not expected of GB10, which shares
             its memory with the CPU.
     """
-    found = []
-    if len(reading.groups) > 1:
-        jobs = " and ".join(fold(hosts) for hosts in reading.groups)
-        text = f"these are logs of {len(reading.groups)} jobs that share no communicator: {jobs}"
-        found.append(
-            Finding(node="", status="fail", text=text, fix="give the logs of one job at a time")
-        )
     network = worst(reading)
-    found.append(
-        _nothing(reading) if network is None else _level(reading, network, require, hardware)
-    )
-    if network is not None and require != "any":
-        found += [_emulated(host, names) for host, names in kinds.emulated(reading).items()]
-    seen, ranks = nccl.unseen(reading)
-    if network is not None and ranks:
-        text = f"the log has links of {seen} of {ranks} ranks: what the others use is not known"
-        fix = (
-            "give the logs of all ranks; where Ray brought them together, take them with"
-            " `RAY_DEDUP_LOGS=0`"
-        )
-        found.append(Finding(node="", status="warn", text=text, fix=fix))
+    found = _jobs(reading)
+    if network is None:
+        found.append(_nothing(reading))
+    else:
+        found.append(_level(reading, network, require, hardware))
+        if require != "any":
+            found += [_emulated(host, names) for host, names in kinds.emulated(reading).items()]
+        found += _unseen(reading)
     if reading.alarms and all(each.status == "pass" for each in found):
         found.append(_alarmed(reading))
+    return (*found, *_gaps(reading))
+
+
+def _jobs(reading: Reading) -> list[Finding]:
+    """Judge that the logs are of one job."""
+    if len(reading.groups) <= 1:
+        return []
+    jobs = " and ".join(fold(hosts) for hosts in reading.groups)
+    text = f"these are logs of {len(reading.groups)} jobs that share no communicator: {jobs}"
+    return [Finding(node="", status="fail", text=text, fix="give the logs of one job at a time")]
+
+
+def _unseen(reading: Reading) -> list[Finding]:
+    """Judge that the log has the links of all ranks."""
+    seen, ranks = nccl.unseen(reading)
+    if not ranks:
+        return []
+    text = f"the log has links of {seen} of {ranks} ranks: what the others use is not known"
+    fix = (
+        "give the logs of all ranks; where Ray brought them together, take them with"
+        " `RAY_DEDUP_LOGS=0`"
+    )
+    return [Finding(node="", status="warn", text=text, fix=fix)]
+
+
+def _gaps(reading: Reading) -> list[Finding]:
+    """Judge that the log is whole, and that all of it was looked at."""
+    found = []
     if reading.truncated:
         text = "the log is cut off: what comes after is not known"
-        found.append(
-            Finding(
-                node="", status="warn", text=text, fix="take the whole log, once the job has ended"
-            )
-        )
+        fix = "take the whole log, once the job has ended"
+        found.append(Finding(node="", status="warn", text=text, fix=fix))
     if reading.overflow:
         text = (
             f"the log has more than {nccl.MAX_LINKS} different links: of the rest only the kind was"
             " looked at"
         )
-        found.append(
-            Finding(node="", status="warn", text=text, fix="give the logs of one job at a time")
-        )
-    return tuple(found)
+        fix = "give the logs of one job at a time"
+        found.append(Finding(node="", status="warn", text=text, fix=fix))
+    return found
 
 
 def judge_files(
@@ -231,7 +250,7 @@ def _level(
 
 def _below(reading: Reading, found: Worst, require: Level | Literal["auto"], text: str) -> Finding:
     why, evidence, fix, host = _why(reading, found)
-    hosts = [host] if host else sorted({link.host for link in found.links if link.host})
+    hosts = [host] if host else _hosts(found)
     allow = (
         "if these nodes have no RDMA, say `--require any`"
         if found.level == "any"
@@ -257,26 +276,36 @@ def _why(reading: Reading, found: Worst) -> tuple[str, str, str, str]:
     """Return the likely cause as the end of a sentence, its evidence, the fix, and the host that it
     was found on.
     """
-    hosts = sorted({link.host for link in found.links if link.host})
-    direct = found.level != "any"
-    using = tuple({link.network: None for link in found.links}) if direct else ("Socket",)
+    hosts = _hosts(found)
     for host in hosts:
         told = [text for text in reading.warnings if host in reading.told_by.get(text, ())]
-        if (why := causes.cause(warnings=told, using=using, env={}, gpudirect=direct)) is not None:
-            everybody = len(hosts) > 1 and all(
-                set(hosts) <= set(reading.told_by.get(text, ())) for text in told if text in why[1]
-            )
-            return (
-                f": {why[0]}" + f" on {host}" * (not everybody),
-                why[1],
-                why[2],
-                "" if everybody else host,
-            )
-    if (
-        why := causes.cause(warnings=reading.warnings, using=using, env={}, gpudirect=direct)
-    ) is not None:
+        if (why := _cause(told, found)) is None:
+            continue
+        if len(hosts) > 1 and _said_by_all(hosts, reading, told, why[1]):
+            return f": {why[0]}", why[1], why[2], ""
+        return f": {why[0]} on {host}", why[1], why[2], host
+    if (why := _cause(reading.warnings, found)) is not None:
         return f": {why[0]}", why[1], why[2], ""
     return "", "", "", ""
+
+
+def _hosts(found: Worst) -> list[str]:
+    return sorted({link.host for link in found.links if link.host})
+
+
+def _cause(warnings: Sequence[str], found: Worst) -> tuple[str, str, str] | None:
+    """Return what warnings say of why links are of this kind and no better."""
+    direct = found.level != "any"
+    using = tuple({link.network: None for link in found.links}) if direct else ("Socket",)
+    return causes.cause(warnings=warnings, using=using, env={}, gpudirect=direct)
+
+
+def _said_by_all(
+    hosts: Sequence[str], reading: Reading, warnings: Sequence[str], evidence: str
+) -> bool:
+    """True when every host wrote those of the warnings that are in the evidence."""
+    lines = [text for text in warnings if text in evidence]
+    return all(set(hosts) <= set(reading.told_by.get(text, ())) for text in lines)
 
 
 def _ranks(links: Sequence[Link]) -> str:
