@@ -50,21 +50,25 @@ class Figures:
 
 def figures(verdict: Verdict) -> Figures | None:
     """Return the figures of a verdict; `None` where something was not measured."""
-    whole = verdict.collective
-    sends = [
-        (cell.latency, cell.bandwidth)
-        for cell in verdict.cells
-        if cell.latency is not None and cell.bandwidth
-    ]
+    whole, sends = verdict.collective, _sends(verdict)
     if whole is None or whole.latency is None or not whole.algbw or not sends:
         return None
     return Figures(
         reduce_latency=whole.latency,
         algbw=whole.algbw,
-        send_latency=median(latency for latency, _ in sends if latency is not None),
-        bandwidth=min(bandwidth for _, bandwidth in sends if bandwidth is not None),
+        send_latency=median(latency for latency, _ in sends),
+        bandwidth=min(bandwidth for _, bandwidth in sends),
         tcp=any(over_tcp(cell.transport) for cell in verdict.cells),
     )
+
+
+def _sends(verdict: Verdict) -> list[tuple[float, float]]:
+    """Return the latency (seconds) and bandwidth (bytes/s) of each direction that was measured."""
+    return [
+        (cell.latency, cell.bandwidth)
+        for cell in verdict.cells
+        if cell.latency is not None and cell.bandwidth
+    ]
 
 
 def kept(record: Mapping[str, Any]) -> Figures | None:

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 
 from launcher.checks.shape import Check, Evidence, Finding, failed, passed, skipped
 from launcher.model import Inventory, Node
+from launcher.tools.host import HostFacts
 
 # Room to work with: logs, what vLLM compiles, and Ray where it is put on top of the image.
 _GIB = 1024**3
@@ -27,38 +28,43 @@ def _disk(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
 
 def _room(inventory: Inventory, evidence: Evidence, node: Node) -> Finding:
     facts, room = evidence.facts[node.name], _ROOM[inventory.accelerator]
-    # Also an image that vlaunch made of the inventory's counts: nothing is pulled for it.
-    pulled = any(image is not None for image in facts.images.values()) or bool(facts.containers)
     missing, told = _model(evidence, node)
     home = str(PurePosixPath(node.hf_home).parent)
     if facts.disk_free is not None and facts.disk_free < missing + room:
         larger = "set `hf_home:` to a larger disk, or free some space there"
-        return _short(
-            node, home, facts.disk_free, missing + room, "for the model" if missing else "", larger
-        )
-    need = room if pulled else max(room, _IMAGE[inventory.accelerator])
+        why = "for the model" if missing else ""
+        return _short(node, home, facts.disk_free, missing + room, why, larger)
+    pulled, need = _is_pulled(facts), _docker_need(inventory, facts)
     if facts.docker_disk_free is not None and facts.docker_disk_free < need:
         fix = (
             "free some space (`docker system prune -a` removes images that no container uses), "
             "or give Docker a larger disk: `data-root` in /etc/docker/daemon.json"
         )
-        return _short(
-            node,
-            "Docker's own directory",
-            facts.docker_disk_free,
-            need,
-            "" if pulled else "to pull the image",
-            fix,
-        )
+        why = "" if pulled else "to pull the image"
+        return _short(node, "Docker's own directory", facts.docker_disk_free, need, why, fix)
     if facts.disk_free is None:
         return skipped(node, "`df` gave no answer; free space is not known")
-    if facts.docker_disk_free is None and not pulled:
+    if pulled:
+        image = "the image is here"
+    elif facts.docker_disk_free is not None:
+        image = f"room for the image ({need / _GIB:.0f} GiB)"
+    else:
         return skipped(
             node,
             "the image is not here yet, and what is free in Docker's own directory is not known",
         )
-    image = "the image is here" if pulled else f"room for the image ({need / _GIB:.0f} GiB)"
     return passed(node, f"{image}, more than {_step(facts.disk_free)} free under {home}; {told}")
+
+
+def _docker_need(inventory: Inventory, facts: HostFacts) -> int:
+    """Return the bytes that must be free for Docker: room to work with, or for the image."""
+    room = _ROOM[inventory.accelerator]
+    return room if _is_pulled(facts) else max(room, _IMAGE[inventory.accelerator])
+
+
+def _is_pulled(facts: HostFacts) -> bool:
+    """True when nothing must be pulled: an image that vlaunch made of the inventory's counts."""
+    return any(image is not None for image in facts.images.values()) or bool(facts.containers)
 
 
 def _short(node: Node, place: str, free: int, need: int, why: str, fix: str) -> Finding:

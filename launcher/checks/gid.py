@@ -64,11 +64,7 @@ def _wrong(name: str, ports: Sequence[tuple[RdmaDevice, RdmaPort]], index: int) 
     """Judge that the index the inventory gives is a RoCE v2 GID on every port in use."""
     for device, port in ports:
         gid = next((each for each in port.gids if each.index == index), None)
-        if (
-            gid is not None
-            and gid.kind == "RoCE v2"
-            and (not device.netdevs or gid.netdev in ("", *device.netdevs))
-        ):
+        if gid is not None and _is_roce_v2(gid, device):
             continue
         what = (
             "is empty"
@@ -87,6 +83,12 @@ def _wrong(name: str, ports: Sequence[tuple[RdmaDevice, RdmaPort]], index: int) 
             ),
         )
     return None
+
+
+def _is_roce_v2(gid: Gid, device: RdmaDevice) -> bool:
+    """True for a GID of RoCE v2 that belongs to the device's own interface."""
+    own = not device.netdevs or gid.netdev in ("", *device.netdevs)
+    return gid.kind == "RoCE v2" and own
 
 
 def _none(name: str, ports: Sequence[tuple[RdmaDevice, RdmaPort]]) -> Finding | None:
@@ -145,14 +147,17 @@ def _direct(node: Node, survey: Survey | None, evidence: Evidence) -> Finding:
     there = next((name for name in _PEER if name in survey.modules), None)
     if there is not None:
         return passed(node, f"`{there}` is loaded")
-    judge = failed if evidence.required == "gdrdma" and not _dma_buf(survey) else warned
-    may = (
-        "; the kernel may do it by DMA-BUF, which only `vlaunch check-nccl` can prove"
-        if _dma_buf(survey)
-        else ""
-    )
+    return _without_module(node, survey, required=evidence.required == "gdrdma")
+
+
+def _without_module(node: Node, survey: Survey, *, required: bool) -> Finding:
+    text = "`nvidia_peermem` is not loaded"
     fix = f"run `sudo modprobe nvidia_peermem` on {node.name}, then `vlaunch check-nccl`"
-    return judge(node, f"`nvidia_peermem` is not loaded{may}", evidence=survey.kernel, fix=fix)
+    if _dma_buf(survey):
+        text += "; the kernel may do it by DMA-BUF, which only `vlaunch check-nccl` can prove"
+        return warned(node, text, evidence=survey.kernel, fix=fix)
+    judge = failed if required else warned
+    return judge(node, text, evidence=survey.kernel, fix=fix)
 
 
 def _dma_buf(survey: Survey) -> bool:

@@ -5,13 +5,14 @@ less clearly.
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Sequence
 
 from launcher.checks.disk import DISK
 from launcher.checks.ports import PORTS
 from launcher.checks.shape import Check, Finding, each, skipped
 from launcher.checks.shape import failed as _fail
 from launcher.model import Inventory, Node
-from launcher.tools.host import HostFacts
+from launcher.tools.host import Address, HostFacts
 
 
 def _docker(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
@@ -40,7 +41,7 @@ def _docker(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | Non
                 " tee /etc/sudoers.d/vlaunch`"
             ),
         )
-    if "not found" in lowered or ("no such file" in lowered and "docker.sock" not in lowered):
+    if _no_program(lowered):
         return _fail(
             node,
             f"`{node.docker[-1]}` is not installed",
@@ -53,6 +54,13 @@ def _docker(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | Non
         evidence=said,
         fix=f"run `sudo systemctl start docker` on {node.name}",
     )
+
+
+def _no_program(said: str) -> bool:
+    """True when the shell found no program of that name; it is another matter when the program
+    finds no socket.
+    """
+    return "not found" in said or ("no such file" in said and "docker.sock" not in said)
 
 
 def _accelerator(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
@@ -114,31 +122,15 @@ def _address(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | No
         (each for each in facts.addresses if ipaddress.ip_address(each.ip.split("%")[0]) == wanted),
         None,
     )
-    known = [f"{each.interface} {each.ip}" for each in facts.addresses if each.interface != "lo"]
     if has is None:
         return _fail(
             node,
             f"no interface carries {node.ip}",
-            evidence="\n".join(known),
+            evidence=_known(facts.addresses),
             fix=f"set `ip:` of {node.name} to one of its addresses (the network between the nodes)",
         )
-    if node.interface and node.interface not in {each.interface for each in facts.addresses}:
-        return _fail(
-            node,
-            f"there is no interface `{node.interface}` with an address",
-            evidence="\n".join(known),
-            fix=f"set `network: {{interface: {has.interface}}}` for {node.name}",
-        )
     if node.interface and has.interface != node.interface:
-        return _fail(
-            node,
-            f"{node.ip} is on `{has.interface}`, not on `{node.interface}`",
-            evidence="\n".join(known),
-            fix=(
-                f"set `network: {{interface: {has.interface}}}` for {node.name}, or correct its"
-                " `ip:`"
-            ),
-        )
+        return _elsewhere(node, has, facts.addresses)
     if not has.up:
         return _fail(
             node,
@@ -146,6 +138,24 @@ def _address(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | No
             fix=f"run `sudo ip link set {has.interface} up` on {node.name}",
         )
     return None
+
+
+def _elsewhere(node: Node, has: Address, addresses: Sequence[Address]) -> Finding:
+    """Say of a node whose address is not on the declared interface whether that one is there."""
+    fix = f"set `network: {{interface: {has.interface}}}` for {node.name}"
+    if node.interface not in {each.interface for each in addresses}:
+        text = f"there is no interface `{node.interface}` with an address"
+        return _fail(node, text, evidence=_known(addresses), fix=fix)
+    return _fail(
+        node,
+        f"{node.ip} is on `{has.interface}`, not on `{node.interface}`",
+        evidence=_known(addresses),
+        fix=f"{fix}, or correct its `ip:`",
+    )
+
+
+def _known(addresses: Sequence[Address]) -> str:
+    return "\n".join(f"{each.interface} {each.ip}" for each in addresses if each.interface != "lo")
 
 
 def _rdma(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:

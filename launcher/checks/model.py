@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from launcher.checks.shape import Check, Evidence, Finding, failed, passed, skipped
-from launcher.model import Inventory, fold
+from launcher.checks.shape import Check, Evidence, Finding, Hub, failed, passed, skipped
+from launcher.model import Inventory, Node, fold
 
 _UNNAMED = "no model is named: set `serve: {model: …}` in the inventory, or name one"
 _TRUE = {"1", "true", "yes", "on"}
@@ -14,15 +14,9 @@ Files = Mapping[str, int]
 
 
 def _model(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
-    reached = [node.name for node in evidence.reached(inventory)]
     if not evidence.model:
-        return [skipped(name, _UNNAMED) for name in reached]
-    seen = {name: evidence.files[name] for name in reached if name in evidence.files}
-    findings = [
-        skipped(name, "could not be asked whether it has the model")
-        for name in reached
-        if name not in seen
-    ]
+        return [skipped(node, _UNNAMED) for node in evidence.reached(inventory)]
+    seen, findings = _asked(inventory, evidence)
     there = {name: files for name, files in seen.items() if files}
     if not there:
         return [*findings, *(_nowhere(inventory, name, evidence.model) for name in seen)]
@@ -30,6 +24,19 @@ def _model(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     for name, files in seen.items():
         findings.append(_judge(inventory, evidence, name, files, right, there))
     return findings
+
+
+def _asked(
+    inventory: Inventory, evidence: Evidence
+) -> tuple[dict[str, Files | None], list[Finding]]:
+    """Return the model's files on each node, and a SKIP for each node that could not be asked."""
+    found, gaps = dict[str, Files | None](), list[Finding]()
+    for node in evidence.reached(inventory):
+        if node.name in evidence.files:
+            found[node.name] = evidence.files[node.name]
+        else:
+            gaps.append(skipped(node, "could not be asked whether it has the model"))
+    return found, gaps
 
 
 def _right(there: Mapping[str, Files]) -> Files:
@@ -66,17 +73,23 @@ def _judge(
             fix=fix,
         )
     if files != right:
-        lines = [f"lacks {each}" for each in sorted(set(right) - set(files))]
-        lines += [f"has {each} besides" for each in sorted(set(files) - set(right))]
-        lines += [
-            f"{each} has {files[each]} bytes, {right[each]} on {fold(owners)}"
-            for each in sorted(set(files) & set(right))
-            if files[each] != right[each]
-        ]
+        lines = _differences(files, right, fold(owners))
         more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
         text = f"{evidence.model} differs from the one on {fold(owners)}: {lines[0]}{more}"
         return failed(name, text, evidence="\n".join(lines[:5]), fix=fix)
     return passed(name, f"{evidence.model}: {len(files)} files, {_size(sum(files.values()))}")
+
+
+def _differences(files: Files, right: Files, owners: str) -> list[str]:
+    """Say how a node's files differ from those of their owners: what is lacking comes first."""
+    lines = [f"lacks {each}" for each in sorted(set(right) - set(files))]
+    lines += [f"has {each} besides" for each in sorted(set(files) - set(right))]
+    lines += [
+        f"{each} has {files[each]} bytes, {right[each]} on {owners}"
+        for each in sorted(set(files) & set(right))
+        if files[each] != right[each]
+    ]
+    return lines
 
 
 def _size(size: int) -> str:
@@ -104,28 +117,25 @@ def _nowhere(inventory: Inventory, name: str, model: str) -> Finding:
 
 
 def _copy(inventory: Inventory, model: str, source: str, target: str) -> str:
-    place = (
-        model
-        if model.startswith("/")
-        else f"{inventory.node(source).hf_home}/hub/models--{model.replace('/', '--')}"
-    )
-    home = (
-        place
-        if model.startswith("/")
-        else f"{inventory.node(target).hf_home}/hub/models--{model.replace('/', '--')}"
-    )
     from_, to = inventory.node(source), inventory.node(target)
+    download = f"`HF_HOME={to.hf_home} hf download {model}`"
     if source == target:
-        return f"run `HF_HOME={to.hf_home} hf download {model}` on {target}"
-    return (
-        f"copy it from {source}, run there: `rsync -a --delete {place}/"
-        f" {_login(to.ssh.user, to.ip)}:{home}/`"
-        + (
-            ""
-            if model.startswith("/") or from_.hf_home != to.hf_home
-            else f", or on {target}: `HF_HOME={to.hf_home} hf download {model}`"
-        )
+        return f"run {download} on {target}"
+    there, here = _folder(from_, model), _folder(to, model)
+    copy = (
+        f"copy it from {source}, run there: `rsync -a --delete {there}/"
+        f" {_login(to.ssh.user, to.ip)}:{here}/`"
     )
+    if model.startswith("/") or from_.hf_home != to.hf_home:
+        return copy
+    return f"{copy}, or on {target}: {download}"
+
+
+def _folder(node: Node, model: str) -> str:
+    """Return where a node has a model, or would have it."""
+    if model.startswith("/"):
+        return model
+    return f"{node.hf_home}/hub/models--{model.replace('/', '--')}"
 
 
 def _login(user: str | None, host: str) -> str:
@@ -133,19 +143,13 @@ def _login(user: str | None, host: str) -> str:
 
 
 def _token(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
-    hub, model = evidence.hub, evidence.model
+    hub, model = evidence.hub or Hub(), evidence.model
     if model.startswith("/"):
         return [skipped("", f"{model} is a path; Hugging Face is not asked for it")]
     if not model:
         return [skipped("", _UNNAMED)]
-    if hub is None or hub.status == "not asked":
-        return [skipped("", (hub.text if hub else "") or "Hugging Face was not asked")]
-    if hub.status == "offline":
-        return [
-            skipped("", f"this machine cannot reach Hugging Face{': ' * bool(hub.text)}{hub.text}")
-        ]
-    if hub.status == "no token":
-        return [skipped("", hub.text or "no HF_TOKEN under `secrets:`; a public model needs none")]
+    if reason := _unanswered(hub):
+        return [skipped("", reason)]
     if hub.status == "ok":
         return [passed("", hub.text or f"Hugging Face gives {model} with this token")]
     text, fix = {
@@ -172,6 +176,17 @@ def _token(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
         ),
     }[hub.status]
     return [failed("", text, evidence=hub.text, fix=fix)]
+
+
+def _unanswered(hub: Hub) -> str:
+    """Say why Hugging Face said nothing of the token, and nothing where it did."""
+    if hub.status == "not asked":
+        return hub.text or "Hugging Face was not asked"
+    if hub.status == "offline":
+        return f"this machine cannot reach Hugging Face{': ' * bool(hub.text)}{hub.text}"
+    if hub.status == "no token":
+        return hub.text or "no HF_TOKEN under `secrets:`; a public model needs none"
+    return ""
 
 
 CHECKS = (
