@@ -4,7 +4,7 @@ its own address.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from launcher.checks.shape import Finding, worst
@@ -126,56 +126,59 @@ def _compare(
 ) -> Sequence[Finding]:
     alive = {each.ip: each for each in table if each.alive}
     dead = {each.ip: each for each in table if not each.alive}
-    declared = {node.ip for node in inventory.nodes}
-    findings = []
-    for node in inventory.nodes:
-        there = alive.get(node.ip)
-        if there is None:
-            why = f": {dead[node.ip].message}" if node.ip in dead else ""
-            findings.append(
-                _wait(
-                    node, f"has not joined Ray under {node.ip}{why}", fix=_join_fix(inventory, node)
-                )
-            )
-        elif there.gpus != node.gpus:
-            findings.append(
-                _fail(
-                    node,
-                    f"brought {there.gpus:g} GPUs to Ray, {node.gpus} declared",
-                    fix=(
-                        f"correct `gpus:` of {node.name} in the inventory, then run `vlaunch up`"
-                        " again"
-                    ),
-                )
-            )
-        elif f"{node.ip}:{inventory.ports.node_manager}" in unreachable:
-            findings.append(
-                _wait(
-                    node,
-                    f"joined, but the head cannot open {node.ip}:{inventory.ports.node_manager}"
-                    " back to it",
-                    fix=(
-                        f"allow TCP from {inventory.head.ip} to {node.ip} (all ports: Ray, NCCL and"
-                        " Gloo pick high ones)"
-                    ),
-                )
-            )
-        else:
-            findings.append(_pass(node, f"in Ray under {node.ip} with {there.gpus:g} GPUs"))
-    strangers = sorted(set(alive) - declared)
-    if strangers:
-        findings.append(
-            Finding(
-                node="",
-                status="fail",
-                text=f"Ray has nodes that are not in the inventory: {', '.join(strangers)}",
-                fix=(
-                    "add them to the inventory, or run `vlaunch down` with the inventory that has"
-                    " them"
-                ),
-            )
+    return [
+        *(
+            _member(inventory, node, alive.get(node.ip), dead.get(node.ip), unreachable)
+            for node in inventory.nodes
+        ),
+        *_strangers(inventory, alive),
+    ]
+
+
+def _member(
+    inventory: Inventory,
+    node: Node,
+    alive: ray.RayNode | None,
+    dead: ray.RayNode | None,
+    unreachable: frozenset[str],
+) -> Finding:
+    """Judge that a node is in Ray with its GPUs, and that the head reaches it."""
+    if alive is None:
+        why = f": {dead.message}" if dead is not None else ""
+        text = f"has not joined Ray under {node.ip}{why}"
+        return _wait(node, text, fix=_join_fix(inventory, node))
+    if alive.gpus != node.gpus:
+        return _fail(
+            node,
+            f"brought {alive.gpus:g} GPUs to Ray, {node.gpus} declared",
+            fix=f"correct `gpus:` of {node.name} in the inventory, then run `vlaunch up` again",
         )
-    return findings
+    manager = f"{node.ip}:{inventory.ports.node_manager}"
+    if manager in unreachable:
+        return _wait(
+            node,
+            f"joined, but the head cannot open {manager} back to it",
+            fix=(
+                f"allow TCP from {inventory.head.ip} to {node.ip} (all ports: Ray, NCCL and Gloo"
+                " pick high ones)"
+            ),
+        )
+    return _pass(node, f"in Ray under {node.ip} with {alive.gpus:g} GPUs")
+
+
+def _strangers(inventory: Inventory, alive: Iterable[str]) -> list[Finding]:
+    """Judge that no addresses are in Ray but those of the inventory's nodes."""
+    strangers = sorted(set(alive) - {node.ip for node in inventory.nodes})
+    if not strangers:
+        return []
+    return [
+        Finding(
+            node="",
+            status="fail",
+            text=f"Ray has nodes that are not in the inventory: {', '.join(strangers)}",
+            fix="add them to the inventory, or run `vlaunch down` with the inventory that has them",
+        )
+    ]
 
 
 def _join_fix(inventory: Inventory, node: Node) -> str:
@@ -203,13 +206,9 @@ def container_trouble(
             evidence=answer.tail,
             fix="run `vlaunch up` when it is back",
         )
-    try:
-        found = docker.parse_containers(answer.out) if answer.ok else ()
-    except UnreadableAnswer:
-        found = ()
-    if not found:
+    container = _inspected(answer)
+    if container is None:
         return _gone(node.name, answer)
-    container = found[0]
     restarts = container.restarts - before
     if container.running and (joined or restarts < 3):
         return None
@@ -223,6 +222,17 @@ def container_trouble(
         evidence=container.error,
         fix=f"look at its log: `vlaunch logs {node.name}`",
     )
+
+
+def _inspected(answer: Answer) -> docker.Container | None:
+    """Read `docker inspect` of one container; `None` where there is none, or what came cannot be
+    read.
+    """
+    try:
+        found = docker.parse_containers(answer.out) if answer.ok else ()
+    except UnreadableAnswer:
+        return None
+    return found[0] if found else None
 
 
 def explain_logs(findings: Sequence[Finding], logs: Mapping[str, Answer]) -> Sequence[Finding]:
