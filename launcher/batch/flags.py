@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -103,24 +103,29 @@ def job(flags: Flags, folder: Path) -> Job:
     Its name follows from what it does, unless `--name` gives one: the same command is the same job.
     """
     said = flags.said()
+    within = Bounds(folder=folder)
+    where, mistakes = _written(said)
     wrong = [
         (f"--{name}", f"is missing: {what}") for name, what in _REQUIRED.items() if name not in said
     ]
-    within = Bounds(folder=folder)
-    where, mistakes = _written(said)
-    wrong += mistakes
-    for both in ("column", "template"), ("system", "chat"):
-        if all(name in said for name in both):
-            wrong.append((f"--{both[1]}", f"should be left out with --{both[0]}"))
-            where.pop(_PLACES[both[0]], None)
+    wrong += [*mistakes, *_contradictions(said, where)]
     if flags.system is not None or flags.chat:
         wrong += _messages(flags, within, where)
     made, found = load.check(_document(where), within, name="batch")
-    missing = {_PLACES[name] for name in _REQUIRED if name not in said}
-    wrong += [(_flag(one.where, said), one.text) for one in found if not _is_missing(one, missing)]
+    wrong += [(_flag(one.where, said), one.text) for one in found if not _is_missing(one, said)]
     if wrong or made is None:
         raise _refused(wrong)
     return made if flags.name else replace(made, name=f"{_about(made)}-{_digest(made)[:8]}")
+
+
+def _contradictions(said: Mapping[str, Any], where: dict[Where, object]) -> list[tuple[str, str]]:
+    """Of two flags that exclude each other, take the first out of `where` and tell the second."""
+    wrong = []
+    for first, second in ("column", "template"), ("system", "chat"):
+        if first in said and second in said:
+            where.pop(_PLACES[first], None)
+            wrong.append((f"--{second}", f"should be left out with --{first}"))
+    return wrong
 
 
 def _about(made: Job) -> str:
@@ -143,28 +148,13 @@ def over(path: Path, flags: Flags, *, allow: Sequence[Path] = ()) -> Job:
     """
     said = flags.said()
     content = load.parse(load.read(path))
-    wrong = [
-        (
-            _spelled(name),
-            f"cannot be combined with a job file; change it in {path.name}, or leave the file out",
-        )
-        for name in said
-        if name not in _TUNING
-    ]
-    stage = "predict" if "predict" in (content.data or {}) else "engine"
-    where, unwritten = _written(
-        {name: value for name, value in said.items() if name in _TUNING}, stage
-    )
-    wrong += unwritten
+    tuning = {name: value for name, value in said.items() if name in _TUNING}
+    where, unwritten = _written(tuning, _stage(content))
     made, mistakes = load.check(
         _overlaid(content, where), places.bounds(path, allow), name=load.name_of(path)
     )
-    # A mistake about a section is the flag's when the file has no such section.
-    own = [
-        one
-        for one in mistakes
-        if one.where in where or (one.where not in content.lines and _holds(one.where, where))
-    ]
+    own = [one for one in mistakes if _is_flags(one, where, content)]
+    wrong = [*_not_beside(said, path), *unwritten]
     wrong += [(_flag(one.where, said), one.text) for one in own]
     of_file = refused(path, content, [one for one in mistakes if one not in own])
     if wrong:
@@ -172,6 +162,32 @@ def over(path: Path, flags: Flags, *, allow: Sequence[Path] = ()) -> Job:
     if made is None:
         raise of_file
     return replace(made, path=path)
+
+
+def _stage(content: Document) -> str:
+    """Return the section of a job file that has the number and the size of its replicas."""
+    return "predict" if "predict" in (content.data or {}) else "engine"
+
+
+def _not_beside(said: Iterable[str], path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the flags that say what the file at `path` must say."""
+    text = f"cannot be combined with a job file; change it in {path.name}, or leave the file out"
+    for name in said:
+        if name not in _TUNING:
+            yield _spelled(name), text
+
+
+def _is_flags(mistake: Mistake, where: Mapping[Where, object], content: Document) -> bool:
+    """Tell whether a mistake is about what flags say `where`, or about a section that the file does
+    not have.
+    """
+    if mistake.where in where:
+        return True
+    return mistake.where not in content.lines and _holds(mistake.where, where)
+
+
+def _holds(section: Where, where: Iterable[Where]) -> bool:
+    return bool(section) and any(place[: len(section)] == section for place in where)
 
 
 def _written(
@@ -258,53 +274,65 @@ def _overlaid(document: Document, where: Mapping[Where, object]) -> Document:
     """
     data, lines = dict(document.data or {}), dict(document.lines)
     for place, value in where.items():
-        inside: dict[str, Any] = data
-        for at, step in enumerate(place[:-1], start=1):
-            deeper = inside.get(str(step))
-            inside[str(step)] = (
-                dict(deeper) if isinstance(deeper, dict) else {"class": deeper} if deeper else {}
-            )
-            inside = inside[str(step)]
-            lines.setdefault(place[:at], 1)
-        for other in [
-            key
-            for key in inside
-            if place[:2] == ("engine", "args") and argument(key) == argument(str(place[-1]))
-        ]:
-            del inside[other]
-        inside[str(place[-1])] = value
+        section, key = _section(data, place[:-1]), str(place[-1])
+        if place[:2] == ("engine", "args"):
+            for other in [name for name in section if argument(name) == argument(key)]:
+                del section[other]
+        section[key] = value
+        for length in range(1, len(place)):
+            lines.setdefault(place[:length], 1)
         lines[place] = 1
     return Document(
         data=data if document.data is not None else None, lines=lines, mistakes=document.mistakes
     )
 
 
-def _flag(where: Where, said: Iterable[str]) -> str:
+def _section(data: dict[str, Any], where: Where) -> dict[str, Any]:
+    """Copy the mappings that lead to `where`, and return the last; a short form becomes a
+    mapping.
+    """
+    for step in where:
+        inside = data.get(str(step))
+        if not isinstance(inside, dict):
+            inside = {"class": inside} if inside else {}
+        copy = dict(inside)
+        data[str(step)] = copy
+        data = copy
+    return data
+
+
+def _flag(where: Where, said: Container[str]) -> str:
     """Return the flag that a mistake at `where` is about: the given one, where several write
     there.
     """
+    if not where:
+        return ""
     if where[:2] == ("engine", "args"):
         return f"--engine-arg {label(str(where[2]))}" if len(where) > 2 else "--engine-arg"
-    if where[:1] == ("predict",):
-        where = ("engine", *where[1:])
     if where[:2] == ("prompt", "chat"):
-        user = next((name for name in ("template", "column") if name in said), "chat")
-        return "--system" if "system" in said and where[2:3] == (0,) else f"--{user}"
-    near = [
-        name
-        for name, place in _PLACES.items()
-        if place[: len(where)] == where or where[: len(place)] == place
-    ]
-    given = [name for name in near if name in said] or near
-    return _spelled(given[0]) if given and where else ""
+        return _message_flag(where, said)
+    if where[0] == "predict":
+        where = ("engine", *where[1:])
+    near = [name for name, place in _PLACES.items() if _share(place, where)]
+    near.sort(key=lambda name: name not in said)
+    return _spelled(near[0]) if near else ""
 
 
-def _holds(section: Where, where: Iterable[Where]) -> bool:
-    return bool(section) and any(place[: len(section)] == section for place in where)
+def _message_flag(where: Where, said: Container[str]) -> str:
+    """Return the flag that a message of the prompt is made of."""
+    if where[2:3] == (0,) and "system" in said:
+        return "--system"
+    return next((f"--{name}" for name in ("template", "column") if name in said), "--chat")
 
 
-def _is_missing(mistake: Mistake, missing: set[Where]) -> bool:
+def _share(place: Where, where: Where) -> bool:
+    """Tell whether one of two places is the other, or is in it."""
+    return all(one == other for one, other in zip(place, where, strict=False))
+
+
+def _is_missing(mistake: Mistake, said: Container[str]) -> bool:
     """Tell whether the mistake is only that a flag, which was told already, is missing."""
+    missing = {_PLACES[name] for name in _REQUIRED if name not in said}
     if mistake.about_key and any(place[:1] == mistake.where[:1] for place in missing):
         return True
     return mistake.where == () and ("model",) in missing
