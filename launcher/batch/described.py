@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.batch.inputs import Shipped
@@ -144,40 +144,68 @@ def meaning(job: Job, shipped: Sequence[Shipped]) -> dict[str, Any]:
     """Return all that a job's answers follow from, flat, by the keys of a job file; files by their
     names and contents.
     """
-    flat: dict[str, Any] = {"mode": job.mode, "model": job.model}
-    rows = [one for one in shipped if one.source is not None]
-    flat |= {f"input {one.label}": _content(one) for one in rows}
-    flat |= {f"code {one.label}": _content(one) for one in shipped if one.source is None}
     read = job.read
-    flat["input order"] = [one.label for one in rows] or None
-    flat["read.paths"] = [
-        source.text for source in read.sources if source.where != "control"
-    ] or None
-    flat |= {
+    flat = {
+        "mode": job.mode,
+        "model": job.model,
+        **_meaning_of_files(shipped),
+        "read.paths": [one.text for one in read.sources if one.where != "control"] or None,
         "read.format": read.format,
         "read.id": read.id,
         "read.limit": read.limit,
         "read.row_bytes": read.row_bytes,
+        **_meaning_of_prompt(job),
+        **{f"engine.args.{key}": job.engine.args.get(key) for key in _WHICH},
+        **_below("sampling", job.sampling),
+        "keep": _kept(job),
+        **_meaning_of_stages(job),
+        "write.path": _to(job.write.to),
+        "write.format": job.write.format,
     }
-    if (prompt := _prompt(job)) is not None:
-        flat |= {"prompt.column": prompt["column"], "prompt.template": prompt["template"]}
-        for at, message in enumerate(prompt["chat"]):
-            flat[f"prompt.chat[{at}]"] = f"{message['role']}: {message['content']}"
-        flat |= {f"prompt.chat_args.{key}": value for key, value in prompt["chat_args"].items()}
-    flat |= {f"engine.args.{key}": job.engine.args.get(key) for key in _WHICH}
-    flat |= {f"sampling.{key}": value for key, value in job.sampling.items()}
-    flat["keep"] = (
-        None
-        if job.keep is None
-        else [name if kind is None else f"{name}: {kind}" for name, kind in job.keep.items()]
-    )
+    return {key: value for key, value in flat.items() if value not in (None, "")}
+
+
+def _meaning_of_files(shipped: Sequence[Shipped]) -> dict[str, Any]:
+    rows = [one for one in shipped if one.source is not None]
+    code = [one for one in shipped if one.source is None]
+    return {
+        **{f"input {one.label}": _content(one) for one in rows},
+        **{f"code {one.label}": _content(one) for one in code},
+        "input order": [one.label for one in rows] or None,
+    }
+
+
+def _meaning_of_prompt(job: Job) -> dict[str, Any]:
+    prompt = job.prompt
+    if prompt is None:
+        return {}
+    messages = [f"{message.role}: {message.content}" for message in prompt.chat]
+    return {
+        "prompt.column": prompt.column,
+        "prompt.template": prompt.template,
+        **{f"prompt.chat[{at}]": message for at, message in enumerate(messages)},
+        **_below("prompt.chat_args", prompt.chat_args),
+    }
+
+
+def _meaning_of_stages(job: Job) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
     if job.predict is not None:
         flat["predict.class"] = job.predict.target
-        flat |= {f"predict.args.{key}": value for key, value in job.predict.args.items()}
+        flat |= _below("predict.args", job.predict.args)
     if job.preprocess is not None:
         flat["preprocess.function"] = job.preprocess.target
-    flat |= {"write.path": _to(job.write.to), "write.format": job.write.format}
-    return {key: value for key, value in flat.items() if value not in (None, "")}
+    return flat
+
+
+def _below(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{section}.{key}": value for key, value in values.items()}
+
+
+def _kept(job: Job) -> list[str] | None:
+    if job.keep is None:
+        return None
+    return [name if kind is None else f"{name}: {kind}" for name, kind in job.keep.items()]
 
 
 def digest(what: dict[str, Any]) -> str:

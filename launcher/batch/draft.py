@@ -54,6 +54,11 @@ class Draft:
         """Return whether `where` and what is around it was read without a mistake."""
         return not any(where[:length] in self.broken for length in range(1, len(where) + 1))
 
+    def whole(self, *where: str | int) -> bool:
+        """Return whether `where` with all around it and in it was read without a mistake."""
+        inside = any(broken[: len(where)] == where for broken in self.broken)
+        return self.sound(*where) and not inside
+
 
 def draft(document: Document, within: Bounds) -> tuple[Draft | None, list[Mistake]]:
     """Validate each value by itself, and follow each path.
@@ -134,18 +139,24 @@ def _sources(
         except Misplaced as error:
             mistakes.append(Mistake(where=("read", "paths", at), text=str(error)))
             continue
-        for one in files:
-            if one.path in seen:  # also by two names in one folder
-                again = (
-                    f"{shown(one.label)} is read twice, by {seen[one.path]} and {text}: each row"
-                    " has one answer"
-                )
-                mistakes.append(Mistake(where=("read", "paths", at), text=again))
-                break
-            seen[one.path] = text
+        twice = _read_twice(files, text, seen)
+        if twice:
+            mistakes.append(Mistake(where=("read", "paths", at), text=twice))
         sources.append(source)
         names.append(tuple(one.path.name for one in files) or (source.text,))
     return sources, names
+
+
+def _read_twice(files: list[inputs.Found], path: str, seen: dict[Path, str]) -> str:
+    """Note in `seen` which path reads each file; return what to say of one that is read already."""
+    for one in files:
+        if one.path in seen:  # also by two names in one folder
+            return (
+                f"{shown(one.label)} is read twice, by {seen[one.path]} and {path}: each row has"
+                " one answer"
+            )
+        seen[one.path] = path
+    return ""
 
 
 def _stages(file: JobFile) -> list[tuple[str, str, str, list[str]]]:

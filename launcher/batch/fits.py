@@ -4,11 +4,11 @@ and its GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
 from launcher.batch.refused import JobError
-from launcher.batch.shape import Job, Source
+from launcher.batch.shape import Job, Predict
 from launcher.errors import PlacementError
 from launcher.model import Inventory
 
@@ -36,11 +36,9 @@ def _unseen(job: Job, inventory: Inventory) -> Iterator[str]:
         (inventory.head.hf_home, False),
         *((mount.target, mount.read_only) for mount in inventory.mounts),
     ]
-    places: list[tuple[Source, bool]] = [(source, False) for source in job.read.sources]
-    for source, written in [*places, (job.write.to, True)]:
+    for source in (*job.read.sources, job.write.to):
         if source.where != "nodes":
             continue
-        # The innermost mount is the one that counts.
         around = [
             (root, only) for root, only in seen if PurePosixPath(source.text).is_relative_to(root)
         ]
@@ -50,53 +48,67 @@ def _unseen(job: Job, inventory: Inventory) -> Iterator[str]:
                 f"{source.shown}: is in none of the folders that the containers share with the"
                 f" nodes: {roots}"
             )
-        elif written and max(around, key=lambda one: len(one[0]))[1]:
+        elif source is job.write.to and _innermost_is_read_only(around):
             yield f"{source.shown}: is mounted read-only"
 
 
+def _innermost_is_read_only(mounts: Sequence[tuple[str, bool]]) -> bool:
+    """Look at the mount that counts, of several around one path."""
+    _, read_only = max(mounts, key=lambda mount: len(mount[0]))
+    return read_only
+
+
 def _misfits(job: Job, inventory: Inventory) -> Iterator[tuple[str, str]]:
-    largest = max(node.gpus for node in inventory.nodes)
-    least = job.gpus[0]
+    """Yield what cannot be placed, and what to do about it."""
     if job.mode == "predict":
         assert job.predict is not None  # noqa: S101 - the mode says so
-        if job.predict.num_gpus > 0 and inventory.accelerator == "cpu":
-            yield (
-                "its class asks for GPUs, and the nodes have none",
-                "write `num_gpus: 0` under `predict`",
-            )
-        if job.predict.num_gpus > largest:
-            yield (
-                (
-                    f"its class asks for {job.predict.num_gpus:g} GPUs, and no node has more than"
-                    f" {largest}"
-                ),
-                "lower `num_gpus`",
-            )
+        yield from _class_misfits(job.predict, inventory)
     else:
-        each = job.engine.tp * job.engine.pp
-        product = f"tp {job.engine.tp} x pp {job.engine.pp}"
-        if job.engine.placement == "strict-pack" and each > largest:
-            yield (
-                f"{product} takes {each} GPUs on one node, and no node has more than {largest}",
-                "write `placement: pack`",
-            )
-        if job.engine.placement == "strict-spread" and each > len(inventory.nodes):
-            yield (
-                (
-                    f"{product} takes {each} nodes with one GPU each, and there are"
-                    f" {len(inventory.nodes)}"
-                ),
-                "lower `tp`",
-            )
-        if job.mode == "data-parallel" and each > largest:
-            hint = "lower `engine.tp`" if job.engine.pp == 1 else "lower `engine.tp` or `engine.pp`"
-            yield f"a rank takes {each} GPUs on one node, and no node has more than {largest}", hint
+        yield from _engine_misfits(job, inventory)
+    least = job.gpus[0]
     if least > inventory.gpus:
         yield (
             f"it takes {least:g} GPUs at least, and the nodes have {inventory.gpus}",
             "lower `replicas`, `tp` or `pp`",
         )
     yield from _broken_up(job, inventory)
+
+
+def _class_misfits(predict: Predict, inventory: Inventory) -> Iterator[tuple[str, str]]:
+    largest = _largest(inventory)
+    if predict.num_gpus > 0 and inventory.accelerator == "cpu":
+        yield (
+            "its class asks for GPUs, and the nodes have none",
+            "write `num_gpus: 0` under `predict`",
+        )
+    if predict.num_gpus > largest:
+        yield (
+            f"its class asks for {predict.num_gpus:g} GPUs, and no node has more than {largest}",
+            "lower `num_gpus`",
+        )
+
+
+def _engine_misfits(job: Job, inventory: Inventory) -> Iterator[tuple[str, str]]:
+    engine, largest = job.engine, _largest(inventory)
+    each, nodes = engine.tp * engine.pp, len(inventory.nodes)
+    product = f"tp {engine.tp} x pp {engine.pp}"
+    if engine.placement == "strict-pack" and each > largest:
+        yield (
+            f"{product} takes {each} GPUs on one node, and no node has more than {largest}",
+            "write `placement: pack`",
+        )
+    if engine.placement == "strict-spread" and each > nodes:
+        yield (
+            f"{product} takes {each} nodes with one GPU each, and there are {nodes}",
+            "lower `tp`",
+        )
+    if job.mode == "data-parallel" and each > largest:
+        hint = "lower `engine.tp`" if engine.pp == 1 else "lower `engine.tp` or `engine.pp`"
+        yield f"a rank takes {each} GPUs on one node, and no node has more than {largest}", hint
+
+
+def _largest(inventory: Inventory) -> int:
+    return max(node.gpus for node in inventory.nodes)
 
 
 def _broken_up(job: Job, inventory: Inventory) -> Iterator[tuple[str, str]]:

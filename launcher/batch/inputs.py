@@ -164,7 +164,10 @@ def _read(
 
 def _matches(root: Path, pattern: str) -> Iterator[Path]:
     if not pattern:
-        yield from _walk(root) if root.is_dir() else [root] if _exists(root) else []
+        if root.is_dir():
+            yield from _walk(root)
+        elif _exists(root):
+            yield root
         return
     hidden = any(part.startswith((".", "_")) for part in pattern.split("/"))
     for path in root.glob(pattern):

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from launcher.batch import build, rules
-from launcher.batch.draft import draft
+from launcher.batch.draft import Draft, draft
 from launcher.batch.places import Bounds
 from launcher.batch.refused import HINT, JobError
 from launcher.batch.shape import Job
@@ -51,8 +51,7 @@ def check(written: Document, within: Bounds, *, name: str) -> tuple[Job | None, 
     mistakes += wrong
     if made is None:
         return None, mistakes
-    found = [mistake for rule in rules.ALL for mistake in rule(made)]
-    mistakes += [mistake for mistake in found if made.sound(*mistake.where)]
+    mistakes += _broken_rules(made)
     if not (made.file.job or name) and made.sound("job"):
         mistakes.append(
             Mistake(
@@ -61,6 +60,11 @@ def check(written: Document, within: Bounds, *, name: str) -> tuple[Job | None, 
             )
         )
     return (None if mistakes else build.job(made, name=name, within=within)), mistakes
+
+
+def _broken_rules(made: Draft) -> list[Mistake]:
+    found = [mistake for rule in rules.ALL for mistake in rule(made)]
+    return [mistake for mistake in found if made.sound(*mistake.where)]
 
 
 def name_of(path: Path) -> str:

@@ -8,6 +8,7 @@ from pathlib import PurePath
 from launcher.batch import formats, templates
 from launcher.batch.draft import Draft
 from launcher.batch.schema import PromptSection
+from launcher.batch.shape import Source
 from launcher.inventory.mistakes import Mistake, Where, shown
 from launcher.inventory.rules import SECRET_VALUE
 
@@ -42,6 +43,7 @@ _SHORT = {
     "pp": "pipeline_parallel_size",
     "tensor_parallel": "tensor_parallel_size",
 }
+_FORMS = ("column", "template", "chat")
 _MODEL_KEYS = ("model", "prompt", "sampling", "engine")
 
 
@@ -103,49 +105,44 @@ def _ranks(draft: Draft) -> Iterator[Mistake]:
 def prompts(draft: Draft) -> Iterator[Mistake]:
     """A prompt has one form, and its templates can be read and depend on the row."""
     prompt = draft.file.prompt
-    if prompt is None or not draft.sound("prompt"):
+    if prompt is None or not all(draft.whole("prompt", form) for form in _FORMS):
         return
-    forms = [key for key in ("column", "template", "chat") if getattr(prompt, key) is not None]
-    broken = [
-        key
-        for key in ("column", "template", "chat")
-        if any(one[:2] == ("prompt", key) for one in draft.broken)
-    ]
-    if len(forms) != 1 and not broken:
+    forms = [form for form in _FORMS if getattr(prompt, form) is not None]
+    if len(forms) != 1:
         yield Mistake(
             where=("prompt",),
             text=f"should have one of `column`, `template` and `chat`, not {_joined(forms)}",
         )
-    if prompt.chat_args and prompt.chat is None and not broken:
+    if prompt.chat_args and prompt.chat is None:
         yield Mistake(
             where=("prompt", "chat_args"),
             text="should come with `chat`: they go to the chat template",
         )
-    if broken:
+    yield from _unfit_templates(prompt, forms)
+
+
+def _unfit_templates(prompt: PromptSection, forms: list[str]) -> Iterator[Mistake]:
+    wrong = [
+        Mistake(where=where, text=text)
+        for where, template in _templates(prompt)
+        for text in templates.mistakes(template)
+    ]
+    yield from wrong
+    if not wrong and forms in (["template"], ["chat"]):
+        yield from _same_for_all(prompt, forms[0])
+
+
+def _same_for_all(prompt: PromptSection, form: str) -> Iterator[Mistake]:
+    """A prompt without a column of the row would be the same for each."""
+    if any(templates.columns(template) for _, template in _templates(prompt)):
         return
-    named: set[str] = set()
-    wrong = False
-    for where, template in _templates(prompt):
-        for text in templates.mistakes(template):
-            wrong = True
-            yield Mistake(where=where, text=text)
-        named |= templates.columns(template)
-    if not wrong and not named and forms in (["template"], ["chat"]):
-        where = ("prompt", forms[0])
-        word = (
-            prompt.template.strip()
-            if prompt.template and prompt.template.strip().isidentifier()
-            else "text"
-        )
-        advice = (
-            f"{{{{ {word} }}}}"
-            if forms == ["chat"]
-            else f"{{{{ {word} }}}}, or `prompt: {{column: {word}}}`"
-        )
-        yield Mistake(
-            where=where,
-            text=f"names no column, so that all rows would ask the same; write {advice}",
-        )
+    meant = (prompt.template or "").strip()
+    word = meant if meant.isidentifier() else "text"
+    advice = f"{{{{ {word} }}}}"
+    if form == "template":
+        advice += f", or `prompt: {{column: {word}}}`"
+    text = f"names no column, so that all rows would ask the same; write {advice}"
+    yield Mistake(where=("prompt", form), text=text)
 
 
 def sampling(draft: Draft) -> Iterator[Mistake]:
@@ -155,25 +152,21 @@ def sampling(draft: Draft) -> Iterator[Mistake]:
     if values.min_tokens is not None and values.min_tokens > most:
         text = f"should be at most `max_tokens`, which is {most}"
         yield Mistake(where=("sampling", "min_tokens"), text=text)
-    shape = values.structured_outputs
-    where = ("sampling", "structured_outputs")
-    if (
-        shape is not None
-        and draft.sound(*where)
-        and not any(one[:2] == where for one in draft.broken)
-    ):
-        keys = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-        given = [
-            key for key in keys if getattr(shape, "json_" if key == "json" else key) is not None
-        ]
-        if len(given) != 1:
-            yield Mistake(
-                where=where, text=f"should have one of {_quoted(keys)}, not {_joined(given)}"
-            )
-        if "json" in given and not isinstance(shape.json_, (dict, str)):
-            yield Mistake(
-                where=(*where, "json"), text="should be a JSON Schema, as a mapping or as text"
-            )
+    yield from _structure(draft)
+
+
+def _structure(draft: Draft) -> Iterator[Mistake]:
+    shape, where = draft.file.sampling.structured_outputs, ("sampling", "structured_outputs")
+    if shape is None or not draft.whole(*where):
+        return
+    keys = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+    given = [key for key in keys if getattr(shape, "json_" if key == "json" else key) is not None]
+    if len(given) != 1:
+        yield Mistake(where=where, text=f"should have one of {_quoted(keys)}, not {_joined(given)}")
+    if "json" in given and not isinstance(shape.json_, (dict, str)):
+        yield Mistake(
+            where=(*where, "json"), text="should be a JSON Schema, as a mapping or as text"
+        )
 
 
 def kept(draft: Draft) -> Iterator[Mistake]:
@@ -252,23 +245,28 @@ def places(draft: Draft) -> Iterator[Mistake]:
     if draft.file.read.format is None and draft.sound("read", "format") and found.sources:
         for where, text in formats.mistakes(found.sources, found.names):
             yield Mistake(where=("read", *where), text=text)
-    if found.to is None:
-        return
     for source in found.sources:
-        # `**` goes through all folders below the part before it.
-        root, _, _ = source.text.partition("/**")
-        inside = f"{found.to.text.rstrip('/')}/".startswith(f"{root.rstrip('/')}/")
-        # Of what a pattern names on this machine, folders are read, too.
-        to = PurePath(found.to.text)
-        named = source.where == "control" and any(
-            path.match(source.text) for path in (to, *to.parents)
-        )
-        if source.where == found.to.where and (inside or named):
+        if found.to is not None and _reads(source, found.to):
             text = (
                 f"should not lie in the input {shown(source.shown)}, which would read the answers"
                 " again"
             )
             yield Mistake(where=("write", "path"), text=text)
+
+
+def _reads(source: Source, to: Source) -> bool:
+    """Tell whether `source` would read what is written to `to`."""
+    if source.where != to.where:
+        return False
+    # `**` goes through all folders below the part before it.
+    root, _, _ = source.text.partition("/**")
+    if f"{to.text.rstrip('/')}/".startswith(f"{root.rstrip('/')}/"):
+        return True
+    # Of what a pattern names on this machine, folders are read, too.
+    path = PurePath(to.text)
+    return source.where == "control" and any(
+        folder.match(source.text) for folder in (path, *path.parents)
+    )
 
 
 DEFAULT_TOKENS = 512

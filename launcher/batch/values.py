@@ -74,23 +74,26 @@ Texts = _listed(str)
 
 
 def _replicas(value: object) -> tuple[int, int]:
-    wrong = should("should be a whole number such as 2, or the least and the most such as [1, 4]")
-    if isinstance(value, str) and (match := _RANGE.fullmatch(value.strip())):
-        value = [int(match[1]), int(match[2] or match[1])]
-    if isinstance(value, tuple):
-        value = list(value)
-    numbers = value if isinstance(value, list) else [value, value]
-    whole = [
-        number for number in numbers if isinstance(number, int) and not isinstance(number, bool)
-    ]
-    if len(numbers) != 2 or len(whole) != 2:
-        raise wrong
-    least, most = whole
+    numbers = _least_and_most(value)
+    if len(numbers) != 2 or not all(map(_is_whole_number, numbers)):
+        raise should("should be a whole number such as 2, or the least and the most such as [1, 4]")
+    least, most = numbers
     if not 1 <= least <= MOST or not 1 <= most <= MOST:
         raise plainly(f"should be at least 1 and at most {MOST}")
     if least > most:
         raise plainly(f"should have the least first: {most} to {least}, not {least} to {most}")
     return least, most
+
+
+def _least_and_most(value: object) -> list[Any]:
+    """Read `2`, `1-4` and `[1, 4]`; one number is both."""
+    if isinstance(value, str) and (match := _RANGE.fullmatch(value.strip())):
+        return [int(match[1]), int(match[2] or match[1])]
+    return list(value) if isinstance(value, (list, tuple)) else [value, value]
+
+
+def _is_whole_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 Replicas = Annotated[Any, BeforeValidator(_replicas, json_schema_input_type=int | str | list[int])]
