@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher.checks import causes, kinds
 from launcher.checks.network import UNMEASURED, Cell
-from launcher.checks.shape import Finding
+from launcher.checks.shape import Finding, failed
 from launcher.model import Inventory, Level, Node, natural
 from launcher.tools import nccl
 from launcher.tools.network import RankReport, Report
@@ -36,7 +36,7 @@ def nodes(
         if node.name in missing:
             text = f"its probe gave no report: {missing[node.name]}"
             fix = f"see whether its container runs: `vlaunch logs {node.name}`"
-            findings.append(_fail(node, text, fix=fix))
+            findings.append(failed(node, text, fix=fix))
         else:
             findings += _reported(inventory, node, reports[node.name], arrived)
     return findings
@@ -50,13 +50,13 @@ def _reported(
     """
     findings = []
     if report.error:
-        findings.append(_fail(node, report.error, fix=_probe_fix(inventory, node, report.error)))
+        findings.append(failed(node, report.error, fix=_probe_fix(inventory, node, report.error)))
     for rank in report.ranks:
         if rank.ended:
             continue
         others = f"; arrived: {', '.join(arrived)}" if _before(rank) and arrived else ""
         findings.append(
-            _fail(
+            failed(
                 node,
                 f"rank {rank.rank} {_end(rank)} in the phase “{rank.phase}”{others}",
                 evidence=rank.error or rank.tail,
@@ -163,9 +163,9 @@ def _sick_nodes(inventory: Inventory, found: Sequence[Cell]) -> dict[str, Cell]:
     sick = {}
     for node in inventory.nodes:
         own = [cell for cell in found if node.name in (cell.source, cell.target)]
-        failed = [cell for cell in own if _is_bad(cell) and cell.status == "fail"]
-        if len(failed) == len(own) < len(found) and _one_trouble(failed):
-            sick[node.name] = failed[0]
+        bad = [cell for cell in own if _is_bad(cell) and cell.status == "fail"]
+        if len(bad) == len(own) < len(found) and _one_trouble(bad):
+            sick[node.name] = bad[0]
     return sick
 
 
@@ -214,10 +214,9 @@ def _misnamed(found: Sequence[Cell]) -> tuple[list[Finding], list[Cell]]:
         if match := _MISNAMED.fullmatch(cell.text):
             said[match["node"] or cell.target] = match
     findings = [
-        Finding(
-            node=name,
-            status="fail",
-            text=match["text"],
+        failed(
+            name,
+            match["text"],
             fix=(
                 f"take {match['variable']} out of `env:` (vlaunch sets it for each node), or set it"
                 f" under {name}'s own `env:`; see `vlaunch check --only interface`"
@@ -302,7 +301,3 @@ def _cause(report: Report, cell: Cell) -> tuple[str, str, str] | None:
         memlock=inside.memlock if inside else None,
         gpudirect=bool(cell.transport) and not kinds.over_tcp(cell.transport),
     )
-
-
-def _fail(node: Node, text: str, *, evidence: str = "", fix: str = "") -> Finding:
-    return Finding(node=node.name, status="fail", text=text, evidence=evidence, fix=fix)

@@ -33,9 +33,10 @@ def _skew(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     if not skews:
         return findings
     right = _right(list(skews.values()))
-    for name, skew in skews.items():
-        alone = len(skews) == 1
-        findings.append(passed(name, "its clock was read") if alone else _apart(name, skew - right))
+    if len(skews) == 1:
+        findings += [passed(name, "its clock was read") for name in skews]
+    else:
+        findings += [_apart(name, skew - right) for name, skew in skews.items()]
     return [*findings, *_this_machine(right)]
 
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from launcher.checks.disk import DISK
 from launcher.checks.ports import PORTS
-from launcher.checks.shape import Check, Finding, each, skipped
-from launcher.checks.shape import failed as _fail
+from launcher.checks.shape import Check, Finding, each, failed, skipped
 from launcher.model import Inventory, Node
 from launcher.tools.host import Address, HostFacts
 
@@ -22,7 +21,7 @@ def _docker(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | Non
     user = facts.user or node.ssh.user or "USER"
     lowered = said.lower()
     if "permission denied" in lowered:
-        return _fail(
+        return failed(
             node,
             f"`{user}` may not talk to Docker",
             evidence=said,
@@ -32,7 +31,7 @@ def _docker(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | Non
             ),
         )
     if "password is required" in lowered or "a terminal is required" in lowered:
-        return _fail(
+        return failed(
             node,
             "sudo asks for a password",
             evidence=said,
@@ -42,13 +41,13 @@ def _docker(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | Non
             ),
         )
     if _no_program(lowered):
-        return _fail(
+        return failed(
             node,
             f"`{node.docker[-1]}` is not installed",
             evidence=said,
             fix="install Docker Engine: https://docs.docker.com/engine/install/",
         )
-    return _fail(
+    return failed(
         node,
         "Docker does not answer",
         evidence=said,
@@ -68,7 +67,7 @@ def _accelerator(inventory: Inventory, node: Node, facts: HostFacts) -> Finding 
         return None
     if inventory.accelerator == "amd":
         if facts.amd_gpus is None or facts.amd_gpus < node.gpus:
-            return _fail(
+            return failed(
                 node,
                 f"{facts.amd_gpus or 0} AMD GPUs visible, {node.gpus} declared",
                 evidence=facts.said.get("gpus", ""),
@@ -76,7 +75,7 @@ def _accelerator(inventory: Inventory, node: Node, facts: HostFacts) -> Finding 
             )
         return None
     if facts.gpus is None:
-        return _fail(
+        return failed(
             node,
             "no NVIDIA GPU visible",
             evidence=facts.said.get("gpus", "`nvidia-smi` gave no GPU"),
@@ -86,7 +85,7 @@ def _accelerator(inventory: Inventory, node: Node, facts: HostFacts) -> Finding 
             ),
         )
     if len(facts.gpus) < node.gpus:
-        return _fail(
+        return failed(
             node,
             f"{len(facts.gpus)} GPUs visible, {node.gpus} declared",
             evidence=", ".join(gpu.name for gpu in facts.gpus),
@@ -103,7 +102,7 @@ def _gpu_runtime(inventory: Inventory, node: Node, facts: HostFacts) -> Finding 
         return None
     if any("nvidia" in runtime or "cdi" in runtime for runtime in facts.runtimes) or facts.toolkit:
         return None
-    return _fail(
+    return failed(
         node,
         "Docker cannot hand out GPUs: neither the NVIDIA runtime nor its hook is there",
         evidence="runtimes: " + (", ".join(facts.runtimes) or "none"),
@@ -123,7 +122,7 @@ def _address(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | No
         None,
     )
     if has is None:
-        return _fail(
+        return failed(
             node,
             f"no interface carries {node.ip}",
             evidence=_known(facts.addresses),
@@ -132,7 +131,7 @@ def _address(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | No
     if node.interface and has.interface != node.interface:
         return _elsewhere(node, has, facts.addresses)
     if not has.up:
-        return _fail(
+        return failed(
             node,
             f"`{has.interface}` is down",
             fix=f"run `sudo ip link set {has.interface} up` on {node.name}",
@@ -145,8 +144,8 @@ def _elsewhere(node: Node, has: Address, addresses: Sequence[Address]) -> Findin
     fix = f"set `network: {{interface: {has.interface}}}` for {node.name}"
     if node.interface not in {each.interface for each in addresses}:
         text = f"there is no interface `{node.interface}` with an address"
-        return _fail(node, text, evidence=_known(addresses), fix=fix)
-    return _fail(
+        return failed(node, text, evidence=_known(addresses), fix=fix)
+    return failed(
         node,
         f"{node.ip} is on `{has.interface}`, not on `{node.interface}`",
         evidence=_known(addresses),
@@ -161,7 +160,7 @@ def _known(addresses: Sequence[Address]) -> str:
 def _rdma(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
     if inventory.fabric == "ethernet" or facts.infiniband:
         return None
-    return _fail(
+    return failed(
         node,
         "no /dev/infiniband, though the inventory says " + inventory.fabric,
         evidence=facts.said.get("infiniband", ""),

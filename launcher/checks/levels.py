@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from launcher.checks import causes, kinds
 from launcher.checks.kinds import Worst, worst
-from launcher.checks.shape import Finding
+from launcher.checks.shape import Finding, failed, passed, warned
 from launcher.model import LEVEL_WORDS, LEVELS, Level, fold
 from launcher.tools import nccl
 from launcher.tools.nccl import Link, Reading
@@ -104,7 +104,7 @@ def _jobs(reading: Reading) -> list[Finding]:
         return []
     jobs = " and ".join(fold(hosts) for hosts in reading.groups)
     text = f"these are logs of {len(reading.groups)} jobs that share no communicator: {jobs}"
-    return [Finding(node="", status="fail", text=text, fix="give the logs of one job at a time")]
+    return [failed("", text, fix="give the logs of one job at a time")]
 
 
 def _unseen(reading: Reading) -> list[Finding]:
@@ -117,7 +117,7 @@ def _unseen(reading: Reading) -> list[Finding]:
         "give the logs of all ranks; where Ray brought them together, take them with"
         " `RAY_DEDUP_LOGS=0`"
     )
-    return [Finding(node="", status="warn", text=text, fix=fix)]
+    return [warned("", text, fix=fix)]
 
 
 def _gaps(reading: Reading) -> list[Finding]:
@@ -126,14 +126,14 @@ def _gaps(reading: Reading) -> list[Finding]:
     if reading.truncated:
         text = "the log is cut off: what comes after is not known"
         fix = "take the whole log, once the job has ended"
-        found.append(Finding(node="", status="warn", text=text, fix=fix))
+        found.append(warned("", text, fix=fix))
     if reading.overflow:
         text = (
             f"the log has more than {nccl.MAX_LINKS} different links: of the rest only the kind was"
             " looked at"
         )
         fix = "give the logs of one job at a time"
-        found.append(Finding(node="", status="warn", text=text, fix=fix))
+        found.append(warned("", text, fix=fix))
     return found
 
 
@@ -164,7 +164,7 @@ def _emulated(host: str, names: Sequence[str]) -> Finding:
         " than TCP"
     )
     fix = "name the NIC's own devices in `network: {hca: […]}`; `rdma link` shows which are there"
-    return Finding(node=host, status="warn", text=text, fix=fix)
+    return warned(host, text, fix=fix)
 
 
 def _alarmed(reading: Reading) -> Finding:
@@ -173,10 +173,9 @@ def _alarmed(reading: Reading) -> Finding:
     )
     count = len(reading.alarms)
     text = "NCCL gave a warning" if count == 1 else f"NCCL gave {count} different warnings"
-    return Finding(
-        node=fold(hosts) if hosts else "",
-        status="warn",
-        text=f"{text}, though its links are good",
+    return warned(
+        fold(hosts) if hosts else "",
+        f"{text}, though its links are good",
         evidence="\n".join(reading.alarms[:2]),
         fix="look for it in the log; of the network see `vlaunch check --group network`",
     )
@@ -210,10 +209,9 @@ def _nothing(reading: Reading) -> Finding:
     else:
         said = f"none of its {reading.lines} lines is of NCCL"
     why = causes.cause(warnings=reading.warnings, using=reading.using, env={})
-    return Finding(
-        node="",
-        status="fail",
-        text=f"the log proves nothing about the network between nodes: {said}",
+    return failed(
+        "",
+        f"the log proves nothing about the network between nodes: {said}",
         evidence=why[1] if why else "",
         fix=_HOW,
     )
@@ -233,19 +231,11 @@ def _level(
         )
     if require == "auto" and found.level == "rdma":
         if "GB10" in hardware:
-            return Finding(
-                node="", status="pass", text=f"{is_said}; GPUDirect is not expected of {hardware}"
-            )
+            return passed("", f"{is_said}; GPUDirect is not expected of {hardware}")
         why, evidence, fix, _ = _why(reading, found)
         fix = fix or "where these GPUs have no GPUDirect, say `--require rdma`"
-        return Finding(
-            node="",
-            status="warn",
-            text=f"{is_said}: GPUDirect is not used{why}",
-            evidence=evidence,
-            fix=fix,
-        )
-    return Finding(node="", status="pass", text=is_said)
+        return warned("", f"{is_said}: GPUDirect is not used{why}", evidence=evidence, fix=fix)
+    return passed("", is_said)
 
 
 def _below(reading: Reading, found: Worst, require: Level | Literal["auto"], text: str) -> Finding:
@@ -263,10 +253,9 @@ def _below(reading: Reading, found: Worst, require: Level | Literal["auto"], tex
         )
     elif require == "auto":
         fix = f"{fix}; {allow}"
-    return Finding(
-        node=fold(hosts) if hosts else "",
-        status="fail",
-        text=f"{text} ({_ranks(found.links)}){why}",
+    return failed(
+        fold(hosts) if hosts else "",
+        f"{text} ({_ranks(found.links)}){why}",
         evidence=evidence,
         fix=fix,
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from launcher.checks.shape import Check, Finding, each, passed, skipped
-from launcher.checks.shape import failed as _fail
+from launcher.checks.shape import Check, Finding, each, failed, passed, skipped
 from launcher.model import Inventory, Node
 from launcher.tools.host import HostFacts
 
@@ -74,7 +73,7 @@ def _ports(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None
             passed(node, "the ports are the cluster's own: its containers run") if found else None
         )
     first = min(clash)
-    return _fail(
+    return failed(
         node,
         "port " + ", ".join(f"{port} ({clash[port]})" for port in sorted(clash)) + " is taken",
         fix=f"see who has it with `sudo ss -ltnp 'sport = :{first}'` on {node.name}, "

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from launcher.checks.shape import Finding, worst
+from launcher.checks.shape import Finding, failed, passed, skipped, worst
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Inventory, Node
 from launcher.tools import docker, head_answer, ray, symptoms, untrusted
@@ -30,7 +30,7 @@ def judge_head(inventory: Inventory) -> Callable[[Answers], Sequence[Finding]]:
         if died is not None:
             return [died]
         if port.ok:
-            return [_pass(inventory.head, f"{who} listens on {where}")]
+            return [passed(inventory.head, f"{who} listens on {where}")]
         return [_wait(inventory.head, f"{who} does not listen on {where} yet")]
 
     return judge
@@ -104,14 +104,10 @@ def _status(inventory: Inventory, text: str) -> Finding:
     except UnreadableAnswer as error:
         return _wait(head, error.message, evidence=error.evidence)
     if said is None:
-        return Finding(
-            node=head.name,
-            status="skip",
-            text="`ray status` was not compared: this Ray's dashboard does not give it",
-        )
+        return skipped(head, "`ray status` was not compared: this Ray's dashboard does not give it")
     total = said.gpus_total or 0.0
     if said.active == nodes and total == inventory.gpus:
-        return _pass(
+        return passed(
             head, f"`ray status`: {said.active} nodes, {said.gpus_used or 0.0}/{total} GPU"
         )
     text_ = (
@@ -148,7 +144,7 @@ def _member(
         text = f"has not joined Ray under {node.ip}{why}"
         return _wait(node, text, fix=_join_fix(inventory, node))
     if alive.gpus != node.gpus:
-        return _fail(
+        return failed(
             node,
             f"brought {alive.gpus:g} GPUs to Ray, {node.gpus} declared",
             fix=f"correct `gpus:` of {node.name} in the inventory, then run `vlaunch up` again",
@@ -163,7 +159,7 @@ def _member(
                 " pick high ones)"
             ),
         )
-    return _pass(node, f"in Ray under {node.ip} with {alive.gpus:g} GPUs")
+    return passed(node, f"in Ray under {node.ip} with {alive.gpus:g} GPUs")
 
 
 def _strangers(inventory: Inventory, alive: Iterable[str]) -> list[Finding]:
@@ -172,10 +168,9 @@ def _strangers(inventory: Inventory, alive: Iterable[str]) -> list[Finding]:
     if not strangers:
         return []
     return [
-        Finding(
-            node="",
-            status="fail",
-            text=f"Ray has nodes that are not in the inventory: {', '.join(strangers)}",
+        failed(
+            "",
+            f"Ray has nodes that are not in the inventory: {', '.join(strangers)}",
             fix="add them to the inventory, or run `vlaunch down` with the inventory that has them",
         )
     ]
@@ -200,7 +195,7 @@ def container_trouble(
     The first `before` restarts do not count.
     """
     if answer.code == 255 or answer.timed_out:
-        return _fail(
+        return failed(
             node,
             "does not answer any more",
             evidence=answer.tail,
@@ -216,7 +211,7 @@ def container_trouble(
     # done so for months.
     if container.status == "restarting" and (joined or restarts < 2):
         return _wait(node, "its container restarts")
-    return _fail(
+    return failed(
         node,
         f"its container ended with exit code {container.exit_code} ({container.restarts} restarts)",
         evidence=container.error,
@@ -251,10 +246,9 @@ def explain_logs(findings: Sequence[Finding], logs: Mapping[str, Answer]) -> Seq
         known = symptoms.first(answer.out + answer.err)
         tail = "\n".join((answer.out + answer.err).strip().splitlines()[-5:])
         explained.append(
-            Finding(
-                node=each.node,
-                status="fail",
-                text=each.text + (f": {known.cause}" if known else ""),
+            failed(
+                each.node,
+                each.text + (f": {known.cause}" if known else ""),
                 evidence=known.line if known else (tail or each.evidence),
                 fix=known.fix if known else each.fix,
             )
@@ -263,13 +257,7 @@ def explain_logs(findings: Sequence[Finding], logs: Mapping[str, Answer]) -> Seq
 
 
 def _gone(node: str, answer: Answer) -> Finding:
-    return Finding(
-        node=node,
-        status="fail",
-        text="its container is gone",
-        evidence=answer.tail,
-        fix="run `vlaunch up` again",
-    )
+    return failed(node, "its container is gone", evidence=answer.tail, fix="run `vlaunch up` again")
 
 
 def read_payload(answer: Answer) -> dict[str, Any]:
@@ -295,13 +283,5 @@ def read_payload(answer: Answer) -> dict[str, Any]:
     return said
 
 
-def _pass(node: Node, text: str) -> Finding:
-    return Finding(node=node.name, status="pass", text=text)
-
-
 def _wait(node: Node, text: str, *, evidence: str = "", fix: str = "") -> Finding:
     return Finding(node=node.name, status="wait", text=text, evidence=evidence, fix=fix)
-
-
-def _fail(node: Node, text: str, *, evidence: str = "", fix: str = "") -> Finding:
-    return Finding(node=node.name, status="fail", text=text, evidence=evidence, fix=fix)

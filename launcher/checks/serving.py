@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.checks.shape import Finding
+from launcher.checks.shape import Finding, failed, passed, skipped
 from launcher.model import Inventory, Node
 from launcher.tools import desk, ray
 from launcher.tools.host import HostFacts
@@ -53,13 +53,15 @@ def cluster(
             if "timed out" in why
             else "run `vlaunch up`"
         )
-        return [_fail(inventory.head, f"Ray does not answer: {why}", fix=fix)]
+        return [failed(inventory.head, f"Ray does not answer: {why}", fix=fix)]
     alive = {each.ip for each in ray.parse_nodes(said["nodes"]) if each.alive}
     return [
         (
-            Finding(node=node.name, status="pass", text="")
+            passed(node)
             if node.ip in alive
-            else _fail(node, "is not in Ray", fix="run `vlaunch up`, then look at `vlaunch status`")
+            else failed(
+                node, "is not in Ray", fix="run `vlaunch up`, then look at `vlaunch status`"
+            )
         )
         for node in inventory.nodes
     ]
@@ -86,9 +88,9 @@ def _container(
     """Return what is wrong with a node's container, if anything is."""
     container = facts[node.name].container(names[node.name])
     if container is None:
-        return _fail(node, "has no container of this cluster", fix="run `vlaunch up` first")
+        return failed(node, "has no container of this cluster", fix="run `vlaunch up` first")
     if not container.running:
-        return _fail(
+        return failed(
             node,
             f"its container is {container.status}",
             fix="run `vlaunch up`, which starts it again",
@@ -101,13 +103,13 @@ def _agent(
 ) -> Finding:
     container = facts[node.name].container(names[node.name])
     if container is not None and container.argv[1:2] != ("agent",):
-        return _fail(
+        return failed(
             node,
             "its container was started by an older vlaunch",
             fix="run `vlaunch up`, which renews it",
         )
     if heard is not None and heard < _HEARD:
-        return Finding(node=node.name, status="pass", text="")
+        return passed(node)
     when = (
         f"was last heard {heard:.0f}s ago"
         if heard is not None and heard < _LONG
@@ -117,7 +119,7 @@ def _agent(
         f"look at its log: `vlaunch logs {node.name}`; `vlaunch check` says whether the nodes reach"
         " each other"
     )
-    return _fail(node, f"its agent {when}, so that nothing can be started there", fix=fix)
+    return failed(node, f"its agent {when}, so that nothing can be started there", fix=fix)
 
 
 def model(
@@ -143,11 +145,9 @@ def _model_on(
     node: Node, name: str, found: ModelSeen | None, *, offline: bool, alike: bool
 ) -> Finding:
     if found is None or found.where == "unknown":
-        return Finding(
-            node=node.name, status="skip", text="could not be asked whether it has the model"
-        )
+        return skipped(node, "could not be asked whether it has the model")
     if found.where == "missing":
-        return _fail(
+        return failed(
             node,
             f"has no {name} in its container",
             fix=(
@@ -156,21 +156,21 @@ def _model_on(
             ),
         )
     if found.where == "not cached" and offline:
-        return _fail(
+        return failed(
             node,
             f"does not have {name} in its cache, and HF_HUB_OFFLINE forbids to download it",
             fix="copy it to `hf_home:` on every node, or take HF_HUB_OFFLINE out of `env:`",
         )
     if found.where == "not cached":
-        return Finding(node=node.name, status="pass", text="will download the model")
+        return passed(node, "will download the model")
     if not alike:
-        return _fail(
+        return failed(
             node,
             f"{name} is not the same model on all nodes",
             evidence=f"its config.json has sha256 {found.digest[:16] or '(none)'}…",
             fix="copy the model again to every node",
         )
-    return Finding(node=node.name, status="pass", text="has the model")
+    return passed(node, "has the model")
 
 
 def free_gpus(
@@ -191,15 +191,11 @@ def free_gpus(
         0.0, inventory.gpus - max(busy_gpus(said) - freed, sum(each.gpus for each in holders))
     )
     if free >= needs:
-        return [
-            Finding(
-                node="", status="pass", text=f"{free:g} of {inventory.gpus} GPUs are free in Ray"
-            )
-        ]
+        return [passed("", f"{free:g} of {inventory.gpus} GPUs are free in Ray")]
     text = (
         f"{free:g} of {inventory.gpus} GPUs are free in Ray, {split} needs {needs}{_held(holders)}"
     )
-    return [Finding(node="", status="fail", text=text, fix=_ends(holders))]
+    return [failed("", text, fix=_ends(holders))]
 
 
 def node_gpus(node: Node, needs: int, holders: Sequence[Holder], in_ray: float) -> Finding:
@@ -211,7 +207,7 @@ def node_gpus(node: Node, needs: int, holders: Sequence[Holder], in_ray: float) 
     known = sum(each.gpus for each in holders)
     free = max(0.0, node.gpus - max(known, in_ray))
     if free >= needs:
-        return Finding(node=node.name, status="pass", text="")
+        return passed(node)
     other = (
         [Holder(what="work in Ray", gpus=in_ray - known, end=_LIST_GROUPS)]
         if in_ray > known
@@ -221,7 +217,7 @@ def node_gpus(node: Node, needs: int, holders: Sequence[Holder], in_ray: float) 
         f"{free:g} of {node.gpus} GPUs are free, the server needs"
         f" {needs}{_held([*holders, *other])}"
     )
-    return _fail(
+    return failed(
         node, text, fix=_ends([*holders, *other]) + "\nor let it take other nodes: `--nodes`"
     )
 
@@ -261,43 +257,24 @@ def batch_room(
     text = f"{free:g} of {inventory.gpus} {unit} are free in Ray"
     if free >= least:
         room = f"; of {most:g} that the job would use" if free < most else ""
-        return [Finding(node="", status="pass", text=text + room)]
+        return [passed("", text + room)]
     text += f", the job needs {least:g}{_held(holders)}"
     if queue:
         return [Finding(node="", status="warn", text=f"{text}; it waits for them")]
     ends = ", ".join(f"`{each.end}`" for each in holders)
     who = f"end what holds them: {ends}" if ends else f"see who holds them: `{_LIST_GROUPS}`"
-    return [
-        Finding(
-            node="",
-            status="fail",
-            text=text,
-            fix=f"{who}\nor submit it, to wait for them: `--queue`",
-        )
-    ]
+    return [failed("", text, fix=f"{who}\nor submit it, to wait for them: `--queue`")]
 
 
 def batch_disk(node: Node, need: int, facts: HostFacts) -> list[Finding]:
     """Judge that the head has room for what is shipped, and for as much output again."""
     if facts.disk_free is None:
-        return [
-            Finding(
-                node=node.name,
-                status="skip",
-                text=f"nobody could say how much room {node.hf_home} has",
-            )
-        ]
+        return [skipped(node, f"nobody could say how much room {node.hf_home} has")]
     wanted = 2 * need + _SPARE
     if facts.disk_free >= wanted:
-        return [
-            Finding(
-                node=node.name,
-                status="pass",
-                text=f"{_size(facts.disk_free)} free under {node.hf_home}",
-            )
-        ]
+        return [passed(node, f"{_size(facts.disk_free)} free under {node.hf_home}")]
     return [
-        _fail(
+        failed(
             node,
             f"{_size(facts.disk_free)} free under {node.hf_home}, the job's files need about"
             f" {_size(wanted)}",
@@ -321,7 +298,7 @@ def batch_stopped(
     """
     if "jobs" not in said:
         text = f"Ray cannot be asked any more: {said.get('error', 'no answer')}"
-        return [Finding(node="", status="fail", text=text, fix="look at `vlaunch status`")]
+        return [failed("", text, fix="look at `vlaunch status`")]
     states = {job["submission_id"]: job["status"] for job in said["jobs"]}
     left = [
         f"job {name} is {states[name]}" for name in jobs if states.get(name, "ABSENT") not in OVER
@@ -366,7 +343,7 @@ def _gone(left: Sequence[str], text: str) -> Finding:
     if left:
         fix = "run the same command again; `vlaunch down` ends everything"
         return Finding(node="", status="wait", text="; ".join(left), fix=fix)
-    return Finding(node="", status="pass", text=text)
+    return passed("", text)
 
 
 def busy_gpus(said: Mapping[str, Any]) -> float:
@@ -411,14 +388,10 @@ def _bundles(said: Mapping[str, Any]) -> list[dict[str, Any]]:
 def port(node: Node, number: int, use: str, facts: HostFacts) -> Finding:
     """Judge that nobody listens on a port of a node."""
     if facts.listening is None:
-        return Finding(
-            node=node.name,
-            status="skip",
-            text="neither `ss` nor `netstat` is installed; ports were not looked at",
-        )
+        return skipped(node, "neither `ss` nor `netstat` is installed; ports were not looked at")
     if all(each != number for _, each in facts.listening):
-        return Finding(node=node.name, status="pass", text="")
-    return _fail(
+        return passed(node)
+    return failed(
         node,
         f"port {number} ({use}) is taken",
         fix=(
@@ -482,7 +455,3 @@ def _ends(holders: Sequence[Holder]) -> str:
 
 def _size(count: int) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
-
-
-def _fail(node: Node, text: str, *, evidence: str = "", fix: str = "") -> Finding:
-    return Finding(node=node.name, status="fail", text=text, evidence=evidence, fix=fix)
