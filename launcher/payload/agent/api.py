@@ -13,6 +13,7 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 # seconds for Ray's dashboard, which gets its turn late on a head whose engines have every core
@@ -232,6 +233,32 @@ def complete(args: Where) -> object:
     model = json.loads(text)["data"][0]["id"]
     before = finished(args) if args.engines > 1 else {}
     started = time.monotonic()
+    path, body, status, text = prompt(args, model)
+    if status != 200:
+        meanwhile = (
+            moved(first, counters(args, 2.0), time.monotonic() - began) if status == 0 else {}
+        )
+        return {"status": status, "error": text[:1000], "path": path, **meanwhile}
+    answer = json.loads(text)
+    said: dict[str, object] = {
+        "status": status,
+        "path": path,
+        "model": model,
+        "text": content(answer["choices"][0], "message"),
+        "tokens": (answer.get("usage") or {}).get("completion_tokens", 0),
+        "system_fingerprint": answer.get("system_fingerprint") or "",
+        "seconds": round(time.monotonic() - started, 3),
+    }
+    if args.engines > 1:
+        said["replicas"] = replicas(args, path, body, before)
+    return said
+
+
+def prompt(args: Where, model: str) -> tuple[str, object, int, str]:
+    """Ask a model to answer the prompt: in a chat, or by a plain completion where it cannot chat.
+
+    Return the path and the body that were sent last, and status and text of the answer.
+    """
     ask = {"model": model, "max_tokens": args.max_tokens, "temperature": 0}
     path, body = (
         "/v1/chat/completions",
@@ -241,23 +268,12 @@ def complete(args: Where) -> object:
     if no_chat(status, text):
         path, body = "/v1/completions", {**ask, "prompt": args.prompt}
         status, text = api(args, path, body, args.timeout)
-    if status != 200:
-        meanwhile = (
-            moved(first, counters(args, 2.0), time.monotonic() - began) if status == 0 else {}
-        )
-        return {"status": status, "error": text[:1000], "path": path, **meanwhile}
-    answer = json.loads(text)
-    choice = answer["choices"][0]
-    return {
-        "status": status,
-        "path": path,
-        "model": model,
-        "text": choice.get("text") or (choice.get("message") or {}).get("content") or "",
-        "tokens": (answer.get("usage") or {}).get("completion_tokens", 0),
-        "system_fingerprint": answer.get("system_fingerprint") or "",
-        "seconds": round(time.monotonic() - started, 3),
-        **({"replicas": replicas(args, path, body, before)} if args.engines > 1 else {}),
-    }
+    return path, body, status, text
+
+
+def content(choice: dict, of_chat: str) -> str:
+    """Return the text of a choice: of a plain completion, or of a chat's `message` or `delta`."""
+    return choice.get("text") or (choice.get(of_chat) or {}).get("content") or ""
 
 
 def moved(first: Counters | None, last: Counters | None, seconds: float) -> dict[str, object]:
@@ -359,21 +375,25 @@ def stream(args: Where, path: str, body: object) -> dict[str, object] | None:
         with request(
             args.api_host, args.api, path, secret("VLLM_API_KEY"), body, args.timeout
         ) as answer:
-            for raw in answer:
-                line = raw.decode(errors="replace").strip()
-                if not line.startswith("data: ") or line == "data: [DONE]":
-                    continue
-                piece = json.loads(line[6:])
+            for piece in pieces(answer):
                 if "error" in piece:
                     return {"status": 500, "error": json.dumps(piece["error"])[:500]}
                 choice = (piece.get("choices") or [{}])[0]
-                said = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-                say({"text": said, "system_fingerprint": piece.get("system_fingerprint") or ""})
+                fingerprint = piece.get("system_fingerprint") or ""
+                say({"text": content(choice, "delta"), "system_fingerprint": fingerprint})
     except Refused as error:
         return {"status": error.code, "error": error.said[:500]}
     except OSError as error:
         return {"status": 0, "error": str(error)}
     return None
+
+
+def pieces(answer: Iterable[bytes]) -> Iterator[dict]:
+    """Yield the pieces of a streamed answer (server-sent events) as they come."""
+    for raw in answer:
+        line = raw.decode(errors="replace").strip()
+        if line.startswith("data: ") and line != "data: [DONE]":
+            yield json.loads(line[6:])
 
 
 def say(answer: dict[str, object]) -> None:

@@ -71,24 +71,21 @@ def jobs(args: argparse.Namespace) -> object:
     }
     with ThreadPoolExecutor(32) as pool:  # a busy dashboard is slow to begin with each
         knocks = {each: pool.submit(reachable, each) for each in args.peers}
-        listed = None if args.no_ray else pool.submit(ray, args, "/api/jobs/")
-        asked = (
-            {}
-            if args.no_ray
-            else {name: pool.submit(ray, args, path) for name, path in tables.items()}
-        )
-        said = (
-            {}
-            if listed is None
-            else {"jobs": [shown(job) for job in listed.result() if job.get("submission_id")]}
-        )
+        asked = {}
+        if not args.no_ray:
+            asked["jobs"] = pool.submit(submitted, args)
+            asked |= {name: pool.submit(ray, args, path) for name, path in tables.items()}
         return {
-            **said,
-            **{name: table.result() for name, table in asked.items()},
+            **{name: answer.result() for name, answer in asked.items()},
             "listening": reachable(f"{args.api_host}:{args.api}"),
             "unreachable": [each for each, knock in knocks.items() if not knock.result()],
             **servers(args),
         }
+
+
+def submitted(args: argparse.Namespace) -> list[dict[str, object]]:
+    """The jobs that somebody submitted; Ray also lists what is connected to it otherwise."""
+    return [shown(job) for job in ray(args, "/api/jobs/") if job.get("submission_id")]
 
 
 def shown(job: dict[str, object]) -> dict[str, object]:

@@ -115,26 +115,28 @@ class Monitor:
         """Note what a node's processes did: each replica's own where they name themselves, else all
         that the node has.
         """
-        first, held = process.replicas
-        here = range(first, first + held) if self.want.replicas > 1 else ()
+        here = self._replicas(process)
         work: Mapping[str, Any] = said.get("work") or {}
+        unnamed = [] if self.view else [each for each in here if str(each) not in work]
         for key, count in work.items():
-            unnamed = (each for each in here if str(each) not in work)
-            parts = (int(key),) if key else (None, *(() if self.view else unnamed))
+            parts = (int(key),) if key else (None, *unnamed)
             self.movement.worked((number, "work", key), count, now, *parts)
         for key, printed in (said.get("lines") or {}).items():
-            self.movement.changed((number, "lines", key), printed, now, int(key) if key else None)
-        if isinstance(busy := said.get("busy"), (int, float)) and busy > 0:
+            self.movement.changed((number, "lines", key), printed, now, _part(key))
+        if _positive(said.get("busy")):
             self.movement.moved(now, None, *here)
+
+    def _replicas(self, process: Process) -> range:
+        """Return the numbers of the replicas that a process runs; none where there is only one."""
+        first, held = process.replicas
+        return range(first, first + held) if self.want.replicas > 1 else range(0)
 
     def _note_probe(self, probe: Mapping[str, Any], seen: Observed, now: float) -> bool:
         moved, came = self.movement, False
         try:
             for key, (count, age) in probe.get("answers", {}).items():
-                part = int(key) if key else None
-                moved.changed(
-                    ("answers", key), (count, self._eye is None), now, part, progress=True
-                )
+                answered = (count, self._eye is None)
+                moved.changed(("answers", key), answered, now, _part(key), progress=True)
                 if key == "":
                     came, self._last_answer = True, now - float(age)
                     at = round(self.clock.time() - float(age), 2)
@@ -152,30 +154,34 @@ class Monitor:
     def _count(self, counted: Mapping[str, Any], seen: Observed, now: float) -> None:
         taken = now - float(counted["age"])
         for key, digest in counted["progress"].items():
-            self.movement.changed(
-                ("counters", key), digest, now, int(key) if key else None, progress=True
-            )
-        running, waiting, tokens = (
-            int(counted["running"]),
-            int(counted["waiting"]),
-            float(counted["tokens"]),
-        )
+            self.movement.changed(("counters", key), digest, now, _part(key), progress=True)
+        running, waiting = int(counted["running"]), int(counted["waiting"])
+        tokens, failed = float(counted["tokens"]), float(counted["failed"])
         canaries = 1 if seen.asking else 0
-        figures = (max(0, running + waiting - canaries), float(counted["failed"]))
-        self._counted = figures
-        if self._last_answer >= taken - self.want.policy.canary and not seen.asking:
+        self._counted = figures = (max(0, running + waiting - canaries), failed)
+        answers = self._last_answer >= taken - self.want.policy.canary and not seen.asking
+        if answers or self._queues(*figures):
             self._well = figures
-        elif self._well is not None and figures[0] > self._well[0] and figures[1] == self._well[1]:
-            self._well = figures  # a queue that has grown, and nothing failed yet
-        if self._tokens is None or taken - self._tokens[0] >= 1:
-            rate = (
-                0.0
-                if self._tokens is None
-                else max(0.0, tokens - self._tokens[1]) / (taken - self._tokens[0])
-            )
-            self._tokens = (taken, tokens)
+        if (rate := self._rate(tokens, taken)) is not None:
             seen.load = Load(running=running, waiting=waiting, tokens_per_s=round(rate, 1))
         self._fresh = taken
+
+    def _queues(self, unanswered: int, failed: float) -> bool:
+        """True when the queue has grown since it was well, and nothing has failed."""
+        return self._well is not None and unanswered > self._well[0] and failed == self._well[1]
+
+    def _rate(self, tokens: float, taken: float) -> float | None:
+        """Return tokens per second since the last look, 0 at the first; None where that was less
+        than a second ago.
+        """
+        if self._tokens is None:
+            self._tokens = (taken, tokens)
+            return 0.0
+        before, had = self._tokens
+        if taken - before >= 1:
+            self._tokens = (taken, tokens)
+            return max(0.0, tokens - had) / (taken - before)
+        return None
 
     def _probe(self, seen: Observed) -> Mapping[str, Any]:
         """Return what is known of the server's API: from the agent beside it, or from here while
@@ -231,11 +237,7 @@ class Monitor:
         if self.view is None:
             placed, seen.ranks = seen.ranks, _placed(self.want)
             return placed != seen.ranks
-        view, pid = self.view, (self.lead.report(self.want.api_node, self.name) or {}).get("pid")
-        if self._ranks is None or (
-            not self.ranks and self.clock.monotonic() - self._ranks.began > _MEET
-        ):
-            self._ranks = Background(lambda: view.ranks(pid)) if isinstance(pid, int) else None
+        self._ask_for_ranks(self.view)
         before = {node: list(held) for node, held in seen.ranks.items()}
         # Of replicas Ray runs the engines as well; where there are ranks, these are what a node
         # holds.
@@ -244,6 +246,13 @@ class Monitor:
             if rank.name not in held:
                 held.append(rank.name)
         return before != seen.ranks
+
+    def _ask_for_ranks(self, view: RayView) -> None:
+        """Begin to ask Ray for the ranks, and again where it knew none."""
+        late = self._ranks is None or self.clock.monotonic() - self._ranks.began > _MEET
+        if late and not self.ranks:
+            pid = (self.lead.report(self.want.api_node, self.name) or {}).get("pid")
+            self._ranks = Background(lambda: view.ranks(pid)) if isinstance(pid, int) else None
 
     @property
     def ranks(self) -> list[Rank]:
@@ -254,6 +263,14 @@ class Monitor:
 
     def signs(self, seen: Observed) -> list[Trouble]:
         """Return what says that it is dead."""
+        return [
+            *self._lost_processes(seen.generation),
+            *(self._lost_ranks(seen.ranks) if self.view is not None else ()),
+            *self._admitted(seen),
+        ]
+
+    def _lost_processes(self, generation: int) -> list[Trouble]:
+        """Return which of its processes have ended, or cannot be asked."""
         want = self.want
         found: list[Trouble] = []
         for number, process in enumerate(want.processes):
@@ -262,28 +279,34 @@ class Monitor:
             boot = self.lead.boot_of(node)
             if said is None:
                 found += self._absent(node, rank)
-            elif said.get("last") == seen.generation:
+            elif said.get("last") == generation:
                 self.launched.setdefault(node, boot)
                 if said.get("state") != RUNNING:
                     found.append(self._ended(number, rank, node, said))
             elif node in self.launched and self.launched[node] != boot:
-                found.append(Trouble(5, f"the container of {node} was started anew", node, rank))
-        for node, held in seen.ranks.items() if self.view is not None else ():
-            self.launched.setdefault(node, self.lead.boot_of(node))
+                found.append(_restarted(node, rank))
+        return found
+
+    def _lost_ranks(self, ranks: Mapping[str, list[str]]) -> list[Trouble]:
+        """Return which nodes that hold ranks of Ray's have gone, or were started anew."""
+        found: list[Trouble] = []
+        for node, held in ranks.items():
+            boot = self.lead.boot_of(node)
+            self.launched.setdefault(node, boot)
             if not self.lead.here(node):
                 found += self._absent(node, " ".join(held))
-            elif self.launched[node] not in ("", self.lead.boot_of(node)):
-                found.append(
-                    Trouble(5, f"the container of {node} was started anew", node, " ".join(held))
-                )
-        probe = self._probe(seen)
-        odd = probe.get("odd")
-        if seen.state == "ready" and (
-            probe.get("health") == 503 or (odd and "EngineDead" in str(odd))
-        ):
-            said = self.lead.report(want.api_node, self.name) or {}
-            found.append(_of(Trouble(1, "the engine says that it is dead"), said))
+            elif self.launched[node] not in ("", boot):
+                found.append(_restarted(node, " ".join(held)))
         return found
+
+    def _admitted(self, seen: Observed) -> list[Trouble]:
+        """Return that a server which was ready says itself that its engine is dead."""
+        probe = self._probe(seen)
+        dead = probe.get("health") == 503 or "EngineDead" in str(probe.get("odd") or "")
+        if seen.state != "ready" or not dead:
+            return []
+        said = self.lead.report(self.want.api_node, self.name) or {}
+        return [_of(Trouble(1, "the engine says that it is dead"), said)]
 
     def _absent(self, node: str, rank: str) -> list[Trouble]:
         """A node that cannot be asked is gone when it had time to come back and the engine does no
@@ -302,6 +325,19 @@ class Monitor:
         weight = 4 if "killed" in how else 3 if number else 2
         of = f"vLLM's process on {node}" if rank else "vLLM"
         return _of(Trouble(weight, f"{of} {how}", node if rank else "", rank), said)
+
+
+def _part(key: str) -> int | None:
+    """Return the replica that a report names; None for the whole engine, whose name is empty."""
+    return int(key) if key else None
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, (int, float)) and value > 0
+
+
+def _restarted(node: str, rank: str) -> Trouble:
+    return Trouble(5, f"the container of {node} was started anew", node, rank)
 
 
 def _placed(want: Desired) -> dict[str, list[str]]:

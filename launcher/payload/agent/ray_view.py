@@ -89,32 +89,39 @@ class RayView:
         """Say what a start still waits for, empty when nothing did for so many looks: nodes, and
         GPUs that are free.
         """
-        living = [
-            row
-            for row in self.rows("nodes")
-            if row["state"] == "ALIVE" and row["node_ip"] in self._names
-        ]
+        living = self._living()
         there = [row for row in living if self._listens(row)]
         steady, self._steady = self._steady, 0
         if len(living) > len(there):
             return "waiting until Ray has noticed which nodes are dead"
-        brought = sum(float((row.get("resources_total") or {}).get("GPU", 0)) for row in there)
-        if brought < self.ray.gpus:
-            gone = sorted(
-                name
-                for ip, name in self._names.items()
-                if ip not in {row["node_ip"] for row in there}
-            )
-            return (
-                f"waiting for {', '.join(gone) or 'GPUs'} to be in Ray: {brought:g} of"
-                f" {self.ray.gpus:g} GPUs are"
-            )
-        free = brought - self._held()
-        if free < self.ray.gpus:
-            return f"waiting until {self.ray.gpus:g} GPUs are free in Ray; {free:g} are"
+        if lacking := self._lacking_gpus(there):
+            return lacking
         before, self._ids = self._ids, sorted(row["node_id"] for row in there)
         self._steady = steady + 1 if self._ids == before else 1
         return "" if self._steady >= looks else "looking whether the nodes stay in Ray"
+
+    def _lacking_gpus(self, there: list[dict[str, Any]]) -> str:
+        """Say that the nodes that are there have too few GPUs, or too few that are free."""
+        brought = sum(_gpus(row.get("resources_total")) for row in there)
+        if brought < self.ray.gpus:
+            gone = ", ".join(self._absent(there)) or "GPUs"
+            return f"waiting for {gone} to be in Ray: {brought:g} of {self.ray.gpus:g} GPUs are"
+        free = brought - self._held()
+        if free < self.ray.gpus:
+            return f"waiting until {self.ray.gpus:g} GPUs are free in Ray; {free:g} are"
+        return ""
+
+    def _living(self) -> list[dict[str, Any]]:
+        """Return the nodes of this cluster that Ray takes for alive."""
+        rows = self.rows("nodes")
+        return [
+            each for each in rows if each["state"] == "ALIVE" and each["node_ip"] in self._names
+        ]
+
+    def _absent(self, there: list[dict[str, Any]]) -> list[str]:
+        """Return the names of the nodes that are not among these."""
+        here = {row["node_ip"] for row in there}
+        return sorted(name for ip, name in self._names.items() if ip not in here)
 
     def _listens(self, row: Mapping[str, Any]) -> bool:
         """True for a node that is what Ray says, alive.
@@ -129,44 +136,32 @@ class RayView:
         return now - self._closed.get(row["node_id"], -_DEAD) >= _DEAD
 
     def _held(self) -> float:
-        groups = [
-            row
+        """Return how many GPUs of Ray's are taken, by placement groups and by actors without."""
+        held = [
+            bundle.get("unit_resources")
             for row in self.rows("placement_groups")
             if row.get("state") not in ("REMOVED", "PENDING", "INFEASIBLE")
-        ]
-        held = [
-            bundle.get("unit_resources") or {}
-            for row in groups
             for bundle in row.get("bundles") or ()
         ]
-        alone = [
-            row for row in self.rows("actors", state="ALIVE") if not row.get("placement_group_id")
+        held += [
+            row.get("required_resources")
+            for row in self.rows("actors", state="ALIVE")
+            if not row.get("placement_group_id")
         ]
-        held += [row.get("required_resources") or {} for row in alone]
-        return sum(float(each.get("GPU", 0)) for each in held)
+        return sum(map(_gpus, held))
 
     def ranks(self, driver: int) -> list[Rank]:
         """Return the living ranks that the process `driver`, or a child of it, has started; all of
         them if Ray cannot tell.
         """
-        homes = {
-            row["node_id"]: self._names.get(row["node_ip"], row["node_ip"])
-            for row in self.rows("nodes")
-        }
+        homes = self._homes()
         found = [
             (row, name) for row in self.rows("actors", state="ALIVE") if (name := _rank_name(row))
         ]
-        jobs: Any = api.ray(self.where, "/api/jobs/", timeout=_PATIENCE)
-        drivers = {
-            str((each.get("driver_info") or {}).get("pid")): str(each.get("job_id"))
-            for each in jobs
-            if isinstance(each, dict)
-        }
-        own = {
-            job for pid, job in drivers.items() if pid.isdigit() and _same_session(int(pid), driver)
-        }
-        ours = [each for each in found if str(each[0].get("job_id")) in own] if own else found
-        if not own and len({row.get("job_id") for row, _ in found}) > 1:
+        own = self._jobs(driver)
+        if own:
+            found = [(row, name) for row, name in found if str(row.get("job_id")) in own]
+        elif len({row.get("job_id") for row, _ in found}) > 1:
             return []  # of several drivers: whose is whose nobody knows
         return [
             Rank(
@@ -175,8 +170,25 @@ class RayView:
                 homes.get(row.get("node_id", ""), ""),
                 int(row.get("pid") or 0),
             )
-            for row, name in ours
+            for row, name in found
         ]
+
+    def _homes(self) -> dict[str, str]:
+        """Return the names of nodes by Ray's ids of them."""
+        rows = self.rows("nodes")
+        return {row["node_id"]: self._names.get(row["node_ip"], row["node_ip"]) for row in rows}
+
+    def _jobs(self, driver: int) -> set[str]:
+        """Return Ray's jobs that the process `driver`, or a child of it, has begun."""
+        jobs: Any = api.ray(self.where, "/api/jobs/", timeout=_PATIENCE)
+        drivers = {
+            str((each.get("driver_info") or {}).get("pid")): str(each.get("job_id"))
+            for each in jobs
+            if isinstance(each, dict)
+        }
+        return {
+            job for pid, job in drivers.items() if pid.isdigit() and _same_session(int(pid), driver)
+        }
 
     def culprit(self, ranks: list[Rank], evidence: str) -> Culprit | None:
         """Return the rank that died of itself; the others were ended with the engine.
@@ -193,7 +205,7 @@ class RayView:
             if (ip := self.addresses.get(rank.node)) and ip not in table:
                 return Culprit(rank.node, rank.name, "its node is gone from Ray")
             words = _words(rows.get(rank.actor, {}).get("death_cause"))
-            if rank.actor not in alive and words and not _CONSEQUENCE.search(words):
+            if rank.actor not in alive and _of_itself(words):
                 return Culprit(rank.node, rank.name, words)
         return None
 
@@ -228,6 +240,15 @@ class RayView:
             ):
                 return Culprit(rank.node, rank.name, "")
         return None
+
+
+def _gpus(resources: Any) -> float:
+    return float((resources or {}).get("GPU", 0))
+
+
+def _of_itself(death: str) -> bool:
+    """True for what Ray says of a death that no other brought about."""
+    return bool(death) and not _CONSEQUENCE.search(death)
 
 
 def _reachable(ip: str, port: int) -> bool:
