@@ -368,11 +368,9 @@ def _unfit(inventory: Inventory, each: int, wide: bool) -> str:
             f" {inventory.head.gpus}"
         )
     held = sum(node.gpus // each for node in inventory.nodes)
-    return (
-        f"only {held} of them can stay inside nodes"
-        if held
-        else f"a replica needs {each} GPUs, more than any node has"
-    )
+    if held:
+        return f"only {held} of them can stay inside nodes"
+    return f"a replica needs {each} GPUs, more than any node has"
 
 
 def _other_replicas(inventory: Inventory, dp: int, shape: ModelShape) -> str:

@@ -38,11 +38,9 @@ def _change(key: str, old: object, new: object) -> str:
     before, after = _bytes(old), _bytes(new)
     if before is None or after is None:
         return "changed"
-    return (
-        f"changed ({before:,} → {after:,} bytes)"
-        if before != after
-        else f"changed (still {after:,} bytes)"
-    )
+    if before == after:
+        return f"changed (still {after:,} bytes)"
+    return f"changed ({before:,} → {after:,} bytes)"
 
 
 def _is_file(key: str) -> bool:

@@ -77,12 +77,10 @@ def _driver(host: Probed, kind: Accelerator) -> str:
 
 
 def _cpus(host: Probed, kind: Accelerator) -> str:
+    if not host.survey.cpus:
+        return ""
     numa = host.survey.numa_nodes or 0
-    return (
-        f"{host.survey.cpus} CPUs" + (f" in {numa} NUMA nodes" if numa > 1 else "")
-        if host.survey.cpus
-        else ""
-    )
+    return f"{host.survey.cpus} CPUs" + (f" in {numa} NUMA nodes" if numa > 1 else "")
 
 
 def _memory(host: Probed, kind: Accelerator) -> str:
@@ -99,11 +97,8 @@ def _rdma(host: Probed, kind: Accelerator) -> str:
 
 
 def _system(host: Probed, kind: Accelerator) -> str:
-    return ", ".join(
-        part
-        for part in (host.survey.system, host.survey.kernel and f"kernel {host.survey.kernel}")
-        if part
-    )
+    kernel = host.survey.kernel and f"kernel {host.survey.kernel}"
+    return ", ".join(filter(None, (host.survey.system, kernel)))
 
 
 def _docker(host: Probed, kind: Accelerator) -> str:

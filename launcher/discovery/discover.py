@@ -157,17 +157,13 @@ def _gids(nodes: Sequence[FoundNode], fabric: str) -> dict[str, Choice]:
 def _gid_why(nodes: Sequence[FoundNode]) -> tuple[str, ...]:
     without = [node.name for node in nodes if node.gid is None]
     if without:
+        which = fold(without)
         return (
-            (
-                f"{GID} is left to NCCL on {fold(without)}: no index is RoCE v2 over IPv4 on all"
-                " devices there"
-            ),
+            f"{GID} is left to NCCL on {which}: no index is RoCE v2 over IPv4 on all devices there",
         )
-    return (
-        (f"{GID}: RoCE v2 over IPv4 has another index on some hosts",)
-        if len({node.gid for node in nodes}) > 1
-        else ()
-    )
+    if len({node.gid for node in nodes}) > 1:
+        return (f"{GID}: RoCE v2 over IPv4 has another index on some hosts",)
+    return ()
 
 
 def _cpu_environment(hosts: Sequence[Probed], counts: Sequence[int]) -> dict[str, Choice]:

@@ -299,12 +299,10 @@ def _mtus(places: Sequence[Place], order: Sequence[str]) -> tuple[str, ...]:
     sizes: dict[int, list[str]] = {}
     for place, name in zip(places, order, strict=True):
         sizes.setdefault(place.mtu, []).append(name)
+    if len(sizes) == 1:
+        return ()
     told = "; ".join(f"{mtu} on {fold(names)}" for mtu, names in sorted(sizes.items()))
-    return (
-        (f"the MTU differs ({told}): large packets may be dropped without a word",)
-        if len(sizes) > 1
-        else ()
-    )
+    return (f"the MTU differs ({told}): large packets may be dropped without a word",)
 
 
 def _worse(

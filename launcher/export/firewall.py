@@ -254,8 +254,6 @@ def _note(filter: Filter, door: Door) -> str:
 def _chain(cluster: str) -> str:
     """Chains have at most 28 characters; a long name ends in a hash of itself."""
     name = f"vlaunch-{cluster}"
-    return (
-        name
-        if len(name) <= 28
-        else f"{name[:21]}-{hashlib.sha256(cluster.encode()).hexdigest()[:6]}"
-    )
+    if len(name) <= 28:
+        return name
+    return f"{name[:21]}-{hashlib.sha256(cluster.encode()).hexdigest()[:6]}"
