@@ -113,14 +113,21 @@ def run(
     timed_out = late or (code in (124, -1) and seconds >= command.timeout)
     if timed_out:
         code = 124
-    elif code == -1 and ended and not running.cancelled:
-        code = 137  # the node reported a signal: `timeout` itself was killed
     elif code == -1:
-        why = "cancelled" if running.cancelled else Lost
-        code, complained = 255, f"{complained}\n{why}".strip()
+        code, why = _unfinished(ended=bool(ended), cancelled=running.cancelled)
+        complained = f"{complained}\n{why}".strip() if why else complained
     return Answer(
         node=command.node, code=code, out=said, err=complained, seconds=seconds, timed_out=timed_out
     )
+
+
+def _unfinished(*, ended: bool, cancelled: bool) -> tuple[int, str]:
+    """Return the code of a command that has no exit status, and why, where the node did not say."""
+    if cancelled:
+        return 255, "cancelled"
+    if ended:
+        return 137, ""  # the node reported a signal: `timeout` itself was killed
+    return 255, Lost
 
 
 def _listen(
@@ -132,7 +139,7 @@ def _listen(
         wake.reset()
         heard = _drain(channel, out, err)
         status = channel.exit_status != -1
-        if channel.closed or (channel.eof_received and status):
+        if _is_over(channel):
             _rest(channel, out, err)
             return True
         now = time.monotonic()
@@ -146,6 +153,11 @@ def _listen(
             continue  # there may be more already
         until = min(deadline, idle_since + _LINGER) if status else deadline
         wake.wait(min(max(0.0, until - now), threading.TIMEOUT_MAX))
+
+
+def _is_over(channel: paramiko.Channel) -> bool:
+    """True when nothing more can come."""
+    return bool(channel.closed or (channel.eof_received and channel.exit_status != -1))
 
 
 def _drain(channel: paramiko.Channel, out: Output, err: Output) -> bool:

@@ -124,10 +124,31 @@ def _key_hint(error: KeyUnusable) -> str:
 
 def _refused(target: Target, error: paramiko.AuthenticationException) -> tuple[str, str]:
     where = f"{target.user}@{target.address}"
-    cause = error.last if isinstance(error, LoginRefused) and error.last is not None else error
-    tried = ", ".join(error.tried) if isinstance(error, LoginRefused) else ""
-    if isinstance(error, LoginRefused) and error.locked and not error.tried:
+    if not isinstance(error, LoginRefused):
+        return _other_proof(where, error) or (
+            f"{where} refused the login (tried: keys)",
+            _login_hint(target),
+        )
+    if error.locked and not error.tried:
         return f"{where} was offered no key: {error.locked[0]}", _key_hint(error.locked[0])
+    if told := _other_proof(where, error.last):
+        return told
+    if not error.tried:
+        return (
+            f"{where} was offered no key: none is named, held by the agent, or in ~/.ssh",
+            "ssh-add KEY",
+        )
+    tried = ", ".join(error.tried) + "".join(f"; {key}" for key in error.locked)
+    return (
+        f"{where} refused the login (tried: {tried})",
+        _key_hint(error.locked[0]) if error.locked else _login_hint(target),
+    )
+
+
+def _other_proof(where: str, cause: BaseException | None) -> tuple[str, str] | None:
+    """Say what is asked for besides a key, or instead of one; None when that is not what is
+    wrong.
+    """
     if isinstance(cause, ssh_exception.PasswordRequiredException):
         return f"the key for {where} is encrypted", "ssh-add"
     if isinstance(cause, ssh_exception.PartialAuthentication):
@@ -139,30 +160,19 @@ def _refused(target: Target, error: paramiko.AuthenticationException) -> tuple[s
             f"{where} does not take keys, only {allowed}",
             "set `PubkeyAuthentication yes` in its sshd_config",
         )
-    locked = "".join(f"; {key}" for key in error.locked) if isinstance(error, LoginRefused) else ""
-    if isinstance(error, LoginRefused) and not error.tried:
-        return (
-            f"{where} was offered no key: none is named, held by the agent, or in ~/.ssh{locked}",
-            "ssh-add KEY",
-        )
+    return None
+
+
+def _login_hint(target: Target) -> str:
     return (
-        f"{where} refused the login (tried: {tried or 'keys'}{locked})",
-        (
-            _key_hint(error.locked[0])
-            if isinstance(error, LoginRefused) and error.locked
-            else (
-                f"check the user, then `ssh-copy-id {target.user}@{target.host}`, or set `ssh.user`"
-                " and `ssh.identity`"
-            )
-        ),
+        f"check the user, then `ssh-copy-id {target.user}@{target.host}`, or set `ssh.user` and"
+        " `ssh.identity`"
     )
 
 
 def _network(target: Target, error: OSError) -> tuple[str, str]:
     via = f" from jump host {target.jump}" if target.jump else ""
-    codes = {error.errno}
-    if isinstance(error, ssh_exception.NoValidConnectionsError):
-        codes = {getattr(e, "errno", None) for e in error.errors.values()}
+    codes = _codes(error)
     if isinstance(error, socket.gaierror):
         return (
             f"the name {target.host} does not resolve{via}",
@@ -185,8 +195,14 @@ def _network(target: Target, error: OSError) -> tuple[str, str]:
     return f"cannot connect to {target.address}: {error.strerror or error}", f"try `{target.ssh}`"
 
 
+def _codes(error: OSError) -> set[int | None]:
+    """Return its number; of a host with several addresses, that of each."""
+    if isinstance(error, ssh_exception.NoValidConnectionsError):
+        return {getattr(each, "errno", None) for each in error.errors.values()}
+    return {error.errno}
+
+
 def _protocol(target: Target, error: BaseException) -> tuple[str, str]:
-    by_hand = f"try `{target.ssh}`"
     if isinstance(error, paramiko.ChannelException):
         cause = "does not allow forwarding" if error.code == 1 else "cannot reach it"
         return (
@@ -207,22 +223,22 @@ def _protocol(target: Target, error: BaseException) -> tuple[str, str]:
                 f"{target.address} broke the SSH protocol: something may be tampering with the"
                 " connection"
             ),
-            by_hand,
+            f"try `{target.ssh}`",
         )
-    if isinstance(error, EOFError) or "banner" in str(error):
-        if _timed_out(error):
-            return (
-                (
-                    f"{target.address} accepts connections but did not finish an SSH handshake"
-                    f" within {target.timeout:g}s"
-                ),
-                by_hand,
-            )
+    return _handshake(target, error)
+
+
+def _handshake(target: Target, error: BaseException) -> tuple[str, str]:
+    """Say how far the connection came."""
+    by_hand = f"try `{target.ssh}`"
+    said = str(error)
+    unsaid = isinstance(error, EOFError) or "banner" in said
+    if unsaid and not _timed_out(error):
         return (
             f"{target.address} closed the connection before saying SSH",
             f"see MaxStartups in its sshd_config; {by_hand}",
         )
-    if "No existing session" in str(error) or "Timeout" in str(error):
+    if unsaid or "No existing session" in said or "Timeout" in said:
         return (
             (
                 f"{target.address} accepts connections but did not finish an SSH handshake within"

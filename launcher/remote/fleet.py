@@ -190,12 +190,7 @@ class Fleet:
         self._connector.close()
 
     def _work(self, commands: Sequence[Command], *, follow: bool) -> Iterator[Line | Answer]:
-        per_node: dict[str, list[Command]] = {}
-        for command in commands:
-            per_node.setdefault(command.node, []).append(command)
-        unknown = per_node.keys() - self._nodes.keys()
-        if unknown:
-            raise KeyError(f"no such node: {', '.join(sorted(unknown))}")
+        per_node = self._by_node(commands)
         waiting: queue.SimpleQueue[list[Command]] = queue.SimpleQueue()
         for batch in per_node.values():
             waiting.put(batch)
@@ -217,6 +212,15 @@ class Fleet:
                 left -= isinstance(item, Answer)
         finally:
             running.cancel()
+
+    def _by_node(self, commands: Sequence[Command]) -> dict[str, list[Command]]:
+        per_node: dict[str, list[Command]] = {}
+        for command in commands:
+            per_node.setdefault(command.node, []).append(command)
+        unknown = per_node.keys() - self._nodes.keys()
+        if unknown:
+            raise KeyError(f"no such node: {', '.join(sorted(unknown))}")
+        return per_node
 
     def _worker(
         self,

@@ -89,7 +89,7 @@ class KnownHosts:
         if len(fields) < 3 or marker not in ("", "@revoked"):
             return
         line = _Line(bool(marker), tuple(fields[0].split(",")), fields[1], fields[2])
-        if any(name.startswith(("|", "!")) or "*" in name or "?" in name for name in line.names):
+        if any(_is_pattern(name) for name in line.names):
             self._other.append(line)
             return
         for name in line.names:
@@ -101,6 +101,10 @@ class KnownHosts:
             *self._plain.get(name, ()),
             *(line for line in self._other if _matches(line.names, name)),
         ]
+
+
+def _is_pattern(name: str) -> bool:
+    return name.startswith(("|", "!")) or "*" in name or "?" in name
 
 
 def _matches(patterns: Sequence[str], name: str) -> bool:

@@ -16,6 +16,8 @@ from pathlib import Path
 import paramiko
 from paramiko.ssh_exception import PasswordRequiredException
 
+_USUAL = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
+
 AskPassphrase = Callable[[str], "str | None"]
 
 
@@ -102,23 +104,34 @@ class Keys:
     def _candidates(
         self, identity: Identity, locked: list[KeyUnusable]
     ) -> Iterator[tuple[str, paramiko.PKey]]:
-        files = identity.files or tuple(f"~/.ssh/id_{kind}" for kind in ("ed25519", "ecdsa", "rsa"))
-        offered: set[bytes] = set()
+        """Return the keys to offer, each once, with a name for people; files are opened when it is
+        their turn.
+        """
         agent = {key.asbytes(): key for key in self._from_agent()}
-        for file in files if identity.files else ():
-            key = self._open(file, agent, identity, locked)
-            if key is not None and key.asbytes() not in offered:
+        offered: set[bytes] = set()
+        for name, key in self._in_order(identity, agent, locked):
+            if key.asbytes() not in offered:
                 offered.add(key.asbytes())
+                yield name, key
+
+    def _in_order(
+        self,
+        identity: Identity,
+        agent: dict[bytes, paramiko.AgentKey],
+        locked: list[KeyUnusable],
+    ) -> Iterator[tuple[str, paramiko.PKey]]:
+        for file in identity.files:
+            key = self._open(file, agent, identity, locked)
+            if key is not None:
                 yield (f"{file} (agent)" if isinstance(key, paramiko.AgentKey) else file), key
         if not identity.only:
-            for blob, held in agent.items():
-                if blob not in offered:
-                    offered.add(blob)
-                    yield f"agent key {held.comment or held.get_name()}", held
-        for file in () if identity.files else files:
+            for held in agent.values():
+                yield f"agent key {held.comment or held.get_name()}", held
+        if identity.files:
+            return
+        for file in _USUAL:
             key = self._open(file, agent, identity, locked)
-            if key is not None and key.asbytes() not in offered:
-                offered.add(key.asbytes())
+            if key is not None:
                 yield file, key
 
     def _open(

@@ -197,27 +197,28 @@ def _failure(
                 "choose another version as `ray:` in the inventory, or an image that has Ray in it"
             ),
         )
-    errors = [line for line in told if line.startswith("ERROR:")] or told[-6:]
-    retries = [line for line in told if "Retrying (" in line][-1:]
-    missing = next(
-        (
-            match[1]
-            for line in told
-            if (match := re.search(r"No matching distribution found for (.+)", line))
-        ),
-        "",
+    missing = _missing(told)
+    text = (
+        f"no wheel of `{missing}` found {where}, which {asked} needs"
+        if missing
+        else f"pip could not fetch {asked} {where}"
     )
-    if missing:
-        return VlaunchError(
-            f"no wheel of `{missing}` found {where}, which {asked} needs",
-            evidence=[*retries, *errors],
-            hint=_air_gapped(image, asked),
-        )
-    return VlaunchError(
-        f"pip could not fetch {asked} {where}",
-        evidence=[*retries, *errors],
-        hint=_air_gapped(image, asked),
-    )
+    return VlaunchError(text, evidence=_errors(told), hint=_air_gapped(image, asked))
+
+
+def _missing(told: list[str]) -> str:
+    """Return the requirement that the index has no wheel for; empty when pip names none."""
+    for line in told:
+        if match := re.search(r"No matching distribution found for (.+)", line):
+            return match[1]
+    return ""
+
+
+def _errors(told: list[str]) -> list[str]:
+    """Return pip's last retry and its errors, or how it ended."""
+    retries = [line for line in told if "Retrying (" in line]
+    errors = [line for line in told if line.startswith("ERROR:")]
+    return [*retries[-1:], *(errors or told[-6:])]
 
 
 def _clash(told: list[str]) -> list[str]:

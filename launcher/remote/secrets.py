@@ -13,7 +13,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -51,9 +51,9 @@ def resolve(
     secrets: dict[str, Secret] = {}
     failures: list[str] = []
     for name, source in sorted(sources.items(), key=lambda item: item[1].prompt is not None):
+        if failures and _asks(source, ask):
+            continue
         try:
-            if source.prompt is not None and failures and (ask is not None or sys.stdin.isatty()):
-                continue
             value = _checked(_fetch(name, source, base, seconds, ask or from_terminal))
         except _Unavailable as error:
             failures.append(f"{name}: {error}")
@@ -61,10 +61,19 @@ def resolve(
             redaction.learn(value)
             secrets[name] = Secret(value)
     if failures:
-        number = "1 secret" if len(failures) == 1 else f"{len(failures)} secrets"
-        hint = "`secrets` in the inventory says where each value comes from"
-        raise RequestError(f"{number} could not be fetched", evidence=failures, hint=hint)
+        raise _not_fetched(failures)
     return {name: secrets[name] for name in sources}
+
+
+def _asks(source: SecretSource, ask: Callable[[str, str], str] | None) -> bool:
+    """True when a person would be asked for it."""
+    return source.prompt is not None and (ask is not None or sys.stdin.isatty())
+
+
+def _not_fetched(failures: Sequence[str]) -> RequestError:
+    number = "1 secret" if len(failures) == 1 else f"{len(failures)} secrets"
+    hint = "`secrets` in the inventory says where each value comes from"
+    return RequestError(f"{number} could not be fetched", evidence=failures, hint=hint)
 
 
 def ask_first(sources: Mapping[str, SecretSource]) -> None:
