@@ -24,6 +24,11 @@ def name(inventory: Inventory, node: Node) -> str:
     return f"vlaunch-{inventory.cluster}-{node.name}"
 
 
+def role(node: Node) -> docker.Role:
+    """Return the role of a node's container."""
+    return "head" if node.head else "worker"
+
+
 def own(inventory: Inventory, node: Node, facts: HostFacts | None) -> docker.Container | None:
     """Return a node's container if it runs."""
     there = facts.container(name(inventory, node)) if facts is not None else None
@@ -91,7 +96,7 @@ def node_spec(
         secrets,
         image=image,
         name=name(inventory, node),
-        role="head" if node.head else "worker",
+        role=role(node),
         argv=argv,
         env={} if inventory.ray.off else _ray_env(inventory),
         fingerprinted=fingerprinted,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -67,6 +67,14 @@ class Server:
     def gpus(self) -> int:
         """How many GPUs it holds in all."""
         return sum(self.desired.places.values()) if self.desired else 0
+
+    @property
+    def nodes(self) -> Collection[str]:
+        """The nodes that hold it: where its ranks were seen (Ray chooses), else where they are
+        expected.
+        """
+        seen = self.observed.ranks if self.observed else {}
+        return seen or (self.desired.places if self.desired else ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +147,26 @@ def choose(found: Sequence[Server], name: str | None) -> Server:
             hint="say which one by its name, as `vlaunch status` shows it",
         )
     return found[0]
+
+
+def ranks_on(node: str, kept: Kept, actors: Sequence[str]) -> tuple[str, ...]:
+    """Return the ranks on a node: of servers, with several of them each with its name, then those
+    of other actors of Ray's.
+    """
+    found = [
+        (each.name, rank)
+        for each in kept.running
+        if each.observed is not None
+        for rank in each.observed.ranks.get(node, ())
+    ]
+    others, known = list(actors), [rank for _, rank in found]
+    for rank in known:
+        if rank in others:
+            others.remove(rank)
+    return (
+        *(rank if len(kept.running) == 1 else f"{name}: {rank}" for name, rank in found),
+        *others,
+    )
 
 
 def named(inventory: Inventory, found: Observed) -> Observed:

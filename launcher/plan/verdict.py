@@ -13,9 +13,10 @@ from typing import Any, Literal, TypeGuard
 
 from launcher.checks import crossing, network
 from launcher.checks.network import Verdict
-from launcher.model import LEVELS, Answer, Inventory, Level, Node
+from launcher.model import LEVELS, Answer, Inventory, Level, Node, fold
 from launcher.placement import narrow
 from launcher.plan import containers
+from launcher.plan.servers import Kept
 from launcher.plan.shape import Step
 from launcher.tools import network as probe
 from launcher.tools.expectations import Expectations
@@ -292,6 +293,42 @@ def _pairs(verdict: Verdict) -> str:
 
 def _span(low: str, high: str) -> str:
     return low if low == high else f"{low} to {high}"
+
+
+def told(
+    inventory: Inventory, facts: Mapping[str, HostFacts], kept: Mapping[str, Any], found: Kept
+) -> str:
+    """Say what is proven of the network between these very containers, and what servers' own logs
+    say of it.
+
+    Empty where there is no network, or nobody to ask.
+    """
+    own = [containers.own(inventory, node, facts.get(node.name)) for node in inventory.nodes]
+    if len(own) == 1 or None in own:
+        return ""
+    measured = about(inventory, facts, kept)
+    if not measured:
+        return "not proven for these containers: `vlaunch check-nccl`"
+    among = [node.name for node in inventory.nodes if node.name in measured]
+    part = "" if len(among) == len(own) else f" between {fold(among)}"
+    said = (
+        f"{'proven' if kept.get('passed') else 'failed'} {kept.get('taken', '')}{part}:"
+        f" {kept.get('summary', '')}"
+    )
+    return "; ".join((said, *([] if inventory.accelerator == "cpu" else _links(kept, found))))
+
+
+def _links(kept: Mapping[str, Any], found: Kept) -> list[str]:
+    """Say what the own logs of servers on several nodes tell of their links."""
+    apart = [
+        each for each in found.running if each.desired is not None and len(each.desired.places) > 1
+    ]
+    said = [
+        f"{each.what}: {text}" for each in apart if (text := of_server(kept, each.name, each.id))
+    ]
+    if apart and not said:
+        return ["no server's own logs were looked at, its `vlaunch serve` does"]
+    return said
 
 
 def as_json(verdict: Verdict) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from launcher.checks.ray import read_payload
 from launcher.discovery import stock
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer
-from launcher.plan import network, running, status
+from launcher.plan import counters, network, running
 from launcher.tools import desk, docker, gpu_survey, head_answer, host, pairs, ray, vllm
 from tests import kept
 from tests.hostile import seeds
@@ -86,8 +86,8 @@ def test_figures_that_are_none() -> None:
     )
     assert vllm.root_cause("") == ""
     assert ray.parse_status(usage("1.2.3/4 GPU")).gpus_total is None
-    assert status._number("inf", int) is None
-    assert status._number("nan", float) is None
+    assert counters.number("inf", int) is None
+    assert counters.number("nan", float) is None
     assert (
         serving.busy_gpus(
             {"groups": rows({"state": "CREATED", "bundles": 5}), "actors": rows({"state": "ALIVE"})}

@@ -1,0 +1,59 @@
+"""How the containers that are there differ from what the inventory asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from launcher.model import Inventory, Node, Secret
+from launcher.plan import containers
+from launcher.tools import docker, ray
+from launcher.tools.host import HostFacts
+
+
+def drift(inventory: Inventory, node: Node, facts: HostFacts) -> tuple[str, ...]:
+    """Say how a node's container differs from the inventory, and which are left from an earlier
+    vlaunch.
+
+    `status` fetches no secrets, so that a new value of one goes unseen: the container's own
+    fingerprint stands in for it.
+    """
+    there = facts.container(containers.name(inventory, node))
+    left = [each.name for each in facts.containers if each.role == "rank"]
+    return (
+        *(_differences(inventory, node, facts, there) if there is not None else ()),
+        *(
+            f"container {name} is left from an earlier vlaunch: `vlaunch up` removes it"
+            for name in left
+        ),
+    )
+
+
+def _differences(
+    inventory: Inventory, node: Node, facts: HostFacts, there: docker.Container
+) -> list[str]:
+    if not containers.renewed(there):
+        return ["its container is of an earlier vlaunch: `vlaunch up` renews it"]
+    base, image = facts.images.get(inventory.image), facts.images.get(there.image)
+    made_from = image.labels.get("vlaunch.base") if image else None
+    secrets = dict.fromkeys([*inventory.secrets, ray.TOKEN], Secret(""))
+    spec = containers.node_spec(
+        inventory,
+        node,
+        facts,
+        there.image if made_from else inventory.image,
+        secrets,
+        fingerprinted=there.labels.get("vlaunch.secrets"),
+    )
+    said = []
+    if made_from and (base is None or made_from != base.identity):
+        said.append(f"{there.image} was not made from the present {inventory.image}")
+    if there.spec != spec.hash:
+        said += docker.differences(there, spec, image.env if image else _own_env(there, spec))
+    return said
+
+
+def _own_env(there: docker.Container, spec: docker.ContainerSpec) -> Mapping[str, str]:
+    """Return which variables an image brings that was not looked at: those that nobody sets are its
+    own.
+    """
+    return {name: value for name, value in there.env.items() if name not in spec.env}
