@@ -16,7 +16,7 @@ from launcher.checks.ray import read_payload
 from launcher.errors import DeadlineError, NodeError, StoppedError, UnreadableAnswer, UnwatchedError
 from launcher.events import Event, State
 from launcher.model import Answer
-from launcher.plan.watched import Seen, Watched
+from launcher.plan.watched import Seen, Watched, failure
 from launcher.tools import symptoms, untrusted, vllm
 from launcher.transport import Command, Transport
 
@@ -29,8 +29,6 @@ _LOOKS = 8  # until the keeper knows of an answer what has just been seen
 _REFUSALS = 3
 _STAGE = "serve"
 _TOLD_TO_END = "*** SIGTERM received"
-# characters of an exception in the first line of an error; all of it is in the evidence
-_LINE = 160
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,44 +232,7 @@ def _raise_if_over(watched: Watched, state: _State, seen: Seen, now: float) -> N
         raise StoppedError(
             "", text, evidence=seen.ended, hint="see who stopped it: `vlaunch audit`"
         )
-    raise _failure(watched, state, seen, hung=hung)
-
-
-def _failure(watched: Watched, state: _State, seen: Seen, *, hung: bool) -> NodeError:
-    everything = "\n".join([seen.cause, seen.evidence, state.text])
-    known = symptoms.first(everything)
-    raised = symptoms.plain(seen.cause) or vllm.root_cause(everything)
-    how = symptoms.plain(seen.ended) or f"{watched.what} still runs"
-    cause = _cause(known, raised) or how
-    tail = [symptoms.plain(line) for line in seen.evidence.splitlines()] or list(state.lines)
-    hints = [known.fix if known else "look at every node: `vlaunch doctor`"]
-    if hung:
-        hints.append(f"end it: `vlaunch stop {watched.name}`")
-    return NodeError(
-        "",
-        f"the server {'cannot go on' if hung else 'did not start'}: {_first_line(cause)}",
-        evidence=[*_beside(cause, known, raised, how), *tail[-8:]],
-        hint="\n".join(hints),
-    )
-
-
-def _cause(known: symptoms.Match | None, raised: str) -> str:
-    """Return why a server died, as far as its log says; empty where it says nothing."""
-    if known is None:
-        return raised
-    # Some entries of the table only say that something failed; what did is in the exception.
-    vague = known.cause in ("the engine failed", "a rank died") and raised not in known.line
-    return f"{known.cause}: {raised}" if vague else known.cause
-
-
-def _first_line(cause: str) -> str:
-    return cause if len(cause) <= _LINE else f"{cause[:_LINE]}…"
-
-
-def _beside(cause: str, known: symptoms.Match | None, raised: str, how: str) -> list[str]:
-    """Return what is known of an end beside its cause, each line once."""
-    said = (known.line, raised, how) if known else (raised if len(raised) > _LINE else "", how)
-    return list(dict.fromkeys(line for line in said if line and line != cause))
+    raise failure(watched, seen, state.lines, hung=hung)
 
 
 def _first_answer(

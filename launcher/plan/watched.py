@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from launcher.checks import ray as ray_checks
-from launcher.errors import UnreadableAnswer
+from launcher.errors import NodeError, UnreadableAnswer
 from launcher.model import Answer, Argv, Inventory
 from launcher.payload.agent.desired import Desired
 from launcher.payload.agent.observed import OVER, Observed
@@ -19,11 +19,13 @@ from launcher.plan import containers, servers
 from launcher.plan.request import at_port
 from launcher.plan.servers import Server
 from launcher.plan.shape import Answers
-from launcher.tools import docker, payload
+from launcher.tools import docker, payload, symptoms, vllm
 from launcher.transport import Command
 
 _PROMPT, _TOKENS = "Say hello.", 8
 _NOT_YET = "the head's agent has not taken it up yet"
+# characters of an exception in the first line of an error; all of it is in the evidence
+_LINE = 160
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,3 +205,43 @@ def _log(answer: Answer) -> Mapping[str, Any]:
         return ray_checks.read_payload(answer)
     except UnreadableAnswer:
         return {}
+
+
+def failure(watched: Watched, seen: Seen, lines: Sequence[str], *, hung: bool) -> NodeError:
+    """Return the error of a server that ended, or is `hung`: its log, of which `lines` are the
+    last, says that it cannot go on.
+    """
+    everything = "\n".join([seen.cause, seen.evidence, "\n".join(lines)])
+    known = symptoms.first(everything)
+    raised = symptoms.plain(seen.cause) or vllm.root_cause(everything)
+    how = symptoms.plain(seen.ended) or f"{watched.what} still runs"
+    cause = _cause(known, raised) or how
+    tail = [symptoms.plain(line) for line in seen.evidence.splitlines()] or list(lines)
+    hints = [known.fix if known else "look at every node: `vlaunch doctor`"]
+    if hung:
+        hints.append(f"end it: `vlaunch stop {watched.name}`")
+    return NodeError(
+        "",
+        f"the server {'cannot go on' if hung else 'did not start'}: {_first_line(cause)}",
+        evidence=[*_beside(cause, known, raised, how), *tail[-8:]],
+        hint="\n".join(hints),
+    )
+
+
+def _cause(known: symptoms.Match | None, raised: str) -> str:
+    """Return why a server died, as far as its log says; empty where it says nothing."""
+    if known is None:
+        return raised
+    # Some entries of the table only say that something failed; what did is in the exception.
+    vague = known.cause in ("the engine failed", "a rank died") and raised not in known.line
+    return f"{known.cause}: {raised}" if vague else known.cause
+
+
+def _first_line(cause: str) -> str:
+    return cause if len(cause) <= _LINE else f"{cause[:_LINE]}…"
+
+
+def _beside(cause: str, known: symptoms.Match | None, raised: str, how: str) -> list[str]:
+    """Return what is known of an end beside its cause, each line once."""
+    said = (known.line, raised, how) if known else (raised if len(raised) > _LINE else "", how)
+    return list(dict.fromkeys(line for line in said if line and line != cause))
