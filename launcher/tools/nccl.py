@@ -6,7 +6,8 @@ The forms of the lines are in `nccl_lines`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from operator import itemgetter
 
 from launcher.tools import nccl_jobs, nccl_lines, nccl_packed
 from launcher.tools.nccl_found import MAX_LINKS, Found
@@ -81,19 +82,24 @@ def unseen(reading: Reading) -> tuple[int, int]:
     A rank counts with the links of its host: of the ranks of a node only some have links to others.
     """
     linked = {link.host for link in reading.links}
-    wrote = {link.source if link.direction != "receive" else link.target for link in reading.links}
+    wrote = {link.writer for link in reading.links}
     worst = (0, 0)
-    largest = sorted(reading.sizes.items(), key=lambda each: each[1], reverse=True)[:64]
+    largest = sorted(reading.sizes.items(), key=itemgetter(1), reverse=True)[:64]
     for communicator, size in largest:
         ranks = reading.ranks[communicator]
-        if len(ranks) >= size and len(set(ranks.values())) == 1:
-            continue  # all of it is in one node
+        if _inside_a_node(ranks, size):
+            continue
         seen = {rank for rank, host in ranks.items() if host in linked} | {
             rank for rank in wrote if rank < size
         }
         if size - len(seen) > worst[1] - worst[0]:
             worst = (len(seen), size)
     return worst
+
+
+def _inside_a_node(ranks: Mapping[int, str], size: int) -> bool:
+    """True when all ranks of a communicator are known, and are in one node."""
+    return len(ranks) >= size and len(set(ranks.values())) == 1
 
 
 def _key(line: bytes) -> bytes | None:

@@ -55,9 +55,18 @@ class Found:
             if local:
                 self.local[local] = self.local.get(local, 0) + times
             elif network:
-                self.network_links += times if network != "MNNVL" else 0
-                self._link(
-                    (host, int(source), int(target), channel, direction, network, device, gpudirect)
+                self._count(
+                    (
+                        host,
+                        int(source),
+                        int(target),
+                        channel,
+                        direction,
+                        network,
+                        device,
+                        gpudirect,
+                    ),
+                    times,
                 )
         counted.clear()
 
@@ -77,19 +86,7 @@ class Found:
     def _note(self, said: nccl_lines.Said, times: int) -> None:
         host = said.host
         if said.network:
-            self.network_links += times if said.network != "MNNVL" else 0
-            self._link(
-                (
-                    host,
-                    said.source,
-                    said.target,
-                    said.channel,
-                    said.direction,
-                    said.network,
-                    said.device,
-                    said.gpudirect,
-                )
-            )
+            self._count(_key(said), times)
         elif said.local:
             self.local[said.local] = self.local.get(said.local, 0) + times
         _put(self.using, said.using)
@@ -97,24 +94,38 @@ class Found:
         _put(self.gdr_disabled, said.gdr_disabled)
         if said.warning:
             self._warn(said.warning, (host,), alarm=said.alarm)
-        if said.provider and (host in self.providers or len(self.providers) < MAX_HOSTS):
+        if said.provider and _has_room(self.providers, host, MAX_HOSTS):
             _put(self.providers.setdefault(host, {}), said.provider)
         self.collnet += times if said.collnet else 0
         self.nodes = max(self.nodes, said.nodes)
-        if (
-            said.communicator
-            and host
-            and (said.communicator in self.communicators or len(self.communicators) < MAX_LINKS)
-        ):
-            _put(self.communicators.setdefault(said.communicator, {}), host, limit=MAX_HOSTS)
-            self._rank(said.communicator, said.ranks, {said.rank: host})
-        if said.fabric and (host in self.devices or len(self.devices) < MAX_HOSTS):
-            names = self.devices.setdefault(host, {})
-            for index, name in said.devices:
-                if said.fabric != "Socket":
-                    names[index] = name
-                else:
-                    names.setdefault(index, name)
+        if said.communicator:
+            self._member(said)
+        if said.fabric:
+            self._name_devices(said)
+
+    def _count(self, link: _Key, times: int) -> None:
+        """Note a link between nodes that was told so often; NVLink (MNNVL) is no network's."""
+        network = link[5]
+        self.network_links += times if network != "MNNVL" else 0
+        self._link(link)
+
+    def _member(self, said: nccl_lines.Said) -> None:
+        """Note that a host has a rank of a communicator."""
+        host, communicator = said.host, said.communicator
+        if host and _has_room(self.communicators, communicator, MAX_LINKS):
+            _put(self.communicators.setdefault(communicator, {}), host, limit=MAX_HOSTS)
+            self._rank(communicator, said.ranks, {said.rank: host})
+
+    def _name_devices(self, said: nccl_lines.Said) -> None:
+        """Note what a host's devices are called; names of interfaces do not replace others."""
+        if not _has_room(self.devices, said.host, MAX_HOSTS):
+            return
+        names = self.devices.setdefault(said.host, {})
+        for index, name in said.devices:
+            if said.fabric != "Socket":
+                names[index] = name
+            else:
+                names.setdefault(index, name)
 
     def add(self, reading: Reading) -> None:
         """Take over what was found in another log."""
@@ -125,18 +136,7 @@ class Found:
         self.collnet += reading.collnet
         self.nodes = max(self.nodes, reading.nodes)
         for link in reading.links:
-            self._link(
-                (
-                    link.host,
-                    link.source,
-                    link.target,
-                    link.channel,
-                    link.direction,
-                    link.network,
-                    link.device,
-                    link.gpudirect,
-                )
-            )
+            self._link(_key(link))
         for kind, count in reading.local.items():
             self.local[kind] = self.local.get(kind, 0) + count
         for mine, theirs in (
@@ -232,6 +232,24 @@ class Found:
         told = self.warnings.setdefault(text, {})
         for host in hosts:
             _put(told, host, limit=MAX_HOSTS)
+
+
+def _key(link: Link | nccl_lines.Said) -> _Key:
+    return (
+        link.host,
+        link.source,
+        link.target,
+        link.channel,
+        link.direction,
+        link.network,
+        link.device,
+        link.gpudirect,
+    )
+
+
+def _has_room(into: Mapping[str, object], key: str, limit: int) -> bool:
+    """True when something can be kept under a key: it is there, or fewer others are."""
+    return key in into or len(into) < limit
 
 
 def _put(into: dict[str, None], text: str, *, limit: int = MAX_WARNINGS) -> None:

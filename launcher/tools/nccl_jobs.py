@@ -21,26 +21,35 @@ def groups(
     """
     ends = [end for end in ends if end[2]]
     linked = {host for _, _, host in ends}
-    known = {host for hosts in communicators.values() for host in hosts}
+    known = set[str]().union(*communicators.values())
     if not known:
         return (tuple(sorted(linked)),) if linked else ()
-    sides: dict[tuple[int, int, str], tuple[set[str], set[str]]] = {}
-    for key, received, host in ends:
-        sides.setdefault(key, (set(), set()))[received].add(host)
-    top: dict[str, str] = {}
-    pairs = {
-        (*sent, *received) for sent, received in sides.values() if len(sent) == len(received) == 1
-    }
-    for job in (*communicators.values(), *pairs):
-        first, *others = job
-        for host in others:
-            top[_top(top, host)] = _top(top, first)
+    top = _joined((*communicators.values(), *_pairs(ends)))
     found: dict[str, list[str]] = {}
     for host in linked:
         found.setdefault(_top(top, host), []).append(host)
     return tuple(
         sorted(tuple(sorted(hosts)) for hosts in found.values() if not known.isdisjoint(hosts))
     )
+
+
+def _joined(jobs: Iterable[Collection[str]]) -> dict[str, str]:
+    """Join the hosts of each job: those that have the same `_top` belong together."""
+    top: dict[str, str] = {}
+    for first, *others in jobs:
+        for host in others:
+            top[_top(top, host)] = _top(top, first)
+    return top
+
+
+def _pairs(ends: Iterable[End]) -> set[tuple[str, ...]]:
+    """Return the two hosts of each link of which it is clear which ones they are."""
+    sides: dict[tuple[int, int, str], tuple[set[str], set[str]]] = {}
+    for key, received, host in ends:
+        sides.setdefault(key, (set(), set()))[received].add(host)
+    return {
+        (*sent, *received) for sent, received in sides.values() if len(sent) == len(received) == 1
+    }
 
 
 def near(ends: Iterable[tuple[tuple[int, int, str], str, str]]) -> frozenset[tuple[int, int, str]]:

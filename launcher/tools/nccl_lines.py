@@ -9,7 +9,7 @@ POINTER nRanks N`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -151,7 +151,7 @@ def split(chunks: Iterable[bytes]) -> Iterator[tuple[list[bytes], bool]]:
             last = lines.pop()
             escaped = _escaped(block) or _escaped(lines[0])
             lines = [line[:MAX_LINE] for line in lines]
-            yield [part for line in lines for part in _plain(line)] if escaped else lines, True
+            yield _all_plain(lines) if escaped else lines, True
             rest, size = [last], len(last)
     line = b"".join(rest)[:MAX_LINE]
     if line:
@@ -207,6 +207,10 @@ def _plain(line: bytes) -> list[bytes]:
     return line.split(b"\n")
 
 
+def _all_plain(lines: Iterable[bytes]) -> list[bytes]:
+    return [part for line in lines for part in _plain(line)]
+
+
 def said(text: str) -> Said | None:
     """Return what a line says, `None` when it tells nothing; it may still have colours and what was
     put round it.
@@ -223,7 +227,7 @@ def said(text: str) -> Said | None:
         head, body = "", text
     if " via " in body and (match := _CHANNEL.search(body)):
         return _link(_host(head), match)
-    found = _other(body)
+    found = _sentence(body)
     return replace(found, host=_host(head)) if found is not None else None
 
 
@@ -235,25 +239,39 @@ def _host(head: str) -> str:
     return match[1] if match else ""
 
 
-def _other(text: str) -> Said | None:
-    if match := _COMMUNICATOR.search(text):
-        known = int(match[3], 16) != 0
-        return Said(
-            communicator=match[3].lower() if known else "", rank=int(match[1]), ranks=int(match[2])
-        )
-    if match := _NODES.search(text):
-        return Said(nodes=int(match[1]))
-    if match := _PROVIDER.search(text):
-        return Said(provider=match[1].lower())
-    if " via COLLNET/" in text:
-        return Said(collnet=True)
-    if match := _DEVICES.search(text):
-        return Said(
-            fabric=match[1],
-            devices=tuple((int(at), name) for at, name in _DEVICE.findall(match[2])),
-        )
-    if match := _USING.search(text):
-        return Said(using=match[1])
+def _communicator(match: re.Match[str]) -> Said:
+    known = int(match[3], 16) != 0
+    return Said(
+        communicator=match[3].lower() if known else "", rank=int(match[1]), ranks=int(match[2])
+    )
+
+
+def _devices(match: re.Match[str]) -> Said:
+    devices = tuple((int(at), name) for at, name in _DEVICE.findall(match[2]))
+    return Said(fabric=match[1], devices=devices)
+
+
+# What a sentence says; the first form that it has counts.
+_SENTENCES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Said]], ...] = (
+    (_COMMUNICATOR, _communicator),
+    (_NODES, lambda match: Said(nodes=int(match[1]))),
+    (_PROVIDER, lambda match: Said(provider=match[1].lower())),
+    (re.compile(" via COLLNET/"), lambda _: Said(collnet=True)),
+    (_DEVICES, _devices),
+    (_USING, lambda match: Said(using=match[1])),
+)
+
+
+def _sentence(text: str) -> Said | None:
+    """Return what a sentence says that is not about one link."""
+    for form, meaning in _SENTENCES:
+        if match := form.search(text):
+            return meaning(match)
+    return _remark(text)
+
+
+def _remark(text: str) -> Said | None:
+    """Return what is worth showing of a sentence in no form that is read."""
     off = _GDR_OFF.search(text)
     telling = _TELLING.search(text) is not None
     version = _version(text)

@@ -24,6 +24,11 @@ class Link:
     gpudirect: bool = False
     host: str = ""
 
+    @property
+    def writer(self) -> int:
+        """The rank that wrote the line."""
+        return self.target if self.direction == "receive" else self.source
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
