@@ -13,6 +13,7 @@ from typing import Any
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Argv, Inventory, Node
+from launcher.payload.agent.rank_name import rank_name
 from launcher.tools import untrusted
 
 _AMOUNT = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)"
@@ -133,16 +134,7 @@ def parse_nodes(answer: Any) -> tuple[RayNode, ...]:
 
 def parse_status(text: str) -> RayStatus:
     """Read `ray status`; raises UnreadableAnswer when its sections are not there."""
-    sections: dict[str, list[str]] = {}
-    current = ""
-    for line in untrusted.cut(text).splitlines():
-        if re.fullmatch(r"[A-Z][A-Za-z_ ]*(?: [a-z_]+)?:", line.rstrip()):
-            current = line.strip().rstrip(":")
-            sections[current] = []
-        elif current and line.startswith(" ") and not line.strip().startswith("(no "):
-            sections[current].append(line.strip())
-        elif not line.strip():
-            current = ""
+    sections = _sections(untrusted.cut(text))
     if "Active" not in sections:
         raise UnreadableAnswer("`ray status` printed no `Active:` section", evidence=text[-400:])
     usage = sections.get("Total Usage", sections.get("Usage", []))
@@ -157,18 +149,27 @@ def parse_status(text: str) -> RayStatus:
         active=sum(int(match[1]) for match in counts if match),
         gpus_used=float(gpu[1]) if gpu else None,
         gpus_total=float(gpu[2]) if gpu else None,
-        demands=tuple(
-            each for each in sections.get("Pending Demands", sections.get("Demands", ()))
-        ),
+        demands=tuple(sections.get("Pending Demands", sections.get("Demands", ()))),
     )
 
 
-def parse_ranks(actors: Any, nodes: tuple[RayNode, ...]) -> Mapping[str, tuple[str, ...]]:
-    """Read which address holds which rank, from the names of living actors.
+def _sections(text: str) -> dict[str, list[str]]:
+    """Return the lines of each section by its title; `(no …)` says that it has none."""
+    sections: dict[str, list[str]] = {}
+    current = ""
+    for line in text.splitlines():
+        if re.fullmatch(r"[A-Z][A-Za-z_ ]*(?: [a-z_]+)?:", line.rstrip()):
+            current = line.strip().rstrip(":")
+            sections[current] = []
+        elif current and line.startswith(" ") and not line.strip().startswith("(no "):
+            sections[current].append(line.strip())
+        elif not line.strip():
+            current = ""
+    return sections
 
-    vLLM names them `vllm_Worker_<instance>_TP0_PP1` and leaves out a dimension of size one
-    (v1/executor/ray_executor_v2.py); the instance of a replica ends in `_dp1` (v1/engine/utils.py).
-    """
+
+def parse_ranks(actors: Any, nodes: tuple[RayNode, ...]) -> Mapping[str, tuple[str, ...]]:
+    """Read which address holds which rank, from the names of living actors."""
     by_id = {node.id: node.ip for node in nodes}
     ranks: dict[str, list[str]] = {}
     for row in _result(actors, "actors"):
@@ -177,10 +178,8 @@ def parse_ranks(actors: Any, nodes: tuple[RayNode, ...]) -> Mapping[str, tuple[s
             raise UnreadableAnswer(
                 "Ray's list of actors has a row that cannot be read", evidence=untrusted.shown(row)
             )
-        match = re.fullmatch(r"vllm_Worker_\w*?\d(?:_dp(\d+))?((?:_[A-Z]+\d+)*)", called[:200])
-        if match and row.get("state") == "ALIVE":
-            replica = f"DP{match[1]}" if match[1] else ""
-            name = f"{replica}{match[2].replace('_', ' ')}".strip() or "the only rank"
+        name = rank_name(called[:200])
+        if name and row.get("state") == "ALIVE":
             ranks.setdefault(by_id.get(where, "?"), []).append(name)
     return {ip: tuple(sorted(names)) for ip, names in sorted(ranks.items())}
 

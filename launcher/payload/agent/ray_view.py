@@ -17,6 +17,7 @@ from typing import Any
 from . import api
 from .desired import Ray
 from .probe import SILENT
+from .rank_name import rank_name
 
 __all__ = ["ENGINE", "SILENT", "Culprit", "Rank", "RayView"]
 
@@ -27,8 +28,6 @@ _PATIENCE = 15.0
 # seconds for which Ray may take a node for alive whose port was closed; `plan/containers.py` lets
 # it notice in 5
 _DEAD = 10.0
-# as launcher/tools/ray.py reads it
-_RANK = re.compile(r"vllm_Worker_\w*?\d(?:_dp(\d+))?((?:_[A-Z]+\d+)*)")
 _ENGINE = re.compile(r"EngineCore|RayWorker")  # classes of vLLM whose actors have no such name
 _CONSEQUENCE = re.compile(
     r"owner .*(?:died|exited)|owner.?has|ray\.kill|job .*finished|driver|intended|out of scope",
@@ -269,11 +268,9 @@ def _same_session(pid: int, session: int) -> bool:
 
 def _rank_name(row: Mapping[str, Any]) -> str:
     """Return the name of the rank that an actor is; empty when it is none of vLLM's."""
-    match = _RANK.fullmatch(row.get("name") or "")
-    if match is None:
-        return ENGINE if _ENGINE.search(row.get("class_name") or "") else ""
-    replica = f"DP{match[1]}" if match[1] else ""
-    return f"{replica}{match[2].replace('_', ' ')}".strip() or "the only rank"
+    if name := rank_name(row.get("name") or ""):
+        return name
+    return ENGINE if _ENGINE.search(row.get("class_name") or "") else ""
 
 
 def _words(cause: Any) -> str:
