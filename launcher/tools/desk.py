@@ -12,7 +12,7 @@ import binascii
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
@@ -231,16 +231,13 @@ def parse_outputs(answer: Answer) -> tuple[tuple[Output, ...], str]:
         raise UnreadableAnswer(
             f"{answer.node}: the list of output files cannot be read", evidence=answer.tail
         ) from None
-    if not isinstance(after, str) or (after and not _PAGE.fullmatch(after)):
+    if not _is_page(after):
         raise UnreadableAnswer(
             f"{answer.node}: the list of output files cannot be read",
             evidence=untrusted.shown(after),
         )
     for each in found:
-        sound = (
-            type(each.bytes) is int and 0 <= each.bytes < _LARGEST and isinstance(each.sha256, str)
-        )
-        if not isinstance(each.path, str) or not OUTPUT.fullmatch(each.path) or not sound:
+        if not _is_ours(each):
             raise UnreadableAnswer(
                 f"{answer.node}: names an output file that no job of vlaunch writes; nothing of it"
                 " was taken",
@@ -251,6 +248,17 @@ def parse_outputs(answer: Answer) -> tuple[tuple[Output, ...], str]:
             f"{answer.node}: names an output file twice", evidence=answer.tail[:300]
         )
     return found, after
+
+
+def _is_page(after: object) -> TypeGuard[str]:
+    return isinstance(after, str) and (not after or _PAGE.fullmatch(after) is not None)
+
+
+def _is_ours(output: Output) -> bool:
+    """True for a file as jobs of vlaunch write it; what a node names can be of any type."""
+    path = isinstance(output.path, str) and OUTPUT.fullmatch(output.path) is not None
+    size = type(output.bytes) is int and 0 <= output.bytes < _LARGEST
+    return path and size and isinstance(output.sha256, str)
 
 
 def parse_piece(answer: Answer) -> tuple[bytes, int]:

@@ -6,7 +6,7 @@ It may be cut anywhere, and hold anything: nothing here raises for that.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,11 @@ _FILES = ("desired", "observed", "history")
 # end
 _LINE = 1000
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)\s?")
+
+
+# What stands behind a mark, and its exit status; None where the answer was cut.
+_Answer = tuple[str, int | None]
+_Parts = Mapping[str, list[_Answer]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,47 +88,61 @@ def read(text: str, mark: str) -> Told:
     somebody should know.
     """
     parts = _parts(text, mark)
-    gaps: dict[str, str] = {}
-    states = tuple(_states(parts.get("state", [("", 1)])[0][0]))
-    said, code = parts.get("ids", [("", 1)])[0]
-    if code != 0:
-        gaps["containers"] = _words(said) or "the node did not tell which there are"
-    if "kernel" in parts and parts["kernel"][0][1] != 0:
-        gaps["kernel log"] = "it may only be read by root there"
-    servers = parts.get("servers", [("", 1)])[0][0].split()
-    logs = list[Log]()
-    zone = _zone(parts.get("zone", [("", 1)])[0][0])
-    for name, answers in parts.items():
-        for out, _ in answers:
-            if (what := _what(name, states, servers)) and (
-                log := _log(name, what, out, zone)
-            ).lines:
-                logs.append(log)
-    clock = parts.get("clock", [("", 1)])[0][0].strip()
+    states = tuple(_states(_first(parts, "state")[0]))
+    servers = _first(parts, "servers")[0].split()
+    clock = _first(parts, "clock")[0].strip()
     return Told(
         clock=float(clock) if re.fullmatch(r"\d{9,11}", clock) else None,
         states=states,
-        logs=tuple(logs),
+        logs=tuple(_logs(parts, states, servers)),
         kept={
-            name: {
-                each: value
-                for each in _FILES
-                if (value := _json(parts, f"{each}-{number}")) is not None
-            }
+            name: _files(parts, number)
             for number, name in enumerate(servers, 1)
             if state.NAME.fullmatch(name)
         },
         members=_json(parts, "members"),
-        inspect=parts["inspect"][0][0] if "inspect" in parts else "",
-        gaps=gaps,
+        inspect=_first(parts, "inspect")[0],
+        gaps=_gaps(parts),
     )
 
 
-def _parts(text: str, mark: str) -> dict[str, list[tuple[str, int | None]]]:
+def _first(parts: _Parts, name: str) -> _Answer:
+    """Return the first answer of a name; one that failed where there is none."""
+    return parts.get(name, [("", 1)])[0]
+
+
+def _gaps(parts: _Parts) -> dict[str, str]:
+    gaps: dict[str, str] = {}
+    said, code = _first(parts, "ids")
+    if code != 0:
+        gaps["containers"] = _words(said) or "the node did not tell which there are"
+    if "kernel" in parts and _first(parts, "kernel")[1] != 0:
+        gaps["kernel log"] = "it may only be read by root there"
+    return gaps
+
+
+def _logs(parts: _Parts, states: tuple[State, ...], servers: Sequence[str]) -> Iterator[Log]:
+    """Yield the logs that have a line."""
+    zone = _zone(_first(parts, "zone")[0])
+    for name, answers in parts.items():
+        what = _what(name, states, servers)
+        for out, _ in answers if what else ():
+            log = _log(name, what, out, zone)
+            if log.lines:
+                yield log
+
+
+def _files(parts: _Parts, number: int) -> dict[str, Any]:
+    """Return the keeper's files of one server, those that could be read."""
+    read = {each: _json(parts, f"{each}-{number}") for each in _FILES}
+    return {each: value for each, value in read.items() if value is not None}
+
+
+def _parts(text: str, mark: str) -> dict[str, list[_Answer]]:
     """Return what stands behind each mark; an answer that was cut has no exit status, and its last
     line may be half of one.
     """
-    found: dict[str, list[tuple[str, int | None]]] = {}
+    found: dict[str, list[_Answer]] = {}
     for piece in f"\n{text}".split(f"\n{mark} ")[1:]:
         name, _, body = piece.partition("\n")
         if match := re.fullmatch(r"rc (\d{1,3})", name.strip()):
@@ -209,8 +228,8 @@ def _states(text: str) -> list[State]:
     return found
 
 
-def _json(parts: Mapping[str, list[tuple[str, int | None]]], name: str) -> Any:
-    out, code = parts.get(name, [("", 1)])[0]
+def _json(parts: _Parts, name: str) -> Any:
+    out, code = _first(parts, name)
     try:
         return untrusted.loads(out) if code == 0 else None
     except (ValueError, RecursionError):

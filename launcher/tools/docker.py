@@ -138,18 +138,11 @@ def run(docker: Argv, spec: ContainerSpec, *, once: bool = False) -> Argv:
         *_each("--cap-add", spec.cap_add),
         *_each("--group-add", spec.groups),
         *_each("--security-opt", spec.security),
-        *_each("--ulimit", (f"{name}={value}" for name, value in sorted(spec.ulimits.items()))),
-        *_each(
-            "--volume",
-            (
-                f"{m.source}:{m.target}{':ro' if m.read_only else ''}"
-                for m in spec.mounts
-                if not m.must_exist
-            ),
-        ),
+        *_each("--ulimit", _assignments(spec.ulimits)),
+        *_each("--volume", (_volume(mount) for mount in spec.mounts if not mount.must_exist)),
         *_each("--mount", (_bind(mount) for mount in spec.mounts if mount.must_exist)),
-        *_each("--env", (f"{name}={value}" for name, value in sorted(spec.env.items()))),
-        *_each("--label", (f"{name}={value}" for name, value in sorted(labels.items()))),
+        *_each("--env", _assignments(spec.env)),
+        *_each("--label", _assignments(labels)),
         "--entrypoint",
         spec.entrypoint,
         spec.image,
@@ -302,19 +295,18 @@ def differences(there: Container, spec: ContainerSpec, image_env: Mapping[str, s
         if before != after:
             said.append(f"env {name}: {_shown(before)} → {_shown(after)}")
     if there.argv != spec.command:
-        gone, new = (
-            [w for w in there.argv if w not in spec.command],
-            [w for w in spec.command if w not in there.argv],
-        )
-        words = (
-            f"{' '.join(gone) or '(nothing)'} → {' '.join(new) or '(nothing)'}"
-            if gone or new
-            else "its words in another order"
-        )
-        said.append(f"command: {words}")
+        said.append(f"command: {_changed_words(there.argv, spec.command)}")
     if there.labels.get("vlaunch.secrets") != spec.labels.get("vlaunch.secrets"):
         said.append("a secret has another value")
     return said or ["devices, mounts or limits of its container"]
+
+
+def _changed_words(before: Argv, after: Argv) -> str:
+    gone = [word for word in before if word not in after]
+    new = [word for word in after if word not in before]
+    if not gone and not new:
+        return "its words in another order"
+    return f"{' '.join(gone) or '(nothing)'} → {' '.join(new) or '(nothing)'}"
 
 
 def _shown(value: str | None) -> str:
@@ -399,9 +391,17 @@ def _objects(text: str) -> list[dict[str, Any]]:
     return items
 
 
+def _volume(mount: Mount) -> str:
+    return f"{mount.source}:{mount.target}{':ro' if mount.read_only else ''}"
+
+
 def _bind(mount: Mount) -> str:
     how = ",readonly" if mount.read_only else ""
     return f"type=bind,source={mount.source},target={mount.target}{how}"
+
+
+def _assignments(values: Mapping[str, str]) -> Iterator[str]:
+    return (f"{name}={value}" for name, value in sorted(values.items()))
 
 
 def _each(option: str, values: Any) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ network cards, who uses it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from launcher.tools import untrusted
 from launcher.tools.survey import GpuProcess, GpuState
@@ -54,28 +54,26 @@ def affinity(text: str) -> dict[str, Mapping[str, str]]:
     Columns are `NIC0` with a legend below the table, in older drivers the devices' own names.
     """
     lines = [_UNDERLINE.sub("", line) for line in untrusted.cut(text).splitlines()]
-    legend = {
-        match[1]: match[2]
-        for line in lines
-        if (match := re.fullmatch(r"\s*(NIC\d+): (\S+)\s*", line))
-    }
+    legend = _legend(lines)
     header = next((line for line in lines if re.match(r"\s*GPU0\s", line)), "")
     columns = header.partition("CPU Affinity")[0].split()
     rows: dict[str, Mapping[str, str]] = {}
     for line in lines:
         words = line.split()
-        if (
-            line is header
-            or not words
-            or not re.fullmatch(r"GPU\d+", words[0])
-            or len(words) <= len(columns)
-        ):
+        whole = line is not header and len(words) > len(columns)
+        if not whole or not re.fullmatch(r"GPU\d+", words[0]):
             continue
         cells = zip(columns, words[1:], strict=False)
         rows[words[0]] = {
             legend.get(name, name): word for name, word in cells if not name.startswith("GPU")
         }
     return rows
+
+
+def _legend(lines: Iterable[str]) -> dict[str, str]:
+    """Return the devices' own names by those of the columns."""
+    found = (re.fullmatch(r"\s*(NIC\d+): (\S+)\s*", line) for line in lines)
+    return {match[1]: match[2] for match in found if match}
 
 
 def read_processes(text: str) -> tuple[GpuProcess, ...]:

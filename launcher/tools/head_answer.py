@@ -8,7 +8,7 @@ Lists of Ray's own rows are read by `tools/ray.py`, and what the keeper of serve
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 _MOST = 2**62  # of a count, an offset, an exit code
@@ -55,17 +55,23 @@ def trouble(said: Mapping[str, Any]) -> str:
             return f"`{name}` is {said[name]!r:.80}"
     if "job" in said and not _is(said["job"], _JOB):
         return f"`job` is {said['job']!r:.80}"
-    for each in _list(said, "jobs"):
-        if (
-            not _is(each, _JOB)
-            or not isinstance(each.get("submission_id"), str)
-            or not isinstance(each.get("status"), str)
-        ):
-            return f"`jobs` has {each!r:.80}"
-    for each in _list(said, "replicas"):
-        if not _is(each, _REPLICA) or not _REPLICA.keys() <= each.keys():
-            return f"`replicas` has {each!r:.80}"
+    for name, sound in (("jobs", _is_listed_job), ("replicas", _is_replica)):
+        for each in _list(said, name):
+            if not sound(each):
+                return f"`{name}` has {each!r:.80}"
     return ""
+
+
+def _is_listed_job(value: Any) -> bool:
+    return (
+        _is(value, _JOB)
+        and isinstance(value.get("submission_id"), str)
+        and isinstance(value.get("status"), str)
+    )
+
+
+def _is_replica(value: Any) -> bool:
+    return _is(value, _REPLICA) and _REPLICA.keys() <= value.keys()
 
 
 def _list(said: Mapping[str, Any], name: str) -> list[Any]:
@@ -83,12 +89,21 @@ def _fits(value: object, kind: Any) -> bool:
     if isinstance(kind, tuple):
         return any(_fits(value, each) for each in kind)
     if isinstance(kind, list):
-        return isinstance(value, list) and all(_fits(each, kind[0]) for each in value)
+        return isinstance(value, list) and _all_fit(value, kind[0])
     if isinstance(kind, dict):
-        return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+        return isinstance(value, dict) and _all_fit(value.values(), kind[str])
     if kind is None:
         return value is None
     if kind in (int, _NUMBER):
-        sort = type(value) is int or (kind is _NUMBER and type(value) is float)
-        return sort and -_MOST < value < _MOST  # type: ignore[operator]
+        return _fits_number(value, kind)
     return type(value) is kind
+
+
+def _all_fit(values: Iterable[object], kind: Any) -> bool:
+    return all(_fits(each, kind) for each in values)
+
+
+def _fits_number(value: Any, kind: type) -> bool:
+    """True for a number of this kind that is none too large; a whole one is a float, too."""
+    sort = type(value) is int or (kind is _NUMBER and type(value) is float)
+    return sort and -_MOST < value < _MOST

@@ -12,7 +12,7 @@ import math
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
@@ -214,27 +214,38 @@ def _value(key: str, hint: Any, value: object) -> object:
     """Check a JSON value against a field's type, turning arrays into tuples; only the types that
     the shapes above use.
     """
-    if isinstance(hint, types.UnionType) or get_origin(hint) is Union:
-        return (
-            None
-            if value is None
-            else _value(key, next(each for each in get_args(hint) if each is not type(None)), value)
-        )
     origin = get_origin(hint)
-    if origin is tuple and isinstance(value, list) and all(isinstance(each, str) for each in value):
-        return tuple(value)
-    if origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
-        return {name: untrusted.cut(str(each)) for name, each in value.items()}
-    if (
-        hint is float
-        and isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-    ):
+    if isinstance(hint, types.UnionType) or origin is Union:
+        return None if value is None else _value(key, _required(hint), value)
+    if origin is not None:
+        return _collection(key, origin, value)
+    if hint is float and _is_number(value):
         return float(value)
-    if origin is None and isinstance(hint, type) and type(value) is hint:
+    if type(value) is hint:
         return untrusted.cut(value) if isinstance(value, str) else value
-    raise TypeError(f"`{key}` cannot be {value!r:.80}")
+    raise _misfit(key, value)
+
+
+def _required(hint: Any) -> Any:
+    """Return the type that an optional field has when it is there."""
+    return next(each for each in get_args(hint) if each is not type(None))
+
+
+def _collection(key: str, kind: type, value: object) -> object:
+    """Check a JSON array or object of texts."""
+    if kind is tuple and isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return tuple(value)
+    if issubclass(kind, Mapping) and isinstance(value, dict):
+        return {name: untrusted.cut(str(each)) for name, each in value.items()}
+    raise _misfit(key, value)
+
+
+def _misfit(key: str, value: object) -> TypeError:
+    return TypeError(f"`{key}` cannot be {value!r:.80}")
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _mapping(said: object) -> dict[str, Any]:

@@ -127,34 +127,38 @@ def _nics(parts: Parts, text: str) -> tuple[Nic, ...] | None:
     if not links:
         return None
     sysfs = dict(rdma.entries(text))
-    addresses: dict[str, list[str]] = {}
-    for row in _json(parts.get("addr", ("", 1))[0]):
-        found = [a for a in row.get("addr_info") or () if isinstance(a, dict) and "local" in a]
-        addresses[str(row.get("ifname"))] = [
-            f"{each['local']}/{each.get('prefixlen')}" for each in found
-        ]
-    nics = []
-    for row in links:
-        name, mtu, flags = row.get("ifname"), row.get("mtu"), row.get("flags")
-        if not isinstance(name, str) or type(mtu) is not int or not isinstance(flags, list):
-            continue
-        if not re.fullmatch(r"[^\s/]{1,64}", name) or not 0 <= mtu < 2**31:
-            continue
+    rows = _json(parts.get("addr", ("", 1))[0])
+    addresses = {str(row.get("ifname")): _addresses(row) for row in rows}
+    nics = (_nic(row, sysfs, addresses) for row in links)
+    return tuple(nic for nic in nics if nic is not None)
+
+
+def _addresses(row: Mapping[str, Any]) -> tuple[str, ...]:
+    rows = [each for each in row.get("addr_info") or () if isinstance(each, dict)]
+    return tuple(f"{each['local']}/{each.get('prefixlen')}" for each in rows if "local" in each)
+
+
+def _nic(
+    row: Mapping[str, Any], sysfs: Mapping[str, str], addresses: Mapping[str, tuple[str, ...]]
+) -> Nic | None:
+    """Return the network card of one link; None where a field is not what it should be."""
+    name, mtu, flags = row.get("ifname"), row.get("mtu"), row.get("flags")
+    if not isinstance(name, str) or type(mtu) is not int or not isinstance(flags, list):
+        return None
+    if not re.fullmatch(r"[^\s/]{1,64}", name) or not 0 <= mtu < 2**31:
+        return None
+    return Nic(
+        name=name,
         # A port whose cable is out keeps UP and loses LOWER_UP (ip-link(8)).
-        nics.append(
-            Nic(
-                name=name,
-                up="UP" in flags and "NO-CARRIER" not in flags,
-                mtu=mtu,
-                speed=_int(sysfs.get(f"{name}/speed")) or None,
-                physical=f"{name}/device/pci" in sysfs,
-                driver=sysfs.get(f"{name}/device/driver", "").rpartition("/")[2],
-                pci=rdma.pci(sysfs.get(f"{name}/device/pci", "")),
-                numa=_int(sysfs.get(f"{name}/device/numa_node")),
-                addresses=tuple(addresses.get(name, ())),
-            )
-        )
-    return tuple(nics)
+        up="UP" in flags and "NO-CARRIER" not in flags,
+        mtu=mtu,
+        speed=_int(sysfs.get(f"{name}/speed")) or None,
+        physical=f"{name}/device/pci" in sysfs,
+        driver=sysfs.get(f"{name}/device/driver", "").rpartition("/")[2],
+        pci=rdma.pci(sysfs.get(f"{name}/device/pci", "")),
+        numa=_int(sysfs.get(f"{name}/device/numa_node")),
+        addresses=addresses.get(name, ()),
+    )
 
 
 def _models(text: str) -> Iterator[ModelCache]:
