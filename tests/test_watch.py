@@ -258,6 +258,16 @@ def test_a_keeper_that_gave_up() -> None:
     assert "vlaunch stop" not in raised.value.hint
 
 
+def test_a_long_cause_is_told_whole_below() -> None:
+    """The first line holds its beginning only."""
+    cause = "ValueError: " + "no such thing, " * 20
+    with pytest.raises(NodeError) as raised:
+        follow(failed("no restart is left of 3 in an hour", "gave-up", cause=cause))
+
+    assert cause.strip() in raised.value.evidence
+    assert raised.value.message.endswith("…")
+
+
 def test_what_was_observed() -> None:
     """Endpoint, ranks by node, capacity and times come back as they were seen."""
     _, _, served = follow(look(**READY, ranks={"n1": ["PP0"], "n2": ["PP1"]}))

@@ -169,10 +169,15 @@ def _meaning_of_files(shipped: Sequence[Shipped]) -> dict[str, Any]:
     rows = [one for one in shipped if one.source is not None]
     code = [one for one in shipped if one.source is None]
     return {
-        **{f"input {one.label}": _content(one) for one in rows},
+        **{_input(one.label): _content(one) for one in rows},
         **{f"code {one.label}": _content(one) for one in code},
         "input order": [one.label for one in rows] or None,
     }
+
+
+def _input(label: str) -> str:
+    """Return an input file's key; one that is called `order` must not be taken for their order."""
+    return f"input {'./' if label == 'order' else ''}{label}"
 
 
 def _meaning_of_prompt(job: Job) -> dict[str, Any]:

@@ -94,9 +94,12 @@ def names(hosts: Sequence[Probed]) -> list[str]:
     wanted = [_wanted(host) for host in hosts]
     counts = Counter(wanted)
     given = {name for name in wanted if counts[name] == 1 and _is_name(name)}
-    return [
-        name if name in given else _numbered(at, given) for at, name in enumerate(wanted, start=1)
-    ]
+    found = []
+    for at, name in enumerate(wanted, start=1):
+        own = counts[name] == 1 and _is_name(name)
+        found.append(name if own else _numbered(at, given))
+        given.add(found[-1])
+    return found
 
 
 def _wanted(host: Probed) -> str:

@@ -87,10 +87,8 @@ def _fits(device: RdmaDevice, port: RdmaPort, layer: str) -> bool:
 
 
 def _is_efa(device: RdmaDevice, port: RdmaPort) -> bool:
-    return (
-        port.link_layer not in _LAYERS
-        and (_EFA.match(device.name) or device.model.lower().startswith("efa")) is not None
-    )
+    named = _EFA.match(device.name) is not None or device.model.lower().startswith("efa")
+    return named and port.link_layer not in _LAYERS
 
 
 def _v2(port: RdmaPort) -> list[int]:

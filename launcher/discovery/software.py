@@ -73,11 +73,15 @@ def _lacking(
     return RequestError(
         f"{fold(list(lacking))}: no {word} found{others}",
         evidence=[
-            f"{name}: {host.facts.said.get('gpus', 'none found').splitlines()[0][:200]}"
+            f"{name}: {_first_line(host.facts.said.get('gpus', '')) or 'none found'}"
             for name, host in lacking.items()
         ],
         hint=hint,
     )
+
+
+def _first_line(said: str) -> str:
+    return said.strip().partition("\n")[0][:200]
 
 
 def image(
@@ -181,7 +185,7 @@ def _why_home(chosen: str, full: Sequence[str]) -> str:
     if chosen in full:
         return "has models on all hosts"
     if chosen == HF_HOME:
-        return "the default: no cache with models is on all hosts"
+        return f"the default{'' if full else ': no cache with models is on all hosts'}"
     return "as asked"
 
 

@@ -244,4 +244,4 @@ def _first_line(cause: str) -> str:
 def _beside(cause: str, known: symptoms.Match | None, raised: str, how: str) -> list[str]:
     """Return what is known of an end beside its cause, each line once."""
     said = (known.line, raised, how) if known else (raised if len(raised) > _LINE else "", how)
-    return list(dict.fromkeys(line for line in said if line and line != cause))
+    return list(dict.fromkeys(line for line in said if line and line != _first_line(cause)))

@@ -231,3 +231,13 @@ def test_a_job_of_too_many_files_is_refused(
     assert described.MOST < len(answer) < 0.9 * output.LIMIT
     assert "at most 5,242,880" in caught.value.evidence
     assert "fewer files" in caught.value.hint
+
+
+def test_an_input_of_any_name_counts(load_text: Load, inventory: Inventory, folder: Path) -> None:
+    """Also one whose name is a word of ours."""
+    (folder / "data" / "order").write_text('{"text": "a"}\n')
+    told = "read: {paths: data/order, format: jsonl}"
+    before = _digest(load_text(read=told), inventory)
+    (folder / "data" / "order").write_text('{"text": "b"}\n')
+
+    assert _digest(load_text(read=told), inventory) != before

@@ -91,6 +91,7 @@ def test_a_number_never_repeats_a_name_that_is_taken() -> None:
     hosts = [host("10.0.0.1", hostname="_"), host("node1"), host("10.0.0.3", hostname="_")]
 
     assert names(hosts) == ["node2", "node1", "node3"]
+    assert names([hosts[0], hosts[2], hosts[1]]) == ["node2", "node3", "node1"]
 
 
 def test_an_image_that_all_hosts_have_is_used() -> None:
@@ -163,6 +164,15 @@ def test_a_host_without_gpus_among_others_is_an_error_that_names_it() -> None:
     assert raised.value.message == "gpu02: no NVIDIA GPU found, while gpu01 has some"
     assert "NVIDIA-SMI has failed" in raised.value.evidence
     assert inventory(pair, Wishes(accelerator="cpu")).accelerator == "cpu"
+
+
+def test_a_host_that_says_nothing_of_gpus_has_none() -> None:
+    """Also where the answer is empty."""
+    silent = host("gpu02", nic("eth0", "10.0.0.2/24"), said={"gpus": "\n"})
+
+    with pytest.raises(RequestError) as raised:
+        discover([host("gpu01", nic("eth0", "10.0.0.1/24"), gpus=gpus(8)), silent], Wishes())
+    assert raised.value.evidence == "gpu02: none found"
 
 
 def test_processors_get_what_a_server_on_them_needs() -> None:

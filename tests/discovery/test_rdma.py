@@ -77,6 +77,16 @@ def test_efa_is_called_by_its_name() -> None:
         assert "aws-ofi-nccl" in found.warnings[0]
 
 
+def test_a_port_of_an_unknown_layer_is_not_efa_for_that() -> None:
+    """Omni-Path and others are not; what they are is said as it stands."""
+    (port,) = infiniband("x").ports
+    other = RdmaDevice(name="hfi1_0", ports=(replace(port, link_layer="Unspecified"),))
+    found = chosen((other,), (other,))
+
+    assert found.fabric == "ethernet"
+    assert "AWS EFA" not in " ".join((*found.why, *found.warnings))
+
+
 def test_rdma_made_of_software_is_never_chosen() -> None:
     """It is no faster than TCP: not beside a card, and not alone."""
     soft = (roce("rxe0", "eth0", rate=100.0), roce("siw0", "eth0", rate=100.0))
