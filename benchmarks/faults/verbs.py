@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
+from benchmarks import engines
 from benchmarks.faults import inject, jobs, judge
 from benchmarks.faults.cases import BY_ID, REAL, SERVES, Case
 from benchmarks.faults.inject import NothingThere, Scene
@@ -39,6 +40,7 @@ _QUIET = 22.0  # without a failed request for so long, nothing has happened
 _CALM = 5.0
 _SURE = 5.0  # seconds after which a dead part counts against a command that says done
 _SENT = 3.0  # seconds that what a killed launcher has asked for may still be on its way
+_RENEWED = 5.0  # seconds after which a keeper that lives has written again
 _OLD = 15.0  # seconds after which what the keeper wrote is nobody's word any more
 
 # What goes wrong when the practice hosts do not do as they are told.
@@ -382,7 +384,10 @@ def _states(practice: Practice) -> Iterator[list[tuple[float, str]]]:
             said, now = practice.record(state.OBSERVED), time.time()
             # What is ready but for a doubt that is written beside it is not called well.
             told = str(said.get("doing") or said.get("state", ""))
-            states.append((now, told if now - float(said.get("written", 0)) < _OLD else ""))
+            age = now - float(said.get("written", 0))
+            # `status` looks first whether the head's container runs at all.
+            old = age >= _OLD or (age >= _RENEWED and engines.agent(practice.head) is None)
+            states.append((now, "" if old else told))
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
