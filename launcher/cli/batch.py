@@ -5,9 +5,9 @@ answers.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from launcher.plan.shape import Plan
     from launcher.tools.desk import Progress
     from launcher.ui.progress import Printer
-
-T = TypeVar("T")
 
 _TELL = 10.0  # seconds between two lines where every line stays
 
@@ -367,6 +365,7 @@ def _watch(
     session: Session, request: Request, start: Start, target: Target | None, *, strict: bool
 ) -> tuple[int, list[str]]:
     from launcher.events import Event
+    from launcher.ui.progress import show_through
     from launcher.watch_batch import Watched, watch
 
     name, began = request.job.name, time.monotonic()
@@ -374,7 +373,7 @@ def _watch(
     watched = Watched(name=name, work=request.work, job=start.job)
     try:
         events = watch(session.inventory, watched, session.transport, attached=start.attached)
-        progress = _through(session, events)
+        progress = show_through(events, session.to)
     except KeyboardInterrupt:
         text = (
             "stopped watching; the job goes on. Watch it again with the same command, or end it"
@@ -383,16 +382,6 @@ def _watch(
         session.to.show(Event(kind="warning", stage="batch", text=text, state="warn"))
         return 130, []
     return _finish(session, request, target, progress, strict=strict, began=began)
-
-
-def _through(session: Session, events: Generator[Event, None, T]) -> T:
-    """Show events, and return what comes of them."""
-    while True:
-        try:
-            session.to.show(next(events))
-        except StopIteration as over:
-            result: T = over.value
-            return result
 
 
 def _finish(
@@ -408,6 +397,7 @@ def _finish(
     from launcher import gather
     from launcher.events import Event
     from launcher.plan import howfar
+    from launcher.ui.progress import show_through
     from launcher.watch_batch import data
 
     if target is not None:
@@ -415,9 +405,8 @@ def _finish(
         gather.check(target, begun=True, restart=False)
         gather.claim(target, clear=False)
         try:
-            _through(
-                session, gather.gather(session.inventory, request.work, target, session.transport)
-            )
+            fetched = gather.gather(session.inventory, request.work, target, session.transport)
+            show_through(fetched, session.to)
         except KeyboardInterrupt:
             text = (
                 "stopped gathering; every row is done, and the same command fetches what is missing"

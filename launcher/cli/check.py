@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 @click.option(
     "--list", "listed", is_flag=True, help="List all checks and what they prove; touch no node."
 )
-@click.option("--strict", is_flag=True, help="Exit with 3 when there is a warning.")
+@options.strict
 def check(
     path: str | None,
     inventory: str | None,
@@ -91,8 +91,8 @@ def check(
         )
     results = catalogue.run(wanted, evidence, [each.id for each in chosen])
     ui.show(results, as_json=as_json)
-    worst = {result.status for result in results}
-    return 1 if "fail" in worst else 3 if strict and "warn" in worst else 0
+    seen = {result.status for result in results}
+    return options.exit_code(failed="fail" in seen, warned="warn" in seen, strict=strict)
 
 
 def _words(option: str, given: Sequence[str]) -> tuple[str, ...]:

@@ -65,7 +65,7 @@ Require = Literal["auto", "any", "rdma", "gdrdma"]
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Your figures of GPUs and NICs (YAML).",
 )
-@click.option("--strict", is_flag=True, help="Exit with 3 when there is a warning.")
+@options.strict
 @options.lock_wait
 def check_nccl(
     paths: tuple[str, ...],
@@ -132,7 +132,8 @@ def check_nccl(
     _show(verdict, as_json=as_json)
     if html is not None:
         _page(verdict, wanted.cluster, html)
-    return code(verdict, strict=strict)
+    warned = any(each.status == "warn" for each in verdict.findings)
+    return options.exit_code(failed=not verdict.passed, warned=warned, strict=strict)
 
 
 def measure(session: Session, ask: Ask) -> Verdict:
@@ -198,12 +199,6 @@ def measure(session: Session, ask: Ask) -> Verdict:
 def now() -> str:
     """Return the time as people and machines read it."""
     return time.strftime("%Y-%m-%d %H:%M:%S%z")
-
-
-def code(verdict: Verdict, *, strict: bool) -> int:
-    """Return the exit code of a verdict."""
-    warned = [each for each in verdict.findings if each.status == "warn"]
-    return 1 if not verdict.passed else 3 if strict and warned else 0
 
 
 def _show(verdict: Verdict, *, as_json: bool) -> None:
@@ -276,9 +271,7 @@ def _from_logs(
         click.echo(json_line.dumps(said))
     else:
         ui.show(found)
-    if status == "fail":
-        return 1
-    return 3 if strict and status == "warn" else 0
+    return options.exit_code(failed=status == "fail", warned=status == "warn", strict=strict)
 
 
 def _plain(finding: Finding) -> dict[str, str]:

@@ -173,7 +173,9 @@ def _wishes(
 def _meant(
     known: Inventory | None, hosts: Sequence[str], wishes: Wishes, docker: Argv
 ) -> tuple[Wishes, Inventory]:
-    """Return whom to look at: the hosts that are named, and the nodes of the file."""
+    """Return whom to look at, as an inventory: the hosts that are named, and the nodes of the file;
+    and the wishes, which take the login of these.
+    """
     from launcher.discovery.asked import asked
 
     if known is None:

@@ -1,4 +1,4 @@
-"""The flags that several commands share, spelled once."""
+"""The flags that several commands share, and the exit codes of `--strict`, spelled once."""
 
 from __future__ import annotations
 
@@ -33,8 +33,16 @@ lock_wait = click.option(
 no_hooks = click.option(
     "--no-hooks", is_flag=True, help="Run none of the programs in `hooks/` beside the inventory."
 )
+strict = click.option("--strict", is_flag=True, help="Exit with 3 when there is a warning.")
 
 
 def reaching(function: F) -> F:
     """Add the flags of every command that reaches nodes: -i, --accept-new-host-keys, --verbose."""
     return inventory(accept_new(verbose(function)))
+
+
+def exit_code(*, failed: bool, warned: bool, strict: bool) -> int:
+    """Return the exit code of a judgement: 1 for a failure, 3 for a warning with `--strict`."""
+    if failed:
+        return 1
+    return 3 if strict and warned else 0

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from launcher.plan.request import Request, Seen
     from launcher.plan.serve import Start
     from launcher.plan.shape import Plan
-    from launcher.plan.watched import Watched
     from launcher.watch import Served
 
     Begun = tuple[Seen, Request, Start]
@@ -271,8 +270,11 @@ def _wait(
     allow: bool,
 ) -> tuple[int, list[str]]:
     """Return the exit code, and what to print when the display of progress has been put away."""
+    from launcher.cli import network_gate
     from launcher.events import Event
     from launcher.plan import watched as ways
+    from launcher.ui.progress import show_through
+    from launcher.watch import summary, watch
 
     watched = ways.watched(session.inventory, start.desired)
     if no_wait:
@@ -294,7 +296,8 @@ def _wait(
         Event(kind="stage", stage="serve", text="Wait for the first answer", state="running")
     )
     try:
-        served = _watch(session, watched, start, timeout)
+        events = watch(watched, session.transport, timeout=timeout, attached=start.attached)
+        served = show_through(events, session.to)
     except KeyboardInterrupt:
         end = f"`vlaunch stop {watched.name}`"
         text = (
@@ -303,9 +306,6 @@ def _wait(
         )
         session.to.show(Event(kind="warning", stage="serve", text=text, state="warn"))
         return 130, []
-    from launcher.cli import network_gate
-    from launcher.watch import summary
-
     network = network_gate.confirm(session, seen, request, start, allow=allow)
     text = f"{served.model} answers at {served.endpoint}; talk to it with `vlaunch chat`"
     session.to.show(
@@ -319,18 +319,6 @@ def _wait(
         )
     )
     return 0, _rows(served, network)
-
-
-def _watch(session: Session, watched: Watched, start: Start, timeout: float) -> Served:
-    from launcher.watch import watch
-
-    events = watch(watched, session.transport, timeout=timeout, attached=start.attached)
-    while True:
-        try:
-            session.to.show(next(events))
-        except StopIteration as over:
-            served: Served = over.value
-            return served
 
 
 def _rows(served: Served, network: str) -> list[str]:

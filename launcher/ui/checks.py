@@ -18,6 +18,7 @@ from launcher.tools import symptoms
 from launcher.ui import json_line
 from launcher.ui.findings import WORDS
 from launcher.ui.status import console
+from launcher.ui.table import with_columns
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -116,11 +117,7 @@ def show_list(checks: Sequence[Check], *, as_json: bool) -> None:
         ]
         click.echo(json_line.dumps(said))
         return
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("ID", "GROUP", "TRUE WHEN GREEN"):
-        table.add_column(name, overflow="fold")
+    table = with_columns("ID", "GROUP", "TRUE WHEN GREEN")
     for each in checks:
         table.add_row(each.id, each.group, each.what)
     console().print(table)

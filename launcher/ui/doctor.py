@@ -12,13 +12,12 @@ import click
 
 from launcher.checks.doctor import KINDS, Diagnosed, Diagnosis, Kind, Trace
 from launcher.model import fold
-from launcher.tools import symptoms
 from launcher.ui import json_line
 from launcher.ui.status import console
+from launcher.ui.text import plain as _text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.text import Text
 
 _TITLES: dict[Kind, tuple[str, str]] = {
     "now": ("most likely first", "red"),
@@ -119,9 +118,3 @@ def _next(found: Diagnosis) -> list[str]:
         ]
     more = [] if found.findings else ["read the logs yourself: `vlaunch logs --tail 1000`"]
     return ["`vlaunch check` for what logs cannot show, `vlaunch status` for what runs", *more]
-
-
-def _text(words: str, style: str = "") -> Text:
-    from rich.text import Text
-
-    return Text(symptoms.brief(words), style=style)

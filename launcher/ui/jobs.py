@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher.plan import howfar
 from launcher.plan.batches import BatchStatus
+from launcher.ui.table import with_columns
 from launcher.ui.text import plain
 
 if TYPE_CHECKING:
@@ -28,11 +29,8 @@ _COLOURS = {
 def render(jobs: Sequence[BatchStatus], remarks: Sequence[str] = ()) -> RenderableType:
     """Return the table; below it what ails single jobs, and `remarks`."""
     from rich.console import Group
-    from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("NAME", "STATE"):
-        table.add_column(name, overflow="fold")
+    table = with_columns("NAME", "STATE")
     for name in ("ROWS", "DONE", "ERRORS", "ROWS/S", "ETA"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("STARTED", no_wrap=True)

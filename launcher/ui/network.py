@@ -14,6 +14,7 @@ from launcher.checks.network import Cell, Verdict, rate
 from launcher.model import LEVEL_WORDS
 from launcher.tools import symptoms
 from launcher.ui import findings
+from launcher.ui.table import with_columns
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -238,11 +239,7 @@ def _slowest(verdict: Verdict) -> list[tuple[str, str, Cell]]:
 
 
 def _extremes(cells: Sequence[Cell]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("", "LEAST", "MEDIAN", "MOST"):
-        table.add_column(name, overflow="fold")
+    table = with_columns("", "LEAST", "MEDIAN", "MOST")
     for field, words in (("bandwidth", rate), ("latency", span)):
         found = extremes(cells, field)
         if found is None:
@@ -256,11 +253,7 @@ def _extremes(cells: Sequence[Cell]) -> Table:
 
 
 def _pairs(rows: Iterable[tuple[str, str, Cell]]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("", "FROM", "TO", "BANDWIDTH", "LATENCY", "TRANSPORT"):
-        table.add_column(name, overflow="fold")
+    table = with_columns("", "FROM", "TO", "BANDWIDTH", "LATENCY", "TRANSPORT")
     for source, target, cell in rows:
         word, style = findings.WORDS[cell.status]
         figures = (

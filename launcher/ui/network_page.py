@@ -109,7 +109,9 @@ def share(value: float, median: float, *, less_is_better: bool) -> int:
     """
     if less_is_better:
         value, median = median, value
-    ratio = value / median if median else float("inf") if value else 1.0
+    ratio = float("inf") if value else 1.0
+    if median:
+        ratio = value / median
     return max(step for step, begin in enumerate(_STEPS) if ratio >= begin)
 
 
@@ -151,14 +153,14 @@ def _measured(verdict: Verdict, field: str) -> Map:
 
 def _range(step: int, median: float, words: Callable[[float], str], *, less: bool) -> str:
     """Return the figures a colour stands for: `22.4 GB/s to 31.1 GB/s`."""
-    ends = [
-        (median / share if less else median * share) if share else None
+    figures = [
+        words(median / share if less else median * share) if share else ""
         for share in (*_STEPS, 0.0)[step : step + 2]
     ]
-    low, high = (
-        words(end) if end is not None else "" for end in (reversed(ends) if less else ends)
-    )
-    return f"{low} to {high}" if low and high else f"over {low}" if low else f"under {high}"
+    low, high = reversed(figures) if less else figures
+    if low and high:
+        return f"{low} to {high}"
+    return f"over {low}" if low else f"under {high}"
 
 
 def _transports(verdict: Verdict) -> Map:

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import click
 
@@ -22,6 +22,8 @@ from launcher.ui import json_line
 if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
+
+T = TypeVar("T")
 
 _SIGNS: dict[State, tuple[str, str, str]] = {
     "ok": ("✓", "ok", "green"),
@@ -300,3 +302,13 @@ def show_all(events: Iterable[Event], to: Printer) -> None:
     """Show every event of a stream."""
     for event in events:
         to.show(event)
+
+
+def show_through(events: Generator[Event, None, T], to: Printer) -> T:
+    """Show every event of a stream, and return what comes of it."""
+    while True:
+        try:
+            to.show(next(events))
+        except StopIteration as over:
+            result: T = over.value
+            return result

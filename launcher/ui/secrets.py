@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from launcher.model import fold
 from launcher.plan import howfar
 from launcher.tools.secret_files import SecretFile
+from launcher.ui.table import with_columns
 from launcher.ui.text import plain
 
 if TYPE_CHECKING:
@@ -25,11 +26,8 @@ def render(
     `every` is all nodes, folded.
     """
     from rich.console import Group
-    from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("NAME", "SOURCE", "USED BY", "ON NODES", "WHERE"):
-        table.add_column(name, overflow="fold")
+    table = with_columns("NAME", "SOURCE", "USED BY", "ON NODES", "WHERE")
     for name in ("MODE", "AGE"):
         table.add_column(name, no_wrap=True)
     for row in rows:

@@ -10,6 +10,7 @@ from launcher.model import fold
 from launcher.plan.servers import DEFAULT
 from launcher.plan.status import ClusterStatus, NodeStatus, ServerStatus
 from launcher.ui import jobs
+from launcher.ui.table import with_columns
 from launcher.ui.text import plain
 
 if TYPE_CHECKING:
@@ -61,11 +62,7 @@ def render(status: ClusterStatus) -> RenderableType:
 
 
 def _nodes(nodes: Sequence[NodeStatus]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("NODE", "ROLE", "IP", "CONTAINER", "RAY", "GPUS", "RANKS", "DRIFT"):
-        table.add_column(name, overflow="fold")
+    table = with_columns("NODE", "ROLE", "IP", "CONTAINER", "RAY", "GPUS", "RANKS", "DRIFT")
     for node in nodes:
         table.add_row(
             plain(node.node),
