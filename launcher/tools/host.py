@@ -8,9 +8,9 @@ under a marker line with its exit status, so that a missing tool is a fact and n
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from launcher import shell
 from launcher.errors import UnreadableAnswer
@@ -18,7 +18,9 @@ from launcher.model import Argv
 from launcher.tools import docker as docker_tool
 from launcher.tools import survey_read, untrusted
 from launcher.tools.survey import Survey
+from launcher.tools.survey_read import Parts, good, said
 
+_T = TypeVar("_T")
 _MARK = "@@vlaunch"
 
 _FOLDER = re.compile(r"/(run|run/user/[0-9]+|dev/shm)/vlaunch-[^/]+/[^/]+")
@@ -138,60 +140,45 @@ def parse_probe(text: str) -> HostFacts:
 
 def _read(text: str) -> HostFacts:
     parts = _parts(text)
-    if (
-        "home" not in parts
-        or "containers" not in parts
-        or ("clock" in parts and "survey" not in parts)
-    ):
+    if not _is_whole(parts):
         raise UnreadableAnswer("the node's answer to the probe is incomplete", evidence=shown(text))
-
-    def said(name: str) -> str:
-        return parts.get(name, ("", 1))[0]
-
-    def good(name: str) -> str | None:
-        out, code = parts.get(name, ("", 1))
-        return out if code == 0 else None
-
-    version, info, addresses, gpus = good("docker"), good("info"), good("addr"), good("gpus")
-    images = {
-        name.removeprefix("image "): good(name) for name in parts if name.startswith("image ")
-    }
-    info_json = _json(info, "docker info") if info and info.startswith("{") else {}
-    listening = good("listen")
-    disk, docker_disk = good("disk"), good("dockerdisk")
+    info = _info(good(parts, "info"))
     return HostFacts(
-        home=said("home"),
-        user=said("user"),
-        hostname=said("hostname"),
-        addresses=None if addresses is None else _addresses(addresses),
-        listening=None if listening is None else _listening(listening),
-        disk_free=None if disk is None else _df(disk),
-        docker_disk_free=None if docker_disk is None else _df(docker_disk),
-        infiniband=tuple((good("infiniband") or "").split()),
-        gpus=None if gpus is None or "," not in gpus else _gpus(gpus),
-        amd_gpus=None if gpus is None else sum("/kfd/" in line for line in gpus.splitlines()),
-        files={
-            name.removeprefix("./"): digest
-            for digest, _, name in (line.partition("  ") for line in said("files").splitlines())
-            if re.fullmatch(r"[0-9a-f]{64}", digest)
-        },
-        has_directory=good("files") is not None,
-        token=_token(said("token").strip()),
-        secret_names=tuple(said("secrets").split()),
-        memory=good("memory") or "",
-        in_memory=None if good("kept") is None else tuple(said("kept").split()),
-        folders=tuple(line for line in said("folders").splitlines() if _FOLDER.fullmatch(line)),
-        docker_version=_version(version) if version and version.startswith("{") else None,
-        runtimes=tuple(sorted((info_json.get("Runtimes") or {}).keys())),
-        toolkit=bool(said("toolkit").strip()),
-        images={
-            name: None if out is None else docker_tool.parse_image(out)
-            for name, out in images.items()
-        },
-        containers=docker_tool.parse_containers(said("containers")),
+        home=said(parts, "home"),
+        user=said(parts, "user"),
+        hostname=said(parts, "hostname"),
+        addresses=_told(good(parts, "addr"), _addresses),
+        listening=_told(good(parts, "listen"), _listening),
+        disk_free=_told(good(parts, "disk"), _df),
+        docker_disk_free=_told(good(parts, "dockerdisk"), _df),
+        infiniband=tuple((good(parts, "infiniband") or "").split()),
+        gpus=_told(good(parts, "gpus"), _gpus),
+        amd_gpus=_told(good(parts, "gpus"), _amd_gpus),
+        files=_digests(said(parts, "files")),
+        has_directory=good(parts, "files") is not None,
+        token=_token(said(parts, "token").strip()),
+        secret_names=_words(said(parts, "secrets")),
+        memory=good(parts, "memory") or "",
+        in_memory=_told(good(parts, "kept"), _words),
+        folders=_folders(said(parts, "folders")),
+        docker_version=_told(good(parts, "docker"), _version),
+        runtimes=tuple(sorted((info.get("Runtimes") or {}).keys())),
+        toolkit=bool(said(parts, "toolkit").strip()),
+        images=_images(parts),
+        containers=docker_tool.parse_containers(said(parts, "containers")),
         said={name: out for name, (out, code) in parts.items() if code != 0},
-        survey=survey_read.read(parts, info_json),
+        survey=survey_read.read(parts, info),
     )
+
+
+def _is_whole(parts: Parts) -> bool:
+    surveyed = "survey" in parts or "clock" not in parts
+    return "home" in parts and "containers" in parts and surveyed
+
+
+def _told(text: str | None, read: Callable[[str], _T]) -> _T | None:
+    """Read what a part told; None where it could not be asked."""
+    return None if text is None else read(text)
 
 
 def shown(text: str) -> str:
@@ -216,6 +203,11 @@ def _parts(text: str) -> dict[str, tuple[str, int]]:
     return parts
 
 
+def _info(text: str | None) -> Any:
+    """Read `docker info`; nothing where Docker did not answer."""
+    return _json(text, "docker info") if text and text.startswith("{") else {}
+
+
 def _json(text: str, what: str) -> Any:
     try:
         return untrusted.loads(text)
@@ -231,8 +223,8 @@ def _token(text: str) -> str:
 
 
 def _version(text: str) -> str | None:
-    said = _json(text, "docker version").get("Version")
-    return None if said is None else str(_of(str, said))
+    version = _json(text, "docker version").get("Version") if text.startswith("{") else None
+    return None if version is None else str(_of(str, version))
 
 
 def _of(kind: type, value: Any) -> Any:
@@ -280,7 +272,41 @@ def _df(text: str) -> int:
     return int(words[3]) * 1024
 
 
-def _gpus(text: str) -> tuple[Gpu, ...]:
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+def _folders(text: str) -> tuple[str, ...]:
+    return tuple(line for line in text.splitlines() if _FOLDER.fullmatch(line))
+
+
+def _digests(text: str) -> dict[str, str]:
+    """Return the digests of files by their names, as sha256sum(1) prints them."""
+    rows = (line.partition("  ") for line in text.splitlines())
+    return {
+        name.removeprefix("./"): digest
+        for digest, _, name in rows
+        if re.fullmatch(r"[0-9a-f]{64}", digest)
+    }
+
+
+def _images(parts: Parts) -> dict[str, docker_tool.Image | None]:
+    """Return the images that were asked for by their names; None for one that is not there."""
+    return {
+        name.removeprefix("image "): _told(good(parts, name), docker_tool.parse_image)
+        for name in parts
+        if name.startswith("image ")
+    }
+
+
+def _amd_gpus(text: str) -> int:
+    return sum("/kfd/" in line for line in text.splitlines())
+
+
+def _gpus(text: str) -> tuple[Gpu, ...] | None:
+    """Read nvidia-smi's table; None where there is none, as with AMD's GPUs."""
+    if "," not in text:
+        return None
     found = []
     for line in text.splitlines():
         fields = [each.strip() for each in line.split(",")]

@@ -20,19 +20,11 @@ def read(parts: Parts, info: Mapping[str, Any]) -> Survey | None:
     """
     if "clock" not in parts:
         return None
-
-    def said(name: str) -> str:
-        return parts.get(name, ("", 1))[0]
-
-    def good(name: str) -> str | None:
-        out, code = parts.get(name, ("", 1))
-        return out if code == 0 else None
-
-    system, boot = _pairs(said("system")), _pairs(said("boot"))
-    shm, apps, xid = _df(good("shm")), good("gpuapps"), good("xid")
+    system, boot = _pairs(said(parts, "system")), _pairs(said(parts, "boot"))
+    shm, apps, xid = _df(good(parts, "shm")), good(parts, "gpuapps"), good(parts, "xid")
     # getent(1) ends with 2 when it knows nobody of that name: then there is none, which is an
     # answer too.
-    own, code = parts.get("own", ("", 1))
+    own, code = answer(parts, "own")
     cgroup = [str(info[key]) for key in ("CgroupDriver", "CgroupVersion") if info.get(key)]
     return Survey(
         system=system.get("system", ""),
@@ -44,27 +36,43 @@ def read(parts: Parts, info: Mapping[str, Any]) -> Survey | None:
         memory=_kib(system.get("memory")),
         shm=shm[0],
         shm_free=shm[1],
-        skew=_skew(said("clock")),
-        synced=_synced(good("synced")),
+        skew=_skew(said(parts, "clock")),
+        synced=_synced(good(parts, "synced")),
         own_names=_first_words(own) if code in (0, 2) else None,
-        default_nic=_default(good("route")),
-        nics=_nics(parts, said("net")),
-        rdma=rdma.read(said("rdma")),
-        gpus=gpu_survey.read(good("gpustate"), good("topo"), said("gpunuma")),
+        default_nic=_default(good(parts, "route")),
+        nics=_nics(parts, said(parts, "net")),
+        rdma=rdma.read(said(parts, "rdma")),
+        gpus=gpu_survey.read(good(parts, "gpustate"), good(parts, "topo"), said(parts, "gpunuma")),
         gpu_processes=None if apps is None else gpu_survey.read_processes(apps),
-        driver_cuda=gpu_survey.read_cuda(said("cuda")),
+        driver_cuda=gpu_survey.read_cuda(said(parts, "cuda")),
         xid=None if xid is None else tuple(untrusted.cut(xid).splitlines()),
-        modules=tuple(sorted(set(said("modules").split()))),
+        modules=tuple(sorted(set(said(parts, "modules").split()))),
         docker_storage=str(info.get("Driver") or ""),
         docker_cgroup=" v".join(cgroup),
         docker_root=str(info.get("DockerRootDir") or ""),
-        models=tuple(_models(said("models"))),
-        remove_ipc=_remove_ipc(good("logind")),
-        linger=_linger(good("logind")),
+        models=tuple(_models(said(parts, "models"))),
+        remove_ipc=_remove_ipc(good(parts, "logind")),
+        linger=_linger(good(parts, "logind")),
         next_kernel=boot.get("next", ""),
         next_kernel_has_driver={"yes": True, "no": False}.get(boot.get("driver", "")),
         python=system.get("python", "").removeprefix("Python "),
     )
+
+
+def answer(parts: Parts, name: str) -> tuple[str, int]:
+    """Return what a part printed, and its exit status; one that is missing has failed."""
+    return parts.get(name, ("", 1))
+
+
+def said(parts: Parts, name: str) -> str:
+    """Return what a part printed, well or not."""
+    return answer(parts, name)[0]
+
+
+def good(parts: Parts, name: str) -> str | None:
+    """Return what a part printed; None when it failed."""
+    out, code = answer(parts, name)
+    return out if code == 0 else None
 
 
 def _pairs(text: str) -> dict[str, str]:
@@ -123,11 +131,11 @@ def _nics(parts: Parts, text: str) -> tuple[Nic, ...] | None:
     """The kernel's list of links, with what sysfs adds; `flags` say whether a link is up,
     `operstate` is often UNKNOWN.
     """
-    links = _json(parts.get("link", ("", 1))[0])
+    links = _json(said(parts, "link"))
     if not links:
         return None
     sysfs = dict(rdma.entries(text))
-    rows = _json(parts.get("addr", ("", 1))[0])
+    rows = _json(said(parts, "addr"))
     addresses = {str(row.get("ifname")): _addresses(row) for row in rows}
     nics = (_nic(row, sysfs, addresses) for row in links)
     return tuple(nic for nic in nics if nic is not None)
