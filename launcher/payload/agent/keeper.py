@@ -5,8 +5,8 @@ gives up. Standard library only.
     failed, gave-up
 
 `turn` is called several times a second and never blocks: what takes its time runs in a thread or a
-program of its own. What it wants of each node is in `orders`; what it knows comes from the agents'
-reports (`crew.Lead`).
+program of its own. What it knows comes from the agents' reports (`crew.Lead`). `needs.py` says what
+a start waits for, `orders.py` what each node is to do, `faults.py` what is kept of each death.
 """
 
 from __future__ import annotations
