@@ -178,6 +178,7 @@ class Keeper:
         )
         self._reserved = Reservation(want) if ray and ray.reserve else None
         self._monitor, self._troubles, self._phase = None, [], ""
+        self._needs.forget()
         if before is not None and (before.id, before.asked) == (want.id, want.asked):
             self._resume(want, before, here)
             return
@@ -242,7 +243,8 @@ class Keeper:
     def _look_back(self) -> None:
         """Go on with an engine that has outlived the head's agent, if all of it does."""
         want, seen = self._both()
-        missing = [node for node in want.nodes if not self.lead.here(node)]
+        # Whoever has just connected has not reported yet, and may well run it.
+        missing = [node for node in want.nodes if not self.lead.settled(node)]
         reports = [self.lead.report(each.node, self.name) or {} for each in want.processes]
         alive = [
             each.get("state") == RUNNING and each.get("last") == seen.generation for each in reports
@@ -262,7 +264,7 @@ class Keeper:
         faults.reached(seen, "whole", self.clock.time())
         seen.generation += 1
         self._phase, self._troubles = RUN, []
-        self._needs.met()
+        self._needs.forget()
         self._began = self.clock.monotonic()
         self._observe(want)
         faults.reached(seen, "started", self.clock.time())

@@ -48,8 +48,8 @@ class Needs:
             or _unreserved(want, reserved)
         )
 
-    def met(self) -> None:
-        """Forget what Ray said: the next start asks anew."""
+    def forget(self) -> None:
+        """Forget what Ray said: the next start, or that of another server, asks anew."""
         self._asked = None
 
     def _in_ray(self, view: RayView, seen: Observed) -> str:

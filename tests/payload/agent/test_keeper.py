@@ -675,6 +675,21 @@ def test_an_engine_that_outlives_the_heads_agent(ready: Make) -> None:
     assert [stage.lead.nodes[node].last for node in ("gpu2", "gpu3")] == [1, 1]
 
 
+def test_an_agent_that_has_not_reported_yet_has_not_said_that_nothing_runs(ready: Make) -> None:
+    """It is connected, and its first report is on its way: what cannot be asked is unknown."""
+    stage = ready(AWAY)
+    reboot(stage)
+    stage.lead.late.add("gpu3")
+    stage.lead.stale.add("gpu3")
+    stage.run(20)
+    assert (stage.seen.state, stage.phases) == ("waiting", dict.fromkeys(("gpu2", "gpu3"), KEEP))
+
+    stage.lead.late.clear()
+    stage.lead.stale.clear()
+    stage.until("ready", within=2)
+    assert (stage.seen.generation, stage.seen.faults) == (1, [])
+
+
 def test_an_engine_that_did_not_outlive_it(ready: Make) -> None:
     """A part of it has ended meanwhile: all of it starts anew."""
     stage = ready(AWAY)
@@ -1145,6 +1160,20 @@ def test_what_ray_lacks_is_waited_for(make: Make, view: type[View]) -> None:
     view.lacks = ""
     stage.until("ready")
     assert set(view.looked) == {1}
+
+
+def test_ray_is_asked_anew_for_another_server(make: Make, view: type[View]) -> None:
+    """What it had for the one before says nothing of this one."""
+    stage = make(RAY)
+    stage.lead.nodes["gpu2"].waits = "GPU 0 has 1 GiB free"
+    stage.run(10)
+    assert view.looked
+    stage.want(wanted.ray("gpu1", "gpu2", id="other", asked=2.0))
+    view.lacks = "waiting for gpu2 to be in Ray: 1 of 2 GPUs are"
+    stage.lead.nodes["gpu2"].waits = ""
+    stage.run(10)
+
+    assert (stage.seen.id, stage.seen.state, stage.seen.doing) == ("other", "waiting", view.lacks)
 
 
 def test_after_a_death_it_is_looked_twice(ready: Make, view: type[View]) -> None:
