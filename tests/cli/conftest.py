@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from launcher.inventory.load import load
 from launcher.model import Answer, Inventory
 from launcher.remote.fleet import Line
 from launcher.transport import Command
+from launcher.watch import watch
 from tests.fakes import FakeTransport
 from tests.simulated import World
 
@@ -207,4 +209,7 @@ def cluster(
     defaults = apply.__kwdefaults__ or {}
     monkeypatch.setitem(defaults, "clock", lambda: float(next(ticks)))
     monkeypatch.setitem(defaults, "sleep", lambda _: None)
+    # A server is watched by the real clock: what never comes must not be asked for without a rest.
+    defaults = watch.__kwdefaults__ or {}
+    monkeypatch.setitem(defaults, "sleep", lambda seconds: time.sleep(min(seconds, 0.02)))
     return made
