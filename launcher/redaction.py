@@ -35,7 +35,8 @@ def learn(value: Secret | str) -> None:
     """Hide a value from now on, in every form that `forms` knows; one of less than six characters
     cannot be hidden.
     """
-    global _pattern  # noqa: PLW0603 - one set of values for the whole program: a value is secret wherever it turns up
+    # one set of values for the whole program: a value is secret wherever it turns up
+    global _pattern  # noqa: PLW0603
     text = value.reveal() if isinstance(value, Secret) else value
     if len(text) >= SHORTEST and text not in _known:
         _known.add(text)

@@ -39,7 +39,8 @@ LocalPlace = Annotated[str, Like(rf"{_SHOWN}+", "a path on this machine, on one 
 Target = Annotated[
     str,
     Like(
-        r"(?:[^:\x00-\x1f\x7f]+\.py|[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*):[A-Za-z_][A-Za-z0-9_]*",
+        r"(?:[^:\x00-\x1f\x7f]+\.py"
+        r"|[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*):[A-Za-z_][A-Za-z0-9_]*",
         "FILE.py:NAME or MODULE:NAME",
     ),
 ]

@@ -18,7 +18,8 @@ from launcher.inventory.load import loads
 from launcher.model import Argv, Inventory, Ssh
 
 _HOST = re.compile(
-    r"(?:([^@]+)@)?(\[[0-9A-Fa-f:]*:[0-9A-Fa-f:]*\]|[^:@]+|[0-9A-Fa-f]*:[0-9A-Fa-f:]*:[0-9A-Fa-f]*)(?::(\d{1,5}))?"
+    r"(?:([^@]+)@)?(\[[0-9A-Fa-f:]*:[0-9A-Fa-f:]*\]|[^:@]+"
+    r"|[0-9A-Fa-f]*:[0-9A-Fa-f:]*:[0-9A-Fa-f]*)(?::(\d{1,5}))?"
 )
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from launcher import shell
 from launcher.errors import UnreadableAnswer
@@ -54,25 +54,29 @@ def parse(text: str) -> Stock:
         raise UnreadableAnswer(
             "the answer about images and models is incomplete", evidence=text[-300:]
         )
+    amd = re.search(rf"^{_MARK} amd[ \t]+([0-9]{{1,6}})[ \t]*$", head, re.MULTILINE)
+    return Stock(
+        homes=tuple(_homes(head.splitlines())),
+        images=_images(images.strip()),
+        amd_gpus=int(amd[1]) if amd else 0,
+    )
+
+
+def _homes(lines: Sequence[str]) -> list[Home]:
+    """Read the homes: each begins with a line of its own, then come its models and what is free."""
     homes: list[Home] = []
-    amd = 0
-    for line in head.splitlines():
+    for line in lines:
         word, _, rest = line.removeprefix(f"{_MARK} ").partition(" ")
-        if not line.startswith(_MARK):
-            homes[-1:] = [
-                Home(path=each.path, models=each.models, free=_free(line)) for each in homes[-1:]
-            ]
-        elif word == "home" and all(each.path != rest for each in homes):
+        marked = line.startswith(_MARK)
+        if marked and word == "home" and all(each.path != rest for each in homes):
             homes.append(Home(path=rest))
-        elif word == "model" and homes:
+        elif marked and word == "model" and homes:
             name = rest.removeprefix("models--").replace("--", "/")
-            last = homes[-1]
-            homes[-1] = Home(
-                path=last.path, models=tuple(dict.fromkeys((*last.models, name))), free=last.free
-            )
-        elif word == "amd":
-            amd = int(rest) if re.fullmatch(r"\s*[0-9]{1,6}\s*", rest) else 0
-    return Stock(homes=tuple(homes), images=_images(images.strip()), amd_gpus=amd)
+            models = tuple(dict.fromkeys((*homes[-1].models, name)))
+            homes[-1] = replace(homes[-1], models=models)
+        elif not marked and homes:
+            homes[-1] = replace(homes[-1], free=_free(line))
+    return homes
 
 
 def _free(line: str) -> int | None:
@@ -92,11 +96,12 @@ def _images(text: str) -> dict[str, str]:
         image = docker_tool.parse_image(json.dumps([item]))
         if image is None or derived.CONTENT in image.labels:
             continue
-        listed_tags = item.get("RepoTags")
-        tags = (
-            [tag for tag in listed_tags if isinstance(tag, str)]
-            if isinstance(listed_tags, list)
-            else []
-        )
-        found |= dict.fromkeys((tag for tag in tags if "vllm" in tag.lower()), image.identity)
+        found |= dict.fromkeys(_tags(item), image.identity)
     return found
+
+
+def _tags(item: Mapping[str, object]) -> list[str]:
+    """Return the names of an image that look like vLLM's."""
+    tags = item.get("RepoTags")
+    named = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+    return [tag for tag in named if "vllm" in tag.lower()]

@@ -23,7 +23,8 @@ _WIDTH = 110
 # What YAML reads as text without quotes, also inside of [] and {}; a number or a word such as
 # `true` is not among it.
 _PLAIN = re.compile(
-    r"(?!(?:true|false|null|yes|no|on|off|y|n)$)(?:[A-Za-z/][A-Za-z0-9_./@+-]*(?::[A-Za-z0-9_./@+-]+)*|--?[a-z][a-z0-9.=-]*)",
+    r"(?!(?:true|false|null|yes|no|on|off|y|n)$)"
+    r"(?:[A-Za-z/][A-Za-z0-9_./@+-]*(?::[A-Za-z0-9_./@+-]+)*|--?[a-z][a-z0-9.=-]*)",
     re.IGNORECASE,
 )
 

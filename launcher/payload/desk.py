@@ -32,7 +32,8 @@ WORK = re.compile(rf"/(?:.+/)?vlaunch/[^/]+/batch/{NAME.pattern}", re.ASCII)
 OUTPUT = re.compile(r"(rows|errors)/part-(\d{6,12})\.(parquet|jsonl)|summary\.json", re.ASCII)
 LEDGER = re.compile(r"part-\d{6,12}\.json", re.ASCII)
 OURS = re.compile(
-    r"(part-\d{6,12}\.(parquet|jsonl|json)|(job|schema)\.json)|\.(part-\d{6,12}|job|schema)\.[a-z]+\.new",
+    r"(part-\d{6,12}\.(parquet|jsonl|json)|(job|schema)\.json)"
+    r"|\.(part-\d{6,12}|job|schema)\.[a-z]+\.new",
     re.ASCII,
 )
 

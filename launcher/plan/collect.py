@@ -37,7 +37,8 @@ _NAMES = {
 # Variables whose values tell of the network, the GPUs and the engine; of all others only the names
 # are kept.
 _TELLING = re.compile(
-    r"(?:NCCL|GLOO|TP|UCX|VLLM|RAY|CUDA|NVIDIA|OMP|HIP|ROCR|TORCH|PYTORCH)_\w+|HF_H\w+|HF_TOKEN_PATH|PATH|LD_LIBRARY_PATH"
+    r"(?:NCCL|GLOO|TP|UCX|VLLM|RAY|CUDA|NVIDIA|OMP|HIP|ROCR|TORCH|PYTORCH)_\w+|HF_H\w+"
+    r"|HF_TOKEN_PATH|PATH|LD_LIBRARY_PATH"
 )
 _HIDDEN = re.compile(r"KEY|TOKEN(?!_PATH$)|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
 

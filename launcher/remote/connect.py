@@ -104,7 +104,8 @@ class Connector:
                     connection.client.close()
                     if attempt == 2 or not resets(error):
                         raise
-                    time.sleep(random.uniform(0.2, 0.8))  # noqa: S311 - spreads the retries of many nodes
+                    # spreads the retries of many nodes
+                    time.sleep(random.uniform(0.2, 0.8))  # noqa: S311
         except Exception as error:
             raise connect_error(target, error) from error
         raise AssertionError("not reached")

@@ -83,7 +83,8 @@ class _Client(docker.APIClient):
         self._dial = dial
         self._custom_adapter = _Adapter(dial)
         self.mount("http+docker://", self._custom_adapter)
-        self._unmount("http://", "https://")  # type: ignore[attr-defined]  # a node may redirect us to itself, and nowhere else
+        # a node may redirect us to itself, and nowhere else
+        self._unmount("http://", "https://")  # type: ignore[attr-defined]
         # The SDK looks for a raw socket under a paramiko file when the address says so, and under a
         # plain one otherwise.
         self.base_url = "http+docker://localhost" if dial.transport is None else "http+docker://ssh"
@@ -97,7 +98,8 @@ class _Client(docker.APIClient):
         """Read a log's frames in pieces: the SDK reads each whole, and its header may announce 4
         GB.
         """
-        self._disable_socket_timeout(self._get_raw_response_socket(response))  # type: ignore[attr-defined]
+        raw = self._get_raw_response_socket(response)  # type: ignore[attr-defined]
+        self._disable_socket_timeout(raw)  # type: ignore[attr-defined]
         while (
             len(header := response.raw.read(STREAM_HEADER_SIZE_BYTES)) == STREAM_HEADER_SIZE_BYTES
         ):

@@ -72,7 +72,8 @@ def _lines(file: Path, base: Path, depth: int) -> list[str]:
             continue
         for pattern in match[1].split():
             files = str(base / Path(pattern.strip('"')).expanduser())
-            for found in sorted(glob.glob(files)):  # noqa: PTH207 - Path.glob wants a relative pattern
+            # Path.glob wants a relative pattern
+            for found in sorted(glob.glob(files)):  # noqa: PTH207
                 lines += _lines(Path(found), base, depth + 1)
     return lines
 

@@ -77,7 +77,8 @@ USUAL = re.compile(
 )
 _MAYBE = re.compile(r"NET/[^/]{1,64}/\d{1,6}(?:\(\d{1,9}\))?")
 _SURELY = re.compile(
-    r"N(?:E(?:T(?:/[^/]{0,64})?)?)?/?|NET/[^/]{1,64}/\d{1,6}(?:\(\d{0,9}|(?:\(\d{1,9}\))?/G?D?R?D?M?)"
+    r"N(?:E(?:T(?:/[^/]{0,64})?)?)?/?|NET/[^/]{1,64}/\d{1,6}(?:\(\d{0,9}"
+    r"|(?:\(\d{1,9}\))?/G?D?R?D?M?)"
 )
 _BROKEN = re.compile(r"(?:Channel|Ring) \d{1,6}(?:/\d{0,6})?(?: ?(?:: ?(?:\d[^:]{0,120})?)?)?$")
 _LOCAL = re.compile(r"(P2P|SHM|NVLS)\b|direct (shared) memory")

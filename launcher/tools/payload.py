@@ -140,7 +140,8 @@ def api_host(bind: str) -> str:
     """Return the address under which vLLM answers on its own node, for what it was told to bind
     to.
     """
-    return "127.0.0.1" if bind in ("0.0.0.0", "::", "") else bind  # noqa: S104 - compared, not bound
+    # compared, not bound
+    return "127.0.0.1" if bind in ("0.0.0.0", "::", "") else bind  # noqa: S104
 
 
 def _where(ports: Ports, api_host: str) -> Argv:

@@ -25,14 +25,17 @@ _PATTERNS = tuple(
             r"(?P<keep>)-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]{0,20000}?(?:-----END [A-Z"
             r" ]{0,40}PRIVATE KEY-----|\Z)"
         ),
-        r"(?P<keep>(?i:authorization[\"']?\s{0,3}[:=]\s{0,3}[\"']?(?:bearer|basic|token)\s{1,3}))[^\s\"',;]+",
+        r"(?P<keep>(?i:authorization[\"']?\s{0,3}[:=]\s{0,3}[\"']?(?:bearer|basic"
+        r"|token)\s{1,3}))[^\s\"',;]+",
         r"(?P<keep>[Bb]earer\s{1,3})[A-Za-z0-9._~+/=-]{6,}",
-        r"(?P<keep>)(?<![A-Za-z0-9])(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|nvapi-|xox[abprs]-|dckr_pat_)[A-Za-z0-9_-]{8,}",
+        r"(?P<keep>)(?<![A-Za-z0-9])(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|nvapi-"
+        r"|xox[abprs]-|dckr_pat_)[A-Za-z0-9_-]{8,}",
         r"(?P<keep>)A(?:KIA|SIA|ROA|IDA)[0-9A-Z]{16}\b",
         r"(?P<keep>)AIza[0-9A-Za-z_-]{35}",
         r"(?P<keep>)eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*",
         r"(?P<keep>\w://[^\s/:@\"']{0,100}:)[^\s/@\"']{1,200}(?=@)",
-        r"(?P<keep>[?&](?i:token|sig|signature|x-amz-signature|x-amz-security-token|x-amz-credential|access_token)=)[^\s&\"']+",
+        r"(?P<keep>[?&](?i:token|sig|signature|x-amz-signature|x-amz-security-token"
+        r"|x-amz-credential|access_token)=)[^\s&\"']+",
         r"(?P<keep>(?<![\w-])--?[\w-]{0,40}(?i:token|secret|passwo?r?d|api-?key)(?:"
         r" |=|[\"'],\s{0,12}[\"']))"
         r"(?![-/~.$])[^\s\"',]{6,}",

@@ -158,7 +158,8 @@ ENGINE = (
         # vLLM 0.32, distributed/device_communicators: the CPU communicator lacks both; ours, in the
         # derived image, has them.
         id="cpu-experts",
-        pattern=r"device_communicator\.(?:all_gatherv|reduce_scatterv)\(.*|NotImplementedError.*(?:all_gatherv|reduce_scatterv)",
+        pattern=r"device_communicator\.(?:all_gatherv|reduce_scatterv)\(.*"
+        r"|NotImplementedError.*(?:all_gatherv|reduce_scatterv)",
         cause="vLLM's CPU build cannot spread a mixture of experts over ranks without Ray",
         fix="serve it with `--backend ray`, whose image has what is missing",
         source="met with vLLM 0.32",

@@ -141,7 +141,8 @@ class Counters:
 
 
 _PROGRESS = re.compile(
-    r"^vllm:(?:generation_tokens_total|prompt_tokens_total|iteration_tokens_total_(?:count|sum)|num_preemptions_total|"
+    r"^vllm:(?:generation_tokens_total|prompt_tokens_total"
+    r"|iteration_tokens_total_(?:count|sum)|num_preemptions_total|"
     r"kv_cache_usage_perc|request_success_total)(?:\{[^\n]*\})? \S+$",
     re.M,
 )

@@ -397,7 +397,8 @@ class Keeper:
     # --- what is known
 
     def _engine(self) -> Monitor:
-        assert self._monitor is not None  # noqa: S101 - there is one for every engine that was started
+        # there is one for every engine that was started
+        assert self._monitor is not None  # noqa: S101
         return self._monitor
 
     def _both(self) -> tuple[Desired, Observed]:

@@ -216,7 +216,8 @@ CHANGES: dict[str, Callable[[Any], Any]] = {"json": columns.to_json, "any": colu
 
 
 def kept(row: Row) -> Row:
-    return pickle.loads(row["_keep"]) if row["_keep"] else {}  # noqa: S301 - pickled by this job's own readers
+    # pickled by this job's own readers
+    return pickle.loads(row["_keep"]) if row["_keep"] else {}  # noqa: S301
 
 
 def outputs(row: Row) -> Row:

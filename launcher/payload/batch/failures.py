@@ -15,7 +15,8 @@ LINES = 12
 NOISE = re.compile(
     r"^\s*$|^\s*[\^~]+\s*$|^The above exception was|^During handling of the above|^Failed to apply"
     r" UDF|^To change retry"
-    r"|\bSystemException\b|\bUserCodeException\b|^StopIteration|ObjectRefStreamEndOfStreamError|\(pid=\d+,"
+    r"|\bSystemException\b|\bUserCodeException\b|^StopIteration"
+    r"|ObjectRefStreamEndOfStreamError|\(pid=\d+,"
     r" ip=|^Traceback \("
 )
 RAISED = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt|NotABatch)\b(?::.*)?)$")

@@ -140,7 +140,8 @@ def attempt(
         return batches.answers(code(batches.columns(part)), len(part))
 
     good = [index for index, row in enumerate(rows) if not row["_error"]]
-    data = [pickle.loads(rows[index]["_data"]) for index in good]  # noqa: S301 - pickled by our own read task
+    # pickled by our own read task
+    data = [pickle.loads(rows[index]["_data"]) for index in good]  # noqa: S301
     answered: list[batches.Answer] = [row["_error"] for row in rows]
     for index, answer in zip(good, batches.halved(data, call, notes), strict=True):
         answered[index] = answer

@@ -144,7 +144,12 @@ class Sink:
         if len(numbers) == len(rows):
             return rows
         wanted = set(numbers)
-        return [row for row in rows if row["_row"] in wanted and not wanted.discard(row["_row"])]  # type: ignore[func-returns-value]
+        first = []
+        for row in rows:
+            if row["_row"] in wanted:
+                wanted.discard(row["_row"])
+                first.append(row)
+        return first
 
     def commit(self, kind: str, count: int) -> None:
         """Commit so many rows of a buffer as one file.
