@@ -7,7 +7,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 
-from launcher.checks.alike import alike
+from launcher.checks.consistency import alike
 from launcher.checks.pairs import one_node
 from launcher.checks.shape import Check, Evidence, Finding, each, failed, passed, skipped, warned
 from launcher.model import Inventory, Node

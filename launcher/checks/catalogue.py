@@ -14,6 +14,7 @@ from launcher.checks import (
     container,
     docker,
     driver,
+    future_risks,
     gid,
     gpu,
     host,
@@ -24,7 +25,6 @@ from launcher.checks import (
     pairs,
     rdma,
     reach,
-    upkeep,
 )
 from launcher.checks.shape import GROUPS, Check, Evidence, Finding, Status, skipped, worst
 from launcher.errors import RequestError
@@ -89,7 +89,7 @@ CATALOGUE: tuple[Check, ...] = tuple(
         (
             *reach.CHECKS,
             *clock.CHECKS,
-            *upkeep.CHECKS,
+            *future_risks.CHECKS,
             *host.CHECKS,
             *docker.CHECKS,
             *gpu.CHECKS,

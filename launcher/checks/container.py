@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from launcher.checks.alike import alike
+from launcher.checks.consistency import alike
 from launcher.checks.host import no_rdma
 from launcher.checks.shape import Check, Evidence, Finding, Judge, failed, passed, skipped
 from launcher.model import Inventory, Node

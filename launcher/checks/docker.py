@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from launcher.checks.alike import alike
+from launcher.checks.consistency import alike
 from launcher.checks.shape import (
     Check,
     Evidence,

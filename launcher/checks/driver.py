@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from launcher.checks.alike import having, usual
+from launcher.checks.consistency import having, usual
 from launcher.checks.host import not_nvidia
 from launcher.checks.shape import Check, Evidence, Finding, failed, passed, skipped, warned
 from launcher.model import Inventory

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launcher.checks.kinds import over_tcp
 from launcher.checks.network import Cell, Verdict, rate
 from launcher.checks.rdma import in_use
 from launcher.checks.shape import Finding
+from launcher.checks.transport_kinds import over_tcp
 from launcher.model import Inventory, Node
 from launcher.tools.expectations import Expectations, Nic
 from launcher.tools.host import HostFacts

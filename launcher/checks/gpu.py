@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from launcher.checks.alike import having, usual
+from launcher.checks.consistency import having, usual
 from launcher.checks.host import cpu_has_none, not_nvidia
 from launcher.checks.shape import (
     Check,

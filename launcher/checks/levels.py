@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from launcher.checks import causes, kinds
-from launcher.checks.kinds import Worst, worst
+from launcher.checks import causes, transport_kinds
 from launcher.checks.shape import Finding, failed, passed, warned
+from launcher.checks.transport_kinds import Worst, worst
 from launcher.model import LEVEL_WORDS, LEVELS, Level, fold
 from launcher.tools import nccl
 from launcher.tools.nccl import Link, Reading
@@ -53,7 +53,7 @@ def as_json(reading: Reading) -> dict[str, Any]:
 
 def _gpudirect(reading: Reading) -> bool | None:
     """Return whether all network links between nodes use GPUDirect, `None` without any."""
-    links = [link for link in kinds.between_nodes(reading) if link.network != "MNNVL"]
+    links = [link for link in transport_kinds.between_nodes(reading) if link.network != "MNNVL"]
     return all(link.gpudirect for link in links) if links else None
 
 
@@ -91,7 +91,9 @@ def judge(
     else:
         found.append(_level(reading, network, require, hardware))
         if require != "any":
-            found += [_emulated(host, names) for host, names in kinds.emulated(reading).items()]
+            found += [
+                _emulated(host, names) for host, names in transport_kinds.emulated(reading).items()
+            ]
         found += _unseen(reading)
     if reading.alarms and all(each.status == "pass" for each in found):
         found.append(_alarmed(reading))
@@ -220,7 +222,7 @@ def _nothing(reading: Reading) -> Finding:
 def _level(
     reading: Reading, found: Worst, require: Level | Literal["auto"], hardware: str
 ) -> Finding:
-    total = len(kinds.between_nodes(reading))
+    total = len(transport_kinds.between_nodes(reading))
     every = f"all {total} links" if total > 1 else "the one link"
     count = f"{len(found.links)} of {total} links" if len(found.links) < total else every
     is_said = f"{found.title}" + " (TCP)" * (found.level == "any") + f" on {count} between nodes"

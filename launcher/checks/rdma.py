@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from launcher.checks.alike import having, usual
+from launcher.checks.consistency import having, usual
 from launcher.checks.host import no_rdma
 from launcher.checks.shape import (
     Check,

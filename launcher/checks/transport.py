@@ -11,7 +11,7 @@ from itertools import permutations
 from statistics import median
 from typing import Literal
 
-from launcher.checks import blame, levels
+from launcher.checks import culprits, levels
 from launcher.checks.network import UNMEASURED, Cell, Verdict, rate
 from launcher.checks.shape import Finding, Status
 from launcher.model import LEVEL_WORDS, LEVELS, Inventory, Level
@@ -95,13 +95,13 @@ def judge(
             and not a warning.
     """
     names = tuple(node.name for node in inventory.nodes)
-    findings = [*blame.nodes(inventory, reports, missing), *_versions(reports)]
+    findings = [*culprits.nodes(inventory, reports, missing), *_versions(reports)]
     cells = [
         _cell(inventory, reports, source, target, level[0])
         for source, target in permutations(names, 2)
     ]
     cells = _outliers(cells)
-    findings += blame.cells(inventory, cells, reports)
+    findings += culprits.cells(inventory, cells, reports)
     whole, trouble = _collective(names, reports, collective)
     findings += [*trouble, *_some_rdma(inventory, reports, level[0])]
     backend = next(

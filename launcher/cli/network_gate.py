@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.apply import apply
-from launcher.checks import crossing, levels, transport
+from launcher.checks import levels, tp_cost, transport
 from launcher.cli import expected
 from launcher.cli.check_nccl import now
 from launcher.errors import GateError, VlaunchError
@@ -53,9 +53,9 @@ def prove(
         return (), (f"{_APART}, and its network needs no proof",) if len(placed.nodes) > 1 else ()
     split = network.split(inventory, placed, seen.config)
     if _proven(inventory, seen, request, seen.network):
-        figures = crossing.kept(seen.network)
+        figures = tp_cost.kept(seen.network)
         costs = (
-            (crossing.judge(split, figures).text,)
+            (tp_cost.judge(split, figures).text,)
             if split is not None and figures is not None
             else ()
         )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from launcher import placement
-from launcher.checks import crossing, expected, transport
+from launcher.checks import expected, tp_cost, transport
 from launcher.checks.shape import Finding
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Inventory, Node
@@ -127,9 +127,9 @@ def gate(inventory: Inventory, facts: Mapping[str, HostFacts], ask: Ask, proof: 
         if not proof.verdict.passed:
             return proof.verdict.findings
         passed = Finding(node="", status="pass", text=verdict.summary(proof.verdict))
-        measured = crossing.figures(proof.verdict)
+        measured = tp_cost.figures(proof.verdict)
         costs = (
-            [crossing.judge(ask.crossing, measured)]
+            [tp_cost.judge(ask.crossing, measured)]
             if ask.crossing is not None and measured is not None
             else []
         )
@@ -171,7 +171,7 @@ def stages(
 
 def split(
     inventory: Inventory, placed: Placement, config: Mapping[str, Any] | None
-) -> crossing.Crossing | None:
+) -> tp_cost.Crossing | None:
     """Return the split whose cost is worth telling: its TP groups cross nodes, and the model's
     shape is known.
     """
@@ -181,7 +181,7 @@ def split(
         inside -= 1
     if not placed.crosses or shape.layers is None or shape.hidden is None:
         return None
-    return crossing.Crossing(
+    return tp_cost.Crossing(
         tp=placed.tp,
         pp=placed.pp,
         instead=(inside, placed.each // inside),

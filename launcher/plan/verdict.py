@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeGuard
 
-from launcher.checks import crossing, network
+from launcher.checks import network, tp_cost
 from launcher.checks.network import Verdict
 from launcher.model import LEVELS, Answer, Inventory, Level, Node, fold
 from launcher.placement import narrow
@@ -49,7 +49,7 @@ class Ask:
     deadline: float | None = None
     pair_timeout: float = 20.0
     collective: bool = True
-    crossing: crossing.Crossing | None = None
+    crossing: tp_cost.Crossing | None = None
     known: Expectations = field(default_factory=Expectations)
 
 
@@ -145,7 +145,7 @@ def as_record(
         return {}
     ask = proof.ask or Ask(nonce="")
     here = narrow(inventory, ask.nodes)
-    collective, measured = verdict.collective, crossing.figures(verdict)
+    collective, measured = verdict.collective, tp_cost.figures(verdict)
     said = {
         "incarnation": incarnation(here, facts),
         "nodes": [node.name for node in here.nodes],

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.checks import blame, transport
+from launcher.checks import culprits, transport
 from launcher.checks.network import UNMEASURED, Cell
 from launcher.checks.shape import Finding
 from launcher.tools.inside import Inside
@@ -38,7 +38,7 @@ def both(*pairs: tuple[str, str]) -> list[tuple[str, str]]:
 
 def told(found: list[Cell], reports: dict[str, Report] | None = None) -> list[Finding]:
     """Ask who is to blame."""
-    return blame.cells(INVENTORY, found, healthy(via=GDR) if reports is None else reports)
+    return culprits.cells(INVENTORY, found, healthy(via=GDR) if reports is None else reports)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_pairs_that_were_not_measured_are_named_once() -> None:
 def ranked(rank: RankReport) -> list[Finding]:
     """Ask about nodes, the second of which has this rank."""
     reports = healthy(via=GDR)
-    return blame.nodes(INVENTORY, {**reports, "n2": replace(reports["n2"], ranks=(rank,))}, {})
+    return culprits.nodes(INVENTORY, {**reports, "n2": replace(reports["n2"], ranks=(rank,))}, {})
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_rank_is_told_with_its_phase_and_who_arrived(
 
 def test_a_rank_that_ended_well_is_not_spoken_of() -> None:
     """All is well."""
-    assert blame.nodes(INVENTORY, healthy(via=GDR), {}) == []
+    assert culprits.nodes(INVENTORY, healthy(via=GDR), {}) == []
 
 
 def test_a_node_without_report_and_one_with_an_error() -> None:
@@ -187,7 +187,7 @@ def test_a_node_without_report_and_one_with_an_error() -> None:
     reports = {name: Report(node=name, backend="nccl") for name in ("n1", "n2")}
     reports["n1"] = replace(reports["n1"], error="port 29500 is taken on the head")
     reports["n2"] = replace(reports["n2"], error="the head has another nonce")
-    one, two, three_ = blame.nodes(
+    one, two, three_ = culprits.nodes(
         INVENTORY, reports, {"n3": "ended with exit code 1: no such file"}
     )
 

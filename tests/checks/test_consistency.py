@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.checks.alike import alike, having, usual
+from launcher.checks.consistency import alike, having, usual
 from launcher.checks.shape import Finding, failed
 
 

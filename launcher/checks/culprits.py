@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from launcher.checks import causes, kinds
+from launcher.checks import causes, transport_kinds
 from launcher.checks.network import UNMEASURED, Cell
 from launcher.checks.shape import Finding, failed
 from launcher.model import Inventory, Level, Node, natural
@@ -284,7 +284,7 @@ def _on_host(inventory: Inventory, name: str, fix: str) -> str:
 
 
 def _below(cell: Cell) -> Level:
-    return "any" if kinds.over_tcp(cell.transport) else "rdma"
+    return "any" if transport_kinds.over_tcp(cell.transport) else "rdma"
 
 
 def _cause(report: Report, cell: Cell) -> tuple[str, str, str] | None:
@@ -299,5 +299,5 @@ def _cause(report: Report, cell: Cell) -> tuple[str, str, str] | None:
         env=report.env,
         infiniband=inside.infiniband if inside else None,
         memlock=inside.memlock if inside else None,
-        gpudirect=bool(cell.transport) and not kinds.over_tcp(cell.transport),
+        gpudirect=bool(cell.transport) and not transport_kinds.over_tcp(cell.transport),
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from launcher.checks import crossing
-from launcher.checks.crossing import Crossing, Figures
+from launcher.checks import tp_cost
 from launcher.checks.network import Cell, Verdict
+from launcher.checks.tp_cost import Crossing, Figures
 from launcher.tools.network import Collective
 
 SPLIT = Crossing(tp=16, pp=1, instead=(8, 2), layers=80, hidden=8192)
@@ -17,7 +17,7 @@ def test_the_cost_is_told_in_the_measured_figures() -> None:
     """160 reductions × 40 µs a token; 1000 tokens × 8192 × 2 bytes reduced 160 times; one hop of
     the pipeline instead.
     """
-    said = crossing.judge(SPLIT, FAST)
+    said = tp_cost.judge(SPLIT, FAST)
 
     assert said.status == "pass"
     assert "160 reductions × 40 µs = 6.4 ms" in said.text
@@ -28,7 +28,7 @@ def test_the_cost_is_told_in_the_measured_figures() -> None:
 
 def test_on_tcp_it_is_a_warning() -> None:
     """Slow links make it hurt."""
-    assert crossing.judge(SPLIT, dataclasses.replace(FAST, tcp=True)).status == "warn"
+    assert tp_cost.judge(SPLIT, dataclasses.replace(FAST, tcp=True)).status == "warn"
 
 
 def test_figures_come_from_a_verdict_and_from_its_record() -> None:
@@ -47,12 +47,12 @@ def test_figures_come_from_a_verdict_and_from_its_record() -> None:
         collective=whole,
     )
 
-    seen = crossing.figures(verdict)
+    seen = tp_cost.figures(verdict)
 
     assert seen == Figures(
         reduce_latency=2e-4, algbw=5e8, send_latency=1e-4, bandwidth=1e9, tcp=True
     )
-    assert crossing.kept({"figures": dataclasses.asdict(seen)}) == seen
-    assert crossing.kept({}) is None
-    assert crossing.kept({"figures": {"nonsense": 1}}) is None
-    assert crossing.figures(dataclasses.replace(verdict, collective=None)) is None
+    assert tp_cost.kept({"figures": dataclasses.asdict(seen)}) == seen
+    assert tp_cost.kept({}) is None
+    assert tp_cost.kept({"figures": {"nonsense": 1}}) is None
+    assert tp_cost.figures(dataclasses.replace(verdict, collective=None)) is None
