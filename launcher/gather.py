@@ -23,8 +23,8 @@ from launcher.errors import NodeError, RequestError, UnreadableAnswer, VlaunchEr
 from launcher.events import Event
 from launcher.model import Inventory
 from launcher.plan import transfer
-from launcher.tools import desk
-from launcher.tools.desk import Output
+from launcher.tools import job_store
+from launcher.tools.job_store import Output
 from launcher.transport import Command, Transport
 
 # bytes of one answer: an answer is cut at 8 MiB, and base64 makes it a third longer
@@ -58,7 +58,7 @@ class Target:
 
     def parts(self) -> list[str]:
         """Return the output files that are there, as paths relative to the folder."""
-        return sorted(name for name in self._names() if desk.OUTPUT.fullmatch(name))
+        return sorted(name for name in self._names() if job_store.OUTPUT.fullmatch(name))
 
     def strangers(self) -> list[str]:
         """Return what lies among the output and is none of a job's files; halves that a gathering
@@ -67,7 +67,7 @@ class Target:
         whole = (
             (name, name.replace("/.part-", "/part-").removesuffix("~")) for name in self._names()
         )
-        return sorted(name for name, meant in whole if not desk.OUTPUT.fullmatch(meant))
+        return sorted(name for name, meant in whole if not job_store.OUTPUT.fullmatch(meant))
 
     def _names(self) -> Iterator[str]:
         for folder in _FOLDERS:
@@ -291,7 +291,8 @@ def _list(inventory: Inventory, work: str, ask: _Asking) -> list[Output]:
     start = ""
     while True:
         page, after = ask.until_read(
-            transfer.inside(inventory, desk.outputs(work, start), timeout=900), desk.parse_outputs
+            transfer.inside(inventory, job_store.outputs(work, start), timeout=900),
+            job_store.parse_outputs,
         )
         found |= {each.path: each for each in page}
         if after <= start:
@@ -364,9 +365,9 @@ def _fetch(
             while offset < file.bytes:
                 count = min(PIECE, file.bytes - offset)
                 command = transfer.inside(
-                    inventory, desk.get(work, file.path, offset, count), timeout=120
+                    inventory, job_store.get(work, file.path, offset, count), timeout=120
                 )
-                data, whole = ask.until_read(command, desk.parse_piece)
+                data, whole = ask.until_read(command, job_store.parse_piece)
                 if len(data) != count or whole != file.bytes:
                     raise _altered(inventory, file)
                 target.write(data)

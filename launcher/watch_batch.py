@@ -16,9 +16,9 @@ from launcher.checks.serving import OVER
 from launcher.errors import DeadlineError, NodeError, UnreadableAnswer
 from launcher.events import Event
 from launcher.model import Inventory
-from launcher.plan import howfar, transfer
-from launcher.tools import desk, symptoms, untrusted
-from launcher.tools.desk import Follow, Progress, Trouble
+from launcher.plan import progress_text, transfer
+from launcher.tools import job_store, symptoms, untrusted
+from launcher.tools.job_store import JobUpdate, Progress, Trouble
 from launcher.transport import Transport
 
 _STAGE = "batch"
@@ -97,12 +97,12 @@ def watch(
 
 def _look(
     inventory: Inventory, watched: Watched, transport: Transport, state: _State, now: float
-) -> Follow | None:
+) -> JobUpdate | None:
     """Ask once; `None` when nobody could say, which is borne for a while."""
-    asked = desk.follow(watched.work, watched.job, state.offset, inventory.ports.dashboard)
+    asked = job_store.follow(watched.work, watched.job, state.offset, inventory.ports.dashboard)
     (answer,) = transport.run([transfer.inside(inventory, asked, timeout=60)])
     try:
-        seen = desk.parse_follow(answer)
+        seen = job_store.parse_follow(answer)
     except UnreadableAnswer as error:
         state.lost_since = now if state.lost_since is None else state.lost_since
         if now - state.lost_since >= _LOST:
@@ -135,9 +135,9 @@ def _changes(state: _State, progress: Progress, now: float, *, quiet: bool) -> l
     events = []
     before, state.progress = state.progress, progress
     if progress.state != before.state:
-        doing = howfar.doing(before.state)
+        doing = progress_text.doing(before.state)
         if (
-            doing != howfar.doing(progress.state)
+            doing != progress_text.doing(progress.state)
             and not quiet
             and progress.state not in ("failed", "refused", "stopped")
         ):
@@ -152,7 +152,7 @@ def _changes(state: _State, progress: Progress, now: float, *, quiet: bool) -> l
     return events
 
 
-def _ended(state: _State, seen: Follow, now: float) -> bool:
+def _ended(state: _State, seen: JobUpdate, now: float) -> bool:
     """True when nothing more will come: Ray says so, and the driver's last word, if it had one, has
     been read.
     """
@@ -166,11 +166,11 @@ def _ended(state: _State, seen: Follow, now: float) -> bool:
     return now - state.over_since >= (2 * _EVERY if seen.status in OVER else _LAST)
 
 
-def _failure(watched: Watched, state: _State, seen: Follow) -> NodeError:
+def _failure(watched: Watched, state: _State, seen: JobUpdate) -> NodeError:
     name = f"batch job `{watched.name}`"
     again = (
         "run the same command again: it goes on where this one stopped"
-        f" ({howfar.rows(seen.progress)} are done)"
+        f" ({progress_text.rows(seen.progress)} are done)"
     )
     if "stopped" in (seen.progress.state, seen.status.lower()):
         return NodeError("", f"{name} was stopped", evidence=seen.progress.text, hint=again)
@@ -203,7 +203,7 @@ def _reported(
     )
 
 
-def _died(watched: Watched, state: _State, seen: Follow, again: str) -> NodeError:
+def _died(watched: Watched, state: _State, seen: JobUpdate, again: str) -> NodeError:
     """Return what is known of a driver that ended without a word of its own."""
     title = f"batch job `{watched.name}`: its driver {_how(seen)}"
     log = "\n".join(state.lines)
@@ -221,7 +221,7 @@ def _died(watched: Watched, state: _State, seen: Follow, again: str) -> NodeErro
     return NodeError("", title, evidence=list(dict.fromkeys(tail)), hint=again)
 
 
-def _killed(seen: Follow) -> bool:
+def _killed(seen: JobUpdate) -> bool:
     return (
         seen.exit_code in (-9, 137)
         or "exit code -9" in seen.message
@@ -229,7 +229,7 @@ def _killed(seen: Follow) -> bool:
     )
 
 
-def _how(seen: Follow) -> str:
+def _how(seen: JobUpdate) -> str:
     if _killed(seen):
         return "was killed, by hand or for lack of memory"
     if seen.status == "SUCCEEDED":
@@ -261,9 +261,11 @@ def _waiting(state: _State, now: float) -> Event:
     if state.lost_since is not None:
         words = "the head does not answer"
     elif progress.state == "running":
-        words = howfar.line(progress)
+        words = progress_text.line(progress)
     else:
-        words = howfar.doing(progress.state) + (f": {progress.text}" if progress.text else "")
+        words = progress_text.doing(progress.state) + (
+            f": {progress.text}" if progress.text else ""
+        )
     said = words if state.lost_since is not None or progress.state != "running" else "running"
     tell = said != state.words or (progress.state == "running" and now - state.told >= _TELL)
     if tell:

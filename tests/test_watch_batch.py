@@ -12,7 +12,7 @@ import pytest
 from launcher.errors import DeadlineError, NodeError, VlaunchError
 from launcher.events import Event
 from launcher.model import Answer, Inventory, Node
-from launcher.tools.desk import Progress
+from launcher.tools.job_store import Progress
 from launcher.transport import Command
 from launcher.ui.progress import plain_line
 from launcher.watch_batch import Watched, watch

@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.checks.shape import Finding, failed, passed, skipped
 from launcher.model import Inventory, Node
-from launcher.tools import desk, ray
+from launcher.tools import job_store, ray
 from launcher.tools.host import HostFacts
 from launcher.tools.model import ModelSeen
 
@@ -225,7 +225,7 @@ def node_gpus(node: Node, needs: int, holders: Sequence[Holder], in_ray: float) 
 def claimed(job: Mapping[str, Any]) -> float:
     """Return how many accelerators a batch's Ray job needs at least, as its metadata says."""
     try:
-        return _positive(float((job.get("metadata") or {}).get(desk.GPUS, 0)))
+        return _positive(float((job.get("metadata") or {}).get(job_store.GPUS, 0)))
     except ValueError:
         return 0.0
 
@@ -236,7 +236,7 @@ def batch_holders(said: Mapping[str, Any]) -> list[Holder]:
         Holder(what=f"batch job `{name}`", gpus=claimed(job), end=f"vlaunch stop {name}")
         for job in said.get("jobs", ())
         if job["status"] not in OVER
-        and (name := desk.named(job.get("metadata") or {}))
+        and (name := job_store.named(job.get("metadata") or {}))
         and claimed(job)
     ]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from launcher.model import Inventory
     from launcher.plan.batch import Options, Request, Seen, Start
     from launcher.plan.shape import Plan
-    from launcher.tools.desk import Progress
+    from launcher.tools.job_store import Progress
     from launcher.ui.progress import Printer
 
 _TELL = 10.0  # seconds between two lines where every line stays
@@ -236,13 +236,14 @@ def _detach(session: Session, start: Start, target: Target | None) -> tuple[int,
 
 def _already(request: Request, seen: Seen, start: Start) -> list[str]:
     """Say why nothing is submitted, if nothing is."""
-    from launcher.plan import howfar
+    from launcher.plan import progress_text
 
     if start.attached:
         return [f"this job runs already as Ray job {start.job}; watching it"]
     if not start.finished:
         return []
-    said = [f"every row was done before: {howfar.rows(seen.entry.progress)}; nothing was submitted"]
+    rows = progress_text.rows(seen.entry.progress)
+    said = [f"every row was done before: {rows}; nothing was submitted"]
     # Files of this machine have been read again, and are the same; the others only a driver can
     # read.
     if unread := [source.shown for source in request.job.read.sources if source.where != "control"]:
@@ -264,7 +265,7 @@ def _look(session: Session, request: Request, *, dry_run: bool) -> tuple[list[Pl
     from launcher.plan import running
     from launcher.plan.batch import Seen, ask_entry
     from launcher.plan.serve import plan_files
-    from launcher.tools import desk
+    from launcher.tools import job_store
     from launcher.ui.progress import show_all
 
     inventory = session.inventory
@@ -273,11 +274,11 @@ def _look(session: Session, request: Request, *, dry_run: bool) -> tuple[list[Pl
     files = plan_files(inventory, found.facts, verb="batch")
     if not dry_run:
         show_all(apply(files, session.transport), session.to)
-    entry = desk.Entry(absent=True)
+    entry = job_store.Entry(absent=True)
     if running.head_runs(inventory, found.facts):
         (answer,) = session.transport.run([ask_entry(inventory, request.work)])
         try:
-            entry = desk.parse_entry(answer)
+            entry = job_store.parse_entry(answer)
         except UnreadableAnswer:
             # A dry run may not bring the helper file there that would know.
             if not (dry_run and files.steps):
@@ -396,7 +397,7 @@ def _finish(
     """Gather, and tell how it ended."""
     from launcher import gather
     from launcher.events import Event
-    from launcher.plan import howfar
+    from launcher.plan import progress_text
     from launcher.ui.progress import show_through
     from launcher.watch_batch import data
 
@@ -414,7 +415,8 @@ def _finish(
             session.to.show(Event(kind="warning", stage="gather", text=text, state="warn"))
             return 130, []
     where = request.job.write.to.shown
-    text = f"{howfar.rows(progress)} are accounted for, {progress.errors:,} of them as errors"
+    rows = progress_text.rows(progress)
+    text = f"{rows} are accounted for, {progress.errors:,} of them as errors"
     session.to.show(
         Event(
             kind="done",
@@ -429,20 +431,20 @@ def _finish(
 
 
 def _rows(request: Request, progress: Progress, where: str) -> list[str]:
-    from launcher.plan import howfar
+    from launcher.plan import progress_text
 
     done, took = progress.accounted - progress.before, progress.updated - progress.started
     tokens = f"{progress.tokens_in:,} in, {progress.tokens_out:,} out"
+    speed = ""
+    if done and took > 0:
+        rate, span = progress_text.rate(done / took), progress_text.duration(took)
+        speed = f"{rate} rows/s over {span}"
     again = f", see {where.rstrip('/')}/errors; try them again with --retry-errors"
     rows = {
         "job": request.job.name,
         "answers": f"{progress.done:,} in {where.rstrip('/')}/rows",
         "errors": f"{progress.errors:,}{again if progress.errors else ''}",
         **({"tokens": tokens} if progress.tokens_in or progress.tokens_out else {}),
-        **(
-            {"speed": f"{howfar.rate(done / took)} rows/s over {howfar.duration(took)}"}
-            if done and took > 0
-            else {}
-        ),
+        **({"speed": speed} if speed else {}),
     }
     return [f"{label:<8} {value}" for label, value in rows.items()]

@@ -87,7 +87,7 @@ def look(session: Session, *, update: bool = False) -> tuple[Seen, tuple[BatchSt
     from launcher.plan import batches, running
     from launcher.plan.batch import ask_list
     from launcher.plan.serve import plan_files
-    from launcher.tools import desk
+    from launcher.tools import job_store
     from launcher.ui.progress import show_all
 
     inventory = session.inventory
@@ -103,7 +103,7 @@ def look(session: Session, *, update: bool = False) -> tuple[Seen, tuple[BatchSt
             inventory.head.name, text, hint="run `vlaunch up`, which brings it up to date"
         )
     (answer,) = session.transport.run([ask_list(inventory)])
-    return seen, batches.read(inventory, desk.parse_list(answer), seen.said)
+    return seen, batches.read(inventory, job_store.parse_list(answer), seen.said)
 
 
 def _print(seen: Seen, found: Sequence[BatchStatus]) -> None:

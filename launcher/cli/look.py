@@ -1,4 +1,4 @@
-"""What every host says, asked over open connections: the probe and what is in stock, in one go."""
+"""What every host says, asked over open connections: the probe and what they have, in one go."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from launcher.cli.session import Session
-from launcher.discovery import stock
+from launcher.discovery import local_assets
 from launcher.discovery.asked import own_ssh
 from launcher.discovery.shape import DOCKER, HF_HOME, Probed, Wishes
 from launcher.errors import UnreadableAnswer, together
@@ -71,7 +71,7 @@ def _refused(host: Probed) -> bool:
 def _ask(
     reached: Session, nodes: Sequence[Node], docker: Mapping[str, Argv], wishes: Wishes
 ) -> dict[str, Probed]:
-    """Send the probe, with the question for what is in stock behind it; raises NodeError, every
+    """Send the probe, and behind it the question for what a host has; raises NodeError, every
     host's story told.
     """
     commands = []
@@ -84,7 +84,7 @@ def _ask(
             accelerator=wishes.accelerator or "nvidia",
             images=(),
             survey=True,
-            more=stock.script(),
+            more=local_assets.script(),
         )
         commands.append(Command(node=node.name, argv=argv, timeout=240))
     answers = {answer.node: answer for answer in reached.transport.run(commands)}
@@ -94,10 +94,10 @@ def _ask(
     found = {}
     for node in nodes:
         try:
-            has = stock.parse(answers[node.name].out)
+            has = local_assets.parse(answers[node.name].out)
         except UnreadableAnswer:
-            has = stock.Stock()  # what it is for can be chosen without it
+            has = local_assets.LocalAssets()  # what it is for can be chosen without it
         found[node.name] = Probed(
-            host=node.host, facts=facts[node.name], stock=has, docker=docker[node.name]
+            host=node.host, facts=facts[node.name], assets=has, docker=docker[node.name]
         )
     return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from launcher.discovery.stock import Stock
+from launcher.discovery.local_assets import LocalAssets
 from launcher.model import Accelerator, Argv, Fabric, Ssh
 from launcher.tools.host import HostFacts
 from launcher.tools.survey import Survey
@@ -26,7 +26,7 @@ class Probed:
 
     host: str
     facts: HostFacts
-    stock: Stock = field(default_factory=Stock)
+    assets: LocalAssets = field(default_factory=LocalAssets)
     docker: Argv = DOCKER
     ssh: Ssh = field(default_factory=Ssh)
     name: str = ""
@@ -39,7 +39,7 @@ class Probed:
     @property
     def amd_gpus(self) -> int:
         """AMD's GPUs, as far as they show in either of its two answers."""
-        return max(self.stock.amd_gpus, self.facts.amd_gpus or 0)
+        return max(self.assets.amd_gpus, self.facts.amd_gpus or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

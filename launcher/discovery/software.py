@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, compress
 
 from launcher.discovery.described import on_some, size_of
+from launcher.discovery.local_assets import Home
 from launcher.discovery.shape import HF_HOME, Choice, Probed
-from launcher.discovery.stock import Home
 from launcher.errors import RequestError
 from launcher.model import Accelerator, fold, natural
 
@@ -116,7 +116,7 @@ def _listed(
     """Return the images that all hosts have, the newest last, and why the others cannot be used."""
     owners: dict[str, list[str]] = {}
     for host, name in zip(hosts, order, strict=True):
-        for tag in host.stock.images:
+        for tag in host.assets.images:
             if _TAG.fullmatch(tag) and _built_for(tag) == kind:
                 owners.setdefault(tag, []).append(name)
     there: list[str] = []
@@ -124,7 +124,7 @@ def _listed(
     for tag, names in sorted(owners.items(), key=lambda item: natural(item[0])):
         if len(names) < len(hosts):
             not_there.append(f"not {tag}: only on {fold(names)}")
-        elif len({host.stock.images[tag] for host in hosts}) > 1:
+        elif len({host.assets.images[tag] for host in hosts}) > 1:
             not_there.append(f"not {tag}: on all hosts, but not the same image under this name")
         else:
             there.append(tag)
@@ -165,7 +165,7 @@ def hf_home(hosts: Sequence[Probed], order: Sequence[str], wished: str | None) -
 
 def _homes(host: Probed) -> dict[str, Home]:
     """Return the Hugging Face homes of a host that an inventory can name, by their paths."""
-    return {home.path: home for home in host.stock.homes if _PATH.fullmatch(home.path)}
+    return {home.path: home for home in host.assets.homes if _PATH.fullmatch(home.path)}
 
 
 def _models(homes: Mapping[str, Home], path: str) -> tuple[str, ...]:

@@ -22,9 +22,9 @@ from launcher.checks import serving
 from launcher.checks.shape import Finding
 from launcher.errors import RequestError
 from launcher.model import Inventory
-from launcher.plan import containers, howfar, running, transfer
+from launcher.plan import containers, progress_text, running, transfer
 from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
-from launcher.tools import desk, docker, payload
+from launcher.tools import docker, job_store, payload
 from launcher.tools.host import HostFacts
 from launcher.tools.model import ModelSeen
 from launcher.transport import Command
@@ -71,7 +71,7 @@ class Seen:
     facts: Mapping[str, HostFacts] = field(default_factory=dict)
     said: Mapping[str, Any] = field(default_factory=dict)
     models: Mapping[str, ModelSeen] = field(default_factory=dict)
-    entry: desk.Entry = field(default_factory=lambda: desk.Entry(absent=True))
+    entry: job_store.Entry = field(default_factory=lambda: job_store.Entry(absent=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +93,12 @@ class Start:
 
 def ask_list(inventory: Inventory) -> Command:
     """Ask the head for all batch jobs."""
-    return transfer.inside(inventory, desk.list_(jobs_folder(inventory)), timeout=60)
+    return transfer.inside(inventory, job_store.list_(jobs_folder(inventory)), timeout=60)
 
 
 def ask_entry(inventory: Inventory, work: str) -> Command:
     """Ask the head for one batch job."""
-    return transfer.inside(inventory, desk.look(work), timeout=60)
+    return transfer.inside(inventory, job_store.look(work), timeout=60)
 
 
 def plan_batch(inventory: Inventory, seen: Seen, request: Request, options: Options) -> Start:
@@ -128,12 +128,12 @@ def _running(seen: Seen, name: str) -> running.Batch | None:
     return next((each for each in running.batches(seen.said) if each.name == name), None)
 
 
-def _is_another(request: Request, entry: desk.Entry) -> bool:
+def _is_another(request: Request, entry: job_store.Entry) -> bool:
     return bool(entry.digest) and entry.digest != request.digest
 
 
 def _refuse_conflict(
-    request: Request, entry: desk.Entry, options: Options, *, live: bool, changed: bool
+    request: Request, entry: job_store.Entry, options: Options, *, live: bool, changed: bool
 ) -> None:
     """Raise RequestError when what is there under this name is not to be touched."""
     name = request.job.name
@@ -166,7 +166,7 @@ def _attach(seen: Seen, request: Request, options: Options, runs: running.Batch 
     )
 
 
-def _retries(entry: desk.Entry, options: Options) -> bool:
+def _retries(entry: job_store.Entry, options: Options) -> bool:
     """True when error rows are to be tried again. That there are none is known only of a job that
     is done: who ended early has not counted what was there.
     """
@@ -185,7 +185,7 @@ def _begin(
     gates = _gates(inventory, seen, request, options, have)
     clear = Step(
         title=f"removing what an earlier run of {request.job.name} left",
-        command=transfer.inside(inventory, desk.remove(request.work), timeout=300),
+        command=transfer.inside(inventory, job_store.remove(request.work), timeout=300),
     )
     stages = (
         *(
@@ -214,7 +214,7 @@ def _begin(
     return Start(plan=plan, job=job, anew=anew)
 
 
-def notes(request: Request, entry: desk.Entry, *, anew: bool, retry: bool) -> tuple[str, ...]:
+def notes(request: Request, entry: job_store.Entry, *, anew: bool, retry: bool) -> tuple[str, ...]:
     """Say in words what will be done, and from where it goes on."""
     job, progress = request.job, entry.progress
     said = [
@@ -232,20 +232,20 @@ def notes(request: Request, entry: desk.Entry, *, anew: bool, retry: bool) -> tu
     return tuple(said)
 
 
-def _from_where(request: Request, entry: desk.Entry, *, anew: bool) -> list[str]:
+def _from_where(request: Request, entry: job_store.Entry, *, anew: bool) -> list[str]:
     """Say what becomes of what is there: nothing when there is nothing."""
     progress = entry.progress
     if not anew:
         begun = progress.accounted or progress.rows is not None
         if not begun or progress.state == "done":
             return []
-        return [f"goes on where it stopped: {howfar.rows(progress)} are done"]
+        return [f"goes on where it stopped: {progress_text.rows(progress)} are done"]
     if entry.digest != request.digest and not entry.written:
         return [
             "another job was begun under this name, of which no row was written: it is replaced"
         ]
     if progress.accounted:
-        return [f"begins anew; what was done ({howfar.rows(progress)}) is removed"]
+        return [f"begins anew; what was done ({progress_text.rows(progress)}) is removed"]
     return []
 
 
@@ -272,11 +272,10 @@ def _tuning(described: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _changed(request: Request, entry: desk.Entry, *, live: bool) -> RequestError:
+def _changed(request: Request, entry: job_store.Entry, *, live: bool) -> RequestError:
     name = request.job.name
-    begin = (
-        f"begin anew with `--restart`, which removes what is done ({howfar.rows(entry.progress)})"
-    )
+    done = progress_text.rows(entry.progress)
+    begin = f"begin anew with `--restart`, which removes what is done ({done})"
     named = "`job:` in its file" if request.job.path else "`--name`"
     hints = [
         f"stop it first: `vlaunch stop {name}`; then {begin}" if live else begin,
@@ -368,7 +367,7 @@ def _prepare(inventory: Inventory, request: Request, *, retry: bool, restart: bo
         title="writing job.json",
         command=transfer.inside(
             inventory,
-            desk.prepare(request.work),
+            job_store.prepare(request.work),
             timeout=60,
             stdin=text.encode,
             shown=f"printf %s {shlex.quote(text)}",
@@ -377,7 +376,7 @@ def _prepare(inventory: Inventory, request: Request, *, retry: bool, restart: bo
 
 
 def _submit(inventory: Inventory, request: Request, job: str) -> Step:
-    metadata = {desk.NAME: request.job.name, desk.GPUS: f"{request.job.gpus[0]:g}"}
+    metadata = {job_store.NAME: request.job.name, job_store.GPUS: f"{request.job.gpus[0]:g}"}
     asked = json.dumps(
         {"argv": (*_PACKAGE, request.work), "submission_id": job, "metadata": metadata}
     )

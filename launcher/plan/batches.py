@@ -13,8 +13,8 @@ from launcher.batch.described import jobs_folder
 from launcher.model import Answer, Inventory
 from launcher.plan import running, transfer
 from launcher.plan.shape import Plan, Stage, Step
-from launcher.tools import desk
-from launcher.tools.desk import Entry, Progress
+from launcher.tools import job_store
+from launcher.tools.job_store import Entry, Progress
 from launcher.transport import Command
 
 _LEFT = 'cd "$1" 2>/dev/null && ls -d */ 2>/dev/null; exit 0'
@@ -91,7 +91,7 @@ def plan_remove(inventory: Inventory, found: Sequence[BatchStatus]) -> Plan:
     steps = tuple(
         Step(
             title=f"removing {each.name}",
-            command=transfer.inside(inventory, desk.remove(each.work), timeout=300),
+            command=transfer.inside(inventory, job_store.remove(each.work), timeout=300),
         )
         for each in found
     )

@@ -13,7 +13,7 @@ from launcher.checks.serving import OVER, Holder
 from launcher.errors import RequestError
 from launcher.model import Inventory
 from launcher.plan import containers, servers
-from launcher.tools import desk, docker, payload
+from launcher.tools import docker, job_store, payload
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
@@ -51,7 +51,7 @@ def batches(said: Mapping[str, Any]) -> list[Batch]:
     return [
         Batch(name=name, id=job["submission_id"])
         for job in said.get("jobs", ())
-        if job["status"] not in OVER and (name := desk.named(job.get("metadata") or {}))
+        if job["status"] not in OVER and (name := job_store.named(job.get("metadata") or {}))
     ]
 
 

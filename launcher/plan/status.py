@@ -22,8 +22,8 @@ from launcher.plan.liveness import BAD, STILL, ServerState, judge, unheard, unkn
 from launcher.plan.servers import Kept, Server
 from launcher.plan.watched import endpoint
 from launcher.tools import docker, payload, ray
-from launcher.tools.desk import Entry, parse_list
 from launcher.tools.host import HostFacts
+from launcher.tools.job_store import Entry, parse_list
 from launcher.transport import Command
 
 _PATIENCE = 5  # seconds for a completion; who has many requests waiting is known by its counters

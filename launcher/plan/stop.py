@@ -18,7 +18,7 @@ from launcher.plan.batch import ask_list
 from launcher.plan.running import Batch
 from launcher.plan.servers import Server
 from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
-from launcher.tools import desk, docker, payload
+from launcher.tools import docker, job_store, payload
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
@@ -55,7 +55,7 @@ def plan_stop_batches(inventory: Inventory, found: Sequence[Batch], grace: float
     def judge(answers: Answers) -> Sequence[Finding]:
         try:
             about_ray, about_jobs = answers[inventory.head.name]
-            said, entries = read_payload(about_ray), desk.parse_list(about_jobs)
+            said, entries = read_payload(about_ray), job_store.parse_list(about_jobs)
         except UnreadableAnswer as error:
             return [
                 Finding(node="", status="wait", text=error.message, fix="look at `vlaunch jobs`")

@@ -12,7 +12,7 @@ from launcher.batch.inputs import Shipped
 from launcher.model import Argv, Inventory
 from launcher.plan import containers
 from launcher.plan.shape import Step
-from launcher.tools import desk, docker
+from launcher.tools import docker, job_store
 from launcher.transport import Command
 
 PIECE = 24 * 2**20  # bytes of one command's standard input, which is held in memory
@@ -27,7 +27,7 @@ def inside(
     stdin: Callable[[], bytes] | None = None,
     shown: str = "",
 ) -> Command:
-    """Run the desk in the head's container."""
+    """Run the job store in the head's container."""
     head = inventory.head
     sent = docker.exec_(
         head.docker, containers.name(inventory, head), *argv, stdin=stdin is not None
@@ -82,7 +82,7 @@ def _piece(inventory: Inventory, work: str, file: Shipped, offset: int) -> Step:
         title=f"sending {PurePosixPath(file.to).name}",
         command=inside(
             inventory,
-            desk.put(work, file.to, offset, last),
+            job_store.put(work, file.to, offset, last),
             timeout=_SECONDS,
             stdin=read,
             shown=_shown(file.path, offset, count, file.bytes),

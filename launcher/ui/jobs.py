@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from launcher.plan import howfar
+from launcher.plan import progress_text
 from launcher.plan.batches import BatchStatus
 from launcher.ui.table import with_columns
 from launcher.ui.text import plain
@@ -53,8 +53,8 @@ def _cells(job: BatchStatus) -> tuple[RenderableType, ...]:
         "-" if progress.rows is None else f"{progress.rows:,}",
         f"{progress.done:,}",
         f"{progress.errors:,}",
-        howfar.rate(progress.rows_per_second) if fast else "-",
-        howfar.duration(progress.eta) if fast and progress.eta is not None else "-",
+        progress_text.rate(progress.rows_per_second) if fast else "-",
+        progress_text.duration(progress.eta) if fast and progress.eta is not None else "-",
         _time(progress.started),
     )
 
@@ -66,7 +66,9 @@ def lines(jobs: Sequence[BatchStatus]) -> list[Text]:
         line = plain(f"batch {each.name}: ").append_text(coloured(each.state))
         line.append_text(
             plain(
-                f"  {howfar.line(each.progress)}" if each.state == "running" else f"  {each.detail}"
+                f"  {progress_text.line(each.progress)}"
+                if each.state == "running"
+                else f"  {each.detail}"
             )
         )
         found.append(line)

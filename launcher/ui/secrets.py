@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.model import fold
-from launcher.plan import howfar
+from launcher.plan import progress_text
 from launcher.tools.secret_files import SecretFile
 from launcher.ui.table import with_columns
 from launcher.ui.text import plain
@@ -55,7 +55,7 @@ def _cells(
         f"all ({nodes})" if nodes == every else nodes,
         _listed(each.place for _, each in there),
         _listed(each.mode for _, each in there),
-        howfar.duration(max(each.age for _, each in there)),
+        progress_text.duration(max(each.age for _, each in there)),
     )
 
 

@@ -1,4 +1,4 @@
-"""`vlaunch batch` on simulated nodes, with the real desk program on files of the test's."""
+"""`vlaunch batch` on simulated nodes, with the real job store on files of the test's."""
 
 from __future__ import annotations
 

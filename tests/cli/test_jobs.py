@@ -1,5 +1,5 @@
 """`vlaunch jobs`, `stop JOB` and `status` where batch jobs run, on simulated nodes with the real
-desk program.
+job store.
 """
 
 from __future__ import annotations

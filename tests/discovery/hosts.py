@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from launcher.discovery.local_assets import Home, LocalAssets
 from launcher.discovery.shape import Probed
-from launcher.discovery.stock import Home, Stock
 from launcher.tools.host import Address, Gpu, HostFacts
 from launcher.tools.survey import Gid, GpuState, Nic, RdmaDevice, RdmaPort, Survey
 
@@ -87,7 +87,7 @@ def host(
     rdma: tuple[RdmaDevice, ...] = (),
     gpus: tuple[Gpu, ...] = (),
     default: str = "",
-    stock: Stock | None = None,
+    assets: LocalAssets | None = None,
     hostname: str = "",
     survey: dict[str, Any] | None = None,
     **facts: Any,
@@ -125,7 +125,7 @@ def host(
         "disk_free": 3500 * GIB,
         **facts,
     }
-    return Probed(host=name, facts=HostFacts(**known, survey=seen), stock=stock or Stock())
+    return Probed(host=name, facts=HostFacts(**known, survey=seen), assets=assets or LocalAssets())
 
 
 def h100_pair() -> list[Probed]:
@@ -153,7 +153,7 @@ def h100_pair() -> list[Probed]:
             nic("ens8", up=False),
             rdma=tuple(devices),
             gpus=gpus(8),
-            stock=Stock(homes=(home,)),
+            assets=LocalAssets(homes=(home,)),
             survey={
                 "gpus": tuple(GpuState(index=at, affinity=each) for at, each in enumerate(near))
             },
@@ -177,7 +177,7 @@ def roce_four() -> list[Probed]:
             nic(fast, f"10.10.0.{at}/16", 200_000, physical=False),
             rdma=tuple(devices),
             gpus=gpus(8, "NVIDIA A100-SXM4-80GB", 81920, "550.127.08"),
-            stock=Stock(
+            assets=LocalAssets(
                 images={
                     "vllm/vllm-openai:v0.31.0": f"{at == 1}",
                     "registry.example/vllm-rocm:1": "a",
@@ -223,7 +223,7 @@ def sparks() -> list[Probed]:
             rdma=devices,
             gpus=gpus(1, "NVIDIA GB10", 0, "580.95.05"),
             hostname=f"spark-{at}.local",
-            stock=Stock(homes=(home,)),
+            assets=LocalAssets(homes=(home,)),
             survey={"cpus": 20, "numa_nodes": 1, "memory": 120 * GIB, "shm": 60 * GIB},
         )
 
@@ -239,7 +239,7 @@ def practice() -> list[Probed]:
         "vllm-cpu:0.31.0": "same",
         "vllm/vllm-openai:v0.32.0": "gpu",
     }
-    stock = Stock(homes=(Home(path="/data/huggingface", free=20 * GIB),), images=images)
+    assets = LocalAssets(homes=(Home(path="/data/huggingface", free=20 * GIB),), images=images)
     made = {
         "cpus": 2,
         "numa_nodes": 1,
@@ -252,7 +252,7 @@ def practice() -> list[Probed]:
             f"node{at}",
             nic("eth0", f"10.77.0.1{at}/24", 10_000, physical=False),
             default="-",
-            stock=stock,
+            assets=assets,
             survey=made,
         )
         for at in (1, 2, 3)

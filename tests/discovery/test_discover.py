@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from launcher.discovery.discover import discover, names
+from launcher.discovery.local_assets import Home, LocalAssets
 from launcher.discovery.shape import Probed, Wishes
-from launcher.discovery.stock import Home, Stock
 from launcher.discovery.written import write
 from launcher.errors import RequestError
 from launcher.inventory.load import loads
@@ -102,18 +102,20 @@ def test_an_image_that_all_hosts_have_is_used() -> None:
 
 
 @pytest.mark.parametrize(
-    "stocks",
+    "images_by_host",
     [
         [{"my/vllm:1": "a"}, {"my/vllm:1": "b"}],  # another image under the same name
         [{"my/vllm:1": "a"}, {}],  # on one host only
         [{"my/vllm-cpu:1": "a"}, {"my/vllm-cpu:1": "a"}],  # for something else
     ],
 )
-def test_an_image_that_is_not_the_same_everywhere_is_not_used(stocks: list[dict[str, str]]) -> None:
+def test_an_image_that_is_not_the_same_everywhere_is_not_used(
+    images_by_host: list[dict[str, str]],
+) -> None:
     """vLLM's own is."""
     pair = [
-        replace(each, stock=Stock(images=images))
-        for each, images in zip(h100_pair(), stocks, strict=True)
+        replace(each, assets=LocalAssets(images=images))
+        for each, images in zip(h100_pair(), images_by_host, strict=True)
     ]
 
     assert discover(pair, Wishes()).image.value == "vllm/vllm-openai:v0.32.0"
@@ -129,10 +131,10 @@ def test_wishes_win() -> None:
 def test_a_cache_with_models_on_all_hosts_is_the_home() -> None:
     """Where only some have it, the default is, and the file tells who has what."""
     cache = Home(path="/home/ops/.cache/huggingface", models=("Qwen/Qwen3-8B",), free=2**40)
-    both = [replace(each, stock=Stock(homes=(cache,))) for each in h100_pair()]
+    both = [replace(each, assets=LocalAssets(homes=(cache,))) for each in h100_pair()]
 
     assert discover(both, Wishes()).hf_home.value == cache.path
-    one = [both[0], replace(both[1], stock=Stock())]
+    one = [both[0], replace(both[1], assets=LocalAssets())]
     left = discover(one, Wishes()).hf_home
     assert left.value == "/data/huggingface"
     assert "in /home/ops/.cache/huggingface: Qwen/Qwen3-8B (on gpu01)" in left.why
@@ -141,7 +143,8 @@ def test_a_cache_with_models_on_all_hosts_is_the_home() -> None:
 def test_amd_gpus_are_found_by_their_driver() -> None:
     """With the image that vLLM makes for them."""
     pair = [
-        host(f"mi{at}", nic("eth0", f"10.0.4.{at}/24"), stock=Stock(amd_gpus=8)) for at in (1, 2)
+        host(f"mi{at}", nic("eth0", f"10.0.4.{at}/24"), assets=LocalAssets(amd_gpus=8))
+        for at in (1, 2)
     ]
     found = inventory(pair)
 

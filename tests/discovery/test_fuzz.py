@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from launcher.discovery.discover import discover
 from launcher.discovery.drift import drift
+from launcher.discovery.local_assets import Home, LocalAssets
 from launcher.discovery.shape import Probed, Wishes
-from launcher.discovery.stock import Home, Stock
 from launcher.discovery.written import write
 from launcher.errors import RequestError
 from launcher.inventory.load import loads
@@ -67,7 +67,7 @@ def clusters(draw: st.DrawFn) -> list[Probed]:
     for at in range(draw(st.integers(1, 3))):
         nics = draw(st.lists(NICS, max_size=3, unique_by=lambda each: each.name))
         devices = tuple(draw(st.lists(DEVICES, max_size=3, unique_by=lambda each: each.name)))
-        stock = Stock(
+        assets = LocalAssets(
             homes=(
                 Home(
                     path=draw(st.sampled_from(["/data/huggingface", "/a b", "/x/../y"])),
@@ -86,7 +86,7 @@ def clusters(draw: st.DrawFn) -> list[Probed]:
             rdma=devices,
             gpus=gpus(draw(st.integers(0, 2))),
             hostname=draw(WORDS),
-            stock=stock,
+            assets=assets,
             survey={"system": draw(WORDS), "memory": draw(st.sampled_from([None, 2**20, 2**36]))},
         )
         hosts.append(

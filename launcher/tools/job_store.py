@@ -18,7 +18,7 @@ from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
 from launcher.tools import untrusted
 
-_DESK = ("python3", "/opt/vlaunch/desk.py")
+_PROGRAM = ("python3", "/opt/vlaunch/desk.py")
 # What the metadata of a batch's Ray job tells a later run.
 NAME, GPUS = "vlaunch.batch", "vlaunch.gpus"
 # What a job's output consists of: nothing else is fetched, and nothing else on this machine is ever
@@ -45,47 +45,55 @@ def named(metadata: Mapping[str, Any]) -> str:
 
 def list_(*roots: str) -> Argv:
     """Ask for every job below folders."""
-    return (*_DESK, "list", *roots)
+    return (*_PROGRAM, "list", *roots)
 
 
 def look(work: str) -> Argv:
     """Ask for one job."""
-    return (*_DESK, "look", work)
+    return (*_PROGRAM, "look", work)
 
 
 def put(work: str, path: str, offset: int, last: str = "") -> Argv:
     """Append standard input to a file that is on its way; `last` is the sha256 of all of it, and
     makes it whole.
     """
-    return (*_DESK, "put", work, path, "--offset", str(offset), *(("--last", last) if last else ()))
+    return (
+        *_PROGRAM,
+        "put",
+        work,
+        path,
+        "--offset",
+        str(offset),
+        *(("--last", last) if last else ()),
+    )
 
 
 def prepare(work: str) -> Argv:
     """Write `job.json` from standard input."""
-    return (*_DESK, "prepare", work)
+    return (*_PROGRAM, "prepare", work)
 
 
 def outputs(work: str, start: str = "") -> Argv:
     """Ask for the files that are committed, with sizes and sha256: one page of them, which begins
     at `start`.
     """
-    return (*_DESK, "outputs", work, *(("--from", start) if start else ()))
+    return (*_PROGRAM, "outputs", work, *(("--from", start) if start else ()))
 
 
 def get(work: str, path: str, offset: int, count: int) -> Argv:
     """Ask for a piece of an output file."""
-    return (*_DESK, "get", work, path, "--offset", str(offset), "--bytes", str(count))
+    return (*_PROGRAM, "get", work, path, "--offset", str(offset), "--bytes", str(count))
 
 
 def remove(work: str) -> Argv:
     """Remove a job's folder and its output, unless its driver lives."""
-    return (*_DESK, "remove", work)
+    return (*_PROGRAM, "remove", work)
 
 
 def follow(work: str, job: str, offset: int, dashboard: int) -> Argv:
     """Ask how a running job stands, and what its log gained since `offset` bytes."""
     return (
-        *_DESK,
+        *_PROGRAM,
         "follow",
         work,
         "--job",
@@ -184,7 +192,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Follow:
+class JobUpdate:
     """One look at a running job: Ray's word on its process, the driver's own progress, and new
     lines of its log.
     """
@@ -270,7 +278,7 @@ def parse_piece(answer: Answer) -> tuple[bytes, int]:
         raise UnreadableAnswer(f"{answer.node}: a piece of the output cannot be read") from None
 
 
-def parse_follow(answer: Answer) -> Follow:
+def parse_follow(answer: Answer) -> JobUpdate:
     """Read the answer to `follow`; raises UnreadableAnswer."""
     said = parse(answer)
     job, offset = said.get("job"), said.get("offset")
@@ -286,7 +294,7 @@ def parse_follow(answer: Answer) -> Follow:
         )
     code, log = job.get("driver_exit_code"), said.get("log")
     log = log if isinstance(log, str) else ""
-    return Follow(
+    return JobUpdate(
         status=_text(job.get("status")),
         message=_text(job.get("message")),
         exit_code=code if type(code) is int else None,
@@ -338,7 +346,7 @@ def parse_progress(said: object) -> Progress:
 
 
 def parse(answer: Answer) -> dict[str, Any]:
-    """Read the one JSON object that the desk prints; raises UnreadableAnswer, also for its own
+    """Read the one JSON object that the program prints; raises UnreadableAnswer, also for its own
     `error`.
     """
     try:

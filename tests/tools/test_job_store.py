@@ -1,4 +1,4 @@
-"""What is said to the desk, and how its answers read: those of a head that lies included."""
+"""What is asked of the job store, and how its answers read: a lying head's included."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer
-from launcher.tools import desk
-from launcher.tools.desk import Output, Progress
+from launcher.tools import job_store
+from launcher.tools.job_store import Output, Progress
 
 WORK = "/data/huggingface/vlaunch/c/batch/j"
 SHA = "a" * 64
@@ -25,9 +25,9 @@ def test_questions() -> None:
     """Word for word as the program in the container takes them."""
     program = ("python3", "/opt/vlaunch/desk.py")
 
-    assert desk.list_("/a", "/b") == (*program, "list", "/a", "/b")
-    assert desk.look(WORK) == (*program, "look", WORK)
-    assert desk.put(WORK, "input/0000-x", 24) == (
+    assert job_store.list_("/a", "/b") == (*program, "list", "/a", "/b")
+    assert job_store.look(WORK) == (*program, "look", WORK)
+    assert job_store.put(WORK, "input/0000-x", 24) == (
         *program,
         "put",
         WORK,
@@ -35,7 +35,7 @@ def test_questions() -> None:
         "--offset",
         "24",
     )
-    assert desk.put(WORK, "x", 0, SHA) == (
+    assert job_store.put(WORK, "x", 0, SHA) == (
         *program,
         "put",
         WORK,
@@ -45,16 +45,16 @@ def test_questions() -> None:
         "--last",
         SHA,
     )
-    assert desk.prepare(WORK) == (*program, "prepare", WORK)
-    assert desk.outputs(WORK) == (*program, "outputs", WORK)
-    assert desk.outputs(WORK, "part-000007.json") == (
+    assert job_store.prepare(WORK) == (*program, "prepare", WORK)
+    assert job_store.outputs(WORK) == (*program, "outputs", WORK)
+    assert job_store.outputs(WORK, "part-000007.json") == (
         *program,
         "outputs",
         WORK,
         "--from",
         "part-000007.json",
     )
-    assert desk.get(WORK, "x", 5, 9) == (
+    assert job_store.get(WORK, "x", 5, 9) == (
         *program,
         "get",
         WORK,
@@ -64,14 +64,14 @@ def test_questions() -> None:
         "--bytes",
         "9",
     )
-    assert desk.remove(WORK) == (*program, "remove", WORK)
+    assert job_store.remove(WORK) == (*program, "remove", WORK)
     follow = ("follow", WORK, "--job", "batch-j-1", "--offset", "7", "--dashboard", "8265")
-    assert desk.follow(WORK, "batch-j-1", 7, 8265) == (*program, *follow)
+    assert job_store.follow(WORK, "batch-j-1", 7, 8265) == (*program, *follow)
 
 
 def test_a_job_that_is_not_there() -> None:
     """Is no error."""
-    assert desk.parse_entry(answer({"absent": True})).absent
+    assert job_store.parse_entry(answer({"absent": True})).absent
 
 
 def test_a_job() -> None:
@@ -90,7 +90,7 @@ def test_a_job() -> None:
         "summary": None,
         "inputs": {"input/0000-x": 5, "input/.0001-y.part": 2},
     }
-    entry = desk.parse_entry(answer(said))
+    entry = job_store.parse_entry(answer(said))
 
     assert (entry.name, entry.digest, entry.meaning, entry.alive) == (
         "j",
@@ -106,7 +106,7 @@ def test_a_job() -> None:
 def test_folders_that_no_job_of_ours_has_are_not_listed(name: str) -> None:
     """What would become part of a path, or of a command line, is not taken from a node."""
     assert (
-        desk.parse_list(
+        job_store.parse_list(
             answer({"jobs": [{"name": name, "job": {}}, {"name": "good", "job": {}}, "nonsense"]})
         )[0].name
         == "good"
@@ -135,7 +135,7 @@ def test_folders_that_no_job_of_ours_has_are_not_listed(name: str) -> None:
 def test_a_hostile_head_names_no_other_files(path: object) -> None:
     """Only what a job of vlaunch writes is ever fetched."""
     with pytest.raises(UnreadableAnswer, match="no job of vlaunch writes"):
-        desk.parse_outputs(answer({"files": [{"path": path, "bytes": 1, "sha256": SHA}]}))
+        job_store.parse_outputs(answer({"files": [{"path": path, "bytes": 1, "sha256": SHA}]}))
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_hostile_head_names_no_other_files(path: object) -> None:
 def test_a_list_of_files_that_makes_no_sense(files: Any) -> None:
     """Is no list of files."""
     with pytest.raises(UnreadableAnswer):
-        desk.parse_outputs(answer({"files": files}))
+        job_store.parse_outputs(answer({"files": files}))
 
 
 def test_output_files() -> None:
@@ -167,8 +167,8 @@ def test_output_files() -> None:
     said = {"files": [{"path": path, "bytes": at, "sha256": SHA} for at, path in enumerate(paths)]}
 
     files = tuple(Output(path=each, bytes=at, sha256=SHA) for at, each in enumerate(paths))
-    assert desk.parse_outputs(answer(said)) == (files, "")
-    assert desk.parse_outputs(answer({**said, "next": "part-000003.json"})) == (
+    assert job_store.parse_outputs(answer(said)) == (files, "")
+    assert job_store.parse_outputs(answer({**said, "next": "part-000003.json"})) == (
         files,
         "part-000003.json",
     )
@@ -180,14 +180,14 @@ def test_output_files() -> None:
 def test_a_page_that_leads_nowhere(after: Any) -> None:
     """What would become part of a command line is not taken from a node."""
     with pytest.raises(UnreadableAnswer, match="cannot be read"):
-        desk.parse_outputs(answer({"files": [], "next": after}))
+        job_store.parse_outputs(answer({"files": [], "next": after}))
 
 
 def test_a_piece() -> None:
     """Its bytes, and how long the whole file is."""
     data = base64.b64encode(b"\x00\xff").decode()
 
-    assert desk.parse_piece(answer({"data": data, "size": 9})) == (b"\x00\xff", 9)
+    assert job_store.parse_piece(answer({"data": data, "size": 9})) == (b"\x00\xff", 9)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_piece() -> None:
 def test_a_piece_that_is_none(said: dict[str, Any]) -> None:
     """Is told, and not written."""
     with pytest.raises(UnreadableAnswer, match=r"cannot be read|gave no answer"):
-        desk.parse_piece(answer(said))
+        job_store.parse_piece(answer(said))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_piece_that_is_none(said: dict[str, Any]) -> None:
 def test_no_answer(said: str) -> None:
     """Its own error is told in its own words; anything else is no answer."""
     with pytest.raises(UnreadableAnswer) as raised:
-        desk.parse(answer(said, code=1))
+        job_store.parse(answer(said, code=1))
 
     assert ("no such job" in raised.value.message) == ("error" in said)
 
@@ -227,7 +227,7 @@ def test_a_look_at_a_running_job() -> None:
         "offset": 12,
         "progress": {"state": "running", "submission": "batch-j-1"},
     }
-    seen = desk.parse_follow(answer(said))
+    seen = job_store.parse_follow(answer(said))
 
     assert (seen.status, seen.exit_code, seen.lines, seen.offset) == (
         "FAILED",
@@ -250,7 +250,7 @@ def test_a_look_at_a_running_job() -> None:
 def test_a_look_that_says_nothing(said: dict[str, Any]) -> None:
     """Silence is not taken for an end."""
     with pytest.raises(UnreadableAnswer):
-        desk.parse_follow(answer(said))
+        job_store.parse_follow(answer(said))
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_a_look_that_says_nothing(said: dict[str, Any]) -> None:
 )
 def test_progress_of_another_kind(said: object) -> None:
     """A number that is none counts as nothing; nobody falls over it."""
-    progress = desk.parse_progress(said)
+    progress = job_store.parse_progress(said)
 
     assert (progress.done, progress.warnings, progress.error) == (0, (), None)
 
@@ -279,17 +279,19 @@ def test_progress_of_another_kind(said: object) -> None:
 def test_a_drivers_last_words_keep_their_lines() -> None:
     """Evidence has several; a message is one."""
     error = {"message": "it\nbroke", "evidence": "one\ntwo", "hint": "do\nthis"}
-    progress = desk.parse_progress({"state": "failed", "error": error})
+    progress = job_store.parse_progress({"state": "failed", "error": error})
 
     assert progress.over
-    assert progress.error == desk.Trouble(message="it broke", evidence="one\ntwo", hint="do\nthis")
+    assert progress.error == job_store.Trouble(
+        message="it broke", evidence="one\ntwo", hint="do\nthis"
+    )
     assert Progress().error is None
 
 
 @pytest.mark.parametrize("number", ["1" + "0" * 400, "-1", "NaN", "Infinity", "1e300"])
 def test_numbers_that_no_job_has(number: str) -> None:
     """Are left out, and stop nobody from reading the rest."""
-    found = desk.parse_progress(
+    found = job_store.parse_progress(
         json.loads(f'{{"state": "running", "done": {number}, "eta": {number}}}')
     )
 

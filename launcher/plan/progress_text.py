@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.tools.desk import OVER, Progress
+from launcher.tools.job_store import OVER, Progress
 
 _DOING = {
     "": "starting the driver",

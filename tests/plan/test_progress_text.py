@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.plan import howfar
-from launcher.tools.desk import Progress
+from launcher.plan import progress_text
+from launcher.tools.job_store import Progress
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from launcher.tools.desk import Progress
 )
 def test_durations(seconds: float, said: str) -> None:
     """Two units say enough."""
-    assert howfar.duration(seconds) == said
+    assert progress_text.duration(seconds) == said
 
 
 @pytest.mark.parametrize(
@@ -29,19 +29,19 @@ def test_durations(seconds: float, said: str) -> None:
 )
 def test_rates(value: float, said: str) -> None:
     """As many digits as mean something."""
-    assert howfar.rate(value) == said
+    assert progress_text.rate(value) == said
 
 
 def test_rows_that_nobody_has_counted_yet() -> None:
     """Are a question mark."""
-    assert howfar.line(Progress(state="reading")) == "0 of ? rows"
+    assert progress_text.line(Progress(state="reading")) == "0 of ? rows"
 
 
 def test_one_error_is_singular() -> None:
     """People read this."""
-    assert "1 error" in howfar.line(Progress(rows=3, errors=1)).split(", ")
+    assert "1 error" in progress_text.line(Progress(rows=3, errors=1)).split(", ")
 
 
 def test_a_finished_job_has_no_time_left() -> None:
     """An estimate is one while it runs."""
-    assert "left" not in howfar.line(Progress(state="finishing", rows=3, eta=9.0))
+    assert "left" not in progress_text.line(Progress(state="finishing", rows=3, eta=9.0))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.discovery.stock import Home, parse, script
+from launcher.discovery.local_assets import Home, parse, script
 from launcher.errors import UnreadableAnswer
 from tests.simulated import image_json
 
