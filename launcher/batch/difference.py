@@ -1,4 +1,4 @@
-"""What differs between two meanings of a job, in lines that a person reads.
+"""What differs between two identities of a job, in lines that a person reads.
 
 The old one comes from a node: anything may be in it.
 """

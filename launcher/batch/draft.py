@@ -13,7 +13,7 @@ from launcher.batch.schema import JobFile
 from launcher.batch.shape import Mode, Source
 from launcher.inventory.document import Document
 from launcher.inventory.mistakes import Mistake, Where, shown
-from launcher.inventory.salvage import validated
+from launcher.inventory.partial_validation import validated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.batch import formats, inputs, load, places
-from launcher.batch.described import digest, meaning
+from launcher.batch.job_spec import digest, identity
 from launcher.batch.places import Bounds, Misplaced
 from launcher.batch.refused import JobError, count, refused
 from launcher.batch.rules import argument
@@ -139,7 +139,7 @@ def _about(made: Job) -> str:
 def over(path: Path, flags: Flags, *, allow: Sequence[Path] = ()) -> Job:
     """Return the job of the file at `path` with the flags over it; raises JobError.
 
-    Only what may change between two runs can be said beside a file: the rest is what the job means.
+    Only what may change between two runs can be said beside a file: the rest is the job's identity.
 
     Args:
         path: the file. Relative paths in it start at its folder, and must lead into it.
@@ -343,7 +343,7 @@ def _spelled(name: str) -> str:
 
 
 def _digest(made: Job) -> str:
-    what = meaning(made, ())
+    what = identity(made, ())
     what |= {f"read {at}": source.text for at, source in enumerate(made.read.sources)}
     return digest(what | {"write": made.write.to.text})
 

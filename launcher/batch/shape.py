@@ -1,7 +1,7 @@
 """The nouns of a batch job: what was asked for, checked, with every default filled in. Values only.
 
 `launcher.batch.flags` makes a `Job` of a command line, and of the file it names;
-`launcher.batch.described` writes it for the driver inside the cluster
+`launcher.batch.job_spec` writes it for the driver inside the cluster
 (`launcher/payload/batch/job.py`).
 """
 

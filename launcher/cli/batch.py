@@ -130,7 +130,7 @@ def _check_options(
 def _request(inventory: Inventory, job: Job, to: Printer) -> Request:
     """Read the files that are shipped, and describe the job as its driver will read it."""
     from launcher.batch import fits, inputs
-    from launcher.batch.described import described
+    from launcher.batch.job_spec import job_spec
     from launcher.events import Event
     from launcher.gather import size
     from launcher.plan.batch import Request
@@ -161,7 +161,7 @@ def _request(inventory: Inventory, job: Job, to: Printer) -> Request:
                 kind="step", stage="input", text=text, state="ok", seconds=time.monotonic() - began
             )
         )
-    return Request(job=job, described=described(job, files, inventory), files=files)
+    return Request(job=job, spec=job_spec(job, files, inventory), files=files)
 
 
 def _run(

@@ -129,7 +129,7 @@ def _apply(reached: Session, plan: Plan, failed: Mapping[str, NodeError]) -> Non
 
 def _tell(reached: Session, plan: Plan, facts: Mapping[str, HostFacts]) -> None:
     """Tell that the cluster is down, and what stays on its nodes."""
-    from launcher.batch.described import jobs_folder
+    from launcher.batch.job_spec import jobs_folder
     from launcher.events import Event
     from launcher.model import fold
     from launcher.plan import containers

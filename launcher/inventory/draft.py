@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.inventory import merge
 from launcher.inventory.document import Document
 from launcher.inventory.mistakes import Mistake, Where
-from launcher.inventory.salvage import validated
+from launcher.inventory.partial_validation import validated
 from launcher.inventory.schema import InventoryFile
 
 # Stand-ins for required keys whose values could not be used, so that the rest is still checked.

@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any
 
 from launcher.batch import fits
-from launcher.batch.described import jobs_folder
 from launcher.batch.difference import difference
 from launcher.batch.inputs import Shipped
+from launcher.batch.job_spec import jobs_folder
 from launcher.batch.shape import Job
 from launcher.checks import serving
 from launcher.checks.shape import Finding
@@ -39,18 +39,18 @@ class Request:
     """
 
     job: Job
-    described: Mapping[str, Any]
+    spec: Mapping[str, Any]
     files: tuple[Shipped, ...] = ()
 
     @property
     def work(self) -> str:
         """The job's folder on the head."""
-        return str(self.described["work"])
+        return str(self.spec["work"])
 
     @property
     def digest(self) -> str:
         """What is equal exactly when the same rows get the same answers."""
-        return str(self.described["digest"])
+        return str(self.spec["digest"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +227,7 @@ def notes(request: Request, entry: job_store.Entry, *, anew: bool, retry: bool) 
     if not anew and entry.job:
         said += [
             f"changed since the last run: {line}"
-            for line in difference(_tuning(entry.job), _tuning(request.described))
+            for line in difference(_tuning(entry.job), _tuning(request.spec))
         ]
     return tuple(said)
 
@@ -259,11 +259,11 @@ def _what(job: Job) -> str:
     return f"{job.model}, {count} × (TP {job.engine.tp} × PP {job.engine.pp})"
 
 
-def _tuning(described: Mapping[str, Any]) -> dict[str, Any]:
+def _tuning(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return what may change between two runs of a job, flat, by the keys of a job file."""
     flat: dict[str, Any] = {}
     for name in ("engine", "data_parallel", "predict", "preprocess", "write", "limits"):
-        section = described.get(name)
+        section = spec.get(name)
         for key, value in section.items() if isinstance(section, Mapping) else ():
             pairs = value.items() if isinstance(value, Mapping) else ()
             flat |= {f"{name}.{key}.{inner}": each for inner, each in pairs} or {
@@ -283,7 +283,7 @@ def _changed(request: Request, entry: job_store.Entry, *, live: bool) -> Request
     ]
     return RequestError(
         f"`{name}` is not the job that {'runs' if live else 'was begun'} under this name",
-        evidence=difference(entry.meaning, request.described["meaning"]),
+        evidence=difference(entry.identity, request.spec["meaning"]),
         hint="\n".join(hints),
     )
 
@@ -362,7 +362,7 @@ def _next_id(name: str, seen: Seen) -> str:
 def _prepare(inventory: Inventory, request: Request, *, retry: bool, restart: bool) -> Step:
     # Where the output lies beyond the head's reach, in an object store, the driver clears it
     # itself: only when it is told to.
-    text = json.dumps({**request.described, "retry_errors": retry, "restart": restart})
+    text = json.dumps({**request.spec, "retry_errors": retry, "restart": restart})
     return Step(
         title="writing job.json",
         command=transfer.inside(

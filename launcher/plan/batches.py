@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from launcher.batch.described import jobs_folder
+from launcher.batch.job_spec import jobs_folder
 from launcher.model import Answer, Inventory
 from launcher.plan import running, transfer
 from launcher.plan.shape import Plan, Stage, Step

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
-from launcher.tools import payload, untrusted
+from launcher.tools import decode, payload, untrusted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,27 +101,16 @@ def parse_look(answer: Answer, *, running: bool = True) -> Inside:
         return Inside(running=running, error=answer.tail or f"exit status {answer.code}")
     line = answer.out.strip().rpartition("\n")[2]
     try:
-        return _inside(untrusted.loads(line), running)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        said = untrusted.loads(line)
+        bits = int(str(said["capeff"]), 16)
+        found = {
+            **said,
+            "running": running,
+            "memlock_unlimited": said["memlock"] is None,
+            "capabilities": [name for bit, name in enumerate(_CAPABILITIES) if bits >> bit & 1],
+        }
+        return decode.fit(Inside, found, "it")
+    except (KeyError, TypeError, ValueError, UnreadableAnswer) as error:
         raise UnreadableAnswer(
             f"the container's answer has another form ({error!r})", evidence=answer.out[-300:]
         ) from None
-
-
-def _inside(said: Any, running: bool) -> Inside:
-    bits = int(str(said["capeff"]), 16)
-    return Inside(
-        running=running,
-        memlock=None if said["memlock"] is None else int(said["memlock"]),
-        memlock_unlimited=said["memlock"] is None,
-        capabilities=tuple(name for bit, name in enumerate(_CAPABILITIES) if bits >> bit & 1),
-        infiniband=tuple(str(each) for each in said["infiniband"]),
-        libibverbs=str(said["libibverbs"]),
-        shm=None if said["shm"] is None else int(said["shm"]),
-        python=str(said["python"]),
-        ray=str(said["ray"]),
-        torch=str(said["torch"]),
-        nccl=str(said["nccl"]),
-        cuda=str(said["cuda"]),
-        env={str(key): str(value) for key, value in said["env"].items()},
-    )

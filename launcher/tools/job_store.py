@@ -173,11 +173,11 @@ class Entry:
 
     @property
     def digest(self) -> str:
-        """The digest of what the job there means; empty when it was never prepared."""
+        """The digest of the identity of the job there; empty when it was never prepared."""
         return _text(self.job.get("digest"))
 
     @property
-    def meaning(self) -> Mapping[str, Any]:
+    def identity(self) -> Mapping[str, Any]:
         """What may not change between runs of the job there."""
         return _object(self.job.get("meaning"))
 

@@ -1,4 +1,4 @@
-"""What differs between two meanings of a job, as lines."""
+"""What differs between two identities of a job, as lines."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import pytest
 from launcher.batch.flags import Flags, over
 from launcher.batch.load import parse
 from launcher.batch.schema import JobFile
-from launcher.inventory.salvage import validated
+from launcher.inventory.partial_validation import validated
 from launcher.inventory.schema import Section
 
 _ROOT = Path(__file__).parents[2]

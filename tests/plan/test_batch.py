@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from launcher.batch.described import described
 from launcher.batch.flags import Flags, over
 from launcher.batch.inputs import shipped
+from launcher.batch.job_spec import job_spec
 from launcher.batch.shape import Job
 from launcher.errors import RequestError
 from launcher.model import Inventory
@@ -33,7 +33,7 @@ def request_(load: Load, tmp_path: Path) -> Request:
 
 def ask(inventory: Inventory, job: Job) -> Request:
     files = shipped(job)
-    return Request(job=job, described=described(job, files, inventory), files=files)
+    return Request(job=job, spec=job_spec(job, files, inventory), files=files)
 
 
 def there(request: Request, state: str = "", **more: Any) -> Entry:
@@ -41,7 +41,7 @@ def there(request: Request, state: str = "", **more: Any) -> Entry:
     progress = Progress(state=state, updated=1.0 if state else 0.0, rows=2, **more)
     return Entry(
         name="j",
-        job=dict(request.described),
+        job=dict(request.spec),
         progress=progress,
         inputs={each.to: each.bytes for each in request.files},
     )

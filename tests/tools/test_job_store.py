@@ -92,7 +92,7 @@ def test_a_job() -> None:
     }
     entry = job_store.parse_entry(answer(said))
 
-    assert (entry.name, entry.digest, entry.meaning, entry.alive) == (
+    assert (entry.name, entry.digest, entry.identity, entry.alive) == (
         "j",
         "d",
         {"model": "m"},

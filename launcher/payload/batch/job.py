@@ -122,7 +122,7 @@ class Job:
     work: str
     out: str
     read: Read
-    meaning: Mapping[str, Any] = field(default_factory=dict)
+    identity: Mapping[str, Any] = field(default_factory=dict)
     digest: str = ""
     model: str = ""
     prompt: Prompt | None = None
@@ -182,6 +182,7 @@ def job(asked: Mapping[str, Any]) -> Job:
     return known(
         Job,
         asked,
+        identity=asked.get("meaning", {}),
         read=known(Read, asked["read"], sources=tuple(asked["read"]["sources"])),
         prompt=prompt and known(Prompt, prompt, chat=each_known(Message, prompt.get("chat"))),
         engine=ranged(Engine, asked.get("engine") or {}),
@@ -211,7 +212,7 @@ def ranged(kind: Any, asked: Mapping[str, Any]) -> Any:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two meanings of a job, a line each."""
+    """What differs between two identities of a job, a line each."""
     return [
         f"{key}: {brief(before, key)} → {brief(now, key)}"
         for key in sorted({*before, *now})

@@ -151,7 +151,8 @@ def recover(job: Job, manifest: Manifest, retry_errors: bool = False) -> Ledger:
         retry_errors: delete the error files first: their rows are pending again.
 
     Raises:
-        Refused: the folder holds something else, or was begun by a job of another meaning or input.
+        Refused: the folder holds something else, or was begun by a job of another identity or
+            input.
     """
     out = opened(job.out)
     try:
@@ -228,7 +229,7 @@ def claim(job: Job, manifest: Manifest, out: Place) -> None:
     mine = {
         "job": job.name,
         "cluster": job.cluster,
-        "meaning": dict(job.meaning),
+        "meaning": dict(job.identity),
         "input": manifest.fingerprint(),
     }
     if mark.exists():
@@ -250,7 +251,7 @@ def refuse_other(job: Job, origin: str, mark: Place, shown: str) -> None:
     """
     try:
         found = json.loads(mark.read())
-        owner, meaning, begun = (
+        owner, identity, begun = (
             (found["job"], found["cluster"]),
             dict(found["meaning"]),
             found["input"],
@@ -266,7 +267,7 @@ def refuse_other(job: Job, origin: str, mark: Place, shown: str) -> None:
             f"{shown} belongs to the job `{owner[0]}` of `{owner[1]}`",
             hint="name another folder to write to",
         )
-    if different := changes(meaning, job.meaning):
+    if different := changes(identity, job.identity):
         hint = f"undo the change, or {RESTART}"
         raise Refused(
             f"{shown} was begun by this job with other settings", "\n".join(different), hint

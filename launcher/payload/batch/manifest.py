@@ -65,14 +65,14 @@ class Manifest:
         return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 
-def dumped(manifest: Manifest, meaning: Mapping[str, Any]) -> bytes:
+def dumped(manifest: Manifest, identity: Mapping[str, Any]) -> bytes:
     splits = [[each.file, each.start, each.end, each.first, each.rows] for each in manifest.splits]
-    said = {**asdict(manifest), "splits": splits, "meaning": dict(meaning)}
+    said = {**asdict(manifest), "splits": splits, "meaning": dict(identity)}
     return json.dumps(said, ensure_ascii=False).encode("utf-8", "surrogateescape")
 
 
 def loaded(data: bytes) -> tuple[Manifest, dict[str, Any]]:
-    """Read a manifest and the meaning of the job that it was made for."""
+    """Read a manifest and the identity of the job that it was made for."""
     said = json.loads(data.decode("utf-8", "surrogateescape"))
     files = tuple(File(**{**each, "columns": tuple(each["columns"])}) for each in said["files"])
     splits = tuple(

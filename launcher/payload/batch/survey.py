@@ -40,7 +40,7 @@ def survey(job: Job, say: Callable[[str], None]) -> Manifest:
     if place.exists():
         return confirmed(job, place, listed)
     manifest = looked_at(job, listed, say)
-    place.write_atomic(dumped(manifest, job.meaning))
+    place.write_atomic(dumped(manifest, job.identity))
     return manifest
 
 
@@ -64,13 +64,13 @@ def confirmed(job: Job, place: Place, listed: list[Found]) -> Manifest:
         Refused: it does not.
     """
     try:
-        manifest, meaning = loaded(place.read())
+        manifest, identity = loaded(place.read())
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Refused(
             f"{place.where} cannot be read", brief(error), "start over with `--restart`"
         ) from error
     if manifest.digest != job.digest:
-        different = "\n".join(changes(meaning, job.meaning))
+        different = "\n".join(changes(identity, job.identity))
         raise Refused(
             "the job is not the one that was begun",
             different,

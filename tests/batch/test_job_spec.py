@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.batch import described, inputs
+from launcher.batch import inputs, job_spec
 from launcher.batch.shape import Job
 from launcher.errors import RequestError
 from launcher.model import Inventory
@@ -20,7 +20,7 @@ _CHAT = "prompt: {chat: [{role: user, content: '{{ text }}'}], chat_args: {think
 
 
 def _described(job: Job, inventory: Inventory, **options: Any) -> dict[str, Any]:
-    return described.described(job, inputs.shipped(job), inventory, **options)
+    return job_spec.job_spec(job, inputs.shipped(job), inventory, **options)
 
 
 def _digest(job: Job, inventory: Inventory) -> str:
@@ -219,16 +219,16 @@ def test_a_job_of_too_many_files_is_refused(
             )
             for at, name in enumerate(names)
         ]
-        return described.described(load_text(), files, inventory), {
+        return job_spec.job_spec(load_text(), files, inventory), {
             each.to: each.bytes for each in files
         }
 
     each = len(json.dumps(told(10_000)[0])) / 10_000
-    answer = json.dumps(told(int(0.97 * described.MOST / each)))
+    answer = json.dumps(told(int(0.97 * job_spec.MOST / each)))
     with pytest.raises(RequestError, match="the description of `test` is too long") as caught:
-        told(int(1.03 * described.MOST / each))
+        told(int(1.03 * job_spec.MOST / each))
 
-    assert described.MOST < len(answer) < 0.9 * output.LIMIT
+    assert job_spec.MOST < len(answer) < 0.9 * output.LIMIT
     assert "at most 5,242,880" in caught.value.evidence
     assert "fewer files" in caught.value.hint
 

@@ -1,7 +1,7 @@
-"""A job as the driver in the cluster reads it: `job.json`, with what its answers follow from
-(`meaning`), and a digest of that.
+"""A job as the driver in the cluster reads it: `job.json`, with its identity (what its answers
+follow from, under `meaning`), and a digest of that.
 
-What is not in `meaning` may change between two runs of a job: it makes answers come sooner or
+What is not in the identity may change between two runs of a job: it makes answers come sooner or
 later, not other ones.
 """
 
@@ -65,7 +65,7 @@ def jobs_folder(inventory: Inventory) -> str:
     return f"{inventory.head.hf_home.rstrip('/')}/vlaunch/{inventory.cluster}/batch"
 
 
-def described(
+def job_spec(
     job: Job, shipped: Sequence[Shipped], inventory: Inventory, *, retry_errors: bool = False
 ) -> dict[str, Any]:
     """Return `job.json` of `job` on the cluster of `inventory`, with the files that are `shipped`
@@ -81,7 +81,7 @@ def described(
         RequestError: it would be too long, for all the files that are shipped.
     """
     work = work_folder(inventory, job.name)
-    what = meaning(job, shipped)
+    what = identity(job, shipped)
     told = {
         "version": VERSION,
         "name": job.name,
@@ -140,7 +140,7 @@ def described(
     return told
 
 
-def meaning(job: Job, shipped: Sequence[Shipped]) -> dict[str, Any]:
+def identity(job: Job, shipped: Sequence[Shipped]) -> dict[str, Any]:
     """Return all that a job's answers follow from, flat, by the keys of a job file; files by their
     names and contents.
     """
@@ -148,24 +148,24 @@ def meaning(job: Job, shipped: Sequence[Shipped]) -> dict[str, Any]:
     flat = {
         "mode": job.mode,
         "model": job.model,
-        **_meaning_of_files(shipped),
+        **_identity_of_files(shipped),
         "read.paths": [one.text for one in read.sources if one.where != "control"] or None,
         "read.format": read.format,
         "read.id": read.id,
         "read.limit": read.limit,
         "read.row_bytes": read.row_bytes,
-        **_meaning_of_prompt(job),
+        **_identity_of_prompt(job),
         **{f"engine.args.{key}": job.engine.args.get(key) for key in _WHICH},
         **_below("sampling", job.sampling),
         "keep": _kept(job),
-        **_meaning_of_stages(job),
+        **_identity_of_stages(job),
         "write.path": _to(job.write.to),
         "write.format": job.write.format,
     }
     return {key: value for key, value in flat.items() if value not in (None, "")}
 
 
-def _meaning_of_files(shipped: Sequence[Shipped]) -> dict[str, Any]:
+def _identity_of_files(shipped: Sequence[Shipped]) -> dict[str, Any]:
     rows = [one for one in shipped if one.source is not None]
     code = [one for one in shipped if one.source is None]
     return {
@@ -180,7 +180,7 @@ def _input(label: str) -> str:
     return f"input {'./' if label == 'order' else ''}{label}"
 
 
-def _meaning_of_prompt(job: Job) -> dict[str, Any]:
+def _identity_of_prompt(job: Job) -> dict[str, Any]:
     prompt = job.prompt
     if prompt is None:
         return {}
@@ -193,7 +193,7 @@ def _meaning_of_prompt(job: Job) -> dict[str, Any]:
     }
 
 
-def _meaning_of_stages(job: Job) -> dict[str, Any]:
+def _identity_of_stages(job: Job) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     if job.predict is not None:
         flat["predict.class"] = job.predict.target
@@ -214,7 +214,7 @@ def _kept(job: Job) -> list[str] | None:
 
 
 def digest(what: dict[str, Any]) -> str:
-    """Return the SHA-256 of a `meaning`."""
+    """Return the SHA-256 of an identity."""
     return hashlib.sha256(json.dumps(what, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
 
