@@ -6,10 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
 from launcher.tools import decode, payload, untrusted
+
+# A package that is broken has none.
+_Version = Annotated[str, decode.Or("")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +30,15 @@ class Inside:
     memlock_unlimited: bool = False
     capabilities: tuple[str, ...] = ()
     infiniband: tuple[str, ...] = ()
-    libibverbs: str = ""
+    libibverbs: decode.Text = ""
     shm: int | None = None
     python: str = ""
-    ray: str = ""
-    torch: str = ""
-    nccl: str = ""
+    ray: _Version = ""
+    torch: _Version = ""
+    nccl: _Version = ""
     cuda: str = ""
-    env: Mapping[str, str] = field(default_factory=dict)
-    error: str = ""
+    env: Mapping[str, decode.Text] = field(default_factory=dict)
+    error: decode.Text = ""
 
 
 # Bits of CapEff in the kernel's order (include/uapi/linux/capability.h).
@@ -109,8 +113,8 @@ def parse_look(answer: Answer, *, running: bool = True) -> Inside:
             "memlock_unlimited": said["memlock"] is None,
             "capabilities": [name for bit, name in enumerate(_CAPABILITIES) if bits >> bit & 1],
         }
-        return decode.fit(Inside, found, "it")
-    except (KeyError, TypeError, ValueError, UnreadableAnswer) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise UnreadableAnswer(
             f"the container's answer has another form ({error!r})", evidence=answer.out[-300:]
         ) from None
+    return decode.fit(Inside, found, "the container's answer")

@@ -8,19 +8,17 @@ all ranks reduce together.
 
 from __future__ import annotations
 
-import math
-import types
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field
+from typing import Literal
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
-from launcher.tools import untrusted
+from launcher.tools import decode, untrusted
+from launcher.tools.decode import Text
 from launcher.tools.inside import Inside
 
 Backend = Literal["nccl", "gloo"]
-_Noun = TypeVar("_Noun")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +31,14 @@ class Transfer:
     there are no figures.
     """
 
-    source: str
-    target: str
+    source: Text
+    target: Text
     local_rank: int
     latency: float | None = None
     bandwidth: float | None = None
     size: int = 0
     correct: bool = True
-    error: str = ""
+    error: Text = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +55,7 @@ class Collective:
     algbw: float | None = None
     busbw: float | None = None
     correct: bool = True
-    error: str = ""
+    error: Text = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +68,11 @@ class RankReport:
 
     rank: int
     local_rank: int
-    phase: str
+    phase: Text
     ended: bool
     exit: int | None = None
-    error: str = ""
-    tail: str = ""
+    error: Text = ""
+    tail: Text = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,20 +85,20 @@ class Report:
     what NCCL wrote as that pair was measured.
     """
 
-    node: str
-    backend: str
+    node: Text
+    backend: Text
     ranks: tuple[RankReport, ...] = ()
     transfers: tuple[Transfer, ...] = ()
     collective: Collective | None = None
-    log: str = ""
-    env: Mapping[str, str] = field(default_factory=dict)
-    gpu: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
+    log: Text = ""
+    env: Mapping[str, Text] = field(default_factory=dict)
+    gpu: Text = ""
+    versions: Mapping[str, Text] = field(default_factory=dict)
     seconds: float = 0.0
-    error: str = ""
+    error: Text = ""
     inside: Inside | None = None
     rdma: tuple[str, ...] = ()
-    pair_logs: Mapping[str, str] = field(default_factory=dict)
+    pair_logs: Mapping[str, Text] = field(default_factory=dict)
 
 
 def probe(
@@ -172,8 +170,8 @@ def parse_report(answer: Answer) -> Report:
     except ValueError:
         raise _unreadable(answer, answer.tail or "(it printed nothing)") from None
     try:
-        return _report(said)
-    except (KeyError, TypeError, ValueError) as error:
+        return decode.fit(Report, said, "the report", closed=True)
+    except UnreadableAnswer as error:
         raise _unreadable(answer, f"{error}: {line[:300]}") from None
 
 
@@ -184,77 +182,3 @@ def _unreadable(answer: Answer, evidence: str) -> UnreadableAnswer:
         else f"ended with exit code {answer.code} and no report that can be read"
     )
     return UnreadableAnswer(f"{answer.node}: the network probe {what}", evidence=evidence)
-
-
-def _report(said: object) -> Report:
-    raw = _mapping(said)
-    ranks, transfers = raw.pop("ranks", []), raw.pop("transfers", [])
-    collective, inside = raw.pop("collective", None), raw.pop("inside", None)
-    plain = _noun(Report, raw)
-    return Report(
-        **{each.name: getattr(plain, each.name) for each in fields(Report) if each.name in raw},
-        ranks=tuple(_noun(RankReport, each) for each in _sequence(ranks)),
-        transfers=tuple(_noun(Transfer, each) for each in _sequence(transfers)),
-        collective=None if collective is None else _noun(Collective, collective),
-        inside=None if inside is None else _noun(Inside, inside),
-    )
-
-
-def _noun(kind: type[_Noun], said: object) -> _Noun:
-    """Make a dataclass of a JSON object; raises TypeError for a value of another kind and a field
-    too few or too many.
-    """
-    hints = get_type_hints(kind)
-    return kind(
-        **{key: _value(key, hints.get(key), value) for key, value in _mapping(said).items()}
-    )
-
-
-def _value(key: str, hint: Any, value: object) -> object:
-    """Check a JSON value against a field's type, turning arrays into tuples; only the types that
-    the shapes above use.
-    """
-    origin = get_origin(hint)
-    if isinstance(hint, types.UnionType) or origin is Union:
-        return None if value is None else _value(key, _required(hint), value)
-    if origin is not None:
-        return _collection(key, origin, value)
-    if hint is float and _is_number(value):
-        return float(value)
-    if type(value) is hint:
-        return untrusted.cut(value) if isinstance(value, str) else value
-    raise _misfit(key, value)
-
-
-def _required(hint: Any) -> Any:
-    """Return the type that an optional field has when it is there."""
-    return next(each for each in get_args(hint) if each is not type(None))
-
-
-def _collection(key: str, kind: type, value: object) -> object:
-    """Check a JSON array or object of texts."""
-    if kind is tuple and isinstance(value, list) and all(isinstance(each, str) for each in value):
-        return tuple(value)
-    if issubclass(kind, Mapping) and isinstance(value, dict):
-        return {name: untrusted.cut(str(each)) for name, each in value.items()}
-    raise _misfit(key, value)
-
-
-def _misfit(key: str, value: object) -> TypeError:
-    return TypeError(f"`{key}` cannot be {value!r:.80}")
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _mapping(said: object) -> dict[str, Any]:
-    if not isinstance(said, dict):
-        raise TypeError(f"not an object: {said!r:.80}")
-    return dict(said)
-
-
-def _sequence(said: object) -> list[object]:
-    if not isinstance(said, list):
-        raise TypeError(f"not an array: {said!r:.80}")
-    return said
