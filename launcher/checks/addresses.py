@@ -113,7 +113,7 @@ CHECKS = (
         why="packets for one of them reach the other, now and then",
         judge=_unique,
         group="network",
-        spared=one_node,
+        skip_reason=one_node,
     ),
     Check(
         id="subnet",
@@ -124,7 +124,7 @@ CHECKS = (
         ),
         judge=_subnet,
         group="network",
-        spared=one_node,
+        skip_reason=one_node,
     ),
     Check(
         id="one-nic-per-subnet",

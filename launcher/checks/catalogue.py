@@ -159,7 +159,7 @@ def _findings(
 def _judged(
     check: Check, inventory: Inventory, evidence: Evidence, known: dict[str, list[Finding]]
 ) -> list[Finding]:
-    if reason := check.spared(inventory):
+    if reason := check.skip_reason(inventory):
         return [skipped("", reason)]
     blocked = _blocked(check, inventory, evidence, known)
     facts = {name: each for name, each in evidence.facts.items() if name not in blocked}

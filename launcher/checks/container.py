@@ -168,7 +168,7 @@ CHECKS = (
         why="without /dev/infiniband in the container NCCL uses TCP and does not say so",
         judge=_inside(_devices),
         group="rdma",
-        spared=no_rdma,
+        skip_reason=no_rdma,
         needs=("docker", "rdma-devices"),
     ),
     Check(
@@ -177,7 +177,7 @@ CHECKS = (
         why="RDMA registers memory by locking it: `ibv_reg_mr … Cannot allocate memory` otherwise",
         judge=_inside(_memlock),
         group="rdma",
-        spared=no_rdma,
+        skip_reason=no_rdma,
         needs=("docker",),
     ),
     Check(
@@ -186,7 +186,7 @@ CHECKS = (
         why="NCCL ends with an unhandled system error at its start without it, and gives no reason",
         judge=_inside(_ipc_lock),
         group="rdma",
-        spared=no_rdma,
+        skip_reason=no_rdma,
         needs=("docker",),
     ),
     Check(
@@ -195,7 +195,7 @@ CHECKS = (
         why="NCCL loads it at run time, and uses TCP where it is not there",
         judge=_inside(_libibverbs),
         group="rdma",
-        spared=no_rdma,
+        skip_reason=no_rdma,
         needs=("docker",),
     ),
     *VERSIONS,

@@ -151,7 +151,7 @@ CHECKS = (
         ),
         judge=_driver,
         group="accelerator",
-        spared=not_nvidia,
+        skip_reason=not_nvidia,
         needs=("accelerator",),
     ),
 )

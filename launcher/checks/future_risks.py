@@ -79,7 +79,7 @@ CHECKS = (
         what="the kernel of the next boot has the GPU driver",
         why="an update that waits for a reboot takes the GPUs away at the worst moment",
         judge=surveyed(_next_boot),
-        spared=not_nvidia,
+        skip_reason=not_nvidia,
         group="host",
     ),
 )

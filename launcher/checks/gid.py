@@ -175,7 +175,7 @@ CHECKS = (
         ),
         judge=_gid,
         group="rdma",
-        spared=_no_roce,
+        skip_reason=_no_roce,
         needs=("rdma-devices", "hca-names"),
     ),
     Check(
@@ -184,7 +184,9 @@ CHECKS = (
         why="without GPUDirect RDMA every byte between nodes goes through the host's memory",
         judge=_gpudirect,
         group="rdma",
-        spared=lambda inventory: no_rdma(inventory) or cpu_has_none(inventory) or _amd(inventory),
+        skip_reason=lambda inventory: (
+            no_rdma(inventory) or cpu_has_none(inventory) or _amd(inventory)
+        ),
         needs=("rdma-devices",),
     ),
 )

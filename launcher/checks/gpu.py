@@ -221,7 +221,7 @@ CHECKS = (
         ),
         judge=_model,
         group="accelerator",
-        spared=cpu_has_none,
+        skip_reason=cpu_has_none,
         needs=("accelerator",),
     ),
     Check(
@@ -233,7 +233,7 @@ CHECKS = (
         ),
         judge=surveyed(_errors),
         group="accelerator",
-        spared=not_nvidia,
+        skip_reason=not_nvidia,
         needs=("accelerator",),
     ),
     Check(
@@ -242,7 +242,7 @@ CHECKS = (
         why="vLLM claims nine tenths of each GPU's memory at start and ends when it is not free",
         judge=each(_memory),
         group="accelerator",
-        spared=not_nvidia,
+        skip_reason=not_nvidia,
         needs=("accelerator",),
     ),
 )

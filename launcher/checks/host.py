@@ -211,7 +211,7 @@ CHECKS = (
             " hour and then fail"
         ),
         judge=each(_accelerator),
-        spared=cpu_has_none,
+        skip_reason=cpu_has_none,
         group="accelerator",
     ),
     Check(
@@ -219,7 +219,7 @@ CHECKS = (
         what="Docker can hand out GPUs",
         why="without it containers do not start: could not select device driver",
         judge=each(_gpu_runtime),
-        spared=not_nvidia,
+        skip_reason=not_nvidia,
         group="docker",
         needs=("docker",),
     ),
@@ -235,7 +235,7 @@ CHECKS = (
         what="RDMA devices are there",
         why="without them NCCL silently falls back to TCP",
         judge=each(_rdma),
-        spared=no_rdma,
+        skip_reason=no_rdma,
         group="rdma",
     ),
     PORTS,

@@ -235,7 +235,7 @@ CHECKS = (
         ),
         judge=each(_interface),
         group="network",
-        spared=_names_none,
+        skip_reason=_names_none,
     ),
     Check(
         id="mtu",

@@ -216,7 +216,7 @@ CHECKS = (
             _fixed_ports, "no fixed port was tried", "the fixed ports are open, both ways", _open
         ),
         group="ports",
-        spared=one_node,
+        skip_reason=one_node,
     ),
     Check(
         id="high-port",
@@ -224,7 +224,7 @@ CHECKS = (
         why="NCCL, Gloo and Ray's workers listen on ports that the kernel picks",
         judge=_judge(_high_port, "no high port was tried", "a high port is open, both ways", _open),
         group="ports",
-        spared=one_node,
+        skip_reason=one_node,
     ),
     Check(
         id="mtu-path",
@@ -240,6 +240,6 @@ CHECKS = (
             _pass_large,
         ),
         group="network",
-        spared=one_node,
+        skip_reason=one_node,
     ),
 )

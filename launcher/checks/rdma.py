@@ -293,7 +293,7 @@ CHECKS = (
         ),
         judge=_unused,
         group="rdma",
-        spared=lambda inventory: (
+        skip_reason=lambda inventory: (
             "" if inventory.fabric == "ethernet" else "network: fabric says to use RDMA"
         ),
     ),
@@ -306,7 +306,7 @@ CHECKS = (
         ),
         judge=surveyed(_names),
         group="rdma",
-        spared=_names_none,
+        skip_reason=_names_none,
     ),
     Check(
         id="rdma-link",
@@ -314,7 +314,7 @@ CHECKS = (
         why="NCCL skips a port that is not ACTIVE, and the slowest port sets the pace",
         judge=_link,
         group="rdma",
-        spared=no_rdma,
+        skip_reason=no_rdma,
         needs=("rdma-devices", "hca-names"),
     ),
 )

@@ -87,7 +87,7 @@ CHECKS = (
         what="sudo starts docker without a password",
         why="nobody is there to type one while a cluster comes up",
         judge=each(_sudo),
-        spared=_no_sudo,
+        skip_reason=_no_sudo,
         group="reach",
     ),
 )

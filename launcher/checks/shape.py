@@ -105,9 +105,9 @@ Judge = Callable[[Inventory, Evidence], Sequence[Finding]]
 class Check:
     """One thing that must hold. `what` is a sentence that is true when the check is green.
 
-    `spared` says why a check does not apply to a cluster, and nothing when it does: what was not
-    looked at is never green. `needs` names checks without which this one cannot be judged; a node
-    that fails one of them is skipped here.
+    `skip_reason` says why a check does not apply to a cluster, and nothing when it does: what was
+    not looked at is never green. `needs` names checks without which this one cannot be judged; a
+    node that fails one of them is skipped here.
     """
 
     id: str
@@ -115,12 +115,12 @@ class Check:
     why: str
     judge: Judge
     group: Group
-    spared: Callable[[Inventory], str] = lambda _: ""
+    skip_reason: Callable[[Inventory], str] = lambda _: ""
     needs: tuple[str, ...] = ()
 
     def applies(self, inventory: Inventory) -> bool:
         """Return whether there is anything to judge in this cluster."""
-        return not self.spared(inventory)
+        return not self.skip_reason(inventory)
 
 
 def passed(node: Node | str, text: str = "") -> Finding:
