@@ -274,10 +274,7 @@ def read_payload(answer: Answer) -> dict[str, Any]:
         raise UnreadableAnswer(
             f"{answer.node}: the head container gave no answer", evidence=answer.tail
         )
-    if trouble := head_answer.trouble(said):
-        raise UnreadableAnswer(
-            f"{answer.node}: the head container's answer cannot be read", evidence=trouble
-        )
+    head_answer.check(said, f"{answer.node}: the head container's answer")
     if "error" in said and not answer.ok:
         raise UnreadableAnswer(f"{answer.node}: {said['error']}", evidence=str(said["error"]))
     return said

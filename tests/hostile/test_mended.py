@@ -148,5 +148,6 @@ def test_spaces_without_end() -> None:
 
 def test_fields_that_are_known_have_a_kind() -> None:
     """And what is not known is left to who asked for it."""
-    assert head_answer.trouble({"servers": 5, "new": []}) == ""
-    assert "`health`" in head_answer.trouble({"health": "200"})
+    head_answer.check({"servers": 5, "new": []}, "it")
+    with pytest.raises(UnreadableAnswer, match="`health`"):
+        head_answer.check({"health": "200"}, "it")
