@@ -27,12 +27,12 @@ _FRESH = 5.0  # seconds for which a report holds
 SILENCE = 60.0  # seconds without one until a connection counts as broken
 _RETURN = 10.0  # seconds for an agent whose connection was closed to come back
 _CONNECT = 2.0  # seconds for a connection to the head
-_STRANGERS = 64  # connections that have not proven yet who they are
+_MOST_PENDING = 64  # connections that have not proven yet who they are
 _PROOF = 10.0  # seconds to do so
 
 
 @dataclass
-class Stranger:
+class PendingPeer:
     """Somebody who has not proven yet to be an agent of this cluster."""
 
     peer: Peer
@@ -68,7 +68,7 @@ class Lead:
         self.orders: dict[str, dict[str, Order]] = {}
         self.changed = False  # a member came or went
         self.ray = ""  # another word each time that Ray's head is started
-        self._strangers: list[Stranger] = []
+        self._pending: list[PendingPeer] = []
         self._server: socket.socket | None = None
         self._told = self._listened = 0.0
         self._sent: dict[str, Any] = {}
@@ -156,8 +156,8 @@ class Lead:
                     raise Lost(f"it has been silent for {SILENCE:g} s")
             except Lost as why:
                 self._lose(name, str(why))
-        for stranger in [each for each in self._strangers if now - each.since > _PROOF]:
-            self._turn_away(stranger)
+        for pending in [each for each in self._pending if now - each.since > _PROOF]:
+            self._turn_away(pending)
 
     def _tell(self, name: str, member: Member, *, again: bool) -> None:
         """Tell a node its orders when they have changed, or `again`; raises Lost."""
@@ -178,55 +178,55 @@ class Lead:
         self.selector.register(self._server, selectors.EVENT_READ, self._accept)
 
     def _accept(self) -> None:
-        """Let a stranger in, who must prove at once who it is."""
+        """Let a peer in, who must prove at once who it is."""
         assert self._server is not None  # noqa: S101 - it is what became readable
         with contextlib.suppress(OSError):
             sock, _ = self._server.accept()
-            stranger = Stranger(Peer(sock), secrets.token_hex(16), time.monotonic())
+            pending = PendingPeer(Peer(sock), secrets.token_hex(16), time.monotonic())
             self.selector.register(
-                stranger.peer, selectors.EVENT_READ, lambda: self._hear_stranger(stranger)
+                pending.peer, selectors.EVENT_READ, lambda: self._hear_pending(pending)
             )
-            self._strangers.append(stranger)
+            self._pending.append(pending)
             try:
-                stranger.peer.say(challenge=stranger.challenge)
+                pending.peer.say(challenge=pending.challenge)
             except Lost:
-                self._turn_away(stranger)
-            if len(self._strangers) > _STRANGERS:
-                self._turn_away(self._strangers[0])
+                self._turn_away(pending)
+            if len(self._pending) > _MOST_PENDING:
+                self._turn_away(self._pending[0])
 
-    def _turn_away(self, stranger: Stranger, why: str = "") -> None:
-        self._strangers.remove(stranger)
-        self.selector.unregister(stranger.peer)
+    def _turn_away(self, pending: PendingPeer, why: str = "") -> None:
+        self._pending.remove(pending)
+        self.selector.unregister(pending.peer)
         if why:
             with contextlib.suppress(Lost):
-                stranger.peer.say(refused=why)
-        stranger.peer.close()
+                pending.peer.say(refused=why)
+        pending.peer.close()
 
-    def _hear_stranger(self, stranger: Stranger) -> None:
+    def _hear_pending(self, pending: PendingPeer) -> None:
         try:
-            for said in stranger.peer.read():
-                if stranger in self._strangers:
-                    self._judge(stranger, said)
+            for said in pending.peer.read():
+                if pending in self._pending:
+                    self._judge(pending, said)
         except Lost:
-            if stranger in self._strangers:
-                self._turn_away(stranger)
+            if pending in self._pending:
+                self._turn_away(pending)
 
-    def _judge(self, stranger: Stranger, said: Mapping[str, Any]) -> None:
+    def _judge(self, pending: PendingPeer, said: Mapping[str, Any]) -> None:
         name, boot, nonce, key = said.get("node"), said.get("boot"), said.get("nonce"), secret()
-        words = (name, boot, stranger.challenge, nonce)
+        words = (name, boot, pending.challenge, nonce)
         if (
             not isinstance(name, str)
             or not isinstance(boot, str)
             or not proven(said.get("proof"), key, "member", *words)
         ):
-            return self._turn_away(stranger, "the secrets differ: run `vlaunch up`")
+            return self._turn_away(pending, "the secrets differ: run `vlaunch up`")
         if name == self.name:
-            return self._turn_away(stranger, f"{name} is this node itself")
+            return self._turn_away(pending, f"{name} is this node itself")
         if name in self.members:
             self._lose(name, "it has connected anew")
-        member = Member(stranger.peer, boot[:40])
-        self._strangers.remove(stranger)
-        self.selector.modify(stranger.peer, selectors.EVENT_READ, lambda: self._hear(name, member))
+        member = Member(pending.peer, boot[:40])
+        self._pending.remove(pending)
+        self.selector.modify(pending.peer, selectors.EVENT_READ, lambda: self._hear(name, member))
         self.members[name], self.changed = member, True
         self.lost.pop(name, None)
         self._sent.pop(name, None)

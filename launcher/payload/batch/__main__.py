@@ -101,33 +101,33 @@ def lock(work: str) -> Any:
 
 def watched(job: jobs.Job, progress: Any) -> int:
     """Run the job; whatever ends it is said in the progress, the summary and the log."""
-    books = Books(job, progress)
+    run = BatchRun(job, progress)
     try:
-        books.open()
+        run.open()
         WORKING.set()  # from here on a signal must not come between rows and their file
-        if books.pending:
-            work(job, progress, books)
-        books.close()
-        left = books.left()
+        if run.pending:
+            work(job, progress, run)
+        run.close()
+        left = run.left()
         if left:
             raise jobs.Failed(
                 f"{left} rows never came back", hint="run the job again: it goes on with those rows"
             )
-        summary.write(job, books.manifest, books.ledger, progress, "done")
+        summary.write(job, run.manifest, run.ledger, progress, "done")
     except Stop:
-        return books.end("stopped", progress, None)
+        return run.end("stopped", progress, None)
     except jobs.Refused as refused:
-        return books.end("refused", progress, refused)
+        return run.end("refused", progress, refused)
     except Exception as problem:  # the last place where it can be put into words
         if not isinstance(problem, jobs.Failed):
             traceback.print_exc()
-        return books.end("failed", progress, failures.explain(problem, job.mode))
+        return run.end("failed", progress, failures.explain(problem, job.mode))
     progress.set("done")
     return 0
 
 
-class Books:
-    """Input and output of one run: what there is, what is accounted for, and the file that is being
+class BatchRun:
+    """One run's input and output: what there is, what is accounted for, and the file that is being
     written.
     """
 
@@ -178,15 +178,15 @@ class Books:
         return STOPPED if state == "stopped" else 1
 
 
-def work(job: jobs.Job, progress: Any, books: Books) -> None:
+def work(job: jobs.Job, progress: Any, run: BatchRun) -> None:
     """Take rows from the pipeline into the sink until there are no more."""
     progress.set("loading", "starting the pipeline")
     pipeline = importlib.import_module(MODES[job.mode], __package__)
-    assert books.sink is not None  # noqa: S101 - opened
-    for rows in pumped(pipeline.run(job, books.manifest, books.pending, progress)):
+    assert run.sink is not None  # noqa: S101 - opened
+    for rows in pumped(pipeline.run(job, run.manifest, run.pending, progress)):
         if rows:
-            books.sink.add(rows)
-        books.sink.tick()
+            run.sink.add(rows)
+        run.sink.tick()
         # Ray, once it is connected, has put a handler of its own below it
         signal.signal(signal.SIGTERM, asked_to_stop)
         watch = budget.Watch.current

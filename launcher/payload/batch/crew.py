@@ -15,7 +15,7 @@ from . import failures
 from .budget import QUEUE
 from .job import Failed, Job
 from .postmortem import SEEN, blamed, died, evidence, how, said, tail
-from .rank import Card, Rank, Setting
+from .rank import Rank, RankProcess, Setting
 
 # seconds in which the rank at fault may show itself before another one, which lost it, is blamed
 GRACE = 10.0
@@ -24,7 +24,7 @@ ENDING = 20.0  # seconds for the processes of all ranks to be gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class RankSlot:
     """A rank's place: the node with this address."""
 
     rank: int
@@ -56,12 +56,14 @@ class Crew:
     with the end of its log.
     """
 
-    def __init__(self, job: Job, seats: Sequence[Seat], progress: Any, *, together: bool) -> None:
-        self.job, self.seats, self.progress, self.together = job, seats, progress, together
+    def __init__(
+        self, job: Job, slots: Sequence[RankSlot], progress: Any, *, together: bool
+    ) -> None:
+        self.job, self.slots, self.progress, self.together = job, slots, progress, together
         self.actors: list[Any] = []
         self.nodes: list[str] = []
-        self.cards: dict[int, Card] = {}
-        self.tasks: dict[int, deque[Task]] = {seat.rank: deque() for seat in seats}
+        self.processes: dict[int, RankProcess] = {}
+        self.tasks: dict[int, deque[Task]] = {slot.rank: deque() for slot in slots}
 
     def __enter__(self) -> Crew:
         return self
@@ -82,31 +84,31 @@ class Crew:
                 num_gpus=each, num_cpus=0, max_restarts=0, scheduling_strategy=pinned(node)
             )
             self.actors.append(options.remote(self.job, self.together))
-        self.progress.replicas(0, len(self.seats))
+        self.progress.replicas(0, len(self.slots))
         self.progress.set(
             "waiting", f"{text}: waiting for {each} free accelerator{'s' * (each > 1)} for each"
         )
         hint = "`vlaunch jobs` shows what holds accelerators"
-        for seat, actor in zip(self.seats, self.actors, strict=True):
+        for slot, actor in zip(self.slots, self.actors, strict=True):
             self.put(
-                seat.rank, actor.hello.remote(), doing="has not started", limit=QUEUE, hint=hint
+                slot.rank, actor.hello.remote(), doing="has not started", limit=QUEUE, hint=hint
             )
         while self.busy:
-            self.cards.update((rank, card) for rank, _, card in self.finished())
+            self.processes.update((rank, process) for rank, _, process in self.finished())
         self.progress.set("loading", text)
         hint = "a larger `limits.stall` gives it longer"
-        for seat, setting in zip(self.seats, settings, strict=True):
-            ref = self.actors[seat.rank].load.remote(setting)
-            self.put(seat.rank, ref, doing="has not loaded the model", limit=stall, hint=hint)
+        for slot, setting in zip(self.slots, settings, strict=True):
+            ref = self.actors[slot.rank].load.remote(setting)
+            self.put(slot.rank, ref, doing="has not loaded the model", limit=stall, hint=hint)
         ready = 0
         while self.busy:
             ready += len(self.finished())
-            self.progress.replicas(ready, len(self.seats))
+            self.progress.replicas(ready, len(self.slots))
         self.progress.set("running", text)
 
     def locate(self) -> None:
         """Find Ray's names for the nodes."""
-        self.nodes = self.nodes or [self.node(seat) for seat in self.seats]
+        self.nodes = self.nodes or [self.node(slot) for slot in self.slots]
 
     def port(self, first: int) -> int:
         """Return where the ranks can meet: `first`, or the next port on the first rank's node that
@@ -118,25 +120,25 @@ class Crew:
         found = int(ray.get(self.there(0, free_port, first), timeout=60))
         if found != first:
             self.progress.warn(
-                f"port {first} on {self.seats[0].ip} is taken: the ranks meet at {found}"
+                f"port {first} on {self.slots[0].ip} is taken: the ranks meet at {found}"
             )
         return found
 
-    def node(self, seat: Seat) -> str:
+    def node(self, slot: RankSlot) -> str:
         """Find Ray's name for a rank's node."""
         import ray
 
         alive = {
             node["NodeManagerAddress"]: str(node["NodeID"]) for node in ray.nodes() if node["Alive"]
         }
-        if seat.ip not in alive:
+        if slot.ip not in alive:
             there = f"Ray's nodes: {', '.join(sorted(alive))}"
             raise Failed(
-                f"{seat}: Ray has no such node",
+                f"{slot}: Ray has no such node",
                 there,
                 "run `vlaunch up`: it starts what is missing",
             )
-        return alive[seat.ip]
+        return alive[slot.ip]
 
     def give(self, rank: int, tag: Any, rows: Sequence[tuple[int, bytes]]) -> None:
         """Let a rank answer rows (their numbers and pickled columns), after what it has in hand."""
@@ -205,8 +207,8 @@ class Crew:
         ]
         if late:
             task = unfinished[late[0]]
-            notes = [f"nor has {self.seats[rank]}" for rank in late[1:]]
-            message = f"{self.seats[late[0]]} {task.doing} within {task.limit:g} s"
+            notes = [f"nor has {self.slots[rank]}" for rank in late[1:]]
+            message = f"{self.slots[late[0]]} {task.doing} within {task.limit:g} s"
             raise Failed(message, evidence(self.log(late[0]), notes), task.hint)
 
     def result(self, task: Task) -> Any:
@@ -233,13 +235,13 @@ class Crew:
             hint = "run the job again once the cause is gone: it goes on where it stopped"
         notes = []
         if gone or known:
-            notes.append(f"{'Ray' if gone else self.seats[rank]}: {said(problem)}"[:400])
+            notes.append(f"{'Ray' if gone else self.slots[rank]}: {said(problem)}"[:400])
         notes += [
-            f"{self.seats[other]} then failed too: {said(each)}"
+            f"{self.slots[other]} then failed too: {said(each)}"
             for other, each in lost.items()
             if other != rank
         ]
-        message = f"{self.seats[rank]} {'ended' if gone else 'failed'}: {what}"
+        message = f"{self.slots[rank]} {'ended' if gone else 'failed'}: {what}"
         raise Failed(message, evidence(lines, notes), hint) from problem
 
     def lost_meanwhile(self, lost: dict[int, BaseException]) -> dict[int, BaseException]:
@@ -260,12 +262,12 @@ class Crew:
         """Return the last lines of a rank's log, or why there are none."""
         import ray
 
-        if rank not in self.cards:
+        if rank not in self.processes:
             return []
         try:
-            return list(ray.get(self.there(rank, tail, self.cards[rank].log, SEEN), timeout=15))
+            return list(ray.get(self.there(rank, tail, self.processes[rank].log, SEEN), timeout=15))
         except Exception as problem:  # the failure itself matters more
-            return [f"(its log {self.cards[rank].log} cannot be read: {said(problem)})"]
+            return [f"(its log {self.processes[rank].log} cannot be read: {said(problem)})"]
 
     def there(self, rank: int, what: Any, *args: Any) -> Any:
         """Call a function on a rank's node, beside the rank."""
@@ -282,8 +284,11 @@ class Crew:
 
         for actor in self.actors:
             ray.kill(actor, no_restart=True)
-        refs = [self.there(rank, sweep, card.pid, ENDING / 2) for rank, card in self.cards.items()]
-        self.actors, self.cards = [], {}
+        refs = [
+            self.there(rank, sweep, process.pid, ENDING / 2)
+            for rank, process in self.processes.items()
+        ]
+        self.actors, self.processes = [], {}
         done, late = ray.wait(refs, num_returns=len(refs), timeout=ENDING) if refs else ([], [])
         for ref in done:
             try:

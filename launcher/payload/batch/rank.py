@@ -38,7 +38,7 @@ except ProcessLookupError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
+class RankProcess:
     """Where a rank is: its process, which is also its process group, and the log on its node."""
 
     pid: int
@@ -74,7 +74,7 @@ class Rank:
         self.job, self.together = job, together
         self.llm: Any = None
 
-    def hello(self) -> Card:
+    def hello(self) -> RankProcess:
         """Make this process one that leaves nothing behind and has one log; return where it is."""
         os.dup2(1, 2)  # one log, in the order in which things happened
         # a child that crashes in native code says where
@@ -82,7 +82,7 @@ class Rank:
         if os.getpgid(0) != os.getpid():
             os.setpgid(0, 0)
         subprocess.run([sys.executable, "-c", _AFTER, str(os.getpid())], check=True, timeout=60)
-        return Card(pid=os.getpid(), log=os.readlink("/proc/self/fd/1"))
+        return RankProcess(pid=os.getpid(), log=os.readlink("/proc/self/fd/1"))
 
     def load(self, setting: Setting) -> None:
         """Load the model.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from .crew import Crew, Seat
+from .crew import Crew, RankSlot
 from .job import DataParallel, Failed, Job, Refused
 from .prompts import Prompter
 from .rank import Answer, Setting
@@ -70,7 +70,7 @@ def run(
             hint="run it as a job of its own (`mode: predict`), and read what that one wrote",
         )
     Prompter(job)  # what is wrong with a template is said before any rank starts
-    seats = seated(parallel, job.engine.tp * job.engine.pp)
+    slots = rank_slots(parallel, job.engine.tp * job.engine.pp)
     moe = experts(configuration(job)) > 0
     if parallel.expert_parallel and not moe:
         progress.warn(
@@ -80,18 +80,18 @@ def run(
     together = moe and parallel.size > 1
     size = share(count(pending), parallel)
     cluster.connect(logs=False)
-    with Crew(job, seats, progress, together=together) as crew:
-        meet = (seats[0].ip, crew.port(parallel.port)) if together else ("", 0)
-        crew.start([setting(job, seat, meet, moe=moe) for seat in seats], told(job, meet, moe=moe))
+    with Crew(job, slots, progress, together=together) as crew:
+        meet = (slots[0].ip, crew.port(parallel.port)) if together else ("", 0)
+        crew.start([setting(job, slot, meet, moe=moe) for slot in slots], told(job, meet, moe=moe))
         rows = read(job, manifest, pending)
         yield from (
-            in_step(rows, crew, len(seats), size)
+            in_step(rows, crew, len(slots), size)
             if together
-            else apart(rows, crew, len(seats), size)
+            else apart(rows, crew, len(slots), size)
         )
 
 
-def seated(parallel: DataParallel, each: int) -> list[Seat]:
+def rank_slots(parallel: DataParallel, each: int) -> list[RankSlot]:
     """Hand ranks to nodes in their order, as many to each as have `each` accelerators there.
 
     Raises:
@@ -108,7 +108,7 @@ def seated(parallel: DataParallel, each: int) -> list[Seat]:
             f"ranks that fit: {room}",
             "lower `data_parallel.size`, or `engine.tp` and `engine.pp`: a rank stays on one node",
         )
-    return [Seat(rank=rank, ip=ip) for rank, ip in enumerate(places[: parallel.size])]
+    return [RankSlot(rank=rank, ip=ip) for rank, ip in enumerate(places[: parallel.size])]
 
 
 def configuration(job: Job) -> Mapping[str, Any]:
@@ -172,7 +172,7 @@ def most(count: Any) -> int:
     return count if isinstance(count, int) else 0
 
 
-def setting(job: Job, seat: Seat, meet: tuple[str, int], *, moe: bool) -> Setting:
+def setting(job: Job, slot: RankSlot, meet: tuple[str, int], *, moe: bool) -> Setting:
     """Return how a rank loads; `meet` is the first one's address and port.
 
     vLLM refuses its data-parallel variables for dense models, so those are engines of their own.
@@ -193,7 +193,7 @@ def setting(job: Job, seat: Seat, meet: tuple[str, int], *, moe: bool) -> Settin
     if not together:
         return Setting(arguments=arguments)
     environment = {
-        "VLLM_DP_RANK": str(seat.rank),
+        "VLLM_DP_RANK": str(slot.rank),
         "VLLM_DP_RANK_LOCAL": "0",
         "VLLM_DP_SIZE": str(parallel.size),
         "VLLM_DP_MASTER_IP": meet[0],

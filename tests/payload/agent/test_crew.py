@@ -97,10 +97,10 @@ class Head:
     def __init__(self) -> None:
         self.lead = Lead("gpu1", "127.0.0.1", 0, Node(), selectors.DefaultSelector())  # type: ignore[arg-type]
         self.near, self.far = socket.socketpair()
-        self.lead._server = Door(self.near)  # type: ignore[assignment]
+        self.lead._server = FakeServer(self.near)  # type: ignore[assignment]
         self.sockets = [self.near, self.far]
 
-    def stranger(self) -> Far:
+    def pending_peer(self) -> Far:
         """Let somebody come in; what it is asked is in `challenge`."""
         near, far = socket.socketpair()
         self.sockets += [near, far]
@@ -112,7 +112,7 @@ class Head:
 
     def member(self, name: str, key: str = KEY, boot: str = "b1") -> Far:
         """Let an agent come in, which knows the key."""
-        found = self.stranger()
+        found = self.pending_peer()
         proof = wire.proof(key, "member", name, boot, found.challenge, "n")  # type: ignore[attr-defined]
         found.say({"node": name, "boot": boot, "nonce": "n", "proof": proof})
         self.turn()
@@ -131,7 +131,7 @@ class Head:
             each.close()
 
 
-class Door:
+class FakeServer:
     """What listens."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -275,7 +275,7 @@ def test_without_a_secret_nobody_comes_in(head: Head, monkeypatch: pytest.Monkey
 
 def test_a_stranger_who_says_nothing_is_not_waited_for(head: Head, clock: Clock) -> None:
     """It may prove who it is, but must do so at once."""
-    stranger = head.stranger()
+    stranger = head.pending_peer()
     clock.now += 9.0
     head.turn()
     stranger.heard()
@@ -289,7 +289,7 @@ def test_a_stranger_who_says_nothing_is_not_waited_for(head: Head, clock: Clock)
 
 def test_strangers_who_say_nothing_keep_nobody_out(head: Head) -> None:
     """However many: those who came first go first."""
-    silent = [head.stranger() for _ in range(100)]
+    silent = [head.pending_peer() for _ in range(100)]
     head.member("gpu2")
     for each in silent:
         each.heard()
@@ -304,7 +304,7 @@ def test_whatever_is_said_to_the_head(clock: Clock, chance: mutate.Chance) -> No
     """By strangers, and by members who know the secret; somebody else is heard all the same."""
     head = Head()
     other = head.member("gpu3")
-    far = head.stranger()
+    far = head.pending_peer()
     good = {
         "node": "gpu2",
         "boot": "b",
@@ -479,7 +479,7 @@ def test_the_head_listens_when_its_address_comes(
     with socket.create_connection(("127.0.0.1", port), 5) as sock, sock.makefile("rb") as lines:
         lead._accept()
         assert b"challenge" in lines.readline()
-    lead._turn_away(lead._strangers[0])
+    lead._turn_away(lead._pending[0])
     assert lead._server is not None
     lead._server.close()
     lead.selector.close()

@@ -19,7 +19,7 @@ import pytest
 from launcher.payload.batch import crew
 from launcher.payload.batch.job import Failed
 from launcher.payload.batch.job import job as made
-from launcher.payload.batch.rank import Card, Setting
+from launcher.payload.batch.rank import RankProcess, Setting
 
 
 class Died(Exception):
@@ -81,7 +81,7 @@ class Ray(ModuleType):
 
     def answers(self, node: str, name: str, args: tuple[Any, ...]) -> Ref:
         usual = {
-            "hello": Card(pid=len(node) + 1000, log=f"/logs/{node}"),
+            "hello": RankProcess(pid=len(node) + 1000, log=f"/logs/{node}"),
             "tail": [f"end of {args}"],
             "sweep": [],
         }
@@ -166,7 +166,10 @@ def hired(
         }
     )
     return crew.Crew(
-        job, [crew.Seat(rank=rank, ip=ip) for rank, ip in enumerate(ips)], progress, together=True
+        job,
+        [crew.RankSlot(rank=rank, ip=ip) for rank, ip in enumerate(ips)],
+        progress,
+        together=True,
     )
 
 

@@ -295,13 +295,13 @@ def test_only_the_first_signal_interrupts(
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(driver.survey, "survey", twice)
-    said = driver.Books.end
+    said = driver.BatchRun.end
 
     def signalled(*args: Any) -> int:
         os.kill(os.getpid(), signal.SIGTERM)
         return said(*args)
 
-    monkeypatch.setattr(driver.Books, "end", signalled)
+    monkeypatch.setattr(driver.BatchRun, "end", signalled)
     assert run(everything) == 143
     assert told(work)["state"] == "stopped"
 

@@ -18,7 +18,7 @@ import pytest
 
 from launcher.payload.batch import cluster, ranks
 from launcher.payload.batch import rows as reading
-from launcher.payload.batch.crew import Seat
+from launcher.payload.batch.crew import RankSlot
 from launcher.payload.batch.job import Failed, Preprocess, Refused
 from launcher.payload.batch.job import job as made
 from launcher.payload.batch.rank import Answer
@@ -223,9 +223,9 @@ def test_few_rows_are_spread_over_all_ranks(rows: int, expected: int) -> None:
 
 def test_ranks_go_to_nodes_in_their_order() -> None:
     """As many to each as have room for a whole rank."""
-    seats = ranks.seated(job(size=4).data_parallel, 2)
+    slots = ranks.rank_slots(job(size=4).data_parallel, 2)
 
-    assert [(seat.rank, seat.ip) for seat in seats] == [
+    assert [(slot.rank, slot.ip) for slot in slots] == [
         (0, "10.0.0.2"),
         (1, "10.0.0.2"),
         (2, "10.0.0.3"),
@@ -246,7 +246,7 @@ def test_ranks_that_do_not_fit_are_refused_with_what_does() -> None:
     with pytest.raises(
         Refused, match="2 ranks of 5 accelerators do not fit: the nodes have room for 1"
     ) as refused:
-        ranks.seated(job().data_parallel, 5)
+        ranks.rank_slots(job().data_parallel, 5)
 
     assert refused.value.evidence.startswith(
         "ranks that fit: 10.0.0.1: 0 of 1 accelerators, 10.0.0.2: 1 of 5"
@@ -327,7 +327,7 @@ def test_ranks_of_a_mixture_of_experts_are_told_of_each_other() -> None:
     """
     asked = job(args={"dtype": "float32", "model": "other"})
 
-    made = ranks.setting(asked, Seat(rank=1, ip="10.0.0.2"), ("10.0.0.1", 29608), moe=True)
+    made = ranks.setting(asked, RankSlot(rank=1, ip="10.0.0.2"), ("10.0.0.1", 29608), moe=True)
 
     assert made.environment == {
         "VLLM_DP_RANK": "1",
@@ -361,7 +361,7 @@ def test_how_a_rank_loads_follows_from_the_model(
     asked: Any, moe: bool, together: bool, experts: Any, backend: str
 ) -> None:
     """vLLM refuses its data-parallel variables for dense models."""
-    made = ranks.setting(asked, Seat(rank=0, ip="10.0.0.1"), ("10.0.0.1", 29600), moe=moe)
+    made = ranks.setting(asked, RankSlot(rank=0, ip="10.0.0.1"), ("10.0.0.1", 29600), moe=moe)
 
     assert bool(made.environment) == together
     assert made.arguments.get("enable_expert_parallel") is experts
@@ -397,8 +397,10 @@ def test_a_run_reads_pending_rows_only_and_ends_its_ranks(
     crews: list[Any] = []
 
     class Started(Crew):
-        def __init__(self, asked: Any, seats: list[Seat], progress: Any, *, together: bool) -> None:
-            super().__init__(len(seats))
+        def __init__(
+            self, asked: Any, slots: list[RankSlot], progress: Any, *, together: bool
+        ) -> None:
+            super().__init__(len(slots))
             self.together, self.text, self.ended = together, "", False
             self.settings: list[Any] = []
             crews.append(self)
