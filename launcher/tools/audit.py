@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Annotated
 
 from launcher import shell
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
+from launcher.tools import decode
 
 FILE = "audit"  # {state_dir}/audit/{cluster}.ndjson
 # A line of at most this many bytes is one write of every shell (dash buffers 8 KiB, bash and
@@ -20,7 +21,9 @@ FILE = "audit"  # {state_dir}/audit/{cluster}.ndjson
 # another one's.
 LONGEST = 4000
 _COMMAND = 1000
-_TEXT = 2000
+
+_Change = Annotated[str, decode.shortened(2000), decode.DROPPED]
+_Text = Annotated[str, decode.shortened(2000), decode.Or("")]
 
 # Options whose values nobody should read (`--tokenizer`, `--max-num-batched-tokens` are none), and
 # passwords within addresses.
@@ -39,16 +42,16 @@ class Entry:
     `at` is the launcher's clock; `id` is the same for all lines of one command.
     """
 
-    at: str
-    who: str
-    host: str
-    verb: str
-    command: str
-    node: str
-    changes: tuple[str, ...] = ()
-    id: str = ""
-    inventory: str = ""
-    vlaunch: str = ""
+    at: Annotated[str, decode.shortened(40)]
+    who: Annotated[str, decode.shortened(200)]
+    host: Annotated[str, decode.shortened(200)]
+    verb: Annotated[str, decode.shortened(40)]
+    command: _Text
+    node: _Text
+    changes: Annotated[tuple[_Change, ...], decode.Or(())] = ()
+    id: _Text = ""
+    inventory: _Text = ""
+    vlaunch: _Text = ""
 
 
 def append(state_dir: str, cluster: str, entry: Entry, *, strict: bool = True) -> Argv:
@@ -134,32 +137,7 @@ def command_line(words: Sequence[str]) -> str:
 
 def _entry(text: str, node: str) -> Entry | None:
     try:
-        said: Any = json.loads(text)
-    except (ValueError, RecursionError):
+        found = decode.read(Entry, text, "the line")
+    except UnreadableAnswer:
         return None
-    if not isinstance(said, Mapping) or not all(
-        isinstance(said.get(key), str) for key in ("at", "who", "host", "verb")
-    ):
-        return None
-    changes = said.get("changes")
-    return Entry(
-        at=said["at"][:40],
-        who=said["who"][:200],
-        host=said["host"][:200],
-        verb=said["verb"][:40],
-        command=_text(said, "command"),
-        node=_text(said, "node") or node,
-        id=_text(said, "id"),
-        inventory=_text(said, "inventory"),
-        vlaunch=_text(said, "vlaunch"),
-        changes=(
-            tuple(each[:_TEXT] for each in changes if isinstance(each, str))
-            if isinstance(changes, list)
-            else ()
-        ),
-    )
-
-
-def _text(said: Mapping[str, Any], key: str) -> str:
-    value = said.get(key)
-    return value[:_TEXT] if isinstance(value, str) else ""
+    return replace(found, node=found.node or node)

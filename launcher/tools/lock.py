@@ -9,20 +9,22 @@ by `break_`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 from launcher import shell
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
+from launcher.tools import decode
 
 FILE = "locks"  # {state_dir}/locks/{cluster}
 # exit codes: somebody else holds it, and there is neither `flock` nor Python
 BUSY, MISSING = 75, 69
-_TEXT = 1000
 # characters; in JSON each may take twelve, and the line of an owner is read up to 4000
 _COMMAND = 250
+
+_Text = Annotated[str, decode.shortened(1000), decode.Or("")]
+_Process = Annotated[int, decode.within(2, 1 << 31), decode.Or(0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +35,12 @@ class Owner:
     from all others, in words of its own machine; `raw` is the line that is there.
     """
 
-    who: str = ""
-    host: str = ""
-    since: str = ""
-    command: str = ""
-    pid: int = 0
-    launcher: str = ""
+    who: _Text = ""
+    host: _Text = ""
+    since: _Text = ""
+    command: _Text = ""
+    pid: _Process = 0
+    launcher: _Text = ""
     raw: str = ""
 
     @property
@@ -85,21 +87,10 @@ def owner(text: str) -> Owner:
     but its form.
     """
     try:
-        found: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        return Owner(raw=text)
-    if not isinstance(found, Mapping):
-        return Owner(raw=text)
-    pid = found.get("pid")
-    return Owner(
-        who=_text(found, "who"),
-        host=_text(found, "host"),
-        since=_text(found, "since"),
-        command=_text(found, "command"),
-        launcher=_text(found, "launcher"),
-        pid=pid if isinstance(pid, int) and not isinstance(pid, bool) and 1 < pid < 1 << 31 else 0,
-        raw=text,
-    )
+        found = decode.read(Owner, text, "the lock's owner")
+    except UnreadableAnswer:
+        found = Owner()
+    return replace(found, raw=text)
 
 
 def breaker(text: str) -> Owner:
@@ -119,8 +110,3 @@ def parse_look(answer: Answer) -> Owner | None:
     if answer.ok and word == "held":
         return owner(rest)
     raise UnreadableAnswer(f"{answer.node}: does not say who holds the lock", evidence=answer.tail)
-
-
-def _text(found: Mapping[str, Any], key: str) -> str:
-    value = found.get(key)
-    return value[:_TEXT] if isinstance(value, str) else ""
