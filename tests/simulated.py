@@ -84,7 +84,7 @@ class World:
         self.links: dict[tuple[str, str], str] = {}
         self.rates: dict[tuple[str, str], float | list[float]] = {}
         self.reports: dict[str, Json | str] = {}
-        self.knocks: dict[tuple[str, str], Json | str] = {}
+        self.port_probes: dict[tuple[str, str], Json | str] = {}
         self.jobs: list[Json] = []
         # What the keeper says of a server besides that it starts, by its name.
         self.observed: dict[str, Json] = {}
@@ -533,12 +533,12 @@ class World:
         return Answer(node=machine.node.name, code=0, out=json.dumps({**good, **machine.inside}))
 
     def _knocked(self, machine: Machine, words: Argv) -> Answer:
-        """Answer as `payload/pairs.py`: every port of every peer is open, unless `knocks` says
+        """Answer as `payload/pairs.py`: every port of every peer is open, unless `port_probes` says
         otherwise of the pair.
         """
         asked, name, peers = json.loads(words[-1]), machine.node.name, {}
         for peer in asked["peers"]:
-            said = self.knocks.get((name, peer["name"]), {})
+            said = self.port_probes.get((name, peer["name"]), {})
             if isinstance(said, str):
                 return Answer(node=name, code=1, err=said)
             ports = {str(port): "open" for port in (*peer["ports"], asked["port"])}

@@ -10,7 +10,7 @@ from launcher.checks.nic import nic_of
 from launcher.checks.ports import ports_of
 from launcher.checks.shape import Check, Evidence, Finding, failed, passed, skipped
 from launcher.model import Inventory, Node, fold
-from launcher.tools.pairs import Knock
+from launcher.tools.pairs import PortProbe
 
 _MEANING = {
     "timed out": "timed out, so that something drops it",
@@ -20,13 +20,13 @@ _MEANING = {
 }
 
 # What is wrong with one direction in words, nothing when it is well, `None` when it cannot be said.
-_Trouble = Callable[[Inventory, Evidence, Knock], tuple[str, str] | None]
+_Trouble = Callable[[Inventory, Evidence, PortProbe], tuple[str, str] | None]
 # The remedy, from source, target, the source's interface and what it saw.
-_Fix = Callable[[Node, Node, str, Knock], str]
+_Fix = Callable[[Node, Node, str, PortProbe], str]
 
 
-def _fixed(inventory: Inventory, knock: Knock) -> set[int]:
-    """Return the ports of a knock that the inventory gives; the others were picked by a kernel, as
+def _fixed(inventory: Inventory, probe: PortProbe) -> set[int]:
+    """Return the ports of a probe that the inventory gives; the others were picked by a kernel, as
     NCCL's and Gloo's are.
     """
     ports = inventory.ports
@@ -34,51 +34,57 @@ def _fixed(inventory: Inventory, knock: Knock) -> set[int]:
     given |= {ports.mp_master, ports.dp_rpc, ports.group}
     return {
         port
-        for port in knock.ports
+        for port in probe.ports
         if port in given or ports.worker_min <= port <= ports.worker_max
     }
 
 
-def _fixed_ports(inventory: Inventory, evidence: Evidence, knock: Knock) -> tuple[str, str] | None:
-    return _closed(knock, _fixed(inventory, knock))
+def _fixed_ports(
+    inventory: Inventory, evidence: Evidence, probe: PortProbe
+) -> tuple[str, str] | None:
+    return _closed(probe, _fixed(inventory, probe))
 
 
-def _high_port(inventory: Inventory, evidence: Evidence, knock: Knock) -> tuple[str, str] | None:
-    fixed = _fixed(inventory, knock)
-    if fixed and all(knock.ports[port] != "open" for port in fixed):
+def _high_port(
+    inventory: Inventory, evidence: Evidence, probe: PortProbe
+) -> tuple[str, str] | None:
+    fixed = _fixed(inventory, probe)
+    if fixed and all(probe.ports[port] != "open" for port in fixed):
         return None  # Nothing at all passes: `ports-reachable` says so, and one fault is told once.
-    return _closed(knock, set(knock.ports) - fixed)
+    return _closed(probe, set(probe.ports) - fixed)
 
 
-def _closed(knock: Knock, ports: set[int]) -> tuple[str, str] | None:
+def _closed(probe: PortProbe, ports: set[int]) -> tuple[str, str] | None:
     if not ports:
         return None
     kinds: dict[str, list[int]] = {}
     for port in sorted(ports):
-        if knock.ports[port] != "open":
-            kinds.setdefault(knock.ports[port], []).append(port)
+        if probe.ports[port] != "open":
+            kinds.setdefault(probe.ports[port], []).append(port)
     text = "; ".join(
         f"TCP {', '.join(map(str, found))} {_MEANING[kind]}" for kind, found in kinds.items()
     )
     return text, "\n".join(
-        f"{port}: {knock.errors[port]}" for port in sorted(ports) if port in knock.errors
+        f"{port}: {probe.errors[port]}" for port in sorted(ports) if port in probe.errors
     )
 
 
-def _full_size(inventory: Inventory, evidence: Evidence, knock: Knock) -> tuple[str, str] | None:
+def _full_size(
+    inventory: Inventory, evidence: Evidence, probe: PortProbe
+) -> tuple[str, str] | None:
     # A sender with a larger MTU than the receiver's is what `mtu` is for; what both can take must
     # pass.
     mtus = [
         mtu
-        for name in (knock.source, knock.target)
+        for name in (probe.source, probe.target)
         if (mtu := _mtu(inventory, evidence, name)) is not None
     ]
-    need = min([*mtus, *([] if knock.wanted is None else [knock.wanted])], default=None)
-    if need is not None and knock.largest is not None and knock.largest < need:
-        return f"packets of more than {knock.largest} bytes are lost; {need} should pass", ""
-    if knock.bulk is False:
+    need = min([*mtus, *([] if probe.wanted is None else [probe.wanted])], default=None)
+    if need is not None and probe.largest is not None and probe.largest < need:
+        return f"packets of more than {probe.largest} bytes are lost; {need} should pass", ""
+    if probe.bulk is False:
         return "a connection opens, but a megabyte does not come through", ""
-    return None if knock.largest is None or need is None else ("", "")
+    return None if probe.largest is None or need is None else ("", "")
 
 
 def _mtu(inventory: Inventory, evidence: Evidence, name: str) -> int | None:
@@ -90,10 +96,10 @@ def _judge(
     trouble: _Trouble, unknown: str, well: str, fix: _Fix
 ) -> Callable[..., Sequence[Finding]]:
     def judge(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
-        knocks = {(each.source, each.target): each for each in _knocks(evidence)}
+        probes = {(each.source, each.target): each for each in _port_probes(evidence)}
         seen = {
             (each.source, each.target): trouble(inventory, evidence, each)
-            for each in knocks.values()
+            for each in probes.values()
         }
         bad = {pair: told for pair, told in seen.items() if told is not None and told[0]}
         findings = []
@@ -108,7 +114,7 @@ def _judge(
                         inventory.node(source),
                         inventory.node(target),
                         interface,
-                        knocks[source, target],
+                        probes[source, target],
                     ),
                 )
             )
@@ -121,13 +127,13 @@ def _judge(
     return judge
 
 
-def _knocks(evidence: Evidence) -> list[Knock]:
+def _port_probes(evidence: Evidence) -> list[PortProbe]:
     """Return what was seen between nodes that answered; a node that did not cannot be reached by
     the others either.
     """
     return [
         each
-        for each in evidence.knocks or ()
+        for each in evidence.port_probes or ()
         if each.source in evidence.facts and each.target in evidence.facts
     ]
 
@@ -156,15 +162,15 @@ def _rest(
     """Judge a node that is not to blame for any direction: well with those of which that is
     proven.
     """
-    if node.name in evidence.knocks_missing:
-        return skipped(node, evidence.knocks_missing[node.name])
+    if node.name in evidence.probes_missing:
+        return skipped(node, evidence.probes_missing[node.name])
     if proven := _proven(node.name, seen, bad):
         all_of_them = len(proven) + 1 >= len(evidence.facts)
         return passed(node, well if all_of_them else f"{well} (with {fold(proven)})")
     if any(node.name in pair for pair in bad):
         return skipped(node, "no pair with it is well; the findings name the other node")
     return skipped(
-        node, unknown if evidence.knocks is not None else "nobody knocked: this was not asked"
+        node, unknown if evidence.port_probes is not None else "nobody knocked: this was not asked"
     )
 
 
@@ -182,7 +188,7 @@ def _interface(inventory: Inventory, evidence: Evidence, name: str) -> str:
     return (facts.interface_of(node.ip) if facts else None) or node.interface or "INTERFACE"
 
 
-def _open(source: Node, target: Node, _: str, __: Knock) -> str:
+def _open(source: Node, target: Node, _: str, __: PortProbe) -> str:
     return (
         f"allow all TCP from {source.ip} on {target.name} (Ray, NCCL and Gloo pick high ports):"
         f" `sudo iptables -I INPUT -p tcp -s {source.ip} -j ACCEPT`, `sudo ufw allow from"
@@ -192,9 +198,9 @@ def _open(source: Node, target: Node, _: str, __: Knock) -> str:
     )
 
 
-def _pass_large(source: Node, target: Node, interface: str, knock: Knock) -> str:
-    lost = knock.largest is not None and knock.wanted is not None and knock.largest < knock.wanted
-    size = knock.largest if lost and knock.largest is not None else 1400
+def _pass_large(source: Node, target: Node, interface: str, probe: PortProbe) -> str:
+    lost = probe.largest is not None and probe.wanted is not None and probe.largest < probe.wanted
+    size = probe.largest if lost and probe.largest is not None else 1400
     return (
         f"raise the MTU of what lies between {source.name} and {target.name} (switch, bridge,"
         f" tunnel), or lower it on every node: `sudo ip link set {interface} mtu {size}`; try it"

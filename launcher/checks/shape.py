@@ -12,7 +12,7 @@ from launcher.model import Inventory, Level, Node, fold
 from launcher.tools.expectations import Expectations
 from launcher.tools.host import HostFacts
 from launcher.tools.inside import Inside
-from launcher.tools.pairs import Knock
+from launcher.tools.pairs import PortProbe
 from launcher.tools.survey import Survey
 
 Status = Literal["pass", "warn", "fail", "skip", "wait"]
@@ -75,17 +75,17 @@ class Evidence:
     """Everything that was seen, per node. A judge looks at nothing else.
 
     Nodes that could not be reached are in `missing` with the reason, and in none of the others.
-    `knocks` is `None` when nobody knocked, with reasons per node in `knocks_missing`; `inside` and
-    `inside_missing` likewise for containers. `files` has the model's files (name → bytes) per node,
-    `None` where it is not; `model` is its name, empty when none is named. `required` is the level
-    that the network must reach.
+    `port_probes` is `None` when no port was probed, with reasons per node in `probes_missing`;
+    `inside` and `inside_missing` likewise for containers. `files` has the model's files (name →
+    bytes) per node, `None` where it is not; `model` is its name, empty when none is named.
+    `required` is the level that the network must reach.
     """
 
     facts: Mapping[str, HostFacts]
     inside: Mapping[str, Inside] = field(default_factory=dict)
     inside_missing: Mapping[str, str] = field(default_factory=dict)
-    knocks: tuple[Knock, ...] | None = None
-    knocks_missing: Mapping[str, str] = field(default_factory=dict)
+    port_probes: tuple[PortProbe, ...] | None = None
+    probes_missing: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, Mapping[str, int] | None] = field(default_factory=dict)
     model: str = ""
     hub: Hub | None = None

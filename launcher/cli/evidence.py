@@ -40,7 +40,7 @@ def gather(
     if groups & set(_INSIDE):
         evidence = _look_inside(session, evidence)
     if groups & set(_KNOCKS) and len(evidence.facts) > 1:
-        evidence = _knock(session, evidence)
+        evidence = _probe_ports(session, evidence)
     if "model" in groups and model:
         files = _files(session, evidence, model)
         evidence = replace(evidence, files=files, hub=_hub(session, model, offline=offline))
@@ -132,10 +132,10 @@ def _look_inside(session: Session, evidence: Evidence) -> Evidence:
     return replace(evidence, inside=seen, inside_missing=missing)
 
 
-def _knock(session: Session, evidence: Evidence) -> Evidence:
+def _probe_ports(session: Session, evidence: Evidence) -> Evidence:
     draw = [_HIGH[secrets.randbelow(len(_HIGH))] for _ in range(20)]
     high = preflight.high_port(evidence.facts, draw)
-    asked = preflight.knock(
+    asked = preflight.probe_ports(
         session.inventory, evidence.facts, high=high, nonce=secrets.token_hex(8)
     )
     began = time.monotonic()
@@ -144,11 +144,11 @@ def _knock(session: Session, evidence: Evidence) -> Evidence:
             kind="wait", stage="check", text="every node knocks at all the others", state="running"
         )
     )
-    knocks: list[pairs.Knock] = []
+    probes: list[pairs.PortProbe] = []
     missing = dict(asked.missing)
     for answer in session.transport.run(asked.commands):
         try:
-            knocks += pairs.parse(answer)
+            probes += pairs.parse(answer)
         except UnreadableAnswer as error:
             missing[answer.node] = _unread(answer, error)
     took = time.monotonic() - began
@@ -161,7 +161,7 @@ def _knock(session: Session, evidence: Evidence) -> Evidence:
             seconds=took,
         )
     )
-    return replace(evidence, knocks=tuple(knocks), knocks_missing=missing)
+    return replace(evidence, port_probes=tuple(probes), probes_missing=missing)
 
 
 def _unread(answer: Answer, error: UnreadableAnswer) -> str:

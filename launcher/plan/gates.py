@@ -97,13 +97,13 @@ def head(inventory: Inventory) -> Gate:
     """
     node, off = inventory.head, inventory.ray.off
     port = inventory.ports.group if off else inventory.ports.gcs
-    knock = docker.exec_(
+    probe = docker.exec_(
         node.docker, containers.name(inventory, node), *payload.port_open(node.ip, port)
     )
     return Gate(
         id="head",
         what="the head's agent listens" if off else "the Ray head listens",
-        ask=(_state(inventory, node), Command(node=node.name, argv=knock, timeout=20)),
+        ask=(_state(inventory, node), Command(node=node.name, argv=probe, timeout=20)),
         judge=ray_checks.judge_head(inventory),
         deadline=120,
         every=0.2,

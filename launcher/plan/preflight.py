@@ -40,8 +40,8 @@ def look_inside(inventory: Inventory, facts: Facts) -> Asked:
     return Asked(commands=tuple(commands), missing=missing)
 
 
-def knock(inventory: Inventory, facts: Facts, *, high: int, nonce: str) -> Asked:
-    """Let every node listen and knock at all the others at once; `high` is a port above those in
+def probe_ports(inventory: Inventory, facts: Facts, *, high: int, nonce: str) -> Asked:
+    """Let every node listen and probe all the others at once; `high` is a port above those in
     use everywhere.
     """
     missing = {

@@ -105,14 +105,14 @@ def _gone(inventory: Inventory, found: Sequence[Server], grace: float) -> Gate:
     head, names = inventory.head, {each.name for each in found}
     apis = [each.desired for each in found if each.desired is not None]
     in_ray = any(each.ray is not None for each in apis)
-    knocks = [(each, _knock(inventory, each.api_node, each.host, each.port)) for each in apis]
+    probes = [(each, _probe_port(inventory, each.api_node, each.host, each.port)) for each in apis]
     tables = [running.ask_jobs(inventory)] if in_ray else []
 
     def judge(answers: Answers) -> Sequence[Finding]:
         said, *rest = answers[head.name]
         open_ports = [
             f"port {each.port} on {each.api_node}"
-            for (each, _), answer in zip(knocks, rest, strict=False)
+            for (each, _), answer in zip(probes, rest, strict=False)
             if answer.ok
         ]
         try:
@@ -132,13 +132,13 @@ def _gone(inventory: Inventory, found: Sequence[Server], grace: float) -> Gate:
             if each.name in names
         ]
         others = sum(each.gpus for each in kept.running if each.name not in names)
-        return serving.stopped(alive, open_ports, _about_ray(rest[len(knocks) :]), others)
+        return serving.stopped(alive, open_ports, _about_ray(rest[len(probes) :]), others)
 
     grace = max([grace, *(each.policy.grace for each in apis)])
     return Gate(
         id="server-gone",
         what="the server's processes are gone, its GPUs free and its port closed",
-        ask=(servers.ask(inventory), *(knock for _, knock in knocks), *tables),
+        ask=(servers.ask(inventory), *(probe for _, probe in probes), *tables),
         judge=judge,
         deadline=grace + _MARGIN,
         every=0.3,
@@ -160,7 +160,7 @@ def _about_ray(answers: Sequence[Answer]) -> Mapping[str, object] | None:
         return {"error": error.message}
 
 
-def _knock(inventory: Inventory, name: str, host: str, port: int) -> Command:
+def _probe_port(inventory: Inventory, name: str, host: str, port: int) -> Command:
     """Ask from the head's container whether a server's port is open: no other node need be
     reached.
     """

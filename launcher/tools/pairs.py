@@ -30,7 +30,7 @@ PATIENCE = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """Someone to knock at, and the TCP ports that must be open there."""
+    """Someone to probe, and the TCP ports that must be open there."""
 
     name: str
     ip: str
@@ -38,7 +38,7 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Knock:
+class PortProbe:
     """What one node saw of another.
 
     `ports` says per TCP port what became of a connection; `bulk` whether a megabyte came through
@@ -81,7 +81,8 @@ def probe(
     Args:
         node: our own name, as it is in the other nodes' `peers`.
         listen: TCP ports to hold open here; those that are in use are left to whoever has them.
-        high: the port for everything that is not a plain knock: TCP and UDP, above those in use.
+        high: the port for everything that is not a plain probe of a fixed port: TCP and UDP, above
+            those in use.
         mtu: bytes of the IP packet that should pass unsplit.
         nonce: a word without spaces or `|` that only this run knows, so that a stranger's listener
             is recognised.
@@ -116,14 +117,15 @@ def in_image(docker: Argv, image: str, argv: Argv, *, cluster: str, node: str) -
     )
 
 
-def parse(answer: Answer) -> tuple[Knock, ...]:
+def parse(answer: Answer) -> tuple[PortProbe, ...]:
     """Read what a node saw of each peer; raises UnreadableAnswer, with the node's own words where
     it could not begin.
     """
     said = _said(answer)
     try:
         return tuple(
-            _knock(answer.node, target, seen, said["mtu"]) for target, seen in said["peers"].items()
+            _port_probe(answer.node, target, seen, said["mtu"])
+            for target, seen in said["peers"].items()
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UnreadableAnswer(
@@ -156,11 +158,11 @@ def _said(answer: Answer) -> dict[str, Any]:
     return said
 
 
-def _knock(source: str, target: str, seen: Mapping[str, Any], wanted: int) -> Knock:
+def _port_probe(source: str, target: str, seen: Mapping[str, Any], wanted: int) -> PortProbe:
     ports = {int(port): word for port, word in seen["ports"].items()}
     if unknown := set(ports.values()) - set(get_args(Reached)):
         raise ValueError(f"{unknown} is not what becomes of a connection")
-    return Knock(
+    return PortProbe(
         source=source,
         target=str(target),
         ports=ports,

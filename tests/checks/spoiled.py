@@ -18,7 +18,7 @@ from launcher.tools import expectations
 from launcher.tools.docker import Image
 from launcher.tools.host import Address, Gpu, HostFacts
 from launcher.tools.inside import Inside
-from launcher.tools.pairs import Knock
+from launcher.tools.pairs import PortProbe
 from launcher.tools.survey import Gid, GpuState, Nic, RdmaDevice, RdmaPort, Survey
 
 NODES = ("gpu01", "gpu02", "gpu03")
@@ -124,9 +124,9 @@ def inside(**changed: Any) -> Inside:
     return replace(good, **changed)
 
 
-def knock(source: str, target: str, **changed: Any) -> Knock:
+def port_probe(source: str, target: str, **changed: Any) -> PortProbe:
     """Return what a node sees of a healthy one, with changes."""
-    good = Knock(
+    good = PortProbe(
         source=source,
         target=target,
         ports={6379: "open", 43210: "open"},
@@ -144,7 +144,7 @@ class Case:
     `red` has the nodes that must turn red with their status; `also` other checks that do, too.
 
     `text` and `fix` are parts of what the red nodes are told. `facts`, `survey`, `inside` and
-    `files` change single nodes (`*`: all), `knocks` single directions, `evidence` the whole.
+    `files` change single nodes (`*`: all), `port_probes` single directions, `evidence` the whole.
     """
 
     id: str
@@ -157,7 +157,7 @@ class Case:
     survey: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     inside: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     files: Mapping[str, Mapping[str, int] | None] = field(default_factory=dict)
-    knocks: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    port_probes: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     evidence: Mapping[str, Any] = field(default_factory=dict)
     also: tuple[str, ...] = ()
 
@@ -173,8 +173,9 @@ class Case:
         whole: dict[str, Any] = {
             "facts": known,
             "inside": {name: inside(**_of(self.inside, name)) for name in NODES},
-            "knocks": tuple(
-                knock(*pair, **self.knocks.get(pair, {})) for pair in permutations(NODES, 2)
+            "port_probes": tuple(
+                port_probe(*pair, **self.port_probes.get(pair, {}))
+                for pair in permutations(NODES, 2)
             ),
             "files": {name: self.files.get(name, FILES) for name in NODES},
             "model": MODEL,

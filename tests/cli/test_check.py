@@ -207,7 +207,7 @@ def skip_image(cluster: Cluster) -> None:
 
 def skip_knock(cluster: Cluster) -> None:
     """Let the pair probe fail."""
-    cluster.world.knocks["gpu02", "gpu01"] = "python3: error while loading shared libraries"
+    cluster.world.port_probes["gpu02", "gpu01"] = "python3: error while loading shared libraries"
 
 
 def skip_files(cluster: Cluster) -> None:
@@ -241,7 +241,7 @@ def test_evidence_that_could_not_be_had_is_a_skip_with_its_reason(
 
 def test_a_closed_port_between_two_nodes_is_named(cluster: Cluster) -> None:
     """One direction is firewalled."""
-    cluster.world.knocks["gpu02", "gpu01"] = {
+    cluster.world.port_probes["gpu02", "gpu01"] = {
         "ports": {"6379": "timed out", "43210": "open"},
         "errors": {"6379": "Connection timed out"},
     }

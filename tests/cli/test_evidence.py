@@ -77,8 +77,8 @@ def gather(
     ],
 )
 def test_only_what_is_needed_is_asked(ids: list[str], times: int) -> None:
-    """The survey always, in one round trip a node; containers, knocks and files when a check of
-    their group was chosen.
+    """The survey always, in one round trip a node; containers, port probes and files when a
+    check of their group was chosen.
     """
     _, asked = gather(world(), ids, model="org/m")
 
@@ -91,14 +91,14 @@ def test_all_is_there_on_healthy_nodes() -> None:
     of = world()
     of.machines["gpu02"].model = {"config.json": 7}
     found, asked = gather(of, model="org/m")
-    knocks = [json.loads(each.argv[-1]) for each in asked if "peers" in each.argv[-1]]
+    probes = [json.loads(each.argv[-1]) for each in asked if "peers" in each.argv[-1]]
 
     assert list(found.facts) == list(found.inside) == ["gpu01", "gpu02", "gpu03"]
-    assert (found.inside_missing, found.knocks_missing, found.missing) == ({}, {}, {})
-    assert len(found.knocks or ()) == 6
+    assert (found.inside_missing, found.probes_missing, found.missing) == ({}, {}, {})
+    assert len(found.port_probes or ()) == 6
     assert found.files == {"gpu01": None, "gpu02": {"config.json": 7}, "gpu03": None}
-    assert len({(each["port"], each["nonce"]) for each in knocks}) == 1
-    assert 40000 <= knocks[0]["port"] < 60000
+    assert len({(each["port"], each["nonce"]) for each in probes}) == 1
+    assert 40000 <= probes[0]["port"] < 60000
 
 
 def test_two_runs_use_another_port_and_nonce() -> None:
@@ -114,17 +114,17 @@ def test_a_missing_node_is_asked_nothing() -> None:
 
     assert "gpu02" not in {each.node for each in asked}
     assert found.missing == {"gpu02": "no answer"}
-    assert {(each.source, each.target) for each in found.knocks or ()} == {
+    assert {(each.source, each.target) for each in found.port_probes or ()} == {
         ("gpu01", "gpu03"),
         ("gpu03", "gpu01"),
     }
 
 
 def test_one_node_alone_knocks_at_nobody() -> None:
-    """There is no knock, and that is not the same as none that got through."""
+    """There is no probe, and that is not the same as none that got through."""
     found, _ = gather(world(), missing=["gpu01", "gpu02"])
 
-    assert found.knocks is None
+    assert found.port_probes is None
     assert list(found.facts) == ["gpu03"]
 
 
@@ -153,7 +153,7 @@ def test_a_connection_that_breaks_leaves_gaps_with_reasons() -> None:
     results = {result.check.id: result for result in catalogue.run(of.inventory, found)}
 
     assert found.inside["gpu03"].error == "connection lost"
-    assert "connection lost" in found.knocks_missing["gpu03"]
+    assert "connection lost" in found.probes_missing["gpu03"]
     assert "gpu03" not in found.files
     for id_ in ("ray-version", "ports-reachable"):
         assert {f.node: f.status for f in results[id_].findings}["gpu03"] == "skip"

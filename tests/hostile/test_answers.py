@@ -129,7 +129,7 @@ def test_probes(capsys: pytest.CaptureFixture[str], chance: Chance) -> None:
         seen = status.read(inventory, facts, status.Said(head=seeds.jobs()), missing)
         harmless(shown(ui_status.render(seen)))
         preflight.look_inside(inventory, facts)
-        preflight.knock(inventory, facts, high=40000, nonce="n")
+        preflight.probe_ports(inventory, facts, high=40000, nonce="n")
         if not silent:
             up.plan_image(inventory, facts)
 
@@ -258,9 +258,9 @@ def _list(said: Answer) -> None:
         assert all(count >= 0 for count in each.inputs.values())
 
 
-def _knocks(said: Answer) -> None:
-    knocks = pairs.parse(said)
-    results = catalogue.run(seeds.inventory(), Evidence(facts=_facts(), knocks=knocks))
+def _port_probes(said: Answer) -> None:
+    probes = pairs.parse(said)
+    results = catalogue.run(seeds.inventory(), Evidence(facts=_facts(), port_probes=probes))
     harmless(shown(ui_checks.render(results)))
     pairs.parse_unheld(said)
 
@@ -323,7 +323,7 @@ READERS: dict[str, tuple[Callable[[], Any], Callable[[Answer], Any]]] = {
     "output": (lambda: seeds.OUTPUTS, job_store.parse_outputs),
     "a piece": (lambda: {"data": "YWJj", "size": 3}, job_store.parse_piece),
     "a batch followed": (lambda: seeds.FOLLOW, job_store.parse_follow),
-    "pairs": (lambda: seeds.PAIRS, _knocks),
+    "pairs": (lambda: seeds.PAIRS, _port_probes),
     "network": (_report, _reports),
     "containers": (
         lambda: json.loads((seeds.FIXTURES / "docker" / "inspect-ray-head-20.10.json").read_text()),

@@ -20,7 +20,7 @@ import launcher
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer
 from launcher.tools import pairs
-from launcher.tools.pairs import Knock, Peer
+from launcher.tools.pairs import Peer, PortProbe
 
 pytestmark = pytest.mark.processes
 
@@ -65,7 +65,7 @@ def probe(
             process.kill()
 
 
-def knocks(name: str, process: Process) -> dict[str, Knock]:
+def probes(name: str, process: Process) -> dict[str, PortProbe]:
     """Wait for a probe's answer and read it."""
     out, err = process.communicate(timeout=20)
 
@@ -80,13 +80,13 @@ def test_three_nodes_reach_each_other() -> None:
     with ExitStack() as stack:
         started = {name: stack.enter_context(probe(name, "abc".replace(name, ""))) for name in IPS}
         found = [
-            each for name, process in started.items() for each in knocks(name, process).values()
+            each for name, process in started.items() for each in probes(name, process).values()
         ]
 
     assert len(found) == 6
-    for knock in found:
-        assert knock.ports == {16379: "open", 18265: "open", HIGH: "open"}
-        assert (knock.bulk, knock.largest, knock.wanted, knock.heard, knock.errors) == (
+    for reached in found:
+        assert reached.ports == {16379: "open", 18265: "open", HIGH: "open"}
+        assert (reached.bulk, reached.largest, reached.wanted, reached.heard, reached.errors) == (
             True,
             9000,
             9000,
@@ -99,7 +99,7 @@ def test_three_nodes_reach_each_other() -> None:
 def test_no_port_is_left_behind_for_what_will_bind_it() -> None:
     """A server that does not reuse addresses would fail on a port in TIME_WAIT."""
     with probe("a", "b") as a, probe("b", "a") as b:
-        knocks("a", a), knocks("b", b)
+        probes("a", a), probes("b", b)
     for ip in (IPS["a"], IPS["b"]):
         for port in WANTED:
             with socket.socket() as sock:
@@ -111,25 +111,25 @@ def test_a_peer_that_begins_later_is_waited_for() -> None:
     with probe("a", "b") as a:
         time.sleep(0.7)
         with probe("b", "a") as b:
-            assert knocks("b", b)["a"].bulk is True
-            assert set(knocks("a", a)["b"].ports.values()) == {"open"}
+            assert probes("b", b)["a"].bulk is True
+            assert set(probes("a", a)["b"].ports.values()) == {"open"}
 
 
 def test_a_peer_that_never_begins_is_refused_at_the_deadline() -> None:
     """And nothing of it was heard."""
     with probe("a", "b", deadline=2) as a:
-        knock = knocks("a", a)["b"]
+        reached = probes("a", a)["b"]
 
-    assert set(knock.ports.values()) == {"refused"}
-    assert (knock.bulk, knock.largest, knock.heard) == (None, None, False)
-    assert knock.errors[HIGH] == os.strerror(111)
+    assert set(reached.ports.values()) == {"refused"}
+    assert (reached.bulk, reached.largest, reached.heard) == (None, None, False)
+    assert reached.errors[HIGH] == os.strerror(111)
 
 
 def test_a_port_that_somebody_has_is_left_to_them() -> None:
     """A connection that is accepted there proves enough; nobody is thrown out."""
     with socket.create_server((IPS["b"], 16379)), probe("a", "b") as a, probe("b", "a") as b:
-        assert knocks("a", a)["b"].ports[16379] == "open"
-        assert knocks("b", b)["a"].ports[16379] == "open"
+        assert probes("a", a)["b"].ports[16379] == "open"
+        assert probes("b", b)["a"].ports[16379] == "open"
 
 
 def test_a_refused_port_is_final_once_the_peer_was_met() -> None:
@@ -139,10 +139,10 @@ def test_a_refused_port_is_final_once_the_peer_was_met() -> None:
         taken.bind((IPS["b"], 16379))
         with probe("b", "a") as b:
             began = time.monotonic()
-            knock = knocks("a", a)["b"]
-            knocks("b", b)
+            reached = probes("a", a)["b"]
+            probes("b", b)
 
-    assert (knock.ports[16379], knock.ports[18265], knock.ports[HIGH]) == (
+    assert (reached.ports[16379], reached.ports[18265], reached.ports[HIGH]) == (
         "refused",
         "open",
         "open",
@@ -187,26 +187,26 @@ def test_a_refusal_from_before_the_peer_was_met_is_not_its_last_word(
 def test_a_stranger_at_the_high_port_is_recognised() -> None:
     """Another run's probe does not know our word."""
     with probe("b", "a", nonce="other", deadline=2), probe("a", "b", deadline=2) as a:
-        knock = knocks("a", a)["b"]
+        reached = probes("a", a)["b"]
 
-    assert (knock.ports[HIGH], knock.bulk, knock.largest) == ("error", None, None)
-    assert knock.errors[HIGH] == "something else answers there"
+    assert (reached.ports[HIGH], reached.bulk, reached.largest) == ("error", None, None)
+    assert reached.errors[HIGH] == "something else answers there"
 
 
 def test_a_listener_that_says_nothing_is_no_peer() -> None:
     """A connection alone is no proof at the high port."""
     with socket.create_server((IPS["b"], HIGH)), probe("a", "b", deadline=2) as a:
-        knock = knocks("a", a)["b"]
+        reached = probes("a", a)["b"]
 
-    assert knock.ports[HIGH] == "error"
-    assert "did not answer" in knock.errors[HIGH]
+    assert reached.ports[HIGH] == "error"
+    assert "did not answer" in reached.errors[HIGH]
 
 
 def test_the_largest_packet_is_found_to_the_byte() -> None:
     """Loopback carries 65535 bytes at most: an MTU above that cannot be had."""
     with probe("a", "b", mtu=65600) as a, probe("b", "a") as b:
-        found = knocks("a", a)["b"]
-        assert knocks("b", b)["a"].largest == 9000
+        found = probes("a", a)["b"]
+        assert probes("b", b)["a"].largest == 9000
 
     assert (found.largest, found.wanted) == (65535, 65600)
 

@@ -43,9 +43,9 @@ def without_image(facts: HostFacts) -> HostFacts:
     return replace(facts, images={})
 
 
-def knocking(inventory: Inventory, facts: dict[str, HostFacts]) -> dict[str, dict[str, Any]]:
+def probing(inventory: Inventory, facts: dict[str, HostFacts]) -> dict[str, dict[str, Any]]:
     """Return what each node is asked, by its name."""
-    asked = preflight.knock(inventory, facts, high=43210, nonce="f00d")
+    asked = preflight.probe_ports(inventory, facts, high=43210, nonce="f00d")
     return {each.node: json.loads(each.argv[-1]) for each in asked.commands}
 
 
@@ -107,7 +107,7 @@ def test_every_node_knocks_at_all_the_others_at_once(load: Load) -> None:
     with its card's MTU.
     """
     inventory = load(nodes=NODES)
-    asked = knocking(inventory, seen(inventory))
+    asked = probing(inventory, seen(inventory))
 
     assert {name: [peer["name"] for peer in said["peers"]] for name, said in asked.items()} == {
         "gpu01": ["gpu02", "gpu03"],
@@ -120,7 +120,9 @@ def test_every_node_knocks_at_all_the_others_at_once(load: Load) -> None:
     assert asked["gpu01"]["ip"] == "10.0.0.11"
     assert asked["gpu01"]["listen"] == sorted(preflight.between(inventory, inventory.node("gpu01")))
     assert asked["gpu01"]["peers"][0]["ports"] == list(preflight.between(inventory, inventory.head))
-    for command in preflight.knock(inventory, seen(inventory), high=43210, nonce="f00d").commands:
+    for command in preflight.probe_ports(
+        inventory, seen(inventory), high=43210, nonce="f00d"
+    ).commands:
         assert (command.together, command.hold_stdin, command.stdin is not None) == (
             True,
             True,
@@ -141,7 +143,7 @@ def test_a_node_without_python_uses_the_images(
 ) -> None:
     """On the host's network, in the container that is there, else in a throw-away one."""
     inventory = load()
-    asked = preflight.knock(
+    asked = preflight.probe_ports(
         inventory, seen(inventory, up=up, python=python), high=43210, nonce="f00d"
     )
 
@@ -157,7 +159,7 @@ def test_who_cannot_take_part_is_named_with_why(load: Load) -> None:
     facts = seen(inventory)
     facts["gpu03"] = replace(facts["gpu03"], addresses=())
     facts["gpu04"] = replace(without_image(facts["gpu04"]), survey=Survey(python=""))
-    asked = preflight.knock(inventory, facts, high=43210, nonce="f00d")
+    asked = preflight.probe_ports(inventory, facts, high=43210, nonce="f00d")
 
     assert [each.node for each in asked.commands] == ["gpu01", "gpu02"]
     assert asked.missing == {
@@ -173,7 +175,7 @@ def test_one_node_alone_has_nobody_to_knock_at(load: Load) -> None:
     inventory = load()
     facts = seen(inventory)
     facts["gpu02"] = replace(facts["gpu02"], addresses=())
-    asked = preflight.knock(inventory, facts, high=43210, nonce="f00d")
+    asked = preflight.probe_ports(inventory, facts, high=43210, nonce="f00d")
 
     assert (asked.commands, list(asked.missing)) == ((), ["gpu02"])
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
 from launcher.tools import pairs
-from launcher.tools.pairs import Knock, Peer
+from launcher.tools.pairs import Peer, PortProbe
 
 SEEN = {
     "ports": {"6379": "timed out", "27111": "open"},
@@ -83,9 +83,9 @@ def test_a_node_without_python_runs_it_in_a_container() -> None:
 
 
 def test_an_answer_is_read() -> None:
-    """One knock a peer, with the source filled in."""
+    """One probe a peer, with the source filled in."""
     said = {"node": "a", "mtu": 1500, "unheld": {"8000": "Permission denied"}, "peers": {"b": SEEN}}
-    knock = Knock(
+    probe = PortProbe(
         source="a",
         target="b",
         ports={6379: "timed out", 27111: "open"},
@@ -96,7 +96,7 @@ def test_an_answer_is_read() -> None:
         heard=True,
     )
 
-    assert pairs.parse(answer(said)) == (knock,)
+    assert pairs.parse(answer(said)) == (probe,)
     assert pairs.parse_unheld(answer(said)) == {8000: "Permission denied"}
 
 
@@ -140,4 +140,4 @@ def test_whatever_comes_back_only_the_tools_own_error_is_raised(
     except UnreadableAnswer:
         return
 
-    assert all(isinstance(each, Knock) for each in found)
+    assert all(isinstance(each, PortProbe) for each in found)

@@ -31,7 +31,7 @@ def spoiled() -> list[Result]:
         fix="",
         survey={"gpu02": {"synced": False}, "gpu03": {"synced": None}},
         inside={"gpu03": {"infiniband": ()}},
-        knocks={
+        port_probes={
             ("gpu01", "gpu02"): {
                 "ports": {6379: "timed out"},
                 "errors": {6379: "Connection timed out"},
