@@ -69,11 +69,11 @@ class _Dropped:
 DROPPED: Final = _Dropped()
 
 
-def matches(pattern: re.Pattern[str]) -> Then:
-    """Return the marker of a text that must be of this form as a whole."""
+def matches(pattern: str) -> Then:
+    """Return the marker of a text that must match a pattern as a whole."""
 
     def check(text: str) -> str:
-        if not pattern.fullmatch(text):
+        if not re.fullmatch(pattern, text):
             raise ValueError("it has another form")
         return text
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Argv
-from launcher.tools import untrusted
+from launcher.tools import decode
 from launcher.tools.docker import throw_away
 
 # The parts of Ray we need: its dashboard, state API and job submission, and Ray Data for batches.
@@ -62,12 +62,25 @@ print(json.dumps({
     "distributions": dict(sorted(d.items())),
 }))
 """
+
+
+def normalise(name: str) -> str:
+    """Return a distribution's name as package indexes compare it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 # Names and versions become files on this machine, constraints of pip, and lines of a Dockerfile
 # that is built on every node: what is no name (packaging.python.org, "Name format") or no version
 # is left out.
-_DISTRIBUTION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
-_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,126}")
-_WORD = re.compile(r"[A-Za-z0-9._,:+ -]{0,500}")
+_Distribution = Annotated[
+    str,
+    decode.matches(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?"),
+    decode.Then(normalise),
+    decode.DROPPED,
+]
+_Version = Annotated[str, decode.matches(r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,126}"), decode.DROPPED]
+_Word = Annotated[str, decode.matches(r"[A-Za-z0-9._,:+ -]{0,500}")]
+_Python = Annotated[str, decode.matches(r"[0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4}[A-Za-z0-9.+_-]{0,40}")]
 # Changes when the question does: part of the name under which an answer may be kept.
 PROBE_ID = hashlib.sha256(_PROBE.encode()).hexdigest()[:8]
 
@@ -83,18 +96,18 @@ class ImagePython:
     vLLM loads a platform plugin.
     """
 
-    python: str
-    implementation: str
-    abiflags: str
-    machine: str
-    libc: str
-    libc_version: str
-    uid: int
+    python: _Python
+    implementation: _Word
+    abiflags: _Word
+    machine: _Word
+    libc: _Word
+    libc_version: _Word
+    uid: Annotated[int, decode.within(0, 2**32)]
     uv: bool
     pip: bool
     managed: bool
-    distributions: Mapping[str, str]
-    env: Mapping[str, str] = field(default_factory=dict)
+    distributions: Mapping[_Distribution, _Version]
+    env: Mapping[str, _Word] = field(default_factory=dict)
 
     @property
     def ray(self) -> str | None:
@@ -145,48 +158,7 @@ def parse_probe(text: str) -> ImagePython:
                 " -V`)"
             ),
         )
-    try:
-        said: dict[str, Any] = untrusted.loads(line)
-        said.pop("probe")
-        said["distributions"] = {
-            normalise(name): version
-            for name, version in said["distributions"].items()
-            if _DISTRIBUTION.fullmatch(name)
-            and isinstance(version, str)
-            and _VERSION.fullmatch(version)
-        }
-        found = _sound(ImagePython(**said))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UnreadableAnswer(
-            f"cannot read what the image says about its Python ({error})", evidence=line[:2000]
-        ) from error
-    if not re.fullmatch(r"[0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4}[A-Za-z0-9.+_-]{0,40}", found.python):
-        raise UnreadableAnswer(
-            f"cannot read the image's Python version {found.python[:80]!r}", evidence=line[:2000]
-        )
-    return found
-
-
-def _sound(found: ImagePython) -> ImagePython:
-    """Return it when every field has its kind; raises TypeError."""
-    for each in fields(found):
-        value = getattr(found, each.name)
-        kind = {
-            "uid": int,
-            "uv": bool,
-            "pip": bool,
-            "managed": bool,
-            "distributions": dict,
-            "env": dict,
-        }.get(each.name, str)
-        if type(value) is not kind or (isinstance(value, str) and not _WORD.fullmatch(value)):
-            raise TypeError(f"`{each.name}` is {value!r:.80}")
-    if (
-        not all(isinstance(value, str) and _WORD.fullmatch(value) for value in found.env.values())
-        or found.uid < 0
-    ):
-        raise TypeError("`env` or `uid` holds something else")
-    return found
+    return decode.read(ImagePython, line, "what the image says about its Python")
 
 
 def telling(text: str) -> str:
@@ -197,11 +169,6 @@ def telling(text: str) -> str:
         (line for line in reversed(text.splitlines()) if _MARK in line and len(line) <= _LONGEST),
         "",
     )
-
-
-def normalise(name: str) -> str:
-    """Return a distribution's name as package indexes compare it (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def wanted_ray(image: ImagePython, version: str) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -33,7 +32,7 @@ class Cart:
     note: decode.Text = ""
     count: decode.Whole = 0
     speed: decode.Number = 0.0
-    color: Annotated[str, decode.matches(re.compile("[a-z]+")), decode.Or("none")] = "grey"
+    color: Annotated[str, decode.matches("[a-z]+"), decode.Or("none")] = "grey"
     owner: Annotated[str, decode.shortened(4), decode.Or("")]
     tags: tuple[str, ...] = ()
     good: tuple[Annotated[str, decode.DROPPED], ...] = ()
