@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast, get_args
+from typing import Annotated, Any
 
 from launcher.errors import RequestError, UnreadableAnswer
 from launcher.model import Answer, Backend, Inventory
 from launcher.payload.agent import state
 from launcher.plan import servers, wanted
-from launcher.tools import untrusted
+from launcher.tools import decode, untrusted
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
@@ -29,7 +29,7 @@ class Answered:
     """
 
     id: str
-    at: float
+    at: Annotated[float, decode.within(0, _LATEST)]
     model: str
     backend: Backend
     host: str
@@ -147,30 +147,7 @@ def _json(text: str) -> Any:
 def _one(said: Any) -> Answered | None:
     try:
         server = said["desired"]
-        asked = server["asked_for"]
-        backend, at, gpus = str(asked["backend"]), float(said["at"]), asked.get("gpus")
-        if backend not in get_args(Backend) or not 0 <= at < _LATEST:
-            return None
-        return Answered(
-            id=str(server["id"]),
-            at=at,
-            model=str(asked["model"]),
-            backend=cast("Backend", backend),
-            host=str(asked["host"]),
-            port=int(asked["port"]),
-            tp=int(asked["tp"]),
-            pp=int(asked["pp"]),
-            dp=int(asked["dp"]),
-            args=_texts(asked["args"]),
-            nodes=_texts(asked.get("nodes") or []),
-            gpus=None if gpus is None else int(gpus),
-            image=str(server.get("image") or ""),
-        )
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+        own = {"id": server["id"], "at": said["at"], "image": server.get("image") or ""}
+        return decode.fit(Answered, {**server["asked_for"], **own}, "what has answered")
+    except (KeyError, TypeError, AttributeError, UnreadableAnswer):
         return None
-
-
-def _texts(said: Any) -> tuple[str, ...]:
-    if not isinstance(said, list):
-        raise TypeError(f"{said!r:.80} is no list")
-    return tuple(str(each) for each in said)
