@@ -16,7 +16,7 @@ from launcher.checks.ray import read_payload
 from launcher.errors import DeadlineError, NodeError, StoppedError, UnreadableAnswer, UnwatchedError
 from launcher.events import Event, State
 from launcher.model import Answer
-from launcher.plan.watched import Seen, Watched, failure
+from launcher.plan.watched import ServerSnapshot, Watched, failure
 from launcher.tools import symptoms, untrusted, vllm
 from launcher.transport import Command, Transport
 
@@ -132,7 +132,7 @@ def _ranks(
     watched: Watched,
     transport: Transport,
     state: _State,
-    seen: Seen,
+    seen: ServerSnapshot,
     sleep: Callable[[float], None],
 ) -> Mapping[str, tuple[str, ...]]:
     """Return which node holds what, as soon as the keeper knows it too; as it was expected, where
@@ -146,7 +146,9 @@ def _ranks(
     return seen.ranks
 
 
-def _look(watched: Watched, transport: Transport, state: _State, now: float) -> Seen | None:
+def _look(
+    watched: Watched, transport: Transport, state: _State, now: float
+) -> ServerSnapshot | None:
     """Ask once; `None` when nobody could say, which is borne for a while: a dashboard may be busy,
     a connection may break.
     """
@@ -180,7 +182,7 @@ def _look(watched: Watched, transport: Transport, state: _State, now: float) -> 
     return seen
 
 
-def _progress(state: _State, seen: Seen, now: float, *, quiet: bool) -> list[Event]:
+def _progress(state: _State, seen: ServerSnapshot, now: float, *, quiet: bool) -> list[Event]:
     events = []
     for phase in vllm.phase_after(state.phase, seen.lines):
         if not quiet:
@@ -199,7 +201,7 @@ def _progress(state: _State, seen: Seen, now: float, *, quiet: bool) -> list[Eve
     return events
 
 
-def _symptoms(state: _State, seen: Seen, now: float) -> list[Event]:
+def _symptoms(state: _State, seen: ServerSnapshot, now: float) -> list[Event]:
     """Tell a known cause as soon as its line is there; the error with all that is known follows
     when the log is complete.
     """
@@ -223,7 +225,7 @@ def _warning(state: _State, known: symptoms.Match, *, healthy: bool) -> list[Eve
     return [Event(kind="warning", stage=_STAGE, text=f"{known.cause}: {known.line}", state=told)]
 
 
-def _raise_if_over(watched: Watched, state: _State, seen: Seen, now: float) -> None:
+def _raise_if_over(watched: Watched, state: _State, seen: ServerSnapshot, now: float) -> None:
     hung = state.fatal_since is not None and now - state.fatal_since >= _SETTLE
     if not seen.ended and not hung:
         return
@@ -239,7 +241,7 @@ def _first_answer(
     watched: Watched,
     transport: Transport,
     state: _State,
-    seen: Seen,
+    seen: ServerSnapshot,
     clock: Callable[[], float],
     *,
     timeout: float,
@@ -299,7 +301,7 @@ def _outcome(said: Mapping[str, Any], missing: Mapping[str, Mapping[str, Any]]) 
 
 
 def _served(
-    watched: Watched, state: _State, seen: Seen, said: Mapping[str, Any], seconds: float
+    watched: Watched, state: _State, seen: ServerSnapshot, said: Mapping[str, Any], seconds: float
 ) -> Served:
     return Served(
         endpoint=watched.endpoint,

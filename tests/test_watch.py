@@ -17,7 +17,7 @@ from launcher.events import Event
 from launcher.model import Answer, Inventory, Node
 from launcher.payload.agent.desired import Desired, Policy
 from launcher.placement import choose, narrow
-from launcher.plan.request import Request, Seen
+from launcher.plan.request import ClusterSnapshot, Request
 from launcher.plan.serve import plan_serve
 from launcher.plan.watched import endpoint, watched
 from launcher.transport import Command
@@ -133,7 +133,7 @@ def wanted(dp: int = 1, backend: Any = "ray", nodes: tuple[str, ...] = ()) -> De
     request = Request(
         model="m", placement=split, backend=backend, host="0.0.0.0", port=8000, nodes=nodes
     )
-    return plan_serve(INVENTORY, Seen(), request, asked=7.0, policy=Policy()).desired
+    return plan_serve(INVENTORY, ClusterSnapshot(), request, asked=7.0, policy=Policy()).desired
 
 
 def follow(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from launcher.events import Event
     from launcher.gather import Target
     from launcher.model import Inventory
-    from launcher.plan.batch import Options, Request, Seen, Start
+    from launcher.plan.batch import BatchSnapshot, Options, Request, Start
     from launcher.plan.shape import Plan
     from launcher.tools.job_store import Progress
     from launcher.ui.progress import Printer
@@ -75,7 +75,7 @@ def batch(
     """
     from launcher.cli import session
     from launcher.errors import RequestError
-    from launcher.plan.batch import Options, Seen, plan_batch
+    from launcher.plan.batch import BatchSnapshot, Options, plan_batch
     from launcher.plan.script import script
     from launcher.ui.progress import printer
 
@@ -91,7 +91,9 @@ def batch(
     with printer(as_json=as_json, quiet=dry_run) as to:
         request = _request(wanted, job, to)
         if offline:
-            click.echo(script(wanted, [plan_batch(wanted, Seen(), request, how).plan]), nl=False)
+            click.echo(
+                script(wanted, [plan_batch(wanted, BatchSnapshot(), request, how).plan]), nl=False
+            )
             return 0
         with session.reach(
             wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose
@@ -234,7 +236,7 @@ def _detach(session: Session, start: Start, target: Target | None) -> tuple[int,
     return 0, [symptoms.plain(start.job)]
 
 
-def _already(request: Request, seen: Seen, start: Start) -> list[str]:
+def _already(request: Request, seen: BatchSnapshot, start: Start) -> list[str]:
     """Say why nothing is submitted, if nothing is."""
     from launcher.plan import progress_text
 
@@ -254,7 +256,7 @@ def _already(request: Request, seen: Seen, start: Start) -> list[str]:
     return said
 
 
-def _look(session: Session, request: Request, *, dry_run: bool) -> tuple[list[Plan], Seen]:
+def _look(session: Session, request: Request, *, dry_run: bool) -> tuple[list[Plan], BatchSnapshot]:
     """Look at nodes, Ray, the model and the job's folder.
 
     The program that is asked is brought up to date before.
@@ -263,7 +265,7 @@ def _look(session: Session, request: Request, *, dry_run: bool) -> tuple[list[Pl
     from launcher.cli import server
     from launcher.errors import UnreadableAnswer
     from launcher.plan import running
-    from launcher.plan.batch import Seen, ask_entry
+    from launcher.plan.batch import BatchSnapshot, ask_entry
     from launcher.plan.serve import plan_files
     from launcher.tools import job_store
     from launcher.ui.progress import show_all
@@ -283,7 +285,9 @@ def _look(session: Session, request: Request, *, dry_run: bool) -> tuple[list[Pl
             # A dry run may not bring the helper file there that would know.
             if not (dry_run and files.steps):
                 raise
-    return [files], Seen(facts=found.facts, said=found.said, models=found.models, entry=entry)
+    return [files], BatchSnapshot(
+        facts=found.facts, said=found.said, models=found.models, entry=entry
+    )
 
 
 def _target(inventory: Inventory, request: Request) -> Target | None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from launcher.cli.session import Session
     from launcher.plan.batches import BatchStatus
-    from launcher.plan.request import Seen
+    from launcher.plan.request import ClusterSnapshot
 
 
 @click.command()
@@ -71,7 +71,9 @@ def jobs(
     _print(seen, found)
 
 
-def look(session: Session, *, update: bool = False) -> tuple[Seen, tuple[BatchStatus, ...]]:
+def look(
+    session: Session, *, update: bool = False
+) -> tuple[ClusterSnapshot, tuple[BatchStatus, ...]]:
     """Ask the head for its batch jobs; with `update`, for which the lock is held, its helper
     program is brought up to date.
 
@@ -106,7 +108,7 @@ def look(session: Session, *, update: bool = False) -> tuple[Seen, tuple[BatchSt
     return seen, batches.read(inventory, job_store.parse_list(answer), seen.said)
 
 
-def _print(seen: Seen, found: Sequence[BatchStatus]) -> None:
+def _print(seen: ClusterSnapshot, found: Sequence[BatchStatus]) -> None:
     from launcher.plan import servers
     from launcher.ui import jobs as ui
     from launcher.ui.status import console

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from launcher.cli.session import Session
     from launcher.model import Inventory, Level
     from launcher.placement import Placement
-    from launcher.plan.request import Request, Seen
+    from launcher.plan.request import ClusterSnapshot, Request
     from launcher.plan.serve import Start
     from launcher.plan.shape import Stage
     from launcher.tools.nccl import Reading
@@ -41,7 +41,7 @@ _APART = (
 
 
 def prove(
-    inventory: Inventory, seen: Seen, request: Request
+    inventory: Inventory, seen: ClusterSnapshot, request: Request
 ) -> tuple[tuple[Stage, ...], tuple[str, ...]]:
     """Return the stages that prove the network, and what is known of it already, in words.
 
@@ -111,7 +111,9 @@ def noted(start: Start, known: tuple[str, ...]) -> Start:
     return replace(start, plan=replace(start.plan, notes=(*start.plan.notes, *known)))
 
 
-def confirm(session: Session, seen: Seen, request: Request, start: Start, *, allow: bool) -> str:
+def confirm(
+    session: Session, seen: ClusterSnapshot, request: Request, start: Start, *, allow: bool
+) -> str:
     """Return what the server's ranks talk over, in words; empty when it has one node.
 
     Raises:
@@ -147,7 +149,9 @@ def confirm(session: Session, seen: Seen, request: Request, start: Start, *, all
     return _keep(session, seen, kept, start, said)
 
 
-def _proven(inventory: Inventory, seen: Seen, request: Request, kept: Mapping[str, Any]) -> bool:
+def _proven(
+    inventory: Inventory, seen: ClusterSnapshot, request: Request, kept: Mapping[str, Any]
+) -> bool:
     """True when the kept verdict is about these very containers and covers what the server
     needs.
     """
@@ -161,7 +165,9 @@ def _proven(inventory: Inventory, seen: Seen, request: Request, kept: Mapping[st
     )
 
 
-def _before(inventory: Inventory, seen: Seen, kept: Mapping[str, Any]) -> tuple[str, Level]:
+def _before(
+    inventory: Inventory, seen: ClusterSnapshot, kept: Mapping[str, Any]
+) -> tuple[str, Level]:
     """Say what was proven before the start, and return the level that links must reach."""
     if kept.get("passed"):
         return f"{kept['summary']} (proven before the start)", kept["required"]
@@ -169,7 +175,7 @@ def _before(inventory: Inventory, seen: Seen, kept: Mapping[str, Any]) -> tuple[
     return "not proven", level
 
 
-def _gpus(seen: Seen) -> list[str]:
+def _gpus(seen: ClusterSnapshot) -> list[str]:
     """Return the names of the cluster's GPUs."""
     return sorted({gpu.name for each in seen.facts.values() for gpu in each.gpus or ()})
 
@@ -191,7 +197,13 @@ def _unsure(silent: list[str]) -> str:
 
 
 def _require(
-    session: Session, seen: Seen, start: Start, reading: Reading, level: Level, *, allow: bool
+    session: Session,
+    seen: ClusterSnapshot,
+    start: Start,
+    reading: Reading,
+    level: Level,
+    *,
+    allow: bool,
 ) -> None:
     """Warn of links that are below the level; unless that is allowed, stop a server that was just
     started, and raise GateError.
@@ -218,7 +230,9 @@ def _below(failures: Sequence[Finding], left: str) -> GateError:
     )
 
 
-def _keep(session: Session, seen: Seen, kept: Mapping[str, Any], start: Start, text: str) -> str:
+def _keep(
+    session: Session, seen: ClusterSnapshot, kept: Mapping[str, Any], start: Start, text: str
+) -> str:
     """Keep what the engine's logs say beside the verdict, for `status`; returns it, fit for a
     terminal.
     """

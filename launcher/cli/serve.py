@@ -144,7 +144,7 @@ def serve(
     from launcher.cli.hooks import hooks
     from launcher.cli.start import Asked, policy, start
     from launcher.errors import RequestError
-    from launcher.plan.request import Seen
+    from launcher.plan.request import ClusterSnapshot
     from launcher.plan.script import script
     from launcher.ui.progress import printer
 
@@ -175,7 +175,7 @@ def serve(
     )
     asked.request(wanted, None)  # what can never be placed has its error before anything is touched
     if offline:
-        click.echo(script(wanted, [asked.plan(wanted, Seen())[1].plan]), nl=False)
+        click.echo(script(wanted, [asked.plan(wanted, ClusterSnapshot())[1].plan]), nl=False)
         return 0
     programs = hooks(wanted, "serve", skip=no_hooks, dry_run=dry_run)
     with (

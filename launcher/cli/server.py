@@ -13,7 +13,7 @@ from launcher.checks.ray import read_payload
 from launcher.errors import NodeError, RequestError, UnreadableAnswer
 from launcher.plan import running, servers, verdict
 from launcher.plan.observe import observe
-from launcher.plan.request import Seen
+from launcher.plan.request import ClusterSnapshot
 from launcher.plan.serve import ask_model
 from launcher.tools import model as models
 from launcher.watch import by_node
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from launcher.plan.batches import BatchStatus
 
 
-def look(session: Session, *, model: str = "", head_only: bool = False) -> Seen:
+def look(session: Session, *, model: str = "", head_only: bool = False) -> ClusterSnapshot:
     """Observe every node (or `head_only`), ask the head about servers and Ray and, when a model is
     named, every node for it.
 
-    What nobody could say is not in `Seen.said`, which then has an `error`: without `servers` nobody
-    knows which there are, without `jobs` what runs in Ray.
+    What nobody could say is not in `ClusterSnapshot.said`, which then has an `error`: without
+    `servers` nobody knows which there are, without `jobs` what runs in Ray.
     """
     inventory = session.inventory
     asked_nodes = replace(inventory, nodes=(inventory.head,)) if head_only else inventory
@@ -53,10 +53,10 @@ def look(session: Session, *, model: str = "", head_only: bool = False) -> Seen:
             said |= {"error": error.message}
     kept = verdict.parse_record(of_head.pop(0))
     seen = {node: models.parse_look(each[0]) for node, each in answers.items() if each}
-    return Seen(facts=facts, said=said, models=seen, network=kept)
+    return ClusterSnapshot(facts=facts, said=said, models=seen, network=kept)
 
 
-def require_servers(session: Session, seen: Seen) -> None:
+def require_servers(session: Session, seen: ClusterSnapshot) -> None:
     """Raise NodeError when the head could not say which servers there are."""
     if "servers" not in seen.said and "error" in seen.said:
         raise silent(session, seen)
@@ -74,7 +74,7 @@ def the_batch(found: Sequence[BatchStatus], name: str) -> BatchStatus:
     )
 
 
-def silent(session: Session, seen: Seen) -> NodeError:
+def silent(session: Session, seen: ClusterSnapshot) -> NodeError:
     """Return the error that the head could not be asked what runs."""
     return NodeError(
         session.inventory.head.name,

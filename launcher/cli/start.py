@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from launcher.cli.session import Session
     from launcher.model import Backend, Inventory
     from launcher.payload.agent.desired import Policy
-    from launcher.plan.request import Request, Seen
+    from launcher.plan.request import ClusterSnapshot, Request
     from launcher.plan.serve import Start
     from launcher.plan.shape import Plan
     from launcher.watch import Served
 
-    Begun = tuple[Seen, Request, Start]
+    Begun = tuple[ClusterSnapshot, Request, Start]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ class Asked:
             return ""
         return "--gpus" if any(self.gpus < node.gpus for node in inventory.nodes) else ""
 
-    def plan(self, inventory: Inventory, seen: Seen) -> tuple[Request, Start]:
+    def plan(self, inventory: Inventory, seen: ClusterSnapshot) -> tuple[Request, Start]:
         """Place the model and plan its start; raises RequestError and PlacementError."""
         from launcher.cli import network_gate
         from launcher.plan.serve import plan_serve
@@ -206,7 +206,7 @@ def finish(
     return code, rows
 
 
-def _prepare(session: Session, asked: Asked) -> tuple[list[Plan], Seen, Request, Start]:
+def _prepare(session: Session, asked: Asked) -> tuple[list[Plan], ClusterSnapshot, Request, Start]:
     """Look, and plan. The helper files, which are asked, are brought up to date before."""
     from launcher.apply import apply
     from launcher.cli import server
@@ -261,7 +261,7 @@ def _apply(session: Session, request: Request, start: Start, *, skipped: bool) -
 
 def _wait(
     session: Session,
-    seen: Seen,
+    seen: ClusterSnapshot,
     request: Request,
     start: Start,
     *,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from launcher.errors import RequestError
     from launcher.events import Event
     from launcher.plan.batches import BatchStatus
-    from launcher.plan.request import Seen
+    from launcher.plan.request import ClusterSnapshot
     from launcher.plan.running import Batch
     from launcher.plan.servers import Server
 
@@ -83,7 +83,7 @@ def stop(
             _stop_batches(ours, batches, grace, dry_run=dry_run)
 
 
-def _look(session: Session, *, dry_run: bool) -> Seen:
+def _look(session: Session, *, dry_run: bool) -> ClusterSnapshot:
     """Look at the head; its helper files, which are asked, are brought up to date."""
     from dataclasses import replace
 
@@ -103,7 +103,7 @@ def _look(session: Session, *, dry_run: bool) -> Seen:
     return seen
 
 
-def _standing(session: Session, seen: Seen) -> list[Server]:
+def _standing(session: Session, seen: ClusterSnapshot) -> list[Server]:
     """Return the servers that are wanted, or not yet gone; where the head's container does not run,
     its files say which.
     """
@@ -137,7 +137,12 @@ def _choose(standing: Sequence[Server], names: Sequence[str], *, everyone: bool)
 
 
 def _stop_servers(
-    session: Session, seen: Seen, chosen: Sequence[Server], grace: float, *, dry_run: bool
+    session: Session,
+    seen: ClusterSnapshot,
+    chosen: Sequence[Server],
+    grace: float,
+    *,
+    dry_run: bool,
 ) -> None:
     """Stop those that run and forget those that are over; without the head's container, nobody
     knows which do.
@@ -238,7 +243,9 @@ def _stop_batches(session: Session, names: Sequence[str], grace: float, *, dry_r
     session.to.show(_ended(runs, time.monotonic() - began))
 
 
-def _named_jobs(session: Session, names: Sequence[str]) -> tuple[Seen, list[BatchStatus]]:
+def _named_jobs(
+    session: Session, names: Sequence[str]
+) -> tuple[ClusterSnapshot, list[BatchStatus]]:
     """Look at the head, and return the batch jobs of these names; raises RequestError for a name
     that none has.
     """

@@ -63,7 +63,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class BatchSnapshot:
     """What was observed before anything is decided: nodes, Ray, the model on each node, and the
     job's folder on the head.
     """
@@ -101,7 +101,9 @@ def ask_entry(inventory: Inventory, work: str) -> Command:
     return transfer.inside(inventory, job_store.look(work), timeout=60)
 
 
-def plan_batch(inventory: Inventory, seen: Seen, request: Request, options: Options) -> Start:
+def plan_batch(
+    inventory: Inventory, seen: BatchSnapshot, request: Request, options: Options
+) -> Start:
     """Decide what the same command means now: begin, go on, watch, or nothing at all.
 
     Raises:
@@ -124,7 +126,7 @@ def plan_batch(inventory: Inventory, seen: Seen, request: Request, options: Opti
     return _begin(inventory, seen, request, options, anew=anew, retry=retry)
 
 
-def _running(seen: Seen, name: str) -> running.Batch | None:
+def _running(seen: BatchSnapshot, name: str) -> running.Batch | None:
     return next((each for each in running.batches(seen.said) if each.name == name), None)
 
 
@@ -143,7 +145,9 @@ def _refuse_conflict(
         raise _changed(request, entry, live=live)
 
 
-def _attach(seen: Seen, request: Request, options: Options, runs: running.Batch | None) -> Start:
+def _attach(
+    seen: BatchSnapshot, request: Request, options: Options, runs: running.Batch | None
+) -> Start:
     """Watch the job that runs; RequestError where that cannot be, or is not what was asked for."""
     name = request.job.name
     if options.retry_errors:
@@ -176,7 +180,13 @@ def _retries(entry: job_store.Entry, options: Options) -> bool:
 
 
 def _begin(
-    inventory: Inventory, seen: Seen, request: Request, options: Options, *, anew: bool, retry: bool
+    inventory: Inventory,
+    seen: BatchSnapshot,
+    request: Request,
+    options: Options,
+    *,
+    anew: bool,
+    retry: bool,
 ) -> Start:
     job = _next_id(request.job.name, seen)
     # What an earlier run brought is what this one would bring: the same digest says so.
@@ -289,7 +299,11 @@ def _changed(request: Request, entry: job_store.Entry, *, live: bool) -> Request
 
 
 def _gates(
-    inventory: Inventory, seen: Seen, request: Request, options: Options, have: Mapping[str, int]
+    inventory: Inventory,
+    seen: BatchSnapshot,
+    request: Request,
+    options: Options,
+    have: Mapping[str, int],
 ) -> tuple[Gate, ...]:
     names = {node.name: containers.name(inventory, node) for node in inventory.nodes}
     job = request.job
@@ -346,7 +360,7 @@ def _gate(id: str, what: str, findings: Any) -> Gate:
     return Gate(id=id, what=what, judge=judge)
 
 
-def _next_id(name: str, seen: Seen) -> str:
+def _next_id(name: str, seen: BatchSnapshot) -> str:
     """Return a name that neither Ray nor the job's own folder has known: old progress must not be
     taken for the new one's.
     """

@@ -92,7 +92,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ClusterSnapshot:
     """What was observed before anything is decided: nodes, what the head said about Ray and
     servers, the model on each node, and the last verdict on the network (`launcher.plan.network`).
     """

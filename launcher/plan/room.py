@@ -12,13 +12,13 @@ from launcher.checks.serving import Holder
 from launcher.checks.shape import Finding
 from launcher.model import Inventory
 from launcher.plan import containers
-from launcher.plan.request import Request, Seen
+from launcher.plan.request import ClusterSnapshot, Request
 from launcher.plan.servers import Server
 from launcher.plan.shape import Answers, Gate
 
 
 def gates(
-    inventory: Inventory, seen: Seen, request: Request, there: Server | None
+    inventory: Inventory, seen: ClusterSnapshot, request: Request, there: Server | None
 ) -> tuple[Gate, ...]:
     """Return what must hold; `there` is the server of that name, which makes room."""
     kept, facts = seen.kept, seen.facts
@@ -59,7 +59,7 @@ def gates(
 
 def _room(
     inventory: Inventory,
-    seen: Seen,
+    seen: ClusterSnapshot,
     request: Request,
     there: Server | None,
     others: Sequence[Server],
@@ -73,7 +73,7 @@ def _room(
 
 def _free(
     inventory: Inventory,
-    seen: Seen,
+    seen: ClusterSnapshot,
     request: Request,
     there: Server | None,
     others: Sequence[Server],
@@ -103,7 +103,7 @@ def _free(
 
 def _free_on_nodes(
     inventory: Inventory,
-    seen: Seen,
+    seen: ClusterSnapshot,
     request: Request,
     own: Mapping[str, int],
     others: Sequence[Server],
@@ -159,7 +159,7 @@ def _in_ray(server: Server | None) -> Mapping[str, int]:
 
 def _api_port(
     inventory: Inventory,
-    seen: Seen,
+    seen: ClusterSnapshot,
     request: Request,
     there: Server | None,
     others: Sequence[Server],

@@ -12,7 +12,7 @@ from launcher.errors import RequestError
 from launcher.model import Inventory
 from launcher.payload.agent.desired import Desired, Policy
 from launcher.plan import containers, files, room, wanted
-from launcher.plan.request import Request, Seen
+from launcher.plan.request import ClusterSnapshot, Request
 from launcher.plan.servers import Server
 from launcher.plan.shape import Plan, Stage
 from launcher.tools import docker, model
@@ -68,7 +68,7 @@ def plan_files(
 
 def plan_serve(
     inventory: Inventory,
-    seen: Seen,
+    seen: ClusterSnapshot,
     request: Request,
     *,
     asked: float,

@@ -13,7 +13,7 @@ from launcher.model import Inventory, Node
 from launcher.payload.agent import state
 from launcher.payload.agent.desired import Desired, Policy, Process, Ray
 from launcher.plan import containers, engine_log
-from launcher.plan.request import Request, Seen
+from launcher.plan.request import ClusterSnapshot, Request
 from launcher.plan.shape import Step
 from launcher.tools import vllm
 from launcher.tools.host import HostFacts
@@ -31,7 +31,7 @@ _WANT = (
 
 
 def desired(
-    inventory: Inventory, seen: Seen, request: Request, *, asked: float, policy: Policy
+    inventory: Inventory, seen: ClusterSnapshot, request: Request, *, asked: float, policy: Policy
 ) -> Desired:
     """Return a request as the head's keeper needs it."""
     head, split = inventory.head, request.placement
@@ -67,7 +67,7 @@ def desired(
 
 
 def _processes(
-    inventory: Inventory, seen: Seen, request: Request, policy: Policy
+    inventory: Inventory, seen: ClusterSnapshot, request: Request, policy: Policy
 ) -> tuple[Process, ...]:
     """Return the engine's processes, the one with the API first."""
     split, ready = request.placement, {_READY: f"{max(3600, policy.start_timeout):.0f}"}
@@ -131,7 +131,7 @@ def _ray_places(inventory: Inventory, request: Request) -> Mapping[str, str]:
     )
 
 
-def _meeting_port(inventory: Inventory, seen: Seen, request: Request, node: Node) -> int:
+def _meeting_port(inventory: Inventory, seen: ClusterSnapshot, request: Request, node: Node) -> int:
     """Return the first port from the inventory's on where the nodes' processes can meet: no other
     server's, nobody listens.
     """
@@ -147,7 +147,7 @@ def _meeting_port(inventory: Inventory, seen: Seen, request: Request, node: Node
     return next((port for port in range(first, 65536) if port not in taken), first)
 
 
-def _others(seen: Seen, request: Request) -> list[Desired]:
+def _others(seen: ClusterSnapshot, request: Request) -> list[Desired]:
     """Return what is wanted beside the server that is asked for."""
     return [
         each.desired
@@ -160,7 +160,9 @@ def _meeting_ports(argv: Sequence[str]) -> set[int]:
     return {int(after) for word, after in pairwise(argv) if word in _MEETING and after.isdigit()}
 
 
-def _gpus(inventory: Inventory, seen: Seen, request: Request, node: Node) -> tuple[int, ...] | None:
+def _gpus(
+    inventory: Inventory, seen: ClusterSnapshot, request: Request, node: Node
+) -> tuple[int, ...] | None:
     """Return which GPUs of a node it takes; None for all, and where Ray says which, and on CPUs,
     which nobody numbers.
     """
@@ -181,7 +183,7 @@ def _gpus_of(process: Process, node: Node) -> Sequence[int]:
     return range(node.gpus) if process.gpus is None else process.gpus
 
 
-def write(inventory: Inventory, seen: Seen, wanted: Desired) -> Step:
+def write(inventory: Inventory, seen: ClusterSnapshot, wanted: Desired) -> Step:
     """Write it to the head's own disk; what a script writes is asked for at the time when that
     runs.
     """

@@ -29,8 +29,8 @@ _LINE = 160
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """One look.
+class ServerSnapshot:
+    """A server as one look found it.
 
     `ended` is a sentence on how the server ended, `cause` its engine's first error, `evidence` what
     showed it.
@@ -65,7 +65,7 @@ class Watched:
     name: str
     endpoint: str
     ask: Callable[[int], Sequence[Command]]
-    read: Callable[[Answers, int], Seen]
+    read: Callable[[Answers, int], ServerSnapshot]
     complete: Callable[[float], Command]
 
     @property
@@ -111,19 +111,21 @@ def _inside(inventory: Inventory, name: str, argv: Argv, timeout: float) -> Comm
     return Command(node=name, argv=inside, timeout=timeout)
 
 
-def _read(inventory: Inventory, wanted: Desired, answers: Answers, offset: int) -> Seen:
+def _read(inventory: Inventory, wanted: Desired, answers: Answers, offset: int) -> ServerSnapshot:
     found = _kept(inventory, wanted, answers)
     if found.desired is None:
-        return Seen(offset=offset, ended="it is wanted no more", stopped=True)
+        return ServerSnapshot(offset=offset, ended="it is wanted no more", stopped=True)
     if found.desired.asked != wanted.asked:
-        return Seen(offset=offset, ended=f"{found.model} has taken its place", stopped=True)
+        return ServerSnapshot(
+            offset=offset, ended=f"{found.model} has taken its place", stopped=True
+        )
     log = _log(answers[wanted.api_node][-1])
     seen = (
         servers.named(inventory, found.observed)
         if found.observed
         else Observed(name=found.name, id=found.id, asked=0.0)
     )
-    look = Seen(
+    look = ServerSnapshot(
         lines=_lines(log) if _begun(found) else (),
         offset=int(log.get("offset", offset)),
         anew=bool(log.get("anew")),
@@ -207,7 +209,9 @@ def _log(answer: Answer) -> Mapping[str, Any]:
         return {}
 
 
-def failure(watched: Watched, seen: Seen, lines: Sequence[str], *, hung: bool) -> NodeError:
+def failure(
+    watched: Watched, seen: ServerSnapshot, lines: Sequence[str], *, hung: bool
+) -> NodeError:
     """Return the error of a server that ended, or is `hung`: its log, of which `lines` are the
     last, says that it cannot go on.
     """

@@ -14,7 +14,7 @@ from tests.integration.conftest import Practice
 Document = dict[str, Any]
 
 
-class Seen:
+class CheckReport:
     """What one run of `vlaunch check` said."""
 
     def __init__(self, said: str) -> None:
@@ -35,14 +35,14 @@ class Seen:
         return found[0]
 
 
-def check(practice: Practice, *words: str, code: int) -> Seen:
+def check(practice: Practice, *words: str, code: int) -> CheckReport:
     """Run the whole catalogue and look at the exit code."""
     ran = practice.vlaunch("check", "--json", *words)
     assert ran.code == code, ran.said
-    return Seen(ran.out)
+    return CheckReport(ran.out)
 
 
-def broken(practice: Practice, *names: str, group: str | None = None) -> Seen:
+def broken(practice: Practice, *names: str, group: str | None = None) -> CheckReport:
     """Run the catalogue, or a group of it; exactly these checks fail, and nothing warns."""
     seen = check(practice, *(("--group", group) if group else ()), code=1)
     assert (seen.of("fail"), seen.of("warn")) == (set(names), set()), seen.checks

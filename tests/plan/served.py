@@ -13,7 +13,7 @@ from launcher.model import Inventory, Node, RaySettings
 from launcher.payload.agent.desired import Desired, Policy
 from launcher.placement import choose, narrow
 from launcher.plan import containers
-from launcher.plan.request import Request, Seen
+from launcher.plan.request import ClusterSnapshot, Request
 from launcher.plan.serve import Start, plan_serve
 from launcher.tools import docker
 from launcher.tools.docker import Container
@@ -67,7 +67,9 @@ def container(node: str, **more: Any) -> Container:
     return Container(**given)
 
 
-def seen(*servers: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]] = (), **said: Any) -> Seen:
+def seen(
+    *servers: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]] = (), **said: Any
+) -> ClusterSnapshot:
     """Return a cluster that is up and keeps some servers."""
     facts = {
         node.name: HostFacts(
@@ -80,7 +82,9 @@ def seen(*servers: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]] = (), **
     }
     rows = [{"node_id": f"id-{node.ip}", "node_ip": node.ip, "state": "ALIVE"} for node in NODES]
     kept = {"servers": list(servers), "members": {"n2": 1.0}, "agent": 1.0}
-    return Seen(facts=facts, said={"jobs": list(jobs), "nodes": table(*rows), **kept, **said})
+    return ClusterSnapshot(
+        facts=facts, said={"jobs": list(jobs), "nodes": table(*rows), **kept, **said}
+    )
 
 
 def table(*rows: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,16 +98,21 @@ def group(ip: str, gpus: int) -> dict[str, Any]:
     return {"state": "CREATED", "bundles": bundles}
 
 
-def planned(there: Seen, wanted: Request, inventory: Inventory = INVENTORY, **more: Any) -> Start:
+def planned(
+    there: ClusterSnapshot, wanted: Request, inventory: Inventory = INVENTORY, **more: Any
+) -> Start:
     """Plan a server at second 7."""
     return plan_serve(inventory, there, wanted, **{"asked": 7.0, "policy": Policy(), **more})
 
 
 def desired(
-    asked: Request, inventory: Inventory = INVENTORY, there: Seen | None = None, **more: Any
+    asked: Request,
+    inventory: Inventory = INVENTORY,
+    there: ClusterSnapshot | None = None,
+    **more: Any,
 ) -> Desired:
     """Return a request as the keeper is told of it."""
-    return planned(there or Seen(), asked, inventory, **more).desired
+    return planned(there or ClusterSnapshot(), asked, inventory, **more).desired
 
 
 def kept(asked: Request | Desired, state: str = "ready", **more: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from launcher.batch.job_spec import job_spec
 from launcher.batch.shape import Job
 from launcher.errors import RequestError
 from launcher.model import Inventory
-from launcher.plan.batch import Options, Request, Seen, Start, plan_batch
+from launcher.plan.batch import BatchSnapshot, Options, Request, Start, plan_batch
 from launcher.tools.job_store import Entry, Progress
 
 Load = Callable[..., Inventory]
@@ -66,7 +66,7 @@ def decide(
     said: dict[str, Any] | None = None,
     **how: bool,
 ) -> Start:
-    seen = Seen(said=said or {}, entry=entry or Entry(absent=True))
+    seen = BatchSnapshot(said=said or {}, entry=entry or Entry(absent=True))
     return plan_batch(load(), seen, request, Options(**how))
 
 

@@ -16,7 +16,7 @@ from launcher.model import Inventory
 from launcher.payload.agent.desired import Policy, read
 from launcher.placement import choose, narrow
 from launcher.plan import servers
-from launcher.plan.request import Request, Seen
+from launcher.plan.request import ClusterSnapshot, Request
 from launcher.plan.script import script
 from launcher.plan.serve import Start, ask_model, plan_files
 from launcher.tools.host import HostFacts
@@ -532,7 +532,7 @@ def test_the_api_is_on_the_first_node_of_an_mp_server() -> None:
 def test_the_note_and_the_model_gate_of_mp_name_the_nodes_that_get_ranks() -> None:
     """A node in between that is too small is left out."""
     inventory = uneven(2, 1, 2)
-    wanted = planned(Seen(), request("mp", tp=2, pp=2, inventory=inventory), inventory)
+    wanted = planned(ClusterSnapshot(), request("mp", tp=2, pp=2, inventory=inventory), inventory)
 
     assert any("ranks expected 2 on n1, 2 on n3" in note for note in wanted.plan.notes)
     assert [each.node for each in wanted.desired.processes] == ["n1", "n3"]

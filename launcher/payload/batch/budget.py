@@ -25,7 +25,7 @@ COMING = ("PENDING_CREATION", "RESTARTING", "DEPENDENCIES_UNREADY")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ReplicaCounts:
     """The replicas at one moment.
 
     `placed` counts those that have a process somewhere but still load.
@@ -40,13 +40,13 @@ class Seen:
     causes: tuple[str, ...] = ()
 
 
-def seen(table: Mapping[str, Mapping[str, Any]], actor: str) -> Seen:
+def seen(table: Mapping[str, Mapping[str, Any]], actor: str) -> ReplicaCounts:
     """Count the replicas in Ray's table of actors."""
     mine = {name: row for name, row in table.items() if actor in row["ActorClassName"]}
     up, coming = in_state(mine, UP), in_state(mine, COMING)
     placed = sum(map(has_place, coming.values()))
     deaths = [row.get("DeathCause") for name, row in mine.items() if name not in up]
-    return Seen(
+    return ReplicaCounts(
         ready=len(up),
         placed=placed,
         waiting=len(coming) - placed,
@@ -99,7 +99,7 @@ class Budget:
     up: float | None = None  # when so many were ready
     moved: float = 0.0  # when a row was last finished
 
-    def look(self, now: float, rows: int, found: Seen) -> Failed | None:
+    def look(self, now: float, rows: int, found: ReplicaCounts) -> Failed | None:
         """Take note of one moment; return why the job should end, if it should."""
         self.note(now, rows, found)
         if self.idle > self.restarts:
@@ -122,7 +122,7 @@ class Budget:
             return Failed(f"no row was finished for {self.stall:.0f} seconds{died}", hint=hint)
         return None
 
-    def note(self, now: float, rows: int, found: Seen) -> None:
+    def note(self, now: float, rows: int, found: ReplicaCounts) -> None:
         """Take note of rows, of restarts, and of when enough replicas were up."""
         if rows > self.rows:
             self.rows, self.moved, self.idle = rows, now, 0
@@ -132,7 +132,7 @@ class Budget:
         self.total += fresh
         self.idle += fresh
 
-    def starting(self, now: float, found: Seen) -> Failed | None:
+    def starting(self, now: float, found: ReplicaCounts) -> Failed | None:
         """Return why replicas that are not up yet are not waited for any longer, if so."""
         # Those that are loaded hold their places and wait for the last one: while it queues, no
         # clock of theirs runs.
@@ -211,7 +211,7 @@ class Watch:
         self.rows = 0
         self.verdict: Failed | None = None
         self.state: tuple[str, str] | None = None
-        self.last = Seen()
+        self.last = ReplicaCounts()
         self.table, self.lacking = Question(actors), Question(lambda: missing(needs, replicas[0]))
         self.missing, self.asked = "", float("-inf")
         self.known: dict[str, tuple[str, int]] = {}
@@ -245,7 +245,7 @@ class Watch:
                 self.state = self.state or ("", "")
                 sys.stderr.write(f"budget: {type(problem).__name__}: {problem}\n")
 
-    def look(self, found: Seen) -> None:
+    def look(self, found: ReplicaCounts) -> None:
         """Tell the progress what is seen, and judge it."""
         processes = dict(found.processes or {})
         self.gone += [
@@ -260,7 +260,7 @@ class Watch:
             ended.evidence = "\n".join([*found.causes[:1], *self.last_lines()])
             self.verdict = ended
 
-    def tell(self, found: Seen) -> None:
+    def tell(self, found: ReplicaCounts) -> None:
         """Say what the job is doing when that changed; what a waiting job waits for is looked at
         each time.
         """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.payload.batch import budget
-from launcher.payload.batch.budget import Budget, Seen
+from launcher.payload.batch.budget import Budget, ReplicaCounts
 
 
 def actor(
@@ -54,11 +54,11 @@ def test_only_replicas_are_counted() -> None:
 def test_restarts_without_a_finished_row_in_between_end_the_job() -> None:
     """A loop is one that finishes nothing: rows in between give new patience."""
     watched = budgeted()
-    assert watched.look(1, 10, Seen(ready=1, restarts=0)) is None
-    assert watched.look(2, 10, Seen(ready=1, restarts=2)) is None
-    assert watched.look(3, 11, Seen(ready=1, restarts=2)) is None
-    assert watched.look(4, 11, Seen(ready=1, restarts=4)) is None
-    ended = watched.look(5, 11, Seen(ready=0, waiting=1, restarts=5))
+    assert watched.look(1, 10, ReplicaCounts(ready=1, restarts=0)) is None
+    assert watched.look(2, 10, ReplicaCounts(ready=1, restarts=2)) is None
+    assert watched.look(3, 11, ReplicaCounts(ready=1, restarts=2)) is None
+    assert watched.look(4, 11, ReplicaCounts(ready=1, restarts=4)) is None
+    ended = watched.look(5, 11, ReplicaCounts(ready=0, waiting=1, restarts=5))
     assert ended is not None
     assert ended.message == "replicas were restarted 3 times and no row was finished in between"
 
@@ -68,11 +68,11 @@ def test_silence_ends_the_job_once_a_replica_is_up() -> None:
     count.
     """
     watched = budgeted()
-    assert watched.look(1_000, 0, Seen(placed=1)) is None
-    assert watched.look(1_010, 0, Seen(ready=1)) is None
-    assert watched.look(1_069, 5, Seen(ready=1)) is None
-    assert watched.look(1_128, 5, Seen(ready=1)) is None
-    ended = watched.look(1_130, 5, Seen(ready=1))
+    assert watched.look(1_000, 0, ReplicaCounts(placed=1)) is None
+    assert watched.look(1_010, 0, ReplicaCounts(ready=1)) is None
+    assert watched.look(1_069, 5, ReplicaCounts(ready=1)) is None
+    assert watched.look(1_128, 5, ReplicaCounts(ready=1)) is None
+    ended = watched.look(1_130, 5, ReplicaCounts(ready=1))
     assert ended is not None
     assert ended.message == "no row was finished for 60 seconds"
 
@@ -80,10 +80,10 @@ def test_silence_ends_the_job_once_a_replica_is_up() -> None:
 def test_loading_has_a_patience_of_its_own() -> None:
     """Long, but not without end."""
     watched = budgeted()
-    assert watched.look(5_000, 0, Seen(waiting=1)) is None
-    assert watched.look(9_000, 0, Seen(placed=1)) is None
-    assert watched.look(9_000 + budget.LOADING, 0, Seen(placed=1)) is None
-    ended = watched.look(9_001 + budget.LOADING, 0, Seen(placed=1))
+    assert watched.look(5_000, 0, ReplicaCounts(waiting=1)) is None
+    assert watched.look(9_000, 0, ReplicaCounts(placed=1)) is None
+    assert watched.look(9_000 + budget.LOADING, 0, ReplicaCounts(placed=1)) is None
+    ended = watched.look(9_001 + budget.LOADING, 0, ReplicaCounts(placed=1))
     assert ended is not None
     assert ended.message == "no replica was ready within 120 minutes"
 
@@ -91,26 +91,26 @@ def test_loading_has_a_patience_of_its_own() -> None:
 def test_replicas_that_wait_for_the_last_ones_place_do_not_load() -> None:
     """They hold their places behind the gate; what another job holds may take days to come."""
     watched = budgeted(least=2)
-    assert watched.look(0, 0, Seen(placed=1, waiting=1)) is None
-    assert watched.look(2 * budget.LOADING, 0, Seen(placed=1, waiting=1)) is None
-    assert watched.look(2 * budget.LOADING, 0, Seen(placed=2)) is None
-    assert watched.look(3 * budget.LOADING + 1, 0, Seen(placed=2)) is not None
+    assert watched.look(0, 0, ReplicaCounts(placed=1, waiting=1)) is None
+    assert watched.look(2 * budget.LOADING, 0, ReplicaCounts(placed=1, waiting=1)) is None
+    assert watched.look(2 * budget.LOADING, 0, ReplicaCounts(placed=2)) is None
+    assert watched.look(3 * budget.LOADING + 1, 0, ReplicaCounts(placed=2)) is not None
 
 
 def test_the_clock_of_rows_runs_when_all_replicas_are_up() -> None:
     """No row is handed out before: one that is ready waits for one that loads."""
     watched = budgeted(least=2)
-    assert watched.look(100, 0, Seen(ready=1, placed=1)) is None
-    assert watched.look(1_000, 0, Seen(ready=1, placed=1)) is None
-    assert watched.look(1_001, 0, Seen(ready=2)) is None
-    assert watched.look(1_062, 0, Seen(ready=2)) is not None
+    assert watched.look(100, 0, ReplicaCounts(ready=1, placed=1)) is None
+    assert watched.look(1_000, 0, ReplicaCounts(ready=1, placed=1)) is None
+    assert watched.look(1_001, 0, ReplicaCounts(ready=2)) is None
+    assert watched.look(1_062, 0, ReplicaCounts(ready=2)) is not None
 
 
 def test_waiting_for_room_may_take_days() -> None:
     """A job that was told to queue outlasts the work of others, but not everything."""
     watched = budgeted()
-    assert watched.look(budget.QUEUE, 0, Seen(waiting=1)) is None
-    ended = watched.look(budget.QUEUE + 1, 0, Seen(waiting=1))
+    assert watched.look(budget.QUEUE, 0, ReplicaCounts(waiting=1)) is None
+    ended = watched.look(budget.QUEUE + 1, 0, ReplicaCounts(waiting=1))
     assert ended is not None
     assert ended.message == "there was no room for a replica within 7 days"
 
@@ -174,10 +174,15 @@ def watch() -> budget.Watch:
 
 def test_states_are_said_once_when_they_change(watch: budget.Watch) -> None:
     """Loading, waiting for the first rows, running."""
-    for found in (Seen(placed=1), Seen(placed=1), Seen(ready=1), Seen(ready=1)):
+    for found in (
+        ReplicaCounts(placed=1),
+        ReplicaCounts(placed=1),
+        ReplicaCounts(ready=1),
+        ReplicaCounts(ready=1),
+    ):
         watch.look(found)
     watch.finished(3)
-    watch.look(Seen(ready=2))
+    watch.look(ReplicaCounts(ready=2))
     assert watch.progress.states == [
         ("loading", "0 of 1 replicas are ready"),
         ("running", "waiting for the first rows"),
@@ -190,8 +195,8 @@ def test_a_job_of_which_one_replica_has_no_place_waits(monkeypatch: pytest.Monke
     """And says for what, although another one is loaded."""
     monkeypatch.setattr(budget, "missing", lambda needs, replicas: "waiting for 1 GPU")
     watch = budget.Watch(Asked(), Told(), "Replica", (2, 2), {"GPU": 1.0})
-    watch.look(Seen(placed=1, waiting=1))
-    watch.look(Seen(placed=2))
+    watch.look(ReplicaCounts(placed=1, waiting=1))
+    watch.look(ReplicaCounts(placed=2))
 
     assert watch.progress.states == [
         ("waiting", "waiting for 1 GPU"),
@@ -209,7 +214,7 @@ def test_the_clock_goes_on_while_ray_says_nothing(
 
     monkeypatch.setattr(watch.table, "ask", actors)
     monkeypatch.setattr(budget, "SECONDS", 0.01)
-    watch.last, watch.budget.stall = Seen(ready=1), 0.0
+    watch.last, watch.budget.stall = ReplicaCounts(ready=1), 0.0
     with watch:
         until = time.monotonic() + 10
         while watch.verdict is None and time.monotonic() < until:
@@ -235,7 +240,7 @@ def test_a_question_that_ray_does_not_answer_is_not_waited_for(
     monkeypatch.setattr(watch.table, "ask", actors)
     monkeypatch.setattr(budget, "SECONDS", 0.01)
     monkeypatch.setattr(budget, "LOOK", 0.05)
-    watch.last, watch.budget.stall = Seen(ready=2), 0.3
+    watch.last, watch.budget.stall = ReplicaCounts(ready=2), 0.3
     with watch:
         until = time.monotonic() + 10
         while watch.verdict is None and time.monotonic() < until:
@@ -252,10 +257,10 @@ def test_a_question_that_ray_does_not_answer_is_not_waited_for(
 
 def test_a_verdict_is_given_once_and_carries_the_cause(watch: budget.Watch) -> None:
     """The first reason stands, with what Ray says of the dead."""
-    watch.look(Seen(ready=1))
-    watch.look(Seen(waiting=1, restarts=1, causes=("the worker crashed",)))
+    watch.look(ReplicaCounts(ready=1))
+    watch.look(ReplicaCounts(waiting=1, restarts=1, causes=("the worker crashed",)))
     verdict = watch.verdict
     assert verdict is not None
     assert verdict.evidence == "the worker crashed"
-    watch.look(Seen(waiting=1, restarts=9))
+    watch.look(ReplicaCounts(waiting=1, restarts=9))
     assert watch.verdict is verdict
