@@ -53,7 +53,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class ServerView:
     """What one `vlaunch status` said of a server.
 
     `at` (seconds since 1970) is when it had said it, after `took` seconds.
@@ -137,17 +137,17 @@ def refuse_servers(inventory: Inventory, why: str) -> None:
         )
 
 
-def look(inventory: Inventory, name: str) -> Look:
+def look(inventory: Inventory, name: str) -> ServerView:
     """Ask `vlaunch status` about a server."""
     began = time.time()
     said = {each["name"]: each for each in status(inventory)}
     return read(said.get(name, {}), began, time.time())
 
 
-def read(said: Mapping[str, Any], began: float, ended: float) -> Look:
+def read(said: Mapping[str, Any], began: float, ended: float) -> ServerView:
     """Read what `status --json` says of one server; empty where it knows of none."""
     load, seen = said.get("load") or {}, said.get("observed") or {}
-    return Look(
+    return ServerView(
         at=ended,
         took=ended - began,
         state=str(said.get("state", "none")),

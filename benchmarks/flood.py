@@ -27,7 +27,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks import client, engines
-from benchmarks.client import Endpoint, Look
+from benchmarks.client import Endpoint, ServerView
 from launcher.inventory.load import load
 from launcher.lab import layout
 from launcher.lab.layout import Host
@@ -114,7 +114,7 @@ class Goal:
     met: bool
 
 
-def flooded(flood: Flood, looks: Sequence[Look], seconds: float) -> list[Goal]:
+def flooded(flood: Flood, looks: Sequence[ServerView], seconds: float) -> list[Goal]:
     """Judge a flood by what became of its requests, and by what `status` said."""
     green = sum(each.colour == "green" for each in looks)
     shown = sum(each.queue for each in looks)
@@ -156,7 +156,7 @@ def flood(
     """Flood a server, ask `status` meanwhile, and judge."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket a request
-    sent, looks = Flood(target, tokens), list[Look]()
+    sent, looks = Flood(target, tokens), list[ServerView]()
     thread = threading.Thread(target=lambda: asyncio.run(sent.run(requests, seconds)), daemon=True)
     began = time.monotonic()
     thread.start()
@@ -172,7 +172,7 @@ def flood(
     return flooded(sent, looks, seconds)
 
 
-def _words(seen: Look) -> str:
+def _words(seen: ServerView) -> str:
     queue = (
         f"{seen.running} running, {seen.waiting} waiting, {seen.tokens_per_s} tokens/s, oldest"
         f" {seen.oldest:.0f} s"
@@ -244,11 +244,11 @@ def _frozen(hosts: Sequence[Host], name: str) -> list[int]:
     return found
 
 
-def _until(seen: Callable[[], Look | bool], seconds: float) -> Look | None:
+def _until(seen: Callable[[], ServerView | bool], seconds: float) -> ServerView | None:
     """Look until something is seen; None when it is not in time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if isinstance(found := seen(), Look):
+        if isinstance(found := seen(), ServerView):
             return found
     return None
 

@@ -17,7 +17,7 @@ from launcher.inventory.partial_validation import validated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ResolvedPaths:
     """What the job's paths lead to.
 
     `names` are the names that show a source's format: its files', or its own.
@@ -39,7 +39,7 @@ class Draft:
     file: JobFile
     document: Document
     broken: frozenset[Where]
-    found: Found
+    found: ResolvedPaths
 
     @property
     def mode(self) -> Mode:
@@ -101,7 +101,9 @@ def _stand_in(where: Where) -> object:
     return None
 
 
-def _found(file: JobFile, within: Bounds, broken: frozenset[Where]) -> tuple[Found, list[Mistake]]:
+def _found(
+    file: JobFile, within: Bounds, broken: frozenset[Where]
+) -> tuple[ResolvedPaths, list[Mistake]]:
     mistakes: list[Mistake] = []
     sources, names = _sources(file, within, broken, mistakes)
     to = None
@@ -120,7 +122,9 @@ def _found(file: JobFile, within: Bounds, broken: frozenset[Where]) -> tuple[Fou
             except Misplaced as error:
                 mistakes.append(Mistake(where=(stage, key), text=str(error)))
             mistakes += _more(stage, more, within, shipped)
-    found = Found(sources=tuple(sources), names=tuple(names), to=to, targets=targets, code=shipped)
+    found = ResolvedPaths(
+        sources=tuple(sources), names=tuple(names), to=to, targets=targets, code=shipped
+    )
     return found, mistakes
 
 
@@ -147,7 +151,7 @@ def _sources(
     return sources, names
 
 
-def _read_twice(files: list[inputs.Found], path: str, seen: dict[Path, str]) -> str:
+def _read_twice(files: list[inputs.InputFile], path: str, seen: dict[Path, str]) -> str:
     """Note in `seen` which path reads each file; return what to say of one that is read already."""
     for one in files:
         if one.path in seen:  # also by two names in one folder

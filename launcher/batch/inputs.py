@@ -25,7 +25,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class InputFile:
     """One file that a source names. `label` is its path below the source, or its name."""
 
     path: Path
@@ -47,7 +47,7 @@ class Shipped:
     source: int | None = None
 
 
-def found(source: Source, within: Bounds) -> list[Found]:
+def found(source: Source, within: Bounds) -> list[InputFile]:
     """Return the files that a source on this machine names, in the order of their names.
 
     Folders are read to the bottom. Names that start with `.` or `_` are left out, as Ray Data and
@@ -71,7 +71,7 @@ def found(source: Source, within: Bounds) -> list[Found]:
     files = []
     for path in paths:
         label = path.name if path == root else path.relative_to(root).as_posix()
-        files.append(Found(path=_regular(path, label, within), label=label))
+        files.append(InputFile(path=_regular(path, label, within), label=label))
     return files
 
 

@@ -14,7 +14,7 @@ import click
 from launcher.cli import options
 
 if TYPE_CHECKING:
-    from launcher.discovery.shape import Found, Probed, Wishes
+    from launcher.discovery.shape import Discovery, Probed, Wishes
     from launcher.model import Accelerator, Argv, Inventory, Ssh
     from launcher.ui.progress import Printer
 
@@ -236,7 +236,7 @@ def _may_write(path: Path, *, force: bool) -> None:
         )
 
 
-def _write(found: Found, path: Path, to: Printer, *, stdout: bool, force: bool) -> str:
+def _write(found: Discovery, path: Path, to: Printer, *, stdout: bool, force: bool) -> str:
     """Write the file and return nothing for standard output, or the other way round."""
     from launcher.discovery.written import write
     from launcher.errors import InventoryError, VlaunchError
@@ -306,7 +306,7 @@ def _show_drift(
     from launcher.errors import RequestError
     from launcher.events import Event
 
-    found: Found | None = None
+    found: Discovery | None = None
     try:
         found = discover(probed, wishes)
         warnings = found.warnings
@@ -339,7 +339,7 @@ def _show_drift(
     return 3, "" if as_json else diff
 
 
-def _difference(path: Path, found: Found) -> str:
+def _difference(path: Path, found: Discovery) -> str:
     """Return how the file would change if it were written now."""
     import difflib
 

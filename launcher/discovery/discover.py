@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 
 from launcher.discovery import described, rdma, software, subnets
-from launcher.discovery.shape import GID, Choice, Found, FoundNode, Probed, Wishes
+from launcher.discovery.shape import GID, Choice, DiscoveredNode, Discovery, Probed, Wishes
 from launcher.model import Accelerator, fold
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
@@ -18,7 +18,7 @@ _MIB, _GIB = 2**20, 2**30
 _SMALLEST_STORE = 75 * _MIB
 
 
-def discover(hosts: Sequence[Probed], wishes: Wishes) -> Found:
+def discover(hosts: Sequence[Probed], wishes: Wishes) -> Discovery:
     """Decide what the inventory of these hosts says; the first is the head.
 
     Raises RequestError when they cannot be a cluster: no network that all have, or accelerators on
@@ -31,7 +31,7 @@ def discover(hosts: Sequence[Probed], wishes: Wishes) -> Found:
         hosts, {at: each.netdevs for at, each in enumerate(fabric.hosts)}, order
     )
     nodes = tuple(
-        FoundNode(
+        DiscoveredNode(
             host=host.host,
             name=name,
             ip=place.ip,
@@ -47,7 +47,7 @@ def discover(hosts: Sequence[Probed], wishes: Wishes) -> Found:
         )
     )
     args, why = _cpu_arguments(len(hosts)) if kind == "cpu" else ((), ())
-    return Found(
+    return Discovery(
         cluster=wishes.cluster,
         image=software.image(hosts, order, kind, wishes.image),
         accelerator=kind,
@@ -73,7 +73,7 @@ def discover(hosts: Sequence[Probed], wishes: Wishes) -> Found:
 
 
 def _unequal(
-    hosts: Sequence[Probed], nodes: Sequence[FoundNode], kind: Accelerator
+    hosts: Sequence[Probed], nodes: Sequence[DiscoveredNode], kind: Accelerator
 ) -> Iterator[str]:
     """Warn of GPUs that differ in number or model from host to host."""
     if len({node.gpus for node in nodes}) > 1:
@@ -142,7 +142,7 @@ def _object_store(hosts: Sequence[Probed], kind: Accelerator) -> Choice | None:
     return Choice(value=f"{size // 1024}GiB" if size % 1024 == 0 else f"{size}MiB", why=(why,))
 
 
-def _gids(nodes: Sequence[FoundNode], fabric: str) -> dict[str, Choice]:
+def _gids(nodes: Sequence[DiscoveredNode], fabric: str) -> dict[str, Choice]:
     """Return the GID index when it is the same on all nodes; where it differs, each node says its
     own.
     """
@@ -157,7 +157,7 @@ def _gids(nodes: Sequence[FoundNode], fabric: str) -> dict[str, Choice]:
     }
 
 
-def _gid_why(nodes: Sequence[FoundNode]) -> tuple[str, ...]:
+def _gid_why(nodes: Sequence[DiscoveredNode]) -> tuple[str, ...]:
     without = [node.name for node in nodes if node.gid is None]
     if without:
         which = fold(without)

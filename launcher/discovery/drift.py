@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from launcher.discovery import software
 from launcher.discovery.discover import names
-from launcher.discovery.shape import GID, Found, FoundNode, Probed
+from launcher.discovery.shape import GID, DiscoveredNode, Discovery, Probed
 from launcher.model import Accelerator, Inventory, Node
 from launcher.tools.survey import RdmaDevice
 
 
-def drift(inventory: Inventory, hosts: Sequence[Probed], found: Found | None) -> tuple[str, ...]:
+def drift(
+    inventory: Inventory, hosts: Sequence[Probed], found: Discovery | None
+) -> tuple[str, ...]:
     """Compare what the inventory states with what the hosts said; `found` is what would be chosen
     now.
 
@@ -21,7 +23,7 @@ def drift(inventory: Inventory, hosts: Sequence[Probed], found: Found | None) ->
     cannot drift. Without `found`, because nothing could be chosen, only what each host says by
     itself is compared.
     """
-    told: Mapping[str, FoundNode] = {node.name: node for node in found.nodes} if found else {}
+    told: Mapping[str, DiscoveredNode] = {node.name: node for node in found.nodes} if found else {}
     asked = dict(zip(names(hosts), hosts, strict=True))
     lines: list[str] = []
     if found is not None and found.fabric != inventory.fabric:
@@ -33,14 +35,16 @@ def drift(inventory: Inventory, hosts: Sequence[Probed], found: Found | None) ->
     return (*lines, *_strangers(inventory, told))
 
 
-def _strangers(inventory: Inventory, told: Mapping[str, FoundNode]) -> Iterator[str]:
+def _strangers(inventory: Inventory, told: Mapping[str, DiscoveredNode]) -> Iterator[str]:
     known = {node.name for node in inventory.nodes}
     for name, new in told.items():
         if name not in known:
             yield f"nodes: {name} is not in the inventory: ip {new.ip}, {new.gpus} GPUs"
 
 
-def _node(inventory: Inventory, node: Node, host: Probed, now: FoundNode | None) -> Iterator[str]:
+def _node(
+    inventory: Inventory, node: Node, host: Probed, now: DiscoveredNode | None
+) -> Iterator[str]:
     yield from _gpus(inventory.accelerator, node, host)
     yield from _address(node, host, now)
     if node.hca:
@@ -56,7 +60,7 @@ def _gpus(accelerator: Accelerator, node: Node, host: Probed) -> Iterator[str]:
             yield f"gpus: {node.gpus} → {there}"
 
 
-def _address(node: Node, host: Probed, now: FoundNode | None) -> Iterator[str]:
+def _address(node: Node, host: Probed, now: DiscoveredNode | None) -> Iterator[str]:
     interfaces = [each.interface for each in host.facts.addresses or () if each.ip == node.ip]
     if not interfaces:
         yield f"ip: {node.ip} → {now.ip if now else 'on no interface'}"
@@ -65,7 +69,7 @@ def _address(node: Node, host: Probed, now: FoundNode | None) -> Iterator[str]:
         yield f"interface: {node.interface} → {interfaces[0]}"
 
 
-def _hca(node: Node, host: Probed, now: FoundNode | None) -> Iterator[str]:
+def _hca(node: Node, host: Probed, now: DiscoveredNode | None) -> Iterator[str]:
     devices = {device.name: device for device in host.survey.rdma}
     stated = {each.partition(":")[0] for each in node.hca}
     for each in node.hca:
@@ -86,7 +90,7 @@ def _states(device: RdmaDevice | None, number: str) -> list[str]:
     return [port.state for port in ports if number in ("", str(port.number))]
 
 
-def _gid(node: Node, now: FoundNode) -> Iterator[str]:
+def _gid(node: Node, now: DiscoveredNode) -> Iterator[str]:
     stated = node.env.get(GID)
     if stated is not None and stated != str(now.gid):
         there = now.gid if now.gid is not None else "no RoCE v2 over IPv4"

@@ -62,7 +62,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundNode:
+class DiscoveredNode:
     """A node of the inventory to be.
 
     `gid` is its RoCE v2 index in the GID tables, if all of its devices agree on one.
@@ -80,7 +80,7 @@ class FoundNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Discovery:
     """What to write.
 
     `summary` describes the hosts, `network` says which networks and devices were passed over and
@@ -92,7 +92,7 @@ class Found:
     accelerator: Accelerator
     fabric: Fabric
     hf_home: Choice
-    nodes: tuple[FoundNode, ...]
+    nodes: tuple[DiscoveredNode, ...]
     ssh: Ssh = field(default_factory=Ssh)
     summary: tuple[str, ...] = ()
     network: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TypeVar
 
-from launcher.discovery.shape import DOCKER, GID, Choice, Found, FoundNode
+from launcher.discovery.shape import DOCKER, GID, Choice, DiscoveredNode, Discovery
 from launcher.inventory import ranges
 from launcher.model import Argv, Ssh, fold
 from launcher.tools import symptoms
@@ -29,13 +29,13 @@ _PLAIN = re.compile(
 )
 
 
-def write(found: Found) -> str:
+def write(found: Discovery) -> str:
     """Return the file's text; `launcher.inventory.load` reads it without a mistake."""
     paragraphs = ("".join(f"{line}\n" for line in lines) for lines in _paragraphs(found))
     return "\n".join(filter(None, paragraphs)).replace(" \n", "\n")
 
 
-def _paragraphs(found: Found) -> tuple[Iterable[str], ...]:
+def _paragraphs(found: Discovery) -> tuple[Iterable[str], ...]:
     """Return the lines of each paragraph; one about something that is as usual has none."""
     docker = _usual([node.docker for node in found.nodes])
     interface = _usual([node.interface for node in found.nodes])
@@ -55,7 +55,7 @@ def _paragraphs(found: Found) -> tuple[Iterable[str], ...]:
     )
 
 
-def _head(found: Found) -> Iterator[str]:
+def _head(found: Discovery) -> Iterator[str]:
     yield (
         "# Written by `vlaunch init`: what was found, what was chosen, and why. `vlaunch check`"
         " judges the hosts;"
@@ -68,30 +68,30 @@ def _head(found: Found) -> Iterator[str]:
         yield from _said(f"! {warning}" for warning in found.warnings)
 
 
-def _software(found: Found) -> Iterator[str]:
+def _software(found: Discovery) -> Iterator[str]:
     slots = "   # `gpus` below are slots" if found.accelerator == "cpu" else ""
     yield from _choice("image", found.image)
     yield f"accelerator: {found.accelerator}{slots}"
 
 
-def _docker(found: Found, usual: Argv) -> Iterator[str]:
+def _docker(found: Discovery, usual: Argv) -> Iterator[str]:
     if found.docker or usual != DOCKER:
         yield from _said(found.docker)
         yield f"docker: {_list(usual)}"
 
 
-def _login(found: Found) -> Iterator[str]:
+def _login(found: Discovery) -> Iterator[str]:
     if found.ssh != Ssh():
         yield f"ssh: {_ssh(found.ssh)}"
 
 
-def _object_store(found: Found) -> Iterator[str]:
+def _object_store(found: Discovery) -> Iterator[str]:
     if found.object_store is not None:
         yield from _said(found.object_store.why)
         yield f"ray: {{object_store: {found.object_store.value}}}"
 
 
-def _network(found: Found, interface: str, hca: tuple[str, ...]) -> Iterator[str]:
+def _network(found: Discovery, interface: str, hca: tuple[str, ...]) -> Iterator[str]:
     yield "network:"
     yield from _said(found.network, "  ")
     yield f"  fabric: {found.fabric}"
@@ -101,7 +101,7 @@ def _network(found: Found, interface: str, hca: tuple[str, ...]) -> Iterator[str
     yield "  require: auto     # what this hardware can do; `vlaunch check-nccl` proves it"
 
 
-def _environment(found: Found) -> Iterator[str]:
+def _environment(found: Discovery) -> Iterator[str]:
     yield from _said(found.gid_why)
     if found.env:
         yield "env:"
@@ -110,7 +110,7 @@ def _environment(found: Found) -> Iterator[str]:
         yield f'  {name}: "{choice.value}"'
 
 
-def _serve(found: Found) -> Iterator[str]:
+def _serve(found: Discovery) -> Iterator[str]:
     if found.serve_args:
         yield "serve:"
         yield from _said(found.serve_why, "  ")
@@ -118,7 +118,7 @@ def _serve(found: Found) -> Iterator[str]:
 
 
 def _nodes(
-    found: Found, interface: str, hca: tuple[str, ...], docker: Sequence[str]
+    found: Discovery, interface: str, hca: tuple[str, ...], docker: Sequence[str]
 ) -> Iterator[str]:
     yield "# The first is the head."
     yield "nodes:"
@@ -180,13 +180,13 @@ def _usual(values: Sequence[T]) -> T:
 
 
 def _groups(
-    found: Found, interface: str, hca: tuple[str, ...], docker: Sequence[str]
+    found: Discovery, interface: str, hca: tuple[str, ...], docker: Sequence[str]
 ) -> Iterator[list[str]]:
     """Yield the lines of each item of `nodes`: alike ones that count in step become one with
     ranges.
     """
 
-    def own(node: FoundNode) -> tuple[str, ...]:
+    def own(node: DiscoveredNode) -> tuple[str, ...]:
         words = [f"gpus: {node.gpus}"]
         words += [f"docker: {_list(node.docker)}"] if node.docker != docker else []
         words += [f"ssh: {_ssh(node.ssh)}"] if node.ssh != Ssh() else []
@@ -206,14 +206,14 @@ def _groups(
             yield _item(some, words)
 
 
-def _columns(nodes: Sequence[FoundNode]) -> tuple[list[str], list[str], list[str]]:
+def _columns(nodes: Sequence[DiscoveredNode]) -> tuple[list[str], list[str], list[str]]:
     """Return what counts in step: hosts, names and addresses."""
     hosts = [node.host for node in nodes]
     names = [node.name for node in nodes]
     return hosts, names, [node.ip for node in nodes]
 
 
-def _in_step(nodes: Sequence[FoundNode]) -> bool:
+def _in_step(nodes: Sequence[DiscoveredNode]) -> bool:
     return all(_range(column) is not None for column in _columns(nodes))
 
 
@@ -238,7 +238,7 @@ def _range(words: Sequence[str]) -> str | None:
         return None
 
 
-def _item(nodes: Sequence[FoundNode], words: Sequence[str]) -> list[str]:
+def _item(nodes: Sequence[DiscoveredNode], words: Sequence[str]) -> list[str]:
     hosts, names, ips = _columns(nodes)
     keys = [f"host: {scalar(_range(hosts) or '')}"]
     if names != hosts:

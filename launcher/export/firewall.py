@@ -45,7 +45,7 @@ WHAT: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
+class PortRule:
     """Ports that are open or closed to whoever is no node; `address` limits an open one to what the
     head is called by.
     """
@@ -56,7 +56,7 @@ class Door:
     address: str = ""
 
 
-_HANDED_OUT = Door(
+_HANDED_OUT = PortRule(
     low=DYNAMIC[0],
     high=DYNAMIC[1],
     what="ports that the kernel hands out: Gloo, NCCL, ZMQ, stores",
@@ -69,13 +69,15 @@ class Filter:
 
     cluster: str
     nodes: tuple[str, ...]
-    open: tuple[Door, ...]
-    closed: tuple[Door, ...]
+    open: tuple[PortRule, ...]
+    closed: tuple[PortRule, ...]
 
 
 def rules(inventory: Inventory, logins: Iterable[int]) -> Filter:
     """Decide what is open to whom; `logins` are the ports that the nodes' SSH is reached at."""
-    ssh = [Door(low=port, high=port, what="SSH, from operators") for port in sorted(set(logins))]
+    ssh = [
+        PortRule(low=port, high=port, what="SSH, from operators") for port in sorted(set(logins))
+    ]
     return Filter(
         cluster=inventory.cluster,
         nodes=tuple(dict.fromkeys(node.ip for node in inventory.nodes)),
@@ -84,7 +86,7 @@ def rules(inventory: Inventory, logins: Iterable[int]) -> Filter:
     )
 
 
-def _endpoint(inventory: Inventory) -> list[Door]:
+def _endpoint(inventory: Inventory) -> list[PortRule]:
     """Return the endpoint's port, if it is bound to more than loopback."""
     bind, port = ipaddress.ip_address(inventory.serve.bind), inventory.ports.api
     if bind.is_loopback:
@@ -92,10 +94,10 @@ def _endpoint(inventory: Inventory) -> list[Door]:
     # The head may have more addresses than the one in the inventory, so only a chosen one is
     # written down.
     address = "" if bind.is_unspecified else str(bind)
-    return [Door(low=port, high=port, what=WHAT["api"], address=address)]
+    return [PortRule(low=port, high=port, what=WHAT["api"], address=address)]
 
 
-def _closed(inventory: Inventory) -> Iterator[Door]:
+def _closed(inventory: Inventory) -> Iterator[PortRule]:
     """Yield the ports that are only for nodes; Ray's are none where there is no Ray."""
     ports = inventory.ports
     last = {"worker_min": ports.worker_max, "mp_master": min(ports.mp_master + MP_PORTS - 1, 65535)}
@@ -106,7 +108,7 @@ def _closed(inventory: Inventory) -> Iterator[Door]:
         if name == "api" and everywhere:
             continue
         first: int = getattr(ports, name)
-        yield Door(low=first, high=last.get(name, first), what=f"{name}: {WHAT[name]}")
+        yield PortRule(low=first, high=last.get(name, first), what=f"{name}: {WHAT[name]}")
 
 
 def nft(filter: Filter) -> str:
@@ -134,11 +136,11 @@ def nft(filter: Filter) -> str:
         '    ip saddr @nodes accept comment "between the nodes: everything"',
         "",
         *(
-            f'    {_nft_to(door)}tcp dport {_span(door, "-")} accept comment "{door.what}"'
-            for door in filter.open
+            f'    {_nft_to(rule)}tcp dport {_span(rule, "-")} accept comment "{rule.what}"'
+            for rule in filter.open
         ),
         "",
-        *(f'    tcp dport {_span(door, "-")} drop comment "{door.what}"' for door in filter.closed),
+        *(f'    tcp dport {_span(rule, "-")} drop comment "{rule.what}"' for rule in filter.closed),
         "  }",
         "}",
     ]
@@ -160,9 +162,9 @@ def iptables(filter: Filter) -> str:
     for tool, version in (("iptables", 4), ("ip6tables", 6)):
         nodes = [f"-A {chain} -s {ip} -j ACCEPT" for ip in filter.nodes] if version == 4 else []
         opened = [
-            door
-            for door in filter.open
-            if not door.address or ipaddress.ip_address(door.address).version == version
+            rule
+            for rule in filter.open
+            if not rule.address or ipaddress.ip_address(rule.address).version == version
         ]
         lines += [
             "",
@@ -172,8 +174,8 @@ def iptables(filter: Filter) -> str:
             f"-A {chain} -i lo -j ACCEPT",
             f"-A {chain} -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT",
             *nodes,
-            *(f"-A {chain} {_ipt(door)} -j ACCEPT" for door in opened),
-            *(f"-A {chain} {_ipt(door)} -j DROP" for door in filter.closed),
+            *(f"-A {chain} {_ipt(rule)} -j ACCEPT" for rule in opened),
+            *(f"-A {chain} {_ipt(rule)} -j DROP" for rule in filter.closed),
             "COMMIT",
             "END",
             f"{tool} -w -C INPUT -j {chain} 2>/dev/null || {tool} -w -I INPUT 1 -j {chain}",
@@ -196,9 +198,9 @@ def ufw(filter: Filter) -> str:
         "",
         *(f"ufw allow from {ip} comment 'vlaunch {filter.cluster}: a node'" for ip in filter.nodes),
         "",
-        *(f"ufw allow {_ufw(door)} comment {_note(filter, door)}" for door in filter.open),
+        *(f"ufw allow {_ufw(rule)} comment {_note(filter, rule)}" for rule in filter.open),
         "",
-        *(f"ufw deny {_ufw(door)} comment {_note(filter, door)}" for door in filter.closed),
+        *(f"ufw deny {_ufw(rule)} comment {_note(filter, rule)}" for rule in filter.closed),
     ]
     return "\n".join(lines) + "\n"
 
@@ -226,29 +228,29 @@ def _said(filter: Filter, how: tuple[str, ...]) -> list[str]:
     return [f"# {line}" for line in text]
 
 
-def _span(door: Door, dash: str) -> str:
-    return str(door.low) if door.low == door.high else f"{door.low}{dash}{door.high}"
+def _span(rule: PortRule, dash: str) -> str:
+    return str(rule.low) if rule.low == rule.high else f"{rule.low}{dash}{rule.high}"
 
 
-def _nft_to(door: Door) -> str:
-    if not door.address:
+def _nft_to(rule: PortRule) -> str:
+    if not rule.address:
         return ""
-    return f"{'ip6' if ':' in door.address else 'ip'} daddr {door.address} "
+    return f"{'ip6' if ':' in rule.address else 'ip'} daddr {rule.address} "
 
 
-def _ipt(door: Door) -> str:
-    to = f"-d {door.address} " if door.address else ""
-    return f'{to}-p tcp --dport {_span(door, ":")} -m comment --comment "{door.what}"'
+def _ipt(rule: PortRule) -> str:
+    to = f"-d {rule.address} " if rule.address else ""
+    return f'{to}-p tcp --dport {_span(rule, ":")} -m comment --comment "{rule.what}"'
 
 
-def _ufw(door: Door) -> str:
-    span = _span(door, ":")
-    return f"proto tcp to {door.address} port {span}" if door.address else f"{span}/tcp"
+def _ufw(rule: PortRule) -> str:
+    span = _span(rule, ":")
+    return f"proto tcp to {rule.address} port {span}" if rule.address else f"{span}/tcp"
 
 
-def _note(filter: Filter, door: Door) -> str:
+def _note(filter: Filter, rule: PortRule) -> str:
     # ufw takes no apostrophe in a comment.
-    return shlex.quote(f"vlaunch {filter.cluster}: {door.what}".replace("'", ""))
+    return shlex.quote(f"vlaunch {filter.cluster}: {rule.what}".replace("'", ""))
 
 
 def _chain(cluster: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from operator import itemgetter
 
 from launcher.tools import nccl_jobs, nccl_lines, nccl_packed
-from launcher.tools.nccl_found import MAX_LINKS, Found
+from launcher.tools.nccl_found import MAX_LINKS, LogContents
 from launcher.tools.nccl_shape import Link, Reading
 
 __all__ = ["MAX_LINKS", "Link", "Reading", "inside", "merge", "read", "unseen"]
@@ -25,7 +25,7 @@ def read(chunks: Iterable[bytes]) -> Reading:
     A compressed log is unpacked on the way. What is kept is bounded by the number of different
     links, not by the log.
     """
-    found = Found()
+    found = LogContents()
     counted: dict[bytes, int] = {}
     try:
         for lines, ended in nccl_lines.split(nccl_packed.unpacked(chunks)):
@@ -52,7 +52,7 @@ def merge(readings: Iterable[Reading]) -> Reading:
     """Put several logs together, as if they were one; links and warnings that are in more than one
     of them count once.
     """
-    found = Found()
+    found = LogContents()
     for each in readings:
         found.add(each)
     return found.reading()

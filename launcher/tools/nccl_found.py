@@ -15,7 +15,7 @@ MAX_HOSTS = 4096
 _Key = tuple[str, int, int, str, str, str, "int | None", bool]
 
 
-class Found:
+class LogContents:
     """What has been found so far; every collection has a limit, so that no log can fill the
     memory.
     """

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from benchmarks import client, flood
-from benchmarks.client import Endpoint, Look
+from benchmarks.client import Endpoint, ServerView
 
 LOADED = {
     "name": "default",
@@ -132,7 +132,7 @@ def test_status_is_read_as_it_is_said() -> None:
     """A loaded server is green, with its queue; one that is not told of is red."""
     seen, gone = client.read(LOADED, 10.0, 12.5), client.read({}, 0.0, 0.0)
 
-    assert seen == Look(
+    assert seen == ServerView(
         at=12.5,
         took=2.5,
         state="busy",

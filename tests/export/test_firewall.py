@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.main import run
-from launcher.export.firewall import DYNAMIC, FORMATS, MP_PORTS, WHAT, Door, rules
+from launcher.export.firewall import DYNAMIC, FORMATS, MP_PORTS, WHAT, PortRule, rules
 from launcher.inventory.load import loads
 from launcher.model import Ports
 from launcher.payload.batch import crew
@@ -68,7 +68,7 @@ def test_every_port_is_closed_but_the_endpoint(case: str) -> None:
     """Whatever the inventory calls them."""
     inventory = loads(CASES[case], Path("inventory.yaml"))
     made = rules(inventory, LOGINS)
-    closed = {port for door in made.closed for port in range(door.low, door.high + 1)}
+    closed = {port for rule in made.closed for port in range(rule.low, rule.high + 1)}
     ports = {getattr(inventory.ports, each.name) for each in fields(Ports)}
 
     assert ports - closed == ({inventory.ports.api} if inventory.serve.bind == "0.0.0.0" else set())
@@ -80,12 +80,12 @@ def test_every_port_is_closed_but_the_endpoint(case: str) -> None:
 def test_all_ports_that_ranks_of_a_batch_use_are_closed(first: int, last: int) -> None:
     """As many in a row as a batch looks for; there is none above the highest."""
     inventory = loads(f"{NODES}ports: {{mp_master: {first}}}\n", Path("inventory.yaml"))
-    (door,) = (
-        door for door in rules(inventory, LOGINS).closed if door.what.startswith("mp_master:")
+    (rule,) = (
+        rule for rule in rules(inventory, LOGINS).closed if rule.what.startswith("mp_master:")
     )
 
     assert crew.PORTS == MP_PORTS
-    assert (door.low, door.high) == (first, last)
+    assert (rule.low, rule.high) == (first, last)
 
 
 def test_the_endpoint_is_open_where_it_is_bound() -> None:
@@ -95,14 +95,14 @@ def test_the_endpoint_is_open_where_it_is_bound() -> None:
         for case, text in CASES.items()
     }
     logins = (
-        Door(low=22, high=22, what="SSH, from operators"),
-        Door(low=2222, high=2222, what="SSH, from operators"),
+        PortRule(low=22, high=22, what="SSH, from operators"),
+        PortRule(low=2222, high=2222, what="SSH, from operators"),
     )
 
-    assert opened["everywhere"] == (*logins, Door(low=8000, high=8000, what=WHAT["api"]))
+    assert opened["everywhere"] == (*logins, PortRule(low=8000, high=8000, what=WHAT["api"]))
     assert opened["one-address"] == (
         *logins,
-        Door(low=9000, high=9000, what=WHAT["api"], address="192.0.2.7"),
+        PortRule(low=9000, high=9000, what=WHAT["api"], address="192.0.2.7"),
     )
     assert opened["loopback"] == logins
 

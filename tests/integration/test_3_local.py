@@ -24,8 +24,8 @@ _HOST = "node2"
 
 
 @dataclass(frozen=True)
-class Seat:
-    """A practice host with `vlaunch` installed on it, and an inventory of that host alone."""
+class LocalOperator:
+    """An operator on a practice host that has `vlaunch`, with an inventory of that host alone."""
 
     practice: Practice
     python: str
@@ -46,7 +46,7 @@ class Seat:
 
 
 @pytest.fixture(scope="module")
-def seat(practice: Practice) -> Seat:
+def operator(practice: Practice) -> LocalOperator:
     """Install this Python, its packages and `vlaunch` on a practice host, which has no way to a
     package index.
 
@@ -73,7 +73,7 @@ def seat(practice: Practice) -> Seat:
     document |= {"cluster": "seat", "connection": "local", "nodes": [node]}
     document.pop("ssh")
     (home / "inventory.yaml").write_text(yaml.safe_dump(document))
-    return Seat(practice=practice, python=str(python))
+    return LocalOperator(practice=practice, python=str(python))
 
 
 def _copy(source: Path, target: Path, *unneeded: str) -> None:
@@ -81,20 +81,22 @@ def _copy(source: Path, target: Path, *unneeded: str) -> None:
     shutil.copytree(source, target, symlinks=True, ignore=ignored, dirs_exist_ok=True)
 
 
-def test_up_serve_chat_and_down_without_ssh(practice: Practice, down: Practice, seat: Seat) -> None:
+def test_up_serve_chat_and_down_without_ssh(
+    practice: Practice, down: Practice, operator: LocalOperator
+) -> None:
     """One node with one slot needs neither TP nor PP; `up`, `serve`, `chat` and `down` work through
     Docker's own socket.
     """
-    up = seat.vlaunch("up", "/root/inventory.yaml")
+    up = operator.vlaunch("up", "/root/inventory.yaml")
     assert up.returncode == 0, up.stdout + up.stderr
-    serve = seat.vlaunch("serve", timeout=420)
+    serve = operator.vlaunch("serve", timeout=420)
     assert serve.returncode == 0, serve.stdout + serve.stderr
-    chat = seat.vlaunch("chat", "--max-tokens", "4", "Hello")
+    chat = operator.vlaunch("chat", "--max-tokens", "4", "Hello")
     assert chat.returncode == 0, chat.stdout + chat.stderr
     assert chat.stdout.strip()
-    logs = seat.vlaunch("logs", "--tail", "3")
+    logs = operator.vlaunch("logs", "--tail", "3")
     assert logs.returncode == 0, logs.stdout + logs.stderr
-    gone = seat.vlaunch("down")
+    gone = operator.vlaunch("down")
     assert gone.returncode == 0, gone.stdout + gone.stderr
     assert "nothing is left" in gone.stderr
     assert practice.containers() == {}

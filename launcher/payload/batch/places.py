@@ -18,7 +18,7 @@ OBJECT_STORES = ("s3", "gcs", "abfs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class StoredFile:
     """A file: its path or address (as `opened` takes it), its size, and a mark that changes when
     the file does.
     """
@@ -43,7 +43,7 @@ class Place:
         path, where = f"{self.path.rstrip('/')}/{name}", joined(self.where, name)
         return Place(filesystem=self.filesystem, path=path, where=where, local=self.local)
 
-    def found(self) -> Found | None:
+    def found(self) -> StoredFile | None:
         """Return the file that is there, or None."""
         info = self.filesystem.get_file_info(self.path)
         return noted(info, self.where) if info.is_file else None
@@ -164,7 +164,7 @@ def connect(address: str) -> tuple[Any, str]:
     return fs.FileSystem.from_uri(address)
 
 
-def files(where: str) -> list[Found]:
+def files(where: str) -> list[StoredFile]:
     """The files of a path, an address, a folder (recursively) or a glob, sorted; hidden ones and
     `_…` are left out.
 
@@ -196,7 +196,7 @@ def files(where: str) -> list[Found]:
     return sorted(found, key=lambda each: each.path)
 
 
-def matching(place: Place) -> Iterator[Found]:
+def matching(place: Place) -> Iterator[StoredFile]:
     """The files that a glob names: `*` and `?` stay within a name, `**` goes through folders."""
     parts = place.path.split("/")
     plain = next((index for index, part in enumerate(parts) if re.search(r"[*?\[]", part)), None)
@@ -259,8 +259,10 @@ def joined(where: str, name: str) -> str:
     return f"{address.rstrip('/')}/{name}{mark}{query}"
 
 
-def noted(info: Any, where: str) -> Found:
-    return Found(path=where, bytes=info.size or 0, mark=f"{info.size or 0}-{info.mtime_ns or 0}")
+def noted(info: Any, where: str) -> StoredFile:
+    return StoredFile(
+        path=where, bytes=info.size or 0, mark=f"{info.size or 0}-{info.mtime_ns or 0}"
+    )
 
 
 def masked(text: str) -> str:

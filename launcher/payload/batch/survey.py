@@ -13,7 +13,7 @@ from typing import Any
 from . import columns, lines, parquet, rows, table
 from .job import Job, Refused, changes
 from .manifest import File, Manifest, Split, dumped, loaded
-from .places import Found, Place, brief, files, masked, opened
+from .places import Place, StoredFile, brief, files, masked, opened
 
 __all__ = ["File", "Manifest", "Split", "survey"]
 
@@ -44,7 +44,7 @@ def survey(job: Job, say: Callable[[str], None]) -> Manifest:
     return manifest
 
 
-def marked(job: Job) -> list[Found]:
+def marked(job: Job) -> list[StoredFile]:
     """The input files, source by source, each once.
 
     Those that were shipped are known by their digest: when they came here says nothing.
@@ -57,7 +57,7 @@ def marked(job: Job) -> list[Found]:
     ]
 
 
-def confirmed(job: Job, place: Place, listed: list[Found]) -> Manifest:
+def confirmed(job: Job, place: Place, listed: list[StoredFile]) -> Manifest:
     """The manifest of an earlier run, if it still holds.
 
     Raises:
@@ -82,7 +82,7 @@ def confirmed(job: Job, place: Place, listed: list[Found]) -> Manifest:
     return manifest
 
 
-def differences(before: Iterable[File], listed: Iterable[Found]) -> list[str]:
+def differences(before: Iterable[File], listed: Iterable[StoredFile]) -> list[str]:
     """What became of the files of an earlier run: a line for each that is not as it was, sorted."""
     then, now = {each.path: each for each in before}, {each.path: each for each in listed}
     said = [f"{masked(path)} is gone" for path in then if path not in now]
@@ -93,14 +93,14 @@ def differences(before: Iterable[File], listed: Iterable[Found]) -> list[str]:
     return sorted(said)
 
 
-def changed(then: File, now: Found) -> str:
+def changed(then: File, now: StoredFile) -> str:
     """How a file changed; nothing if it did not."""
     if then.bytes != now.bytes:
         return f"{then.bytes} bytes then, {now.bytes} now"
     return "written again since" if then.mark != now.mark else ""
 
 
-def looked_at(job: Job, listed: list[Found], say: Callable[[str], None]) -> Manifest:
+def looked_at(job: Job, listed: list[StoredFile], say: Callable[[str], None]) -> Manifest:
     """Count rows and cut files, up to the limit of rows."""
     looked: list[File] = []
     splits: list[Split] = []
