@@ -11,12 +11,12 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
-from launcher.tools import untrusted
+from launcher.tools import decode, untrusted
 
 _PROGRAM = ("python3", "/opt/vlaunch/desk.py")
 # What the metadata of a batch's Ray job tells a later run.
@@ -27,12 +27,35 @@ OUTPUT = re.compile(
     r"rows/part-\d{6,12}\.(?:parquet|jsonl)|errors/part-\d{6,12}\.jsonl|summary\.json", re.ASCII
 )
 # what a page may begin with: a file of the ledger
-_PAGE = re.compile(r"part-\d{6,12}\.json", re.ASCII)
+_PAGE = r"part-[0-9]{6,12}\.json"
 _JOB = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?", re.ASCII)
 OVER = ("done", "failed", "refused", "stopped")
 _LARGEST = 2**53  # bytes of a file, of which no disk has as many
+_ENDLESS = 1e18  # of what is counted or timed
 _WARNINGS = 50
 _TEXT = 4000  # characters of a sentence that came from the head
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str:
+    return " ".join(value.split())[:_TEXT] if isinstance(value, str) else ""
+
+
+# What a driver wrote down may be of another version: a value that has no sense is left at its
+# default.
+_Sentence = Annotated[str, decode.Then(_text), decode.Or("")]
+_Lines = Annotated[str, decode.shortened(_TEXT), decode.Then(str.strip), decode.Or("")]
+_Number = Annotated[float, decode.within(0, _ENDLESS), decode.Or(0.0)]
+_Count = Annotated[int, decode.within(0, _ENDLESS), decode.Or(0)]
+_Warning = Annotated[str, decode.Then(_text), decode.DROPPED]
+_Warnings = Annotated[
+    tuple[_Warning, ...], decode.Then(lambda each: each[-_WARNINGS:]), decode.Or(())
+]
+_Object = Annotated[Mapping[str, Any], decode.Or({})]
+_Size = Annotated[int, decode.within(0, _LARGEST), decode.DROPPED]
 
 
 def named(metadata: Mapping[str, Any]) -> str:
@@ -109,9 +132,9 @@ def follow(work: str, job: str, offset: int, dashboard: int) -> Argv:
 class Trouble:
     """Why a driver ended, in its own words."""
 
-    message: str
-    evidence: str = ""
-    hint: str = ""
+    message: _Sentence
+    evidence: _Lines = ""
+    hint: _Lines = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,25 +144,25 @@ class Progress:
     `rows` of None: the input has not been counted yet.
     """
 
-    state: str = ""
-    text: str = ""
-    submission: str = ""
-    started: float = 0.0
-    updated: float = 0.0
-    rows: int | None = None
-    done: int = 0
-    errors: int = 0
-    before: int = 0
-    tokens_in: int = 0
-    tokens_out: int = 0
-    rows_per_second: float = 0.0
-    tokens_per_second: float = 0.0
-    eta: float | None = None
-    ready: int = 0
-    wanted: int = 0
-    restarts: int = 0
-    warnings: tuple[str, ...] = ()
-    error: Trouble | None = None
+    state: _Sentence = ""
+    text: _Sentence = ""
+    submission: _Sentence = ""
+    started: _Number = 0.0
+    updated: _Number = 0.0
+    rows: _Count | None = None
+    done: _Count = 0
+    errors: _Count = 0
+    before: _Count = 0
+    tokens_in: _Count = 0
+    tokens_out: _Count = 0
+    rows_per_second: _Number = 0.0
+    tokens_per_second: _Number = 0.0
+    eta: _Number | None = None
+    ready: _Count = 0
+    wanted: _Count = 0
+    restarts: _Count = 0
+    warnings: _Warnings = ()
+    error: Annotated[Trouble | None, decode.Or(None)] = None
 
     @property
     def over(self) -> bool:
@@ -162,14 +185,14 @@ class Entry:
     `summary` and `inputs` are not told.
     """
 
-    name: str = ""
+    name: _Sentence = ""
     absent: bool = False
-    job: Mapping[str, Any] = field(default_factory=dict)
+    job: _Object = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
-    summary: Mapping[str, Any] = field(default_factory=dict)
-    alive: bool = False
-    inputs: Mapping[str, int] = field(default_factory=dict)
-    written: bool = True
+    summary: _Object = field(default_factory=dict)
+    alive: Annotated[bool, decode.Or(False)] = False
+    inputs: Annotated[Mapping[str, _Size], decode.Or({})] = field(default_factory=dict)
+    written: Annotated[bool, decode.Or(True)] = True
 
     @property
     def digest(self) -> str:
@@ -187,8 +210,14 @@ class Output:
     """A committed file of a job's output, on the head; `path` is relative and one of ours."""
 
     path: str
-    bytes: int
+    bytes: Annotated[int, decode.within(0, _LARGEST)]
     sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Page:
+    files: tuple[Output, ...] = ()
+    next: Annotated[str, decode.matches(rf"(?:{_PAGE})?")] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,45 +257,19 @@ def parse_outputs(answer: Answer) -> tuple[tuple[Output, ...], str]:
 
     Raises UnreadableAnswer, also for a path that no output of ours has.
     """
-    said = parse(answer)
-    after = said.get("next", "")
-    try:
-        found = tuple(
-            Output(path=each["path"], bytes=each["bytes"], sha256=each["sha256"])
-            for each in said.get("files") or ()
-        )
-    except (KeyError, TypeError):
-        raise UnreadableAnswer(
-            f"{answer.node}: the list of output files cannot be read", evidence=answer.tail
-        ) from None
-    if not _is_page(after):
-        raise UnreadableAnswer(
-            f"{answer.node}: the list of output files cannot be read",
-            evidence=untrusted.shown(after),
-        )
-    for each in found:
-        if not _is_ours(each):
+    page = decode.fit(_Page, parse(answer), f"{answer.node}: the list of output files")
+    for each in page.files:
+        if not OUTPUT.fullmatch(each.path):
             raise UnreadableAnswer(
                 f"{answer.node}: names an output file that no job of vlaunch writes; nothing of it"
                 " was taken",
                 evidence=repr(each.path)[:200],
             )
-    if len({each.path for each in found}) < len(found):
+    if len({each.path for each in page.files}) < len(page.files):
         raise UnreadableAnswer(
             f"{answer.node}: names an output file twice", evidence=answer.tail[:300]
         )
-    return found, after
-
-
-def _is_page(after: object) -> TypeGuard[str]:
-    return isinstance(after, str) and (not after or _PAGE.fullmatch(after) is not None)
-
-
-def _is_ours(output: Output) -> bool:
-    """True for a file as jobs of vlaunch write it; what a node names can be of any type."""
-    path = isinstance(output.path, str) and OUTPUT.fullmatch(output.path) is not None
-    size = type(output.bytes) is int and 0 <= output.bytes < _LARGEST
-    return path and size and isinstance(output.sha256, str)
+    return page.files, page.next
 
 
 def parse_piece(answer: Answer) -> tuple[bytes, int]:
@@ -307,42 +310,9 @@ def parse_follow(answer: Answer) -> JobUpdate:
 def parse_progress(said: object) -> Progress:
     """Read a driver's progress as it was written; what has no sense is left at its default."""
     given = _object(said)
-    replicas, error, warnings = (
-        _object(given.get("replicas")),
-        _object(given.get("error")),
-        given.get("warnings"),
-    )
-    warnings = warnings if isinstance(warnings, list) else []
-    said_rows, eta = given.get("rows"), given.get("eta")
-    return Progress(
-        state=_text(given.get("state")),
-        text=_text(given.get("text")),
-        submission=_text(given.get("submission")),
-        started=_number(given.get("started")),
-        updated=_number(given.get("updated")),
-        rows=None if said_rows is None else _count(said_rows),
-        done=_count(given.get("done")),
-        errors=_count(given.get("errors")),
-        before=_count(given.get("before")),
-        tokens_in=_count(given.get("tokens_in")),
-        tokens_out=_count(given.get("tokens_out")),
-        rows_per_second=_number(given.get("rows_per_second")),
-        tokens_per_second=_number(given.get("tokens_per_second")),
-        eta=None if eta is None else _number(eta),
-        ready=_count(replicas.get("ready")),
-        wanted=_count(replicas.get("wanted")),
-        restarts=_count(given.get("restarts")),
-        warnings=tuple(_text(each) for each in warnings[-_WARNINGS:] if isinstance(each, str)),
-        error=(
-            Trouble(
-                message=_text(error.get("message")),
-                evidence=_lines(error.get("evidence")),
-                hint=_lines(error.get("hint")),
-            )
-            if error
-            else None
-        ),
-    )
+    replicas = _object(given.get("replicas"))
+    found = {**given, "ready": replicas.get("ready"), "wanted": replicas.get("wanted")}
+    return decode.fit(Progress, found, "the progress of a job")
 
 
 def parse(answer: Answer) -> dict[str, Any]:
@@ -365,42 +335,5 @@ def parse(answer: Answer) -> dict[str, Any]:
 
 
 def _entry(said: Mapping[str, Any]) -> Entry:
-    job, inputs = _object(said.get("job")), _object(said.get("inputs"))
-    return Entry(
-        name=_text(said.get("name")),
-        job=job,
-        progress=parse_progress(said.get("progress")),
-        summary=_object(said.get("summary")),
-        alive=said.get("alive") is True,
-        inputs={
-            name: size
-            for name, size in inputs.items()
-            if isinstance(name, str) and type(size) is int and size >= 0
-        },
-        written=said.get("written") is not False,
-    )
-
-
-def _object(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _text(value: object) -> str:
-    return " ".join(value.split())[:_TEXT] if isinstance(value, str) else ""
-
-
-def _lines(value: object) -> str:
-    if isinstance(value, list):
-        value = "\n".join(each for each in value if isinstance(each, str))
-    return value[:_TEXT].strip() if isinstance(value, str) else ""
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return 0.0
-    # No count and no time is as large; an integer may be too large even to be looked at.
-    return float(value) if 0 <= value < 1e18 else 0.0
-
-
-def _count(value: object) -> int:
-    return int(_number(value))
+    found = decode.fit(Entry, {**said, "absent": False, "progress": {}}, "a batch job")
+    return replace(found, progress=parse_progress(said.get("progress")))

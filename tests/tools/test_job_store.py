@@ -126,13 +126,11 @@ def test_folders_that_no_job_of_ours_has_are_not_listed(name: str) -> None:
         "summary.json\n",
         "rows\\part-000001.jsonl",
         "",
-        7,
-        None,
         "rows/part-٠٠٠٠٠١.jsonl",
         "errors/part-000001.parquet",
     ],
 )
-def test_a_hostile_head_names_no_other_files(path: object) -> None:
+def test_a_hostile_head_names_no_other_files(path: str) -> None:
     """Only what a job of vlaunch writes is ever fetched."""
     with pytest.raises(UnreadableAnswer, match="no job of vlaunch writes"):
         job_store.parse_outputs(answer({"files": [{"path": path, "bytes": 1, "sha256": SHA}]}))
@@ -141,6 +139,8 @@ def test_a_hostile_head_names_no_other_files(path: object) -> None:
 @pytest.mark.parametrize(
     "files",
     [
+        [{"path": 7, "bytes": 1, "sha256": SHA}],
+        [{"path": None, "bytes": 1, "sha256": SHA}],
         [{"path": "summary.json", "bytes": -1, "sha256": SHA}],
         [{"path": "summary.json", "bytes": True, "sha256": SHA}],
         [{"path": "summary.json", "bytes": 1, "sha256": None}],
