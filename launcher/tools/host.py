@@ -7,6 +7,7 @@ under a marker line with its exit status, so that a missing tool is a fact and n
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -240,11 +241,17 @@ def _interface(name: Any) -> str:
     return name
 
 
+def _ip(text: Any, prefix: Any) -> str:
+    """Return an address of a network; raises ValueError: checks compare it with others."""
+    ipaddress.ip_interface(f"{_of(str, text).split('%')[0]}/{_of(int, prefix)}")
+    return str(text)
+
+
 def _addresses(text: str) -> tuple[Address, ...]:
     return tuple(
         Address(
             interface=_interface(link["ifname"]),
-            ip=_of(str, each["local"]),
+            ip=_ip(each["local"], each["prefixlen"]),
             prefix=_of(int, each["prefixlen"]),
             up="UP" in link.get("flags", ()),
         )

@@ -121,6 +121,18 @@ def test_a_report_of_another_node() -> None:
     )
 
 
+@pytest.mark.parametrize("said", [{"local": "-1"}, {"local": ""}, {"prefixlen": 129}])
+def test_an_address_that_is_none(said: dict[str, Any]) -> None:
+    """Checks compare it with others: the node's answer cannot be read."""
+    text = dict(seeds.probes())["gpu01"]
+    parts = text.split("@@vlaunch addr\n")
+    rows, mark, rest = parts[1].partition("\n@@vlaunch")
+    links = json.loads(rows)
+    links[0]["addr_info"][0].update(said)
+    with pytest.raises(UnreadableAnswer):
+        host.parse_probe(f"{parts[0]}@@vlaunch addr\n{json.dumps(links)}{mark}{rest}")
+
+
 def test_a_token_that_is_none() -> None:
     """It would go to every node, and be taken out of all that is shown."""
     text = dict(seeds.probes())["gpu01"].replace(
