@@ -79,8 +79,8 @@ def examine(session: Session, nodes: Sequence[Node], *, since: float | None = No
     session.to.show(
         Event(kind="wait", stage="doctor", text="reading the logs of all nodes", state="running")
     )
-    told, silent = plan.hear(
-        session.transport.run(plan.commands(inventory, there, mark, since)), mark
+    told, silent = plan.parse(
+        session.transport.run(plan.query(inventory, there, mark, since)), mark
     )
     unreached = {
         name: "; ".join(

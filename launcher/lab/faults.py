@@ -1,4 +1,4 @@
-"""Practised bad days: what to break on a practice host, and how to put it right; for tests and for
+"""Fault injection: what to break on a practice host, and how to put it right; for tests and for
 learning.
 """
 

@@ -14,7 +14,7 @@ from launcher.transport import Command
 _TIMEOUT = 240.0  # each part of the answer has a deadline of its own
 
 
-def commands(
+def query(
     inventory: Inventory, nodes: Sequence[Node], mark: str, since: float | None = None
 ) -> list[Command]:
     """Return the question to each node; `mark` must be new, and `since` is how many seconds back
@@ -36,7 +36,7 @@ def commands(
     ]
 
 
-def hear(answers: Iterable[Answer], mark: str) -> tuple[dict[str, Told], dict[str, str]]:
+def parse(answers: Iterable[Answer], mark: str) -> tuple[dict[str, Told], dict[str, str]]:
     """Read all answers: what each node told, and why one told nothing."""
     told: dict[str, Told] = {}
     silent: dict[str, str] = {}

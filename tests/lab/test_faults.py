@@ -1,4 +1,4 @@
-"""What practised bad days break, and that they heal, on two practice hosts without the image."""
+"""What injected faults break, and that they heal, on two practice hosts without the image."""
 
 from __future__ import annotations
 
