@@ -10,7 +10,7 @@ Lists of Ray's own rows are read by `tools/ray.py`, and what the keeper of serve
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.tools import decode
@@ -31,8 +31,8 @@ class _Job:
 
 @dataclass(frozen=True, kw_only=True)
 class _ListedJob(_Job):
-    submission_id: str
-    status: str
+    submission_id: str = field()  # else it would have the default of the class before it
+    status: str = field()
 
 
 @dataclass(frozen=True, kw_only=True)

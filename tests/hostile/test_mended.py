@@ -163,3 +163,24 @@ def test_fields_that_are_known_have_a_kind() -> None:
     head_answer.check({"servers": 5, "new": []}, "it")
     with pytest.raises(UnreadableAnswer, match="`health`"):
         head_answer.check({"health": "200"}, "it")
+
+
+@pytest.mark.parametrize(
+    ("said", "field"),
+    [
+        ({"jobs": [{"submission_id": "a"}]}, "`jobs.0.status` is missing"),
+        ({"jobs": [{"status": "RUNNING"}]}, "`jobs.0.submission_id` is missing"),
+        ({"jobs": [{"submission_id": "a", "status": None}]}, "`jobs.0.status` cannot be None"),
+        ({"replicas": [{"status": 200}]}, "`replicas.0.seconds` is missing"),
+        ({"job": None}, "`job` cannot be None"),
+        ({"offset": 2**62}, "`offset` cannot be"),
+        ({"left": [1, True]}, "`left.1` cannot be True"),
+    ],
+)
+def test_a_head_that_leaves_out_what_others_take_for_granted(
+    said: dict[str, Any], field: str
+) -> None:
+    """A job in a list has a state, and a name."""
+    with pytest.raises(UnreadableAnswer, match=field):
+        head_answer.check(said, "it")
+    head_answer.check({"job": {"status": None}, "jobs": []}, "it")
