@@ -146,9 +146,9 @@ def _adapter(shape: Any, closed: bool) -> TypeAdapter[Any]:
 
 
 def _misfit(error: ValidationError) -> str:
-    """Say which field it is, and what stands there."""
+    """Say which field it is, and what stands there; a field's name may be a node's own word."""
     first = error.errors(include_url=False, include_context=False)[0]
-    field = ".".join(str(each) for each in first["loc"][1:])
+    field = repr(".".join(str(each) for each in first["loc"][1:]))[1:-1][:80]
     if first["type"] == "missing":
         return f"`{field}` is missing"
     return f"{f'`{field}`' if field else 'it'} cannot be {first['input']!r:.80}"

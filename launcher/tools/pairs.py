@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Literal
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Argv
-from launcher.tools import payload, untrusted
+from launcher.tools import decode, payload, untrusted
 from launcher.tools.docker import throw_away
 
 Reached = Literal["open", "timed out", "refused", "no route", "error"]
@@ -58,6 +58,22 @@ class PortProbe:
     wanted: int | None = None
     errors: Mapping[int, str] = field(default_factory=dict)
     heard: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Seen:
+    ports: Mapping[int, Reached]
+    bulk: bool | None
+    largest: int | None
+    errors: Mapping[int, str]
+    heard: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Said:
+    mtu: int | None
+    peers: Mapping[str, _Seen]
+    unheld: Mapping[int, str] = field(default_factory=dict)
 
 
 def probe(
@@ -122,30 +138,20 @@ def parse(answer: Answer) -> tuple[PortProbe, ...]:
     it could not begin.
     """
     said = _said(answer)
-    try:
-        return tuple(
-            _port_probe(answer.node, target, seen, said["mtu"])
-            for target, seen in said["peers"].items()
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UnreadableAnswer(
-            f"the pair probe's answer has another form ({error!r:.200})", evidence=answer.out[-400:]
-        ) from None
+    return tuple(
+        PortProbe(source=answer.node, target=target, wanted=said.mtu, **vars(seen))
+        for target, seen in said.peers.items()
+    )
 
 
 def parse_unheld(answer: Answer) -> dict[int, str]:
     """Return the ports that the node could not hold open although nobody has them, with the
     system's words.
     """
-    try:
-        return {int(port): str(words) for port, words in _said(answer)["unheld"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UnreadableAnswer(
-            f"the pair probe's answer has another form ({error!r:.200})", evidence=answer.out[-400:]
-        ) from None
+    return dict(_said(answer).unheld)
 
 
-def _said(answer: Answer) -> dict[str, Any]:
+def _said(answer: Answer) -> _Said:
     line = answer.out.strip().rpartition("\n")[2]
     try:
         said = untrusted.loads(line)
@@ -155,26 +161,4 @@ def _said(answer: Answer) -> dict[str, Any]:
         raise UnreadableAnswer("the pair probe gave no answer", evidence=answer.tail)
     if isinstance(error := said.get("error"), str):
         raise UnreadableAnswer(f"the pair probe could not begin: {error}", evidence=answer.tail)
-    return said
-
-
-def _port_probe(source: str, target: str, seen: Mapping[str, Any], wanted: int) -> PortProbe:
-    ports = {int(port): word for port, word in seen["ports"].items()}
-    if unknown := set(ports.values()) - set(get_args(Reached)):
-        raise ValueError(f"{unknown} is not what becomes of a connection")
-    return PortProbe(
-        source=source,
-        target=str(target),
-        ports=ports,
-        bulk=_of(bool, seen["bulk"]),
-        largest=_of(int, seen["largest"]),
-        wanted=_of(int, wanted),
-        errors={int(port): str(words) for port, words in seen["errors"].items()},
-        heard=bool(seen["heard"]),
-    )
-
-
-def _of(kind: type, value: Any) -> Any:
-    if value is not None and type(value) is not kind:
-        raise ValueError(f"{value!r} is not {kind.__name__}")
-    return value
+    return decode.fit(_Said, said, "what the pair probe saw")

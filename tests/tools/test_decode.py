@@ -37,6 +37,7 @@ class Cart:
     tags: tuple[str, ...] = ()
     good: tuple[Annotated[str, decode.DROPPED], ...] = ()
     sizes: Mapping[str, Annotated[int, decode.DROPPED]] = field(default_factory=dict)
+    prices: Mapping[str, int] = field(default_factory=dict)
     wheel: Wheel | None = None
     wheels: tuple[Wheel, ...] = ()
 
@@ -141,6 +142,15 @@ def test_a_stand_in_takes_the_place_of_what_misfits(color: Any, read: str) -> No
 def test_a_field_that_only_has_a_stand_in_may_be_missing() -> None:
     """The dataclass itself asks for it."""
     assert decode.fit(Cart, {"name": "a"}, "the cart").owner == ""
+
+
+def test_a_name_that_a_node_gave_is_shown_as_it_can_be_printed() -> None:
+    """And no more of it than a line has."""
+    with pytest.raises(UnreadableAnswer) as caught:
+        cart(prices={"\x1b[2J" + "9" * 5000: "dear"})
+
+    assert "`prices.\\x1b[2J999" in caught.value.message
+    assert len(caught.value.message) < 200
 
 
 def test_items_that_misfit_are_dropped() -> None:

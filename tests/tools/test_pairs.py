@@ -111,9 +111,9 @@ def test_an_answer_is_read() -> None:
         ),
         (Answer(node="a", code=127, err="sh: python3: not found"), "gave no answer"),
         (answer([]), "gave no answer"),
-        (answer({"mtu": 1, "peers": []}), "another form"),
+        (answer({"mtu": 1, "peers": []}), "`peers` cannot be"),
         (answer({"mtu": 1, "peers": {"b": {**SEEN, "ports": {"1": "ajar"}}}}), "ajar"),
-        (answer({"mtu": "x", "peers": {"b": SEEN}}), "another form"),
+        (answer({"mtu": "x", "peers": {"b": SEEN}}), "`mtu` cannot be"),
     ],
 )
 def test_what_is_no_answer_is_unreadable_in_the_nodes_own_words(given: Answer, words: str) -> None:
