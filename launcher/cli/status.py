@@ -73,13 +73,13 @@ def look(session: Session) -> ClusterStatus:
     nodes = [node for node in inventory.nodes if node.name not in session.missing]
     facts, silent = read(session.transport.run(commands(inventory, [inventory.image], nodes)))
     said = plan.Said()
-    if asked := plan.ask_head(inventory, facts):
+    if asked := plan.query_head(inventory, facts):
         about, proof = session.transport.run(asked)
-        said = plan.Said(head=plan.hear(about), network=parse_record(proof))
+        said = plan.Said(head=plan.parse_answer(about), network=parse_record(proof))
     said = _ask_servers(session, facts, said)
-    if asked := plan.ask_batches(inventory, said.head):
+    if asked := plan.query_batches(inventory, said.head):
         (about,) = session.transport.run(asked)
-        said = replace(said, batches=plan.hear_batches(about))
+        said = replace(said, batches=plan.parse_batches(about))
     missing = {
         name: error.message.removeprefix(f"{name}: ")
         for name, error in (session.missing | silent).items()
@@ -92,10 +92,10 @@ def _ask_servers(session: Session, facts: Mapping[str, HostFacts], said: Said) -
     from launcher.plan import status as plan
 
     questions = {
-        each.name: plan.ask_server(session.inventory, facts, each) for each in said.kept.running
+        each.name: plan.query_server(session.inventory, facts, each) for each in said.kept.running
     }
     heard = {
-        name: [plan.hear(each) for each in answers]
+        name: [plan.parse_answer(each) for each in answers]
         for name, answers in _at_once(session, questions).items()
     }
     said = replace(
@@ -117,7 +117,7 @@ def _look_again(session: Session, said: Said) -> Said:
 
     for _ in range(_AGAIN):
         (about,) = session.transport.run([servers.ask(session.inventory)])
-        again = plan.hear(about)
+        again = plan.parse_answer(about)
         if "servers" in again:
             said = replace(said, head={**said.head, **again})
         if not plan.undecided(said.kept, said.completions):

@@ -143,7 +143,7 @@ class Said:
         return servers.read(self.head)
 
 
-def ask_head(inventory: Inventory, facts: Mapping[str, HostFacts]) -> list[Command]:
+def query_head(inventory: Inventory, facts: Mapping[str, HostFacts]) -> list[Command]:
     """Return what to ask the head about Ray, jobs, servers and the network: nothing when its
     container does not run.
     """
@@ -162,7 +162,7 @@ def ask_head(inventory: Inventory, facts: Mapping[str, HostFacts]) -> list[Comma
     return [asked, verdict.ask_record(inventory, facts)]
 
 
-def ask_server(
+def query_server(
     inventory: Inventory, facts: Mapping[str, HostFacts], server: Server
 ) -> list[Command]:
     """Return what to ask a server's own node: what its API says, and a completion, the only proof
@@ -214,12 +214,12 @@ def undecided(kept: Kept, completions: Mapping[str, Mapping[str, Any]]) -> bool:
     )
 
 
-def ask_batches(inventory: Inventory, said: Mapping[str, Any]) -> list[Command]:
+def query_batches(inventory: Inventory, said: Mapping[str, Any]) -> list[Command]:
     """Return what to ask about batch jobs: nothing when none runs."""
     return [ask_list(inventory)] if running.batches(said) else []
 
 
-def hear_batches(answer: Answer) -> tuple[Entry, ...]:
+def parse_batches(answer: Answer) -> tuple[Entry, ...]:
     """Read what lies on the head of batch jobs; nothing when that cannot be read."""
     try:
         return parse_list(answer)
@@ -227,7 +227,7 @@ def hear_batches(answer: Answer) -> tuple[Entry, ...]:
         return ()
 
 
-def hear(answer: Answer) -> dict[str, Any]:
+def parse_answer(answer: Answer) -> dict[str, Any]:
     """Read one answer of a container; what cannot be read is an `error` like any other."""
     try:
         return read_payload(answer)

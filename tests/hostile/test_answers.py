@@ -169,18 +169,20 @@ def test_what_the_head_says_of_its_jobs(chance: Chance) -> None:
     facts = _facts()
 
     def read() -> None:
-        heard = status.hear(said)
+        heard = status.parse_answer(said)
         found = servers.read(heard)
         for each in found.servers:
-            status.ask_server(inventory, facts, each)
+            status.query_server(inventory, facts, each)
         names = [each.name for each in found.servers]
         completion = mutate.text(chance.choice((seeds.COMPLETION, seeds.LATE)), chance)
         about = status.Said(
             head=heard,
             network=verdict.parse_record(answer(mutate.text(seeds.RECORD, chance))),
-            abouts=dict.fromkeys(names, status.hear(answer(mutate.text(seeds.SERVER, chance)))),
-            completions=dict.fromkeys(names, status.hear(answer(completion))),
-            batches=status.hear_batches(answer(mutate.text({"jobs": [seeds.ENTRY]}, chance))),
+            abouts=dict.fromkeys(
+                names, status.parse_answer(answer(mutate.text(seeds.SERVER, chance)))
+            ),
+            completions=dict.fromkeys(names, status.parse_answer(answer(completion))),
+            batches=status.parse_batches(answer(mutate.text({"jobs": [seeds.ENTRY]}, chance))),
         )
         holders = running.holders(heard)
         running.older(inventory, facts, heard)

@@ -52,11 +52,11 @@ def look(
         if name not in missing
     }
     said = status.Said()
-    if asked := status.ask_head(inventory, facts):
+    if asked := status.query_head(inventory, facts):
         answer, proof = transport.run(asked)
-        said = status.Said(head=status.hear(answer), network=verdict.parse_record(proof))
+        said = status.Said(head=status.parse_answer(answer), network=verdict.parse_record(proof))
     asked_for = {
-        each.name for each in said.kept.running if status.ask_server(inventory, facts, each)
+        each.name for each in said.kept.running if status.query_server(inventory, facts, each)
     }
     said = dataclasses.replace(
         said,
@@ -107,7 +107,7 @@ def test_a_node_that_ray_has_not_missed_yet_is_dead(world: World) -> None:
     """Its raylet's port is closed, whatever Ray's table says for some seconds more; the head is
     asked to knock.
     """
-    asked = status.ask_head(
+    asked = status.query_head(
         world.inventory,
         observe(world.inventory, FakeTransport(world.answer), [world.inventory.image]),
     )
@@ -144,7 +144,7 @@ def test_a_server_is_asked_on_the_node_that_has_its_api(
     jobs(world, kept.one(kept.wanted(node=node, port=9000), kept.seen()))
     facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
     (server,) = status.Said(head=world.said["jobs"]).kept.servers
-    commands = status.ask_server(world.inventory, facts, server)
+    commands = status.query_server(world.inventory, facts, server)
 
     assert [each.node for each in commands] == asked
     assert bool(look(world).servers[0].endpoint) is bool(asked)
@@ -164,7 +164,9 @@ def test_nothing_there_is_absent_and_not_whole(load: Load) -> None:
     ] * 2
     assert seen.servers == ()
     assert (
-        status.ask_head(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
+        status.query_head(
+            world.inventory, observe(world.inventory, FakeTransport(world.answer), [])
+        )
         == []
     )
 
@@ -238,7 +240,7 @@ def test_without_ray_agents_make_a_cluster(load: Load) -> None:
     case.bring_up(world.inventory, world, SECRETS)
     world.said["jobs"] = kept.said()
     seen = look(world)
-    asked, _ = status.ask_head(
+    asked, _ = status.query_head(
         world.inventory, observe(world.inventory, FakeTransport(world.answer), [])
     )
 
@@ -652,7 +654,7 @@ def test_recorded_answers_of_an_idle_cluster_are_read(load: Load) -> None:
 def test_a_head_that_gives_no_answer_leaves_the_server_unknown(said: str, world: World) -> None:
     """And nothing is made up about the nodes in Ray."""
     facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
-    heard = status.hear(Answer(node="gpu01", code=1, out=said))
+    heard = status.parse_answer(Answer(node="gpu01", code=1, out=said))
     seen = status.read(world.inventory, facts, status.Said(head=heard), {})
 
     assert [each.state for each in seen.servers] == ["unknown"]
