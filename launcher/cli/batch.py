@@ -265,7 +265,7 @@ def _look(session: Session, request: Request, *, dry_run: bool) -> tuple[list[Pl
     from launcher.cli import server
     from launcher.errors import UnreadableAnswer
     from launcher.plan import running
-    from launcher.plan.batch import BatchSnapshot, ask_entry
+    from launcher.plan.batch import BatchSnapshot, query_entry
     from launcher.plan.serve import plan_files
     from launcher.tools import job_store
     from launcher.ui.progress import show_all
@@ -278,7 +278,7 @@ def _look(session: Session, request: Request, *, dry_run: bool) -> tuple[list[Pl
         show_all(apply(files, session.transport), session.to)
     entry = job_store.Entry(absent=True)
     if running.head_runs(inventory, found.facts):
-        (answer,) = session.transport.run([ask_entry(inventory, request.work)])
+        (answer,) = session.transport.run([query_entry(inventory, request.work)])
         try:
             entry = job_store.parse_entry(answer)
         except UnreadableAnswer:

@@ -87,7 +87,7 @@ def look(
     from launcher.cli import server
     from launcher.errors import NodeError
     from launcher.plan import batches, running
-    from launcher.plan.batch import ask_list
+    from launcher.plan.batch import query_list
     from launcher.plan.serve import plan_files
     from launcher.tools import job_store
     from launcher.ui.progress import show_all
@@ -104,7 +104,7 @@ def look(
         raise NodeError(
             inventory.head.name, text, hint="run `vlaunch up`, which brings it up to date"
         )
-    (answer,) = session.transport.run([ask_list(inventory)])
+    (answer,) = session.transport.run([query_list(inventory)])
     return seen, batches.read(inventory, job_store.parse_list(answer), seen.said)
 
 

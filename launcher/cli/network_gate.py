@@ -127,7 +127,7 @@ def confirm(
     log = wanted.log_name(start.desired.name, start.desired.id)
     answers = by_node(
         session.transport,
-        [verdict.ask_record(inventory, seen.facts), *engine_log.ask(inventory, nodes, log)],
+        [verdict.query_record(inventory, seen.facts), *engine_log.ask(inventory, nodes, log)],
     )
     kept = verdict.parse_record(answers[inventory.head.name].pop(0))
     # A gate has just been passed, or the record is of these very containers; any other record is of

@@ -40,7 +40,7 @@ def look(session: Session, *, model: str = "", head_only: bool = False) -> Clust
         session.transport,
         [
             *asked,
-            verdict.ask_record(inventory, facts),
+            verdict.query_record(inventory, facts),
             *(ask_model(inventory, facts, model) if model else ()),
         ],
     )

@@ -91,12 +91,12 @@ class Start:
     anew: bool = False
 
 
-def ask_list(inventory: Inventory) -> Command:
+def query_list(inventory: Inventory) -> Command:
     """Ask the head for all batch jobs."""
     return transfer.inside(inventory, job_store.list_(jobs_folder(inventory)), timeout=60)
 
 
-def ask_entry(inventory: Inventory, work: str) -> Command:
+def query_entry(inventory: Inventory, work: str) -> Command:
     """Ask the head for one batch job."""
     return transfer.inside(inventory, job_store.look(work), timeout=60)
 

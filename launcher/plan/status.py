@@ -15,7 +15,7 @@ from launcher.model import Answer, Inventory, Node
 from launcher.payload.agent.desired import Desired
 from launcher.payload.agent.observed import Load, Observed
 from launcher.plan import batches, containers, counters, running, servers, verdict
-from launcher.plan.batch import ask_list
+from launcher.plan.batch import query_list
 from launcher.plan.batches import BatchStatus
 from launcher.plan.drift import drift
 from launcher.plan.liveness import BAD, STILL, ServerState, judge, unheard, unknown
@@ -159,7 +159,7 @@ def query_head(inventory: Inventory, facts: Mapping[str, HostFacts]) -> list[Com
         argv=docker.exec_(head.docker, containers.name(inventory, head), *verb),
         timeout=60,
     )
-    return [asked, verdict.ask_record(inventory, facts)]
+    return [asked, verdict.query_record(inventory, facts)]
 
 
 def query_server(
@@ -216,7 +216,7 @@ def undecided(kept: Kept, completions: Mapping[str, Mapping[str, Any]]) -> bool:
 
 def query_batches(inventory: Inventory, said: Mapping[str, Any]) -> list[Command]:
     """Return what to ask about batch jobs: nothing when none runs."""
-    return [ask_list(inventory)] if running.batches(said) else []
+    return [query_list(inventory)] if running.batches(said) else []
 
 
 def parse_batches(answer: Answer) -> tuple[Entry, ...]:

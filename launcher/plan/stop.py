@@ -14,7 +14,7 @@ from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Inventory
 from launcher.payload.agent import state
 from launcher.plan import containers, running, servers, wanted
-from launcher.plan.batch import ask_list
+from launcher.plan.batch import query_list
 from launcher.plan.running import Batch
 from launcher.plan.servers import Server
 from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
@@ -70,7 +70,7 @@ def plan_stop_batches(inventory: Inventory, found: Sequence[Batch], grace: float
     gate = Gate(
         id="batch-gone",
         what="the jobs' drivers are gone, and what they held is free",
-        ask=(running.ask_jobs(inventory), ask_list(inventory)),
+        ask=(running.ask_jobs(inventory), query_list(inventory)),
         judge=judge,
         deadline=60,
     )

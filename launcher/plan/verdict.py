@@ -164,7 +164,7 @@ def as_record(
     return finite
 
 
-def ask_record(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Command:
+def query_record(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Command:
     """Ask the head for the last verdict."""
     head = inventory.head
     path = f"{containers.state_dir(inventory, head, facts.get(head.name))}/{FILE}"

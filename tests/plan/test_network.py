@@ -200,7 +200,7 @@ def record(world: World, facts: dict[str, HostFacts], ask: Ask = ASK) -> dict[st
     judged(world, facts, ask, proof)
     step = verdict.record(world.inventory, facts, proof, taken="today")
     assert world.answer(step.command) is not None
-    answer = world.answer(verdict.ask_record(world.inventory, facts))
+    answer = world.answer(verdict.query_record(world.inventory, facts))
     assert answer is not None
     return verdict.parse_record(answer)
 
