@@ -64,19 +64,20 @@ def parse(text: str) -> LocalAssets:
 
 def _homes(lines: Sequence[str]) -> list[Home]:
     """Read the homes: each begins with a line of its own, then come its models and what is free."""
-    homes: list[Home] = []
+    homes: dict[str, Home] = {}
+    path = ""
     for line in lines:
         word, _, rest = line.removeprefix(f"{_MARK} ").partition(" ")
-        marked = line.startswith(_MARK)
-        if marked and word == "home" and all(each.path != rest for each in homes):
-            homes.append(Home(path=rest))
-        elif marked and word == "model" and homes:
+        home = homes.get(path)
+        if line.startswith(_MARK) and word == "home":
+            path = rest
+            homes.setdefault(path, Home(path=path))
+        elif line.startswith(_MARK) and word == "model" and home:
             name = rest.removeprefix("models--").replace("--", "/")
-            models = tuple(dict.fromkeys((*homes[-1].models, name)))
-            homes[-1] = replace(homes[-1], models=models)
-        elif not marked and homes:
-            homes[-1] = replace(homes[-1], free=_free(line))
-    return homes
+            homes[path] = replace(home, models=tuple(dict.fromkeys((*home.models, name))))
+        elif not line.startswith(_MARK) and home:
+            homes[path] = replace(home, free=_free(line))
+    return list(homes.values())
 
 
 def _free(line: str) -> int | None:
