@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ from .ray_view import ENGINE, Rank, RayView
 
 _SUSPECT = 10.0  # seconds without any movement, after which GPUs are asked whether they compute
 _MEET = 10.0  # seconds between two questions to Ray for the ranks
+_SOON = 1.0  # the same, while their engines are there already
 # what an odd report of an agent raises
 _NONSENSE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
@@ -241,16 +242,21 @@ class Monitor:
         before = {node: list(held) for node, held in seen.ranks.items()}
         # Of replicas Ray runs the engines as well; where there are ranks, these are what a node
         # holds.
-        for rank in [each for each in self.ranks if each.name != ENGINE] or self.ranks:
-            held = seen.ranks.setdefault(rank.node, [])
+        found: dict[str, list[str]] = {}
+        for rank in _workers(self.ranks) or self.ranks:
+            held = found.setdefault(rank.node, [])
             if rank.name not in held:
                 held.append(rank.name)
+        if found:
+            seen.ranks = found
         return before != seen.ranks
 
     def _ask_for_ranks(self, view: RayView) -> None:
         """Begin to ask Ray for the ranks, and again where it knew none."""
-        late = self._ranks is None or self.clock.monotonic() - self._ranks.began > _MEET
-        if late and not self.ranks:
+        # Engines are in Ray before their ranks are.
+        pause = _SOON if self.ranks and not _workers(self.ranks) else _MEET
+        late = self._ranks is None or self.clock.monotonic() - self._ranks.began > pause
+        if late and not _workers(self.ranks):
             pid = (self.lead.report(self.want.api_node, self.name) or {}).get("pid")
             self._ranks = Background(lambda: view.ranks(pid)) if isinstance(pid, int) else None
 
@@ -371,3 +377,8 @@ def _of(trouble: Trouble, said: Mapping[str, Any]) -> Trouble:
         evidence=evidence if isinstance(evidence, str) else "",
         cause=cause[:LONGEST] if isinstance(cause, str) else "",
     )
+
+
+def _workers(ranks: Sequence[Rank]) -> list[Rank]:
+    """Return the ranks without the engines beside them."""
+    return [each for each in ranks if each.name != ENGINE]

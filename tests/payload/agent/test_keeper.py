@@ -1199,6 +1199,17 @@ def test_the_ranks_of_ray_are_watched(ready: Make, view: type[View]) -> None:
     assert (stage.orders["gpu2"].argv, stage.phases) == ((), {"gpu1": KEEP, "gpu2": KEEP})
 
 
+def test_engines_are_in_ray_before_their_ranks(make: Make, view: type[View]) -> None:
+    """Ray is asked again until it has ranks; these are what a node holds."""
+    stage = make(RAY)
+    ranks, view.found = view.found, [Rank("e0", "an engine", "gpu1", 40)]
+    stage.until("ready")
+    view.found = [*view.found, *ranks]
+    stage.run(5)
+
+    assert stage.seen.ranks == {"gpu1": ["PP0"], "gpu2": ["PP1"]}
+
+
 def test_ranks_that_ray_does_not_tell_at_once_are_asked_for_again(
     make: Make, view: type[View]
 ) -> None:
