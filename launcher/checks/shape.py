@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from launcher.model import Inventory, Level, Node, fold
 from launcher.tools.expectations import Expectations
@@ -29,19 +29,7 @@ Group = Literal[
     "storage",
     "model",
 ]
-GROUPS: tuple[Group, ...] = (
-    "reach",
-    "host",
-    "docker",
-    "accelerator",
-    "ports",
-    "network",
-    "rdma",
-    "image",
-    "memory",
-    "storage",
-    "model",
-)
+GROUPS: tuple[Group, ...] = get_args(Group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from .ray_view import ENGINE, Rank, RayView
 
 _SUSPECT = 10.0  # seconds without any movement, after which GPUs are asked whether they compute
 _MEET = 10.0  # seconds between two questions to Ray for the ranks
-_SOON = 1.0  # the same, while their engines are there already
+_SOON = 1.0  # the same, while some are there already and the server starts
 # what an odd report of an agent raises
 _NONSENSE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
@@ -68,7 +68,8 @@ class Monitor:
         self.launched: dict[str, str] = {}
         self.busy = False  # ask for the GPUs' utilisation
         self.movement = Movement(clock.monotonic(), self.parts)
-        self._ranks: Background[list[Rank]] | None = None
+        self.ranks: list[Rank] = []  # those that Ray runs for the server, as it said last
+        self._asked: Background[list[Rank]] | None = None
         self._eye: Probe | None = None  # on a server whose node's agent cannot be asked
         self._last_answer = self._fresh = 0.0
         self._well: tuple[int, float] | None = None
@@ -238,7 +239,7 @@ class Monitor:
         if self.view is None:
             placed, seen.ranks = seen.ranks, _placed(self.want)
             return placed != seen.ranks
-        self._ask_for_ranks(self.view)
+        self._ask_for_ranks(self.view, seen)
         before = {node: list(held) for node, held in seen.ranks.items()}
         # Of replicas Ray runs the engines as well; where there are ranks, these are what a node
         # holds.
@@ -251,19 +252,18 @@ class Monitor:
             seen.ranks = found
         return before != seen.ranks
 
-    def _ask_for_ranks(self, view: RayView) -> None:
-        """Begin to ask Ray for the ranks, and again where it knew none."""
-        # Engines are in Ray before their ranks are.
-        pause = _SOON if self.ranks and not _workers(self.ranks) else _MEET
-        late = self._ranks is None or self.clock.monotonic() - self._ranks.began > pause
-        if late and not _workers(self.ranks):
+    def _ask_for_ranks(self, view: RayView, seen: Observed) -> None:
+        """Ask Ray for the ranks until it knows all of them: engines are in it before their ranks,
+        and one replica's ranks before the other's.
+        """
+        if self._asked is not None and self._asked.over:
+            self.ranks = self._asked.value or self.ranks
+        if len(_workers(self.ranks)) >= sum(self.want.places.values()):
+            return
+        pause = _SOON if self.ranks and seen.state == "starting" else _MEET
+        if self._asked is None or self.clock.monotonic() - self._asked.began > pause:
             pid = (self.lead.report(self.want.api_node, self.name) or {}).get("pid")
-            self._ranks = Background(lambda: view.ranks(pid)) if isinstance(pid, int) else None
-
-    @property
-    def ranks(self) -> list[Rank]:
-        """The ranks that Ray runs for the server, once it has said so."""
-        return (self._ranks.value if self._ranks is not None and self._ranks.over else None) or []
+            self._asked = Background(lambda: view.ranks(pid)) if isinstance(pid, int) else None
 
     # --- signs of its death
 

@@ -1199,15 +1199,24 @@ def test_the_ranks_of_ray_are_watched(ready: Make, view: type[View]) -> None:
     assert (stage.orders["gpu2"].argv, stage.phases) == ((), {"gpu1": KEEP, "gpu2": KEEP})
 
 
-def test_engines_are_in_ray_before_their_ranks(make: Make, view: type[View]) -> None:
-    """Ray is asked again until it has ranks; these are what a node holds."""
+def test_ray_is_asked_until_it_has_all_ranks(make: Make, view: type[View]) -> None:
+    """Engines are in it before their ranks, and one replica's before the other's; until then what
+    it said last counts.
+    """
     stage = make(RAY)
-    ranks, view.found = view.found, [Rank("e0", "an engine", "gpu1", 40)]
+    (first, second), view.found = view.found, [Rank("e0", "an engine", "gpu1", 40)]
     stage.until("ready")
-    view.found = [*view.found, *ranks]
-    stage.run(5)
+    view.found = [*view.found, first]
+    stage.run(12)
+    assert stage.seen.ranks == {"gpu1": ["PP0"]}
 
+    view.found = [*view.found, second]
+    pids = set[tuple[int, ...]]()
+    for _ in range(12):
+        stage.step(1)
+        pids.add(stage.orders["gpu1"].pids)
     assert stage.seen.ranks == {"gpu1": ["PP0"], "gpu2": ["PP1"]}
+    assert pids == {(40, 41)}
 
 
 def test_ranks_that_ray_does_not_tell_at_once_are_asked_for_again(
