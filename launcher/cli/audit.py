@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from launcher.cli import options
+from launcher.cli.command import Call, command
+from launcher.errors import UnreadableAnswer
+from launcher.model import fold
+from launcher.tools import symptoms
 from launcher.ui import json_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from launcher.plan.audit import Happened
 
 
-@click.command()
-@click.argument("path", metavar="[INVENTORY]", required=False)
-@options.reaching
-@options.as_json
+@command(path=True, shows="none", flags=[options.JSON])
 @click.option(
     "--last",
     type=click.IntRange(0),
@@ -26,39 +26,22 @@ if TYPE_CHECKING:
     show_default=True,
     help="The newest so many; 0: all that is kept.",
 )
-def audit(
-    path: str | None,
-    inventory: str | None,
-    accept_new_host_keys: bool,
-    verbose: bool,
-    as_json: bool,
-    last: int,
-) -> int:
+def audit(call: Call, last: int) -> int:
     """Show what changed the cluster, the newest last: every node keeps a line for each command that
     changed it.
 
     The lines outlive `vlaunch down`. Nodes that cannot be read are named, and the exit code is then
     1.
     """
-    from launcher.cli import session
-    from launcher.errors import UnreadableAnswer
     from launcher.plan import audit as plan
     from launcher.tools import audit as tool
-    from launcher.ui.progress import printer
 
-    wanted = session.read(path, inventory)
-    with (
-        printer(quiet=True) as to,
-        session.reach(
-            wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, partial=True
-        ) as reached,
-    ):
-        nodes = [node for node in wanted.nodes if node.name not in reached.missing]
+    with call.session(partial=True) as session:
         silent = {
-            name: error.message.removeprefix(f"{name}: ") for name, error in reached.missing.items()
+            name: error.message.removeprefix(f"{name}: ") for name, error in session.missing.items()
         }
         entries, strange = [], {}
-        for answer in reached.transport.run(plan.ask(wanted, nodes, last)):
+        for answer in session.transport.run(plan.ask(call.inventory, session.reached, last)):
             try:
                 found, odd = tool.parse(answer)
             except UnreadableAnswer as error:
@@ -70,12 +53,12 @@ def audit(
             if odd:
                 strange[answer.node] = odd
     happened = plan.merge(entries)[-last:]
-    if as_json:
+    if call.as_json:
         said = [each.as_json() for each in happened]
         click.echo(
             json_line.dumps(
                 {
-                    "cluster": wanted.cluster,
+                    "cluster": call.inventory.cluster,
                     "entries": said,
                     "silent": silent,
                     "unreadable": strange,
@@ -90,8 +73,6 @@ def audit(
 def _print(
     happened: Sequence[Happened], silent: Mapping[str, str], strange: Mapping[str, int]
 ) -> None:
-    from launcher.model import fold
-    from launcher.tools import symptoms
 
     for each in happened:
         entry = each.entry

@@ -6,30 +6,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from launcher.cli import batch_flags, options
+from launcher.cli.command import Call, command
+from launcher.cli.session import Session
+from launcher.errors import RequestError, UnreadableAnswer
+from launcher.events import Event
+from launcher.model import Inventory
+from launcher.tools import symptoms
+from launcher.ui.progress import Printer, show_through
 
 if TYPE_CHECKING:
     from launcher.batch.shape import Job
-    from launcher.cli.session import Session
-    from launcher.events import Event
     from launcher.gather import Target
-    from launcher.model import Inventory
     from launcher.plan.batch import BatchSnapshot, Options, Request, Start
     from launcher.plan.shape import Plan
     from launcher.tools.job_store import Progress
-    from launcher.ui.progress import Printer
 
 _TELL = 10.0  # seconds between two lines where every line stays
 
 
-@click.command()
-@options.reaching
-@options.as_json
+_STRICT = click.Option(
+    ["--strict"], is_flag=True, help="End with exit code 3 when rows ended as errors."
+)
+
+
+@command(flags=[_STRICT, options.DRY_RUN, options.OFFLINE, options.LOCK_WAIT, options.JSON])
 @batch_flags.job
 @click.option(
     "--restart", is_flag=True, help="Begin anew: remove what an earlier run of this job did."
@@ -41,30 +48,8 @@ _TELL = 10.0  # seconds between two lines where every line stays
     help="Submit it although others hold what it needs, and let it wait for them.",
 )
 @click.option("--detach", is_flag=True, help="Submit it and return at once.")
-@click.option("--strict", is_flag=True, help="End with exit code 3 when rows ended as errors.")
-@click.option(
-    "--dry-run", is_flag=True, help="Print the script that would be sent; change nothing."
-)
-@click.option(
-    "--offline",
-    is_flag=True,
-    help="With --dry-run: touch no node, and assume that nothing is there yet.",
-)
-@options.lock_wait
 def batch(
-    inventory: str | None,
-    accept_new_host_keys: bool,
-    verbose: bool,
-    as_json: bool,
-    restart: bool,
-    retry_errors: bool,
-    queue: bool,
-    detach: bool,
-    strict: bool,
-    dry_run: bool,
-    offline: bool,
-    lock_wait: int,
-    **asked: Any,
+    call: Call, restart: bool, retry_errors: bool, queue: bool, detach: bool, **asked: Any
 ) -> int:
     """Answer every row of JOB's input: each ends once, as an answer or as an error with its reason.
 
@@ -73,57 +58,39 @@ def batch(
     for, 1 it failed, 2 the request was wrong, 3 rows ended as errors (--strict), 130 stopped
     watching.
     """
-    from launcher.cli import session
-    from launcher.errors import RequestError
     from launcher.plan.batch import BatchSnapshot, Options, plan_batch
-    from launcher.plan.script import script
-    from launcher.ui.progress import printer
 
     how = Options(restart=restart, retry_errors=retry_errors, queue=queue)
-    _check_options(how, detach=detach, strict=strict, dry_run=dry_run, offline=offline)
+    _check_options(call, how, detach=detach)
     job = batch_flags.read(asked)
-    wanted = session.read(None, inventory)
-    if wanted.ray.off:
+    if call.inventory.ray.off:
         raise RequestError(
             "batch jobs run in Ray, and this cluster has none",
             hint="take `none` out of `ray:`, then run `vlaunch up`",
         )
-    with printer(as_json=as_json, quiet=dry_run) as to:
-        request = _request(wanted, job, to)
-        if offline:
-            click.echo(
-                script(wanted, [plan_batch(wanted, BatchSnapshot(), request, how).plan]), nl=False
-            )
+    with call.printer() as to:
+        request = _request(call.inventory, job, to)
+        if call.offline:
+            start = plan_batch(call.inventory, BatchSnapshot(), request, how)
+            call.print_script([start.plan])
             return 0
-        with session.reach(
-            wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose
-        ) as reached:
-            code, rows = _run(
-                reached,
-                request,
-                how,
-                dry_run=dry_run,
-                detach=detach,
-                strict=strict,
-                lock_wait=lock_wait,
-            )
-    if not as_json or dry_run:
+        with call.session(to=to) as session:
+            code, rows = _run(call, session, request, how, detach=detach)
+    if not call.as_json:
         for row in rows:
-            click.echo(row, nl=not dry_run)
+            click.echo(row)
     return code
 
 
-def _check_options(
-    how: Options, *, detach: bool, strict: bool, dry_run: bool, offline: bool
-) -> None:
+def _check_options(call: Call, how: Options, *, detach: bool) -> None:
     """Raise UsageError for options that do not go together."""
-    if offline and not dry_run:
+    if call.offline and not call.dry_run:
         raise click.UsageError(
             "--offline goes with --dry-run: no row is answered without the nodes"
         )
     if how.restart and how.retry_errors:
         raise click.UsageError("--restart begins anew, --retry-errors goes on: choose one")
-    if detach and strict:
+    if detach and call.strict:
         raise click.UsageError(
             "--strict judges how the job ends, and --detach does not wait for that: choose one"
         )
@@ -133,7 +100,6 @@ def _request(inventory: Inventory, job: Job, to: Printer) -> Request:
     """Read the files that are shipped, and describe the job as its driver will read it."""
     from launcher.batch import fits, inputs
     from launcher.batch.job_spec import job_spec
-    from launcher.events import Event
     from launcher.gather import size
     from launcher.plan.batch import Request
 
@@ -157,52 +123,41 @@ def _request(inventory: Inventory, job: Job, to: Printer) -> Request:
 
     files = inputs.shipped(job, progress)
     if time.monotonic() - began >= 1:
-        text = f"read the input: {len(files)} files, {size(read)}"
-        to.show(
-            Event(
-                kind="step", stage="input", text=text, state="ok", seconds=time.monotonic() - began
-            )
+        text, seconds = (
+            f"read the input: {len(files)} files, {size(read)}",
+            time.monotonic() - began,
         )
+        to.show(Event(kind="step", stage="input", text=text, state="ok", seconds=seconds))
     return Request(job=job, spec=job_spec(job, files, inventory), files=files)
 
 
 def _run(
-    session: Session,
-    request: Request,
-    how: Options,
-    *,
-    dry_run: bool,
-    detach: bool,
-    strict: bool,
-    lock_wait: int,
+    call: Call, session: Session, request: Request, how: Options, *, detach: bool
 ) -> tuple[int, list[str]]:
     """Look, decide, begin and watch; returns the exit code, and what to print when the display has
     been put away.
 
     The cluster's lock is held until the job is submitted, and not while it is watched.
     """
-    from dataclasses import replace
 
     from launcher import gather
-    from launcher.cli.locked import locked
-    from launcher.events import Event
     from launcher.plan.batch import plan_batch
-    from launcher.plan.script import script
 
-    with locked(session, wait=lock_wait, unless=dry_run) as ours:
-        first, seen = _look(ours, request, dry_run=dry_run)
+    with call.locked(session) as ours:
+        first, seen = _look(ours, request, dry_run=call.dry_run)
         start = plan_batch(session.inventory, seen, request, how)
         target = _target(session.inventory, request)
         if target is not None:
             gather.check(target, begun=not seen.entry.absent, restart=how.restart)
         already = _already(request, seen, start)
-        if dry_run:
+        if call.dry_run:
             noted = replace(start.plan, notes=(*start.plan.notes, *already))
-            return 0, [script(session.inventory, [*first, noted])]
+            call.print_script([*first, noted])
+            return 0, []
         for note in start.plan.notes:
-            session.to.show(Event(kind="note", stage="batch", text=note))
+            session.note("batch", note)
         for text in already:
-            session.to.show(Event(kind="note", stage="batch", text=text, state="unchanged"))
+            session.note("batch", text, state="unchanged")
         try:
             if not start.finished:
                 _apply(ours, start, target, clear=how.restart or start.anew)
@@ -211,28 +166,29 @@ def _run(
                 "interrupted while the job was begun: `vlaunch jobs` says whether it runs; the same"
                 " command goes on"
             )
-            session.to.show(Event(kind="warning", stage="batch", text=text, state="warn"))
+            session.warn("batch", text)
             return 130, []
     if start.finished:
         return _finish(
-            session, request, target, seen.entry.progress, strict=strict, began=time.monotonic()
+            session,
+            request,
+            target,
+            seen.entry.progress,
+            strict=call.strict,
+            began=time.monotonic(),
         )
     if detach:
         return _detach(session, start, target)
-    return _watch(session, request, start, target, strict=strict)
+    return _watch(session, request, start, target, strict=call.strict)
 
 
 def _detach(session: Session, start: Start, target: Target | None) -> tuple[int, list[str]]:
     """Tell that the job goes on by itself, and how to watch it; returns what `_run` does."""
-    from launcher.events import Event
-    from launcher.tools import symptoms
 
     fetches = " and gathers its answers" if target is not None else ""
     text = f"{start.job} {'runs' if start.attached else 'is submitted'}; without --detach, "
     text += f"the same command watches it{fetches}; `vlaunch jobs` lists it"
-    session.to.show(
-        Event(kind="done", stage="batch", text=text, state="ok", data={"job": start.job})
-    )
+    session.done(text, stage="batch", data={"job": start.job})
     return 0, [symptoms.plain(start.job)]
 
 
@@ -261,21 +217,18 @@ def _look(session: Session, request: Request, *, dry_run: bool) -> tuple[list[Pl
 
     The program that is asked is brought up to date before.
     """
-    from launcher.apply import apply
     from launcher.cli import server
-    from launcher.errors import UnreadableAnswer
     from launcher.plan import running
     from launcher.plan.batch import BatchSnapshot, query_entry
     from launcher.plan.serve import plan_files
     from launcher.tools import job_store
-    from launcher.ui.progress import show_all
 
     inventory = session.inventory
     found = server.look(session, model=request.job.model if request.job.mode != "predict" else "")
     running.refuse_older(inventory, found.facts, found.said)
     files = plan_files(inventory, found.facts, verb="batch")
     if not dry_run:
-        show_all(apply(files, session.transport), session.to)
+        session.apply(files)
     entry = job_store.Entry(absent=True)
     if running.head_runs(inventory, found.facts):
         (answer,) = session.transport.run([query_entry(inventory, request.work)])
@@ -326,7 +279,6 @@ def _apply(session: Session, start: Start, target: Target | None, *, clear: bool
 
 def _shipping(events: Iterable[Event], pieces: int) -> Iterator[Event]:
     """Show pieces of files on their way as one display that goes on, instead of a line each."""
-    from launcher.events import Event
 
     began = told = time.monotonic()
     sent: list[str] = []
@@ -369,12 +321,10 @@ def _sent(files: int, pieces: int) -> str:
 def _watch(
     session: Session, request: Request, start: Start, target: Target | None, *, strict: bool
 ) -> tuple[int, list[str]]:
-    from launcher.events import Event
-    from launcher.ui.progress import show_through
     from launcher.watch_batch import Watched, watch
 
     name, began = request.job.name, time.monotonic()
-    session.to.show(Event(kind="stage", stage="batch", text=f"Watch {start.job}", state="running"))
+    session.begin("batch", f"Watch {start.job}")
     watched = Watched(name=name, work=request.work, job=start.job)
     try:
         events = watch(session.inventory, watched, session.transport, attached=start.attached)
@@ -384,7 +334,7 @@ def _watch(
             "stopped watching; the job goes on. Watch it again with the same command, or end it"
             f" with `vlaunch stop {name}`"
         )
-        session.to.show(Event(kind="warning", stage="batch", text=text, state="warn"))
+        session.warn("batch", text)
         return 130, []
     return _finish(session, request, target, progress, strict=strict, began=began)
 
@@ -400,9 +350,7 @@ def _finish(
 ) -> tuple[int, list[str]]:
     """Gather, and tell how it ended."""
     from launcher import gather
-    from launcher.events import Event
     from launcher.plan import progress_text
-    from launcher.ui.progress import show_through
     from launcher.watch_batch import data
 
     if target is not None:
@@ -416,20 +364,17 @@ def _finish(
             text = (
                 "stopped gathering; every row is done, and the same command fetches what is missing"
             )
-            session.to.show(Event(kind="warning", stage="gather", text=text, state="warn"))
+            session.warn("gather", text)
             return 130, []
     where = request.job.write.to.shown
     rows = progress_text.rows(progress)
     text = f"{rows} are accounted for, {progress.errors:,} of them as errors"
-    session.to.show(
-        Event(
-            kind="done",
-            stage="batch",
-            text=text,
-            state="warn" if progress.errors else "ok",
-            seconds=time.monotonic() - began,
-            data={**data(progress), "output": where},
-        )
+    session.done(
+        text,
+        state="warn" if progress.errors else "ok",
+        stage="batch",
+        seconds=time.monotonic() - began,
+        data={**data(progress), "output": where},
     )
     return 3 if strict and progress.errors else 0, _rows(request, progress, where)
 

@@ -13,21 +13,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli import options
+from launcher.cli.command import Call, command
+from launcher.cli.session import Session
+from launcher.errors import NodeError, VlaunchError
+from launcher.model import Answer, Inventory, Node
+from launcher.tools import symptoms
+from launcher.transport import Command
 
 if TYPE_CHECKING:
-    from launcher.cli.session import Session
-    from launcher.model import Inventory, Node
     from launcher.payload.agent.desired import Desired
-    from launcher.transport import Command
 
 Messages = list[dict[str, str]]
 
 _LONGEST = 2**26  # characters of an answer; the longest context of a model is a tenth of it
 
 
-@click.command()
-@options.reaching
+@command(shows="none")
 @click.option(
     "--max-tokens",
     type=click.IntRange(1),
@@ -45,41 +46,24 @@ _LONGEST = 2**26  # characters of an answer; the longest context of a model is a
 @click.option("--server", metavar="NAME", help="Which server, where several run.")
 @click.argument("prompt", required=False)
 def chat(
-    inventory: str | None,
-    accept_new_host_keys: bool,
-    verbose: bool,
-    max_tokens: int,
-    timeout: float,
-    server: str | None,
-    prompt: str | None,
+    call: Call, max_tokens: int, timeout: float, server: str | None, prompt: str | None
 ) -> None:
     """Send PROMPT and stream the answer.
 
     Without PROMPT: a conversation in a terminal, or what is piped in.
     """
-    from launcher.cli import choose, session
-    from launcher.ui.progress import printer
+    from launcher.cli import choose
 
-    wanted = session.read(None, inventory)
     talk = prompt is None and sys.stdin.isatty()
     if prompt is None and not talk:
         prompt = sys.stdin.read().strip()
     if not talk and not prompt:
         raise click.UsageError("there is no prompt: give one as an argument, or pipe one in")
-    with (
-        printer(quiet=True) as to,
-        session.reach(
-            wanted,
-            to,
-            accept_new_host_keys=accept_new_host_keys,
-            verbose=verbose,
-            nodes=(wanted.head,),
-        ) as reached,
-    ):
-        of = choose.api(reached, choose.kept(reached), server)
+    with call.session(nodes=[call.inventory.head]) as session:
+        of = choose.api(session, choose.kept(session), server)
 
         def answer(messages: Messages) -> str:
-            return _answer(reached, *of, messages, max_tokens, timeout)
+            return _answer(session, *of, messages, max_tokens, timeout)
 
         if prompt:
             answer([{"role": "user", "content": prompt}])
@@ -111,9 +95,6 @@ def _answer(
     timeout: float,
 ) -> str:
     """Stream one answer to standard output and return it."""
-    from launcher.errors import NodeError
-    from launcher.model import Answer
-    from launcher.tools import symptoms
 
     clean = symptoms.plain if sys.stdout.isatty() else str
     pieces: list[str] = []
@@ -176,7 +157,6 @@ def _command(
 ) -> Command:
     from launcher.plan import containers
     from launcher.tools import docker, payload
-    from launcher.transport import Command
 
     argv = payload.chat(
         replace(inventory.ports, api=wanted.port),
@@ -194,7 +174,6 @@ def _command(
 
 
 def _refused(model: str, said: dict[str, object]) -> Exception:
-    from launcher.errors import VlaunchError
 
     status = said.get("status", 0)
     if status == 0:

@@ -5,21 +5,16 @@ Every check of the catalogue is made, and every finding is told with its fix.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from launcher.cli import options
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from launcher.cli.command import Call, command
 
 
-@click.command()
-@click.argument("path", metavar="[INVENTORY]", required=False)
-@options.reaching
-@options.as_json
+@command(path=True, shows="people", flags=[options.STRICT, options.JSON])
 @click.option(
     "--only",
     metavar="ID",
@@ -42,13 +37,8 @@ if TYPE_CHECKING:
 @click.option(
     "--list", "listed", is_flag=True, help="List all checks and what they prove; touch no node."
 )
-@options.strict
 def check(
-    path: str | None,
-    inventory: str | None,
-    accept_new_host_keys: bool,
-    verbose: bool,
-    as_json: bool,
+    call: Call,
     only: tuple[str, ...],
     skip: tuple[str, ...],
     group: tuple[str, ...],
@@ -56,7 +46,6 @@ def check(
     expect: Path | None,
     offline: bool,
     listed: bool,
-    strict: bool,
 ) -> int:
     """Check everything that can be wrong with nodes and the network between them, before it costs
     an hour.
@@ -65,10 +54,9 @@ def check(
     looked at is never green.
     """
     from launcher.checks import catalogue
-    from launcher.cli import expected, session
+    from launcher.cli import expected
     from launcher.cli.evidence import gather
     from launcher.ui import checks as ui
-    from launcher.ui.progress import printer
 
     chosen = catalogue.select(
         only=_words("--only", only), skip=_words("--skip", skip), group=_words("--group", group)
@@ -76,23 +64,18 @@ def check(
     if not chosen:
         raise click.UsageError("no check is left to make")
     if listed:
-        ui.show_list(chosen, as_json=as_json)
+        ui.show_list(chosen, as_json=call.as_json)
         return 0
-    wanted = session.read(path, inventory)
+    wanted = call.inventory
     known = expected.load(expect)
-    with (
-        printer(quiet=as_json) as to,
-        session.reach(
-            wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, partial=True
-        ) as reached,
-    ):
+    with call.session(partial=True) as session:
         evidence = gather(
-            reached, chosen, model=model or wanted.serve.model or "", known=known, offline=offline
+            session, chosen, model=model or wanted.serve.model or "", known=known, offline=offline
         )
     results = catalogue.run(wanted, evidence, [each.id for each in chosen])
-    ui.show(results, as_json=as_json)
+    ui.show(results, as_json=call.as_json)
     seen = {result.status for result in results}
-    return options.exit_code(failed="fail" in seen, warned="warn" in seen, strict=strict)
+    return options.exit_code(failed="fail" in seen, warned="warn" in seen, strict=call.strict)
 
 
 def _words(option: str, given: Sequence[str]) -> tuple[str, ...]:

@@ -5,29 +5,29 @@ log says of it.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 
 from launcher.cli import options
+from launcher.cli.command import Call, command
+from launcher.cli.session import Session
+from launcher.errors import RequestError
 from launcher.ui import json_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from launcher.checks.network import Verdict
     from launcher.checks.shape import Finding
-    from launcher.cli.session import Session
     from launcher.plan.verdict import Ask
 
 Require = Literal["auto", "any", "rdma", "gdrdma"]
 
 
-@click.command("check-nccl")
+@command("check-nccl", shows="people", flags=[options.LOCK_WAIT, options.STRICT, options.JSON])
 @click.argument("paths", metavar="[INVENTORY]", nargs=-1)
-@options.reaching
-@options.as_json
 @click.option(
     "--require",
     type=click.Choice(["auto", "any", "rdma", "gdrdma"]),
@@ -65,14 +65,9 @@ Require = Literal["auto", "any", "rdma", "gdrdma"]
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Your figures of GPUs and NICs (YAML).",
 )
-@options.strict
-@options.lock_wait
 def check_nccl(
+    call: Call,
     paths: tuple[str, ...],
-    inventory: str | None,
-    accept_new_host_keys: bool,
-    verbose: bool,
-    as_json: bool,
     require: Require | None,
     logs: tuple[str, ...],
     html: Path | None,
@@ -80,30 +75,26 @@ def check_nccl(
     deadline: float | None,
     pair_timeout: float,
     expect: Path | None,
-    strict: bool,
-    lock_wait: int,
 ) -> int:
     """Measure every pair of nodes in the containers that will serve, and say what they talk over.
 
     One rank per GPU: all_reduce over all of them, send and receive between every pair of nodes in
     both directions. The verdict is what `vlaunch serve` asks for before it starts a model.
     """
-    from launcher.errors import RequestError
 
     if logs:
         if html is not None:
             raise click.UsageError("--html shows what was measured; a log alone has no figures")
-        return _from_logs((*logs, *paths), inventory, require, as_json=as_json, strict=strict)
-    from launcher.cli import expected, session
-    from launcher.cli.locked import locked
+        return _from_logs(call, (*logs, *paths), require)
+    from launcher.cli import expected
     from launcher.plan.verdict import Ask
-    from launcher.ui.progress import printer
 
     if len(paths) > 1:
         raise click.UsageError(
             f"one inventory at a time, not {len(paths)}; logs are named after --from-log"
         )
-    wanted = session.read(paths[0] if paths else None, inventory)
+    call = replace(call, path=paths[0] if paths else None)
+    wanted = call.inventory
     if len(wanted.nodes) == 1:
         raise RequestError(
             "a cluster of one node has no network between nodes",
@@ -121,19 +112,13 @@ def check_nccl(
         pair_timeout=pair_timeout,
         known=expected.load(expect),
     )
-    with (
-        printer(quiet=as_json) as to,
-        session.reach(
-            wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose
-        ) as reached,
-        locked(reached, wait=lock_wait) as ours,
-    ):
+    with call.session() as session, call.locked(session) as ours:
         verdict = measure(ours, ask)
-    _show(verdict, as_json=as_json)
+    _show(verdict, as_json=call.as_json)
     if html is not None:
         _page(verdict, wanted.cluster, html)
     warned = any(each.status == "warn" for each in verdict.findings)
-    return options.exit_code(failed=not verdict.passed, warned=warned, strict=strict)
+    return options.exit_code(failed=not verdict.passed, warned=warned, strict=call.strict)
 
 
 def measure(session: Session, ask: Ask) -> Verdict:
@@ -141,58 +126,33 @@ def measure(session: Session, ask: Ask) -> Verdict:
     verdict on the head.
     """
     from launcher import apply as runner
-    from launcher.events import Event
     from launcher.plan import network as plan
     from launcher.plan import verdict as kept
     from launcher.plan.observe import observe
     from launcher.plan.shape import Plan, Stage
     from launcher.plan.verdict import Proof
-    from launcher.ui.progress import show_all
 
     began = time.monotonic()
-    inventory, to = session.inventory, session.to
+    inventory = session.inventory
     facts = observe(inventory, session.transport, [inventory.image], survey=True, clock=time.time)
-    show_all(runner.apply(plan.prepare(inventory, facts), session.transport), to)
+    session.apply(plan.prepare(inventory, facts))
     proof = Proof()
     gate = plan.gate(inventory, facts, ask, proof)
-    to.show(
-        Event(
-            kind="stage",
-            stage="network",
-            text="Prove the network between the nodes",
-            state="running",
-        )
-    )
-    to.show(
-        Event(
-            kind="wait",
-            stage="network",
-            text=gate.doing,
-            state="running",
-            deadline=plan.deadline(inventory, ask),
-        )
-    )
+    session.begin("network", "Prove the network between the nodes")
+    session.wait("network", gate.doing, deadline=plan.deadline(inventory, ask))
     findings = gate.judge(runner.ask(session.transport, gate))
     if any(each.status == "wait" for each in findings):
-        to.show(Event(kind="wait", stage="network", text=findings[0].text, state="running"))
+        session.wait("network", findings[0].text)
         gate.judge(runner.ask(session.transport, gate))
     assert proof.verdict is not None  # noqa: S101 - the judge has just put it there
-    to.show(
-        Event(
-            kind="step",
-            stage="network",
-            text="measured",
-            state="ok",
-            seconds=time.monotonic() - began,
-        )
-    )
+    session.step("network", "measured", seconds=time.monotonic() - began)
     if kept.incarnation(inventory, facts):
         keep = Stage(
             id="verdict",
             title="Keep the verdict",
             steps=(kept.record(inventory, facts, proof, taken=now()),),
         )
-        show_all(runner.apply(Plan(verb="check-nccl", stages=(keep,)), session.transport), to)
+        session.apply(Plan(verb="check-nccl", stages=(keep,)))
     return proof.verdict
 
 
@@ -216,7 +176,6 @@ def _writable(path: Path) -> None:
     """Raise RequestError when a file cannot be written: to be known before the measuring, which
     takes a minute.
     """
-    from launcher.errors import RequestError
 
     there = path.exists()
     try:
@@ -239,14 +198,7 @@ def _page(verdict: Verdict, cluster: str, path: Path) -> None:
     click.echo(f"wrote {path}", err=True)
 
 
-def _from_logs(
-    files: tuple[str, ...],
-    inventory: str | None,
-    asked: Require | None,
-    *,
-    as_json: bool,
-    strict: bool,
-) -> int:
+def _from_logs(call: Call, files: tuple[str, ...], asked: Require | None) -> int:
     _refuse_inventories(files)
     from launcher.checks import levels
     from launcher.checks.shape import worst
@@ -254,14 +206,12 @@ def _from_logs(
     from launcher.ui import findings as ui
 
     require = asked or "auto"
-    if inventory is not None and asked is None:
-        from launcher.cli import session
-
-        require = session.read(None, inventory).require
+    if call.named is not None and asked is None:
+        require = call.inventory.require
     readings = {name: nccl.read(_blocks(name)) for name in dict.fromkeys(files)}
     found = levels.judge_files(readings, require)
     status = worst(found)
-    if as_json:
+    if call.as_json:
         said = {
             **levels.as_json(nccl.merge(readings.values())),
             "required": require,
@@ -271,7 +221,7 @@ def _from_logs(
         click.echo(json_line.dumps(said))
     else:
         ui.show(found)
-    return options.exit_code(failed=status == "fail", warned=status == "warn", strict=strict)
+    return options.exit_code(failed=status == "fail", warned=status == "warn", strict=call.strict)
 
 
 def _plain(finding: Finding) -> dict[str, str]:
@@ -295,7 +245,6 @@ def _blocks(name: str) -> Iterator[bytes]:
     """Read a file (`-`: standard input) block by block; raises RequestError when it cannot be
     read.
     """
-    from launcher.errors import RequestError
 
     try:
         with click.open_file(name, "rb") as file:

@@ -8,11 +8,11 @@ import difflib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from launcher.cli.session import Session
 from launcher.errors import NodeError, RequestError, UnreadableAnswer
 from launcher.model import Inventory, Node, fold
 
 if TYPE_CHECKING:
-    from launcher.cli.session import Session
     from launcher.payload.agent.desired import Desired
     from launcher.plan.servers import Kept
 

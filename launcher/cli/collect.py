@@ -6,22 +6,21 @@ import json
 import platform
 import secrets
 import sys
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli import options
-from launcher.ui.progress import Silent
+from launcher.cli.command import Call, command
+from launcher.cli.session import Session
+from launcher.errors import RequestError, VlaunchError
+from launcher.events import Event
+from launcher.model import Answer, Inventory
+from launcher.ui.progress import Printer, Silent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from launcher.cli.bundle import Bundle
-    from launcher.cli.session import Session
-    from launcher.events import Event
-    from launcher.model import Answer, Inventory
-    from launcher.ui.progress import Printer
 
 _AT_ONCE = 8  # nodes whose logs are held in memory
 _LIBRARIES = ("fabric", "paramiko", "docker", "click", "rich", "pydantic", "PyYAML", "requests")
@@ -57,36 +56,28 @@ class _Kept(Silent):
         self._inner.show(event)
 
 
-@click.command()
-@options.reaching
+@command()
 @click.option(
     "-o",
     "--output",
     metavar="FILE",
     help="The file to write (default: a new `vlaunch-CLUSTER-TIME.tar.gz` here).",
 )
-def collect(
-    inventory: str | None, accept_new_host_keys: bool, verbose: bool, output: str | None
-) -> None:
+def collect(call: Call, output: str | None) -> None:
     """Write a bundle for a bug report: inventory, versions, status, checks, diagnosis, and the logs
     of all nodes.
 
     Secrets are taken out by their values, and so is what looks like one. Look at it before you
     share it. Nothing is changed on any node; nodes that cannot be reached are told of in it.
     """
-    from launcher.cli import session
     from launcher.cli.bundle import target, writing
-    from launcher.ui.progress import printer
 
-    wanted = session.read(None, inventory)
-    path = target(output, wanted.cluster)
-    unknown = _learn(wanted)
-    with printer() as shown, writing(path) as bundle:
+    path = target(output, call.inventory.cluster)
+    unknown = _learn(call.inventory)
+    with call.printer() as shown, writing(path) as bundle:
         kept = _Kept(shown)
-        with session.reach(
-            wanted, kept, accept_new_host_keys=accept_new_host_keys, verbose=verbose, partial=True
-        ) as reached:
-            _gather(reached, bundle, unknown)
+        with call.session(to=kept, partial=True) as session:
+            _gather(session, bundle, unknown)
         bundle.add("events.ndjson", "".join(f"{json.dumps(each)}\n" for each in kept.events))
     click.echo(path)
     for name, size in sorted(bundle.sizes.items()):
@@ -102,7 +93,6 @@ def _learn(wanted: Inventory) -> list[str]:
     """Hide the value of every secret that can be had without asking a person; return the names of
     the others.
     """
-    from launcher.errors import RequestError
     from launcher.remote.secrets import resolve
 
     unknown = []
@@ -137,7 +127,6 @@ def _gather(session: Session, bundle: Bundle, unknown: Sequence[str]) -> None:
 
 
 def _nodes(session: Session, bundle: Bundle) -> None:
-    from launcher.events import Event
     from launcher.plan import collect as plan
     from launcher.watch import by_node
 
@@ -155,16 +144,13 @@ def _nodes(session: Session, bundle: Bundle) -> None:
         for node in some:
             for name, text in plan.files(said[node.name], mark).items():
                 bundle.add(f"{plan.folder(numbers[node.name], node)}/{name}", text)
-            session.to.show(
-                Event(kind="step", stage="collect", node=node.name, text="collected", state="ok")
-            )
+            session.step("collect", "collected", node=node.name)
 
 
 def _said(ask: Callable[[], object]) -> str:
     """Return an answer as JSON, or why there is none: what is broken is what a bug report is
     about.
     """
-    from launcher.errors import VlaunchError
 
     try:
         answer = ask()

@@ -6,23 +6,21 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from launcher.cli import duration, options
+from launcher.cli.command import Call, command
+from launcher.cli.session import Session
+from launcher.model import Node
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from launcher.checks.doctor import Diagnosis
-    from launcher.cli.session import Session
-    from launcher.model import Node
 
 
-@click.command()
-@options.reaching
-@options.as_json
+@command(shows="people", flags=[options.JSON])
 @click.option(
     "--since",
     callback=duration.seconds,
@@ -30,14 +28,7 @@ if TYPE_CHECKING:
     help="Look only this far back: 30m, 2h, 1d.",
 )
 @click.argument("names", metavar="[NODE]...", nargs=-1)
-def doctor(
-    inventory: str | None,
-    accept_new_host_keys: bool,
-    verbose: bool,
-    as_json: bool,
-    since: float | None,
-    names: tuple[str, ...],
-) -> int:
+def doctor(call: Call, since: float | None, names: tuple[str, ...]) -> int:
     """Say what most likely went wrong: the logs of all nodes against the known failures, each with
     its cause and fix.
 
@@ -45,40 +36,24 @@ def doctor(
     what Docker and the kernel say, and what the keeper of servers wrote down. Nothing is changed.
     The exit code is 1 when something is found that stands in the way.
     """
-    from launcher.cli import session
     from launcher.cli.choose import chosen
     from launcher.ui import doctor as ui
-    from launcher.ui.progress import printer
 
-    wanted = session.read(None, inventory)
-    nodes = chosen(wanted, names)
-    with (
-        printer(quiet=as_json) as to,
-        session.reach(
-            wanted,
-            to,
-            accept_new_host_keys=accept_new_host_keys,
-            verbose=verbose,
-            nodes=nodes,
-            partial=True,
-        ) as reached,
-    ):
-        found = examine(reached, nodes, since=since)
-    ui.show(found, as_json=as_json)
+    nodes = chosen(call.inventory, names)
+    with call.session(nodes=nodes, partial=True) as session:
+        found = examine(session, nodes, since=since)
+    ui.show(found, as_json=call.as_json)
     return 1 if found.found else 0
 
 
 def examine(session: Session, nodes: Sequence[Node], *, since: float | None = None) -> Diagnosis:
     """Ask the nodes that were reached, and judge what all of them told."""
     from launcher.checks.doctor import diagnose
-    from launcher.events import Event
     from launcher.plan import doctor as plan
 
     inventory, mark = session.inventory, f"@@{secrets.token_hex(12)}"
     there = [node for node in nodes if node.name not in session.missing]
-    session.to.show(
-        Event(kind="wait", stage="doctor", text="reading the logs of all nodes", state="running")
-    )
+    session.wait("doctor", "reading the logs of all nodes")
     told, silent = plan.parse(
         session.transport.run(plan.query(inventory, there, mark, since)), mark
     )

@@ -15,7 +15,6 @@ from launcher.checks.rdma import active
 from launcher.checks.shape import Check, Evidence, Group, Hub
 from launcher.cli.session import Session
 from launcher.errors import RequestError, UnreadableAnswer, VlaunchError
-from launcher.events import Event
 from launcher.model import Answer, Inventory, Level, Secret
 from launcher.plan import containers, observe, preflight
 from launcher.tools import inside, pairs
@@ -49,11 +48,11 @@ def gather(
 
 def _survey(session: Session, model: str, known: Expectations) -> Evidence:
     """Ask what each node is made of; from that follows which level the network must reach."""
-    inventory, to = session.inventory, session.to
+    inventory = session.inventory
     nodes = [node for node in inventory.nodes if node.name not in session.missing]
     began = time.monotonic()
-    to.show(Event(kind="stage", stage="check", text="Look at the nodes", state="running"))
-    to.show(Event(kind="wait", stage="check", text="surveying every node", state="running"))
+    session.begin("check", "Look at the nodes")
+    session.wait("check", "surveying every node")
     asked = observe.commands(inventory, [inventory.image], nodes, survey=True, clock=time.time)
     facts, silent = observe.read(session.transport.run(asked))
     missing = {name: _short(error) for name, error in (session.missing | silent).items()}
@@ -64,15 +63,7 @@ def _survey(session: Session, model: str, known: Expectations) -> Evidence:
         expectations=known,
         required=_required(inventory, facts, known),
     )
-    to.show(
-        Event(
-            kind="step",
-            stage="check",
-            text="surveyed",
-            state="ok",
-            seconds=time.monotonic() - began,
-        )
-    )
+    session.step("check", "surveyed", seconds=time.monotonic() - began)
     return evidence
 
 
@@ -105,9 +96,7 @@ def _files(session: Session, evidence: Evidence, model: str) -> dict[str, Mappin
 def _look_inside(session: Session, evidence: Evidence) -> Evidence:
     asked = preflight.look_inside(session.inventory, evidence.facts)
     began = time.monotonic()
-    session.to.show(
-        Event(kind="wait", stage="check", text="looking into the containers", state="running")
-    )
+    session.wait("check", "looking into the containers")
     seen: dict[str, inside.Inside] = {}
     missing = dict(asked.missing)
     for answer in session.transport.run(asked.commands):
@@ -120,15 +109,7 @@ def _look_inside(session: Session, evidence: Evidence) -> Evidence:
             missing[answer.node] = _unread(answer, error)
     if seen:
         took = time.monotonic() - began
-        session.to.show(
-            Event(
-                kind="step",
-                stage="check",
-                text="looked into the containers",
-                state="ok",
-                seconds=took,
-            )
-        )
+        session.step("check", "looked into the containers", seconds=took)
     return replace(evidence, inside=seen, inside_missing=missing)
 
 
@@ -139,11 +120,7 @@ def _probe_ports(session: Session, evidence: Evidence) -> Evidence:
         session.inventory, evidence.facts, high=high, nonce=secrets.token_hex(8)
     )
     began = time.monotonic()
-    session.to.show(
-        Event(
-            kind="wait", stage="check", text="every node knocks at all the others", state="running"
-        )
-    )
+    session.wait("check", "every node knocks at all the others")
     probes: list[pairs.PortProbe] = []
     missing = dict(asked.missing)
     for answer in session.transport.run(asked.commands):
@@ -152,15 +129,7 @@ def _probe_ports(session: Session, evidence: Evidence) -> Evidence:
         except UnreadableAnswer as error:
             missing[answer.node] = _unread(answer, error)
     took = time.monotonic() - began
-    session.to.show(
-        Event(
-            kind="step",
-            stage="check",
-            text="every node knocked at all the others",
-            state="ok",
-            seconds=took,
-        )
-    )
+    session.step("check", "every node knocked at all the others", seconds=took)
     return replace(evidence, port_probes=tuple(probes), probes_missing=missing)
 
 

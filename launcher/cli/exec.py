@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli import options
+from launcher.cli.command import Call, command
+from launcher.cli.session import Session
+from launcher.errors import NodeError
+from launcher.model import Answer, Argv, Node, fold
+from launcher.tools import symptoms
+from launcher.transport import Command
 
-if TYPE_CHECKING:
-    from launcher.cli.session import Session
-    from launcher.model import Answer, Argv, Node
 
-
-@click.command(
-    "exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+@command(
+    "exec",
+    shows="none",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
-@options.reaching
 @click.option(
     "-n",
     "--node",
@@ -31,41 +32,29 @@ if TYPE_CHECKING:
 @click.option(
     "--timeout", default=60.0, show_default=True, help="Seconds until the command is ended."
 )
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("words", metavar="COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 def exec_(
-    inventory: str | None,
-    accept_new_host_keys: bool,
-    verbose: bool,
+    call: Call,
     nodes: tuple[str, ...],
     only_head: bool,
     host: bool,
     timeout: float,
-    command: tuple[str, ...],
+    words: tuple[str, ...],
 ) -> int:
     """Run COMMAND in the container of every node: `vlaunch exec -- nvidia-smi -L`.
 
     Nodes that say the same are shown once. The exit code is the largest of all.
     """
-    from launcher.cli import session
     from launcher.cli.choose import chosen
-    from launcher.errors import NodeError
-    from launcher.model import fold
-    from launcher.ui.progress import printer
 
-    wanted = session.read(None, inventory)
-    picked = (wanted.head,) if only_head else chosen(wanted, nodes)
-    with (
-        printer(quiet=True) as to,
-        session.reach(
-            wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, nodes=picked
-        ) as reached,
-    ):
-        answers = _answers(reached, picked, command, timeout, host=host)
+    picked = (call.inventory.head,) if only_head else chosen(call.inventory, nodes)
+    with call.session(nodes=picked) as session:
+        answers = _answers(session, picked, words, timeout, host=host)
     _print([answers[node.name] for node in picked if node.name in answers])
     if bare := [node.name for node in picked if node.name not in answers]:
         raise NodeError(
             fold(bare),
-            f"there is no container of cluster {wanted.cluster}",
+            f"there is no container of cluster {call.inventory.cluster}",
             hint="run `vlaunch up`, or give `--host` to run it on the node itself",
         )
     return max(answer.code for answer in answers.values())
@@ -77,7 +66,6 @@ def _answers(
     """Run the command on nodes, or in their containers; nodes without a container are left out."""
     from launcher.plan import containers
     from launcher.tools import docker
-    from launcher.transport import Command
 
     asked, named = [], {}
     for node in nodes:
@@ -101,8 +89,6 @@ def _answers(
 
 def _print(answers: Sequence[Answer]) -> None:
     """Print what nodes have said; what several have said, once."""
-    from launcher.model import fold
-    from launcher.tools import symptoms
 
     groups: dict[tuple[int, str, str], list[str]] = {}
     for answer in answers:

@@ -12,9 +12,9 @@ def export() -> None:
     """Write down what the inventory means for other programs; no node is reached."""
 
 
-@export.command(short_help="the packet filter for the nodes")
-@click.argument("path", metavar="[INVENTORY]", required=False)
-@options.inventory
+@export.command(
+    short_help="the packet filter for the nodes", params=[options.PATH, options.INVENTORY]
+)
 @click.option(
     "--format",
     "form",
@@ -23,7 +23,7 @@ def export() -> None:
     show_default=True,
     help="Whose language.",
 )
-def firewall(path: str | None, inventory: str | None, form: str) -> None:
+def firewall(path: str | None, named: str | None, form: str) -> None:
     """Print the packet filter for the nodes: open between them, closed to others but for SSH and
     the endpoint.
 
@@ -34,6 +34,6 @@ def firewall(path: str | None, inventory: str | None, form: str) -> None:
     from launcher.export import firewall as made
     from launcher.remote import ssh_config
 
-    wanted, config = session.read(path, inventory), ssh_config.load()
+    wanted, config = session.read(path, named), ssh_config.load()
     logins = [ssh_config.port_of(config, node) for node in wanted.nodes if node.connection == "ssh"]
     click.echo(made.FORMATS[form](made.rules(wanted, logins)), nl=False)

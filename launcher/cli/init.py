@@ -6,20 +6,24 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from launcher.cli import options
+from launcher.cli.command import Call, command
+from launcher.errors import InventoryError, RequestError, VlaunchError
+from launcher.events import Event
+from launcher.model import Accelerator, Argv, Inventory, Ssh
+from launcher.ui.progress import Printer
 
 if TYPE_CHECKING:
     from launcher.discovery.shape import Discovery, Probed, Wishes
-    from launcher.model import Accelerator, Argv, Inventory, Ssh
-    from launcher.ui.progress import Printer
 
 
-@click.command()
+@command(inventory=False, flags=[options.JSON])
 @click.argument("hosts", metavar="[HOST]...", nargs=-1)
 @click.option(
     "-o",
@@ -52,10 +56,8 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Only show what differs from the file by now; exit code 3 when something does.",
 )
-@options.accept_new
-@options.verbose
-@options.as_json
 def init(
+    call: Call,
     hosts: tuple[str, ...],
     output: str | None,
     user: str | None,
@@ -69,9 +71,6 @@ def init(
     docker: str | None,
     force: bool,
     update: bool,
-    accept_new_host_keys: bool,
-    verbose: bool,
-    as_json: bool,
 ) -> int:
     """Look at hosts over SSH and write an inventory of them, with the reason of every choice beside
     it.
@@ -81,15 +80,12 @@ def init(
     --force. --update looks at the file's hosts, and at HOSTs besides, and never writes: edit the
     file by hand, or write it anew with --force.
     """
-    from launcher.cli import session
     from launcher.cli.look import look
     from launcher.discovery.discover import discover
     from launcher.discovery.shape import DOCKER
     from launcher.inventory.load import load
-    from launcher.model import Ssh
-    from launcher.ui.progress import printer
 
-    _check_options(hosts, output, force=force, update=update, as_json=as_json)
+    _check_options(hosts, output, force=force, update=update, as_json=call.as_json)
     path = Path(output or "inventory.yaml")
     known = load(path) if update else None
     if known is None and output != "-":
@@ -102,14 +98,12 @@ def init(
         accelerator=accelerator,
         ssh=Ssh(user=user, port=port, identity=identity, jump=jump),
     )
-    call = _words(docker)
-    wishes, meant = _meant(known, hosts, wishes, call or DOCKER)
-    with printer(as_json=as_json) as to:
-        with session.reach(
-            meant, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose
-        ) as reached:
+    words = _words(docker)
+    wishes, meant = _meant(known, hosts, wishes, words or DOCKER)
+    with call.printer() as to:
+        with call.session(inventory=meant, to=to) as session:
             probed = look(
-                reached, wishes, call, [node.name for node in known.nodes] if known else ()
+                session, wishes, words, [node.name for node in known.nodes] if known else ()
             )
         if known is None:
             code, data = (
@@ -117,7 +111,7 @@ def init(
                 _write(discover(probed, wishes), path, to, stdout=output == "-", force=force),
             )
         else:
-            code, data = _show_drift(known, path, wishes, probed, to, as_json=as_json)
+            code, data = _show_drift(known, path, wishes, probed, to, as_json=call.as_json)
     click.echo(data, nl=False)  # after the display has gone
     return code
 
@@ -199,7 +193,6 @@ def _with_known(
     """Put the nodes of an inventory and new hosts together; what the nodes say of logins in common
     is said once.
     """
-    from dataclasses import replace
 
     there = {node.host.lower() for node in known.nodes} | {
         node.name.lower() for node in known.nodes
@@ -215,7 +208,6 @@ def _with_known(
 
 
 def _may_write(path: Path, *, force: bool) -> None:
-    from launcher.errors import RequestError
 
     if path.is_dir():
         raise RequestError(
@@ -239,8 +231,6 @@ def _may_write(path: Path, *, force: bool) -> None:
 def _write(found: Discovery, path: Path, to: Printer, *, stdout: bool, force: bool) -> str:
     """Write the file and return nothing for standard output, or the other way round."""
     from launcher.discovery.written import write
-    from launcher.errors import InventoryError, VlaunchError
-    from launcher.events import Event
     from launcher.inventory.load import loads
 
     text = write(found)
@@ -303,8 +293,6 @@ def _show_drift(
     """
     from launcher.discovery.discover import discover
     from launcher.discovery.drift import drift
-    from launcher.errors import RequestError
-    from launcher.events import Event
 
     found: Discovery | None = None
     try:

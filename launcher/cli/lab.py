@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from launcher.errors import RequestError, VlaunchError
+
 _NAME = click.option(
     "--name", default="vlaunch-lab", show_default=True, help="Which practice cluster."
 )
@@ -90,7 +92,6 @@ def install() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def status(name: str, directory: Path | None, as_json: bool) -> None:
     """Show how every practice host is; exit 1 when something is down."""
-    from launcher.errors import RequestError, VlaunchError
     from launcher.lab import layout, parts
     from launcher.lab import status as observed
 
@@ -120,7 +121,6 @@ def down(name: str, directory: Path | None, cache: Path, purge_cache: bool) -> N
     Works on a half-made or crashed cluster as well, and after a reboot. The kept wheels and image
     stay for the next time unless --purge-cache is given.
     """
-    from launcher.errors import VlaunchError
     from launcher.lab import layout, parts, remove
 
     parts.require_linux_root()

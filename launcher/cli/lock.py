@@ -12,26 +12,21 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli import options
+from launcher.cli.command import Call, command
+from launcher.cli.session import Session
+from launcher.errors import LockError, NodeError, RequestError
+from launcher.tools import symptoms
+from launcher.transport import Command
 from launcher.ui import json_line
 
 if TYPE_CHECKING:
-    from launcher.cli.session import Session
     from launcher.tools.lock import Owner
 
 
-@click.command()
-@options.reaching
-@options.as_json
+@command(shows="none", flags=[options.JSON])
 @click.option("--break", "broken", is_flag=True, help="Take the lock away from whoever holds it.")
 @click.option("--yes", is_flag=True, help="With --break: do not ask.")
-def lock(
-    inventory: str | None,
-    accept_new_host_keys: bool,
-    verbose: bool,
-    as_json: bool,
-    broken: bool,
-    yes: bool,
-) -> None:
+def lock(call: Call, broken: bool, yes: bool) -> None:
     """Show who holds the cluster's lock.
 
     Commands that change the cluster take it, and give it back however they end.
@@ -40,34 +35,21 @@ def lock(
     nobody's: --break shows whose it is, asks, and ends its process on the head. A launcher that
     still works stops before its next step.
     """
-    from launcher.cli import session
-    from launcher.ui.progress import printer
 
     if yes and not broken:
         raise click.UsageError("--yes goes with --break")
-    wanted = session.read(None, inventory)
-    with (
-        printer(quiet=True) as to,
-        session.reach(
-            wanted,
-            to,
-            accept_new_host_keys=accept_new_host_keys,
-            verbose=verbose,
-            nodes=[wanted.head],
-        ) as reached,
-    ):
-        owner = look(reached)
+    with call.session(nodes=[call.inventory.head]) as session:
+        owner = look(session)
         freed = False
         if broken and owner is not None:
-            _ask(reached, owner, yes=yes)
-            freed = _break(reached, owner)
-    _print(wanted.cluster, owner, freed, as_json=as_json)
+            _ask(session, owner, yes=yes)
+            freed = _break(session, owner)
+    _print(call.inventory.cluster, owner, freed, as_json=call.as_json)
 
 
 def look(session: Session) -> Owner | None:
     """Ask the head who holds the lock."""
     from launcher.tools import lock as tool
-    from launcher.transport import Command
 
     head = session.inventory.head
     argv = tool.look(head.state_dir or "", session.inventory.cluster)
@@ -77,9 +59,7 @@ def look(session: Session) -> Owner | None:
 
 def _ask(session: Session, owner: Owner, *, yes: bool) -> None:
     """Show whose lock it is, and have it confirmed."""
-    from launcher.errors import NodeError, RequestError
     from launcher.tools import lock as tool
-    from launcher.tools import symptoms
 
     head, cluster = session.inventory.head.name, session.inventory.cluster
     if not owner.pid:
@@ -102,9 +82,7 @@ def _ask(session: Session, owner: Owner, *, yes: bool) -> None:
 
 def _break(session: Session, owner: Owner) -> bool:
     """End the holder's process; returns whether that was needed. An audit line says who did it."""
-    from launcher.errors import LockError
     from launcher.tools import lock as tool
-    from launcher.transport import Command
 
     head, cluster, by = session.inventory.head, session.inventory.cluster, session.author
     record = session.transport.record(
@@ -134,7 +112,6 @@ def _break(session: Session, owner: Owner) -> bool:
 
 
 def _print(cluster: str, owner: Owner | None, freed: bool, *, as_json: bool) -> None:
-    from launcher.tools import symptoms
 
     if as_json:
         said = (

@@ -13,14 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from launcher.cli import process
+from launcher.cli.session import Session
 from launcher.errors import LockError, NodeError, VlaunchError
-from launcher.events import Event
 from launcher.model import Answer, Argv, Node
 from launcher.tools import lock
 from launcher.transport import Command, Recording
 
 if TYPE_CHECKING:
-    from launcher.cli.session import Session
     from launcher.remote.fleet import Line
     from launcher.remote.held import Held
 
@@ -113,7 +112,7 @@ def _bury(session: Session, head: Node, dead: lock.Owner) -> None:
     not heard yet.
     """
     text = f"the lock is left of a launcher that is dead: {dead.words}; it is taken over"
-    session.to.show(Event(kind="note", stage="lock", node=head.name, text=text))
+    session.note("lock", text, node=head.name)
     by = session.author
     argv = lock.break_(head.state_dir or "", session.inventory.cluster, dead)
     said = partial(lock.said, by.who, by.host, by.command)
@@ -141,9 +140,7 @@ def _taken(
                 return owner
             if wait:
                 text = f"the cluster's lock, which {owner.words} holds"
-                session.to.show(
-                    Event(kind="wait", stage="lock", text=text, state="running", deadline=wait)
-                )
+                session.wait("lock", text, deadline=wait)
         elif word == "locked":
             if owner.raw:
                 _tell_ours(session, head, time.monotonic() - began)
@@ -170,16 +167,7 @@ def _next(head: Node, held: Held, wait: float, until: float) -> Line | Answer:
 
 
 def _tell_ours(session: Session, head: Node, seconds: float) -> None:
-    session.to.show(
-        Event(
-            kind="step",
-            stage="lock",
-            node=head.name,
-            text="the cluster's lock is ours",
-            state="ok",
-            seconds=seconds,
-        )
-    )
+    session.step("lock", "the cluster's lock is ours", node=head.name, seconds=seconds)
 
 
 def _refused(
@@ -229,4 +217,4 @@ def _unlocked(session: Session, why: str) -> None:
         f"goes on without the cluster's lock ({why}): nobody else is kept from changing it"
         " meanwhile"
     )
-    session.to.show(Event(kind="warning", stage="lock", text=text, state="warn"))
+    session.warn("lock", text)

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli import options
+from launcher.cli.command import Call, command
+from launcher.cli.session import Session
+from launcher.errors import DeadlineError, RequestError, VlaunchError
+from launcher.model import Answer, Inventory, Node, fold
+from launcher.tools import symptoms
+from launcher.transport import Command
 
 if TYPE_CHECKING:
     from docker import APIClient
 
-    from launcher.cli.session import Session
-    from launcher.model import Inventory, Node
-    from launcher.transport import Command
 
 Merged = queue.Queue[tuple[str, str] | None]
 
@@ -28,8 +30,7 @@ _MOST = 50  # containers of a cluster on a node that are read
 _LIMIT = 60.0  # seconds to read servers' logs, unless they are followed
 
 
-@click.command()
-@options.reaching
+@command(shows="none")
 @click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
 @click.option(
     "--tail",
@@ -40,34 +41,16 @@ _LIMIT = 60.0  # seconds to read servers' logs, unless they are followed
 )
 @click.option("--server", metavar="NAME", help="Only what this server's engine says.")
 @click.argument("names", metavar="[NODE]...", nargs=-1)
-def logs(
-    inventory: str | None,
-    accept_new_host_keys: bool,
-    verbose: bool,
-    follow: bool,
-    tail: int,
-    server: str | None,
-    names: tuple[str, ...],
-) -> None:
+def logs(call: Call, follow: bool, tail: int, server: str | None, names: tuple[str, ...]) -> None:
     """Print the logs of the nodes' containers, and of servers' engines, each line with where it
     comes from.
     """
-    from launcher.cli import session
     from launcher.cli.choose import chosen
-    from launcher.errors import RequestError
-    from launcher.tools import symptoms
-    from launcher.ui.progress import printer
 
-    wanted = session.read(None, inventory)
-    nodes = chosen(wanted, names)
-    with (
-        printer(quiet=True) as to,
-        session.reach(
-            wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, nodes=nodes
-        ) as reached,
-    ):
+    nodes = chosen(call.inventory, names)
+    with call.session(nodes=nodes) as session:
         found = False
-        for where, line in _merged(reached, nodes, server, follow=follow, tail=tail):
+        for where, line in _merged(session, nodes, server, follow=follow, tail=tail):
             found = True
             click.echo(f"{where}: {symptoms.plain(line)}")
         if not found and not follow:
@@ -76,7 +59,7 @@ def logs(
                     f"no server `{server}` has a log there", hint="see which run: `vlaunch status`"
                 )
             raise RequestError(
-                f"no container of cluster {wanted.cluster} has said anything",
+                f"no container of cluster {call.inventory.cluster} has said anything",
                 hint="run `vlaunch up`",
             )
 
@@ -87,8 +70,6 @@ def _merged(
     """Yield (where, line) of all logs as lines come: of containers through the Docker API, of
     servers from inside them.
     """
-    from launcher.errors import DeadlineError
-    from launcher.model import fold
 
     lines: Merged = queue.Queue(maxsize=1000)
     readers = [
@@ -124,7 +105,6 @@ def _containers(session: Session, node: Node, lines: Merged, follow: bool, tail:
     """Put the lines of all containers of a node; each is read by a thread of its own, for a
     followed one does not end.
     """
-    from launcher.errors import VlaunchError
     from launcher.remote import docker_api
     from launcher.tools.docker import CLUSTER
 
@@ -155,7 +135,6 @@ def _containers(session: Session, node: Node, lines: Merged, follow: bool, tail:
 def _container(
     client: APIClient, node: Node, each: dict[str, Any], lines: Merged, follow: bool, tail: int
 ) -> None:
-    from launcher.errors import VlaunchError
     from launcher.remote import docker_api
     from launcher.remote.output import Lines
 
@@ -189,7 +168,6 @@ def _servers(
     tail: int,
 ) -> None:
     """Put the lines of all servers' engines; a node that has no container says nothing."""
-    from launcher.model import Answer
     from launcher.payload.agent import state
 
     said: Counter[str] = Counter()
@@ -216,7 +194,6 @@ def _asked(
     from launcher import shell
     from launcher.plan import containers
     from launcher.tools import docker
-    from launcher.transport import Command
 
     words = (server or "", str(tail), "-F" if follow else "-q")
     program = ("sh", "-c", shell.program("server_logs"), "servers", *words)

@@ -11,7 +11,6 @@ from launcher.discovery import local_assets
 from launcher.discovery.asked import own_ssh
 from launcher.discovery.shape import DOCKER, HF_HOME, Probed, Wishes
 from launcher.errors import UnreadableAnswer, together
-from launcher.events import Event
 from launcher.model import Argv, Node, fold
 from launcher.plan import observe
 from launcher.tools import host
@@ -29,16 +28,14 @@ def look(
     `known` are the nodes that have their names already. Raises NodeError, every host's story told.
     """
     nodes = reached.inventory.nodes
-    reached.to.show(Event(kind="stage", stage="look", text="Look at the hosts", state="running"))
+    reached.begin("look", "Look at the hosts")
     began = time.monotonic()
     answers = _ask(reached, nodes, {node.name: node.docker for node in nodes}, wishes)
     if call is None:
         answers |= _behind_sudo(reached, answers, wishes)
     seconds = time.monotonic() - began
     who = fold([node.name for node in nodes])
-    reached.to.show(
-        Event(kind="step", stage="look", node=who, text="seen", state="ok", seconds=seconds)
-    )
+    reached.step("look", "seen", node=who, seconds=seconds)
     return [
         replace(
             answers[node.name],

@@ -5,6 +5,7 @@ the engine's own logs.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,9 @@ from launcher.apply import apply
 from launcher.checks import levels, tp_cost, transport
 from launcher.cli import expected
 from launcher.cli.check_nccl import now
+from launcher.cli.session import Session
 from launcher.errors import GateError, VlaunchError
-from launcher.events import Event
-from launcher.model import fold
+from launcher.model import Inventory, Level, fold
 from launcher.plan import engine_log, network, verdict, wanted
 from launcher.plan.stop import plan_stop
 from launcher.plan.verdict import Ask, Proof
@@ -23,11 +24,7 @@ from launcher.ui.progress import show_all
 from launcher.watch import by_node
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from launcher.checks.shape import Finding
-    from launcher.cli.session import Session
-    from launcher.model import Inventory, Level
     from launcher.placement import Placement
     from launcher.plan.request import ClusterSnapshot, Request
     from launcher.plan.serve import Start
@@ -254,7 +251,7 @@ def _silenced(inventory: Inventory) -> str:
 
 
 def _warn(session: Session, text: str) -> None:
-    session.to.show(Event(kind="warning", stage="network", text=text, state="warn"))
+    session.warn("network", text)
 
 
 def _stop(session: Session, start: Start) -> str:

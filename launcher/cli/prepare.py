@@ -13,7 +13,6 @@ from pathlib import Path
 from launcher import redaction
 from launcher.cli.session import Session
 from launcher.errors import NodeError
-from launcher.events import Event
 from launcher.model import Inventory, Secret
 from launcher.plan import containers
 from launcher.plan.up import RayImage
@@ -118,10 +117,10 @@ def _wheels(session: Session, python: image.ImagePython, version: str) -> derive
 
     began = time.monotonic()
     text = f"resolving Ray {version} for Python {python.python} of the image"
-    session.to.show(Event(kind="step", stage="ray-image", text=text, state="running"))
+    session.step("ray-image", text, state="running")
     wheels = resolver.resolve(python, version, cache() / "wheels")
     seconds = time.monotonic() - began
-    session.to.show(Event(kind="step", stage="ray-image", text=text, state="ok", seconds=seconds))
+    session.step("ray-image", text, seconds=seconds)
     return wheels
 
 
@@ -157,9 +156,7 @@ def _ask(session: Session, identity: str) -> image.ImagePython:
         return image.parse_probe(kept.read_text(encoding="utf-8"))
     head, name = session.inventory.head, session.inventory.image
     text = "asking the image for its Python, Ray and packages"
-    session.to.show(
-        Event(kind="step", stage="ray-image", node=head.name, text=text, state="running")
-    )
+    session.step("ray-image", text, node=head.name, state="running")
     argv = image.probe(head.docker, name, cluster=session.inventory.cluster, node=head.name)
     (answer,) = session.transport.run([Command(node=head.name, argv=argv, timeout=180)])
     if not answer.ok:
@@ -170,16 +167,7 @@ def _ask(session: Session, identity: str) -> image.ImagePython:
             hint=f"try it there: `docker run --rm --entrypoint python3 {name} -V`",
         )
     found = image.parse_probe(answer.out)
-    session.to.show(
-        Event(
-            kind="step",
-            stage="ray-image",
-            node=head.name,
-            text=text,
-            state="ok",
-            seconds=answer.seconds,
-        )
-    )
+    session.step("ray-image", text, node=head.name, seconds=answer.seconds)
     kept.parent.mkdir(parents=True, exist_ok=True)
     part = kept.with_suffix(".part")
     part.write_text(image.telling(answer.out), encoding="utf-8")

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 
 from launcher.cli import options
+from launcher.cli.command import Call, command
+from launcher.cli.session import Session
+from launcher.errors import (
+    GateError,
+    NodeError,
+    RequestError,
+    StoppedError,
+    UnwatchedError,
+    VlaunchError,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from launcher.cli.hooks import Hooks
-    from launcher.cli.session import Session
     from launcher.cli.start import Asked, Begun
-    from launcher.errors import VlaunchError
     from launcher.plan.rollback import Answered
     from launcher.tools.host import HostFacts
 
 
-@click.command()
-@options.reaching
-@options.as_json
+@command(flags=[options.DRY_RUN, options.LOCK_WAIT, options.NO_HOOKS, options.JSON])
 @click.option(
     "--skip-network-check", is_flag=True, help="Start on a network that nobody has proven."
 )
@@ -29,24 +35,9 @@ if TYPE_CHECKING:
     "--timeout", default=1800.0, show_default=True, help="Seconds to wait for the first answer."
 )
 @click.option("--no-wait", is_flag=True, help="Start it and return at once.")
-@click.option(
-    "--dry-run", is_flag=True, help="Print the script that would be sent; change nothing."
-)
-@options.lock_wait
-@options.no_hooks
 @click.argument("name", metavar="[NAME]", required=False)
 def rollback(
-    inventory: str | None,
-    accept_new_host_keys: bool,
-    verbose: bool,
-    as_json: bool,
-    skip_network_check: bool,
-    timeout: float,
-    no_wait: bool,
-    dry_run: bool,
-    lock_wait: int,
-    no_hooks: bool,
-    name: str | None,
+    call: Call, skip_network_check: bool, timeout: float, no_wait: bool, name: str | None
 ) -> int:
     """Start the server that answered last, other than the one that is wanted now, and wait until it
     has answered again.
@@ -55,47 +46,27 @@ def rollback(
     that have answered. What runs now under that name is stopped; with one server, none need be
     named. The hooks are those of `serve`.
     """
-    from launcher.cli import session
-    from launcher.cli.hooks import hooks
-    from launcher.cli.locked import locked
     from launcher.cli.start import finish
-    from launcher.ui.progress import printer
 
-    wanted = session.read(None, inventory)
-    programs = hooks(wanted, "serve", skip=no_hooks, dry_run=dry_run)
-    with (
-        printer(as_json=as_json, quiet=dry_run) as to,
-        programs.watching(to) as told,
-        session.reach(
-            wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose
-        ) as reached,
-    ):
-        with locked(reached, wait=lock_wait, unless=dry_run) as ours:
+    with call.session(hooks_of="serve") as session:
+        with call.locked(session) as ours:
             _, asked, begun = _begin(
+                call,
                 ours,
-                programs,
-                told,
                 name,
+                told=session.told,
                 timeout=timeout,
                 skip_network_check=skip_network_check,
-                dry_run=dry_run,
+                no_wait=no_wait,
             )
-        code, rows = finish(reached, asked, begun, programs, timeout=timeout, no_wait=no_wait)
-    if not as_json:
+        code, rows = finish(session, asked, begun)
+    if not call.as_json:
         for row in rows:
             click.echo(row)
     return code
 
 
-def or_back(
-    session: Session,
-    asked: Asked,
-    hooks: Hooks,
-    *,
-    lock_wait: int,
-    timeout: float,
-    no_wait: bool = False,
-) -> tuple[int, list[str]]:
+def or_back(call: Call, session: Session, asked: Asked) -> tuple[int, list[str]]:
     """Start a server as `start` does; when it does not answer, return to the one that answered
     before.
 
@@ -104,14 +75,13 @@ def or_back(
     Raises VlaunchError when it did not answer, whether the other one does again or not.
     """
     from launcher import errors
-    from launcher.cli.locked import locked
     from launcher.cli.start import begin, finish
 
     begun: Begun | None = None
     try:
-        with locked(session, wait=lock_wait) as ours:
-            begun = begin(ours, asked, hooks)
-        return finish(session, asked, begun, hooks, timeout=timeout, no_wait=no_wait)
+        with call.locked(session) as ours:
+            begun = begin(call, ours, asked)
+        return finish(session, asked, begun)
     except (errors.RequestError, errors.LockError, errors.HookError):
         raise  # nothing was touched
     except (
@@ -123,35 +93,24 @@ def or_back(
         raise  # somebody wants it so, or nobody knows that it does not answer
     except errors.VlaunchError as error:
         failed = error
-    raise _back(
-        session, asked, hooks, begun, failed, lock_wait=lock_wait, timeout=timeout
-    ) from failed
+    patient = replace(call, lock_wait=max(call.lock_wait, 60))
+    raise _back(patient, session, asked, begun, failed) from failed
 
 
 def _back(
-    session: Session,
-    asked: Asked,
-    hooks: Hooks,
-    begun: Begun | None,
-    failed: VlaunchError,
-    *,
-    lock_wait: int,
-    timeout: float,
+    call: Call, session: Session, asked: Asked, begun: Begun | None, failed: VlaunchError
 ) -> VlaunchError:
     """Return to the server before, if nobody else wants anything else by now; returns the error
     that tells how it went.
     """
-    from launcher.cli.locked import locked
     from launcher.cli.start import finish
-    from launcher.errors import GateError, RequestError, StoppedError, UnwatchedError, VlaunchError
-    from launcher.events import Event
 
     text = f"{asked.model} does not answer: {failed.message}"
-    session.to.show(Event(kind="warning", stage="serve", text=text, state="warn"))
+    session.warn("serve", text)
     digest = asked.request(session.inventory, None).digest
     before: Answered | None = None
     try:
-        with locked(session, wait=max(lock_wait, 60)) as ours:
+        with call.locked(session) as ours:
             if other := _another(ours, asked.name, digest, begun, failed):
                 return GateError(
                     f"{failed.message}; nothing was rolled back, for {other}",
@@ -161,15 +120,15 @@ def _back(
                     ),
                 )
             before, again, started = _begin(
+                call,
                 ours,
-                hooks,
-                {},
                 asked.name,
+                told={},
                 without=digest,
-                timeout=timeout,
+                timeout=asked.policy.start_timeout,
                 skip_network_check=asked.skip_network_check,
             )
-        code, _ = finish(session, again, started, hooks, timeout=timeout, no_wait=False)
+        code, _ = finish(session, again, started)
     except VlaunchError as error:
         if before is None:
             then = f"and there was no way back: {error.message}"
@@ -207,7 +166,6 @@ def _another(
     when it may be replaced.
     """
     from launcher.cli import server
-    from launcher.errors import NodeError
 
     seen = server.look(session, head_only=True)
     server.require_servers(session, seen)
@@ -238,15 +196,15 @@ def _hint(failed: VlaunchError, then: str) -> str:
 
 
 def _begin(
+    call: Call,
     session: Session,
-    hooks: Hooks,
-    told: dict[str, str],
     name: str | None,
     *,
+    told: dict[str, str],
     timeout: float,
+    skip_network_check: bool,
+    no_wait: bool = False,
     without: str = "",
-    skip_network_check: bool = False,
-    dry_run: bool = False,
 ) -> tuple[Answered, Asked, Begun | None]:
     """Choose what answered before and start it, in a session that holds the cluster's lock; hooks
     are told of it by `told`.
@@ -265,10 +223,10 @@ def _begin(
         before,
         timeout=timeout,
         skip_network_check=skip_network_check,
-        dry_run=dry_run,
+        no_wait=no_wait,
     )
     told.update(asked.about(inventory))
-    return before, asked, begin(session, asked, hooks)
+    return before, asked, begin(call, session, asked)
 
 
 def _before(
@@ -296,20 +254,16 @@ def _asked(
     *,
     timeout: float,
     skip_network_check: bool,
-    dry_run: bool,
+    no_wait: bool,
 ) -> Asked:
     """Ask for what answered then, and say so."""
-    from datetime import datetime
 
     from launcher.cli.start import Asked, policy
-    from launcher.events import Event
 
     inventory = session.inventory
     when = datetime.fromtimestamp(before.at).strftime("%Y-%m-%d %H:%M:%S")
     text = f"back to {before.what}, which answered last at {when}"
-    session.to.show(
-        Event(kind="note", stage="rollback", text=text, data={"id": before.id, "at": before.at})
-    )
+    session.note("rollback", text, data={"id": before.id, "at": before.at})
     return Asked(
         name=name,
         nodes=before.nodes,
@@ -324,6 +278,6 @@ def _asked(
         args=before.args,
         replace_other=True,
         skip_network_check=skip_network_check,
-        dry_run=dry_run,
+        no_wait=no_wait,
         policy=policy(inventory, timeout),
     )

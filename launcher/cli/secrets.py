@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli import options
+from launcher.cli.command import Call, command
+from launcher.cli.session import Session
+from launcher.errors import NodeError, RequestError, UnreadableAnswer
+from launcher.model import Inventory, Secret, SecretSource, fold
+from launcher.transport import Command
 from launcher.ui import json_line
 
 if TYPE_CHECKING:
-    from launcher.cli.session import Session
-    from launcher.model import Inventory, Secret, SecretSource
     from launcher.plan.servers import Server
     from launcher.plan.shape import Plan
     from launcher.tools.secret_files import SecretFile
@@ -30,44 +33,34 @@ def secrets() -> None:
     """
 
 
-@secrets.command(name="list", short_help="each secret: its source, its users, its files")
-@click.argument("path", metavar="[INVENTORY]", required=False)
-@options.reaching
-@options.as_json
-def list_(
-    path: str | None,
-    inventory: str | None,
-    accept_new_host_keys: bool,
-    verbose: bool,
-    as_json: bool,
-) -> int:
+@command(
+    "list",
+    under=secrets,
+    path=True,
+    shows="none",
+    flags=[options.JSON],
+    short_help="each secret: its source, its users, its files",
+)
+def list_(call: Call) -> int:
     """Show each secret with its source, who uses it, and its file on every node with its age.
 
     The exit code is 1 when a node cannot be asked, when a file is readable by others, or when one
     lies there that is nobody's.
     """
-    from launcher.cli import session
-    from launcher.model import fold
-    from launcher.ui.progress import printer
     from launcher.ui.secrets import render
     from launcher.ui.status import console
 
-    wanted = session.read(path, inventory)
-    with (
-        printer(quiet=True) as to,
-        session.reach(
-            wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, partial=True
-        ) as reached,
-    ):
-        files = _files(reached)
+    wanted = call.inventory
+    with call.session(partial=True) as session:
+        files = _files(session)
     rows = _rows(wanted)
     known = [row["name"] for row in rows]
     remarks = [
         f"{name}: {error.message.removeprefix(f'{name}: ')}"
-        for name, error in reached.missing.items()
+        for name, error in session.missing.items()
     ]
     remarks += [line for node, found in files.items() for line in _remarks(node, found, known)]
-    if as_json:
+    if call.as_json:
         nodes = {node: [asdict(each) for each in found] for node, found in files.items()}
         said = {
             "cluster": wanted.cluster,
@@ -82,11 +75,12 @@ def list_(
     return 1 if remarks else 0
 
 
-@secrets.command(short_help="a new token of the cluster, and the other secrets fetched again")
+@command(
+    under=secrets,
+    flags=[options.LOCK_WAIT, options.JSON],
+    short_help="a new token of the cluster, and the other secrets fetched again",
+)
 @click.argument("names", metavar="[NAME…]", nargs=-1)
-@options.reaching
-@options.as_json
-@options.lock_wait
 @click.option("--yes", is_flag=True, help="Do not ask, although a server or batch job ends.")
 @click.option(
     "--join-timeout",
@@ -94,37 +88,19 @@ def list_(
     show_default=True,
     help="Seconds for all nodes to be in the cluster.",
 )
-def rotate(
-    names: tuple[str, ...],
-    inventory: str | None,
-    accept_new_host_keys: bool,
-    verbose: bool,
-    as_json: bool,
-    lock_wait: int,
-    yes: bool,
-    join_timeout: float,
-) -> None:
+def rotate(call: Call, names: tuple[str, ...], yes: bool, join_timeout: float) -> None:
     """Give the cluster a new token, and fetch the other secrets from their sources again.
 
     RAY_AUTH_TOKEN is the token's name: where others are named and it is not, it stays. All others
     are what their sources say now, named or not. Containers start anew with the new values, so what
     runs in them ends; servers come back by themselves.
     """
-    from launcher.cli import session
-    from launcher.cli.locked import locked
     from launcher.remote.secrets import resolve
-    from launcher.ui.progress import printer
 
-    wanted = session.read(None, inventory)
+    wanted = call.inventory
     token = _asked(wanted, names)
     given = {**resolve(wanted.secrets, wanted.path.parent), **token}
-    with (
-        printer(as_json=as_json) as to,
-        session.reach(
-            wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose
-        ) as reached,
-        locked(reached, wait=lock_wait) as ours,
-    ):
+    with call.session() as session, call.locked(session) as ours:
         _rotate(ours, given, yes=yes, join_timeout=join_timeout)
 
 
@@ -133,8 +109,6 @@ def _asked(inventory: Inventory, names: Sequence[str]) -> dict[str, Secret]:
     import secrets as random
 
     from launcher import redaction
-    from launcher.errors import RequestError
-    from launcher.model import Secret
     from launcher.tools import ray
 
     known = [row["name"] for row in _rows(inventory)]
@@ -162,11 +136,9 @@ def _rotate(
     """
     from launcher.cli.server import look
     from launcher.cli.up import bring_up
-    from launcher.errors import RequestError
-    from launcher.events import Event
     from launcher.plan import containers, running, servers
 
-    inventory, to = session.inventory, session.to
+    inventory = session.inventory
     seen = look(session)
     if not any(
         seen.facts[node.name].container(containers.name(inventory, node))
@@ -179,18 +151,18 @@ def _rotate(
     kept, batches = servers.read(seen.said).running, running.batches(seen.said)
     if not _changes(bring_up(session, given, dry_run=True, join_timeout=join_timeout)):
         text = "every source gives the value that the cluster has already; nothing was changed"
-        to.show(Event(kind="done", stage="secrets", text=text, state="ok", data={"changed": 0}))
+        session.done(text, stage="secrets", data={"changed": 0})
         return
     ends = [*(each.what for each in kept), *(f"batch job {each.name}" for each in batches)]
     text = f"all containers of {inventory.cluster} start anew" + (
         f"; this ends {', '.join(ends)}" if ends else ""
     )
-    to.show(Event(kind="warning", stage="secrets", text=text, state="warn", data={"ends": ends}))
+    session.warn("secrets", text, data={"ends": ends})
     if not yes:
         _confirm(session)
     bring_up(session, given, dry_run=False, join_timeout=join_timeout)
     for text in _after(kept, [each.name for each in batches]):
-        to.show(Event(kind="note", stage="secrets", text=text))
+        session.note("secrets", text)
 
 
 def _changes(plans: Sequence[Plan]) -> bool:
@@ -198,7 +170,6 @@ def _changes(plans: Sequence[Plan]) -> bool:
 
 
 def _confirm(session: Session) -> None:
-    from launcher.errors import RequestError
 
     if not sys.stdin.isatty():
         raise RequestError(
@@ -262,9 +233,7 @@ def _use(name: str) -> str:
 
 def _files(session: Session) -> dict[str, tuple[SecretFile, ...]]:
     """Ask every node that is reached; raises UnreadableAnswer and NodeError."""
-    from launcher.errors import NodeError, UnreadableAnswer
     from launcher.tools import host, secret_files
-    from launcher.transport import Command
 
     inventory = session.inventory
     asked = [
@@ -281,8 +250,7 @@ def _files(session: Session) -> dict[str, tuple[SecretFile, ...]]:
                 more=secret_files.script(),
             ),
         )
-        for node in inventory.nodes
-        if node.name not in session.missing
+        for node in session.reached
     ]
     found: dict[str, tuple[SecretFile, ...]] = {}
     for answer in session.transport.run(asked):

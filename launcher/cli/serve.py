@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import click
 
 from launcher.cli import options
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from launcher.model import Backend, Inventory
+from launcher.cli.command import Call, command
+from launcher.errors import RequestError
+from launcher.model import Backend, Inventory
 
 
 class _Command(click.Command):
@@ -29,9 +27,16 @@ class _Command(click.Command):
             ) from None
 
 
-@click.command(cls=_Command)
-@options.reaching
-@options.as_json
+@command(
+    kind=_Command,
+    flags=[
+        options.DRY_RUN,
+        options.OFFLINE,
+        options.LOCK_WAIT,
+        options.NO_HOOKS,
+        options.JSON,
+    ],
+)
 @click.option(
     "--model", metavar="MODEL", help="Name on Hugging Face, or a path that every node has."
 )
@@ -95,22 +100,9 @@ class _Command(click.Command):
     "--timeout", default=1800.0, show_default=True, help="Seconds to wait for the first answer."
 )
 @click.option("--no-wait", is_flag=True, help="Start it and return at once.")
-@click.option(
-    "--dry-run", is_flag=True, help="Print the script that would be sent; change nothing."
-)
-@click.option(
-    "--offline",
-    is_flag=True,
-    help="With --dry-run: touch no node, and assume that nothing is there yet.",
-)
-@options.lock_wait
-@options.no_hooks
 @click.argument("args", metavar="[-- VLLM ARGS]", nargs=-1, type=click.UNPROCESSED)
 def serve(
-    inventory: str | None,
-    accept_new_host_keys: bool,
-    verbose: bool,
-    as_json: bool,
+    call: Call,
     model: str | None,
     name: str,
     nodes: str | None,
@@ -127,10 +119,6 @@ def serve(
     or_rollback: bool,
     timeout: float,
     no_wait: bool,
-    dry_run: bool,
-    offline: bool,
-    lock_wait: int,
-    no_hooks: bool,
     args: tuple[str, ...],
 ) -> int:
     """Prove the network, start a server, wait for a completion, and print where it is and how much
@@ -140,16 +128,12 @@ def serve(
     same command watches it again. What no flag says is as in `serve:` of the inventory; of --tp,
     --pp and --dp, one leaves out all three there.
     """
-    from launcher.cli import rollback, session
-    from launcher.cli.hooks import hooks
+    from launcher.cli import rollback
     from launcher.cli.start import Asked, policy, start
-    from launcher.errors import RequestError
     from launcher.plan.request import ClusterSnapshot
-    from launcher.plan.script import script
-    from launcher.ui.progress import printer
 
-    _check_options(args, offline=offline, dry_run=dry_run, or_rollback=or_rollback, no_wait=no_wait)
-    wanted = session.read(None, inventory)
+    _check_options(call, args, or_rollback=or_rollback, no_wait=no_wait)
+    wanted = call.inventory
     chosen = model or wanted.serve.model
     if chosen is None:
         raise RequestError(
@@ -171,37 +155,26 @@ def serve(
         unsupervised=no_supervise,
         replace_other=replace_other,
         skip_network_check=skip_network_check,
-        dry_run=dry_run,
+        no_wait=no_wait,
     )
     asked.request(wanted, None)  # what can never be placed has its error before anything is touched
-    if offline:
-        click.echo(script(wanted, [asked.plan(wanted, ClusterSnapshot())[1].plan]), nl=False)
+    if call.offline:
+        call.print_script([asked.plan(wanted, ClusterSnapshot())[1].plan])
         return 0
-    programs = hooks(wanted, "serve", skip=no_hooks, dry_run=dry_run)
-    with (
-        printer(as_json=as_json, quiet=dry_run) as to,
-        programs.watching(to, **asked.about(wanted)),
-        session.reach(
-            wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose
-        ) as reached,
-    ):
+    with call.session(hooks_of="serve", about=asked.about(wanted)) as session:
         begin = rollback.or_back if or_rollback else start
-        code, rows = begin(
-            reached, asked, programs, lock_wait=lock_wait, timeout=timeout, no_wait=no_wait
-        )
-    if not as_json:
+        code, rows = begin(call, session, asked)
+    if not call.as_json:
         for row in rows:
             click.echo(row)
     return code
 
 
-def _check_options(
-    args: Sequence[str], *, offline: bool, dry_run: bool, or_rollback: bool, no_wait: bool
-) -> None:
+def _check_options(call: Call, args: Sequence[str], *, or_rollback: bool, no_wait: bool) -> None:
     """Raise UsageError for options that do not go together, and for words that are none."""
-    if offline and not dry_run:
+    if call.offline and not call.dry_run:
         raise click.UsageError("--offline goes with --dry-run: no server starts without its nodes")
-    if or_rollback and (no_wait or dry_run):
+    if or_rollback and (no_wait or call.dry_run):
         raise click.UsageError(
             "--or-rollback waits for the first answer: it does not go with --no-wait or --dry-run"
         )
@@ -212,7 +185,6 @@ def _check_options(
 
 
 def _arguments(inventory: Inventory, args: Sequence[str]) -> tuple[str, ...]:
-    from launcher.errors import RequestError
     from launcher.inventory.rules import SECRET_VALUE
     from launcher.tools import vllm
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.checks.ray import read_payload
+from launcher.cli.session import Session
 from launcher.errors import NodeError, RequestError, UnreadableAnswer
 from launcher.plan import running, servers, verdict
 from launcher.plan.observe import observe
@@ -19,7 +20,6 @@ from launcher.tools import model as models
 from launcher.watch import by_node
 
 if TYPE_CHECKING:
-    from launcher.cli.session import Session
     from launcher.plan.batches import BatchStatus
 
 

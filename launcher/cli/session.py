@@ -1,30 +1,32 @@
-"""What every command that reaches nodes begins with: the inventory, a connection to each node, a
-place to show events.
+"""What every command that reaches nodes works in: the inventory, a connection to each node, a place
+to show events, and the user's hooks.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from launcher.cli.author import Author, Recorder, author
-from launcher.cli.find import find_inventory
+from launcher.cli.hooks import Hooks
 from launcher.errors import ConnectError, together
-from launcher.events import Event
-from launcher.inventory.load import load
+from launcher.events import Event, Kind, State
 from launcher.model import Answer, Inventory, Node, fold
 from launcher.tools import symptoms
 from launcher.transport import Command, Recording, Transport
-from launcher.ui.progress import Printer
+from launcher.ui.progress import Printer, show_all, show_through
 
 if TYPE_CHECKING:
+    from launcher.plan.shape import Plan
     from launcher.remote.fleet import Fleet
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,21 +35,87 @@ class Session:
     reached.
 
     What is changed through `transport` by a plan leaves a line on the node, with the name of
-    `author`.
+    `author`. `told` is what the hook `on-failure` will know.
     """
 
     inventory: Inventory
     fleet: Fleet
     transport: Recording
     to: Printer
+    hooks: Hooks
+    told: dict[str, str] = field(default_factory=dict)
     author: Author = field(default_factory=author)
     missing: dict[str, ConnectError] = field(default_factory=dict)
+
+    @property
+    def reached(self) -> tuple[Node, ...]:
+        """The nodes that are reached, in the inventory's order."""
+        return tuple(node for node in self.inventory.nodes if node.name not in self.missing)
+
+    def apply(self, plan: Plan) -> None:
+        """Run a plan and show what happens; raises what `launcher.apply.apply` does."""
+        from launcher.apply import apply
+
+        show_all(apply(plan, self.transport), self.to)
+
+    def show(self, events: Generator[Event, None, T]) -> T:
+        """Show a stream of events, and return what comes of it."""
+        return show_through(events, self.to)
+
+    # --- what is told, as it happens
+
+    def begin(self, stage: str, text: str) -> None:
+        """Tell that a stage begins."""
+        self._tell("stage", stage, text, state="running")
+
+    def wait(self, stage: str, text: str, *, deadline: float = 0.0) -> None:
+        """Tell what takes its time, and how many seconds at the most."""
+        self._tell("wait", stage, text, state="running", deadline=deadline)
+
+    def step(
+        self, stage: str, text: str, *, node: str = "", state: State = "ok", seconds: float = 0.0
+    ) -> None:
+        """Tell that something has been done, or, with the state `running`, is being done."""
+        self._tell("step", stage, text, node=node, state=state, seconds=seconds)
+
+    def note(
+        self,
+        stage: str,
+        text: str,
+        *,
+        node: str = "",
+        state: State = "",
+        data: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Tell what is worth knowing."""
+        self._tell("note", stage, text, node=node, state=state, data=data or {})
+
+    def warn(self, stage: str, text: str, *, data: Mapping[str, Any] | None = None) -> None:
+        """Tell what may go wrong, or has."""
+        self._tell("warning", stage, text, state="warn", data=data or {})
+
+    def done(
+        self,
+        text: str,
+        *,
+        stage: str = "",
+        state: State = "ok",
+        seconds: float = 0.0,
+        data: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Tell what has come of the command."""
+        self._tell("done", stage, text, state=state, seconds=seconds, data=data or {})
+
+    def _tell(self, kind: Kind, stage: str, text: str, **more: Any) -> None:
+        self.to.show(Event(kind=kind, stage=stage, text=text, **more))
 
 
 def read(argument: str | None, option: str | None) -> Inventory:
     """Find and load the inventory, as every command does; the secrets it names are not shown from
     here on.
     """
+    from launcher.cli.find import find_inventory
+    from launcher.inventory.load import load
     from launcher.remote.secrets import recall
 
     inventory = load(find_inventory(argument, option))
@@ -64,6 +132,8 @@ def reach(
     verbose: bool = False,
     partial: bool = False,
     nodes: Sequence[Node] | None = None,
+    hooks: Hooks | None = None,
+    told: dict[str, str] | None = None,
 ) -> Iterator[Session]:
     """Connect to every node, or only to `nodes`: a node that a command does not need cannot stop
     it.
@@ -105,7 +175,14 @@ def reach(
         by = author()
         recorder = Recorder(transport, inventory, by)
         yield Session(
-            inventory=inventory, fleet=fleet, transport=recorder, to=to, author=by, missing=missing
+            inventory=inventory,
+            fleet=fleet,
+            transport=recorder,
+            to=to,
+            hooks=hooks or Hooks(inventory=inventory, verb=""),
+            told={} if told is None else told,
+            author=by,
+            missing=missing,
         )
 
 

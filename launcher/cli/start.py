@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import ipaddress
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import click
+from launcher.cli.command import Call
+from launcher.cli.session import Session
+from launcher.errors import RequestError
+from launcher.model import Backend, Inventory
+from launcher.tools import symptoms
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from launcher.cli.hooks import Hooks
-    from launcher.cli.session import Session
-    from launcher.model import Backend, Inventory
     from launcher.payload.agent.desired import Policy
     from launcher.plan.request import ClusterSnapshot, Request
     from launcher.plan.serve import Start
@@ -44,7 +44,7 @@ class Asked:
     nodes: tuple[str, ...] = ()
     gpus: int | None = None
     skip_network_check: bool = False
-    dry_run: bool = False
+    no_wait: bool = False
     unsupervised: bool = False  # because of a flag, not of the inventory
 
     def about(self, inventory: Inventory) -> dict[str, str]:
@@ -88,7 +88,6 @@ class Asked:
         """Raise RequestError for what Ray cannot do: to be where there is none, and to keep to
         places.
         """
-        from launcher.errors import RequestError
 
         if self.backend != "ray":
             return
@@ -148,105 +147,80 @@ def policy(inventory: Inventory, timeout: float, *, supervise: bool = True) -> P
     return Policy(canary=asked.canary, stuck=asked.stuck, restarts=restarts, start_timeout=timeout)
 
 
-def start(
-    session: Session,
-    asked: Asked,
-    hooks: Hooks,
-    *,
-    lock_wait: int,
-    timeout: float,
-    no_wait: bool = False,
-) -> tuple[int, list[str]]:
+def start(call: Call, session: Session, asked: Asked) -> tuple[int, list[str]]:
     """Prove the network, start the server and wait until it has answered; print the script instead
     for a dry run.
 
     Returns the exit code, and what to print when the display of progress has been put away. Raises
     VlaunchError.
     """
-    from launcher.cli.locked import locked
-
     # Held until the server is asked for: others may work on the cluster while a model loads.
-    with locked(session, wait=lock_wait, unless=asked.dry_run) as ours:
-        begun = begin(ours, asked, hooks)
-    return finish(session, asked, begun, hooks, timeout=timeout, no_wait=no_wait)
+    with call.locked(session) as ours:
+        begun = begin(call, ours, asked)
+    return finish(session, asked, begun)
 
 
-def begin(session: Session, asked: Asked, hooks: Hooks) -> Begun | None:
+def begin(call: Call, session: Session, asked: Asked) -> Begun | None:
     """Start the server, in a session that holds the cluster's lock; print the script instead for a
     dry run.
     """
-    from launcher.plan.script import script
-
-    hooks.pre(session.to, **asked.about(session.inventory))
-    first, seen, request, begun = _prepare(session, asked)
-    if asked.dry_run:
-        click.echo(script(session.inventory, [*first, begun.plan]), nl=False)
+    session.hooks.pre(session.to, **asked.about(session.inventory))
+    first, seen, request, begun = _prepare(session, asked, dry_run=call.dry_run)
+    if call.dry_run:
+        call.print_script([*first, begun.plan])
         return None
     _apply(session, request, begun, skipped=asked.skip_network_check)
     return seen, request, begun
 
 
-def finish(
-    session: Session,
-    asked: Asked,
-    begun: Begun | None,
-    hooks: Hooks,
-    *,
-    timeout: float,
-    no_wait: bool,
-) -> tuple[int, list[str]]:
+def finish(session: Session, asked: Asked, begun: Begun | None) -> tuple[int, list[str]]:
     """Wait until the server has answered; returns what `start` does."""
     if begun is None:
         return 0, []
-    code, rows = _wait(
-        session, *begun, timeout=timeout, no_wait=no_wait, allow=asked.skip_network_check
-    )
-    if code == 0 and not no_wait:
-        hooks.post(session.to, **asked.about(session.inventory))
+    code, rows = _wait(session, *begun, asked)
+    if code == 0 and not asked.no_wait:
+        session.hooks.post(session.to, **asked.about(session.inventory))
     return code, rows
 
 
-def _prepare(session: Session, asked: Asked) -> tuple[list[Plan], ClusterSnapshot, Request, Start]:
+def _prepare(
+    session: Session, asked: Asked, *, dry_run: bool
+) -> tuple[list[Plan], ClusterSnapshot, Request, Start]:
     """Look, and plan. The helper files, which are asked, are brought up to date before."""
-    from launcher.apply import apply
     from launcher.cli import server
     from launcher.plan import running
     from launcher.plan.serve import plan_files
-    from launcher.ui.progress import show_all
 
     inventory = session.inventory
     seen = server.look(session, model=asked.model)
     running.refuse_older(inventory, seen.facts, seen.said)
     first = plan_files(inventory, seen.facts)
-    if first.steps and not asked.dry_run:
-        show_all(apply(first, session.transport), session.to)
+    if first.steps and not dry_run:
+        session.apply(first)
         seen = server.look(session, model=asked.model)
-    if not asked.dry_run:
+    if not dry_run:
         server.require_servers(session, seen)
     request, start = asked.plan(inventory, seen)
     return [first], seen, request, start
 
 
 def _apply(session: Session, request: Request, start: Start, *, skipped: bool) -> None:
-    from launcher.apply import apply
-    from launcher.events import Event
-    from launcher.ui.progress import show_all
 
     if start.attached:
         for text in (
             f"this server runs already as `{start.desired.name}`; watching it",
             *start.plan.notes,
         ):
-            session.to.show(Event(kind="note", stage="serve", text=text, state="unchanged"))
+            session.note("serve", text, state="unchanged")
         return
     for note in start.plan.notes:
-        session.to.show(Event(kind="note", stage="placement", text=note))
+        session.note("placement", note)
     if skipped and request.placement.networked:
         text = (
             "THE NETWORK BETWEEN THE NODES IS NOT PROVEN, as asked: it may be slow TCP, or hang"
             " (`vlaunch check-nccl`)"
         )
-        session.to.show(Event(kind="warning", stage="network", text=text, state="warn"))
+        session.warn("network", text)
     if (
         "VLLM_API_KEY" not in session.inventory.secrets
         and not ipaddress.ip_address(request.host).is_loopback
@@ -255,74 +229,53 @@ def _apply(session: Session, request: Request, start: Start, *, skipped: bool) -
             f"whoever can reach port {request.port} may use the model: give VLLM_API_KEY under"
             " `secrets:` to ask for a key"
         )
-        session.to.show(Event(kind="warning", stage="serve", text=text, state="warn"))
-    show_all(apply(start.plan, session.transport), session.to)
+        session.warn("serve", text)
+    session.apply(start.plan)
 
 
 def _wait(
-    session: Session,
-    seen: ClusterSnapshot,
-    request: Request,
-    start: Start,
-    *,
-    timeout: float,
-    no_wait: bool,
-    allow: bool,
+    session: Session, seen: ClusterSnapshot, request: Request, start: Start, asked: Asked
 ) -> tuple[int, list[str]]:
     """Return the exit code, and what to print when the display of progress has been put away."""
     from launcher.cli import network_gate
-    from launcher.events import Event
     from launcher.plan import watched as ways
-    from launcher.ui.progress import show_through
     from launcher.watch import summary, watch
 
     watched = ways.watched(session.inventory, start.desired)
-    if no_wait:
+    if asked.no_wait:
         again = "" if start.attached else ", and watch it with the same command without --no-wait"
         text = (
             f"{watched.what} {'runs' if start.attached else 'starts'}; see `vlaunch status`{again}"
         )
-        session.to.show(
-            Event(
-                kind="done",
-                stage="serve",
-                text=text,
-                state="ok",
-                data={"endpoint": watched.endpoint},
+        session.done(text, stage="serve", data={"endpoint": watched.endpoint})
+        return 0, [watched.endpoint]
+    session.begin("serve", "Wait for the first answer")
+    try:
+        served = session.show(
+            watch(
+                watched,
+                session.transport,
+                timeout=asked.policy.start_timeout,
+                attached=start.attached,
             )
         )
-        return 0, [watched.endpoint]
-    session.to.show(
-        Event(kind="stage", stage="serve", text="Wait for the first answer", state="running")
-    )
-    try:
-        events = watch(watched, session.transport, timeout=timeout, attached=start.attached)
-        served = show_through(events, session.to)
     except KeyboardInterrupt:
         end = f"`vlaunch stop {watched.name}`"
         text = (
             f"stopped watching; {watched.what} goes on. Watch it again with the same command, or"
             f" end it with {end}"
         )
-        session.to.show(Event(kind="warning", stage="serve", text=text, state="warn"))
+        session.warn("serve", text)
         return 130, []
-    network = network_gate.confirm(session, seen, request, start, allow=allow)
+    network = network_gate.confirm(session, seen, request, start, allow=asked.skip_network_check)
     text = f"{served.model} answers at {served.endpoint}; talk to it with `vlaunch chat`"
-    session.to.show(
-        Event(
-            kind="done",
-            stage="serve",
-            text=text,
-            state="ok",
-            seconds=served.seconds,
-            data={**summary(served), "network": network},
-        )
+    session.done(
+        text, stage="serve", seconds=served.seconds, data={**summary(served), "network": network}
     )
     return 0, _rows(served, network)
 
 
 def _rows(served: Served, network: str) -> list[str]:
-    from launcher.tools import symptoms
 
     ranks = "; ".join(f"{node}: {', '.join(names)}" for node, names in served.ranks.items())
     answered = ", ".join(

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli import options
+from launcher.cli.command import Call, command
+from launcher.cli.session import Session
+from launcher.model import Answer
+from launcher.transport import Command
 from launcher.ui import json_line
 
 if TYPE_CHECKING:
-    from launcher.cli.session import Session
-    from launcher.model import Answer
     from launcher.plan.status import ClusterStatus, Said
     from launcher.tools.host import HostFacts
-    from launcher.transport import Command
 
 # looks at what the keeper says, a second apart, until it is clear whether a server is busy or
 # silent
@@ -26,19 +27,9 @@ _AGAIN = 6
 _EVERY = 2.0  # seconds between two looks
 
 
-@click.command()
-@click.argument("path", metavar="[INVENTORY]", required=False)
-@options.reaching
-@options.as_json
+@command(path=True, shows="none", flags=[options.JSON])
 @click.option("--watch", is_flag=True, help="Look again every two seconds, until Ctrl-C.")
-def status(
-    path: str | None,
-    inventory: str | None,
-    accept_new_host_keys: bool,
-    verbose: bool,
-    as_json: bool,
-    watch: bool,
-) -> int:
+def status(call: Call, watch: bool) -> int:
     """Show nodes, containers, Ray, GPUs, ranks, servers, batch jobs that run, and how all that
     differs from the inventory.
 
@@ -46,20 +37,11 @@ def status(
     to do for that and other requests go on, and `silent` when nothing of it moves. The exit code is
     1 when the cluster is not whole.
     """
-    from launcher.cli import session
-    from launcher.ui.progress import printer
-
-    wanted = session.read(path, inventory)
-    with (
-        printer(quiet=True) as to,
-        session.reach(
-            wanted, to, accept_new_host_keys=accept_new_host_keys, verbose=verbose, partial=True
-        ) as reached,
-    ):
+    with call.session(partial=True) as session:
         if watch:
-            _watch(reached, as_json)
-        seen = look(reached)
-        _print(seen, as_json)
+            _watch(session, call.as_json)
+        seen = look(session)
+        _print(seen, call.as_json)
         return 0 if seen.whole else 1
 
 

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
 from launcher.cli import options
+from launcher.cli.command import Call, command
+from launcher.cli.session import Session
+from launcher.errors import NodeError, RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from launcher.cli.session import Session
-    from launcher.errors import RequestError
-    from launcher.events import Event
     from launcher.plan.batches import BatchStatus
     from launcher.plan.request import ClusterSnapshot
     from launcher.plan.running import Batch
     from launcher.plan.servers import Server
 
 
-@click.command()
-@options.reaching
-@options.as_json
+@command(flags=[options.DRY_RUN, options.LOCK_WAIT, options.JSON])
 @click.option("--all", "everyone", is_flag=True, help="Stop all servers; batch jobs go on.")
 @click.option(
     "--grace",
@@ -32,22 +30,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="Seconds to end politely.",
 )
-@click.option(
-    "--dry-run", is_flag=True, help="Print the script that would be sent; change nothing."
-)
-@options.lock_wait
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-def stop(
-    inventory: str | None,
-    accept_new_host_keys: bool,
-    verbose: bool,
-    as_json: bool,
-    everyone: bool,
-    grace: float,
-    dry_run: bool,
-    lock_wait: int,
-    names: tuple[str, ...],
-) -> None:
+def stop(call: Call, everyone: bool, grace: float, names: tuple[str, ...]) -> None:
     """Stop the server, or the servers and batch jobs that are named, and verify that nothing of
     them is left.
 
@@ -55,50 +39,35 @@ def stop(
     forgotten. What a batch job has done stays, and the same `vlaunch batch` goes on with it. The
     cluster stays.
     """
-    from launcher.cli import session
-    from launcher.cli.locked import locked
-    from launcher.ui.progress import printer
-
     if everyone and names:
         raise click.UsageError("--all stops all servers: it does not go with names")
-    wanted = session.read(None, inventory)
     with (
-        printer(as_json=as_json, quiet=dry_run) as to,
-        session.reach(
-            wanted,
-            to,
-            accept_new_host_keys=accept_new_host_keys,
-            verbose=verbose,
-            nodes=[wanted.head],
-        ) as reached,
-        locked(reached, wait=lock_wait, unless=dry_run) as ours,
+        call.session(nodes=[call.inventory.head]) as session,
+        call.locked(session) as ours,
     ):
-        seen = _look(ours, dry_run=dry_run)
+        seen = _look(call, ours)
         standing = _standing(ours, seen)
         chosen = _choose(standing, names, everyone=everyone)
         if chosen or not names:
-            _stop_servers(ours, seen, chosen, grace, dry_run=dry_run)
+            _stop_servers(call, ours, seen, chosen, grace)
         known = {each.name for each in standing}
         if batches := [name for name in names if name not in known]:
-            _stop_batches(ours, batches, grace, dry_run=dry_run)
+            _stop_batches(call, ours, batches, grace)
 
 
-def _look(session: Session, *, dry_run: bool) -> ClusterSnapshot:
+def _look(call: Call, session: Session) -> ClusterSnapshot:
     """Look at the head; its helper files, which are asked, are brought up to date."""
-    from dataclasses import replace
 
-    from launcher.apply import apply
     from launcher.cli import server
     from launcher.plan import running
     from launcher.plan.serve import plan_files
-    from launcher.ui.progress import show_all
 
     seen = server.look(session, head_only=True)
     running.refuse_older(session.inventory, seen.facts, seen.said)
     head_only = replace(session.inventory, nodes=(session.inventory.head,))
     files = plan_files(head_only, seen.facts, verb="stop")
-    if files.steps and not dry_run:
-        show_all(apply(files, session.transport), session.to)
+    if files.steps and not call.dry_run:
+        session.apply(files)
         seen = server.look(session, head_only=True)
     return seen
 
@@ -123,7 +92,6 @@ def _standing(session: Session, seen: ClusterSnapshot) -> list[Server]:
 
 def _choose(standing: Sequence[Server], names: Sequence[str], *, everyone: bool) -> list[Server]:
     """Return the servers to stop; raises RequestError when it is not clear which."""
-    from launcher.errors import RequestError
 
     if names:
         return [each for each in standing if each.name in names]
@@ -137,24 +105,19 @@ def _choose(standing: Sequence[Server], names: Sequence[str], *, everyone: bool)
 
 
 def _stop_servers(
+    call: Call,
     session: Session,
     seen: ClusterSnapshot,
     chosen: Sequence[Server],
     grace: float,
-    *,
-    dry_run: bool,
 ) -> None:
     """Stop those that run and forget those that are over; without the head's container, nobody
     knows which do.
     """
-    from launcher.apply import apply
-    from launcher.events import Event
     from launcher.plan import running
-    from launcher.plan.script import script
     from launcher.plan.stop import plan_forget, plan_stop
-    from launcher.ui.progress import show_all
 
-    inventory, to, began = session.inventory, session.to, time.monotonic()
+    inventory, began = session.inventory, time.monotonic()
     asked = running.head_runs(inventory, seen.facts)
     live = [each for each in chosen if each.runs or not asked]
     over = [each for each in chosen if each not in live]
@@ -162,14 +125,14 @@ def _stop_servers(
         plan_forget(inventory, seen.facts, [each.name for each in over]),
         plan_stop(inventory, seen.facts, live, grace),
     ]
-    if dry_run:
-        click.echo(script(inventory, plans), nl=False)
+    if call.dry_run:
+        call.print_script(plans)
         return
     for each in running.batches(seen.said):
         text = f"batch job `{each.name}` runs and goes on; end it with `vlaunch stop {each.name}`"
-        to.show(Event(kind="note", stage="stop", text=text))
+        session.note("stop", text)
     for plan in plans:
-        show_all(apply(plan, session.transport), to)
+        session.apply(plan)
     _tell(session, live, over, asked=asked, seconds=time.monotonic() - began)
 
 
@@ -184,7 +147,6 @@ def _tell(
     """Tell which servers were stopped, or will not come back with a head that could not be `asked`,
     and which were forgotten.
     """
-    from launcher.events import Event
 
     said = [
         f"forgot {each.what}, which {'had given up' if each.state == 'gave-up' else 'had failed'}"
@@ -197,14 +159,12 @@ def _tell(
             "its processes on other nodes go on until the head's container is back; `vlaunch down`"
             " ends everything"
         )
-        session.to.show(Event(kind="warning", stage="stop", text=text, state="warn"))
+        session.warn("stop", text)
     data = {"stopped": [each.name for each in live], "forgotten": [each.name for each in over]}
     if said:
-        done = Event(kind="done", text="; ".join(said), state="ok", seconds=seconds, data=data)
+        session.done("; ".join(said), seconds=seconds, data=data)
     else:
-        text = "no server runs; nothing was stopped"
-        done = Event(kind="done", text=text, state="unchanged", data=data)
-    session.to.show(done)
+        session.done("no server runs; nothing was stopped", state="unchanged", data=data)
 
 
 def _stopped(servers: Sequence[Server], *, asked: bool) -> str:
@@ -216,31 +176,27 @@ def _stopped(servers: Sequence[Server], *, asked: bool) -> str:
     )
 
 
-def _stop_batches(session: Session, names: Sequence[str], grace: float, *, dry_run: bool) -> None:
-    from launcher.apply import apply
-    from launcher.errors import NodeError
+def _stop_batches(call: Call, session: Session, names: Sequence[str], grace: float) -> None:
     from launcher.plan import running
-    from launcher.plan.script import script
     from launcher.plan.stop import plan_stop_batches
-    from launcher.ui.progress import show_all
 
     inventory, began = session.inventory, time.monotonic()
     seen, chosen = _named_jobs(session, names)
     runs = [each for each in running.batches(seen.said) if each.name in names]
     plan = plan_stop_batches(inventory, runs, grace)
-    if dry_run:
-        click.echo(script(inventory, [plan]), nl=False)
+    if call.dry_run:
+        call.print_script([plan])
         return
     others = [each for each in chosen if each.name not in {one.name for one in runs}]
     _note_over(session, others)
-    show_all(apply(plan, session.transport), session.to)
+    session.apply(plan)
     if left := [each.name for each in others if each.runs]:
         raise NodeError(
             inventory.head.name,
             f"the driver of batch job `{left[0]}` lives, and Ray does not know its job any more",
             hint="it may just be ending: look at `vlaunch jobs`; `vlaunch down` ends everything",
         )
-    session.to.show(_ended(runs, time.monotonic() - began))
+    _tell_jobs(session, runs, time.monotonic() - began)
 
 
 def _named_jobs(
@@ -250,7 +206,6 @@ def _named_jobs(
     that none has.
     """
     from launcher.cli import jobs, server
-    from launcher.errors import RequestError
 
     if session.inventory.ray.off:  # which has no batch jobs
         raise RequestError(f"no server `{names[0]}` runs", hint="see `vlaunch status`")
@@ -265,7 +220,6 @@ def _named_jobs(
 
 
 def _unknown(name: str, there: Sequence[str]) -> RequestError:
-    from launcher.errors import RequestError
 
     listed = ", ".join(f"`{each}`" for each in there)
     return RequestError(
@@ -277,25 +231,19 @@ def _unknown(name: str, there: Sequence[str]) -> RequestError:
 
 def _note_over(session: Session, jobs: Sequence[BatchStatus]) -> None:
     """Tell of jobs that need no stopping, since they do not run."""
-    from launcher.events import Event
 
     for each in jobs:
         if not each.runs:
             text = f"{each.name} does not run; it is {each.state}"
-            session.to.show(Event(kind="note", stage="stop", text=text, state="unchanged"))
+            session.note("stop", text, state="unchanged")
 
 
-def _ended(jobs: Sequence[Batch], seconds: float) -> Event:
-    """Return the last event: which jobs were stopped, if any."""
-    from launcher.events import Event
-
-    names = ", ".join(each.name for each in jobs)
-    return Event(
-        kind="done",
-        text=f"stopped {names}; the same `vlaunch batch` goes on"
-        if jobs
-        else "nothing was stopped",
-        state="ok" if jobs else "unchanged",
-        seconds=seconds,
-        data={"stopped": [each.id for each in jobs]},
-    )
+def _tell_jobs(session: Session, jobs: Sequence[Batch], seconds: float) -> None:
+    """Tell which jobs were stopped, if any."""
+    data = {"stopped": [each.id for each in jobs]}
+    if jobs:
+        names = ", ".join(each.name for each in jobs)
+        text = f"stopped {names}; the same `vlaunch batch` goes on"
+        session.done(text, seconds=seconds, data=data)
+    else:
+        session.done("nothing was stopped", state="unchanged", seconds=seconds, data=data)

@@ -4,19 +4,15 @@ is there anyway.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
-from launcher.cli import options
+from launcher.cli.command import Call, command
+from launcher.cli.session import Session
+from launcher.errors import NodeError
+from launcher.model import Node
 
-if TYPE_CHECKING:
-    from launcher.cli.session import Session
-    from launcher.model import Node
 
-
-@click.command()
-@options.reaching
+@command(shows="none")
 @click.option(
     "--local-port",
     type=click.IntRange(0, 65535),
@@ -24,41 +20,22 @@ if TYPE_CHECKING:
 )
 @click.option("--dashboard", is_flag=True, help="Ray's dashboard instead of the API.")
 @click.option("--server", metavar="NAME", help="Which server, where several run.")
-def tunnel(
-    inventory: str | None,
-    accept_new_host_keys: bool,
-    verbose: bool,
-    local_port: int | None,
-    dashboard: bool,
-    server: str | None,
-) -> None:
+def tunnel(call: Call, local_port: int | None, dashboard: bool, server: str | None) -> None:
     """Make the API of a server that runs (or is to run) reachable on this machine until Ctrl-C."""
-    from launcher.cli import session
-    from launcher.ui.progress import printer
-
-    wanted = session.read(None, inventory)
+    wanted = call.inventory
     if dashboard and server is not None:
         raise click.UsageError("--dashboard is Ray's, --server names a server: choose one")
     if dashboard and wanted.ray.off:
         raise click.UsageError("this cluster has no Ray, and so no dashboard")
-    with (
-        printer(quiet=True) as to,
-        session.reach(
-            wanted,
-            to,
-            accept_new_host_keys=accept_new_host_keys,
-            verbose=verbose,
-            nodes=(wanted.head,),
-        ) as reached,
-    ):
+    with call.session(nodes=[wanted.head]) as session:
         # The dashboard listens on loopback only; so may the API.
         node, target, port = (
             (wanted.head, "127.0.0.1", wanted.ports.dashboard)
             if dashboard
-            else _api(reached, server)
+            else _api(session, server)
         )
         local = port if local_port is None else local_port
-        with reached.fleet.forward(node.name, target, port, local) as forward:
+        with session.fleet.forward(node.name, target, port, local) as forward:
             click.echo(f"http://127.0.0.1:{forward.port}")
             click.echo(f"forwarding to {target}:{port} on {node.name}; Ctrl-C ends it", err=True)
             forward.wait()
@@ -69,7 +46,6 @@ def _api(session: Session, server: str | None) -> tuple[Node, str, int]:
     inventory says.
     """
     from launcher.cli import choose
-    from launcher.errors import NodeError
     from launcher.plan.servers import Kept
     from launcher.tools.payload import api_host
 

@@ -14,6 +14,7 @@ import pytest
 from launcher.checks import catalogue
 from launcher.checks.shape import Evidence, Hub
 from launcher.cli import evidence, expected
+from launcher.cli.hooks import Hooks
 from launcher.cli.session import Session
 from launcher.errors import ConnectError
 from launcher.inventory.load import loads
@@ -55,6 +56,7 @@ def gather(
         fleet=None,
         transport=transport,
         to=Silent(),
+        hooks=Hooks(inventory=of.inventory, verb=""),
         missing=lost,  # type: ignore[arg-type]
     )
     found = evidence.gather(
