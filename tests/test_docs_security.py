@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from launcher.batch import job_spec
-from launcher.batch.shape import DataParallel
 from launcher.export.firewall import DYNAMIC, MP_PORTS
 from launcher.inventory.load import loads
 from launcher.inventory.schema import InventoryFile, PortsSection, SecretSection
 from launcher.model import Ports
+from launcher.payload.batch.job import DataParallel
 from launcher.plan import containers
 from launcher.tools import docker, ray
 
@@ -67,7 +67,7 @@ def test_a_port_is_on_the_nodes_that_the_table_says(name: str) -> None:
 def test_ranks_of_batches_meet_at_a_port_that_says_so() -> None:
     """In the table and in the inventory's schema."""
     inventory = loads(INVENTORY, Path("inventory.yaml"))
-    port = job_spec._ranks(DataParallel(size=2), inventory)["port"]
+    port = job_spec.on_cluster(DataParallel(size=2, port=0, nodes=()), inventory).port
     name = next(each.name for each in fields(Ports) if getattr(inventory.ports, each.name) == port)
 
     assert f"batches with `data_parallel:`, up to {MP_PORTS} ports from this one" in PORTS[name][4]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from launcher.batch import formats, rules
+from launcher.batch import formats, rules, values
 from launcher.batch.draft import Draft
 from launcher.batch.places import Bounds
 from launcher.batch.schema import JobFile
-from launcher.batch.shape import (
+from launcher.batch.shape import Job
+from launcher.inventory.schema import Section
+from launcher.payload.batch.job import (
     DataParallel,
     Engine,
     Format,
-    Job,
     Limits,
     Message,
     Predict,
@@ -22,59 +25,62 @@ from launcher.batch.shape import (
     Write,
 )
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_Shape = TypeVar("_Shape", bound="DataclassInstance")
+
 
 def job(draft: Draft, *, name: str, within: Bounds) -> Job:
     """Return the job of a draft without mistakes; `name` is used where the file gives none."""
     file, found, mode = draft.file, draft.found, draft.mode
     assert found.to is not None  # noqa: S101 - without mistakes
-    read = file.read
-    format = read.format or formats.common(found.names)
+    format = file.read.format or formats.common(found.names)
+    code: dict[str, Path] = {}
+    for files in found.code.values():
+        code |= files
     return Job(
         name=file.job or name,
         mode=mode,
-        read=Read(
-            sources=found.sources,
-            format=format,
-            id=read.id,
-            limit=read.limit,
-            row_bytes=read.row_bytes,
-        ),
-        write=Write(
-            to=found.to,
-            format=file.write.format,
-            rows_per_file=file.write.rows_per_file,
-            seconds=float(file.write.seconds),
-        ),
-        inside=within.inside,
         model=file.model or "",
+        read=_filled(Read, file.read, sources=(), format=format),
         prompt=None if mode == "predict" else _prompt(file, format),
         sampling={} if mode == "predict" else _sampling(file),
         keep=file.keep,
-        engine=Engine(
-            args={rules.argument(key): value for key, value in file.engine.args.items()},
-            tp=file.engine.tp,
-            pp=file.engine.pp,
-            replicas=file.engine.replicas,
-            batch_size=file.engine.batch_size,
-            placement=file.engine.placement,
-        ),
-        data_parallel=_data_parallel(file),
-        predict=_predict(draft),
-        preprocess=_preprocess(draft),
-        limits=Limits(
-            restarts=file.limits.restarts, stall=float(file.limits.stall), errors=file.limits.errors
-        ),
+        engine=_engine(file),
+        data_parallel=_if_written(DataParallel, file.data_parallel, port=0, nodes=()),
+        predict=_if_written(Predict, file.predict, target=found.targets.get("predict")),
+        preprocess=_if_written(Preprocess, file.preprocess, target=found.targets.get("preprocess")),
+        write=_filled(Write, file.write),
+        limits=_filled(Limits, file.limits),
+        sources=found.sources,
+        to=found.to,
+        code=code,
+        inside=within.inside,
     )
+
+
+def _filled(shape: type[_Shape], section: Section, **other: Any) -> _Shape:
+    """Return a `shape` with what the section has under the same names, and `other`."""
+    names = {each.name for each in fields(shape)} & type(section).model_fields.keys() - other.keys()
+    return shape(**{name: values.plain(getattr(section, name)) for name in names}, **other)
+
+
+def _if_written(shape: type[_Shape], section: Section | None, **other: Any) -> _Shape | None:
+    return None if section is None else _filled(shape, section, **other)
+
+
+def _engine(file: JobFile) -> Engine:
+    args = {rules.argument(key): value for key, value in file.engine.args.items()}
+    placement = file.engine.placement.upper().replace("-", "_")
+    return _filled(Engine, file.engine, args=args, placement=placement)
 
 
 def _prompt(file: JobFile, format: Format) -> Prompt:
     prompt = file.prompt
     if prompt is None:
         return Prompt(column="text" if format == "text" else "prompt")
-    chat = tuple(Message(role=one.role, content=one.content) for one in prompt.chat or ())
-    return Prompt(
-        column=prompt.column, template=prompt.template, chat=chat, chat_args=prompt.chat_args
-    )
+    return _filled(Prompt, prompt, chat=tuple(_filled(Message, one) for one in prompt.chat or ()))
 
 
 def _sampling(file: JobFile) -> dict[str, Any]:
@@ -82,43 +88,3 @@ def _sampling(file: JobFile) -> dict[str, Any]:
         by_alias=True, exclude_none=True, exclude={"n"}
     )
     return {"max_tokens": rules.DEFAULT_TOKENS} | written
-
-
-def _data_parallel(file: JobFile) -> DataParallel | None:
-    ranks = file.data_parallel
-    if ranks is None:
-        return None
-    return DataParallel(
-        size=ranks.size,
-        expert_parallel=ranks.expert_parallel,
-        timeout=float(ranks.timeout),
-        round_rows=ranks.round_rows,
-    )
-
-
-def _predict(draft: Draft) -> Predict | None:
-    predict = draft.file.predict
-    if predict is None:
-        return None
-    return Predict(
-        target=draft.found.targets["predict"],
-        code=draft.found.code["predict"],
-        args=predict.args,
-        num_gpus=float(predict.num_gpus),
-        num_cpus=float(predict.num_cpus),
-        batch_size=predict.batch_size,
-        replicas=predict.replicas,
-    )
-
-
-def _preprocess(draft: Draft) -> Preprocess | None:
-    stage = draft.file.preprocess
-    if stage is None:
-        return None
-    return Preprocess(
-        target=draft.found.targets["preprocess"],
-        code=draft.found.code["preprocess"],
-        num_cpus=float(stage.num_cpus),
-        batch_size=stage.batch_size,
-        replicas=stage.replicas,
-    )

@@ -10,10 +10,11 @@ from pathlib import Path
 from launcher.batch import code, inputs, places, schema
 from launcher.batch.places import Bounds, Misplaced
 from launcher.batch.schema import JobFile
-from launcher.batch.shape import Mode, Source
+from launcher.batch.shape import Source
 from launcher.inventory.document import Document
 from launcher.inventory.mistakes import Mistake, Where, shown
 from launcher.inventory.partial_validation import validated
+from launcher.payload.batch.job import Mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

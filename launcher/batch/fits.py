@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
 from launcher.batch.refused import JobError
-from launcher.batch.shape import Job, Predict
+from launcher.batch.shape import Job
 from launcher.errors import PlacementError
 from launcher.model import Inventory
+from launcher.payload.batch.job import Predict
 
 
 def check(job: Job, inventory: Inventory) -> None:
@@ -36,7 +37,7 @@ def _unseen(job: Job, inventory: Inventory) -> Iterator[str]:
         (inventory.head.hf_home, False),
         *((mount.target, mount.read_only) for mount in inventory.mounts),
     ]
-    for source in (*job.read.sources, job.write.to):
+    for source in (*job.sources, job.to):
         if source.where != "nodes":
             continue
         around = [
@@ -48,7 +49,7 @@ def _unseen(job: Job, inventory: Inventory) -> Iterator[str]:
                 f"{source.shown}: is in none of the folders that the containers share with the"
                 f" nodes: {roots}"
             )
-        elif source is job.write.to and _innermost_is_read_only(around):
+        elif source is job.to and _innermost_is_read_only(around):
             yield f"{source.shown}: is mounted read-only"
 
 
@@ -92,12 +93,12 @@ def _engine_misfits(job: Job, inventory: Inventory) -> Iterator[tuple[str, str]]
     engine, largest = job.engine, _largest(inventory)
     each, nodes = engine.tp * engine.pp, len(inventory.nodes)
     product = f"tp {engine.tp} x pp {engine.pp}"
-    if engine.placement == "strict-pack" and each > largest:
+    if engine.placement == "STRICT_PACK" and each > largest:
         yield (
             f"{product} takes {each} GPUs on one node, and no node has more than {largest}",
             "write `placement: pack`",
         )
-    if engine.placement == "strict-spread" and each > nodes:
+    if engine.placement == "STRICT_SPREAD" and each > nodes:
         yield (
             f"{product} takes {each} nodes with one GPU each, and there are {nodes}",
             "lower `tp`",
@@ -120,7 +121,7 @@ def _broken_up(job: Job, inventory: Inventory) -> Iterator[tuple[str, str]]:
         what, each, count = "replicas of its class", job.predict.num_gpus, job.predict.replicas[0]
     elif job.data_parallel is not None:
         what, count = "ranks", job.data_parallel.size
-    elif job.engine.placement == "strict-pack":
+    elif job.engine.placement == "STRICT_PACK":
         what = "replicas"
     room = sum(int(node.gpus // each) for node in inventory.nodes) if each >= 1 else count
     if what and room < count:

@@ -132,7 +132,7 @@ def _about(made: Job) -> str:
     """Return a word for a job that has no name: what its first input is called, as far as a name
     may hold it.
     """
-    last = re.split(r"[/:]+", made.read.sources[0].text.rstrip("/*"))[-1].partition(".")[0]
+    last = re.split(r"[/:]+", made.sources[0].text.rstrip("/*"))[-1].partition(".")[0]
     return load.name_of(Path(last))[:24].strip("-_.") or "rows"
 
 
@@ -344,8 +344,8 @@ def _spelled(name: str) -> str:
 
 def _digest(made: Job) -> str:
     what = identity(made, ())
-    what |= {f"read {at}": source.text for at, source in enumerate(made.read.sources)}
-    return digest(what | {"write": made.write.to.text})
+    what |= {f"read {at}": source.text for at, source in enumerate(made.sources)}
+    return digest(what | {"write": made.to.text})
 
 
 def _refused(wrong: Sequence[tuple[str, str]], lines: Sequence[str] = ()) -> JobError:

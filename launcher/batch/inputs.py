@@ -36,7 +36,7 @@ class InputFile:
 class Shipped:
     """One file as it lies in the job's work folder, at `to`. `label` is what the user calls it.
 
-    `source` is the number of the source that names it, in `Job.read.sources`; None for code.
+    `source` is the number of the source that names it, in `Job.sources`; None for code.
     """
 
     to: str
@@ -87,11 +87,8 @@ def shipped(job: Job, progress: Callable[[int], None] | None = None) -> tuple[Sh
     """
     tell = progress or (lambda size: None)
     files = list(_inputs(job, tell))
-    code: dict[str, Path] = {}
-    for stage in (job.predict, job.preprocess):
-        code |= stage.code if stage is not None else {}
     room = MOST_CODE
-    for name, path in sorted(code.items()):
+    for name, path in sorted(job.code.items()):
         one = _read(f"code/{name}", name, path, tell, room=room)
         room -= one.bytes
         files.append(one)
@@ -102,7 +99,7 @@ def _inputs(job: Job, tell: Callable[[int], None]) -> Iterator[Shipped]:
     bounds = Bounds(folder=Path("/"), inside=job.inside)
     labels: set[str] = set()
     number = 0
-    for at, source in enumerate(job.read.sources):
+    for at, source in enumerate(job.sources):
         if source.where != "control":
             continue
         try:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from launcher.batch.inputs import Shipped
-from launcher.batch.shape import DataParallel, Job, Source
+from launcher.batch.shape import Job, Source
 from launcher.errors import RequestError
 from launcher.model import Inventory
+from launcher.payload.batch import job as driver
+from launcher.payload.batch.job import DataParallel, Node
 
-VERSION = 1
 # bytes of `job.json`, which comes back with the names of the files that are there in one answer,
 # cut at 8 MiB
 MOST = 5 * 2**20
@@ -82,51 +84,19 @@ def job_spec(
     """
     work = work_folder(inventory, job.name)
     what = identity(job, shipped)
-    told = {
-        "version": VERSION,
-        "name": job.name,
-        "cluster": inventory.cluster,
-        "mode": job.mode,
-        "work": work,
-        "out": f"{work}/output" if job.write.to.where == "control" else job.write.to.text,
-        "meaning": what,
-        "digest": digest(what),
-        "model": job.model,
-        "read": {
-            "sources": _sources(job, shipped, work),
-            "format": job.read.format,
-            "id": job.read.id,
-            "limit": job.read.limit,
-            "row_bytes": job.read.row_bytes,
-        },
-        "prompt": _prompt(job),
-        "sampling": dict(job.sampling),
-        "keep": None if job.keep is None else dict(job.keep),
-        "engine": {
-            "args": dict(job.engine.args),
-            "tp": job.engine.tp,
-            "pp": job.engine.pp,
-            "replicas": list(job.engine.replicas),
-            "batch_size": job.engine.batch_size,
-            "placement": job.engine.placement.upper().replace("-", "_"),
-        },
-        "data_parallel": (
-            None if job.data_parallel is None else _ranks(job.data_parallel, inventory)
-        ),
-        "predict": _predict(job),
-        "preprocess": _preprocess(job),
-        "write": {
-            "format": job.write.format,
-            "rows_per_file": job.write.rows_per_file,
-            "seconds": job.write.seconds,
-        },
-        "limits": {
-            "restarts": job.limits.restarts,
-            "stall": job.limits.stall,
-            "errors": job.limits.errors,
-        },
-        "retry_errors": retry_errors,
-    }
+    told = driver.to_json(
+        replace(
+            job,
+            cluster=inventory.cluster,
+            work=work,
+            out=f"{work}/output" if job.to.where == "control" else job.to.text,
+            identity=what,
+            digest=digest(what),
+            read=replace(job.read, sources=_sources(job, shipped, work)),
+            data_parallel=job.data_parallel and on_cluster(job.data_parallel, inventory),
+            retry_errors=retry_errors,
+        )
+    )
     if (length := len(json.dumps(told))) > MOST:
         raise RequestError(
             f"the description of `{job.name}` is too long, with the names of {len(shipped):,} files"
@@ -149,7 +119,7 @@ def identity(job: Job, shipped: Sequence[Shipped]) -> dict[str, Any]:
         "mode": job.mode,
         "model": job.model,
         **_identity_of_files(shipped),
-        "read.paths": [one.text for one in read.sources if one.where != "control"] or None,
+        "read.paths": [one.text for one in job.sources if one.where != "control"] or None,
         "read.format": read.format,
         "read.id": read.id,
         "read.limit": read.limit,
@@ -159,7 +129,7 @@ def identity(job: Job, shipped: Sequence[Shipped]) -> dict[str, Any]:
         **_below("sampling", job.sampling),
         "keep": _kept(job),
         **_identity_of_stages(job),
-        "write.path": _to(job.write.to),
+        "write.path": _to(job.to),
         "write.format": job.write.format,
     }
     return {key: value for key, value in flat.items() if value not in (None, "")}
@@ -227,63 +197,24 @@ def _to(source: Source) -> str:
     return "gathered" if source.where == "control" else source.shown
 
 
-def _sources(job: Job, shipped: Sequence[Shipped], work: str) -> list[str]:
+def _sources(job: Job, shipped: Sequence[Shipped], work: str) -> tuple[str, ...]:
     paths: list[str] = []
-    for at, source in enumerate(job.read.sources):
+    for at, source in enumerate(job.sources):
         paths += (
             [f"{work}/{one.to}" for one in shipped if one.source == at]
             if source.where == "control"
             else [source.text]
         )
-    return paths
+    return tuple(paths)
 
 
-def _prompt(job: Job) -> dict[str, Any] | None:
-    prompt = job.prompt
-    if prompt is None:
-        return None
-    return {
-        "column": prompt.column,
-        "template": prompt.template,
-        "chat": [{"role": message.role, "content": message.content} for message in prompt.chat],
-        "chat_args": dict(prompt.chat_args),
-    }
-
-
-def _ranks(ranks: DataParallel, inventory: Inventory) -> dict[str, Any]:
-    return {
-        "size": ranks.size,
-        "expert_parallel": ranks.expert_parallel,
-        "timeout": ranks.timeout,
-        "round_rows": ranks.round_rows,
-        "port": inventory.ports.mp_master,
-        "nodes": [
-            {"ip": node.ip, "gpus": node.gpus} for node in (inventory.head, *inventory.workers)
-        ],
-    }
-
-
-def _predict(job: Job) -> dict[str, Any] | None:
-    stage = job.predict
-    if stage is None:
-        return None
-    return {
-        "target": stage.target,
-        "args": dict(stage.args),
-        "num_gpus": stage.num_gpus,
-        "num_cpus": stage.num_cpus,
-        "batch_size": stage.batch_size,
-        "replicas": list(stage.replicas),
-    }
-
-
-def _preprocess(job: Job) -> dict[str, Any] | None:
-    stage = job.preprocess
-    if stage is None:
-        return None
-    return {
-        "target": stage.target,
-        "num_cpus": stage.num_cpus,
-        "batch_size": stage.batch_size,
-        "replicas": list(stage.replicas),
-    }
+def on_cluster(ranks: DataParallel, inventory: Inventory) -> DataParallel:
+    """Return the ranks with the nodes of a cluster, the head first, and the port where they meet
+    there.
+    """
+    nodes = (inventory.head, *inventory.workers)
+    return replace(
+        ranks,
+        port=inventory.ports.mp_master,
+        nodes=tuple(Node(ip=node.ip, gpus=node.gpus) for node in nodes),
+    )

@@ -11,9 +11,8 @@ from launcher.batch.schema import PromptSection
 from launcher.batch.shape import Source
 from launcher.inventory.mistakes import Mistake, Where, shown
 from launcher.inventory.rules import SECRET_VALUE
+from launcher.payload.batch.job import ANSWER
 
-# What a row of answers has besides the kept columns (launcher/payload/batch/engine.py).
-ANSWER = ("answer", "finish_reason", "prompt_tokens", "output_tokens")
 ROW = "row"
 # What an error row has besides the row's id (launcher/payload/batch/encode.py).
 ERROR = (ROW, "reason", "stage", "input")

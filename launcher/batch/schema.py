@@ -10,23 +10,26 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from launcher.batch import values
-from launcher.batch.shape import (
+from launcher.inventory.schema import Section, shorthand
+from launcher.inventory.values import Model, Size
+from launcher.payload.batch.job import (
     ColumnType,
     DataParallel,
     Engine,
     Format,
     Limits,
     Mode,
-    Placement,
+    OutputFormat,
     Predict,
     Preprocess,
+    Read,
+    Write,
 )
-from launcher.inventory.schema import Section, shorthand
-from launcher.inventory.values import Model, Size
 
-_ENGINE, _LIMITS, _DP = Engine(), Limits(), DataParallel(size=1)
-_PREDICT, _PREPROCESS = Predict(target="", code={}), Preprocess(target="", code={})
-_ROW_BYTES = 16 * 2**20
+# What a key is when it is left out is said by the driver's own classes.
+_READ, _WRITE = Read(sources=(), format="text"), Write()
+_ENGINE, _LIMITS, _DP = Engine(), Limits(), DataParallel(size=1, port=0, nodes=())
+_PREDICT, _PREPROCESS = Predict(target=""), Preprocess(target="")
 Values = Annotated[dict[str, Any], values.Plain]
 Rows = Annotated[int, Field(ge=1, le=1_000_000)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600)]
@@ -56,7 +59,8 @@ class ReadSection(Section):
         default=None, ge=1, le=10**12, description="Take only this many rows, from the first on."
     )
     row_bytes: Size = Field(
-        default=_ROW_BYTES, description="Larger rows become error rows, such as 16MiB (default)."
+        default=_READ.row_bytes,
+        description="Larger rows become error rows, such as 16MiB (default).",
     )
 
 
@@ -212,8 +216,8 @@ class EngineSection(Section):
         le=65_536,
         description="Rows that a replica is given at a time.",
     )
-    placement: Annotated[Placement, values.Placed] = Field(
-        default=_ENGINE.placement,
+    placement: Annotated[values.Placement, values.Placed] = Field(
+        default=values.placement(_ENGINE.placement),
         description=(
             "pack: a replica's GPUs on as few nodes as can be; strict-pack: on one; spread,"
             " strict-spread: on many."
@@ -306,17 +310,16 @@ class WriteSection(Section):
             " are gathered, nodes:/path on storage that the head sees, or s3://, gs:// or hdfs://."
         )
     )
-    format: Literal["parquet", "jsonl"] = Field(
-        default="parquet", description="parquet (default) or jsonl."
-    )
+    format: OutputFormat = Field(default=_WRITE.format, description="parquet (default) or jsonl.")
     rows_per_file: int = Field(
-        default=10_000,
+        default=_WRITE.rows_per_file,
         ge=1,
         le=10_000_000,
         description="Rows after which a file is complete.",
     )
     seconds: Seconds = Field(
-        default=30.0, description="Seconds after which a file is complete, with fewer rows."
+        default=_WRITE.seconds,
+        description="Seconds after which a file is complete, with fewer rows.",
     )
 
 
@@ -330,7 +333,9 @@ class LimitsSection(Section):
         description="Restarts of replicas without a row done in between.",
     )
     stall: Seconds = Field(default=_LIMITS.stall, description="Seconds without a row.")
-    errors: int | None = Field(default=None, ge=0, description="Error rows; any number by default.")
+    errors: int | None = Field(
+        default=_LIMITS.errors, ge=0, description="Error rows; any number by default."
+    )
 
 
 class JobFile(Section):

@@ -1,21 +1,18 @@
-"""The nouns of a batch job: what was asked for, checked, with every default filled in. Values only.
+"""A batch job on this machine: what was asked for, checked, with every default filled in.
 
 `launcher.batch.flags` makes a `Job` of a command line, and of the file it names;
-`launcher.batch.job_spec` writes it for the driver inside the cluster
+`launcher.batch.job_spec` writes it for the driver inside the cluster, whose shapes these are
 (`launcher/payload/batch/job.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-Mode = Literal["engine", "predict", "data-parallel"]
-Format = Literal["text", "jsonl", "csv", "parquet"]
-Placement = Literal["pack", "strict-pack", "spread", "strict-spread"]
-ColumnType = Literal["text", "integer", "number", "boolean", "json"]
+from launcher.payload.batch import job as driver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,142 +30,25 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
-    """The input. Rows larger than `row_bytes` become error rows; `limit` takes only the first
-    rows.
+class Job(driver.Job):
+    """A checked batch job: what its driver will be told, and what only this machine knows of it.
+
+    What follows from a cluster and from the contents of files is empty until `job_spec` writes it:
+    `cluster`, `work`, `out`, `identity`, `digest`, `read.sources`, and where ranks meet.
+
+    `code` are the files that `predict` and `preprocess` need, by their names there. `path` is the
+    file the job came from. `inside` are the folders that its paths on this machine must lead into,
+    None: anywhere.
     """
 
+    cluster: str = ""
+    work: str = ""
+    out: str = ""
     sources: tuple[Source, ...]
-    format: Format
-    id: str | None = None
-    limit: int | None = None
-    row_bytes: int = 16 * 2**20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """One message of a chat; `content` is a template over the row's columns."""
-
-    role: str
-    content: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """How a row becomes a prompt: exactly one of the first three.
-
-    `chat_args` go to the model's chat template.
-    """
-
-    column: str | None = None
-    template: str | None = None
-    chat: tuple[Message, ...] = ()
-    chat_args: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
-    """vLLM: `args` are its engine arguments by their Python names; `replicas` is the least and the
-    most of them.
-    """
-
-    args: Mapping[str, Any] = field(default_factory=dict)
-    tp: int = 1
-    pp: int = 1
-    replicas: tuple[int, int] = (1, 1)
-    batch_size: int = 256
-    placement: Placement = "pack"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataParallel:
-    """One engine per rank.
-
-    `expert_parallel` of None follows from the model; `timeout` is per rank and round, in seconds.
-    """
-
-    size: int
-    expert_parallel: bool | None = None
-    timeout: float = 600.0
-    round_rows: int = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Predict:
-    """A Python class of the user's, called on batches.
-
-    `code` are the files shipped with the job, by their names there.
-    """
-
-    target: str
-    code: Mapping[str, Path]
-    args: Mapping[str, Any] = field(default_factory=dict)
-    num_gpus: float = 0.0
-    num_cpus: float = 1.0
-    batch_size: int = 256
-    replicas: tuple[int, int] = (1, 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preprocess:
-    """A Python function of the user's, called on batches before inference, as a stage of its own on
-    CPUs.
-    """
-
-    target: str
-    code: Mapping[str, Path]
-    num_cpus: float = 1.0
-    batch_size: int = 256
-    replicas: tuple[int, int] = (1, 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Write:
-    """The output.
-
-    A file is committed when it has `rows_per_file` rows, or after `seconds` with any.
-    """
-
     to: Source
-    format: Literal["parquet", "jsonl"] = "parquet"
-    rows_per_file: int = 10_000
-    seconds: float = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """When a job gives up: restarts of replicas, seconds without a row, error rows. None: never."""
-
-    restarts: int = 5
-    stall: float = 1800.0
-    errors: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """A checked batch job.
-
-    `keep` of None keeps every column; a type of None is found out from the first rows.
-
-    `path` is the file it came from. `inside` are the folders that its paths on this machine must
-    lead into, None: anywhere.
-    """
-
-    name: str
-    mode: Mode
-    read: Read
-    write: Write
+    code: Mapping[str, Path]
     path: Path | None = None
     inside: tuple[Path, ...] | None = None
-    model: str = ""
-    prompt: Prompt | None = None
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    keep: Mapping[str, ColumnType | None] | None = None
-    engine: Engine = field(default_factory=Engine)
-    data_parallel: DataParallel | None = None
-    predict: Predict | None = None
-    preprocess: Preprocess | None = None
-    limits: Limits = field(default_factory=Limits)
 
     @property
     def gpus(self) -> tuple[float, float]:

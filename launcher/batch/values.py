@@ -5,12 +5,12 @@ read.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from launcher.batch.shape import ColumnType
 from launcher.inventory.values import Like, plainly, should
+from launcher.payload.batch.job import ColumnType
 
 MOST = 4096
 _LONGEST_TEMPLATE = 256 * 1024
@@ -100,12 +100,15 @@ def _is_whole_number(value: object) -> bool:
 Replicas = Annotated[Any, BeforeValidator(_replicas, json_schema_input_type=int | str | list[int])]
 
 
-def _placement(value: object) -> object:
-    """Take Ray's spelling, too: `STRICT_PACK`."""
+Placement = Literal["pack", "strict-pack", "spread", "strict-spread"]
+
+
+def placement(value: Any) -> Any:
+    """Return Ray's spelling, `STRICT_PACK`, as a job file has it; anything else as it is."""
     return value.lower().replace("_", "-") if isinstance(value, str) else value
 
 
-Placed = BeforeValidator(_placement)
+Placed = BeforeValidator(placement)
 
 
 def _one_answer(value: object) -> object:

@@ -204,7 +204,7 @@ def _already(request: Request, seen: BatchSnapshot, start: Start) -> list[str]:
     said = [f"every row was done before: {rows}; nothing was submitted"]
     # Files of this machine have been read again, and are the same; the others only a driver can
     # read.
-    if unread := [source.shown for source in request.job.read.sources if source.where != "control"]:
+    if unread := [source.shown for source in request.job.sources if source.where != "control"]:
         said.append(
             f"not looked at again: {', '.join(unread)}; if it has changed, begin anew with"
             " --restart"
@@ -247,7 +247,7 @@ def _target(inventory: Inventory, request: Request) -> Target | None:
     """Return the folder of this machine that takes the output, if it is one of this machine."""
     from launcher.gather import Target
 
-    to = request.job.write.to
+    to = request.job.to
     if to.where != "control":
         return None
     return Target(
@@ -366,7 +366,7 @@ def _finish(
             )
             session.warn("gather", text)
             return 130, []
-    where = request.job.write.to.shown
+    where = request.job.to.shown
     rows = progress_text.rows(progress)
     text = f"{rows} are accounted for, {progress.errors:,} of them as errors"
     session.done(

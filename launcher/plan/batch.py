@@ -228,7 +228,7 @@ def notes(request: Request, entry: job_store.Entry, *, anew: bool, retry: bool) 
     """Say in words what will be done, and from where it goes on."""
     job, progress = request.job, entry.progress
     said = [
-        f"{job.name}: {_what(job)}, answers to {job.write.to.shown}",
+        f"{job.name}: {_what(job)}, answers to {job.to.shown}",
         *_from_where(request, entry, anew=anew),
     ]
     if retry:

@@ -51,7 +51,7 @@ def test_an_example_loads(path: Path) -> None:
     job = over(path, Flags())
 
     assert job.name == path.stem
-    assert job.read.sources
+    assert job.sources
 
 
 @pytest.mark.parametrize("path", _EXAMPLES, ids=lambda path: path.stem)

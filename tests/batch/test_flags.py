@@ -10,7 +10,8 @@ import pytest
 from launcher.batch import flags
 from launcher.batch.flags import Flags
 from launcher.batch.refused import JobError
-from launcher.batch.shape import Job, Message, Prompt
+from launcher.batch.shape import Job
+from launcher.payload.batch.job import Message, Prompt
 
 _LEAST: dict[str, Any] = {"model": "m", "input": ("data/chat.jsonl",), "output": "out"}
 
@@ -30,8 +31,8 @@ def test_three_flags_are_enough(folder: Path) -> None:
     job = _job(folder)
 
     assert (job.mode, job.model, job.path, job.inside) == ("engine", "m", None, None)
-    assert job.read.sources[0].text == str(folder / "data" / "chat.jsonl")
-    assert (job.write.to.text, job.write.format) == (str(folder / "out"), "parquet")
+    assert job.sources[0].text == str(folder / "data" / "chat.jsonl")
+    assert (job.to.text, job.write.format) == (str(folder / "out"), "parquet")
     assert job.prompt == Prompt(column="prompt")
 
 
@@ -64,7 +65,7 @@ def test_every_flag_has_its_place(folder: Path) -> None:
         ),
     )
 
-    assert (job.name, len(job.read.sources), job.read.format, job.read.id, job.read.limit) == (
+    assert (job.name, len(job.sources), job.read.format, job.read.id, job.read.limit) == (
         "mine",
         2,
         "jsonl",

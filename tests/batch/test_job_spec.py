@@ -93,6 +93,7 @@ def test_the_driver_reads_what_is_written(
         True,
     )
     assert list(read.read.sources) == told["read"]["sources"]
+    assert driver.to_json(read) | {"work": told["work"]} == told
     for part in ("predict", "preprocess", "data_parallel", "prompt"):
         assert (getattr(read, part) is None) is (told[part] is None)
 

@@ -9,7 +9,8 @@ import pytest
 from launcher.batch.flags import Flags, over
 from launcher.batch.load import name_of
 from launcher.batch.refused import JobError
-from launcher.batch.shape import Job, Limits, Message
+from launcher.batch.shape import Job
+from launcher.payload.batch.job import Limits, Message
 
 GOOD = """\
 model: Qwen/Qwen3-8B
@@ -56,7 +57,7 @@ def test_a_good_file_becomes_a_job_named_after_it(folder: Path) -> None:
 
     assert isinstance(job, Job)
     assert (job.name, job.mode, job.path, job.model) == ("my-chat", "engine", path, "Qwen/Qwen3-8B")
-    assert [(one.where, one.text, one.shown) for one in job.read.sources] == [
+    assert [(one.where, one.text, one.shown) for one in job.sources] == [
         ("control", str(folder / "data" / "chat.jsonl"), "data/chat.jsonl")
     ]
     assert (job.read.format, job.read.row_bytes, job.keep) == ("jsonl", 16 * 2**20, {"id": None})
@@ -66,10 +67,10 @@ def test_a_good_file_becomes_a_job_named_after_it(folder: Path) -> None:
         Message(role="user", content="{{ text }}"),
     )
     assert job.sampling == {"temperature": 0.0, "max_tokens": 64}
-    assert (job.engine.replicas, job.engine.placement) == ((1, 2), "strict-pack")
+    assert (job.engine.replicas, job.engine.placement) == ((1, 2), "STRICT_PACK")
     assert job.engine.args == {"max_model_len": 4096, "gpu_memory_utilization": 0.9}
     assert type(job.engine.args["gpu_memory_utilization"]) is float
-    assert (job.write.to.text, job.write.format, job.limits) == (
+    assert (job.to.text, job.write.format, job.limits) == (
         str(folder / "out" / "chat"),
         "parquet",
         Limits(),

@@ -74,10 +74,10 @@ def test_allowed_folders_are_led_into(load_text: Load, folder: Path) -> None:
         allow=(other,),
     )
 
-    assert job.read.sources[0].text == str(other / "a.jsonl")
-    assert (job.write.to.text, job.inside) == (str(other / "out"), (folder, other))
+    assert job.sources[0].text == str(other / "a.jsonl")
+    assert (job.to.text, job.inside) == (str(other / "out"), (folder, other))
     assert job.predict is not None
-    assert job.predict.code == {"their.py": other / "their.py"}
+    assert job.code == {"their.py": other / "their.py"}
 
 
 def test_a_loop_of_links_is_told(folder: Path) -> None:

@@ -82,7 +82,7 @@ def test_preprocess_comes_before_a_class_or_an_engine(load_text: Load, folder: P
 
     assert job.preprocess is not None
     assert (job.preprocess.target, job.preprocess.replicas) == ("mine:ready", (1, 3))
-    assert job.preprocess.code == {"mine.py": folder / "mine.py"}
+    assert job.code == {"mine.py": folder / "mine.py"}
 
 
 @pytest.mark.parametrize(

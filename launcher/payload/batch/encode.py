@@ -13,17 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import columns
-from .job import Job
+from .job import ANSWER, Job
 from .manifest import Manifest
 from .places import Place
 
 Row = dict[str, Any]
-FIXED = {
-    "answer": "text",
-    "finish_reason": "text",
-    "prompt_tokens": "integer",
-    "output_tokens": "integer",
-}
 OWN = frozenset(("row", "_row", "_error", "_stage", "_raw", "_keep", "_data"))
 # characters of the reason in an error row: vLLM's or a class's own words may hold a whole prompt
 REASON = 2000
@@ -130,7 +124,7 @@ class Encoder:
                 return None
             data = base64.b64decode(json.loads(self.stored.read())["schema"])
             return pyarrow.ipc.read_schema(pyarrow.py_buffer(data))
-        made = [pyarrow.field(name, columns.arrow(type_)) for name, type_ in FIXED.items()]
+        made = [pyarrow.field(name, columns.arrow(type_)) for name, type_ in ANSWER.items()]
         return self.with_kept(made)
 
     def learned(self, rows: list[Row]) -> Any:

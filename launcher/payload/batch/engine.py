@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from . import cluster, failures, postmortem, source
+from .job import ANSWER, Failed
 
 # vLLM's largest default for `max_num_seqs`; which default holds depends on the device
 SEQUENCES = 1024
@@ -19,7 +20,6 @@ SEQUENCES = 1024
 OVERLAP = 2
 MANY = 10_000  # lines of a log, of which no more than the last 64 KiB are read
 ACTOR = "Replica"  # how Ray names the actors of the inference stage (with more around it)
-FIELDS = ("answer", "finish_reason", "prompt_tokens", "output_tokens")
 
 
 def run(
@@ -300,8 +300,6 @@ def check(sampling: Mapping[str, Any]) -> None:
     import vllm
     from vllm.sampling_params import StructuredOutputsParams
 
-    from .job import Failed
-
     plain = dict(sampling)
     structured = plain.pop("structured_outputs", None)
     try:
@@ -321,4 +319,4 @@ def result(row: Mapping[str, Any]) -> dict[str, Any]:
     kept = {"_row": row["_row"], "_error": error, "_keep": row["_keep"]}
     if error:
         return {**kept, "_stage": row["_stage"] or "inference", "_raw": row["_raw"]}
-    return {**kept, "_stage": "", "_raw": "", **{name: row[name] for name in FIELDS}}
+    return {**kept, "_stage": "", "_raw": "", **{name: row[name] for name in ANSWER}}

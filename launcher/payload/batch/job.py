@@ -1,16 +1,32 @@
-"""What the driver was asked to do: `job.json` as frozen values, and the two ways in which it can be
-impossible.
+"""A batch job as its driver is told of it: the shape of `job.json`, said once.
+
+The launcher fills these classes in and writes them (`to_json`), and takes from them what a job file
+leaves out; the driver reads them again (`read`). The order of the fields is that of the file. Also
+the two ways in which a job can be impossible.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping
+import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 VERSION = 1
+Mode = Literal["engine", "predict", "data-parallel"]
+Format = Literal["text", "jsonl", "csv", "parquet"]
+OutputFormat = Literal["parquet", "jsonl"]
+ColumnType = Literal["text", "integer", "number", "boolean", "json"]
+# What a row of answers has besides the kept columns, of a model; a class has columns of its own.
+ANSWER: Mapping[str, ColumnType] = {
+    "answer": "text",
+    "finish_reason": "text",
+    "prompt_tokens": "integer",
+    "output_tokens": "integer",
+}
 
 
 class Failed(Exception):
@@ -31,8 +47,13 @@ class Refused(Failed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
+    """The input: paths and addresses as the head's container sees them.
+
+    Rows larger than `row_bytes` become error rows; `limit` takes only the first rows.
+    """
+
     sources: tuple[str, ...]
-    format: str
+    format: Format
     id: str | None = None
     limit: int | None = None
     row_bytes: int = 16 * 2**20
@@ -40,12 +61,19 @@ class Read:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
+    """One message of a chat; `content` is a template over the row's columns."""
+
     role: str
     content: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
+    """How a row becomes a prompt: exactly one of the first three.
+
+    `chat_args` go to the model's chat template.
+    """
+
     column: str | None = None
     template: str | None = None
     chat: tuple[Message, ...] = ()
@@ -54,6 +82,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
+    """vLLM: `args` are its engine arguments by their Python names; `replicas` is the least and the
+    most of them; `placement` is Ray's word for how a replica's GPUs lie on the nodes.
+    """
+
     args: Mapping[str, Any] = field(default_factory=dict)
     tp: int = 1
     pp: int = 1
@@ -64,22 +96,31 @@ class Engine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
+    """A node that ranks may run on; the head is the first."""
+
     ip: str
     gpus: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataParallel:
+    """One engine per rank, which meet at `port` of the first node.
+
+    `expert_parallel` of None follows from the model; `timeout` is per rank and round, in seconds.
+    """
+
     size: int
-    port: int
-    nodes: tuple[Node, ...]
     expert_parallel: bool | None = None
     timeout: float = 600.0
     round_rows: int = 256
+    port: int
+    nodes: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predict:
+    """A Python class of the user's, called on batches."""
+
     target: str
     args: Mapping[str, Any] = field(default_factory=dict)
     num_gpus: float = 0.0
@@ -90,6 +131,10 @@ class Predict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preprocess:
+    """A Python function of the user's, called on batches before inference, as a stage of its own on
+    CPUs.
+    """
+
     target: str
     num_cpus: float = 1.0
     batch_size: int = 256
@@ -98,13 +143,20 @@ class Preprocess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
-    format: str = "parquet"
+    """The output.
+
+    A file is committed when it has `rows_per_file` rows, or after `seconds` with any.
+    """
+
+    format: OutputFormat = "parquet"
     rows_per_file: int = 10_000
     seconds: float = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
+    """When a job gives up: restarts of replicas, seconds without a row, error rows. None: never."""
+
     restarts: int = 5
     stall: float = 1800.0
     errors: int | None = None
@@ -112,22 +164,24 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One job as the driver sees it; `keep` of None keeps every column, a type of None is found out
-    from the first rows.
+    """One job. It works in the folder `work` and writes to `out`.
+
+    `identity` is what its answers follow from, `digest` the SHA-256 of that. `keep` of None keeps
+    every column; a type of None is found out from the first rows.
     """
 
     name: str
     cluster: str
-    mode: str
+    mode: Mode
     work: str
     out: str
-    read: Read
-    identity: Mapping[str, Any] = field(default_factory=dict)
+    identity: Mapping[str, Any] = field(default_factory=dict, metadata={"key": "meaning"})
     digest: str = ""
     model: str = ""
+    read: Read
     prompt: Prompt | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    keep: Mapping[str, str | None] | None = None
+    keep: Mapping[str, ColumnType | None] | None = None
     engine: Engine = field(default_factory=Engine)
     data_parallel: DataParallel | None = None
     predict: Predict | None = None
@@ -178,37 +232,45 @@ def read(work: str) -> Job:
 
 def job(asked: Mapping[str, Any]) -> Job:
     """Make a job of what `job.json` holds; keys that this version does not know are left out."""
-    prompt, parallel = asked.get("prompt"), asked.get("data_parallel")
-    return known(
-        Job,
-        asked,
-        identity=asked.get("meaning", {}),
-        read=known(Read, asked["read"], sources=tuple(asked["read"]["sources"])),
-        prompt=prompt and known(Prompt, prompt, chat=each_known(Message, prompt.get("chat"))),
-        engine=ranged(Engine, asked.get("engine") or {}),
-        data_parallel=parallel
-        and known(DataParallel, parallel, nodes=each_known(Node, parallel.get("nodes"))),
-        predict=asked.get("predict") and ranged(Predict, asked["predict"]),
-        preprocess=asked.get("preprocess") and ranged(Preprocess, asked["preprocess"]),
-        write=known(Write, asked.get("write") or {}),
-        limits=known(Limits, asked.get("limits") or {}),
-    )
+    found: Job = typed(Job, asked)
+    return found
 
 
-def known(kind: Any, asked: Mapping[str, Any], **made: Any) -> Any:
-    """Make a value of the fields that it has; `made` are those that are more than JSON."""
-    fields = kind.__dataclass_fields__
-    return kind(**{name: value for name, value in {**asked, **made}.items() if name in fields})
+def to_json(job: Job) -> dict[str, Any]:
+    """Return what `job.json` holds, of which `read` makes the same job; what a subclass adds stays
+    out of it.
+    """
+    fields = dataclasses.fields(Job)
+    return {"version": VERSION, **{key(each): untyped(getattr(job, each.name)) for each in fields}}
 
 
-def each_known(kind: Any, asked: Iterable[Mapping[str, Any]] | None) -> tuple[Any, ...]:
-    """Make a value of each; of nothing, none."""
-    return tuple(known(kind, each) for each in asked or ())
+def key(each: dataclasses.Field[Any]) -> str:
+    """Return what a field is called in `job.json`."""
+    return str(each.metadata.get("key", each.name))
 
 
-def ranged(kind: Any, asked: Mapping[str, Any]) -> Any:
-    least, most = asked.get("replicas") or (1, 1)
-    return known(kind, asked, replicas=(int(least), int(most)))
+def typed(kind: Any, value: Any) -> Any:
+    """Make a value of the type `kind` of what JSON has in its place."""
+    if dataclasses.is_dataclass(kind):
+        kinds = typing.get_type_hints(kind)
+        fields = [each for each in dataclasses.fields(kind) if key(each) in value]
+        return kind(**{each.name: typed(kinds[each.name], value[key(each)]) for each in fields})
+    inner = typing.get_args(kind)
+    if type(None) in inner:
+        return None if value is None else typed(inner[0], value)
+    if typing.get_origin(kind) is tuple:
+        each_kind = inner[:1] * len(value) if inner[-1] is ... else inner
+        return tuple(typed(*each) for each in zip(each_kind, value, strict=True))
+    return value
+
+
+def untyped(value: Any) -> Any:
+    """Return a value as JSON has it."""
+    if dataclasses.is_dataclass(value):
+        return {key(each): untyped(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: untyped(each) for name, each in value.items()}
+    return [untyped(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

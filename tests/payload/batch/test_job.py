@@ -82,6 +82,24 @@ def test_a_job_is_read_whole(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(found)) == found
 
 
+def test_what_is_read_is_what_was_written() -> None:
+    """In the same order: `job.json` stays the same to the byte as long as the job does."""
+    known = {name: value for name, value in WHOLE.items() if name != "later"}
+    found = jobs.job(WHOLE)
+    asked = jobs.to_json(found)
+
+    assert json.dumps(asked) == json.dumps({**known, "restart": False})
+    assert jobs.job(asked) == found
+
+
+def test_a_job_of_the_least_words_has_every_default() -> None:
+    """Sections that another version left out, too."""
+    least = {"name": "n", "cluster": "c", "mode": "engine", "work": "/w", "out": "/o"}
+    found = jobs.job({**least, "read": {"sources": [], "format": "text"}})
+
+    assert found == jobs.Job(**least, read=jobs.Read(sources=(), format="text"))
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -90,6 +108,9 @@ def test_a_job_is_read_whole(tmp_path: Path) -> None:
         ("[]", "is of version list"),
         ('{"version": 2}', "is of version 2"),
         ('{"version": 1}', "does not describe a job"),
+        (json.dumps(WHOLE | {"engine": {"replicas": [1]}}), "does not describe a job"),
+        (json.dumps(WHOLE | {"engine": None}), "does not describe a job"),
+        (json.dumps(WHOLE | {"data_parallel": {"size": 2}}), "does not describe a job"),
     ],
 )
 def test_a_file_that_is_no_job_is_refused(tmp_path: Path, text: str | None, said: str) -> None:

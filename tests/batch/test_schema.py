@@ -1,0 +1,58 @@
+"""The shape of a job file, beside the shapes that its driver reads."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from typing import Any
+
+import pytest
+
+from launcher.batch import schema
+from launcher.inventory.schema import Section
+from launcher.payload.batch import job as driver
+
+
+@pytest.mark.parametrize(
+    ("section", "shape", "file", "wire"),
+    [
+        (schema.ReadSection, driver.Read, {"paths"}, {"sources"}),
+        (schema.MessageSection, driver.Message, set(), set()),
+        (schema.PromptSection, driver.Prompt, set(), set()),
+        (schema.EngineSection, driver.Engine, set(), set()),
+        (schema.DataParallelSection, driver.DataParallel, set(), {"port", "nodes"}),
+        (schema.PredictSection, driver.Predict, {"class_", "files"}, {"target"}),
+        (schema.PreprocessSection, driver.Preprocess, {"function", "files"}, {"target"}),
+        (schema.WriteSection, driver.Write, {"path"}, set()),
+        (schema.LimitsSection, driver.Limits, set(), set()),
+    ],
+)
+def test_a_file_says_what_the_driver_is_told(
+    section: type[Section], shape: Any, file: set[str], wire: set[str]
+) -> None:
+    """Under the same names, but for what means something on one side only; and what is left out is
+    the same on both.
+    """
+    written = section.model_fields
+    told = {each.name: each for each in fields(shape)}
+    assert set(written) ^ set(told) == file | wire
+    for name in set(written) & set(told) - {"format", "chat", "placement"}:
+        assert written[name].is_required() is _required(told[name])
+        if not written[name].is_required():
+            assert written[name].get_default(call_default_factory=True) == _default(told[name])
+
+
+def test_the_sections_of_a_job_are_those_of_its_file() -> None:
+    """But for what only a cluster, or a command, knows."""
+    told = {each.name for each in fields(driver.Job)}
+    of_cluster = {"name", "cluster", "work", "out", "identity", "digest"}
+    assert told - of_cluster - {"retry_errors", "restart"} == set(schema.JobFile.model_fields) - {
+        "job"
+    }
+
+
+def _required(each: Any) -> bool:
+    return each.default is MISSING and each.default_factory is MISSING
+
+
+def _default(each: Any) -> Any:
+    return each.default if each.default_factory is MISSING else each.default_factory()
