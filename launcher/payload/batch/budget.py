@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .job import Failed
+from .ray_internals import Actor, actors
 
 SECONDS = 2.0  # between two looks
 LOADING = 7200.0  # seconds for the first replica to load the model, once it has a place
@@ -40,45 +41,24 @@ class ReplicaCounts:
     causes: tuple[str, ...] = ()
 
 
-def seen(table: Mapping[str, Mapping[str, Any]], actor: str) -> ReplicaCounts:
-    """Count the replicas in Ray's table of actors."""
-    mine = {name: row for name, row in table.items() if actor in row["ActorClassName"]}
+def seen(table: Mapping[str, Actor], kind: str) -> ReplicaCounts:
+    """Count the replicas in Ray's table of actors, which have `kind` in their names."""
+    mine = {name: actor for name, actor in table.items() if kind in actor.name}
     up, coming = in_state(mine, UP), in_state(mine, COMING)
-    placed = sum(map(has_place, coming.values()))
-    deaths = [row.get("DeathCause") for name, row in mine.items() if name not in up]
+    placed = sum(each.state == "PENDING_CREATION" and each.node != "" for each in coming.values())
     return ReplicaCounts(
         ready=len(up),
         placed=placed,
         waiting=len(coming) - placed,
-        restarts=sum(int(row["NumRestarts"]) for row in mine.values()),
-        processes={name: (row["Address"]["NodeID"], int(row["Pid"])) for name, row in up.items()},
-        causes=tuple(filter(None, map(cause, deaths))),
+        restarts=sum(actor.restarts for actor in mine.values()),
+        processes={name: (actor.node, actor.pid) for name, actor in up.items()},
+        causes=tuple(actor.death for name, actor in mine.items() if name not in up and actor.death),
     )
 
 
-def in_state(
-    table: Mapping[str, Mapping[str, Any]], states: Collection[str]
-) -> dict[str, Mapping[str, Any]]:
+def in_state(table: Mapping[str, Actor], states: Collection[str]) -> dict[str, Actor]:
     """Return the actors that are in one of these states."""
-    return {name: row for name, row in table.items() if row["State"] in states}
-
-
-def has_place(row: Mapping[str, Any]) -> bool:
-    """Tell whether an actor that is to come has a node: one whose name is all f is none."""
-    return row["State"] == "PENDING_CREATION" and row["Address"]["NodeID"].strip("f") != ""
-
-
-def cause(death: Any) -> str:
-    """Return why Ray says that an actor died, as one line."""
-    for name in ("actor_died_error_context", "creation_task_failure_context", "oom_context"):
-        context = getattr(death, name, None)
-        if context is not None and context.ByteSize():
-            said = getattr(context, "error_message", "") or getattr(
-                context, "formatted_exception_string", ""
-            )
-            if said:
-                return " ".join(said.split())
-    return ""
+    return {name: actor for name, actor in table.items() if actor.state in states}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -291,14 +271,6 @@ class Watch:
             if lines:
                 return [f"the log of process {pid} ended with:", *lines]
         return []
-
-
-def actors() -> dict[str, dict[str, Any]]:
-    """Ask the head for this job's actors: one request to the store, not to the dashboard."""
-    import ray
-
-    worker = ray._private.worker.global_worker
-    return dict(ray._private.state.state.actor_table(None, job_id=worker.current_job_id))
 
 
 def tail(node: str, pid: int) -> list[str]:

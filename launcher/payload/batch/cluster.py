@@ -9,7 +9,7 @@ import logging
 import os
 from typing import Any
 
-from . import source
+from .ray_internals import HEAD, WORKER_LOGGER
 
 # seconds: replicas of one model on like nodes load within a minute of each other, or share rows
 # unevenly
@@ -29,7 +29,7 @@ def connect(*, logs: bool) -> None:
         return
     os.environ["RAY_SCHEDULER_EVENTS"] = "0"  # `budget` says what is missing, in words
     # it warns that SIGTERM is ours
-    logging.getLogger("ray._private.worker").setLevel(logging.ERROR)
+    logging.getLogger(WORKER_LOGGER).setLevel(logging.ERROR)
     path = os.pathsep.join(
         dict.fromkeys(part for part in (LIBRARY, os.environ.get("PYTHONPATH", "")) if part)
     )
@@ -67,7 +67,7 @@ def gate(least: int) -> Any:
     if least < 2:
         return None
     # On the head: a gate on a node that dies would take every replica with it that still waits.
-    return ray.remote(num_cpus=0, max_concurrency=1000, resources=source.HEAD)(Gate).remote(least)
+    return ray.remote(num_cpus=0, max_concurrency=1000, resources=HEAD)(Gate).remote(least)
 
 
 class Gate:

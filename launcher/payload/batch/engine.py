@@ -13,6 +13,7 @@ from typing import Any
 
 from . import cluster, failures, postmortem, source
 from .job import ANSWER, Failed
+from .ray_internals import engine_stage
 
 # vLLM's largest default for `max_num_seqs`; which default holds depends on the device
 SEQUENCES = 1024
@@ -231,9 +232,8 @@ def replica(sampling: Mapping[str, Any], gate: Any = None) -> type:
     """Return Ray Data LLM's engine stage, with the sampling parameters as they were written and
     only the answer as output.
     """
-    from ray.llm._internal.batch.stages.vllm_engine_stage import vLLMEngineStageUDF
 
-    class Replica(vLLMEngineStageUDF):
+    class Replica(engine_stage()):  # the base is made late, where Ray is
         """One vLLM engine."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -245,7 +245,6 @@ def replica(sampling: Mapping[str, Any], gate: Any = None) -> type:
             # Else vLLM hands out every row at every token.
             self.asked = {**sampling, "output_kind": RequestOutputKind.FINAL_ONLY}
             self.finished: dict[tuple[int, int], str] = {}
-            self.generate, self.llm._generate_async = self.llm._generate_async, self.remembering
             cluster.arrive(gate)
 
         async def remembering(self, request: Any) -> Any:
@@ -258,28 +257,22 @@ def replica(sampling: Mapping[str, Any], gate: Any = None) -> type:
                 if str(problem).strip() or problem.__cause__ is None:
                     raise
                 raise NoAnswer(reason(problem.__cause__)) from problem
-            ended = output.outputs[0].finish_reason or ""
-            if ended in ("abort", "error"):
-                raise NoAnswer(f"vLLM ended this request: {ended}")
-            self.finished[request.idx_in_batch, request.request_id] = ended
+            self.finished[request.idx_in_batch, request.request_id] = ended(output)
             return output
 
-        async def _generate_with_error_handling(
-            self, row: dict[str, Any], batch_uuid: Any
-        ) -> dict[str, Any]:
-            index = row[self.IDX_IN_BATCH_COLUMN]
+        def prepare(self, row: dict[str, Any]) -> None:
             row["sampling_params"] = dict(self.asked)
             if len(row["tokenized_prompt"]):
                 row["prompt"] = None
             else:
                 del row["tokenized_prompt"]
-            out = await super()._generate_with_error_handling(row, batch_uuid)
+
+        def columns(self, row: dict[str, Any], index: int, out: dict[str, Any]) -> dict[str, Any]:
             for name in ("prompt", "tokenized_prompt", "sampling_params"):
                 row.pop(name, None)
             if not out["__inference_error__"]:
                 row["_raw"] = ""  # only for error rows
             return {
-                self.IDX_IN_BATCH_COLUMN: index,
                 "answer": out["generated_text"],
                 "prompt_tokens": out["num_input_tokens"],
                 "output_tokens": out["num_generated_tokens"],
@@ -288,6 +281,18 @@ def replica(sampling: Mapping[str, Any], gate: Any = None) -> type:
             }
 
     return Replica
+
+
+def ended(output: Any) -> str:
+    """Return why vLLM ended a request.
+
+    Raises:
+        NoAnswer: It gave the request up.
+    """
+    why = str(output.outputs[0].finish_reason or "")
+    if why in ("abort", "error"):
+        raise NoAnswer(f"vLLM ended this request: {why}")
+    return why
 
 
 def check(sampling: Mapping[str, Any]) -> None:

@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 from . import lines
 from .intervals import total
+from .ray_internals import HEAD, claim
 
 TASKS = 4_000  # read tasks of one job at most: planning costs about a millisecond for each
 # rows that one should have at least: a thousand splits with one row left each are not a thousand
 # tasks
 ROWS = 2_000
 BYTES = 8 * 2**20  # and no more than this in one block
-HEAD = {"node:__internal_head__": 0.001}  # what Ray calls the head node
 # processes that read: each gives tens of thousands of rows a second, and costs a second to start
 READERS = 2
 # CPUs that a task of ours claims: replicas may have claimed all there are, and would wait for its
@@ -110,12 +110,7 @@ def dataset(job: Any, manifest: Any, pending: Mapping[int, Intervals], batch: in
         **where(job.read.sources),
     )
     found = found.repartition(target_num_rows_per_block=batch)
-    cut = found._logical_plan.dag
-    claims = getattr(cut, "ray_remote_args", None)
-    # `repartition` has no arguments for these: it would claim a whole CPU to cut a block
-    if isinstance(claims, dict):
-        claims["num_cpus"] = LIGHT
-        object.__setattr__(cut, "compute", TaskPoolStrategy(size=READERS))
+    claim(found, LIGHT, TaskPoolStrategy(size=READERS))
     return found
 
 

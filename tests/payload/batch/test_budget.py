@@ -10,22 +10,24 @@ from typing import Any
 
 import pytest
 
-from launcher.payload.batch import budget
+from launcher.payload.batch import budget, ray_internals
 from launcher.payload.batch.budget import Budget, ReplicaCounts
 
 
 def actor(
     state: str, restarts: int = 0, node: str = "a1", name: str = "MapWorker(MapBatches(Replica))"
-) -> dict[str, Any]:
-    address = {"NodeID": node}
-    return {
-        "ActorClassName": name,
-        "State": state,
-        "NumRestarts": restarts,
-        "Address": address,
-        "Pid": 7,
-        "DeathCause": None,
-    }
+) -> ray_internals.Actor:
+    """An actor, as Ray's table has it."""
+    return ray_internals.actor(
+        {
+            "ActorClassName": name,
+            "State": state,
+            "NumRestarts": restarts,
+            "Address": {"NodeID": node},
+            "Pid": 7,
+            "DeathCause": None,
+        }
+    )
 
 
 def budgeted(**changes: Any) -> Budget:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.payload.batch import source
+from launcher.payload.batch.ray_internals import HEAD
 from tests.payload.batch.jobs import job, surveyed
 
 
@@ -91,8 +92,8 @@ def test_every_block_has_the_same_schema(tmp_path: Path) -> None:
 
 def test_paths_are_read_on_the_head_even_beside_addresses() -> None:
     """No other node is sure to have them."""
-    assert source.where(("/data/a.jsonl",)) == {"resources": source.HEAD}
-    assert source.where(("s3://bucket/a.jsonl", "/data/a.jsonl")) == {"resources": source.HEAD}
+    assert source.where(("/data/a.jsonl",)) == {"resources": HEAD}
+    assert source.where(("s3://bucket/a.jsonl", "/data/a.jsonl")) == {"resources": HEAD}
     assert source.where(("s3://bucket/a.jsonl", "gs://bucket/b.jsonl")) == {}
 
 

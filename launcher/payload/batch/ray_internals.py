@@ -1,0 +1,126 @@
+"""What is used of Ray that Ray calls its own, in this one place: what a new Ray may break.
+
+`USED` names all of it, as read and run with Ray 2.60. Everything else of the driver keeps to what
+Ray documents, and of vLLM nothing is used but `vllm.LLM` and what its sampling parameters are made
+of. Imports are late: the launcher and the tests have no Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+USED = (
+    # which job this is, and the table of actors with its rows (ray/_private/state.py)
+    "ray._private.worker.global_worker",
+    "ray._private.state.state.actor_table",
+    # the name of a logger
+    "ray._private.worker",
+    # what every head node has one of (ray/_common/constants.py)
+    "node:__internal_head__",
+    # the last operator of a dataset, whose claims nothing documented changes
+    "Dataset._logical_plan",
+    # the stage that holds an engine, and how it calls it
+    "ray.llm._internal.batch.stages.vllm_engine_stage.vLLMEngineStageUDF",
+    "vLLMEngineStageUDF._generate_with_error_handling",
+    "vLLMEngineWrapper._generate_async",
+)
+HEAD = {"node:__internal_head__": 0.001}  # the resources of something that must be on the head
+WORKER_LOGGER = "ray._private.worker"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Actor:
+    """A row of Ray's table of actors.
+
+    `node` is empty for an actor that has no place yet; `death` is why Ray says that it died.
+    """
+
+    name: str
+    state: str
+    restarts: int
+    node: str
+    pid: int
+    death: str = ""
+
+
+def actors() -> dict[str, Actor]:
+    """Ask the head for this job's actors: one request to the store, not to the dashboard."""
+    import ray
+
+    worker = ray._private.worker.global_worker
+    table = ray._private.state.state.actor_table(None, job_id=worker.current_job_id)
+    return {name: actor(row) for name, row in table.items()}
+
+
+def actor(row: Mapping[str, Any]) -> Actor:
+    """Read a row of the table."""
+    node = row["Address"]["NodeID"]
+    return Actor(
+        name=row["ActorClassName"],
+        state=row["State"],
+        restarts=int(row["NumRestarts"]),
+        node=node if node.strip("f") else "",  # a node whose name is all f is none
+        pid=int(row["Pid"]),
+        death=death(row.get("DeathCause")),
+    )
+
+
+def death(cause: Any) -> str:
+    """Return why Ray says that an actor died, as one line."""
+    for name in ("actor_died_error_context", "creation_task_failure_context", "oom_context"):
+        context = getattr(cause, name, None)
+        if context is not None and context.ByteSize():
+            said = getattr(context, "error_message", "") or getattr(
+                context, "formatted_exception_string", ""
+            )
+            if said:
+                return " ".join(said.split())
+    return ""
+
+
+def claim(dataset: Any, num_cpus: float, compute: Any) -> None:
+    """Set what the tasks of a dataset's last step claim, for a step that has no arguments for it,
+    such as `repartition`, which would claim a whole CPU to cut a block.
+    """
+    last = dataset._logical_plan.dag
+    claims = getattr(last, "ray_remote_args", None)
+    if isinstance(claims, dict):
+        claims["num_cpus"] = num_cpus
+        object.__setattr__(last, "compute", compute)
+
+
+def engine_stage() -> type:
+    """Return Ray Data LLM's engine stage, with public names for what a subclass changes in it.
+
+    `generate` is how it asks its engine for the answer to one request, which `remembering` is
+    called for instead; `prepare` sees each row before, `columns` makes the row after it.
+    """
+    from ray.llm._internal.batch.stages.vllm_engine_stage import vLLMEngineStageUDF
+
+    class EngineStage(vLLMEngineStageUDF):
+        """One vLLM engine."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.generate, self.llm._generate_async = self.llm._generate_async, self.remembering
+
+        async def remembering(self, request: Any) -> Any:
+            return await self.generate(request)
+
+        def prepare(self, row: dict[str, Any]) -> None:
+            pass
+
+        def columns(self, row: dict[str, Any], index: int, out: dict[str, Any]) -> dict[str, Any]:
+            return out
+
+        async def _generate_with_error_handling(
+            self, row: dict[str, Any], batch_uuid: Any
+        ) -> dict[str, Any]:
+            index = row[self.IDX_IN_BATCH_COLUMN]
+            self.prepare(row)
+            out = await super()._generate_with_error_handling(row, batch_uuid)
+            return {self.IDX_IN_BATCH_COLUMN: index, **self.columns(row, index, out)}
+
+    return EngineStage
