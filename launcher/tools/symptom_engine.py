@@ -4,6 +4,7 @@ something has failed before.
 
 from __future__ import annotations
 
+from launcher.payload.batch import patterns
 from launcher.tools.symptom import Symptom
 
 NETWORK = (
@@ -55,7 +56,7 @@ NETWORK = (
 MEMORY = (
     Symptom(
         id="gpu-memory-held",
-        pattern=r"Free memory on device .* is less than desired GPU memory utilization",
+        pattern=patterns.GPU_MEMORY_HELD,
         cause="something else holds GPU memory",
         fix=(
             "see who: `vlaunch exec --host -- nvidia-smi`, or lower it: `--"
@@ -69,11 +70,7 @@ MEMORY = (
     ),
     Symptom(
         id="gpu-memory-short",
-        pattern=(
-            r"No available memory for the cache blocks|larger than the (?:maximum|available KV"
-            r" cache memory)|"
-            r"torch\.OutOfMemoryError|CUDA out of memory"
-        ),
+        pattern=rf"{patterns.KV_CACHE_SHORT}|{patterns.GPU_MEMORY_SHORT}",
         cause="the model and its KV cache do not fit",
         fix="lower `--max-model-len`, raise `--gpu-memory-utilization`, or use more GPUs",
         source="vLLM 0.32, v1/core/kv_cache_utils.py",

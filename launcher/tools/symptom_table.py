@@ -8,6 +8,7 @@ that each entry names.
 
 from __future__ import annotations
 
+from launcher.payload.batch import patterns
 from launcher.tools.symptom import Symptom
 from launcher.tools.symptom_engine import ENGINE, MEMORY, NETWORK
 
@@ -102,7 +103,7 @@ _IMAGE = (
     ),
     Symptom(
         id="disk-full",
-        pattern=r"no space left on device|No space left on device",
+        pattern=patterns.DISK_FULL,
         cause="the disk is full",
         fix="free some space: `docker system prune`, `df -h`",
         source="errno(3), ENOSPC",
@@ -157,7 +158,7 @@ _RAY = (
     ),
     Symptom(
         id="gcs-unreachable",
-        pattern=r"Failed to connect to GCS|Unable to connect to GCS|Could not connect to .*:6379",
+        pattern=rf"{patterns.GCS_UNREACHABLE}|Could not connect to .*:6379",
         cause="it cannot reach the head's Ray port",
         fix="allow TCP between the nodes in both directions, then run `vlaunch up`",
         source="ray 23611; vllm 15385",
@@ -197,10 +198,7 @@ _RAY = (
 _MODEL = (
     Symptom(
         id="hf-refused",
-        pattern=(
-            r"RepositoryNotFoundError|Repository Not Found|GatedRepoError|401 Client Error|gated"
-            r" repo"
-        ),
+        pattern=rf"{patterns.NO_REPOSITORY}|{patterns.GATED}|401 Client Error",
         cause="Hugging Face does not give this model: it is gated, or its name is wrong",
         fix="add HF_TOKEN under `secrets:` in the inventory, and check the model's name",
         source="vllm PR 21406; ray 54812; srt-slurm 251",
@@ -209,18 +207,14 @@ _MODEL = (
     ),
     Symptom(
         id="model-not-found",
-        pattern=(
-            r"Invalid repository ID or local directory specified|Can't load the configuration of|"
-            r"does not appear to have a file named config\.json|HFValidationError|is not a local"
-            r" folder and is not a valid model"
-        ),
+        pattern=patterns.NO_MODEL,
         cause="the model cannot be found on this node",
         fix="check the path on every node, or copy the model there",
         source="vllm 881; aixcl 696; llm-d 485",
     ),
     Symptom(
         id="model-not-cached",
-        pattern=r"LocalEntryNotFoundError|OfflineModeIsEnabled|outgoing traffic has been disabled",
+        pattern=patterns.NOT_CACHED,
         cause="the model is not in the node's cache, and downloads are off",
         fix="copy the model to `hf_home` on every node, or unset HF_HUB_OFFLINE",
         source="huggingface_hub, errors.py",
@@ -297,7 +291,7 @@ _PLACEMENT = (
     ),
     Symptom(
         id="placement-group-refused",
-        pattern=r"Cannot provide a placement group",
+        pattern=patterns.NO_PLACEMENT_GROUP,
         cause="Ray has not enough GPUs for this TP × PP",
         fix="see what is there: `vlaunch status`",
         source="vLLM 0.32, v1/executor/ray_utils.py",

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from . import patterns
 from .job import Failed
 
 LINES = 12
@@ -29,7 +30,6 @@ RAISED_FROM = "The above exception was the direct cause"
 POINTER = re.compile(r"(?i)see (?:root cause|stack trace)")
 VLLM = ("engine", "data-parallel")
 ALL = (*VLLM, "predict")
-GPU = r"(?i)(?:CUDA|HIP) out of memory|torch(?:\.cuda)?\.OutOfMemoryError"
 HOST = (
     r"(?i)OutOfMemoryError: Task was killed|node running low on"
     r" memory|ray\.exceptions\.OutOfMemory|NODE_OUT_OF_MEMORY"
@@ -51,7 +51,7 @@ class Known:
 
 KNOWN = (
     Known(
-        pattern=r"(?i)No space left on device|Errno 28\b|Disk quota exceeded",
+        pattern=rf"(?i){patterns.DISK_FULL}|Errno 28\b|Disk quota exceeded",
         message="the disk is full",
         hint=(
             "free space (`df -h`), or write elsewhere with `write.path`; then run the job again: it"
@@ -59,10 +59,7 @@ KNOWN = (
         ),
     ),
     Known(
-        pattern=(
-            r"(?i)gated repo|GatedRepoError|Access to model .* is restricted|401 Client"
-            r" Error.*huggingface"
-        ),
+        pattern=rf"(?i){patterns.GATED}|401 Client Error.*huggingface",
         message="the model is gated, and this cluster may not download it",
         hint=(
             "accept its licence with your account, and put that account's HF_TOKEN into the"
@@ -71,20 +68,14 @@ KNOWN = (
     ),
     Known(
         pattern=(
-            r"(?i)RepositoryNotFoundError|is not a local folder and is not a valid model identifier"
-            r"|Repo id must be in the form|can't load (?:the"
-            r" )?(?:configuration|model)|LocalEntryNotFoundError"
-            r"|OfflineModeIsEnabled|Cannot find (?:an appropriate|any) cached snapshot|Invalid"
-            r" repository ID or local directory"
+            rf"(?i){patterns.NO_REPOSITORY}|{patterns.NO_MODEL}|{patterns.NOT_CACHED}"
+            r"|can't load (?:the )?(?:configuration|model)"
         ),
         message="the model is not there: not on this node, and not to be downloaded",
         hint="check `model`: a name that the cluster can download, or a path that every node has",
     ),
     Known(
-        pattern=(
-            r"(?i)No available memory for the cache blocks|larger than the (?:maximum number of"
-            r" tokens|available KV cache)"
-        ),
+        pattern=rf"(?i){patterns.KV_CACHE_SHORT}",
         message="the model fits, but there is no room left for its key-value cache",
         hint=(
             "lower `engine.args.max_model_len`, raise `engine.args.gpu_memory_utilization`, or set"
@@ -93,7 +84,7 @@ KNOWN = (
         modes=VLLM,
     ),
     Known(
-        pattern=r"(?i)Free memory on device .* is less than desired GPU memory utilization",
+        pattern=rf"(?i){patterns.GPU_MEMORY_HELD}",
         message="another process holds memory of this GPU",
         hint=(
             "see which with `nvidia-smi` on that node, or lower"
@@ -102,7 +93,7 @@ KNOWN = (
         modes=VLLM,
     ),
     Known(
-        pattern=GPU,
+        pattern=rf"(?i){patterns.GPU_MEMORY_SHORT}",
         message="a GPU ran out of memory",
         hint=(
             "lower `engine.args.gpu_memory_utilization` or `engine.args.max_model_len`, or set"
@@ -111,7 +102,7 @@ KNOWN = (
         modes=VLLM,
     ),
     Known(
-        pattern=GPU,
+        pattern=rf"(?i){patterns.GPU_MEMORY_SHORT}",
         message="a GPU ran out of memory",
         hint=(
             "lower `predict.batch_size`, or give each replica more of a GPU with `predict.num_gpus`"
@@ -171,7 +162,7 @@ KNOWN = (
         modes=VLLM,
     ),
     Known(
-        pattern=r"(?i)Placement group (?:creation )?timed out|Cannot provide a placement group",
+        pattern=rf"(?i)Placement group (?:creation )?timed out|{patterns.NO_PLACEMENT_GROUP}",
         message="replicas of this size cannot be placed on the cluster",
         hint=(
             "compare `engine.tp`, `engine.pp` and `engine.placement` with what `vlaunch status`"
@@ -181,8 +172,8 @@ KNOWN = (
     ),
     Known(
         pattern=(
-            r"Failed to connect to GCS|Could not find any running Ray|GCS (?:server )?(?:has"
-            r" )?(?:died|is down)"
+            rf"{patterns.GCS_UNREACHABLE}|Could not find any running Ray"
+            r"|GCS (?:server )?(?:has )?(?:died|is down)"
         ),
         message="the head's Ray cannot be reached",
         hint="see `vlaunch status`, then run the job again: it goes on where it stopped",
