@@ -4,7 +4,8 @@ its own address.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from launcher.checks.shape import Finding, failed, passed, skipped, worst
@@ -48,7 +49,7 @@ def judge_cluster(
 
     def judge(answers: Answers) -> Sequence[Finding]:
         said, table = _table(answers[inventory.head.name])
-        alive = {each.ip for each in table or () if each.alive}
+        alive = {each.ip: each for each in table or () if each.alive}
         troubles = [
             trouble
             for node in inventory.nodes
@@ -73,7 +74,12 @@ def judge_cluster(
                     evidence=str(said.get("error", "")),
                 )
             ]
-        findings = _compare(inventory, table, frozenset(said.get("unreachable", ())))
+        findings = _Membership(
+            inventory=inventory,
+            alive=alive,
+            dead={each.ip: each for each in table if not each.alive},
+            unreachable=frozenset(said.get("unreachable", ())),
+        ).findings()
         # Its own word comes last: nothing is said of a status that cannot be right yet.
         return (
             findings
@@ -117,72 +123,62 @@ def _status(inventory: Inventory, text: str) -> Finding:
     return _wait(head, text_, evidence=text)
 
 
-def _compare(
-    inventory: Inventory, table: Sequence[ray.RayNode], unreachable: frozenset[str]
-) -> Sequence[Finding]:
-    alive = {each.ip: each for each in table if each.alive}
-    dead = {each.ip: each for each in table if not each.alive}
-    return [
-        *(
-            _member(inventory, node, alive.get(node.ip), dead.get(node.ip), unreachable)
-            for node in inventory.nodes
-        ),
-        *_strangers(inventory, alive),
-    ]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Membership:
+    """Who is in Ray, by address, beside who should be; `unreachable` are the addresses to which the
+    head cannot open a connection.
+    """
 
+    inventory: Inventory
+    alive: Mapping[str, ray.RayNode]
+    dead: Mapping[str, ray.RayNode]
+    unreachable: frozenset[str]
 
-def _member(
-    inventory: Inventory,
-    node: Node,
-    alive: ray.RayNode | None,
-    dead: ray.RayNode | None,
-    unreachable: frozenset[str],
-) -> Finding:
-    """Judge that a node is in Ray with its GPUs, and that the head reaches it."""
-    if alive is None:
-        why = f": {dead.message}" if dead is not None else ""
-        text = f"has not joined Ray under {node.ip}{why}"
-        return _wait(node, text, fix=_join_fix(inventory, node))
-    if alive.gpus != node.gpus:
-        return failed(
-            node,
-            f"brought {alive.gpus:g} GPUs to Ray, {node.gpus} declared",
-            fix=f"correct `gpus:` of {node.name} in the inventory, then run `vlaunch up` again",
+    def findings(self) -> list[Finding]:
+        """Judge each node of the inventory, and that nobody else is in."""
+        return [*map(self._member, self.inventory.nodes), *self._strangers()]
+
+    def _member(self, node: Node) -> Finding:
+        """Judge that a node is in Ray with its GPUs, and that the head reaches it."""
+        alive, dead = self.alive.get(node.ip), self.dead.get(node.ip)
+        if alive is None:
+            why = f": {dead.message}" if dead is not None else ""
+            return _wait(node, f"has not joined Ray under {node.ip}{why}", fix=self._join_fix(node))
+        if alive.gpus != node.gpus:
+            return failed(
+                node,
+                f"brought {alive.gpus:g} GPUs to Ray, {node.gpus} declared",
+                fix=f"correct `gpus:` of {node.name} in the inventory, then run `vlaunch up` again",
+            )
+        manager = f"{node.ip}:{self.inventory.ports.node_manager}"
+        if manager in self.unreachable:
+            return _wait(
+                node,
+                f"joined, but the head cannot open {manager} back to it",
+                fix=(
+                    f"allow TCP from {self.inventory.head.ip} to {node.ip} (all ports: Ray, NCCL"
+                    " and Gloo pick high ones)"
+                ),
+            )
+        return passed(node, f"in Ray under {node.ip} with {alive.gpus:g} GPUs")
+
+    def _join_fix(self, node: Node) -> str:
+        if node.head:
+            return f"look at its log: `vlaunch logs {node.name}`"
+        gcs = f"{self.inventory.head.ip}:{self.inventory.ports.gcs}"
+        return (
+            f"allow TCP from {node.ip} to {gcs} and back, then look at its log:"
+            f" `vlaunch logs {node.name}`"
         )
-    manager = f"{node.ip}:{inventory.ports.node_manager}"
-    if manager in unreachable:
-        return _wait(
-            node,
-            f"joined, but the head cannot open {manager} back to it",
-            fix=(
-                f"allow TCP from {inventory.head.ip} to {node.ip} (all ports: Ray, NCCL and Gloo"
-                " pick high ones)"
-            ),
-        )
-    return passed(node, f"in Ray under {node.ip} with {alive.gpus:g} GPUs")
 
-
-def _strangers(inventory: Inventory, alive: Iterable[str]) -> list[Finding]:
-    """Judge that no addresses are in Ray but those of the inventory's nodes."""
-    strangers = sorted(set(alive) - {node.ip for node in inventory.nodes})
-    if not strangers:
-        return []
-    return [
-        failed(
-            "",
-            f"Ray has nodes that are not in the inventory: {', '.join(strangers)}",
-            fix="add them to the inventory, or run `vlaunch down` with the inventory that has them",
-        )
-    ]
-
-
-def _join_fix(inventory: Inventory, node: Node) -> str:
-    if node.head:
-        return f"look at its log: `vlaunch logs {node.name}`"
-    return (
-        f"allow TCP from {node.ip} to {inventory.head.ip}:{inventory.ports.gcs} and back, "
-        f"then look at its log: `vlaunch logs {node.name}`"
-    )
+    def _strangers(self) -> list[Finding]:
+        """Judge that no addresses are in Ray but those of the inventory's nodes."""
+        strangers = sorted(set(self.alive) - {node.ip for node in self.inventory.nodes})
+        if not strangers:
+            return []
+        fix = "add them to the inventory, or run `vlaunch down` with the inventory that has them"
+        text = f"Ray has nodes that are not in the inventory: {', '.join(strangers)}"
+        return [failed("", text, fix=fix)]
 
 
 def container_trouble(
