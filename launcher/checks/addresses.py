@@ -9,61 +9,67 @@ from collections.abc import Sequence
 
 from launcher.checks.consistency import alike
 from launcher.checks.pairs import one_node
-from launcher.checks.shape import Check, Evidence, Finding, each, failed, passed, skipped, warned
-from launcher.model import Inventory, Node
-from launcher.tools.host import Address, HostFacts
+from launcher.checks.shape import (
+    Check,
+    Evidence,
+    Finding,
+    Host,
+    each,
+    failed,
+    passed,
+    skipped,
+    warned,
+)
+from launcher.tools.host import Address
 
 _UNKNOWN = "`ip` is not installed; addresses were not compared"
 
 
-def _unique(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
+def _unique(evidence: Evidence) -> Sequence[Finding]:
     findings = []
-    reached = evidence.reached(inventory)
-    for node in reached:
-        known = evidence.facts[node.name].addresses
-        if known is None:
-            findings.append(skipped(node, _UNKNOWN))
+    for host in evidence.reached:
+        if host.facts.addresses is None:
+            findings.append(skipped(host, _UNKNOWN))
             continue
         # Whoever has an address that the inventory gives to another node is the one to look at.
         stolen = [
             (each, other)
-            for other in inventory.nodes
-            if other.name != node.name
-            for each in known
+            for other in evidence.inventory.nodes
+            if other.name != host.name
+            for each in host.facts.addresses
             if each.ip == other.ip
         ]
         if stolen:
             address, owner = stolen[0]
             findings.append(
                 failed(
-                    node,
+                    host,
                     f"`{address.interface}` has {address.ip}, the address of {owner.name}",
                     fix=(
                         f"run `sudo ip addr del {address.ip}/{address.prefix} dev"
-                        f" {address.interface}` on {node.name}, or correct `ip:` of {owner.name}"
+                        f" {address.interface}` on {host.name}, or correct `ip:` of {owner.name}"
                     ),
                 )
             )
         else:
-            findings.append(passed(node, "no other node has its address"))
+            findings.append(passed(host, "no other node has its address"))
     return findings
 
 
-def _subnet(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
+def _subnet(evidence: Evidence) -> Sequence[Finding]:
     nets, findings = dict[str, str](), list[Finding]()
-    for node in evidence.reached(inventory):
-        own = next(
-            (each for each in evidence.facts[node.name].addresses or () if each.ip == node.ip), None
-        )
+    for host in evidence.reached:
+        ip = host.node.ip
+        own = next((each for each in host.facts.addresses or () if each.ip == ip), None)
         if own is None:
-            findings.append(skipped(node, f"the interface with {node.ip} is not known"))
+            findings.append(skipped(host, f"the interface with {ip} is not known"))
         else:
-            nets[node.name] = str(_network(own))
+            nets[host.name] = str(_network(own))
 
     def differs(name: str, net: str, common: str, others: str) -> Finding:
         return warned(
             name,
-            f"{inventory.node(name).ip} is in {net}, while {others} is in {common}",
+            f"{evidence.inventory.node(name).ip} is in {net}, while {others} is in {common}",
             fix=(
                 f"set `ip:` of {name} to its address in {common}, or its prefix length on the"
                 " interface; packets go through a router otherwise"
@@ -77,22 +83,22 @@ def _network(address: Address) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
     return ipaddress.ip_interface(f"{address.ip.split('%')[0]}/{address.prefix}").network
 
 
-def _one_nic(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
-    if facts.addresses is None:
-        return skipped(node, _UNKNOWN)
+def _one_nic(host: Host) -> Finding:
+    if host.facts.addresses is None:
+        return skipped(host, _UNKNOWN)
     by_net: dict[str, dict[str, str]] = {}
-    for address in filter(_in_subnet, facts.addresses):
+    for address in filter(_in_subnet, host.facts.addresses):
         by_net.setdefault(str(_network(address)), {}).setdefault(address.interface, address.ip)
     double = {net: nics for net, nics in by_net.items() if len(nics) > 1}
     if not double:
-        return passed(node, "each interface has a subnet of its own")
+        return passed(host, "each interface has a subnet of its own")
     net, nics = next(iter(double.items()))
     return warned(
-        node,
+        host,
         f"{' and '.join(f'`{name}`' for name in nics)} are both in {net}",
         evidence="\n".join(f"{name} {ip}" for name, ip in nics.items()),
         fix=(
-            f"give each a subnet of its own; until then, on {node.name}: "
+            f"give each a subnet of its own; until then, on {host.name}: "
             "`sudo sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2`"
         ),
     )

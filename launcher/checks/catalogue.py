@@ -26,9 +26,8 @@ from launcher.checks import (
     rdma,
     reach,
 )
-from launcher.checks.shape import GROUPS, Check, Evidence, Finding, Status, skipped, worst
+from launcher.checks.shape import GROUPS, Check, Evidence, Finding, Status, passed, skipped, worst
 from launcher.errors import RequestError
-from launcher.model import Inventory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,34 +41,23 @@ class Result:
     status: Status
 
 
-def _image(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
+def _image(evidence: Evidence) -> Sequence[Finding]:
     """Judge the image where it is; a node that has not pulled it yet has nothing to compare."""
-    reached = evidence.reached(inventory)
-    have = [
-        node
-        for node in reached
-        if evidence.facts[node.name].images.get(inventory.image) is not None
-    ]
+    image = evidence.inventory.image
+    ids = {
+        each.name: there.id.removeprefix("sha256:")[:12]
+        for each in evidence.reached
+        if (there := each.facts.images.get(image)) is not None
+    }
     gaps = [
-        skipped(node, f"{inventory.image} is not on this node yet: `vlaunch up` fetches it")
-        for node in reached
-        if node not in have
+        skipped(each, f"{image} is not on this node yet: `vlaunch up` fetches it")
+        for each in evidence.reached
+        if each.name not in ids
     ]
-    if not have:
-        return gaps
-    found = images.same_identity(replace(inventory, nodes=tuple(have)), evidence.facts)
-    named = {finding.node for finding in found}
-    passes = [
-        Finding(node=node.name, status="pass", text="") for node in have if node.name not in named
-    ]
-    return [*gaps, *(_identified(inventory, evidence, each) for each in (*found, *passes))]
-
-
-def _identified(inventory: Inventory, evidence: Evidence, finding: Finding) -> Finding:
-    image = evidence.facts[finding.node].images.get(inventory.image)
-    if finding.status != "pass" or image is None:
-        return finding
-    return replace(finding, text=f"{inventory.image} is {image.id.removeprefix('sha256:')[:12]}")
+    have = replace(evidence, facts={name: evidence.facts[name] for name in ids})
+    found = {each.node: each for each in images.same_identity(have) if each.status != "pass"}
+    same = {name: passed(name, f"{image} is {id_}") for name, id_ in ids.items()}
+    return [*gaps, *(same | found).values()]
 
 
 IMAGE = Check(
@@ -128,9 +116,7 @@ def select(
     return tuple(check for check in wanted if check.id not in skip)
 
 
-def run(
-    inventory: Inventory, evidence: Evidence, ids: Collection[str] | None = None
-) -> list[Result]:
+def run(evidence: Evidence, ids: Collection[str] | None = None) -> list[Result]:
     """Judge the checks with these ids (all by default), in the catalogue's order.
 
     Every check gets at least one finding.
@@ -143,38 +129,32 @@ def run(
         Result(check=check, findings=tuple(found), status=worst(found))
         for check in CATALOGUE
         if ids is None or check.id in ids
-        for found in [_findings(check, inventory, evidence, known)]
+        for found in [_findings(check, evidence, known)]
     ]
 
 
-def _findings(
-    check: Check, inventory: Inventory, evidence: Evidence, known: dict[str, list[Finding]]
-) -> list[Finding]:
+def _findings(check: Check, evidence: Evidence, known: dict[str, list[Finding]]) -> list[Finding]:
     """Return what came of a check; `known` keeps it for the checks that need it."""
     if check.id not in known:
-        known[check.id] = _judged(check, inventory, evidence, known)
+        known[check.id] = _judged(check, evidence, known)
     return known[check.id]
 
 
-def _judged(
-    check: Check, inventory: Inventory, evidence: Evidence, known: dict[str, list[Finding]]
-) -> list[Finding]:
-    if reason := check.skip_reason(inventory):
+def _judged(check: Check, evidence: Evidence, known: dict[str, list[Finding]]) -> list[Finding]:
+    if reason := check.skip_reason(evidence.inventory):
         return [skipped("", reason)]
-    blocked = _blocked(check, inventory, evidence, known)
+    blocked = _blocked(check, evidence, known)
     facts = {name: each for name, each in evidence.facts.items() if name not in blocked}
-    found = [_told(check, each) for each in check.judge(inventory, replace(evidence, facts=facts))]
+    found = [_told(check, each) for each in check.judge(replace(evidence, facts=facts))]
     judged = {each.node for each in found}
     found += [skipped(name, reason) for name, reason in blocked.items() if name not in judged]
     if not found:
         return [skipped("", "nothing was there to judge")]
-    order = {node.name: at for at, node in enumerate(inventory.nodes)}
+    order = {node.name: at for at, node in enumerate(evidence.inventory.nodes)}
     return sorted(found, key=lambda each: order.get(each.node, len(order)))
 
 
-def _blocked(
-    check: Check, inventory: Inventory, evidence: Evidence, known: dict[str, list[Finding]]
-) -> dict[str, str]:
+def _blocked(check: Check, evidence: Evidence, known: dict[str, list[Finding]]) -> dict[str, str]:
     """Return the nodes that a check cannot judge, with the reason: not reached, or they failed what
     it needs.
     """
@@ -182,12 +162,12 @@ def _blocked(
         return {}
     blocked = {
         node.name: "it was not reached: see `ssh`"
-        for node in inventory.nodes
+        for node in evidence.inventory.nodes
         if node.name not in evidence.facts
     }
     for need in check.needs:
         reason = f"it failed `{need}`, without which this cannot be judged"
-        for finding in _findings(_BY_ID[need], inventory, evidence, known):
+        for finding in _findings(_BY_ID[need], evidence, known):
             if finding.status == "fail" and finding.node:
                 blocked.setdefault(finding.node, reason)
     return blocked

@@ -18,7 +18,7 @@ from launcher.checks.shape import (
     surveys,
     warned,
 )
-from launcher.model import Inventory, Node
+from launcher.model import Node
 from launcher.tools.survey import Survey
 
 # Seconds. The probe itself blurs a clock by its round trip; above the second bound logs and token
@@ -26,8 +26,8 @@ from launcher.tools.survey import Survey
 _WARN, _FAIL = 2.0, 30.0
 
 
-def _skew(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
-    found, findings = surveys(inventory, evidence)
+def _skew(evidence: Evidence) -> Sequence[Finding]:
+    found, findings = surveys(evidence)
     skews = {name: survey.skew for name, survey in found.items() if survey.skew is not None}
     findings += [skipped(name, "its clock was not read") for name in found if name not in skews]
     if not skews:
@@ -73,7 +73,7 @@ def _fix(name: str) -> str:
     )
 
 
-def _synced(inventory: Inventory, node: Node, survey: Survey) -> Finding:
+def _synced(node: Node, survey: Survey) -> Finding:
     if survey.synced is None:
         return skipped(node, "no time daemon was found that could say so")
     if survey.synced:

@@ -8,45 +8,35 @@ from collections.abc import Callable, Sequence
 
 from launcher.checks.consistency import alike
 from launcher.checks.host import no_rdma
-from launcher.checks.shape import Check, Evidence, Finding, Judge, failed, passed, skipped
-from launcher.model import Inventory, Node
+from launcher.checks.shape import Check, Evidence, Finding, Host, Judge, failed, passed, skipped
 from launcher.tools.inside import Inside
 
 
-def _looked(inventory: Inventory, evidence: Evidence) -> tuple[dict[str, Inside], list[Finding]]:
+def _looked(evidence: Evidence) -> tuple[dict[str, Inside], list[Finding]]:
     """Return what is known of each node's container, and a SKIP with its reason for the others."""
     found, gaps = dict[str, Inside](), list[Finding]()
-    for node in evidence.reached(inventory):
-        inside = evidence.inside.get(node.name)
+    for host in evidence.reached:
+        inside = evidence.inside.get(host.name)
         if inside is None:
-            gaps.append(
-                skipped(
-                    node,
-                    evidence.inside_missing.get(node.name) or _why_not(inventory, node, evidence),
-                )
-            )
+            why = evidence.inside_missing.get(host.name) or _why_not(host)
+            gaps.append(skipped(host, why))
         elif inside.error:
-            gaps.append(
-                skipped(
-                    node,
-                    "a container could not be looked into:"
-                    f" {inside.error.strip().splitlines()[-1][:160]}",
-                )
-            )
+            said = inside.error.strip().splitlines()[-1][:160]
+            gaps.append(skipped(host, f"a container could not be looked into: {said}"))
         else:
-            found[node.name] = inside
+            found[host.name] = inside
     return found, gaps
 
 
-def _why_not(inventory: Inventory, node: Node, evidence: Evidence) -> str:
-    if evidence.facts[node.name].images.get(inventory.image) is None:
+def _why_not(host: Host) -> str:
+    if host.facts.images.get(host.inventory.image) is None:
         return "the image is not on this node yet: run `vlaunch up`"
     return "no container was looked into"
 
 
 def _inside(judge: Callable[[str, Inside], Finding]) -> Judge:
-    def all_nodes(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
-        found, gaps = _looked(inventory, evidence)
+    def all_nodes(evidence: Evidence) -> Sequence[Finding]:
+        found, gaps = _looked(evidence)
         return [*gaps, *(judge(name, inside) for name, inside in found.items())]
 
     return all_nodes
@@ -105,11 +95,11 @@ def _libibverbs(name: str, inside: Inside) -> Finding:
 _ANEW = "run `vlaunch down` and `vlaunch up`"
 
 
-def _ray(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
-    found, gaps = _looked(inventory, evidence)
+def _ray(evidence: Evidence) -> Sequence[Finding]:
+    found, gaps = _looked(evidence)
     versions = {name: inside.ray for name, inside in found.items() if inside.ray}
     gaps += [
-        skipped(name, f"the image has no Ray; `vlaunch up` adds {inventory.ray.version}")
+        skipped(name, f"the image has no Ray; `vlaunch up` adds {evidence.inventory.ray.version}")
         for name in found
         if name not in versions
     ]
@@ -120,8 +110,8 @@ def _ray(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     return [*gaps, *alike(versions, differs, shown=lambda version: f"Ray {version}")]
 
 
-def _python(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
-    found, gaps = _looked(inventory, evidence)
+def _python(evidence: Evidence) -> Sequence[Finding]:
+    found, gaps = _looked(evidence)
     versions = {name: inside.python for name, inside in found.items() if inside.python}
     gaps += [
         skipped(name, "the container did not tell its Python")

@@ -4,11 +4,10 @@ node tells its size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from launcher.checks.shape import Check, Evidence, Finding, failed, passed, skipped
-from launcher.model import Inventory, Node
+from launcher.checks.shape import Check, Finding, Host, each, failed, passed, skipped
+from launcher.model import Node
 from launcher.tools.host import HostFacts
 
 # Room to work with: logs, what vLLM compiles, and Ray where it is put on top of the image.
@@ -22,19 +21,15 @@ _IMAGE = {"nvidia": 30 * _GIB, "amd": 30 * _GIB, "cpu": 3 * _GIB}
 _STEPS = (1, 5, 10, 20, 50, 100, 200, 500, 1024, 2048, 5120, 10_240)
 
 
-def _disk(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
-    return [_room(inventory, evidence, node) for node in evidence.reached(inventory)]
-
-
-def _room(inventory: Inventory, evidence: Evidence, node: Node) -> Finding:
-    facts, room = evidence.facts[node.name], _ROOM[inventory.accelerator]
-    missing, told = _model(evidence, node)
+def _disk(host: Host) -> Finding:
+    node, facts, room = host.node, host.facts, _ROOM[host.inventory.accelerator]
+    missing, told = _model(host)
     home = str(PurePosixPath(node.hf_home).parent)
     if facts.disk_free is not None and facts.disk_free < missing + room:
         larger = "set `hf_home:` to a larger disk, or free some space there"
         why = "for the model" if missing else ""
         return _short(node, home, facts.disk_free, missing + room, why, larger)
-    pulled, need = _is_pulled(facts), _docker_need(inventory, facts)
+    pulled, need = _is_pulled(facts), _docker_need(host)
     if facts.docker_disk_free is not None and facts.docker_disk_free < need:
         fix = (
             "free some space (`docker system prune -a` removes images that no container uses), "
@@ -56,10 +51,10 @@ def _room(inventory: Inventory, evidence: Evidence, node: Node) -> Finding:
     return passed(node, f"{image}, more than {_step(facts.disk_free)} free under {home}; {told}")
 
 
-def _docker_need(inventory: Inventory, facts: HostFacts) -> int:
+def _docker_need(host: Host) -> int:
     """Return the bytes that must be free for Docker: room to work with, or for the image."""
-    room = _ROOM[inventory.accelerator]
-    return room if _is_pulled(facts) else max(room, _IMAGE[inventory.accelerator])
+    room = _ROOM[host.inventory.accelerator]
+    return room if _is_pulled(host.facts) else max(room, _IMAGE[host.inventory.accelerator])
 
 
 def _is_pulled(facts: HostFacts) -> bool:
@@ -72,14 +67,15 @@ def _short(node: Node, place: str, free: int, need: int, why: str, fix: str) -> 
     return failed(node, text, fix=fix)
 
 
-def _model(evidence: Evidence, node: Node) -> tuple[int, str]:
+def _model(host: Host) -> tuple[int, str]:
     """Return the bytes of the model that a node lacks, as far as another node's files tell its
     size, with the words for it.
     """
+    evidence = host.evidence
     if not evidence.model:
         return 0, "no model is named, so its size is not known"
     whole = max((sum(files.values()) for files in evidence.files.values() if files), default=0)
-    missing = whole - sum((evidence.files.get(node.name) or {}).values())
+    missing = whole - sum((evidence.files.get(host.name) or {}).values())
     if whole and not missing:
         return 0, "the model is here"
     # A path is filled by hand, and need not be on the disk of the Hugging Face home.
@@ -89,7 +85,7 @@ def _model(evidence: Evidence, node: Node) -> tuple[int, str]:
 
 
 def _step(free: int) -> str:
-    step = max((each for each in _STEPS if each * _GIB <= free), default=0)
+    step = max((step for step in _STEPS if step * _GIB <= free), default=0)
     return f"{step // 1024} TiB" if step >= 1024 else f"{step} GiB"
 
 
@@ -97,6 +93,6 @@ DISK = Check(
     id="disk",
     what="there is room for the image, and for the model where its size is known",
     why="a full disk ends the pull, the build or the download half-way",
-    judge=_disk,
+    judge=each(_disk),
     group="storage",
 )

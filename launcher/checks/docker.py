@@ -12,6 +12,7 @@ from launcher.checks.shape import (
     Check,
     Evidence,
     Finding,
+    Host,
     each,
     failed,
     passed,
@@ -20,30 +21,28 @@ from launcher.checks.shape import (
     surveys,
     warned,
 )
-from launcher.model import Inventory, Node
-from launcher.tools.host import HostFacts
+from launcher.model import Node
 from launcher.tools.survey import Survey
 
 _OLDEST = (19, 3)  # the first with `--gpus`
 _GOOD = ("overlay2", "overlayfs", "btrfs", "zfs", "fuse-overlayfs")
 
 
-def _version(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
-    found = re.match(r"(\d+)\.(\d+)", facts.docker_version or "")
+def _version(host: Host) -> Finding:
+    version = host.facts.docker_version
+    found = re.match(r"(\d+)\.(\d+)", version or "")
     if found is None:
-        return skipped(
-            node, f"Docker's version cannot be read: {facts.docker_version or 'it did not answer'}"
-        )
+        return skipped(host, f"Docker's version cannot be read: {version or 'it did not answer'}")
     if (int(found[1]), int(found[2])) < _OLDEST:
         return failed(
-            node,
-            f"Docker {facts.docker_version} is older than 19.03, the first with `--gpus`",
+            host,
+            f"Docker {version} is older than 19.03, the first with `--gpus`",
             fix="install a current Docker Engine: https://docs.docker.com/engine/install/",
         )
-    return passed(node, f"Docker {facts.docker_version}")
+    return passed(host, f"Docker {version}")
 
 
-def _storage(inventory: Inventory, node: Node, survey: Survey) -> Finding:
+def _storage(node: Node, survey: Survey) -> Finding:
     driver = survey.docker_storage
     if not driver:
         return skipped(node, "Docker did not say how it stores images")
@@ -61,8 +60,8 @@ def _storage(inventory: Inventory, node: Node, survey: Survey) -> Finding:
     )
 
 
-def _cgroup(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
-    found, findings = surveys(inventory, evidence)
+def _cgroup(evidence: Evidence) -> Sequence[Finding]:
+    found, findings = surveys(evidence)
     drivers = {name: survey.docker_cgroup for name, survey in found.items() if survey.docker_cgroup}
     findings += [
         skipped(name, "Docker did not name its cgroup driver")
@@ -84,7 +83,7 @@ def _cgroup(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
 
     for finding in alike(drivers, differs):
         if (
-            inventory.accelerator == "nvidia"
+            evidence.inventory.accelerator == "nvidia"
             and finding.status == "pass"
             and _word(drivers[finding.node]) == "systemd"
         ):

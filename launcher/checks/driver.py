@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from launcher.checks.consistency import having, usual
 from launcher.checks.host import not_nvidia
-from launcher.checks.shape import Check, Evidence, Finding, failed, passed, skipped, warned
-from launcher.model import Inventory
+from launcher.checks.shape import Check, Evidence, Finding, Host, failed, passed, skipped, warned
 from launcher.tools.expectations import Gpu
-from launcher.tools.host import HostFacts
 
 # Oldest driver branch for each major version of CUDA
 # (https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html).
 NEEDS = {11: 450, 12: 525, 13: 580}
 
 
-def image_cuda(inventory: Inventory, facts: HostFacts) -> str:
+def image_cuda(host: Host) -> str:
     """Return the CUDA version of the inventory's image as its environment says it, or nothing when
     it is not known.
     """
-    image = facts.images.get(inventory.image)
+    image = host.facts.images.get(host.inventory.image)
     if image is None:
         return ""
     required = re.search(r"cuda>=(\d+\.\d+)", image.env.get("NVIDIA_REQUIRE_CUDA", ""))
@@ -44,18 +43,28 @@ def tag_cuda(image: str) -> str:
     return "13" if own and (int(own[1]), int(own[2])) >= (0, 20) else ""
 
 
-def _driver(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
-    seen = {node.name: evidence.facts[node.name].gpus for node in evidence.reached(inventory)}
-    versions = {name: gpus[0].driver for name, gpus in seen.items() if gpus}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cuda:
+    """The image's CUDA, empty where it is not known; where the image is on no node (`there`), only
+    its tag can tell.
+    """
+
+    version: str
+    there: bool
+
+
+def _driver(evidence: Evidence) -> Sequence[Finding]:
+    hosts = {host.name: host for host in evidence.reached}
+    versions = {name: host.facts.gpus[0].driver for name, host in hosts.items() if host.facts.gpus}
     findings = [
         skipped(name, "`nvidia-smi` gave no driver version")
-        for name in seen
+        for name in hosts
         if name not in versions
     ]
-    cuda, there = _cuda(inventory, evidence)
+    cuda = _cuda(evidence)
     common = usual(versions)
     for name, version in versions.items():
-        old = _too_old(name, version, cuda, there, inventory, evidence)
+        old = _too_old(hosts[name], version, cuda)
         if old is not None:
             findings.append(old)
         elif version != common and common is not None:
@@ -67,57 +76,49 @@ def _driver(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
                 )
             )
         else:
-            findings.append(_new_enough(name, version, cuda, there))
+            findings.append(_new_enough(name, version, cuda))
     return findings
 
 
-def _cuda(inventory: Inventory, evidence: Evidence) -> tuple[str, bool]:
-    """Return the image's CUDA, empty where it is not known, and whether the image is on any node;
-    where it is not, only its tag can tell.
-    """
-    reached = [evidence.facts[node.name] for node in evidence.reached(inventory)]
-    if not any(facts.images.get(inventory.image) for facts in reached):
-        return tag_cuda(inventory.image), False
-    return next(filter(None, (image_cuda(inventory, facts) for facts in reached)), ""), True
+def _cuda(evidence: Evidence) -> _Cuda:
+    """Return the image's CUDA, from its environment on the first node that tells it."""
+    image = evidence.inventory.image
+    if not any(host.facts.images.get(image) for host in evidence.reached):
+        return _Cuda(version=tag_cuda(image), there=False)
+    return _Cuda(version=next(filter(None, map(image_cuda, evidence.reached)), ""), there=True)
 
 
-def _new_enough(name: str, version: str, cuda: str, there: bool) -> Finding:
-    if cuda:
-        told = "of the image" if there else "by the image's tag"
-        return passed(name, f"driver {version}, for CUDA {cuda} {told}")
+def _new_enough(name: str, version: str, cuda: _Cuda) -> Finding:
+    if cuda.version:
+        told = "of the image" if cuda.there else "by the image's tag"
+        return passed(name, f"driver {version}, for CUDA {cuda.version} {told}")
     unknown = (
         "the image does not say its CUDA"
-        if there
+        if cuda.there
         else "the image is not here yet, so its CUDA is not known"
     )
     return skipped(name, f"driver {version}; {unknown}")
 
 
-def _too_old(
-    name: str, version: str, cuda: str, there: bool, inventory: Inventory, evidence: Evidence
-) -> Finding | None:
+def _too_old(host: Host, version: str, cuda: _Cuda) -> Finding | None:
     branch = re.match(r"\d+", version)
     if branch is None:
-        return skipped(name, f"the driver's version cannot be read: {version}")
-    gpus = evidence.facts[name].gpus or ()
-    expected = evidence.expectations.gpu(gpus[0].name) if gpus else None
-    need = NEEDS.get(_major(cuda))
+        return skipped(host, f"the driver's version cannot be read: {version}")
+    expected, need = host.expected_gpu, NEEDS.get(_major(cuda.version))
     if need is not None and int(branch[0]) < need:
-        told = " of the image, which" if there else ", which the image's tag tells and which"
+        told = " of the image, which" if cuda.there else ", which the image's tag tells and which"
+        other = _older_image(host.inventory.image, cuda.version)
         return failed(
-            name,
-            f"driver {version} is too old for CUDA {cuda}{told} needs {need} or newer",
-            fix=(
-                f"install driver {need} or newer on {name}{_older_image(inventory, cuda)}"
-                f"{_bridge(expected)}"
-            ),
+            host,
+            f"driver {version} is too old for CUDA {cuda.version}{told} needs {need} or newer",
+            fix=f"install driver {need} or newer on {host.name}{other}{_bridge(expected)}",
         )
     if expected is not None and expected.driver is not None and int(branch[0]) < expected.driver:
         return failed(
-            name,
+            host,
             f"driver {version} is older than {expected.driver}, the first that knows"
             f" {expected.model}",
-            fix=f"install driver {expected.driver} or newer on {name}",
+            fix=f"install driver {expected.driver} or newer on {host.name}",
         )
     return None
 
@@ -128,10 +129,10 @@ def _major(cuda: str) -> int:
     return int(found[0]) if found else 0
 
 
-def _older_image(inventory: Inventory, cuda: str) -> str:
+def _older_image(image: str, cuda: str) -> str:
     """Name the CUDA 12 variant of vLLM's own image where that is what is used."""
-    tag = re.fullmatch(r"(?:docker\.io/)?vllm/vllm-openai:(v[\d.]+)", inventory.image)
-    return f", or set `image: {inventory.image}-cu129`" if tag and _major(cuda) == 13 else ""
+    tag = re.fullmatch(r"(?:docker\.io/)?vllm/vllm-openai:(v[\d.]+)", image)
+    return f", or set `image: {image}-cu129`" if tag and _major(cuda) == 13 else ""
 
 
 def _bridge(expected: Gpu | None) -> str:

@@ -9,25 +9,24 @@ from launcher.checks.shape import (
     UNSURVEYED,
     Check,
     Finding,
+    Host,
     each,
     passed,
     skipped,
-    survey_of,
     surveyed,
     warned,
 )
-from launcher.model import Inventory, Node
-from launcher.tools.host import HostFacts
+from launcher.model import Node
 from launcher.tools.survey import Survey
 
 _SYSTEM_USERS = 999  # systemd leaves users up to SYSTEM_UID_MAX alone
 
 
-def _remove_ipc(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
-    survey = survey_of(facts)
+def _remove_ipc(host: Host) -> Finding:
+    node, survey, user = host.node, host.survey, host.facts.user
     if survey is None:
         return skipped(node, UNSURVEYED)
-    if inventory.shm != "host":
+    if host.inventory.shm != "host":
         return passed(node, "the containers have shared memory of their own")
     if survey.remove_ipc is None or survey.uid is None:
         return skipped(node, "what logind does at logout is not known")
@@ -36,18 +35,18 @@ def _remove_ipc(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
     if not survey.remove_ipc:
         return passed(node, "RemoveIPC=no")
     if survey.linger:
-        return passed(node, f"`{facts.user}` lingers")
+        return passed(node, f"`{user}` lingers")
     if survey.linger is None:
-        return skipped(node, f"RemoveIPC=yes, and whether `{facts.user}` lingers is not known")
+        return skipped(node, f"RemoveIPC=yes, and whether `{user}` lingers is not known")
     return warned(
         node,
-        f"RemoveIPC=yes: when `{facts.user}` logs out, shared memory that belongs to its user id is"
+        f"RemoveIPC=yes: when `{user}` logs out, shared memory that belongs to its user id is"
         " removed",
-        fix=f"run `sudo loginctl enable-linger {facts.user}` on {node.name}",
+        fix=f"run `sudo loginctl enable-linger {user}` on {node.name}",
     )
 
 
-def _next_boot(inventory: Inventory, node: Node, survey: Survey) -> Finding:
+def _next_boot(node: Node, survey: Survey) -> Finding:
     if survey.next_kernel_has_driver is None:
         return skipped(node, "which kernel boots next, and what modules it has, is not known")
     if survey.next_kernel_has_driver:

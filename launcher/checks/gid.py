@@ -14,10 +14,11 @@ from launcher.checks.shape import (
     Check,
     Evidence,
     Finding,
+    Host,
+    each,
     failed,
     passed,
     skipped,
-    survey_of,
     surveys,
     warned,
 )
@@ -27,11 +28,11 @@ from launcher.tools.survey import Gid, RdmaDevice, RdmaPort, Survey
 _PEER = ("nvidia_peermem", "nv_peer_mem")
 
 
-def _gid(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
-    found, findings = surveys(inventory, evidence)
+def _gid(evidence: Evidence) -> Sequence[Finding]:
+    found, findings = surveys(evidence)
     indexes = dict[str, int]()
     for name, survey in found.items():
-        node = inventory.node(name)
+        node = evidence.inventory.node(name)
         ports = [
             each
             for each in in_use(node, survey)
@@ -130,16 +131,8 @@ def _no_roce(inventory: Inventory) -> str:
     )
 
 
-def _gpudirect(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
-    return [
-        _direct(node, survey_of(evidence.facts[node.name]), evidence)
-        for node in evidence.reached(inventory)
-    ]
-
-
-def _direct(node: Node, survey: Survey | None, evidence: Evidence) -> Finding:
-    gpu = next(iter(evidence.facts[node.name].gpus or ()), None)
-    expected = evidence.expectations.gpu(gpu.name) if gpu else None
+def _gpudirect(host: Host) -> Finding:
+    node, survey, expected = host.node, host.survey, host.expected_gpu
     if expected is not None and not expected.gpudirect:
         return skipped(node, f"{expected.model} has no GPUDirect RDMA, and none is expected")
     if survey is None or not survey.modules:
@@ -147,7 +140,7 @@ def _direct(node: Node, survey: Survey | None, evidence: Evidence) -> Finding:
     there = next((name for name in _PEER if name in survey.modules), None)
     if there is not None:
         return passed(node, f"`{there}` is loaded")
-    return _without_module(node, survey, required=evidence.required == "gdrdma")
+    return _without_module(node, survey, required=host.evidence.required == "gdrdma")
 
 
 def _without_module(node: Node, survey: Survey, *, required: bool) -> Finding:
@@ -182,7 +175,7 @@ CHECKS = (
         id="gpudirect",
         what="network cards can reach GPU memory",
         why="without GPUDirect RDMA every byte between nodes goes through the host's memory",
-        judge=_gpudirect,
+        judge=each(_gpudirect),
         group="rdma",
         skip_reason=lambda inventory: (
             no_rdma(inventory) or cpu_has_none(inventory) or _amd(inventory)

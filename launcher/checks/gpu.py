@@ -12,16 +12,15 @@ from launcher.checks.shape import (
     Check,
     Evidence,
     Finding,
+    Host,
     each,
     failed,
     passed,
     skipped,
-    survey_of,
     surveyed,
     warned,
 )
-from launcher.model import Inventory, Node
-from launcher.tools.host import HostFacts
+from launcher.model import Node
 from launcher.tools.survey import GpuProcess, Survey
 
 _MIB_PER_GB = 1e9 / 1024**2
@@ -31,10 +30,10 @@ _OF_APPLICATIONS = {13, 31, 43, 45}
 _STRANGER_MIB = 1024
 
 
-def _model(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
-    models, findings = _models(inventory, evidence)
+def _model(evidence: Evidence) -> Sequence[Finding]:
+    models, findings = _models(evidence)
     kinds = {name: tuple(sorted(set(names))) for name, names in models.items()}
-    common = usual(kinds)
+    common, hosts = usual(kinds), {host.name: host for host in evidence.reached}
     for name, names in models.items():
         counted = (f"{count} × {model}" for model, count in Counter(names).items())
         text = "; ".join(counted) or "no GPU is declared"
@@ -46,44 +45,41 @@ def _model(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
             fix = f"lower `gpus:` of {name} to those of one model"
             findings.append(warned(name, f"{text}: GPUs of several models", fix=fix))
         else:
-            findings.append(_small(name, text, evidence) or passed(name, text))
+            findings.append(_small(hosts[name], text) or passed(name, text))
     return findings
 
 
-def _models(
-    inventory: Inventory, evidence: Evidence
-) -> tuple[dict[str, tuple[str, ...]], list[Finding]]:
+def _models(evidence: Evidence) -> tuple[dict[str, tuple[str, ...]], list[Finding]]:
     """Return the models of each node's declared GPUs, and a SKIP for each node that tells none."""
     found, gaps = dict[str, tuple[str, ...]](), list[Finding]()
-    unknown = "`nvidia-smi` gave no GPU" if inventory.accelerator == "nvidia" else _UNNAMED
-    for node in evidence.reached(inventory):
-        gpus = evidence.facts[node.name].gpus
-        if gpus is None:
-            gaps.append(skipped(node, unknown))
+    nvidia = evidence.inventory.accelerator == "nvidia"
+    unknown = "`nvidia-smi` gave no GPU" if nvidia else _UNNAMED
+    for host in evidence.reached:
+        if host.facts.gpus is None:
+            gaps.append(skipped(host, unknown))
         else:
-            found[node.name] = tuple(gpu.name for gpu in gpus[: node.gpus])
+            found[host.name] = tuple(gpu.name for gpu in host.facts.gpus[: host.node.gpus])
     return found, gaps
 
 
-def _small(name: str, text: str, evidence: Evidence) -> Finding | None:
+def _small(host: Host, text: str) -> Finding | None:
     """Judge that the first GPU has the memory its model is sold with."""
-    gpu = next(iter(evidence.facts[name].gpus or ()), None)
-    expected = evidence.expectations.gpu(gpu.name) if gpu else None
+    gpu, expected = next(iter(host.facts.gpus or ()), None), host.expected_gpu
     if gpu is None or expected is None or expected.memory is None or not gpu.memory_total:
         return None
     if gpu.memory_total >= 0.9 * expected.memory * _MIB_PER_GB:
         return None
     return warned(
-        name,
+        host,
         f"{text} with {gpu.memory_total / _MIB_PER_GB:.0f} GB, {expected.memory:g} GB expected",
-        fix=f"see whether it is split: `nvidia-smi -L` on {name} lists MIG instances",
+        fix=f"see whether it is split: `nvidia-smi -L` on {host.name} lists MIG instances",
     )
 
 
 _UNNAMED = "the models of AMD GPUs are not asked"
 
 
-def _errors(inventory: Inventory, node: Node, survey: Survey) -> Finding:
+def _errors(node: Node, survey: Survey) -> Finding:
     if counts := _uncorrected(survey):
         return failed(
             node,
@@ -155,17 +151,17 @@ def _last(lines: Sequence[str]) -> str:
     return "\n".join(lines[-5:])
 
 
-def _memory(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
-    survey = survey_of(facts)
+def _memory(host: Host) -> Finding:
+    survey = host.survey
     if survey is None or survey.gpu_processes is None:
-        return _unknown(node, facts)
-    ours = {container.id for container in facts.containers}
+        return _unknown(host)
+    ours = {container.id for container in host.facts.containers}
     strangers = [each for each in survey.gpu_processes if not _of(each, ours)]
     if strangers:
-        return _held(node, strangers)
+        return _held(host.node, strangers)
     held = sum(each.memory for each in survey.gpu_processes)
     text = f"{held} MiB held, by this cluster's own containers" if held else ""
-    return passed(node, text or "nobody holds GPU memory")
+    return passed(host, text or "nobody holds GPU memory")
 
 
 def _held(node: Node, strangers: Sequence[GpuProcess]) -> Finding:
@@ -197,18 +193,19 @@ def _who(each: GpuProcess) -> str:
     return f"{each.user or '?'}: pid {each.pid} {each.name}, {each.memory} MiB{where}"
 
 
-def _unknown(node: Node, facts: HostFacts) -> Finding:
+def _unknown(host: Host) -> Finding:
+    facts = host.facts
     used = {
         gpu.index: gpu.memory_used for gpu in facts.gpus or () if gpu.memory_used >= _STRANGER_MIB
     }
     if used and not any(container.running for container in facts.containers):
         text = ", ".join(f"GPU {index}: {amount} MiB" for index, amount in used.items())
         return warned(
-            node,
+            host,
             f"GPU memory is in use, by whom is not known ({text})",
-            fix=f"look: `nvidia-smi` on {node.name}",
+            fix=f"look: `nvidia-smi` on {host.name}",
         )
-    return skipped(node, "`nvidia-smi` did not tell which processes hold GPU memory")
+    return skipped(host, "`nvidia-smi` did not tell which processes hold GPU memory")
 
 
 CHECKS = (

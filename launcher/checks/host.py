@@ -9,12 +9,13 @@ from collections.abc import Sequence
 
 from launcher.checks.disk import DISK
 from launcher.checks.ports import PORTS
-from launcher.checks.shape import Check, Finding, each, failed, skipped
+from launcher.checks.shape import Check, Finding, Host, each, failed, skipped
 from launcher.model import Inventory, Node
-from launcher.tools.host import Address, HostFacts
+from launcher.tools.host import Address
 
 
-def _docker(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
+def _docker(host: Host) -> Finding | None:
+    node, facts = host.node, host.facts
     if facts.docker_version is not None:
         return None
     said = facts.said.get("docker", "") or facts.said.get("info", "")
@@ -62,10 +63,11 @@ def _no_program(said: str) -> bool:
     return "not found" in said or ("no such file" in said and "docker.sock" not in said)
 
 
-def _accelerator(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
-    if inventory.accelerator == "cpu":
+def _accelerator(host: Host) -> Finding | None:
+    node, facts, accelerator = host.node, host.facts, host.inventory.accelerator
+    if accelerator == "cpu":
         return None
-    if inventory.accelerator == "amd":
+    if accelerator == "amd":
         if facts.amd_gpus is None or facts.amd_gpus < node.gpus:
             return failed(
                 node,
@@ -97,13 +99,14 @@ def _accelerator(inventory: Inventory, node: Node, facts: HostFacts) -> Finding 
     return None
 
 
-def _gpu_runtime(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
-    if inventory.accelerator != "nvidia" or facts.docker_version is None:
+def _gpu_runtime(host: Host) -> Finding | None:
+    facts = host.facts
+    if host.inventory.accelerator != "nvidia" or facts.docker_version is None:
         return None
     if any("nvidia" in runtime or "cdi" in runtime for runtime in facts.runtimes) or facts.toolkit:
         return None
     return failed(
-        node,
+        host,
         "Docker cannot hand out GPUs: neither the NVIDIA runtime nor its hook is there",
         evidence="runtimes: " + (", ".join(facts.runtimes) or "none"),
         fix=(
@@ -113,7 +116,8 @@ def _gpu_runtime(inventory: Inventory, node: Node, facts: HostFacts) -> Finding 
     )
 
 
-def _address(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
+def _address(host: Host) -> Finding | None:
+    node, facts = host.node, host.facts
     if facts.addresses is None:
         return skipped(node, "`ip` is not installed; addresses were not compared")
     wanted = ipaddress.ip_address(node.ip)
@@ -157,13 +161,14 @@ def _known(addresses: Sequence[Address]) -> str:
     return "\n".join(f"{each.interface} {each.ip}" for each in addresses if each.interface != "lo")
 
 
-def _rdma(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
-    if inventory.fabric == "ethernet" or facts.infiniband:
+def _rdma(host: Host) -> Finding | None:
+    fabric = host.inventory.fabric
+    if fabric == "ethernet" or host.facts.infiniband:
         return None
     return failed(
-        node,
-        "no /dev/infiniband, though the inventory says " + inventory.fabric,
-        evidence=facts.said.get("infiniband", ""),
+        host,
+        f"no /dev/infiniband, though the inventory says {fabric}",
+        evidence=host.facts.said.get("infiniband", ""),
         fix=(
             "load the drivers (`sudo modprobe mlx5_ib ib_uverbs`), or set `network: {fabric:"
             " ethernet}`"

@@ -4,53 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from launcher.checks.shape import Finding
-from launcher.model import Answer, Inventory, Node, fold
+from launcher.checks.shape import Evidence, Finding, failed, passed
+from launcher.model import Answer, Node, fold
 from launcher.tools import symptoms, untrusted
-from launcher.tools.host import HostFacts
 
 
-def same_identity(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Sequence[Finding]:
+def same_identity(evidence: Evidence) -> Sequence[Finding]:
     """Judge that the inventory's image is on every node, with the same layers and configuration."""
+    image = evidence.inventory.image
     by_identity: dict[str, list[str]] = {}
     findings = []
-    for node in inventory.nodes:
-        image = facts[node.name].images.get(inventory.image)
-        if image is None:
+    for host in evidence.reached:
+        found = host.facts.images.get(image)
+        if found is None:
             findings.append(
-                Finding(
-                    node=node.name,
-                    status="fail",
-                    text=f"image {inventory.image} is not there",
+                failed(
+                    host,
+                    f"image {image} is not there",
                     fix=(
-                        f"run `docker pull {inventory.image}` on {node.name}, or load it: "
-                        f"`docker save {inventory.image} | ssh {node.host} docker load`"
+                        f"run `docker pull {image}` on {host.name}, or load it: "
+                        f"`docker save {image} | ssh {host.node.host} docker load`"
                     ),
                 )
             )
         else:
-            by_identity.setdefault(image.identity, []).append(node.name)
+            by_identity.setdefault(found.identity, []).append(host.name)
     if len(by_identity) > 1:
         groups = sorted(by_identity.values(), key=len, reverse=True)
         findings += [
-            Finding(
-                node=name,
-                status="fail",
-                text=f"{inventory.image} is another image than on {fold(groups[0])}",
-                evidence=_ids(inventory, facts),
+            failed(
+                node,
+                f"{image} is another image than on {fold(groups[0])}",
+                evidence=_ids(evidence),
                 fix=(
-                    "give the image by digest in the inventory, or run `docker pull"
-                    f" {inventory.image}` on every node"
+                    f"give the image by digest in the inventory, or run `docker pull {image}` on"
+                    " every node"
                 ),
             )
             for group in groups[1:]
-            for name in group
+            for node in group
         ]
-    return findings or [Finding(node=node.name, status="pass", text="") for node in inventory.nodes]
+    return findings or [passed(host) for host in evidence.reached]
 
 
-def _ids(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str:
-    images = {node.name: facts[node.name].images.get(inventory.image) for node in inventory.nodes}
+def _ids(evidence: Evidence) -> str:
+    wanted = evidence.inventory.image
+    images = {host.name: host.facts.images.get(wanted) for host in evidence.reached}
     return "\n".join(f"{name}: {image.id[:19]}" for name, image in images.items() if image)
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.checks.shape import Check, Finding, each, failed, passed, skipped, survey_of
-from launcher.model import Inventory, Node
-from launcher.tools.host import HostFacts
-from launcher.tools.survey import Survey
+from launcher.checks.shape import Check, Finding, Host, each, failed, passed, skipped
 
 # Ray's defaults: three tenths of the free memory, at most 200 GB and 0.95 of /dev/shm, but 10 GB
 # even where /dev/shm is smaller (DEFAULT_OBJECT_STORE_MEMORY_PROPORTION,
@@ -22,21 +19,21 @@ def object_store(wanted: int | None, memory: int, shm: int) -> int:
     return int(min(memory * _SHARE, _MOST, max(_LEAST_CAP, shm * _ROOM)))
 
 
-def _shm(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
-    survey = survey_of(facts)
-    memory = survey.memory if survey is not None else None
-    if memory is None and inventory.ray.object_store is None:
-        return skipped(node, "the node's memory is not known, and so neither is Ray's object store")
-    size, whose, larger = _shared(inventory, node, survey)
+def _shm(host: Host) -> Finding:
+    wanted = host.inventory.ray.object_store
+    memory = host.survey.memory if host.survey is not None else None
+    if memory is None and wanted is None:
+        return skipped(host, "the node's memory is not known, and so neither is Ray's object store")
+    size, whose, larger = _shared(host)
     if size is None:
-        return skipped(node, "the size of /dev/shm is not known")
-    store = object_store(inventory.ray.object_store, memory or 0, size)
-    there = _free(inventory, survey, facts, size)
+        return skipped(host, "the size of /dev/shm is not known")
+    store = object_store(wanted, memory or 0, size)
+    there = _free(host, size)
     if store < there:
-        return passed(node, f"/dev/shm of {_gib(size)} holds Ray's object store of {_gib(store)}")
+        return passed(host, f"/dev/shm of {_gib(size)} holds Ray's object store of {_gib(store)}")
     smaller = max(int(there * 0.5) // 1024**2, 75)
     return failed(
-        node,
+        host,
         f"Ray's object store of {_gib(store)} does not fit: {whose} has {_gib(size)}, {_gib(there)}"
         " of it free",
         fix=(
@@ -46,26 +43,28 @@ def _shm(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
     )
 
 
-def _shared(inventory: Inventory, node: Node, survey: Survey | None) -> tuple[int | None, str, str]:
+def _shared(host: Host) -> tuple[int | None, str, str]:
     """Return the bytes of the container's shared memory, whose it is, and how to make it larger:
     `{}` stands for GiB.
     """
-    if inventory.shm == "private":
+    survey, shm = host.survey, host.inventory.shm
+    if shm == "private":
         memory = survey.memory if survey is not None else None
         whose = "the container's /dev/shm, half of the memory,"
         return memory and memory // 2, whose, "give `shm:` a size"
-    if inventory.shm == "host":
-        larger = f"`sudo mount -o remount,size={{}}G /dev/shm` on {node.name}"
+    if shm == "host":
+        larger = f"`sudo mount -o remount,size={{}}G /dev/shm` on {host.name}"
         return survey.shm if survey is not None else None, "the host's /dev/shm", larger
-    return inventory.shm, "`shm:`", "raise `shm:`"
+    return shm, "`shm:`", "raise `shm:`"
 
 
-def _free(inventory: Inventory, survey: Survey | None, facts: HostFacts, size: int) -> int:
+def _free(host: Host, size: int) -> int:
     """Return the bytes of the shared memory that are free for this cluster."""
-    if inventory.shm != "host" or survey is None or survey.shm_free is None:
+    survey = host.survey
+    if host.inventory.shm != "host" or survey is None or survey.shm_free is None:
         return size
     # While the cluster runs, what is taken is its own.
-    running = any(container.running for container in facts.containers)
+    running = any(container.running for container in host.facts.containers)
     return size if running else survey.shm_free
 
 

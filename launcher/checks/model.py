@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from launcher.checks.shape import Check, Evidence, Finding, Hub, failed, passed, skipped
-from launcher.model import Inventory, Node, fold
+from launcher.checks.shape import Check, Evidence, Finding, Host, Hub, failed, passed, skipped
+from launcher.model import Node, fold
 
 _UNNAMED = "no model is named: set `serve: {model: …}` in the inventory, or name one"
 _TRUE = {"1", "true", "yes", "on"}
@@ -13,30 +13,20 @@ _TRUE = {"1", "true", "yes", "on"}
 Files = Mapping[str, int]
 
 
-def _model(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
+def _model(evidence: Evidence) -> Sequence[Finding]:
     if not evidence.model:
-        return [skipped(node, _UNNAMED) for node in evidence.reached(inventory)]
-    seen, findings = _asked(inventory, evidence)
-    there = {name: files for name, files in seen.items() if files}
+        return [skipped(host, _UNNAMED) for host in evidence.reached]
+    asked = [host for host in evidence.reached if host.name in evidence.files]
+    findings = [
+        skipped(host, "could not be asked whether it has the model")
+        for host in evidence.reached
+        if host.name not in evidence.files
+    ]
+    there = {host.name: files for host in asked if (files := evidence.files[host.name])}
     if not there:
-        return [*findings, *(_nowhere(inventory, name, evidence.model) for name in seen)]
+        return [*findings, *(_nowhere(host.node, evidence.model) for host in asked)]
     right = _right(there)
-    for name, files in seen.items():
-        findings.append(_judge(inventory, evidence, name, files, right, there))
-    return findings
-
-
-def _asked(
-    inventory: Inventory, evidence: Evidence
-) -> tuple[dict[str, Files | None], list[Finding]]:
-    """Return the model's files on each node, and a SKIP for each node that could not be asked."""
-    found, gaps = dict[str, Files | None](), list[Finding]()
-    for node in evidence.reached(inventory):
-        if node.name in evidence.files:
-            found[node.name] = evidence.files[node.name]
-        else:
-            gaps.append(skipped(node, "could not be asked whether it has the model"))
-    return found, gaps
+    return [*findings, *(_judge(host, right, there) for host in asked)]
 
 
 def _right(there: Mapping[str, Files]) -> Files:
@@ -53,31 +43,28 @@ def _partial(files: Files) -> list[str]:
     return sorted(name for name in files if name.endswith(".incomplete"))
 
 
-def _judge(
-    inventory: Inventory,
-    evidence: Evidence,
-    name: str,
-    files: Files | None,
-    right: Files,
-    there: Mapping[str, Files],
-) -> Finding:
+def _judge(host: Host, right: Files, there: Mapping[str, Files]) -> Finding:
+    """Judge a node's files of the model against the right ones; `there` has those of all nodes that
+    have some.
+    """
+    model, files = host.evidence.model, there.get(host.name)
     owners = [each for each, known in there.items() if known == right]
-    fix = _copy(inventory, evidence.model, owners[0], name)
+    fix = _copy(model, host.inventory.node(owners[0]), host.node)
     if not files:
-        return failed(name, f"has no {evidence.model}, while {fold(list(there))} has it", fix=fix)
+        return failed(host, f"has no {model}, while {fold(list(there))} has it", fix=fix)
     if partial := _partial(files):
         return failed(
-            name,
-            f"{evidence.model} was not downloaded completely",
+            host,
+            f"{model} was not downloaded completely",
             evidence="\n".join(partial[:5]),
             fix=fix,
         )
     if files != right:
         lines = _differences(files, right, fold(owners))
         more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
-        text = f"{evidence.model} differs from the one on {fold(owners)}: {lines[0]}{more}"
-        return failed(name, text, evidence="\n".join(lines[:5]), fix=fix)
-    return passed(name, f"{evidence.model}: {len(files)} files, {_size(sum(files.values()))}")
+        text = f"{model} differs from the one on {fold(owners)}: {lines[0]}{more}"
+        return failed(host, text, evidence="\n".join(lines[:5]), fix=fix)
+    return passed(host, f"{model}: {len(files)} files, {_size(sum(files.values()))}")
 
 
 def _differences(files: Files, right: Files, owners: str) -> list[str]:
@@ -96,39 +83,37 @@ def _size(size: int) -> str:
     return f"{size / 1e9:.2f} GB" if size >= 10**8 else f"{size / 1e6:.2f} MB"
 
 
-def _nowhere(inventory: Inventory, name: str, model: str) -> Finding:
-    node = inventory.node(name)
+def _nowhere(node: Node, model: str) -> Finding:
     if model.startswith("/"):
         return failed(
-            name,
+            node,
             f"has no {model}",
             fix=f"copy the model to {model} on every node, below `hf_home:` or a `mounts:`",
         )
     if node.env.get("HF_HUB_OFFLINE", "").lower() in _TRUE:
         return failed(
-            name,
+            node,
             f"has no {model}, and HF_HUB_OFFLINE forbids to download it",
             fix=(
                 f"run `HF_HOME={node.hf_home} hf download {model}` where there is a network, or"
                 " take HF_HUB_OFFLINE out"
             ),
         )
-    return skipped(name, f"{model} is on no node yet: each downloads it when it is served first")
+    return skipped(node, f"{model} is on no node yet: each downloads it when it is served first")
 
 
-def _copy(inventory: Inventory, model: str, source: str, target: str) -> str:
-    from_, to = inventory.node(source), inventory.node(target)
-    download = f"`HF_HOME={to.hf_home} hf download {model}`"
-    if source == target:
-        return f"run {download} on {target}"
-    there, here = _folder(from_, model), _folder(to, model)
+def _copy(model: str, source: Node, target: Node) -> str:
+    download = f"`HF_HOME={target.hf_home} hf download {model}`"
+    if source.name == target.name:
+        return f"run {download} on {target.name}"
+    there, here = _folder(source, model), _folder(target, model)
     copy = (
-        f"copy it from {source}, run there: `rsync -a --delete {there}/"
-        f" {_login(to.ssh.user, to.ip)}:{here}/`"
+        f"copy it from {source.name}, run there: `rsync -a --delete {there}/"
+        f" {_login(target.ssh.user, target.ip)}:{here}/`"
     )
-    if model.startswith("/") or from_.hf_home != to.hf_home:
+    if model.startswith("/") or source.hf_home != target.hf_home:
         return copy
-    return f"{copy}, or on {target}: {download}"
+    return f"{copy}, or on {target.name}: {download}"
 
 
 def _folder(node: Node, model: str) -> str:
@@ -142,7 +127,7 @@ def _login(user: str | None, host: str) -> str:
     return f"{user}@{host}" if user else host
 
 
-def _token(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
+def _token(evidence: Evidence) -> Sequence[Finding]:
     hub, model = evidence.hub or Hub(), evidence.model
     if model.startswith("/"):
         return [skipped("", f"{model} is a path; Hugging Face is not asked for it")]

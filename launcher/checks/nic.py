@@ -12,39 +12,40 @@ from launcher.checks.shape import (
     Check,
     Evidence,
     Finding,
+    Host,
     each,
     failed,
     passed,
     skipped,
-    survey_of,
     warned,
 )
-from launcher.model import Inventory, Node
+from launcher.model import Inventory
 from launcher.tools.host import HostFacts
 from launcher.tools.survey import Nic
 
 _NAMES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
-def nic_of(node: Node, facts: HostFacts) -> Nic | None:
+def nic_of(host: Host) -> Nic | None:
     """Return the interface that has the node's address."""
-    survey, name = survey_of(facts), facts.interface_of(node.ip)
-    return next((nic for nic in (survey.nics if survey else None) or () if nic.name == name), None)
+    nics = host.survey.nics if host.survey is not None else None
+    name = host.facts.interface_of(host.node.ip)
+    return next((nic for nic in nics or () if nic.name == name), None)
 
 
-def _carriers(inventory: Inventory, evidence: Evidence) -> tuple[dict[str, Nic], list[Finding]]:
+def _carriers(evidence: Evidence) -> tuple[dict[str, Nic], list[Finding]]:
     found, gaps = dict[str, Nic](), list[Finding]()
-    for node in evidence.reached(inventory):
-        nic = nic_of(node, evidence.facts[node.name])
+    for host in evidence.reached:
+        nic = nic_of(host)
         if nic is None:
-            gaps.append(skipped(node, f"the interface with {node.ip} was not surveyed"))
+            gaps.append(skipped(host, f"the interface with {host.node.ip} was not surveyed"))
         else:
-            found[node.name] = nic
+            found[host.name] = nic
     return found, gaps
 
 
-def _mtu(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
-    carriers, gaps = _carriers(inventory, evidence)
+def _mtu(evidence: Evidence) -> Sequence[Finding]:
+    carriers, gaps = _carriers(evidence)
 
     def differs(name: str, mtu: int, common: int, others: str) -> Finding:
         nic = carriers[name].name
@@ -67,8 +68,8 @@ def _mtu(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     ]
 
 
-def _speed(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
-    carriers, gaps = _carriers(inventory, evidence)
+def _speed(evidence: Evidence) -> Sequence[Finding]:
+    carriers, gaps = _carriers(evidence)
     speeds = {
         name: nic.speed for name, nic in carriers.items() if nic.speed is not None and nic.speed > 0
     }
@@ -93,11 +94,11 @@ def _bits(mbits: int) -> str:
     return f"{mbits / 1000:g} Gbit/s" if mbits >= 1000 else f"{mbits} Mbit/s"
 
 
-def _hostname(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
-    survey = survey_of(facts)
+def _hostname(host: Host) -> Finding:
+    node, survey = host.node, host.survey
     if survey is None or survey.own_names is None:
         return skipped(node, "what its own name resolves to is not known")
-    name = facts.hostname or node.name
+    name = host.facts.hostname or node.name
     loopback = [address for address in survey.own_names if _loopback(address)]
     if loopback:
         script = f"/^(127[.]|::1)/s/[[:space:]]{name}([[:space:]]|$)/ /g"
@@ -115,14 +116,15 @@ def _hostname(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
             f"its name `{name}` resolves to nothing",
             fix=f"run on {node.name}: `echo '{node.ip} {name}' | sudo tee -a /etc/hosts`",
         )
-    return _on_network(node, name, survey.own_names, facts)
+    return _on_network(host, name, survey.own_names)
 
 
-def _on_network(node: Node, name: str, own_names: Sequence[str], facts: HostFacts) -> Finding:
+def _on_network(host: Host, name: str, own_names: Sequence[str]) -> Finding:
     """Judge that one of the addresses that a node's own name resolves to is on the cluster's
     network.
     """
-    networks = [f"{each.ip}/{each.prefix}" for each in facts.addresses or () if each.ip == node.ip]
+    node, known = host.node, host.facts.addresses or ()
+    networks = [f"{each.ip}/{each.prefix}" for each in known if each.ip == node.ip]
     if any(address == node.ip or _within(address, networks) for address in own_names):
         return passed(node, "its own name resolves to an address on the cluster's network")
     if not networks:
@@ -157,7 +159,8 @@ def _loopback(address: str) -> bool:
         return False
 
 
-def _interface(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
+def _interface(host: Host) -> Finding:
+    node, facts = host.node, host.facts
     given = {variable: node.env[variable] for variable in _NAMES if node.env.get(variable)}
     if not given:
         return passed(
@@ -183,9 +186,8 @@ def _interface(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
 
 def _interfaces(facts: HostFacts) -> set[str]:
     """Return the names of a node's interfaces, of those with addresses where no survey tells."""
-    survey = survey_of(facts)
-    if survey is not None and survey.nics:
-        return {nic.name for nic in survey.nics}
+    if facts.survey is not None and facts.survey.nics:
+        return {nic.name for nic in facts.survey.nics}
     return {each.interface for each in facts.addresses or ()}
 
 

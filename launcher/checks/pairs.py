@@ -5,10 +5,11 @@ full-size packets.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from launcher.checks.nic import nic_of
 from launcher.checks.ports import ports_of
-from launcher.checks.shape import Check, Evidence, Finding, failed, passed, skipped
+from launcher.checks.shape import Check, Evidence, Finding, Host, failed, passed, skipped
 from launcher.model import Inventory, Node, fold
 from launcher.tools.pairs import PortProbe
 
@@ -20,7 +21,7 @@ _MEANING = {
 }
 
 # What is wrong with one direction in words, nothing when it is well, `None` when it cannot be said.
-_Trouble = Callable[[Inventory, Evidence, PortProbe], tuple[str, str] | None]
+_Trouble = Callable[[Evidence, PortProbe], tuple[str, str] | None]
 # The remedy, from source, target, the source's interface and what it saw.
 _Fix = Callable[[Node, Node, str, PortProbe], str]
 
@@ -39,16 +40,12 @@ def _fixed(inventory: Inventory, probe: PortProbe) -> set[int]:
     }
 
 
-def _fixed_ports(
-    inventory: Inventory, evidence: Evidence, probe: PortProbe
-) -> tuple[str, str] | None:
-    return _closed(probe, _fixed(inventory, probe))
+def _fixed_ports(evidence: Evidence, probe: PortProbe) -> tuple[str, str] | None:
+    return _closed(probe, _fixed(evidence.inventory, probe))
 
 
-def _high_port(
-    inventory: Inventory, evidence: Evidence, probe: PortProbe
-) -> tuple[str, str] | None:
-    fixed = _fixed(inventory, probe)
+def _high_port(evidence: Evidence, probe: PortProbe) -> tuple[str, str] | None:
+    fixed = _fixed(evidence.inventory, probe)
     if fixed and all(probe.ports[port] != "open" for port in fixed):
         return None  # Nothing at all passes: `ports-reachable` says so, and one fault is told once.
     return _closed(probe, set(probe.ports) - fixed)
@@ -69,15 +66,11 @@ def _closed(probe: PortProbe, ports: set[int]) -> tuple[str, str] | None:
     )
 
 
-def _full_size(
-    inventory: Inventory, evidence: Evidence, probe: PortProbe
-) -> tuple[str, str] | None:
+def _full_size(evidence: Evidence, probe: PortProbe) -> tuple[str, str] | None:
     # A sender with a larger MTU than the receiver's is what `mtu` is for; what both can take must
     # pass.
     mtus = [
-        mtu
-        for name in (probe.source, probe.target)
-        if (mtu := _mtu(inventory, evidence, name)) is not None
+        mtu for name in (probe.source, probe.target) if (mtu := _mtu(evidence, name)) is not None
     ]
     need = min([*mtus, *([] if probe.wanted is None else [probe.wanted])], default=None)
     if need is not None and probe.largest is not None and probe.largest < need:
@@ -87,44 +80,59 @@ def _full_size(
     return None if probe.largest is None or need is None else ("", "")
 
 
-def _mtu(inventory: Inventory, evidence: Evidence, name: str) -> int | None:
-    carrier = nic_of(inventory.node(name), evidence.facts[name]) if name in evidence.facts else None
+def _mtu(evidence: Evidence, name: str) -> int | None:
+    host = evidence.host(name)
+    carrier = nic_of(host) if host is not None else None
     return carrier.mtu if carrier else None
 
 
-def _judge(
-    trouble: _Trouble, unknown: str, well: str, fix: _Fix
-) -> Callable[..., Sequence[Finding]]:
-    def judge(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """What is asked of each direction. `unknown` and `well` are what a node is told of which
+    nothing is known, and of which all is well.
+    """
+
+    trouble: _Trouble
+    unknown: str
+    well: str
+    fix: _Fix
+
+    def judge(self, evidence: Evidence) -> Sequence[Finding]:
+        """Judge every direction between nodes that answered, then each node that is not to blame
+        for any.
+        """
         probes = {(each.source, each.target): each for each in _port_probes(evidence)}
-        seen = {
-            (each.source, each.target): trouble(inventory, evidence, each)
-            for each in probes.values()
-        }
-        bad = {pair: told for pair, told in seen.items() if told is not None and told[0]}
+        seen = _Directions({pair: self.trouble(evidence, each) for pair, each in probes.items()})
         findings = []
-        for (source, target), (text, words) in bad.items():
-            interface = _interface(inventory, evidence, source)
+        for (source, target), (text, words) in seen.bad.items():
+            node, interface = evidence.inventory.node, _interface(evidence, source)
             findings.append(
                 failed(
-                    _culprit(source, target, list(seen), list(bad)),
+                    seen.culprit(source, target),
                     f"{source} → {target}: {text}",
                     evidence=words,
-                    fix=fix(
-                        inventory.node(source),
-                        inventory.node(target),
-                        interface,
-                        probes[source, target],
-                    ),
+                    fix=self.fix(node(source), node(target), interface, probes[source, target]),
                 )
             )
         blamed = {finding.node for finding in findings}
-        for node in evidence.reached(inventory):
-            if node.name not in blamed:
-                findings.append(_rest(node, evidence, seen, bad, unknown, well))
-        return findings
+        rest = [host for host in evidence.reached if host.name not in blamed]
+        return [*findings, *(self._blameless(host, seen) for host in rest)]
 
-    return judge
+    def _blameless(self, host: Host, seen: _Directions) -> Finding:
+        """Judge a node that is not to blame for any direction: well with those of which that is
+        proven.
+        """
+        evidence = host.evidence
+        if host.name in evidence.probes_missing:
+            return skipped(host, evidence.probes_missing[host.name])
+        if proven := seen.proven(host.name):
+            all_of_them = len(proven) + 1 >= len(evidence.facts)
+            return passed(host, self.well if all_of_them else f"{self.well} (with {fold(proven)})")
+        if any(host.name in pair for pair in seen.bad):
+            return skipped(host, "no pair with it is well; the findings name the other node")
+        if evidence.port_probes is None:
+            return skipped(host, "nobody knocked: this was not asked")
+        return skipped(host, self.unknown)
 
 
 def _port_probes(evidence: Evidence) -> list[PortProbe]:
@@ -138,54 +146,38 @@ def _port_probes(evidence: Evidence) -> list[PortProbe]:
     ]
 
 
-def _culprit(
-    source: str, target: str, pairs: Sequence[tuple[str, str]], bad: Sequence[tuple[str, str]]
-) -> str:
-    """Name the node to look at first: the source when it reaches nobody though others reach the
-    target, else the target.
-    """
-    out = [pair for pair in pairs if pair[0] == source]
-    into = [pair for pair in pairs if pair[1] == target]
-    if len(out) > 1 and all(pair in bad for pair in out) and not all(pair in bad for pair in into):
-        return source
-    return target
+@dataclass(frozen=True, slots=True)
+class _Directions:
+    """What is wrong with each direction, as `_Trouble` says it."""
+
+    seen: Mapping[tuple[str, str], tuple[str, str] | None]
+
+    @property
+    def bad(self) -> dict[tuple[str, str], tuple[str, str]]:
+        """Those with which something is wrong."""
+        return {pair: told for pair, told in self.seen.items() if told is not None and told[0]}
+
+    def culprit(self, source: str, target: str) -> str:
+        """Name the node to look at first: the source when it reaches nobody though others reach the
+        target, else the target.
+        """
+        bad = self.bad
+        out = [pair for pair in self.seen if pair[0] == source]
+        into = [pair for pair in self.seen if pair[1] == target]
+        alone = len(out) > 1 and all(pair in bad for pair in out)
+        return source if alone and not all(pair in bad for pair in into) else target
+
+    def proven(self, name: str) -> list[str]:
+        """Return the nodes that a node reaches and is reached by."""
+        well = {pair for pair, told in self.seen.items() if told is not None and not told[0]}
+        others = dict.fromkeys(each for pair in self.seen for each in pair)
+        return [each for each in others if (name, each) in well and (each, name) in well]
 
 
-def _rest(
-    node: Node,
-    evidence: Evidence,
-    seen: Mapping[tuple[str, str], object],
-    bad: Mapping[tuple[str, str], object],
-    unknown: str,
-    well: str,
-) -> Finding:
-    """Judge a node that is not to blame for any direction: well with those of which that is
-    proven.
-    """
-    if node.name in evidence.probes_missing:
-        return skipped(node, evidence.probes_missing[node.name])
-    if proven := _proven(node.name, seen, bad):
-        all_of_them = len(proven) + 1 >= len(evidence.facts)
-        return passed(node, well if all_of_them else f"{well} (with {fold(proven)})")
-    if any(node.name in pair for pair in bad):
-        return skipped(node, "no pair with it is well; the findings name the other node")
-    return skipped(
-        node, unknown if evidence.port_probes is not None else "nobody knocked: this was not asked"
-    )
-
-
-def _proven(
-    name: str, seen: Mapping[tuple[str, str], object], bad: Mapping[tuple[str, str], object]
-) -> list[str]:
-    """Return the nodes that a node reaches and is reached by."""
-    well = {pair for pair, said in seen.items() if said is not None and pair not in bad}
-    others = dict.fromkeys(each for pair in seen for each in pair)
-    return [each for each in others if (name, each) in well and (each, name) in well]
-
-
-def _interface(inventory: Inventory, evidence: Evidence, name: str) -> str:
-    node, facts = inventory.node(name), evidence.facts.get(name)
-    return (facts.interface_of(node.ip) if facts else None) or node.interface or "INTERFACE"
+def _interface(evidence: Evidence, name: str) -> str:
+    node, host = evidence.inventory.node(name), evidence.host(name)
+    carrier = host.facts.interface_of(node.ip) if host is not None else None
+    return carrier or node.interface or "INTERFACE"
 
 
 def _open(source: Node, target: Node, _: str, __: PortProbe) -> str:
@@ -218,9 +210,12 @@ CHECKS = (
         id="ports-reachable",
         what="every node reaches the others' fixed ports",
         why="a port that is open in one direction only lets a worker join and then vanish",
-        judge=_judge(
-            _fixed_ports, "no fixed port was tried", "the fixed ports are open, both ways", _open
-        ),
+        judge=_Question(
+            trouble=_fixed_ports,
+            unknown="no fixed port was tried",
+            well="the fixed ports are open, both ways",
+            fix=_open,
+        ).judge,
         group="ports",
         skip_reason=one_node,
     ),
@@ -228,7 +223,12 @@ CHECKS = (
         id="high-port",
         what="every node reaches a high port of the others",
         why="NCCL, Gloo and Ray's workers listen on ports that the kernel picks",
-        judge=_judge(_high_port, "no high port was tried", "a high port is open, both ways", _open),
+        judge=_Question(
+            trouble=_high_port,
+            unknown="no high port was tried",
+            well="a high port is open, both ways",
+            fix=_open,
+        ).judge,
         group="ports",
         skip_reason=one_node,
     ),
@@ -239,12 +239,12 @@ CHECKS = (
             "small messages pass and the first tensor hangs, without an error, where large packets"
             " are lost"
         ),
-        judge=_judge(
-            _full_size,
-            "no datagram came through, so that packet sizes are not proven",
-            "full-size packets pass",
-            _pass_large,
-        ),
+        judge=_Question(
+            trouble=_full_size,
+            unknown="no datagram came through, so that packet sizes are not proven",
+            well="full-size packets pass",
+            fix=_pass_large,
+        ).judge,
         group="network",
         skip_reason=one_node,
     ),

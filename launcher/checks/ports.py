@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from launcher.checks.shape import Check, Finding, each, failed, passed, skipped
+from launcher.checks.shape import Check, Finding, Host, each, failed, passed, skipped
 from launcher.model import Inventory, Node
-from launcher.tools.host import HostFacts
 
 # A throw-away container holds no port for the others; `rank` are those of an earlier vlaunch.
 _LASTING = ("head", "worker", "rank")
@@ -43,11 +42,11 @@ def ports_of(inventory: Inventory, node: Node) -> dict[int, str]:
     return {**({} if inventory.ray.off else common), **(head if node.head else {})}
 
 
-def _own(inventory: Inventory, facts: HostFacts) -> set[int]:
+def _own(host: Host) -> set[int]:
     """Return the ports that the cluster's running containers have, whatever the inventory says
     now.
     """
-    running = [container for container in facts.containers if container.running]
+    running = [container for container in host.facts.containers if container.running]
     own = {
         int(value)
         for container in running
@@ -58,16 +57,19 @@ def _own(inventory: Inventory, facts: HostFacts) -> set[int]:
     if any(container.role == "head" for container in running):
         # A server or a batch may have these, and no command line of a container tells. `serve`
         # looks at them again.
-        own |= {inventory.ports.api, inventory.ports.mp_master, inventory.ports.dp_rpc}
+        ports = host.inventory.ports
+        own |= {ports.api, ports.mp_master, ports.dp_rpc}
     return own
 
 
-def _ports(inventory: Inventory, node: Node, facts: HostFacts) -> Finding | None:
-    if facts.listening is None:
+def _ports(host: Host) -> Finding | None:
+    node, listening = host.node, host.facts.listening
+    if listening is None:
         return skipped(node, "neither `ss` nor `netstat` is installed; ports were not looked at")
-    taken = {port for _, port in facts.listening}
-    found = {port: use for port, use in ports_of(inventory, node).items() if port in taken}
-    clash = {port: use for port, use in found.items() if port not in _own(inventory, facts)}
+    taken = {port for _, port in listening}
+    found = {port: use for port, use in ports_of(host.inventory, node).items() if port in taken}
+    own = _own(host)
+    clash = {port: use for port, use in found.items() if port not in own}
     if not clash:
         return (
             passed(node, "the ports are the cluster's own: its containers run") if found else None

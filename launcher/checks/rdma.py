@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from launcher.checks.consistency import having, usual
 from launcher.checks.host import no_rdma
@@ -22,6 +22,7 @@ from launcher.checks.shape import (
     warned,
 )
 from launcher.model import Inventory, Node, fold
+from launcher.tools.expectations import Expectations
 from launcher.tools.survey import RdmaDevice, RdmaPort, Survey
 
 
@@ -63,13 +64,13 @@ def _port(word: str) -> int | None:
     return int(number) if number.isdigit() else None
 
 
-def _unused(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
-    found, findings = surveys(inventory, evidence)
+def _unused(evidence: Evidence) -> Sequence[Finding]:
+    found, findings = surveys(evidence)
     up = {name: active(survey) for name, survey in found.items()}
     have, lacking = [name for name in up if up[name]], [name for name in up if not up[name]]
     judge = warned if evidence.required == "any" else failed
     for name, ports in up.items():
-        if well := _none_needed(inventory, ports, have):
+        if well := _none_needed(evidence.inventory, ports, have):
             findings.append(passed(name, well))
         elif not ports:
             fix = (
@@ -79,7 +80,7 @@ def _unused(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
             text = f"no active RDMA port, while {fold(have)} has some: all are left to TCP"
             findings.append(judge(name, text, evidence=_states(found[name]), fix=fix))
         else:
-            findings.append(_idle(inventory, found, name, lacking, judge))
+            findings.append(_idle(evidence, name, lacking, judge))
     return findings
 
 
@@ -96,21 +97,18 @@ def _none_needed(inventory: Inventory, ports: Sequence[str], have: Sequence[str]
 
 
 def _idle(
-    inventory: Inventory,
-    found: Mapping[str, Survey],
-    name: str,
-    lacking: list[str],
-    judge: Callable[..., Finding],
+    evidence: Evidence, name: str, lacking: list[str], judge: Callable[..., Finding]
 ) -> Finding:
     """Judge a node with active ports in a cluster that does not use them: nodes that lack some must
     have theirs first.
     """
+    found, _ = surveys(evidence)
     survey = found[name]
     ports, fabric = ", ".join(active(survey)), f"`network: {{fabric: {_fabric(survey)}}}`"
     if lacking:
         text = f"has active RDMA ports, which stay unused because {fold(lacking)} has none: {ports}"
         return judge(name, text, fix=f"mend {fold(lacking)}, then set {fabric} in the inventory")
-    unseen = [node.name for node in inventory.nodes if node.name not in found]
+    unseen = [node.name for node in evidence.inventory.nodes if node.name not in found]
     if unseen:
         return skipped(name, f"has active RDMA ports; whether {fold(unseen)} has any is not known")
     return judge(
@@ -169,7 +167,7 @@ def _is_ethernet(port: RdmaPort) -> bool:
     return port.state == "ACTIVE" and port.link_layer == "Ethernet"
 
 
-def _names(inventory: Inventory, node: Node, survey: Survey) -> Finding:
+def _names(node: Node, survey: Survey) -> Finding:
     words = named(node)
     if not words:
         return passed(node, "no device is named; NCCL chooses")
@@ -213,11 +211,11 @@ def _names_none(inventory: Inventory) -> str:
     )
 
 
-def _link(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
-    found, findings = surveys(inventory, evidence)
+def _link(evidence: Evidence) -> Sequence[Finding]:
+    found, findings = surveys(evidence)
     rates, down = dict[str, str](), dict[str, str]()
     for name, survey in found.items():
-        node = inventory.node(name)
+        node = evidence.inventory.node(name)
         ports = in_use(node, survey)
         if (trouble := _no_link(node, ports)) is not None:
             findings.append(trouble)
@@ -230,7 +228,8 @@ def _link(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
         )
     common = usual(rates)
     for name, text in rates.items():
-        slow = _slow(inventory.node(name), found[name], evidence)
+        ports = in_use(evidence.inventory.node(name), found[name])
+        slow = _slow(ports, evidence.expectations)
         if text != common and common is not None:
             told = f"{text}, while {having(rates, common)} has {common}{down[name]}"
             fix = (
@@ -275,9 +274,9 @@ def _rates(ports: Sequence[tuple[RdmaDevice, RdmaPort]]) -> str:
     return ", ".join(f"{count} × {text}" for text, count in sorted(counted.items()))
 
 
-def _slow(node: Node, survey: Survey, evidence: Evidence) -> str:
-    for device, port in in_use(node, survey):
-        expected = evidence.expectations.nic(device.model)
+def _slow(ports: Sequence[tuple[RdmaDevice, RdmaPort]], known: Expectations) -> str:
+    for device, port in ports:
+        expected = known.nic(device.model)
         if port.state == "ACTIVE" and expected and expected.rate and 0 < port.rate < expected.rate:
             return f"{device.name} is a {expected.model}, which can do {expected.rate:g} Gbit/s"
     return ""

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.checks.shape import Check, Evidence, Finding, each, failed, passed
-from launcher.model import Inventory, Node
-from launcher.tools.host import HostFacts
+from launcher.checks.shape import Check, Evidence, Finding, Host, each, failed, passed
+from launcher.model import Inventory
 
 
-def _ssh(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
+def _ssh(evidence: Evidence) -> Sequence[Finding]:
     findings = []
-    for node in inventory.nodes:
+    for node in evidence.inventory.nodes:
         if node.name in evidence.facts:
             user = evidence.facts[node.name].user
             how = "is this machine" if node.connection == "local" else "answers"
@@ -38,7 +37,8 @@ def _ssh(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
     return findings
 
 
-def _sudo(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
+def _sudo(host: Host) -> Finding:
+    node, facts = host.node, host.facts
     said = facts.said.get("docker", "") or facts.said.get("info", "")
     command = " ".join(node.docker)
     if facts.docker_version is None and any(word in said.lower() for word in _REFUSED):

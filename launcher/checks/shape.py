@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from launcher.model import Inventory, Level, Node, fold
 from launcher.tools.expectations import Expectations
+from launcher.tools.expectations import Gpu as ExpectedGpu
 from launcher.tools.host import HostFacts
 from launcher.tools.inside import Inside
 from launcher.tools.pairs import PortProbe
@@ -60,7 +61,7 @@ class Hub:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Everything that was seen, per node. A judge looks at nothing else.
+    """Everything that was seen of a cluster, per node. A judge looks at nothing else.
 
     Nodes that could not be reached are in `missing` with the reason, and in none of the others.
     `port_probes` is `None` when no port was probed, with reasons per node in `probes_missing`;
@@ -69,6 +70,7 @@ class Evidence:
     `required` is the level that the network must reach.
     """
 
+    inventory: Inventory
     facts: Mapping[str, HostFacts]
     inside: Mapping[str, Inside] = field(default_factory=dict)
     inside_missing: Mapping[str, str] = field(default_factory=dict)
@@ -81,12 +83,55 @@ class Evidence:
     expectations: Expectations = field(default_factory=Expectations)
     missing: Mapping[str, str] = field(default_factory=dict)
 
-    def reached(self, inventory: Inventory) -> tuple[Node, ...]:
-        """Return the nodes that answered, in the inventory's order."""
-        return tuple(node for node in inventory.nodes if node.name in self.facts)
+    @property
+    def reached(self) -> tuple[Host, ...]:
+        """The nodes that answered, in the inventory's order."""
+        return tuple(
+            Host(node=node, facts=self.facts[node.name], evidence=self)
+            for node in self.inventory.nodes
+            if node.name in self.facts
+        )
+
+    def host(self, name: str) -> Host | None:
+        """Return the node of this name, `None` when it did not answer."""
+        if name not in self.facts:
+            return None
+        return Host(node=self.inventory.node(name), facts=self.facts[name], evidence=self)
 
 
-Judge = Callable[[Inventory, Evidence], Sequence[Finding]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One node that answered: as the inventory has it, what it said, and the evidence that this is
+    part of.
+    """
+
+    node: Node
+    facts: HostFacts
+    evidence: Evidence
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return self.node.name
+
+    @property
+    def inventory(self) -> Inventory:
+        """The inventory that the node is in."""
+        return self.evidence.inventory
+
+    @property
+    def survey(self) -> Survey | None:
+        """The node's survey, `None` when it was not asked for one."""
+        return self.facts.survey
+
+    @property
+    def expected_gpu(self) -> ExpectedGpu | None:
+        """What is known of the model of its first GPU."""
+        gpu = next(iter(self.facts.gpus or ()), None)
+        return self.evidence.expectations.gpu(gpu.name) if gpu else None
+
+
+Judge = Callable[[Evidence], Sequence[Finding]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,50 +156,46 @@ class Check:
         return not self.skip_reason(inventory)
 
 
-def passed(node: Node | str, text: str = "") -> Finding:
+def passed(node: Node | Host | str, text: str = "") -> Finding:
     """Return the finding of a node with nothing wrong; `text` tells the value that was seen."""
     return Finding(node=_name(node), status="pass", text=text)
 
 
-def skipped(node: Node | str, reason: str, *, fix: str = "") -> Finding:
+def skipped(node: Node | Host | str, reason: str, *, fix: str = "") -> Finding:
     """Return the finding of a node that could not be judged."""
     return Finding(node=_name(node), status="skip", text=reason, fix=fix)
 
 
-def warned(node: Node | str, text: str, *, evidence: str = "", fix: str) -> Finding:
+def warned(node: Node | Host | str, text: str, *, evidence: str = "", fix: str) -> Finding:
     """Return the finding of a node on which something is not as it should be, though it may
     work.
     """
     return Finding(node=_name(node), status="warn", text=text, evidence=evidence, fix=fix)
 
 
-def failed(node: Node | str, text: str, *, evidence: str = "", fix: str = "") -> Finding:
+def failed(node: Node | Host | str, text: str, *, evidence: str = "", fix: str = "") -> Finding:
     """Return the finding of a node on which something is wrong."""
     return Finding(node=_name(node), status="fail", text=text, evidence=evidence, fix=fix)
 
 
-def each(judge: Callable[[Inventory, Node, HostFacts], Finding | None]) -> Judge:
-    """Make a judge of all nodes from one that looks at a single node's facts; `None` means that
-    nothing is wrong.
+def each(judge: Callable[[Host], Finding | None]) -> Judge:
+    """Make a judge of all nodes from one that looks at a single node; `None` means that nothing is
+    wrong.
     """
 
-    def all_nodes(inventory: Inventory, evidence: Evidence) -> Sequence[Finding]:
-        return [
-            judge(inventory, node, evidence.facts[node.name]) or passed(node)
-            for node in evidence.reached(inventory)
-        ]
+    def all_nodes(evidence: Evidence) -> Sequence[Finding]:
+        return [judge(host) or passed(host) for host in evidence.reached]
 
     return all_nodes
 
 
-def surveyed(judge: Callable[[Inventory, Node, Survey], Finding]) -> Judge:
+def surveyed(judge: Callable[[Node, Survey], Finding]) -> Judge:
     """Make a judge of all nodes from one that looks at a single node's survey; nodes without one
     are skipped.
     """
 
-    def one(inventory: Inventory, node: Node, facts: HostFacts) -> Finding:
-        survey = survey_of(facts)
-        return skipped(node, UNSURVEYED) if survey is None else judge(inventory, node, survey)
+    def one(host: Host) -> Finding:
+        return skipped(host, UNSURVEYED) if host.survey is None else judge(host.node, host.survey)
 
     return each(one)
 
@@ -162,21 +203,10 @@ def surveyed(judge: Callable[[Inventory, Node, Survey], Finding]) -> Judge:
 UNSURVEYED = "the node was not surveyed"
 
 
-def survey_of(facts: HostFacts) -> Survey | None:
-    """Return a node's survey, if it was asked for one."""
-    return facts.survey
-
-
-def surveys(inventory: Inventory, evidence: Evidence) -> tuple[dict[str, Survey], list[Finding]]:
+def surveys(evidence: Evidence) -> tuple[dict[str, Survey], list[Finding]]:
     """Return the surveys that are there by node, and a SKIP for each node without one."""
-    found, gaps = dict[str, Survey](), list[Finding]()
-    for node in evidence.reached(inventory):
-        survey = survey_of(evidence.facts[node.name])
-        if survey is None:
-            gaps.append(skipped(node, UNSURVEYED))
-        else:
-            found[node.name] = survey
-    return found, gaps
+    found = {host.name: host.survey for host in evidence.reached if host.survey is not None}
+    return found, [skipped(host, UNSURVEYED) for host in evidence.reached if host.name not in found]
 
 
 def worst(findings: Sequence[Finding]) -> Status:
@@ -200,5 +230,5 @@ def folded(findings: Sequence[Finding]) -> list[Finding]:
     ]
 
 
-def _name(node: Node | str) -> str:
+def _name(node: Node | Host | str) -> str:
     return node if isinstance(node, str) else node.name

@@ -72,7 +72,7 @@ def check(
         evidence = gather(
             session, chosen, model=model or wanted.serve.model or "", known=known, offline=offline
         )
-    results = catalogue.run(wanted, evidence, [each.id for each in chosen])
+    results = catalogue.run(evidence, [each.id for each in chosen])
     ui.show(results, as_json=call.as_json)
     seen = {result.status for result in results}
     return options.exit_code(failed="fail" in seen, warned="warn" in seen, strict=call.strict)

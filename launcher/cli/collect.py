@@ -173,7 +173,7 @@ def _checks(session: Session) -> object:
 
     chosen = catalogue.select(group=_GROUPS)
     evidence = gather(session, chosen, model="", known=expected.load(None), offline=True)
-    return ui.plain(catalogue.run(session.inventory, evidence, [each.id for each in chosen]))
+    return ui.plain(catalogue.run(evidence, [each.id for each in chosen]))
 
 
 def _versions(wanted: Inventory) -> dict[str, object]:

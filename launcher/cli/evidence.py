@@ -57,6 +57,7 @@ def _survey(session: Session, model: str, known: Expectations) -> Evidence:
     facts, silent = observe.read(session.transport.run(asked))
     missing = {name: _short(error) for name, error in (session.missing | silent).items()}
     evidence = Evidence(
+        inventory=inventory,
         facts=facts,
         missing=missing,
         model=model,

@@ -262,14 +262,14 @@ def _preflight(inventory: Inventory, facts: Facts) -> tuple[Gate, ...]:
 
 def _observed_gate(check: Check, inventory: Inventory, facts: Facts) -> Gate:
     def judge(_: Answers) -> Sequence[Finding]:
-        return check.judge(inventory, Evidence(facts=facts))
+        return check.judge(Evidence(inventory=inventory, facts=facts))
 
     return Gate(id=check.id, what=check.what, judge=judge)
 
 
 def same_image(inventory: Inventory, facts: Facts) -> Stage:
     def judge(_: Answers) -> Sequence[Finding]:
-        return images.same_identity(inventory, facts)
+        return images.same_identity(Evidence(inventory=inventory, facts=facts))
 
     gate = Gate(id="image", what=f"{inventory.image} is the same on every node", judge=judge)
     return Stage(id="same-image", title="Compare the image between the nodes", gates=(gate,))

@@ -161,9 +161,8 @@ class Case:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     also: tuple[str, ...] = ()
 
-    def seen(self) -> tuple[Inventory, Evidence]:
-        """Return the inventory and what was seen."""
-        made = inventory(self.more, self.own)
+    def seen(self) -> Evidence:
+        """Return what was seen."""
         known = {
             name: facts(
                 name, **{"survey": survey(**_of(self.survey, name)), **_of(self.facts, name)}
@@ -171,6 +170,7 @@ class Case:
             for name in NODES
         }
         whole: dict[str, Any] = {
+            "inventory": inventory(self.more, self.own),
             "facts": known,
             "inside": {name: inside(**_of(self.inside, name)) for name in NODES},
             "port_probes": tuple(
@@ -183,7 +183,7 @@ class Case:
             "expectations": expectations.load(),
             **self.evidence,
         }
-        return made, Evidence(**whole)
+        return Evidence(**whole)
 
 
 def _of(changes: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def _of(changes: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
 
 def findings(case: Case, id_: str | None = None) -> tuple[Finding, ...]:
     """Ask one check, the case's own by default."""
-    (result,) = run(*case.seen(), ids=[id_ or case.id])
+    (result,) = run(case.seen(), ids=[id_ or case.id])
     return result.findings
 
 
@@ -200,8 +200,7 @@ def turns_red(case: Case) -> None:
     """Assert that this check turns red on the nodes the case names, with its words and a fix, and
     that no other check does.
     """
-    made, evidence = case.seen()
-    results = {result.check.id: result for result in run(made, evidence)}
+    results = {result.check.id: result for result in run(case.seen())}
     red = [each for each in results[case.id].findings if each.status in ("fail", "warn")]
 
     assert {each.node: each.status for each in red} == case.red, results[case.id].findings

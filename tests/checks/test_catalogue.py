@@ -22,7 +22,7 @@ DOCS = Path(__file__).parent.parent.parent / "docs" / "checks.md"
 
 def test_a_healthy_cluster_has_nothing_red() -> None:
     """With RoCE and GPUs everything is judged, but for what such a cluster cannot have."""
-    results = run(*HEALTHY.seen())
+    results = run(HEALTHY.seen())
     skipped = {
         result.check.id: result.findings[0].text for result in results if result.status == "skip"
     }
@@ -36,14 +36,13 @@ def test_every_green_finding_tells_its_value() -> None:
     """So that folding by equal answers shows what differs; a check's own sentence stands where
     there is no value.
     """
-    assert all(each.text for result in run(*HEALTHY.seen()) for each in result.findings)
+    assert all(each.text for result in run(HEALTHY.seen()) for each in result.findings)
 
 
 def test_nothing_is_green_without_evidence() -> None:
     """Nodes that answered with nothing are never passed by what asks more than the login."""
-    made, _ = HEALTHY.seen()
     bare = type(facts("gpu01"))()
-    results = run(made, Evidence(facts=dict.fromkeys(NODES, bare)))
+    results = run(Evidence(inventory=inventory(), facts=dict.fromkeys(NODES, bare)))
     green = {
         result.check.id for result in results for each in result.findings if each.status == "pass"
     }
@@ -55,8 +54,8 @@ def test_a_probe_without_a_survey_leaves_only_what_the_probe_itself_told() -> No
     """Docker, addresses, ports, disk and GPUs are known; clocks, links, containers, pairs and files
     are not.
     """
-    made, _ = HEALTHY.seen()
-    results = run(made, Evidence(facts={name: facts(name, survey=None) for name in NODES}))
+    known = {name: facts(name, survey=None) for name in NODES}
+    results = run(Evidence(inventory=inventory(), facts=known))
     green = {
         result.check.id for result in results for each in result.findings if each.status == "pass"
     }
@@ -82,8 +81,8 @@ def test_a_probe_without_a_survey_leaves_only_what_the_probe_itself_told() -> No
 
 def test_a_cpu_cluster_skips_what_it_cannot_have_with_the_reason() -> None:
     """One SKIP for the cluster, not one for each node."""
-    made = inventory("accelerator: cpu")
-    results = {result.check.id: result for result in run(made, HEALTHY.seen()[1])}
+    seen = replace(HEALTHY.seen(), inventory=inventory("accelerator: cpu"))
+    results = {result.check.id: result for result in run(seen)}
 
     for id_ in (
         "accelerator",
@@ -107,14 +106,10 @@ def test_a_node_that_was_not_reached_fails_once() -> None:
     """In `ssh`, with the reason; everywhere else it is a SKIP, and the others are judged all the
     same.
     """
-    made, evidence = HEALTHY.seen()
+    evidence = HEALTHY.seen()
     left = {name: each for name, each in evidence.facts.items() if name != "gpu02"}
-    results = run(
-        made,
-        replace(
-            evidence, facts=left, missing={"gpu02": "no route to host\nssh: connect to host gpu02"}
-        ),
-    )
+    missing = {"gpu02": "no route to host\nssh: connect to host gpu02"}
+    results = run(replace(evidence, facts=left, missing=missing))
     red = {
         result.check.id: [each.node for each in result.findings if each.status == "fail"]
         for result in results
@@ -128,12 +123,9 @@ def test_a_node_that_was_not_reached_fails_once() -> None:
 
 def test_a_single_node_has_nobody_to_reach() -> None:
     """And is not compared with itself."""
-    _, evidence = HEALTHY.seen()
-    made = inventory(count=1)
-    results = {
-        result.check.id: result
-        for result in run(made, replace(evidence, facts={"gpu01": facts("gpu01")}))
-    }
+    alone = {"gpu01": facts("gpu01")}
+    seen = replace(HEALTHY.seen(), inventory=inventory(count=1), facts=alone)
+    results = {result.check.id: result for result in run(seen)}
 
     assert results["high-port"].findings[0].text == "a single node has nobody to reach"
     assert results["mtu"].status == "pass"
@@ -141,15 +133,14 @@ def test_a_single_node_has_nobody_to_reach() -> None:
 
 def test_a_check_that_needs_another_is_not_judged_without_it() -> None:
     """Not even when only the second is asked for."""
-    made, evidence = HEALTHY.seen()
+    evidence = HEALTHY.seen()
     broken = replace(
         evidence.facts["gpu03"],
         docker_version=None,
         said={"docker": "Cannot connect to the Docker daemon"},
     )
-    (result,) = run(
-        made, replace(evidence, facts={**evidence.facts, "gpu03": broken}), ids=["gpu-runtime"]
-    )
+    seen = replace(evidence, facts={**evidence.facts, "gpu03": broken})
+    (result,) = run(seen, ids=["gpu-runtime"])
 
     assert [each.status for each in result.findings] == ["pass", "pass", "skip"]
     assert result.findings[2].text == "it failed `docker`, without which this cannot be judged"

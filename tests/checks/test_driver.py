@@ -133,8 +133,8 @@ def test_a_driver_that_is_held_against_nothing_is_not_green(
 ) -> None:
     """An old driver may be too old for what will be pulled."""
     case = Case(id="driver", red={}, text="", fix="", facts={"*": {"images": images}})
-    made, evidence = case.seen()
-    (result,) = run(replace(made, image=image), evidence, ids=["driver"])
+    seen = case.seen()
+    (result,) = run(replace(seen, inventory=replace(seen.inventory, image=image)), ids=["driver"])
 
     assert {(each.status, each.text) for each in result.findings} == {
         ("skip", f"driver 580.95.05; {reason}")

@@ -37,7 +37,7 @@ RUNNING = Container(
 def judge(id_: str, inventory: Inventory, **facts: HostFacts) -> list[Finding]:
     """Ask one check about the nodes given."""
     check = next(each for each in host.CHECKS if each.id == id_)
-    return list(check.judge(inventory, Evidence(facts=facts)))
+    return list(check.judge(Evidence(inventory=inventory, facts=facts)))
 
 
 def first(id_: str, load: Load, facts: HostFacts, more: str = "", **own: str) -> Finding:
@@ -54,7 +54,8 @@ def first(id_: str, load: Load, facts: HostFacts, more: str = "", **own: str) ->
 )
 def test_a_good_node_passes_every_check(check: Any, more: str, load: Load, good: Good) -> None:
     """On every accelerator and fabric."""
-    found = check.judge(load(more), Evidence(facts={"gpu01": good(), "gpu02": good("10.0.0.12")}))
+    facts = {"gpu01": good(), "gpu02": good("10.0.0.12")}
+    found = check.judge(Evidence(inventory=load(more), facts=facts))
 
     assert [each.status for each in found] == ["pass", "pass"]
 
@@ -412,11 +413,9 @@ def test_every_failure_has_a_fix_and_no_full_stop(load: Load, good: Good) -> Non
         said={"docker": "x"},
     )
     inventory = load("network: {fabric: roce}")
+    evidence = Evidence(inventory=inventory, facts={"gpu01": bad, "gpu02": bad})
     found = [
-        each
-        for check in host.CHECKS
-        for each in check.judge(inventory, Evidence(facts={"gpu01": bad, "gpu02": bad}))
-        if each.status == "fail"
+        each for check in host.CHECKS for each in check.judge(evidence) if each.status == "fail"
     ]
 
     assert len({each.text for each in found}) >= 6

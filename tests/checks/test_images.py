@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from launcher.checks import images
+from launcher.checks.shape import Evidence, Finding
 from launcher.model import Answer, Inventory
 from launcher.tools.docker import Image
 from launcher.tools.host import HostFacts
@@ -32,18 +33,22 @@ def facts(identity: str | None) -> HostFacts:
     return HostFacts(images={NAME: image})
 
 
+def judged(inventory: Inventory, **identities: str | None) -> Sequence[Finding]:
+    """Ask about nodes with these images."""
+    known = {name: facts(identity) for name, identity in identities.items()}
+    return images.same_identity(Evidence(inventory=inventory, facts=known))
+
+
 def test_the_same_image_everywhere_passes(load: Load) -> None:
     """By layers and configuration, not by name."""
-    found = images.same_identity(load(), {"gpu01": facts("a"), "gpu02": facts("a")})
+    found = judged(load(), gpu01="a", gpu02="a")
 
     assert [(each.node, each.status) for each in found] == [("gpu01", "pass"), ("gpu02", "pass")]
 
 
 def test_the_odd_one_out_is_named_against_the_many(load: Load) -> None:
     """Whoever differs from most is the one to mend, and both ids are shown."""
-    (found,) = images.same_identity(
-        load("", THREE), {"gpu01": facts("b"), "gpu02": facts("a"), "gpu03": facts("a")}
-    )
+    (found,) = judged(load("", THREE), gpu01="b", gpu02="a", gpu03="a")
 
     assert (found.node, found.status, found.text) == (
         "gpu01",
@@ -56,7 +61,7 @@ def test_the_odd_one_out_is_named_against_the_many(load: Load) -> None:
 
 def test_an_image_that_is_missing_says_how_to_get_it(load: Load) -> None:
     """Also without a registry."""
-    (found,) = images.same_identity(load(), {"gpu01": facts("a"), "gpu02": facts(None)})
+    (found,) = judged(load(), gpu01="a", gpu02=None)
 
     assert (found.node, found.text) == ("gpu02", f"image {NAME} is not there")
     assert f"docker pull {NAME}" in found.fix

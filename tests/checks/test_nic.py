@@ -128,7 +128,7 @@ def test_one_address_on_the_clusters_network_is_enough() -> None:
 
 def test_of_two_nodes_the_second_is_told_apart_from_the_head() -> None:
     """Nobody has the majority; the first is what the second is held against."""
-    _, evidence = Case(
+    evidence = Case(
         id="mtu", red={}, text="", fix="", survey={"gpu01": {"nics": (replace(ETH0, mtu=9000),)}}
     ).seen()
     two = {name: evidence.facts[name] for name in ("gpu01", "gpu02")}

@@ -111,7 +111,7 @@ def test_a_larger_mtu_on_one_side_is_not_the_paths_fault() -> None:
 
 def test_a_node_that_could_not_knock_is_skipped_with_its_reason() -> None:
     """The others are green only for the pairs that were proven both ways."""
-    _, evidence = Case(id="high-port", red={}, text="", fix="").seen()
+    evidence = Case(id="high-port", red={}, text="", fix="").seen()
     left = tuple(each for each in evidence.port_probes or () if each.source != "gpu03")
     case = Case(
         id="high-port",
@@ -141,7 +141,7 @@ def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -
 
 def test_a_node_that_is_down_is_no_firewall() -> None:
     """The others could not reach it either; `ssh` has told it."""
-    _, evidence = Case(id="ports-reachable", red={}, text="", fix="").seen()
+    evidence = Case(id="ports-reachable", red={}, text="", fix="").seen()
     shut = {"ports": {6379: "timed out", 43210: "timed out"}}
     case = Case(
         id="ports-reachable",

@@ -168,8 +168,8 @@ def test_a_port_that_nobody_named_may_be_down() -> None:
 def test_a_node_that_was_not_reached_may_have_no_rdma() -> None:
     """Nothing is said of what all have before all were seen."""
     case = Case(id="rdma-unused", red={}, text="", fix="", more="")
-    _, evidence = case.seen()
-    two = {name: evidence.facts[name] for name in ("gpu01", "gpu02")}
+    seen = case.seen()
+    two = {name: seen.facts[name] for name in ("gpu01", "gpu02")}
 
     assert [each.status for each in findings(replace(case, evidence={"facts": two}))] == [
         "skip",

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from launcher.checks.shape import Finding, Status, folded, worst
+from launcher.checks.shape import (
+    Finding,
+    Host,
+    Status,
+    each,
+    failed,
+    folded,
+    passed,
+    surveyed,
+    surveys,
+    worst,
+)
+from launcher.model import Node
+from launcher.tools.survey import Survey
+from tests.checks.spoiled import HEALTHY
 
 
 def finding(node: str, status: Status = "fail", text: str = "no") -> Finding:
@@ -40,3 +56,36 @@ def test_nodes_that_say_the_same_are_one_line() -> None:
         ("gpu04", "other"),
         ("", "cluster"),
     ]
+
+
+def test_a_node_that_answered_is_bound_to_what_it_said_and_to_the_rest() -> None:
+    """In the inventory's order; one that did not answer is no host."""
+    seen = HEALTHY.seen()
+    left = replace(seen, facts={name: seen.facts[name] for name in ("gpu03", "gpu01")})
+
+    assert [host.name for host in left.reached] == ["gpu01", "gpu03"]
+    assert left.host("gpu02") is None
+    assert left.host("gpu03") == left.reached[1]
+    for host in left.reached:
+        assert (host.node, host.inventory) == (seen.inventory.node(host.name), seen.inventory)
+        assert host.facts is seen.facts[host.name]
+        assert host.survey is host.facts.survey
+        assert host.expected_gpu is seen.expectations.gpu("NVIDIA H100 80GB HBM3")
+
+
+def test_judges_of_a_single_node_become_one_of_all() -> None:
+    """Nothing to say is a PASS; whoever has no survey is a SKIP for those who judge surveys."""
+    seen = HEALTHY.seen()
+    facts = {**seen.facts, "gpu02": replace(seen.facts["gpu02"], survey=None)}
+    spoiled = replace(seen, facts=facts)
+
+    def unsurveyed(host: Host) -> Finding | None:
+        return failed(host, "has none") if host.survey is None else None
+
+    def whole(node: Node, survey: Survey) -> Finding:
+        return passed(node, survey.kernel)
+
+    assert [each_.status for each_ in each(unsurveyed)(spoiled)] == ["pass", "fail", "pass"]
+    assert [each_.status for each_ in surveyed(whole)(spoiled)] == ["pass", "skip", "pass"]
+    found, gaps = surveys(spoiled)
+    assert (list(found), [gap.node for gap in gaps]) == (["gpu01", "gpu03"], ["gpu02"])

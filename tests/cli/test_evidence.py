@@ -152,7 +152,7 @@ def test_a_connection_that_breaks_leaves_gaps_with_reasons() -> None:
 
     of.answer = breaking  # type: ignore[method-assign]
     found, _ = gather(of, model="org/m")
-    results = {result.check.id: result for result in catalogue.run(of.inventory, found)}
+    results = {result.check.id: result for result in catalogue.run(found)}
 
     assert found.inside["gpu03"].error == "connection lost"
     assert "connection lost" in found.probes_missing["gpu03"]

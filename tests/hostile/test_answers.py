@@ -122,8 +122,10 @@ def test_probes(capsys: pytest.CaptureFixture[str], chance: Chance) -> None:
         for error in silent.values():
             ui_errors.show(error)
         missing = {name: error.message for name, error in silent.items()}
-        evidence = Evidence(facts=facts, missing=missing, expectations=expectations.load())
-        results = catalogue.run(inventory, evidence)
+        evidence = Evidence(
+            inventory=inventory, facts=facts, missing=missing, expectations=expectations.load()
+        )
+        results = catalogue.run(evidence)
         harmless(shown(ui_checks.render(results)))
         json.loads(json_line.dumps(ui_checks.plain(results)))
         seen = status.read(inventory, facts, status.Said(head=seeds.jobs()), missing)
@@ -262,7 +264,8 @@ def _list(said: Answer) -> None:
 
 def _port_probes(said: Answer) -> None:
     probes = pairs.parse(said)
-    results = catalogue.run(seeds.inventory(), Evidence(facts=_facts(), port_probes=probes))
+    evidence = Evidence(inventory=seeds.inventory(), facts=_facts(), port_probes=probes)
+    results = catalogue.run(evidence)
     harmless(shown(ui_checks.render(results)))
     pairs.parse_unheld(said)
 

@@ -44,7 +44,7 @@ def spoiled() -> list[Result]:
         for check in CATALOGUE
         if check.group in ("reach", "host", "ports", "rdma", "model")
     ]
-    return run(*case.seen(), ids=wanted)
+    return run(case.seen(), ids=wanted)
 
 
 def drawn(
