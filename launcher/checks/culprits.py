@@ -5,10 +5,10 @@ likely cause, and the fix.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from launcher.checks import causes, transport_kinds
-from launcher.checks.network import UNMEASURED, Cell
+from launcher.checks.network import UNMEASURED, Cell, Measurement
 from launcher.checks.shape import Finding, failed
 from launcher.model import Inventory, Level, Node, natural
 from launcher.tools import nccl
@@ -22,35 +22,33 @@ _MISNAMED = re.compile(
 )
 
 
-def nodes(
-    inventory: Inventory, reports: Mapping[str, Report], missing: Mapping[str, str]
-) -> list[Finding]:
+def nodes(measured: Measurement) -> list[Finding]:
     """Say of each node what its probe or one of its ranks came to grief with."""
     arrived = [
         name
-        for name, each in reports.items()
+        for name, each in measured.reports.items()
         if each.ranks and not any(_before(rank) for rank in each.ranks)
     ]
     findings = []
-    for node in inventory.nodes:
-        if node.name in missing:
-            text = f"its probe gave no report: {missing[node.name]}"
+    for node in measured.inventory.nodes:
+        if node.name in measured.missing:
+            text = f"its probe gave no report: {measured.missing[node.name]}"
             fix = f"see whether its container runs: `vlaunch logs {node.name}`"
             findings.append(failed(node, text, fix=fix))
         else:
-            findings += _reported(inventory, node, reports[node.name], arrived)
+            findings += _reported(measured, node, arrived)
     return findings
 
 
-def _reported(
-    inventory: Inventory, node: Node, report: Report, arrived: Sequence[str]
-) -> list[Finding]:
+def _reported(measured: Measurement, node: Node, arrived: Sequence[str]) -> list[Finding]:
     """Say what a node's report tells of its probe and of ranks that did not end well; `arrived`
     are the nodes whose ranks met.
     """
+    inventory, report = measured.inventory, measured.reports[node.name]
     findings = []
     if report.error:
-        findings.append(failed(node, report.error, fix=_probe_fix(inventory, node, report.error)))
+        fix = _probe_fix(node, report.error, inventory.ports.probe)
+        findings.append(failed(node, report.error, fix=fix))
     for rank in report.ranks:
         if rank.ended:
             continue
@@ -60,7 +58,7 @@ def _reported(
                 node,
                 f"rank {rank.rank} {_end(rank)} in the phase “{rank.phase}”{others}",
                 evidence=rank.error or rank.tail,
-                fix=_rank_fix(inventory, node, rank),
+                fix=_rank_fix(node, rank, inventory),
             )
         )
     return findings
@@ -92,9 +90,8 @@ def _end(rank: RankReport) -> str:
     )
 
 
-def _probe_fix(inventory: Inventory, node: Node, error: str) -> str:
+def _probe_fix(node: Node, error: str, port: int) -> str:
     if "taken" in error:
-        port = inventory.ports.probe
         return (
             f"see who has it with `sudo ss -ltnp 'sport = :{port}'` on {node.name}, or choose"
             " another: `ports: {probe: PORT}` in the inventory"
@@ -102,7 +99,7 @@ def _probe_fix(inventory: Inventory, node: Node, error: str) -> str:
     return f"run `vlaunch check --group network`, then look at `vlaunch logs {node.name}`"
 
 
-def _rank_fix(inventory: Inventory, node: Node, rank: RankReport) -> str:
+def _rank_fix(node: Node, rank: RankReport, inventory: Inventory) -> str:
     if "rendezvous" in rank.phase and not node.head:
         head = inventory.head
         return (
@@ -114,34 +111,31 @@ def _rank_fix(inventory: Inventory, node: Node, rank: RankReport) -> str:
     return "run `vlaunch check --group network`"
 
 
-def cells(
-    inventory: Inventory, found: Sequence[Cell], reports: Mapping[str, Report]
-) -> list[Finding]:
+def cells(measured: Measurement, found: Sequence[Cell]) -> list[Finding]:
     """Say who is to blame for cells that are not well: all, a node when all of its own are, else a
     pair or a direction.
     """
-    misnamed, found = _misnamed(_of_present(inventory, found, reports))
+    misnamed, found = _misnamed(_of_present(measured, found))
     bad = [cell for cell in found if _is_bad(cell)]
     if len(found) > 2 and len(bad) == len(found) and _one_trouble(bad):
-        return [*misnamed, _blamed("", bad[0], inventory, reports, whole="every pair: ")]
-    sick = _sick_nodes(inventory, found)
+        return [*misnamed, _blamed("", bad[0], measured, whole="every pair: ")]
+    sick = _sick_nodes(measured.inventory.nodes, found)
     rest = [cell for cell in bad if not sick.keys() & {cell.source, cell.target}]
     return [
         *misnamed,
         *(
-            _blamed(name, cell, inventory, reports, whole="every pair with this node: ")
+            _blamed(name, cell, measured, whole="every pair with this node: ")
             for name, cell in sick.items()
         ),
-        *(_blamed(where, cell, inventory, reports) for where, cell in _by_pair(rest).items()),
+        *(_blamed(where, cell, measured) for where, cell in _by_pair(rest).items()),
         *_unmeasured(found),
     ]
 
 
-def _of_present(
-    inventory: Inventory, found: Sequence[Cell], reports: Mapping[str, Report]
-) -> list[Cell]:
+def _of_present(measured: Measurement, found: Sequence[Cell]) -> list[Cell]:
     """Leave out the cells of nodes that took no part: that is told once, of the node itself."""
-    absent = {node.name for node in inventory.nodes if _absent(reports.get(node.name))}
+    reports = measured.reports
+    absent = {node.name for node in measured.inventory.nodes if _absent(reports.get(node.name))}
     return [cell for cell in found if not absent & {cell.source, cell.target}]
 
 
@@ -154,14 +148,14 @@ def _one_trouble(bad: Sequence[Cell]) -> bool:
     return len({(cell.status, _kind(cell.text)) for cell in bad}) == 1
 
 
-def _sick_nodes(inventory: Inventory, found: Sequence[Cell]) -> dict[str, Cell]:
+def _sick_nodes(nodes: Sequence[Node], found: Sequence[Cell]) -> dict[str, Cell]:
     """Return the nodes of which every cell failed in the same way, while others' did not, with one
     of those cells; of two nodes neither can be told from the other.
     """
-    if len(inventory.nodes) <= 2:
+    if len(nodes) <= 2:
         return {}
     sick = {}
-    for node in inventory.nodes:
+    for node in nodes:
         own = [cell for cell in found if node.name in (cell.source, cell.target)]
         bad = [cell for cell in own if _is_bad(cell) and cell.status == "fail"]
         if len(bad) == len(own) < len(found) and _one_trouble(bad):
@@ -184,13 +178,11 @@ def _by_pair(bad: Sequence[Cell]) -> dict[str, Cell]:
     return found
 
 
-def _blamed(
-    where: str, cell: Cell, inventory: Inventory, reports: Mapping[str, Report], *, whole: str = ""
-) -> Finding:
+def _blamed(where: str, cell: Cell, measured: Measurement, *, whole: str = "") -> Finding:
     """Return the finding of a node, a pair or a direction (of the cluster, when `where` is empty),
     with the reason that a cell of it shows.
     """
-    text, evidence, fix = _why(inventory, cell, reports)
+    text, evidence, fix = _why(measured, cell)
     return Finding(node=where, status=cell.status, text=whole + text, evidence=evidence, fix=fix)
 
 
@@ -234,8 +226,9 @@ def _kind(text: str) -> str:
     return re.sub(r"[\d.]+", "#", text)[:40]
 
 
-def _why(inventory: Inventory, cell: Cell, reports: Mapping[str, Report]) -> tuple[str, str, str]:
+def _why(measured: Measurement, cell: Cell) -> tuple[str, str, str]:
     """Return what is wrong with a direction, the evidence for the likely cause, and the fix."""
+    inventory = measured.inventory
     a, b = inventory.node(cell.source), inventory.node(cell.target)
     if "is not here" in cell.text:
         fix = (
@@ -245,13 +238,13 @@ def _why(inventory: Inventory, cell: Cell, reports: Mapping[str, Report]) -> tup
         return cell.text, "", fix
     if not cell.transport.startswith("Gloo"):
         for name in (cell.source, cell.target):
-            if (report := reports.get(name)) is not None and (
+            if (report := measured.reports.get(name)) is not None and (
                 found := _cause(report, cell)
             ) is not None:
                 return (
                     f"{cell.text}: {found[0]} on {name}",
                     found[1],
-                    _on_host(inventory, name, found[2]),
+                    _on_host(name, found[2], inventory.fabric),
                 )
     if cell.bandwidth is None:
         fix = (
@@ -273,9 +266,9 @@ def _why(inventory: Inventory, cell: Cell, reports: Mapping[str, Report]) -> tup
     return cell.text, "", fix
 
 
-def _on_host(inventory: Inventory, name: str, fix: str) -> str:
+def _on_host(name: str, fix: str, fabric: str) -> str:
     """Where the inventory has the fabric already, its devices are missing on the node itself."""
-    if inventory.fabric == "ethernet" or "set `network: {fabric:" not in fix:
+    if fabric == "ethernet" or "set `network: {fabric:" not in fix:
         return fix
     return (
         f"run `sudo modprobe -a mlx5_ib ib_uverbs` on {name}, see `ls /dev/infiniband` there, then"

@@ -9,10 +9,21 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from launcher.checks.shape import Finding
-from launcher.model import Level
-from launcher.tools.network import Collective
+from launcher.model import Inventory, Level
+from launcher.tools.network import Collective, Report
 
 UNMEASURED = "was not measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What the probe of each node reported; nodes whose probe said nothing that can be read are in
+    `missing`, with the reason.
+    """
+
+    inventory: Inventory
+    reports: Mapping[str, Report]
+    missing: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

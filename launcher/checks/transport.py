@@ -12,7 +12,7 @@ from statistics import median
 from typing import Literal
 
 from launcher.checks import culprits, levels
-from launcher.checks.network import UNMEASURED, Cell, Verdict, rate
+from launcher.checks.network import UNMEASURED, Cell, Measurement, Verdict, rate
 from launcher.checks.shape import Finding, Status
 from launcher.model import LEVEL_WORDS, LEVELS, Inventory, Level
 from launcher.tools import nccl
@@ -52,19 +52,17 @@ def required(
     if inventory.accelerator == "cpu":
         return "any", "CPUs speak Gloo, which is TCP"
     if inventory.fabric != "ethernet":
-        return _on_fabric(inventory, gpus, known)
+        return _on_fabric(inventory.fabric, gpus, known)
     if any(node.name not in rdma for node in inventory.nodes):
         return "any", "`fabric: ethernet`, and not every node has an active RDMA port"
     return "rdma", "every node has an active RDMA port"
 
 
-def _on_fabric(
-    inventory: Inventory, gpus: Collection[str], known: Expectations
-) -> tuple[Level, str]:
+def _on_fabric(fabric: str, gpus: Collection[str], known: Expectations) -> tuple[Level, str]:
     """Return the level on a fabric with RDMA: with GPUDirect where all GPUs are known to have
     it.
     """
-    why = f"`fabric: {inventory.fabric}`"
+    why = f"`fabric: {fabric}`"
     names = sorted(set(gpus) - {""})
     if not names:
         return "rdma", why
@@ -76,34 +74,24 @@ def _on_fabric(
     return "rdma", f"{why}; GPUDirect is not expected of {', '.join(names)}"
 
 
-def judge(
-    inventory: Inventory,
-    reports: Mapping[str, Report],
-    missing: Mapping[str, str],
-    level: tuple[Level, str],
-    *,
-    collective: bool = True,
-) -> Verdict:
+def judge(measured: Measurement, level: tuple[Level, str], *, collective: bool = True) -> Verdict:
     """Judge every direction between every two nodes, and the ranks themselves.
 
     Args:
-        inventory: whose nodes.
-        reports: what each node's probe said.
-        missing: nodes whose probe said nothing that can be read, and why.
+        measured: what the nodes' probes said.
         level: what is required, and why.
         collective: whether collectives will cross nodes, so that a failing all_reduce is a failure
             and not a warning.
     """
+    inventory, reports = measured.inventory, measured.reports
     names = tuple(node.name for node in inventory.nodes)
-    findings = [*culprits.nodes(inventory, reports, missing), *_versions(reports)]
-    cells = [
-        _cell(inventory, reports, source, target, level[0])
-        for source, target in permutations(names, 2)
-    ]
-    cells = _outliers(cells)
-    findings += culprits.cells(inventory, cells, reports)
+    findings = [*culprits.nodes(measured), *_versions(reports)]
+    cells = _outliers(
+        [_cell(measured, source, target, level[0]) for source, target in permutations(names, 2)]
+    )
+    findings += culprits.cells(measured, cells)
     whole, trouble = _collective(names, reports, collective)
-    findings += [*trouble, *_some_rdma(inventory, reports, level[0])]
+    findings += [*trouble, *_some_rdma(measured, level[0])]
     backend = next(
         (each.backend for each in reports.values()),
         "nccl" if inventory.accelerator != "cpu" else "gloo",
@@ -147,12 +135,13 @@ def _collective_trouble(worst: Collective | None, *, everywhere: bool) -> str:
     return "" if worst is not None and everywhere else "was not measured on every node"
 
 
-def _some_rdma(inventory: Inventory, reports: Mapping[str, Report], level: Level) -> list[Finding]:
+def _some_rdma(measured: Measurement, level: Level) -> list[Finding]:
     """One node without an active RDMA port takes the whole cluster down to TCP, which must not go
     unsaid.
     """
+    reports, asked = measured.reports, measured.inventory.require
     lacking = [name for name, report in reports.items() if not report.rdma]
-    if level != "any" or inventory.require == "any" or not lacking or len(lacking) == len(reports):
+    if level != "any" or asked == "any" or not lacking or len(lacking) == len(reports):
         return []
     text = "has no active RDMA port, the other nodes have: all of them use TCP for it"
     fix = (
@@ -229,11 +218,9 @@ def _versions(reports: Mapping[str, Report]) -> list[Finding]:
     return findings
 
 
-def _cell(
-    inventory: Inventory, reports: Mapping[str, Report], source: str, target: str, level: Level
-) -> Cell:
-    found = _received(reports.get(target), source, target)
-    transport, device, gpudirect, worth = _transport(inventory, reports, source, target)
+def _cell(measured: Measurement, source: str, target: str, level: Level) -> Cell:
+    found = _received(measured.reports.get(target), source, target)
+    transport, device, gpudirect, worth = _transport(measured, source, target)
     text = _trouble(found) or _shortfall(transport, worth, level)
     bandwidths = [each.bandwidth for each in found if each.bandwidth is not None]
     latencies = [each.latency for each in found if each.latency is not None]
@@ -281,14 +268,15 @@ def _shortfall(transport: str, worth: Level | None, level: Level) -> str:
 
 
 def _transport(
-    inventory: Inventory, reports: Mapping[str, Report], source: str, target: str
+    measured: Measurement, source: str, target: str
 ) -> tuple[str, str, bool | None, Level | None]:
     """Return what a pair talks over: its name, the device, GPUDirect or not, and the level that is
     worth.
     """
+    reports = measured.reports
     ends = [(reports[a], b) for a, b in ((source, target), (target, source)) if a in reports]
     if any(report.backend == "gloo" for report, _ in ends):
-        node = inventory.node(source)
+        node = measured.inventory.node(source)
         return "Gloo/TCP", node.interface or "", None, "any"
     reading = _links(ends)
     found = levels.worst(reading)

@@ -10,7 +10,8 @@ from typing import Any
 
 from launcher import placement
 from launcher.checks import expected, tp_cost, transport
-from launcher.checks.shape import Finding
+from launcher.checks.network import Measurement
+from launcher.checks.shape import Evidence, Finding
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Inventory, Node
 from launcher.placement import Placement
@@ -116,10 +117,10 @@ def gate(inventory: Inventory, facts: Mapping[str, HostFacts], ask: Ask, proof: 
             known=ask.known,
             asked=ask.require,
         )
-        seen = transport.judge(inventory, proof.reports, missing, level, collective=ask.collective)
-        slower = expected.judge(
-            inventory, seen, facts, ask.known, ranks_per_node=ranks(inventory, ask)
-        )
+        said = Measurement(inventory=inventory, reports=proof.reports, missing=missing)
+        seen = transport.judge(said, level, collective=ask.collective)
+        surveyed = Evidence(inventory=inventory, facts=facts, expectations=ask.known)
+        slower = expected.judge(seen, surveyed, ranks_per_node=ranks(inventory, ask))
         proof.verdict = replace(seen, findings=(*seen.findings, *slower))
         if not first and transport.doubtful(proof.verdict):
             text = "a pair is slower than the others; measuring again to be sure"

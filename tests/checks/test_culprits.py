@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.checks import culprits, transport
-from launcher.checks.network import UNMEASURED, Cell
+from launcher.checks.network import UNMEASURED, Cell, Measurement
 from launcher.checks.shape import Finding
 from launcher.tools.inside import Inside
 from launcher.tools.network import RankReport, Report
@@ -36,9 +36,15 @@ def both(*pairs: tuple[str, str]) -> list[tuple[str, str]]:
     return [way for a, b in pairs for way in ((a, b), (b, a))]
 
 
+def measured(reports: dict[str, Report], **missing: str) -> Measurement:
+    """Return what the probes of the three nodes said."""
+    return Measurement(inventory=INVENTORY, reports=reports, missing=missing)
+
+
 def told(found: list[Cell], reports: dict[str, Report] | None = None) -> list[Finding]:
     """Ask who is to blame."""
-    return culprits.cells(INVENTORY, found, healthy(via=GDR) if reports is None else reports)
+    reports = healthy(via=GDR) if reports is None else reports
+    return culprits.cells(measured(reports), found)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +152,8 @@ def test_pairs_that_were_not_measured_are_named_once() -> None:
 def ranked(rank: RankReport) -> list[Finding]:
     """Ask about nodes, the second of which has this rank."""
     reports = healthy(via=GDR)
-    return culprits.nodes(INVENTORY, {**reports, "n2": replace(reports["n2"], ranks=(rank,))}, {})
+    second = replace(reports["n2"], ranks=(rank,))
+    return culprits.nodes(measured({**reports, "n2": second}))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +186,7 @@ def test_a_rank_is_told_with_its_phase_and_who_arrived(
 
 def test_a_rank_that_ended_well_is_not_spoken_of() -> None:
     """All is well."""
-    assert culprits.nodes(INVENTORY, healthy(via=GDR), {}) == []
+    assert culprits.nodes(measured(healthy(via=GDR))) == []
 
 
 def test_a_node_without_report_and_one_with_an_error() -> None:
@@ -187,9 +194,7 @@ def test_a_node_without_report_and_one_with_an_error() -> None:
     reports = {name: Report(node=name, backend="nccl") for name in ("n1", "n2")}
     reports["n1"] = replace(reports["n1"], error="port 29500 is taken on the head")
     reports["n2"] = replace(reports["n2"], error="the head has another nonce")
-    one, two, three_ = culprits.nodes(
-        INVENTORY, reports, {"n3": "ended with exit code 1: no such file"}
-    )
+    one, two, three_ = culprits.nodes(measured(reports, n3="ended with exit code 1: no such file"))
 
     assert (one.node, two.node, three_.node) == ("n1", "n2", "n3")
     assert "sport = :29500" in one.fix
@@ -200,6 +205,7 @@ def test_a_node_without_report_and_one_with_an_error() -> None:
 def test_without_a_fabric_the_fix_is_the_inventory() -> None:
     """Containers get RDMA devices only when it says so."""
     reports = healthy(via="NET/Socket/0", log="n1:1:2 [0] NCCL INFO NET/IB : No device found.\n")
-    seen = transport.judge(three(""), reports, {}, ("rdma", "every node has an active RDMA port"))
+    said = Measurement(inventory=three(""), reports=reports)
+    seen = transport.judge(said, ("rdma", "every node has an active RDMA port"))
 
     assert "network: {fabric: infiniband}" in seen.findings[0].fix

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from launcher.checks import expected, transport
-from launcher.checks.shape import Finding
+from launcher.checks.network import Measurement
+from launcher.checks.shape import Evidence, Finding
 from launcher.tools import expectations
 from launcher.tools.host import Address, HostFacts
 from launcher.tools.network import Report
@@ -35,8 +36,11 @@ def judged(
     reports: dict[str, Report], survey: Survey, more: str = RDMA, ranks: int = 1
 ) -> list[Finding]:
     """Judge figures of three nodes."""
-    verdict = transport.judge(three(more), reports, {}, ("any", "as asked"))
-    return expected.judge(three(more), verdict, facts(survey), KNOWN, ranks_per_node=ranks)
+    inventory = three(more)
+    measured = Measurement(inventory=inventory, reports=reports)
+    seen = Evidence(inventory=inventory, facts=facts(survey), expectations=KNOWN)
+    verdict = transport.judge(measured, ("any", "as asked"))
+    return expected.judge(verdict, seen, ranks_per_node=ranks)
 
 
 def fast(bandwidth: float, latency: float, via: str = GDR) -> dict[str, Report]:

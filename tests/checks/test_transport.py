@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.checks import transport
-from launcher.checks.network import Verdict
+from launcher.checks.network import Measurement, Verdict
 from launcher.model import Level
 from launcher.tools import expectations
 from launcher.tools.inside import Inside
@@ -23,11 +23,16 @@ def verdict(
     reports: dict[str, Report],
     more: str = "accelerator: cpu",
     level: tuple[Level, str] = ANY,
+    *,
+    collective: bool = True,
     **missing: str,
 ) -> Verdict:
     """Judge reports of three nodes."""
+    left = {k: r for k, r in reports.items() if k not in missing}
     return transport.judge(
-        three(more), {k: r for k, r in reports.items() if k not in missing}, missing, level
+        Measurement(inventory=three(more), reports=left, missing=missing),
+        level,
+        collective=collective,
     )
 
 
@@ -321,7 +326,7 @@ def test_the_all_reduce_of_every_node_counts(spoilt: Collective | None) -> None:
     reports["n2"] = replace(reports["n2"], collective=spoilt)
 
     assert not verdict(reports).passed
-    assert transport.judge(three(), reports, {}, ANY, collective=False).passed
+    assert verdict(reports, collective=False).passed
 
 
 def test_one_node_without_rdma_is_told() -> None:
@@ -363,8 +368,8 @@ def test_a_failing_all_reduce_counts_where_collectives_cross_nodes() -> None:
         for k, r in healthy().items()
     }
 
-    assert not transport.judge(three(), wrong, {}, ANY, collective=True).passed
-    assert transport.judge(three(), wrong, {}, ANY, collective=False).passed
+    assert not verdict(wrong, collective=True).passed
+    assert verdict(wrong, collective=False).passed
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from rich.console import Console
 from launcher import watch, watch_batch
 from launcher.checks import catalogue, expected, serving, transport
 from launcher.checks import ray as ray_checks
+from launcher.checks.network import Measurement
 from launcher.checks.shape import Evidence
 from launcher.discovery import local_assets
 from launcher.errors import VlaunchError
@@ -280,8 +281,10 @@ def _reports(said: Answer) -> None:
     level = transport.required(
         inventory, gpus=[each.gpu for each in reports.values()], rdma=[], known=known
     )
-    seen = transport.judge(inventory, reports, missing, level)
-    expected.judge(inventory, seen, {}, known, ranks_per_node=1)
+    measured = Measurement(inventory=inventory, reports=reports, missing=missing)
+    seen = transport.judge(measured, level)
+    nothing = Evidence(inventory=inventory, facts={}, expectations=known)
+    expected.judge(seen, nothing, ranks_per_node=1)
     harmless(shown(ui_network.render(seen)))
     json.loads(json_line.dumps(verdict.as_json(seen)))
 
