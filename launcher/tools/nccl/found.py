@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from launcher.tools import nccl_jobs, nccl_lines
-from launcher.tools.nccl_shape import Link, Reading
+from launcher.tools.nccl import jobs, lines
+from launcher.tools.nccl.shape import Link, Reading
 
 # different links that are kept; 64 nodes of 8 GPUs with 32 channels have about 33,000
 MAX_LINKS = 100_000
@@ -46,12 +46,12 @@ class LogContents:
         """Understand lines that were counted, and forget the counts."""
         for line, times in counted.items():
             text = line.decode("utf-8", "replace")
-            if (match := nccl_lines.USUAL.fullmatch(text)) is None:
-                if (said := nccl_lines.said(text)) is not None:
+            if (match := lines.USUAL.fullmatch(text)) is None:
+                if (said := lines.said(text)) is not None:
                     self._note(said, times)
                 continue
             host, channel, source, target, direction, path = match.groups("")
-            network, device, gpudirect, local, _ = nccl_lines.via(path)
+            network, device, gpudirect, local, _ = lines.via(path)
             if local:
                 self.local[local] = self.local.get(local, 0) + times
             elif network:
@@ -74,7 +74,7 @@ class LogContents:
         """Understand the line that ends a log without a line break: it may have lost what proves
         GPUDirect.
         """
-        said = nccl_lines.said(line.decode("utf-8", "replace"))
+        said = lines.said(line.decode("utf-8", "replace"))
         if said is None:
             return
         direct = {direct for network, direct in self.kinds if network == said.network}
@@ -83,7 +83,7 @@ class LogContents:
         else:
             self._note(said, 1)
 
-    def _note(self, said: nccl_lines.Said, times: int) -> None:
+    def _note(self, said: lines.Said, times: int) -> None:
         host = said.host
         if said.network:
             self._count(_key(said), times)
@@ -109,14 +109,14 @@ class LogContents:
         self.network_links += times if network != "MNNVL" else 0
         self._link(link)
 
-    def _member(self, said: nccl_lines.Said) -> None:
+    def _member(self, said: lines.Said) -> None:
         """Note that a host has a rank of a communicator."""
         host, communicator = said.host, said.communicator
         if host and _has_room(self.communicators, communicator, MAX_LINKS):
             _put(self.communicators.setdefault(communicator, {}), host, limit=MAX_HOSTS)
             self._rank(communicator, said.ranks, {said.rank: host})
 
-    def _name_devices(self, said: nccl_lines.Said) -> None:
+    def _name_devices(self, said: lines.Said) -> None:
         """Note what a host's devices are called; names of interfaces do not replace others."""
         if not _has_room(self.devices, said.host, MAX_HOSTS):
             return
@@ -186,7 +186,7 @@ class LogContents:
 
     def _groups(self) -> tuple[tuple[str, ...], ...]:
         ends = [((key[1], key[2], key[3]), key[4] == "receive", key[0]) for key in self.links]
-        return nccl_jobs.groups(ends, self.communicators)
+        return jobs.groups(ends, self.communicators)
 
     def _link(self, key: _Key) -> None:
         kind = (key[5], key[7])
@@ -234,7 +234,7 @@ class LogContents:
             _put(told, host, limit=MAX_HOSTS)
 
 
-def _key(link: Link | nccl_lines.Said) -> _Key:
+def _key(link: Link | lines.Said) -> _Key:
     return (
         link.host,
         link.source,

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from launcher.tools import nccl, nccl_found, nccl_lines
-from launcher.tools.nccl import Link, Reading
+from launcher.tools import nccl
+from launcher.tools.nccl import Link, Reading, found, lines
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "nccl"
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "nccl"
 LOGS = sorted(FIXTURES.glob("*.log"))
 
 
@@ -312,7 +312,7 @@ def test_a_log_that_is_cut_off(end: str, links: int, truncated: bool) -> None:
 def test_long_lines_are_cut() -> None:
     """Only the beginning of a very long line is looked at, however the log is cut into blocks."""
     late = (
-        b"x" * nccl_lines.MAX_LINE
+        b"x" * lines.MAX_LINE
         + b" n:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0\n"
     )
 
@@ -321,7 +321,7 @@ def test_long_lines_are_cut() -> None:
 
 def test_the_worst_is_kept_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """With more links than are kept, that is said, and a kind that comes late is not lost."""
-    monkeypatch.setattr(nccl_found, "MAX_LINKS", 3)
+    monkeypatch.setattr(found, "MAX_LINKS", 3)
     line = "n:1:2 [0] NCCL INFO Channel 00/0 : {}[0] -> 1[0] [send] via NET/IB/0/GDRDMA\n"
     reading = said(
         "".join(line.format(rank) for rank in range(9))
@@ -406,7 +406,7 @@ def test_empty_and_binary(bad: bytes, reader: Callable[[bytes], Reading]) -> Non
 def test_the_short_way_says_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines in the usual form are matched at once; looked at more closely, they say the same."""
     short = nccl.read([path.read_bytes()])
-    monkeypatch.setattr(nccl_lines, "USUAL", re.compile("never"))
+    monkeypatch.setattr(lines, "USUAL", re.compile("never"))
 
     assert nccl.read([path.read_bytes()]) == short
 

@@ -1,7 +1,7 @@
 """What NCCL (or RCCL) wrote about its links, of any origin and age, read as a stream: a log may be
 larger than the memory.
 
-The forms of the lines are in `nccl_lines`.
+The forms of the lines are in `lines`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from operator import itemgetter
 
-from launcher.tools import nccl_jobs, nccl_lines, nccl_packed
-from launcher.tools.nccl_found import MAX_LINKS, LogContents
-from launcher.tools.nccl_shape import Link, Reading
+from launcher.tools.nccl import jobs, lines, packed
+from launcher.tools.nccl.found import MAX_LINKS, LogContents
+from launcher.tools.nccl.shape import Link, Reading
 
 __all__ = ["MAX_LINKS", "Link", "Reading", "inside", "merge", "read", "unseen"]
 
@@ -28,10 +28,10 @@ def read(chunks: Iterable[bytes]) -> Reading:
     found = LogContents()
     counted: dict[bytes, int] = {}
     try:
-        for lines, ended in nccl_lines.split(nccl_packed.unpacked(chunks)):
-            found.lines += len(lines)
-            for line in lines:
-                records = (line,) if line.count(b"CCL ") < 2 else nccl_lines.unglue(line)
+        for block, ended in lines.split(packed.unpacked(chunks)):
+            found.lines += len(block)
+            for line in block:
+                records = (line,) if line.count(b"CCL ") < 2 else lines.unglue(line)
                 for record in records:
                     if (key := _key(record)) is None:
                         continue
@@ -42,7 +42,7 @@ def read(chunks: Iterable[bytes]) -> Reading:
                     counted[key] = counted.get(key, 0) + 1
                     if len(counted) >= _SOON:
                         found.take(counted)
-    except nccl_packed.Broken:
+    except packed.Broken:
         found.truncated = True
     found.take(counted)
     return found.reading()
@@ -69,7 +69,7 @@ def inside(reading: Reading) -> frozenset[Link]:
         ((link.source, link.target, link.channel), link.direction, link.host)
         for link in reading.links
     ]
-    near = nccl_jobs.near(ends)
+    near = jobs.near(ends)
     return frozenset(
         link for link in reading.links if (link.source, link.target, link.channel) in near
     )
