@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 import pytest
 
-from launcher.checks import catalogue, causes, levels, network
+from launcher.checks import catalogue
+from launcher.checks.network import causes, levels, shape
 from launcher.checks.shape import Finding
 from launcher.cli.main import COMMANDS, cli, run
 from launcher.tools import nccl
@@ -160,8 +161,8 @@ def test_the_network_page_tells_of_every_cause() -> None:
 def test_the_network_page_tells_of_every_field() -> None:
     """Of `--json`, with and without `--from-log`."""
     text = NETWORK.read_text()
-    top = {"passed", "summary", *(each.name for each in fields(network.Verdict))}
-    inner = {each.name for noun in (network.Cell, Collective, Finding) for each in fields(noun)}
+    top = {"passed", "summary", *(each.name for each in fields(shape.Verdict))}
+    inner = {each.name for noun in (shape.Cell, Collective, Finding) for each in fields(noun)}
     link = nccl.read([b"gpu01:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0\n"])
     logs = levels.as_json(link)
 

@@ -19,7 +19,7 @@ from launcher.errors import RequestError
 from launcher.ui import json_line
 
 if TYPE_CHECKING:
-    from launcher.checks.network import Verdict
+    from launcher.checks.network.shape import Verdict
     from launcher.checks.shape import Finding
     from launcher.plan.verdict import Ask
 
@@ -200,7 +200,7 @@ def _page(verdict: Verdict, cluster: str, path: Path) -> None:
 
 def _from_logs(call: Call, files: tuple[str, ...], asked: Require | None) -> int:
     _refuse_inventories(files)
-    from launcher.checks import levels
+    from launcher.checks.network import levels
     from launcher.checks.shape import worst
     from launcher.tools import nccl
     from launcher.ui import findings as ui

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from launcher.checks import transport
+from launcher.checks.network import transport
 from launcher.checks.rdma import active
 from launcher.checks.shape import Check, Evidence, Group, Hub
 from launcher.cli.session import Session

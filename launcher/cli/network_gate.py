@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.apply import apply
-from launcher.checks import levels, tp_cost, transport
+from launcher.checks.network import levels, tp_cost, transport
 from launcher.cli import expected
 from launcher.cli.check_nccl import now
 from launcher.cli.session import Session

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from launcher import placement
-from launcher.checks import expected, tp_cost, transport
-from launcher.checks.network import Measurement
+from launcher.checks.network import expected, tp_cost, transport
+from launcher.checks.network.shape import Measurement
 from launcher.checks.shape import Evidence, Finding
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Inventory, Node

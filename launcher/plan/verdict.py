@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeGuard
 
-from launcher.checks import network, tp_cost
-from launcher.checks.network import Verdict
+from launcher.checks.network import tp_cost
+from launcher.checks.network.shape import Verdict, rate
 from launcher.model import LEVELS, Answer, Inventory, Level, Node, fold
 from launcher.placement import narrow
 from launcher.plan import containers
@@ -279,7 +279,7 @@ def summary(verdict: Verdict) -> str:
     times = [cell.latency for cell in verdict.cells if cell.latency is not None]
     said = [_pairs(verdict)]
     if rates:
-        said.append(_span(network.rate(min(rates)), network.rate(max(rates))))
+        said.append(_span(rate(min(rates)), rate(max(rates))))
     if times:
         said.append(_span(f"{min(times) * 1e6:.0f}", f"{max(times) * 1e6:.0f}") + " µs")
     return ", ".join(said)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from launcher.checks.network import Cell, Verdict, rate
+from launcher.checks.network.shape import Cell, Verdict, rate
 from launcher.model import LEVEL_WORDS
 from launcher.tools import symptoms
 from launcher.ui import findings

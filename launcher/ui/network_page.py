@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from launcher.checks.network import Cell, Verdict, rate
+from launcher.checks.network.shape import Cell, Verdict, rate
 from launcher.checks.shape import folded
 from launcher.tools import symptoms
 from launcher.tools.network import Collective

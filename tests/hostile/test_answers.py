@@ -17,9 +17,10 @@ from hypothesis import given
 from rich.console import Console
 
 from launcher import watch, watch_batch
-from launcher.checks import catalogue, expected, serving, transport
+from launcher.checks import catalogue, serving
 from launcher.checks import ray as ray_checks
-from launcher.checks.network import Measurement
+from launcher.checks.network import expected, transport
+from launcher.checks.network.shape import Measurement
 from launcher.checks.shape import Evidence
 from launcher.discovery import local_assets
 from launcher.errors import VlaunchError

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.checks.network import Verdict
+from launcher.checks.network.shape import Verdict
 from launcher.checks.shape import Finding
 from launcher.model import Answer, Inventory
 from launcher.plan import network, verdict

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from launcher.checks.network import Cell, Verdict
+from launcher.checks.network.shape import Cell, Verdict
 from launcher.checks.shape import Finding
 from launcher.tools.network import Collective
 from launcher.ui import network

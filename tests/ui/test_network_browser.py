@@ -14,7 +14,7 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from launcher.checks.network import Verdict
+from launcher.checks.network.shape import Verdict
 from launcher.ui.network_page import page
 from tests.ui.test_network import verdict
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from launcher.checks.network import Verdict, rate
+from launcher.checks.network.shape import Verdict, rate
+from launcher.checks.network.transport_kinds import over_tcp
 from launcher.checks.shape import Finding
-from launcher.checks.transport_kinds import over_tcp
 
 _BYTES = 2  # of one value of an activation: bfloat16 or float16
 _PROMPT = 1000  # tokens

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.checks import causes
+from launcher.checks.network import causes
 
 SOCKET, IB = ("Socket",), ("IB",)
 

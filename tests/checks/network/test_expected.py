@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from launcher.checks import expected, transport
-from launcher.checks.network import Measurement
+from launcher.checks.network import expected, transport
+from launcher.checks.network.shape import Measurement
 from launcher.checks.shape import Evidence, Finding
 from launcher.tools import expectations
 from launcher.tools.host import Address, HostFacts
 from launcher.tools.network import Report
 from launcher.tools.survey import Nic, RdmaDevice, RdmaPort, Survey
-from tests.checks.reports import GDR, NAMES, between, healthy, three
+from tests.checks.network.reports import GDR, NAMES, between, healthy, three
 
 KNOWN = expectations.load()
 RDMA = "network: {fabric: infiniband}"

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.checks import transport
-from launcher.checks.network import Measurement, Verdict
+from launcher.checks.network import transport
+from launcher.checks.network.shape import Measurement, Verdict
 from launcher.model import Level
 from launcher.tools import expectations
 from launcher.tools.inside import Inside
 from launcher.tools.network import Collective, RankReport, Report
-from tests.checks.reports import GDR, NAMES, between, healthy, linked, three
+from tests.checks.network.reports import GDR, NAMES, between, healthy, linked, three
 
 ANY: tuple[Level, str] = ("any", "as asked")
 KNOWN = expectations.load()

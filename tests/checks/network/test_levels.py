@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.checks import levels
+from launcher.checks.network import levels
 from launcher.checks.shape import Finding
 from launcher.tools import nccl
 from launcher.tools.nccl import Reading
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "nccl"
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "nccl"
 
 
 def read(name: str) -> Reading:

@@ -4,10 +4,10 @@ may still be sick.
 
 from __future__ import annotations
 
-from launcher.checks.network import Cell, Verdict, rate
+from launcher.checks.network.shape import Cell, Verdict, rate
+from launcher.checks.network.transport_kinds import over_tcp
 from launcher.checks.rdma import in_use
 from launcher.checks.shape import Evidence, Finding, Host
-from launcher.checks.transport_kinds import over_tcp
 from launcher.tools.expectations import Nic
 from launcher.tools.survey import Survey
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from launcher.checks import culprits, transport
-from launcher.checks.network import UNMEASURED, Cell, Measurement
+from launcher.checks.network import culprits, transport
+from launcher.checks.network.shape import UNMEASURED, Cell, Measurement
 from launcher.checks.shape import Finding
 from launcher.tools.inside import Inside
 from launcher.tools.network import RankReport, Report
-from tests.checks.reports import GDR, NAMES, healthy, three
+from tests.checks.network.reports import GDR, NAMES, healthy, three
 
 TCP = "NET/Socket is below what is required: RDMA"
 INVENTORY = three("network: {fabric: infiniband, interface: ens1}")

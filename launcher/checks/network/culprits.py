@@ -7,8 +7,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from launcher.checks import causes, transport_kinds
-from launcher.checks.network import UNMEASURED, Cell, Measurement
+from launcher.checks.network import causes, transport_kinds
+from launcher.checks.network.shape import UNMEASURED, Cell, Measurement
 from launcher.checks.shape import Finding, failed
 from launcher.model import Inventory, Level, Node, natural
 from launcher.tools import nccl

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from launcher.checks import causes, transport_kinds
+from launcher.checks.network import causes, transport_kinds
+from launcher.checks.network.transport_kinds import Worst, worst
 from launcher.checks.shape import Finding, failed, passed, warned
-from launcher.checks.transport_kinds import Worst, worst
 from launcher.model import LEVEL_WORDS, LEVELS, Level, fold
 from launcher.tools import nccl
 from launcher.tools.nccl import Link, Reading

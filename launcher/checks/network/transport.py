@@ -11,8 +11,8 @@ from itertools import permutations
 from statistics import median
 from typing import Literal
 
-from launcher.checks import culprits, levels
-from launcher.checks.network import UNMEASURED, Cell, Measurement, Verdict, rate
+from launcher.checks.network import culprits, levels
+from launcher.checks.network.shape import UNMEASURED, Cell, Measurement, Verdict, rate
 from launcher.checks.shape import Finding, Status
 from launcher.model import LEVEL_WORDS, LEVELS, Inventory, Level
 from launcher.tools import nccl

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from launcher.checks import tp_cost
-from launcher.checks.network import Cell, Verdict
-from launcher.checks.tp_cost import Crossing, Figures
+from launcher.checks.network import tp_cost
+from launcher.checks.network.shape import Cell, Verdict
+from launcher.checks.network.tp_cost import Crossing, Figures
 from launcher.tools.network import Collective
 
 SPLIT = Crossing(tp=16, pp=1, instead=(8, 2), layers=80, hidden=8192)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.checks import transport_kinds
+from launcher.checks.network import transport_kinds
 
 # NCCL registers buffers of every channel, some hundreds of MiB a rank; Docker's own default is 64
 # KiB or 8 MiB.
