@@ -1,0 +1,73 @@
+"""What is kept of a log, and of several: each thing once, within limits, and only what is whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.tools import nccl
+from launcher.tools.nccl import found
+from tests.tools.nccl.logs import FIXTURES, said
+
+
+def test_merge_is_as_one_log() -> None:
+    """A log per host, merged, is what one log of both would be."""
+    both = (FIXTURES / "two-jobs.log").read_text().splitlines(keepends=True)
+    red = [line for line in both if line.startswith("red")]
+    blue = [line for line in both if line.startswith("blue")]
+
+    assert nccl.merge([said("".join(red)), said("".join(blue))]) == said("".join(red + blue))
+
+
+@pytest.mark.parametrize(
+    ("end", "links", "truncated"),
+    [
+        ("via NET/IB/0/GDRDMA", 2, False),
+        ("via NET/IB/0", 1, True),  # GPUDirect everywhere else: the end is missing, not GPUDirect
+        ("via NET/IB/0/GDR", 1, True),
+        ("via NET/IB/", 1, True),
+        ("via NET", 1, True),
+        ("via NET/Socket/0", 2, False),
+        ("", 1, True),
+    ],
+)
+def test_a_log_that_is_cut_off(end: str, links: int, truncated: bool) -> None:
+    """The last line, without a line break, is believed only where nothing that matters can be
+    missing.
+    """
+    line = "n1:7:8 [0] NCCL INFO Channel 00/0 : 0[0] -> {0}[0] [send] "
+    reading = said(
+        line.format(1)
+        + "via NET/IB/0/GDRDMA\n"
+        + (line.format(2) + end if end else "n1:7:8 [0] NCCL INFO Channel 01/0 : 0[")
+    )
+
+    assert (len(reading.links), reading.truncated) == (links, truncated)
+
+
+def test_the_worst_is_kept_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more links than are kept, that is said, and a kind that comes late is not lost."""
+    monkeypatch.setattr(found, "MAX_LINKS", 3)
+    line = "n:1:2 [0] NCCL INFO Channel 00/0 : {}[0] -> 1[0] [send] via NET/IB/0/GDRDMA\n"
+    reading = said(
+        "".join(line.format(rank) for rank in range(9))
+        + line.format(0).replace("IB/0/GDRDMA", "Socket/0")
+    )
+
+    assert [link.network for link in reading.links] == ["IB", "IB", "IB", "Socket"]
+    assert (reading.overflow, reading.truncated) == (True, False)
+    assert reading.network_links == 10
+
+
+def test_collnet_and_libfabrics_provider_are_told() -> None:
+    """In the words of both generations of aws-ofi-nccl, per host."""
+    line = "{0}:1:2 [0] NCCL INFO {1}\n"
+    reading = said(
+        line.format("a", "NET/OFI Selected Provider is efa (found 4 nics)")
+        + line.format(
+            "b", "NET/OFI Selected provider is tcp;ofi_rxm, fabric is 10.0.0.0/24 (found 1 nics)"
+        )
+        + line.format("a", "CollNet 00/0 : 1 [send] via COLLNET/SHARP/0/GDRDMA")
+    )
+
+    assert (dict(reading.providers), reading.collnet) == ({"a": ("efa",), "b": ("tcp;ofi_rxm",)}, 1)
+    assert nccl.merge([reading]) == reading
