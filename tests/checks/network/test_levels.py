@@ -187,35 +187,6 @@ def test_only_what_explains_the_lack_of_gpudirect_is_its_cause() -> None:
     assert "nvidia_peermem" in found.fix
 
 
-@pytest.mark.parametrize(
-    ("via", "provider", "level"),
-    [
-        ("FastSocket/0", "", "any"),
-        ("SOCKET/0", "", "any"),
-        ("AWS Libfabric/0", "tcp", "any"),
-        ("OFI/0/GDRDMA", "sockets", "any"),
-        ("AWS Libfabric/0", "udp;ofi_rxd", "any"),
-        ("AWS Libfabric/0", "efa", "rdma"),
-        ("OFI/0/GDRDMA", "verbs;ofi_rxm", "gdrdma"),
-        ("AWS Libfabric/0", "", "rdma"),
-        ("GPUDirectTCPX_v7/0/GDRDMA", "", "gdrdma"),
-        ("FasTrak/1", "", "rdma"),
-        ("IB/0", "tcp", "rdma"),
-    ],
-)
-def test_what_a_network_is_worth(via: str, provider: str, level: str) -> None:
-    """Sockets are TCP under any name, and so is libfabric over them."""
-    more = (
-        f"gpu01:1:2 [0] NCCL INFO NET/OFI Selected Provider is {provider} (found 1 nics)\n"
-        if provider
-        else ""
-    )
-    found = levels.worst(log(f"NET/{via}", more=more))
-
-    assert found is not None
-    assert found.level == level
-
-
 def test_the_provider_is_the_one_of_the_host() -> None:
     """Another host's says nothing of this one's link."""
     more = (
