@@ -81,21 +81,24 @@ def _cgroup(evidence: Evidence) -> Sequence[Finding]:
             fix=fix if same else _fix(name, common),
         )
 
-    for finding in alike(drivers, differs):
-        if (
-            evidence.inventory.accelerator == "nvidia"
-            and finding.status == "pass"
-            and _word(drivers[finding.node]) == "systemd"
-        ):
-            # Which toolkits are free of it cannot be told from outside, so that the note stays.
-            finding = warned(  # noqa: PLW2901
-                finding.node,
-                "with cgroup driver `systemd`, `systemctl daemon-reload` can take GPUs from running"
-                " containers",
-                fix=_fix(finding.node, "cgroupfs"),
-            )
-        findings.append(finding)
-    return findings
+    nvidia = evidence.inventory.accelerator == "nvidia"
+    systemd = {name for name, driver in drivers.items() if nvidia and _word(driver) == "systemd"}
+    judged = alike(drivers, differs)
+    return [*findings, *(_reloads(each) if each.node in systemd else each for each in judged)]
+
+
+def _reloads(finding: Finding) -> Finding:
+    """Warn of the driver `systemd` where nothing else is wrong: which toolkits are free of its
+    fault cannot be told from outside.
+    """
+    if finding.status != "pass":
+        return finding
+    return warned(
+        finding.node,
+        "with cgroup driver `systemd`, `systemctl daemon-reload` can take GPUs from running"
+        " containers",
+        fix=_fix(finding.node, "cgroupfs"),
+    )
 
 
 def _word(driver: str) -> str:
