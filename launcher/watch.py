@@ -176,7 +176,7 @@ def _look(
         state.refusals.clear()
     # Thousands of them are kept: none may be as long as a node likes.
     seen = replace(
-        seen, lines=tuple(symptoms.plain(line[: untrusted.LONGEST]) for line in seen.lines)
+        seen, lines=tuple(untrusted.plain(line[: untrusted.LONGEST]) for line in seen.lines)
     )
     state.lines.extend(seen.lines)
     return seen

@@ -117,7 +117,7 @@ def _look(
             ) from None
         return None
     state.lost_since, state.offset = None, seen.offset
-    state.lines.extend(symptoms.plain(each[: untrusted.LONGEST]) for each in seen.lines)
+    state.lines.extend(untrusted.plain(each[: untrusted.LONGEST]) for each in seen.lines)
     # What an earlier run of the job left there says nothing of this one.
     if seen.progress.submission != watched.job:
         seen = replace(

@@ -22,7 +22,7 @@ from launcher import redaction
 from launcher.errors import VlaunchError
 from launcher.events import Event
 from launcher.model import Secret
-from launcher.tools import symptoms
+from launcher.tools import untrusted
 from launcher.ui import errors
 from launcher.ui.progress import JsonLines, PlainLines
 
@@ -97,7 +97,7 @@ def test_lines_from_nodes_are_clean_before_they_are_laid_out(
     """
     redaction.learn("hf_thisMustStayHidden")
 
-    assert symptoms.plain("token hf_this\x1b[31mMustStayHidden end") == "token *** end"
+    assert untrusted.plain("token hf_this\x1b[31mMustStayHidden end") == "token *** end"
 
 
 def test_every_way_out_is_guarded(capsys: pytest.CaptureFixture[str]) -> None:

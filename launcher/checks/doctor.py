@@ -14,7 +14,7 @@ from typing import Literal
 
 from launcher.payload.agent import observed
 from launcher.payload.agent.observed import Fault, Observed
-from launcher.tools import log_times, symptoms
+from launcher.tools import log_times, symptoms, untrusted
 from launcher.tools.diagnosis_read import Log, State, Told, server_log
 from launcher.tools.symptoms import Symptom
 
@@ -270,7 +270,7 @@ def _fault_lines(server: str, fault: Fault) -> list[str]:
         line += f": {cause}"
     if fault.ready_again_after is not None:
         line += f"; ready again after {fault.ready_again_after:.0f} s"
-    kept = [symptoms.plain(each)[:1000] for each in fault.evidence.splitlines()[-40:]]
+    kept = [untrusted.plain(each)[:1000] for each in fault.evidence.splitlines()[-40:]]
     return [line, *known, *kept]
 
 
@@ -413,4 +413,4 @@ def _shown(lines: Sequence[Trace], *, latest: bool) -> list[Trace]:
 
 
 def _words(text: str) -> str:
-    return symptoms.plain(" ".join(text.split()))[:_WIDTH]
+    return untrusted.plain(" ".join(text.split()))[:_WIDTH]

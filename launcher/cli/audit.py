@@ -11,7 +11,7 @@ from launcher.cli import options
 from launcher.cli.command import Call, command
 from launcher.errors import UnreadableAnswer
 from launcher.model import fold
-from launcher.tools import symptoms
+from launcher.tools import untrusted
 from launcher.ui import json_line
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _print(
         line = (
             f"{entry.at}  {entry.who}@{entry.host}  {fold(each.nodes)}  {entry.command}: {changes}"
         )
-        click.echo(symptoms.plain(line.replace("\n", " ")))
+        click.echo(untrusted.plain(line.replace("\n", " ")))
     if not happened:
         click.echo("no node has a line about this cluster", err=True)
     for name, count in strange.items():
@@ -89,5 +89,5 @@ def _print(
         )
     for name, why in silent.items():
         click.echo(
-            symptoms.plain(f"{name}: {why.splitlines()[0] if why else 'gave no answer'}"), err=True
+            untrusted.plain(f"{name}: {why.splitlines()[0] if why else 'gave no answer'}"), err=True
         )

@@ -18,7 +18,7 @@ from launcher.cli.session import Session
 from launcher.errors import RequestError, UnreadableAnswer
 from launcher.events import Event
 from launcher.model import Inventory
-from launcher.tools import symptoms
+from launcher.tools import untrusted
 from launcher.ui.progress import Printer, show_through
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _detach(session: Session, start: Start, target: Target | None) -> tuple[int,
     text = f"{start.job} {'runs' if start.attached else 'is submitted'}; without --detach, "
     text += f"the same command watches it{fetches}; `vlaunch jobs` lists it"
     session.done(text, stage="batch", data={"job": start.job})
-    return 0, [symptoms.plain(start.job)]
+    return 0, [untrusted.plain(start.job)]
 
 
 def _already(request: Request, seen: BatchSnapshot, start: Start) -> list[str]:

@@ -17,7 +17,7 @@ from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.errors import NodeError, VlaunchError
 from launcher.model import Answer, Inventory, Node
-from launcher.tools import symptoms
+from launcher.tools import untrusted
 from launcher.transport import Command
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _answer(
 ) -> str:
     """Stream one answer to standard output and return it."""
 
-    clean = symptoms.plain if sys.stdout.isatty() else str
+    clean = untrusted.plain if sys.stdout.isatty() else str
     pieces: list[str] = []
     complaints: deque[str] = deque(maxlen=6)
     code = length = 0

@@ -10,7 +10,7 @@ from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.errors import NodeError
 from launcher.model import Answer, Argv, Node, fold
-from launcher.tools import symptoms
+from launcher.tools import untrusted
 from launcher.transport import Command
 
 
@@ -96,9 +96,9 @@ def _print(answers: Sequence[Answer]) -> None:
     for (code, out, err), names in groups.items():
         label = fold(names)
         for line in out.splitlines():
-            click.echo(f"{label}: {symptoms.plain(line)}")
+            click.echo(f"{label}: {untrusted.plain(line)}")
         for line in err.splitlines():
-            click.echo(f"{label}: {symptoms.plain(line)}", err=True)
+            click.echo(f"{label}: {untrusted.plain(line)}", err=True)
         if code:
             click.echo(f"{label}: exit code {code}", err=True)
 

@@ -15,7 +15,7 @@ from launcher.cli import options
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.errors import LockError, NodeError, RequestError
-from launcher.tools import symptoms
+from launcher.tools import untrusted
 from launcher.transport import Command
 from launcher.ui import json_line
 
@@ -69,7 +69,7 @@ def _ask(session: Session, owner: Owner, *, yes: bool) -> None:
             f"does not say which process holds the lock of cluster {cluster}",
             hint=f"on {head}: `fuser -v {folder}/{tool.FILE}/{cluster}`",
         )
-    click.echo(symptoms.brief(f"held by {owner.words}, process {owner.pid} on {head}"), err=True)
+    click.echo(untrusted.brief(f"held by {owner.words}, process {owner.pid} on {head}"), err=True)
     if yes:
         return
     if not sys.stdin.isatty():
@@ -126,6 +126,6 @@ def _print(cluster: str, owner: Owner | None, freed: bool, *, as_json: bool) -> 
     elif owner is None:
         click.echo(f"{cluster}: nobody holds the lock")
     elif freed:
-        click.echo(symptoms.brief(f"{cluster}: broken; it was held by {owner.words}"))
+        click.echo(untrusted.brief(f"{cluster}: broken; it was held by {owner.words}"))
     else:
-        click.echo(symptoms.brief(f"{cluster}: held by {owner.words}"))
+        click.echo(untrusted.brief(f"{cluster}: held by {owner.words}"))

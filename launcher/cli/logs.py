@@ -17,7 +17,7 @@ from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.errors import DeadlineError, RequestError, VlaunchError
 from launcher.model import Answer, Inventory, Node, fold
-from launcher.tools import symptoms
+from launcher.tools import untrusted
 from launcher.transport import Command
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def logs(call: Call, follow: bool, tail: int, server: str | None, names: tuple[s
         found = False
         for where, line in _merged(session, nodes, server, follow=follow, tail=tail):
             found = True
-            click.echo(f"{where}: {symptoms.plain(line)}")
+            click.echo(f"{where}: {untrusted.plain(line)}")
         if not found and not follow:
             if server is not None:
                 raise RequestError(

@@ -204,10 +204,10 @@ def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackTy
     """
     import traceback
 
-    from launcher.tools import symptoms
+    from launcher.tools import untrusted
 
     for line in "".join(traceback.format_exception(kind, error, trace)).splitlines():
-        click.echo(symptoms.plain(line), err=True)
+        click.echo(untrusted.plain(line), err=True)
 
 
 def _words(argv: Sequence[str] | None) -> list[str]:

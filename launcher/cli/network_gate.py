@@ -19,7 +19,7 @@ from launcher.model import Inventory, Level, fold
 from launcher.plan import engine_log, network, verdict, wanted
 from launcher.plan.stop import plan_stop
 from launcher.plan.verdict import Ask, Proof
-from launcher.tools import nccl, symptoms
+from launcher.tools import nccl, untrusted
 from launcher.ui.progress import show_all
 from launcher.watch import by_node
 
@@ -132,7 +132,7 @@ def confirm(
     ours = (not start.attached and not allow) or _proven(inventory, seen, request, kept)
     before, level = _before(inventory, seen, kept if ours else {})
     if inventory.accelerator == "cpu":
-        return symptoms.plain(before)
+        return untrusted.plain(before)
     logs = {name: engine_log.read({name: answers.get(name, [])}) for name in nodes}
     silent = _silent(session, logs)
     reading = nccl.merge(logs.values())
@@ -233,7 +233,7 @@ def _keep(
     """Keep what the engine's logs say beside the verdict, for `status`; returns it, fit for a
     terminal.
     """
-    said = symptoms.plain(text)
+    said = untrusted.plain(text)
     if kept:
         server = start.desired
         step = verdict.confirmed(

@@ -18,7 +18,7 @@ from launcher.cli.hooks import Hooks
 from launcher.errors import ConnectError, together
 from launcher.events import Event, Kind, State
 from launcher.model import Answer, Inventory, Node, fold
-from launcher.tools import symptoms
+from launcher.tools import untrusted
 from launcher.transport import Command, Recording, Transport
 from launcher.ui.progress import Printer, show_all, show_through
 
@@ -196,7 +196,7 @@ class Verbose:
         """Show each command, then run all of them."""
         for command in commands:
             words = " ".join(
-                symptoms.plain(word) if len(word) < 200 else "'…'" for word in command.argv
+                untrusted.plain(word) if len(word) < 200 else "'…'" for word in command.argv
             )
             click.echo(f"  + {command.node}: {words}", err=True)
         yield from self._inner.run(commands)

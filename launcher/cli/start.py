@@ -12,7 +12,7 @@ from launcher.cli.command import Call
 from launcher.cli.session import Session
 from launcher.errors import RequestError
 from launcher.model import Backend, Inventory
-from launcher.tools import symptoms
+from launcher.tools import untrusted
 
 if TYPE_CHECKING:
     from launcher.payload.agent.desired import Policy
@@ -299,4 +299,4 @@ def _rows(served: Served, network: str) -> list[str]:
             f"{served.seconds:.1f}s, of which {served.answer_seconds:.1f}s for the first answer"
         ),
     }
-    return [f"{label:<12} {symptoms.plain(value)}" for label, value in rows.items()]
+    return [f"{label:<12} {untrusted.plain(value)}" for label, value in rows.items()]

@@ -15,7 +15,7 @@ from typing import TypeVar
 from launcher.discovery.shape import DOCKER, GID, Choice, DiscoveredNode, Discovery
 from launcher.inventory import ranges
 from launcher.model import Argv, Ssh, fold
-from launcher.tools import symptoms
+from launcher.tools import untrusted
 
 T = TypeVar("T")
 
@@ -136,7 +136,7 @@ def _said(lines: Iterable[str], indent: str = "") -> Iterator[str]:
     comment.
     """
     for line in lines:
-        words = symptoms.plain(" ".join(line.split()))
+        words = untrusted.plain(" ".join(line.split()))
         yield from textwrap.wrap(
             "".join(each for each in words if each.isprintable()),
             _WIDTH,

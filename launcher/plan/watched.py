@@ -19,7 +19,7 @@ from launcher.plan import containers, servers
 from launcher.plan.request import at_port
 from launcher.plan.servers import Server
 from launcher.plan.shape import Answers
-from launcher.tools import docker, payload, symptoms, vllm
+from launcher.tools import docker, payload, symptoms, untrusted, vllm
 from launcher.transport import Command
 
 _PROMPT, _TOKENS = "Say hello.", 8
@@ -217,10 +217,10 @@ def failure(
     """
     everything = "\n".join([seen.cause, seen.evidence, "\n".join(lines)])
     known = symptoms.first(everything)
-    raised = symptoms.plain(seen.cause) or vllm.root_cause(everything)
-    how = symptoms.plain(seen.ended) or f"{watched.what} still runs"
+    raised = untrusted.plain(seen.cause) or vllm.root_cause(everything)
+    how = untrusted.plain(seen.ended) or f"{watched.what} still runs"
     cause = _cause(known, raised) or how
-    tail = [symptoms.plain(line) for line in seen.evidence.splitlines()] or list(lines)
+    tail = [untrusted.plain(line) for line in seen.evidence.splitlines()] or list(lines)
     hints = [known.fix if known else "look at every node: `vlaunch doctor`"]
     if hung:
         hints.append(f"end it: `vlaunch stop {watched.name}`")

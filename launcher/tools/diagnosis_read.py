@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.payload.agent import state
-from launcher.tools import symptoms, untrusted
+from launcher.tools import untrusted
 
 _ROLES = ("head", "worker", "probe")
 _FILES = ("desired", "observed", "history")
@@ -200,7 +200,7 @@ def _log(name: str, what: str, text: str, zone: float) -> Log:
 
 
 def _lines(text: str) -> tuple[str, ...]:
-    clean = symptoms.plain(text.replace("\r", "\n"))
+    clean = untrusted.plain(text.replace("\r", "\n"))
     return tuple(line for line in clean.split("\n") if line.strip())
 
 
@@ -246,4 +246,4 @@ def _zone(text: str) -> float:
 
 
 def _words(text: str) -> str:
-    return symptoms.plain(" ".join(text.split()))[:300]
+    return untrusted.plain(" ".join(text.split()))[:300]

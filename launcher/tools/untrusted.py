@@ -1,5 +1,5 @@
-"""What a node wrote, before anybody reads it: JSON without surprises, and lines without end made
-short.
+"""What a node wrote, before anybody reads it: JSON without surprises, text that draws on no
+terminal, and lines without end made short.
 
 A node may be broken, or somebody else's. What it answers is bounded by the transport; here it is
 bounded in what it can mean.
@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any, Final
+
+from launcher.redaction import redact
 
 # characters of a line that are looked at: patterns take a square of a line's length at their worst
 LONGEST: Final = 4000
@@ -17,6 +20,15 @@ _LINES: Final = 100_000
 _DEEPEST: Final = 50  # levels of nesting; what we ask for has less than ten
 _DIGITS: Final = 40  # of a whole number: more than any count, size or time has
 _SHOWN: Final = 300
+_BRIEF: Final = 2000  # characters of a line in a message
+_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+# Control characters, but not tabs and line breaks; what turns the direction of the text around it
+# (Unicode, UAX 9) or is not seen; halves of UTF-16 pairs, which cannot be printed.
+_UNPRINTABLE = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f"
+    r"\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
+    r"\U000e0000-\U000e007f]"
+)
 
 
 def loads(text: str) -> Any:
@@ -45,6 +57,21 @@ def cut(text: str, *, last: bool = False) -> str:
         return text
     lines = text.split("\n")
     return "\n".join(line[:LONGEST] for line in (lines[-_LINES:] if last else lines[:_LINES]))
+
+
+def plain(line: str) -> str:
+    """Return a log line without terminal codes, which are not to draw on anybody's terminal, and
+    without known secrets.
+    """
+    return redact(_UNPRINTABLE.sub("", _CODES.sub("", line)))
+
+
+def brief(text: str) -> str:
+    """Return text as one line of bounded length, and plain: what a node says must not pass for
+    another line of ours.
+    """
+    line = " ".join(plain(text[: 4 * _BRIEF]).splitlines())
+    return line if len(line) <= _BRIEF else line[:_BRIEF] + "…"
 
 
 def shown(value: object) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from launcher.model import Argv
 from launcher.payload.agent import cause
-from launcher.tools import symptoms, untrusted
+from launcher.tools import untrusted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,7 +325,11 @@ def root_cause(text: str) -> str:
     """
     lines = untrusted.cut(text[-_MOST:], last=True).splitlines()
     return cause.root(
-        [symptoms.plain(line) for line in lines if "Err" in line or "err" in line or "Exc" in line],
+        [
+            untrusted.plain(line)
+            for line in lines
+            if "Err" in line or "err" in line or "Exc" in line
+        ],
         reports=True,
     )
 

@@ -14,7 +14,7 @@ import click
 
 from launcher.checks.catalogue import Result
 from launcher.checks.shape import Check, Finding, Status, folded
-from launcher.tools import symptoms
+from launcher.tools import untrusted
 from launcher.ui import json_line
 from launcher.ui.findings import WORDS
 from launcher.ui.status import console
@@ -149,13 +149,13 @@ def _folded(result: Result) -> list[Finding]:
 def _story(check: Check, finding: Finding) -> Text:
     from rich.text import Text
 
-    where = f"{symptoms.brief(finding.node)}: " if finding.node else ""
-    text = Text(where + (symptoms.brief(finding.text) or check.what))
+    where = f"{untrusted.brief(finding.node)}: " if finding.node else ""
+    text = Text(where + (untrusted.brief(finding.text) or check.what))
     if finding.status != "pass":
         for line in finding.evidence.splitlines()[:6]:
-            text.append(f"\n  {symptoms.brief(line)}", style="dim")
+            text.append(f"\n  {untrusted.brief(line)}", style="dim")
         for line in finding.fix.splitlines():
-            text.append("\n  fix: ", style="cyan").append(symptoms.brief(line))
+            text.append("\n  fix: ", style="cyan").append(untrusted.brief(line))
         if finding.status == "fail":
             text.append(f"\n  why: {check.why}", style="dim")
     return text

@@ -7,7 +7,7 @@ import os
 import click
 
 from launcher.errors import VlaunchError
-from launcher.tools import symptoms
+from launcher.tools import untrusted
 
 _LINES = 30
 
@@ -18,11 +18,11 @@ def show(error: VlaunchError) -> None:
     """
     colour = False if os.environ.get("NO_COLOR") else None  # None: as the terminal can
     click.echo(
-        click.style("error", fg="red", bold=True) + ": " + symptoms.brief(error.message),
+        click.style("error", fg="red", bold=True) + ": " + untrusted.brief(error.message),
         err=True,
         color=colour,
     )
-    lines = [symptoms.brief(line) for line in error.evidence.splitlines() if line.strip()]
+    lines = [untrusted.brief(line) for line in error.evidence.splitlines() if line.strip()]
     if len(lines) > _LINES:
         lines = [
             *lines[: _LINES // 2],
@@ -35,7 +35,7 @@ def show(error: VlaunchError) -> None:
         click.echo(err=True, color=colour)
         for hint in error.hint.splitlines():
             click.echo(
-                click.style("hint", fg="cyan", bold=True) + ": " + symptoms.brief(hint),
+                click.style("hint", fg="cyan", bold=True) + ": " + untrusted.brief(hint),
                 err=True,
                 color=colour,
             )

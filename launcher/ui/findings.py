@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from launcher.checks.shape import Finding, folded
-from launcher.tools import symptoms
+from launcher.tools import untrusted
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -36,21 +36,21 @@ def one(finding: Finding, *, indent: int = 0) -> list[Text]:
     from rich.text import Text
 
     word, colour = WORDS[finding.status]
-    where = f"{symptoms.brief(finding.node)}: " if finding.node else ""
+    where = f"{untrusted.brief(finding.node)}: " if finding.node else ""
     line = (
         Text(" " * indent)
         .append(word, style=colour)
-        .append(f"  {where}{symptoms.brief(finding.text)}")
+        .append(f"  {where}{untrusted.brief(finding.text)}")
     )
     lines = [line]
     margin = " " * (indent + 6)
     if finding.status != "pass":
         lines += [
-            Text(f"{margin}{symptoms.brief(text)}", style="dim")
+            Text(f"{margin}{untrusted.brief(text)}", style="dim")
             for text in finding.evidence.splitlines()[:8]
         ]
         lines += [
-            Text(margin).append("fix: ", style="cyan").append(symptoms.brief(text))
+            Text(margin).append("fix: ", style="cyan").append(untrusted.brief(text))
             for text in finding.fix.splitlines()
         ]
     return lines

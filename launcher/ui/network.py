@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from launcher.checks.network.shape import Cell, Verdict, rate
 from launcher.model import LEVEL_WORDS
-from launcher.tools import symptoms
+from launcher.tools import untrusted
 from launcher.ui import findings
 from launcher.ui.table import with_columns
 
@@ -137,7 +137,7 @@ class _Page:
             yield from findings.render(telling)
         yield ""
         word, style = findings.WORDS["pass" if self.verdict.passed else "fail"]
-        yield _text(word, style).append(f"  {symptoms.plain(summary(self.verdict))}", style="")
+        yield _text(word, style).append(f"  {untrusted.plain(summary(self.verdict))}", style="")
 
 
 def _measured(
@@ -198,7 +198,7 @@ def _entry(cell: Cell | None, lines: int) -> Text:
         return _text("-", "dim")
     word = "" if cell.status == "pass" else f"{cell.status.upper()} "
     if cell.bandwidth is None:
-        reason = symptoms.plain(cell.text or "no figures").split("\n", 1)[0].removeprefix("was ")
+        reason = untrusted.plain(cell.text or "no figures").split("\n", 1)[0].removeprefix("was ")
         short = reason if len(reason) <= 14 else reason[:13].rstrip() + "…"
         return _text(
             f"{word}{short}" if lines == 1 else f"{word.strip()}\n{short}".strip(),
@@ -276,4 +276,4 @@ def _text(words: str, style: str = "") -> Text:
     """
     from rich.text import Text
 
-    return Text(symptoms.plain(words), style=style)
+    return Text(untrusted.plain(words), style=style)

@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.checks.network.shape import Cell, Verdict, rate
 from launcher.checks.shape import folded
-from launcher.tools import symptoms
+from launcher.tools import untrusted
 from launcher.tools.network import Collective
 from launcher.ui import network
 from launcher.ui.findings import WORDS
@@ -64,7 +64,7 @@ def page(verdict: Verdict, *, cluster: str, taken: str, version: str) -> str:
     # Words of nodes lose their control characters, which HTML has no place for; autoescape does the
     # rest.
     def clean(value: Any) -> Any:
-        return symptoms.plain(value) if type(value) is str else value
+        return untrusted.plain(value) if type(value) is str else value
 
     environment = Environment(
         autoescape=True,

@@ -16,7 +16,7 @@ import click
 
 from launcher.events import Event, State
 from launcher.model import fold, natural
-from launcher.tools import symptoms
+from launcher.tools import untrusted
 from launcher.ui import json_line
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class PlainLines(Silent):
 
 def cleaned(event: Event) -> Event:
     """Return the event without terminal codes: parts of it were read from nodes."""
-    return replace(event, text=symptoms.brief(event.text), node=symptoms.brief(event.node))
+    return replace(event, text=untrusted.brief(event.text), node=untrusted.brief(event.node))
 
 
 def plain_line(event: Event) -> str:

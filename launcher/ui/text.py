@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.tools import symptoms
+from launcher.tools import untrusted
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -14,4 +14,4 @@ def plain(words: str, style: str = "") -> Text:
     """Return words as they are, on one line: neither rich's markup nor a terminal's codes."""
     from rich.text import Text
 
-    return Text(symptoms.brief(words), style=style)
+    return Text(untrusted.brief(words), style=style)

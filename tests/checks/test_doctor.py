@@ -11,7 +11,7 @@ import pytest
 
 from launcher.checks.doctor import Diagnosis, diagnose
 from launcher.payload.agent.observed import Fault
-from launcher.tools import symptoms
+from launcher.tools import untrusted
 from launcher.tools.diagnosis_read import Log, State, Told
 from launcher.tools.log_times import write
 from tests import kept
@@ -350,7 +350,7 @@ def test_healthy_starts_have_nothing_in_their_way(path: Path) -> None:
 )
 def test_recorded_failures_give_their_cause(name: str, first: str) -> None:
     """Before everything that they bring about."""
-    text = symptoms.plain((VLLM / f"{name}.log").read_text(encoding="utf-8"))
+    text = untrusted.plain((VLLM / f"{name}.log").read_text(encoding="utf-8"))
 
     assert judge(log(*text.split("\n"))).findings[0].id == first
 

@@ -432,7 +432,7 @@ BUSY: dict[str, Callable[[str], Any]] = {
     "processes": gpu_survey.read_processes,
     "topology": gpu_survey.affinity,
     "symptoms": symptoms.first,
-    "plain": symptoms.brief,
+    "plain": untrusted.brief,
     "ray status": ray.parse_status,
     "exception": vllm.root_cause,
     "JSON": lambda text: job_store.parse(answer(text)),

@@ -18,7 +18,7 @@ from rich.console import Console
 from launcher.cli import main
 from launcher.errors import NodeError
 from launcher.events import Event
-from launcher.tools import symptoms, untrusted
+from launcher.tools import untrusted
 from launcher.ui import errors, json_line
 from launcher.ui.progress import JsonLines, LiveLines, PlainLines, plain_line
 from tests.hostile import mutate
@@ -40,22 +40,22 @@ NUMBERS = st.one_of(st.floats(), st.integers(), st.none(), TEXTS)
 @given(TEXTS)
 def test_plain_text(text: str) -> None:
     """Can be encoded, and nothing in it is an order to a terminal."""
-    said = symptoms.plain(text)
+    said = untrusted.plain(text)
     said.encode()
-    assert not {letter for letter in said if symptoms._UNPRINTABLE.match(letter)}
-    assert "\n" not in symptoms.brief(text)
+    assert not {letter for letter in said if untrusted._UNPRINTABLE.match(letter)}
+    assert "\n" not in untrusted.brief(text)
 
 
 def test_plain_text_keeps_what_people_wrote() -> None:
     """Other scripts, and signs that are joined."""
     for text in ("größer 日本語 مرحبا 👩‍💻 a\tb", "نمی‌خواهم"):
-        assert symptoms.plain(text) == text
+        assert untrusted.plain(text) == text
 
 
 def test_brief_text_is_brief() -> None:
     """However long it was."""
-    assert len(symptoms.brief("x" * 8_000_000)) < 3000
-    assert symptoms.brief("one\ntwo\x1b[2J") == "one two"
+    assert len(untrusted.brief("x" * 8_000_000)) < 3000
+    assert untrusted.brief("one\ntwo\x1b[2J") == "one two"
 
 
 @mutate.examples(100)

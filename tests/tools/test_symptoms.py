@@ -339,8 +339,3 @@ def test_patterns_are_sound() -> None:
         re.compile(each.pattern)
         assert each.cause and each.fix
         assert not each.cause.endswith(".")
-
-
-def test_plain() -> None:
-    """Nothing of a log line can draw on a terminal; tabs stay."""
-    assert symptoms.plain("\x1b[36m(pid=1)\x1b[0m a\tb\x07\r\x1b]0;title\x07") == "(pid=1) a\tb"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from launcher.tools.symptoms import plain
+from launcher.tools.untrusted import plain
 
 BLOCK = 1 << 20
 MAX_LINE = 64 << 10  # bytes of a line that are looked at
