@@ -39,7 +39,7 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/shellcheck --external-sources --source-path=SCRIPTDIR scripts/*.sh launcher/*/*.sh
+	$(BIN)/shellcheck --external-sources --source-path=SCRIPTDIR scripts/*.sh launcher/*/*.sh benchmarks/*/*.sh
 
 # With byte code kept, whatever the environment says: compiling all tests anew in each process takes seconds.
 unit: .venv/installed

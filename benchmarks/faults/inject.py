@@ -9,10 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from benchmarks import engines
-from benchmarks.faults import jobs
+from benchmarks.faults import host_faults, host_memory, jobs
 from benchmarks.faults.cases import DISKS, REAL, Case
 from benchmarks.faults.practice import Practice, Started, running, until
-from launcher.lab import faults, memory
 from launcher.lab.layout import Host
 from launcher.model import Ports
 
@@ -65,9 +64,9 @@ class NothingThere(Exception):
 def prepare(scene: Scene) -> None:
     """Do what must be done before the command starts."""
     if scene.case.fault == "disk":
-        faults.small_disk(scene.host, DISKS[scene.case.verb], _DISK)
+        host_faults.small_disk(scene.host, DISKS[scene.case.verb], _DISK)
     elif _in_transfer(scene.case):
-        faults.slow(scene.practice.head, _RATE)
+        host_faults.slow(scene.practice.head, _RATE)
 
 
 def inject(scene: Scene) -> str:
@@ -82,13 +81,13 @@ def heal(scene: Scene) -> None:
     """Put right what does not heal by itself."""
     fault = scene.case.fault
     if fault in ("cut", "cut-5s"):
-        faults.plug(scene.host)
+        host_faults.plug(scene.host)
     elif fault == "one-way":
-        faults.heal(scene.host)
+        host_faults.heal(scene.host)
     elif _in_transfer(scene.case):
-        faults.unslow(scene.practice.head)
+        host_faults.unslow(scene.practice.head)
     elif fault == "disk":
-        faults.drain(scene.host, DISKS[scene.case.verb])
+        host_faults.drain(scene.host, DISKS[scene.case.verb])
 
 
 def mend(practice: Practice) -> None:
@@ -97,18 +96,18 @@ def mend(practice: Practice) -> None:
     """
     for host in practice.lab.hosts:
         engines.thaw(each.pid for each, _ in running(host))
-        for right in (faults.plug, faults.heal, faults.unslow, memory.relieve):
+        for right in (host_faults.plug, host_faults.heal, host_faults.unslow, host_memory.relieve):
             right(host)
-        faults.power_on(practice.lab, host)
+        host_faults.power_on(practice.lab, host)
         for path in DISKS.values():
-            faults.drain(host, path)
+            host_faults.drain(host, path)
 
 
 def tidy(practice: Practice) -> None:
     """Take the small file systems away, once nothing uses them."""
     for host in practice.lab.hosts:
         for path in DISKS.values():
-            faults.remove_disk(host, path)
+            host_faults.remove_disk(host, path)
 
 
 def _kill(
@@ -164,9 +163,9 @@ def _agent_frozen(scene: Scene) -> None:
 def _agents_cut(scene: Scene) -> None:
     host, port = scene.host, Ports().group
     scene.strikes()
-    faults.cut(host, scene.practice.head, port=port)
+    host_faults.cut(host, scene.practice.head, port=port)
     time.sleep(_AGENT)
-    faults.heal(host)
+    host_faults.heal(host)
 
 
 def _engine_frozen(scene: Scene) -> str:
@@ -221,7 +220,7 @@ def _rank(scene: Scene) -> None:
         raise NothingThere("no rank runs")
     host, pid = next((each for each in ranks if each[0] == scene.host.name), ranks[0])
     scene.strikes()
-    if not faults.kill_inside(scene.practice.host(host), pid):
+    if not host_faults.kill_inside(scene.practice.host(host), pid):
         raise NothingThere(f"rank {pid} on {host} has ended")
     return None
 
@@ -229,7 +228,7 @@ def _rank(scene: Scene) -> None:
 def _container(scene: Scene) -> None:
     _has_container(scene)
     scene.strikes()
-    faults.kill_container(scene.host, scene.practice.container(scene.host))
+    host_faults.kill_container(scene.host, scene.practice.container(scene.host))
 
 
 def _docker_kill(scene: Scene) -> None:
@@ -253,30 +252,30 @@ def _back(kill: Callable[[Host], None]) -> Callable[[Scene], None]:
     def fault(scene: Scene) -> None:
         kill(scene.host)
         time.sleep(_BACK)
-        faults.power_on(scene.practice.lab, scene.host)
+        host_faults.power_on(scene.practice.lab, scene.host)
 
     return fault
 
 
 def _cut_for_a_while(scene: Scene) -> None:
-    faults.unplug(scene.host)
+    host_faults.unplug(scene.host)
     time.sleep(5)
-    faults.plug(scene.host)
+    host_faults.plug(scene.host)
 
 
 def _memory(scene: Scene) -> str:
     _has_container(scene)
     scene.strikes()
-    killed = memory.squeeze(scene.host)
+    killed = host_memory.squeeze(scene.host)
     if killed is None:
         raise NothingThere("this machine does not account the memory of containers")
     return f"the kernel ended {killed} processes"
 
 
 def _reboot(scene: Scene) -> None:
-    faults.power_off(scene.host)
+    host_faults.power_off(scene.host)
     time.sleep(_OFF)
-    faults.power_on(scene.practice.lab, scene.host)
+    host_faults.power_on(scene.practice.lab, scene.host)
 
 
 def chooses(case: Case) -> bool:
@@ -303,7 +302,7 @@ def _ssh_reset(scene: Scene) -> str:
     def reset() -> bool:
         nonlocal count
         scene.strikes()
-        count = faults.reset_ssh(host)
+        count = host_faults.reset_ssh(host)
         return bool(count) or (scene.launcher is not None and scene.launcher.over)
 
     until(reset, _FIND, every=0.05)
@@ -341,12 +340,12 @@ _INJECT: dict[str, Callable[[Scene], str | None]] = {
     "gcs": lambda scene: _kill(scene, name="gcs_server", launcher=_starting(scene)),
     "container": _container,
     "docker-kill": _docker_kill,
-    "dockerd": _back(faults.kill_dockerd),
-    "sshd": _back(faults.kill_sshd),
+    "dockerd": _back(host_faults.kill_dockerd),
+    "sshd": _back(host_faults.kill_sshd),
     "cut-5s": _cut_for_a_while,
-    "cut": lambda scene: faults.unplug(scene.host),
-    "one-way": lambda scene: faults.deafen(scene.host, scene.other),
-    "disk": lambda scene: faults.fill(scene.host, DISKS[scene.case.verb]),
+    "cut": lambda scene: host_faults.unplug(scene.host),
+    "one-way": lambda scene: host_faults.deafen(scene.host, scene.other),
+    "disk": lambda scene: host_faults.fill(scene.host, DISKS[scene.case.verb]),
     "memory": _memory,
     "reboot": _reboot,
     "ssh-reset": _ssh_reset,

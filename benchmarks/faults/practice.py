@@ -21,7 +21,8 @@ from typing import Any
 import yaml
 
 from benchmarks import engines
-from launcher.lab import faults, hosts, layout, processes
+from benchmarks.faults import host_faults
+from launcher.lab import hosts, layout, processes
 from launcher.lab.layout import Host, Lab
 from launcher.plan.servers import DEFAULT
 
@@ -306,7 +307,7 @@ def _on(practice: Practice, host: Host) -> Iterator[str]:
             name = str(path.relative_to(root))
             if not name.startswith(_KEPT):
                 yield f"file /{name}"
-    shared = faults.enter(host, "find", "/dev/shm", "-mindepth", "1").stdout.split()
+    shared = host_faults.enter(host, "find", "/dev/shm", "-mindepth", "1").stdout.split()
     yield from (f"shared memory {path}" for path in shared)
     first = processes.init_of(host)
     for line in Path(f"/proc/{first}/mountinfo").read_text().splitlines() if first else ():

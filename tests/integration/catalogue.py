@@ -8,7 +8,7 @@ import json
 import re
 from typing import Any
 
-from launcher.lab import faults
+from benchmarks.faults import host_faults
 from tests.integration.conftest import Practice
 
 Document = dict[str, Any]
@@ -59,6 +59,6 @@ def healthy(practice: Practice, name: str) -> None:
 def do(practice: Practice, host: str, fix: str, number: int = 0) -> str:
     """Run a command of a fix, as it is written, on a practice host, and return what it printed."""
     command = re.findall(r"`([^`]+)`", fix)[number]
-    done = faults.enter(practice.lab.host(host), "sh", "-c", command)
+    done = host_faults.enter(practice.lab.host(host), "sh", "-c", command)
     assert done.returncode == 0, (command, done.stderr)
     return done.stdout

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.lab import faults, layout, processes, remove
+from benchmarks.faults import host_faults
+from launcher.lab import layout, processes, remove
 from launcher.lab.layout import Lab
 
 NAME = "vlaunch-test"
@@ -123,7 +124,7 @@ class Practice:
 
     def on(self, host: str, *argv: str, timeout: float = 60) -> str:
         """Run a command on a practice host, past SSH, and return what it printed."""
-        return faults.enter(self.lab.host(host), *argv, timeout=timeout).stdout
+        return host_faults.enter(self.lab.host(host), *argv, timeout=timeout).stdout
 
     def docker(self, host: str, *words: str) -> str:
         """Run docker on a practice host, past SSH."""
@@ -195,8 +196,8 @@ def three(bare: Practice) -> Iterator[Practice]:
     bare.write()
     yield bare
     for host in bare.lab.hosts:
-        faults.heal(host)
-        faults.set_mtu(host, 1500)
+        host_faults.heal(host)
+        host_faults.set_mtu(host, 1500)
     bare.write()
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from launcher.lab import faults
+from benchmarks.faults import host_faults
 from tests.integration.conftest import Practice, Ran, ended, kill
 
 pytestmark = pytest.mark.lab
@@ -140,13 +140,13 @@ def test_unreachable_node(practice: Practice, down: Practice) -> None:
     1.
     """
     host = practice.lab.host("node2")
-    faults.unplug(host)
+    host_faults.unplug(host)
     try:
         path = str(practice.write(_ssh(connect_timeout=4), "other.yaml"))
         up = practice.vlaunch("up", path)
         down_ = practice.vlaunch("down", path)
     finally:
-        faults.plug(host)
+        host_faults.plug(host)
 
     refused(up, "node2")
     refused(down_, "node2")
@@ -201,11 +201,11 @@ def test_sudo_docker(practice: Practice, down: Practice) -> None:
 def test_docker_daemon_is_dead(practice: Practice, down: Practice) -> None:
     """A dead Docker daemon is named with the command that starts it."""
     host = practice.lab.host("node1")
-    faults.kill_dockerd(host)
+    host_faults.kill_dockerd(host)
     try:
         ran = practice.vlaunch("up")
     finally:
-        faults.power_on(practice.lab, host)
+        host_faults.power_on(practice.lab, host)
 
     refused(ran, "node1", "systemctl start docker")
     nothing_started(practice)
@@ -295,11 +295,11 @@ def test_worker_cannot_reach_the_head(practice: Practice, down: Practice) -> Non
     `up` succeeds.
     """
     worker, head = practice.lab.host("node2"), practice.lab.host("node1")
-    faults.cut(worker, head, port=6379)
+    host_faults.cut(worker, head, port=6379)
     try:
         ran = practice.vlaunch("up", "--join-timeout", "25")
     finally:
-        faults.heal(worker)
+        host_faults.heal(worker)
     healed = practice.vlaunch("up")
 
     refused(ran, "node2", "10.78.0.11:6379")

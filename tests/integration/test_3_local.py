@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import launcher
-from launcher.lab import faults
+from benchmarks.faults import host_faults
 from tests.integration.conftest import Practice
 
 pytestmark = pytest.mark.lab
@@ -34,7 +34,7 @@ class LocalOperator:
         """Run `vlaunch` there."""
         paths = ("HOME=/root", "PYTHONPATH=/root/seat/site-packages:/root/seat/project")
         program = ("-c", "from launcher.cli.main import main; main()")
-        return faults.enter(
+        return host_faults.enter(
             self.practice.lab.host(_HOST),
             "env",
             *paths,

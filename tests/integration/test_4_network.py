@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher.lab import faults
+from benchmarks.faults import host_faults
 from tests.integration.conftest import Practice, ended
 
 pytestmark = pytest.mark.lab
@@ -98,13 +98,13 @@ def test_every_pair_is_measured(cluster: Practice) -> None:
 def test_a_slow_pair_is_named_alone(cluster: Practice) -> None:
     """100 Mbit/s between node2 and node3, both ways: that pair fails, and no other."""
     two, three = cluster.lab.host("node2"), cluster.lab.host("node3")
-    faults.slow(two, "100mbit", three)
-    faults.slow(three, "100mbit", two)
+    host_faults.slow(two, "100mbit", three)
+    host_faults.slow(three, "100mbit", two)
     try:
         ran = cluster.vlaunch("check-nccl", "--json", timeout=400)
     finally:
-        faults.unslow(two)
-        faults.unslow(three)
+        host_faults.unslow(two)
+        host_faults.unslow(three)
 
     assert ran.code == 1, ran.said
     verdict = json.loads(ran.out)
@@ -119,11 +119,11 @@ def test_a_slow_host_is_named_itself(cluster: Practice) -> None:
     then all is well again.
     """
     three = cluster.lab.host("node3")
-    faults.slow(three, "100mbit")
+    host_faults.slow(three, "100mbit")
     try:
         verdict = measured(cluster, code=1)
     finally:
-        faults.unslow(three)
+        host_faults.unslow(three)
 
     assert not broken(verdict) & {("node1", "node2"), ("node2", "node1")}
     assert [f["node"] for f in failures(verdict)] == ["node3"], verdict["findings"]
@@ -135,14 +135,14 @@ def test_a_cut_pair_is_named_within_the_deadline(cluster: Practice) -> None:
     pair.
     """
     two, three = cluster.lab.host("node2"), cluster.lab.host("node3")
-    faults.cut(two, three)
+    host_faults.cut(two, three)
     began = time.monotonic()
     try:
         ran = cluster.vlaunch(
             "check-nccl", "--json", "--pair-timeout", "8", "--deadline", "90", timeout=400
         )
     finally:
-        faults.heal(two)
+        host_faults.heal(two)
 
     assert time.monotonic() - began < 100
     assert ran.code == 1, ran.said
@@ -156,11 +156,11 @@ def test_a_cut_pair_is_named_within_the_deadline(cluster: Practice) -> None:
 def test_a_node_that_cannot_reach_the_head_is_named(cluster: Practice) -> None:
     """Ranks that did not arrive are told from those that did."""
     one, three = cluster.lab.host("node1"), cluster.lab.host("node3")
-    faults.cut(three, one, port=29500)
+    host_faults.cut(three, one, port=29500)
     try:
         ran = cluster.vlaunch("check-nccl", "--json", "--deadline", "60", timeout=400)
     finally:
-        faults.heal(three)
+        host_faults.heal(three)
 
     assert ran.code == 1, ran.said
     failed = [f for f in json.loads(ran.out)["findings"] if f["status"] == "fail"]
@@ -174,7 +174,7 @@ def test_a_taken_port_is_named_with_the_node(cluster: Practice) -> None:
         "import socket, time; s = socket.create_server(('10.79.0.11', 29500)); print('up',"
         " flush=True); time.sleep(300)"
     )
-    faults.enter(
+    host_faults.enter(
         one,
         "sh",
         "-c",
@@ -185,7 +185,7 @@ def test_a_taken_port_is_named_with_the_node(cluster: Practice) -> None:
     try:
         ran = cluster.vlaunch("check-nccl", "--json", timeout=400)
     finally:
-        faults.enter(one, "sh", "-c", "kill $(cat /tmp/taken.pid)")
+        host_faults.enter(one, "sh", "-c", "kill $(cat /tmp/taken.pid)")
 
     assert ran.code == 1, ran.said
     failed = [
@@ -202,7 +202,7 @@ def test_a_rank_killed_mid_test_is_named(cluster: Practice) -> None:
     process = cluster.start("check-nccl", "--json", "--deadline", "60", "--pair-timeout", "8")
     met = "ss -Htn state established dst 10.79.0.11:29500"
     script = f"until {met} | grep -q . && pkill -9 -f '{RANK}'; do :; done"
-    killed = faults.enter(cluster.lab.host("node2"), "timeout", "60", "sh", "-c", script)
+    killed = host_faults.enter(cluster.lab.host("node2"), "timeout", "60", "sh", "-c", script)
     out, err = ended(process, 200)
 
     assert killed.returncode == 0, killed.stderr
@@ -237,9 +237,9 @@ def test_a_check_that_is_broken_off_leaves_no_process(
 def cut_pair(cluster: Practice) -> Iterator[Practice]:
     """The cluster with one pair that cannot talk; Ray's own traffic is with the head."""
     two, three = cluster.lab.host("node2"), cluster.lab.host("node3")
-    faults.cut(two, three)
+    host_faults.cut(two, three)
     yield cluster
-    faults.heal(two)
+    host_faults.heal(two)
 
 
 def test_serve_refuses_on_a_network_that_fails(cut_pair: Practice) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from launcher.lab import faults
+from benchmarks.faults import host_faults
 from tests.integration.catalogue import Document, broken, check, do, healthy
 from tests.integration.conftest import Practice
 
@@ -55,7 +55,7 @@ def taken(practice: Practice, host: str, port: int) -> Iterator[None]:
         " time.sleep(600)"
     )
     shell = f'setsid python3 -c "{program}" >/tmp/taken 2>&1 & echo $! >/tmp/taken.pid'
-    faults.enter(
+    host_faults.enter(
         practice.lab.host(host),
         "sh",
         "-c",
@@ -64,7 +64,9 @@ def taken(practice: Practice, host: str, port: int) -> Iterator[None]:
     try:
         yield
     finally:
-        faults.enter(practice.lab.host(host), "sh", "-c", "kill $(cat /tmp/taken.pid) 2>/dev/null")
+        host_faults.enter(
+            practice.lab.host(host), "sh", "-c", "kill $(cat /tmp/taken.pid) 2>/dev/null"
+        )
 
 
 def test_healthy_hosts_before_up(three: Practice) -> None:
@@ -85,7 +87,7 @@ def test_an_interface_that_a_variable_names_and_one_node_alone_has(three: Practi
     """`GLOO_SOCKET_IFNAME` of the head given to all: the other two are named; each gets its own,
     and all is well.
     """
-    faults.add_nic(three.lab.host("node1"), "ib0", "10.99.0.11/24")
+    host_faults.add_nic(three.lab.host("node1"), "ib0", "10.99.0.11/24")
     try:
         three.write(lambda document: document["env"].update(GLOO_SOCKET_IFNAME="ib0"))
         found = broken(three, "interface").findings("interface", "fail")
@@ -100,14 +102,14 @@ def test_an_interface_that_a_variable_names_and_one_node_alone_has(three: Practi
         three.write(own)
         healthy(three, "interface")
     finally:
-        faults.remove_nic(three.lab.host("node1"), "ib0")
+        host_faults.remove_nic(three.lab.host("node1"), "ib0")
 
 
 def test_an_interface_that_is_called_otherwise_on_one_node(three: Practice) -> None:
     """`network: {interface: eth0}` for all, where node3 calls it ens9: the fix is node3's own
     interface.
     """
-    faults.rename(three.lab.host("node3"), "eth0", "ens9")
+    host_faults.rename(three.lab.host("node3"), "eth0", "ens9")
     try:
         found = broken(three, "address").one("address")
         assert (found["node"], found["fix"]) == (
@@ -117,7 +119,7 @@ def test_an_interface_that_is_called_otherwise_on_one_node(three: Practice) -> N
         three.write(lambda document: document["nodes"][2].update(network={"interface": "ens9"}))
         healthy(three, "address")
     finally:
-        faults.rename(three.lab.host("node3"), "ens9", "eth0")
+        host_faults.rename(three.lab.host("node3"), "ens9", "eth0")
 
 
 def test_the_heads_hca_given_to_a_worker(three: Practice) -> None:
@@ -127,7 +129,7 @@ def test_the_heads_hca_given_to_a_worker(three: Practice) -> None:
     group `rdma` is asked.
     """
     for host, name in zip(three.lab.hosts, ("mlx5_0", "mlx5_4", "mlx5_0"), strict=True):
-        faults.show_rdma(host, name)
+        host_faults.show_rdma(host, name)
     # There are no drivers behind the names: no host has /dev/infiniband, and no container can be
     # given it.
     companion = "rdma-devices"
@@ -155,12 +157,12 @@ def test_the_heads_hca_given_to_a_worker(three: Practice) -> None:
         assert seen.checks["hca-names"]["status"] == "pass"
     finally:
         for host in three.lab.hosts:
-            faults.hide_rdma(host)
+            host_faults.hide_rdma(host)
 
 
 def test_a_firewall_that_is_open_one_way(three: Practice) -> None:
     """node3 takes nothing from node2: node3 is named with the direction, and its fix opens it."""
-    faults.block(three.lab.host("node3"), three.lab.host("node2"))
+    host_faults.block(three.lab.host("node3"), three.lab.host("node2"))
     found = broken(three, "ports-reachable").one("ports-reachable")
     assert (found["node"], found["text"].startswith("node2 → node3: TCP ")) == ("node3", True)
     assert "timed out" in found["text"]
@@ -175,7 +177,7 @@ def test_a_port_that_a_firewall_drops(three: Practice) -> None:
     """Ray's port of the head is closed for all: the head is named once for each that knocked, with
     that port alone.
     """
-    faults.close_port(three.lab.host("node1"), 6379)
+    host_faults.close_port(three.lab.host("node1"), 6379)
     found = broken(three, "ports-reachable").findings("ports-reachable", "fail")
     assert {(f["node"], f["text"]) for f in found} == {
         ("node1", f"{name} → node1: TCP 6379 timed out, so that something drops it")
@@ -192,7 +194,7 @@ def test_a_port_that_a_firewall_drops(three: Practice) -> None:
 
 def test_jumbo_frames_on_one_side(three: Practice) -> None:
     """MTU 9000 on node3 alone."""
-    faults.set_mtu(three.lab.host("node3"), 9000)
+    host_faults.set_mtu(three.lab.host("node3"), 9000)
     found = broken(three, "mtu").one("mtu")
     assert (found["node"], found["text"]) == (
         "node3",
@@ -206,7 +208,7 @@ def test_a_bridge_that_drops_large_packets(three: Practice) -> None:
     """What is larger than 1400 bytes is lost from node2 to node3; with that MTU on every node
     nothing is.
     """
-    faults.drop_large(three.lab.host("node3"), three.lab.host("node2"), 1400)
+    host_faults.drop_large(three.lab.host("node3"), three.lab.host("node2"), 1400)
     found = broken(three, "mtu-path").one("mtu-path")
     assert (found["node"], found["text"]) == (
         "node3",
@@ -219,14 +221,14 @@ def test_a_bridge_that_drops_large_packets(three: Practice) -> None:
 
 def test_a_name_on_loopback(three: Practice) -> None:
     """node2 knows itself as 127.0.1.1, as Debian's installer writes it."""
-    faults.name_on_loopback(three.lab, three.lab.host("node2"))
+    host_faults.name_on_loopback(three.lab, three.lab.host("node2"))
     try:
         found = broken(three, "hostname").one("hostname")
         assert (found["node"], found["text"]) == ("node2", "its name `node2` resolves to 127.0.1.1")
         do(three, "node2", found["fix"])
         healthy(three, "hostname")
     finally:
-        faults.name_on_loopback(three.lab, three.lab.host("node2"), yes=False)
+        host_faults.name_on_loopback(three.lab, three.lab.host("node2"), yes=False)
 
 
 def test_the_probes_port_is_taken(three: Practice) -> None:
@@ -236,7 +238,7 @@ def test_the_probes_port_is_taken(three: Practice) -> None:
         assert (found["node"], found["text"]) == ("node1", "port 29500 (network check) is taken")
         who = re.search(r"pid=(\d+)", do(three, "node1", found["fix"]))
         assert who is not None
-        faults.enter(three.lab.host("node1"), "kill", who[1])
+        host_faults.enter(three.lab.host("node1"), "kill", who[1])
         healthy(three, "ports")
 
 
@@ -256,7 +258,7 @@ def test_one_of_rays_ports_is_taken(three: Practice) -> None:
 def test_a_second_card_in_the_same_subnet(three: Practice) -> None:
     """It may work, and is a warning; with a subnet of its own it is none."""
     two = three.lab.host("node2")
-    faults.add_nic(two, "eth1", "10.79.0.200/24")
+    host_faults.add_nic(two, "eth1", "10.79.0.200/24")
     try:
         seen = check(three, code=0)
         assert (seen.of("fail"), seen.of("warn")) == (set(), {"one-nic-per-subnet"})
@@ -267,11 +269,11 @@ def test_a_second_card_in_the_same_subnet(three: Practice) -> None:
         )
         assert found["fix"].startswith("give each a subnet of its own")
         check(three, "--strict", "--only", "one-nic-per-subnet", code=3)
-        faults.remove_nic(two, "eth1")
-        faults.add_nic(two, "eth1", "10.99.0.200/24")
+        host_faults.remove_nic(two, "eth1")
+        host_faults.add_nic(two, "eth1", "10.99.0.200/24")
         healthy(three, "one-nic-per-subnet")
     finally:
-        faults.remove_nic(two, "eth1")
+        host_faults.remove_nic(two, "eth1")
 
 
 def test_an_address_that_nobody_has(three: Practice) -> None:

@@ -11,7 +11,8 @@ import shutil
 
 import pytest
 
-from launcher.lab import faults, hosts
+from benchmarks.faults import host_faults
+from launcher.lab import hosts
 from tests.integration.catalogue import Document, broken, check, do, healthy
 from tests.integration.conftest import Practice
 
@@ -45,7 +46,7 @@ def test_a_model_that_is_not_the_same_everywhere(three: Practice, how: str) -> N
 def test_docker_is_dead(three: Practice) -> None:
     """On node3; what needs Docker there is skipped, not failed as well."""
     last = three.lab.host("node3")
-    faults.kill_dockerd(last)
+    host_faults.kill_dockerd(last)
     try:
         seen = broken(three, "docker")
         found = seen.one("docker")
@@ -55,14 +56,14 @@ def test_docker_is_dead(three: Practice) -> None:
         )
         assert "node3" in [f["node"] for f in seen.findings("docker-version", "skip")]
     finally:
-        faults.power_on(three.lab, last)  # the host's own way to start it
+        host_faults.power_on(three.lab, last)  # the host's own way to start it
     healthy(three, "docker")
 
 
 def test_sshd_is_dead(three: Practice) -> None:
     """node3 cannot be logged in to; the others are judged all the same."""
     last = three.lab.host("node3")
-    faults.kill_sshd(last)
+    host_faults.kill_sshd(last)
     try:
         seen = broken(three, "ssh")
         found = seen.one("ssh")
@@ -70,7 +71,7 @@ def test_sshd_is_dead(three: Practice) -> None:
         assert "`ssh root@10.79.0.13 true`" in found["fix"]
         assert {f["node"] for f in seen.findings("docker", "pass")} == {"node[1-2]"}
     finally:
-        faults.power_on(three.lab, last)
+        host_faults.power_on(three.lab, last)
     healthy(three, "ssh")
 
 

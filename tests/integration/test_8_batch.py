@@ -23,7 +23,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from launcher.lab import faults, hosts
+from benchmarks.faults import host_faults
+from launcher.lab import hosts
 from tests.integration.batches import (
     ARGS,
     MIXTURE,
@@ -413,10 +414,10 @@ def test_the_whole_cluster_is_powered_off(up: Practice) -> None:
     job = Batch(up, "power").write(questions(300), predict=predictor(up, args={"seconds": 0.03}))
     job.detach().under_way(least=50)
     for host in up.lab.hosts:
-        faults.power_off(host)
+        host_faults.power_off(host)
     before = job.committed()
     for host in up.lab.hosts:
-        faults.power_on(up.lab, host)
+        host_faults.power_on(up.lab, host)
     assert up.vlaunch("up").code == 0
     again = job.run()
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from benchmarks import engines
+from benchmarks.faults import host_faults
 from benchmarks.faults.traffic import Traffic
-from launcher.lab import faults
 from tests.integration.batches import kill_one, until
 from tests.integration.conftest import Practice
 from tests.integration.servers import (
@@ -100,7 +100,7 @@ def _rank(served: Served) -> None:
 
 
 def _container(served: Served) -> None:
-    faults.kill_container(served.practice.lab.hosts[1], "vlaunch-lab-node2")
+    host_faults.kill_container(served.practice.lab.hosts[1], "vlaunch-lab-node2")
 
 
 @pytest.mark.parametrize("kill", [_rank, _container])
@@ -122,7 +122,7 @@ def test_it_comes_back(served: Served, kill: Callable[[Served], Any]) -> None:
 def test_the_heads_agent_dies(served: Served) -> None:
     """The engine on that node ends with it, and Ray; the next agent goes on with what is wanted."""
     before = time.time()
-    faults.kill_container(served.practice.lab.hosts[0], "vlaunch-lab-node1")
+    host_faults.kill_container(served.practice.lab.hosts[0], "vlaunch-lab-node1")
     comes_back(served.practice, served.traffic, before, AGAIN * served.cold + REBOOT + 60)
 
     assert record(served.practice)["faults"][-1]["what"] == "the head's container was restarted"
@@ -132,7 +132,7 @@ def test_what_was_stopped_stays_stopped(served: Served) -> None:
     """Also when the head restarts: nobody wants it any more."""
     served.traffic.over.set()
     stopped = served.practice.vlaunch("stop")
-    faults.kill_container(served.practice.lab.hosts[0], "vlaunch-lab-node1")
+    host_faults.kill_container(served.practice.lab.hosts[0], "vlaunch-lab-node1")
     until(lambda: status(served.practice)[0].code == 0, "the cluster is whole", REBOOT)
     time.sleep(5)
 

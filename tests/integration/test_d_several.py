@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from launcher.lab import faults
+from benchmarks.faults import host_faults
 from tests.integration.conftest import Practice
 from tests.integration.servers import (
     REBOOT,
@@ -90,9 +90,9 @@ def test_one_dies_again_and_again(cluster: Practice) -> None:
 def test_all_hosts_reboot(cluster: Practice) -> None:
     """Both are back, and nobody has typed a word."""
     for host in cluster.lab.hosts:
-        faults.power_off(host)
+        host_faults.power_off(host)
     for host in cluster.lab.hosts:
-        faults.power_on(cluster.lab, host)
+        host_faults.power_on(cluster.lab, host)
     for name in ("apart", "both"):
         await_state(cluster, "answering", name=name, within=2 * _START + REBOOT)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.lab import faults, hosts, layout, machine, processes, remove
+from benchmarks.faults import host_faults
+from launcher.lab import hosts, layout, machine, processes, remove
 from launcher.lab.layout import Host, Lab
 from tests.lab.test_lifecycle import DIRECTORY, NAME, quiet, reaches, ssh, start
 
@@ -76,7 +77,7 @@ to.shutdown(socket.SHUT_WR)
 assert int(to.recv(64)) == {size}
 print(time.monotonic() - began)
 """
-    done = faults.enter(host, "python3", "-c", program)
+    done = host_faults.enter(host, "python3", "-c", program)
     return float(done.stdout) if done.returncode == 0 else None
 
 
@@ -92,7 +93,7 @@ letters.setsockopt(socket.IPPROTO_IP, 10, 3)  # IP_MTU_DISCOVER: IP_PMTUDISC_PRO
 letters.sendto(b"x" * {size - 28}, ("{ip}", {port}))
 letters.recv(64)
 """
-    return faults.enter(host, "python3", "-c", program).returncode == 0
+    return host_faults.enter(host, "python3", "-c", program).returncode == 0
 
 
 def test_faults_do_what_they_say_and_heal(lab: Lab) -> None:
@@ -101,18 +102,18 @@ def test_faults_do_what_they_say_and_heal(lab: Lab) -> None:
     """
     first, second = lab.hosts
     assert reaches(lab, "node1", "node2")
-    faults.cut(first, second, port=22)
+    host_faults.cut(first, second, port=22)
     assert not reaches(lab, "node2", "node1")
-    faults.heal(first, second)
+    host_faults.heal(first, second)
     assert reaches(lab, "node2", "node1")
-    faults.cut(first, second)
+    host_faults.cut(first, second)
     assert not reaches(lab, "node1", "node2")
     assert ssh(lab, "root", "node1", "true").returncode == 0
-    faults.heal(first)
+    host_faults.heal(first)
     assert reaches(lab, "node1", "node2")
-    faults.unplug(second)
+    host_faults.unplug(second)
     assert not hosts.ssh_answers(second)
-    faults.plug(second)
+    host_faults.plug(second)
     # The kernel takes up to a second to notice a cable.
     machine.await_true(
         lambda: reaches(lab, "node1", "node2"),
@@ -120,7 +121,7 @@ def test_faults_do_what_they_say_and_heal(lab: Lab) -> None:
         timeout=10,
     )
     old = processes.init_of(second)
-    faults.reboot(lab, second)
+    host_faults.reboot(lab, second)
     assert processes.init_of(second) != old
     assert ssh(lab, "root", "node2", "docker", "ps").returncode == 0
 
@@ -131,16 +132,16 @@ def test_firewalls_are_open_one_way_or_but_for_one_port(lab: Lab) -> None:
     """
     first, second = lab.hosts
     with listening(first, 7001), listening(first, 7002), listening(second, 7001):
-        faults.block(first, second)
+        host_faults.block(first, second)
         assert not reaches(lab, "node2", "node1", 7001)
         assert reaches(lab, "node1", "node2", 7001)
         assert reaches(lab, "node2", "node1", 22)
-        faults.heal(first, second)
+        host_faults.heal(first, second)
         assert reaches(lab, "node2", "node1", 7001)
-        faults.close_port(first, 7001)
+        host_faults.close_port(first, 7001)
         assert not reaches(lab, "node2", "node1", 7001)
         assert reaches(lab, "node2", "node1", 7002)
-        faults.heal(first)
+        host_faults.heal(first)
         assert reaches(lab, "node2", "node1", 7001)
 
 
@@ -149,11 +150,11 @@ def test_a_deaf_host(lab: Lab) -> None:
     mends it.
     """
     first, second = lab.hosts
-    faults.deafen(second, first)
+    host_faults.deafen(second, first)
     assert not reaches(lab, "node1", "node2")
     assert not reaches(lab, "node2", "node1")
     assert ssh(lab, "root", "node2", "true").returncode == 0
-    faults.heal(second)
+    host_faults.heal(second)
     assert reaches(lab, "node1", "node2")
 
 
@@ -175,7 +176,7 @@ def test_ssh_connections_are_reset(lab: Lab) -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "open\n"
-        assert faults.reset_ssh(first) == 1
+        assert host_faults.reset_ssh(first) == 1
         process.communicate(timeout=10)
     assert process.returncode == 255
     assert ssh(lab, "root", "node1", "true").returncode == 0
@@ -187,15 +188,15 @@ def test_a_small_disk_is_full(lab: Lab) -> None:
     """
     first, second = lab.hosts
     assert ssh(lab, "root", "node1", "echo old > /srv/kept").returncode == 0
-    faults.small_disk(first, "/srv", 1)
-    faults.fill(first, "/srv")
+    host_faults.small_disk(first, "/srv", 1)
+    host_faults.fill(first, "/srv")
     full = ssh(lab, "root", "node1", "echo new > /srv/file")
     assert "No space left on device" in full.stderr
     assert ssh(lab, "root", second.name, "echo new > /srv/file").returncode == 0
-    faults.drain(first, "/srv")
+    host_faults.drain(first, "/srv")
     assert ssh(lab, "root", "node1", "echo new > /srv/file").returncode == 0
-    faults.remove_disk(first, "/srv")
-    faults.remove_disk(first, "/srv")
+    host_faults.remove_disk(first, "/srv")
+    host_faults.remove_disk(first, "/srv")
     assert ssh(lab, "root", "node1", "cat /srv/kept").stdout == "old\n"
 
 
@@ -204,7 +205,7 @@ def test_large_packets_are_lost_in_one_direction(lab: Lab) -> None:
     ones once healed.
     """
     first, second = lab.hosts
-    faults.drop_large(first, second, 1400)
+    host_faults.drop_large(first, second, 1400)
     with listening(first, 7001), listening(second, 7001):
         assert [passes(second, first.ip, 7001, size) for size in (1400, 1401, 1500)] == [
             True,
@@ -214,7 +215,7 @@ def test_large_packets_are_lost_in_one_direction(lab: Lab) -> None:
         assert sent(second, first.ip, 7001, 1000) is not None
         assert sent(second, first.ip, 7001, 100_000) is None
         assert sent(first, second.ip, 7001, 100_000) is not None
-        faults.heal(first)
+        host_faults.heal(first)
         assert passes(second, first.ip, 7001, 1500)
         assert sent(second, first.ip, 7001, 100_000) is not None
 
@@ -222,13 +223,13 @@ def test_large_packets_are_lost_in_one_direction(lab: Lab) -> None:
 def test_a_card_may_send_larger_packets_than_the_others_take(lab: Lab) -> None:
     """MTU 9000 on one side: its packets of that size go nowhere, those of 1500 still do."""
     first, second = lab.hosts
-    faults.set_mtu(first, 9000)
-    assert "mtu 9000" in faults.enter(first, "ip", "link", "show", "eth0").stdout
+    host_faults.set_mtu(first, 9000)
+    assert "mtu 9000" in host_faults.enter(first, "ip", "link", "show", "eth0").stdout
     with listening(second, 7001):
         assert [passes(first, second.ip, 7001, size) for size in (1500, 9000)] == [True, False]
-    faults.set_mtu(first, 1500)
+    host_faults.set_mtu(first, 1500)
 
-    assert "mtu 1500" in faults.enter(first, "ip", "link", "show", "eth0").stdout
+    assert "mtu 1500" in host_faults.enter(first, "ip", "link", "show", "eth0").stdout
 
 
 def test_a_slow_host_is_slow_to_one_or_to_all(lab: Lab) -> None:
@@ -237,14 +238,14 @@ def test_a_slow_host_is_slow_to_one_or_to_all(lab: Lab) -> None:
     """
     first, second = lab.hosts
     with listening(second, 7001), listening(first, 7001):
-        faults.slow(first, "16mbit", second)
-        faults.slow(first, "16mbit", second)
+        host_faults.slow(first, "16mbit", second)
+        host_faults.slow(first, "16mbit", second)
         assert (sent(first, second.ip, 7001, 2_000_000, 20) or 0) > 0.5
         assert (sent(second, first.ip, 7001, 2_000_000) or 9) < 0.5
-        faults.slow(first, "16mbit")
+        host_faults.slow(first, "16mbit")
         assert (sent(first, second.ip, 7001, 2_000_000, 20) or 0) > 0.5
         assert (sent(second, first.ip, 7001, 2_000_000, 20) or 0) > 0.5
-        faults.unslow(first)
+        host_faults.unslow(first)
         assert (sent(first, second.ip, 7001, 2_000_000) or 9) < 0.5
         assert (sent(second, first.ip, 7001, 2_000_000) or 9) < 0.5
 
@@ -252,12 +253,12 @@ def test_a_slow_host_is_slow_to_one_or_to_all(lab: Lab) -> None:
 def test_a_name_on_loopback(lab: Lab) -> None:
     """The host's own name is 127.0.1.1 to itself alone, until it is put right."""
     first, second = lab.hosts
-    faults.name_on_loopback(lab, first)
-    assert faults.enter(first, "getent", "ahostsv4", "node1").stdout.split()[0] == "127.0.1.1"
-    assert faults.enter(second, "getent", "ahostsv4", "node1").stdout.split()[0] == first.ip
-    faults.name_on_loopback(lab, first, yes=False)
+    host_faults.name_on_loopback(lab, first)
+    assert host_faults.enter(first, "getent", "ahostsv4", "node1").stdout.split()[0] == "127.0.1.1"
+    assert host_faults.enter(second, "getent", "ahostsv4", "node1").stdout.split()[0] == first.ip
+    host_faults.name_on_loopback(lab, first, yes=False)
 
-    assert faults.enter(first, "getent", "ahostsv4", "node1").stdout.split()[0] == first.ip
+    assert host_faults.enter(first, "getent", "ahostsv4", "node1").stdout.split()[0] == first.ip
 
 
 def test_cards_are_renamed_added_and_shown(lab: Lab) -> None:
@@ -265,16 +266,16 @@ def test_cards_are_renamed_added_and_shown(lab: Lab) -> None:
     beside the real cards.
     """
     first = lab.hosts[0]
-    faults.rename(first, "eth0", "ens9")
+    host_faults.rename(first, "eth0", "ens9")
     assert reaches(lab, "node2", "node1")
-    assert "dev ens9" in faults.enter(first, "ip", "route", "show", "default").stdout
-    faults.rename(first, "ens9", "eth0")
-    assert "dev eth0" in faults.enter(first, "ip", "route", "show", "default").stdout
-    faults.add_nic(first, "eth7", "10.99.0.11/24")
-    assert "10.99.0.11/24" in faults.enter(first, "ip", "address", "show", "eth7").stdout
-    faults.remove_nic(first, "eth7")
-    assert faults.enter(first, "ip", "link", "show", "eth7").returncode != 0
-    faults.show_rdma(first, "mlx5_0", "mlx5_1")
+    assert "dev ens9" in host_faults.enter(first, "ip", "route", "show", "default").stdout
+    host_faults.rename(first, "ens9", "eth0")
+    assert "dev eth0" in host_faults.enter(first, "ip", "route", "show", "default").stdout
+    host_faults.add_nic(first, "eth7", "10.99.0.11/24")
+    assert "10.99.0.11/24" in host_faults.enter(first, "ip", "address", "show", "eth7").stdout
+    host_faults.remove_nic(first, "eth7")
+    assert host_faults.enter(first, "ip", "link", "show", "eth7").returncode != 0
+    host_faults.show_rdma(first, "mlx5_0", "mlx5_1")
     shown = (
         "ls /sys/class/infiniband; cat /sys/class/infiniband/mlx5_1/ports/1/state"
         " /sys/class/net/eth0/mtu"
@@ -286,7 +287,7 @@ def test_cards_are_renamed_added_and_shown(lab: Lab) -> None:
         "1500",
     ]
     assert not Path("/sys/class/infiniband/mlx5_1").exists()
-    faults.hide_rdma(first)
+    host_faults.hide_rdma(first)
 
     assert (
         ssh(

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.lab import bring_up, faults, hosts, layout, network, processes, remove, status
+from benchmarks.faults import host_faults
+from launcher.lab import bring_up, hosts, layout, network, processes, remove, status
 from launcher.lab.layout import Host, Lab
 
 pytestmark = pytest.mark.lab
@@ -63,7 +64,7 @@ def reaches(lab: Lab, one: str, other: str, port: int = 22) -> bool:
     port.
     """
     script = f"exec 3<>/dev/tcp/{lab.host(other).ip}/{port}"
-    return faults.enter(lab.host(one), "timeout", "1", "bash", "-c", script).returncode == 0
+    return host_faults.enter(lab.host(one), "timeout", "1", "bash", "-c", script).returncode == 0
 
 
 def container(host: Host) -> None:
@@ -128,9 +129,9 @@ def test_up_mends_what_is_dead_or_missing(lab: Lab) -> None:
     right.
     """
     first, second = lab.hosts
-    faults.kill_sshd(first)
-    faults.kill_dockerd(first)
-    faults.power_off(second)
+    host_faults.kill_sshd(first)
+    host_faults.kill_dockerd(first)
+    host_faults.power_off(second)
     subprocess.run(["ip", "netns", "delete", second.netns], check=True)
     subprocess.run(["ip", "link", "delete", lab.bridge], check=True)
     assert not all_up(lab)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.faults import host_memory
 from launcher.errors import VlaunchError
-from launcher.lab import memory
 
 
 def test_a_limit_that_the_kernel_refuses(tmp_path: Path) -> None:
@@ -15,10 +15,10 @@ def test_a_limit_that_the_kernel_refuses(tmp_path: Path) -> None:
     of the practice hosts.
     """
     (tmp_path / "memory.stat").write_text("cache 5\ntotal_rss 1000\n")
-    memory._limit(tmp_path, "limit", "total_rss", 64)
+    host_memory._limit(tmp_path, "limit", "total_rss", 64)
     (tmp_path / "refuses").mkdir()
 
     assert (tmp_path / "limit").read_text() == "1064"
     with pytest.raises(VlaunchError, match="cannot be limited"):
-        memory._limit(tmp_path, "refuses", "total_rss", 64)
-    assert memory._count(tmp_path / "gone", "oom_kill") == 0
+        host_memory._limit(tmp_path, "refuses", "total_rss", 64)
+    assert host_memory._count(tmp_path / "gone", "oom_kill") == 0

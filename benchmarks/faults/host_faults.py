@@ -1,19 +1,20 @@
-"""Fault injection: what to break on a practice host, and how to put it right; for tests and for
-learning.
+"""Fault injection: what to break on a practice host, and how to put it right; for the campaign and
+for tests.
 """
 
 from __future__ import annotations
 
 import signal
 import subprocess
+from pathlib import Path
 
-from launcher import shell
 from launcher.errors import VlaunchError
 from launcher.lab import hosts, machine, network, processes, render
 from launcher.lab.layout import Host, Lab
 
 _INSIDE, _OUTSIDE = "inside", "outside"  # the two ends of a host's cable
 _FILLER = ".filler"
+_RDMA = Path(__file__).with_name("practice_rdma.sh")
 
 
 def enter(host: Host, *argv: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
@@ -134,7 +135,7 @@ def show_rdma(host: Host, *names: str) -> None:
     """Let a host's kernel show InfiniBand devices of these names, up at 400 Gbit/s; there is
     nothing behind them.
     """
-    machine.run(*hosts.enter_argv(host, "sh", "-c", shell.program("practice_rdma"), "rdma", *names))
+    machine.run(*hosts.enter_argv(host, "sh", "-c", _RDMA.read_text(), "rdma", *names))
 
 
 def hide_rdma(host: Host) -> None:
