@@ -26,6 +26,8 @@ _PROMPT, _TOKENS = "Say hello.", 8
 _NOT_YET = "the head's agent has not taken it up yet"
 # characters of an exception in the first line of an error; all of it is in the evidence
 _LINE = 160
+# symptoms that only say that something failed; what did is in the exception
+_VAGUE = frozenset({"engine-failed", "rank-died"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,8 +238,7 @@ def _cause(known: symptoms.Match | None, raised: str) -> str:
     """Return why a server died, as far as its log says; empty where it says nothing."""
     if known is None:
         return raised
-    # Some entries of the table only say that something failed; what did is in the exception.
-    vague = known.cause in ("the engine failed", "a rank died") and raised not in known.line
+    vague = known.id in _VAGUE and raised not in known.line
     return f"{known.cause}: {raised}" if vague else known.cause
 
 

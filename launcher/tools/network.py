@@ -20,6 +20,8 @@ from launcher.tools.inside import Inside
 
 Backend = Literal["nccl", "gloo"]
 
+_NOT_TRIED = "not tried: "  # as `payload/network_rank.py` begins the error
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
@@ -44,7 +46,7 @@ class Transfer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
     """all_reduce over all ranks as one rank saw it: `latency` in seconds at 8 bytes, algorithm and
-    bus bandwidth in bytes/s.
+    bus bandwidth in bytes/s; `error` is why there are no figures.
 
     Bus bandwidth is algorithm bandwidth × 2(n-1)/n (nccl-tests, doc/PERFORMANCE.md).
     """
@@ -56,6 +58,11 @@ class Collective:
     busbw: float | None = None
     correct: bool = True
     error: Text = ""
+
+    @property
+    def tried(self) -> bool:
+        """False when pairs had failed before, so that the ranks did not reduce at all."""
+        return not self.error.startswith(_NOT_TRIED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

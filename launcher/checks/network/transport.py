@@ -125,7 +125,8 @@ def _collective(
     trouble = _collective_trouble(worst, everywhere=None not in seen and len(seen) == len(names))
     if not trouble:
         return worst, []
-    status: Status = "fail" if needed and not trouble.startswith("not tried") else "warn"
+    tried = worst is None or worst.tried
+    status: Status = "fail" if needed and tried else "warn"
     return worst, [Finding(node="", status=status, text=f"all_reduce over all ranks: {trouble}")]
 
 

@@ -39,6 +39,7 @@ _UNHURT = 60.0
 _ABSENT = 30.0
 _FREE = 20.0  # seconds for Ray to take reserved GPUs back
 _EXPLAIN = 15.0  # seconds for Ray to say whose death came first
+_STARTS = "starting the engine"  # what it does until the first answer
 
 
 class Keeper:
@@ -268,7 +269,7 @@ class Keeper:
         self._began = self.clock.monotonic()
         self._observe(want)
         faults.reached(seen, "started", self.clock.time())
-        self._set("starting", "starting the engine")
+        self._set("starting", _STARTS)
         say(f"{self.name}: starting the engine of {want.model} (generation {seen.generation})")
 
     def _observe(self, want: Desired) -> Monitor:
@@ -286,8 +287,8 @@ class Keeper:
         if monitor.hear(seen):
             self._answered()
             return
-        if seen.doing != "starting the engine" and not self._troubles:
-            self._doing("starting the engine")
+        if seen.doing != _STARTS and not self._troubles:
+            self._doing(_STARTS)
         late = self.clock.monotonic() - self._began
         limit = max(want.policy.start_timeout, 2 * (seen.first_start or 0.0))
         if seen.ready_at is not None and late > limit and want.policy.restarts != 0:
