@@ -13,6 +13,7 @@ from launcher.errors import UnreadableAnswer
 from launcher.model import fold
 from launcher.tools import untrusted
 from launcher.ui import json_line
+from launcher.ui.terminal import say
 
 if TYPE_CHECKING:
     from launcher.plan.audit import Happened
@@ -82,12 +83,8 @@ def _print(
         )
         click.echo(untrusted.plain(line.replace("\n", " ")))
     if not happened:
-        click.echo("no node has a line about this cluster", err=True)
+        say("no node has a line about this cluster")
     for name, count in strange.items():
-        click.echo(
-            f"{name}: {count} line{'' if count == 1 else 's'} of its trail cannot be read", err=True
-        )
+        say(f"{name}: {count} line{'' if count == 1 else 's'} of its trail cannot be read")
     for name, why in silent.items():
-        click.echo(
-            untrusted.plain(f"{name}: {why.splitlines()[0] if why else 'gave no answer'}"), err=True
-        )
+        say(untrusted.plain(why.splitlines()[0] if why else "gave no answer"), lead=f"{name}: ")

@@ -20,6 +20,7 @@ from launcher.events import Event
 from launcher.model import Inventory
 from launcher.tools import untrusted
 from launcher.ui.progress import Printer, show_through
+from launcher.ui.terminal import field
 
 if TYPE_CHECKING:
     from launcher.batch.shape import Job
@@ -78,7 +79,7 @@ def batch(
             code, rows = _run(call, session, request, how, detach=detach)
     if not call.as_json:
         for row in rows:
-            click.echo(row)
+            field(row)
     return code
 
 

@@ -19,6 +19,7 @@ from launcher.errors import NodeError, VlaunchError
 from launcher.model import Answer, Inventory, Node
 from launcher.tools import untrusted
 from launcher.transport import Command
+from launcher.ui.terminal import say
 
 if TYPE_CHECKING:
     from launcher.payload.agent.desired import Desired
@@ -68,7 +69,7 @@ def chat(
         if prompt:
             answer([{"role": "user", "content": prompt}])
             return
-        click.echo(f"talking to {of[0].model}; an empty line or Ctrl-D ends it", err=True)
+        say(f"talking to {of[0].model}; an empty line or Ctrl-D ends it")
         messages: Messages = []
         while words := _ask():
             messages.append({"role": "user", "content": words})

@@ -17,6 +17,7 @@ from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.errors import RequestError
 from launcher.ui import json_line
+from launcher.ui.terminal import say, show
 
 if TYPE_CHECKING:
     from launcher.checks.network.shape import Verdict
@@ -164,12 +165,11 @@ def now() -> str:
 def _show(verdict: Verdict, *, as_json: bool) -> None:
     from launcher.plan.verdict import as_json as plain
     from launcher.ui import network
-    from launcher.ui.status import console
 
     if as_json:
         click.echo(json_line.dumps(plain(verdict)))
     else:
-        console().print(network.render(verdict))
+        show(network.render(verdict))
 
 
 def _writable(path: Path) -> None:
@@ -195,7 +195,7 @@ def _page(verdict: Verdict, cluster: str, path: Path) -> None:
 
     page = network_page.page(verdict, cluster=cluster, taken=now(), version=__version__)
     path.write_text(redact(page), encoding="utf-8")
-    click.echo(f"wrote {path}", err=True)
+    say(f"wrote {path}")
 
 
 def _from_logs(call: Call, files: tuple[str, ...], asked: Require | None) -> int:

@@ -18,6 +18,7 @@ from launcher.errors import RequestError, VlaunchError
 from launcher.events import Event
 from launcher.model import Answer, Inventory
 from launcher.ui.progress import Printer, Silent
+from launcher.ui.terminal import say
 
 if TYPE_CHECKING:
     from launcher.cli.bundle import Bundle
@@ -83,10 +84,8 @@ def collect(call: Call, output: str | None) -> None:
     for name, size in sorted(bundle.sizes.items()):
         click.echo(f"  {size:>10,}  {name}", err=True)
     if unknown:
-        click.echo(
-            f"not known here, and so only recognised by their form: {', '.join(unknown)}", err=True
-        )
-    click.echo(f"look at it before you share it: `tar -xzOf {path} | less`", err=True)
+        say(f"not known here, and so only recognised by their form: {', '.join(unknown)}")
+    say(f"look at it before you share it: `tar -xzOf {path} | less`")
 
 
 def _learn(wanted: Inventory) -> list[str]:

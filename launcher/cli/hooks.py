@@ -20,13 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
 
-import click
-
 from launcher.errors import HookError, LockError, RequestError, VlaunchError
 from launcher.events import Event
 from launcher.model import Inventory
 from launcher.redaction import redact
 from launcher.ui.progress import Printer
+from launcher.ui.terminal import say
 
 FOLDER: Final = "hooks"
 FAILURE: Final = "on-failure"
@@ -127,11 +126,11 @@ def hooks(inventory: Inventory, verb: str, *, skip: bool = False, dry_run: bool 
     if skip or not found:
         return Hooks(inventory=inventory, verb=verb)
     if inside := os.environ.get(INSIDE):
-        click.echo(f"no hooks within the hook {inside}", err=True)
+        say(f"no hooks within the hook {inside}")
         return Hooks(inventory=inventory, verb=verb)
     _require_programs(found.values())
     if dry_run:
-        click.echo(f"dry run: no hook is run; the run would know {', '.join(found)}", err=True)
+        say(f"dry run: no hook is run; the run would know {', '.join(found)}")
         return Hooks(inventory=inventory, verb=verb)
     return Hooks(inventory=inventory, verb=verb, files=found)
 
@@ -163,9 +162,7 @@ def _odd(folder: Path) -> None:
         return
     for path in there:
         if path.stem in NAMES and path.name not in NAMES and _is_program(path):
-            click.echo(
-                f"{FOLDER}/{path.name} is not run: the hook would be called {path.stem}", err=True
-            )
+            say(f"{FOLDER}/{path.name} is not run: the hook would be called {path.stem}")
 
 
 def _skip(path: Path) -> str:

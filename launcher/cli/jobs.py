@@ -13,6 +13,7 @@ from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.errors import NodeError, RequestError
 from launcher.ui import json_line
+from launcher.ui.terminal import say, show
 
 if TYPE_CHECKING:
     from launcher.plan.batches import BatchStatus
@@ -91,7 +92,6 @@ def look(
 def _print(seen: ClusterSnapshot, found: Sequence[BatchStatus]) -> None:
     from launcher.plan import servers
     from launcher.ui import jobs as ui
-    from launcher.ui.status import console
 
     remarks = [
         f"{each.what} with {each.model} runs beside them"
@@ -100,9 +100,9 @@ def _print(seen: ClusterSnapshot, found: Sequence[BatchStatus]) -> None:
     if "error" in seen.said:
         remarks.append(f"Ray does not say which jobs run: {seen.said['error']}")
     if not found:
-        click.echo("no batch job is known on this cluster", err=True)
+        say("no batch job is known on this cluster")
         return
-    console().print(ui.render(found, remarks))
+    show(ui.render(found, remarks))
 
 
 def _remove(session: Session, found: Sequence[BatchStatus], names: Sequence[str]) -> None:

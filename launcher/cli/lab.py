@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from launcher.errors import RequestError, VlaunchError
+from launcher.ui.terminal import say
 
 _NAME = click.option(
     "--name", default="vlaunch-lab", show_default=True, help="Which practice cluster."
@@ -71,11 +72,11 @@ def up(
     from launcher.lab import bring_up, layout, parts
 
     wanted = layout.make(name=name, directory=directory, subnet=subnet, nodes=nodes, gpus=gpus)
-    parts.ensure(install=install_missing, say=_say)
-    bring_up.up(wanted, cache=cache, with_image=not no_image, say=_say)
+    parts.ensure(install=install_missing, say=say)
+    bring_up.up(wanted, cache=cache, with_image=not no_image, say=say)
     click.echo(wanted.inventory)
-    _say(f"{nodes} hosts are up, their inventory is above; next: `vlaunch up {wanted.inventory}`")
-    _say(f"`vlaunch lab down{_again(name, directory)}` removes them without a trace")
+    say(f"{nodes} hosts are up, their inventory is above; next: `vlaunch up {wanted.inventory}`")
+    say(f"`vlaunch lab down{_again(name, directory)}` removes them without a trace")
 
 
 @lab.command(short_help="install the Debian packages that practice hosts need")
@@ -83,8 +84,8 @@ def install() -> None:
     """Install the Debian packages that practice hosts need; nothing when they are there."""
     from launcher.lab import parts
 
-    parts.ensure(install=True, say=_say)
-    _say("this machine has what practice hosts need; next: `vlaunch lab up`")
+    parts.ensure(install=True, say=say)
+    say("this machine has what practice hosts need; next: `vlaunch lab up`")
 
 
 @lab.command(short_help="how every practice host is")
@@ -125,24 +126,20 @@ def down(name: str, directory: Path | None, cache: Path, purge_cache: bool) -> N
 
     parts.require_linux_root()
     where = (directory or layout.default_dir(name)).absolute()
-    remove.down(name, where, _say)
+    remove.down(name, where, say)
     if remains := remove.leftovers(name, where):
         raise VlaunchError(
             f"traces of the practice cluster `{name}` are left",
             evidence=remains,
             hint="run the same command again",
         )
-    _say(f"nothing of `{name}` is left")
+    say(f"nothing of `{name}` is left")
     if purge_cache:
         remove.cache(cache)
     elif cache.exists():
-        _say(f"wheels and image stay in `{cache}` for the next time; `--purge-cache` removes them")
+        say(f"wheels and image stay in `{cache}` for the next time; `--purge-cache` removes them")
 
 
 def _again(name: str, directory: Path | None) -> str:
     words = "" if name == "vlaunch-lab" else f" --name {name}"
     return words + (f" --dir {directory}" if directory else "")
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)

@@ -18,6 +18,7 @@ from launcher.errors import LockError, NodeError, RequestError
 from launcher.tools import untrusted
 from launcher.transport import Command
 from launcher.ui import json_line
+from launcher.ui.terminal import say
 
 if TYPE_CHECKING:
     from launcher.tools.lock import Owner
@@ -69,7 +70,7 @@ def _ask(session: Session, owner: Owner, *, yes: bool) -> None:
             f"does not say which process holds the lock of cluster {cluster}",
             hint=f"on {head}: `fuser -v {folder}/{tool.FILE}/{cluster}`",
         )
-    click.echo(untrusted.brief(f"held by {owner.words}, process {owner.pid} on {head}"), err=True)
+    say(untrusted.brief(f"held by {owner.words}, process {owner.pid} on {head}"))
     if yes:
         return
     if not sys.stdin.isatty():
@@ -124,8 +125,8 @@ def _print(cluster: str, owner: Owner | None, freed: bool, *, as_json: bool) -> 
             json_line.dumps({"cluster": cluster, "held": held, "broken": freed, "owner": said})
         )
     elif owner is None:
-        click.echo(f"{cluster}: nobody holds the lock")
+        say(f"{cluster}: nobody holds the lock", err=False)
     elif freed:
-        click.echo(untrusted.brief(f"{cluster}: broken; it was held by {owner.words}"))
+        say(untrusted.brief(f"{cluster}: broken; it was held by {owner.words}"), err=False)
     else:
-        click.echo(untrusted.brief(f"{cluster}: held by {owner.words}"))
+        say(untrusted.brief(f"{cluster}: held by {owner.words}"), err=False)

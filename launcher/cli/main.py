@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import sys
 import threading
@@ -171,7 +172,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.ClickException as error:
-        error.show()
+        _misused(error)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
@@ -184,6 +185,17 @@ def _run(argv: Sequence[str] | None) -> int:
         # This machine's own troubles: a full disk, a home that cannot be written.
         return _failed(VlaunchError(str(error) or type(error).__name__, hint=_LOCAL), argv)
     return result if isinstance(result, int) else 0
+
+
+def _misused(error: click.ClickException) -> None:
+    """Show what click has to say of a command line, on standard error."""
+    from launcher.ui.terminal import say
+
+    text = io.StringIO()
+    error.show(text)
+    for line in text.getvalue().removesuffix("\n").split("\n"):
+        lead = "Error: " if line.startswith("Error: ") else ""
+        say(line.removeprefix(lead), lead=lead)
 
 
 def _failed(error: VlaunchError, argv: Sequence[str] | None) -> int:

@@ -20,6 +20,7 @@ from launcher.errors import (
     UnwatchedError,
     VlaunchError,
 )
+from launcher.ui.terminal import field
 
 if TYPE_CHECKING:
     from launcher.cli.start import Asked, Begun
@@ -62,7 +63,7 @@ def rollback(
         code, rows = finish(session, asked, begun)
     if not call.as_json:
         for row in rows:
-            click.echo(row)
+            field(row)
     return code
 
 

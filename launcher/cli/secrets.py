@@ -48,7 +48,7 @@ def list_(call: Call) -> int:
     lies there that is nobody's.
     """
     from launcher.ui.secrets import render
-    from launcher.ui.status import console
+    from launcher.ui.terminal import show
 
     wanted = call.inventory
     with call.session(partial=True) as session:
@@ -71,7 +71,7 @@ def list_(call: Call) -> int:
         }
         click.echo(json_line.dumps(said))
     else:
-        console().print(render(rows, files, remarks, fold([node.name for node in wanted.nodes])))
+        show(render(rows, files, remarks, fold([node.name for node in wanted.nodes])))
     return 1 if remarks else 0
 
 

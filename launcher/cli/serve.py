@@ -12,6 +12,7 @@ from launcher.cli import options
 from launcher.cli.command import Call, command
 from launcher.errors import RequestError
 from launcher.model import Backend, Inventory
+from launcher.ui.terminal import field
 
 
 class _Command(click.Command):
@@ -166,7 +167,7 @@ def serve(
         code, rows = begin(call, session, asked)
     if not call.as_json:
         for row in rows:
-            click.echo(row)
+            field(row)
     return code
 
 

@@ -130,9 +130,10 @@ def _print(seen: ClusterStatus, as_json: bool) -> None:
     if as_json:
         click.echo(json_line.dumps(seen.as_json()))
         return
-    from launcher.ui.status import console, render
+    from launcher.ui.status import render
+    from launcher.ui.terminal import show
 
-    console().print(render(seen))
+    show(render(seen))
 
 
 def _watch(session: Session, as_json: bool) -> None:
@@ -142,7 +143,8 @@ def _watch(session: Session, as_json: bool) -> None:
             _print(seen, as_json)
     from rich.live import Live
 
-    from launcher.ui.status import console, render
+    from launcher.ui.status import render
+    from launcher.ui.terminal import console
 
     with Live(console=console(), auto_refresh=False) as live:
         for seen in _looks(session):

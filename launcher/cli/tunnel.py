@@ -10,6 +10,7 @@ from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.errors import NodeError
 from launcher.model import Node
+from launcher.ui.terminal import say
 
 
 @command(shows="none")
@@ -37,7 +38,7 @@ def tunnel(call: Call, local_port: int | None, dashboard: bool, server: str | No
         local = port if local_port is None else local_port
         with session.fleet.forward(node.name, target, port, local) as forward:
             click.echo(f"http://127.0.0.1:{forward.port}")
-            click.echo(f"forwarding to {target}:{port} on {node.name}; Ctrl-C ends it", err=True)
+            say(f"forwarding to {target}:{port} on {node.name}; Ctrl-C ends it")
             forward.wait()
 
 

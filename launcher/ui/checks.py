@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -15,14 +14,15 @@ import click
 from launcher.checks.catalogue import Result
 from launcher.checks.shape import Check, Finding, Status, folded
 from launcher.tools import untrusted
-from launcher.ui import json_line
+from launcher.ui import findings, json_line, terminal
 from launcher.ui.findings import WORDS
-from launcher.ui.status import console
 from launcher.ui.table import with_columns
+from launcher.ui.terminal import Line
+from launcher.ui.text import line
+from launcher.ui.text import plain as plain_text
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-    from rich.text import Text
+    from rich.console import RenderableType
 
 _MEANT: dict[Status, str] = {
     "pass": "passed",
@@ -37,8 +37,7 @@ def show(results: Sequence[Result], *, as_json: bool) -> None:
     if as_json:
         click.echo(json_line.dumps(plain(results)))
         return
-    to = console()
-    to.print(render(results))
+    terminal.show(render(results))
 
 
 def plain(results: Sequence[Result]) -> dict[str, object]:
@@ -88,7 +87,7 @@ def render(results: Sequence[Result]) -> RenderableType:
     return Group(*parts)
 
 
-def _rows(result: Result, width: int) -> Iterator[_Row]:
+def _rows(result: Result, width: int) -> Iterator[Line]:
     """Return a check's findings, the first of them beside its name, which is padded to `width`."""
     from rich.text import Text
 
@@ -96,8 +95,12 @@ def _rows(result: Result, width: int) -> Iterator[_Row]:
     for finding in _folded(result):
         word, colour = WORDS[finding.status]
         style = "bold" if finding.status in ("fail", "warn") else ""
-        first = Text(f"  {word}", style=colour).append(f"  {name.ljust(width + 2)}", style=style)
-        yield _Row(first=first, story=_story(result.check, finding))
+        mark = Text(f"  {word}", style=colour).append(f"  {name.ljust(width + 2)}", style=style)
+        yield findings.first(mark, finding, untrusted.brief(finding.text) or result.check.what)
+        yield from findings.below(finding, margin=len(mark) + 2, most=6)
+        if finding.status == "fail":
+            why = plain_text(" " * (len(mark) + 2) + "why: ", "dim")
+            yield line(result.check.why, "dim", lead=why)
         name = ""
 
 
@@ -120,42 +123,9 @@ def show_list(checks: Sequence[Check], *, as_json: bool) -> None:
     table = with_columns("ID", "GROUP", "TRUE WHEN GREEN")
     for each in checks:
         table.add_row(each.id, each.group, each.what)
-    console().print(table)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    """A finding beside its word and its check, broken into lines that stand below each other and
-    end where their words do.
-    """
-
-    first: Text
-    story: Text
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        indent = len(self.first.plain)
-        lines = self.story.wrap(console, max(20, options.max_width - indent), overflow="fold")
-        for place, line in enumerate(lines):
-            line.rstrip()
-            start = self.first if place == 0 else " " * indent
-            yield type(line).assemble(start, line, overflow="fold")
+    terminal.show(table)
 
 
 def _folded(result: Result) -> list[Finding]:
     order = ["fail", "wait", "warn", "skip", "pass"]
     return sorted(folded(result.findings), key=lambda finding: order.index(finding.status))
-
-
-def _story(check: Check, finding: Finding) -> Text:
-    from rich.text import Text
-
-    where = f"{untrusted.brief(finding.node)}: " if finding.node else ""
-    text = Text(where + (untrusted.brief(finding.text) or check.what))
-    if finding.status != "pass":
-        for line in finding.evidence.splitlines()[:6]:
-            text.append(f"\n  {untrusted.brief(line)}", style="dim")
-        for line in finding.fix.splitlines():
-            text.append("\n  fix: ", style="cyan").append(untrusted.brief(line))
-        if finding.status == "fail":
-            text.append(f"\n  why: {check.why}", style="dim")
-    return text

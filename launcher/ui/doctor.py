@@ -12,12 +12,14 @@ import click
 
 from launcher.checks.doctor import KINDS, Diagnosed, Diagnosis, Kind, Trace
 from launcher.model import fold
-from launcher.ui import json_line
-from launcher.ui.status import console
+from launcher.ui import json_line, terminal
+from launcher.ui.text import line, log
 from launcher.ui.text import plain as _text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from launcher.ui.terminal import Line
 
 _TITLES: dict[Kind, tuple[str, str]] = {
     "now": ("most likely first", "red"),
@@ -29,7 +31,7 @@ _TITLES: dict[Kind, tuple[str, str]] = {
     ),
 }
 _WORDS: dict[Kind, str] = {"now": "FOUND", "perhaps": "MAYBE", "after": "THEN", "over": "OVER"}
-_MARGIN = "         "
+_MARGIN = 9  # spaces before what belongs to a finding
 
 
 def show(found: Diagnosis, *, as_json: bool) -> None:
@@ -37,7 +39,7 @@ def show(found: Diagnosis, *, as_json: bool) -> None:
     if as_json:
         click.echo(json_line.dumps(plain(found)))
         return
-    console().print(render(found))
+    terminal.show(render(found))
 
 
 def plain(found: Diagnosis) -> dict[str, object]:
@@ -64,30 +66,29 @@ def render(found: Diagnosis) -> RenderableType:
         of_kind = [each for each in found.findings if each.kind == kind]
         if of_kind:
             title, colour = _TITLES[kind]
-            parts.append(_text(title, "bold"))
+            parts.append(line(title, "bold"))
             for each in of_kind:
                 parts += _finding(each, colour)
     if not found.findings:
         parts.append(_text("no known failure was found", "bold"))
-    parts.append(_text(_looked(found)))
-    parts += [_text(f"not seen: {line}", "yellow") for line in _gaps(found)]
-    parts += [_text(f"next: {line}") for line in _next(found)]
+    parts.append(line(_looked(found)))
+    parts += [line(each, "yellow", lead=_text("not seen: ", "yellow")) for each in _gaps(found)]
+    parts += [line(each, lead="next: ") for each in _next(found)]
     return Group(*parts)
 
 
-def _finding(each: Diagnosed, colour: str) -> list[RenderableType]:
-    first = _text(f"  {_WORDS[each.kind]:<5}", colour).append_text(
-        _text(f"  {fold(each.nodes)}: {each.cause}", "bold")
-    )
+def _finding(each: Diagnosed, colour: str) -> list[Line]:
+    mark = _text(f"  {_WORDS[each.kind]:<5}", colour)
+    mark.append_text(_text(f"  {fold(each.nodes)}: ", "bold"))
+    first = line(each.cause, f"{colour} bold", lead=mark)
+    docs = log(f"see: {each.docs}", margin=_MARGIN)
     if each.kind == "over":
-        return [first, _text(f"{_MARGIN}see: {each.docs}", "dim")]
-    lines: list[RenderableType] = [first]
-    lines += [_text(f"{_MARGIN}{_where(trace)}: {trace.line}", "dim") for trace in each.evidence]
+        return [first, docs]
+    lines = [log(f"{_where(trace)}: {trace.line}", margin=_MARGIN) for trace in each.evidence]
     if each.count > len(each.evidence):
-        lines.append(_text(f"{_MARGIN}… {each.count} lines in all", "dim"))
-    lines.append(_text(f"{_MARGIN}fix: ", "cyan").append_text(_text(each.fix)))
-    lines.append(_text(f"{_MARGIN}see: {each.docs}", "dim"))
-    return lines
+        lines.append(log(f"… {each.count} lines in all", margin=_MARGIN))
+    fix = line(each.fix, "cyan", lead=_text(" " * _MARGIN + "fix: ", "cyan"))
+    return [first, *lines, fix, docs]
 
 
 def _where(trace: Trace) -> str:

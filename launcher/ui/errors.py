@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
 from launcher.errors import VlaunchError
 from launcher.tools import untrusted
+from launcher.ui.terminal import say
 
 _LINES = 30
 
@@ -16,12 +15,7 @@ def show(error: VlaunchError) -> None:
     """Print an error on standard error; evidence is shortened in the middle, and cleaned of
     terminal codes.
     """
-    colour = False if os.environ.get("NO_COLOR") else None  # None: as the terminal can
-    click.echo(
-        click.style("error", fg="red", bold=True) + ": " + untrusted.brief(error.message),
-        err=True,
-        color=colour,
-    )
+    say(untrusted.brief(error.message), lead=click.style("error", fg="red", bold=True) + ": ")
     lines = [untrusted.brief(line) for line in error.evidence.splitlines() if line.strip()]
     if len(lines) > _LINES:
         lines = [
@@ -30,12 +24,8 @@ def show(error: VlaunchError) -> None:
             *lines[-_LINES // 2 :],
         ]
     for line in lines:
-        click.echo("  " + line, err=True, color=colour)
+        click.echo("  " + line, err=True)
     if error.hint:
-        click.echo(err=True, color=colour)
+        click.echo(err=True)
         for hint in error.hint.splitlines():
-            click.echo(
-                click.style("hint", fg="cyan", bold=True) + ": " + untrusted.brief(hint),
-                err=True,
-                color=colour,
-            )
+            say(untrusted.brief(hint), lead=click.style("hint", fg="cyan", bold=True) + ": ")

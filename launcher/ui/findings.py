@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from launcher.checks.shape import Finding, folded
-from launcher.tools import untrusted
+from launcher.ui import terminal
+from launcher.ui.terminal import Line
+from launcher.ui.text import line, log, plain
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -20,46 +22,46 @@ WORDS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def render(findings: Iterable[Finding], *, indent: int = 0) -> list[Text]:
+def render(findings: Iterable[Finding], *, indent: int = 0) -> list[Line]:
     """Return findings as lines, equal ones of several nodes folded, the worst first."""
     order = ["fail", "wait", "warn", "skip", "pass"]
-    lines: list[Text] = []
+    lines: list[Line] = []
     for each in sorted(folded(list(findings)), key=lambda finding: order.index(finding.status)):
         lines += one(each, indent=indent)
     return lines
 
 
-def one(finding: Finding, *, indent: int = 0) -> list[Text]:
+def one(finding: Finding, *, indent: int = 0) -> list[Line]:
     """Return one finding: its line, and below it, where something is wrong, the evidence and the
     fix.
     """
-    from rich.text import Text
-
     word, colour = WORDS[finding.status]
-    where = f"{untrusted.brief(finding.node)}: " if finding.node else ""
-    line = (
-        Text(" " * indent)
-        .append(word, style=colour)
-        .append(f"  {where}{untrusted.brief(finding.text)}")
-    )
-    lines = [line]
-    margin = " " * (indent + 6)
-    if finding.status != "pass":
-        lines += [
-            Text(f"{margin}{untrusted.brief(text)}", style="dim")
-            for text in finding.evidence.splitlines()[:8]
-        ]
-        lines += [
-            Text(margin).append("fix: ", style="cyan").append(untrusted.brief(text))
-            for text in finding.fix.splitlines()
-        ]
-    return lines
+    mark = plain(" " * indent).append(word, style=colour).append("  ")
+    return [first(mark, finding, finding.text), *below(finding, margin=len(mark), most=8)]
+
+
+def first(mark: Text, finding: Finding, words: str) -> Line:
+    """Return a finding's line: its mark, its nodes, and what was found there."""
+    where = plain(finding.node).append(": ") if finding.node else plain("")
+    return line(words, lead=plain("").append_text(mark).append_text(where))
+
+
+def below(finding: Finding, *, margin: int, most: int) -> list[Line]:
+    """Return what stands below a finding, behind `margin` spaces: where something is wrong, the
+    evidence, of which there are `most` lines, and the fix.
+    """
+    if finding.status == "pass":
+        return []
+    return [
+        *(log(each, margin=margin) for each in finding.evidence.splitlines()[:most]),
+        *(
+            line(each, lead=plain(" " * margin).append("fix: ", style="cyan"))
+            for each in finding.fix.splitlines()
+        ),
+    ]
 
 
 def show(findings: Iterable[Finding]) -> None:
     """Print findings on standard output."""
-    from launcher.ui.status import console
-
-    to = console()
-    for line in render(findings):
-        to.print(line, soft_wrap=True)
+    for each in render(findings):
+        terminal.show(each)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from launcher.plan import progress_text
 from launcher.plan.batches import BatchStatus
 from launcher.ui.table import with_columns
-from launcher.ui.text import plain
+from launcher.ui.terminal import Line
+from launcher.ui.text import line, plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,11 +38,11 @@ def render(jobs: Sequence[BatchStatus], remarks: Sequence[str] = ()) -> Renderab
     for each in jobs:
         table.add_row(*_cells(each))
     told = [
-        f"  {each.name}: {each.detail}"
+        line(each.detail, lead=f"  {each.name}: ")
         for each in jobs
         if each.detail and each.state not in ("running", "done")
     ]
-    return Group(table, *(plain(line) for line in (*told, *remarks)))
+    return Group(table, *told, *(line(each) for each in remarks))
 
 
 def _cells(job: BatchStatus) -> tuple[RenderableType, ...]:
@@ -59,19 +60,13 @@ def _cells(job: BatchStatus) -> tuple[RenderableType, ...]:
     )
 
 
-def lines(jobs: Sequence[BatchStatus]) -> list[Text]:
+def lines(jobs: Sequence[BatchStatus]) -> list[Line]:
     """Return one line for each job."""
     found = []
     for each in jobs:
-        line = plain(f"batch {each.name}: ").append_text(coloured(each.state))
-        line.append_text(
-            plain(
-                f"  {progress_text.line(each.progress)}"
-                if each.state == "running"
-                else f"  {each.detail}"
-            )
-        )
-        found.append(line)
+        lead = plain(f"batch {each.name}: ").append_text(coloured(each.state)).append("  ")
+        running = each.state == "running"
+        found.append(line(progress_text.line(each.progress) if running else each.detail, lead=lead))
     return found
 
 

@@ -15,6 +15,8 @@ from launcher.model import LEVEL_WORDS
 from launcher.tools import untrusted
 from launcher.ui import findings
 from launcher.ui.table import with_columns
+from launcher.ui.terminal import Line
+from launcher.ui.text import line
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -137,7 +139,7 @@ class _Page:
             yield from findings.render(telling)
         yield ""
         word, style = findings.WORDS["pass" if self.verdict.passed else "fail"]
-        yield _text(word, style).append(f"  {untrusted.plain(summary(self.verdict))}", style="")
+        yield Line(_text(f"{word}  {summary(self.verdict)}", style), len(word) + 2)
 
 
 def _measured(
@@ -157,7 +159,7 @@ def _measured(
                 for name in MARKS
                 if any(mark(cell) == name for cell in verdict.cells if cell.bandwidth is not None)
             ]
-            yield _text(
+            yield line(
                 "; ".join(
                     ["rows send, columns receive", *(f"{name}: {MARKS[name]}" for name in used)]
                 ),
@@ -215,9 +217,8 @@ def _folded(verdict: Verdict) -> Iterable[RenderableType]:
     kinds = Counter(mark(cell) for cell in verdict.cells)
     yield _text(f"{len(verdict.cells)} directions between {len(verdict.nodes)} nodes")
     yield _extremes(verdict.cells)
-    yield _text(
-        "transport  " + ", ".join(f"{kinds[name]} × {MARKS[name]}" for name in MARKS if kinds[name])
-    )
+    seen = ", ".join(f"{kinds[name]} × {MARKS[name]}" for name in MARKS if kinds[name])
+    yield line(seen, lead="transport  ")
     rows = unlike(verdict)
     title = "not like the others" if rows else "slowest, though nothing is wrong with them"
     rows = rows or _slowest(verdict)
@@ -226,7 +227,7 @@ def _folded(verdict: Verdict) -> Iterable[RenderableType]:
         yield _text(f"{title}:")
         yield _pairs(rows[:_PAIRS])
     more = f"{len(rows) - _PAIRS} more; " if len(rows) > _PAIRS else ""
-    yield _text(f"{more}`vlaunch check-nccl --html FILE` shows every pair", "dim")
+    yield line(f"{more}`vlaunch check-nccl --html FILE` shows every pair", "dim")
 
 
 def _slowest(verdict: Verdict) -> list[tuple[str, str, Cell]]:

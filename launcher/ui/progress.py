@@ -17,7 +17,8 @@ import click
 from launcher.events import Event, State
 from launcher.model import fold, natural
 from launcher.tools import untrusted
-from launcher.ui import json_line
+from launcher.ui import json_line, terminal
+from launcher.ui.terminal import Line
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -262,21 +263,22 @@ class LiveLines(Silent):
     def _print(self, event: Event) -> None:
         line = self._line(event)
         if line is not None:
-            self._console.print(line, soft_wrap=True)
+            terminal.show(line, self._console)
 
-    def _line(self, event: Event) -> Text | None:
+    def _line(self, event: Event) -> Line | None:
         from rich.text import Text
 
         if event.kind == "stage":
-            return Text(event.text, style="bold") if event.state == "running" else None
+            return Line(Text(event.text, style="bold")) if event.state == "running" else None
         sign, _, colour = _SIGNS[event.state]
         line = Text("  ").append(sign + " ", style=colour)
         if event.node:
             line.append(event.node + " ", style="bold")
+        lead = len(line)
         line.append(event.text)
         if event.seconds >= 0.05:
             line.append(f"  {event.seconds:.1f}s", style="dim")
-        return line
+        return Line(line, lead)
 
     def _draw(self) -> Text:
         from rich.text import Text
@@ -291,11 +293,10 @@ class LiveLines(Silent):
             seconds = self._wait.seconds + self._clock() - self._told
             lines.append(f"  … {self._wait.text}  {seconds:.0f}s{limit}")
         # One row each: a display that wraps cannot be redrawn in place.
-        width = max(20, self._console.width - 1)
-        return Text(
-            "\n".join(line if len(line) <= width else line[: width - 1] + "…" for line in lines),
-            style="cyan",
-        )
+        rows = [Text(line) for line in lines]
+        for row in rows:
+            row.truncate(max(20, self._console.width - 1), overflow="ellipsis")
+        return Text("\n", style="cyan").join(rows)
 
 
 def show_all(events: Iterable[Event], to: Printer) -> None:

@@ -9,7 +9,7 @@ from launcher.model import fold
 from launcher.plan import progress_text
 from launcher.tools.secret_files import SecretFile
 from launcher.ui.table import with_columns
-from launcher.ui.text import plain
+from launcher.ui.text import line, plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,8 +34,8 @@ def render(
         table.add_row(*(plain(cell) for cell in _cells(row, files, every)))
     return Group(
         table,
-        *(plain(line) for line in _folders(files)),
-        *(plain(line, "red") for line in remarks),
+        *(line(each) for each in _folders(files)),
+        *(line(each, "red") for each in remarks),
     )
 
 

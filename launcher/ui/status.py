@@ -11,10 +11,11 @@ from launcher.plan.servers import DEFAULT
 from launcher.plan.status import ClusterStatus, NodeStatus, ServerStatus
 from launcher.ui import jobs
 from launcher.ui.table import with_columns
-from launcher.ui.text import plain
+from launcher.ui.terminal import Line
+from launcher.ui.text import line, log, plain
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
     from rich.table import Table
     from rich.text import Text
 
@@ -33,16 +34,7 @@ _COLOURS = {
     "-": "dim",
 }
 _LINE = 200  # characters of a line of evidence
-
-
-def console() -> Console:
-    """Return where a table goes: as wide as the terminal, and never folded in a pipe, where `grep`
-    reads it.
-    """
-    from rich.console import Console
-
-    wide = Console(highlight=False)
-    return wide if wide.is_terminal else Console(highlight=False, width=1000)
+_MARGIN = " " * 8  # before what belongs to a server
 
 
 def render(status: ClusterStatus) -> RenderableType:
@@ -50,13 +42,14 @@ def render(status: ClusterStatus) -> RenderableType:
     from rich.console import Group
 
     lines: list[RenderableType] = [plain(f"cluster {status.cluster}", "bold"), _nodes(status.nodes)]
-    lines += [plain(line) for line in _remarks(status.nodes)]
+    lines += [line(text, lead=f"  {names}: ") for text, names in _remarks(status.nodes).items()]
     if status.network:
         style = "" if status.network.startswith("proven") else "yellow"
-        lines.append(plain(f"network: {status.network}", style))
-    lines += [_server(each, len(status.servers) == 1) for each in status.servers] or [
-        plain("server: none", "dim")
-    ]
+        lines.append(line(status.network, style, lead=plain("network: ", style)))
+    for each in status.servers:
+        lines += _server(each, len(status.servers) == 1)
+    if not status.servers:
+        lines.append(plain("server: none", "dim"))
     lines += jobs.lines(status.batches)
     return Group(*lines)
 
@@ -87,7 +80,8 @@ def _coloured(word: str) -> Text:
     return plain(word, _COLOURS.get(word, "red"))
 
 
-def _remarks(nodes: tuple[NodeStatus, ...]) -> list[str]:
+def _remarks(nodes: tuple[NodeStatus, ...]) -> dict[str, str]:
+    """Return what is to be said of nodes, each with the nodes of which it is true."""
     lines: dict[str, list[str]] = {}
     for node in nodes:
         for each in node.drift:
@@ -98,22 +92,25 @@ def _remarks(nodes: tuple[NodeStatus, ...]) -> list[str]:
             ).append(node.node)
         if node.trouble:
             lines.setdefault(node.trouble.splitlines()[0], []).append(node.node)
-    return [f"  {fold(names)}: {text}" for text, names in lines.items()]
+    return {text: fold(names) for text, names in lines.items()}
 
 
-def _server(server: ServerStatus, alone: bool) -> Text:
+def _server(server: ServerStatus, alone: bool) -> list[Line]:
     name = "" if not server.name or (alone and server.name == DEFAULT) else f" {server.name}"
     style = "yellow" if server.warning else _COLOURS.get(server.state, "red")
-    line = plain(f"server{name}: ").append_text(plain(server.state, style))
-    if server.model:
-        line.append_text(plain(f"  {server.model}{_placed(server)}"))
+    told = [f"{server.model}{_placed(server)}"] if server.model else []
     if server.state in ("answering", "busy"):
-        line.append_text(plain(f"  {server.endpoint}"))
+        told.append(server.endpoint)
     elif server.detail:
-        line.append_text(plain(f"  {server.detail}"))
-    for each in (*_answers(server), *_kept(server)):
-        line.append("\n        ").append_text(plain(each))
-    return line
+        told.append(server.detail)
+    first = plain(f"server{name}: ")
+    lead = len(first)
+    first.append_text(plain(server.state, style))
+    for each in told:
+        first.append("  ").append_text(plain(each))
+    below = [line(each, lead=_MARGIN) for each in (*_answers(server), *_kept(server))]
+    evidence = [log(each, "", margin=len(_MARGIN) + 2) for each in _evidence(server)]
+    return [Line(first, lead), *below, *evidence]
 
 
 def _placed(server: ServerStatus) -> str:
@@ -165,14 +162,20 @@ def _kept(server: ServerStatus) -> list[str]:
     said = f"kept: looked at {server.age:.0f} s ago, {_count(len(seen.restarts), 'restart')}"
     if seen.restarts_left is not None:
         said += f", {seen.restarts_left} left"
-    evidence: list[str] = []
     if seen.faults:
         fault = seen.faults[-1]
         said += f", last fault of {seen.fault_count} at {_when(fault.at)}: {_told(fault)}"
-        evidence = [line for line in fault.evidence.splitlines() if line.strip()]
     if seen.next_start is not None and seen.state == "pausing":
         said += f"; next start in {max(0.0, seen.next_start - seen.written - server.age):.0f} s"
-    return [said, *(f"  {line[:_LINE]}" for line in evidence[:2])]
+    return [said]
+
+
+def _evidence(server: ServerStatus) -> list[str]:
+    """Return the first lines of what showed the last fault."""
+    seen = server.observed
+    if seen is None or server.age is None or not seen.faults:
+        return []
+    return [each[:_LINE] for each in seen.faults[-1].evidence.splitlines() if each.strip()][:2]
 
 
 def _told(fault: Fault) -> str:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from launcher.checks.catalogue import CATALOGUE, Result, run
 from launcher.checks.shape import Finding, worst
-from launcher.ui import checks
+from launcher.ui import checks, terminal
 from tests import golden
 from tests.checks.spoiled import Case
 
@@ -53,7 +53,7 @@ def drawn(
     """Render results as a console of this width prints them."""
     file = io.StringIO()
     to = Console(file=file, width=width, force_terminal=colour, highlight=False, _environ=env or {})
-    to.print(checks.render(results))
+    terminal.show(checks.render(results), to)
     return file.getvalue()
 
 

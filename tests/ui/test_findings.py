@@ -14,7 +14,7 @@ HOSTILE = "\x1b[31mred[bold]\x07\x9b2J"
 
 def lines(*given: Finding, indent: int = 0) -> list[str]:
     """Return the lines as text."""
-    return [line.plain for line in findings.render(given, indent=indent)]
+    return [line.text.plain for line in findings.render(given, indent=indent)]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from rich.console import Console
 from launcher.checks.network.shape import Cell, Verdict
 from launcher.checks.shape import Finding
 from launcher.tools.network import Collective
-from launcher.ui import network
+from launcher.ui import network, terminal
 from tests import golden
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -146,7 +146,7 @@ def drawn(what: Verdict, width: int, *, colour: bool = False) -> str:
         force_terminal=colour,
         highlight=False,
     )
-    to.print(network.render(what))
+    terminal.show(network.render(what), to)
     return file.getvalue()
 
 

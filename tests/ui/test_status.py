@@ -12,6 +12,7 @@ from rich.console import Console
 
 from launcher.plan.status import ClusterStatus, NodeStatus, ServerStatus
 from launcher.ui.status import render
+from launcher.ui.terminal import show
 from tests import golden, kept
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -106,13 +107,10 @@ def drawn(
 ) -> str:
     """Render a status as a console of this width prints it, without colour."""
     console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
-    console.print(
-        render(
-            ClusterStatus(
-                cluster="h100", nodes=nodes, servers=servers, endpoint="http://10.0.0.11:8000/v1"
-            )
-        )
+    status = ClusterStatus(
+        cluster="h100", nodes=nodes, servers=servers, endpoint="http://10.0.0.11:8000/v1"
     )
+    show(render(status), console)
     file = console.file
     assert isinstance(file, io.StringIO)
     return file.getvalue()

@@ -1,0 +1,123 @@
+"""Lines as a terminal shows them: a text that is longer than the terminal is wide goes on below its
+own beginning, and is broken between words. In a pipe a line stays a line, for `grep` reads it.
+
+Commands are copied, so they are not broken: what stands between backticks is one word, and a word
+that is wider than the terminal is left to it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.text import Text
+
+_WORD = re.compile(r"(?:`[^`]*`|[^ \t\n])+")  # a space that does not break is part of it
+_PIPE = 10_000  # columns where there is no terminal: no line of ours is longer
+
+
+def rows(line: str, lead: int, width: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the rows of a line whose text begins after `lead` characters: where each begins and
+    ends in it, and how many spaces go before it.
+
+    `width` and the spaces are cells, of which a Chinese letter takes two. Rows begin where the text
+    did, but never beyond half of the width, and further left where a word needs the room.
+    """
+    from rich.cells import cell_len
+
+    indent = min(cell_len(line[:lead]), width // 2)
+    begin = margin = 0
+    end = len(line[:lead].rstrip())
+    for word in _WORD.finditer(line, lead):
+        cells = cell_len(word[0])
+        column = margin + cell_len(line[begin : word.start()])
+        below = indent if cells > width else min(indent, width - cells)
+        if column + cells > width and below < column:
+            if begin < end:
+                yield begin, end, margin
+            begin, margin = word.start(), below
+        end = word.end()
+    yield begin, len(line), margin
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line whose text begins after `lead` characters; with None, it is a log's, and left as it
+    is.
+    """
+
+    text: Text
+    lead: int | None = 0
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        left = options.overflow == "ignore"
+        for row in self._rows(options.max_width):
+            row.no_wrap, row.overflow = left, "ignore" if left else "fold"
+            yield row
+
+    def _rows(self, width: int) -> Iterator[Text]:
+        from rich.text import Text
+
+        if self.lead is None:
+            yield self.text.copy()
+            return
+        for begin, end, margin in rows(self.text.plain, self.lead, width):
+            yield Text(" " * margin).append_text(self.text[begin:end])
+
+
+def console() -> Console:
+    """Return standard output as rich prints on it: as wide as the terminal, or, in a pipe, as wide
+    as any line.
+    """
+    from rich.console import Console
+
+    wide = Console(highlight=False)
+    return wide if wide.is_terminal else Console(highlight=False, width=_PIPE)
+
+
+def show(what: RenderableType, to: Console | None = None) -> None:
+    """Print on a console, by default standard output; what is wider is left to the terminal to
+    wrap.
+    """
+    (to or console()).print(what, crop=False, overflow="ignore")
+
+
+def say(text: str, *, lead: str = "", err: bool = True) -> None:
+    """Print a line on standard error, or on standard output, after a `lead` that may have
+    colours.
+    """
+    before = click.unstyle(lead)
+    line = before + text
+    for place, (begin, end, margin) in enumerate(rows(line, len(before), _columns(err=err))):
+        row = " " * margin + line[begin:end]
+        click.echo(row if place else lead + row[len(before) :], err=err, color=_colour())
+
+
+def field(row: str) -> None:
+    """Print a row on standard output: a name, two spaces or more, and a value, below which it goes
+    on.
+    """
+    name = row[: len(row) - len(re.split(r"\s{2,}", row, maxsplit=1)[-1])]
+    say(row[len(name) :], lead=name, err=False)
+
+
+def _columns(*, err: bool) -> int:
+    """Return how wide the terminal is that shows a stream."""
+    if not (sys.stderr if err else sys.stdout).isatty():
+        return _PIPE
+    from rich.console import Console
+
+    return Console(stderr=err).width
+
+
+def _colour() -> bool | None:
+    """Return whether there may be colours: None is as the stream can."""
+    return False if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else None
