@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from launcher.errors import VlaunchError
+from launcher.errors import ConnectError, RequestError, VlaunchError
 from launcher.tools import untrusted
 from launcher.ui.terminal import say
 
@@ -23,8 +23,12 @@ def show(error: VlaunchError) -> None:
             f"… {len(lines) - _LINES} lines more …",
             *lines[-_LINES // 2 :],
         ]
+    ours = isinstance(error, (RequestError, ConnectError))  # words of our own, and no log's
     for line in lines:
-        click.echo("  " + line, err=True)
+        if ours:
+            say(line, lead="  ")
+        else:
+            click.echo("  " + line, err=True)
     if error.hint:
         click.echo(err=True)
         for hint in error.hint.splitlines():

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from launcher.cli import main
-from launcher.errors import NodeError
+from launcher.errors import InventoryError, NodeError
 from launcher.events import Event
 from launcher.ui import errors, terminal
 from launcher.ui.progress import LiveLines
@@ -84,6 +84,20 @@ def test_an_error(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert f"  {ERROR.evidence}\n" in screen.getvalue()
     golden.check(GOLDEN / f"terminal-error-{columns}.txt", screen.getvalue())
+
+
+def test_mistakes_are_words_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those in an inventory stand where a tool's words would, and go on below their beginning."""
+    mistakes = [
+        "inventory.yaml:7: nodes[1].gpus: should be a whole number from 1 to 128, the GPUs to use"
+    ]
+    screen = stderr(monkeypatch, 80, NO_COLOR="1")
+    errors.show(InventoryError("inventory.yaml has 1 mistake", mistakes))
+
+    assert screen.getvalue().splitlines()[1:] == [
+        "  inventory.yaml:7: nodes[1].gpus: should be a whole number from 1 to 128, the",
+        "  GPUs to use",
+    ]
 
 
 @pytest.mark.parametrize("columns", [80, 200])
