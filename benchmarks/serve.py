@@ -35,6 +35,7 @@ from launcher.payload.agent import desired, state
 from launcher.payload.agent.desired import Desired, Process
 from launcher.plan import containers
 from launcher.plan.watched import endpoint
+from launcher.site import Site
 from launcher.tools import payload
 
 NAME = "bench"
@@ -84,6 +85,7 @@ sys.exit(f"no process `{sys.argv[1]}`")
 # Seconds of CPU and bytes of memory of the container's first process, which is the agent.
 _COST = """
 import os
+from launcher.site import Site
 words = open("/proc/1/stat").read().rpartition(")")[2].split()
 pages = int(open("/proc/1/statm").read().split()[1])
 seconds = (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
@@ -156,7 +158,7 @@ def inside(inventory: Inventory, node: Node, *argv: str, stdin: str = "") -> str
     """Run a command in a node's container and return what it printed."""
     given = ("--interactive",) if stdin else ()
     return on(
-        node, *node.docker, "exec", *given, containers.name(inventory, node), *argv, stdin=stdin
+        node, *node.docker, "exec", *given, Site(inventory).container_name(node), *argv, stdin=stdin
     )
 
 
@@ -258,7 +260,14 @@ def entered(bench: Bench, process: Process) -> str:
         *process.argv,
     )
     line = shlex.join(
-        (*node.docker, "exec", "--detach", *given, containers.name(bench.inventory, node), *command)
+        (
+            *node.docker,
+            "exec",
+            "--detach",
+            *given,
+            Site(bench.inventory).container_name(node),
+            *command,
+        )
     )
     return f"date +%s.%N; {line} && date +%s.%N"
 
@@ -370,7 +379,7 @@ def restart_head(bench: Bench) -> float:
     """Restart the head's container, at once; return when."""
     head = bench.inventory.head
     began = time.time()
-    on(head, *head.docker, "restart", "--time", "0", containers.name(bench.inventory, head))
+    on(head, *head.docker, "restart", "--time", "0", Site(bench.inventory).container_name(head))
     return began
 
 

@@ -37,7 +37,8 @@ from benchmarks import client
 from benchmarks.client import LAB, VLAUNCH
 from launcher.inventory.load import load
 from launcher.model import Inventory, Node
-from launcher.plan import containers, files
+from launcher.plan import files
+from launcher.site import Site
 from launcher.tools import payload
 
 GOALS = {"ratio": 1.2, "share": 0.15}
@@ -147,9 +148,9 @@ def script(bench: Bench) -> str:
     """Write the script for a cluster."""
     inventory, starts = bench.inventory, []
     head = inventory.head
-    name = containers.name(inventory, head)
+    name = Site(inventory).container_name(head)
     for node in inventory.nodes:
-        text = FILES.format(dir=containers.state_dir(inventory, node, None))
+        text = FILES.format(dir=Site(inventory).state_dir(node))
         opened = OPEN.format(ip=head.ip, port=inventory.ports.gcs)
         run = bench.runs[node.name] + " >/dev/null\n"
         if node.head:

@@ -16,7 +16,7 @@ from launcher.events import Event, State
 from launcher.model import Answer, Argv, fold, natural
 from launcher.plan.shape import Gate, Plan, Stage, Step, in_waves
 from launcher.tools import symptoms
-from launcher.transport import Recording, Transport
+from launcher.transport import Recording, Transport, by_node
 
 _STATES: Mapping[str, State] = {
     "pass": "ok",
@@ -110,7 +110,7 @@ def _all(failed: Sequence[VlaunchError]) -> VlaunchError:
 def _wave(
     stage: Stage, wave: Sequence[Step], transport: Transport, records: MutableMapping[str, Argv]
 ) -> Iterator[Event]:
-    by_node = {step.command.node: step for step in wave}
+    steps = {step.command.node: step for step in wave}
     for step in wave:
         yield Event(
             kind="step", stage=stage.id, node=step.command.node, text=step.title, state="running"
@@ -118,7 +118,7 @@ def _wave(
     failed: list[Answer] = []
     sent = [replace(step.command, before=records.pop(step.command.node, ())) for step in wave]
     for answer in transport.run(sent):
-        step = by_node[answer.node]
+        step = steps[answer.node]
         state: State = "ok" if answer.ok else "failed"
         yield Event(
             kind="step",
@@ -131,7 +131,7 @@ def _wave(
         if not answer.ok:
             failed.append(answer)
     if failed:
-        raise _step_error(by_node, failed)
+        raise _step_error(steps, failed)
 
 
 def _step_error(steps: Mapping[str, Step], failed: Sequence[Answer]) -> NodeError:
@@ -177,7 +177,7 @@ def _gate(
     if gate.doing:
         yield Event(kind="wait", stage=stage.id, text=gate.doing, state="running")
     while True:
-        findings = gate.judge(ask(transport, gate))
+        findings = gate.judge(by_node(transport, gate.ask))
         now, status = clock(), worst(findings)
         if status in ("pass", "skip", "warn"):
             green_since = now if green_since is None else green_since
@@ -209,14 +209,6 @@ def _awaited(gate: Gate, findings: Sequence[Finding]) -> str:
 
 def _line(finding: Finding) -> str:
     return f"{finding.node}: {finding.text}" if finding.node else finding.text
-
-
-def ask(transport: Transport, gate: Gate) -> dict[str, list[Answer]]:
-    """Send what a gate asks and return the answers by node, each node's in the order asked."""
-    answers: dict[str, list[Answer]] = {}
-    for answer in transport.run(gate.ask):
-        answers.setdefault(answer.node, []).append(answer)
-    return answers
 
 
 def _report(

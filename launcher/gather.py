@@ -21,11 +21,11 @@ from typing import BinaryIO, TypeVar
 
 from launcher.errors import NodeError, RequestError, UnreadableAnswer, VlaunchError
 from launcher.events import Event
-from launcher.model import Inventory
-from launcher.plan import transfer
+from launcher.model import Answer, Argv
+from launcher.site import Site
 from launcher.tools import job_store
 from launcher.tools.job_store import Output
-from launcher.transport import Command, Transport
+from launcher.transport import Transport
 
 # bytes of one answer: an answer is cut at 8 MiB, and base64 makes it a third longer
 PIECE = 4 * 2**20
@@ -183,7 +183,7 @@ def claim(target: Target, *, clear: bool) -> None:
 
 
 def gather(
-    inventory: Inventory,
+    site: Site,
     work: str,
     target: Target,
     transport: Transport,
@@ -198,17 +198,17 @@ def gather(
         NodeError: the head cannot be asked any more, or what it sent is not what it announced.
         VlaunchError: this machine cannot take the files.
     """
-    ask = _Asking(transport, clock, sleep)
+    output = _OnHead(site, work, transport, clock, sleep)
     yield Event(
         kind="stage", stage=_STAGE, text=f"Gather the output in {target.shown}", state="running"
     )
-    files = _announced(inventory, work, target, ask)
+    files = _announced(output, target)
     with _writing(target):
         missing = [each for each in files if not _same(target.path / each.path, each)]
-    gone = _outdated(inventory, target, files)
+    gone = _outdated(output, target, files)
     total = sum(each.bytes for each in missing)
     _see_room(target, total)
-    yield from _fetch_all(inventory, work, target, missing, ask, clock)
+    yield from _fetch_all(output, target, missing, clock)
     with _writing(target):
         for name in gone:
             (target.path / name).unlink(missing_ok=True)
@@ -221,15 +221,15 @@ def gather(
     return done
 
 
-def _announced(inventory: Inventory, work: str, target: Target, ask: _Asking) -> list[Output]:
+def _announced(output: _OnHead, target: Target) -> list[Output]:
     """Return the files that the head has, the summary last: who sees it has all the rest.
 
     Raises NodeError when the head has none.
     """
-    listed = _list(inventory, work, ask)
+    listed = output.listed()
     if not listed:
         raise NodeError(
-            inventory.head.name,
+            output.head,
             f"has no output of `{target.job}` any more, not even a summary",
             hint=(
                 "somebody removed it from the job's folder on the head; begin anew with `--restart`"
@@ -238,7 +238,7 @@ def _announced(inventory: Inventory, work: str, target: Target, ask: _Asking) ->
     return sorted(listed, key=lambda each: (each.path == "summary.json", each.path))
 
 
-def _outdated(inventory: Inventory, target: Target, files: Sequence[Output]) -> list[str]:
+def _outdated(output: _OnHead, target: Target, files: Sequence[Output]) -> list[str]:
     """Return the error files here that the head has no more: their rows have been tried again.
 
     Raises NodeError when answers are among them.
@@ -247,7 +247,7 @@ def _outdated(inventory: Inventory, target: Target, files: Sequence[Output]) -> 
     gone = [name for name in target.parts() if name not in known]
     if unknown := [name for name in gone if name.startswith("rows/")]:
         raise NodeError(
-            inventory.head.name,
+            output.head,
             f"does not know answers that {target.shown} holds",
             evidence=_some(unknown),
             hint=(
@@ -259,11 +259,9 @@ def _outdated(inventory: Inventory, target: Target, files: Sequence[Output]) -> 
 
 
 def _fetch_all(
-    inventory: Inventory,
-    work: str,
+    output: _OnHead,
     target: Target,
     files: Sequence[Output],
-    ask: _Asking,
     clock: Callable[[], float],
 ) -> Iterator[Event]:
     """Fetch files one after another, and tell after each piece how far it is."""
@@ -272,7 +270,7 @@ def _fetch_all(
         path = target.path / each.path
         with _writing(target):
             path.parent.mkdir(parents=True, exist_ok=True)
-            for count in _fetch(inventory, work, path, each, ask):
+            for count in output.fetch(path, each):
                 so_far += count
                 text = f"gathering file {at} of {len(files)}, {size(so_far)} of {size(total)}"
                 tell, told = (True, clock()) if clock() - told >= _TELL else (False, told)
@@ -283,21 +281,6 @@ def _fetch_all(
                     state="running" if tell else "",
                     data={"bytes": so_far, "total": total},
                 )
-
-
-def _list(inventory: Inventory, work: str, ask: _Asking) -> list[Output]:
-    """Ask for all output files, page after page; a page that would not lead on is the last one."""
-    found: dict[str, Output] = {}
-    start = ""
-    while True:
-        page, after = ask.until_read(
-            transfer.inside(inventory, job_store.outputs(work, start), timeout=900),
-            job_store.parse_outputs,
-        )
-        found |= {each.path: each for each in page}
-        if after <= start:
-            return list(found.values())
-        start = after
 
 
 def _see_room(target: Target, total: int) -> None:
@@ -328,15 +311,68 @@ def size(count: int) -> str:
     return f"{count} bytes"
 
 
-class _Asking:
-    """Asks until there is an answer that can be read; a connection may break and come back."""
+class _OnHead:
+    """The output as it lies on the head. It is asked for until there is an answer that can be read:
+    a connection may break and come back.
+    """
 
     def __init__(
-        self, transport: Transport, clock: Callable[[], float], sleep: Callable[[float], None]
+        self,
+        site: Site,
+        work: str,
+        transport: Transport,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
     ) -> None:
-        self._transport, self._clock, self._sleep = transport, clock, sleep
+        self._site, self._work, self._transport = site, work, transport
+        self._clock, self._sleep = clock, sleep
 
-    def until_read(self, command: Command, read: Callable[..., T]) -> T:
+    @property
+    def head(self) -> str:
+        return self._site.head.name
+
+    def listed(self) -> list[Output]:
+        """Ask for all files, page after page; a page that would not lead on is the last one."""
+        found: dict[str, Output] = {}
+        start = ""
+        while True:
+            page, after = self._until_read(
+                job_store.outputs(self._work, start), 900, job_store.parse_outputs
+            )
+            found |= {each.path: each for each in page}
+            if after <= start:
+                return list(found.values())
+            start = after
+
+    def fetch(self, path: Path, file: Output) -> Iterator[int]:
+        """Fetch one file into a hidden one beside it, and rename it when it is what was announced;
+        yields the bytes of each piece.
+        """
+        digest, offset = hashlib.sha256(), 0
+        part = path.with_name(f".{path.name}~")
+        try:
+            with _new(part) as target:
+                while offset < file.bytes:
+                    count = min(PIECE, file.bytes - offset)
+                    piece = job_store.get(self._work, file.path, offset, count)
+                    data, whole = self._until_read(piece, 120, job_store.parse_piece)
+                    if len(data) != count or whole != file.bytes:
+                        raise self._altered(file)
+                    target.write(data)
+                    digest.update(data)
+                    offset += count
+                    yield count
+                target.flush()
+                os.fsync(target.fileno())
+            if digest.hexdigest() != file.sha256:
+                raise self._altered(file)
+            part.replace(path)
+        finally:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+
+    def _until_read(self, argv: Argv, timeout: float, read: Callable[[Answer], T]) -> T:
+        command = self._site.inside(self._site.head, argv, timeout=timeout)
         began = self._clock()
         while True:
             (answer,) = self._transport.run([command])
@@ -353,43 +389,12 @@ class _Asking:
                     ) from None
             self._sleep(1.0)
 
-
-def _fetch(
-    inventory: Inventory, work: str, path: Path, file: Output, ask: _Asking
-) -> Iterator[int]:
-    """Fetch one file into a hidden one beside it, and rename it when it is what was announced."""
-    digest, offset = hashlib.sha256(), 0
-    part = path.with_name(f".{path.name}~")
-    try:
-        with _new(part) as target:
-            while offset < file.bytes:
-                count = min(PIECE, file.bytes - offset)
-                command = transfer.inside(
-                    inventory, job_store.get(work, file.path, offset, count), timeout=120
-                )
-                data, whole = ask.until_read(command, job_store.parse_piece)
-                if len(data) != count or whole != file.bytes:
-                    raise _altered(inventory, file)
-                target.write(data)
-                digest.update(data)
-                offset += count
-                yield count
-            target.flush()
-            os.fsync(target.fileno())
-        if digest.hexdigest() != file.sha256:
-            raise _altered(inventory, file)
-        part.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-
-
-def _altered(inventory: Inventory, file: Output) -> NodeError:
-    return NodeError(
-        inventory.head.name,
-        f"{file.path} changed while it was fetched",
-        hint="run the same command again",
-    )
+    def _altered(self, file: Output) -> NodeError:
+        return NodeError(
+            self.head,
+            f"{file.path} changed while it was fetched",
+            hint="run the same command again",
+        )
 
 
 def _same(path: Path, file: Output) -> bool:

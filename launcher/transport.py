@@ -57,6 +57,14 @@ class Transport(Protocol):
         ...
 
 
+def by_node(transport: Transport, commands: Sequence[Command]) -> dict[str, list[Answer]]:
+    """Run commands and return the answers by node, each node's in the order asked."""
+    answers: dict[str, list[Answer]] = {}
+    for answer in transport.run(commands):
+        answers.setdefault(answer.node, []).append(answer)
+    return answers
+
+
 @runtime_checkable
 class Recording(Transport, Protocol):
     """A transport that has it written down, on the node itself, what will be changed there."""

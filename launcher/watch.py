@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.checks.ray import read_payload
 from launcher.errors import DeadlineError, NodeError, StoppedError, UnreadableAnswer, UnwatchedError
 from launcher.events import Event, State
-from launcher.model import Answer
 from launcher.plan.watched import ServerSnapshot, Watched, failure
 from launcher.tools import symptoms, untrusted, vllm
-from launcher.transport import Command, Transport
+from launcher.transport import Transport, by_node
 
 _EVERY = 1.0
 _LOST = 45.0  # seconds without an answer until watching is given up
@@ -348,14 +347,6 @@ def _too_late(watched: Watched, state: _State, timeout: float) -> DeadlineError:
 
 def _still(state: _State) -> str:
     return state.doing or vllm.title(state.phase)
-
-
-def by_node(transport: Transport, commands: Sequence[Command]) -> dict[str, list[Answer]]:
-    """Run commands and return the answers by node, each node's in the order asked."""
-    answers: dict[str, list[Answer]] = {}
-    for answer in transport.run(commands):
-        answers.setdefault(answer.node, []).append(answer)
-    return answers
 
 
 def summary(served: Served) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from typing import Any
 from launcher.checks.serving import OVER
 from launcher.errors import DeadlineError, NodeError, UnreadableAnswer
 from launcher.events import Event
-from launcher.model import Inventory
-from launcher.plan import progress_text, transfer
+from launcher.plan import progress_text
+from launcher.site import Site
 from launcher.tools import job_store, symptoms, untrusted
 from launcher.tools.job_store import JobUpdate, Progress, Trouble
 from launcher.transport import Transport
@@ -56,7 +56,7 @@ class _State:
 
 
 def watch(
-    inventory: Inventory,
+    site: Site,
     watched: Watched,
     transport: Transport,
     *,
@@ -67,7 +67,7 @@ def watch(
     """Follow a job until its driver has ended; returns its last progress.
 
     Args:
-        inventory: whose head is asked.
+        site: whose head is asked.
         watched: the job.
         transport: runs what is asked.
         attached: the job ran before, so that what it has behind it is not told.
@@ -81,7 +81,7 @@ def watch(
     state = _State(began=clock(), heard=clock(), since=clock())
     quiet = attached
     while True:
-        seen = _look(inventory, watched, transport, state, clock())
+        seen = _look(site, watched, transport, state, clock())
         if seen is not None:
             yield from _changes(state, seen.progress, clock(), quiet=quiet)
             quiet = False
@@ -96,11 +96,12 @@ def watch(
 
 
 def _look(
-    inventory: Inventory, watched: Watched, transport: Transport, state: _State, now: float
+    site: Site, watched: Watched, transport: Transport, state: _State, now: float
 ) -> JobUpdate | None:
     """Ask once; `None` when nobody could say, which is borne for a while."""
-    asked = job_store.follow(watched.work, watched.job, state.offset, inventory.ports.dashboard)
-    (answer,) = transport.run([transfer.inside(inventory, asked, timeout=60)])
+    dashboard = site.inventory.ports.dashboard
+    asked = job_store.follow(watched.work, watched.job, state.offset, dashboard)
+    (answer,) = transport.run([site.inside(site.head, asked)])
     try:
         seen = job_store.parse_follow(answer)
     except UnreadableAnswer as error:

@@ -15,6 +15,7 @@ from launcher.inventory.schema import InventoryFile, PortsSection, SecretSection
 from launcher.model import Ports
 from launcher.payload.batch.job import DataParallel
 from launcher.plan import containers
+from launcher.site import Site
 from launcher.tools import docker, ray
 
 TEXT = (Path(__file__).parent.parent / "docs" / "security.md").read_text(encoding="utf-8")
@@ -90,7 +91,7 @@ def test_the_dashboard_is_bound_to_loopback() -> None:
 def test_what_asks_for_the_token_is_told_to_ask() -> None:
     """By the mode that every Ray container gets, and by nothing else."""
     inventory = loads(INVENTORY, Path("inventory.yaml"))
-    spec = containers.node_spec(inventory, inventory.head, None, "x:1", {})
+    spec = containers.node_spec(Site(inventory), inventory.head, "x:1", {})
 
     assert spec.env["RAY_AUTH_MODE"] == "token"
     assert "`RAY_AUTH_MODE=token`" in TEXT
@@ -115,7 +116,7 @@ def test_the_rights_of_containers_are_as_told() -> None:
     """Never privileged; the host's network always; IPC_LOCK only with RDMA."""
     for fabric in ("ethernet", "infiniband", "roce"):
         inventory = loads(f"{INVENTORY}network: {{fabric: {fabric}}}\n", Path("inventory.yaml"))
-        spec = containers.node_spec(inventory, inventory.head, None, "x:1", {})
+        spec = containers.node_spec(Site(inventory), inventory.head, "x:1", {})
         words = docker.run(("docker",), spec)
 
         assert "--privileged" not in words

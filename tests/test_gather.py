@@ -16,6 +16,7 @@ from launcher.errors import NodeError
 from launcher.events import Event
 from launcher.gather import Target, claim, gather, size
 from launcher.model import Answer, Inventory, Node
+from launcher.site import Site
 from launcher.transport import Command
 from launcher.ui.progress import plain_line
 from tests.fakes import FakeTransport
@@ -54,7 +55,7 @@ def run(
 
     target = Target(path=path, shown="out", cluster="c", job="j", digest="d")
     events = gather(
-        INVENTORY, "/w/j", target, FakeTransport(ask), clock=lambda: now[0], sleep=sleep
+        Site(INVENTORY), "/w/j", target, FakeTransport(ask), clock=lambda: now[0], sleep=sleep
     )
     return list(events), now[0]
 

@@ -20,6 +20,7 @@ from launcher.placement import choose, narrow
 from launcher.plan.request import ClusterSnapshot, Request
 from launcher.plan.serve import plan_serve
 from launcher.plan.watched import endpoint, watched
+from launcher.site import Site
 from launcher.transport import Command
 from launcher.watch import Served, summary, watch
 from tests.fakes import FakeTransport
@@ -133,7 +134,9 @@ def wanted(dp: int = 1, backend: Any = "ray", nodes: tuple[str, ...] = ()) -> De
     request = Request(
         model="m", placement=split, backend=backend, host="0.0.0.0", port=8000, nodes=nodes
     )
-    return plan_serve(INVENTORY, ClusterSnapshot(), request, asked=7.0, policy=Policy()).desired
+    return plan_serve(
+        ClusterSnapshot(site=Site(INVENTORY)), request, asked=7.0, policy=Policy()
+    ).desired
 
 
 def follow(
@@ -148,7 +151,7 @@ def follow(
     world = World(list(looks), wanted(dp, **more), completions or [ANSWERED])
     events: list[Event] = []
     generator = watch(
-        watched(INVENTORY, world.wanted),
+        watched(Site(INVENTORY), world.wanted),
         FakeTransport(world.answer),
         timeout=timeout,
         attached=attached,
@@ -504,7 +507,7 @@ def test_a_replica_that_stays_silent() -> None:
 def test_replicas_are_asked_for(dp: int, engines: tuple[str, ...]) -> None:
     """The head is told how many there are, and has time for two rounds of them."""
     for backend in ("ray", "mp"):
-        asked = watched(INVENTORY, wanted(dp, backend)).complete(60)
+        asked = watched(Site(INVENTORY), wanted(dp, backend)).complete(60)
 
         assert asked.argv[-len(engines) :] == engines or not engines
         assert ("--engines" in asked.argv) is bool(engines)
@@ -598,7 +601,7 @@ def test_stopping_to_watch_asks_nothing_more() -> None:
     world = World([look()], wanted())
     transport = FakeTransport(world.answer)
     generator = watch(
-        watched(INVENTORY, world.wanted),
+        watched(Site(INVENTORY), world.wanted),
         transport,
         timeout=60,
         clock=lambda: world.now,

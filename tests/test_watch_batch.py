@@ -12,6 +12,7 @@ import pytest
 from launcher.errors import DeadlineError, NodeError, VlaunchError
 from launcher.events import Event
 from launcher.model import Answer, Inventory, Node
+from launcher.site import Site
 from launcher.tools.job_store import Progress
 from launcher.transport import Command
 from launcher.ui.progress import plain_line
@@ -74,7 +75,7 @@ def look(
 def follow(head: Head, *, attached: bool = False) -> tuple[list[Event], Progress]:
     events: list[Event] = []
     generator = watch(
-        INVENTORY,
+        Site(INVENTORY),
         WATCHED,
         FakeTransport(head.answer),
         attached=attached,

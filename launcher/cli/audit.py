@@ -42,7 +42,9 @@ def audit(call: Call, last: int) -> int:
             name: error.message.removeprefix(f"{name}: ") for name, error in session.missing.items()
         }
         entries, strange = [], {}
-        for answer in session.transport.run(plan.ask(call.inventory, session.reached, last)):
+        for answer in session.transport.run(
+            plan.ask(call.inventory.cluster, session.reached, last)
+        ):
             try:
                 found, odd = tool.parse(answer)
             except UnreadableAnswer as error:

@@ -60,6 +60,8 @@ def batch(
     watching.
     """
     from launcher.plan.batch import BatchSnapshot, Options, plan_batch
+    from launcher.plan.request import ClusterSnapshot
+    from launcher.site import Site
 
     how = Options(restart=restart, retry_errors=retry_errors, queue=queue)
     _check_options(call, how, detach=detach)
@@ -72,7 +74,8 @@ def batch(
     with call.printer() as to:
         request = _request(call.inventory, job, to)
         if call.offline:
-            start = plan_batch(call.inventory, BatchSnapshot(), request, how)
+            unseen = BatchSnapshot(cluster=ClusterSnapshot(site=Site(call.inventory)))
+            start = plan_batch(unseen, request, how)
             call.print_script([start.plan])
             return 0
         with call.session(to=to) as session:
@@ -146,7 +149,7 @@ def _run(
 
     with call.locked(session) as ours:
         first, seen = _look(ours, request, dry_run=call.dry_run)
-        start = plan_batch(session.inventory, seen, request, how)
+        start = plan_batch(seen, request, how)
         target = _target(session.inventory, request)
         if target is not None:
             gather.check(target, begun=not seen.entry.absent, restart=how.restart)
@@ -224,24 +227,21 @@ def _look(session: Session, request: Request, *, dry_run: bool) -> tuple[list[Pl
     from launcher.plan.serve import plan_files
     from launcher.tools import job_store
 
-    inventory = session.inventory
     found = server.look(session, model=request.job.model if request.job.mode != "predict" else "")
-    running.refuse_older(inventory, found.facts, found.said)
-    files = plan_files(inventory, found.facts, verb="batch")
+    running.refuse_older(found.site, found.said)
+    files = plan_files(found.site, verb="batch")
     if not dry_run:
         session.apply(files)
     entry = job_store.Entry(absent=True)
-    if running.head_runs(inventory, found.facts):
-        (answer,) = session.transport.run([query_entry(inventory, request.work)])
+    if found.site.head_runs:
+        (answer,) = session.transport.run([query_entry(found.site, request.work)])
         try:
             entry = job_store.parse_entry(answer)
         except UnreadableAnswer:
             # A dry run may not bring the helper file there that would know.
             if not (dry_run and files.steps):
                 raise
-    return [files], BatchSnapshot(
-        facts=found.facts, said=found.said, models=found.models, entry=entry
-    )
+    return [files], BatchSnapshot(cluster=found, entry=entry)
 
 
 def _target(inventory: Inventory, request: Request) -> Target | None:
@@ -322,13 +322,14 @@ def _sent(files: int, pieces: int) -> str:
 def _watch(
     session: Session, request: Request, start: Start, target: Target | None, *, strict: bool
 ) -> tuple[int, list[str]]:
+    from launcher.site import Site
     from launcher.watch_batch import Watched, watch
 
     name, began = request.job.name, time.monotonic()
     session.begin("batch", f"Watch {start.job}")
     watched = Watched(name=name, work=request.work, job=start.job)
     try:
-        events = watch(session.inventory, watched, session.transport, attached=start.attached)
+        events = watch(Site(session.inventory), watched, session.transport, attached=start.attached)
         progress = show_through(events, session.to)
     except KeyboardInterrupt:
         text = (
@@ -352,6 +353,7 @@ def _finish(
     """Gather, and tell how it ended."""
     from launcher import gather
     from launcher.plan import progress_text
+    from launcher.site import Site
     from launcher.watch_batch import data
 
     if target is not None:
@@ -359,7 +361,8 @@ def _finish(
         gather.check(target, begun=True, restart=False)
         gather.claim(target, clear=False)
         try:
-            fetched = gather.gather(session.inventory, request.work, target, session.transport)
+            site = Site(session.inventory)
+            fetched = gather.gather(site, request.work, target, session.transport)
             show_through(fetched, session.to)
         except KeyboardInterrupt:
             text = (

@@ -156,7 +156,7 @@ def _command(
     max_tokens: int,
     timeout: float,
 ) -> Command:
-    from launcher.plan import containers
+    from launcher.site import Site
     from launcher.tools import docker, payload
 
     argv = payload.chat(
@@ -167,7 +167,7 @@ def _command(
     )
     return Command(
         node=node.name,
-        argv=docker.exec_(node.docker, containers.name(inventory, node), *argv, stdin=True),
+        argv=docker.exec_(node.docker, Site(inventory).container_name(node), *argv, stdin=True),
         timeout=timeout + 30,
         stdin=f"{json.dumps(messages)}\n".encode,
         hold_stdin=True,

@@ -126,32 +126,34 @@ def measure(session: Session, ask: Ask) -> Verdict:
     """Bring the helper files up to date, run the probes on all nodes at once, judge, and keep the
     verdict on the head.
     """
-    from launcher import apply as runner
     from launcher.plan import network as plan
     from launcher.plan import verdict as kept
     from launcher.plan.observe import observe
     from launcher.plan.shape import Plan, Stage
     from launcher.plan.verdict import Proof
+    from launcher.site import Site
+    from launcher.transport import by_node
 
     began = time.monotonic()
     inventory = session.inventory
     facts = observe(inventory, session.transport, [inventory.image], survey=True, clock=time.time)
-    session.apply(plan.prepare(inventory, facts))
+    site = Site(inventory, facts)
+    session.apply(plan.prepare(site))
     proof = Proof()
-    gate = plan.gate(inventory, facts, ask, proof)
+    gate = plan.gate(site, ask, proof)
     session.begin("network", "Prove the network between the nodes")
     session.wait("network", gate.doing, deadline=plan.deadline(inventory, ask))
-    findings = gate.judge(runner.ask(session.transport, gate))
+    findings = gate.judge(by_node(session.transport, gate.ask))
     if any(each.status == "wait" for each in findings):
         session.wait("network", findings[0].text)
-        gate.judge(runner.ask(session.transport, gate))
+        gate.judge(by_node(session.transport, gate.ask))
     assert proof.verdict is not None  # noqa: S101 - the judge has just put it there
     session.step("network", "measured", seconds=time.monotonic() - began)
-    if kept.incarnation(inventory, facts):
+    if kept.incarnation(site):
         keep = Stage(
             id="verdict",
             title="Keep the verdict",
-            steps=(kept.record(inventory, facts, proof, taken=now()),),
+            steps=(kept.record(site, proof, taken=now()),),
         )
         session.apply(Plan(verb="check-nccl", stages=(keep,)))
     return proof.verdict

@@ -127,7 +127,7 @@ def _gather(session: Session, bundle: Bundle, unknown: Sequence[str]) -> None:
 
 def _nodes(session: Session, bundle: Bundle) -> None:
     from launcher.plan import collect as plan
-    from launcher.watch import by_node
+    from launcher.transport import by_node
 
     wanted, mark = session.inventory, f"@@{secrets.token_hex(12)}"
     numbers = {node.name: number for number, node in enumerate(wanted.nodes, 1)}
@@ -138,7 +138,7 @@ def _nodes(session: Session, bundle: Bundle) -> None:
     for start in range(0, len(there), _AT_ONCE):
         some = there[start : start + _AT_ONCE]
         said: dict[str, list[Answer]] = by_node(
-            session.transport, plan.commands(wanted, some, mark)
+            session.transport, plan.commands(wanted.cluster, some, mark)
         )
         for node in some:
             for name, text in plan.files(said[node.name], mark).items():

@@ -55,7 +55,7 @@ def examine(session: Session, nodes: Sequence[Node], *, since: float | None = No
     there = [node for node in nodes if node.name not in session.missing]
     session.wait("doctor", "reading the logs of all nodes")
     told, silent = plan.parse(
-        session.transport.run(plan.query(inventory, there, mark, since)), mark
+        session.transport.run(plan.query(inventory.cluster, there, mark, since)), mark
     )
     unreached = {
         name: "; ".join(

@@ -38,11 +38,12 @@ def _remove(call: Call, session: Session) -> None:
     """
     from launcher.plan.down import plan_down
     from launcher.plan.observe import commands, read
+    from launcher.site import Site
 
     facts, failed = read(session.transport.run(commands(session.inventory, (), session.reached)))
     failed |= _without_docker(facts) | session.missing
     facts = {name: each for name, each in facts.items() if name not in failed}
-    plan = plan_down(session.inventory, facts)
+    plan = plan_down(Site(session.inventory, facts))
     if call.dry_run:
         call.print_script([plan])
     else:
@@ -87,11 +88,11 @@ def _apply(session: Session, plan: Plan, failed: Mapping[str, NodeError]) -> Non
 def _tell(session: Session, plan: Plan, facts: Mapping[str, HostFacts]) -> None:
     """Tell that the cluster is down, and what stays on its nodes."""
     from launcher.batch.job_spec import jobs_folder
-    from launcher.plan import containers
+    from launcher.site import Site
 
     wanted = session.inventory
     if plan.steps and wanted.head.name in facts:
-        state = containers.state_dir(wanted, wanted.head, facts[wanted.head.name])
+        state = Site(wanted, facts).state_dir(wanted.head)
         trail = (
             "who changed what stays on each node:"
             f" {state.rpartition('/')[0]}/audit/{wanted.cluster}.ndjson (`vlaunch audit`)"

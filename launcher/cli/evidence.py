@@ -16,12 +16,13 @@ from launcher.checks.shape import Check, Evidence, Group, Hub
 from launcher.cli.session import Session
 from launcher.errors import RequestError, UnreadableAnswer, VlaunchError
 from launcher.model import Answer, Inventory, Level, Secret
-from launcher.plan import containers, observe, preflight
+from launcher.plan import observe, preflight
+from launcher.site import Site
 from launcher.tools import inside, pairs
 from launcher.tools import model as models
 from launcher.tools.expectations import Expectations
 from launcher.tools.host import HostFacts
-from launcher.watch import by_node
+from launcher.transport import by_node
 
 _KNOCKS: tuple[Group, ...] = ("ports", "network")
 _INSIDE: tuple[Group, ...] = ("rdma", "image", "memory", "accelerator")
@@ -84,7 +85,7 @@ def _required(inventory: Inventory, facts: Mapping[str, HostFacts], known: Expec
 def _files(session: Session, evidence: Evidence, model: str) -> dict[str, Mapping[str, int] | None]:
     """Return which files of the model each node has."""
     answers = by_node(
-        session.transport, preflight.list_files(session.inventory, evidence.facts, model)
+        session.transport, preflight.list_files(Site(session.inventory, evidence.facts), model)
     )
     files: dict[str, Mapping[str, int] | None] = {}
     for node, said in answers.items():
@@ -95,15 +96,14 @@ def _files(session: Session, evidence: Evidence, model: str) -> dict[str, Mappin
 
 
 def _look_inside(session: Session, evidence: Evidence) -> Evidence:
-    asked = preflight.look_inside(session.inventory, evidence.facts)
+    site = Site(session.inventory, evidence.facts)
+    asked = preflight.look_inside(site)
     began = time.monotonic()
     session.wait("check", "looking into the containers")
     seen: dict[str, inside.Inside] = {}
     missing = dict(asked.missing)
     for answer in session.transport.run(asked.commands):
-        own = containers.own(
-            session.inventory, session.inventory.node(answer.node), evidence.facts[answer.node]
-        )
+        own = site.running(session.inventory.node(answer.node))
         try:
             seen[answer.node] = inside.parse_look(answer, running=own is not None)
         except UnreadableAnswer as error:
@@ -118,7 +118,7 @@ def _probe_ports(session: Session, evidence: Evidence) -> Evidence:
     draw = [_HIGH[secrets.randbelow(len(_HIGH))] for _ in range(20)]
     high = preflight.high_port(evidence.facts, draw)
     asked = preflight.probe_ports(
-        session.inventory, evidence.facts, high=high, nonce=secrets.token_hex(8)
+        Site(session.inventory, evidence.facts), high=high, nonce=secrets.token_hex(8)
     )
     began = time.monotonic()
     session.wait("check", "every node knocks at all the others")

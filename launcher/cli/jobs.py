@@ -68,24 +68,23 @@ def look(
     """
 
     from launcher.cli import server
-    from launcher.plan import batches, running
+    from launcher.plan import batches
     from launcher.plan.batch import query_list
     from launcher.plan.serve import plan_files
     from launcher.tools import job_store
 
     inventory = session.inventory
     seen = server.look(session, head_only=True)
-    if not running.head_runs(inventory, seen.facts):
+    if not seen.site.head_runs:
         raise NodeError(inventory.head.name, "its container does not run", hint="run `vlaunch up`")
     if update:
-        only = replace(inventory, nodes=(inventory.head,))
-        session.apply(plan_files(only, seen.facts))
-    elif not seen.facts[inventory.head.name].files.get("payload/desk.py"):
+        session.apply(plan_files(seen.site))
+    elif not seen.site.facts[inventory.head.name].files.get("payload/desk.py"):
         text = "has no helper program that knows its batch jobs"
         raise NodeError(
             inventory.head.name, text, hint="run `vlaunch up`, which brings it up to date"
         )
-    (answer,) = session.transport.run([query_list(inventory)])
+    (answer,) = session.transport.run([query_list(seen.site)])
     return seen, batches.read(inventory, job_store.parse_list(answer), seen.said)
 
 
@@ -108,12 +107,13 @@ def _print(seen: ClusterSnapshot, found: Sequence[BatchStatus]) -> None:
 def _remove(session: Session, found: Sequence[BatchStatus], names: Sequence[str]) -> None:
     from launcher.cli import server
     from launcher.plan.batches import plan_remove
+    from launcher.site import Site
 
     chosen = [server.the_batch(found, name) for name in dict.fromkeys(names)]
     if runs := [each.name for each in chosen if each.runs]:
         raise RequestError(
             f"batch job `{runs[0]}` runs", hint=f"stop it first: `vlaunch stop {runs[0]}`"
         )
-    session.apply(plan_remove(session.inventory, chosen))
+    session.apply(plan_remove(Site(session.inventory), chosen))
     said = ", ".join(each.name for each in chosen)
     session.done(f"removed {said}", data={"removed": [each.name for each in chosen]})

@@ -192,7 +192,7 @@ def _asked(
     inventory: Inventory, node: Node, server: str | None, follow: bool, tail: int
 ) -> Command:
     from launcher import shell
-    from launcher.plan import containers
+    from launcher.site import Site
     from launcher.tools import docker
 
     words = (server or "", str(tail), "-F" if follow else "-q")
@@ -200,7 +200,7 @@ def _asked(
     # Nobody ends what runs in a container, so it must end itself: with us (its input closes), at
     # the latest after a minute.
     bounded = docker.bounded(program, 0 if follow else _LIMIT)
-    argv = docker.exec_(node.docker, containers.name(inventory, node), *bounded, stdin=True)
+    argv = docker.exec_(node.docker, Site(inventory).container_name(node), *bounded, stdin=True)
     return Command(
         node=node.name, argv=argv, timeout=math.inf if follow else _LIMIT + 10, hold_stdin=True
     )

@@ -20,8 +20,8 @@ from launcher.plan import engine_log, network, verdict, wanted
 from launcher.plan.stop import plan_stop
 from launcher.plan.verdict import Ask, Proof
 from launcher.tools import nccl, untrusted
+from launcher.transport import by_node
 from launcher.ui.progress import show_all
-from launcher.watch import by_node
 
 if TYPE_CHECKING:
     from launcher.checks.shape import Finding
@@ -49,7 +49,7 @@ def prove(
     if not placed.networked:
         return (), (f"{_APART}, and its network needs no proof",) if len(placed.nodes) > 1 else ()
     split = network.split(inventory, placed, seen.config)
-    if _proven(inventory, seen, request, seen.network):
+    if _proven(seen, request, seen.network):
         figures = tp_cost.kept(seen.network)
         costs = (
             (tp_cost.judge(split, figures).text,)
@@ -61,7 +61,7 @@ def prove(
             f"network proven {seen.network['taken']}: {seen.network['summary']}",
             *costs,
         )
-    nonce = secrets.token_hex(4) if seen.facts else "NONCE"
+    nonce = secrets.token_hex(4) if seen.site.facts else "NONCE"
     ask = Ask(
         nonce=nonce,
         nodes=_between(request),
@@ -70,9 +70,7 @@ def prove(
         known=expected.load(),
     )
     proof = Proof(servers=seen.network.get("servers", {}))
-    return network.stages(inventory, seen.facts, ask, proof, taken=now()), _exchange(
-        placed, request.args
-    )
+    return network.stages(seen.site, ask, proof, taken=now()), _exchange(placed, request.args)
 
 
 def _between(request: Request) -> tuple[str, ...]:
@@ -124,12 +122,12 @@ def confirm(
     log = wanted.log_name(start.desired.name, start.desired.id)
     answers = by_node(
         session.transport,
-        [verdict.query_record(inventory, seen.facts), *engine_log.ask(inventory, nodes, log)],
+        [verdict.query_record(seen.site), *engine_log.ask(seen.site, nodes, log)],
     )
     kept = verdict.parse_record(answers[inventory.head.name].pop(0))
     # A gate has just been passed, or the record is of these very containers; any other record is of
     # something else.
-    ours = (not start.attached and not allow) or _proven(inventory, seen, request, kept)
+    ours = (not start.attached and not allow) or _proven(seen, request, kept)
     before, level = _before(inventory, seen, kept if ours else {})
     if inventory.accelerator == "cpu":
         return untrusted.plain(before)
@@ -146,15 +144,12 @@ def confirm(
     return _keep(session, seen, kept, start, said)
 
 
-def _proven(
-    inventory: Inventory, seen: ClusterSnapshot, request: Request, kept: Mapping[str, Any]
-) -> bool:
+def _proven(seen: ClusterSnapshot, request: Request, kept: Mapping[str, Any]) -> bool:
     """True when the kept verdict is about these very containers and covers what the server
     needs.
     """
     return verdict.proven(
-        inventory,
-        seen.facts,
+        seen.site,
         kept,
         require=None,
         collective=request.placement.crosses or request.placement.coupled,
@@ -174,7 +169,7 @@ def _before(
 
 def _gpus(seen: ClusterSnapshot) -> list[str]:
     """Return the names of the cluster's GPUs."""
-    return sorted({gpu.name for each in seen.facts.values() for gpu in each.gpus or ()})
+    return sorted({gpu.name for each in seen.site.facts.values() for gpu in each.gpus or ()})
 
 
 def _silent(session: Session, logs: Mapping[str, Reading]) -> list[str]:
@@ -236,9 +231,7 @@ def _keep(
     said = untrusted.plain(text)
     if kept:
         server = start.desired
-        step = verdict.confirmed(
-            session.inventory, seen.facts, kept, server=server.name, id=server.id, said=said
-        )
+        step = verdict.confirmed(seen.site, kept, server=server.name, id=server.id, said=said)
         for _ in session.transport.run([step.command]):
             pass
     return said
@@ -266,7 +259,7 @@ def _stop(session: Session, start: Start) -> str:
             if each.desired and each.desired.asked == start.desired.asked
         ]
         show_all(
-            apply(plan_stop(session.inventory, seen.facts, found, grace=15), session.transport),
+            apply(plan_stop(seen.site, found, grace=15), session.transport),
             session.to,
         )
     except VlaunchError as error:

@@ -14,8 +14,8 @@ from launcher import redaction
 from launcher.cli.session import Session
 from launcher.errors import NodeError
 from launcher.model import Inventory, Secret
-from launcher.plan import containers
 from launcher.plan.up import RayImage
+from launcher.site import Site
 from launcher.tools import cpu_plugin, derived, image, ray
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
@@ -145,7 +145,7 @@ def _everywhere(
         for node in facts.values()
     ]
     tags = set.intersection(*fitting)
-    head = facts[inventory.head.name].container(containers.name(inventory, inventory.head))
+    head = Site(inventory, facts).container(inventory.head)
     return head.image if head is not None and head.image in tags else min(tags, default=None)
 
 

@@ -213,10 +213,11 @@ def _begin(
     from launcher.cli.start import begin
     from launcher.plan import rollback as plans
     from launcher.plan.observe import observe
+    from launcher.site import Site
 
     inventory = session.inventory
     facts = observe(inventory, session.transport, [inventory.image])
-    name = plans.pick(inventory, facts, name)
+    name = plans.pick(Site(inventory, facts), name)
     before = _before(session, facts, name, without=without)
     asked = _asked(
         session,
@@ -237,12 +238,13 @@ def _before(
     raises RequestError.
     """
     from launcher.plan import rollback as plans
-    from launcher.watch import by_node
+    from launcher.site import Site
+    from launcher.transport import by_node
 
     inventory = session.inventory
     head = inventory.head.name
     answered, present = plans.read(
-        by_node(session.transport, [plans.ask(inventory, facts, name)])[head][0]
+        by_node(session.transport, [plans.ask(Site(inventory, facts), name)])[head][0]
     )
     image = facts[head].images.get(inventory.image)
     return plans.choose(answered, without or present, image.identity if image else "")

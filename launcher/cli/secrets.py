@@ -136,14 +136,11 @@ def _rotate(
     """
     from launcher.cli.server import look
     from launcher.cli.up import bring_up
-    from launcher.plan import containers, running, servers
+    from launcher.plan import running, servers
 
     inventory = session.inventory
     seen = look(session)
-    if not any(
-        seen.facts[node.name].container(containers.name(inventory, node))
-        for node in inventory.nodes
-    ):
+    if not any(seen.site.container(node) for node in inventory.nodes):
         raise RequestError(
             f"cluster {inventory.cluster} has no container that could get new secrets",
             hint="`vlaunch up` fetches every secret anew",

@@ -132,6 +132,7 @@ def serve(
     from launcher.cli import rollback
     from launcher.cli.start import Asked, policy, start
     from launcher.plan.request import ClusterSnapshot
+    from launcher.site import Site
 
     _check_options(call, args, or_rollback=or_rollback, no_wait=no_wait)
     wanted = call.inventory
@@ -160,7 +161,8 @@ def serve(
     )
     asked.request(wanted, None)  # what can never be placed has its error before anything is touched
     if call.offline:
-        call.print_script([asked.plan(wanted, ClusterSnapshot())[1].plan])
+        _, begun = asked.plan(wanted, ClusterSnapshot(site=Site(wanted)))
+        call.print_script([begun.plan])
         return 0
     with call.session(hooks_of="serve", about=asked.about(wanted)) as session:
         begin = rollback.or_back if or_rollback else start

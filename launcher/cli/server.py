@@ -16,8 +16,9 @@ from launcher.plan import running, servers, verdict
 from launcher.plan.observe import observe
 from launcher.plan.request import ClusterSnapshot
 from launcher.plan.serve import ask_model
+from launcher.site import Site
 from launcher.tools import model as models
-from launcher.watch import by_node
+from launcher.transport import by_node
 
 if TYPE_CHECKING:
     from launcher.plan.batches import BatchStatus
@@ -33,15 +34,16 @@ def look(session: Session, *, model: str = "", head_only: bool = False) -> Clust
     inventory = session.inventory
     asked_nodes = replace(inventory, nodes=(inventory.head,)) if head_only else inventory
     facts = observe(asked_nodes, session.transport, [inventory.image])
-    asked = [] if not running.head_runs(inventory, facts) else [servers.ask(inventory)]
+    site = Site(inventory, facts)
+    asked = [] if not site.head_runs else [servers.ask(site)]
     if asked and not inventory.ray.off:
-        asked.append(running.ask_jobs(inventory))
+        asked.append(running.ask_jobs(site))
     answers = by_node(
         session.transport,
         [
             *asked,
-            verdict.query_record(inventory, facts),
-            *(ask_model(inventory, facts, model) if model else ()),
+            verdict.query_record(site),
+            *(ask_model(site, model) if model else ()),
         ],
     )
     of_head = answers[inventory.head.name]
@@ -53,7 +55,7 @@ def look(session: Session, *, model: str = "", head_only: bool = False) -> Clust
             said |= {"error": error.message}
     kept = verdict.parse_record(of_head.pop(0))
     seen = {node: models.parse_look(each[0]) for node, each in answers.items() if each}
-    return ClusterSnapshot(facts=facts, said=said, models=seen, network=kept)
+    return ClusterSnapshot(site=site, said=said, models=seen, network=kept)
 
 
 def require_servers(session: Session, seen: ClusterSnapshot) -> None:

@@ -123,7 +123,6 @@ class Asked:
             ((), ()) if self.skip_network_check else network_gate.prove(inventory, seen, request)
         )
         start = plan_serve(
-            inventory,
             seen,
             request,
             asked=time.time(),
@@ -193,8 +192,8 @@ def _prepare(
 
     inventory = session.inventory
     seen = server.look(session, model=asked.model)
-    running.refuse_older(inventory, seen.facts, seen.said)
-    first = plan_files(inventory, seen.facts)
+    running.refuse_older(seen.site, seen.said)
+    first = plan_files(seen.site)
     if first.steps and not dry_run:
         session.apply(first)
         seen = server.look(session, model=asked.model)
@@ -241,7 +240,7 @@ def _wait(
     from launcher.plan import watched as ways
     from launcher.watch import summary, watch
 
-    watched = ways.watched(session.inventory, start.desired)
+    watched = ways.watched(seen.site, start.desired)
     if asked.no_wait:
         again = "" if start.attached else ", and watch it with the same command without --no-wait"
         text = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from launcher.ui import json_line
 
 if TYPE_CHECKING:
     from launcher.plan.status import ClusterStatus, Said
-    from launcher.tools.host import HostFacts
+    from launcher.site import Site
 
 # looks at what the keeper says, a second apart, until it is clear whether a server is busy or
 # silent
@@ -50,32 +50,31 @@ def look(session: Session) -> ClusterStatus:
     from launcher.plan import status as plan
     from launcher.plan.observe import commands, read
     from launcher.plan.verdict import parse_record
+    from launcher.site import Site
 
     inventory = session.inventory
     nodes = [node for node in inventory.nodes if node.name not in session.missing]
     facts, silent = read(session.transport.run(commands(inventory, [inventory.image], nodes)))
-    said = plan.Said()
-    if asked := plan.query_head(inventory, facts):
+    site, said = Site(inventory, facts), plan.Said()
+    if asked := plan.query_head(site):
         about, proof = session.transport.run(asked)
         said = plan.Said(head=plan.parse_answer(about), network=parse_record(proof))
-    said = _ask_servers(session, facts, said)
-    if asked := plan.query_batches(inventory, said.head):
+    said = _ask_servers(session, site, said)
+    if asked := plan.query_batches(site, said.head):
         (about,) = session.transport.run(asked)
         said = replace(said, batches=plan.parse_batches(about))
     missing = {
         name: error.message.removeprefix(f"{name}: ")
         for name, error in (session.missing | silent).items()
     }
-    return plan.read(inventory, facts, said, missing)
+    return plan.read(site, said, missing)
 
 
-def _ask_servers(session: Session, facts: Mapping[str, HostFacts], said: Said) -> Said:
+def _ask_servers(session: Session, site: Site, said: Said) -> Said:
     """Add what the APIs of the servers say."""
     from launcher.plan import status as plan
 
-    questions = {
-        each.name: plan.query_server(session.inventory, facts, each) for each in said.kept.running
-    }
+    questions = {each.name: plan.query_server(site, each) for each in said.kept.running}
     heard = {
         name: [plan.parse_answer(each) for each in answers]
         for name, answers in _at_once(session, questions).items()
@@ -96,9 +95,10 @@ def _look_again(session: Session, said: Said) -> Said:
     """
     from launcher.plan import servers
     from launcher.plan import status as plan
+    from launcher.site import Site
 
     for _ in range(_AGAIN):
-        (about,) = session.transport.run([servers.ask(session.inventory)])
+        (about,) = session.transport.run([servers.ask(Site(session.inventory))])
         again = plan.parse_answer(about)
         if "servers" in again:
             said = replace(said, head={**said.head, **again})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -63,9 +62,8 @@ def _look(call: Call, session: Session) -> ClusterSnapshot:
     from launcher.plan.serve import plan_files
 
     seen = server.look(session, head_only=True)
-    running.refuse_older(session.inventory, seen.facts, seen.said)
-    head_only = replace(session.inventory, nodes=(session.inventory.head,))
-    files = plan_files(head_only, seen.facts, verb="stop")
+    running.refuse_older(seen.site, seen.said)
+    files = plan_files(seen.site, verb="stop")
     if files.steps and not call.dry_run:
         session.apply(files)
         seen = server.look(session, head_only=True)
@@ -78,14 +76,11 @@ def _standing(session: Session, seen: ClusterSnapshot) -> list[Server]:
     """
     from launcher.cli import server
     from launcher.payload.agent import state
-    from launcher.plan import rollback, running
+    from launcher.plan import rollback
     from launcher.plan.servers import Server
 
-    inventory = session.inventory
-    if not running.head_runs(inventory, seen.facts):
-        return [
-            Server(name=name) for name in rollback.names_with(inventory, seen.facts, state.DESIRED)
-        ]
+    if not seen.site.head_runs:
+        return [Server(name=name) for name in rollback.names_with(seen.site, state.DESIRED)]
     server.require_servers(session, seen)
     return [each for each in seen.kept.servers if each.state != "stopped"]
 
@@ -117,13 +112,13 @@ def _stop_servers(
     from launcher.plan import running
     from launcher.plan.stop import plan_forget, plan_stop
 
-    inventory, began = session.inventory, time.monotonic()
-    asked = running.head_runs(inventory, seen.facts)
+    began = time.monotonic()
+    asked = seen.site.head_runs
     live = [each for each in chosen if each.runs or not asked]
     over = [each for each in chosen if each not in live]
     plans = [
-        plan_forget(inventory, seen.facts, [each.name for each in over]),
-        plan_stop(inventory, seen.facts, live, grace),
+        plan_forget(seen.site, [each.name for each in over]),
+        plan_stop(seen.site, live, grace),
     ]
     if call.dry_run:
         call.print_script(plans)
@@ -183,7 +178,7 @@ def _stop_batches(call: Call, session: Session, names: Sequence[str], grace: flo
     inventory, began = session.inventory, time.monotonic()
     seen, chosen = _named_jobs(session, names)
     runs = [each for each in running.batches(seen.said) if each.name in names]
-    plan = plan_stop_batches(inventory, runs, grace)
+    plan = plan_stop_batches(seen.site, runs, grace)
     if call.dry_run:
         call.print_script([plan])
         return

@@ -70,21 +70,24 @@ def bring_up(
     from launcher.cli import prepare
     from launcher.plan.observe import observe
     from launcher.plan.up import base_image, plan_image, plan_up
+    from launcher.site import Site
 
     began = time.monotonic()
     inventory = session.inventory
     facts = observe(inventory, session.transport, [inventory.image])
-    first = plan_image(inventory, facts)
+    site = Site(inventory, facts)
+    first = plan_image(site)
     if dry_run and first.steps:
         secrets = prepare.with_token(inventory, facts, given, make=not dry_run)
         unknown = base_image(inventory) if inventory.ray.off else prepare.unknown_image(inventory)
-        return [first, plan_up(inventory, facts, secrets, unknown)]
+        return [first, plan_up(site, secrets, unknown)]
     session.apply(first)
     if first.steps:
         facts = observe(inventory, session.transport, [inventory.image])
+        site = Site(inventory, facts)
     image = base_image(inventory) if inventory.ray.off else prepare.ray_image(session, facts)
     secrets = prepare.with_token(inventory, facts, given, make=not dry_run)
-    second = plan_up(inventory, facts, secrets, image, join_timeout=join_timeout)
+    second = plan_up(site, secrets, image, join_timeout=join_timeout)
     if dry_run:
         return [first, second]
     if second.notes:
@@ -105,9 +108,10 @@ def bring_up(
 def _unseen(inventory: Inventory) -> list[Plan]:
     from launcher.cli import prepare
     from launcher.plan.up import base_image, plan_image, plan_up
+    from launcher.site import Site
 
     secrets = prepare.with_token(
         inventory, {}, dict.fromkeys(inventory.secrets, Secret("")), make=False
     )
     image = base_image(inventory) if inventory.ray.off else prepare.unknown_image(inventory)
-    return [plan_image(inventory, {}), plan_up(inventory, {}, secrets, image)]
+    return [plan_image(Site(inventory)), plan_up(Site(inventory), secrets, image)]

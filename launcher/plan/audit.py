@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from launcher.model import Inventory, Node, natural
+from launcher.model import Node, natural
 from launcher.tools import audit
 from launcher.tools.audit import Entry
 from launcher.transport import Command
@@ -26,12 +26,12 @@ class Happened:
         return {**said, "nodes": list(self.nodes), "changes": list(self.entry.changes)}
 
 
-def ask(inventory: Inventory, nodes: Sequence[Node], last: int = 0) -> list[Command]:
+def ask(cluster: str, nodes: Sequence[Node], last: int = 0) -> list[Command]:
     """Ask each node for its last lines."""
     return [
         Command(
             node=node.name,
-            argv=audit.read(node.state_dir or "", inventory.cluster, last),
+            argv=audit.read(node.state_dir or "", cluster, last),
             timeout=30,
         )
         for node in nodes

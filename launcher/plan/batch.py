@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,14 +19,13 @@ from launcher.batch.inputs import Shipped
 from launcher.batch.job_spec import jobs_folder
 from launcher.batch.shape import Job
 from launcher.checks import serving
-from launcher.checks.shape import Finding
 from launcher.errors import RequestError
-from launcher.model import Inventory
-from launcher.plan import containers, progress_text, running, transfer
-from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
-from launcher.tools import docker, job_store, payload
+from launcher.plan import progress_text, room, running, transfer
+from launcher.plan.request import ClusterSnapshot
+from launcher.plan.shape import Gate, Plan, Stage, Step, observed
+from launcher.site import Site
+from launcher.tools import job_store, payload
 from launcher.tools.host import HostFacts
-from launcher.tools.model import ModelSeen
 from launcher.transport import Command
 
 _PACKAGE = ("env", "PYTHONPATH=/opt/vlaunch/lib", "python3", "-m", "vlaunch_batch")
@@ -64,13 +63,11 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSnapshot:
-    """What was observed before anything is decided: nodes, Ray, the model on each node, and the
-    job's folder on the head.
+    """What was observed before anything is decided: the cluster, and the job's folder on the
+    head.
     """
 
-    facts: Mapping[str, HostFacts] = field(default_factory=dict)
-    said: Mapping[str, Any] = field(default_factory=dict)
-    models: Mapping[str, ModelSeen] = field(default_factory=dict)
+    cluster: ClusterSnapshot
     entry: job_store.Entry = field(default_factory=lambda: job_store.Entry(absent=True))
 
 
@@ -91,19 +88,17 @@ class Start:
     anew: bool = False
 
 
-def query_list(inventory: Inventory) -> Command:
+def query_list(site: Site) -> Command:
     """Ask the head for all batch jobs."""
-    return transfer.inside(inventory, job_store.list_(jobs_folder(inventory)), timeout=60)
+    return site.inside(site.head, job_store.list_(jobs_folder(site.inventory)))
 
 
-def query_entry(inventory: Inventory, work: str) -> Command:
+def query_entry(site: Site, work: str) -> Command:
     """Ask the head for one batch job."""
-    return transfer.inside(inventory, job_store.look(work), timeout=60)
+    return site.inside(site.head, job_store.look(work))
 
 
-def plan_batch(
-    inventory: Inventory, seen: BatchSnapshot, request: Request, options: Options
-) -> Start:
+def plan_batch(seen: BatchSnapshot, request: Request, options: Options) -> Start:
     """Decide what the same command means now: begin, go on, watch, or nothing at all.
 
     Raises:
@@ -111,7 +106,7 @@ def plan_batch(
             it can never fit.
     """
     entry = seen.entry
-    fits.check(request.job, inventory)
+    fits.check(request.job, seen.cluster.site.inventory)
     runs = _running(seen, request.job.name)
     live = runs is not None or entry.alive
     changed = _is_another(request, entry)
@@ -123,11 +118,11 @@ def plan_batch(
     if entry.progress.state == "done" and not anew and not retry:
         notes = ("there are no error rows to try again",) if options.retry_errors else ()
         return Start(plan=Plan(verb="batch", stages=(), notes=notes), finished=True)
-    return _begin(inventory, seen, request, options, anew=anew, retry=retry)
+    return _begin(seen, request, options, anew=anew, retry=retry)
 
 
 def _running(seen: BatchSnapshot, name: str) -> running.Batch | None:
-    return next((each for each in running.batches(seen.said) if each.name == name), None)
+    return next((each for each in running.batches(seen.cluster.said) if each.name == name), None)
 
 
 def _is_another(request: Request, entry: job_store.Entry) -> bool:
@@ -159,9 +154,9 @@ def _attach(
         )
     if runs is not None:
         return Start(plan=Plan(verb="batch", stages=()), job=runs.id, attached=True)
-    if "error" in seen.said:
+    if "error" in seen.cluster.said:
         raise RequestError(
-            f"`{name}` runs, and Ray does not say as which job: {seen.said['error']}",
+            f"`{name}` runs, and Ray does not say as which job: {seen.cluster.said['error']}",
             hint="look at `vlaunch status`, then run the same command again",
         )
     raise RequestError(
@@ -180,43 +175,36 @@ def _retries(entry: job_store.Entry, options: Options) -> bool:
 
 
 def _begin(
-    inventory: Inventory,
-    seen: BatchSnapshot,
-    request: Request,
-    options: Options,
-    *,
-    anew: bool,
-    retry: bool,
+    seen: BatchSnapshot, request: Request, options: Options, *, anew: bool, retry: bool
 ) -> Start:
+    site = seen.cluster.site
     job = _next_id(request.job.name, seen)
     # What an earlier run brought is what this one would bring: the same digest says so.
     have = {} if anew or seen.entry.digest != request.digest else seen.entry.inputs
-    ship = transfer.steps(inventory, request.work, have, request.files)
-    gates = _gates(inventory, seen, request, options, have)
+    ship = transfer.steps(site, request.work, have, request.files)
+    gates = _gates(seen, request, options, have)
     clear = Step(
         title=f"removing what an earlier run of {request.job.name} left",
-        command=transfer.inside(inventory, job_store.remove(request.work), timeout=300),
+        command=site.inside(site.head, job_store.remove(request.work), timeout=300),
     )
     stages = (
         *(
             [Stage(id="preflight", title="Look at the cluster and the model", gates=gates)]
-            if seen.facts
+            if site.facts
             else []
         ),
         *([Stage(id="clear", title="Begin anew", steps=(clear,))] if anew else []),
         Stage(
             id="prepare",
             title="Write the job down on the head",
-            steps=(_prepare(inventory, request, retry=retry, restart=options.restart),),
+            steps=(_prepare(site, request, retry=retry, restart=options.restart),),
         ),
         *(
             [Stage(id="ship", title="Send the job's files to the head", steps=tuple(ship))]
             if ship
             else []
         ),
-        Stage(
-            id="submit", title="Submit the job to Ray", steps=(_submit(inventory, request, job),)
-        ),
+        Stage(id="submit", title="Submit the job to Ray", steps=(_submit(site, request, job),)),
     )
     plan = Plan(
         verb="batch", stages=stages, notes=notes(request, seen.entry, anew=anew, retry=retry)
@@ -299,72 +287,42 @@ def _changed(request: Request, entry: job_store.Entry, *, live: bool) -> Request
 
 
 def _gates(
-    inventory: Inventory,
-    seen: BatchSnapshot,
-    request: Request,
-    options: Options,
-    have: Mapping[str, int],
+    seen: BatchSnapshot, request: Request, options: Options, have: Mapping[str, int]
 ) -> tuple[Gate, ...]:
-    names = {node.name: containers.name(inventory, node) for node in inventory.nodes}
-    job = request.job
+    job, cluster, site = request.job, seen.cluster, seen.cluster.site
     least, most = job.gpus
     send = sum(each.bytes for each in transfer.missing(have, request.files))
-    whole = _gate(
-        "cluster",
-        "the cluster is up: every node is in Ray",
-        partial(serving.cluster, inventory, seen.facts, seen.said, names),
-    )
-    offline = {
-        node.name: node.env.get("HF_HUB_OFFLINE", "0") not in ("0", "") for node in inventory.nodes
-    }
-    model = _gate(
-        "model",
-        "every node has the model, or may download it",
-        partial(serving.model, inventory.nodes, job.model, seen.models, offline),
-    )
-    room = _gate(
+    fitting = observed(
         "room",
         "Ray has room for the job",
         partial(
             serving.batch_room,
-            inventory,
+            site.inventory,
             least,
             most,
-            seen.said,
-            running.holders(seen.said),
+            cluster.said,
+            running.holders(cluster.said),
             queue=options.queue,
         ),
     )
-    disk = _gate(
+    disk = observed(
         "disk",
         "the head has room for the job's files",
-        partial(
-            serving.batch_disk,
-            inventory.head,
-            send,
-            seen.facts.get(inventory.head.name, HostFacts()),
-        ),
+        partial(serving.batch_disk, site.head, send, site.facts.get(site.head.name, HostFacts())),
     )
     return (
-        whole,
-        *([model] if job.mode != "predict" else []),
-        *([room] if least else []),
+        room.cluster(cluster),
+        *([room.model(cluster, site.nodes, job.model)] if job.mode != "predict" else []),
+        *([fitting] if least else []),
         *([disk] if send else []),
     )
-
-
-def _gate(id: str, what: str, findings: Any) -> Gate:
-    def judge(_: Answers) -> Sequence[Finding]:
-        return list(findings())
-
-    return Gate(id=id, what=what, judge=judge)
 
 
 def _next_id(name: str, seen: BatchSnapshot) -> str:
     """Return a name that neither Ray nor the job's own folder has known: old progress must not be
     taken for the new one's.
     """
-    taken = [str(each["submission_id"]) for each in seen.said.get("jobs", ())]
+    taken = [str(each["submission_id"]) for each in seen.cluster.said.get("jobs", ())]
     used = [
         int(match[1])
         for each in (*taken, seen.entry.progress.submission)
@@ -373,36 +331,31 @@ def _next_id(name: str, seen: BatchSnapshot) -> str:
     return f"batch-{name}-{max(used, default=0) + 1}"
 
 
-def _prepare(inventory: Inventory, request: Request, *, retry: bool, restart: bool) -> Step:
+def _prepare(site: Site, request: Request, *, retry: bool, restart: bool) -> Step:
     # Where the output lies beyond the head's reach, in an object store, the driver clears it
     # itself: only when it is told to.
     text = json.dumps({**request.spec, "retry_errors": retry, "restart": restart})
     return Step(
         title="writing job.json",
-        command=transfer.inside(
-            inventory,
+        command=site.inside(
+            site.head,
             job_store.prepare(request.work),
-            timeout=60,
             stdin=text.encode,
-            shown=f"printf %s {shlex.quote(text)}",
+            shown_stdin=f"printf %s {shlex.quote(text)}",
         ),
     )
 
 
-def _submit(inventory: Inventory, request: Request, job: str) -> Step:
+def _submit(site: Site, request: Request, job: str) -> Step:
     metadata = {job_store.NAME: request.job.name, job_store.GPUS: f"{request.job.gpus[0]:g}"}
     asked = json.dumps(
         {"argv": (*_PACKAGE, request.work), "submission_id": job, "metadata": metadata}
     )
-    head = inventory.head
-    inside = docker.exec_(
-        head.docker, containers.name(inventory, head), *payload.submit(inventory.ports), stdin=True
-    )
     return Step(
         title=f"submitting {request.job.name} as Ray job {job}",
-        command=Command(
-            node=head.name,
-            argv=inside,
+        command=site.inside(
+            site.head,
+            payload.submit(site.inventory.ports),
             timeout=90,
             stdin=asked.encode,
             shown_stdin=f"printf %s {shlex.quote(asked)}",

@@ -11,8 +11,9 @@ from typing import Any
 
 from launcher.batch.job_spec import jobs_folder
 from launcher.model import Answer, Inventory
-from launcher.plan import running, transfer
+from launcher.plan import running
 from launcher.plan.shape import Plan, Stage, Step
+from launcher.site import Site
 from launcher.tools import job_store
 from launcher.tools.job_store import Entry, Progress
 from launcher.transport import Command
@@ -86,12 +87,12 @@ def read(
     return tuple(sorted(found, key=lambda each: (not each.runs, -each.progress.started, each.name)))
 
 
-def plan_remove(inventory: Inventory, found: Sequence[BatchStatus]) -> Plan:
+def plan_remove(site: Site, found: Sequence[BatchStatus]) -> Plan:
     """Remove the folders of jobs that are over, with the output that lies in them."""
     steps = tuple(
         Step(
             title=f"removing {each.name}",
-            command=transfer.inside(inventory, job_store.remove(each.work), timeout=300),
+            command=site.inside(site.head, job_store.remove(each.work), timeout=300),
         )
         for each in found
     )

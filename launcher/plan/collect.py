@@ -13,7 +13,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from launcher.model import Answer, Inventory, Node
+from launcher.model import Answer, Node
 from launcher.redaction import MASK
 from launcher.tools import audit, diagnosis, untrusted
 from launcher.tools.diagnosis import ENGINES, INSIDE, INSPECT, KERNEL, LOGS, RECORD, STATE
@@ -43,7 +43,7 @@ _TELLING = re.compile(
 _HIDDEN = re.compile(r"KEY|TOKEN(?!_PATH$)|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
 
 
-def commands(inventory: Inventory, nodes: Sequence[Node], mark: str) -> list[Command]:
+def commands(cluster: str, nodes: Sequence[Node], mark: str) -> list[Command]:
     """Return what is asked of each node, in order; `mark` must be new."""
     asked = []
     for node in nodes:
@@ -51,7 +51,7 @@ def commands(inventory: Inventory, nodes: Sequence[Node], mark: str) -> list[Com
             diagnosis.ask,
             node.docker,
             mark=mark,
-            cluster=inventory.cluster,
+            cluster=cluster,
             state_dir=node.state_dir or "",
             lines=_LINES,
         )
@@ -60,7 +60,7 @@ def commands(inventory: Inventory, nodes: Sequence[Node], mark: str) -> list[Com
             ask(parts=(LOGS,), size=_LOG),
             ask(parts=(ENGINES,), size=_JOB),
             ask(parts=(INSIDE,), size=_JOB),
-            audit.read(node.state_dir or "", inventory.cluster, _AUDIT),
+            audit.read(node.state_dir or "", cluster, _AUDIT),
         )
         asked += [Command(node=node.name, argv=argv, timeout=_TIMEOUT) for argv in questions]
     return asked

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from launcher.model import Argv, Inventory, Mount, Node, Secret
+from launcher.site import Site
 from launcher.tools import docker, payload, ray
-from launcher.tools.host import HostFacts
 
 PAYLOAD = "/opt/vlaunch"
 SECRETS = "/run/vlaunch/secrets"
@@ -19,20 +19,9 @@ SERVERS = "/var/lib/vlaunch"  # what is served, and how it goes: payload/agent/s
 _RDMA_ULIMITS = {"memlock": "-1", "stack": "67108864"}
 
 
-def name(inventory: Inventory, node: Node) -> str:
-    """Return the name of a node's container."""
-    return f"vlaunch-{inventory.cluster}-{node.name}"
-
-
 def role(node: Node) -> docker.Role:
     """Return the role of a node's container."""
     return "head" if node.head else "worker"
-
-
-def own(inventory: Inventory, node: Node, facts: HostFacts | None) -> docker.Container | None:
-    """Return a node's container if it runs."""
-    there = facts.container(name(inventory, node)) if facts is not None else None
-    return there if there is not None and there.running else None
 
 
 def renewed(there: docker.Container) -> bool:
@@ -42,32 +31,20 @@ def renewed(there: docker.Container) -> bool:
     return there.argv[:2] == (f"{PAYLOAD}/entry.sh", "agent")
 
 
-def state_dir(inventory: Inventory, node: Node, facts: HostFacts | None) -> str:
-    """Return the directory on a node that holds the cluster's small files; the home is assumed when
-    nobody was asked.
-    """
-    home = (
-        facts.home
-        if facts
-        else ("/root" if node.ssh.user in (None, "root") else f"/home/{node.ssh.user}")
-    )
-    return f"{node.state_dir or home + '/.vlaunch'}/{inventory.cluster}"
-
-
-def secrets_base(inventory: Inventory, node: Node, facts: HostFacts | None) -> str:
+def secrets_base(site: Site, node: Node) -> str:
     """Return the directory on a node that holds `secrets/`; a place in memory is assumed when
     nobody was asked.
     """
+    inventory, facts = site.inventory, site.facts.get(node.name)
     if inventory.secrets_in == "disk":
-        return state_dir(inventory, node, facts)
+        return site.state_dir(node)
     memory = (facts.memory if facts else "") or f"/run/vlaunch-{node.ssh.user or 'root'}"
     return f"{memory}/{inventory.cluster}"
 
 
 def node_spec(
-    inventory: Inventory,
+    site: Site,
     node: Node,
-    facts: HostFacts | None,
     image: str,
     secrets: Mapping[str, Secret],
     *,
@@ -78,6 +55,7 @@ def node_spec(
 
     `fingerprinted` stands in for the secrets' fingerprint where only their names are known.
     """
+    inventory = site.inventory
     start: Argv = ()
     if not inventory.ray.off:
         start = ray.start_head(node, inventory) if node.head else ray.start_worker(node, inventory)
@@ -89,68 +67,38 @@ def node_spec(
         lead=node.head,
         private_shm=inventory.shm != "host",
     )
-    return _spec(
-        inventory,
-        node,
-        facts,
-        secrets,
-        image=image,
-        name=name(inventory, node),
-        role=role(node),
-        argv=argv,
-        env={} if inventory.ray.off else _ray_env(inventory),
-        fingerprinted=fingerprinted,
-    )
+    env = {} if inventory.ray.off else _ray_env(inventory)
+    spec = _spec(site, node, role(node), image, argv, {**_secrets_env(secrets), **env})
+    return replace(spec, labels=_labels(secrets, fingerprinted)).labelled()
 
 
-def probe_spec(
-    inventory: Inventory, node: Node, facts: HostFacts | None, argv: Argv
-) -> docker.ContainerSpec:
+def probe_spec(site: Site, node: Node, argv: Argv) -> docker.ContainerSpec:
     """Return a throw-away container with the image, environment, devices and rights of a node's; it
     carries no secret.
     """
-    spec = _spec(
-        inventory,
-        node,
-        facts,
-        {},
-        image=inventory.image,
-        name=f"vlaunch-{inventory.cluster}-{node.name}-probe",
-        role="probe",
-        argv=argv,
-        env={},
-        restart="no",
-    )
+    spec = _spec(site, node, "probe", site.inventory.image, argv, {})
+    spec = replace(spec, name=f"{spec.name}-probe", restart="no").labelled()
     return replace(
         spec, mounts=tuple(mount for mount in spec.mounts if mount.target not in (SECRETS, SERVERS))
     )
 
 
 def _spec(
-    inventory: Inventory,
-    node: Node,
-    facts: HostFacts | None,
-    secrets: Mapping[str, Secret],
-    *,
-    image: str,
-    name: str,
-    role: docker.Role,
-    argv: Argv,
-    env: Mapping[str, str],
-    restart: str = "unless-stopped",
-    fingerprinted: str | None = None,
+    site: Site, node: Node, role: docker.Role, image: str, argv: Argv, env: Mapping[str, str]
 ) -> docker.ContainerSpec:
+    """Return what the containers of a node have in common, not yet labelled."""
+    inventory = site.inventory
     nvidia, amd = inventory.accelerator == "nvidia", inventory.accelerator == "amd"
     rdma = inventory.fabric != "ethernet"
     return docker.ContainerSpec(
-        name=name,
+        name=site.container_name(node),
         image=image,
         command=(f"{PAYLOAD}/entry.sh", *argv),
         cluster=inventory.cluster,
         role=role,
         node=node.name,
-        env={**_node_env(inventory, node, facts, secrets), **env, **node.env},
-        mounts=_mounts(inventory, node, facts),
+        env={**_node_env(site, node), **env, **node.env},
+        mounts=_mounts(site, node),
         shm=inventory.shm,
         gpus=node.gpus if nvidia else None,
         devices=(
@@ -163,26 +111,24 @@ def _spec(
         # installation).
         security=("seccomp=unconfined",) if amd else (),
         ulimits=_RDMA_ULIMITS if rdma else {},
-        labels=_labels(secrets, fingerprinted),
-        restart=restart,
-    ).labelled()
+    )
 
 
-def _mounts(inventory: Inventory, node: Node, facts: HostFacts | None) -> tuple[Mount, ...]:
-    directory = state_dir(inventory, node, facts)
+def _mounts(site: Site, node: Node) -> tuple[Mount, ...]:
+    directory = site.state_dir(node)
     return (
         Mount(source=f"{directory}/payload", target=PAYLOAD, read_only=True),
         Mount(
-            source=f"{secrets_base(inventory, node, facts)}/secrets",
+            source=f"{secrets_base(site, node)}/secrets",
             target=SECRETS,
             read_only=True,
             # After a reboot there is nothing in memory, and a directory made by Docker would look
             # like no secrets.
-            must_exist=inventory.secrets_in == "memory",
+            must_exist=site.inventory.secrets_in == "memory",
         ),
         Mount(source=f"{directory}/server", target=SERVERS),
         Mount(source=node.hf_home, target=node.hf_home),
-        *inventory.mounts,
+        *site.inventory.mounts,
     )
 
 
@@ -191,12 +137,11 @@ def _labels(secrets: Mapping[str, Secret], fingerprinted: str | None) -> dict[st
     return {"vlaunch.secrets": mark} if mark else {}
 
 
-def _node_env(
-    inventory: Inventory, node: Node, facts: HostFacts | None, secrets: Mapping[str, Secret]
-) -> dict[str, str]:
+def _node_env(site: Site, node: Node) -> dict[str, str]:
     """Return what must be right on each node by itself: Ray hands the driver's environment to
     workers that lack a variable.
     """
+    facts = site.facts.get(node.name)
     interface = node.interface or (facts.interface_of(node.ip) if facts else None)
     env = {"VLLM_HOST_IP": node.ip, "HF_HOME": node.hf_home}
     if interface:
@@ -208,9 +153,11 @@ def _node_env(
         }
     if node.hca:
         env["NCCL_IB_HCA"] = "=" + ",".join(node.hca)
-    if "HF_TOKEN" in secrets:
-        env["HF_TOKEN_PATH"] = f"{SECRETS}/HF_TOKEN"
     return env
+
+
+def _secrets_env(secrets: Mapping[str, Secret]) -> dict[str, str]:
+    return {"HF_TOKEN_PATH": f"{SECRETS}/HF_TOKEN"} if "HF_TOKEN" in secrets else {}
 
 
 def _ray_env(inventory: Inventory) -> dict[str, str]:

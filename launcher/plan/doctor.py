@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from launcher.model import Answer, Inventory, Node
+from launcher.model import Answer, Node
 from launcher.tools import diagnosis
 from launcher.tools.diagnosis_read import Told, read
 from launcher.transport import Command
@@ -15,7 +15,7 @@ _TIMEOUT = 240.0  # each part of the answer has a deadline of its own
 
 
 def query(
-    inventory: Inventory, nodes: Sequence[Node], mark: str, since: float | None = None
+    cluster: str, nodes: Sequence[Node], mark: str, since: float | None = None
 ) -> list[Command]:
     """Return the question to each node; `mark` must be new, and `since` is how many seconds back
     its containers' logs go.
@@ -26,7 +26,7 @@ def query(
             argv=diagnosis.ask(
                 node.docker,
                 mark=mark,
-                cluster=inventory.cluster,
+                cluster=cluster,
                 state_dir=node.state_dir or "",
                 since=since,
             ),

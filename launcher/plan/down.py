@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from launcher import shell
 from launcher.checks.shape import Finding
-from launcher.model import Inventory, Node
-from launcher.plan import containers, verdict
+from launcher.model import Node
+from launcher.plan import verdict
 from launcher.plan.shape import Answers, Gate, Plan, Stage, Step, not_empty
+from launcher.site import Site
 from launcher.tools import docker
-from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
 # Only what vlaunch put there: a directory that holds something else is left, and said to be.
@@ -22,30 +22,28 @@ _CLEAR = (
 _FORGET = 'rm -rf "$1/secrets" && rmdir "$1" && { rmdir "${1%/*}" 2>/dev/null || true; }'
 
 
-def plan_down(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Plan:
-    """Remove workers and ranks first, then the head, then files; `facts` has only the nodes that
-    could be reached.
+def plan_down(site: Site) -> Plan:
+    """Remove workers and ranks first, then the head, then files; what was seen is only of the nodes
+    that could be reached.
     """
-    nodes = [node for node in inventory.nodes if node.name in facts]
+    nodes = [node for node in site.nodes if node.name in site.facts]
     head = [node for node in nodes if node.head]
     workers = (
-        *_removals([node for node in nodes if not node.head], facts, lambda _: True),
-        *_removals(head, facts, lambda role: role != "head"),
+        *_removals(site, [node for node in nodes if not node.head], lambda _: True),
+        *_removals(site, head, lambda role: role != "head"),
     )
     stages = (
         Stage(id="workers", title="Remove workers", steps=workers),
         Stage(
             id="head",
             title="Remove the head",
-            steps=_removals(head, facts, lambda role: role == "head"),
+            steps=_removals(site, head, lambda role: role == "head"),
         ),
-        Stage(
-            id="files", title="Remove files and secrets", steps=_clearing(inventory, nodes, facts)
-        ),
+        Stage(id="files", title="Remove files and secrets", steps=_clearing(site, nodes)),
         Stage(
             id="absent",
             title="Verify that nothing is left",
-            gates=(_absent(inventory, nodes, facts),) if nodes else (),
+            gates=(_absent(site, nodes),) if nodes else (),
         ),
     )
     return Plan(
@@ -55,9 +53,7 @@ def plan_down(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Plan:
     )
 
 
-def _removals(
-    nodes: Sequence[Node], facts: Mapping[str, HostFacts], wanted: Callable[[str], bool]
-) -> tuple[Step, ...]:
+def _removals(site: Site, nodes: Sequence[Node], wanted: Callable[[str], bool]) -> tuple[Step, ...]:
     """Remove the containers whose role is wanted."""
     return tuple(
         Step(
@@ -65,20 +61,15 @@ def _removals(
             command=Command(node=node.name, argv=docker.remove(node.docker, each.id), timeout=120),
         )
         for node in nodes
-        for each in facts[node.name].containers
+        for each in site.facts[node.name].containers
         if wanted(each.role)
     )
 
 
-def _clearing(
-    inventory: Inventory, nodes: Sequence[Node], facts: Mapping[str, HostFacts]
-) -> tuple[Step, ...]:
+def _clearing(site: Site, nodes: Sequence[Node]) -> tuple[Step, ...]:
     """Remove what lies on the disk of each node, then what lies in memory."""
-    disk = [
-        _clear(node, containers.state_dir(inventory, node, facts[node.name]))
-        for node in nodes
-        if facts[node.name].has_directory
-    ]
+    facts = site.facts
+    disk = [_clear(node, site.state_dir(node)) for node in nodes if facts[node.name].has_directory]
     memory = [_forget(node, folder) for node in nodes for folder in facts[node.name].folders]
     return (*disk, *memory)
 
@@ -99,14 +90,14 @@ def _forget(node: Node, folder: str) -> Step:
     )
 
 
-def _absent(inventory: Inventory, nodes: Sequence[Node], facts: Mapping[str, HostFacts]) -> Gate:
+def _absent(site: Site, nodes: Sequence[Node]) -> Gate:
     def ask(node: Node) -> Command:
-        directory = containers.state_dir(inventory, node, facts[node.name])
+        directory, cluster = site.state_dir(node), site.inventory.cluster
         program = shell.program("left_behind")
-        listing = docker.list_ids(node.docker, inventory.cluster)
+        listing = docker.list_ids(node.docker, cluster)
         return Command(
             node=node.name,
-            argv=("sh", "-c", program, "left", directory, inventory.cluster, *listing),
+            argv=("sh", "-c", program, "left", directory, cluster, *listing),
             timeout=30,
         )
 

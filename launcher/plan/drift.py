@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launcher.model import Inventory, Node, Secret
+from launcher.model import Node, Secret
 from launcher.plan import containers
+from launcher.site import Site
 from launcher.tools import docker, ray
-from launcher.tools.host import HostFacts
 
 
-def drift(inventory: Inventory, node: Node, facts: HostFacts) -> tuple[str, ...]:
+def drift(site: Site, node: Node) -> tuple[str, ...]:
     """Say how a node's container differs from the inventory, and which are left from an earlier
     vlaunch.
 
     `status` fetches no secrets, so that a new value of one goes unseen: the container's own
     fingerprint stands in for it.
     """
-    there = facts.container(containers.name(inventory, node))
-    left = [each.name for each in facts.containers if each.role == "rank"]
+    there = site.container(node)
+    left = [each.name for each in site.facts[node.name].containers if each.role == "rank"]
     return (
-        *(_differences(inventory, node, facts, there) if there is not None else ()),
+        *(_differences(site, node, there) if there is not None else ()),
         *(
             f"container {name} is left from an earlier vlaunch: `vlaunch up` removes it"
             for name in left
@@ -28,18 +28,16 @@ def drift(inventory: Inventory, node: Node, facts: HostFacts) -> tuple[str, ...]
     )
 
 
-def _differences(
-    inventory: Inventory, node: Node, facts: HostFacts, there: docker.Container
-) -> list[str]:
+def _differences(site: Site, node: Node, there: docker.Container) -> list[str]:
     if not containers.renewed(there):
         return ["its container is of an earlier vlaunch: `vlaunch up` renews it"]
-    base, image = facts.images.get(inventory.image), facts.images.get(there.image)
+    inventory = site.inventory
+    base, image = site.image(node, inventory.image), site.image(node, there.image)
     made_from = image.labels.get("vlaunch.base") if image else None
     secrets = dict.fromkeys([*inventory.secrets, ray.TOKEN], Secret(""))
     spec = containers.node_spec(
-        inventory,
+        site,
         node,
-        facts,
         there.image if made_from else inventory.image,
         secrets,
         fingerprinted=there.labels.get("vlaunch.secrets"),

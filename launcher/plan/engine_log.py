@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from launcher.model import Answer, Inventory
-from launcher.plan import containers
-from launcher.tools import docker, nccl
+from launcher.site import Site
+from launcher.tools import nccl
 from launcher.transport import Command
 
 _FOLDER = "/tmp/vlaunch-nccl"
@@ -34,18 +34,11 @@ def variables(inventory: Inventory, name: str) -> dict[str, str]:
     }
 
 
-def ask(inventory: Inventory, nodes: Sequence[str], name: str) -> list[Command]:
+def ask(site: Site, nodes: Sequence[str], name: str) -> list[Command]:
     """Ask the containers of `nodes` for the telling lines of their ranks' logs."""
-    commands = []
-    for node in inventory.nodes:
-        if node.name not in nodes:
-            continue
-        script = f'grep -ahE "$1" {_FOLDER}."$2".*.log | head -c {_LIMIT}'
-        argv = docker.exec_(
-            node.docker, containers.name(inventory, node), "sh", "-c", script, "log", _TELLING, name
-        )
-        commands.append(Command(node=node.name, argv=argv, timeout=60))
-    return commands
+    script = f'grep -ahE "$1" {_FOLDER}."$2".*.log | head -c {_LIMIT}'
+    argv = ("sh", "-c", script, "log", _TELLING, name)
+    return [site.inside(node, argv) for node in site.nodes if node.name in nodes]
 
 
 def read(answers: Mapping[str, Sequence[Answer]]) -> nccl.Reading:

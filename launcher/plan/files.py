@@ -15,6 +15,7 @@ from pathlib import Path
 from launcher.model import Argv, Inventory, Node, Secret
 from launcher.plan import containers
 from launcher.plan.shape import Step
+from launcher.site import Site
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
@@ -78,18 +79,11 @@ def payload_digests() -> Mapping[str, str]:
     }
 
 
-def steps(
-    inventory: Inventory,
-    node: Node,
-    facts: HostFacts | None,
-    secrets: Mapping[str, Secret],
-    *,
-    fresh: bool,
-) -> list[Step]:
+def steps(site: Site, node: Node, secrets: Mapping[str, Secret], *, fresh: bool) -> list[Step]:
     """Return what brings a node's files up to date; secrets are written when `fresh`: its container
     is about to start.
     """
-    directory = containers.state_dir(inventory, node, facts)
+    directory, facts = site.state_dir(node), site.facts.get(node.name)
     found = facts.files if facts else {}
     steps = []
     if any(found.get(path) != digest for path, digest in payload_digests().items()):
@@ -114,19 +108,19 @@ def steps(
             )
         )
     if fresh:
-        base = containers.secrets_base(inventory, node, facts)
         if facts:
-            steps += _elsewhere(inventory, node, facts, base)
-            steps += _unwanted(inventory, node, facts, secrets, base)
-        steps += _written(inventory, node, secrets, base)
+            steps += _elsewhere(site, node, facts)
+            steps += _unwanted(site, node, facts, secrets)
+        steps += _written(site, node, secrets)
     return steps
 
 
 def _unwanted(
-    inventory: Inventory, node: Node, facts: HostFacts, secrets: Mapping[str, Secret], base: str
+    site: Site, node: Node, facts: HostFacts, secrets: Mapping[str, Secret]
 ) -> list[Step]:
     """Remove the secrets that the inventory names no more."""
-    there = facts.in_memory if inventory.secrets_in == "memory" else facts.secret_names
+    there = facts.in_memory if site.inventory.secrets_in == "memory" else facts.secret_names
+    base = containers.secrets_base(site, node)
     paths = [f"{base}/secrets/{name}" for name in there or () if name not in secrets]
     if not paths:
         return []
@@ -138,10 +132,9 @@ def _unwanted(
     ]
 
 
-def _written(
-    inventory: Inventory, node: Node, secrets: Mapping[str, Secret], base: str
-) -> list[Step]:
-    store = _OWN + _STORE if inventory.secrets_in == "memory" else _STORE
+def _written(site: Site, node: Node, secrets: Mapping[str, Secret]) -> list[Step]:
+    store = _OWN + _STORE if site.inventory.secrets_in == "memory" else _STORE
+    base = containers.secrets_base(site, node)
     return [
         Step(
             title=f"writing secret {name}",
@@ -150,22 +143,23 @@ def _written(
                 argv=("sh", "-c", store, "store", base, name),
                 timeout=30,
                 stdin=partial(_bytes, value),
-                shown_stdin=_shown(inventory, name),
+                shown_stdin=_shown(site.inventory, name),
             ),
         )
         for name, value in sorted(secrets.items())
     ]
 
 
-def _elsewhere(inventory: Inventory, node: Node, facts: HostFacts, base: str) -> list[Step]:
+def _elsewhere(site: Site, node: Node, facts: HostFacts) -> list[Step]:
     """Remove the secrets from wherever they lay before `secrets_in`, or the node's place in memory,
     was another one.
     """
+    base = containers.secrets_base(site, node)
     argvs: list[Argv] = [
         ("sh", "-c", _FORGET, "forget", folder) for folder in facts.folders if folder != base
     ]
-    if inventory.secrets_in == "memory" and facts.secret_names:
-        disk = containers.state_dir(inventory, node, facts)
+    if site.inventory.secrets_in == "memory" and facts.secret_names:
+        disk = site.state_dir(node)
         argvs.append(("rm", "-f", *(f"{disk}/secrets/{name}" for name in facts.secret_names)))
     title = "removing secrets from where they lay before"
     return [

@@ -11,9 +11,10 @@ from launcher.checks import images
 from launcher.checks import ray as ray_checks
 from launcher.checks.shape import Finding
 from launcher.errors import UnreadableAnswer
-from launcher.model import Inventory, Node
-from launcher.plan import containers, servers
-from launcher.plan.shape import Answers, Gate
+from launcher.model import Node
+from launcher.plan import servers
+from launcher.plan.shape import Answers, Gate, observed
+from launcher.site import Site
 from launcher.tools import docker, payload
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
@@ -24,16 +25,14 @@ _VERSIONS = (
 )
 
 
-def memory(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Gate:
+def memory(site: Site) -> Gate:
     """With `secrets_in: memory`, every node has a place for them that no disk holds and no logout
     empties.
     """
-
-    def judge(_: Answers) -> list[Finding]:
-        return [_memory(node, facts[node.name]) for node in inventory.nodes]
-
-    return Gate(
-        id="secrets-in-memory", what="every node has a place in memory for the secrets", judge=judge
+    return observed(
+        "secrets-in-memory",
+        "every node has a place in memory for the secrets",
+        lambda: [_memory(node, site.facts[node.name]) for node in site.nodes],
     )
 
 
@@ -54,14 +53,12 @@ def _memory(node: Node, facts: HostFacts) -> Finding:
 
 
 def versions(
-    inventory: Inventory, nodes: Sequence[Node], tag: str, ray_version: str, python_version: str
+    cluster: str, nodes: Sequence[Node], tag: str, ray_version: str, python_version: str
 ) -> Gate:
     """Exact Ray and Python in the image, on every node where it is new."""
 
     def ask(node: Node) -> Command:
-        argv = docker.run_python(
-            node.docker, tag, _VERSIONS, cluster=inventory.cluster, node=node.name
-        )
+        argv = docker.run_python(node.docker, tag, _VERSIONS, cluster=cluster, node=node.name)
         return Command(node=node.name, argv=argv, timeout=120)
 
     return Gate(
@@ -72,15 +69,13 @@ def versions(
     )
 
 
-def gpus(inventory: Inventory, nodes: Sequence[Node], image: str) -> Gate:
+def gpus(cluster: str, nodes: Sequence[Node], image: str) -> Gate:
     """Docker really hands out the declared GPUs: they are counted in a throw-away container of the
     image itself.
     """
 
     def ask(node: Node) -> Command:
-        argv = docker.list_gpus(
-            node.docker, image, node.gpus, cluster=inventory.cluster, node=node.name
-        )
+        argv = docker.list_gpus(node.docker, image, node.gpus, cluster=cluster, node=node.name)
         return Command(node=node.name, argv=argv, timeout=120)
 
     return Gate(
@@ -91,29 +86,27 @@ def gpus(inventory: Inventory, nodes: Sequence[Node], image: str) -> Gate:
     )
 
 
-def head(inventory: Inventory) -> Gate:
+def head(site: Site) -> Gate:
     """The head's port answers, Ray's or else the agent's, so that workers need not knock in
     vain.
     """
-    node, off = inventory.head, inventory.ray.off
-    port = inventory.ports.group if off else inventory.ports.gcs
-    probe = docker.exec_(
-        node.docker, containers.name(inventory, node), *payload.port_open(node.ip, port)
-    )
+    node, off = site.head, site.inventory.ray.off
+    ports = site.inventory.ports
+    listens = payload.port_open(node.ip, ports.group if off else ports.gcs)
     return Gate(
         id="head",
         what="the head's agent listens" if off else "the Ray head listens",
-        ask=(_state(inventory, node), Command(node=node.name, argv=probe, timeout=20)),
-        judge=ray_checks.judge_head(inventory),
+        ask=(_state(site, node), site.inside(node, listens, timeout=20)),
+        judge=ray_checks.judge_head(site.inventory),
         deadline=120,
         every=0.2,
-        evidence=(_log(inventory, node),),
+        evidence=(_log(site, node),),
     )
 
 
-def agents(inventory: Inventory, *, deadline: float) -> Gate:
+def agents(site: Site, *, deadline: float) -> Gate:
     """Every node's agent is connected to the head's: only there can servers be started."""
-    node = inventory.head
+    node, port = site.head, site.inventory.ports.group
 
     def judge(answers: Answers) -> list[Finding]:
         try:
@@ -126,16 +119,16 @@ def agents(inventory: Inventory, *, deadline: float) -> Gate:
                     text=f"does not say which agents it hears: {error.message}",
                 )
             ]
-        return [_agent(each, node, kept.members, inventory.ports.group) for each in inventory.nodes]
+        return [_agent(each, node, kept.members, port) for each in site.nodes]
 
     return Gate(
         id="agents",
         what="the head hears the agent of every node",
-        ask=(servers.ask(inventory),),
+        ask=(servers.ask(site),),
         judge=judge,
         deadline=deadline,
         every=0.3,
-        evidence=tuple(_log(inventory, each) for each in inventory.nodes),
+        evidence=tuple(_log(site, each) for each in site.nodes),
     )
 
 
@@ -151,46 +144,38 @@ def _agent(node: Node, head: Node, members: Mapping[str, float], port: int) -> F
     )
 
 
-def cluster(
-    inventory: Inventory, restarts: Mapping[str, int], *, deadline: float, hold: float
-) -> Gate:
+def cluster(site: Site, restarts: Mapping[str, int], *, deadline: float, hold: float) -> Gate:
     """Exactly the declared nodes are in Ray, each under its address with its GPUs, and it stays so
     for `hold` seconds.
 
     `restarts` says by node how often containers that are kept have restarted so far.
     """
-    node = inventory.head
+    inventory = site.inventory
     peers = tuple(f"{each.ip}:{inventory.ports.node_manager}" for each in inventory.workers)
-    table = Command(
-        node=node.name,
-        argv=docker.exec_(
-            node.docker, containers.name(inventory, node), *payload.nodes(inventory.ports, peers)
-        ),
-        timeout=60,
-    )
+    table = site.inside(site.head, payload.nodes(inventory.ports, peers))
     return Gate(
         id="ray-nodes",
         what=f"Ray has exactly {len(inventory.nodes)} nodes with {inventory.gpus} GPUs",
-        ask=(*(_state(inventory, each) for each in inventory.nodes), table),
+        ask=(*(_state(site, each) for each in site.nodes), table),
         judge=ray_checks.judge_cluster(inventory, restarts),
         deadline=deadline,
         every=0.3,
         hold=hold,
-        evidence=tuple(_log(inventory, each) for each in inventory.nodes),
+        evidence=tuple(_log(site, each) for each in site.nodes),
     )
 
 
-def _state(inventory: Inventory, node: Node) -> Command:
+def _state(site: Site, node: Node) -> Command:
     return Command(
         node=node.name,
-        argv=docker.inspect(node.docker, containers.name(inventory, node)),
+        argv=docker.inspect(node.docker, site.container_name(node)),
         timeout=20,
     )
 
 
-def _log(inventory: Inventory, node: Node) -> Command:
+def _log(site: Site, node: Node) -> Command:
     return Command(
         node=node.name,
-        argv=docker.logs(node.docker, containers.name(inventory, node), tail=60),
+        argv=docker.logs(node.docker, site.container_name(node), tail=60),
         timeout=20,
     )

@@ -8,11 +8,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from launcher.model import Inventory
 from launcher.payload.agent.observed import Observed
 from launcher.plan import containers, running, servers
 from launcher.plan.servers import Server
-from launcher.tools.host import HostFacts
+from launcher.site import Site
 
 ServerState = Literal[
     "answering",
@@ -110,20 +109,19 @@ def _mute(completion: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def unknown(inventory: Inventory, facts: Mapping[str, HostFacts], said: Mapping[str, Any]) -> str:
+def unknown(site: Site, said: Mapping[str, Any]) -> str:
     """Return why nobody knows which servers there are; empty when somebody does, or when there can
     be none.
     """
-    head = inventory.head
-    if head.name not in facts:
+    if site.head.name not in site.facts:
         return "the head cannot be reached"
-    there = facts[head.name].container(containers.name(inventory, head))
+    there = site.container(site.head)
     if there is None:
         return ""
     if not there.running:
         return f"the head's container is {there.status}: `vlaunch up` starts it"
     if not containers.renewed(there):
-        what = running.older(inventory, facts, said)
+        what = running.older(site, said)
         return (
             f"{f'{what} runs in ' if what else ''}containers of an earlier vlaunch: `vlaunch up`"
             " renews them"

@@ -16,47 +16,42 @@ from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Inventory, Node
 from launcher.placement import Placement
 from launcher.plan import containers, files, verdict
-from launcher.plan.shape import Answers, Gate, Plan, Stage
+from launcher.plan.shape import Answers, Gate, Plan, Stage, observed
 from launcher.plan.verdict import Ask, Proof
+from launcher.site import Site
 from launcher.tools import docker
 from launcher.tools import network as probe
-from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
 
-def prepare(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Plan:
+def prepare(site: Site) -> Plan:
     """Bring the probe to every node; where no Ray container runs, the image must be there for a
     throw-away one.
     """
-
-    def judge(_: Answers) -> Sequence[Finding]:
-        return [
-            (
-                Finding(node=node.name, status="pass", text="")
-                if containers.own(inventory, node, facts.get(node.name))
-                or facts[node.name].images.get(inventory.image)
-                else Finding(
-                    node=node.name,
-                    status="fail",
-                    text=f"has neither a running Ray container nor the image {inventory.image}",
-                    fix="run `vlaunch up` first",
-                )
-            )
-            for node in inventory.nodes
-        ]
-
-    writes = tuple(
-        step
-        for node in inventory.nodes
-        for step in files.steps(inventory, node, facts.get(node.name), {}, fresh=False)
+    writes = tuple(step for node in site.nodes for step in files.steps(site, node, {}, fresh=False))
+    gate = observed(
+        "container",
+        "every node has a container to measure in",
+        lambda: [_measurable(site, node) for node in site.nodes],
     )
-    gate = Gate(id="container", what="every node has a container to measure in", judge=judge)
     look = Stage(id="container", title="Look for the containers that will serve", gates=(gate,))
     write = Stage(id="files", title="Update helper files", steps=writes)
     return Plan(verb="check-nccl", stages=(look, write) if writes else (look,))
 
 
-def commands(inventory: Inventory, facts: Mapping[str, HostFacts], ask: Ask) -> list[Command]:
+def _measurable(site: Site, node: Node) -> Finding:
+    image = site.inventory.image
+    if site.running(node) is not None or site.image(node, image) is not None:
+        return Finding(node=node.name, status="pass", text="")
+    return Finding(
+        node=node.name,
+        status="fail",
+        text=f"has neither a running Ray container nor the image {image}",
+        fix="run `vlaunch up` first",
+    )
+
+
+def commands(site: Site, ask: Ask) -> list[Command]:
     """Return the probe of every node, to be run all at once.
 
     It runs in the node's container, or, where none runs, in a throw-away one with the same rights
@@ -65,13 +60,13 @@ def commands(inventory: Inventory, facts: Mapping[str, HostFacts], ask: Ask) -> 
     return [
         Command(
             node=node.name,
-            argv=_inside(inventory, node, facts.get(node.name), ask, rank),
-            timeout=deadline(inventory, ask) + 30,
+            argv=_inside(site, node, ask, rank),
+            timeout=deadline(site.inventory, ask) + 30,
             stdin=bytes,
             hold_stdin=True,
             together=True,
         )
-        for rank, node in enumerate(_ordered(inventory))
+        for rank, node in enumerate(_ordered(site.inventory))
     ]
 
 
@@ -103,8 +98,9 @@ def read(answers: Mapping[str, Sequence[Answer]]) -> tuple[dict[str, probe.Repor
     return reports, missing
 
 
-def gate(inventory: Inventory, facts: Mapping[str, HostFacts], ask: Ask, proof: Proof) -> Gate:
+def gate(site: Site, ask: Ask, proof: Proof) -> Gate:
     """Every pair of nodes reaches the required level; what was seen is left in `proof`."""
+    inventory = site.inventory
 
     def judge(answers: Answers) -> Sequence[Finding]:
         proof.ask = ask
@@ -119,7 +115,7 @@ def gate(inventory: Inventory, facts: Mapping[str, HostFacts], ask: Ask, proof: 
         )
         said = Measurement(inventory=inventory, reports=proof.reports, missing=missing)
         seen = transport.judge(said, level, collective=ask.collective)
-        surveyed = Evidence(inventory=inventory, facts=facts, expectations=ask.known)
+        surveyed = Evidence(inventory=inventory, facts=site.facts, expectations=ask.known)
         slower = expected.judge(seen, surveyed, ranks_per_node=ranks(inventory, ask))
         proof.verdict = replace(seen, findings=(*seen.findings, *slower))
         if not first and transport.doubtful(proof.verdict):
@@ -142,30 +138,28 @@ def gate(inventory: Inventory, facts: Mapping[str, HostFacts], ask: Ask, proof: 
         doing=(
             "measuring the network between every pair of nodes, in the containers that will serve"
         ),
-        ask=tuple(commands(inventory, facts, ask)),
+        ask=tuple(commands(site, ask)),
         judge=judge,
         deadline=2 * deadline(inventory, ask) + 60,
     )
 
 
-def stages(
-    inventory: Inventory, facts: Mapping[str, HostFacts], ask: Ask, proof: Proof, *, taken: str
-) -> tuple[Stage, ...]:
+def stages(site: Site, ask: Ask, proof: Proof, *, taken: str) -> tuple[Stage, ...]:
     """Return the gate, and, behind it, the step that keeps the verdict: what comes after them has a
     network that was proven.
     """
-    here = placement.narrow(inventory, ask.nodes)
+    here = replace(site, inventory=placement.narrow(site.inventory, ask.nodes))
     return (
         Stage(
             id="network",
             title="Prove the network between the nodes",
-            steps=(verdict.forget(inventory, facts),),
-            gates=(gate(here, facts, ask, proof),),
+            steps=(verdict.forget(site),),
+            gates=(gate(here, ask, proof),),
         ),
         Stage(
             id="verdict",
             title="Keep the verdict",
-            steps=(verdict.record(inventory, facts, proof, taken=taken),),
+            steps=(verdict.record(site, proof, taken=taken),),
         ),
     )
 
@@ -195,15 +189,12 @@ def _ordered(inventory: Inventory) -> tuple[Node, ...]:
     return (inventory.head, *inventory.workers)
 
 
-def _inside(
-    inventory: Inventory, node: Node, facts: HostFacts | None, ask: Ask, rank: int
-) -> tuple[str, ...]:
-    nodes = _ordered(inventory)
-    own = containers.own(inventory, node, facts)
+def _inside(site: Site, node: Node, ask: Ask, rank: int) -> tuple[str, ...]:
+    inventory, own = site.inventory, site.running(node)
     argv = probe.probe(
         node=node.name,
         node_rank=rank,
-        nodes={one.name: one.ip for one in nodes},
+        nodes={one.name: one.ip for one in _ordered(inventory)},
         ranks_per_node=ranks(inventory, ask),
         master=inventory.head.ip,
         port=inventory.ports.probe,
@@ -215,5 +206,5 @@ def _inside(
     )
     if own is not None:
         return docker.exec_(node.docker, own.name, *argv, stdin=True)
-    spec = containers.probe_spec(inventory, node, facts, argv)
+    spec = containers.probe_spec(site, node, argv)
     return docker.run(node.docker, spec, once=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.model import Argv, Backend, Inventory, Node
 from launcher.placement import Placement
 from launcher.plan import servers
 from launcher.plan.servers import Kept
+from launcher.site import Site
 from launcher.tools import model, vllm
-from launcher.tools.host import HostFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class ClusterSnapshot:
     servers, the model on each node, and the last verdict on the network (`launcher.plan.network`).
     """
 
-    facts: Mapping[str, HostFacts] = field(default_factory=dict)
+    site: Site
     said: Mapping[str, Any] = field(default_factory=dict)
     models: Mapping[str, model.ModelSeen] = field(default_factory=dict)
     network: Mapping[str, Any] = field(default_factory=dict)
@@ -111,8 +111,3 @@ class ClusterSnapshot:
     def config(self) -> Mapping[str, Any] | None:
         """The model's `config.json` from the first node that has one."""
         return next((each.config for each in self.models.values() if each.config is not None), None)
-
-
-def at_port(inventory: Inventory, port: int) -> Inventory:
-    """Return the inventory with the API on another port."""
-    return replace(inventory, ports=replace(inventory.ports, api=port))

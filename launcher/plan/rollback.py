@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from launcher.errors import RequestError, UnreadableAnswer
-from launcher.model import Answer, Backend, Inventory
+from launcher.model import Answer, Backend
 from launcher.payload.agent import state
 from launcher.plan import servers, wanted
+from launcher.site import Site
 from launcher.tools import decode, untrusted
-from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
 # The files are not there before anything has been served, nor after `down`.
@@ -49,7 +49,7 @@ class Answered:
         return " ".join((self.model, f"({split}, {self.backend})", *self.args))
 
 
-def pick(inventory: Inventory, facts: Mapping[str, HostFacts], name: str | None) -> str:
+def pick(site: Site, name: str | None) -> str:
     """Return the name of the server to roll back: the one that is named, else the only one that is
     wanted or has answered.
 
@@ -59,7 +59,7 @@ def pick(inventory: Inventory, facts: Mapping[str, HostFacts], name: str | None)
     if name is not None:
         return name
     for file in (state.DESIRED, state.HISTORY):
-        found = names_with(inventory, facts, file)
+        found = names_with(site, file)
         if len(found) == 1:
             return found[0]
         if found:
@@ -68,24 +68,24 @@ def pick(inventory: Inventory, facts: Mapping[str, HostFacts], name: str | None)
     return servers.DEFAULT
 
 
-def names_with(inventory: Inventory, facts: Mapping[str, HostFacts], file: str) -> list[str]:
+def names_with(site: Site, file: str) -> list[str]:
     """Return the names of the servers in whose folder on the head a file lies; no container need
     run for it.
     """
-    seen = facts.get(inventory.head.name)
+    seen = site.facts.get(site.head.name)
     parts = [path.split("/") for path in (seen.files if seen else ())]
     return sorted(
         part[1] for part in parts if len(part) == 3 and (part[0], part[2]) == ("server", file)
     )
 
 
-def ask(inventory: Inventory, facts: Mapping[str, HostFacts], name: str) -> Command:
+def ask(site: Site, name: str) -> Command:
     """Ask the head what has answered under a name, and what is wanted now; its container need not
     run.
     """
-    folder = wanted.folder(inventory, facts, name)
+    folder = wanted.folder(site, name)
     argv = ("sh", "-c", _READ, "answered", folder, state.HISTORY, state.DESIRED)
-    return Command(node=inventory.head.name, argv=argv, timeout=30)
+    return Command(node=site.head.name, argv=argv, timeout=30)
 
 
 def read(answer: Answer) -> tuple[tuple[Answered, ...], str]:

@@ -4,121 +4,148 @@ way is named.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from launcher.checks import serving
 from launcher.checks.serving import Holder
 from launcher.checks.shape import Finding
-from launcher.model import Inventory
-from launcher.plan import containers
+from launcher.model import Inventory, Node
 from launcher.plan.request import ClusterSnapshot, Request
 from launcher.plan.servers import Server
-from launcher.plan.shape import Answers, Gate
+from launcher.plan.shape import Gate, observed
 
 
-def gates(
-    inventory: Inventory, seen: ClusterSnapshot, request: Request, there: Server | None
-) -> tuple[Gate, ...]:
+def gates(seen: ClusterSnapshot, request: Request, there: Server | None) -> tuple[Gate, ...]:
     """Return what must hold; `there` is the server of that name, which makes room."""
-    kept, facts = seen.kept, seen.facts
-    others = [each for each in kept.running if each.name != request.name]
-    names = {node.name: containers.name(inventory, node) for node in inventory.nodes}
-    ours = request.nodes_with_ranks(inventory)
-    loading = list(inventory.nodes) if request.backend == "ray" else ours
+    inventory, kept = seen.site.inventory, seen.kept
+    loading = request.nodes_with_ranks(inventory)
+    if request.backend == "ray":
+        loading = list(inventory.nodes)
     needed = [node for node in inventory.nodes if node.head or node in loading]
     heard = {**kept.members, inventory.head.name: kept.agent}
-    offline = {
-        node.name: node.env.get("HF_HUB_OFFLINE", "0") not in ("0", "") for node in inventory.nodes
-    }
-    api = request.api_node(inventory)
-    whole = _gate(
-        "cluster",
-        "the cluster is up: every node is in Ray",
-        partial(serving.cluster, inventory, facts, seen.said, names),
-    )
+    room = _Room(seen=seen, request=request, there=there)
     return (
-        *([whole] if request.backend == "ray" else []),
-        _gate(
+        *([cluster(seen)] if request.backend == "ray" else []),
+        observed(
             "agents",
             "the agents of its nodes are connected",
-            partial(serving.agents, needed, facts, names, heard),
+            partial(serving.agents, needed, seen.site.facts, _names(seen), heard),
         ),
-        _gate(
-            "model",
-            "every node has the model, or may download it",
-            partial(serving.model, loading, request.model, seen.models, offline),
-        ),
-        _gate(
+        model(seen, loading, request.model),
+        observed(
             "room",
-            f"enough GPUs are free, and port {request.port} on {api.name}",
-            partial(_room, inventory, seen, request, there, others),
+            f"enough GPUs are free, and port {request.port} on {room.api.name}",
+            # Both at once: nobody should learn of the port only when the GPUs are free.
+            lambda: [*room.gpus(), *room.port()],
         ),
     )
 
 
-def _room(
-    inventory: Inventory,
-    seen: ClusterSnapshot,
-    request: Request,
-    there: Server | None,
-    others: Sequence[Server],
-) -> Sequence[Finding]:
-    """Judge both at once: nobody should learn of the port only when the GPUs are free."""
-    return [
-        *_free(inventory, seen, request, there, others),
-        *_api_port(inventory, seen, request, there, others),
-    ]
+def cluster(seen: ClusterSnapshot) -> Gate:
+    """Every node is in Ray: what runs in Ray needs all of them."""
+    site = seen.site
+    return observed(
+        "cluster",
+        "the cluster is up: every node is in Ray",
+        partial(serving.cluster, site.inventory, site.facts, seen.said, _names(seen)),
+    )
 
 
-def _free(
-    inventory: Inventory,
-    seen: ClusterSnapshot,
-    request: Request,
-    there: Server | None,
-    others: Sequence[Server],
-) -> Sequence[Finding]:
-    """Judge whether there is room: in all of Ray, or on each node of `mp` and, for what batch jobs
-    claim, in all.
+def model(seen: ClusterSnapshot, nodes: Sequence[Node], name: str) -> Gate:
+    """The nodes that load a model have it, or may download it."""
+    offline = {each.name: each.env.get("HF_HUB_OFFLINE", "0") not in ("0", "") for each in nodes}
+    return observed(
+        "model",
+        "every node has the model, or may download it",
+        partial(serving.model, nodes, name, seen.models, offline),
+    )
+
+
+def _names(seen: ClusterSnapshot) -> dict[str, str]:
+    return {node.name: seen.site.container_name(node) for node in seen.site.nodes}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Room:
+    """Whether a server that is asked for has room beside the others, once the one of its name,
+    `there`, is gone.
     """
-    split, own = request.placement, _in_ray(there)
-    batches = serving.batch_holders(seen.said)
-    if request.backend == "ray":
-        holders = [*(_holder(each, each.gpus) for each in others), *batches]
-        return serving.free_gpus(
-            inventory, split.world, split.words, seen.said, holders, sum(own.values())
-        )
-    if not inventory.ray.off and "jobs" not in seen.said:
-        text = f"Ray does not say what it holds: {seen.said.get('error', 'no answer')}"
-        return [
-            Finding(
-                node=inventory.head.name, status="fail", text=text, fix="look at `vlaunch status`"
-            )
-        ]
-    return [
-        *_free_on_nodes(inventory, seen, request, own, others),
-        *_claimed(inventory, batches, split.world + sum(each.gpus for each in others)),
-    ]
 
+    seen: ClusterSnapshot
+    request: Request
+    there: Server | None
 
-def _free_on_nodes(
-    inventory: Inventory,
-    seen: ClusterSnapshot,
-    request: Request,
-    own: Mapping[str, int],
-    others: Sequence[Server],
-) -> list[Finding]:
-    """Judge each node of a server by itself; `own` is what Ray gets back there when another makes
-    room.
-    """
-    busy = serving.busy_by_node(seen.said)
-    found = []
-    for name, count in request.placement.nodes:
-        node = inventory.node(name)
-        holders = [_holder(each, held) for each in others if (held := _taken(each).get(name))]
-        in_ray = busy.get(node.ip, 0.0) - own.get(name, 0)
-        found.append(serving.node_gpus(node, count, holders, in_ray))
-    return found
+    @property
+    def inventory(self) -> Inventory:
+        return self.seen.site.inventory
+
+    @property
+    def api(self) -> Node:
+        return self.request.api_node(self.inventory)
+
+    @property
+    def others(self) -> list[Server]:
+        return [each for each in self.seen.kept.running if each.name != self.request.name]
+
+    def gpus(self) -> Sequence[Finding]:
+        """Judge whether GPUs are free: in all of Ray, or on each node of `mp` and, for what batch
+        jobs claim, in all.
+        """
+        inventory, said, split = self.inventory, self.seen.said, self.request.placement
+        batches = serving.batch_holders(said)
+        if self.request.backend == "ray":
+            holders = [*(_holder(each, each.gpus) for each in self.others), *batches]
+            own = sum(_in_ray(self.there).values())
+            return serving.free_gpus(inventory, split.world, split.words, said, holders, own)
+        if not inventory.ray.off and "jobs" not in said:
+            text = f"Ray does not say what it holds: {said.get('error', 'no answer')}"
+            return [
+                Finding(
+                    node=inventory.head.name,
+                    status="fail",
+                    text=text,
+                    fix="look at `vlaunch status`",
+                )
+            ]
+        needed = split.world + sum(each.gpus for each in self.others)
+        return [*self._gpus_on_nodes(), *_claimed(inventory, batches, needed)]
+
+    def _gpus_on_nodes(self) -> list[Finding]:
+        """Judge each node by itself; what the server that makes room has there, Ray gets back."""
+        busy, own = serving.busy_by_node(self.seen.said), _in_ray(self.there)
+        found = []
+        for name, count in self.request.placement.nodes:
+            node = self.inventory.node(name)
+            holders = [
+                _holder(each, held) for each in self.others if (held := _taken(each).get(name))
+            ]
+            in_ray = busy.get(node.ip, 0.0) - own.get(name, 0)
+            found.append(serving.node_gpus(node, count, holders, in_ray))
+        return found
+
+    def port(self) -> Sequence[Finding]:
+        """Judge whether the port of its API is free, or held by the server that makes room."""
+        node, port, facts = self.api, self.request.port, self.seen.site.facts
+        held = {
+            at[1]: each.what
+            for each in self.others
+            if (at := _answers_at(each)) and at[0] == node.name
+        }
+        if port in held:
+            listening = {number for _, number in facts[node.name].listening or ()}
+            free = _first_free(port + 1, {*held, *listening})
+            text = f"port {port} on {node.name} is held by {held[port]}"
+            return [
+                Finding(
+                    node=node.name, status="fail", text=text, fix=f"choose another: `--port {free}`"
+                )
+            ]
+        if self.there is not None and _answers_at(self.there) == (node.name, port):
+            text = "it is held by the server that makes room"
+            return [Finding(node=node.name, status="pass", text=text)]
+        return [serving.port(node, port, "vLLM API", facts[node.name])]
 
 
 def _claimed(inventory: Inventory, batches: Sequence[Holder], needed: int) -> list[Finding]:
@@ -157,41 +184,9 @@ def _in_ray(server: Server | None) -> Mapping[str, int]:
     )
 
 
-def _api_port(
-    inventory: Inventory,
-    seen: ClusterSnapshot,
-    request: Request,
-    there: Server | None,
-    others: Sequence[Server],
-) -> Sequence[Finding]:
-    node, facts = request.api_node(inventory), seen.facts
-    held = {at[1]: each.what for each in others if (at := _answers_at(each)) and at[0] == node.name}
-    if request.port in held:
-        listening = {number for _, number in facts[node.name].listening or ()}
-        free = _first_free(request.port + 1, {*held, *listening})
-        text = f"port {request.port} on {node.name} is held by {held[request.port]}"
-        return [
-            Finding(
-                node=node.name, status="fail", text=text, fix=f"choose another: `--port {free}`"
-            )
-        ]
-    if there is not None and _answers_at(there) == (node.name, request.port):
-        return [
-            Finding(node=node.name, status="pass", text="it is held by the server that makes room")
-        ]
-    return [serving.port(node, request.port, "vLLM API", facts[node.name])]
-
-
 def _first_free(port: int, taken: Collection[int]) -> int:
     return next(number for number in range(port, 1 << 17) if number not in taken)
 
 
 def _answers_at(server: Server) -> tuple[str, int] | None:
     return (server.desired.api_node, server.desired.port) if server.desired else None
-
-
-def _gate(id: str, what: str, findings: Callable[[], Sequence[Finding]]) -> Gate:
-    def judge(_: Answers) -> Sequence[Finding]:
-        return findings()
-
-    return Gate(id=id, what=what, judge=judge)

@@ -11,10 +11,9 @@ from typing import Any
 from launcher.checks import serving
 from launcher.checks.serving import OVER, Holder
 from launcher.errors import RequestError
-from launcher.model import Inventory
 from launcher.plan import containers, servers
-from launcher.tools import docker, job_store, payload
-from launcher.tools.host import HostFacts
+from launcher.site import Site
+from launcher.tools import job_store, payload
 from launcher.transport import Command
 
 
@@ -26,24 +25,13 @@ class Batch:
     id: str
 
 
-def head_runs(inventory: Inventory, facts: Mapping[str, HostFacts]) -> bool:
-    """True when the head's container runs, so that it can be asked."""
-    return containers.own(inventory, inventory.head, facts[inventory.head.name]) is not None
-
-
-def in_ray(inventory: Inventory, argv: tuple[str, ...], *, timeout: float = 60.0) -> Command:
-    """Run something in the head's container."""
-    head = inventory.head
-    inside = docker.exec_(head.docker, containers.name(inventory, head), *argv)
-    return Command(node=head.name, argv=inside, timeout=timeout)
-
-
-def ask_jobs(inventory: Inventory) -> Command:
+def ask_jobs(site: Site) -> Command:
     """Ask the head for jobs, nodes, actors and placement groups, and for its servers; without Ray
     for these alone.
     """
+    inventory = site.inventory
     host = payload.api_host(inventory.serve.bind)
-    return in_ray(inventory, payload.jobs(inventory.ports, host, ray=not inventory.ray.off))
+    return site.inside(site.head, payload.jobs(inventory.ports, host, ray=not inventory.ray.off))
 
 
 def batches(said: Mapping[str, Any]) -> list[Batch]:
@@ -67,15 +55,13 @@ def holders(said: Mapping[str, Any]) -> list[Holder]:
     ]
 
 
-def refuse_older(
-    inventory: Inventory, facts: Mapping[str, HostFacts], said: Mapping[str, Any]
-) -> None:
+def refuse_older(site: Site, said: Mapping[str, Any]) -> None:
     """Raise RequestError when an older vlaunch started the head's container: its programs do not
     know what is asked today.
     """
-    own = containers.own(inventory, inventory.head, facts.get(inventory.head.name))
+    own = site.running(site.head)
     if own is not None and not containers.renewed(own):
-        what = older(inventory, facts, said)
+        what = older(site, said)
         raise RequestError(
             "an older vlaunch started the containers of this"
             f" cluster{f', and {what} in them' if what else ''}",
@@ -86,7 +72,7 @@ def refuse_older(
         )
 
 
-def older(inventory: Inventory, facts: Mapping[str, HostFacts], said: Mapping[str, Any]) -> str:
+def older(site: Site, said: Mapping[str, Any]) -> str:
     """Name a server that an older vlaunch started, which no keeper knows of; empty when there is
     none.
     """
@@ -95,8 +81,8 @@ def older(inventory: Inventory, facts: Mapping[str, HostFacts], said: Mapping[st
             model := (job.get("metadata") or {}).get("vlaunch.model")
         ):
             return f"{model} (Ray job {job['submission_id']})"
-    for node in inventory.nodes:
-        for each in facts[node.name].containers if node.name in facts else ():
+    for node in site.nodes:
+        for each in site.facts[node.name].containers if node.name in site.facts else ():
             if each.role == "rank" and each.running:
                 return (
                     f"{each.labels.get('vlaunch.model', 'a server')} (container {each.name} on"

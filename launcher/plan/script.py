@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from launcher.model import Inventory, Node
 from launcher.plan import containers
 from launcher.plan.shape import Plan, Stage, in_waves
-from launcher.tools import docker, ray
+from launcher.site import Site
+from launcher.tools import ray
 from launcher.transport import Command
 
 
@@ -79,8 +80,7 @@ def _token(inventory: Inventory, plans: Sequence[Plan]) -> list[str]:
     else:
         said = "The head keeps running, and its token is the cluster's."
         path = f"{containers.SECRETS}/{ray.TOKEN}"
-        argv = docker.exec_(head.docker, containers.name(inventory, head), "cat", path)
-        source = shlex.join(("on", head.name, *argv))
+        source = shlex.join(("on", head.name, *Site(inventory).inside(head, ("cat", path)).argv))
     return ["", f"# {said}", f': "${{RAY_AUTH_TOKEN:=$({source})}}"']
 
 

@@ -5,18 +5,17 @@ Waiting for it is `plan/watched.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.errors import RequestError
-from launcher.model import Inventory
 from launcher.payload.agent.desired import Desired, Policy
 from launcher.plan import containers, files, room, wanted
 from launcher.plan.request import ClusterSnapshot, Request
 from launcher.plan.servers import Server
 from launcher.plan.shape import Plan, Stage
-from launcher.tools import docker, model
-from launcher.tools.host import HostFacts
+from launcher.site import Site
+from launcher.tools import model
 from launcher.transport import Command
 
 
@@ -31,22 +30,16 @@ class Start:
     attached: bool = False
 
 
-def ask_model(inventory: Inventory, facts: Mapping[str, HostFacts], name: str) -> list[Command]:
+def ask_model(site: Site, name: str) -> list[Command]:
     """Ask each node's container for the model; nodes whose container does not run are left out."""
     return [
-        Command(
-            node=node.name,
-            argv=docker.exec_(node.docker, own.name, *model.look(name, node.hf_home)),
-            timeout=60,
-        )
-        for node in inventory.nodes
-        if (own := containers.own(inventory, node, facts.get(node.name))) is not None
+        site.inside(node, model.look(name, node.hf_home))
+        for node in site.nodes
+        if site.running(node) is not None
     ]
 
 
-def plan_files(
-    inventory: Inventory, facts: Mapping[str, HostFacts], *, verb: str = "serve"
-) -> Plan:
+def plan_files(site: Site, *, verb: str = "serve") -> Plan:
     """Bring the helper programs of running containers up to date: what is asked next must
     understand the question.
 
@@ -55,10 +48,9 @@ def plan_files(
     """
     steps = tuple(
         step
-        for node in inventory.nodes
-        if (own := containers.own(inventory, node, facts.get(node.name))) is not None
-        and containers.renewed(own)
-        for step in files.steps(inventory, node, facts[node.name], {}, fresh=False)
+        for node in site.nodes
+        if (own := site.running(node)) is not None and containers.renewed(own)
+        for step in files.steps(site, node, {}, fresh=False)
     )
     return Plan(
         verb=verb,
@@ -67,7 +59,6 @@ def plan_files(
 
 
 def plan_serve(
-    inventory: Inventory,
     seen: ClusterSnapshot,
     request: Request,
     *,
@@ -92,15 +83,13 @@ def plan_serve(
         attached = _attached(there, request, policy, replace_other=replace_other, insist=insist)
         if attached is not None:
             return attached
-    server = wanted.desired(inventory, seen, request, asked=asked, policy=policy)
+    server = wanted.desired(seen, request, asked=asked, policy=policy)
     stages = [
         *prove,
-        Stage(
-            id="server", title="Ask for the server", steps=(wanted.write(inventory, seen, server),)
-        ),
+        Stage(id="server", title="Ask for the server", steps=(wanted.write(seen.site, server),)),
     ]
-    if seen.facts:
-        gates = room.gates(inventory, seen, request, there)
+    if seen.site.facts:
+        gates = room.gates(seen, request, there)
         stages.insert(
             0, Stage(id="preflight", title="Look at the cluster and the model", gates=gates)
         )

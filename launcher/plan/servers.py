@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.errors import RequestError
-from launcher.model import Inventory
+from launcher.model import Node
 from launcher.payload.agent import desired, observed, state
 from launcher.payload.agent.desired import Desired
 from launcher.payload.agent.observed import OVER, Observed
-from launcher.plan import containers
-from launcher.tools import docker, payload
+from launcher.site import Site
+from launcher.tools import payload
 from launcher.transport import Command
 
 DEFAULT = "default"  # the name of a server that was given none
@@ -94,11 +94,9 @@ class Kept:
         return tuple(each for each in self.servers if each.runs)
 
 
-def ask(inventory: Inventory) -> Command:
+def ask(site: Site) -> Command:
     """Ask the head's container for its servers: it reads a few small files."""
-    head = inventory.head
-    argv = docker.exec_(head.docker, containers.name(inventory, head), *payload.servers())
-    return Command(node=head.name, argv=argv, timeout=30)
+    return site.inside(site.head, payload.servers(), timeout=30)
 
 
 def read(said: Mapping[str, Any]) -> Kept:
@@ -169,13 +167,13 @@ def ranks_on(node: str, kept: Kept, actors: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def named(inventory: Inventory, found: Observed) -> Observed:
+def named(nodes: Sequence[Node], found: Observed) -> Observed:
     """Put nodes' names in the place of their addresses, wherever the keeper wrote down what a tool
     had said.
     """
 
     def text(said: str) -> str:
-        for node in inventory.nodes:
+        for node in nodes:
             said = re.sub(rf"(?<![\d.]){re.escape(node.ip)}(?!\d|\.\d)", node.name, said)
         return said
 

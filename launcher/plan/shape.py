@@ -44,6 +44,15 @@ class Gate:
     doing: str = ""
 
 
+def observed(id: str, what: str, findings: Callable[[], Iterable[Finding]]) -> Gate:
+    """Return a gate that asks nothing: it judges what was seen before the plan was made."""
+
+    def judge(_: Answers) -> Sequence[Finding]:
+        return list(findings())
+
+    return Gate(id=id, what=what, judge=judge)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """Steps that run on all nodes at once (a node's own in order), then gates, one after

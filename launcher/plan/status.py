@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.checks.ray import read_payload
 from launcher.errors import UnreadableAnswer
-from launcher.model import Answer, Inventory, Node
+from launcher.model import Answer, Node
 from launcher.payload.agent.desired import Desired
 from launcher.payload.agent.observed import Load, Observed
 from launcher.plan import batches, containers, counters, running, servers, verdict
@@ -21,8 +21,8 @@ from launcher.plan.drift import drift
 from launcher.plan.liveness import BAD, STILL, ServerState, judge, unheard, unknown
 from launcher.plan.servers import Kept, Server
 from launcher.plan.watched import endpoint
+from launcher.site import Site
 from launcher.tools import docker, payload, ray
-from launcher.tools.host import HostFacts
 from launcher.tools.job_store import Entry, parse_list
 from launcher.transport import Command
 
@@ -143,28 +143,21 @@ class Said:
         return servers.read(self.head)
 
 
-def query_head(inventory: Inventory, facts: Mapping[str, HostFacts]) -> list[Command]:
+def query_head(site: Site) -> list[Command]:
     """Return what to ask the head about Ray, jobs, servers and the network: nothing when its
     container does not run.
     """
-    head = inventory.head
-    if containers.own(inventory, head, facts.get(head.name)) is None:
+    if not site.head_runs:
         return []
+    inventory = site.inventory
     peers = tuple(f"{node.ip}:{inventory.ports.node_manager}" for node in inventory.nodes)
     verb = payload.jobs(
         inventory.ports, "127.0.0.1", () if inventory.ray.off else peers, ray=not inventory.ray.off
     )
-    asked = Command(
-        node=head.name,
-        argv=docker.exec_(head.docker, containers.name(inventory, head), *verb),
-        timeout=60,
-    )
-    return [asked, verdict.query_record(inventory, facts)]
+    return [site.inside(site.head, verb), verdict.query_record(site)]
 
 
-def query_server(
-    inventory: Inventory, facts: Mapping[str, HostFacts], server: Server
-) -> list[Command]:
+def query_server(site: Site, server: Server) -> list[Command]:
     """Return what to ask a server's own node: what its API says, and a completion, the only proof
     that it answers.
 
@@ -173,19 +166,15 @@ def query_server(
     wanted = server.desired
     if wanted is None or server.state not in ("starting", "ready"):
         return []
-    node = next((each for each in inventory.nodes if each.name == wanted.api_node), None)
-    if node is None or containers.own(inventory, node, facts.get(node.name)) is None:
+    node = next((each for each in site.nodes if each.name == wanted.api_node), None)
+    if node is None or site.running(node) is None:
         return []
-    ports, host = replace(inventory.ports, api=wanted.port), payload.api_host(wanted.host)
+    ports, host = replace(site.inventory.ports, api=wanted.port), payload.api_host(wanted.host)
     verbs = (
         payload.server(ports, host),
         payload.complete(ports, host, "Say hello.", 1, _patience(server), wanted.replicas),
     )
-    inside = containers.name(inventory, node)
-    return [
-        Command(node=node.name, argv=docker.exec_(node.docker, inside, *verb), timeout=40)
-        for verb in verbs
-    ]
+    return [site.inside(node, verb, timeout=40) for verb in verbs]
 
 
 def _patience(server: Server) -> int:
@@ -214,9 +203,9 @@ def undecided(kept: Kept, completions: Mapping[str, Mapping[str, Any]]) -> bool:
     )
 
 
-def query_batches(inventory: Inventory, said: Mapping[str, Any]) -> list[Command]:
+def query_batches(site: Site, said: Mapping[str, Any]) -> list[Command]:
     """Return what to ask about batch jobs: nothing when none runs."""
-    return [query_list(inventory)] if running.batches(said) else []
+    return [query_list(site)] if running.batches(said) else []
 
 
 def parse_batches(answer: Answer) -> tuple[Entry, ...]:
@@ -235,20 +224,18 @@ def parse_answer(answer: Answer) -> dict[str, Any]:
         return {"error": error.message or "no answer"}
 
 
-def read(
-    inventory: Inventory, facts: Mapping[str, HostFacts], said: Said, missing: Mapping[str, str]
-) -> ClusterStatus:
+def read(site: Site, said: Said, missing: Mapping[str, str]) -> ClusterStatus:
     """Put the answers together; `missing` has, for each node that could not be reached, why."""
-    kept = said.kept
-    nodes = _nodes(inventory, facts, said.head, kept, missing)
-    found = _servers(inventory, facts, said, kept)
+    inventory, kept = site.inventory, said.kept
+    nodes = _nodes(site, said.head, kept, missing)
+    found = _servers(site, said, kept)
     first = next((each.endpoint for each in found if each.endpoint), "")
     return ClusterStatus(
         cluster=inventory.cluster,
         nodes=nodes,
         servers=found,
         endpoint=first or endpoint(inventory, inventory.serve.bind, inventory.ports.api),
-        network=verdict.told(inventory, facts, said.network, kept),
+        network=verdict.told(site, said.network, kept),
         batches=tuple(
             each for each in batches.read(inventory, said.batches, said.head) if each.runs
         ),
@@ -256,28 +243,21 @@ def read(
 
 
 def _nodes(
-    inventory: Inventory,
-    facts: Mapping[str, HostFacts],
-    head: Mapping[str, Any],
-    kept: Kept,
-    missing: Mapping[str, str],
+    site: Site, head: Mapping[str, Any], kept: Kept, missing: Mapping[str, str]
 ) -> tuple[NodeStatus, ...]:
     listed = ray.parse_nodes(head["nodes"]) if head.get("nodes") else ()
     ranks = ray.parse_ranks(head["actors"], listed) if head.get("actors") else {}
-    closed = head.get("unreachable") or ()
+    closed, port = head.get("unreachable") or (), site.inventory.ports.node_manager
     # Ray misses a node some seconds after its port is closed.
-    table = [
-        replace(row, alive=row.alive and f"{row.ip}:{inventory.ports.node_manager}" not in closed)
-        for row in listed
-    ]
+    table = [replace(row, alive=row.alive and f"{row.ip}:{port}" not in closed) for row in listed]
     found = []
-    for node in inventory.nodes:
+    for node in site.nodes:
         if node.name in missing:
             found.append(_unreached(node, missing[node.name]))
             continue
         row = next((each for each in table if each.ip == node.ip), None)
         held = servers.ranks_on(node.name, kept, ranks.get(node.ip, ()))
-        found.append(_node(inventory, node, facts[node.name], row, kept, held))
+        found.append(_node(site, node, row, kept, held))
     return tuple(found)
 
 
@@ -288,25 +268,20 @@ def _unreached(node: Node, why: str) -> NodeStatus:
 
 
 def _node(
-    inventory: Inventory,
-    node: Node,
-    facts: HostFacts,
-    row: ray.RayNode | None,
-    kept: Kept,
-    ranks: tuple[str, ...],
+    site: Site, node: Node, row: ray.RayNode | None, kept: Kept, ranks: tuple[str, ...]
 ) -> NodeStatus:
-    own = facts.container(containers.name(inventory, node))
+    own, facts, off = site.container(node), site.facts[node.name], site.inventory.ray.off
     return NodeStatus(
         node=node.name,
         role=containers.role(node),
         ip=node.ip,
         container=own.status if own else "absent",
         image=own.image if own else "",
-        ray="-" if inventory.ray.off else _in_ray(row),
+        ray="-" if off else _in_ray(row),
         agent=_agent(node, own, kept),
-        gpus=str(node.gpus) if inventory.ray.off else f"{_gpus(row)}/{node.gpus}",
+        gpus=str(node.gpus) if off else f"{_gpus(row)}/{node.gpus}",
         ranks=ranks,
-        drift=drift(inventory, node, facts),
+        drift=drift(site, node),
         trouble=facts.said.get("docker", "") if facts.docker_version is None else "",
     )
 
@@ -330,17 +305,15 @@ def _agent(node: Node, own: docker.Container | None, kept: Kept) -> str:
     return "connected" if heard <= servers.SILENT else "lost"
 
 
-def _servers(
-    inventory: Inventory, facts: Mapping[str, HostFacts], said: Said, kept: Kept
-) -> tuple[ServerStatus, ...]:
+def _servers(site: Site, said: Said, kept: Kept) -> tuple[ServerStatus, ...]:
     """Return each server that is wanted or being ended; where nobody can tell, one without a name
     that says why.
     """
-    if why := unknown(inventory, facts, said.head):
+    if why := unknown(site, said.head):
         return (ServerStatus(name="", state="unknown", detail=why),)
     return tuple(
         _server(
-            inventory,
+            site,
             each,
             kept.agent,
             said.abouts.get(each.name, {}),
@@ -352,14 +325,14 @@ def _servers(
 
 
 def _server(
-    inventory: Inventory,
+    site: Site,
     server: Server,
     agent: float,
     about: Mapping[str, Any],
     completion: Mapping[str, Any],
 ) -> ServerStatus:
     wanted = server.desired
-    seen = servers.named(inventory, server.observed) if server.observed else None
+    seen = servers.named(site.nodes, server.observed) if server.observed else None
     state, detail = judge(server, seen, agent, completion)
     answer = completion if state == "answering" else {}
     capacity = about.get("capacity") or {}
@@ -368,8 +341,8 @@ def _server(
         state=state,
         backend=wanted.backend if wanted else "",
         model=str(answer.get("model") or server.model),
-        nodes=tuple(node.name for node in inventory.nodes if node.name in server.nodes),
-        endpoint=_endpoint(inventory, wanted),
+        nodes=tuple(node.name for node in site.nodes if node.name in server.nodes),
+        endpoint=_endpoint(site, wanted),
         detail=detail,
         warning=_warning(seen, agent) if state in ("answering", "busy") else "",
         fingerprint=str(answer.get("system_fingerprint", "")),
@@ -382,11 +355,11 @@ def _server(
     )
 
 
-def _endpoint(inventory: Inventory, wanted: Desired | None) -> str:
+def _endpoint(site: Site, wanted: Desired | None) -> str:
     """Return the URL of a server; empty where its node is none of the inventory's any more."""
-    if wanted is None or wanted.api_node not in [node.name for node in inventory.nodes]:
+    if wanted is None or wanted.api_node not in [node.name for node in site.nodes]:
         return ""
-    return endpoint(inventory, wanted.host, wanted.port, wanted.api_node)
+    return endpoint(site.inventory, wanted.host, wanted.port, wanted.api_node)
 
 
 def _warning(seen: Observed | None, agent: float) -> str:

@@ -11,23 +11,21 @@ from launcher.checks import serving
 from launcher.checks.ray import read_payload
 from launcher.checks.shape import Finding
 from launcher.errors import UnreadableAnswer
-from launcher.model import Answer, Inventory
+from launcher.model import Answer
 from launcher.payload.agent import state
-from launcher.plan import containers, running, servers, wanted
+from launcher.plan import running, servers, wanted
 from launcher.plan.batch import query_list
 from launcher.plan.running import Batch
 from launcher.plan.servers import Server
 from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
-from launcher.tools import docker, job_store, payload
-from launcher.tools.host import HostFacts
+from launcher.site import Site
+from launcher.tools import job_store, payload
 from launcher.transport import Command
 
 _MARGIN = 60.0  # seconds beyond the grace until a server must be gone
 
 
-def plan_stop(
-    inventory: Inventory, facts: Mapping[str, HostFacts], found: Sequence[Server], grace: float
-) -> Plan:
+def plan_stop(site: Site, found: Sequence[Server], grace: float) -> Plan:
     """Let servers be wanted no more, and wait until the keeper has ended them; `grace` is in
     seconds.
 
@@ -36,25 +34,25 @@ def plan_stop(
     """
     if not found:
         return Plan(verb="stop", stages=())
-    steps = tuple(_forget(inventory, facts, each.name, state.DESIRED) for each in found)
-    gates = (_gone(inventory, found, grace),) if running.head_runs(inventory, facts) else ()
+    steps = tuple(_forget(site, each.name, state.DESIRED) for each in found)
+    gates = (_gone(site, found, grace),) if site.head_runs else ()
     title = "Stop the server" if len(found) == 1 else f"Stop {len(found)} servers"
     return Plan(verb="stop", stages=(Stage(id="stop", title=title, steps=steps, gates=gates),))
 
 
-def plan_forget(inventory: Inventory, facts: Mapping[str, HostFacts], names: Sequence[str]) -> Plan:
+def plan_forget(site: Site, names: Sequence[str]) -> Plan:
     """Forget servers that are over, with why; what has answered before is remembered."""
-    steps = tuple(_forget(inventory, facts, name, state.DESIRED, state.OBSERVED) for name in names)
+    steps = tuple(_forget(site, name, state.DESIRED, state.OBSERVED) for name in names)
     stage = Stage(id="forget", title="Forget what does not run", steps=steps)
     return Plan(verb="stop", stages=(stage,) if steps else ())
 
 
-def plan_stop_batches(inventory: Inventory, found: Sequence[Batch], grace: float) -> Plan:
+def plan_stop_batches(site: Site, found: Sequence[Batch], grace: float) -> Plan:
     """Stop batch jobs; `grace` is in seconds, then they are killed."""
 
     def judge(answers: Answers) -> Sequence[Finding]:
         try:
-            about_ray, about_jobs = answers[inventory.head.name]
+            about_ray, about_jobs = answers[site.head.name]
             said, entries = read_payload(about_ray), job_store.parse_list(about_jobs)
         except UnreadableAnswer as error:
             return [
@@ -70,15 +68,17 @@ def plan_stop_batches(inventory: Inventory, found: Sequence[Batch], grace: float
     gate = Gate(
         id="batch-gone",
         what="the jobs' drivers are gone, and what they held is free",
-        ask=(running.ask_jobs(inventory), query_list(inventory)),
+        ask=(running.ask_jobs(site), query_list(site)),
         judge=judge,
         deadline=60,
     )
     steps = tuple(
         Step(
             title=f"stopping batch job {each.name} (Ray job {each.id})",
-            command=running.in_ray(
-                inventory, payload.stop(inventory.ports, each.id, grace), timeout=grace + 60
+            command=site.inside(
+                site.head,
+                payload.stop(site.inventory.ports, each.id, grace),
+                timeout=grace + 60,
             ),
         )
         for each in found
@@ -91,22 +91,22 @@ def plan_stop_batches(inventory: Inventory, found: Sequence[Batch], grace: float
     )
 
 
-def _forget(inventory: Inventory, facts: Mapping[str, HostFacts], name: str, *what: str) -> Step:
-    folder = wanted.folder(inventory, facts, name)
+def _forget(site: Site, name: str, *what: str) -> Step:
+    folder = wanted.folder(site, name)
     argv = ("rm", "-f", *(f"{folder}/{file}" for file in what))
     title = (
         f"server `{name}` is wanted no more" if len(what) == 1 else f"forgetting server `{name}`"
     )
-    return Step(title=title, command=Command(node=inventory.head.name, argv=argv, timeout=30))
+    return Step(title=title, command=Command(node=site.head.name, argv=argv, timeout=30))
 
 
-def _gone(inventory: Inventory, found: Sequence[Server], grace: float) -> Gate:
+def _gone(site: Site, found: Sequence[Server], grace: float) -> Gate:
     """The keeper says that they are over, their ports are closed, and Ray has their GPUs back."""
-    head, names = inventory.head, {each.name for each in found}
+    head, names = site.head, {each.name for each in found}
     apis = [each.desired for each in found if each.desired is not None]
     in_ray = any(each.ray is not None for each in apis)
-    probes = [(each, _probe_port(inventory, each.api_node, each.host, each.port)) for each in apis]
-    tables = [running.ask_jobs(inventory)] if in_ray else []
+    probes = [(each, _probe_port(site, each.api_node, each.host, each.port)) for each in apis]
+    tables = [running.ask_jobs(site)] if in_ray else []
 
     def judge(answers: Answers) -> Sequence[Finding]:
         said, *rest = answers[head.name]
@@ -138,7 +138,7 @@ def _gone(inventory: Inventory, found: Sequence[Server], grace: float) -> Gate:
     return Gate(
         id="server-gone",
         what="the server's processes are gone, its GPUs free and its port closed",
-        ask=(servers.ask(inventory), *(probe for _, probe in probes), *tables),
+        ask=(servers.ask(site), *(probe for _, probe in probes), *tables),
         judge=judge,
         deadline=grace + _MARGIN,
         every=0.3,
@@ -160,14 +160,11 @@ def _about_ray(answers: Sequence[Answer]) -> Mapping[str, object] | None:
         return {"error": error.message}
 
 
-def _probe_port(inventory: Inventory, name: str, host: str, port: int) -> Command:
+def _probe_port(site: Site, name: str, host: str, port: int) -> Command:
     """Ask from the head's container whether a server's port is open: no other node need be
     reached.
     """
-    head = inventory.head
-    node = next((each for each in inventory.nodes if each.name == name), head)
+    head = site.head
+    node = next((each for each in site.nodes if each.name == name), head)
     address = payload.api_host(host) if node is head else node.ip
-    inside = docker.exec_(
-        head.docker, containers.name(inventory, head), *payload.port_open(address, port)
-    )
-    return Command(node=head.name, argv=inside, timeout=20)
+    return site.inside(head, payload.port_open(address, port), timeout=20)

@@ -5,34 +5,16 @@ is read before it is due.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from launcher.batch.inputs import Shipped
-from launcher.model import Argv, Inventory
-from launcher.plan import containers
 from launcher.plan.shape import Step
-from launcher.tools import docker, job_store
-from launcher.transport import Command
+from launcher.site import Site
+from launcher.tools import job_store
 
 PIECE = 24 * 2**20  # bytes of one command's standard input, which is held in memory
 _SECONDS = 900.0  # for one piece: 27 kB/s are enough
-
-
-def inside(
-    inventory: Inventory,
-    argv: Argv,
-    *,
-    timeout: float,
-    stdin: Callable[[], bytes] | None = None,
-    shown: str = "",
-) -> Command:
-    """Run the job store in the head's container."""
-    head = inventory.head
-    sent = docker.exec_(
-        head.docker, containers.name(inventory, head), *argv, stdin=stdin is not None
-    )
-    return Command(node=head.name, argv=sent, timeout=timeout, stdin=stdin, shown_stdin=shown)
 
 
 def there(have: Mapping[str, int], file: Shipped) -> int:
@@ -56,20 +38,18 @@ def missing(have: Mapping[str, int], files: Sequence[Shipped]) -> list[Shipped]:
     return [each for each in files if have.get(each.to) != each.bytes]
 
 
-def steps(
-    inventory: Inventory, work: str, have: Mapping[str, int], files: Sequence[Shipped]
-) -> list[Step]:
+def steps(site: Site, work: str, have: Mapping[str, int], files: Sequence[Shipped]) -> list[Step]:
     """Return what sends every missing file, piece by piece, each from where the last run
     stopped.
     """
     return [
-        _piece(inventory, work, file, offset)
+        _piece(site, work, file, offset)
         for file in missing(have, files)
         for offset in (range(there(have, file), file.bytes, PIECE) if file.bytes else (0,))
     ]
 
 
-def _piece(inventory: Inventory, work: str, file: Shipped, offset: int) -> Step:
+def _piece(site: Site, work: str, file: Shipped, offset: int) -> Step:
     count = min(PIECE, file.bytes - offset)
     last = file.sha256 if offset + count == file.bytes else ""
 
@@ -80,12 +60,12 @@ def _piece(inventory: Inventory, work: str, file: Shipped, offset: int) -> Step:
 
     return Step(
         title=f"sending {PurePosixPath(file.to).name}",
-        command=inside(
-            inventory,
+        command=site.inside(
+            site.head,
             job_store.put(work, file.to, offset, last),
             timeout=_SECONDS,
             stdin=read,
-            shown=_shown(file.path, offset, count, file.bytes),
+            shown_stdin=_shown(file.path, offset, count, file.bytes),
         ),
     )
 

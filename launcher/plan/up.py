@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from launcher.checks import host, images
-from launcher.checks.shape import Check, Evidence, Finding
+from launcher.checks.shape import Check, Evidence
 from launcher.model import Inventory, Node, Secret
 from launcher.plan import containers, files, gates
-from launcher.plan.shape import Answers, Gate, Plan, Stage, Step, not_empty
+from launcher.plan.shape import Gate, Plan, Stage, Step, not_empty, observed
+from launcher.site import Site
 from launcher.tools import derived, docker
-from launcher.tools.host import HostFacts
 from launcher.transport import Command
-
-Facts = Mapping[str, HostFacts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,21 +36,19 @@ def base_image(inventory: Inventory) -> RayImage:
     return RayImage(tag=inventory.image, ray_version="", python_version="")
 
 
-def plan_image(inventory: Inventory, facts: Facts) -> Plan:
+def plan_image(site: Site) -> Plan:
     """Preflight, then the inventory's image present on every node."""
-    missing = [node for node in inventory.nodes if not _image(facts, node, inventory.image)]
+    image = site.inventory.image
     pulls = tuple(
         Step(
-            title=f"pulling {inventory.image}",
-            command=Command(
-                node=node.name, argv=docker.pull(node.docker, inventory.image), timeout=3600
-            ),
+            title=f"pulling {image}",
+            command=Command(node=node.name, argv=docker.pull(node.docker, image), timeout=3600),
         )
-        for node in missing
+        for node in _without(site, image)
     )
     stages = (
-        [Stage(id="preflight", title="Look at the nodes", gates=_preflight(inventory, facts))]
-        if facts
+        [Stage(id="preflight", title="Look at the nodes", gates=_preflight(site))]
+        if site.facts
         else []
     )
     if pulls:
@@ -61,8 +57,7 @@ def plan_image(inventory: Inventory, facts: Facts) -> Plan:
 
 
 def plan_up(
-    inventory: Inventory,
-    facts: Facts,
+    site: Site,
     secrets: Mapping[str, Secret],
     image: RayImage,
     *,
@@ -74,135 +69,107 @@ def plan_up(
     takes the workers with it, because their Ray session ends with the head's. Rank containers,
     which an earlier vlaunch started beside it, are removed.
     """
-    specs = {
-        node.name: containers.node_spec(inventory, node, facts.get(node.name), image.tag, secrets)
-        for node in inventory.nodes
-    }
-    reasons = _reasons_by_node(inventory, facts, specs, secrets)
-    changed = [node for node in inventory.nodes if reasons[node.name] is not None]
-    there = _present(facts, specs)
+    specs = {node.name: containers.node_spec(site, node, image.tag, secrets) for node in site.nodes}
+    reasons = _reasons_by_node(site, specs, secrets)
+    changed = [node for node in site.nodes if reasons[node.name] is not None]
+    there = {node.name: each for node in site.nodes if (each := site.container(node)) is not None}
     replaced = [there[node.name] for node in changed if node.name in there]
     stages = (
-        *_image_stages(inventory, facts, changed, image),
+        *_image_stages(site, changed, image),
         Stage(
             id="files",
             title="Write helper files and secrets",
-            steps=_writes(inventory, facts, secrets, changed),
+            steps=_writes(site, secrets, changed),
         ),
         Stage(
             id="ranks",
             title="Remove what an earlier vlaunch started",
-            steps=_old_ranks(inventory, facts),
+            steps=_old_ranks(site),
         ),
-        *_start_stages(inventory, facts, changed, specs),
-        *_verify_stages(inventory, changed, there, join_timeout),
+        *_start_stages(site, changed, specs),
+        *_verify_stages(site, changed, there, join_timeout),
     )
     return Plan(
         verb="up",
         stages=not_empty(stages),
-        notes=(*_differing(facts, reasons), *_ending(replaced)),
+        notes=(*_differing(site, reasons), *_ending(replaced)),
     )
 
 
 def _reasons_by_node(
-    inventory: Inventory,
-    facts: Facts,
-    specs: Mapping[str, docker.ContainerSpec],
-    secrets: Mapping[str, Secret],
+    site: Site, specs: Mapping[str, docker.ContainerSpec], secrets: Mapping[str, Secret]
 ) -> dict[str, list[str] | None]:
     """Why each node's container must start anew: every one's, when the head's must."""
-    reasons = {
-        node.name: _reasons(inventory, facts, node, specs[node.name], secrets)
-        for node in inventory.nodes
-    }
-    if reasons[inventory.head.name] is not None:
-        for node in inventory.workers:
+    reasons = {node.name: _reasons(site, node, specs[node.name], secrets) for node in site.nodes}
+    if reasons[site.head.name] is not None:
+        for node in site.inventory.workers:
             reasons[node.name] = reasons[node.name] or ["the head starts anew"]
     return reasons
 
 
-def _present(
-    facts: Facts, specs: Mapping[str, docker.ContainerSpec]
-) -> dict[str, docker.Container]:
-    """Return the container that is there on each node under its spec's name."""
-    found = {
-        name: facts[name].container(spec.name) for name, spec in specs.items() if name in facts
-    }
-    return {name: each for name, each in found.items() if each is not None}
-
-
-def _image_stages(
-    inventory: Inventory, facts: Facts, changed: Sequence[Node], image: RayImage
-) -> list[Stage]:
+def _image_stages(site: Site, changed: Sequence[Node], image: RayImage) -> list[Stage]:
     """Return what sees to the image before any container starts."""
     stages = []
-    if facts:
-        stages.append(same_image(inventory, facts))
-    if not inventory.ray.off:
-        stages.append(_ray_image(inventory, facts, image))
-    if inventory.accelerator == "nvidia" and facts:
-        stages.append(_gpus(inventory, changed, image))
+    if site.facts:
+        stages.append(_same_image(site))
+    if not site.inventory.ray.off:
+        stages.append(_ray_image(site, image))
+    if site.inventory.accelerator == "nvidia" and site.facts:
+        stages.append(_gpus(site, changed, image))
     return stages
 
 
-def _writes(
-    inventory: Inventory, facts: Facts, secrets: Mapping[str, Secret], changed: Sequence[Node]
-) -> tuple[Step, ...]:
+def _writes(site: Site, secrets: Mapping[str, Secret], changed: Sequence[Node]) -> tuple[Step, ...]:
     return tuple(
         step
-        for node in inventory.nodes
-        for step in files.steps(
-            inventory, node, facts.get(node.name), secrets, fresh=node in changed
-        )
+        for node in site.nodes
+        for step in files.steps(site, node, secrets, fresh=node in changed)
     )
 
 
 def _start_stages(
-    inventory: Inventory,
-    facts: Facts,
+    site: Site,
     changed: Sequence[Node],
     specs: Mapping[str, docker.ContainerSpec],
 ) -> list[Stage]:
     """Start the head, and the workers as soon as it answers."""
-    ray = "" if inventory.ray.off else "Ray "
-    starts = {
-        node.name: _start(facts.get(node.name), node, specs[node.name], ray) for node in changed
-    }
-    head = starts.get(inventory.head.name, [])
-    workers = [step for node in inventory.workers for step in starts.get(node.name, ())]
+    ray = "" if site.inventory.ray.off else "Ray "
+    starts = {node.name: _start(site, node, specs[node.name], ray) for node in changed}
+    head = starts.get(site.head.name, [])
+    workers = [step for node in site.inventory.workers for step in starts.get(node.name, ())]
     return [
         Stage(
             id="head",
             title=f"Start the {ray}head",
             steps=tuple(head),
-            gates=(gates.head(inventory),) if head else (),
+            gates=(gates.head(site),) if head else (),
         ),
         Stage(id="workers", title=f"Start the {ray}workers", steps=tuple(workers)),
     ]
 
 
 def _verify_stages(
-    inventory: Inventory,
+    site: Site,
     changed: Sequence[Node],
     there: Mapping[str, docker.Container],
     join_timeout: float,
 ) -> list[Stage]:
     """See that all nodes have joined, and that what was left alone stays as it is."""
     stages = []
-    if not inventory.ray.off:
+    if not site.inventory.ray.off:
         started = {node.name for node in changed}
         restarts = {name: each.restarts for name, each in there.items() if name not in started}
-        stages.append(_ray_stage(inventory, restarts, join_timeout, changed=bool(changed)))
-    agents = gates.agents(inventory, deadline=join_timeout)
+        stages.append(_ray_stage(site, restarts, join_timeout, changed=bool(changed)))
+    agents = gates.agents(site, deadline=join_timeout)
     return [*stages, Stage(id="agents", title="Verify the agents", gates=(agents,))]
 
 
-def _differing(facts: Facts, reasons: Mapping[str, Sequence[str] | None]) -> list[str]:
+def _differing(site: Site, reasons: Mapping[str, Sequence[str] | None]) -> list[str]:
     return [
         f"{node}: {reason}"
         for node, why in reasons.items()
         for reason in why or ()
-        if facts.get(node) is not None
+        if node in site.facts
     ]
 
 
@@ -221,67 +188,66 @@ def _ending(containers_: Sequence[docker.Container]) -> list[str]:
     ]
 
 
-def _ray_image(inventory: Inventory, facts: Facts, image: RayImage) -> Stage:
+def _ray_image(site: Site, image: RayImage) -> Stage:
     return Stage(
         id="ray-image",
         title=f"Have Ray {image.ray_version} in the image",
-        steps=_builds(inventory, facts, image),
-        gates=_image_gates(inventory, facts, image),
+        steps=_builds(site, image),
+        gates=_image_gates(site, image),
     )
 
 
-def _ray_stage(
-    inventory: Inventory, restarts: Mapping[str, int], deadline: float, *, changed: bool
-) -> Stage:
-    gate = gates.cluster(inventory, restarts, deadline=deadline, hold=1.0 if changed else 0.0)
+def _ray_stage(site: Site, restarts: Mapping[str, int], deadline: float, *, changed: bool) -> Stage:
+    gate = gates.cluster(site, restarts, deadline=deadline, hold=1.0 if changed else 0.0)
     return Stage(id="ray", title="Verify the Ray cluster", gates=(gate,))
 
 
-def _old_ranks(inventory: Inventory, facts: Facts) -> tuple[Step, ...]:
+def _old_ranks(site: Site) -> tuple[Step, ...]:
     return tuple(
         Step(
             title=f"removing container {each.name}, which runs outside the node's own",
             command=Command(node=node.name, argv=docker.remove(node.docker, each.id), timeout=120),
         )
-        for node in inventory.nodes
-        if node.name in facts
-        for each in facts[node.name].containers
+        for node in site.nodes
+        if node.name in site.facts
+        for each in site.facts[node.name].containers
         if each.role == "rank"
     )
 
 
-def _image(facts: Facts, node: Node, image: str) -> docker.Image | None:
-    return facts[node.name].images.get(image) if node.name in facts else None
+def _without(site: Site, image: str) -> list[Node]:
+    """Return the nodes that do not have an image, as far as was seen."""
+    return [node for node in site.nodes if site.image(node, image) is None]
 
 
-def _preflight(inventory: Inventory, facts: Facts) -> tuple[Gate, ...]:
-    checks = [check for check in host.CHECKS if check.applies(inventory)]
-    memory = () if inventory.secrets_in == "disk" else (gates.memory(inventory, facts),)
-    return (*(_observed_gate(check, inventory, facts) for check in checks), *memory)
+def _preflight(site: Site) -> tuple[Gate, ...]:
+    checks = [check for check in host.CHECKS if check.applies(site.inventory)]
+    memory = () if site.inventory.secrets_in == "disk" else (gates.memory(site),)
+    return (*(_observed_gate(check, site) for check in checks), *memory)
 
 
-def _observed_gate(check: Check, inventory: Inventory, facts: Facts) -> Gate:
-    def judge(_: Answers) -> Sequence[Finding]:
-        return check.judge(Evidence(inventory=inventory, facts=facts))
-
-    return Gate(id=check.id, what=check.what, judge=judge)
+def _observed_gate(check: Check, site: Site) -> Gate:
+    evidence = Evidence(inventory=site.inventory, facts=site.facts)
+    return observed(check.id, check.what, lambda: check.judge(evidence))
 
 
-def same_image(inventory: Inventory, facts: Facts) -> Stage:
-    def judge(_: Answers) -> Sequence[Finding]:
-        return images.same_identity(Evidence(inventory=inventory, facts=facts))
-
-    gate = Gate(id="image", what=f"{inventory.image} is the same on every node", judge=judge)
+def _same_image(site: Site) -> Stage:
+    evidence = Evidence(inventory=site.inventory, facts=site.facts)
+    gate = observed(
+        "image",
+        f"{site.inventory.image} is the same on every node",
+        lambda: images.same_identity(evidence),
+    )
     return Stage(id="same-image", title="Compare the image between the nodes", gates=(gate,))
 
 
-def _gpus(inventory: Inventory, changed: Sequence[Node], image: RayImage) -> Stage:
+def _gpus(site: Site, changed: Sequence[Node], image: RayImage) -> Stage:
     waiting = [node for node in changed if node.gpus]
-    counted = (gates.gpus(inventory, waiting, image.tag),) if waiting else ()
+    counted = (gates.gpus(site.inventory.cluster, waiting, image.tag),) if waiting else ()
     return Stage(id="gpus", title="Count the GPUs that Docker hands out", gates=counted)
 
 
-def _builds(inventory: Inventory, facts: Facts, image: RayImage) -> tuple[Step, ...]:
+def _builds(site: Site, image: RayImage) -> tuple[Step, ...]:
     recipe = image.recipe
     if recipe is None:
         return ()
@@ -298,48 +264,38 @@ def _builds(inventory: Inventory, facts: Facts, image: RayImage) -> tuple[Step, 
                 shown_stdin=image.shown,
             ),
         )
-        for node in inventory.nodes
-        if not _image(facts, node, image.tag)
+        for node in _without(site, image.tag)
     )
 
 
-def _image_gates(inventory: Inventory, facts: Facts, image: RayImage) -> tuple[Gate, ...]:
-    fresh = [node for node in inventory.nodes if not _image(facts, node, image.tag)]
-    return (
-        (gates.versions(inventory, fresh, image.tag, image.ray_version, image.python_version),)
-        if fresh
-        else ()
-    )
+def _image_gates(site: Site, image: RayImage) -> tuple[Gate, ...]:
+    cluster, fresh = site.inventory.cluster, _without(site, image.tag)
+    if not fresh:
+        return ()
+    return (gates.versions(cluster, fresh, image.tag, image.ray_version, image.python_version),)
 
 
 def _reasons(
-    inventory: Inventory,
-    facts: Facts,
-    node: Node,
-    spec: docker.ContainerSpec,
-    secrets: Mapping[str, Secret],
+    site: Site, node: Node, spec: docker.ContainerSpec, secrets: Mapping[str, Secret]
 ) -> list[str] | None:
     """Why a node's container must start anew, in words; `None` when it must not."""
-    if node.name not in facts:
-        return ["not there yet"]
-    there = facts[node.name].container(spec.name)
+    there = site.container(node)
     if there is None:
         return ["not there yet"]
     if there.spec != spec.hash:
-        base = facts[node.name].images.get(there.image) or facts[node.name].images.get(spec.image)
+        base = site.image(node, there.image) or site.image(node, spec.image)
         return docker.differences(there, spec, base.env if base else {})
     if not there.running:
         return [f"its container is {there.status} (exit code {there.exit_code})"]
-    if inventory.secrets_in == "memory" and not set(secrets) <= set(
-        facts[node.name].in_memory or ()
-    ):
+    in_memory = site.facts[node.name].in_memory or ()
+    if site.inventory.secrets_in == "memory" and not set(secrets) <= set(in_memory):
         return ["its secrets are gone: a reboot empties what lies in memory"]
     return None
 
 
-def _start(facts: HostFacts | None, node: Node, spec: docker.ContainerSpec, ray: str) -> list[Step]:
+def _start(site: Site, node: Node, spec: docker.ContainerSpec, ray: str) -> list[Step]:
     steps = []
-    if facts is not None and facts.container(spec.name) is not None:
+    if site.container(node) is not None:
         steps.append(
             Step(
                 title=f"removing the old {spec.role} container",

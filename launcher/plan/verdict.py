@@ -13,14 +13,13 @@ from typing import Any, Literal, TypeGuard
 
 from launcher.checks.network import tp_cost
 from launcher.checks.network.shape import Verdict, rate
-from launcher.model import LEVELS, Answer, Inventory, Level, Node, fold
+from launcher.model import LEVELS, Answer, Level, Node, fold
 from launcher.placement import narrow
-from launcher.plan import containers
 from launcher.plan.servers import Kept
 from launcher.plan.shape import Step
+from launcher.site import Site
 from launcher.tools import network as probe
 from launcher.tools.expectations import Expectations
-from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
 FILE = "network.json"
@@ -67,36 +66,26 @@ class Proof:
     ask: Ask | None = None
 
 
-def incarnation(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str:
+def incarnation(site: Site) -> str:
     """Return a word that changes whenever a node's container is another one or started again; empty
     when one does not run.
     """
-    own = [containers.own(inventory, node, facts.get(node.name)) for node in inventory.nodes]
+    own = [site.running(node) for node in site.nodes]
     if None in own:
         return ""
     words = sorted((each.id, each.started) for each in own if each is not None)
     return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:16]
 
 
-def record(
-    inventory: Inventory, facts: Mapping[str, HostFacts], proof: Proof, *, taken: str
-) -> Step:
+def record(site: Site, proof: Proof, *, taken: str) -> Step:
     """Write the verdict down on the head, for `serve` and `status`."""
-    return _store(inventory, facts, lambda: as_record(inventory, facts, proof, taken=taken))
+    return _store(site, lambda: as_record(site, proof, taken=taken))
 
 
-def confirmed(
-    inventory: Inventory,
-    facts: Mapping[str, HostFacts],
-    kept: Mapping[str, Any],
-    *,
-    server: str,
-    id: str,
-    said: str,
-) -> Step:
+def confirmed(site: Site, kept: Mapping[str, Any], *, server: str, id: str, said: str) -> Step:
     """Write down, beside the verdict, what the own logs of a server say of its ranks' links."""
     told = {**kept.get("servers", {}), server: {"id": id, "said": said}}
-    return _store(inventory, facts, lambda: {**kept, "servers": told})
+    return _store(site, lambda: {**kept, "servers": told})
 
 
 def of_server(kept: Mapping[str, Any], server: str, id: str) -> str:
@@ -107,16 +96,12 @@ def of_server(kept: Mapping[str, Any], server: str, id: str) -> str:
     return str(said["said"]) if said.get("id") == id else ""
 
 
-def _store(
-    inventory: Inventory, facts: Mapping[str, HostFacts], said: Callable[[], Mapping[str, Any]]
-) -> Step:
-    head = inventory.head
-    directory = containers.state_dir(inventory, head, facts.get(head.name))
+def _store(site: Site, said: Callable[[], Mapping[str, Any]]) -> Step:
     return Step(
         title="keeping the verdict on the head",
         command=Command(
-            node=head.name,
-            argv=("sh", "-c", _STORE, "keep", directory, FILE),
+            node=site.head.name,
+            argv=("sh", "-c", _STORE, "keep", site.state_dir(site.head), FILE),
             timeout=30,
             stdin=lambda: json.dumps(said()).encode(),
             shown_stdin="printf '{}'",
@@ -124,34 +109,31 @@ def _store(
     )
 
 
-def forget(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Step:
+def forget(site: Site) -> Step:
     """Remove the last verdict before another is made: a check that fails must not leave an older
     proof behind.
     """
-    head = inventory.head
-    path = f"{containers.state_dir(inventory, head, facts.get(head.name))}/{FILE}"
+    argv = ("rm", "-f", f"{site.state_dir(site.head)}/{FILE}")
     return Step(
         title="forgetting the last verdict",
-        command=Command(node=head.name, argv=("rm", "-f", path), timeout=30),
+        command=Command(node=site.head.name, argv=argv, timeout=30),
     )
 
 
-def as_record(
-    inventory: Inventory, facts: Mapping[str, HostFacts], proof: Proof, *, taken: str
-) -> dict[str, Any]:
+def as_record(site: Site, proof: Proof, *, taken: str) -> dict[str, Any]:
     """Return a verdict as it is kept: which incarnation it is about, and what was proven."""
     verdict = proof.verdict
     if verdict is None:
         return {}
     ask = proof.ask or Ask(nonce="")
-    here = narrow(inventory, ask.nodes)
+    here = replace(site, inventory=narrow(site.inventory, ask.nodes))
     collective, measured = verdict.collective, tp_cost.figures(verdict)
     said = {
-        "incarnation": incarnation(here, facts),
+        "incarnation": incarnation(here),
         "nodes": [node.name for node in here.nodes],
         "taken": taken,
         "passed": verdict.passed,
-        "asked": ask.require or inventory.require,
+        "asked": ask.require or site.inventory.require,
         "required": verdict.required,
         "ranks_per_node": ask.ranks_per_node or 0,
         "collective": collective is not None and not collective.error and collective.correct,
@@ -164,13 +146,11 @@ def as_record(
     return finite
 
 
-def query_record(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Command:
+def query_record(site: Site) -> Command:
     """Ask the head for the last verdict."""
-    head = inventory.head
-    path = f"{containers.state_dir(inventory, head, facts.get(head.name))}/{FILE}"
-    return Command(
-        node=head.name, argv=("sh", "-c", 'cat "$1" 2>/dev/null', "verdict", path), timeout=20
-    )
+    path = f"{site.state_dir(site.head)}/{FILE}"
+    argv = ("sh", "-c", 'cat "$1" 2>/dev/null', "verdict", path)
+    return Command(node=site.head.name, argv=argv, timeout=20)
 
 
 def parse_record(answer: Answer) -> dict[str, Any]:
@@ -215,23 +195,21 @@ def _are_figures(said: Any) -> bool:
 _BESIDE = {"nodes": _are_names, "servers": _are_servers, "figures": _are_figures}
 
 
-def about(
-    inventory: Inventory, facts: Mapping[str, HostFacts], kept: Mapping[str, Any]
-) -> frozenset[str]:
+def about(site: Site, kept: Mapping[str, Any]) -> frozenset[str]:
     """Return the nodes between whose very containers, as they are now, the kept verdict was made;
     none where they changed.
     """
-    nodes = {node.name: node for node in inventory.nodes}
+    nodes = {node.name: node for node in site.nodes}
     names = kept.get("nodes") or list(nodes)
     if not set(names) <= nodes.keys():
         return frozenset()
-    here = incarnation(replace(inventory, nodes=tuple(nodes[name] for name in names)), facts)
+    among = replace(site.inventory, nodes=tuple(nodes[name] for name in names))
+    here = incarnation(replace(site, inventory=among))
     return frozenset(names if here and here == kept.get("incarnation") else ())
 
 
 def proven(
-    inventory: Inventory,
-    facts: Mapping[str, HostFacts],
+    site: Site,
     kept: Mapping[str, Any],
     *,
     require: Level | None,
@@ -241,13 +219,13 @@ def proven(
     """True when the kept verdict is about these very containers and covers what is asked, between
     `nodes` (none named: all).
     """
-    among = [inventory.node(name) for name in nodes] or inventory.nodes
+    among = [site.inventory.node(name) for name in nodes] or site.nodes
     return (
         kept.get("passed") is True
         and (not collective or kept.get("collective") is True)
-        and _covers_level(kept, require or inventory.require)
+        and _covers_level(kept, require or site.inventory.require)
         and _covers_ranks(kept, among)
-        and {node.name for node in among} <= about(inventory, facts, kept)
+        and {node.name for node in among} <= about(site, kept)
     )
 
 
@@ -295,27 +273,25 @@ def _span(low: str, high: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def told(
-    inventory: Inventory, facts: Mapping[str, HostFacts], kept: Mapping[str, Any], found: Kept
-) -> str:
+def told(site: Site, kept: Mapping[str, Any], found: Kept) -> str:
     """Say what is proven of the network between these very containers, and what servers' own logs
     say of it.
 
     Empty where there is no network, or nobody to ask.
     """
-    own = [containers.own(inventory, node, facts.get(node.name)) for node in inventory.nodes]
+    own = [site.running(node) for node in site.nodes]
     if len(own) == 1 or None in own:
         return ""
-    measured = about(inventory, facts, kept)
+    measured = about(site, kept)
     if not measured:
         return "not proven for these containers: `vlaunch check-nccl`"
-    among = [node.name for node in inventory.nodes if node.name in measured]
+    among = [node.name for node in site.nodes if node.name in measured]
     part = "" if len(among) == len(own) else f" between {fold(among)}"
     said = (
         f"{'proven' if kept.get('passed') else 'failed'} {kept.get('taken', '')}{part}:"
         f" {kept.get('summary', '')}"
     )
-    return "; ".join((said, *([] if inventory.accelerator == "cpu" else _links(kept, found))))
+    return "; ".join((said, *([] if site.inventory.accelerator == "cpu" else _links(kept, found))))
 
 
 def _links(kept: Mapping[str, Any], found: Kept) -> list[str]:

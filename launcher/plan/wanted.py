@@ -9,14 +9,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from launcher.model import Inventory, Node
+from launcher.model import Node
 from launcher.payload.agent import state
 from launcher.payload.agent.desired import Desired, Policy, Process, Ray
-from launcher.plan import containers, engine_log
+from launcher.plan import engine_log
 from launcher.plan.request import ClusterSnapshot, Request
 from launcher.plan.shape import Step
+from launcher.site import Site
 from launcher.tools import vllm
-from launcher.tools.host import HostFacts
 from launcher.transport import Command
 
 _VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES", "cpu": ""}
@@ -30,12 +30,10 @@ _WANT = (
 )
 
 
-def desired(
-    inventory: Inventory, seen: ClusterSnapshot, request: Request, *, asked: float, policy: Policy
-) -> Desired:
+def desired(seen: ClusterSnapshot, request: Request, *, asked: float, policy: Policy) -> Desired:
     """Return a request as the head's keeper needs it."""
-    head, split = inventory.head, request.placement
-    image = seen.facts[head.name].images.get(inventory.image) if head.name in seen.facts else None
+    inventory, split = seen.site.inventory, request.placement
+    image = seen.site.image(inventory.head, inventory.image)
     outside = request.backend == "mp"
     ray = Ray(
         dashboard=inventory.ports.dashboard,
@@ -49,7 +47,7 @@ def desired(
         id=request.digest,
         model=request.model,
         backend=request.backend,
-        processes=_processes(inventory, seen, request, policy),
+        processes=_processes(seen, request, policy),
         host=request.host,
         port=request.port,
         places=dict(split.nodes),
@@ -66,11 +64,10 @@ def desired(
     )
 
 
-def _processes(
-    inventory: Inventory, seen: ClusterSnapshot, request: Request, policy: Policy
-) -> tuple[Process, ...]:
+def _processes(seen: ClusterSnapshot, request: Request, policy: Policy) -> tuple[Process, ...]:
     """Return the engine's processes, the one with the API first."""
-    split, ready = request.placement, {_READY: f"{max(3600, policy.start_timeout):.0f}"}
+    inventory, split = seen.site.inventory, request.placement
+    ready = {_READY: f"{max(3600, policy.start_timeout):.0f}"}
 
     def env(node: Node, more: Mapping[str, str]) -> dict[str, str]:
         # What the user sets in the inventory is in the container already, and stays as it is.
@@ -82,14 +79,14 @@ def _processes(
         return {name: value for name, value in sorted(wanted.items()) if name not in node.env}
 
     if request.backend == "ray":
-        own = env(inventory.head, _ray_places(inventory, request))
+        own = env(inventory.head, _ray_places(request, request.nodes_with_ranks(inventory)))
         return (
             Process(node=inventory.head.name, argv=request.argv, env=own, replicas=(0, split.dp)),
         )
     nodes = request.nodes_with_ranks(inventory)
     held, meeting = (
         [count for _, count in split.replicas],
-        _meeting_port(inventory, seen, request, nodes[0]),
+        _meeting_port(seen, request, nodes[0]),
     )
     found = []
     for rank, node in enumerate(nodes):
@@ -104,7 +101,7 @@ def _processes(
                 node=node.name,
                 argv=request.command(own_argv),
                 env=env(node, {}),
-                gpus=_gpus(inventory, seen, request, node),
+                gpus=_gpus(seen, request, node),
                 replicas=(first, held[rank]) if split.dp > 1 else (0, 1),
             )
         )
@@ -118,12 +115,11 @@ def log_name(server: str, id: str) -> str:
     return f"{server}-{id}"
 
 
-def _ray_places(inventory: Inventory, request: Request) -> Mapping[str, str]:
+def _ray_places(request: Request, nodes: Sequence[Node]) -> Mapping[str, str]:
     """Return the variables that place replicas."""
     split = request.placement
     if split.dp == 1:
         return {}
-    nodes = request.nodes_with_ranks(inventory)
     return vllm.ray_replica_env(
         [node.ip for node in nodes],
         spans=split.spans,
@@ -131,11 +127,11 @@ def _ray_places(inventory: Inventory, request: Request) -> Mapping[str, str]:
     )
 
 
-def _meeting_port(inventory: Inventory, seen: ClusterSnapshot, request: Request, node: Node) -> int:
+def _meeting_port(seen: ClusterSnapshot, request: Request, node: Node) -> int:
     """Return the first port from the inventory's on where the nodes' processes can meet: no other
     server's, nobody listens.
     """
-    facts, ports = seen.facts.get(node.name), inventory.ports
+    facts, ports = seen.site.facts.get(node.name), seen.site.inventory.ports
     first = ports.dp_rpc if request.placement.dp > 1 else ports.mp_master
     taken = {number for _, number in (facts.listening if facts else None) or ()}
     taken |= {ports.mp_master, ports.dp_rpc, ports.group, ports.probe, ports.api, request.port} - {
@@ -160,13 +156,11 @@ def _meeting_ports(argv: Sequence[str]) -> set[int]:
     return {int(after) for word, after in pairwise(argv) if word in _MEETING and after.isdigit()}
 
 
-def _gpus(
-    inventory: Inventory, seen: ClusterSnapshot, request: Request, node: Node
-) -> tuple[int, ...] | None:
+def _gpus(seen: ClusterSnapshot, request: Request, node: Node) -> tuple[int, ...] | None:
     """Return which GPUs of a node it takes; None for all, and where Ray says which, and on CPUs,
     which nobody numbers.
     """
-    count = dict(request.placement.nodes)[node.name]
+    inventory, count = seen.site.inventory, dict(request.placement.nodes)[node.name]
     if count == node.gpus or not inventory.ray.off or inventory.accelerator == "cpu":
         return None
     held = {
@@ -183,17 +177,17 @@ def _gpus_of(process: Process, node: Node) -> Sequence[int]:
     return range(node.gpus) if process.gpus is None else process.gpus
 
 
-def write(inventory: Inventory, seen: ClusterSnapshot, wanted: Desired) -> Step:
+def write(site: Site, wanted: Desired) -> Step:
     """Write it to the head's own disk; what a script writes is asked for at the time when that
     runs.
     """
     text = json.dumps(wanted.as_json())
     before, after = json.dumps({**wanted.as_json(), "asked": "@asked@"}).split('"@asked@"', 1)
-    where = folder(inventory, seen.facts, wanted.name)
+    where = folder(site, wanted.name)
     return Step(
         title=f"writing down that {wanted.model} is wanted as server `{wanted.name}`",
         command=Command(
-            node=inventory.head.name,
+            node=site.head.name,
             argv=("sh", "-c", _WANT, "want", where, state.DESIRED),
             timeout=30,
             stdin=text.encode,
@@ -202,7 +196,6 @@ def write(inventory: Inventory, seen: ClusterSnapshot, wanted: Desired) -> Step:
     )
 
 
-def folder(inventory: Inventory, facts: Mapping[str, HostFacts], name: str) -> str:
+def folder(site: Site, name: str) -> str:
     """Return a server's folder on the head's host."""
-    head = inventory.head
-    return f"{containers.state_dir(inventory, head, facts.get(head.name))}/server/{name}"
+    return f"{site.state_dir(site.head)}/server/{name}"

@@ -12,14 +12,14 @@ from typing import Any
 
 from launcher.checks import ray as ray_checks
 from launcher.errors import NodeError, UnreadableAnswer
-from launcher.model import Answer, Argv, Inventory
+from launcher.model import Answer, Inventory
 from launcher.payload.agent.desired import Desired
 from launcher.payload.agent.observed import OVER, Observed
-from launcher.plan import containers, servers
-from launcher.plan.request import at_port
+from launcher.plan import servers
 from launcher.plan.servers import Server
 from launcher.plan.shape import Answers
-from launcher.tools import docker, payload, symptoms, untrusted, vllm
+from launcher.site import Site
+from launcher.tools import payload, symptoms, untrusted, vllm
 from launcher.transport import Command
 
 _PROMPT, _TOKENS = "Say hello.", 8
@@ -76,24 +76,25 @@ class Watched:
         return f"server `{self.name}`"
 
 
-def watched(inventory: Inventory, wanted: Desired) -> Watched:
+def watched(site: Site, wanted: Desired) -> Watched:
     """Watch a server: through the head what its keeper says, through the node with its API its log
     and its answers.
     """
-    host, here = payload.api_host(wanted.host), at_port(inventory, wanted.port)
-    inside = partial(_inside, inventory, wanted.api_node)
+    inventory, node = site.inventory, site.inventory.node(wanted.api_node)
+    host, ports = payload.api_host(wanted.host), replace(inventory.ports, api=wanted.port)
     return Watched(
         name=wanted.name,
         endpoint=endpoint(inventory, wanted.host, wanted.port, wanted.api_node),
         ask=lambda offset: [
-            servers.ask(inventory),
-            inside(payload.watch(here.ports, host, wanted.name, offset), 60),
+            servers.ask(site),
+            site.inside(node, payload.watch(ports, host, wanted.name, offset)),
         ],
-        read=partial(_read, inventory, wanted),
-        complete=lambda timeout: inside(
-            payload.complete(here.ports, host, _PROMPT, _TOKENS, timeout, wanted.replicas),
+        read=partial(_read, site, wanted),
+        complete=lambda timeout: site.inside(
+            node,
+            payload.complete(ports, host, _PROMPT, _TOKENS, timeout, wanted.replicas),
             # For a completion, and, when it is there, for one of each replica.
-            timeout * min(wanted.replicas, 2) + 30,
+            timeout=timeout * min(wanted.replicas, 2) + 30,
         ),
     )
 
@@ -107,14 +108,8 @@ def endpoint(inventory: Inventory, bind: str, port: int, node: str = "") -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
-def _inside(inventory: Inventory, name: str, argv: Argv, timeout: float) -> Command:
-    node = inventory.node(name)
-    inside = docker.exec_(node.docker, containers.name(inventory, node), *argv)
-    return Command(node=name, argv=inside, timeout=timeout)
-
-
-def _read(inventory: Inventory, wanted: Desired, answers: Answers, offset: int) -> ServerSnapshot:
-    found = _kept(inventory, wanted, answers)
+def _read(site: Site, wanted: Desired, answers: Answers, offset: int) -> ServerSnapshot:
+    found = _kept(site.head.name, wanted, answers)
     if found.desired is None:
         return ServerSnapshot(offset=offset, ended="it is wanted no more", stopped=True)
     if found.desired.asked != wanted.asked:
@@ -123,7 +118,7 @@ def _read(inventory: Inventory, wanted: Desired, answers: Answers, offset: int) 
         )
     log = _log(answers[wanted.api_node][-1])
     seen = (
-        servers.named(inventory, found.observed)
+        servers.named(site.nodes, found.observed)
         if found.observed
         else Observed(name=found.name, id=found.id, asked=0.0)
     )
@@ -147,13 +142,11 @@ def _read(inventory: Inventory, wanted: Desired, answers: Answers, offset: int) 
     )
 
 
-def _kept(inventory: Inventory, wanted: Desired, answers: Answers) -> Server:
+def _kept(head: str, wanted: Desired, answers: Answers) -> Server:
     """Return what the head says of the server that is watched."""
-    said = ray_checks.read_payload(answers[inventory.head.name][0])
+    said = ray_checks.read_payload(answers[head][0])
     if "servers" not in said:
-        raise UnreadableAnswer(
-            f"{inventory.head.name}: {said.get('error', 'the head does not tell of servers')}"
-        )
+        raise UnreadableAnswer(f"{head}: {said.get('error', 'the head does not tell of servers')}")
     return next(
         (each for each in servers.read(said).servers if each.name == wanted.name),
         Server(name=wanted.name),

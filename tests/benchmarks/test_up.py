@@ -9,7 +9,8 @@ from pathlib import Path
 
 from benchmarks import up
 from launcher.inventory.load import load
-from launcher.plan import containers, files
+from launcher.plan import files
+from launcher.site import Site
 
 INVENTORY = load(Path(__file__).parents[2] / "inventory" / "h100-infiniband.yaml")
 
@@ -17,7 +18,7 @@ INVENTORY = load(Path(__file__).parents[2] / "inventory" / "h100-infiniband.yaml
 def test_the_script_starts_every_node_and_can_be_read_by_bash() -> None:
     """It is only ever run with practice hosts at hand."""
     runs = {
-        node.name: f"docker run --detach --name {containers.name(INVENTORY, node)} i"
+        node.name: f"docker run --detach --name {Site(INVENTORY).container_name(node)} i"
         for node in INVENTORY.nodes
     }
     script = up.script(up.Bench(inventory=INVENTORY, runs=runs, builds=(), tag="i"))

@@ -37,6 +37,7 @@ from launcher.plan import (
     verdict,
     watched,
 )
+from launcher.site import Site
 from launcher.tools import (
     docker,
     expectations,
@@ -130,12 +131,12 @@ def test_probes(capsys: pytest.CaptureFixture[str], chance: Chance) -> None:
         results = catalogue.run(evidence)
         harmless(shown(ui_checks.render(results)))
         json.loads(json_line.dumps(ui_checks.plain(results)))
-        seen = status.read(inventory, facts, status.Said(head=seeds.jobs()), missing)
+        seen = status.read(Site(inventory, facts), status.Said(head=seeds.jobs()), missing)
         harmless(shown(ui_status.render(seen)))
-        preflight.look_inside(inventory, facts)
-        preflight.probe_ports(inventory, facts, high=40000, nonce="n")
+        preflight.look_inside(Site(inventory, facts))
+        preflight.probe_ports(Site(inventory, facts), high=40000, nonce="n")
         if not silent:
-            up.plan_image(inventory, facts)
+            up.plan_image(Site(inventory, facts))
 
     survived(read, capsys)
     harmless(capsys.readouterr().err)
@@ -176,7 +177,7 @@ def test_what_the_head_says_of_its_jobs(chance: Chance) -> None:
         heard = status.parse_answer(said)
         found = servers.read(heard)
         for each in found.servers:
-            status.query_server(inventory, facts, each)
+            status.query_server(Site(inventory, facts), each)
         names = [each.name for each in found.servers]
         completion = mutate.text(chance.choice((seeds.COMPLETION, seeds.LATE)), chance)
         about = status.Said(
@@ -189,12 +190,12 @@ def test_what_the_head_says_of_its_jobs(chance: Chance) -> None:
             batches=status.parse_batches(answer(mutate.text({"jobs": [seeds.ENTRY]}, chance))),
         )
         holders = running.holders(heard)
-        running.older(inventory, facts, heard)
+        running.older(Site(inventory, facts), heard)
         serving.free_gpus(inventory, 2, "TP 2", heard, holders)
         serving.batch_room(inventory, 1, 2, heard, holders, queue=False)
         serving.batch_stopped(["batch-rows-1"], heard, [])
         survived(lambda: serving.busy_by_node(heard))
-        seen = status.read(inventory, facts, about, {})
+        seen = status.read(Site(inventory, facts), about, {})
         harmless(shown(ui_status.render(seen)))
         json.loads(json_line.dumps(seen.as_json()))
 
@@ -207,7 +208,7 @@ def test_a_server_that_is_watched(chance: Chance) -> None:
     """Answers of the head until the deadline: the watching ends, with an answer or an error of
     ours.
     """
-    wanted = watched.watched(seeds.inventory(), kept.wanted(replicas=chance.choice((1, 2))))
+    wanted = watched.watched(Site(seeds.inventory()), kept.wanted(replicas=chance.choice((1, 2))))
     now = [0.0]
 
     def reply(command: Any) -> Answer:
@@ -242,7 +243,7 @@ def test_a_batch_that_is_watched(chance: Chance) -> None:
         job = watch_batch.Watched(name="rows", work="/w/rows", job="batch-rows-1")
         transport_ = FakeTransport(lambda _: answer(mutate.text(seeds.FOLLOW, chance)))
         for event in watch_batch.watch(
-            seeds.inventory(), job, transport_, clock=lambda: now[0], sleep=sleep
+            Site(seeds.inventory()), job, transport_, clock=lambda: now[0], sleep=sleep
         ):
             json.loads(json_line.dumps(event.as_json()))
             if now[0] > 300:

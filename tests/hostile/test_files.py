@@ -25,6 +25,7 @@ from launcher.errors import NodeError, RequestError, UnreadableAnswer, VlaunchEr
 from launcher.gather import Target
 from launcher.model import Answer
 from launcher.remote import pip, wheels
+from launcher.site import Site
 from launcher.tools import derived, image
 from launcher.transport import Command
 from tests.fakes import FakeTransport
@@ -79,7 +80,7 @@ def fetch(
     transport = FakeTransport(head)
     gather.check(target, begun=True, restart=False)
     gather.claim(target, clear=False)
-    list(gather.gather(seeds.inventory(), "/w/j", target, transport))
+    list(gather.gather(Site(seeds.inventory()), "/w/j", target, transport))
     return transport
 
 

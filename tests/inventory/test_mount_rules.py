@@ -8,6 +8,7 @@ import pytest
 
 from launcher.model import Inventory, Secret
 from launcher.plan import containers
+from launcher.site import Site
 from launcher.tools import docker
 
 Load = Callable[..., Inventory]
@@ -78,7 +79,7 @@ def test_every_place_that_a_container_has_is_known_here(
 ) -> None:
     """A mount of vlaunch's that is added later is refused to others, too."""
     inventory = load_text()
-    spec = containers.node_spec(inventory, inventory.head, None, "image", {"A": Secret("a")})
+    spec = containers.node_spec(Site(inventory), inventory.head, "image", {"A": Secret("a")})
     argv = docker.run((), spec)
     own = [mount.target for mount in spec.mounts] + [
         argv[at + 1].partition(":")[0] for at, word in enumerate(argv) if word == "--tmpfs"

@@ -32,6 +32,7 @@ from launcher.plan.observe import commands, observe, read
 from launcher.plan.shape import Plan
 from launcher.plan.up import RayImage, plan_image, plan_up
 from launcher.remote.secrets import resolve
+from launcher.site import Site
 from launcher.tools import derived, ray
 from tests.fakes import FakeTransport
 from tests.simulated import World
@@ -74,13 +75,16 @@ class Case:
                 if node.name not in self.observed.get("unreachable", ())
             ]
             facts, _ = read(FakeTransport(self.world.answer).run(commands(inventory, (), nodes)))
-            return [plan_down(inventory, facts)]
+            return [plan_down(Site(inventory, facts))]
         facts = (
             {}
             if self.observed.get("offline")
             else observe(inventory, FakeTransport(self.world.answer), [inventory.image])
         )
-        return [plan_image(inventory, facts), plan_up(inventory, facts, self.secrets, image)]
+        return [
+            plan_image(Site(inventory, facts)),
+            plan_up(Site(inventory, facts), self.secrets, image),
+        ]
 
     def run(self) -> FakeTransport:
         """Do what the verb does, as `vlaunch` does it; the world's `changes` tell what was sent."""
@@ -161,7 +165,7 @@ def bring_up(
     """Observe, plan and apply on a world, and return the plan."""
     transport = FakeTransport(world.answer)
     facts = observe(inventory, transport, [inventory.image])
-    plan = plan_up(inventory, facts, secrets, ray_image(inventory, context))
+    plan = plan_up(Site(inventory, facts), secrets, ray_image(inventory, context))
     drain(plan, transport)
     return plan
 

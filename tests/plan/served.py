@@ -12,9 +12,9 @@ from typing import Any
 from launcher.model import Inventory, Node, RaySettings
 from launcher.payload.agent.desired import Desired, Policy
 from launcher.placement import choose, narrow
-from launcher.plan import containers
 from launcher.plan.request import ClusterSnapshot, Request
 from launcher.plan.serve import Start, plan_serve
+from launcher.site import Site
 from launcher.tools import docker
 from launcher.tools.docker import Container
 from launcher.tools.host import HostFacts
@@ -48,7 +48,7 @@ def request(
 
 def container(node: str, **more: Any) -> Container:
     """Return a node's container, of this vlaunch."""
-    own = containers.name(INVENTORY, INVENTORY.node(node))
+    own = Site(INVENTORY).container_name(INVENTORY.node(node))
     given = {
         "name": own,
         "id": own,
@@ -83,7 +83,8 @@ def seen(
     rows = [{"node_id": f"id-{node.ip}", "node_ip": node.ip, "state": "ALIVE"} for node in NODES]
     kept = {"servers": list(servers), "members": {"n2": 1.0}, "agent": 1.0}
     return ClusterSnapshot(
-        facts=facts, said={"jobs": list(jobs), "nodes": table(*rows), **kept, **said}
+        site=Site(INVENTORY, facts),
+        said={"jobs": list(jobs), "nodes": table(*rows), **kept, **said},
     )
 
 
@@ -102,7 +103,10 @@ def planned(
     there: ClusterSnapshot, wanted: Request, inventory: Inventory = INVENTORY, **more: Any
 ) -> Start:
     """Plan a server at second 7."""
-    return plan_serve(inventory, there, wanted, **{"asked": 7.0, "policy": Policy(), **more})
+    site = replace(there.site, inventory=inventory)
+    return plan_serve(
+        replace(there, site=site), wanted, **{"asked": 7.0, "policy": Policy(), **more}
+    )
 
 
 def desired(
@@ -112,7 +116,7 @@ def desired(
     **more: Any,
 ) -> Desired:
     """Return a request as the keeper is told of it."""
-    return planned(there or ClusterSnapshot(), asked, inventory, **more).desired
+    return planned(there or ClusterSnapshot(site=Site(inventory)), asked, inventory, **more).desired
 
 
 def kept(asked: Request | Desired, state: str = "ready", **more: Any) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from launcher.batch.shape import Job
 from launcher.errors import RequestError
 from launcher.model import Inventory
 from launcher.plan.batch import BatchSnapshot, Options, Request, Start, plan_batch
+from launcher.plan.request import ClusterSnapshot
+from launcher.site import Site
 from launcher.tools.job_store import Entry, Progress
 
 Load = Callable[..., Inventory]
@@ -66,8 +68,11 @@ def decide(
     said: dict[str, Any] | None = None,
     **how: bool,
 ) -> Start:
-    seen = BatchSnapshot(said=said or {}, entry=entry or Entry(absent=True))
-    return plan_batch(load(), seen, request, Options(**how))
+    seen = BatchSnapshot(
+        cluster=ClusterSnapshot(site=Site(load()), said=said or {}),
+        entry=entry or Entry(absent=True),
+    )
+    return plan_batch(seen, request, Options(**how))
 
 
 def stages(start: Start) -> list[str]:

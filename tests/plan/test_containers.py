@@ -9,6 +9,7 @@ import pytest
 
 from launcher.model import Inventory, Secret
 from launcher.plan import containers
+from launcher.site import Site
 from launcher.tools import docker
 from launcher.tools.docker import Container, ContainerSpec
 from launcher.tools.host import Address, HostFacts
@@ -27,7 +28,12 @@ def spec(
     secrets: dict[str, Secret] | None = None,
 ) -> ContainerSpec:
     given = SECRETS if secrets is None else secrets
-    return containers.node_spec(inventory, inventory.node(node), facts, inventory.image, given)
+    return containers.node_spec(
+        Site(inventory, {node: facts} if facts else {}),
+        inventory.node(node),
+        inventory.image,
+        given,
+    )
 
 
 @pytest.mark.parametrize("more", ["", "\nray: none"])
@@ -45,13 +51,6 @@ def test_nodes_differ_only_in_what_is_their_own(more: str, load: Load) -> None:
 
     assert different == {"name", "node", "role", "command", "env", "labels"}
     assert {name for name in first.env if first.env[name] != second.env[name]} == {"VLLM_HOST_IP"}
-
-
-def test_names_follow_from_the_inventory_alone(load: Load) -> None:
-    """So that any machine finds the cluster again."""
-    inventory = load()
-
-    assert containers.name(inventory, inventory.head) == "vlaunch-c-gpu01"
 
 
 @pytest.mark.parametrize("more", ["", "accelerator: cpu", "accelerator: amd"])
@@ -184,20 +183,6 @@ def test_the_cache_and_the_inventorys_mounts_are_there(load: Load) -> None:
     assert found.env["HF_HOME"] == "/models/hf"
 
 
-def test_the_state_directory_is_the_nodes_or_below_its_home(load: Load) -> None:
-    """Assumed from the login when nobody was asked."""
-    nodes = (
-        "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}, {host: gpu02, ip: 10.0.0.12, gpus: 8,"
-        " state_dir: /srv/v}]"
-    )
-    inventory, ops = load("", nodes), load("ssh: {user: ops}", nodes)
-
-    assert containers.state_dir(inventory, inventory.node("gpu01"), FACTS) == "/home/ops/.vlaunch/c"
-    assert containers.state_dir(inventory, inventory.node("gpu02"), FACTS) == "/srv/v/c"
-    assert containers.state_dir(ops, ops.node("gpu01"), None) == "/home/ops/.vlaunch/c"
-    assert containers.state_dir(inventory, inventory.node("gpu01"), None) == "/root/.vlaunch/c"
-
-
 def test_the_first_process_is_the_agent(load: Load) -> None:
     """It meets the others on the head, and starts Ray where the inventory wants it; the head's is
     the lead.
@@ -310,7 +295,7 @@ def test_a_probe_has_the_rights_of_a_node_and_no_secret(load: Load) -> None:
     inventory = load("network: {fabric: roce}")
     node = inventory.head
     own = spec(inventory)
-    probe = containers.probe_spec(inventory, node, FACTS, ("a",))
+    probe = containers.probe_spec(Site(inventory, {node.name: FACTS}), node, ("a",))
 
     assert (probe.devices, probe.cap_add, probe.ulimits) == (own.devices, own.cap_add, own.ulimits)
     assert (probe.gpus, probe.shm, probe.image) == (own.gpus, own.shm, own.image)

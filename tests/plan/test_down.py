@@ -15,6 +15,7 @@ from launcher.model import Answer, Inventory, Secret
 from launcher.plan.down import plan_down
 from launcher.plan.observe import observe
 from launcher.plan.shape import Plan
+from launcher.site import Site
 from launcher.tools.host import HostFacts
 from tests.fakes import FakeTransport
 from tests.plan import case
@@ -36,7 +37,7 @@ def world(load: Load) -> World:
 def plan(world: World, *without: str) -> Plan:
     facts = observe(world.inventory, FakeTransport(world.answer), [])
     return plan_down(
-        world.inventory, {name: each for name, each in facts.items() if name not in without}
+        Site(world.inventory, {name: each for name, each in facts.items() if name not in without})
     )
 
 
@@ -210,7 +211,7 @@ def test_secrets_in_memory_are_removed_wherever_they_lie(load: Load) -> None:
         for node in inventory.nodes
     }
 
-    assert [step.command.argv[3:] for step in plan_down(inventory, there).steps] == [
+    assert [step.command.argv[3:] for step in plan_down(Site(inventory, there)).steps] == [
         ("forget", each) for each in folders
     ] * 2
 
@@ -251,8 +252,8 @@ def test_a_directory_without_our_files_is_removed_too(load: Load) -> None:
     }
     gone = {node.name: HostFacts(docker_version="28") for node in inventory.nodes}
 
-    assert [step.command.argv[3] for step in plan_down(inventory, there).steps] == [
+    assert [step.command.argv[3] for step in plan_down(Site(inventory, there)).steps] == [
         "clear",
         "clear",
     ]
-    assert plan_down(inventory, gone).steps == ()
+    assert plan_down(Site(inventory, gone)).steps == ()

@@ -11,6 +11,7 @@ import pytest
 
 from launcher.model import Answer
 from launcher.plan import engine_log
+from launcher.site import Site
 from tests.plan.conftest import Load
 
 ONE = "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}]"
@@ -42,7 +43,7 @@ def test_only_gpus_on_several_nodes_write_logs(
 
 def test_the_nodes_that_have_ranks_are_asked(load: Load) -> None:
     """In their containers, and no others."""
-    asked = engine_log.ask(load(), ["gpu02"], "chat-1")
+    asked = engine_log.ask(Site(load()), ["gpu02"], "chat-1")
 
     assert [(each.node, each.argv[:3]) for each in asked] == [
         ("gpu02", ("docker", "exec", "vlaunch-c-gpu02"))
@@ -51,7 +52,7 @@ def test_the_nodes_that_have_ranks_are_asked(load: Load) -> None:
 
 def asked(load: Load, folder: Path, name: str) -> str:
     """Run on this machine what would run in a container, its folder being another."""
-    argv = engine_log.ask(load(), ["gpu01"], name)[0].argv[3:]
+    argv = engine_log.ask(Site(load()), ["gpu01"], name)[0].argv[3:]
     here = [
         each.replace("/tmp/vlaunch-nccl", f"{folder}/vlaunch-nccl") if at == 2 else each
         for at, each in enumerate(argv)

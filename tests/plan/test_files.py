@@ -18,12 +18,18 @@ import pytest
 from launcher.model import Inventory, Secret
 from launcher.plan import files
 from launcher.plan.shape import Step
+from launcher.site import Site
 from launcher.tools.host import HostFacts
 
 Load = Callable[..., Inventory]
 SECRETS = {"RAY_AUTH_TOKEN": Secret("tok"), "HF_TOKEN": Secret("hf\n$x'")}
 FRESH = HostFacts(home="/home/ops")
 WRITTEN = HostFacts(home="/home/ops", files=files.payload_digests())
+
+
+def seen_as(inventory: Inventory, facts: HostFacts) -> Site:
+    """Return a site whose head was seen like this."""
+    return Site(inventory, {inventory.head.name: facts})
 
 
 def titles(steps: list[Step]) -> list[str]:
@@ -71,7 +77,7 @@ def test_the_shipped_agent_stands_alone(load: Load, tmp_path: Path) -> None:
     libraries.
     """
     inventory = load(f"state_dir: {tmp_path}")
-    send(files.steps(inventory, inventory.head, FRESH, {}, fresh=False)[0])
+    send(files.steps(seen_as(inventory, FRESH), inventory.head, {}, fresh=False)[0])
     there, bare = tmp_path / "c/payload", (sys.executable, "-I", "-S", "-B")
     agent = (
         f"import sys; sys.path.insert(0, '{there}/lib'); from vlaunch_agent.__main__ import main;"
@@ -96,8 +102,10 @@ def test_files_are_written_only_where_they_differ(load: Load) -> None:
         home="/home/ops", files={**files.payload_digests(), "payload/head.py": "0" * 64}
     )
 
-    assert titles(files.steps(inventory, inventory.head, WRITTEN, SECRETS, fresh=False)) == []
-    assert titles(files.steps(inventory, inventory.head, old, SECRETS, fresh=False)) == [
+    assert (
+        titles(files.steps(seen_as(inventory, WRITTEN), inventory.head, SECRETS, fresh=False)) == []
+    )
+    assert titles(files.steps(seen_as(inventory, old), inventory.head, SECRETS, fresh=False)) == [
         "writing the helper files that containers mount"
     ]
 
@@ -106,7 +114,9 @@ def test_secrets_are_written_when_a_container_is_about_to_start(load: Load) -> N
     """In the order of their names; and not otherwise."""
     inventory = load()
 
-    assert titles(files.steps(inventory, inventory.head, WRITTEN, SECRETS, fresh=True)) == [
+    assert titles(
+        files.steps(seen_as(inventory, WRITTEN), inventory.head, SECRETS, fresh=True)
+    ) == [
         "making the folder of the server's record",
         "writing secret HF_TOKEN",
         "writing secret RAY_AUTH_TOKEN",
@@ -117,7 +127,7 @@ def test_no_secret_is_in_an_argv_or_a_title(load: Load) -> None:
     """It travels on standard input, made when it is needed."""
     inventory = load()
     steps = files.steps(
-        inventory, inventory.head, FRESH, {"EXTRA": Secret("very-secret")}, fresh=True
+        seen_as(inventory, FRESH), inventory.head, {"EXTRA": Secret("very-secret")}, fresh=True
     )
 
     assert "very-secret" not in repr(steps)
@@ -130,7 +140,7 @@ def test_what_the_steps_do_on_a_node(load: Load, tmp_path: Path) -> None:
     else is left.
     """
     inventory = load(f"state_dir: {tmp_path}/a b".replace(" b", "-b"))
-    for step in files.steps(inventory, inventory.head, None, SECRETS, fresh=True):
+    for step in files.steps(Site(inventory), inventory.head, SECRETS, fresh=True):
         send(step)
     folder = tmp_path / "a-b" / "c"
     there = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
@@ -151,7 +161,7 @@ def test_writing_a_secret_again_replaces_it_whole(load: Load, tmp_path: Path) ->
     inventory = load(f"state_dir: {tmp_path}")
     for value in ("long-old-value", "new"):
         for step in files.steps(
-            inventory, inventory.head, WRITTEN, {"A": Secret(value)}, fresh=True
+            seen_as(inventory, WRITTEN), inventory.head, {"A": Secret(value)}, fresh=True
         ):
             send(step)
 
@@ -165,11 +175,16 @@ def test_a_secret_that_left_the_inventory_leaves_the_nodes(load: Load, tmp_path:
     """
     inventory = load(f"state_dir: {tmp_path}")
     for step in files.steps(
-        inventory, inventory.head, WRITTEN, {"OLD": Secret("x"), "A": Secret("y")}, fresh=True
+        seen_as(inventory, WRITTEN),
+        inventory.head,
+        {"OLD": Secret("x"), "A": Secret("y")},
+        fresh=True,
     ):
         send(step)
     seen = HostFacts(files=files.payload_digests(), secret_names=("A", "OLD"))
-    for step in files.steps(inventory, inventory.head, seen, {"A": Secret("y")}, fresh=True):
+    for step in files.steps(
+        seen_as(inventory, seen), inventory.head, {"A": Secret("y")}, fresh=True
+    ):
         send(step)
 
     assert [path.name for path in (tmp_path / "c/secrets").iterdir()] == ["A"]
@@ -194,7 +209,9 @@ def test_secrets_leave_every_other_place(load: Load, tmp_path: Path, to: str) ->
         in_memory=("A",),
         folders=folders,
     )
-    for step in files.steps(inventory, inventory.head, seen, {"A": Secret("new")}, fresh=True):
+    for step in files.steps(
+        seen_as(inventory, seen), inventory.head, {"A": Secret("new")}, fresh=True
+    ):
         send(step)
     left = {
         name: (place / "secrets" / "A").read_text()
@@ -216,7 +233,7 @@ def test_nodes_that_share_a_home_do_not_trip_over_each_other(load: Load, tmp_pat
         step
         for _ in range(12)
         for step in files.steps(
-            inventory, inventory.head, WRITTEN, {"A": Secret("value")}, fresh=True
+            seen_as(inventory, WRITTEN), inventory.head, {"A": Secret("value")}, fresh=True
         )
     ]
     with ThreadPoolExecutor(12) as pool:

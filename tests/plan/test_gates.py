@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from launcher.apply import apply, ask
+from launcher.apply import apply
 from launcher.checks.shape import worst
 from launcher.errors import GateError
 from launcher.model import Answer, Inventory, Secret
 from launcher.plan import gates
 from launcher.plan.shape import Gate, Plan, Stage
+from launcher.site import Site
+from launcher.transport import by_node
 from tests.fakes import FakeTransport
 from tests.plan import case
 from tests.simulated import World
@@ -38,7 +40,7 @@ def fail(gate: Gate, world: World) -> GateError:
 
 
 def cluster(world: World) -> Gate:
-    return gates.cluster(world.inventory, {}, deadline=20, hold=3)
+    return gates.cluster(Site(world.inventory), {}, deadline=20, hold=3)
 
 
 def test_every_gate_is_green_on_a_cluster_that_is_up(up: World) -> None:
@@ -46,22 +48,26 @@ def test_every_gate_is_green_on_a_cluster_that_is_up(up: World) -> None:
     up.changes.clear()
     inventory, transport = up.inventory, FakeTransport(up.answer)
     all_gates = [
-        gates.versions(inventory, inventory.nodes, inventory.image, "2.60.0", "3.12.3"),
-        gates.gpus(inventory, inventory.nodes, inventory.image),
-        gates.head(inventory),
+        gates.versions(inventory.cluster, inventory.nodes, inventory.image, "2.60.0", "3.12.3"),
+        gates.gpus(inventory.cluster, inventory.nodes, inventory.image),
+        gates.head(Site(inventory)),
         cluster(up),
-        gates.agents(inventory, deadline=20),
+        gates.agents(Site(inventory), deadline=20),
     ]
 
     assert {
-        gate.id: worst(gate.judge(ask(transport, gate))) for gate in all_gates
+        gate.id: worst(gate.judge(by_node(transport, gate.ask))) for gate in all_gates
     } == dict.fromkeys(("ray-version", "gpus-in-docker", "head", "ray-nodes", "agents"), "pass")
     assert up.changes == []
 
 
 def test_every_wait_has_a_deadline_and_every_question_too(up: World) -> None:
     """On both ends."""
-    for gate in (gates.head(up.inventory), cluster(up), gates.agents(up.inventory, deadline=20)):
+    for gate in (
+        gates.head(Site(up.inventory)),
+        cluster(up),
+        gates.agents(Site(up.inventory), deadline=20),
+    ):
         assert gate.deadline > 0
         assert all(0 < command.timeout <= 120 for command in (*gate.ask, *gate.evidence))
 
@@ -109,7 +115,7 @@ def test_a_node_under_the_wrong_address_fails(up: World) -> None:
 def test_gpus_that_docker_does_not_hand_out_fail_before_ray_starts(up: World) -> None:
     """Counted in a container."""
     up.machines["gpu02"].gpus = 7
-    error = fail(gates.gpus(up.inventory, up.inventory.nodes, up.inventory.image), up)
+    error = fail(gates.gpus(up.inventory.cluster, up.inventory.nodes, up.inventory.image), up)
 
     assert error.message == "gpu02: a container sees 7 GPUs, 8 declared"
 
@@ -130,7 +136,7 @@ def test_a_container_that_has_restarted_and_joined_is_well(up: World) -> None:
     """That is what restarting is for: Docker's count never goes down again."""
     up.container("gpu02")["RestartCount"] = 4
 
-    assert worst(cluster(up).judge(ask(FakeTransport(up.answer), cluster(up)))) == "pass"
+    assert worst(cluster(up).judge(by_node(FakeTransport(up.answer), cluster(up).ask))) == "pass"
 
 
 def test_a_head_that_does_not_listen_in_time_shows_the_end_of_its_log(up: World) -> None:
@@ -141,7 +147,9 @@ def test_a_head_that_does_not_listen_in_time_shows_the_end_of_its_log(up: World)
     def answer(command):  # type: ignore[no-untyped-def]
         return Answer(node="gpu01", code=1) if "socket" in str(command.argv) else handler(command)
 
-    plan = Plan(verb="up", stages=(Stage(id="s", title="S", gates=(gates.head(up.inventory),)),))
+    plan = Plan(
+        verb="up", stages=(Stage(id="s", title="S", gates=(gates.head(Site(up.inventory)),)),)
+    )
     with pytest.raises(GateError) as caught:
         case.drain(plan, FakeTransport(answer))
 
@@ -153,7 +161,10 @@ def test_a_head_that_does_not_listen_in_time_shows_the_end_of_its_log(up: World)
 def test_the_head_is_there_when_what_workers_knock_at_listens(more: str, load: Load) -> None:
     """Ray's port, or else the agent's."""
     inventory = load(more)
-    gate, asked = gates.head(inventory), inventory.ports.group if more else inventory.ports.gcs
+    gate, asked = (
+        gates.head(Site(inventory)),
+        inventory.ports.group if more else inventory.ports.gcs,
+    )
 
     assert f"('10.0.0.11', {asked})" in str(gate.ask[-1].argv)
     assert gate.what == ("the head's agent listens" if more else "the Ray head listens")
@@ -175,11 +186,11 @@ def test_an_agent_is_connected_when_the_head_has_heard_it(
     up.said["servers"] = (
         "no answer" if said is None else {"servers": [], "members": said, "agent": 1.0}
     )
-    gate = gates.agents(up.inventory, deadline=20)
+    gate = gates.agents(Site(up.inventory), deadline=20)
 
     assert [
         each.node
-        for each in gate.judge(ask(FakeTransport(up.answer), gate))
+        for each in gate.judge(by_node(FakeTransport(up.answer), gate.ask))
         if each.status != "pass"
     ] == waits
 

@@ -17,6 +17,7 @@ from launcher.model import Answer, Inventory
 from launcher.plan import network, verdict
 from launcher.plan.observe import observe
 from launcher.plan.verdict import Ask, Proof, as_record
+from launcher.site import Site
 from launcher.tools.docker import Image
 from launcher.tools.host import HostFacts
 from tests.fakes import FakeTransport
@@ -45,7 +46,7 @@ def up(inventory: Inventory) -> tuple[World, dict[str, HostFacts]]:
 
 def judged(world: World, facts: dict[str, HostFacts], ask: Ask, proof: Proof) -> Sequence[Finding]:
     """Run the gate once."""
-    gate = network.gate(world.inventory, facts, ask, proof)
+    gate = network.gate(Site(world.inventory, facts), ask, proof)
     answers: dict[str, list[Answer]] = {}
     for answer in FakeTransport(world.answer).run(gate.ask):
         answers.setdefault(answer.node, []).append(answer)
@@ -56,7 +57,7 @@ def test_the_head_is_rank_0_wherever_it_stands(load: Load) -> None:
     """All ranks meet there; the others follow in the inventory's order, and every node is told the
     same.
     """
-    asked = {each.node: each.argv for each in network.commands(load(nodes=NODES), {}, ASK)}
+    asked = {each.node: each.argv for each in network.commands(Site(load(nodes=NODES)), ASK)}
 
     assert {name: word(argv, "--node-rank") for name, argv in asked.items()} == {
         "gpu02": "0",
@@ -75,7 +76,7 @@ def test_every_node_has_as_many_ranks_as_the_smallest_has_gpus(
     load: Load, asked: int | None, each: str
 ) -> None:
     """Ranks of a pair talk one to one, so that their number must be equal."""
-    commands = network.commands(load(nodes=NODES), {}, replace(ASK, ranks_per_node=asked))
+    commands = network.commands(Site(load(nodes=NODES)), replace(ASK, ranks_per_node=asked))
 
     assert {word(command.argv, "--ranks-per-node") for command in commands} == {each}
 
@@ -94,19 +95,19 @@ def test_every_wait_ends(load: Load, ask: Ask, nodes: int, seconds: float) -> No
     longer, and for two runs.
     """
     inventory = load(nodes=NODES if nodes == 3 else "")
-    commands = network.commands(inventory, {}, ask)
+    commands = network.commands(Site(inventory), ask)
 
     assert network.deadline(inventory, ask) == seconds
     assert {float(word(each.argv, "--deadline")) for each in commands} == {seconds}
     assert all(each.timeout > seconds for each in commands)
-    assert network.gate(inventory, {}, ask, Proof()).deadline > 2 * seconds
+    assert network.gate(Site(inventory), ask, Proof()).deadline > 2 * seconds
 
 
 def test_probes_wait_for_each_other_and_end_with_the_connection(load: Load) -> None:
     """All at once, whatever the cap, with standard input held open: its end tells them that nobody
     waits any more.
     """
-    for command in network.commands(load(nodes=NODES), {}, ASK):
+    for command in network.commands(Site(load(nodes=NODES)), ASK):
         assert (command.together, command.hold_stdin, command.stdin is not None) == (
             True,
             True,
@@ -119,7 +120,7 @@ def test_probes_wait_for_each_other_and_end_with_the_connection(load: Load) -> N
 )
 def test_the_backend_is_the_accelerators(load: Load, accelerator: str, backend: str) -> None:
     """RCCL answers to NCCL's name."""
-    commands = network.commands(load(f"accelerator: {accelerator}"), {}, ASK)
+    commands = network.commands(Site(load(f"accelerator: {accelerator}")), ASK)
 
     assert {word(each.argv, "--backend") for each in commands} == {backend}
 
@@ -128,7 +129,9 @@ def test_the_backend_is_the_accelerators(load: Load, accelerator: str, backend: 
 def test_it_runs_in_the_containers_that_will_serve(load: Load, fresh: bool) -> None:
     """Where those run; else in throw-away ones with the same devices."""
     _, facts = up(load("network: {fabric: infiniband}\nsecrets: {HF_TOKEN: {env: X}}"))
-    commands = network.commands(load("network: {fabric: infiniband}"), {} if fresh else facts, ASK)
+    commands = network.commands(
+        Site(load("network: {fabric: infiniband}"), {} if fresh else facts), ASK
+    )
     argv = commands[0].argv
 
     assert (
@@ -147,7 +150,7 @@ def test_without_a_container_and_without_an_image_nothing_is_measured(load: Load
     world = World(inventory)
     world.machines["gpu02"].images.clear()
     facts = observe(inventory, FakeTransport(world.answer), [inventory.image])
-    findings = network.prepare(inventory, facts).stages[0].gates[0].judge({})
+    findings = network.prepare(Site(inventory, facts)).stages[0].gates[0].judge({})
 
     assert [(each.node, each.status) for each in findings] == [("gpu01", "pass"), ("gpu02", "fail")]
     assert "vlaunch up" in findings[1].fix
@@ -198,9 +201,9 @@ def record(world: World, facts: dict[str, HostFacts], ask: Ask = ASK) -> dict[st
     """Measure, keep the verdict, and read it back."""
     proof = Proof()
     judged(world, facts, ask, proof)
-    step = verdict.record(world.inventory, facts, proof, taken="today")
+    step = verdict.record(Site(world.inventory, facts), proof, taken="today")
     assert world.answer(step.command) is not None
-    answer = world.answer(verdict.query_record(world.inventory, facts))
+    answer = world.answer(verdict.query_record(Site(world.inventory, facts)))
     assert answer is not None
     return verdict.parse_record(answer)
 
@@ -214,18 +217,18 @@ def test_a_record_proves_what_it_is_about(load: Load) -> None:
 
     def proves(require: Any, **changed: Any) -> bool:
         return verdict.proven(
-            inventory, facts, {**kept, **changed}, require=require, collective=True
+            Site(inventory, facts), {**kept, **changed}, require=require, collective=True
         )
 
     assert [proves(level) for level in ("any", "rdma", "gdrdma")] == [True, True, False]
     assert not proves("rdma", incarnation="another")
     assert not proves("rdma", passed=False)
-    assert not verdict.proven(inventory, {}, kept, require="any", collective=False)
+    assert not verdict.proven(Site(inventory), kept, require="any", collective=False)
     assert not verdict.proven(
-        inventory, facts, {**kept, "collective": False}, require="any", collective=True
+        Site(inventory, facts), {**kept, "collective": False}, require="any", collective=True
     )
     assert verdict.proven(
-        inventory, facts, {**kept, "collective": False}, require="any", collective=False
+        Site(inventory, facts), {**kept, "collective": False}, require="any", collective=False
     )
 
 
@@ -249,7 +252,7 @@ def test_auto_is_covered_by_auto_and_by_the_highest(
     world, facts = up(inventory)
     kept = {**record(world, facts), "asked": asked, "required": required}
 
-    assert verdict.proven(inventory, facts, kept, require=None, collective=False) is proves
+    assert verdict.proven(Site(inventory, facts), kept, require=None, collective=False) is proves
 
 
 def test_a_verdict_between_some_nodes(load: Load) -> None:
@@ -259,25 +262,27 @@ def test_a_verdict_between_some_nodes(load: Load) -> None:
     inventory = load("", NODES)
     _, facts = up(inventory)
     ask = replace(ASK, nodes=("gpu03", "gpu01"))
-    gate, keep = network.stages(inventory, facts, ask, Proof(), taken="now")
+    gate, keep = network.stages(Site(inventory, facts), ask, Proof(), taken="now")
     passed = Verdict(backend="nccl", nodes=ask.nodes, required="any", why="", cells=(), findings=())
     proof = Proof(verdict=passed, ask=ask, servers={"chat": {"id": "1", "said": "s"}})
-    written = {**as_record(inventory, facts, proof, taken="now"), "passed": True}
+    written = {**as_record(Site(inventory, facts), proof, taken="now"), "passed": True}
     kept = verdict.parse_record(Answer(node="gpu02", code=0, out=json.dumps(written)))
 
     assert [each.node for each in gate.gates[0].ask] == ["gpu03", "gpu01"]
     assert {step.command.node for step in (*gate.steps, *keep.steps)} == {"gpu02"}
-    assert verdict.about(inventory, facts, kept) == {"gpu01", "gpu03"}
+    assert verdict.about(Site(inventory, facts), kept) == {"gpu01", "gpu03"}
     assert verdict.of_server(kept, "chat", "1") == "s"
     for nodes, proven in ((("gpu01", "gpu03"), True), (("gpu02", "gpu03"), False), ((), False)):
-        asked = verdict.proven(inventory, facts, kept, require="any", collective=False, nodes=nodes)
+        asked = verdict.proven(
+            Site(inventory, facts), kept, require="any", collective=False, nodes=nodes
+        )
         assert asked is proven
 
 
 def test_what_a_servers_logs_say_is_of_that_server(load: Load) -> None:
     """Another one of its name has said nothing yet, and a record may hold anything."""
     kept = {"servers": {"chat": {"id": "1", "said": "NET/IB"}}}
-    step = verdict.confirmed(load(), {}, kept, server="embed", id="2", said="NET/Socket")
+    step = verdict.confirmed(Site(load()), kept, server="embed", id="2", said="NET/Socket")
     assert step.command.stdin is not None
     written = json.loads(step.command.stdin())
 
@@ -290,14 +295,14 @@ def test_what_a_servers_logs_say_is_of_that_server(load: Load) -> None:
 def test_a_container_that_started_again_is_another_incarnation(load: Load) -> None:
     """Docker restarts it under the same id."""
     world, facts = up(load())
-    before = verdict.incarnation(world.inventory, facts)
+    before = verdict.incarnation(Site(world.inventory, facts))
     world.container("gpu02")["State"]["StartedAt"] = "2026-11-21T01:00:00Z"
     after = verdict.incarnation(
-        world.inventory, observe(world.inventory, FakeTransport(world.answer), [])
+        Site(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
     )
     world.stop("gpu01")
     gone = verdict.incarnation(
-        world.inventory, observe(world.inventory, FakeTransport(world.answer), [])
+        Site(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
     )
 
     assert before
@@ -328,8 +333,8 @@ def test_fewer_ranks_than_gpus_prove_less_than_a_server_uses(load: Load) -> None
     world, facts = up(load())
     one, all_ = record(world, facts, replace(ASK, ranks_per_node=1)), record(world, facts)
 
-    assert not verdict.proven(world.inventory, facts, one, require=None, collective=False)
-    assert verdict.proven(world.inventory, facts, all_, require=None, collective=False)
+    assert not verdict.proven(Site(world.inventory, facts), one, require=None, collective=False)
+    assert verdict.proven(Site(world.inventory, facts), all_, require=None, collective=False)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +369,7 @@ def test_a_record_that_is_not_whole_proves_nothing(text: str, kept: dict[str, An
 def test_nothing_is_kept_of_what_was_not_measured(load: Load) -> None:
     """A dry run's step has nothing to write, and shows that."""
     inventory = load()
-    step = verdict.record(inventory, {}, Proof(), taken="today")
+    step = verdict.record(Site(inventory), Proof(), taken="today")
 
     assert step.command.stdin is not None
     assert step.command.stdin() == b"{}"
@@ -382,7 +387,7 @@ def test_numbers_that_json_has_not_are_left_out(load: Load) -> None:
 
     for said in (
         verdict.as_json(proof.verdict),
-        verdict.as_record(world.inventory, facts, proof, taken="today"),
+        verdict.as_record(Site(world.inventory, facts), proof, taken="today"),
     ):
         assert json.loads(json.dumps(said, allow_nan=False)) == json.loads(json.dumps(said))
 
@@ -394,5 +399,5 @@ def test_images_are_enough(load: Load) -> None:
     facts = {node.name: HostFacts(images={inventory.image: image}) for node in inventory.nodes}
 
     assert {
-        each.status for each in network.prepare(inventory, facts).stages[0].gates[0].judge({})
+        each.status for each in network.prepare(Site(inventory, facts)).stages[0].gates[0].judge({})
     } == {"pass"}

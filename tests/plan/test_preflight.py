@@ -14,6 +14,7 @@ import pytest
 from launcher.model import Inventory
 from launcher.plan import preflight
 from launcher.plan.observe import observe
+from launcher.site import Site
 from launcher.tools.host import HostFacts
 from launcher.tools.survey import Nic, Survey
 from tests.fakes import FakeTransport
@@ -45,7 +46,7 @@ def without_image(facts: HostFacts) -> HostFacts:
 
 def probing(inventory: Inventory, facts: dict[str, HostFacts]) -> dict[str, dict[str, Any]]:
     """Return what each node is asked, by its name."""
-    asked = preflight.probe_ports(inventory, facts, high=43210, nonce="f00d")
+    asked = preflight.probe_ports(Site(inventory, facts), high=43210, nonce="f00d")
     return {each.node: json.loads(each.argv[-1]) for each in asked.commands}
 
 
@@ -54,7 +55,7 @@ def test_a_throw_away_look_makes_nothing_on_the_node(load: Load) -> None:
     directories.
     """
     inventory = load("network: {fabric: infiniband}")
-    asked = preflight.look_inside(inventory, seen(inventory))
+    asked = preflight.look_inside(Site(inventory, seen(inventory)))
 
     assert asked.missing == {}
     for command in asked.commands:
@@ -67,7 +68,7 @@ def test_a_throw_away_look_makes_nothing_on_the_node(load: Load) -> None:
 def test_a_container_that_runs_is_looked_into_itself(load: Load) -> None:
     """What serves is what counts."""
     inventory = load()
-    asked = preflight.look_inside(inventory, seen(inventory, up=True))
+    asked = preflight.look_inside(Site(inventory, seen(inventory, up=True)))
 
     assert [each.argv[:3] for each in asked.commands] == [
         ("docker", "exec", "vlaunch-c-gpu01"),
@@ -80,7 +81,7 @@ def test_a_node_without_the_image_is_not_looked_into(load: Load) -> None:
     inventory = load(nodes=NODES)
     facts = seen(inventory)
     facts = {"gpu01": facts["gpu01"], "gpu02": without_image(facts["gpu02"])}
-    asked = preflight.look_inside(inventory, facts)
+    asked = preflight.look_inside(Site(inventory, facts))
 
     assert [each.node for each in asked.commands] == ["gpu01"]
     assert asked.missing == {
@@ -94,8 +95,8 @@ def test_ports_between_nodes(load: Load) -> None:
     """
     inventory = load(nodes=NODES)
     head, worker = (
-        preflight.between(inventory, inventory.head),
-        preflight.between(inventory, inventory.workers[0]),
+        preflight.between(inventory.ports, inventory.head),
+        preflight.between(inventory.ports, inventory.workers[0]),
     )
 
     assert set(worker) == {6380, 6381, 10002}
@@ -118,10 +119,14 @@ def test_every_node_knocks_at_all_the_others_at_once(load: Load) -> None:
         (43210, "f00d", 9000)
     }
     assert asked["gpu01"]["ip"] == "10.0.0.11"
-    assert asked["gpu01"]["listen"] == sorted(preflight.between(inventory, inventory.node("gpu01")))
-    assert asked["gpu01"]["peers"][0]["ports"] == list(preflight.between(inventory, inventory.head))
+    assert asked["gpu01"]["listen"] == sorted(
+        preflight.between(inventory.ports, inventory.node("gpu01"))
+    )
+    assert asked["gpu01"]["peers"][0]["ports"] == list(
+        preflight.between(inventory.ports, inventory.head)
+    )
     for command in preflight.probe_ports(
-        inventory, seen(inventory), high=43210, nonce="f00d"
+        Site(inventory, seen(inventory)), high=43210, nonce="f00d"
     ).commands:
         assert (command.together, command.hold_stdin, command.stdin is not None) == (
             True,
@@ -144,7 +149,7 @@ def test_a_node_without_python_uses_the_images(
     """On the host's network, in the container that is there, else in a throw-away one."""
     inventory = load()
     asked = preflight.probe_ports(
-        inventory, seen(inventory, up=up, python=python), high=43210, nonce="f00d"
+        Site(inventory, seen(inventory, up=up, python=python)), high=43210, nonce="f00d"
     )
 
     assert asked.commands[0].argv[: len(begins)] == begins
@@ -159,7 +164,7 @@ def test_who_cannot_take_part_is_named_with_why(load: Load) -> None:
     facts = seen(inventory)
     facts["gpu03"] = replace(facts["gpu03"], addresses=())
     facts["gpu04"] = replace(without_image(facts["gpu04"]), survey=Survey(python=""))
-    asked = preflight.probe_ports(inventory, facts, high=43210, nonce="f00d")
+    asked = preflight.probe_ports(Site(inventory, facts), high=43210, nonce="f00d")
 
     assert [each.node for each in asked.commands] == ["gpu01", "gpu02"]
     assert asked.missing == {
@@ -175,7 +180,7 @@ def test_one_node_alone_has_nobody_to_knock_at(load: Load) -> None:
     inventory = load()
     facts = seen(inventory)
     facts["gpu02"] = replace(facts["gpu02"], addresses=())
-    asked = preflight.probe_ports(inventory, facts, high=43210, nonce="f00d")
+    asked = preflight.probe_ports(Site(inventory, facts), high=43210, nonce="f00d")
 
     assert (asked.commands, list(asked.missing)) == ((), ["gpu02"])
 
@@ -199,12 +204,15 @@ def test_files_are_listed_where_the_model_will_be_read(load: Load) -> None:
     down, up = seen(inventory), seen(inventory, up=True)
     name = "org/$(id)"
 
-    assert [each.argv[:2] for each in preflight.list_files(inventory, down, name)] == [
+    assert [each.argv[:2] for each in preflight.list_files(Site(inventory, down), name)] == [
         ("sh", "-c")
     ] * 2
-    assert [each.argv[:3] for each in preflight.list_files(inventory, up, name)] == [
+    assert [each.argv[:3] for each in preflight.list_files(Site(inventory, up), name)] == [
         ("docker", "exec", "vlaunch-c-gpu01"),
         ("docker", "exec", "vlaunch-c-gpu02"),
     ]
-    assert preflight.list_files(inventory, down, name)[0].argv[-2:] == (name, "/data/huggingface")
-    assert preflight.list_files(inventory, {}, name) == []
+    assert preflight.list_files(Site(inventory, down), name)[0].argv[-2:] == (
+        name,
+        "/data/huggingface",
+    )
+    assert preflight.list_files(Site(inventory), name) == []

@@ -11,6 +11,7 @@ import pytest
 from launcher.errors import RequestError, UnreadableAnswer
 from launcher.model import Answer, Inventory, Node
 from launcher.plan import rollback
+from launcher.site import Site
 from launcher.tools.host import HostFacts
 
 INVENTORY = Inventory(
@@ -109,7 +110,7 @@ def test_a_head_that_does_not_say_is_not_one_that_has_nothing() -> None:
 
 def test_the_head_is_asked_without_its_containers() -> None:
     """In the launcher's folder there."""
-    command = rollback.ask(INVENTORY, {}, "chat")
+    command = rollback.ask(Site(INVENTORY), "chat")
 
     assert command.node == "n1"
     assert command.argv[4:] == ("/root/.vlaunch/c/server/chat", "history.json", "desired.json")
@@ -138,8 +139,8 @@ def test_one_server_need_not_be_named(files: tuple[str, ...], name: str | None) 
     paths = [*(f"server/{file}.json" for file in files), "network.json", "server/x/y/desired.json"]
     found = HostFacts(files=dict.fromkeys(paths, "0"))
     if name is not None:
-        assert rollback.pick(INVENTORY, {"n1": found}, None) == name
+        assert rollback.pick(Site(INVENTORY, {"n1": found}), None) == name
     else:
         with pytest.raises(RequestError, match="2 servers are known: `chat`, `embed`"):
-            rollback.pick(INVENTORY, {"n1": found}, None)
-    assert rollback.pick(INVENTORY, {"n1": found}, "other") == "other"
+            rollback.pick(Site(INVENTORY, {"n1": found}), None)
+    assert rollback.pick(Site(INVENTORY, {"n1": found}), "other") == "other"

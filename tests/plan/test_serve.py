@@ -19,6 +19,7 @@ from launcher.plan import servers
 from launcher.plan.request import ClusterSnapshot, Request
 from launcher.plan.script import script
 from launcher.plan.serve import Start, ask_model, plan_files
+from launcher.site import Site
 from launcher.tools.host import HostFacts
 from tests.golden import check
 from tests.plan import served
@@ -344,8 +345,13 @@ def test_a_cluster_that_is_not_up(
 ) -> None:
     """No container is made here; who has none that a keeper can use is named."""
     there = seen(members=members)
-    facts = {**there.facts, "n2": replace(there.facts["n2"], containers=(own,) if own else ())}
-    (found,) = judged(planned(replace(there, facts=facts), request(backend)), "agents")
+    facts = {
+        **there.site.facts,
+        "n2": replace(there.site.facts["n2"], containers=(own,) if own else ()),
+    }
+    (found,) = judged(
+        planned(replace(there, site=Site(INVENTORY, facts)), request(backend)), "agents"
+    )
 
     assert (found.node, text in found.text, fix in found.fix) == ("n2", True, True)
 
@@ -391,10 +397,10 @@ def test_a_port_where_somebody_listens_is_no_meeting_place() -> None:
     """The next one is; it is no part of what makes a server the same."""
     there = seen()
     facts = {
-        **there.facts,
-        "n1": replace(there.facts["n1"], listening=frozenset({("0.0.0.0", 29501)})),
+        **there.site.facts,
+        "n1": replace(there.site.facts["n1"], listening=frozenset({("0.0.0.0", 29501)})),
     }
-    wanted = desired(request("mp"), there=replace(there, facts=facts))
+    wanted = desired(request("mp"), there=replace(there, site=Site(INVENTORY, facts)))
 
     assert option(wanted.processes[1].argv, "--master-port") == "29502"
     assert wanted.id == desired(request("mp")).id
@@ -506,12 +512,12 @@ def test_a_port_that_makes_room_is_free() -> None:
     """Its listener ends with the server that is replaced; any other one is in the way."""
     there = seen(kept(request(model="org/other")))
     taken = {
-        **there.facts,
+        **there.site.facts,
         "n1": replace(
-            there.facts["n1"], listening=frozenset({("0.0.0.0", 8000), ("0.0.0.0", 8001)})
+            there.site.facts["n1"], listening=frozenset({("0.0.0.0", 8000), ("0.0.0.0", 8001)})
         ),
     }
-    there = replace(there, facts=taken)
+    there = replace(there, site=Site(INVENTORY, taken))
 
     assert judged(planned(there, request(), replace_other=True), "room") == []
     (found,) = judged(planned(there, request(port=8001), replace_other=True), "room")
@@ -532,7 +538,11 @@ def test_the_api_is_on_the_first_node_of_an_mp_server() -> None:
 def test_the_note_and_the_model_gate_of_mp_name_the_nodes_that_get_ranks() -> None:
     """A node in between that is too small is left out."""
     inventory = uneven(2, 1, 2)
-    wanted = planned(ClusterSnapshot(), request("mp", tp=2, pp=2, inventory=inventory), inventory)
+    wanted = planned(
+        ClusterSnapshot(site=Site(inventory)),
+        request("mp", tp=2, pp=2, inventory=inventory),
+        inventory,
+    )
 
     assert any("ranks expected 2 on n1, 2 on n3" in note for note in wanted.plan.notes)
     assert [each.node for each in wanted.desired.processes] == ["n1", "n3"]
@@ -561,17 +571,17 @@ def test_narrowing_keeps_the_head_where_it_is_among_them() -> None:
 def test_the_model_is_asked_for_in_the_running_containers() -> None:
     """They have the mounts; where none runs, nobody is asked."""
     there = seen()
-    stopped = {**there.facts, "n2": HostFacts(images=there.facts["n2"].images)}
+    stopped = {**there.site.facts, "n2": HostFacts(images=there.site.facts["n2"].images)}
 
-    assert [each.argv[:3] for each in ask_model(INVENTORY, stopped, "/m")] == [
+    assert [each.argv[:3] for each in ask_model(Site(INVENTORY, stopped), "/m")] == [
         ("docker", "exec", "vlaunch-c-n1")
     ]
 
 
 def test_helper_files_of_running_containers_are_brought_up_to_date() -> None:
     """A newer vlaunch asks questions that an older helper program does not understand."""
-    assert len(plan_files(INVENTORY, seen().facts).steps) == 2
-    assert plan_files(INVENTORY, {}).steps == ()
+    assert len(plan_files(seen().site).steps) == 2
+    assert plan_files(Site(INVENTORY)).steps == ()
 
 
 def test_a_server_of_this_version_is_read_back() -> None:

@@ -17,6 +17,7 @@ from launcher.payload.agent.observed import Observed
 from launcher.plan import status, verdict
 from launcher.plan.observe import observe
 from launcher.plan.status import ClusterStatus, ServerStatus
+from launcher.site import Site
 from launcher.tools.docker import parse_image
 from tests import kept
 from tests.fakes import FakeTransport
@@ -52,18 +53,20 @@ def look(
         if name not in missing
     }
     said = status.Said()
-    if asked := status.query_head(inventory, facts):
+    if asked := status.query_head(Site(inventory, facts)):
         answer, proof = transport.run(asked)
         said = status.Said(head=status.parse_answer(answer), network=verdict.parse_record(proof))
     asked_for = {
-        each.name for each in said.kept.running if status.query_server(inventory, facts, each)
+        each.name for each in said.kept.running if status.query_server(Site(inventory, facts), each)
     }
     said = dataclasses.replace(
         said,
         abouts={name: world.said.get("server", {}) for name in asked_for},
         completions={name: completions.get(name, LATE) for name in asked_for},
     )
-    return status.read(inventory, facts, said, {name: f"{name}: no route" for name in missing})
+    return status.read(
+        Site(inventory, facts), said, {name: f"{name}: no route" for name in missing}
+    )
 
 
 def jobs(world: World, *rows: dict[str, Any], **more: Any) -> None:
@@ -108,8 +111,10 @@ def test_a_node_that_ray_has_not_missed_yet_is_dead(world: World) -> None:
     asked to knock.
     """
     asked = status.query_head(
-        world.inventory,
-        observe(world.inventory, FakeTransport(world.answer), [world.inventory.image]),
+        Site(
+            world.inventory,
+            observe(world.inventory, FakeTransport(world.answer), [world.inventory.image]),
+        ),
     )
     address = f"10.0.0.12:{world.inventory.ports.node_manager}"
     world.said["jobs"]["unreachable"] = [address]
@@ -144,7 +149,7 @@ def test_a_server_is_asked_on_the_node_that_has_its_api(
     jobs(world, kept.one(kept.wanted(node=node, port=9000), kept.seen()))
     facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
     (server,) = status.Said(head=world.said["jobs"]).kept.servers
-    commands = status.query_server(world.inventory, facts, server)
+    commands = status.query_server(Site(world.inventory, facts), server)
 
     assert [each.node for each in commands] == asked
     assert bool(look(world).servers[0].endpoint) is bool(asked)
@@ -165,7 +170,7 @@ def test_nothing_there_is_absent_and_not_whole(load: Load) -> None:
     assert seen.servers == ()
     assert (
         status.query_head(
-            world.inventory, observe(world.inventory, FakeTransport(world.answer), [])
+            Site(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
         )
         == []
     )
@@ -241,7 +246,7 @@ def test_without_ray_agents_make_a_cluster(load: Load) -> None:
     world.said["jobs"] = kept.said()
     seen = look(world)
     asked, _ = status.query_head(
-        world.inventory, observe(world.inventory, FakeTransport(world.answer), [])
+        Site(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
     )
 
     assert [(each.ray, each.gpus, each.drift) for each in seen.nodes] == [("-", "8", ())] * 2
@@ -655,7 +660,7 @@ def test_a_head_that_gives_no_answer_leaves_the_server_unknown(said: str, world:
     """And nothing is made up about the nodes in Ray."""
     facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
     heard = status.parse_answer(Answer(node="gpu01", code=1, out=said))
-    seen = status.read(world.inventory, facts, status.Said(head=heard), {})
+    seen = status.read(Site(world.inventory, facts), status.Said(head=heard), {})
 
     assert [each.state for each in seen.servers] == ["unknown"]
     assert [each.ray for each in seen.nodes] == ["absent", "absent"]
@@ -683,7 +688,7 @@ PROOF = {
 def proof(world: World, **more: Any) -> None:
     """Keep a verdict on the network between the containers that run now."""
     facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
-    here = verdict.incarnation(world.inventory, facts)
+    here = verdict.incarnation(Site(world.inventory, facts))
     world.machines["gpu01"].files["network.json"] = json.dumps(
         {**PROOF, "incarnation": here, **more}
     ).encode()

@@ -13,6 +13,7 @@ from launcher.plan import running, servers
 from launcher.plan.servers import Server
 from launcher.plan.shape import Gate
 from launcher.plan.stop import plan_forget, plan_stop
+from launcher.site import Site
 from launcher.tools.host import HostFacts
 from tests.plan.served import INVENTORY, container, desired, group, kept, request, seen, table
 
@@ -22,7 +23,7 @@ FOLDER = "/root/.vlaunch/c/server"
 def stopped(*found: Mapping[str, Any], grace: float = 15) -> Gate:
     """Return the gate of a plan that stops some servers."""
     there = servers.read({"servers": list(found)}).servers
-    (stage,) = plan_stop(INVENTORY, seen().facts, there, grace).stages
+    (stage,) = plan_stop(seen().site, there, grace).stages
     (gate,) = stage.gates
     return gate
 
@@ -54,7 +55,7 @@ def test_a_server_is_wanted_no_more() -> None:
     for.
     """
     there = servers.read({"servers": [kept(request())]}).servers
-    (stage,) = plan_stop(INVENTORY, seen().facts, there, 15).stages
+    (stage,) = plan_stop(seen().site, there, 15).stages
     (step,), (gate,) = stage.steps, stage.gates
 
     assert (step.command.node, step.command.argv) == (
@@ -63,7 +64,7 @@ def test_a_server_is_wanted_no_more() -> None:
     )
     assert {command.node for command in gate.ask} == {"n1"}
     assert gate.deadline == 75
-    assert plan_stop(INVENTORY, seen().facts, (), 15).stages == ()
+    assert plan_stop(seen().site, (), 15).stages == ()
 
 
 def test_it_is_gone_when_nothing_of_it_is_left() -> None:
@@ -108,15 +109,15 @@ def test_what_others_hold_is_not_waited_for() -> None:
 
 def test_where_the_heads_container_does_not_run_nobody_is_waited_for() -> None:
     """The file goes all the same: the server does not come back with the head."""
-    facts = {**seen().facts, "n1": HostFacts(containers=(container("n1", status="exited"),))}
-    (stage,) = plan_stop(INVENTORY, facts, [Server(name="default")], 15).stages
+    facts = {**seen().site.facts, "n1": HostFacts(containers=(container("n1", status="exited"),))}
+    (stage,) = plan_stop(Site(INVENTORY, facts), [Server(name="default")], 15).stages
 
     assert (len(stage.steps), stage.gates) == (1, ())
 
 
 def test_what_is_over_is_forgotten() -> None:
     """With why; what has answered before stays."""
-    (step,) = plan_forget(INVENTORY, seen().facts, ["chat"]).steps
+    (step,) = plan_forget(seen().site, ["chat"]).steps
 
     assert step.command.argv == (
         "rm",
@@ -124,7 +125,7 @@ def test_what_is_over_is_forgotten() -> None:
         f"{FOLDER}/chat/desired.json",
         f"{FOLDER}/chat/observed.json",
     )
-    assert plan_forget(INVENTORY, seen().facts, []).stages == ()
+    assert plan_forget(seen().site, []).stages == ()
 
 
 def test_a_server_of_an_older_vlaunch_is_named() -> None:
@@ -135,14 +136,13 @@ def test_a_server_of_an_older_vlaunch_is_named() -> None:
         "metadata": {"vlaunch.model": "org/m"},
     }
     rank = container("n2", name="vlaunch-c-n2-rank", role="rank", labels={"vlaunch.model": "org/m"})
-    facts = {**seen().facts, "n2": replace(seen().facts["n2"], containers=(rank,))}
+    facts = {**seen().site.facts, "n2": replace(seen().site.facts["n2"], containers=(rank,))}
 
-    assert running.older(INVENTORY, seen().facts, {"jobs": [job]}) == "org/m (Ray job serve-1-1)"
-    assert running.older(INVENTORY, facts, {}) == "org/m (container vlaunch-c-n2-rank on n2)"
+    assert running.older(seen().site, {"jobs": [job]}) == "org/m (Ray job serve-1-1)"
+    assert running.older(Site(INVENTORY, facts), {}) == "org/m (container vlaunch-c-n2-rank on n2)"
     assert (
         running.older(
-            INVENTORY,
-            seen().facts,
+            seen().site,
             {"jobs": [{**job, "status": "STOPPED"}, {**job, "metadata": {}}]},
         )
         == ""

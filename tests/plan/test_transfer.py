@@ -12,6 +12,7 @@ import pytest
 from launcher.batch.inputs import Shipped
 from launcher.model import Inventory
 from launcher.plan import transfer
+from launcher.site import Site
 
 Load = Callable[..., Inventory]
 DATA = bytes(range(250))
@@ -49,7 +50,7 @@ def test_only_what_is_missing_is_sent(
     load: Load, file: Shipped, have: dict[str, int], offsets: list[int]
 ) -> None:
     """From where it stopped, to the end."""
-    steps = transfer.steps(load(), "/w", have, [file])
+    steps = transfer.steps(Site(load()), "/w", have, [file])
     sent = [step.command.stdin() if step.command.stdin else b"" for step in steps]
     words = [step.command.argv for step in steps]
 
@@ -61,7 +62,7 @@ def test_only_what_is_missing_is_sent(
 @pytest.mark.parametrize("have", [{}, {"input/.0000-rows.part": 130}])
 def test_a_script_reads_the_same_bytes(load: Load, file: Shipped, have: dict[str, int]) -> None:
     """Also of a file that is called like an option, and where `head` ends before `tail`."""
-    for step in transfer.steps(load(), "/w", have, [file]):
+    for step in transfer.steps(Site(load()), "/w", have, [file]):
         shown = f"set -euo pipefail; {step.command.shown_stdin} | cat"
         done = subprocess.run(["bash", "-c", shown], capture_output=True, check=True, cwd="/")
 
@@ -75,7 +76,10 @@ def test_an_empty_file_is_sent(load: Load, file: Shipped, tmp_path: Path) -> Non
     path.touch()
     digest = hashlib.sha256().hexdigest()
     (step,) = transfer.steps(
-        load(), "/w", {}, [Shipped(to="input/0000-e", label="e", path=path, bytes=0, sha256=digest)]
+        Site(load()),
+        "/w",
+        {},
+        [Shipped(to="input/0000-e", label="e", path=path, bytes=0, sha256=digest)],
     )
 
     assert step.command.stdin is not None
@@ -85,7 +89,7 @@ def test_an_empty_file_is_sent(load: Load, file: Shipped, tmp_path: Path) -> Non
 
 def test_nothing_is_read_before_it_is_due(load: Load, file: Shipped) -> None:
     """A plan holds no file in memory; what is gone by then is told then."""
-    steps = transfer.steps(load(), "/w", {}, [file])
+    steps = transfer.steps(Site(load()), "/w", {}, [file])
     file.path.unlink()
 
     assert steps[0].command.stdin is not None

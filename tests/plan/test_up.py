@@ -13,6 +13,7 @@ from launcher.model import Inventory, Secret
 from launcher.plan.observe import observe
 from launcher.plan.shape import Plan
 from launcher.plan.up import plan_image, plan_up
+from launcher.site import Site
 from tests.fakes import FakeTransport
 from tests.plan import case
 from tests.simulated import World, image_json
@@ -33,7 +34,7 @@ def three(load: Load, more: str = "", *own: str) -> Inventory:
 
 def plan(inventory: Inventory, world: World, secrets: Mapping[str, Secret] = SECRETS) -> Plan:
     facts = observe(inventory, FakeTransport(world.answer), [inventory.image])
-    return plan_up(inventory, facts, secrets, case.ray_image(inventory))
+    return plan_up(Site(inventory, facts), secrets, case.ray_image(inventory))
 
 
 def started(found: Plan) -> list[str]:
@@ -303,7 +304,7 @@ def test_only_nodes_without_the_image_pull_it(load: Load) -> None:
     world = World(three(load))
     world.machines["n2"].images.clear()
     facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
-    found = plan_image(world.inventory, facts)
+    found = plan_image(Site(world.inventory, facts))
 
     assert [(step.command.node, step.command.argv) for step in found.steps] == [
         ("n2", ("docker", "pull", "--quiet", world.inventory.image))
@@ -317,7 +318,7 @@ def test_a_failing_preflight_touches_nothing(load: Load) -> None:
     world.machines["n2"].gpus = 7
     facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
     with pytest.raises(GateError, match="n2: 7 GPUs visible, 8 declared"):
-        case.drain(plan_image(world.inventory, facts), FakeTransport(world.answer))
+        case.drain(plan_image(Site(world.inventory, facts)), FakeTransport(world.answer))
 
     assert world.changes == []
 
@@ -329,7 +330,7 @@ def test_a_derived_image_is_built_only_where_it_is_missing(load: Load, tmp_path:
     case.bring_up(world.inventory, world, SECRETS, context)
     world.machines["n2"].images = {world.inventory.image: image_json(world.inventory.image)}
     facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
-    found = plan_up(world.inventory, facts, SECRETS, case.ray_image(world.inventory, context))
+    found = plan_up(Site(world.inventory, facts), SECRETS, case.ray_image(world.inventory, context))
 
     assert [(step.command.node, step.command.argv[1]) for step in found.steps] == [("n2", "build")]
     asked = next(

@@ -20,6 +20,7 @@ import pytest
 
 from launcher.model import Inventory, Node, Ports, RaySettings, Secret, SecretSource
 from launcher.plan import containers, files
+from launcher.site import Site
 from launcher.tools import docker
 from launcher.tools.host import Address, HostFacts
 from launcher.tools.image import RAY_EXTRAS
@@ -267,9 +268,9 @@ def _both(machine: Machine, case: Case) -> tuple[docker.ContainerSpec, list[str]
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("\n") == 1
-    return containers.node_spec(case.inventory, node, facts, _IMAGE, case.secrets), shlex.split(
-        done.stdout
-    )
+    return containers.node_spec(
+        Site(case.inventory, {node.name: facts}), node, _IMAGE, case.secrets
+    ), shlex.split(done.stdout)
 
 
 def _fields(argv: list[str]) -> dict[str, list[str]]:
@@ -426,7 +427,7 @@ def test_json_of_odd_arguments_is_pythons(machine: Machine) -> None:
         addresses=(Address(interface="eth1", ip="10.0.0.12", prefix=24, up=True),),
     )
     spec = containers.node_spec(
-        replace(_BASE, nodes=(_HEAD, node)), node, facts, _IMAGE, _WITH_TOKEN
+        Site(replace(_BASE, nodes=(_HEAD, node)), {node.name: facts}), node, _IMAGE, _WITH_TOKEN
     )
     assert f"vlaunch.spec={spec.hash}" in shlex.split(done.stdout)
 
