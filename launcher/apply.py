@@ -6,7 +6,7 @@ One runner for every plan; what a step or a gate means is not known here.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from launcher.checks import ray as ray_checks
@@ -47,10 +47,10 @@ def apply(
             `keep_going` says.
     """
     failed: list[VlaunchError] = []
-    records = _records(plan, transport)
+    run = _Run(plan, transport, clock, sleep)
     for stage in plan.stages:
         try:
-            yield from _stage(stage, transport, clock, sleep, records, keep_going=plan.keep_going)
+            yield from run.stage(stage)
         except (NodeError, GateError) as error:
             if not plan.keep_going or isinstance(error, LockError):
                 raise
@@ -60,7 +60,7 @@ def apply(
 
 
 def _records(plan: Plan, transport: Transport) -> dict[str, Argv]:
-    """Return what goes before the first step of each node; `_wave` takes it out."""
+    """Return what goes before the first step of each node; who sends it takes it out."""
     if not plan.steps or not isinstance(transport, Recording):
         return {}
     changes: dict[str, list[str]] = {}
@@ -69,30 +69,104 @@ def _records(plan: Plan, transport: Transport) -> dict[str, Argv]:
     return dict(transport.record(plan.verb, changes))
 
 
-def _stage(
-    stage: Stage,
-    transport: Transport,
-    clock: Callable[[], float],
-    sleep: Callable[[float], None],
-    records: MutableMapping[str, Argv],
-    *,
-    keep_going: bool,
-) -> Iterator[Event]:
-    began = clock()
-    failed: list[VlaunchError] = []
-    yield Event(kind="stage", stage=stage.id, text=stage.title, state="running")
-    for wave in in_waves(stage.steps):
-        try:
-            yield from _wave(stage, wave, transport, records)
-        except NodeError as error:
-            if not keep_going or isinstance(error, LockError):
-                raise
-            failed.append(error)
-    for gate in stage.gates:
-        yield from _gate(stage, gate, transport, clock, sleep)
-    if failed:
-        raise _all(failed)
-    yield Event(kind="stage", stage=stage.id, text=stage.title, state="ok", seconds=clock() - began)
+class _Run:
+    """A plan on its way; `_records` is what goes before the first step of each node."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        transport: Transport,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._transport, self._clock, self._sleep = transport, clock, sleep
+        self._keep_going = plan.keep_going
+        self._records = _records(plan, transport)
+
+    def stage(self, stage: Stage) -> Iterator[Event]:
+        """Run a stage's steps, then see that its gates hold; raises what `apply` does."""
+        began = self._clock()
+        failed: list[VlaunchError] = []
+        yield Event(kind="stage", stage=stage.id, text=stage.title, state="running")
+        for wave in in_waves(stage.steps):
+            try:
+                yield from self._wave(stage, wave)
+            except NodeError as error:
+                if not self._keep_going or isinstance(error, LockError):
+                    raise
+                failed.append(error)
+        for gate in stage.gates:
+            yield from self._gate(stage, gate)
+        if failed:
+            raise _all(failed)
+        took = self._clock() - began
+        yield Event(kind="stage", stage=stage.id, text=stage.title, state="ok", seconds=took)
+
+    def _wave(self, stage: Stage, wave: Sequence[Step]) -> Iterator[Event]:
+        steps = {step.command.node: step for step in wave}
+        for step in wave:
+            yield Event(
+                kind="step",
+                stage=stage.id,
+                node=step.command.node,
+                text=step.title,
+                state="running",
+            )
+        failed: list[Answer] = []
+        sent = [
+            replace(step.command, before=self._records.pop(step.command.node, ())) for step in wave
+        ]
+        for answer in self._transport.run(sent):
+            yield Event(
+                kind="step",
+                stage=stage.id,
+                node=answer.node,
+                text=steps[answer.node].title,
+                state="ok" if answer.ok else "failed",
+                seconds=answer.seconds,
+            )
+            if not answer.ok:
+                failed.append(answer)
+        if failed:
+            raise _step_error(steps, failed)
+
+    def _gate(self, stage: Stage, gate: Gate) -> Iterator[Event]:
+        began = self._clock()
+        green_since: float | None = None
+        said = ""
+        if gate.doing:
+            yield Event(kind="wait", stage=stage.id, text=gate.doing, state="running")
+        while True:
+            findings = gate.judge(by_node(self._transport, gate.ask))
+            now, status = self._clock(), worst(findings)
+            if status in ("pass", "skip", "warn"):
+                green_since = now if green_since is None else green_since
+                if now - green_since >= gate.hold:
+                    yield from _report(stage, gate, findings, now - began)
+                    return
+            else:
+                green_since = None
+            if status == "fail" or (status == "wait" and now - began >= gate.deadline):
+                raise _gate_error(gate, self._explained(gate, findings), findings)
+            text = _awaited(gate, findings)
+            yield Event(
+                kind="wait",
+                stage=stage.id,
+                text=text,
+                state="running" if text != said else "",
+                seconds=now - began,
+                deadline=gate.deadline,
+            )
+            said = text
+            self._sleep(gate.every)
+
+    def _explained(self, gate: Gate, findings: Sequence[Finding]) -> list[Finding]:
+        """Return what is not so, with what the logs of its nodes say of it."""
+        bad = {each.node for each in findings if each.status in _BAD}
+        wanted = [command for command in gate.evidence if command.node in bad]
+        logs = {answer.node: answer for answer in self._transport.run(wanted)} if wanted else {}
+        said = folded(ray_checks.explain_logs(findings, logs))
+        return [each for each in said if each.status in _BAD]
 
 
 def _all(failed: Sequence[VlaunchError]) -> VlaunchError:
@@ -105,33 +179,6 @@ def _all(failed: Sequence[VlaunchError]) -> VlaunchError:
     return GateError(
         first.message, evidence="\n".join(line for line in lines if line), hint="\n".join(hints)
     )
-
-
-def _wave(
-    stage: Stage, wave: Sequence[Step], transport: Transport, records: MutableMapping[str, Argv]
-) -> Iterator[Event]:
-    steps = {step.command.node: step for step in wave}
-    for step in wave:
-        yield Event(
-            kind="step", stage=stage.id, node=step.command.node, text=step.title, state="running"
-        )
-    failed: list[Answer] = []
-    sent = [replace(step.command, before=records.pop(step.command.node, ())) for step in wave]
-    for answer in transport.run(sent):
-        step = steps[answer.node]
-        state: State = "ok" if answer.ok else "failed"
-        yield Event(
-            kind="step",
-            stage=stage.id,
-            node=answer.node,
-            text=step.title,
-            state=state,
-            seconds=answer.seconds,
-        )
-        if not answer.ok:
-            failed.append(answer)
-    if failed:
-        raise _step_error(steps, failed)
 
 
 def _step_error(steps: Mapping[str, Step], failed: Sequence[Answer]) -> NodeError:
@@ -164,43 +211,6 @@ def _how(answer: Answer, step: Step) -> str:
     return f"exit {answer.code}"
 
 
-def _gate(
-    stage: Stage,
-    gate: Gate,
-    transport: Transport,
-    clock: Callable[[], float],
-    sleep: Callable[[float], None],
-) -> Iterator[Event]:
-    began = clock()
-    green_since: float | None = None
-    said = ""
-    if gate.doing:
-        yield Event(kind="wait", stage=stage.id, text=gate.doing, state="running")
-    while True:
-        findings = gate.judge(by_node(transport, gate.ask))
-        now, status = clock(), worst(findings)
-        if status in ("pass", "skip", "warn"):
-            green_since = now if green_since is None else green_since
-            if now - green_since >= gate.hold:
-                yield from _report(stage, gate, findings, now - began)
-                return
-        else:
-            green_since = None
-        if status == "fail" or (status == "wait" and now - began >= gate.deadline):
-            raise _gate_error(gate, findings, transport)
-        text = _awaited(gate, findings)
-        yield Event(
-            kind="wait",
-            stage=stage.id,
-            text=text,
-            state="running" if text != said else "",
-            seconds=now - began,
-            deadline=gate.deadline,
-        )
-        said = text
-        sleep(gate.every)
-
-
 def _awaited(gate: Gate, findings: Sequence[Finding]) -> str:
     """Say what a gate waits for: for what is not so yet, or, where all is well, to see it last."""
     waiting = [_line(each) for each in folded(findings) if each.status == "wait"]
@@ -226,8 +236,7 @@ def _report(
         )
 
 
-def _gate_error(gate: Gate, findings: Sequence[Finding], transport: Transport) -> GateError:
-    explained = _explained(gate, findings, transport)
+def _gate_error(gate: Gate, explained: Sequence[Finding], findings: Sequence[Finding]) -> GateError:
     late = f" within {gate.deadline:.0f}s" if gate.deadline and worst(findings) == "wait" else ""
     where = [_line(each) for each in explained]
     evidence = [line for each in explained for line in each.evidence.splitlines()]
@@ -235,12 +244,3 @@ def _gate_error(gate: Gate, findings: Sequence[Finding], transport: Transport) -
     if len(where) == 1:
         return GateError(f"{where[0]}{late}", evidence=evidence, hint=hint)
     return GateError(f"not true{late}: {gate.what}", evidence=[*where, *evidence], hint=hint)
-
-
-def _explained(gate: Gate, findings: Sequence[Finding], transport: Transport) -> list[Finding]:
-    """Return what is not so, with what the logs of its nodes say of it."""
-    bad = {each.node for each in findings if each.status in _BAD}
-    wanted = [command for command in gate.evidence if command.node in bad]
-    logs = {answer.node: answer for answer in transport.run(wanted)} if wanted else {}
-    said = folded(ray_checks.explain_logs(findings, logs))
-    return [each for each in said if each.status in _BAD]
