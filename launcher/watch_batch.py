@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from launcher.checks.serving import OVER
@@ -39,20 +39,10 @@ class Watched:
     work: str
     job: str
 
-
-@dataclass(slots=True, kw_only=True)
-class _State:
-    began: float
-    heard: float
-    progress: Progress = field(default_factory=Progress)
-    since: float = 0.0
-    offset: int = 0
-    lines: deque[str] = field(default_factory=lambda: deque(maxlen=2000))
-    warned: set[str] = field(default_factory=set)
-    lost_since: float | None = None
-    over_since: float | None = None
-    told: float = float("-inf")
-    words: str = ""
+    @property
+    def what(self) -> str:
+        """Name it for people."""
+        return f"batch job `{self.name}`"
 
 
 def watch(
@@ -78,148 +68,198 @@ def watch(
         NodeError: the job failed, was stopped or killed, or cannot be watched any more.
         DeadlineError: its driver says nothing any more.
     """
-    state = _State(began=clock(), heard=clock(), since=clock())
-    quiet = attached
-    while True:
-        seen = _look(site, watched, transport, state, clock())
-        if seen is not None:
-            yield from _changes(state, seen.progress, clock(), quiet=quiet)
-            quiet = False
-            if _ended(state, seen, clock()):
-                if seen.progress.state == "done":
-                    return seen.progress
-                raise _failure(watched, state, seen)
-            if clock() - state.heard >= _SILENT:
-                raise _hung(watched, state)
-        yield _waiting(state, clock())
-        sleep(_EVERY)
+    return (yield from _Watching(site, watched, transport, clock, sleep).follow(quiet=attached))
 
 
-def _look(
-    site: Site, watched: Watched, transport: Transport, state: _State, now: float
-) -> JobUpdate | None:
-    """Ask once; `None` when nobody could say, which is borne for a while."""
-    dashboard = site.inventory.ports.dashboard
-    asked = job_store.follow(watched.work, watched.job, state.offset, dashboard)
-    (answer,) = transport.run([site.inside(site.head, asked)])
-    try:
-        seen = job_store.parse_follow(answer)
-    except UnreadableAnswer as error:
-        state.lost_since = now if state.lost_since is None else state.lost_since
-        if now - state.lost_since >= _LOST:
-            raise NodeError(
-                "",
-                f"batch job `{watched.name}` cannot be watched any more: {error.message}",
-                evidence=error.evidence,
-                hint=(
-                    "the job itself may well go on: see `vlaunch jobs`, and watch it again with the"
-                    " same command"
+class _Watching:
+    """A job that is followed: what has been seen of it so far, and since when."""
+
+    def __init__(
+        self,
+        site: Site,
+        watched: Watched,
+        transport: Transport,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._site, self._watched, self._transport = site, watched, transport
+        self._clock, self._sleep = clock, sleep
+        self._began = self._heard = self._since = clock()
+        self._progress, self._offset = Progress(), 0
+        self._lines: deque[str] = deque(maxlen=2000)
+        self._warned: set[str] = set()
+        self._lost_since: float | None = None
+        self._over_since: float | None = None
+        self._told, self._words = float("-inf"), ""
+
+    def follow(self, *, quiet: bool) -> Generator[Event, None, Progress]:
+        """Look until its driver has ended; raises what `watch` does."""
+        while True:
+            seen = self._look(self._clock())
+            if seen is not None:
+                yield from self._changes(seen.progress, self._clock(), quiet=quiet)
+                quiet = False
+                if self._ended(seen, self._clock()):
+                    if seen.progress.state == "done":
+                        return seen.progress
+                    raise self._failure(seen)
+                if self._clock() - self._heard >= _SILENT:
+                    raise self._hung()
+            yield self._waiting(self._clock())
+            self._sleep(_EVERY)
+
+    def _look(self, now: float) -> JobUpdate | None:
+        """Ask once; `None` when nobody could say, which is borne for a while."""
+        dashboard = self._site.inventory.ports.dashboard
+        asked = job_store.follow(self._watched.work, self._watched.job, self._offset, dashboard)
+        (answer,) = self._transport.run([self._site.inside(self._site.head, asked)])
+        try:
+            seen = job_store.parse_follow(answer)
+        except UnreadableAnswer as error:
+            self._lost_since = now if self._lost_since is None else self._lost_since
+            if now - self._lost_since >= _LOST:
+                raise NodeError(
+                    "",
+                    f"{self._watched.what} cannot be watched any more: {error.message}",
+                    evidence=error.evidence,
+                    hint=(
+                        "the job itself may well go on: see `vlaunch jobs`, and watch it again with"
+                        " the same command"
+                    ),
+                ) from None
+            return None
+        self._lost_since, self._offset = None, seen.offset
+        self._lines.extend(untrusted.plain(each[: untrusted.LONGEST]) for each in seen.lines)
+        # What an earlier run of the job left there says nothing of this one.
+        if seen.progress.submission != self._watched.job:
+            seen = replace(
+                seen,
+                progress=Progress(
+                    rows=seen.progress.rows, done=seen.progress.done, errors=seen.progress.errors
                 ),
-            ) from None
-        return None
-    state.lost_since, state.offset = None, seen.offset
-    state.lines.extend(untrusted.plain(each[: untrusted.LONGEST]) for each in seen.lines)
-    # What an earlier run of the job left there says nothing of this one.
-    if seen.progress.submission != watched.job:
-        seen = replace(
-            seen,
-            progress=Progress(
-                rows=seen.progress.rows, done=seen.progress.done, errors=seen.progress.errors
+            )
+        if seen.progress.updated != self._progress.updated or seen.lines:
+            self._heard = now
+        return seen
+
+    def _changes(self, progress: Progress, now: float, *, quiet: bool) -> list[Event]:
+        events = []
+        before, self._progress = self._progress, progress
+        if progress.state != before.state:
+            doing = progress_text.doing(before.state)
+            if (
+                doing != progress_text.doing(progress.state)
+                and not quiet
+                and progress.state not in ("failed", "refused", "stopped")
+            ):
+                events.append(
+                    Event(
+                        kind="step", stage=_STAGE, text=doing, state="ok", seconds=now - self._since
+                    )
+                )
+            self._since = now
+        for text in progress.warnings:
+            if text not in self._warned and len(self._warned) < _WARNINGS:
+                self._warned.add(text)
+                events.append(Event(kind="warning", stage=_STAGE, text=text, state="warn"))
+        return events
+
+    def _ended(self, seen: JobUpdate, now: float) -> bool:
+        """True when nothing more will come: Ray says so, and the driver's last word, if it had one,
+        has been read.
+        """
+        if seen.status not in OVER and not seen.progress.over:
+            return False
+        self._over_since = now if self._over_since is None else self._over_since
+        if seen.status in OVER and seen.progress.over:
+            return True
+        # Ray's word was asked for first: the driver's may have come between, and a process takes a
+        # moment to end.
+        return now - self._over_since >= (2 * _EVERY if seen.status in OVER else _LAST)
+
+    def _waiting(self, now: float) -> Event:
+        progress = self._progress
+        if self._lost_since is not None:
+            words = "the head does not answer"
+        elif progress.state == "running":
+            words = progress_text.line(progress)
+        else:
+            words = progress_text.doing(progress.state) + (
+                f": {progress.text}" if progress.text else ""
+            )
+        said = words if self._lost_since is not None or progress.state != "running" else "running"
+        tell = said != self._words or (progress.state == "running" and now - self._told >= _TELL)
+        if tell:
+            self._told, self._words = now, said
+        return Event(
+            kind="wait",
+            stage=_STAGE,
+            text=words,
+            state="running" if tell else "",
+            seconds=now - self._began,
+            data=data(progress),
+        )
+
+    def _failure(self, seen: JobUpdate) -> NodeError:
+        name = self._watched.what
+        again = (
+            "run the same command again: it goes on where this one stopped"
+            f" ({progress_text.rows(seen.progress)} are done)"
+        )
+        if "stopped" in (seen.progress.state, seen.status.lower()):
+            return NodeError("", f"{name} was stopped", evidence=seen.progress.text, hint=again)
+        if seen.progress.error is not None:
+            return self._reported(seen.progress, seen.progress.error, again)
+        if seen.status == "ABSENT":
+            return NodeError(
+                "",
+                f"{name} is gone: Ray does not know it any more, as after a restart of the head",
+                hint=again,
+            )
+        return self._died(seen, again)
+
+    def _reported(self, progress: Progress, error: Trouble, again: str) -> NodeError:
+        """Return the error that the driver itself wrote down."""
+        log = "\n".join(self._lines)
+        hint = error.hint
+        if not hint:
+            known = symptoms.first("\n".join((error.message, error.evidence, log)))
+            hint = known.batch if known else f"read its log: {_log(self._watched)}"
+        refused = progress.state == "refused"
+        return NodeError(
+            "",
+            f"{self._watched.what} {'was refused' if refused else 'failed'}: {error.message}",
+            evidence=error.evidence or list(self._lines)[-8:],
+            hint=hint if refused else f"{hint}\n{again}",
+        )
+
+    def _died(self, seen: JobUpdate, again: str) -> NodeError:
+        """Return what is known of a driver that ended without a word of its own."""
+        title = f"{self._watched.what}: its driver {_how(seen)}"
+        log = "\n".join(self._lines)
+        known = symptoms.first(f"{log}\n{seen.message}")
+        tail = list(self._lines)[-8:] or seen.message.splitlines()[-8:]
+        if known is not None:
+            return NodeError(
+                "",
+                f"{title}: {known.cause}",
+                evidence=list(dict.fromkeys([known.line, *tail])),
+                hint=f"{known.batch}\n{again}",
+            )
+        if _killed(seen):
+            tail = seen.message.splitlines()[:1]  # Who is killed has not said why.
+        return NodeError("", title, evidence=list(dict.fromkeys(tail)), hint=again)
+
+    def _hung(self) -> DeadlineError:
+        return DeadlineError(
+            "",
+            f"the driver of {self._watched.what} has said nothing for {_SILENT:.0f}s",
+            evidence=list(self._lines)[-8:],
+            hint=(
+                f"end it with `vlaunch stop {self._watched.name}`, then run the same command again:"
+                " it goes on where it stopped"
             ),
         )
-    if seen.progress.updated != state.progress.updated or seen.lines:
-        state.heard = now
-    return seen
-
-
-def _changes(state: _State, progress: Progress, now: float, *, quiet: bool) -> list[Event]:
-    events = []
-    before, state.progress = state.progress, progress
-    if progress.state != before.state:
-        doing = progress_text.doing(before.state)
-        if (
-            doing != progress_text.doing(progress.state)
-            and not quiet
-            and progress.state not in ("failed", "refused", "stopped")
-        ):
-            events.append(
-                Event(kind="step", stage=_STAGE, text=doing, state="ok", seconds=now - state.since)
-            )
-        state.since = now
-    for text in progress.warnings:
-        if text not in state.warned and len(state.warned) < _WARNINGS:
-            state.warned.add(text)
-            events.append(Event(kind="warning", stage=_STAGE, text=text, state="warn"))
-    return events
-
-
-def _ended(state: _State, seen: JobUpdate, now: float) -> bool:
-    """True when nothing more will come: Ray says so, and the driver's last word, if it had one, has
-    been read.
-    """
-    if seen.status not in OVER and not seen.progress.over:
-        return False
-    state.over_since = now if state.over_since is None else state.over_since
-    if seen.status in OVER and seen.progress.over:
-        return True
-    # Ray's word was asked for first: the driver's may have come between, and a process takes a
-    # moment to end.
-    return now - state.over_since >= (2 * _EVERY if seen.status in OVER else _LAST)
-
-
-def _failure(watched: Watched, state: _State, seen: JobUpdate) -> NodeError:
-    name = f"batch job `{watched.name}`"
-    again = (
-        "run the same command again: it goes on where this one stopped"
-        f" ({progress_text.rows(seen.progress)} are done)"
-    )
-    if "stopped" in (seen.progress.state, seen.status.lower()):
-        return NodeError("", f"{name} was stopped", evidence=seen.progress.text, hint=again)
-    if seen.progress.error is not None:
-        return _reported(watched, state, seen.progress, seen.progress.error, again)
-    if seen.status == "ABSENT":
-        return NodeError(
-            "",
-            f"{name} is gone: Ray does not know it any more, as after a restart of the head",
-            hint=again,
-        )
-    return _died(watched, state, seen, again)
-
-
-def _reported(
-    watched: Watched, state: _State, progress: Progress, error: Trouble, again: str
-) -> NodeError:
-    """Return the error that the driver itself wrote down."""
-    log = "\n".join(state.lines)
-    hint = error.hint
-    if not hint:
-        known = symptoms.first("\n".join((error.message, error.evidence, log)))
-        hint = known.batch if known else f"read its log: {_log(watched)}"
-    refused = progress.state == "refused"
-    return NodeError(
-        "",
-        f"batch job `{watched.name}` {'was refused' if refused else 'failed'}: {error.message}",
-        evidence=error.evidence or list(state.lines)[-8:],
-        hint=hint if refused else f"{hint}\n{again}",
-    )
-
-
-def _died(watched: Watched, state: _State, seen: JobUpdate, again: str) -> NodeError:
-    """Return what is known of a driver that ended without a word of its own."""
-    title = f"batch job `{watched.name}`: its driver {_how(seen)}"
-    log = "\n".join(state.lines)
-    known = symptoms.first(f"{log}\n{seen.message}")
-    tail = list(state.lines)[-8:] or seen.message.splitlines()[-8:]
-    if known is not None:
-        return NodeError(
-            "",
-            f"{title}: {known.cause}",
-            evidence=list(dict.fromkeys([known.line, *tail])),
-            hint=f"{known.batch}\n{again}",
-        )
-    if _killed(seen):
-        tail = seen.message.splitlines()[:1]  # Who is killed has not said why.
-    return NodeError("", title, evidence=list(dict.fromkeys(tail)), hint=again)
 
 
 def _killed(seen: JobUpdate) -> bool:
@@ -238,46 +278,10 @@ def _how(seen: JobUpdate) -> str:
     return "died" + (f" with exit code {seen.exit_code}" if seen.exit_code is not None else "")
 
 
-def _hung(watched: Watched, state: _State) -> DeadlineError:
-    return DeadlineError(
-        "",
-        f"the driver of batch job `{watched.name}` has said nothing for {_SILENT:.0f}s",
-        evidence=list(state.lines)[-8:],
-        hint=(
-            f"end it with `vlaunch stop {watched.name}`, then run the same command again: it goes"
-            " on where it stopped"
-        ),
-    )
-
-
 def _log(watched: Watched) -> str:
     return (
         "`vlaunch exec --head -- tail -n 200"
         f" /tmp/ray/session_latest/logs/job-driver-{watched.job}.log`"
-    )
-
-
-def _waiting(state: _State, now: float) -> Event:
-    progress = state.progress
-    if state.lost_since is not None:
-        words = "the head does not answer"
-    elif progress.state == "running":
-        words = progress_text.line(progress)
-    else:
-        words = progress_text.doing(progress.state) + (
-            f": {progress.text}" if progress.text else ""
-        )
-    said = words if state.lost_since is not None or progress.state != "running" else "running"
-    tell = said != state.words or (progress.state == "running" and now - state.told >= _TELL)
-    if tell:
-        state.told, state.words = now, said
-    return Event(
-        kind="wait",
-        stage=_STAGE,
-        text=words,
-        state="running" if tell else "",
-        seconds=now - state.began,
-        data=data(progress),
     )
 
 
