@@ -32,9 +32,18 @@ class Site:
         return self.inventory.nodes
 
     @property
+    def seen(self) -> tuple[Node, ...]:
+        """The nodes that were looked at, in inventory order."""
+        return tuple(node for node in self.nodes if node.name in self.facts)
+
+    @property
     def head_runs(self) -> bool:
         """True when the head's container runs, so that it can be asked."""
         return self.running(self.head) is not None
+
+    def facts_of(self, node: Node) -> HostFacts | None:
+        """Return what was seen of a node; `None` where nobody looked."""
+        return self.facts.get(node.name)
 
     def container_name(self, node: Node) -> str:
         """Return the name of a node's container."""
@@ -42,7 +51,7 @@ class Site:
 
     def container(self, node: Node) -> docker.Container | None:
         """Return a node's container, whether it runs or not; `None` where none was seen."""
-        facts = self.facts.get(node.name)
+        facts = self.facts_of(node)
         return facts.container(self.container_name(node)) if facts is not None else None
 
     def running(self, node: Node) -> docker.Container | None:
@@ -52,14 +61,14 @@ class Site:
 
     def image(self, node: Node, name: str) -> docker.Image | None:
         """Return an image of a node; `None` where it was not seen."""
-        facts = self.facts.get(node.name)
+        facts = self.facts_of(node)
         return facts.images.get(name) if facts is not None else None
 
     def state_dir(self, node: Node) -> str:
         """Return the directory on a node that holds the cluster's small files; the home is assumed
         when nobody was asked.
         """
-        facts = self.facts.get(node.name)
+        facts = self.facts_of(node)
         assumed = "/root" if node.ssh.user in (None, "root") else f"/home/{node.ssh.user}"
         home = facts.home if facts is not None else assumed
         return f"{node.state_dir or home + '/.vlaunch'}/{self.inventory.cluster}"

@@ -40,6 +40,7 @@ def test_of_a_node_that_was_not_looked_at_nothing_is_there() -> None:
     """Which is no error: some commands look at the head alone."""
     site = seen(HEAD)
 
+    assert (site.seen, site.facts_of(OTHER)) == ((HEAD,), None)
     assert (site.container(OTHER), site.running(OTHER), site.image(OTHER, "base:1")) == (None,) * 3
     assert (site.image(HEAD, "base:1"), site.image(HEAD, "other")) == (IMAGE, None)
 

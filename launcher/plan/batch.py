@@ -308,7 +308,7 @@ def _gates(
     disk = observed(
         "disk",
         "the head has room for the job's files",
-        partial(serving.batch_disk, site.head, send, site.facts.get(site.head.name, HostFacts())),
+        partial(serving.batch_disk, site.head, send, site.facts_of(site.head) or HostFacts()),
     )
     return (
         room.cluster(cluster),

@@ -35,7 +35,7 @@ def secrets_base(site: Site, node: Node) -> str:
     """Return the directory on a node that holds `secrets/`; a place in memory is assumed when
     nobody was asked.
     """
-    inventory, facts = site.inventory, site.facts.get(node.name)
+    inventory, facts = site.inventory, site.facts_of(node)
     if inventory.secrets_in == "disk":
         return site.state_dir(node)
     memory = (facts.memory if facts else "") or f"/run/vlaunch-{node.ssh.user or 'root'}"
@@ -141,7 +141,7 @@ def _node_env(site: Site, node: Node) -> dict[str, str]:
     """Return what must be right on each node by itself: Ray hands the driver's environment to
     workers that lack a variable.
     """
-    facts = site.facts.get(node.name)
+    facts = site.facts_of(node)
     interface = node.interface or (facts.interface_of(node.ip) if facts else None)
     env = {"VLLM_HOST_IP": node.ip, "HF_HOME": node.hf_home}
     if interface:

@@ -26,7 +26,7 @@ def plan_down(site: Site) -> Plan:
     """Remove workers and ranks first, then the head, then files; what was seen is only of the nodes
     that could be reached.
     """
-    nodes = [node for node in site.nodes if node.name in site.facts]
+    nodes = site.seen
     head = [node for node in nodes if node.head]
     workers = (
         *_removals(site, [node for node in nodes if not node.head], lambda _: True),

@@ -83,7 +83,7 @@ def steps(site: Site, node: Node, secrets: Mapping[str, Secret], *, fresh: bool)
     """Return what brings a node's files up to date; secrets are written when `fresh`: its container
     is about to start.
     """
-    directory, facts = site.state_dir(node), site.facts.get(node.name)
+    directory, facts = site.state_dir(node), site.facts_of(node)
     found = facts.files if facts else {}
     steps = []
     if any(found.get(path) != digest for path, digest in payload_digests().items()):

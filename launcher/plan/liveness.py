@@ -113,7 +113,7 @@ def unknown(site: Site, said: Mapping[str, Any]) -> str:
     """Return why nobody knows which servers there are; empty when somebody does, or when there can
     be none.
     """
-    if site.head.name not in site.facts:
+    if site.facts_of(site.head) is None:
         return "the head cannot be reached"
     there = site.container(site.head)
     if there is None:

@@ -148,7 +148,7 @@ def stages(site: Site, ask: Ask, proof: Proof, *, taken: str) -> tuple[Stage, ..
     """Return the gate, and, behind it, the step that keeps the verdict: what comes after them has a
     network that was proven.
     """
-    here = replace(site, inventory=placement.narrow(site.inventory, ask.nodes))
+    here = verdict.only(site, ask.nodes)
     return (
         Stage(
             id="network",

@@ -29,9 +29,7 @@ def look_inside(site: Site) -> Asked:
     """
     image = site.inventory.image
     commands, missing = [], {}
-    for node in site.nodes:
-        if node.name not in site.facts:
-            continue
+    for node in site.seen:
         argv = _inside(site, node)
         if argv is None:
             missing[node.name] = f"{image} is not on this node yet: run `vlaunch up`"
@@ -44,9 +42,8 @@ def probe_ports(site: Site, *, high: int, nonce: str) -> Asked:
     """Let every node listen and probe all the others at once; `high` is a port above those in
     use everywhere.
     """
-    seen = [node for node in site.nodes if node.name in site.facts]
-    missing = {node.name: why for node in seen if (why := _mute(site, node))}
-    able = [node for node in seen if node.name not in missing]
+    missing = {node.name: why for node in site.seen if (why := _mute(site, node))}
+    able = [node for node in site.seen if node.name not in missing]
     if len(able) < 2:
         return Asked(missing=missing)
     ports = site.inventory.ports
@@ -85,9 +82,7 @@ def _peers(ports: Ports, node: Node, able: Sequence[Node]) -> list[pairs.Peer]:
 def list_files(site: Site, name: str) -> list[Command]:
     """Ask every node for the files of a model, in its Ray container or on the node itself."""
     commands = []
-    for node in site.nodes:
-        if node.name not in site.facts:
-            continue
+    for node in site.seen:
         argv = model.list_files(name, node.hf_home)
         if site.running(node) is not None:
             commands.append(site.inside(node, argv))

@@ -72,7 +72,7 @@ def names_with(site: Site, file: str) -> list[str]:
     """Return the names of the servers in whose folder on the head a file lies; no container need
     run for it.
     """
-    seen = site.facts.get(site.head.name)
+    seen = site.facts_of(site.head)
     parts = [path.split("/") for path in (seen.files if seen else ())]
     return sorted(
         part[1] for part in parts if len(part) == 3 and (part[0], part[2]) == ("server", file)

@@ -81,8 +81,8 @@ def older(site: Site, said: Mapping[str, Any]) -> str:
             model := (job.get("metadata") or {}).get("vlaunch.model")
         ):
             return f"{model} (Ray job {job['submission_id']})"
-    for node in site.nodes:
-        for each in site.facts[node.name].containers if node.name in site.facts else ():
+    for node in site.seen:
+        for each in site.facts[node.name].containers:
             if each.role == "rank" and each.running:
                 return (
                     f"{each.labels.get('vlaunch.model', 'a server')} (container {each.name} on"

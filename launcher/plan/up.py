@@ -208,8 +208,7 @@ def _old_ranks(site: Site) -> tuple[Step, ...]:
             title=f"removing container {each.name}, which runs outside the node's own",
             command=Command(node=node.name, argv=docker.remove(node.docker, each.id), timeout=120),
         )
-        for node in site.nodes
-        if node.name in site.facts
+        for node in site.seen
         for each in site.facts[node.name].containers
         if each.role == "rank"
     )

@@ -66,6 +66,11 @@ class Proof:
     ask: Ask | None = None
 
 
+def only(site: Site, names: Sequence[str]) -> Site:
+    """Return the site as a check sees it that is about only some nodes (none named: all)."""
+    return replace(site, inventory=narrow(site.inventory, names))
+
+
 def incarnation(site: Site) -> str:
     """Return a word that changes whenever a node's container is another one or started again; empty
     when one does not run.
@@ -126,7 +131,7 @@ def as_record(site: Site, proof: Proof, *, taken: str) -> dict[str, Any]:
     if verdict is None:
         return {}
     ask = proof.ask or Ask(nonce="")
-    here = replace(site, inventory=narrow(site.inventory, ask.nodes))
+    here = only(site, ask.nodes)
     collective, measured = verdict.collective, tp_cost.figures(verdict)
     said = {
         "incarnation": incarnation(here),
@@ -199,12 +204,11 @@ def about(site: Site, kept: Mapping[str, Any]) -> frozenset[str]:
     """Return the nodes between whose very containers, as they are now, the kept verdict was made;
     none where they changed.
     """
-    nodes = {node.name: node for node in site.nodes}
-    names = kept.get("nodes") or list(nodes)
-    if not set(names) <= nodes.keys():
+    known = [node.name for node in site.nodes]
+    names = kept.get("nodes") or known
+    if not set(names) <= set(known):
         return frozenset()
-    among = replace(site.inventory, nodes=tuple(nodes[name] for name in names))
-    here = incarnation(replace(site, inventory=among))
+    here = incarnation(only(site, names))
     return frozenset(names if here and here == kept.get("incarnation") else ())
 
 

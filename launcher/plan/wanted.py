@@ -131,7 +131,7 @@ def _meeting_port(seen: ClusterSnapshot, request: Request, node: Node) -> int:
     """Return the first port from the inventory's on where the nodes' processes can meet: no other
     server's, nobody listens.
     """
-    facts, ports = seen.site.facts.get(node.name), seen.site.inventory.ports
+    facts, ports = seen.site.facts_of(node), seen.site.inventory.ports
     first = ports.dp_rpc if request.placement.dp > 1 else ports.mp_master
     taken = {number for _, number in (facts.listening if facts else None) or ()}
     taken |= {ports.mp_master, ports.dp_rpc, ports.group, ports.probe, ports.api, request.port} - {
