@@ -322,14 +322,13 @@ def _sent(files: int, pieces: int) -> str:
 def _watch(
     session: Session, request: Request, start: Start, target: Target | None, *, strict: bool
 ) -> tuple[int, list[str]]:
-    from launcher.site import Site
     from launcher.watch_batch import Watched, watch
 
     name, began = request.job.name, time.monotonic()
     session.begin("batch", f"Watch {start.job}")
     watched = Watched(name=name, work=request.work, job=start.job)
     try:
-        events = watch(Site(session.inventory), watched, session.transport, attached=start.attached)
+        events = watch(session.site, watched, session.transport, attached=start.attached)
         progress = show_through(events, session.to)
     except KeyboardInterrupt:
         text = (
@@ -353,7 +352,6 @@ def _finish(
     """Gather, and tell how it ended."""
     from launcher import gather
     from launcher.plan import progress_text
-    from launcher.site import Site
     from launcher.watch_batch import data
 
     if target is not None:
@@ -361,8 +359,7 @@ def _finish(
         gather.check(target, begun=True, restart=False)
         gather.claim(target, clear=False)
         try:
-            site = Site(session.inventory)
-            fetched = gather.gather(site, request.work, target, session.transport)
+            fetched = gather.gather(session.site, request.work, target, session.transport)
             show_through(fetched, session.to)
         except KeyboardInterrupt:
             text = (

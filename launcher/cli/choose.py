@@ -37,9 +37,8 @@ def kept(session: Session) -> Kept:
     """Ask the head for its servers; raises NodeError when it cannot say which there are."""
     from launcher.checks.ray import read_payload
     from launcher.plan import servers
-    from launcher.site import Site
 
-    (answer,) = session.transport.run([servers.ask(Site(session.inventory))])
+    (answer,) = session.transport.run([servers.ask(session.site)])
     try:
         return servers.read(read_payload(answer))
     except UnreadableAnswer as error:

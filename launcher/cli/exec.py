@@ -64,12 +64,11 @@ def _answers(
     session: Session, nodes: Sequence[Node], command: Argv, timeout: float, *, host: bool
 ) -> dict[str, Answer]:
     """Run the command on nodes, or in their containers; nodes without a container are left out."""
-    from launcher.site import Site
     from launcher.tools import docker
 
     asked, named = [], {}
     for node in nodes:
-        named[node.name] = Site(session.inventory).container_name(node)
+        named[node.name] = session.site.container_name(node)
         inside = docker.exec_(
             node.docker, named[node.name], *docker.bounded(command, timeout), stdin=True
         )

@@ -107,13 +107,12 @@ def _print(seen: ClusterSnapshot, found: Sequence[BatchStatus]) -> None:
 def _remove(session: Session, found: Sequence[BatchStatus], names: Sequence[str]) -> None:
     from launcher.cli import server
     from launcher.plan.batches import plan_remove
-    from launcher.site import Site
 
     chosen = [server.the_batch(found, name) for name in dict.fromkeys(names)]
     if runs := [each.name for each in chosen if each.runs]:
         raise RequestError(
             f"batch job `{runs[0]}` runs", hint=f"stop it first: `vlaunch stop {runs[0]}`"
         )
-    session.apply(plan_remove(Site(session.inventory), chosen))
+    session.apply(plan_remove(session.site, chosen))
     said = ", ".join(each.name for each in chosen)
     session.done(f"removed {said}", data={"removed": [each.name for each in chosen]})

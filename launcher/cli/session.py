@@ -25,6 +25,7 @@ from launcher.ui.progress import Printer, show_all, show_through
 if TYPE_CHECKING:
     from launcher.plan.shape import Plan
     from launcher.remote.fleet import Fleet
+    from launcher.site import Site
 
 T = TypeVar("T")
 
@@ -46,6 +47,13 @@ class Session:
     told: dict[str, str] = field(default_factory=dict)
     author: Author = field(default_factory=author)
     missing: dict[str, ConnectError] = field(default_factory=dict)
+
+    @property
+    def site(self) -> Site:
+        """The inventory, of which nothing has been seen: enough to ask what runs in containers."""
+        from launcher.site import Site
+
+        return Site(self.inventory)
 
     @property
     def reached(self) -> tuple[Node, ...]:

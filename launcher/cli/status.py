@@ -95,10 +95,9 @@ def _look_again(session: Session, said: Said) -> Said:
     """
     from launcher.plan import servers
     from launcher.plan import status as plan
-    from launcher.site import Site
 
     for _ in range(_AGAIN):
-        (about,) = session.transport.run([servers.ask(Site(session.inventory))])
+        (about,) = session.transport.run([servers.ask(session.site)])
         again = plan.parse_answer(about)
         if "servers" in again:
             said = replace(said, head={**said.head, **again})
