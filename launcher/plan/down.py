@@ -26,10 +26,9 @@ def plan_down(site: Site) -> Plan:
     """Remove workers and ranks first, then the head, then files; what was seen is only of the nodes
     that could be reached.
     """
-    nodes = site.seen
-    head = [node for node in nodes if node.head]
+    head = [node for node in site.seen if node.head]
     workers = (
-        *_removals(site, [node for node in nodes if not node.head], lambda _: True),
+        *_removals(site, [node for node in site.seen if not node.head], lambda _: True),
         *_removals(site, head, lambda role: role != "head"),
     )
     stages = (
@@ -39,11 +38,11 @@ def plan_down(site: Site) -> Plan:
             title="Remove the head",
             steps=_removals(site, head, lambda role: role == "head"),
         ),
-        Stage(id="files", title="Remove files and secrets", steps=_clearing(site, nodes)),
+        Stage(id="files", title="Remove files and secrets", steps=_clearing(site)),
         Stage(
             id="absent",
             title="Verify that nothing is left",
-            gates=(_absent(site, nodes),) if nodes else (),
+            gates=(_absent(site),) if site.seen else (),
         ),
     )
     return Plan(
@@ -66,9 +65,9 @@ def _removals(site: Site, nodes: Sequence[Node], wanted: Callable[[str], bool]) 
     )
 
 
-def _clearing(site: Site, nodes: Sequence[Node]) -> tuple[Step, ...]:
+def _clearing(site: Site) -> tuple[Step, ...]:
     """Remove what lies on the disk of each node, then what lies in memory."""
-    facts = site.facts
+    nodes, facts = site.seen, site.facts
     disk = [_clear(node, site.state_dir(node)) for node in nodes if facts[node.name].has_directory]
     memory = [_forget(node, folder) for node in nodes for folder in facts[node.name].folders]
     return (*disk, *memory)
@@ -90,7 +89,7 @@ def _forget(node: Node, folder: str) -> Step:
     )
 
 
-def _absent(site: Site, nodes: Sequence[Node]) -> Gate:
+def _absent(site: Site) -> Gate:
     def ask(node: Node) -> Command:
         directory, cluster = site.state_dir(node), site.inventory.cluster
         program = shell.program("left_behind")
@@ -102,12 +101,12 @@ def _absent(site: Site, nodes: Sequence[Node]) -> Gate:
         )
 
     def judge(answers: Answers) -> Sequence[Finding]:
-        return [_judge(node, answers) for node in nodes]
+        return [_judge(node, answers) for node in site.seen]
 
     return Gate(
         id="absent",
         what="no container, file or secret of the cluster is left",
-        ask=tuple(ask(node) for node in nodes),
+        ask=tuple(ask(node) for node in site.seen),
         judge=judge,
         deadline=20,
     )

@@ -25,7 +25,8 @@ def gates(seen: ClusterSnapshot, request: Request, there: Server | None) -> tupl
         loading = list(inventory.nodes)
     needed = [node for node in inventory.nodes if node.head or node in loading]
     heard = {**kept.members, inventory.head.name: kept.agent}
-    room = _Room(seen=seen, request=request, there=there)
+    others = [each for each in kept.running if each.name != request.name]
+    room = _Room(seen=seen, request=request, there=there, others=others)
     return (
         *([cluster(seen)] if request.backend == "ray" else []),
         observed(
@@ -76,6 +77,7 @@ class _Room:
     seen: ClusterSnapshot
     request: Request
     there: Server | None
+    others: Sequence[Server]
 
     @property
     def inventory(self) -> Inventory:
@@ -84,10 +86,6 @@ class _Room:
     @property
     def api(self) -> Node:
         return self.request.api_node(self.inventory)
-
-    @property
-    def others(self) -> list[Server]:
-        return [each for each in self.seen.kept.running if each.name != self.request.name]
 
     def gpus(self) -> Sequence[Finding]:
         """Judge whether GPUs are free: in all of Ray, or on each node of `mp` and, for what batch
