@@ -10,6 +10,7 @@ from typing import Any
 
 from launcher.checks.shape import Finding, failed, passed, skipped
 from launcher.model import Inventory, Node
+from launcher.site import Site
 from launcher.tools import job_store, ray
 from launcher.tools.host import HostFacts
 from launcher.tools.model import ModelSeen
@@ -30,21 +31,11 @@ class Holder:
     end: str
 
 
-def cluster(
-    inventory: Inventory,
-    facts: Mapping[str, HostFacts],
-    said: Mapping[str, Any],
-    names: Mapping[str, str],
-) -> list[Finding]:
-    """Judge that every node's container runs and that every node is in Ray.
-
-    Args:
-        inventory: the nodes.
-        facts: what each node was.
-        said: what the head container said about Ray, or its `error`.
-        names: the name of each node's container.
+def cluster(site: Site, said: Mapping[str, Any]) -> list[Finding]:
+    """Judge that every node's container runs and that every node is in Ray; `said` is what the head
+    container said about Ray, or its `error`.
     """
-    if findings := [each for node in inventory.nodes if (each := _container(node, facts, names))]:
+    if findings := [each for node in site.nodes if (each := _container(site, node))]:
         return findings
     if "nodes" not in said:
         why = str(said.get("error", "no reason given"))
@@ -53,7 +44,7 @@ def cluster(
             if "timed out" in why
             else "run `vlaunch up`"
         )
-        return [failed(inventory.head, f"Ray does not answer: {why}", fix=fix)]
+        return [failed(site.head, f"Ray does not answer: {why}", fix=fix)]
     alive = {each.ip for each in ray.parse_nodes(said["nodes"]) if each.alive}
     return [
         (
@@ -63,30 +54,20 @@ def cluster(
                 node, "is not in Ray", fix="run `vlaunch up`, then look at `vlaunch status`"
             )
         )
-        for node in inventory.nodes
+        for node in site.nodes
     ]
 
 
-def agents(
-    nodes: Sequence[Node],
-    facts: Mapping[str, HostFacts],
-    names: Mapping[str, str],
-    heard: Mapping[str, float],
-) -> list[Finding]:
+def agents(site: Site, nodes: Sequence[Node], heard: Mapping[str, float]) -> list[Finding]:
     """Judge that the agents in the nodes' containers are of this vlaunch and connected; `heard` is
     how many seconds ago.
     """
-    return [
-        _container(node, facts, names) or _agent(node, facts, names, heard.get(node.name))
-        for node in nodes
-    ]
+    return [_container(site, node) or _agent(site, node, heard.get(node.name)) for node in nodes]
 
 
-def _container(
-    node: Node, facts: Mapping[str, HostFacts], names: Mapping[str, str]
-) -> Finding | None:
+def _container(site: Site, node: Node) -> Finding | None:
     """Return what is wrong with a node's container, if anything is."""
-    container = facts[node.name].container(names[node.name])
+    container = site.container(node)
     if container is None:
         return failed(node, "has no container of this cluster", fix="run `vlaunch up` first")
     if not container.running:
@@ -98,10 +79,8 @@ def _container(
     return None
 
 
-def _agent(
-    node: Node, facts: Mapping[str, HostFacts], names: Mapping[str, str], heard: float | None
-) -> Finding:
-    container = facts[node.name].container(names[node.name])
+def _agent(site: Site, node: Node, heard: float | None) -> Finding:
+    container = site.container(node)
     if container is not None and container.argv[1:2] != ("agent",):
         return failed(
             node,

@@ -32,7 +32,7 @@ def gates(seen: ClusterSnapshot, request: Request, there: Server | None) -> tupl
         observed(
             "agents",
             "the agents of its nodes are connected",
-            partial(serving.agents, needed, seen.site.facts, _names(seen), heard),
+            partial(serving.agents, seen.site, needed, heard),
         ),
         model(seen, loading, request.model),
         observed(
@@ -46,11 +46,10 @@ def gates(seen: ClusterSnapshot, request: Request, there: Server | None) -> tupl
 
 def cluster(seen: ClusterSnapshot) -> Gate:
     """Every node is in Ray: what runs in Ray needs all of them."""
-    site = seen.site
     return observed(
         "cluster",
         "the cluster is up: every node is in Ray",
-        partial(serving.cluster, site.inventory, site.facts, seen.said, _names(seen)),
+        partial(serving.cluster, seen.site, seen.said),
     )
 
 
@@ -62,10 +61,6 @@ def model(seen: ClusterSnapshot, nodes: Sequence[Node], name: str) -> Gate:
         "every node has the model, or may download it",
         partial(serving.model, nodes, name, seen.models, offline),
     )
-
-
-def _names(seen: ClusterSnapshot) -> dict[str, str]:
-    return {node.name: seen.site.container_name(node) for node in seen.site.nodes}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

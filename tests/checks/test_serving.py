@@ -13,6 +13,7 @@ import pytest
 from launcher.checks import serving
 from launcher.checks.shape import Finding, worst
 from launcher.model import Inventory, Node
+from launcher.site import Site
 from launcher.tools import docker
 from launcher.tools.host import HostFacts
 from launcher.tools.model import ModelSeen
@@ -22,7 +23,7 @@ NODES = (
     Node(name="n2", host="n2", ip="10.77.0.12", gpus=1),
 )
 INVENTORY = Inventory(path=Path("inventory.yaml"), cluster="c", image="i", nodes=NODES)
-NAMES = {"n1": "c-n1", "n2": "c-n2"}
+NAMES = {"n1": "vlaunch-c-n1", "n2": "vlaunch-c-n2"}
 
 
 def table(*rows: dict[str, Any]) -> dict[str, Any]:
@@ -67,14 +68,15 @@ def container(name: str, status: str = "running") -> docker.Container:
     )
 
 
-def facts(**status: str) -> dict[str, HostFacts]:
-    return {
+def site(**status: str) -> Site:
+    found = {
         name: HostFacts(
             containers=(container(NAMES[name], status[name]),) if name in status else (),
             listening=frozenset(),
         )
         for name in NAMES
     }
+    return Site(INVENTORY, found)
 
 
 def texts(findings: list[Finding]) -> list[tuple[str, str, str]]:
@@ -85,19 +87,13 @@ def test_a_whole_cluster() -> None:
     """Every container runs and every address is in Ray."""
     said = {"nodes": ray_nodes("10.77.0.11", "10.77.0.12")}
 
-    assert (
-        worst(serving.cluster(INVENTORY, facts(n1="running", n2="running"), said, NAMES)) == "pass"
-    )
+    assert worst(serving.cluster(site(n1="running", n2="running"), said)) == "pass"
 
 
 def test_a_ray_that_is_only_slow_is_not_brought_up_again() -> None:
     """Engines may have every core of a small head."""
-    (slow,) = serving.cluster(
-        INVENTORY, facts(n1="running", n2="running"), {"error": "n1: timed out"}, NAMES
-    )
-    (gone,) = serving.cluster(
-        INVENTORY, facts(n1="running", n2="running"), {"error": "connection refused"}, NAMES
-    )
+    (slow,) = serving.cluster(site(n1="running", n2="running"), {"error": "n1: timed out"})
+    (gone,) = serving.cluster(site(n1="running", n2="running"), {"error": "connection refused"})
 
     assert "run the same command again" in slow.fix
     assert "vlaunch up" in gone.fix
@@ -124,11 +120,7 @@ def test_a_cluster_that_is_not_whole(
     status: dict[str, str], said: dict[str, Any], expected: tuple[str, str, str]
 ) -> None:
     """The node and what is wrong with it are named, and `vlaunch up` is the way out."""
-    bad = [
-        each
-        for each in serving.cluster(INVENTORY, facts(**status), said, NAMES)
-        if each.status != "pass"
-    ]
+    bad = [each for each in serving.cluster(site(**status), said) if each.status != "pass"]
 
     assert texts(bad) == [expected]
     assert "vlaunch up" in bad[0].fix
@@ -234,8 +226,9 @@ def test_port(listening: frozenset[tuple[str, int]] | None, status: str) -> None
 )
 def test_agents(heard: float | None, argv: tuple[str, ...], text: str) -> None:
     """Nothing can be started where none is connected; a container of another vlaunch has none."""
-    there = {"n1": HostFacts(containers=(replace(container("c-n1"), argv=argv),))}
-    (found,) = serving.agents(NODES[:1], there, NAMES, {} if heard is None else {"n1": heard})
+    there = {"n1": HostFacts(containers=(replace(container(NAMES["n1"]), argv=argv),))}
+    at = {} if heard is None else {"n1": heard}
+    (found,) = serving.agents(Site(INVENTORY, there), NODES[:1], at)
 
     assert (found.status, found.text.partition(", so")[0]) == ("fail" if text else "pass", text)
     assert bool(found.fix) is bool(text)
