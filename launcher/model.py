@@ -1,5 +1,7 @@
-"""The nouns every layer shares: plain frozen values, no behaviour beyond looking things up, no
-imports from the project.
+"""The nouns every layer shares: plain frozen values, no behaviour beyond looking things up.
+
+Sections of an inventory are such values: `launcher/inventory` validates them as they stand here,
+with their types, bounds and defaults, and editors show what is written under a field.
 """
 
 from __future__ import annotations
@@ -9,14 +11,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from launcher import values
 
 Accelerator = Literal["nvidia", "amd", "cpu"]
 Backend = Literal["ray", "mp"]
+Connection = Literal["ssh", "local"]
 SecretsIn = Literal["disk", "memory"]
 Fabric = Literal["ethernet", "infiniband", "roce"]
 # What the network between nodes must at least be, the least first.
 Level = Literal["any", "rdma", "gdrdma"]
+Required = Literal["auto", "gdrdma", "rdma", "any"]
 LEVELS: tuple[Level, ...] = ("any", "rdma", "gdrdma")
 LEVEL_WORDS: Mapping[Level, str] = {
     "any": "any transport",
@@ -46,27 +52,37 @@ class Secret:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretSource:
-    """Where the inventory says a secret comes from; exactly one field is set.
+    """Where a secret comes from: exactly one of the four.
 
-    `prompt` is the question to ask a person.
+    Its value is never written in the inventory.
     """
 
-    env: str | None = None
-    file: str | None = None
-    command: str | None = None
-    prompt: str | None = None
+    env: values.EnvName | None = None
+    """Environment variable of the launcher."""
+    file: values.LocalPath | None = None
+    """File on this machine, mode 0600, with only the value."""
+    command: values.NonEmpty | None = None
+    """Command on this machine that prints it (no shell)."""
+    prompt: values.Question | None = None
+    """true, or the text to show: it is asked for in the terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ssh:
-    """How to log in to one node; `None` leaves the choice to `~/.ssh/config` and the agent."""
+    """How to log in. What is left out comes from `~/.ssh/config` and the agent."""
 
-    user: str | None = None
-    port: int | None = None
-    identity: str | None = None
-    jump: str | None = None
-    known_hosts: str | None = None
-    connect_timeout: float = 10.0
+    user: values.User | None = None
+    """Login name."""
+    port: values.Port | None = None
+    """SSH port."""
+    identity: values.LocalPath | None = None
+    """Private key on this machine; relative paths start at the inventory's folder."""
+    jump: values.Jump | None = None
+    """Host to go through, as [user@]host[:port]."""
+    known_hosts: values.LocalPath | None = None
+    """File of known host keys; relative paths start at the inventory's folder."""
+    connect_timeout: Annotated[float, values.Bounds(gt=0, le=600)] | None = None
+    """Seconds until a login is given up (10)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +94,7 @@ class Node:
     ip: str
     gpus: int
     head: bool = False
-    connection: Literal["ssh", "local"] = "ssh"
+    connection: Connection = "ssh"
     ssh: Ssh = field(default_factory=Ssh)
     docker: Argv = ("docker",)
     hf_home: str = "/data/huggingface"
@@ -90,14 +106,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaySettings:
-    """Ray as the containers run it; a version of `none` is no Ray.
+    """Ray, where the image has none or for its settings; `none` for a cluster without it."""
 
-    `object_store` is in bytes; `None` leaves it to Ray.
-    """
-
-    version: str = "2.60.0"
-    object_store: int | None = None
+    version: values.RayVersion = "2.60.0"
+    """Ray to add to an image that has none; none: the cluster runs without Ray."""
+    object_store: values.Size | None = None
+    """Object store per node, such as 2GiB; Ray chooses when it is left out."""
     token_auth: bool = True
+    """Let only holders of a generated token talk to Ray."""
 
     @property
     def off(self) -> bool:
@@ -109,67 +125,93 @@ class RaySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """TCP ports on every node; everything runs in the host's network, so they must be free there.
+    """TCP ports, the same on every node."""
 
-    Defaults are Ray's own where Ray has one; the ones Ray would pick at random are pinned, so that
-    a firewall can be told
-    (https://docs.ray.io/en/latest/ray-core/configure.html#ports-configurations).
+    # Everything runs in the host's network, so they must be free there. Defaults are Ray's own
+    # where Ray has one; the ones Ray would pick at random are pinned, so that a firewall can be
+    # told (https://docs.ray.io/en/latest/ray-core/configure.html#ports-configurations).
+    gcs: values.Port = 6379
+    """Ray's cluster store, on the head."""
+    dashboard: values.Port = 8265
+    """Ray's dashboard and job API, on the head."""
+    client: values.Port = 10001
+    """Ray client server, on the head."""
+    node_manager: values.Port = 6380
+    """Ray's node manager."""
+    object_manager: values.Port = 6381
+    """Ray's object manager."""
+    runtime_env_agent: values.Port = 6382
+    """Ray's runtime environment agent."""
+    dashboard_agent_grpc: values.Port = 6383
+    """Ray's dashboard agent, gRPC."""
+    dashboard_agent_http: values.Port = 52365
+    """Ray's dashboard agent, HTTP."""
+    metrics_export: values.Port = 6384
+    """Ray's metrics for Prometheus."""
+    worker_min: values.Port = 10002
+    """First port for Ray's worker processes."""
+    worker_max: values.Port = 19999
+    """Last port for Ray's worker processes."""
+    api: values.Port = 8000
+    """The OpenAI-compatible endpoint, on the head."""
+    mp_master: values.Port = 29501
+    """Where ranks meet, on the first of their nodes: `mp` ones, and data-parallel ones of batches;
+    servers beside each other take the next ones.
     """
-
-    gcs: int = 6379
-    dashboard: int = 8265
-    client: int = 10001
-    node_manager: int = 6380
-    object_manager: int = 6381
-    runtime_env_agent: int = 6382
-    dashboard_agent_grpc: int = 6383
-    dashboard_agent_http: int = 52365
-    metrics_export: int = 6384
-    worker_min: int = 10002
-    worker_max: int = 19999
-    api: int = 8000
-    mp_master: int = 29501
-    dp_rpc: int = 29550
-    group: int = 29560
-    probe: int = 29500
+    dp_rpc: values.Port = 29550
+    """Where replicas of the `mp` backend meet, on the first of their nodes."""
+    group: values.Port = 29560
+    """Where the nodes' agents meet, on the head."""
+    probe: values.Port = 29500
+    """Where the ranks of the network check meet, on the head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeDefaults:
-    """What `vlaunch serve` uses where its flags are silent.
+    """What `vlaunch serve` uses where its flags are silent."""
 
-    `tp`/`pp` of `None` mean: derive from the cluster.
-
-    With `supervise` the server is looked at every `canary` seconds, counts as dead when nothing at
-    all has moved for `stuck` seconds, and is started again at most `restarts` times in an hour
-    (`None`: as many as it takes).
-    """
-
-    model: str | None = None
-    tp: int | None = None
-    pp: int | None = None
-    dp: int = 1
+    model: values.Model | None = None
+    """Model to serve."""
+    tp: Annotated[int, values.Bounds(ge=1, le=1024)] | None = None
+    """Tensor parallel size; GPUs per node by default."""
+    pp: Annotated[int, values.Bounds(ge=1, le=1024)] | None = None
+    """Pipeline parallel size; the number of nodes by default."""
+    dp: Annotated[int, values.Bounds(ge=1, le=1024)] = 1
+    """Replicas of the model behind one endpoint (data parallel size)."""
     backend: Backend = "ray"
-    bind: str = "0.0.0.0"  # noqa: S104 - users reach the endpoint from outside
-    args: tuple[str, ...] = ()
+    """ray, or mp: vLLM's own multi-node mode, without Ray. With `ray: none` mp is the default."""
+    bind: values.Bind = "0.0.0.0"  # noqa: S104 - users reach the endpoint from outside
+    """Address the endpoint listens on."""
+    args: tuple[values.Argument, ...] = field(default_factory=tuple)
+    """More arguments for `vllm serve`, each word an item."""
     supervise: bool = True
-    canary: float = 5.0
-    stuck: float = 300.0
-    restarts: int | None = None
+    """Start the server again when a rank, a node or the engine dies."""
+    canary: Annotated[float, values.Bounds(ge=1, le=300)] = 5.0
+    """Seconds between two looks at whether it lives."""
+    stuck: Annotated[float, values.Bounds(ge=10, le=86400)] = 300.0
+    """Seconds in which nothing at all moves, until it counts as dead."""
+    restarts: Annotated[int, values.Bounds(ge=0, le=100)] | None = None
+    """Restarts within an hour, until it is given up; by default as many as it takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """A bind mount, the same on every node.
+    """A bind mount, the same on every node."""
 
-    Docker makes a missing source as an empty directory of root's; with `must_exist` the container
-    does not start instead.
-    """
-
-    source: str
-    target: str
+    source: values.NodePath
+    """Path on the nodes."""
+    target: values.NodePath
+    """Path in the containers."""
     read_only: bool = False
-    must_exist: bool = False
+    """Let the containers only read it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExistingMount(Mount):
+    """A bind mount without whose source a container does not start.
+
+    Docker makes a missing source of others as an empty directory of root's.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +225,7 @@ class Inventory:
     accelerator: Accelerator = "nvidia"
     ray: RaySettings = field(default_factory=RaySettings)
     fabric: Fabric = "ethernet"
-    require: Level | Literal["auto"] = "auto"
+    require: Required = "auto"
     shm: int | Literal["private", "host"] = "private"
     mounts: tuple[Mount, ...] = ()
     secrets: Mapping[str, SecretSource] = field(default_factory=dict)

@@ -11,8 +11,8 @@ import pytest
 from launcher.batch import job_spec
 from launcher.export.firewall import DYNAMIC, MP_PORTS
 from launcher.inventory.load import loads
-from launcher.inventory.schema import InventoryFile, PortsSection, SecretSection
-from launcher.model import Ports
+from launcher.inventory.schema import InventoryFile, known
+from launcher.model import Ports, SecretSource
 from launcher.payload.batch.job import DataParallel
 from launcher.plan import containers
 from launcher.site import Site
@@ -72,7 +72,7 @@ def test_ranks_of_batches_meet_at_a_port_that_says_so() -> None:
     name = next(each.name for each in fields(Ports) if getattr(inventory.ports, each.name) == port)
 
     assert f"batches with `data_parallel:`, up to {MP_PORTS} ports from this one" in PORTS[name][4]
-    assert "batches" in str(PortsSection.model_fields[name].description)
+    assert "batches" in str(known(Ports)[name].description)
 
 
 def test_the_dashboard_is_bound_to_loopback() -> None:
@@ -106,7 +106,7 @@ def test_every_source_of_secrets_and_every_place_is_told() -> None:
     """Keys of the inventory, with both words of `secrets_in`."""
     section = TEXT.partition("\n## Secrets\n")[2].partition("\n## ")[0]
 
-    assert [name for name in SecretSection.model_fields if f"{{{name}:" not in section] == []
+    assert [name for name in known(SecretSource) if f"{{{name}:" not in section] == []
     assert [row[0] for row in _table("**On the nodes.**")] == ["`disk`", "`memory`"]
     assert "secrets_in" in InventoryFile.model_fields
     assert containers.SECRETS in section

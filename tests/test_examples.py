@@ -12,11 +12,10 @@ from typing import Any
 
 import jsonschema
 import pytest
-from pydantic import BaseModel
 
 from launcher.inventory import document
 from launcher.inventory.load import load
-from launcher.inventory.schema import InventoryFile
+from launcher.inventory.schema import InventoryFile, is_section, known
 
 _ROOT = Path(__file__).parents[1]
 _EXAMPLES = sorted((_ROOT / "inventory").glob("*.yaml"))
@@ -74,8 +73,8 @@ def test_the_reference_tells_the_defaults() -> None:
     assert type(inventory.ports)() == inventory.ports
 
 
-def _keys(section: type[BaseModel]) -> Iterator[tuple[str, ...]]:
-    for name, field in section.model_fields.items():
+def _keys(section: Any) -> Iterator[tuple[str, ...]]:
+    for name, field in known(section).items():
         # A node's overrides of `ssh` may show any of the keys that the cluster's shows.
         yield (name,)
         for inner in _sections(field.annotation):
@@ -83,8 +82,8 @@ def _keys(section: type[BaseModel]) -> Iterator[tuple[str, ...]]:
                 yield from ((name, *key) for key in _keys(inner))
 
 
-def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+def _sections(annotation: Any) -> Iterator[Any]:
+    if is_section(annotation):
         yield annotation
     for inner in typing.get_args(annotation):
         yield from _sections(inner)

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from launcher.inventory.values import Like, plainly, should
 from launcher.payload.batch.job import ColumnType
+from launcher.values import Like, plainly, should
 
 MOST = 4096
 _LONGEST_TEMPLATE = 256 * 1024

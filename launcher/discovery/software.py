@@ -38,7 +38,7 @@ _GPUS: dict[Accelerator, tuple[str, str]] = {
     ),
 }
 _MANY = 6
-# What an inventory takes (`launcher.inventory.values`); others cannot be chosen, however good.
+# What an inventory takes (`launcher.values`); others cannot be chosen, however good.
 _PATH = re.compile(r"/(?!.*(?:^|/)\.\.(?:/|$))[A-Za-z0-9._@%+=/-]*[A-Za-z0-9._@%+=-]")
 _TAG = re.compile(r"[a-z0-9][A-Za-z0-9._:/@-]*")
 

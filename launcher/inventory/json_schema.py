@@ -18,9 +18,10 @@ def json_schema(root: type[Section] = InventoryFile) -> dict[str, Any]:
     """Return the schema of files that are a `root`; a test keeps `schema.json` in step with it."""
     schema = root.model_json_schema(mode="validation")
     for each in (schema, *schema.get("$defs", {}).values()):
-        # a docstring, which ends its lines where the source does
-        if "description" in each:
-            each["description"] = " ".join(each["description"].split())
+        for described in (each, *each.get("properties", {}).values()):
+            # a docstring, which ends its lines where the source does
+            if "description" in described:
+                described["description"] = " ".join(described["description"].split())
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 

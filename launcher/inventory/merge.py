@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher import model
-from launcher.inventory.schema import InventoryFile, NodeSection, SecretSection, SshSection
+from launcher.inventory.schema import InventoryFile, NodeSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,25 +41,23 @@ def place(file: InventoryFile, folder: Path) -> list[Placed]:
 
 def inventory(file: InventoryFile, placed: list[Placed], path: Path) -> model.Inventory:
     """Put the checked parts together; the head is decided here."""
-    head, ray = head_name(file, placed), model.RaySettings(**file.ray.model_dump())
-    backend = "mp" if ray.off else file.serve.backend
+    head = head_name(file, placed)
+    backend: model.Backend = "mp" if file.ray.off else file.serve.backend
     return model.Inventory(
         path=path,
         cluster=file.cluster,
         image=file.image,
         nodes=tuple(dataclasses.replace(one.node, head=one.node.name == head) for one in placed),
         accelerator=file.accelerator,
-        ray=ray,
+        ray=file.ray,
         fabric=file.network.fabric,
         require=file.network.require,
         shm=file.shm,
-        mounts=tuple(model.Mount(**mount.model_dump()) for mount in file.mounts),
+        mounts=tuple(file.mounts),
         secrets={name: _secret(name, source) for name, source in file.secrets.items()},
         secrets_in=file.secrets_in,
-        ports=model.Ports(**file.ports.model_dump()),
-        serve=model.ServeDefaults(
-            **{**file.serve.model_dump(), "args": tuple(file.serve.args), "backend": backend}
-        ),
+        ports=file.ports,
+        serve=dataclasses.replace(file.serve, backend=backend),
         cap=file.cap,
     )
 
@@ -100,12 +98,18 @@ def _is_address(host: str) -> bool:
     return ":" in host or all(part.isdigit() for part in host.split("."))
 
 
-def _ssh(cluster: SshSection, own: SshSection, folder: Path) -> model.Ssh:
-    merged = {**cluster.model_dump(exclude_none=True), **own.model_dump(exclude_none=True)}
-    for key in ("identity", "known_hosts"):
-        if key in merged:
-            merged[key] = str(folder / _expanded(Path(merged[key])))
-    return model.Ssh(**merged)
+def _ssh(cluster: model.Ssh, own: model.Ssh, folder: Path) -> model.Ssh:
+    said = {key: item for key, item in dataclasses.asdict(own).items() if item is not None}
+    merged = dataclasses.replace(cluster, **said)
+    return dataclasses.replace(
+        merged,
+        identity=_from(folder, merged.identity),
+        known_hosts=_from(folder, merged.known_hosts),
+    )
+
+
+def _from(folder: Path, path: str | None) -> str | None:
+    return None if path is None else str(folder / _expanded(Path(path)))
 
 
 def _expanded(path: Path) -> Path:
@@ -115,6 +119,6 @@ def _expanded(path: Path) -> Path:
         return path
 
 
-def _secret(name: str, source: SecretSection) -> model.SecretSource:
-    asked = f"Value of {name}" if source.prompt is True else source.prompt
-    return model.SecretSource(**{**source.model_dump(), "prompt": asked})
+def _secret(name: str, source: model.SecretSource) -> model.SecretSource:
+    asked = f"Value of {name}" if source.prompt == "" else source.prompt
+    return dataclasses.replace(source, prompt=asked)

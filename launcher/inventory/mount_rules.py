@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from launcher.inventory.draft import Draft
 from launcher.inventory.mistakes import Mistake, Where
-from launcher.inventory.schema import MountSection
+from launcher.model import Mount
 
 # launcher/plan/containers.py: what every container has, whatever the inventory says. Nothing can be
 # mounted inside the first two: they are read-only, and Docker must make the directory that it
@@ -65,7 +65,7 @@ def _root(target: str) -> str:
     return "should not cover the container's root directory" if target == "/" else ""
 
 
-def _over_own(mount: MountSection) -> str:
+def _over_own(mount: Mount) -> str:
     target = _clean(mount.target)
     if target == _SHM:
         return (
@@ -82,7 +82,7 @@ def _over_own(mount: MountSection) -> str:
     return ""
 
 
-def _over_cache(draft: Draft, mount: MountSection) -> str:
+def _over_cache(draft: Draft, mount: Mount) -> str:
     source, target = _clean(mount.source), _clean(mount.target)
     for where, home in _homes(draft).items():
         if target == home:

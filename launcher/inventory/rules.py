@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, astuple
 from itertools import pairwise
 from math import prod
 
@@ -46,7 +47,7 @@ def ports(draft: Draft) -> Iterator[Mistake]:
     """Each port is used once, and none lies among those of Ray's workers, which would take it at
     random.
     """
-    numbers: dict[str, int] = draft.file.ports.model_dump()
+    numbers: dict[str, int] = asdict(draft.file.ports)
     low, high = numbers.pop("worker_min"), numbers.pop("worker_max")
     if low >= high:
         place: Where = (
@@ -207,12 +208,13 @@ def secrets(draft: Draft) -> Iterator[Mistake]:
     """Each secret has one source."""
     for name, source in draft.file.secrets.items():
         unread = any(where[:2] == ("secrets", name) for where in draft.broken)
-        if len(source.model_dump(exclude_none=True)) != 1 and not unread:
+        given = [each for each in astuple(source) if each is not None]
+        if len(given) != 1 and not unread:
             yield Mistake(
                 where=("secrets", name),
                 text="should have exactly one of `env`, `file`, `command` and `prompt`",
             )
-        if isinstance(source.prompt, str) and SECRET_VALUE.search(source.prompt):
+        if SECRET_VALUE.search(source.prompt or ""):
             text = "should be the question; the value is typed when it is asked for"
             yield Mistake(where=("secrets", name, "prompt"), text=text)
         if name in _OWNED_ENV:

@@ -1,75 +1,18 @@
-"""The types of single values: what each may look like, in words and as a pattern.
-
-All are safe in an argv or a name.
-
-Patterns are conservative on purpose: none admits a shell metacharacter, a leading dash or a control
-character.
-"""
+"""The types of values that only the file has: ranges of hosts, the environment, shared memory."""
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
 import re
-from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-)
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic import AfterValidator, BeforeValidator
 
-from launcher.inventory import ranges, sizes
+from launcher import sizes
+from launcher.inventory import ranges
+from launcher.values import LABEL, LONGEST, EnvName, Like, plainly, should
 
-
-def should(text: str) -> PydanticCustomError:
-    """An error that reads `should be …`; the value it complains about is added where errors are put
-    into words.
-    """
-    return PydanticCustomError("should", "{text}", {"text": text})
-
-
-def plainly(text: str) -> PydanticCustomError:
-    """An error whose words are complete: the value is not shown."""
-    return PydanticCustomError("plainly", "{text}", {"text": text})
-
-
-_LONGEST = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Like:
-    """Text that matches `pattern` from end to end; `what` completes "should be …"."""
-
-    pattern: str
-    what: str
-
-    def __get_pydantic_core_schema__(
-        self, source: object, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        """Check after pydantic has seen that it is text."""
-        return core_schema.no_info_after_validator_function(self._check, handler(source))
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        """Give editors the same pattern."""
-        return {**handler(schema), "pattern": f"^(?:{self.pattern})$"}
-
-    def _check(self, value: str) -> str:
-        # The length is bounded first: matching may take time that grows with its square.
-        if len(value) > _LONGEST or re.fullmatch(self.pattern, value) is None:
-            raise should(f"should be {self.what}")
-        return value
-
-
-ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?"
 # https://github.com/distribution/reference: domain/path:tag@digest, path in lower case.
 _PATH_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REFERENCE = (
@@ -77,9 +20,6 @@ _REFERENCE = (
     rf"|\[[0-9a-fA-F:]+\])(?::[0-9]{{1,5}})?/)?{_PATH_PART}(?:/{_PATH_PART})*"
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
 )
-# No component may be `..`: what is mounted or written should be what is read.
-_ABSOLUTE = r"/(?!.*(?:^|/)\.\.(?:/|$))[A-Za-z0-9._@%+=/-]*[A-Za-z0-9._@%+=-]/?"
-_LOCAL = r"(?:~/|/|\./|\.\./)?[A-Za-z0-9._@%+=][A-Za-z0-9 ._@%+=/-]*"
 
 ClusterName = Annotated[
     str,
@@ -91,29 +31,6 @@ ClusterName = Annotated[
 Image = Annotated[
     str, Like(_REFERENCE, "an image reference such as vllm/vllm-openai:v0.32.0 or name@sha256:…")
 ]
-RayVersion = Annotated[
-    str,
-    Like(
-        r"none|[0-9]+\.[0-9]+\.[0-9]+(?:(?:a|b|rc)[0-9]+)?(?:\.(?:post|dev)[0-9]+)?",
-        'a full version such as "2.60.0", or none',
-    ),
-]
-User = Annotated[str, Like(r"[A-Za-z_][A-Za-z0-9_.-]*(?:@[A-Za-z0-9.-]+)?", "a login name")]
-Jump = Annotated[
-    str,
-    Like(
-        rf"(?:[A-Za-z_][A-Za-z0-9_.-]*@)?{_LABEL}(?::[0-9]{{1,5}})?",
-        "a host such as ops@bastion.example:22",
-    ),
-]
-NodePath = Annotated[
-    str,
-    Like(
-        _ABSOLUTE,
-        "an absolute path on the nodes, without spaces or `..`, such as /data/huggingface",
-    ),
-]
-LocalPath = Annotated[str, Like(_LOCAL, "a path on this machine, such as ~/.ssh/id_ed25519")]
 # IFNAMSIZ is 16 with the closing NUL; the kernel's dev_valid_name() forbids `.`, `..`, `/`, `:` and
 # spaces.
 Interface = Annotated[
@@ -132,30 +49,14 @@ Hca = Annotated[
         " /sys/class/infiniband`)",
     ),
 ]
-EnvName = Annotated[
-    str,
-    Like(
-        ENV_NAME,
-        "the name of an environment variable: letters, digits and `_`, not starting with a digit",
-    ),
-]
 Word = Annotated[str, Like(r"[A-Za-z0-9_./=+@:-]+", "one word without spaces or shell characters")]
-Model = Annotated[
-    str,
-    Like(
-        r"[A-Za-z0-9_/.][A-Za-z0-9_./@:+=-]*",
-        "a model such as Qwen/Qwen3-8B, or a path inside the container",
-    ),
-]
-NonEmpty = Annotated[str, Like(r"[^\x00-\x1f\x7f]+", "text of one line that is not empty")]
-Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 def _expand(value: object) -> tuple[str, ...]:
     if not isinstance(value, str):
         raise should("should be text")
-    if len(value) > _LONGEST:
-        raise should(f"should be at most {_LONGEST} characters long")
+    if len(value) > LONGEST:
+        raise should(f"should be at most {LONGEST} characters long")
     try:
         return ranges.expand(value)
     except ValueError as error:
@@ -177,7 +78,7 @@ def _most(entry: object) -> int:
     for text in texts:
         with contextlib.suppress(ValueError):  # told where the range is expanded
             most = max(
-                most, ranges.count(text) if isinstance(text, str) and len(text) <= _LONGEST else 1
+                most, ranges.count(text) if isinstance(text, str) and len(text) <= LONGEST else 1
             )
     return most
 
@@ -193,7 +94,7 @@ def _each(pattern: str, what: str) -> AfterValidator:
 
 def _host(values: tuple[str, ...]) -> tuple[str, ...]:
     for value in values:
-        if re.fullmatch(_LABEL, value) is None and not _is_ipv6(value):
+        if re.fullmatch(LABEL, value) is None and not _is_ipv6(value):
             raise should("should be a host name or address, or a range such as gpu[01-16]")
         if all(part.isdigit() for part in value.split(".")) and re.fullmatch(r"[0-9.]+", value):
             _usable(value)
@@ -246,23 +147,6 @@ Ips = Annotated[
 ]
 
 
-def _bind(value: str) -> str:
-    try:
-        return str(ipaddress.ip_address(value))
-    except ValueError as error:
-        raise should("should be an IP address of the head, or 0.0.0.0 for all of them") from error
-
-
-Bind = Annotated[str, AfterValidator(_bind)]
-
-
-def _size(value: object) -> int:
-    try:
-        return sizes.read(value)
-    except ValueError as error:
-        raise should("should be a size such as 2GiB or 200MB") from error
-
-
 def _shm(value: object) -> int | str:
     try:
         return value if value in ("private", "host") else sizes.read(value)
@@ -270,19 +154,7 @@ def _shm(value: object) -> int | str:
         raise should('should be "private", "host" or a size such as 10GiB') from error
 
 
-Size = Annotated[int, BeforeValidator(_size, json_schema_input_type=int | str)]
 Shm = Annotated[Any, BeforeValidator(_shm, json_schema_input_type=int | str)]
-
-
-def _question(value: object) -> bool | str:
-    if value is True or (
-        isinstance(value, str) and re.fullmatch(r"[^\x00-\x1f\x7f]{1,200}", value)
-    ):
-        return value
-    raise should("should be true, or a line of text to ask with")
-
-
-Question = Annotated[Any, BeforeValidator(_question, json_schema_input_type=bool | str)]
 
 
 def _env_value(value: object) -> str:

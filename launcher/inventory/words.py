@@ -11,7 +11,8 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from launcher.inventory.mistakes import Mistake, Where, did_you_mean, name, shown
-from launcher.inventory.schema import Section
+from launcher.inventory.schema import Section, is_section, known
+from launcher.values import Wrong
 
 _KINDS = {
     "int_type": "a whole number",
@@ -22,8 +23,10 @@ _KINDS = {
     "string_unicode": "text in valid Unicode",
     "bool_type": "true or false",
     "list_type": "a list, such as [a, b]",
+    "tuple_type": "a list, such as [a, b]",
     "dict_type": "a mapping of keys to values",
     "model_type": "a mapping of keys to values",
+    "dataclass_type": "a mapping of keys to values",
     "greater_than_equal": "at least {ge}",
     "less_than_equal": "at most {le}",
     "greater_than": "greater than {gt:g}",
@@ -37,7 +40,7 @@ def mistake(error: ErrorDetails, root: type[Section]) -> Mistake:
     if where and where[-1] == "[key]":
         where = where[:-1]
     kind = error["type"]
-    if kind == "extra_forbidden":
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return Mistake(where=where, text=_unknown(where, root), about_key=True)
     if kind == "missing":
         return Mistake(where=where, text=_missing(where, root), about_key=True)
@@ -47,16 +50,14 @@ def mistake(error: ErrorDetails, root: type[Section]) -> Mistake:
 def _wrong(error: ErrorDetails, where: Where, root: type[Section]) -> str:
     context: dict[str, Any] = {key: _whole(item) for key, item in error.get("ctx", {}).items()}
     value = error["input"]
-    if error["type"] == "plainly":
-        return str(context["text"])
-    if error["type"] == "should":
-        return str(context["text"]) + _but(value, where)
+    if isinstance(wrong := context.get("error"), Wrong):
+        return str(wrong) + (_but(value, where) if wrong.shown else "")
     if error["type"] == "literal_error":
         return _other_word(value, where, root)
     expected = _KINDS.get(error["type"])
     if expected is None:
         return error["msg"]
-    if "secrets" in where and error["type"] == "model_type":
+    if "secrets" in where and error["type"] == "dataclass_type":
         return (
             f"should say where the value comes from, such as {{env: {name(str(where[-1]))}}}"
             + _but(value, where)
@@ -68,9 +69,9 @@ def _wrong(error: ErrorDetails, where: Where, root: type[Section]) -> str:
 
 
 def _other_word(value: object, where: Where, root: type[Section]) -> str:
-    known = _options(where, root)
-    near = did_you_mean(value, known) if isinstance(value, str) else ""
-    return f"should be {_one_of(known)}" + _but(value, where) + near
+    options = _options(where, root)
+    near = did_you_mean(value, options) if isinstance(value, str) else ""
+    return f"should be {_one_of(options)}" + _but(value, where) + near
 
 
 def _whole(value: object) -> object:
@@ -88,40 +89,42 @@ def _but(value: object, where: Where) -> str:
 
 
 def _missing(where: Where, root: type[Section]) -> str:
-    field = _section(where[:-1], root).known().get(str(where[-1]))
-    about = f": {field.description.rstrip('.')}" if field and field.description else ""
+    field = known(_section(where[:-1], root)).get(str(where[-1]))
+    described = " ".join((field.description or "").split()) if field else ""
+    about = f": {described.rstrip('.')}" if described else ""
     return f"`{where[-1]}` is missing{about}"
 
 
 def _unknown(where: Where, root: type[Section]) -> str:
     section, key = _section(where[:-1], root), str(where[-1])
-    known = list(section.known())
+    here = list(known(section))
     text = f"unknown key `{name(key)}`"
     homes = (
         [home for home in _homes(key, root) if home not in root.entries] if section is root else []
     )
     if homes:
         return f"{text} here; it belongs under `{homes[0]}`"
-    if key in root.known():
+    if key in known(root):
         also = "".join(
             f" or in {entry}" for home, entry in root.entries.items() if home in _homes(key, root)
         )
         return f"{text} here; it belongs at the top level{also}"
-    return text + (did_you_mean(key, known) or f"; known here: {', '.join(known)}")
+    return text + (did_you_mean(key, here) or f"; known here: {', '.join(here)}")
 
 
 def _homes(key: str, root: type[Section]) -> Iterator[str]:
-    for section_name, field in root.known().items():
+    for section_name, field in known(root).items():
         yield from (
-            section_name for section in _sections(field.annotation) if key in section.known()
+            section_name for section in _sections(field.annotation) if key in known(section)
         )
 
 
-def _section(where: Where, root: type[Section]) -> type[Section]:
+def _section(where: Where, root: type[Section]) -> type[Any]:
     """Find the section that the keys at `where` belong to, by walking the schema along the path."""
-    section, steps = root, iter(where)
+    section: type[Any] = root
+    steps = iter(where)
     for step in steps:
-        field = section.known().get(step) if isinstance(step, str) else None
+        field = known(section).get(step) if isinstance(step, str) else None
         if field is None:
             continue
         inside = next(_sections(field.annotation), None)
@@ -140,8 +143,8 @@ def _named(annotation: Any) -> bool:
     )
 
 
-def _sections(annotation: Any) -> Iterator[type[Section]]:
-    if isinstance(annotation, type) and issubclass(annotation, Section):
+def _sections(annotation: Any) -> Iterator[type[Any]]:
+    if is_section(annotation):
         yield annotation
     for inner in typing.get_args(annotation):
         yield from _sections(inner)
@@ -150,7 +153,7 @@ def _sections(annotation: Any) -> Iterator[type[Section]]:
 def _options(where: Where, root: type[Section]) -> list[str]:
     """Return the words that are allowed at `where`, or in the list or mapping around it."""
     for length in range(len(where), 0, -1):
-        field = _section(where[: length - 1], root).known().get(str(where[length - 1]))
+        field = known(_section(where[: length - 1], root)).get(str(where[length - 1]))
         if field is not None:
             return list(_literals(field.annotation))
     return []

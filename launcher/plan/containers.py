@@ -9,7 +9,7 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import replace
 
-from launcher.model import Argv, Inventory, Mount, Node, Secret
+from launcher.model import Argv, ExistingMount, Inventory, Mount, Node, Secret
 from launcher.site import Site
 from launcher.tools import docker, payload, ray
 
@@ -118,13 +118,10 @@ def _mounts(site: Site, node: Node) -> tuple[Mount, ...]:
     directory = site.state_dir(node)
     return (
         Mount(source=f"{directory}/payload", target=PAYLOAD, read_only=True),
-        Mount(
-            source=f"{secrets_base(site, node)}/secrets",
-            target=SECRETS,
-            read_only=True,
-            # After a reboot there is nothing in memory, and a directory made by Docker would look
-            # like no secrets.
-            must_exist=site.inventory.secrets_in == "memory",
+        # After a reboot there is nothing in memory, and a directory made by Docker would look like
+        # no secrets.
+        (ExistingMount if site.inventory.secrets_in == "memory" else Mount)(
+            source=f"{secrets_base(site, node)}/secrets", target=SECRETS, read_only=True
         ),
         Mount(source=f"{directory}/server", target=SERVERS),
         Mount(source=node.hf_home, target=node.hf_home),

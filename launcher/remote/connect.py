@@ -34,6 +34,7 @@ from launcher.remote.proxy import ProxySocket
 KEEPALIVE: Final = 15  # seconds between keep-alive messages
 # milliseconds of unacknowledged data after which Linux gives a connection up
 _UNANSWERED: Final = 45_000
+_CONNECT_TIMEOUT: Final = 10.0  # seconds; `ssh.connect_timeout` says so, too
 _GLOBAL_KNOWN_HOSTS: Final = "/etc/ssh/ssh_known_hosts"
 
 # Its errors reach the user as ConnectError; its own log lines would be printed next to them.
@@ -89,7 +90,7 @@ class Connector:
             port=connection.port,
             user=connection.user,
             jump=jump,
-            timeout=ssh.connect_timeout,
+            timeout=ssh.connect_timeout or _CONNECT_TIMEOUT,
         )
         try:
             verify = VerifyHostKey(

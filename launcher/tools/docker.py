@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from launcher.errors import UnreadableAnswer
-from launcher.model import Argv, Mount
+from launcher.model import Argv, ExistingMount, Mount
 from launcher.tools import untrusted
 
 CLUSTER = "vlaunch.cluster"
@@ -139,8 +139,8 @@ def run(docker: Argv, spec: ContainerSpec, *, once: bool = False) -> Argv:
         *_each("--group-add", spec.groups),
         *_each("--security-opt", spec.security),
         *_each("--ulimit", _assignments(spec.ulimits)),
-        *_each("--volume", (_volume(mount) for mount in spec.mounts if not mount.must_exist)),
-        *_each("--mount", (_bind(mount) for mount in spec.mounts if mount.must_exist)),
+        *_each("--volume", (_volume(each) for each in spec.mounts if not _must_exist(each))),
+        *_each("--mount", (_bind(each) for each in spec.mounts if _must_exist(each))),
         *_each("--env", _assignments(spec.env)),
         *_each("--label", _assignments(labels)),
         "--entrypoint",
@@ -389,6 +389,10 @@ def _objects(text: str) -> list[dict[str, Any]]:
     if not isinstance(items, list):
         raise TypeError("not a list")
     return items
+
+
+def _must_exist(mount: Mount) -> bool:
+    return isinstance(mount, ExistingMount)
 
 
 def _volume(mount: Mount) -> str:

@@ -373,6 +373,10 @@ def test_paths_on_the_nodes_are_absolute(mistakes: Mistakes, path: str) -> None:
         ("serve: {tp: 0}", "serve.tp: should be at least 1, not 0"),
         ("serve: {args: [true]}", "serve.args[0]: should be text, not true; put it in quotes"),
         (
+            "secrets: abc",
+            "secrets: should be a mapping of keys to values, not a literal value",
+        ),
+        (
             "secrets: {A: abc}",
             (
                 "secrets.A: should say where the value comes from, such as {env: A}, not a literal"

@@ -1,0 +1,186 @@
+"""What a value may look like, in words and as a pattern, and how it is read.
+
+All are safe in an argv or a name: the patterns are conservative on purpose, and none admits a shell
+metacharacter, a leading dash or a control character.
+
+Dataclasses name these as types of their fields, so that pydantic can validate them as they are;
+pydantic itself is not imported here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from launcher import sizes
+
+LONGEST = 4096
+
+
+class Wrong(ValueError):
+    """A value is not what it should be; `shown` when what it is should be told, too."""
+
+    def __init__(self, text: str, *, shown: bool) -> None:
+        super().__init__(text)
+        self.shown = shown
+
+
+def should(text: str) -> Wrong:
+    """An error that reads `should be …`; the value it complains about is added where errors are put
+    into words.
+    """
+    return Wrong(text, shown=True)
+
+
+def plainly(text: str) -> Wrong:
+    """An error whose words are complete: the value is not shown."""
+    return Wrong(text, shown=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """A number that is at least `ge` (or greater than `gt`) and at most `le`."""
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
+        """Add the bounds; a schema of pydantic's is a dictionary
+        (https://docs.pydantic.dev/latest/api/pydantic_core_schema/).
+        """
+        bounds = {
+            key: bound for key in ("ge", "gt", "le") if (bound := getattr(self, key)) is not None
+        }
+        return {**handler(source), **bounds}
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A value that `read` makes from what people write; `written` is the type of that."""
+
+    read: Callable[[object], object]
+    written: Any
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
+        """Read before pydantic looks at the type."""
+        return {
+            "type": "function-before",
+            "function": {"type": "no-info", "function": self.read},
+            "schema": handler(source),
+            "json_schema_input_schema": handler.generate_schema(self.written),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """Text that matches `pattern` from end to end; `what` completes "should be …"."""
+
+    pattern: str
+    what: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
+        """Check after pydantic has seen that it is text."""
+        return {
+            "type": "function-after",
+            "function": {"type": "no-info", "function": self._check},
+            "schema": handler(source),
+        }
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        """Give editors the same pattern."""
+        return {**handler(schema), "pattern": f"^(?:{self.pattern})$"}
+
+    def _check(self, value: str) -> str:
+        # The length is bounded first: matching may take time that grows with its square.
+        if len(value) > LONGEST or re.fullmatch(self.pattern, value) is None:
+            raise should(f"should be {self.what}")
+        return value
+
+
+ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?"
+# No component may be `..`: what is mounted or written should be what is read.
+_ABSOLUTE = r"/(?!.*(?:^|/)\.\.(?:/|$))[A-Za-z0-9._@%+=/-]*[A-Za-z0-9._@%+=-]/?"
+_LOCAL = r"(?:~/|/|\./|\.\./)?[A-Za-z0-9._@%+=][A-Za-z0-9 ._@%+=/-]*"
+
+RayVersion = Annotated[
+    str,
+    Like(
+        r"none|[0-9]+\.[0-9]+\.[0-9]+(?:(?:a|b|rc)[0-9]+)?(?:\.(?:post|dev)[0-9]+)?",
+        'a full version such as "2.60.0", or none',
+    ),
+]
+User = Annotated[str, Like(r"[A-Za-z_][A-Za-z0-9_.-]*(?:@[A-Za-z0-9.-]+)?", "a login name")]
+Jump = Annotated[
+    str,
+    Like(
+        rf"(?:[A-Za-z_][A-Za-z0-9_.-]*@)?{LABEL}(?::[0-9]{{1,5}})?",
+        "a host such as ops@bastion.example:22",
+    ),
+]
+NodePath = Annotated[
+    str,
+    Like(
+        _ABSOLUTE,
+        "an absolute path on the nodes, without spaces or `..`, such as /data/huggingface",
+    ),
+]
+LocalPath = Annotated[str, Like(_LOCAL, "a path on this machine, such as ~/.ssh/id_ed25519")]
+EnvName = Annotated[
+    str,
+    Like(
+        ENV_NAME,
+        "the name of an environment variable: letters, digits and `_`, not starting with a digit",
+    ),
+]
+Model = Annotated[
+    str,
+    Like(
+        r"[A-Za-z0-9_/.][A-Za-z0-9_./@:+=-]*",
+        "a model such as Qwen/Qwen3-8B, or a path inside the container",
+    ),
+]
+NonEmpty = Annotated[str, Like(r"[^\x00-\x1f\x7f]+", "text of one line that is not empty")]
+Port = Annotated[int, Bounds(ge=1, le=65535)]
+
+
+def _argument(value: object) -> object:
+    return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+
+Argument = Annotated[NonEmpty, Read(_argument, str | int | float)]
+
+
+def _bind(value: object) -> object:
+    try:
+        return str(ipaddress.ip_address(value)) if isinstance(value, str) else value
+    except ValueError as error:
+        raise should("should be an IP address of the head, or 0.0.0.0 for all of them") from error
+
+
+Bind = Annotated[str, Read(_bind, str)]
+
+
+def _size(value: object) -> int:
+    try:
+        return sizes.read(value)
+    except ValueError as error:
+        raise should("should be a size such as 2GiB or 200MB") from error
+
+
+Size = Annotated[int, Read(_size, int | str)]
+
+
+def _question(value: object) -> str:
+    if value is True:
+        return ""
+    if isinstance(value, str) and re.fullmatch(r"[^\x00-\x1f\x7f]{1,200}", value):
+        return value
+    raise should("should be true, or a line of text to ask with")
+
+
+Question = Annotated[str, Read(_question, bool | str)]
