@@ -192,6 +192,8 @@ class ServeDefaults:
     """Seconds in which nothing at all moves, until it counts as dead."""
     restarts: Annotated[int, values.Bounds(ge=0, le=100)] | None = None
     """Restarts within an hour, until it is given up; by default as many as it takes."""
+    timeout: Annotated[float, values.Bounds(ge=1, le=86400)] = 1800.0
+    """Seconds to wait for the first answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,7 +98,9 @@ class _Command(click.Command):
     help="When it does not answer, return to the server that answered before.",
 )
 @click.option(
-    "--timeout", default=1800.0, show_default=True, help="Seconds to wait for the first answer."
+    "--timeout",
+    type=float,
+    help="Seconds to wait for the first answer (default: the inventory's).",
 )
 @click.option("--no-wait", is_flag=True, help="Start it and return at once.")
 @click.argument("args", metavar="[-- VLLM ARGS]", nargs=-1, type=click.UNPROCESSED)
@@ -118,7 +120,7 @@ def serve(
     no_supervise: bool,
     replace_other: bool,
     or_rollback: bool,
-    timeout: float,
+    timeout: float | None,
     no_wait: bool,
     args: tuple[str, ...],
 ) -> int:
@@ -141,6 +143,7 @@ def serve(
         raise RequestError(
             "no model is named", hint="add `--model MODEL`, or `serve: {model: …}` in the inventory"
         )
+    timeout = wanted.serve.timeout if timeout is None else timeout
     asked = Asked(
         name=_name(name),
         model=chosen,

@@ -111,14 +111,37 @@ def test_a_server_is_supervised(
     """
     path = Path(inventory)
     path.write_text(INVENTORY.replace("serve: {", f"serve: {{{file}"), encoding="utf-8")
-    code = run(["serve", "-i", inventory, "--dry-run", "--offline", "--timeout", "77", *words])
+    code = run(["serve", "-i", inventory, "--dry-run", "--offline", *words])
     text = capsys.readouterr().out
 
     assert code == 0
     assert ('"restarts": 0' in text) is not supervised
     assert ('"canary": 2.5, "stuck": 60.0, "restarts": 7' in text) is ("restarts" in file)
     assert ('"canary": 5.0, "stuck": 300.0, "restarts": null' in text) is (supervised and not file)
-    assert '"start_timeout": 77.0' in text
+
+
+@pytest.mark.parametrize(
+    ("file", "words", "seconds"),
+    [
+        ("", (), "1800.0"),
+        ("timeout: 3600, ", (), "3600.0"),
+        ("timeout: 3600, ", ("--timeout", "77"), "77.0"),
+    ],
+)
+def test_a_start_has_its_time(
+    inventory: str,
+    file: str,
+    words: tuple[str, ...],
+    seconds: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Half an hour, or what the inventory says; the flag wins."""
+    path = Path(inventory)
+    path.write_text(INVENTORY.replace("serve: {", f"serve: {{{file}"), encoding="utf-8")
+    code = run(["serve", "-i", inventory, "--dry-run", "--offline", *words])
+
+    assert code == 0
+    assert f'"start_timeout": {seconds}' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("backend", ["ray", "mp"])
