@@ -8,10 +8,12 @@
     * PlacementError              this TP × PP × model does not fit this cluster
   * NodeError                     one or more nodes did not do as told
     * ConnectError                a node could not be reached or logged in to
-    * DeadlineError               a wait ran out of time
+    * LockError                   another operator works on the cluster, or took it from us
+  * ServerError                   a server did not start, cannot go on, or gives no completion
     * StoppedError                somebody stopped what was watched: nothing went wrong
     * UnwatchedError              what was watched cannot be asked any more, and may well go on
-    * LockError                   another operator works on the cluster, or took it from us
+  * BatchError                    a batch job failed, or it or its output cannot be had any more
+  * DeadlineError                 a wait ran out of time
   * GateError                     a check between two stages failed
   * HookError                     a hook of the user's failed
   * UnreadableAnswer              a tool said something that cannot be read
@@ -66,7 +68,7 @@ class NodeError(VlaunchError):
     def __init__(
         self, node: str, message: str, *, evidence: str | Sequence[str] = "", hint: str = ""
     ) -> None:
-        super().__init__(f"{node}: {message}" if node else message, evidence=evidence, hint=hint)
+        super().__init__(f"{node}: {message}", evidence=evidence, hint=hint)
         self.node = node
 
 
@@ -74,20 +76,28 @@ class ConnectError(NodeError):
     """A node could not be reached, or refused the login."""
 
 
-class DeadlineError(NodeError):
-    """A wait ran out of time."""
+class LockError(NodeError):
+    """The cluster's lock is held by somebody else, or was lost while it was needed."""
 
 
-class StoppedError(NodeError):
+class ServerError(VlaunchError):
+    """A server did not start, cannot go on, or does not answer as it should."""
+
+
+class StoppedError(ServerError):
     """Somebody stopped the server while it was being watched."""
 
 
-class UnwatchedError(NodeError):
+class UnwatchedError(ServerError):
     """Nobody could say for too long how a server is; it may well go on."""
 
 
-class LockError(NodeError):
-    """The cluster's lock is held by somebody else, or was lost while it was needed."""
+class BatchError(VlaunchError):
+    """A batch job failed or was stopped, or it cannot be watched or gathered any more."""
+
+
+class DeadlineError(VlaunchError):
+    """A wait ran out of time."""
 
 
 class HookError(VlaunchError):

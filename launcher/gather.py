@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from launcher.errors import NodeError, RequestError, UnreadableAnswer, VlaunchError
+from launcher.errors import BatchError, NodeError, RequestError, UnreadableAnswer, VlaunchError
 from launcher.events import Event
 from launcher.model import Answer, Argv
 from launcher.site import Site
@@ -195,7 +195,8 @@ def gather(
     have been tried again.
 
     Raises:
-        NodeError: the head cannot be asked any more, or what it sent is not what it announced.
+        BatchError: the head cannot be asked any more.
+        NodeError: what it sent is not what it announced.
         VlaunchError: this machine cannot take the files.
     """
     output = _OnHead(site, work, transport, clock, sleep)
@@ -381,8 +382,7 @@ class _OnHead:
             except UnreadableAnswer as error:
                 # Only silence may pass: who answers nonsense once will do it again.
                 if answer.code != 255 or self._clock() - began >= _LOST:
-                    raise NodeError(
-                        "",
+                    raise BatchError(
                         f"the output cannot be gathered: {error.message}",
                         evidence=error.evidence,
                         hint="it stays on the head: the same command fetches what is missing",

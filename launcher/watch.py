@@ -13,7 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.checks.ray import read_payload
-from launcher.errors import DeadlineError, NodeError, StoppedError, UnreadableAnswer, UnwatchedError
+from launcher.errors import (
+    DeadlineError,
+    ServerError,
+    StoppedError,
+    UnreadableAnswer,
+    UnwatchedError,
+)
 from launcher.events import Event, State
 from launcher.plan.watched import ServerSnapshot, Watched, failure
 from launcher.tools import symptoms, untrusted, vllm
@@ -69,7 +75,7 @@ def watch(
         sleep: waits so many seconds.
 
     Raises:
-        NodeError: the server ended, or cannot go on, or does not answer as it should.
+        ServerError: the server ended, or cannot go on, or does not answer as it should.
         StoppedError: somebody stopped it.
         UnwatchedError: nobody could say for too long how it is.
         DeadlineError: it took too long.
@@ -142,7 +148,6 @@ class _Watching:
             self._lost_since = now if self._lost_since is None else self._lost_since
             if now - self._lost_since >= _LOST:
                 raise UnwatchedError(
-                    "",
                     f"{self._watched.what} cannot be watched any more: {error.message}",
                     evidence=error.evidence,
                     hint=(
@@ -213,7 +218,7 @@ class _Watching:
         if seen.stopped:
             text = "the server was stopped while it was being watched"
             raise StoppedError(
-                "", text, evidence=seen.ended, hint="see who stopped it: `vlaunch audit`"
+                text, evidence=seen.ended, hint="see who stopped it: `vlaunch audit`"
             )
         raise failure(self._watched, seen, self._lines, hung=hung)
 
@@ -231,8 +236,7 @@ class _Watching:
         if status == 200 and said.get("tokens", 0) > 0:
             return self._served(seen, said, self._clock() - self._began)
         if status in (401, 403):
-            raise NodeError(
-                "",
+            raise ServerError(
                 "the server demands another API key than the cluster has",
                 evidence=error,
                 hint=(
@@ -243,8 +247,7 @@ class _Watching:
         if status:
             self._refusals.append(f"{status}: {error or 'a completion without a token'}")
         if len(self._refusals) >= _REFUSALS:
-            raise NodeError(
-                "",
+            raise ServerError(
                 f"the API is up, but gives no completion ({len(self._refusals)} times)",
                 evidence=self._refusals[-1],
                 hint=(
@@ -296,7 +299,6 @@ class _Watching:
 
     def _too_late(self) -> DeadlineError:
         return DeadlineError(
-            "",
             f"no answer from the server within {self._timeout:.0f}s;"
             f" {self._silent or f'it is still {self._doing or vllm.title(self._phase)}'}",
             evidence=list(self._lines)[-8:],

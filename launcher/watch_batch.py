@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from launcher.checks.serving import OVER
-from launcher.errors import DeadlineError, NodeError, UnreadableAnswer
+from launcher.errors import BatchError, DeadlineError, UnreadableAnswer
 from launcher.events import Event
 from launcher.plan import progress_text
 from launcher.site import Site
@@ -65,7 +65,7 @@ def watch(
         sleep: waits so many seconds.
 
     Raises:
-        NodeError: the job failed, was stopped or killed, or cannot be watched any more.
+        BatchError: the job failed, was stopped or killed, or cannot be watched any more.
         DeadlineError: its driver says nothing any more.
     """
     return (yield from _Watching(site, watched, transport, clock, sleep).follow(quiet=attached))
@@ -118,8 +118,7 @@ class _Watching:
         except UnreadableAnswer as error:
             self._lost_since = now if self._lost_since is None else self._lost_since
             if now - self._lost_since >= _LOST:
-                raise NodeError(
-                    "",
+                raise BatchError(
                     f"{self._watched.what} cannot be watched any more: {error.message}",
                     evidence=error.evidence,
                     hint=(
@@ -200,25 +199,24 @@ class _Watching:
             data=data(progress),
         )
 
-    def _failure(self, seen: JobUpdate) -> NodeError:
+    def _failure(self, seen: JobUpdate) -> BatchError:
         name = self._watched.what
         again = (
             "run the same command again: it goes on where this one stopped"
             f" ({progress_text.rows(seen.progress)} are done)"
         )
         if "stopped" in (seen.progress.state, seen.status.lower()):
-            return NodeError("", f"{name} was stopped", evidence=seen.progress.text, hint=again)
+            return BatchError(f"{name} was stopped", evidence=seen.progress.text, hint=again)
         if seen.progress.error is not None:
             return self._reported(seen.progress, seen.progress.error, again)
         if seen.status == "ABSENT":
-            return NodeError(
-                "",
+            return BatchError(
                 f"{name} is gone: Ray does not know it any more, as after a restart of the head",
                 hint=again,
             )
         return self._died(seen, again)
 
-    def _reported(self, progress: Progress, error: Trouble, again: str) -> NodeError:
+    def _reported(self, progress: Progress, error: Trouble, again: str) -> BatchError:
         """Return the error that the driver itself wrote down."""
         log = "\n".join(self._lines)
         hint = error.hint
@@ -226,33 +224,30 @@ class _Watching:
             known = symptoms.first("\n".join((error.message, error.evidence, log)))
             hint = known.batch if known else f"read its log: {_log(self._watched)}"
         refused = progress.state == "refused"
-        return NodeError(
-            "",
+        return BatchError(
             f"{self._watched.what} {'was refused' if refused else 'failed'}: {error.message}",
             evidence=error.evidence or list(self._lines)[-8:],
             hint=hint if refused else f"{hint}\n{again}",
         )
 
-    def _died(self, seen: JobUpdate, again: str) -> NodeError:
+    def _died(self, seen: JobUpdate, again: str) -> BatchError:
         """Return what is known of a driver that ended without a word of its own."""
         title = f"{self._watched.what}: its driver {_how(seen)}"
         log = "\n".join(self._lines)
         known = symptoms.first(f"{log}\n{seen.message}")
         tail = list(self._lines)[-8:] or seen.message.splitlines()[-8:]
         if known is not None:
-            return NodeError(
-                "",
+            return BatchError(
                 f"{title}: {known.cause}",
                 evidence=list(dict.fromkeys([known.line, *tail])),
                 hint=f"{known.batch}\n{again}",
             )
         if _killed(seen):
             tail = seen.message.splitlines()[:1]  # Who is killed has not said why.
-        return NodeError("", title, evidence=list(dict.fromkeys(tail)), hint=again)
+        return BatchError(title, evidence=list(dict.fromkeys(tail)), hint=again)
 
     def _hung(self) -> DeadlineError:
         return DeadlineError(
-            "",
             f"the driver of {self._watched.what} has said nothing for {_SILENT:.0f}s",
             evidence=list(self._lines)[-8:],
             hint=(

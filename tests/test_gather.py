@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import NodeError
+from launcher.errors import BatchError, NodeError
 from launcher.events import Event
 from launcher.gather import Target, claim, gather, size
 from launcher.model import Answer, Inventory, Node
@@ -85,7 +85,7 @@ def test_a_connection_may_break(tmp_path: Path) -> None:
 
 def test_a_connection_that_does_not_come_back(tmp_path: Path) -> None:
     """Is given up after a while; what is on the head stays there."""
-    with pytest.raises(NodeError, match="cannot be gathered") as raised:
+    with pytest.raises(BatchError, match="cannot be gathered") as raised:
         run(tmp_path, lambda _: LOST)
 
     assert "it stays on the head" in raised.value.hint
@@ -99,7 +99,7 @@ def test_nonsense_is_not_asked_for_again(tmp_path: Path) -> None:
         asked.append(command)
         return Answer(node="n1", code=0, out="{}" if "get" in command.argv else json.dumps(FILES))
 
-    with pytest.raises(NodeError):
+    with pytest.raises(BatchError):
         run(tmp_path, nonsense)
 
     assert (len(asked), list((tmp_path / "rows").iterdir())) == (2, [])

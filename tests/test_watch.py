@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import DeadlineError, NodeError, StoppedError, UnwatchedError, VlaunchError
+from launcher.errors import DeadlineError, ServerError, StoppedError, UnwatchedError, VlaunchError
 from launcher.events import Event
 from launcher.model import Answer, Inventory, Node
 from launcher.payload.agent.desired import Desired, Policy
@@ -252,7 +252,7 @@ def test_a_keeper_that_gave_up() -> None:
         cause="ValueError: no such thing",
         evidence="one\ntwo",
     )
-    with pytest.raises(NodeError, match="ValueError: no such thing") as raised:
+    with pytest.raises(ServerError, match="ValueError: no such thing") as raised:
         follow(over)
 
     assert (
@@ -264,7 +264,7 @@ def test_a_keeper_that_gave_up() -> None:
 def test_a_long_cause_is_told_whole_below() -> None:
     """The first line holds its beginning only."""
     cause = "ValueError: " + "no such thing, " * 20
-    with pytest.raises(NodeError) as raised:
+    with pytest.raises(ServerError) as raised:
         follow(failed("no restart is left of 3 in an hour", "gave-up", cause=cause))
 
     assert cause.strip() in raised.value.evidence
@@ -346,7 +346,7 @@ def test_a_start_that_fails(name: str, cause: str, line: str) -> None:
     """The engine's end ends the wait at once, with the cause, the line that shows it, and a
     hint.
     """
-    with pytest.raises(NodeError) as raised:
+    with pytest.raises(ServerError) as raised:
         follow(*in_pieces(log(name), 5), failed())
 
     assert raised.value.message.startswith("the server did not start: ")
@@ -359,7 +359,7 @@ def test_a_start_that_fails(name: str, cause: str, line: str) -> None:
 def test_a_failure_that_nobody_knows_leads_to_the_doctor() -> None:
     """Its exception is told, and what looks at all nodes is named."""
     text = log("fail_validation").replace("not supported/useful for dense models", "of a new kind")
-    with pytest.raises(NodeError) as raised:
+    with pytest.raises(ServerError) as raised:
         follow(*in_pieces(text, 5), failed())
 
     assert "Offline data parallel mode is of a new kind" in raised.value.message
@@ -371,7 +371,7 @@ def test_a_fatal_line_is_told_at_once() -> None:
     after a few seconds.
     """
     with pytest.raises(
-        NodeError, match="cannot go on: the model and its KV cache do not fit"
+        ServerError, match="cannot go on: the model and its KV cache do not fit"
     ) as raised:
         follow(look("RuntimeError: No available memory for the cache blocks\n"), look())
     first = next(event for event in raised.value.events if event.kind == "warning")  # type: ignore[attr-defined]
@@ -410,7 +410,7 @@ def test_a_server_that_goes_on_after_a_fatal_line() -> None:
 
 def test_a_server_that_was_healthy_and_falls_silent() -> None:
     """What killed it is still known."""
-    with pytest.raises(NodeError, match="cannot go on: the model and its KV cache do not fit"):
+    with pytest.raises(ServerError, match="cannot go on: the model and its KV cache do not fit"):
         follow(
             look(**READY),
             look(FATAL, health=503),
@@ -429,7 +429,7 @@ def test_a_warning_is_told_once_and_waited_through() -> None:
 
 def test_an_engine_that_leaves_no_log() -> None:
     """What its keeper saw is shown instead; it may hold anything."""
-    with pytest.raises(NodeError) as raised:
+    with pytest.raises(ServerError) as raised:
         follow(
             failed(cause="OSError: disk \x1b[2Jquota", evidence="\x1b[31mRuntime env setup failed")
         )
@@ -489,7 +489,7 @@ def test_every_replica_must_answer() -> None:
 def test_a_replica_that_only_refuses() -> None:
     """Three refusals of one replica are enough, although the others answer."""
     refused = replicas(True, False, status=500, error="EngineCore is sad")
-    with pytest.raises(NodeError, match="gives no completion") as raised:
+    with pytest.raises(ServerError, match="gives no completion") as raised:
         follow(look(**READY), completions=[refused], dp=2)
 
     assert raised.value.world.asked == 3  # type: ignore[attr-defined]
@@ -517,7 +517,7 @@ def test_replicas_are_asked_for(dp: int, engines: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("status", [401, 403])
 def test_another_api_key(status: int) -> None:
     """A server that demands a key we do not have will not change its mind."""
-    with pytest.raises(NodeError, match="another API key") as raised:
+    with pytest.raises(ServerError, match="another API key") as raised:
         follow(look(**READY), completions=[{"status": status, "error": "Unauthorized"}])
 
     assert raised.value.world.asked == 1  # type: ignore[attr-defined]
@@ -525,7 +525,7 @@ def test_another_api_key(status: int) -> None:
 
 def test_an_api_that_only_refuses() -> None:
     """Three refusals are enough; the last one is shown."""
-    with pytest.raises(NodeError, match="gives no completion") as raised:
+    with pytest.raises(ServerError, match="gives no completion") as raised:
         follow(look(**READY), completions=[{"status": 500, "error": "EngineCore is sad"}])
 
     assert raised.value.world.asked == 3  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import DeadlineError, NodeError, VlaunchError
+from launcher.errors import BatchError, DeadlineError, VlaunchError
 from launcher.events import Event
 from launcher.model import Answer, Inventory, Node
 from launcher.site import Site
@@ -195,7 +195,7 @@ def test_contact_may_be_lost_for_a_while() -> None:
 
 def test_contact_lost_for_good() -> None:
     """Is told, with where to look."""
-    with pytest.raises(NodeError, match="cannot be watched any more") as raised:
+    with pytest.raises(BatchError, match="cannot be watched any more") as raised:
         follow(Head([look(), LOST]))
 
     assert "the job itself may well go on" in raised.value.hint
@@ -294,7 +294,7 @@ def test_a_driver_that_does_not_end_is_done_all_the_same() -> None:
 )
 def test_ends_that_are_none(last: dict[str, Any], said: str, hint: str) -> None:
     """What happened, and what to do: mostly, the same command again."""
-    with pytest.raises(NodeError) as raised:
+    with pytest.raises(BatchError) as raised:
         follow(Head([look(), last]))
 
     assert said in raised.value.message
@@ -303,7 +303,7 @@ def test_ends_that_are_none(last: dict[str, Any], said: str, hint: str) -> None:
 
 def test_a_failed_job_leaves_no_good_news() -> None:
     """What it was doing did not come to its end."""
-    with pytest.raises(NodeError) as raised:
+    with pytest.raises(BatchError) as raised:
         follow(Head([look("loading"), look("failed", "FAILED", error={"message": "x"})]))
 
     assert steps(raised.value.events) == ["starting the driver"]  # type: ignore[attr-defined]

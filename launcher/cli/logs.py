@@ -91,8 +91,7 @@ def _merged(
             item = lines.get(timeout=None if follow else _LIMIT + 20)
         except queue.Empty:
             raise DeadlineError(
-                fold([node.name for node in nodes]),
-                "does not come to the end of its logs",
+                f"{fold([node.name for node in nodes])}: does not come to the end of its logs",
                 hint="ask one node after the other: `vlaunch logs NODE`",
             ) from None
         if item is None:

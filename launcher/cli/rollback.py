@@ -13,9 +13,11 @@ from launcher.cli import options
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
 from launcher.errors import (
+    DeadlineError,
     GateError,
     NodeError,
     RequestError,
+    ServerError,
     StoppedError,
     UnwatchedError,
     VlaunchError,
@@ -177,9 +179,10 @@ def _another(
         return f"{there.model} runs ({there.what})"
     wanted = there.desired if there is not None else None
     if wanted is None:
-        # One whose network is below what is required was stopped by ourselves: that is no error of
-        # a node.
-        return "somebody has stopped it meanwhile" if isinstance(failed, NodeError) else ""
+        # One whose network is below what is required was stopped by ourselves, and its error
+        # is a gate's.
+        broken = isinstance(failed, (NodeError, ServerError, DeadlineError))
+        return "somebody has stopped it meanwhile" if broken else ""
     ours = wanted.asked == begun[2].desired.asked
     return "" if ours else f"{wanted.model} is wanted there now"
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from launcher.checks import ray as ray_checks
-from launcher.errors import NodeError, UnreadableAnswer
+from launcher.errors import ServerError, UnreadableAnswer
 from launcher.model import Answer, Inventory
 from launcher.payload.agent.desired import Desired
 from launcher.payload.agent.observed import OVER, Observed
@@ -206,7 +206,7 @@ def _log(answer: Answer) -> Mapping[str, Any]:
 
 def failure(
     watched: Watched, seen: ServerSnapshot, lines: Sequence[str], *, hung: bool
-) -> NodeError:
+) -> ServerError:
     """Return the error of a server that ended, or is `hung`: its log, of which `lines` are the
     last, says that it cannot go on.
     """
@@ -219,8 +219,7 @@ def failure(
     hints = [known.fix if known else "look at every node: `vlaunch doctor`"]
     if hung:
         hints.append(f"end it: `vlaunch stop {watched.name}`")
-    return NodeError(
-        "",
+    return ServerError(
         f"the server {'cannot go on' if hung else 'did not start'}: {_first_line(cause)}",
         evidence=[*_beside(cause, known, raised, how), *tail[-8:]],
         hint="\n".join(hints),

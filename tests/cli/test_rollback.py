@@ -13,7 +13,7 @@ import pytest
 from launcher.errors import (
     DeadlineError,
     GateError,
-    NodeError,
+    ServerError,
     StoppedError,
     UnwatchedError,
     VlaunchError,
@@ -254,16 +254,15 @@ def test_a_server_before_that_does_not_answer_either(
 @pytest.mark.parametrize(
     "error",
     [
-        StoppedError("", "the server was stopped while it was being watched"),
+        StoppedError("the server was stopped while it was being watched"),
         UnwatchedError(
-            "",
             "server `default` cannot be watched any more",
             hint="the server itself may well go on",
         ),
     ],
 )
 def test_what_is_no_failure_is_not_rolled_back(
-    served: Cluster, monkeypatch: pytest.MonkeyPatch, error: NodeError
+    served: Cluster, monkeypatch: pytest.MonkeyPatch, error: ServerError
 ) -> None:
     """Somebody has stopped it, or nobody knows how it is: both are told, and nothing is started or
     stopped.
@@ -280,8 +279,7 @@ def test_a_server_that_somebody_else_starts_meanwhile_stays(
     served: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own server may have failed: the name is not this operator's any more."""
-    ours = NodeError(
-        "",
+    ours = ServerError(
         "the server did not start: out of memory",
         hint="ask for less\nremove what is left: `vlaunch stop`",
     )
@@ -310,7 +308,7 @@ def test_a_failure_that_was_somebody_s_stop(
         if stopped:
             served.unwant()
 
-    fails(monkeypatch, NodeError("", "the server cannot go on: EngineDeadError"), ended)
+    fails(monkeypatch, ServerError("the server cannot go on: EngineDeadError"), ended)
     ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
 
     assert ran.code == 1
@@ -353,7 +351,6 @@ def test_the_hint_is_about_the_server_that_runs(
     answers again.
     """
     late = DeadlineError(
-        "",
         "no answer from the server within 9s",
         hint="it goes on: watch it, or end it with `vlaunch stop`",
     )
@@ -371,7 +368,7 @@ def test_a_rollback_that_nobody_watches_has_not_answered(
     served: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C while the old server starts: it goes on, and more is not known."""
-    fails(monkeypatch, NodeError("", "the server did not start"), after=130)
+    fails(monkeypatch, ServerError("the server did not start"), after=130)
     ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
 
     assert f"the server did not start; {OLD} was started again\n" in ran.err
@@ -383,8 +380,8 @@ def test_a_rollback_that_is_lost_from_sight_is_no_failure(
 ) -> None:
     """The old server may well answer."""
     errors = [
-        UnwatchedError("", "the server cannot be watched any more"),
-        NodeError("", "the server did not start"),
+        UnwatchedError("the server cannot be watched any more"),
+        ServerError("the server did not start"),
     ]
 
     def wait(*_: Any, **__: Any) -> Any:
