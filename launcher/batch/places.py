@@ -15,18 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher import secret_patterns
 from launcher.batch.shape import Source
 from launcher.inventory.mistakes import shown
-from launcher.inventory.rules import SECRET_VALUE
 
 NODES = "nodes:"
 SCHEMES = ("s3", "gs", "hdfs")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _MAGIC = re.compile(r"[*?\[]")
-# What Arrow's addresses may carry after `?` that is a secret (arrow/filesystem/s3fs.cc, gcsfs.cc).
-_SECRET_OPTION = re.compile(
-    r"[?&](?:access_key|secret_key|session_token|access_token|token|password)=", re.IGNORECASE
-)
 
 
 class Misplaced(Exception):
@@ -157,7 +153,8 @@ def _remote(text: str, scheme: str, rest: str) -> str:
         raise Misplaced(f"should start with s3://, gs:// or hdfs://, not with {scheme}://")
     address = rest.partition("?")[0]
     host = address.partition("/")[0]
-    if ":" in host.rpartition("@")[0] or _SECRET_OPTION.search(rest) or SECRET_VALUE.search(rest):
+    secret = secret_patterns.ADDRESS_OPTION.search(rest) or secret_patterns.VALUE.search(rest)
+    if secret or ":" in host.rpartition("@")[0]:
         raise Misplaced(
             "should not hold a key; give it to the containers with `secrets` in the inventory"
         )

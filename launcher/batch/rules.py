@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePath
 
+from launcher import secret_patterns
 from launcher.batch import formats, templates
 from launcher.batch.draft import Draft
 from launcher.batch.schema import PromptSection
 from launcher.batch.shape import Source
 from launcher.inventory.mistakes import Mistake, Where, shown
-from launcher.inventory.rules import SECRET_VALUE
 from launcher.payload.batch.job import ANSWER
 
 ROW = "row"
@@ -223,7 +223,7 @@ def secrets(draft: Draft) -> Iterator[Mistake]:
         ]
     places.append((("model",), file.model))
     for where, value in places:
-        if any(SECRET_VALUE.search(text) for text in _texts(value)):
+        if any(secret_patterns.VALUE.search(text) for text in _texts(value)):
             yield Mistake(
                 where=where,
                 text="a secret should not be written here; use `secrets` in the inventory",

@@ -19,8 +19,8 @@ import click
 from launcher import __version__
 from launcher.model import Answer, Argv, Inventory, Node
 from launcher.redaction import redact
+from launcher.secret_patterns import clean
 from launcher.tools import audit
-from launcher.tools.secret_patterns import clean
 from launcher.transport import Command, Transport
 
 # These clean up: a disk that is full must not keep them from it.

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.errors import RequestError
-from launcher.tools.secret_patterns import clean
+from launcher.secret_patterns import clean
 
 _NAME = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._-]*/){0,3}[A-Za-z0-9_-][A-Za-z0-9._-]*")
 

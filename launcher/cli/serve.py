@@ -191,7 +191,7 @@ def _check_options(call: Call, args: Sequence[str], *, or_rollback: bool, no_wai
 
 
 def _arguments(inventory: Inventory, args: Sequence[str]) -> tuple[str, ...]:
-    from launcher.inventory.rules import SECRET_VALUE
+    from launcher import secret_patterns
     from launcher.tools import vllm
 
     for where, words in (
@@ -201,7 +201,7 @@ def _arguments(inventory: Inventory, args: Sequence[str]) -> tuple[str, ...]:
         if said := vllm.collisions(words):
             raise RequestError(f"{where} set what vlaunch sets itself", evidence=said)
     for at, word in enumerate(args, start=1):
-        if SECRET_VALUE.search(word):
+        if secret_patterns.VALUE.search(word):
             raise RequestError(
                 f"argument {at} after `--` looks like a secret, which `ps` would show on the nodes",
                 hint="name where it comes from under `secrets:` in the inventory",

@@ -5,24 +5,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, astuple
 from itertools import pairwise
 from math import prod
 
+from launcher import secret_patterns
 from launcher.inventory.draft import Draft
 from launcher.inventory.mistakes import Mistake, Where
 
 # Ray's OBJECT_STORE_MINIMUM_MEMORY_BYTES (ray/_private/ray_constants.py).
 _SMALLEST_STORE = 75 * 2**20
-_SECRET_NAME = re.compile(
-    r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE"
-    r"|API_?KEY|ACCESS_KEY|SECRET_KEY|PRIVATE_KEY|CREDENTIALS?)$",
-    re.IGNORECASE,
-)
-# Not in the middle of a word: `task-…` is none.
-SECRET_VALUE = re.compile(r"(?<![A-Za-z0-9])(?:hf_|sk-|ghp_|nvapi-)[A-Za-z0-9_-]{16,}")
 # launcher/tools/audit.py and launcher/tools/lock.py: beside the clusters' folders in `state_dir`.
 _OWN_FOLDERS = ("audit", "locks")
 _OWNED_ENV = {
@@ -197,7 +190,7 @@ def environment(draft: Draft) -> Iterator[Mistake]:
                 " {env: VLLM_API_KEY}}`"
             )
             yield Mistake(where=("serve", "args", at), text=advice)
-        elif SECRET_VALUE.search(argument):
+        elif secret_patterns.VALUE.search(argument):
             yield Mistake(
                 where=("serve", "args", at),
                 text="a secret should not be an argument, which `ps` shows; use `secrets`",
@@ -214,7 +207,7 @@ def secrets(draft: Draft) -> Iterator[Mistake]:
                 where=("secrets", name),
                 text="should have exactly one of `env`, `file`, `command` and `prompt`",
             )
-        if SECRET_VALUE.search(source.prompt or ""):
+        if secret_patterns.VALUE.search(source.prompt or ""):
             text = "should be the question; the value is typed when it is asked for"
             yield Mistake(where=("secrets", name, "prompt"), text=text)
         if name in _OWNED_ENV:
@@ -267,7 +260,7 @@ def _hcas(draft: Draft) -> Iterator[tuple[Where, list[str]]]:
 
 
 def _looks_secret(name: str, value: str) -> bool:
-    if SECRET_VALUE.fullmatch(value):
+    if secret_patterns.VALUE.fullmatch(value):
         return True
     # Switches such as HF_HUB_DISABLE_IMPLICIT_TOKEN=1 are no secrets.
-    return _SECRET_NAME.search(name) is not None and len(value) >= 6
+    return secret_patterns.NAME.search(name) is not None and len(value) >= 6

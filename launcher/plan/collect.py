@@ -15,6 +15,7 @@ from typing import Any
 
 from launcher.model import Answer, Node
 from launcher.redaction import MASK
+from launcher.secret_patterns import DOUBTFUL_NAME
 from launcher.tools import audit, diagnosis, untrusted
 from launcher.tools.diagnosis import ENGINES, INSIDE, INSPECT, KERNEL, LOGS, RECORD, STATE
 from launcher.tools.diagnosis_read import Log, Told, read
@@ -40,7 +41,6 @@ _TELLING = re.compile(
     r"(?:NCCL|GLOO|TP|UCX|VLLM|RAY|CUDA|NVIDIA|OMP|HIP|ROCR|TORCH|PYTORCH)_\w+|HF_H\w+"
     r"|HF_TOKEN_PATH|PATH|LD_LIBRARY_PATH"
 )
-_HIDDEN = re.compile(r"KEY|TOKEN(?!_PATH$)|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
 
 
 def commands(cluster: str, nodes: Sequence[Node], mark: str) -> list[Command]:
@@ -145,4 +145,6 @@ def _inspected(text: str) -> Any:
 
 def _variable(pair: str) -> str:
     name, _, value = pair.partition("=")
-    return f"{name}={value if _TELLING.fullmatch(name) and not _HIDDEN.search(name) else MASK}"
+    return (
+        f"{name}={value if _TELLING.fullmatch(name) and not DOUBTFUL_NAME.search(name) else MASK}"
+    )

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeGuard
 from launcher.checks.network import tp_cost
 from launcher.checks.network.shape import Verdict, rate
 from launcher.model import LEVELS, Answer, Level, Node, fold
+from launcher.payload.batch.columns import finite
 from launcher.placement import narrow
 from launcher.plan.servers import Kept
 from launcher.plan.shape import Step
@@ -147,8 +148,8 @@ def as_record(site: Site, proof: Proof, *, taken: str) -> dict[str, Any]:
     }
     if measured is not None:
         said["figures"] = asdict(measured)
-    finite: dict[str, Any] = _finite(said)
-    return finite
+    record: dict[str, Any] = finite(said)
+    return record
 
 
 def query_record(site: Site) -> Command:
@@ -313,16 +314,7 @@ def _links(kept: Mapping[str, Any], found: Kept) -> list[str]:
 
 def as_json(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict ready for JSON: bandwidth in bytes per second, latency in seconds."""
-    said: dict[str, Any] = _finite(
+    said: dict[str, Any] = finite(
         {**asdict(verdict), "passed": verdict.passed, "summary": summary(verdict)}
     )
     return said
-
-
-def _finite(said: Any) -> Any:
-    """Return plain data without numbers that JSON does not have."""
-    if isinstance(said, Mapping):
-        return {key: _finite(value) for key, value in said.items()}
-    if isinstance(said, (list, tuple)):
-        return [_finite(each) for each in said]
-    return None if isinstance(said, float) and not math.isfinite(said) else said

@@ -5,9 +5,8 @@ in a terminal.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
-from typing import Any
+
+from launcher.payload.batch.columns import finite
 
 
 def dumps(value: object) -> str:
@@ -15,13 +14,5 @@ def dumps(value: object) -> str:
     try:
         text = json.dumps(value, allow_nan=False)
     except ValueError:
-        text = json.dumps(_finite(value))
+        text = json.dumps(finite(value))
     return text.replace("\x7f", "\\u007f")  # the one control character that JSON lets pass
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -362,6 +362,10 @@ _API_KEY = (
             "--x=hf_0123456789abcdefghij",
             "a secret should not be an argument, which `ps` shows; use `secrets`",
         ),
+        (
+            "--x=glpat-0123456789abcdefghij",
+            "a secret should not be an argument, which `ps` shows; use `secrets`",
+        ),
         ("--max-model-len 8192", "should be two items: `--max-model-len` and the value after it"),
     ],
 )

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from launcher import redaction
-from launcher.tools.secret_patterns import clean
+from launcher.secret_patterns import clean
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjE\n-----END OPENSSH PRIVATE KEY-----"
 
