@@ -156,13 +156,13 @@ class World:
         name, word, rest = machine.node.name, command.argv[3], command.argv[4:]
         if word == "probe":
             out = self.probe(machine, *rest)
-            if "@@secrets" in command.argv[2]:
-                out += self._secrets(machine)
             return Answer(
                 node=name,
                 code=0,
                 out=out + self._survey(machine, command.stdin()) if command.stdin else out,
             )
+        if word == "secrets":
+            return Answer(node=name, code=0, out=self._secrets(machine))
         if word == "once":
             return self._docker(machine, command, ("run", "--rm", *rest))
         if word == "model":

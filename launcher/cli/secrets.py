@@ -230,22 +230,14 @@ def _use(name: str) -> str:
 
 def _files(session: Session) -> dict[str, tuple[SecretFile, ...]]:
     """Ask every node that is reached; raises UnreadableAnswer and NodeError."""
-    from launcher.tools import host, secret_files
+    from launcher.tools import secret_files
 
     inventory = session.inventory
     asked = [
         Command(
             node=node.name,
             timeout=120,
-            argv=host.probe(
-                node.docker,
-                cluster=inventory.cluster,
-                state_dir=node.state_dir or "",
-                hf_home=node.hf_home,
-                accelerator=inventory.accelerator,
-                images=(),
-                more=secret_files.script(),
-            ),
+            argv=secret_files.listing(inventory.cluster, node.state_dir or ""),
         )
         for node in session.reached
     ]

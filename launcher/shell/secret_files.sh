@@ -1,14 +1,15 @@
 #!/bin/sh
 # List the files with secrets of a cluster: place, mode, owner, time and path of each.
 #
-# Runs behind probe.sh, which sets $dir, the cluster's folder on disk, and $in_memory, which prints
-# those in memory. Names that start with a dot are what a launcher left that was killed while it
-# wrote.
-#
-# shellcheck disable=SC2154 # set by probe.sh
+# Arguments: the cluster, its state directory ("" = ~/.vlaunch). Names that start with a dot are what
+# a launcher left that was killed while it wrote.
 
+dir=${2:-$HOME/.vlaunch}/$1
+in_memory() {
+. ./folders_in_memory.sh
+}
 printf '\n@@secrets %s %s\n' "$(date +%s)" "$(id -u)"
-for each in "$dir" $(sh -c "$in_memory" probe "$cluster"); do
+for each in "$dir" $(in_memory "$1"); do
   [ -d "$each/secrets" ] || continue
   place=memory; [ "$each" != "$dir" ] || place=disk
   for file in "$each/secrets" "$each/secrets"/* "$each/secrets"/.[!.]*; do

@@ -108,9 +108,8 @@ def probe(
 
     With `survey` it also tells what it is made of (`HostFacts.survey`). A line on standard input is
     then taken as the launcher's clock at the moment it was sent, in seconds since 1970. `more` is
-    shell that runs last, with `$hf` the Hugging Face home, `$dir` the folder of `$cluster` on disk,
-    `$in_memory` what prints those in memory, and `"$@"` what starts docker; what it prints is left
-    alone.
+    shell that runs last, with `$hf` the Hugging Face home and `"$@"` what starts docker; what it
+    prints is left alone.
     """
     asked = shell.program("survey") if survey else shell.program("probe")
     return (

@@ -1,6 +1,4 @@
-"""Which secrets lie on a node, in which files, how old, and who may read them: asked together with
-everything else.
-"""
+"""Which secrets lie on a node, in which files, how old, and who may read them."""
 
 from __future__ import annotations
 
@@ -9,6 +7,7 @@ from dataclasses import dataclass
 
 from launcher import shell
 from launcher.errors import UnreadableAnswer
+from launcher.model import Argv
 
 _MARK = "@@secrets"
 
@@ -33,15 +32,13 @@ class SecretFile:
         return self.own and self.mode == ("600" if self.name else "700")
 
 
-def script() -> str:
-    """Return the shell that tells it, to run behind the probe (`host.probe(more=…)`)."""
-    return shell.program("secret_files")
+def listing(cluster: str, state_dir: str) -> Argv:
+    """Ask for the files of a cluster; a `state_dir` of "" is the one in the login's home."""
+    return ("sh", "-c", shell.program("secret_files"), "secrets", cluster, state_dir)
 
 
 def parse(text: str) -> tuple[SecretFile, ...]:
-    """Read what `script` printed behind the probe's answer; raises UnreadableAnswer when it is not
-    whole.
-    """
+    """Read the answer to `listing`; raises UnreadableAnswer when it is not whole."""
     said = re.search(
         rf"^{_MARK} (\d{{1,12}}) (\d{{1,10}})\n(.*?)^{_MARK} end$", text, re.MULTILINE | re.DOTALL
     )

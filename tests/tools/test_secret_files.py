@@ -14,6 +14,7 @@ import pytest
 
 from launcher import shell
 from launcher.errors import UnreadableAnswer
+from launcher.model import Argv
 from launcher.plan import files
 from launcher.tools import host, secret_files
 
@@ -36,7 +37,7 @@ def bin_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     return make
 
 
-def _ask(state: Path, cluster: str = "c", more: str = "") -> str:
+def _ask(state: Path, cluster: str = "c") -> str:
     argv = host.probe(
         ("false",),
         cluster=cluster,
@@ -44,8 +45,11 @@ def _ask(state: Path, cluster: str = "c", more: str = "") -> str:
         hf_home=str(state),
         accelerator="cpu",
         images=(),
-        more=more,
     )
+    return _said(argv)
+
+
+def _said(argv: Argv) -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60).stdout
 
 
@@ -120,11 +124,12 @@ def test_files_in_memory_are_told_wherever_they_lie(bin_: Fake, tmp_path: Path) 
         folder.mkdir(parents=True)
         (folder / "A").touch()
     try:
-        out = _ask(tmp_path, more=secret_files.script())
+        facts = host.parse_probe(_ask(tmp_path))
+        out = _said(secret_files.listing("c", str(tmp_path)))
     finally:
         shutil.rmtree(place)
 
-    assert host.parse_probe(out).memory == ""
+    assert facts.memory == ""
     assert [(each.place, each.path) for each in secret_files.parse(out) if each.name] == [
         ("disk", f"{tmp_path}/c/secrets/A"),
         ("memory", f"{place}/c/secrets/A"),
@@ -140,7 +145,7 @@ def test_files_are_told_with_mode_owner_and_age(tmp_path: Path) -> None:
         (folder / name).write_text("hidden-value")
         (folder / name).chmod(mode)
     os.utime(folder / "A", (1, 1))
-    out = _ask(tmp_path, more=secret_files.script())
+    out = _said(secret_files.listing("c", str(tmp_path)))
     found = {each.name: each for each in secret_files.parse(out)}
 
     assert "hidden-value" not in out
@@ -195,3 +200,14 @@ def test_a_folder_of_somebody_else_in_memory_is_refused(tmp_path: Path) -> None:
     assert ran.returncode == 1
     assert "belongs to somebody else" in ran.stderr
     assert not (good / "secrets" / "B").exists()
+
+
+def test_the_folder_in_the_login_s_home_is_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with everything else that the launcher keeps on a node."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".vlaunch" / "c" / "secrets").mkdir(parents=True)
+    (found,) = secret_files.parse(_said(secret_files.listing("c", "")))
+
+    assert found.path == f"{tmp_path}/.vlaunch/c/secrets"
