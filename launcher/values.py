@@ -101,7 +101,6 @@ class Like:
         return value
 
 
-ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?"
 # No component may be `..`: what is mounted or written should be what is read.
 _ABSOLUTE = r"/(?!.*(?:^|/)\.\.(?:/|$))[A-Za-z0-9._@%+=/-]*[A-Za-z0-9._@%+=-]/?"
@@ -133,7 +132,7 @@ LocalPath = Annotated[str, Like(_LOCAL, "a path on this machine, such as ~/.ssh/
 EnvName = Annotated[
     str,
     Like(
-        ENV_NAME,
+        r"[A-Za-z_][A-Za-z0-9_]*",
         "the name of an environment variable: letters, digits and `_`, not starting with a digit",
     ),
 ]

@@ -1,6 +1,7 @@
 """The shape of an inventory file: every key, its type and its explanation.
 
-Rules between keys are in `rules`.
+Sections that are nouns, such as `Ports`, have theirs in `launcher.model`; here is what the file
+writes otherwise. Rules between keys are in `rules`.
 """
 
 from __future__ import annotations

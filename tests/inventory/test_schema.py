@@ -1,0 +1,80 @@
+"""A dataclass as a section of a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import pytest
+from pydantic import ValidationError
+
+from launcher.inventory.schema import FromMapping, Section, known
+from launcher.values import Bounds, Read, User
+
+
+def _read(value: object) -> object:
+    return {"one": 1}.get(value) if isinstance(value, str) else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noun:
+    """A noun."""
+
+    user: User
+    """Login
+    name.
+    """
+    share: Annotated[float, Bounds(gt=0, le=2)] = 1.0
+    count: Annotated[int, Read(_read, int | str)] | None = None
+    words: tuple[str, ...] = ()
+
+
+class File(Section):
+    """A file with one section."""
+
+    noun: FromMapping[Noun]
+
+
+def test_it_is_read_from_a_mapping() -> None:
+    """A key without a value is as one that is not written, and lists become tuples."""
+    written = {"user": "ops", "share": None, "count": "one", "words": ["a", "b"]}
+
+    assert File.model_validate({"noun": written}).noun == Noun(
+        user="ops", count=1, words=("a", "b")
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "kind", "where"),
+    [
+        ({}, "missing", ("noun", "user")),
+        ({"user": "a b"}, "value_error", ("noun", "user")),
+        ({"user": "ops", "share": 0}, "greater_than", ("noun", "share")),
+        ({"user": "ops", "share": 2.5}, "less_than_equal", ("noun", "share")),
+        ({"user": "ops", "share": "1"}, "float_type", ("noun", "share")),
+        ({"user": "ops", "count": True}, "int_type", ("noun", "count")),
+        ({"user": "ops", "words": "a"}, "tuple_type", ("noun", "words")),
+        ({"user": "ops", "other": None}, "unexpected_keyword_argument", ("noun", "other")),
+        ("ops", "dataclass_type", ("noun",)),
+    ],
+)
+def test_it_is_as_strict_as_a_section(written: Any, kind: str, where: tuple[str, ...]) -> None:
+    """Nothing is taken for something else, and nothing unknown is left alone."""
+    with pytest.raises(ValidationError) as raised:
+        File.model_validate({"noun": written})
+
+    assert [(each["type"], each["loc"]) for each in raised.value.errors()] == [(kind, where)]
+
+
+def test_what_is_written_under_a_field_explains_it() -> None:
+    """To editors, and where a key is missing."""
+    assert known(Noun)["user"].description == "Login\nname."
+    assert list(known(Noun)) == ["user", "share", "count", "words"]
+
+
+def test_editors_know_the_bounds() -> None:
+    """And what may be written in place of the value."""
+    keys = File.model_json_schema()["$defs"]["Noun"]["properties"]
+
+    assert (keys["share"]["exclusiveMinimum"], keys["share"]["maximum"]) == (0, 2)
+    assert [each["type"] for each in keys["count"]["anyOf"]] == ["integer", "string", "null"]
