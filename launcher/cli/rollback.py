@@ -35,12 +35,14 @@ if TYPE_CHECKING:
     "--skip-network-check", is_flag=True, help="Start on a network that nobody has proven."
 )
 @click.option(
-    "--timeout", default=1800.0, show_default=True, help="Seconds to wait for the first answer."
+    "--timeout",
+    type=float,
+    help="Seconds to wait for the first answer (default: the inventory's).",
 )
 @click.option("--no-wait", is_flag=True, help="Start it and return at once.")
 @click.argument("name", metavar="[NAME]", required=False)
 def rollback(
-    call: Call, skip_network_check: bool, timeout: float, no_wait: bool, name: str | None
+    call: Call, skip_network_check: bool, timeout: float | None, no_wait: bool, name: str | None
 ) -> int:
     """Start the server that answered last, other than the one that is wanted now, and wait until it
     has answered again.
@@ -58,7 +60,7 @@ def rollback(
                 ours,
                 name,
                 told=session.told,
-                timeout=timeout,
+                timeout=call.inventory.serve.timeout if timeout is None else timeout,
                 skip_network_check=skip_network_check,
                 no_wait=no_wait,
             )
