@@ -235,6 +235,11 @@ class Inventory:
     ports: Ports = field(default_factory=Ports)
     serve: ServeDefaults = field(default_factory=ServeDefaults)
     cap: int = 32
+    _by_name: Mapping[str, Node] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Checks look nodes up for each pair of them.
+        object.__setattr__(self, "_by_name", {node.name: node for node in self.nodes})
 
     @property
     def head(self) -> Node:
@@ -253,7 +258,7 @@ class Inventory:
 
     def node(self, name: str) -> Node:
         """Return the node called `name`; raises KeyError."""
-        return {node.name: node for node in self.nodes}[name]
+        return self._by_name[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,6 +327,8 @@ def _fold_group(key: tuple[str, str], digits: list[str]) -> str:
 
 
 def _is_ip(text: str) -> bool:
+    if "." not in text and ":" not in text:
+        return False
     try:
         ipaddress.ip_address(text)
     except ValueError:

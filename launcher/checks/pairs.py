@@ -4,8 +4,10 @@ full-size packets.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from launcher.checks.nic import nic_of
 from launcher.checks.ports import ports_of
@@ -31,8 +33,8 @@ def _fixed(inventory: Inventory, probe: PortProbe) -> set[int]:
     NCCL's and Gloo's are.
     """
     ports = inventory.ports
-    given = {port for node in inventory.nodes for port in ports_of(inventory, node)}
-    given |= {ports.mp_master, ports.dp_rpc, ports.group}
+    # The head has the workers' ports, too.
+    given = {*ports_of(inventory, inventory.head), ports.mp_master, ports.dp_rpc, ports.group}
     return {
         port
         for port in probe.ports
@@ -108,7 +110,7 @@ class _Question:
             node, interface = evidence.inventory.node, _interface(evidence, source)
             findings.append(
                 failed(
-                    seen.culprit(source, target),
+                    seen.culprits[source, target],
                     f"{source} → {target}: {text}",
                     evidence=words,
                     fix=self.fix(node(source), node(target), interface, probes[source, target]),
@@ -125,10 +127,10 @@ class _Question:
         evidence = host.evidence
         if host.name in evidence.probes_missing:
             return skipped(host, evidence.probes_missing[host.name])
-        if proven := seen.proven(host.name):
+        if proven := seen.proven.get(host.name):
             all_of_them = len(proven) + 1 >= len(evidence.facts)
             return passed(host, self.well if all_of_them else f"{self.well} (with {fold(proven)})")
-        if any(host.name in pair for pair in seen.bad):
+        if host.name in seen.touched:
             return skipped(host, "no pair with it is well; the findings name the other node")
         if evidence.port_probes is None:
             return skipped(host, "nobody knocked: this was not asked")
@@ -146,32 +148,47 @@ def _port_probes(evidence: Evidence) -> list[PortProbe]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Directions:
-    """What is wrong with each direction, as `_Trouble` says it."""
+    """What is wrong with each direction, as `_Trouble` says it. There are as many as the square of
+    the nodes, so that all of them are gone through once, and not for each node.
+    """
 
     seen: Mapping[tuple[str, str], tuple[str, str] | None]
 
-    @property
+    @cached_property
     def bad(self) -> dict[tuple[str, str], tuple[str, str]]:
         """Those with which something is wrong."""
         return {pair: told for pair, told in self.seen.items() if told is not None and told[0]}
 
-    def culprit(self, source: str, target: str) -> str:
-        """Name the node to look at first: the source when it reaches nobody though others reach the
-        target, else the target.
-        """
-        bad = self.bad
-        out = [pair for pair in self.seen if pair[0] == source]
-        into = [pair for pair in self.seen if pair[1] == target]
-        alone = len(out) > 1 and all(pair in bad for pair in out)
-        return source if alone and not all(pair in bad for pair in into) else target
+    @cached_property
+    def touched(self) -> set[str]:
+        """The nodes at an end of those."""
+        return {name for pair in self.bad for name in pair}
 
-    def proven(self, name: str) -> list[str]:
-        """Return the nodes that a node reaches and is reached by."""
+    @cached_property
+    def culprits(self) -> dict[tuple[str, str], str]:
+        """The node to look at first for each of those: the source when it reaches nobody though
+        others reach the target, else the target.
+        """
+        out, into = (Counter(pair[end] for pair in self.seen) for end in (0, 1))
+        bad_out, bad_into = (Counter(pair[end] for pair in self.bad) for end in (0, 1))
+        return {
+            (source, target): source
+            if 1 < out[source] == bad_out[source] and bad_into[target] < into[target]
+            else target
+            for source, target in self.bad
+        }
+
+    @cached_property
+    def proven(self) -> dict[str, list[str]]:
+        """The nodes that each node reaches and is reached by."""
         well = {pair for pair, told in self.seen.items() if told is not None and not told[0]}
-        others = dict.fromkeys(each for pair in self.seen for each in pair)
-        return [each for each in others if (name, each) in well and (each, name) in well]
+        names = dict.fromkeys(each for pair in self.seen for each in pair)
+        return {
+            name: [each for each in names if (name, each) in well and (each, name) in well]
+            for name in names
+        }
 
 
 def _interface(evidence: Evidence, name: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from launcher.checks.network.shape import Cell, Verdict, rate
+from launcher.checks.network.shape import Cell, Verdict, by_node, rate
 from launcher.model import LEVEL_WORDS
 from launcher.tools import untrusted
 from launcher.ui import findings
@@ -117,12 +117,13 @@ def _dead(verdict: Verdict) -> dict[str, Cell]:
     """
     if len(verdict.nodes) <= 2:
         return {}
-    dead = {}
-    for name in verdict.nodes:
-        cells = [cell for cell in verdict.cells if name in (cell.source, cell.target)]
-        if cells and all(cell.status == "fail" and cell.bandwidth is None for cell in cells):
-            dead[name] = cells[0]
-    return dead
+    of_node = by_node(verdict.cells)
+    return {
+        name: of_node[name][0]
+        for name in verdict.nodes
+        if name in of_node
+        and all(cell.status == "fail" and cell.bandwidth is None for cell in of_node[name])
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 
 from launcher.checks.network import causes, transport_kinds
-from launcher.checks.network.shape import UNMEASURED, Cell, Measurement
+from launcher.checks.network.shape import UNMEASURED, Cell, Measurement, by_node
 from launcher.checks.shape import Finding, failed
 from launcher.model import Inventory, Level, Node, natural
 from launcher.tools import nccl
@@ -154,9 +154,9 @@ def _sick_nodes(nodes: Sequence[Node], found: Sequence[Cell]) -> dict[str, Cell]
     """
     if len(nodes) <= 2:
         return {}
-    sick = {}
+    sick, of_node = {}, by_node(found)
     for node in nodes:
-        own = [cell for cell in found if node.name in (cell.source, cell.target)]
+        own = of_node.get(node.name, [])
         bad = [cell for cell in own if _is_bad(cell) and cell.status == "fail"]
         if len(bad) == len(own) < len(found) and _one_trouble(bad):
             sick[node.name] = bad[0]

@@ -4,6 +4,8 @@ may still be sick.
 
 from __future__ import annotations
 
+from functools import cache
+
 from launcher.checks.network.shape import Cell, Verdict, rate
 from launcher.checks.network.transport_kinds import over_tcp
 from launcher.checks.rdma import in_use
@@ -24,15 +26,20 @@ def judge(verdict: Verdict, evidence: Evidence, *, ranks_per_node: int) -> list[
             cards.
         ranks_per_node: as many cards work at once at most.
     """
+
+    @cache  # a node is an end of many cells
+    def end_of(name: str, tcp: bool) -> tuple[float, float, str] | None:
+        host = evidence.host(name)
+        return None if host is None else _end(host, ranks_per_node, tcp)
+
     findings = []
     for cell in verdict.cells:
         if cell.bandwidth is None or cell.status == "fail" or cell.transport.endswith("MNNVL"):
             continue
         tcp = over_tcp(cell.transport)
-        hosts = [evidence.host(name) for name in (cell.source, cell.target)]
-        ends = [_end(host, ranks_per_node, tcp) for host in hosts if host is not None]
+        ends = [end_of(name, tcp) for name in (cell.source, cell.target)]
         known = [end for end in ends if end is not None]
-        if len(known) == len(hosts):
+        if len(known) == len(ends):
             findings += _compare(cell, *min(known))
     return findings
 

@@ -4,7 +4,7 @@ all of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -73,6 +73,15 @@ class Verdict:
         """True when nothing failed and something was measured."""
         statuses = {each.status for each in self.cells} | {each.status for each in self.findings}
         return bool(self.cells) and "fail" not in statuses
+
+
+def by_node(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
+    """Return the cells from and to each node; a cell is in two of them."""
+    found: dict[str, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(cell.source, []).append(cell)
+        found.setdefault(cell.target, []).append(cell)
+    return found
 
 
 def rate(bandwidth: float) -> str:

@@ -5,6 +5,7 @@ level and the other pairs.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
@@ -86,8 +87,9 @@ def judge(measured: Measurement, level: tuple[Level, str], *, collective: bool =
     inventory, reports = measured.inventory, measured.reports
     names = tuple(node.name for node in inventory.nodes)
     findings = [*culprits.nodes(measured), *_versions(reports)]
+    received = _received(reports)
     cells = _outliers(
-        [_cell(measured, source, target, level[0]) for source, target in permutations(names, 2)]
+        [_cell(measured, pair, received.get(pair, ()), level[0]) for pair in permutations(names, 2)]
     )
     findings += culprits.cells(measured, cells)
     whole, trouble = _collective(names, reports, collective)
@@ -219,8 +221,10 @@ def _versions(reports: Mapping[str, Report]) -> list[Finding]:
     return findings
 
 
-def _cell(measured: Measurement, source: str, target: str, level: Level) -> Cell:
-    found = _received(measured.reports.get(target), source, target)
+def _cell(
+    measured: Measurement, pair: tuple[str, str], found: Sequence[Transfer], level: Level
+) -> Cell:
+    source, target = pair
     transport, device, gpudirect, worth = _transport(measured, source, target)
     text = _trouble(found) or _shortfall(transport, worth, level)
     bandwidths = [each.bandwidth for each in found if each.bandwidth is not None]
@@ -239,11 +243,14 @@ def _cell(measured: Measurement, source: str, target: str, level: Level) -> Cell
     )
 
 
-def _received(report: Report | None, source: str, target: str) -> list[Transfer]:
-    """Return the transfers of one direction, which its target reports."""
-    if report is None:
-        return []
-    return [each for each in report.transfers if (each.source, each.target) == (source, target)]
+def _received(reports: Mapping[str, Report]) -> dict[tuple[str, str], list[Transfer]]:
+    """Return the transfers of each direction, which its target reports."""
+    found: dict[tuple[str, str], list[Transfer]] = {}
+    for target, report in reports.items():
+        for each in report.transfers:
+            if each.target == target:
+                found.setdefault((each.source, target), []).append(each)
+    return found
 
 
 def _trouble(found: Sequence[Transfer]) -> str:
@@ -316,13 +323,19 @@ def _outliers(cells: Sequence[Cell]) -> list[Cell]:
     """Mark the directions that are far slower than those of other pairs; two nodes have only the
     other direction to compare.
     """
-    return [_compared(cell, cells) for cell in cells]
+    measured = {
+        (cell.source, cell.target): cell.bandwidth for cell in cells if cell.bandwidth is not None
+    }
+    rates = sorted(measured.values())
+    return [_compared(cell, measured, rates) for cell in cells]
 
 
-def _compared(cell: Cell, cells: Sequence[Cell]) -> Cell:
+def _compared(
+    cell: Cell, measured: Mapping[tuple[str, str], float], rates: Sequence[float]
+) -> Cell:
     if cell.status != "pass" or cell.bandwidth is None:
         return cell
-    usual, elsewhere = _usual(cell, cells)
+    usual, elsewhere = _usual(cell, measured, rates)
     if cell.bandwidth >= _SLOW * usual:
         return cell
     whose = "other pairs have" if elsewhere else "the way back has"
@@ -334,17 +347,30 @@ def _compared(cell: Cell, cells: Sequence[Cell]) -> Cell:
     )
 
 
-def _usual(cell: Cell, cells: Sequence[Cell]) -> tuple[float, bool]:
+def _usual(
+    cell: Cell, measured: Mapping[tuple[str, str], float], rates: Sequence[float]
+) -> tuple[float, bool]:
     """Return the median bandwidth (bytes/s) to compare a direction with, and whether it is that of
-    other pairs; 0 where nothing else was measured.
+    other pairs; 0 where nothing else was measured. `rates` are those of all directions, sorted.
     """
-    pair = {cell.source, cell.target}
-    elsewhere = [
-        each.bandwidth
-        for each in cells
-        if each.bandwidth is not None and {each.source, each.target} != pair
-    ]
-    if elsewhere:
-        return median(elsewhere), True
-    back = [each.bandwidth for each in cells if each.bandwidth is not None and each is not cell]
-    return median(back) if back else 0.0, False
+    back = measured.get((cell.target, cell.source))
+    own = [each for each in (cell.bandwidth, back) if each is not None]
+    if len(rates) > len(own):
+        return _median_without(rates, own), True
+    return back or 0.0, False
+
+
+def _median_without(rates: Sequence[float], own: Sequence[float]) -> float:
+    """Return the median of sorted rates without those of one pair; to sort the others for each
+    pair anew would take hours with hundreds of nodes.
+    """
+    out = sorted(bisect_left(rates, each) + own[:at].count(each) for at, each in enumerate(own))
+    left = len(rates) - len(out)
+    return median(_nth_without(rates, out, at) for at in {(left - 1) // 2, left // 2})
+
+
+def _nth_without(rates: Sequence[float], out: Sequence[int], at: int) -> float:
+    """Return the rate at a place that is counted as if those at the places `out` were not there."""
+    for each in out:
+        at += each <= at
+    return rates[at]
