@@ -160,7 +160,7 @@ class _Membership:
                     " and Gloo pick high ones)"
                 ),
             )
-        return passed(node, f"in Ray under {node.ip} with {alive.gpus:g} GPUs")
+        return passed(node, f"in Ray under its address with {alive.gpus:g} GPUs")
 
     def _join_fix(self, node: Node) -> str:
         if node.head:

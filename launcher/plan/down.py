@@ -53,10 +53,14 @@ def plan_down(site: Site) -> Plan:
 
 
 def _removals(site: Site, nodes: Sequence[Node], wanted: Callable[[str], bool]) -> tuple[Step, ...]:
-    """Remove the containers whose role is wanted."""
+    """Remove the containers whose role is wanted; one that has another name than its node's own is
+    named.
+    """
     return tuple(
         Step(
-            title=f"removing container {each.name}",
+            title=f"removing the {each.role} container"
+            if each.name == site.container_name(node)
+            else f"removing container {each.name}",
             command=Command(node=node.name, argv=docker.remove(node.docker, each.id), timeout=120),
         )
         for node in nodes

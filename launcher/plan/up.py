@@ -8,7 +8,7 @@ from functools import cache, partial
 
 from launcher.checks import host, images
 from launcher.checks.shape import Check, Evidence
-from launcher.model import Inventory, Node, Secret
+from launcher.model import Inventory, Node, Secret, fold
 from launcher.plan import containers, files, gates
 from launcher.plan.shape import Gate, Plan, Stage, Step, not_empty, observed
 from launcher.site import Site
@@ -120,10 +120,11 @@ def _image_stages(site: Site, changed: Sequence[Node], image: RayImage) -> list[
 
 
 def _writes(site: Site, secrets: Mapping[str, Secret], changed: Sequence[Node]) -> tuple[Step, ...]:
+    started = {node.name for node in changed}
     return tuple(
         step
         for node in site.nodes
-        for step in files.steps(site, node, secrets, fresh=node in changed)
+        for step in files.steps(site, node, secrets, fresh=node.name in started)
     )
 
 
@@ -165,12 +166,12 @@ def _verify_stages(
 
 
 def _differing(site: Site, reasons: Mapping[str, Sequence[str] | None]) -> list[str]:
-    return [
-        f"{node}: {reason}"
-        for node, why in reasons.items()
-        for reason in why or ()
-        if node in site.facts
-    ]
+    """Say what differs from the inventory, nodes of which the same is true together."""
+    nodes: dict[str, list[str]] = {}
+    for node, why in reasons.items():
+        for reason in (why or ()) if node in site.facts else ():
+            nodes.setdefault(reason, []).append(node)
+    return [f"{fold(names)}: {reason}" for reason, names in nodes.items()]
 
 
 def _ending(containers_: Sequence[docker.Container]) -> list[str]:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_PER_SECOND = 8  # times that what runs is redrawn: after each event is too often with many nodes
+
 _SIGNS: dict[State, tuple[str, str, str]] = {
     "ok": ("✓", "ok", "green"),
     "failed": ("✗", "failed", "red"),
@@ -198,6 +200,7 @@ class LiveLines(Silent):
 
         self._clock = clock
         self._told = 0.0
+        self._drawn = -1.0
         self._console = Console(stderr=True, highlight=False)
         self._fold = _Fold()
         self._running: dict[tuple[str, str], Event] = {}
@@ -237,7 +240,9 @@ class LiveLines(Silent):
             and (event.kind, event.state) != ("step", "running")
         ):
             self._print(folded)
-        self._live.refresh()
+        if (now := self._clock()) - self._drawn >= 1 / _PER_SECOND:
+            self._drawn = now
+            self._live.refresh()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -257,7 +262,10 @@ class LiveLines(Silent):
         from rich.live import Live
 
         return Live(
-            console=self._console, refresh_per_second=8, transient=True, get_renderable=self._draw
+            console=self._console,
+            refresh_per_second=_PER_SECOND,
+            transient=True,
+            get_renderable=self._draw,
         )
 
     def _print(self, event: Event) -> None:

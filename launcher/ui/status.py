@@ -34,6 +34,7 @@ _COLOURS = {
     "-": "dim",
 }
 _LINE = 200  # characters of a line of evidence
+_MOST = 16  # nodes that have a row each
 _MARGIN = " " * 8  # before what belongs to a server
 
 
@@ -42,6 +43,8 @@ def render(status: ClusterStatus) -> RenderableType:
     from rich.console import Group
 
     lines: list[RenderableType] = [plain(f"cluster {status.cluster}", "bold"), _nodes(status.nodes)]
+    if len(status.nodes) > _MOST:
+        lines.append(plain("  each node by itself: `vlaunch status --json`", "dim"))
     lines += [line(text, lead=f"  {names}: ") for text, names in _remarks(status.nodes).items()]
     if status.network:
         style = "" if status.network.startswith("proven") else "yellow"
@@ -56,18 +59,39 @@ def render(status: ClusterStatus) -> RenderableType:
 
 def _nodes(nodes: Sequence[NodeStatus]) -> Table:
     table = with_columns("NODE", "ROLE", "IP", "CONTAINER", "RAY", "GPUS", "RANKS", "DRIFT")
-    for node in nodes:
+    for group in _alike(nodes):
+        node, alone = group[0], len(group) == 1
         table.add_row(
-            plain(node.node),
+            plain(fold([each.node for each in group])),
             node.role,
-            node.ip,
+            node.ip if alone else f"{node.ip} …",
             _coloured(node.container),
             _coloured(node.ray or "unknown"),
             plain(node.gpus),
-            plain(", ".join(node.ranks) or "-"),
+            plain(_ranks(group)),
             _drift(node),
         )
     return table
+
+
+def _alike(nodes: Sequence[NodeStatus]) -> list[list[NodeStatus]]:
+    """Return the nodes of each row: many that differ in nothing but name, address and which ranks
+    they have share one.
+    """
+    if len(nodes) <= _MOST:
+        return [[node] for node in nodes]
+    groups: dict[tuple[object, ...], list[NodeStatus]] = {}
+    for node in nodes:
+        seen = (node.role, node.container, node.ray, node.gpus, len(node.ranks), _drift(node))
+        groups.setdefault(seen, []).append(node)
+    return list(groups.values())
+
+
+def _ranks(group: Sequence[NodeStatus]) -> str:
+    ranks = group[0].ranks
+    if any(each.ranks != ranks for each in group):
+        return f"{len(ranks)} each"
+    return ", ".join(ranks) or "-"
 
 
 def _drift(node: NodeStatus) -> str:

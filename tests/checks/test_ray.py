@@ -98,8 +98,8 @@ def test_exactly_the_declared_nodes_with_their_gpus_pass(load: Load) -> None:
     found = cluster(load, table(*BOTH))
 
     assert {node: (each.status, each.text) for node, each in found.items()} == {
-        "gpu01": ("pass", "in Ray under 10.0.0.11 with 2 GPUs"),
-        "gpu02": ("pass", "in Ray under 10.0.0.12 with 2 GPUs"),
+        "gpu01": ("pass", "in Ray under its address with 2 GPUs"),
+        "gpu02": ("pass", "in Ray under its address with 2 GPUs"),
     }
 
 

@@ -61,8 +61,8 @@ def test_ranks_on_the_head_go_with_the_workers(world: World) -> None:
     }
     stages = {stage.id: [step.title for step in stage.steps] for stage in plan(world).stages}
 
-    assert stages["workers"] == ["removing container vlaunch-c-gpu02", "removing container odd"]
-    assert stages["head"] == ["removing container vlaunch-c-gpu01"]
+    assert stages["workers"] == ["removing the worker container", "removing container odd"]
+    assert stages["head"] == ["removing the head container"]
 
 
 def test_a_second_down_has_nothing_to_do_and_still_looks(world: World) -> None:

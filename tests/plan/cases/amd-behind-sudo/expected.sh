@@ -25,8 +25,7 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # gate rdma-devices: RDMA devices are there
 # gate ports: the cluster's ports are free
 # gate disk: there is room for the image, and for the model where its size is known
-# note: mi01: not there yet
-# note: mi02: not there yet
+# note: mi[01-02]: not there yet
 
 # == Compare the image between the nodes
 # gate image: vllm/vllm-openai-rocm:v0.32.0 is the same on every node

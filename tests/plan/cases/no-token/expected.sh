@@ -23,8 +23,7 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # gate address: the declared address is on the declared interface
 # gate ports: the cluster's ports are free
 # gate disk: there is room for the image, and for the model where its size is known
-# note: node1: not there yet
-# note: node2: not there yet
+# note: node[1-2]: not there yet
 
 # == Compare the image between the nodes
 # gate image: vllm-cpu:0.32.0 is the same on every node

@@ -28,8 +28,7 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 
 # == Have the image on every node
 on gpu02 docker pull --quiet vllm/vllm-openai:v0.32.0
-# note: gpu01: not there yet
-# note: gpu02: not there yet
+# note: gpu[01-02]: not there yet
 
 # == Compare the image between the nodes
 # gate image: vllm/vllm-openai:v0.32.0 is the same on every node
