@@ -50,12 +50,12 @@ processes: .venv/installed
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "processes and not lab" -n auto --dist worksteal
 
 lab-tests: .venv/installed
-	$(SUDO) $(BIN)/pytest -q -m "lab and not long" --durations=15
+	$(SUDO) $(BIN)/pytest -q -m "lab and not long" --durations=30
 
 # Servers and batches that die in every way, several servers at once, a flood, and a login that may do little: an hour and more
 # that `make test` has no room for.
 long-tests: machine
-	$(SUDO) $(BIN)/pytest -q -m long --durations=15
+	$(SUDO) $(BIN)/pytest -q -m long --durations=30
 
 # The fault campaign, or what is missing of it: hours. FAULTS="--verb up --seeds 1" narrows it; results go on where they stopped.
 faults: .venv/installed

@@ -11,9 +11,9 @@ import urllib.request
 
 import pytest
 
-from tests.integration.batches import kill_one, until
+from tests.integration.batches import kill_one
 from tests.integration.conftest import API_KEY, HF_TOKEN, Practice
-from tests.integration.servers import answers, asking, crash, lost, record, recovers, serve
+from tests.integration.servers import asking, recovers, serve
 
 pytestmark = pytest.mark.lab
 
@@ -286,25 +286,6 @@ def test_a_killed_rank_comes_back(practice: Practice) -> None:
     assert fault["node"] == "node2"
     assert stop.code == 0, stop.said
     assert "vllm serve" not in practice.command_lines()
-
-
-def test_two_servers(practice: Practice) -> None:
-    """Each on a node of its own; one is killed, the other loses no request, and `stop` of one
-    leaves it alone.
-    """
-    serve(practice, "--name", "one", "--backend", "mp", "--nodes", "node1")
-    serve(practice, "--name", "two", "--backend", "mp", "--nodes", "node2", "--port", "8001")
-    with asking(practice) as traffic:
-        crash(practice, "node2", "two")
-        until(lambda: record(practice, "two")["state"] == "ready", "it is ready again", 120)
-        back = answers(practice, "node2", 8001)
-        stopped = practice.vlaunch("stop", "two")
-
-    assert back.ok
-    assert stopped.code == 0, stopped.said
-    assert lost(traffic) == []
-    assert record(practice, "one")["generation"] == 1
-    assert practice.vlaunch("stop").code == 0
 
 
 def test_down_leaves_nothing(practice: Practice) -> None:

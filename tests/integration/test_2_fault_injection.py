@@ -322,10 +322,12 @@ def test_head_dies_while_workers_join(practice: Practice, down: Practice) -> Non
 
 
 def test_killed_at_random_moments(practice: Practice, down: Practice) -> None:
-    """The launcher is killed at five random moments of `up`; the next `up` succeeds each time."""
+    """The launcher is killed at random moments of `up`; the next `up` succeeds each time. The fault
+    campaign has many more.
+    """
     seed = random.SystemRandom().randrange(1 << 30)
     moments = random.Random(seed)
-    for _ in range(5):
+    for _ in range(2):
         process = practice.start("up")
         time.sleep(moments.uniform(0.2, 12))  # the random moment itself: there is nothing to await
         kill(process)

@@ -178,7 +178,7 @@ def chat(up: Practice) -> Batch:
         questions(1000),
         model=MODEL,
         prompt={"chat": CHAT},
-        sampling={**LONG, "max_tokens": 384},
+        sampling={**LONG, "max_tokens": 192},
         engine={"args": ARGS, "replicas": 2, "batch_size": 25},
     )
 
@@ -244,7 +244,7 @@ def test_a_thousand_rows_on_two_nodes_each_once(chat: Batch) -> None:
     chat.each_once(1000)
     rows = chat.answers()
     assert [row["id"] for row in rows] == [f"q{index}" for index in range(1000)]
-    assert {(row["output_tokens"], row["finish_reason"]) for row in rows} == {(384, "length")}
+    assert {(row["output_tokens"], row["finish_reason"]) for row in rows} == {(192, "length")}
     assert all(path.suffix == ".parquet" for path in (chat.out / "rows").iterdir())
     by_node = worked(chat.practice, chat.progress["submission"])
     assert set(by_node) == {host.ip for host in chat.practice.lab.hosts}
@@ -277,7 +277,7 @@ def test_another_job_or_another_input_is_refused(chat: Batch) -> None:
     """With what is different, and how to begin anew; what is there stays."""
     text, rows = chat.path.read_text(), chat.input.read_bytes()
     try:
-        chat.path.write_text(text.replace("max_tokens: 384", "max_tokens: 385"))
+        chat.path.write_text(text.replace("max_tokens: 192", "max_tokens: 193"))
         job = chat.run()
         chat.path.write_text(text)
         chat.input.write_bytes(rows + b'{"id": "late", "question": "And?"}\n')
@@ -286,7 +286,7 @@ def test_another_job_or_another_input_is_refused(chat: Batch) -> None:
         chat.path.write_text(text)
         chat.input.write_bytes(rows)
 
-    refused(job, "sampling.max_tokens", "384", "385", "--restart")
+    refused(job, "sampling.max_tokens", "192", "193", "--restart")
     refused(data, chat.input.name, "--restart")
     chat.each_once(1000)
 
@@ -475,6 +475,7 @@ def test_a_job_is_stopped_and_goes_on_later(up: Practice) -> None:
 # -- Data-parallel ---------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_rank_of_a_mixture_of_experts_is_killed(up: Practice) -> None:
     """The failure names the rank and its node; the same command completes, with experts shared over
     two nodes.

@@ -136,6 +136,7 @@ def test_stop_frees_what_replicas_held(practice: Practice) -> None:
     assert "0.0/2.0 GPU" in status
 
 
+@pytest.mark.long
 def test_replicas_of_a_mixture_of_experts(practice: Practice) -> None:
     """Its layers cross the nodes: the network is proven first, why is said, and with expert
     parallel both replicas answer.
@@ -149,6 +150,7 @@ def test_replicas_of_a_mixture_of_experts(practice: Practice) -> None:
         ]
 
     practice.write(eager)
+    assert practice.vlaunch("up").code == 0
     model = ("--model", "/data/huggingface/tiny-moe")
     ran = practice.vlaunch(*REPLICAS, *model, "--", "--enable-expert-parallel", timeout=600)
     stopped = practice.vlaunch("stop")
