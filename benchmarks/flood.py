@@ -32,7 +32,7 @@ from launcher.inventory.load import load
 from launcher.lab import layout
 from launcher.lab.layout import Host
 from launcher.model import Inventory
-from launcher.plan.servers import DEFAULT
+from launcher.state.servers import DEFAULT
 
 EVERY = 20.0  # seconds between two looks
 RED, BACK = 15.0, 600.0  # seconds: the goal for red, and the patience until it answers again

@@ -32,7 +32,7 @@ import json, sys, time
 from collections import Counter
 from pathlib import Path
 from launcher.model import Inventory, Node, Ssh
-from launcher.plan import observe
+from launcher.state import observe
 from launcher.remote.fleet import Fleet
 
 hosts, port, user, key, known = sys.argv[1].split(","), int(sys.argv[2]), *sys.argv[3:]

@@ -29,13 +29,13 @@ from typing import Any
 from benchmarks import client
 from benchmarks.client import Endpoint
 from benchmarks.up import ssh
+from launcher import containers
 from launcher.inventory.load import load
 from launcher.model import Argv, Inventory, Node
 from launcher.payload.agent import desired, state
 from launcher.payload.agent.desired import Desired, Process
-from launcher.plan import containers
-from launcher.plan.watched import endpoint
 from launcher.site import Site
+from launcher.state.watched import endpoint
 from launcher.tools import payload
 
 NAME = "bench"

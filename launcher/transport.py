@@ -11,6 +11,8 @@ from typing import Protocol, runtime_checkable
 
 from launcher.model import Answer, Argv
 
+Answers = Mapping[str, Sequence[Answer]]  # by node, each node's in the order asked
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:

@@ -21,7 +21,7 @@ from launcher.errors import (
     UnwatchedError,
 )
 from launcher.events import Event, State
-from launcher.plan.watched import ServerSnapshot, Watched, failure
+from launcher.state.watched import ServerSnapshot, Watched, failure
 from launcher.tools import symptoms, untrusted, vllm
 from launcher.transport import Transport, by_node
 

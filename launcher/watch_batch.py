@@ -15,8 +15,8 @@ from typing import Any
 from launcher.checks.serving import OVER
 from launcher.errors import BatchError, DeadlineError, UnreadableAnswer
 from launcher.events import Event
-from launcher.plan import progress_text
 from launcher.site import Site
+from launcher.state import progress_text
 from launcher.tools import job_store, symptoms, untrusted
 from launcher.tools.job_store import JobUpdate, Progress, Trouble
 from launcher.transport import Transport

@@ -1,16 +1,21 @@
-"""What holds for every test."""
+"""What holds for every test, and inventories for those that want one."""
 
 from __future__ import annotations
 
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from launcher import redaction
+from launcher.inventory.load import loads
+from launcher.model import Inventory
+
+Load = Callable[..., Inventory]
 
 # Every day the same examples, and no deadline: one that waited for a core, beside other tests, has
 # not failed.
@@ -55,3 +60,19 @@ def _no_secret_is_known() -> Iterator[None]:
     redaction.forget()
     yield
     redaction.forget()
+
+
+@pytest.fixture
+def load() -> Load:
+    """Load an inventory of two nodes with more keys at the top, or other nodes."""
+
+    def make(more: str = "", nodes: str = "") -> Inventory:
+        two = (
+            "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}, {host: gpu02, ip: 10.0.0.12, gpus: 8}]"
+        )
+        return loads(
+            f"cluster: c\nimage: vllm/vllm-openai:v0.32.0\n{more}\n{nodes or two}\n",
+            Path("inventory.yaml"),
+        )
+
+    return make

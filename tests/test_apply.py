@@ -11,8 +11,8 @@ from launcher.checks.shape import Finding, Status
 from launcher.errors import GateError, LockError, NodeError
 from launcher.events import Event
 from launcher.model import Answer, Argv
-from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
-from launcher.transport import Command
+from launcher.plan.shape import Gate, Plan, Stage, Step
+from launcher.transport import Answers, Command
 from tests.fakes import FakeTransport
 
 

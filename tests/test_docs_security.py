@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from launcher import containers
 from launcher.batch import job_spec
 from launcher.export.firewall import DYNAMIC, MP_PORTS
 from launcher.inventory.load import loads
 from launcher.inventory.schema import InventoryFile, known
 from launcher.model import Ports, SecretSource
 from launcher.payload.batch.job import DataParallel
-from launcher.plan import containers
 from launcher.site import Site
 from launcher.tools import docker, ray
 
@@ -129,10 +129,10 @@ def test_sudo_runs_docker_and_nothing_else() -> None:
     """The only words of the program that begin with sudo are those of `docker:`; hints are for
     people.
     """
-    code = Path(containers.__file__).parent.parent
+    code = Path(containers.__file__).parent
     found = [
         str(path.relative_to(code))
-        for folder in ("cli", "payload", "plan", "remote", "tools")
+        for folder in ("cli", "payload", "plan", "remote", "state", "tools")
         for path in sorted((code / folder).rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and node.value == "sudo"

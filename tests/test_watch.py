@@ -17,10 +17,11 @@ from launcher.events import Event
 from launcher.model import Answer, Inventory, Node
 from launcher.payload.agent.desired import Desired, Policy
 from launcher.placement import choose, narrow
-from launcher.plan.request import ClusterSnapshot, Request
+from launcher.plan.request import Request
 from launcher.plan.serve import plan_serve
-from launcher.plan.watched import endpoint, watched
 from launcher.site import Site
+from launcher.state.snapshot import ClusterSnapshot
+from launcher.state.watched import endpoint, watched
 from launcher.transport import Command
 from launcher.watch import Served, summary, watch
 from tests.fakes import FakeTransport

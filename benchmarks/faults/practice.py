@@ -24,7 +24,7 @@ from benchmarks import engines
 from benchmarks.faults import host_faults
 from launcher.lab import hosts, layout, processes
 from launcher.lab.layout import Host, Lab
-from launcher.plan.servers import DEFAULT
+from launcher.state.servers import DEFAULT
 
 NAME, SUBNET, CLUSTER = "vlaunch-faults{0}", "10.8{0}.0.0/24", "faults"
 VLAUNCH = str(Path(sys.executable).parent / "vlaunch")

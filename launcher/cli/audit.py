@@ -16,7 +16,7 @@ from launcher.ui import json_line
 from launcher.ui.terminal import say
 
 if TYPE_CHECKING:
-    from launcher.plan.audit import Happened
+    from launcher.state.audit import Happened
 
 
 @command(path=True, shows="none", flags=[options.JSON])
@@ -34,7 +34,7 @@ def audit(call: Call, last: int) -> int:
     The lines outlive `vlaunch down`. Nodes that cannot be read are named, and the exit code is then
     1.
     """
-    from launcher.plan import audit as plan
+    from launcher.state import audit as plan
     from launcher.tools import audit as tool
 
     with call.session(partial=True) as session:

@@ -60,8 +60,8 @@ def batch(
     watching.
     """
     from launcher.plan.batch import BatchSnapshot, Options, plan_batch
-    from launcher.plan.request import ClusterSnapshot
     from launcher.site import Site
+    from launcher.state.snapshot import ClusterSnapshot
 
     how = Options(restart=restart, retry_errors=retry_errors, queue=queue)
     _check_options(call, how, detach=detach)
@@ -198,7 +198,7 @@ def _detach(session: Session, start: Start, target: Target | None) -> tuple[int,
 
 def _already(request: Request, seen: BatchSnapshot, start: Start) -> list[str]:
     """Say why nothing is submitted, if nothing is."""
-    from launcher.plan import progress_text
+    from launcher.state import progress_text
 
     if start.attached:
         return [f"this job runs already as Ray job {start.job}; watching it"]
@@ -222,9 +222,9 @@ def _look(session: Session, request: Request, *, dry_run: bool) -> tuple[list[Pl
     The program that is asked is brought up to date before.
     """
     from launcher.cli import server
-    from launcher.plan import running
     from launcher.plan.batch import BatchSnapshot, query_entry
     from launcher.plan.serve import plan_files
+    from launcher.state import running
     from launcher.tools import job_store
 
     found = server.look(session, model=request.job.model if request.job.mode != "predict" else "")
@@ -351,7 +351,7 @@ def _finish(
 ) -> tuple[int, list[str]]:
     """Gather, and tell how it ended."""
     from launcher import gather
-    from launcher.plan import progress_text
+    from launcher.state import progress_text
     from launcher.watch_batch import data
 
     if target is not None:
@@ -381,7 +381,7 @@ def _finish(
 
 
 def _rows(request: Request, progress: Progress, where: str) -> list[str]:
-    from launcher.plan import progress_text
+    from launcher.state import progress_text
 
     done, took = progress.accounted - progress.before, progress.updated - progress.started
     tokens = f"{progress.tokens_in:,} in, {progress.tokens_out:,} out"

@@ -22,7 +22,7 @@ from launcher.ui.terminal import say, show
 if TYPE_CHECKING:
     from launcher.checks.network.shape import Verdict
     from launcher.checks.shape import Finding
-    from launcher.plan.verdict import Ask
+    from launcher.state.verdict import Ask
 
 Require = Literal["auto", "any", "rdma", "gdrdma"]
 
@@ -88,7 +88,7 @@ def check_nccl(
             raise click.UsageError("--html shows what was measured; a log alone has no figures")
         return _from_logs(call, (*logs, *paths), require)
     from launcher.cli import expected
-    from launcher.plan.verdict import Ask
+    from launcher.state.verdict import Ask
 
     if len(paths) > 1:
         raise click.UsageError(
@@ -127,11 +127,11 @@ def measure(session: Session, ask: Ask) -> Verdict:
     verdict on the head.
     """
     from launcher.plan import network as plan
-    from launcher.plan import verdict as kept
-    from launcher.plan.observe import observe
     from launcher.plan.shape import Plan, Stage
-    from launcher.plan.verdict import Proof
     from launcher.site import Site
+    from launcher.state import verdict as kept
+    from launcher.state.observe import observe
+    from launcher.state.verdict import Proof
     from launcher.transport import by_node
 
     began = time.monotonic()
@@ -153,7 +153,7 @@ def measure(session: Session, ask: Ask) -> Verdict:
         keep = Stage(
             id="verdict",
             title="Keep the verdict",
-            steps=(kept.record(site, proof, taken=now()),),
+            steps=(plan.record(site, proof, taken=now()),),
         )
         session.apply(Plan(verb="check-nccl", stages=(keep,)))
     return proof.verdict
@@ -165,7 +165,7 @@ def now() -> str:
 
 
 def _show(verdict: Verdict, *, as_json: bool) -> None:
-    from launcher.plan.verdict import as_json as plain
+    from launcher.state.verdict import as_json as plain
     from launcher.ui import network
 
     if as_json:

@@ -14,7 +14,7 @@ from launcher.model import Inventory, Node, fold
 
 if TYPE_CHECKING:
     from launcher.payload.agent.desired import Desired
-    from launcher.plan.servers import Kept
+    from launcher.state.servers import Kept
 
 
 def chosen(inventory: Inventory, names: Sequence[str]) -> tuple[Node, ...]:
@@ -36,7 +36,7 @@ def chosen(inventory: Inventory, names: Sequence[str]) -> tuple[Node, ...]:
 def kept(session: Session) -> Kept:
     """Ask the head for its servers; raises NodeError when it cannot say which there are."""
     from launcher.checks.ray import read_payload
-    from launcher.plan import servers
+    from launcher.state import servers
 
     (answer,) = session.transport.run([servers.ask(session.site)])
     try:
@@ -59,7 +59,7 @@ def api(session: Session, found: Kept, name: str | None) -> tuple[Desired, Node]
             being stopped.
         ConnectError: its node cannot be reached.
     """
-    from launcher.plan import servers
+    from launcher.state import servers
 
     server = servers.choose(found.running, name)
     wanted = server.desired

@@ -126,7 +126,7 @@ def _gather(session: Session, bundle: Bundle, unknown: Sequence[str]) -> None:
 
 
 def _nodes(session: Session, bundle: Bundle) -> None:
-    from launcher.plan import collect as plan
+    from launcher.state import collect as plan
     from launcher.transport import by_node
 
     wanted, mark = session.inventory, f"@@{secrets.token_hex(12)}"

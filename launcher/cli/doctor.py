@@ -49,7 +49,7 @@ def doctor(call: Call, since: float | None, names: tuple[str, ...]) -> int:
 def examine(session: Session, nodes: Sequence[Node], *, since: float | None = None) -> Diagnosis:
     """Ask the nodes that were reached, and judge what all of them told."""
     from launcher.checks.doctor import diagnose
-    from launcher.plan import doctor as plan
+    from launcher.state import doctor as plan
 
     inventory, mark = session.inventory, f"@@{secrets.token_hex(12)}"
     there = [node for node in nodes if node.name not in session.missing]

@@ -37,8 +37,8 @@ def _remove(call: Call, session: Session) -> None:
     not clean.
     """
     from launcher.plan.down import plan_down
-    from launcher.plan.observe import commands, read
     from launcher.site import Site
+    from launcher.state.observe import commands, read
 
     facts, failed = read(session.transport.run(commands(session.inventory, (), session.reached)))
     failed |= _without_docker(facts) | session.missing
@@ -115,7 +115,7 @@ def _tell(session: Session, plan: Plan, facts: Mapping[str, HostFacts]) -> None:
 
 def _left(session: Session, facts: Mapping[str, HostFacts]) -> tuple[str, ...]:
     """Return the batch jobs whose folders stay on the head."""
-    from launcher.plan.batches import ask_left, read_left
+    from launcher.state.batches import ask_left, read_left
 
     if session.inventory.head.name not in facts:
         return ()

@@ -16,8 +16,8 @@ from launcher.checks.shape import Check, Evidence, Group, Hub
 from launcher.cli.session import Session
 from launcher.errors import RequestError, UnreadableAnswer, VlaunchError
 from launcher.model import Answer, Inventory, Level, Secret
-from launcher.plan import observe, preflight
 from launcher.site import Site
+from launcher.state import observe, preflight
 from launcher.tools import inside, pairs
 from launcher.tools import model as models
 from launcher.tools.expectations import Expectations

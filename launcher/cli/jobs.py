@@ -16,8 +16,8 @@ from launcher.ui import json_line
 from launcher.ui.terminal import say, show
 
 if TYPE_CHECKING:
-    from launcher.plan.batches import BatchStatus
-    from launcher.plan.request import ClusterSnapshot
+    from launcher.state.batches import BatchStatus
+    from launcher.state.snapshot import ClusterSnapshot
 
 
 @command(flags=[options.LOCK_WAIT, options.JSON])
@@ -68,9 +68,9 @@ def look(
     """
 
     from launcher.cli import server
-    from launcher.plan import batches
-    from launcher.plan.batch import query_list
     from launcher.plan.serve import plan_files
+    from launcher.state import batches
+    from launcher.state.batches import query_list
     from launcher.tools import job_store
 
     inventory = session.inventory
@@ -89,7 +89,7 @@ def look(
 
 
 def _print(seen: ClusterSnapshot, found: Sequence[BatchStatus]) -> None:
-    from launcher.plan import servers
+    from launcher.state import servers
     from launcher.ui import jobs as ui
 
     remarks = [
@@ -106,7 +106,7 @@ def _print(seen: ClusterSnapshot, found: Sequence[BatchStatus]) -> None:
 
 def _remove(session: Session, found: Sequence[BatchStatus], names: Sequence[str]) -> None:
     from launcher.cli import server
-    from launcher.plan.batches import plan_remove
+    from launcher.plan.stop import plan_remove
 
     chosen = [server.the_batch(found, name) for name in dict.fromkeys(names)]
     if runs := [each.name for each in chosen if each.runs]:

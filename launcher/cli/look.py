@@ -12,7 +12,7 @@ from launcher.discovery.asked import own_ssh
 from launcher.discovery.shape import DOCKER, HF_HOME, Probed, Wishes
 from launcher.errors import UnreadableAnswer, together
 from launcher.model import Argv, Node, fold
-from launcher.plan import observe
+from launcher.state import observe
 from launcher.tools import host
 from launcher.transport import Command
 

@@ -16,9 +16,10 @@ from launcher.cli.check_nccl import now
 from launcher.cli.session import Session
 from launcher.errors import GateError, VlaunchError
 from launcher.model import Inventory, Level, fold
-from launcher.plan import engine_log, network, verdict, wanted
+from launcher.plan import network, wanted
 from launcher.plan.stop import plan_stop
-from launcher.plan.verdict import Ask, Proof
+from launcher.state import engine_log, verdict
+from launcher.state.verdict import Ask, Proof
 from launcher.tools import nccl, untrusted
 from launcher.transport import by_node
 from launcher.ui.progress import show_all
@@ -26,9 +27,10 @@ from launcher.ui.progress import show_all
 if TYPE_CHECKING:
     from launcher.checks.shape import Finding
     from launcher.placement import Placement
-    from launcher.plan.request import ClusterSnapshot, Request
+    from launcher.plan.request import Request
     from launcher.plan.serve import Start
     from launcher.plan.shape import Stage
+    from launcher.state.snapshot import ClusterSnapshot
     from launcher.tools.nccl import Reading
 
 
@@ -231,7 +233,7 @@ def _keep(
     said = untrusted.plain(text)
     if kept:
         server = start.desired
-        step = verdict.confirmed(seen.site, kept, server=server.name, id=server.id, said=said)
+        step = network.confirmed(seen.site, kept, server=server.name, id=server.id, said=said)
         for _ in session.transport.run([step.command]):
             pass
     return said

@@ -26,7 +26,7 @@ from launcher.ui.terminal import field
 
 if TYPE_CHECKING:
     from launcher.cli.start import Asked, Begun
-    from launcher.plan.rollback import Answered
+    from launcher.state.rollback import Answered
     from launcher.tools.host import HostFacts
 
 
@@ -216,9 +216,9 @@ def _begin(
     are told of it by `told`.
     """
     from launcher.cli.start import begin
-    from launcher.plan import rollback as plans
-    from launcher.plan.observe import observe
     from launcher.site import Site
+    from launcher.state import rollback as plans
+    from launcher.state.observe import observe
 
     inventory = session.inventory
     facts = observe(inventory, session.transport, [inventory.image])
@@ -242,8 +242,8 @@ def _before(
     """Return the server that answered last, other than the present one, or the one `without`;
     raises RequestError.
     """
-    from launcher.plan import rollback as plans
     from launcher.site import Site
+    from launcher.state import rollback as plans
     from launcher.transport import by_node
 
     inventory = session.inventory

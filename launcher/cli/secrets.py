@@ -21,8 +21,8 @@ from launcher.transport import Command
 from launcher.ui import json_line
 
 if TYPE_CHECKING:
-    from launcher.plan.servers import Server
     from launcher.plan.shape import Plan
+    from launcher.state.servers import Server
     from launcher.tools.secret_files import SecretFile
 
 
@@ -136,7 +136,7 @@ def _rotate(
     """
     from launcher.cli.server import look
     from launcher.cli.up import bring_up
-    from launcher.plan import running, servers
+    from launcher.state import running, servers
 
     inventory = session.inventory
     seen = look(session)

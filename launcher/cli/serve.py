@@ -133,8 +133,8 @@ def serve(
     """
     from launcher.cli import rollback
     from launcher.cli.start import Asked, policy, start
-    from launcher.plan.request import ClusterSnapshot
     from launcher.site import Site
+    from launcher.state.snapshot import ClusterSnapshot
 
     _check_options(call, args, or_rollback=or_rollback, no_wait=no_wait)
     wanted = call.inventory

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 from launcher.checks.ray import read_payload
 from launcher.cli.session import Session
 from launcher.errors import NodeError, RequestError, UnreadableAnswer
-from launcher.plan import running, servers, verdict
-from launcher.plan.observe import observe
-from launcher.plan.request import ClusterSnapshot
 from launcher.plan.serve import ask_model
 from launcher.site import Site
+from launcher.state import running, servers, verdict
+from launcher.state.observe import observe
+from launcher.state.snapshot import ClusterSnapshot
 from launcher.tools import model as models
 from launcher.transport import by_node
 
 if TYPE_CHECKING:
-    from launcher.plan.batches import BatchStatus
+    from launcher.state.batches import BatchStatus
 
 
 def look(session: Session, *, model: str = "", head_only: bool = False) -> ClusterSnapshot:

@@ -16,9 +16,10 @@ from launcher.tools import untrusted
 
 if TYPE_CHECKING:
     from launcher.payload.agent.desired import Policy
-    from launcher.plan.request import ClusterSnapshot, Request
+    from launcher.plan.request import Request
     from launcher.plan.serve import Start
     from launcher.plan.shape import Plan
+    from launcher.state.snapshot import ClusterSnapshot
     from launcher.watch import Served
 
     Begun = tuple[ClusterSnapshot, Request, Start]
@@ -50,7 +51,7 @@ class Asked:
     def about(self, inventory: Inventory) -> dict[str, str]:
         """Return what hooks are told of the server."""
         from launcher.placement import narrow
-        from launcher.plan.watched import endpoint
+        from launcher.state.watched import endpoint
 
         api = narrow(inventory, self.nodes).head.name
         return {"model": self.model, "endpoint": endpoint(inventory, self.host, self.port, api)}
@@ -187,8 +188,8 @@ def _prepare(
 ) -> tuple[list[Plan], ClusterSnapshot, Request, Start]:
     """Look, and plan. The helper files, which are asked, are brought up to date before."""
     from launcher.cli import server
-    from launcher.plan import running
     from launcher.plan.serve import plan_files
+    from launcher.state import running
 
     inventory = session.inventory
     seen = server.look(session, model=asked.model)
@@ -237,7 +238,7 @@ def _wait(
 ) -> tuple[int, list[str]]:
     """Return the exit code, and what to print when the display of progress has been put away."""
     from launcher.cli import network_gate
-    from launcher.plan import watched as ways
+    from launcher.state import watched as ways
     from launcher.watch import summary, watch
 
     watched = ways.watched(seen.site, start.desired)

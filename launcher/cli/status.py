@@ -18,8 +18,8 @@ from launcher.transport import Command
 from launcher.ui import json_line
 
 if TYPE_CHECKING:
-    from launcher.plan.status import ClusterStatus, Said
     from launcher.site import Site
+    from launcher.state.status import ClusterStatus, Said
 
 # looks at what the keeper says, a second apart, until it is clear whether a server is busy or
 # silent
@@ -47,10 +47,10 @@ def status(call: Call, watch: bool) -> int:
 
 def look(session: Session) -> ClusterStatus:
     """Observe the cluster once."""
-    from launcher.plan import status as plan
-    from launcher.plan.observe import commands, read
-    from launcher.plan.verdict import parse_record
     from launcher.site import Site
+    from launcher.state import status as plan
+    from launcher.state.observe import commands, read
+    from launcher.state.verdict import parse_record
 
     inventory = session.inventory
     nodes = [node for node in inventory.nodes if node.name not in session.missing]
@@ -72,7 +72,7 @@ def look(session: Session) -> ClusterStatus:
 
 def _ask_servers(session: Session, site: Site, said: Said) -> Said:
     """Add what the APIs of the servers say."""
-    from launcher.plan import status as plan
+    from launcher.state import status as plan
 
     questions = {each.name: plan.query_server(site, each) for each in said.kept.running}
     heard = {
@@ -93,8 +93,8 @@ def _look_again(session: Session, said: Said) -> Said:
     """Hear the keeper until it is clear which servers move: that is what tells a busy one from a
     dead one.
     """
-    from launcher.plan import servers
-    from launcher.plan import status as plan
+    from launcher.state import servers
+    from launcher.state import status as plan
 
     for _ in range(_AGAIN):
         (about,) = session.transport.run([servers.ask(session.site)])

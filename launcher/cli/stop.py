@@ -14,10 +14,10 @@ from launcher.cli.session import Session
 from launcher.errors import NodeError, RequestError
 
 if TYPE_CHECKING:
-    from launcher.plan.batches import BatchStatus
-    from launcher.plan.request import ClusterSnapshot
-    from launcher.plan.running import Batch
-    from launcher.plan.servers import Server
+    from launcher.state.batches import BatchStatus
+    from launcher.state.running import Batch
+    from launcher.state.servers import Server
+    from launcher.state.snapshot import ClusterSnapshot
 
 
 @command(flags=[options.DRY_RUN, options.LOCK_WAIT, options.JSON])
@@ -58,8 +58,8 @@ def _look(call: Call, session: Session) -> ClusterSnapshot:
     """Look at the head; its helper files, which are asked, are brought up to date."""
 
     from launcher.cli import server
-    from launcher.plan import running
     from launcher.plan.serve import plan_files
+    from launcher.state import running
 
     seen = server.look(session, head_only=True)
     running.refuse_older(seen.site, seen.said)
@@ -76,8 +76,8 @@ def _standing(session: Session, seen: ClusterSnapshot) -> list[Server]:
     """
     from launcher.cli import server
     from launcher.payload.agent import state
-    from launcher.plan import rollback
-    from launcher.plan.servers import Server
+    from launcher.state import rollback
+    from launcher.state.servers import Server
 
     if not seen.site.head_runs:
         return [Server(name=name) for name in rollback.names_with(seen.site, state.DESIRED)]
@@ -109,8 +109,8 @@ def _stop_servers(
     """Stop those that run and forget those that are over; without the head's container, nobody
     knows which do.
     """
-    from launcher.plan import running
     from launcher.plan.stop import plan_forget, plan_stop
+    from launcher.state import running
 
     began = time.monotonic()
     asked = seen.site.head_runs
@@ -172,8 +172,8 @@ def _stopped(servers: Sequence[Server], *, asked: bool) -> str:
 
 
 def _stop_batches(call: Call, session: Session, names: Sequence[str], grace: float) -> None:
-    from launcher.plan import running
     from launcher.plan.stop import plan_stop_batches
+    from launcher.state import running
 
     inventory, began = session.inventory, time.monotonic()
     seen, chosen = _named_jobs(session, names)

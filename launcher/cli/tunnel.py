@@ -47,7 +47,7 @@ def _api(session: Session, server: str | None) -> tuple[Node, str, int]:
     inventory says.
     """
     from launcher.cli import choose
-    from launcher.plan.servers import Kept
+    from launcher.state.servers import Kept
     from launcher.tools.payload import api_host
 
     inventory = session.inventory

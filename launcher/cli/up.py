@@ -68,9 +68,9 @@ def bring_up(
     must be there to be asked.
     """
     from launcher.cli import prepare
-    from launcher.plan.observe import observe
     from launcher.plan.up import base_image, plan_image, plan_up
     from launcher.site import Site
+    from launcher.state.observe import observe
 
     began = time.monotonic()
     inventory = session.inventory

@@ -16,14 +16,14 @@ from typing import Any
 from launcher.batch import fits
 from launcher.batch.difference import difference
 from launcher.batch.inputs import Shipped
-from launcher.batch.job_spec import jobs_folder
 from launcher.batch.shape import Job
 from launcher.checks import serving
 from launcher.errors import RequestError
-from launcher.plan import progress_text, room, running, transfer
-from launcher.plan.request import ClusterSnapshot
+from launcher.plan import room, transfer
 from launcher.plan.shape import Gate, Plan, Stage, Step, observed
 from launcher.site import Site
+from launcher.state import progress_text, running
+from launcher.state.snapshot import ClusterSnapshot
 from launcher.tools import job_store, payload
 from launcher.tools.host import HostFacts
 from launcher.transport import Command
@@ -86,11 +86,6 @@ class Start:
     attached: bool = False
     finished: bool = False
     anew: bool = False
-
-
-def query_list(site: Site) -> Command:
-    """Ask the head for all batch jobs."""
-    return site.inside(site.head, job_store.list_(jobs_folder(site.inventory)))
 
 
 def query_entry(site: Site, work: str) -> Command:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from launcher import shell
 from launcher.checks.shape import Finding
 from launcher.model import Node
-from launcher.plan import verdict
-from launcher.plan.shape import Answers, Gate, Plan, Stage, Step, not_empty
+from launcher.plan.shape import Gate, Plan, Stage, Step, not_empty
 from launcher.site import Site
+from launcher.state import verdict
 from launcher.tools import docker
-from launcher.transport import Command
+from launcher.transport import Answers, Command
 
 # Only what vlaunch put there: a directory that holds something else is left, and said to be.
 # Several nodes may share a home: another one may have been quicker.

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
 
+from launcher import containers
 from launcher.model import Argv, Inventory, Node, Secret
-from launcher.plan import containers
 from launcher.plan.shape import Step
 from launcher.site import Site
 from launcher.tools.host import HostFacts

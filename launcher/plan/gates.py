@@ -12,12 +12,12 @@ from launcher.checks import ray as ray_checks
 from launcher.checks.shape import Finding
 from launcher.errors import UnreadableAnswer
 from launcher.model import Node
-from launcher.plan import servers
-from launcher.plan.shape import Answers, Gate, observed
+from launcher.plan.shape import Gate, observed
 from launcher.site import Site
+from launcher.state import servers
 from launcher.tools import docker, payload
 from launcher.tools.host import HostFacts
-from launcher.transport import Command
+from launcher.transport import Answers, Command
 
 _VERSIONS = (
     "import json, platform; from importlib.metadata import version; "

@@ -4,24 +4,32 @@ and a record on the head.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from launcher import placement
+from launcher import containers, placement
 from launcher.checks.network import expected, tp_cost, transport
 from launcher.checks.network.shape import Measurement
 from launcher.checks.shape import Evidence, Finding
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Inventory, Node
 from launcher.placement import Placement
-from launcher.plan import containers, files, verdict
-from launcher.plan.shape import Answers, Gate, Plan, Stage, observed
-from launcher.plan.verdict import Ask, Proof
+from launcher.plan import files
+from launcher.plan.shape import Gate, Plan, Stage, Step, observed
 from launcher.site import Site
+from launcher.state import verdict
+from launcher.state.verdict import Ask, Proof
 from launcher.tools import docker
 from launcher.tools import network as probe
-from launcher.transport import Command
+from launcher.transport import Answers, Command
+
+# Written whole, as secrets are: a reader never sees half of it.
+_STORE = (
+    'umask 022 && mkdir -p "$1" && chmod 711 "$1" && new=$1/.$2.$$ && cat > "$new" && mv "$new"'
+    ' "$1/$2"'
+)
 
 
 def prepare(site: Site) -> Plan:
@@ -153,14 +161,49 @@ def stages(site: Site, ask: Ask, proof: Proof, *, taken: str) -> tuple[Stage, ..
         Stage(
             id="network",
             title="Prove the network between the nodes",
-            steps=(verdict.forget(site),),
+            steps=(forget(site),),
             gates=(gate(here, ask, proof),),
         ),
         Stage(
             id="verdict",
             title="Keep the verdict",
-            steps=(verdict.record(site, proof, taken=taken),),
+            steps=(record(site, proof, taken=taken),),
         ),
+    )
+
+
+def record(site: Site, proof: Proof, *, taken: str) -> Step:
+    """Write the verdict down on the head, for `serve` and `status`."""
+    return _store(site, lambda: verdict.as_record(site, proof, taken=taken))
+
+
+def confirmed(site: Site, kept: Mapping[str, Any], *, server: str, id: str, said: str) -> Step:
+    """Write down, beside the verdict, what the own logs of a server say of its ranks' links."""
+    told = {**kept.get("servers", {}), server: {"id": id, "said": said}}
+    return _store(site, lambda: {**kept, "servers": told})
+
+
+def _store(site: Site, said: Callable[[], Mapping[str, Any]]) -> Step:
+    return Step(
+        title="keeping the verdict on the head",
+        command=Command(
+            node=site.head.name,
+            argv=("sh", "-c", _STORE, "keep", site.state_dir(site.head), verdict.FILE),
+            timeout=30,
+            stdin=lambda: json.dumps(said()).encode(),
+            shown_stdin="printf '{}'",
+        ),
+    )
+
+
+def forget(site: Site) -> Step:
+    """Remove the last verdict before another is made: a check that fails must not leave an older
+    proof behind.
+    """
+    argv = ("rm", "-f", f"{site.state_dir(site.head)}/{verdict.FILE}")
+    return Step(
+        title="forgetting the last verdict",
+        command=Command(node=site.head.name, argv=argv, timeout=30),
     )
 
 

@@ -1,19 +1,16 @@
-"""A server that is asked for, and what was seen before anything is decided about it."""
+"""A server that is asked for."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from launcher.model import Argv, Backend, Inventory, Node
 from launcher.placement import Placement
-from launcher.plan import servers
-from launcher.plan.servers import Kept
-from launcher.site import Site
-from launcher.tools import model, vllm
+from launcher.state import servers
+from launcher.tools import vllm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +62,7 @@ class Request:
 
     @property
     def asked_for(self) -> dict[str, Any]:
-        """What a later run needs to ask for the same server again (`plan/rollback.py`)."""
+        """What a later run needs to ask for the same server again (`state/rollback.py`)."""
         split = self.placement
         return {
             "model": self.model,
@@ -89,25 +86,3 @@ class Request:
         return (
             inventory.head if self.backend == "ray" else inventory.node(self.placement.nodes[0][0])
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSnapshot:
-    """What was observed before anything is decided: nodes, what the head said about Ray and
-    servers, the model on each node, and the last verdict on the network (`launcher.plan.network`).
-    """
-
-    site: Site
-    said: Mapping[str, Any] = field(default_factory=dict)
-    models: Mapping[str, model.ModelSeen] = field(default_factory=dict)
-    network: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def kept(self) -> Kept:
-        """The servers."""
-        return servers.read(self.said)
-
-    @property
-    def config(self) -> Mapping[str, Any] | None:
-        """The model's `config.json` from the first node that has one."""
-        return next((each.config for each in self.models.values() if each.config is not None), None)

@@ -12,9 +12,10 @@ from launcher.checks import serving
 from launcher.checks.serving import Holder
 from launcher.checks.shape import Finding
 from launcher.model import Inventory, Node
-from launcher.plan.request import ClusterSnapshot, Request
-from launcher.plan.servers import Server
+from launcher.plan.request import Request
 from launcher.plan.shape import Gate, observed
+from launcher.state.servers import Server
+from launcher.state.snapshot import ClusterSnapshot
 
 
 def gates(seen: ClusterSnapshot, request: Request, there: Server | None) -> tuple[Gate, ...]:

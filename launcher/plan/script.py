@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from launcher import containers
 from launcher.model import Inventory, Node
-from launcher.plan import containers
 from launcher.plan.shape import Plan, Stage, in_waves
 from launcher.site import Site
 from launcher.tools import ray

@@ -1,6 +1,6 @@
 """From a request and what was seen, everything that asks for a server.
 
-Waiting for it is `plan/watched.py`.
+Waiting for it is `state/watched.py`.
 """
 
 from __future__ import annotations
@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from launcher import containers
 from launcher.errors import RequestError
 from launcher.payload.agent.desired import Desired, Policy
-from launcher.plan import containers, files, room, wanted
-from launcher.plan.request import ClusterSnapshot, Request
-from launcher.plan.servers import Server
+from launcher.plan import files, room, wanted
+from launcher.plan.request import Request
 from launcher.plan.shape import Plan, Stage
 from launcher.site import Site
+from launcher.state.servers import Server
+from launcher.state.snapshot import ClusterSnapshot
 from launcher.tools import model
 from launcher.transport import Command
 

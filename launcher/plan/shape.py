@@ -5,14 +5,11 @@ A plan is a value; nothing in here runs anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from launcher.checks.shape import Finding
-from launcher.model import Answer
-from launcher.transport import Command
-
-Answers = Mapping[str, Sequence[Answer]]
+from launcher.transport import Answers, Command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

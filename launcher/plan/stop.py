@@ -13,16 +13,32 @@ from launcher.checks.shape import Finding
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer
 from launcher.payload.agent import state
-from launcher.plan import running, servers, wanted
-from launcher.plan.batch import query_list
-from launcher.plan.running import Batch
-from launcher.plan.servers import Server
-from launcher.plan.shape import Answers, Gate, Plan, Stage, Step
+from launcher.plan.shape import Gate, Plan, Stage, Step
 from launcher.site import Site
+from launcher.state import running, servers
+from launcher.state.batches import BatchStatus, query_list
+from launcher.state.running import Batch
+from launcher.state.servers import Server
 from launcher.tools import job_store, payload
-from launcher.transport import Command
+from launcher.transport import Answers, Command
 
 _MARGIN = 60.0  # seconds beyond the grace until a server must be gone
+
+
+def plan_remove(site: Site, found: Sequence[BatchStatus]) -> Plan:
+    """Remove the folders of jobs that are over, with the output that lies in them."""
+    steps = tuple(
+        Step(
+            title=f"removing {each.name}",
+            command=site.inside(site.head, job_store.remove(each.work), timeout=300),
+        )
+        for each in found
+    )
+    return Plan(
+        verb="jobs",
+        stages=(Stage(id="remove", title="Remove batch jobs", steps=steps),),
+        keep_going=True,
+    )
 
 
 def plan_stop(site: Site, found: Sequence[Server], grace: float) -> Plan:
@@ -92,7 +108,7 @@ def plan_stop_batches(site: Site, found: Sequence[Batch], grace: float) -> Plan:
 
 
 def _forget(site: Site, name: str, *what: str) -> Step:
-    folder = wanted.folder(site, name)
+    folder = servers.folder(site, name)
     argv = ("rm", "-f", *(f"{folder}/{file}" for file in what))
     title = (
         f"server `{name}` is wanted no more" if len(what) == 1 else f"forgetting server `{name}`"

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
+from launcher import containers
 from launcher.checks import host, images
 from launcher.checks.shape import Check, Evidence
 from launcher.model import Inventory, Node, Secret, fold
-from launcher.plan import containers, files, gates
+from launcher.plan import files, gates
 from launcher.plan.shape import Gate, Plan, Stage, Step, not_empty, observed
 from launcher.site import Site
 from launcher.tools import derived, docker

@@ -12,10 +12,11 @@ from itertools import pairwise
 from launcher.model import Node
 from launcher.payload.agent import state
 from launcher.payload.agent.desired import Desired, Policy, Process, Ray
-from launcher.plan import engine_log
-from launcher.plan.request import ClusterSnapshot, Request
+from launcher.plan.request import Request
 from launcher.plan.shape import Step
 from launcher.site import Site
+from launcher.state import engine_log, servers
+from launcher.state.snapshot import ClusterSnapshot
 from launcher.tools import vllm
 from launcher.transport import Command
 
@@ -183,7 +184,7 @@ def write(site: Site, wanted: Desired) -> Step:
     """
     text = json.dumps(wanted.as_json())
     before, after = json.dumps({**wanted.as_json(), "asked": "@asked@"}).split('"@asked@"', 1)
-    where = folder(site, wanted.name)
+    where = servers.folder(site, wanted.name)
     return Step(
         title=f"writing down that {wanted.model} is wanted as server `{wanted.name}`",
         command=Command(
@@ -194,8 +195,3 @@ def write(site: Site, wanted: Desired) -> Step:
             shown_stdin=f'printf %s {shlex.quote(before)}"$(date +%s)"{shlex.quote(after)}',
         ),
     )
-
-
-def folder(site: Site, name: str) -> str:
-    """Return a server's folder on the head's host."""
-    return f"{site.state_dir(site.head)}/server/{name}"

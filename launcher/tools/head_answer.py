@@ -4,7 +4,7 @@ Whoever reads such an answer takes it for granted, so it is looked at once, here
 here is left to who asked for it.
 
 Lists of Ray's own rows are read by `tools/ray.py`, and what the keeper of servers wrote by
-`plan/servers.py`.
+`state/servers.py`.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from launcher.plan import progress_text
-from launcher.plan.batches import BatchStatus
+from launcher.state import progress_text
+from launcher.state.batches import BatchStatus
 from launcher.ui.table import with_columns
 from launcher.ui.terminal import Line
 from launcher.ui.text import line, plain

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.model import fold
-from launcher.plan import progress_text
+from launcher.state import progress_text
 from launcher.tools.secret_files import SecretFile
 from launcher.ui.table import with_columns
 from launcher.ui.text import line, plain

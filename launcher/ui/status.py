@@ -7,8 +7,8 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from launcher.model import fold
-from launcher.plan.servers import DEFAULT
-from launcher.plan.status import ClusterStatus, NodeStatus, ServerStatus
+from launcher.state.servers import DEFAULT
+from launcher.state.status import ClusterStatus, NodeStatus, ServerStatus
 from launcher.ui import jobs
 from launcher.ui.table import with_columns
 from launcher.ui.terminal import Line

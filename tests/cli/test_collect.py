@@ -281,7 +281,7 @@ def test_nothing_is_left_of_a_bundle_that_could_not_be_finished(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("launcher.plan.collect.files", stop)
+    monkeypatch.setattr("launcher.state.collect.files", stop)
 
     assert leaky.run("collect").code == 130
     assert set(tmp_path.iterdir()) == before

@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.inventory.load import loads
 from launcher.model import Inventory, Secret
-from launcher.plan import observe
+from launcher.state import observe
 from tests import kept
 from tests.plan import case
 from tests.simulated import World

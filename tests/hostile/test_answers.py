@@ -25,19 +25,9 @@ from launcher.checks.shape import Evidence
 from launcher.discovery import local_assets
 from launcher.errors import VlaunchError
 from launcher.model import Answer
-from launcher.plan import (
-    batches,
-    network,
-    observe,
-    preflight,
-    running,
-    servers,
-    status,
-    up,
-    verdict,
-    watched,
-)
+from launcher.plan import network, up
 from launcher.site import Site
+from launcher.state import batches, observe, preflight, running, servers, status, verdict, watched
 from launcher.tools import (
     docker,
     expectations,

@@ -14,7 +14,8 @@ from launcher.checks.ray import read_payload
 from launcher.discovery import local_assets
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer
-from launcher.plan import counters, network, running
+from launcher.plan import network
+from launcher.state import counters, running
 from launcher.tools import docker, gpu_survey, head_answer, host, job_store, pairs, ray, vllm
 from tests import kept
 from tests.hostile import seeds

@@ -12,7 +12,7 @@ from benchmarks import client, flood
 from benchmarks.client import Endpoint
 from launcher.inventory.load import load
 from launcher.model import Inventory
-from launcher.plan.servers import DEFAULT
+from launcher.state.servers import DEFAULT
 from tests.integration.conftest import Practice
 from tests.integration.servers import serve, status
 

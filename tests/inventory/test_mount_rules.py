@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from launcher import containers
 from launcher.model import Inventory, Secret
-from launcher.plan import containers
 from launcher.site import Site
 from launcher.tools import docker
 

@@ -28,11 +28,11 @@ from launcher.apply import apply
 from launcher.inventory.load import load
 from launcher.model import Inventory, Secret
 from launcher.plan.down import plan_down
-from launcher.plan.observe import commands, observe, read
 from launcher.plan.shape import Plan
 from launcher.plan.up import RayImage, plan_image, plan_up
 from launcher.remote.secrets import resolve
 from launcher.site import Site
+from launcher.state.observe import commands, observe, read
 from launcher.tools import derived, ray
 from tests.fakes import FakeTransport
 from tests.simulated import World

@@ -12,9 +12,10 @@ from typing import Any
 from launcher.model import Inventory, Node, RaySettings
 from launcher.payload.agent.desired import Desired, Policy
 from launcher.placement import choose, narrow
-from launcher.plan.request import ClusterSnapshot, Request
+from launcher.plan.request import Request
 from launcher.plan.serve import Start, plan_serve
 from launcher.site import Site
+from launcher.state.snapshot import ClusterSnapshot
 from launcher.tools import docker
 from launcher.tools.docker import Container
 from launcher.tools.host import HostFacts

@@ -17,8 +17,8 @@ from launcher.batch.shape import Job
 from launcher.errors import RequestError
 from launcher.model import Inventory
 from launcher.plan.batch import BatchSnapshot, Options, Request, Start, plan_batch
-from launcher.plan.request import ClusterSnapshot
 from launcher.site import Site
+from launcher.state.snapshot import ClusterSnapshot
 from launcher.tools.job_store import Entry, Progress
 
 Load = Callable[..., Inventory]

@@ -13,9 +13,9 @@ import pytest
 from launcher.errors import GateError
 from launcher.model import Answer, Inventory, Secret
 from launcher.plan.down import plan_down
-from launcher.plan.observe import observe
 from launcher.plan.shape import Plan
 from launcher.site import Site
+from launcher.state.observe import observe
 from launcher.tools.host import HostFacts
 from tests.fakes import FakeTransport
 from tests.plan import case

@@ -14,15 +14,16 @@ import pytest
 from launcher.checks.network.shape import Verdict
 from launcher.checks.shape import Finding
 from launcher.model import Answer, Inventory
-from launcher.plan import network, verdict
-from launcher.plan.observe import observe
-from launcher.plan.verdict import Ask, Proof, as_record
+from launcher.plan import network
 from launcher.site import Site
+from launcher.state import verdict
+from launcher.state.observe import observe
+from launcher.state.verdict import Ask, Proof, as_record
 from launcher.tools.docker import Image
 from launcher.tools.host import HostFacts
+from tests.conftest import Load
 from tests.fakes import FakeTransport
 from tests.plan.case import bring_up
-from tests.plan.conftest import Load
 from tests.simulated import World
 
 NODES = (
@@ -201,7 +202,7 @@ def record(world: World, facts: dict[str, HostFacts], ask: Ask = ASK) -> dict[st
     """Measure, keep the verdict, and read it back."""
     proof = Proof()
     judged(world, facts, ask, proof)
-    step = verdict.record(Site(world.inventory, facts), proof, taken="today")
+    step = network.record(Site(world.inventory, facts), proof, taken="today")
     assert world.answer(step.command) is not None
     answer = world.answer(verdict.query_record(Site(world.inventory, facts)))
     assert answer is not None
@@ -282,7 +283,7 @@ def test_a_verdict_between_some_nodes(load: Load) -> None:
 def test_what_a_servers_logs_say_is_of_that_server(load: Load) -> None:
     """Another one of its name has said nothing yet, and a record may hold anything."""
     kept = {"servers": {"chat": {"id": "1", "said": "NET/IB"}}}
-    step = verdict.confirmed(Site(load()), kept, server="embed", id="2", said="NET/Socket")
+    step = network.confirmed(Site(load()), kept, server="embed", id="2", said="NET/Socket")
     assert step.command.stdin is not None
     written = json.loads(step.command.stdin())
 
@@ -369,7 +370,7 @@ def test_a_record_that_is_not_whole_proves_nothing(text: str, kept: dict[str, An
 def test_nothing_is_kept_of_what_was_not_measured(load: Load) -> None:
     """A dry run's step has nothing to write, and shows that."""
     inventory = load()
-    step = verdict.record(Site(inventory), Proof(), taken="today")
+    step = network.record(Site(inventory), Proof(), taken="today")
 
     assert step.command.stdin is not None
     assert step.command.stdin() == b"{}"

@@ -15,11 +15,12 @@ from launcher.errors import PlacementError, RequestError
 from launcher.model import Inventory
 from launcher.payload.agent.desired import Policy, read
 from launcher.placement import choose, narrow
-from launcher.plan import servers
-from launcher.plan.request import ClusterSnapshot, Request
+from launcher.plan.request import Request
 from launcher.plan.script import script
 from launcher.plan.serve import Start, ask_model, plan_files
 from launcher.site import Site
+from launcher.state import servers
+from launcher.state.snapshot import ClusterSnapshot
 from launcher.tools.host import HostFacts
 from tests.golden import check
 from tests.plan import served

@@ -9,11 +9,11 @@ from typing import Any
 
 from launcher.checks.shape import Finding
 from launcher.model import Answer
-from launcher.plan import running, servers
-from launcher.plan.servers import Server
 from launcher.plan.shape import Gate
 from launcher.plan.stop import plan_forget, plan_stop
 from launcher.site import Site
+from launcher.state import running, servers
+from launcher.state.servers import Server
 from launcher.tools.host import HostFacts
 from tests.plan.served import INVENTORY, container, desired, group, kept, request, seen, table
 

@@ -10,10 +10,10 @@ import pytest
 
 from launcher.errors import GateError
 from launcher.model import Inventory, Secret
-from launcher.plan.observe import observe
 from launcher.plan.shape import Plan
 from launcher.plan.up import plan_image, plan_up
 from launcher.site import Site
+from launcher.state.observe import observe
 from tests.fakes import FakeTransport
 from tests.plan import case
 from tests.simulated import World, image_json

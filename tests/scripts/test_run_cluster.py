@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher import containers
 from launcher.model import Inventory, Node, Ports, RaySettings, Secret, SecretSource
-from launcher.plan import containers, files
+from launcher.plan import files
 from launcher.site import Site
 from launcher.tools import docker
 from launcher.tools.host import Address, HostFacts

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer
-from launcher.plan import audit as plan
+from launcher.state import audit as plan
 from launcher.tools import audit
 from launcher.tools.audit import Entry
 

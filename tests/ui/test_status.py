@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from launcher.plan.status import ClusterStatus, NodeStatus, ServerStatus
+from launcher.state.status import ClusterStatus, NodeStatus, ServerStatus
 from launcher.ui.status import render
 from launcher.ui.terminal import show
 from tests import golden, kept

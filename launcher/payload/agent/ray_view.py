@@ -25,7 +25,7 @@ ENGINE = "an engine"  # what an actor of vLLM's is called that is no rank
 
 # seconds for each of Ray's tables: a dashboard that is always slow must not keep a server down
 _PATIENCE = 15.0
-# seconds for which Ray may take a node for alive whose port was closed; `plan/containers.py` lets
+# seconds for which Ray may take a node for alive whose port was closed; `containers.py` lets
 # it notice in 5
 _DEAD = 10.0
 _ENGINE = re.compile(r"EngineCore|RayWorker")  # classes of vLLM whose actors have no such name

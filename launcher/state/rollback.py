@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from launcher.errors import RequestError, UnreadableAnswer
 from launcher.model import Answer, Backend
 from launcher.payload.agent import state
-from launcher.plan import servers, wanted
 from launcher.site import Site
+from launcher.state import servers
 from launcher.tools import decode, untrusted
 from launcher.transport import Command
 
@@ -83,7 +83,7 @@ def ask(site: Site, name: str) -> Command:
     """Ask the head what has answered under a name, and what is wanted now; its container need not
     run.
     """
-    folder = wanted.folder(site, name)
+    folder = servers.folder(site, name)
     argv = ("sh", "-c", _READ, "answered", folder, state.HISTORY, state.DESIRED)
     return Command(node=site.head.name, argv=argv, timeout=30)
 

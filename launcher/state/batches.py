@@ -11,9 +11,8 @@ from typing import Any
 
 from launcher.batch.job_spec import jobs_folder
 from launcher.model import Answer, Inventory
-from launcher.plan import running
-from launcher.plan.shape import Plan, Stage, Step
 from launcher.site import Site
+from launcher.state import running
 from launcher.tools import job_store
 from launcher.tools.job_store import Entry, Progress
 from launcher.transport import Command
@@ -54,6 +53,11 @@ class BatchStatus:
         return {**own, "detail": self.detail, **progress}
 
 
+def query_list(site: Site) -> Command:
+    """Ask the head for all batch jobs."""
+    return site.inside(site.head, job_store.list_(jobs_folder(site.inventory)))
+
+
 def ask_left(inventory: Inventory) -> Command:
     """Ask the head, past its containers, for the folders of batch jobs: what they did outlives the
     cluster.
@@ -85,22 +89,6 @@ def read(
         for name in {**runs, **known}
     ]
     return tuple(sorted(found, key=lambda each: (not each.runs, -each.progress.started, each.name)))
-
-
-def plan_remove(site: Site, found: Sequence[BatchStatus]) -> Plan:
-    """Remove the folders of jobs that are over, with the output that lies in them."""
-    steps = tuple(
-        Step(
-            title=f"removing {each.name}",
-            command=site.inside(site.head, job_store.remove(each.work), timeout=300),
-        )
-        for each in found
-    )
-    return Plan(
-        verb="jobs",
-        stages=(Stage(id="remove", title="Remove batch jobs", steps=steps),),
-        keep_going=True,
-    )
 
 
 def _one(work: str, name: str, entry: Entry, runs: running.Batch | None) -> BatchStatus:

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from launcher import containers
 from launcher.checks import serving
 from launcher.checks.serving import OVER, Holder
 from launcher.errors import RequestError
-from launcher.plan import containers, servers
 from launcher.site import Site
+from launcher.state import servers
 from launcher.tools import job_store, payload
 from launcher.transport import Command
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from launcher.model import Answer
-from launcher.plan import engine_log
 from launcher.site import Site
-from tests.plan.conftest import Load
+from launcher.state import engine_log
+from tests.conftest import Load
 
 ONE = "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}]"
 LINE = "{0}:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [{1}] via NET/IB/0/GDRDMA\n"

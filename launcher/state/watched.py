@@ -15,12 +15,11 @@ from launcher.errors import ServerError, UnreadableAnswer
 from launcher.model import Answer, Inventory
 from launcher.payload.agent.desired import Desired
 from launcher.payload.agent.observed import OVER, Observed
-from launcher.plan import servers
-from launcher.plan.servers import Server
-from launcher.plan.shape import Answers
 from launcher.site import Site
+from launcher.state import servers
+from launcher.state.servers import Server
 from launcher.tools import payload, symptoms, untrusted, vllm
-from launcher.transport import Command
+from launcher.transport import Answers, Command
 
 _PROMPT, _TOKENS = "Say hello.", 8
 _NOT_YET = "the head's agent has not taken it up yet"

@@ -10,8 +10,8 @@ import pytest
 
 from launcher.errors import RequestError, UnreadableAnswer
 from launcher.model import Answer, Inventory, Node
-from launcher.plan import rollback
 from launcher.site import Site
+from launcher.state import rollback
 from launcher.tools.host import HostFacts
 
 INVENTORY = Inventory(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from launcher import containers
 from launcher.model import Node, Secret
-from launcher.plan import containers
 from launcher.site import Site
 from launcher.tools import docker, ray
 

@@ -8,10 +8,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from launcher import containers
 from launcher.payload.agent.observed import Observed
-from launcher.plan import containers, running, servers
-from launcher.plan.servers import Server
 from launcher.site import Site
+from launcher.state import running, servers
+from launcher.state.servers import Server
 
 ServerState = Literal[
     "answering",

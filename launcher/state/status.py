@@ -9,19 +9,19 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from launcher import containers
 from launcher.checks.ray import read_payload
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Node
 from launcher.payload.agent.desired import Desired
 from launcher.payload.agent.observed import Load, Observed
-from launcher.plan import batches, containers, counters, running, servers, verdict
-from launcher.plan.batch import query_list
-from launcher.plan.batches import BatchStatus
-from launcher.plan.drift import drift
-from launcher.plan.liveness import BAD, STILL, ServerState, judge, unheard, unknown
-from launcher.plan.servers import Kept, Server
-from launcher.plan.watched import endpoint
 from launcher.site import Site
+from launcher.state import batches, counters, running, servers, verdict
+from launcher.state.batches import BatchStatus, query_list
+from launcher.state.drift import drift
+from launcher.state.liveness import BAD, STILL, ServerState, judge, unheard, unknown
+from launcher.state.servers import Kept, Server
+from launcher.state.watched import endpoint
 from launcher.tools import docker, payload, ray
 from launcher.tools.job_store import Entry, parse_list
 from launcher.transport import Command

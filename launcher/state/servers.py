@@ -215,3 +215,8 @@ def _server(said: Any) -> Server | None:
 def _age(said: Any) -> float:
     good = isinstance(said, (int, float)) and not isinstance(said, bool) and math.isfinite(said)
     return float(said) if good else math.inf
+
+
+def folder(site: Site, name: str) -> str:
+    """Return a server's folder on the head's host."""
+    return f"{site.state_dir(site.head)}/server/{name}"

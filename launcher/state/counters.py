@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.payload.agent.observed import Load
-from launcher.plan.liveness import STILL
-from launcher.plan.servers import Server
+from launcher.state.liveness import STILL
+from launcher.state.servers import Server
 
 
 def load(server: Server, about: Mapping[str, Any], completion: Mapping[str, Any]) -> Load | None:

@@ -14,10 +14,10 @@ from launcher.errors import UnreadableAnswer
 from launcher.model import Answer, Inventory, Secret
 from launcher.payload.agent.desired import Desired
 from launcher.payload.agent.observed import Observed
-from launcher.plan import status, verdict
-from launcher.plan.observe import observe
-from launcher.plan.status import ClusterStatus, ServerStatus
 from launcher.site import Site
+from launcher.state import status, verdict
+from launcher.state.observe import observe
+from launcher.state.status import ClusterStatus, ServerStatus
 from launcher.tools.docker import parse_image
 from tests import kept
 from tests.fakes import FakeTransport

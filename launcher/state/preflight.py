@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from launcher import containers
 from launcher.model import Argv, Node, Ports
-from launcher.plan import containers
 from launcher.site import Site
 from launcher.tools import docker, inside, model, pairs
 from launcher.tools.host import HostFacts

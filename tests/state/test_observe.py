@@ -8,7 +8,7 @@ import pytest
 
 from launcher.errors import ConnectError, NodeError
 from launcher.model import Answer, Inventory
-from launcher.plan import observe
+from launcher.state import observe
 from tests.fakes import FakeTransport
 from tests.simulated import FIXTURES, World
 

@@ -12,14 +12,14 @@ from unittest.mock import ANY
 import pytest
 
 from launcher.model import Inventory
-from launcher.plan import preflight
-from launcher.plan.observe import observe
 from launcher.site import Site
+from launcher.state import preflight
+from launcher.state.observe import observe
 from launcher.tools.host import HostFacts
 from launcher.tools.survey import Nic, Survey
+from tests.conftest import Load
 from tests.fakes import FakeTransport
 from tests.plan.case import bring_up
-from tests.plan.conftest import Load
 from tests.simulated import World
 
 NODES = (

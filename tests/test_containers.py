@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 
 import pytest
 
+from launcher import containers
 from launcher.model import Inventory, Secret
-from launcher.plan import containers
 from launcher.site import Site
 from launcher.tools import docker
 from launcher.tools.docker import Container, ContainerSpec

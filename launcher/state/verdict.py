@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeGuard
 
@@ -16,19 +16,13 @@ from launcher.checks.network.shape import Verdict, rate
 from launcher.model import LEVELS, Answer, Level, Node, fold
 from launcher.payload.batch.columns import finite
 from launcher.placement import narrow
-from launcher.plan.servers import Kept
-from launcher.plan.shape import Step
 from launcher.site import Site
+from launcher.state.servers import Kept
 from launcher.tools import network as probe
 from launcher.tools.expectations import Expectations
 from launcher.transport import Command
 
 FILE = "network.json"
-# Written whole, as secrets are: a reader never sees half of it.
-_STORE = (
-    'umask 022 && mkdir -p "$1" && chmod 711 "$1" && new=$1/.$2.$$ && cat > "$new" && mv "$new"'
-    ' "$1/$2"'
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,47 +77,12 @@ def incarnation(site: Site) -> str:
     return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:16]
 
 
-def record(site: Site, proof: Proof, *, taken: str) -> Step:
-    """Write the verdict down on the head, for `serve` and `status`."""
-    return _store(site, lambda: as_record(site, proof, taken=taken))
-
-
-def confirmed(site: Site, kept: Mapping[str, Any], *, server: str, id: str, said: str) -> Step:
-    """Write down, beside the verdict, what the own logs of a server say of its ranks' links."""
-    told = {**kept.get("servers", {}), server: {"id": id, "said": said}}
-    return _store(site, lambda: {**kept, "servers": told})
-
-
 def of_server(kept: Mapping[str, Any], server: str, id: str) -> str:
     """Return what the own logs of a server said of its ranks' links; empty where nobody has
     looked.
     """
     said = kept.get("servers", {}).get(server, {})
     return str(said["said"]) if said.get("id") == id else ""
-
-
-def _store(site: Site, said: Callable[[], Mapping[str, Any]]) -> Step:
-    return Step(
-        title="keeping the verdict on the head",
-        command=Command(
-            node=site.head.name,
-            argv=("sh", "-c", _STORE, "keep", site.state_dir(site.head), FILE),
-            timeout=30,
-            stdin=lambda: json.dumps(said()).encode(),
-            shown_stdin="printf '{}'",
-        ),
-    )
-
-
-def forget(site: Site) -> Step:
-    """Remove the last verdict before another is made: a check that fails must not leave an older
-    proof behind.
-    """
-    argv = ("rm", "-f", f"{site.state_dir(site.head)}/{FILE}")
-    return Step(
-        title="forgetting the last verdict",
-        command=Command(node=site.head.name, argv=argv, timeout=30),
-    )
 
 
 def as_record(site: Site, proof: Proof, *, taken: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.plan import progress_text
+from launcher.state import progress_text
 from launcher.tools.job_store import Progress
 
 
