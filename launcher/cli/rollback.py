@@ -12,6 +12,7 @@ import click
 from launcher.cli import options
 from launcher.cli.command import Call, command
 from launcher.cli.session import Session
+from launcher.cli.start import Asked, begin, finish, flags, policy
 from launcher.errors import (
     DeadlineError,
     GateError,
@@ -25,21 +26,13 @@ from launcher.errors import (
 from launcher.ui.terminal import field
 
 if TYPE_CHECKING:
-    from launcher.cli.start import Asked, Begun
+    from launcher.cli.start import Begun
     from launcher.state.rollback import Answered
     from launcher.tools.host import HostFacts
 
 
 @command(flags=[options.DRY_RUN, options.LOCK_WAIT, options.NO_HOOKS, options.JSON])
-@click.option(
-    "--skip-network-check", is_flag=True, help="Start on a network that nobody has proven."
-)
-@click.option(
-    "--timeout",
-    type=float,
-    help="Seconds to wait for the first answer (default: the inventory's).",
-)
-@click.option("--no-wait", is_flag=True, help="Start it and return at once.")
+@flags
 @click.argument("name", metavar="[NAME]", required=False)
 def rollback(
     call: Call, skip_network_check: bool, timeout: float | None, no_wait: bool, name: str | None
@@ -51,7 +44,6 @@ def rollback(
     that have answered. What runs now under that name is stopped; with one server, none need be
     named. The hooks are those of `serve`.
     """
-    from launcher.cli.start import finish
 
     with call.session(hooks_of="serve") as session:
         with call.locked(session) as ours:
@@ -80,7 +72,6 @@ def or_back(call: Call, session: Session, asked: Asked) -> tuple[int, list[str]]
     Raises VlaunchError when it did not answer, whether the other one does again or not.
     """
     from launcher import errors
-    from launcher.cli.start import begin, finish
 
     begun: Begun | None = None
     try:
@@ -108,7 +99,6 @@ def _back(
     """Return to the server before, if nobody else wants anything else by now; returns the error
     that tells how it went.
     """
-    from launcher.cli.start import finish
 
     text = f"{asked.model} does not answer: {failed.message}"
     session.warn("serve", text)
@@ -215,7 +205,6 @@ def _begin(
     """Choose what answered before and start it, in a session that holds the cluster's lock; hooks
     are told of it by `told`.
     """
-    from launcher.cli.start import begin
     from launcher.site import Site
     from launcher.state import rollback as plans
     from launcher.state.observe import observe
@@ -265,8 +254,6 @@ def _asked(
     no_wait: bool,
 ) -> Asked:
     """Ask for what answered then, and say so."""
-
-    from launcher.cli.start import Asked, policy
 
     inventory = session.inventory
     when = datetime.fromtimestamp(before.at).strftime("%Y-%m-%d %H:%M:%S")

@@ -10,6 +10,7 @@ import click
 
 from launcher.cli import options
 from launcher.cli.command import Call, command
+from launcher.cli.start import Asked, flags, policy, start
 from launcher.errors import RequestError
 from launcher.model import Backend, Inventory
 from launcher.ui.terminal import field
@@ -79,9 +80,6 @@ class _Command(click.Command):
     "--bind", metavar="IP", help="The API's address on its node (default: the inventory's)."
 )
 @click.option(
-    "--skip-network-check", is_flag=True, help="Start on a network that nobody has proven."
-)
-@click.option(
     "--no-supervise",
     is_flag=True,
     help="Let the server stay dead when a rank, a node or the engine dies.",
@@ -97,12 +95,7 @@ class _Command(click.Command):
     is_flag=True,
     help="When it does not answer, return to the server that answered before.",
 )
-@click.option(
-    "--timeout",
-    type=float,
-    help="Seconds to wait for the first answer (default: the inventory's).",
-)
-@click.option("--no-wait", is_flag=True, help="Start it and return at once.")
+@flags
 @click.argument("args", metavar="[-- VLLM ARGS]", nargs=-1, type=click.UNPROCESSED)
 def serve(
     call: Call,
@@ -132,7 +125,6 @@ def serve(
     --pp and --dp, one leaves out all three there.
     """
     from launcher.cli import rollback
-    from launcher.cli.start import Asked, policy, start
     from launcher.site import Site
     from launcher.state.snapshot import ClusterSnapshot
 

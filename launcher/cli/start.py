@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
 
 from launcher.cli.command import Call
 from launcher.cli.session import Session
@@ -23,6 +25,28 @@ if TYPE_CHECKING:
     from launcher.watch import Served
 
     Begun = tuple[ClusterSnapshot, Request, Start]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def flags(function: F) -> F:
+    """Add the flags of every command that starts a server."""
+    for option in (
+        click.option("--no-wait", is_flag=True, help="Start it and return at once."),
+        click.option(
+            "--timeout",
+            type=float,
+            help=(
+                "Seconds to wait for the first answer (default: `serve: {timeout: …}` of the"
+                " inventory, else 1800)."
+            ),
+        ),
+        click.option(
+            "--skip-network-check", is_flag=True, help="Start on a network that nobody has proven."
+        ),
+    ):
+        function = option(function)
+    return function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
