@@ -61,6 +61,18 @@ def read_all(asked: jobs.Job) -> list[dict[str, Any]]:
     return found
 
 
+def of(folder: Path, name: str, data: bytes, **changes: Any) -> list[dict[str, Any]]:
+    """The rows of one file with these bytes."""
+    path = folder / name
+    path.write_bytes(data)
+    return read_all(job(folder, path, **changes))
+
+
+def errors(found: list[dict[str, Any]]) -> list[str]:
+    """What is wrong with each row; empty where nothing is."""
+    return [row["_error"] for row in found]
+
+
 def answered(number: int, **columns: Any) -> dict[str, Any]:
     """A result row as a pipeline hands it over."""
     made = {

@@ -14,11 +14,8 @@ from typing import Any
 
 import pyarrow.fs
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from launcher.payload.batch import ledger, places
-from launcher.payload.batch.intervals import Intervals, runs
 from launcher.payload.batch.job import Job, Refused
 from launcher.payload.batch.manifest import Manifest
 from launcher.payload.batch.progress import Progress
@@ -337,31 +334,6 @@ def test_a_remote_folder_keeps_the_same_books(
     assert [path.name for path in (store / "bucket" / "out").rglob("*") if path.is_file()] == [
         "mine.txt"
     ]
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 8))),
-    st.integers(0, 60),
-    st.integers(0, 20),
-)
-@settings(max_examples=100, deadline=None)
-def test_intervals_are_a_set_of_numbers(
-    added: list[tuple[int, int]], first: int, more: int
-) -> None:
-    """Compared with a plain set."""
-    plain: set[int] = set()
-    found = Intervals()
-    for start, length in added:
-        found.add(start, start + length)
-        plain |= set(range(start, start + length + 1))
-
-    assert list(found) == runs(sorted(plain))
-    wanted = range(first, first + more + 1)
-    assert found.missing(first, first + more) == runs(
-        number for number in wanted if number not in plain
-    )
-    assert found.meets(first, first + more) == any(number in plain for number in wanted)
-    assert (first in found) == (first in plain)
 
 
 def test_a_mark_that_cannot_be_read_is_not_started_over(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from launcher.payload.batch import ledger, progress, summary
+from launcher.payload.batch import progress
 from launcher.payload.batch.progress import Progress
-from tests.payload.batch.jobs import job, surveyed
+from tests.payload.batch.jobs import job
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -129,47 +129,6 @@ def test_a_reader_always_reads_a_whole_file(tmp_path: Path) -> None:
     finally:
         over.set()
         thread.join(timeout=10)
-
-
-def test_the_summary_adds_up_all_runs(tmp_path: Path) -> None:
-    """Also those that were killed: they leave their progress.
-
-    Beside the answers it lies when the job is done.
-    """
-    (tmp_path / "in.jsonl").write_bytes(b'{"n": 1}\n' * 10)
-    asked = job(tmp_path, tmp_path / "in.jsonl")
-    manifest = surveyed(asked)
-    for _ in range(2):
-        killed = Progress(asked)
-        killed.begin(10, 0, 0)
-        killed.count(done=2, tokens_out=5)
-        killed.set("running")
-    book = ledger.recover(asked, manifest)
-    failed = Progress(asked)
-    failed.begin(10, 4, 0)
-    summary.write(asked, manifest, book, failed, "failed")
-    failed.fail("no")
-    assert not (tmp_path / "out" / "summary.json").exists()
-    last = Progress(asked)
-    last.begin(10, 4, 0)
-    last.count(done=5, errors=1, tokens_in=3, tokens_out=7)
-    book.add("rows", range(9))
-    book.add("errors", [9])
-    said = summary.write(asked, manifest, book, last, "done")
-
-    assert json.loads((tmp_path / "out" / "summary.json").read_text()) == json.loads(
-        json.dumps(said)
-    )
-    assert [run["ended"] for run in said["runs"]] == ["lost", "lost", "failed", "done"]
-    assert [run["done"] for run in said["runs"]] == [2, 2, 0, 5]
-    assert (said["state"], said["rows"], said["done"], said["errors"], said["tokens_out"]) == (
-        "done",
-        10,
-        9,
-        1,
-        17,
-    )
-    assert set(said["versions"]) == {"vllm", "ray", "torch", "python"}
 
 
 def test_how_a_run_ended_stays(tmp_path: Path) -> None:

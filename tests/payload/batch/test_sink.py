@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from launcher.payload.batch import encode, ledger, places, sink
+from launcher.payload.batch import ledger, places, sink
 from launcher.payload.batch.job import Failed, Job
 from launcher.payload.batch.progress import Progress
 from launcher.payload.batch.sink import Sink
@@ -371,25 +371,3 @@ def test_a_signal_waits_for_the_file(
     assert len(lines(tmp_path / "out", "rows")) == 1
     found.flush()
     assert len(lines(tmp_path / "out", "rows")) == 1
-
-
-def test_a_reason_without_end_is_cut(tmp_path: Path) -> None:
-    """What vLLM or a class says of a row may hold all of its prompt."""
-    (line,) = encode.error_lines(
-        job(tmp_path), [{**failed(3), "_error": "x" * 100_000}]
-    ).splitlines()
-    assert json.loads(line)["reason"] == "x" * 2000
-
-
-def test_an_id_nested_too_deep_for_json_costs_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The row is an error row all the same, with its reason."""
-    deep: list[Any] = []
-    for _ in range(100_000):
-        deep = [deep]
-    asked = job(tmp_path, read={"id": "n"})
-    monkeypatch.setattr(encode, "kept", lambda row: {"n": deep})
-    (line,) = encode.error_lines(asked, [failed(3)]).splitlines()
-    assert json.loads(line)["row"] == 3
-    assert json.loads(line)["n"] == "(nested too deep to be shown)"
