@@ -1,13 +1,33 @@
-"""Servers to log in to, and a home directory of the test's own."""
+"""Servers to log in to, a home directory of the test's own, and an image that lacks Ray."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from launcher.errors import ConnectError
+from launcher.model import Node
+from launcher.remote.fleet import Fleet
+from launcher.tools.image import ImagePython
+from launcher.transport import Command
 from tests.remote import sshd
+
+IMAGE = ImagePython(
+    python="3.99.1",
+    implementation="cpython",
+    abiflags="",
+    machine="x86_64",
+    libc="glibc",
+    libc_version="2.31",
+    uid=0,
+    uv=False,
+    pip=True,
+    managed=False,
+    distributions={"click": "8.1.0+vendor.1", "torch": "2.13.0+cpu"},
+)
 
 
 @pytest.fixture(autouse=True)
@@ -40,3 +60,22 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., sshd.Sshd]]:
     yield start
     for one in started:
         sshd.stop(one)
+
+
+def refusal(node: Node, **options: Any) -> ConnectError:
+    """Connect, which must fail."""
+    with Fleet(sshd.inventory(node), **options) as fleet:
+        errors = fleet.connect()
+    assert list(errors) == ["gpu01"], "it connected"
+    assert errors["gpu01"].node == "gpu01"
+    assert errors["gpu01"].hint
+    return errors["gpu01"]
+
+
+def works(node: Node, **options: Any) -> bool:
+    """Connect and run something."""
+    with Fleet(sshd.inventory(node), **options) as fleet:
+        errors = fleet.connect()
+        for error in errors.values():
+            raise error
+        return all(answer.ok for answer in fleet.run([Command(node=node.name, argv=("true",))]))
