@@ -1,11 +1,7 @@
-"""The network probe's parts that need no torch: the parent with stand-ins for ranks, rounds, sizes,
-logs, and calls to NCCL.
-"""
+"""The network probe's parent, with stand-ins for its ranks."""
 
 from __future__ import annotations
 
-import datetime
-import importlib
 import json
 import os
 import signal
@@ -13,17 +9,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.payload.conftest import FOLDER, NAMES
+
 pytestmark = pytest.mark.processes
 
-FOLDER = Path(__file__).parent.parent.parent / "launcher" / "payload"
-NAMES = ("network", "network_node", "network_lanes", "network_work", "network_rank")
 DRIVER = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -40,23 +35,6 @@ events = int(words[words.index("--events") + 1])
 say = lambda **what: os.write(events, json.dumps(what).encode() + b"\\n")
 exec(words[words.index("--nonce") + 1])
 """
-
-
-@pytest.fixture(scope="module")
-def payload() -> Iterator[SimpleNamespace]:
-    """The payload's modules, imported as they are in a container; nothing of them stays behind."""
-    sys.path.insert(0, str(FOLDER))
-    kept = {name: sys.modules.pop(name) for name in NAMES if name in sys.modules}
-    try:
-        modules: dict[str, ModuleType] = {name: importlib.import_module(name) for name in NAMES}
-        yield SimpleNamespace(
-            **{name.removeprefix("network_"): module for name, module in modules.items()}
-        )
-    finally:
-        sys.path.remove(str(FOLDER))
-        for name in NAMES:
-            sys.modules.pop(name, None)
-        sys.modules.update(kept)
 
 
 class Run:
@@ -253,12 +231,6 @@ def test_a_taken_port_is_said_at_once(tmp_path: Path) -> None:
     assert report["ranks"][0]["phase"] == "starting"
 
 
-def test_an_address_of_another_node_is_no_rendezvous(payload: SimpleNamespace) -> None:
-    """The head's address must be on the head."""
-    with pytest.raises(payload.node.Unusable, match=r"192\.0\.2\.1 is not an address of this node"):
-        payload.node.reserve("192.0.2.1", 29577)
-
-
 def test_the_port_is_reserved_but_refuses_until_the_store_opens(payload: SimpleNamespace) -> None:
     """Nobody can take it meanwhile; who knocks too early is refused, and waits no longer than its
     window.
@@ -271,179 +243,6 @@ def test_the_port_is_reserved_but_refuses_until_the_store_opens(payload: SimpleN
             match=f"did not open 127.0.0.1:{port} within 0 s: connection refused",
         ):
             payload.rank.knock("127.0.0.1", port, 0.3)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 31, 32])
-def test_every_pair_meets_once_and_nobody_twice_a_round(
-    payload: SimpleNamespace, count: int
-) -> None:
-    """In as few rounds as can be."""
-    rounds = payload.rank.tournament(count)
-    pairs = [pair for each in rounds for pair in each]
-
-    assert sorted(pairs) == [(low, high) for low in range(count) for high in range(low + 1, count)]
-    assert all(len({node for pair in each for node in pair}) == 2 * len(each) for each in rounds)
-    assert len(rounds) == (0 if count == 1 else count - 1 + count % 2)
-
-
-@pytest.mark.parametrize(
-    ("backend", "asked", "free", "ranks", "size"),
-    [
-        ("nccl", 0, 80 << 30, 1, 256 << 20),
-        ("gloo", 0, 80 << 30, 8, 64 << 20),
-        ("nccl", 5 << 20, 80 << 30, 1, 4 << 20),
-        ("nccl", 0, 1 << 30, 2, 64 << 20),
-        ("gloo", 0, 0, 1, 8),
-    ],
-)
-def test_the_largest_transfer_fits(
-    payload: SimpleNamespace, backend: str, asked: int, free: int, ranks: int, size: int
-) -> None:
-    """What was asked for, an eighth of the free memory divided by ranks, a power of two, never
-    nothing.
-    """
-    assert payload.lanes.limit(backend, asked, free, ranks) == size
-
-
-def test_sizes_grow_until_time_or_memory_end_it(payload: SimpleNamespace) -> None:
-    """A slow link is measured with little."""
-    assert payload.lanes.following(1 << 20, 0.1, 4 << 20) == 2 << 20
-    assert payload.lanes.following(1 << 20, 0.2, 4 << 20) == 0
-    assert payload.lanes.following(4 << 20, 0.01, 4 << 20) == 0
-
-
-def test_a_size_is_measured_again_once_it_is_large_enough(payload: SimpleNamespace) -> None:
-    """Three times, or once where a transfer takes longer than a second."""
-    size, most = 1 << 20, 4 << 20
-    assert payload.lanes.next_size(size, [0.1], most) == 2 << 20
-    assert payload.lanes.next_size(size, [0.2], most) == size
-    assert payload.lanes.next_size(size, [0.2, 0.1], most) == size
-    assert payload.lanes.next_size(size, [0.2, 0.1, 0.1], most) == 0
-    assert payload.lanes.next_size(size, [1.1], most) == 0
-    assert payload.lanes.next_size(most, [0.01], most) == most
-
-
-def test_capabilities_are_read_by_name(payload: SimpleNamespace) -> None:
-    """Docker's default set has no IPC_LOCK; a privileged container has all."""
-    docker = payload.node.capabilities("CapEff:\t00000000a80425fb\n")
-
-    assert "NET_RAW" in docker
-    assert "IPC_LOCK" not in docker
-    assert {"IPC_LOCK", "SYS_PTRACE", "SYS_ADMIN"} <= set(
-        payload.node.capabilities("CapEff:\t000001ffffffffff\n")
-    )
-    assert payload.node.capabilities("") == []
-
-
-def test_a_long_log_is_cut_at_a_line_and_says_so(payload: SimpleNamespace) -> None:
-    """Only telling lines count."""
-    line = "gpu1:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\n"
-    cut = payload.node.capped("NCCL INFO threadThresholds 8/8/64\n" + line * 100, 1000)
-
-    assert len(cut) <= 1000
-    assert cut.startswith(line)
-    assert cut.endswith("more characters)\n")
-    assert set(cut.splitlines(keepends=True)[:-1]) == {line}
-
-
-def test_gloo_uses_the_named_interface_or_the_node_s_address(
-    payload: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A name that no interface has is said at once, with those that are there."""
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    assert payload.lanes.gloo_devices("10.0.0.2") == [{"hostname": "10.0.0.2"}]
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    assert payload.lanes.gloo_devices("10.0.0.2") == [{"interface": "lo"}]
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,eth99")
-    with pytest.raises(
-        ValueError, match="GLOO_SOCKET_IFNAME names eth99, which is not here: there are lo"
-    ):
-        payload.lanes.gloo_devices("10.0.0.2")
-
-
-@pytest.mark.parametrize(
-    ("said", "short"),
-    [
-        (
-            (
-                "[/pytorch/gloo/transport/tcp/pair.cc:544] Connection closed by peer [10.0.0.2]:33."
-                " This is typically caused by x"
-            ),
-            "Connection closed by peer [10.0.0.2]:33",
-        ),
-        (
-            (
-                "NCCL error in: NCCLUtils.cpp:94, unhandled system error\nncclSystemError: System"
-                " call failed.\nLast error:\nBootstrap : no socket interface found"
-            ),
-            "Bootstrap : no socket interface found",
-        ),
-        ("", "ValueError"),
-    ],
-)
-def test_an_exception_is_cut_to_its_telling_line(
-    payload: SimpleNamespace, said: str, short: str
-) -> None:
-    """Without the place in somebody's source; NCCL's last error tells more than its first."""
-    assert payload.work.short(ValueError(said)) == short
-
-
-def test_a_call_that_hangs_is_left_behind(payload: SimpleNamespace) -> None:
-    """Its result counts when it comes in time, and so does its error."""
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-
-        assert payload.work.bounded(lambda: 7, 5) == (True, 7, None)
-        done, value, error = payload.work.bounded(lambda: int("x"), 5)
-        assert (done, value, type(error)) == (True, None, ValueError)
-        assert payload.work.bounded(lambda: signal.sigtimedwait([], 0.5), 0.01)[0] is False
-
-
-def test_nccl_is_called_as_its_group_is_made(payload: SimpleNamespace) -> None:
-    """Options with our timeout, lists of tensors, peers and tags; a queue that does not end is a
-    timeout, and aborted.
-    """
-    calls: list[Any] = []
-
-    class Group:
-        def __init__(self, *args: Any) -> None:
-            calls.append(("group", *args))
-
-        def __getattr__(self, name: str) -> Any:
-            return lambda *args: calls.append((name, *args)) or SimpleNamespace(wait=lambda: None)
-
-    class Event:
-        def __init__(self, *, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None: ...
-
-        def query(self) -> bool:
-            return False
-
-        def elapsed_time(self, other: Any) -> float:
-            return 2.5
-
-    class Options:
-        _timeout: Any = None
-
-    Group.Options = Options  # type: ignore[attr-defined]
-    torch = SimpleNamespace(
-        distributed=SimpleNamespace(ProcessGroupNCCL=Group), cuda=SimpleNamespace(Event=Event)
-    )
-    lane = payload.lanes.Nccl(torch, "store", 1, 2, 0.05, "10.0.0.2")
-    lane.send("t", 0)
-    lane.recv("t", 0)
-    lane.reduce("t")
-    with pytest.raises(TimeoutError, match="the GPU waited 0 s"):
-        lane.settle()
-    lane.abort()
-
-    (name, store, rank, size, options), *rest = calls
-    assert (name, store, rank, size) == ("group", "store", 1, 2)
-    assert options._timeout == datetime.timedelta(seconds=0.05)
-    assert rest == [("send", ["t"], 0, 0), ("recv", ["t"], 0, 0), ("allreduce", ["t"]), ("abort",)]
-    assert lane.between(lane.mark(), lane.mark()) == 0.0025
 
 
 def test_the_probe_needs_torch_and_the_standard_library_only() -> None:
@@ -460,52 +259,3 @@ def test_the_probe_needs_torch_and_the_standard_library_only() -> None:
             for alias in node.names
         }
         assert {name.split(".")[0] for name in names} <= {*NAMES, "torch", *sys.stdlib_module_names}
-
-
-def test_a_thread_takes_its_own_gpu(
-    payload: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """CUDA's current device belongs to a thread, and every group is made in a new one."""
-    taken: list[int] = []
-    torch = SimpleNamespace(cuda=SimpleNamespace(set_device=taken.append))
-    store = SimpleNamespace(set_timeout=lambda _: None)
-    args = SimpleNamespace(backend="nccl", pair_timeout=5, node_rank=0)
-    rank = SimpleNamespace(
-        torch=torch, args=args, local=3, ips=["10.0.0.1"], connect=lambda prefix: store
-    )
-    monkeypatch.setitem(payload.lanes.LANES, "nccl", lambda *given: given[1:])
-
-    assert payload.work.Work(rank).open("pair", 0, 2) == (store, 0, 2, 4, "10.0.0.1")
-    assert taken == [3]
-
-
-def test_a_failed_pair_names_what_was_done_and_with_whom(payload: SimpleNamespace) -> None:
-    """A hang, an error of the library, and a word of our own that needs nothing added."""
-    rank = SimpleNamespace(
-        args=SimpleNamespace(pair_timeout=8), called=lambda ranks: f"rank {ranks[0]} (b)"
-    )
-    work = payload.work.PairWork(rank, 0, 1, 1)
-    work.say("sending")
-
-    assert work.told(None) == "sending, rank 1 (b) on the other side: no end after 8 s"
-    assert work.told(OSError("reset")) == "sending, rank 1 (b) on the other side: reset"
-    assert work.told(payload.work.Failed("no eth9")) == "no eth9"
-
-
-def test_a_link_is_never_cut_for_what_every_communicator_repeats(
-    payload: SimpleNamespace, tmp_path: Path
-) -> None:
-    """With many nodes the share of a pair is small, and NCCL tells of its devices again for each of
-    them.
-    """
-    devices = "".join(
-        f"n1:7:9 [0] NCCL INFO NET/IB : GPU Direct RDMA Enabled for HCA {i} 'mlx5_{i}'\n"
-        for i in range(8)
-    )
-    link = "n1:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA\n"
-    (tmp_path / "nccl.n1.7.log").write_text(devices * 60 + devices + link)
-    start = len(devices * 60)
-    kept = payload.node.pair_log(str(tmp_path), 7, start, start + len(devices + link), 1500)
-
-    assert kept.startswith(link)
-    assert kept.count("GPU Direct RDMA Enabled for HCA 3 ") <= 2

@@ -1,0 +1,58 @@
+"""What a node tells of itself, and its logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+
+def test_an_address_of_another_node_is_no_rendezvous(payload: SimpleNamespace) -> None:
+    """The head's address must be on the head."""
+    with pytest.raises(payload.node.Unusable, match=r"192\.0\.2\.1 is not an address of this node"):
+        payload.node.reserve("192.0.2.1", 29577)
+
+
+def test_capabilities_are_read_by_name(payload: SimpleNamespace) -> None:
+    """Docker's default set has no IPC_LOCK; a privileged container has all."""
+    docker = payload.node.capabilities("CapEff:\t00000000a80425fb\n")
+
+    assert "NET_RAW" in docker
+    assert "IPC_LOCK" not in docker
+    assert {"IPC_LOCK", "SYS_PTRACE", "SYS_ADMIN"} <= set(
+        payload.node.capabilities("CapEff:\t000001ffffffffff\n")
+    )
+    assert payload.node.capabilities("") == []
+
+
+def test_a_long_log_is_cut_at_a_line_and_says_so(payload: SimpleNamespace) -> None:
+    """Only telling lines count."""
+    line = "gpu1:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\n"
+    cut = payload.node.capped("NCCL INFO threadThresholds 8/8/64\n" + line * 100, 1000)
+
+    assert len(cut) <= 1000
+    assert cut.startswith(line)
+    assert cut.endswith("more characters)\n")
+    assert set(cut.splitlines(keepends=True)[:-1]) == {line}
+
+
+def test_a_link_is_never_cut_for_what_every_communicator_repeats(
+    payload: SimpleNamespace, tmp_path: Path
+) -> None:
+    """With many nodes the share of a pair is small, and NCCL tells of its devices again for each of
+    them.
+    """
+    devices = "".join(
+        f"n1:7:9 [0] NCCL INFO NET/IB : GPU Direct RDMA Enabled for HCA {i} 'mlx5_{i}'\n"
+        for i in range(8)
+    )
+    link = "n1:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA\n"
+    (tmp_path / "nccl.n1.7.log").write_text(devices * 60 + devices + link)
+    start = len(devices * 60)
+    kept = payload.node.pair_log(str(tmp_path), 7, start, start + len(devices + link), 1500)
+
+    assert kept.startswith(link)
+    assert kept.count("GPU Direct RDMA Enabled for HCA 3 ") <= 2

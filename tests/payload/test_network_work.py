@@ -1,0 +1,79 @@
+"""What a rank does with others, within its deadline and in words when it fails."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize(
+    ("said", "short"),
+    [
+        (
+            (
+                "[/pytorch/gloo/transport/tcp/pair.cc:544] Connection closed by peer [10.0.0.2]:33."
+                " This is typically caused by x"
+            ),
+            "Connection closed by peer [10.0.0.2]:33",
+        ),
+        (
+            (
+                "NCCL error in: NCCLUtils.cpp:94, unhandled system error\nncclSystemError: System"
+                " call failed.\nLast error:\nBootstrap : no socket interface found"
+            ),
+            "Bootstrap : no socket interface found",
+        ),
+        ("", "ValueError"),
+    ],
+)
+def test_an_exception_is_cut_to_its_telling_line(
+    payload: SimpleNamespace, said: str, short: str
+) -> None:
+    """Without the place in somebody's source; NCCL's last error tells more than its first."""
+    assert payload.work.short(ValueError(said)) == short
+
+
+def test_a_call_that_hangs_is_left_behind(payload: SimpleNamespace) -> None:
+    """Its result counts when it comes in time, and so does its error."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+
+        assert payload.work.bounded(lambda: 7, 5) == (True, 7, None)
+        done, value, error = payload.work.bounded(lambda: int("x"), 5)
+        assert (done, value, type(error)) == (True, None, ValueError)
+        assert payload.work.bounded(lambda: signal.sigtimedwait([], 0.5), 0.01)[0] is False
+
+
+def test_a_thread_takes_its_own_gpu(
+    payload: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA's current device belongs to a thread, and every group is made in a new one."""
+    taken: list[int] = []
+    torch = SimpleNamespace(cuda=SimpleNamespace(set_device=taken.append))
+    store = SimpleNamespace(set_timeout=lambda _: None)
+    args = SimpleNamespace(backend="nccl", pair_timeout=5, node_rank=0)
+    rank = SimpleNamespace(
+        torch=torch, args=args, local=3, ips=["10.0.0.1"], connect=lambda prefix: store
+    )
+    monkeypatch.setitem(payload.lanes.LANES, "nccl", lambda *given: given[1:])
+
+    assert payload.work.Work(rank).open("pair", 0, 2) == (store, 0, 2, 4, "10.0.0.1")
+    assert taken == [3]
+
+
+def test_a_failed_pair_names_what_was_done_and_with_whom(payload: SimpleNamespace) -> None:
+    """A hang, an error of the library, and a word of our own that needs nothing added."""
+    rank = SimpleNamespace(
+        args=SimpleNamespace(pair_timeout=8), called=lambda ranks: f"rank {ranks[0]} (b)"
+    )
+    work = payload.work.PairWork(rank, 0, 1, 1)
+    work.say("sending")
+
+    assert work.told(None) == "sending, rank 1 (b) on the other side: no end after 8 s"
+    assert work.told(OSError("reset")) == "sending, rank 1 (b) on the other side: reset"
+    assert work.told(payload.work.Failed("no eth9")) == "no eth9"
