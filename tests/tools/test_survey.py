@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from launcher import shell
 from launcher.errors import UnreadableAnswer
-from launcher.tools import gpu_survey, host, rdma
+from launcher.tools import host
 from launcher.tools.survey import Gid, ModelCache, Survey
 
 pytestmark = pytest.mark.processes
@@ -184,28 +184,6 @@ def test_tools_say_it_in_their_own_ways(name: str, text: str, field: str, value:
     found = host.parse_probe(parts(**{name: text})).survey
 
     assert getattr(found, field) == value
-
-
-def test_older_drivers_name_the_cards_in_the_header() -> None:
-    """No legend then; and without any card there is nothing to be near."""
-    text = (
-        "\tGPU0\tGPU1\tmlx5_0\tCPU Affinity\nGPU0\t X \tNV6\tPIX\t0-23\nGPU1\tNV6\t X"
-        " \tSYS\t0-23\nmlx5_0\tPIX\tSYS\t X \n"
-    )
-
-    assert gpu_survey.affinity(text) == {"GPU0": {"mlx5_0": "PIX"}, "GPU1": {"mlx5_0": "SYS"}}
-    assert gpu_survey.affinity("\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t0-7\t0") == {
-        "GPU0": {}
-    }
-    assert gpu_survey.affinity("NVIDIA-SMI has failed") == {}
-
-
-def test_a_device_sits_behind_bridges() -> None:
-    """The last PCI address of the path is the device's own."""
-    assert (
-        rdma.pci("/sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:18:00.0") == "0000:18:00.0"
-    )
-    assert rdma.pci("/sys/devices/pci0000:00/0000:00:03.0/virtio1") == "0000:00:03.0"
 
 
 def test_without_a_survey_nothing_is_asked_and_nothing_told() -> None:

@@ -1,0 +1,23 @@
+"""How GPUs lie to network cards."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.tools import gpu_survey
+
+pytestmark = pytest.mark.processes
+
+
+def test_older_drivers_name_the_cards_in_the_header() -> None:
+    """No legend then; and without any card there is nothing to be near."""
+    text = (
+        "\tGPU0\tGPU1\tmlx5_0\tCPU Affinity\nGPU0\t X \tNV6\tPIX\t0-23\nGPU1\tNV6\t X"
+        " \tSYS\t0-23\nmlx5_0\tPIX\tSYS\t X \n"
+    )
+
+    assert gpu_survey.affinity(text) == {"GPU0": {"mlx5_0": "PIX"}, "GPU1": {"mlx5_0": "SYS"}}
+    assert gpu_survey.affinity("\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t0-7\t0") == {
+        "GPU0": {}
+    }
+    assert gpu_survey.affinity("NVIDIA-SMI has failed") == {}
