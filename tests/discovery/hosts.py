@@ -5,10 +5,15 @@ written for.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from launcher.discovery.discover import discover
 from launcher.discovery.local_assets import Home, LocalAssets
-from launcher.discovery.shape import Probed
+from launcher.discovery.shape import Probed, Wishes
+from launcher.discovery.written import write
+from launcher.inventory.load import loads
+from launcher.model import Inventory
 from launcher.tools.host import Address, Gpu, HostFacts
 from launcher.tools.survey import Gid, GpuState, Nic, RdmaDevice, RdmaPort, Survey
 
@@ -284,3 +289,8 @@ CASES = {
     "cpu-practice": practice,
     "unequal": unequal,
 }
+
+
+def inventory(hosts: list[Probed], wishes: Wishes | None = None) -> Inventory:
+    """What the written file says when it is read."""
+    return loads(write(discover(hosts, wishes or Wishes())), Path("inventory.yaml"))
