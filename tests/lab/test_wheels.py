@@ -89,3 +89,12 @@ def test_torch_cannot_be_had(
     assert told in caught.value.message
     assert "pip config" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
+
+
+def test_wheels_are_asked_for_the_images_platform() -> None:
+    """Debian 12 has glibc 2.36: nothing newer, and everything older."""
+    platforms = list(wheels.platforms("x86_64"))
+
+    assert platforms[0] == "manylinux_2_36_x86_64"
+    assert "manylinux_2_37_x86_64" not in platforms
+    assert {"manylinux_2_17_x86_64", "manylinux2014_x86_64", "linux_x86_64"} <= set(platforms)
