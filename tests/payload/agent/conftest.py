@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.payload.agent import api, state, wire
+from launcher.payload.agent import api, keeper, monitor, needs, reservation, state, wire
+from launcher.payload.agent.desired import Desired
+from launcher.payload.agent.ray_view import Rank
+from tests.payload.agent.stage import Clock, Make, Now, Stage, View
+from tests.payload.agent.wanted import TWO
 from tests.payload.agent.web import CHAT, Server
 
 METRICS = (
@@ -46,3 +50,45 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(wire, "_SECRETS", str(tmp_path / "secrets"))
     monkeypatch.setattr(state, "FOLDER", str(tmp_path / "state"))
     return tmp_path
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A clock for all that the keeper does."""
+    made = Clock()
+    for module in (keeper, monitor, needs, reservation):
+        monkeypatch.setattr(module, "Background", Now)
+    monkeypatch.setattr(state, "container", lambda: "first")
+    monkeypatch.setattr(state.os, "fsync", lambda _: None)  # thousands of records
+    return made
+
+
+@pytest.fixture
+def make(tmp_path: Path, clock: Clock) -> Make:
+    """Put a server on a stage."""
+    return lambda want=TWO, *more: Stage(tmp_path, clock, want, *more)
+
+
+@pytest.fixture
+def ready(make: Make) -> Make:
+    """Put a server on a stage, and let it answer."""
+
+    def answered(want: Desired = TWO, *more: str) -> Stage:
+        stage = make(want, *more)
+        stage.until("ready")
+        stage.run(10)
+        return stage
+
+    return answered
+
+
+@pytest.fixture
+def view(monkeypatch: pytest.MonkeyPatch) -> type[View]:
+    """What Ray says."""
+    monkeypatch.setattr(keeper, "RayView", View)
+    monkeypatch.setattr(View, "lacks", "")
+    monkeypatch.setattr(View, "blamed", None)
+    monkeypatch.setattr(
+        View, "found", [Rank("a0", "PP0", "gpu1", 41), Rank("a1", "PP1", "gpu2", 42)]
+    )
+    return View

@@ -15,6 +15,7 @@ from launcher.payload.agent.desired import Desired
 from launcher.payload.agent.keeper import Keeper
 from launcher.payload.agent.node import PREPARE, RUN, Order
 from launcher.payload.agent.observed import Observed
+from launcher.payload.agent.ray_view import Culprit, Rank
 
 KILLED = "was killed by SIGKILL (by hand, or for lack of memory)"
 HEAD = "gpu1"
@@ -297,3 +298,35 @@ class Now:
             self.value = work()
         except OSError as error:
             self.error = str(error)
+
+
+Make = Callable[..., Stage]
+
+
+class View:
+    """Stands in for `RayView`."""
+
+    lacks: Any = ""
+    looked: list[int]
+    found: Any = ()
+    blamed: Culprit | None = None
+
+    def __init__(self, *_: object) -> None:
+        View.looked = []
+
+    def lacking(self, looks: int) -> str:
+        """Say what lacks."""
+        View.looked.append(looks)
+        if isinstance(View.lacks, Exception):
+            raise View.lacks
+        return str(View.lacks)
+
+    def ranks(self, driver: int) -> list[Rank]:
+        """Return the ranks."""
+        assert driver == 100
+        return list(View.found)
+
+    def culprit(self, ranks: list[Rank], _: str) -> Culprit | None:
+        """Return who died first."""
+        assert ranks
+        return View.blamed

@@ -43,3 +43,8 @@ def ray(*nodes: str, **more: Any) -> Desired:
         "addresses": {node: f"10.0.0.{number}" for number, node in enumerate(nodes, 1)},
     }
     return mp(*nodes, **{**given, **more})
+
+
+TWO = mp("gpu1", "gpu2")
+AWAY = mp("gpu2", "gpu3")  # the head has no process of it
+RAY = ray("gpu1", "gpu2")

@@ -1,0 +1,422 @@
+"""What is known of a running engine: what moves, what it says, its ranks, what a death costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.payload.agent import monitor
+from launcher.payload.agent.desired import Desired
+from launcher.payload.agent.health import Movement
+from launcher.payload.agent.node import KEEP
+from launcher.payload.agent.ray_view import Rank
+from tests.payload.agent import wanted
+from tests.payload.agent.stage import Engine, Make, Node, View
+from tests.payload.agent.wanted import AWAY, RAY
+
+
+def test_a_node_that_cannot_be_asked_ends_nothing_while_work_is_done(ready: Make) -> None:
+    """The control network had a hiccup; that the node is away is said."""
+    stage = ready()
+    stage.lead.away["gpu2"] = "its connection was closed"
+    stage.run(1000, step=5)
+    assert (stage.seen.state, stage.seen.faults) == ("ready", [])
+    assert "gpu2 cannot be asked" in stage.seen.doing
+
+    stage.lead.away.clear()
+    stage.run(5)
+    assert (stage.seen.state, stage.seen.doing, stage.seen.generation) == ("ready", "", 1)
+
+
+def test_a_node_that_is_gone_with_its_rank(ready: Make) -> None:
+    """No answer and no counter for three canaries, though the other ranks are busy waiting for
+    it.
+    """
+    stage = ready()
+    stage.lead.away["gpu2"] = "it has been silent for 60 s"
+    stage.engine.answers = False
+    stage.run(14)
+    assert stage.seen.state == "ready"
+    stage.until("stopping", within=4)
+    (fault,) = stage.seen.faults
+
+    assert (fault.what, fault.node, fault.rank) == ("gpu2 is gone", "gpu2", "1")
+    assert fault.evidence == "its agent: it has been silent for 60 s"
+    stage.run(60)
+    assert (stage.seen.state, stage.seen.doing) == ("waiting", "waiting for the agent of gpu2")
+    stage.lead.nodes["gpu2"] = Node(boot="b2")
+    stage.lead.away.clear()
+    stage.until("ready")
+
+
+def test_a_node_that_may_come_back_in_a_moment(ready: Make) -> None:
+    """Its connection was closed just now: that alone says nothing, whatever else stands still."""
+    stage = ready()
+    stage.lead.away["gpu2"] = ""
+    stage.engine.answers = False
+    stage.run(60)
+
+    assert (stage.seen.state, stage.seen.faults) == ("ready", [])
+
+
+def test_a_container_that_was_started_anew(ready: Make) -> None:
+    """Its rank is gone with it, however quickly its agent is back; it is not started alone."""
+    stage = ready()
+    stage.lead.nodes["gpu2"] = Node(boot="b2")
+    stage.step()
+    assert stage.lead.nodes["gpu2"].state == "idle"
+    stage.until("pausing")
+    assert (stage.seen.faults[0].what, stage.seen.faults[0].node) == (
+        "the container of gpu2 was started anew",
+        "gpu2",
+    )
+
+    stage.until("ready")
+    assert [stage.lead.nodes[node].last for node in ("gpu1", "gpu2")] == [2, 2]
+
+
+def test_a_server_that_stands_still_is_doubted_first(ready: Make) -> None:
+    """The record says so long before it is ended, and takes it back when anything moves."""
+    stage = ready()
+    stage.engine.answers = stage.engine.works = False
+    stage.run(290)
+    assert (stage.seen.state, stage.seen.faults) == ("ready", [])
+    assert stage.seen.doing.startswith("nothing has moved for 2")
+    assert (stage.seen.still > 280, stage.seen.asking > 280) == (True, True)
+
+    stage.engine.works = True
+    stage.step()
+    stage.engine.works = False
+    stage.run(200)
+    assert (stage.seen.state, stage.seen.faults) == ("ready", [])
+    stage.engine.answers = stage.engine.works = True
+    stage.run(6)
+    assert (stage.seen.state, stage.seen.doing, stage.seen.still) == ("ready", "", 0.0)
+
+
+def test_a_server_that_stands_still_for_long_is_dead(ready: Make) -> None:
+    """Nothing at all moved for as long as the policy says."""
+    stage = ready()
+    stage.engine.answers = stage.engine.works = False
+    stage.run(298)
+    assert stage.seen.state == "ready"
+    seen = stage.until("stopping", within=5)
+
+    assert seen.faults[0].what.startswith("nothing has moved for 300 s: no answer, no counter")
+    stage.engine = Engine()
+    stage.until("ready")
+
+
+@pytest.mark.parametrize("sign", ["answers", "works", "gpu"])
+def test_anything_that_moves_is_life(ready: Make, sign: str) -> None:
+    """Canaries under load stand in the queue for minutes; a long step moves no counter, but a GPU
+    or a CPU is busy.
+    """
+    stage = ready()
+    stage.engine.answers, stage.engine.works = sign == "answers", sign == "works"
+    if sign == "gpu":
+        stage.lead.nodes["gpu2"].more = {"busy": 90.0}
+    stage.run(1000, step=2)
+
+    assert (stage.seen.state, stage.seen.faults, stage.seen.still) == ("ready", [], 0.0)
+
+
+def test_gpus_are_asked_only_of_a_server_that_seems_to_stand_still(ready: Make) -> None:
+    """It costs a program each time."""
+    stage = ready()
+    assert not any(each.busy for each in stage.orders.values())
+    stage.engine.answers = stage.engine.works = False
+    stage.run(15)
+    assert all(each.busy for each in stage.orders.values())
+
+
+def test_what_nobody_can_look_at_does_not_stand_still(ready: Make) -> None:
+    """No processes are known: late canaries alone kill nothing."""
+    stage = ready()
+    monitored = stage.keeper._engine()
+    monitored.movement = Movement(stage.clock.now, monitored.parts)
+    for node in stage.lead.nodes.values():
+        node.more = {"work": {}}
+    stage.engine.answers = stage.engine.works = False
+    stage.run(1000, step=2)
+
+    assert (stage.seen.state, stage.seen.faults) == ("ready", [])
+
+
+@pytest.mark.parametrize("node", ["gpu1", "gpu2"])
+def test_an_agent_that_is_silent_makes_nothing_stand_still(
+    make: Make, node: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it said last is no news: it is stopped, or the network swallows its words."""
+    stage = make(
+        wanted.mp("gpu2", "gpu3", addresses={"gpu2": "10.0.0.2"}) if node == "gpu1" else AWAY
+    )
+    monkeypatch.setattr(monitor, "Probe", lambda *_: Eye({}))
+    stage.until("ready")
+    stage.run(10)
+    stage.lead.stale |= {"gpu2", "gpu3"}
+    stage.run(1000, step=2)
+
+    assert (stage.seen.state, stage.seen.faults) == ("ready", [])
+
+
+class Eye:
+    """Stands in for the probe that the head itself sends out."""
+
+    def __init__(self, said: dict[str, Any]) -> None:
+        self.said, self.stopped = said, False
+
+    def report(self) -> dict[str, Any]:
+        """Return what it saw."""
+        return self.said
+
+    def stop(self) -> None:
+        """Look no more."""
+        self.stopped = True
+
+
+@pytest.mark.parametrize(
+    ("bound", "host"), [("0.0.0.0", "10.0.0.2"), ("::", "10.0.0.2"), ("192.0.2.7", "192.0.2.7")]
+)
+def test_an_api_whose_agent_is_silent_is_asked_from_here(
+    ready: Make, monkeypatch: pytest.MonkeyPatch, bound: str, host: str
+) -> None:
+    """It serves on, and the record goes on saying so; when the agent is back, it is believed
+    again.
+    """
+    asked: list[Any] = []
+    eye = Eye({})
+    monkeypatch.setattr(monitor, "Probe", lambda *words: asked.append(words) or eye)
+    stage = ready(wanted.mp("gpu2", addresses={"gpu2": "10.0.0.2"}, host=bound))
+    stage.lead.stale.add("gpu2")
+    for _ in range(100):
+        eye.said = stage.probe()
+        stage.step(5)
+    assert asked == [(host, 8000, 1, 5.0)]
+    assert (stage.seen.state, stage.seen.doing) == ("ready", "the agent of gpu2 cannot be asked")
+    assert stage.seen.answered is not None and stage.clock.time() - stage.seen.answered < 6
+
+    stage.lead.stale.clear()
+    stage.run(5)
+    assert (stage.seen.doing, eye.stopped) == ("", True)
+
+
+@pytest.mark.parametrize("rests", ["it sleeps", "it is paused", "it is being rescaled"])
+def test_a_server_that_rests_is_left_alone(ready: Make, rests: str) -> None:
+    """Somebody wants it so; when it wakes, it has all the time that a server has."""
+    stage = ready()
+    stage.engine = Engine(answers=False, works=False, rests=rests)
+    stage.run(1000, step=2)
+    assert (stage.seen.state, stage.seen.faults, stage.seen.doing) == (
+        "ready",
+        [],
+        f"{rests}: left alone",
+    )
+
+    stage.engine.rests = ""
+    stage.run(290)
+    assert (stage.seen.state, stage.seen.faults) == ("ready", [])
+
+
+def replicas() -> Desired:
+    """Two replicas, one on each node."""
+    processes = tuple(wanted.process(f"gpu{at + 1}", replicas=(at, 1)) for at in range(2))
+    return wanted.mp("gpu1", "gpu2", processes=processes, replicas=2)
+
+
+def test_a_replica_that_stands_still_is_dead(ready: Make) -> None:
+    """Though the other one answers meanwhile: half of all requests would never come back."""
+    stage = ready(replicas())
+    still = {"work": {"": 7, "1": 7}, "lines": {"": 7, "1": 7}}
+    stage.lead.nodes["gpu2"].more = still
+    stage.run(295)
+    assert stage.seen.doing.startswith("nothing of replica 1 has moved for ")
+    seen = stage.until("stopping", within=10)
+
+    assert seen.faults[0].what.startswith("nothing of replica 1 has moved for 300 s")
+
+
+def test_a_replica_that_nobody_can_tell_from_its_node(ready: Make) -> None:
+    """Its processes have no names: all of the node's are its own."""
+    stage = ready(replicas())
+    stage.lead.nodes["gpu2"].more = {"work": {"": 7}, "lines": {"": 7}}
+    stage.until("stopping", within=310, step=1)
+
+    assert "of replica 1" in stage.seen.faults[0].what
+
+
+def test_an_answer_of_500_is_a_warning(ready: Make) -> None:
+    """Other requests succeed: what is wrong may be with ours. It is taken back when one
+    succeeds.
+    """
+    stage = ready()
+    stage.engine.odd = [500, "grammar error"]
+    stage.run(1000, step=2)
+    assert (stage.seen.state, stage.seen.faults) == ("ready", [])
+    assert stage.seen.warning == "our own completion was answered with 500: grammar error"
+
+    stage.engine.odd = None
+    stage.run(2)
+    assert stage.seen.warning == ""
+
+
+@pytest.mark.parametrize("how", [{"health": 503}, {"odd": [500, "EngineDeadError: x"]}])
+def test_an_engine_that_says_that_it_is_dead(ready: Make, how: dict[str, Any]) -> None:
+    """Its API may live on for long; what it printed is the evidence."""
+    stage = ready()
+    stage.lead.nodes["gpu1"].more = {"evidence": "lines", "cause": "RuntimeError: x"}
+    stage.engine = Engine(answers=False, **how)
+    (fault,) = stage.until("stopping", within=3).faults
+
+    assert (fault.what, fault.evidence, fault.cause) == (
+        "the engine says that it is dead",
+        "lines",
+        "RuntimeError: x",
+    )
+
+
+def test_a_server_that_starts_may_say_503(make: Make) -> None:
+    """It is not ready yet."""
+    stage = make()
+    stage.engine = Engine(takes=50, health=503)
+    stage.run(40)
+    assert (stage.seen.state, stage.seen.faults) == ("starting", [])
+
+
+def test_a_busy_server_says_so(ready: Make) -> None:
+    """What runs and waits, tokens per second, when the last answer came, and for how long the
+    present one is waited for.
+    """
+    stage = ready()
+    stage.engine.open, stage.engine.answers = 8, False
+    stage.run(20)
+    seen = stage.seen
+    assert seen.load is not None
+
+    assert (seen.load.running, seen.load.waiting) == (8, 1)
+    assert (19 <= seen.asking <= 20.5, seen.answered is not None) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("how", "lost"),
+    [
+        ({"open": 3}, 3),
+        ({"open": 0}, 0),
+        ({"open": 1, "failed": 9.0}, 9),
+        ({"counts": False}, None),
+    ],
+)
+def test_lost_requests(ready: Make, how: dict[str, Any], lost: int | None) -> None:
+    """What was open when it died, or was answered with 5xx since; unknown, not 0, where vLLM counts
+    nothing.
+    """
+    stage = ready()
+    failed = how.pop("failed", 0.0)
+    stage.engine = Engine(**how)
+    stage.keeper._engine()._well = stage.keeper._engine()._counted = None
+    stage.run(10)
+    if failed:
+        stage.engine.failed, stage.engine.answers = failed, False
+        stage.step()
+    stage.kill("gpu2")
+
+    assert stage.until("pausing").faults[0].lost == lost
+
+
+def test_requests_that_were_lost_while_nobody_looked_are_unknown(ready: Make) -> None:
+    """Figures of a minute ago say nothing."""
+    stage = ready()
+    stage.engine.open = 3
+    stage.run(10)
+    stage.engine.counts = False
+    stage.run(60)
+    stage.kill("gpu2")
+
+    assert stage.until("pausing").faults[0].lost is None
+
+
+def test_the_ranks_of_ray_are_watched(ready: Make, view: type[View]) -> None:
+    """Each node is told the processes of its own; only the first one starts anything."""
+    stage = ready(RAY)
+
+    assert stage.seen.ranks == {"gpu1": ["PP0"], "gpu2": ["PP1"]}
+    assert {node: each.pids for node, each in stage.orders.items()} == {
+        "gpu1": (41,),
+        "gpu2": (42,),
+    }
+    assert (stage.orders["gpu2"].argv, stage.phases) == ((), {"gpu1": KEEP, "gpu2": KEEP})
+
+
+def test_ray_is_asked_until_it_has_all_ranks(make: Make, view: type[View]) -> None:
+    """Engines are in it before their ranks, and one replica's before the other's; until then what
+    it said last counts.
+    """
+    stage = make(RAY)
+    (first, second), view.found = view.found, [Rank("e0", "an engine", "gpu1", 40)]
+    stage.until("ready")
+    view.found = [*view.found, first]
+    stage.run(12)
+    assert stage.seen.ranks == {"gpu1": ["PP0"]}
+
+    view.found = [*view.found, second]
+    pids = set[tuple[int, ...]]()
+    for _ in range(12):
+        stage.step(1)
+        pids.add(stage.orders["gpu1"].pids)
+    assert stage.seen.ranks == {"gpu1": ["PP0"], "gpu2": ["PP1"]}
+    assert pids == {(40, 41)}
+
+
+def test_ranks_that_ray_does_not_tell_at_once_are_asked_for_again(
+    make: Make, view: type[View]
+) -> None:
+    """Its dashboard is late."""
+    found, view.found = view.found, []
+    stage = make(RAY)
+    stage.until("ready")
+    stage.run(5)
+    assert stage.seen.ranks == {}
+    view.found = found
+    stage.run(15)
+    assert stage.seen.ranks == {"gpu1": ["PP0"], "gpu2": ["PP1"]}
+
+
+def test_ranks_that_work_are_life(ready: Make, view: type[View]) -> None:
+    """The engine's own process only waits for them."""
+    stage = ready(RAY)
+    stage.engine.answers = stage.engine.works = False
+    for at in range(500):
+        stage.lead.nodes["gpu2"].ranks = {"42": at}
+        stage.step(2)
+    assert (stage.seen.state, stage.seen.faults) == ("ready", [])
+
+    stage.until("stopping", within=310, step=2)
+    assert stage.seen.faults[0].what.startswith("nothing has moved for ")
+
+
+def test_a_node_with_ranks_of_ray_that_was_started_anew(ready: Make, view: type[View]) -> None:
+    """Its ranks are gone with it, though the engine has not noticed."""
+    stage = ready(RAY)
+    stage.run(5)
+    stage.lead.nodes["gpu2"] = Node(boot="b2")
+    (fault,) = stage.until("stopping", within=5).faults
+
+    assert (fault.what, fault.node, fault.rank) == (
+        "the container of gpu2 was started anew",
+        "gpu2",
+        "PP1",
+    )
+
+
+def test_a_node_with_ranks_of_ray_that_is_gone(ready: Make, view: type[View]) -> None:
+    """When the engine does no work without it."""
+    stage = ready(RAY)
+    stage.run(5)
+    stage.lead.away["gpu2"] = "it has been silent for 60 s"
+    stage.run(100)
+    assert stage.seen.state == "ready"
+    stage.engine.answers = False
+    (fault,) = stage.until("stopping", within=20).faults
+
+    assert (fault.what, fault.node, fault.rank) == ("gpu2 is gone", "gpu2", "PP1")

@@ -1,0 +1,77 @@
+"""What a start waits for."""
+
+from __future__ import annotations
+
+from tests.payload.agent import wanted
+from tests.payload.agent.stage import Make, View
+from tests.payload.agent.wanted import RAY
+
+
+def test_nothing_runs_before_all_nodes_are_there(make: Make) -> None:
+    """However long it takes; which one is waited for is said."""
+    stage = make()
+    stage.lead.away["gpu2"] = ""
+    stage.run(1000, step=5)
+    assert (stage.seen.state, stage.seen.doing) == ("waiting", "waiting for the agent of gpu2")
+    assert stage.lead.nodes["gpu1"].last == 0
+
+    stage.lead.away.clear()
+    stage.until("ready")
+
+
+def test_memory_that_somebody_holds_is_waited_for(make: Make) -> None:
+    """With the words of the node, for somebody has to end that process."""
+    stage = make()
+    stage.lead.nodes[
+        "gpu2"
+    ].waits = "GPU 0 has 70.0 of 80.0 GiB in use, by python3 (pid 7, 70.0 GiB)"
+    stage.run(100)
+    assert stage.seen.state == "waiting"
+    assert (
+        stage.seen.doing == "gpu2: GPU 0 has 70.0 of 80.0 GiB in use, by python3 (pid 7, 70.0 GiB)"
+    )
+
+    stage.lead.nodes["gpu2"].waits = ""
+    stage.until("ready")
+
+
+def test_what_ray_lacks_is_waited_for(make: Make, view: type[View]) -> None:
+    """And said; also that its dashboard does not answer."""
+    stage = make(RAY)
+    view.lacks = "waiting for gpu2 to be in Ray: 1 of 2 GPUs are"
+    stage.run(10)
+    assert (stage.seen.state, stage.seen.doing) == (
+        "waiting",
+        "waiting for gpu2 to be in Ray: 1 of 2 GPUs are",
+    )
+    view.lacks = OSError("refused")
+    stage.run(10)
+    assert stage.seen.doing == "waiting for Ray's dashboard to answer"
+    view.lacks = ""
+    stage.until("ready")
+    assert set(view.looked) == {1}
+
+
+def test_ray_is_asked_anew_for_another_server(make: Make, view: type[View]) -> None:
+    """What it had for the one before says nothing of this one."""
+    stage = make(RAY)
+    stage.lead.nodes["gpu2"].waits = "GPU 0 has 1 GiB free"
+    stage.run(10)
+    assert view.looked
+    stage.want(wanted.ray("gpu1", "gpu2", id="other", asked=2.0))
+    view.lacks = "waiting for gpu2 to be in Ray: 1 of 2 GPUs are"
+    stage.lead.nodes["gpu2"].waits = ""
+    stage.run(10)
+
+    assert (stage.seen.id, stage.seen.state, stage.seen.doing) == ("other", "waiting", view.lacks)
+
+
+def test_after_a_death_it_is_looked_twice(ready: Make, view: type[View]) -> None:
+    """Ray may take for alive what has just died."""
+    stage = ready(RAY)
+    view.looked.clear()
+    stage.kill("gpu1")
+    stage.until("pausing")
+    stage.until("ready")
+
+    assert set(view.looked) == {2}
