@@ -11,11 +11,18 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import InventoryError
-from launcher.inventory.load import loads
+from launcher.inventory.load import load, loads
 from launcher.model import Inventory
 
 Load = Callable[..., Inventory]
 Mistakes = Callable[..., list[str]]
+
+GOOD = """\
+cluster: pair
+image: vllm/vllm-openai:v0.32.0
+nodes:
+  - {host: "gpu[01-02]", ip: "10.0.0.[11-12]", gpus: 8}
+"""
 
 _TOP = "cluster: test\nimage: vllm/vllm-openai:v0.32.0\n"
 _NODES = """
@@ -56,3 +63,16 @@ def mistakes(load_text: Load) -> Mistakes:
         return []
 
     return find
+
+
+def mistakes_of(path: Path) -> list[str]:
+    """The mistakes of a file that does not load."""
+    with pytest.raises(InventoryError) as caught:
+        load(path)
+    return list(caught.value.mistakes)
+
+
+def mistake_of(path: Path) -> str:
+    """The only mistake of such a file."""
+    (mistake,) = mistakes_of(path)
+    return mistake

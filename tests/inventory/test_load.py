@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,7 @@ import pytest
 from launcher.errors import InventoryError
 from launcher.inventory.load import load
 from launcher.model import Inventory
-
-GOOD = """\
-cluster: pair
-image: vllm/vllm-openai:v0.32.0
-nodes:
-  - {host: "gpu[01-02]", ip: "10.0.0.[11-12]", gpus: 8}
-"""
+from tests.inventory.conftest import GOOD, mistake_of, mistakes_of
 
 BAD = """\
 cluster: "pair; reboot"
@@ -39,17 +32,6 @@ nodes:
 """
 
 
-def _mistakes(path: Path) -> list[str]:
-    with pytest.raises(InventoryError) as caught:
-        load(path)
-    return list(caught.value.mistakes)
-
-
-def _one_mistake(path: Path) -> str:
-    (mistake,) = _mistakes(path)
-    return mistake
-
-
 def test_a_good_file_becomes_an_inventory(tmp_path: Path) -> None:
     """The path is kept as it was given."""
     path = tmp_path / "inventory.yaml"
@@ -70,7 +52,7 @@ def test_every_mistake_is_reported_at_once_in_the_order_of_lines(tmp_path: Path)
     path = tmp_path / "inventory.yaml"
     path.write_text(BAD)
 
-    assert [line.removeprefix(f"{path}:") for line in _mistakes(path)] == [
+    assert [line.removeprefix(f"{path}:") for line in mistakes_of(path)] == [
         (
             "1: cluster: should be a name of at most 40 lower-case letters, digits, `-`, `_` and"
             ' `.`, not "pair; reboot"'
@@ -111,27 +93,8 @@ def test_no_secret_is_repeated(tmp_path: Path) -> None:
         " {args: [--api-key=literal-secret, --api-key literal-secret, hf_0123456789abcdefghij]}\n"
     )
 
-    told = "\n".join(_mistakes(path))
+    told = "\n".join(mistakes_of(path))
     assert not [word for word in ("hf_0123", "abcdefghij0", "literal-secret") if word in told]
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    """The path is in the message."""
-    assert f"{tmp_path / 'no.yaml'}:1: cannot be read: no such file or directory" == _one_mistake(
-        tmp_path / "no.yaml"
-    )
-
-
-def test_a_directory(tmp_path: Path) -> None:
-    """A directory is told from a file that cannot be read."""
-    assert _one_mistake(tmp_path).startswith(f"{tmp_path}:1: is a directory")
-
-
-def test_a_pipe_does_not_make_it_wait(tmp_path: Path) -> None:
-    """Opening a pipe that nobody writes to would wait for ever."""
-    os.mkfifo(tmp_path / "pipe")
-
-    assert _one_mistake(tmp_path / "pipe").endswith("is not a regular file")
 
 
 def test_an_empty_file(tmp_path: Path) -> None:
@@ -139,36 +102,7 @@ def test_an_empty_file(tmp_path: Path) -> None:
     path = tmp_path / "inventory.yaml"
     path.touch()
 
-    assert _one_mistake(path).startswith(f"{path}:1: the file is empty")
-
-
-def test_a_file_of_one_megabyte(tmp_path: Path) -> None:
-    """It is refused by its size, before it is parsed."""
-    path = tmp_path / "inventory.yaml"
-    path.write_text(GOOD + "# padding\n" * 100_000)
-
-    assert _one_mistake(path) == f"{path}:1: is larger than 256 KiB, which no inventory needs to be"
-
-
-def test_bytes_that_are_not_utf8_are_reported_with_their_line(tmp_path: Path) -> None:
-    """An editor with another encoding is a common cause."""
-    path = tmp_path / "inventory.yaml"
-    path.write_bytes(GOOD.encode() + b"# caf\xe9\n")
-
-    assert f"{path}:5: the byte 0xe9 is not UTF-8; save the file as UTF-8" == _one_mistake(path)
-
-
-def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
-    """Editors on other systems write one."""
-    path = tmp_path / "inventory.yaml"
-    path.write_bytes(b"\xef\xbb\xbf" + GOOD.encode())
-
-    assert load(path).cluster == "pair"
-
-
-def test_a_name_that_cannot_be_a_path() -> None:
-    """A NUL in a path is an error like any other."""
-    assert "cannot be read" in _one_mistake(Path("a\x00b"))
+    assert mistake_of(path).startswith(f"{path}:1: the file is empty")
 
 
 def test_a_thousand_nodes_load(tmp_path: Path) -> None:
