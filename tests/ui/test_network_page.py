@@ -1,4 +1,4 @@
-"""The page of a proven network as text; a browser looks at it in test_network_browser.py."""
+"""The page of a proven network as text; a browser looks at it in test_network_page_browser.py."""
 
 from __future__ import annotations
 
