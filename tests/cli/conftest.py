@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,6 +37,13 @@ nodes:
   - {host: gpu02, ip: 10.0.0.12, gpus: 8}
 """
 SECRET = "hf_thisMustStayHidden"
+VLAUNCH = [sys.executable, "-c", "from launcher.cli.main import main; main()"]
+ANNA = (
+    '{"pid": 4242, "since": "2026-11-21T21:00:05Z", "who": "anna", "host": "laptop", "command":'
+    ' "vlaunch up"}'
+)
+# A Docker that lets everybody wait until a file is there.
+_SLOW = '#!/bin/sh\ntouch "{0}/asked"\nwhile [ ! -e "{0}/go" ]; do sleep 0.02; done\nexit 1\n'
 
 
 @dataclass(frozen=True)
@@ -213,3 +223,68 @@ def cluster(
     defaults = watch.__kwdefaults__ or {}
     monkeypatch.setitem(defaults, "sleep", lambda seconds: time.sleep(min(seconds, 0.02)))
     return made
+
+
+@pytest.fixture
+def up(cluster: Cluster) -> Cluster:
+    """A cluster that is up."""
+    assert cluster.run("up").code == 0
+    for kept in (
+        cluster.world.changes,
+        cluster.commands,
+        cluster.trace,
+        cluster.held,
+        cluster.holders,
+    ):
+        kept.clear()
+    return cluster
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cluster that is this machine, with a Docker that answers when `go` is there."""
+    docker = tmp_path / "docker"
+    docker.write_text(_SLOW.format(tmp_path))
+    docker.chmod(0o755)
+    (tmp_path / "inventory.yaml").write_text(
+        "cluster: c\nimage: x:1\naccelerator: cpu\nconnection: local\nstate_dir:"
+        f" {tmp_path}/state\ndocker: [{docker}]\nhf_home: {tmp_path}/hf\nnodes: [{{host: localhost,"
+        " name: me, ip: 192.0.2.1, gpus: 1}]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    yield tmp_path
+    (tmp_path / "go").touch()
+
+
+@pytest.fixture
+def launch(here: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start launchers of their own; none outlives the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*words: str, user: str = "anna") -> subprocess.Popen[str]:
+        env = {**os.environ, "LOGNAME": user}
+        started.append(
+            subprocess.Popen(
+                [*VLAUNCH, *words],
+                env=env,
+                stderr=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return started[-1]
+
+    yield start
+    (here / "go").touch()
+    for launcher in started:
+        launcher.kill()
+        launcher.communicate()
+
+
+def held(capsys: pytest.CaptureFixture[str]) -> bool:
+    capsys.readouterr()
+    assert run(["lock", "--json"]) == 0
+    return bool(json.loads(capsys.readouterr().out)["held"])

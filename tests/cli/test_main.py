@@ -16,12 +16,11 @@ from launcher import __version__
 from launcher.cli import main
 from launcher.cli.main import COMMANDS, run
 from launcher.errors import RequestError, VlaunchError
-from launcher.plan.files import payload_tar
+from tests.cli.conftest import VLAUNCH
 
 pytestmark = pytest.mark.processes
 
 Ending = Callable[..., None]
-VLAUNCH = [sys.executable, "-c", "from launcher.cli.main import main; main()"]
 SHOWN = [name for name, (_, _, help_) in COMMANDS.items() if help_]
 
 
@@ -181,42 +180,6 @@ def test_the_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     shipped = json.loads((Path(main.__file__).parents[1] / "inventory" / "schema.json").read_text())
 
     assert json.loads(capsys.readouterr().out) == shipped
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_names_the_program(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Code that the shell can read."""
-    assert run(["completion", shell]) == 0
-    out = capsys.readouterr().out
-
-    assert "_VLAUNCH_COMPLETE" in out
-    if shell == "bash":
-        assert subprocess.run(["bash", "-n"], input=out, text=True, check=False).returncode == 0
-
-
-def test_completion_of_another_shell_is_a_usage_error() -> None:
-    """With the ones that there are."""
-    assert run(["completion", "tcsh"]) == 2
-
-
-def test_completing_a_command_works_from_end_to_end() -> None:
-    """As bash asks for it."""
-    env = {
-        **os.environ,
-        "_VLAUNCH_COMPLETE": "bash_complete",
-        "COMP_WORDS": "vlaunch sta",
-        "COMP_CWORD": "1",
-    }
-    done = subprocess.run(VLAUNCH, env=env, capture_output=True, text=True, check=False)
-
-    assert done.stdout.split() == ["plain,status"]
-
-
-def test_the_payload_is_printed_byte_for_byte() -> None:
-    """The script of `--dry-run` pipes it to nodes."""
-    done = subprocess.run([*VLAUNCH, "payload"], capture_output=True, check=True)
-
-    assert done.stdout == payload_tar()
 
 
 @pytest.mark.parametrize(

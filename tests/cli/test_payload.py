@@ -1,0 +1,19 @@
+"""`vlaunch payload`: the archive of helper files, as it is."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from launcher.plan.files import payload_tar
+from tests.cli.conftest import VLAUNCH
+
+pytestmark = pytest.mark.processes
+
+
+def test_the_payload_is_printed_byte_for_byte() -> None:
+    """The script of `--dry-run` pipes it to nodes."""
+    done = subprocess.run([*VLAUNCH, "payload"], capture_output=True, check=True)
+
+    assert done.stdout == payload_tar()
