@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from launcher.checks import host
+from launcher.checks.shape import Evidence, Finding
 from launcher.inventory.load import loads
 from launcher.model import Inventory
 from launcher.tools.host import Address, Gpu, HostFacts
 
 Load = Callable[..., Inventory]
+Good = Callable[..., HostFacts]
 
 
 @pytest.fixture
@@ -56,3 +59,17 @@ def good() -> Callable[..., HostFacts]:
         return dataclasses.replace(facts, **changed)
 
     return make
+
+
+def judge(id_: str, inventory: Inventory, **facts: HostFacts) -> list[Finding]:
+    """Ask one check about the nodes given."""
+    check = next(each for each in host.CHECKS if each.id == id_)
+    return list(check.judge(Evidence(inventory=inventory, facts=facts)))
+
+
+def first(id_: str, load: Load, facts: HostFacts, more: str = "", **own: str) -> Finding:
+    """Ask one check about one node."""
+    keys = {"host": "gpu01", "ip": "10.0.0.11", "gpus": "2", **own}
+    nodes = "nodes: [{" + ", ".join(f"{key}: {value}" for key, value in keys.items()) + "}]"
+    (found,) = judge(id_, load(more, nodes), gpu01=facts)
+    return found

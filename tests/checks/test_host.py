@@ -2,50 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from launcher.checks import host
-from launcher.checks.ports import ports_of
-from launcher.checks.shape import Evidence, Finding
-from launcher.model import Inventory
-from launcher.tools import payload, ray
-from launcher.tools.docker import Container
-from launcher.tools.host import Address, HostFacts
-
-Load = Callable[..., Inventory]
-Good = Callable[..., HostFacts]
-
-RUNNING = Container(
-    name="vlaunch-c-gpu01",
-    id="1",
-    role="head",
-    node="gpu01",
-    image="i",
-    status="running",
-    spec="",
-    exit_code=0,
-    restarts=0,
-    env={},
-    labels={},
-)
-
-
-def judge(id_: str, inventory: Inventory, **facts: HostFacts) -> list[Finding]:
-    """Ask one check about the nodes given."""
-    check = next(each for each in host.CHECKS if each.id == id_)
-    return list(check.judge(Evidence(inventory=inventory, facts=facts)))
-
-
-def first(id_: str, load: Load, facts: HostFacts, more: str = "", **own: str) -> Finding:
-    """Ask one check about one node."""
-    keys = {"host": "gpu01", "ip": "10.0.0.11", "gpus": "2", **own}
-    nodes = "nodes: [{" + ", ".join(f"{key}: {value}" for key, value in keys.items()) + "}]"
-    (found,) = judge(id_, load(more, nodes), gpu01=facts)
-    return found
+from launcher.checks.shape import Evidence
+from launcher.tools.host import Address
+from tests.checks.conftest import Good, Load, first, judge
 
 
 @pytest.mark.parametrize("check", host.CHECKS, ids=lambda check: check.id)
@@ -251,145 +215,6 @@ def test_ethernet_needs_no_rdma_devices(load: Load, good: Good) -> None:
     assert first("rdma-devices", load, good(infiniband=())).status == "pass"
 
 
-def test_a_taken_port_is_named_with_its_use(load: Load, good: Good) -> None:
-    """And how to see who has it."""
-    found = first("ports", load, good(listening=frozenset({("0.0.0.0", 6379), ("::", 8000)})))
-
-    assert (found.status, found.text) == ("fail", "port 6379 (Ray head), 8000 (vLLM API) is taken")
-    assert "ss -ltnp 'sport = :6379'" in found.fix
-
-
-def test_a_worker_needs_only_its_own_ports(load: Load, good: Good) -> None:
-    """Something may listen on 6379 of a worker; nothing of ours will."""
-    busy = good("10.0.0.12", listening=frozenset({("0.0.0.0", 6379)}))
-    own = good("10.0.0.12", listening=frozenset({("0.0.0.0", 6380)}))
-
-    assert [each.status for each in judge("ports", load(), gpu01=good(), gpu02=busy)] == [
-        "pass",
-        "pass",
-    ]
-    assert (
-        judge("ports", load(), gpu01=good(), gpu02=own)[1].text
-        == "port 6380 (Ray node manager) is taken"
-    )
-
-
-@pytest.mark.parametrize(
-    ("more", "nodes", "taken"),
-    [
-        ("serve: {backend: mp}", "", "29501 (vLLM's rendezvous), 29560 (the nodes' agents)"),
-        (
-            "serve: {backend: mp, dp: 2}",
-            "",
-            "29550 (the replicas' rendezvous), 29560 (the nodes' agents)",
-        ),
-        ("serve: {dp: 2}", "", "29560 (the nodes' agents)"),
-        ("ray: none", "", "29501 (vLLM's rendezvous), 29560 (the nodes' agents)"),
-        (
-            "serve: {backend: mp}",
-            "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 2}]",
-            "29560 (the nodes' agents)",
-        ),
-    ],
-)
-def test_the_ports_of_ranks_are_needed_where_the_server_has_them(
-    more: str, nodes: str, taken: str, load: Load, good: Good
-) -> None:
-    """On the head, for ranks on several nodes without Ray; the agents meet there whatever is
-    served.
-    """
-    busy = frozenset(("0.0.0.0", port) for port in (29501, 29550, 29560))
-    inventory = load(more, nodes)
-    facts = {node.name: good(node.ip, listening=busy) for node in inventory.nodes}
-    texts = [each.text for each in judge("ports", inventory, **facts) if each.status == "fail"]
-
-    assert texts == [f"port {taken} is taken"]
-
-
-def test_without_ray_its_ports_are_not_needed(load: Load, good: Good) -> None:
-    """Somebody else's Ray may run on these nodes."""
-    facts = good(listening=frozenset(("0.0.0.0", port) for port in (6379, 8265, 6380)))
-
-    assert first("ports", load, facts, "ray: none").status == "pass"
-
-
-def running(inventory: Inventory) -> Container:
-    """Return the head's container as `up` starts it from this inventory."""
-    head = inventory.head
-    start = ray.start_head(head, inventory)
-    agent = payload.agent(
-        start, node=head.name, head=head.ip, port=inventory.ports.group, lead=True, private_shm=True
-    )
-    return replace(RUNNING, argv=("/opt/vlaunch/entry.sh", *agent))
-
-
-@pytest.mark.parametrize("serve", ["", "serve: {backend: mp}", "serve: {backend: mp, dp: 2}"])
-def test_ports_held_by_the_clusters_own_containers_are_not_taken(
-    serve: str, load: Load, good: Good
-) -> None:
-    """A second `up` finds them in use, by what it started itself."""
-    inventory = load(serve)
-    fixed = set(ports_of(inventory, inventory.head)) - {inventory.ports.probe}
-    facts = good(
-        listening=frozenset(("0.0.0.0", port) for port in fixed), containers=(running(inventory),)
-    )
-    found = judge("ports", inventory, gpu01=facts)[0]
-
-    assert (found.status, found.text) == (
-        "pass",
-        "the ports are the cluster's own: its containers run",
-    )
-
-
-@pytest.mark.parametrize(
-    ("ports", "taken", "text"),
-    [
-        ("gcs: 6400", 6400, "port 6400 (Ray head) is taken"),
-        ("node_manager: 6400", 6400, "port 6400 (Ray node manager) is taken"),
-        ("gcs: 6400, dashboard: 6379", 6379, ""),
-    ],
-)
-def test_a_port_that_the_running_container_does_not_have_is_somebody_elses(
-    ports: str, taken: int, text: str, load: Load, good: Good
-) -> None:
-    """The inventory has changed, and `up` removes what runs before it binds anew; a port that this
-    gives up will be free.
-    """
-    changed = load(f"ports: {{{ports}}}")
-    facts = good(
-        listening=frozenset({("0.0.0.0", 6379), ("0.0.0.0", taken)}), containers=(running(load()),)
-    )
-    found = judge("ports", changed, gpu01=facts)[0]
-
-    assert found.text == text if text else found.status == "pass"
-
-
-def test_a_throw_away_container_holds_no_port_for_the_cluster(load: Load, good: Good) -> None:
-    """The network check of another run has it now, and this one could not have it."""
-    probe = replace(RUNNING, role="probe", argv=("python3", "network.py", "--port", "29500"))
-
-    assert (
-        first(
-            "ports", load, good(listening=frozenset({("0.0.0.0", 29500)}), containers=(probe,))
-        ).status
-        == "fail"
-    )
-
-
-def test_ports_are_not_the_clusters_own_when_its_container_has_ended(
-    load: Load, good: Good
-) -> None:
-    """Whoever listens now is somebody else."""
-    ended = replace(RUNNING, status="exited")
-
-    assert (
-        first(
-            "ports", load, good(listening=frozenset({("0.0.0.0", 6379)}), containers=(ended,))
-        ).status
-        == "fail"
-    )
-
-
 @pytest.mark.parametrize(("id_", "missing"), [("address", "addresses"), ("ports", "listening")])
 def test_what_could_not_be_looked_at_is_skipped_with_its_reason(
     id_: str, missing: str, load: Load, good: Good
@@ -422,15 +247,3 @@ def test_every_failure_has_a_fix_and_no_full_stop(load: Load, good: Good) -> Non
     assert all(
         each.fix and not each.text.endswith(".") and not each.fix.endswith(".") for each in found
     )
-
-
-def test_the_port_of_the_network_check_must_be_free_though_the_cluster_runs(
-    load: Load, good: Good
-) -> None:
-    """Its ranks meet there, and none of the cluster's containers holds it."""
-    facts = good(
-        listening=frozenset({("0.0.0.0", 29500), ("::", 6379)}), containers=(running(load()),)
-    )
-    found = first("ports", load, facts)
-
-    assert (found.status, found.text) == ("fail", "port 29500 (network check) is taken")
