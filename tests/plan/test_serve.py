@@ -19,7 +19,6 @@ from launcher.plan.request import Request
 from launcher.plan.script import script
 from launcher.plan.serve import Start, ask_model, plan_files
 from launcher.site import Site
-from launcher.state import servers
 from launcher.state.snapshot import ClusterSnapshot
 from launcher.tools.host import HostFacts
 from tests.golden import check
@@ -583,10 +582,3 @@ def test_helper_files_of_running_containers_are_brought_up_to_date() -> None:
     """A newer vlaunch asks questions that an older helper program does not understand."""
     assert len(plan_files(seen().site).steps) == 2
     assert plan_files(Site(INVENTORY)).steps == ()
-
-
-def test_a_server_of_this_version_is_read_back() -> None:
-    """What `serve` writes is what the others read."""
-    (found,) = servers.read({"servers": [kept(request("mp"))]}).servers
-
-    assert found.desired == desired(request("mp"))

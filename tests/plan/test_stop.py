@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from launcher.checks.shape import Finding
@@ -12,7 +11,7 @@ from launcher.model import Answer
 from launcher.plan.shape import Gate
 from launcher.plan.stop import plan_forget, plan_stop
 from launcher.site import Site
-from launcher.state import running, servers
+from launcher.state import servers
 from launcher.state.servers import Server
 from launcher.tools.host import HostFacts
 from tests.plan.served import INVENTORY, container, desired, group, kept, request, seen, table
@@ -126,24 +125,3 @@ def test_what_is_over_is_forgotten() -> None:
         f"{FOLDER}/chat/observed.json",
     )
     assert plan_forget(seen().site, []).stages == ()
-
-
-def test_a_server_of_an_older_vlaunch_is_named() -> None:
-    """No keeper knows of it: a Ray job with our mark, or a rank's own container."""
-    job = {
-        "submission_id": "serve-1-1",
-        "status": "RUNNING",
-        "metadata": {"vlaunch.model": "org/m"},
-    }
-    rank = container("n2", name="vlaunch-c-n2-rank", role="rank", labels={"vlaunch.model": "org/m"})
-    facts = {**seen().site.facts, "n2": replace(seen().site.facts["n2"], containers=(rank,))}
-
-    assert running.older(seen().site, {"jobs": [job]}) == "org/m (Ray job serve-1-1)"
-    assert running.older(Site(INVENTORY, facts), {}) == "org/m (container vlaunch-c-n2-rank on n2)"
-    assert (
-        running.older(
-            seen().site,
-            {"jobs": [{**job, "status": "STOPPED"}, {**job, "metadata": {}}]},
-        )
-        == ""
-    )
