@@ -19,25 +19,30 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher.apply import apply
+from launcher.checks.shape import Finding
 from launcher.inventory.load import load
-from launcher.model import Inventory, Secret
+from launcher.model import Answer, Inventory, Secret
+from launcher.plan import network
 from launcher.plan.down import plan_down
 from launcher.plan.shape import Plan
 from launcher.plan.up import RayImage, plan_image, plan_up
 from launcher.remote.secrets import resolve
 from launcher.site import Site
 from launcher.state.observe import commands, observe, read
+from launcher.state.verdict import Ask, Proof
 from launcher.tools import derived, ray
+from launcher.tools.host import HostFacts
 from tests.fakes import FakeTransport
 from tests.simulated import World
 
 CASES = Path(__file__).parent / "cases"
+ASK = Ask(nonce="f00d")
 # What the cases' inventories name as secrets; none of these may be seen in a script.
 VALUES = {
     "HF_TOKEN": "hf_thisMustStayHidden",
@@ -174,3 +179,19 @@ def drain(plan: Plan, transport: FakeTransport) -> None:
     """Apply a plan to its end; its waits cost no time."""
     now = iter(range(1_000_000))
     list(apply(plan, transport, clock=lambda: float(next(now)), sleep=lambda _: None))
+
+
+def up(inventory: Inventory) -> tuple[World, dict[str, HostFacts]]:
+    """Bring a world up and look at it."""
+    world = World(inventory)
+    bring_up(inventory, world, {})
+    return world, observe(inventory, FakeTransport(world.answer), [inventory.image])
+
+
+def judged(world: World, facts: dict[str, HostFacts], ask: Ask, proof: Proof) -> Sequence[Finding]:
+    """Run the gate once."""
+    gate = network.gate(Site(world.inventory, facts), ask, proof)
+    answers: dict[str, list[Answer]] = {}
+    for answer in FakeTransport(world.answer).run(gate.ask):
+        answers.setdefault(answer.node, []).append(answer)
+    return gate.judge(answers)

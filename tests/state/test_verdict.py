@@ -1,0 +1,169 @@
+"""What came of a network check: what is kept of it, what that proves, and of whom."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from launcher.model import Answer
+from launcher.plan import network
+from launcher.site import Site
+from launcher.state import verdict
+from launcher.state.observe import observe
+from launcher.state.verdict import Ask, Proof
+from launcher.tools.host import HostFacts
+from tests.conftest import Load
+from tests.fakes import FakeTransport
+from tests.plan.case import ASK, judged, up
+from tests.simulated import World
+
+
+def record(world: World, facts: dict[str, HostFacts], ask: Ask = ASK) -> dict[str, Any]:
+    """Measure, keep the verdict, and read it back."""
+    proof = Proof()
+    judged(world, facts, ask, proof)
+    step = network.record(Site(world.inventory, facts), proof, taken="today")
+    assert world.answer(step.command) is not None
+    answer = world.answer(verdict.query_record(Site(world.inventory, facts)))
+    assert answer is not None
+    return verdict.parse_record(answer)
+
+
+def test_a_record_proves_what_it_is_about(load: Load) -> None:
+    """The very containers, at the level that was asked for, or above."""
+    inventory = load("network: {fabric: infiniband}")
+    world, facts = up(inventory)
+    world.links["gpu01", "gpu02"] = "NET/IB/0"
+    kept = record(world, facts, replace(ASK, require="rdma"))
+
+    def proves(require: Any, **changed: Any) -> bool:
+        return verdict.proven(
+            Site(inventory, facts), {**kept, **changed}, require=require, collective=True
+        )
+
+    assert [proves(level) for level in ("any", "rdma", "gdrdma")] == [True, True, False]
+    assert not proves("rdma", incarnation="another")
+    assert not proves("rdma", passed=False)
+    assert not verdict.proven(Site(inventory), kept, require="any", collective=False)
+    assert not verdict.proven(
+        Site(inventory, facts), {**kept, "collective": False}, require="any", collective=True
+    )
+    assert verdict.proven(
+        Site(inventory, facts), {**kept, "collective": False}, require="any", collective=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "required", "proves"),
+    [
+        ("auto", "any", True),
+        ("auto", "gdrdma", True),
+        ("any", "any", False),
+        ("rdma", "rdma", False),
+        ("gdrdma", "gdrdma", True),
+    ],
+)
+def test_auto_is_covered_by_auto_and_by_the_highest(
+    load: Load, asked: str, required: str, proves: bool
+) -> None:
+    """What it stands for was found on the nodes, and a lower level that somebody asked for says
+    nothing of it.
+    """
+    inventory = load()
+    world, facts = up(inventory)
+    kept = {**record(world, facts), "asked": asked, "required": required}
+
+    assert verdict.proven(Site(inventory, facts), kept, require=None, collective=False) is proves
+
+
+def test_a_container_that_started_again_is_another_incarnation(load: Load) -> None:
+    """Docker restarts it under the same id."""
+    world, facts = up(load())
+    before = verdict.incarnation(Site(world.inventory, facts))
+    world.container("gpu02")["State"]["StartedAt"] = "2026-11-21T01:00:00Z"
+    after = verdict.incarnation(
+        Site(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
+    )
+    world.stop("gpu01")
+    gone = verdict.incarnation(
+        Site(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
+    )
+
+    assert before
+    assert after not in ("", before)
+    assert gone == ""
+
+
+GOOD = {
+    "incarnation": "i",
+    "taken": "t",
+    "passed": True,
+    "asked": "auto",
+    "required": "any",
+    "summary": "s",
+    "ranks_per_node": 0,
+}
+FIGURES = {
+    "reduce_latency": 1e-5,
+    "algbw": 1e9,
+    "send_latency": 1e-5,
+    "bandwidth": 1e9,
+    "tcp": False,
+}
+
+
+def test_fewer_ranks_than_gpus_prove_less_than_a_server_uses(load: Load) -> None:
+    """Seven of eight network cards were never tried."""
+    world, facts = up(load())
+    one, all_ = record(world, facts, replace(ASK, ranks_per_node=1)), record(world, facts)
+
+    assert not verdict.proven(Site(world.inventory, facts), one, require=None, collective=False)
+    assert verdict.proven(Site(world.inventory, facts), all_, require=None, collective=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (json.dumps(GOOD), GOOD),
+        (json.dumps({**GOOD, "figures": FIGURES}), {**GOOD, "figures": FIGURES}),
+        (json.dumps({**GOOD, "figures": {**FIGURES, "algbw": 0}}), GOOD),
+        (json.dumps({**GOOD, "figures": {**FIGURES, "algbw": "fast"}}), GOOD),
+        (json.dumps({**GOOD, "figures": {**FIGURES, "algbw": float("inf")}}), GOOD),
+        (json.dumps({**GOOD, "figures": [1]}), GOOD),
+        (json.dumps({**GOOD, "nodes": [1], "servers": {"a": 1}}), GOOD),
+        (
+            json.dumps({**GOOD, "nodes": ["n"], "servers": {}}),
+            {**GOOD, "nodes": ["n"], "servers": {}},
+        ),
+        (json.dumps({**GOOD, "passed": "yes"}), {}),
+        (json.dumps({**GOOD, "required": "rocket"}), {}),
+        (json.dumps({**GOOD, "taken": None}), {}),
+        ('{"passed": true}', {}),
+        ("", {}),
+        ("{", {}),
+        ("null", {}),
+        ("[" * 100_000, {}),
+    ],
+)
+def test_a_record_that_is_not_whole_proves_nothing(text: str, kept: dict[str, Any]) -> None:
+    """A file on a node may hold anything."""
+    assert verdict.parse_record(Answer(node="gpu01", code=0, out=text)) == kept
+
+
+def test_numbers_that_json_has_not_are_left_out(load: Load) -> None:
+    """In what is printed and in what is kept."""
+    world, facts = up(load())
+    world.rates["gpu01", "gpu02"] = float("nan")
+    proof = Proof()
+    judged(world, facts, ASK, proof)
+    judged(world, facts, ASK, proof)
+    assert proof.verdict is not None
+
+    for said in (
+        verdict.as_json(proof.verdict),
+        verdict.as_record(Site(world.inventory, facts), proof, taken="today"),
+    ):
+        assert json.loads(json.dumps(said, allow_nan=False)) == json.loads(json.dumps(said))
