@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from launcher.checks.shape import Finding
 from launcher.model import Inventory, Node, RaySettings
 from launcher.payload.agent.desired import Desired, Policy
 from launcher.placement import choose, narrow
@@ -126,3 +127,24 @@ def kept(asked: Request | Desired, state: str = "ready", **more: Any) -> dict[st
     own = {key: getattr(wanted, key) for key in ("name", "id", "asked", "model")}
     observed = {"version": 2, **own, "state": state, **more}
     return {"name": wanted.name, "desired": wanted.as_json(), "observed": observed, "age": 1.0}
+
+
+def option(argv: tuple[str, ...], name: str) -> str:
+    return argv[argv.index(name) + 1] if name in argv else ""
+
+
+def uneven(*gpus: int) -> Inventory:
+    nodes = [
+        replace(NODES[0], name=f"n{i + 1}", ip=f"10.0.0.{i + 1}", gpus=g, head=i == 0)
+        for i, g in enumerate(gpus)
+    ]
+    return replace(INVENTORY, nodes=tuple(nodes))
+
+
+def chat(**more: Any) -> Request:
+    return request(**{"name": "chat", "backend": "mp", "tp": 4, "pp": 1, "nodes": ("n1",), **more})
+
+
+def judged(start: Start, gate: str) -> list[Finding]:
+    (found,) = [each for stage in start.plan.stages for each in stage.gates if each.id == gate]
+    return [each for each in found.judge({}) if each.status != "pass"]
