@@ -21,7 +21,7 @@ from launcher.plan.request import Request
 from launcher.plan.serve import plan_serve
 from launcher.site import Site
 from launcher.state.snapshot import ClusterSnapshot
-from launcher.state.watched import endpoint, watched
+from launcher.state.watched import watched
 from launcher.transport import Command
 from launcher.watch import Served, summary, watch
 from tests.fakes import FakeTransport
@@ -578,23 +578,6 @@ def test_a_node_whose_container_starts_anew_is_waited_for() -> None:
     world, _, _ = follow(look(), *[mute] * 60, look(**READY))
 
     assert world.now > 50
-
-
-@pytest.mark.parametrize(
-    ("bind", "url"),
-    [
-        ("0.0.0.0", "http://10.0.0.1:8000/v1"),
-        ("::", "http://10.0.0.1:8000/v1"),
-        ("127.0.0.1", "http://127.0.0.1:8000/v1"),
-        ("fd00::1", "http://[fd00::1]:8000/v1"),
-    ],
-)
-def test_endpoint(bind: str, url: str) -> None:
-    """Where clients go: the head's address between the nodes, or the one address that was asked
-    for.
-    """
-    assert endpoint(INVENTORY, bind, 8000) == url
-    assert endpoint(INVENTORY, bind, 8000, "n2") == url.replace("10.0.0.1", "10.0.0.2")
 
 
 def test_stopping_to_watch_asks_nothing_more() -> None:
