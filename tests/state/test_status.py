@@ -4,90 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.errors import UnreadableAnswer
-from launcher.model import Answer, Inventory, Secret
-from launcher.payload.agent.desired import Desired
-from launcher.payload.agent.observed import Observed
+from launcher.model import Answer
 from launcher.site import Site
 from launcher.state import status, verdict
 from launcher.state.observe import observe
-from launcher.state.status import ClusterStatus, ServerStatus
-from launcher.tools.docker import parse_image
 from tests import kept
+from tests.conftest import Load
 from tests.fakes import FakeTransport
 from tests.plan import case
 from tests.simulated import World
+from tests.state.conftest import ANSWER, LATE, SECRETS, jobs, look, serve
 
-Load = Callable[..., Inventory]
-SECRETS = {"RAY_AUTH_TOKEN": Secret("tok")}
-OPEN = "ray: {token_auth: false}"
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "ray"
-ANSWER = {"status": 200, "model": "m", "system_fingerprint": "vllm-0.32.0-pp2-x", "seconds": 0.25}
-LATE = {"status": 0, "error": "timed out"}
-
-
-@pytest.fixture
-def world(load: Load) -> World:
-    """A cluster of two that is up, without a server."""
-    made = World(load())
-    case.bring_up(made.inventory, made, SECRETS)
-    jobs(made)
-    return made
-
-
-def look(
-    world: World, *missing: str, inventory: Inventory | None = None, **completions: dict[str, Any]
-) -> ClusterStatus:
-    """Observe as the command does; servers answer by their names, or do not."""
-    inventory = inventory or world.inventory
-    transport = FakeTransport(world.answer)
-    facts = {
-        name: each
-        for name, each in observe(inventory, transport, [inventory.image]).items()
-        if name not in missing
-    }
-    said = status.Said()
-    if asked := status.query_head(Site(inventory, facts)):
-        answer, proof = transport.run(asked)
-        said = status.Said(head=status.parse_answer(answer), network=verdict.parse_record(proof))
-    asked_for = {
-        each.name for each in said.kept.running if status.query_server(Site(inventory, facts), each)
-    }
-    said = dataclasses.replace(
-        said,
-        abouts={name: world.said.get("server", {}) for name in asked_for},
-        completions={name: completions.get(name, LATE) for name in asked_for},
-    )
-    return status.read(
-        Site(inventory, facts), said, {name: f"{name}: no route" for name in missing}
-    )
-
-
-def jobs(world: World, *rows: dict[str, Any], **more: Any) -> None:
-    """Let the head tell of servers."""
-    world.said["jobs"] = {
-        "jobs": [],
-        "nodes": world.ray_table(),
-        "actors": {"data": {"result": {"result": []}}},
-        **kept.said(*rows),
-        **more,
-    }
-
-
-def serve(
-    world: World, how: Observed | None = None, *, wanted: Desired | None = None, **more: Any
-) -> ServerStatus:
-    """Let one server be, and look at it."""
-    completion = {key: more.pop(key) for key in ("default",) if key in more}
-    jobs(world, kept.one(wanted or kept.wanted(), how, age=more.pop("age", 2.0)), **more)
-    (server,) = look(world, **completion).servers
-    return server
 
 
 def test_a_cluster_that_is_up_is_whole(world: World) -> None:
@@ -256,30 +190,6 @@ def test_without_ray_agents_make_a_cluster(load: Load) -> None:
     assert not look(world).whole
 
 
-@pytest.mark.parametrize(
-    ("how", "state"),
-    [
-        (None, "waiting"),
-        (kept.seen(state="waiting", doing="waiting for gpu02"), "waiting"),
-        (kept.seen(state="starting"), "starting"),
-        (kept.seen(state="stopping"), "stopping"),
-        (kept.seen(state="waiting", fault_count=1), "recovering"),
-        (kept.seen(state="starting", fault_count=1), "recovering"),
-        (kept.seen(state="stopping", fault_count=1), "recovering"),
-        (kept.seen(state="pausing", fault_count=1), "recovering"),
-        (kept.seen(state="failed", doing="no GPU", fault_count=1), "failed"),
-        (kept.seen(state="gave-up", fault_count=4), "gave-up"),
-    ],
-)
-def test_what_the_keeper_does_with_a_server(world: World, how: Observed | None, state: str) -> None:
-    """A first start is no recovery; what follows a fault is one, and red."""
-    server = serve(world, how)
-
-    assert server.state == state
-    assert server.detail == (how.doing if how else "its keeper has not begun with it")
-    assert look(world).whole is (state in ("waiting", "starting", "stopping"))
-
-
 def test_a_server_that_nobody_wants_is_there_until_it_is_gone(world: World) -> None:
     """One that was stopped is not listed."""
     jobs(
@@ -317,125 +227,6 @@ def test_answering_needs_a_completion(world: World) -> None:
         ("gpu01", "gpu02"),
         2.0,
     )
-
-
-def test_a_server_that_answers_before_its_keeper_knows_answers(world: World) -> None:
-    """And one whose keeper has died is green with a warning: it works."""
-    assert (
-        serve(world, kept.seen(state="starting", fault_count=1), default=ANSWER).state
-        == "answering"
-    )
-
-    server = serve(world, kept.seen(), agent=75.0, default=ANSWER)
-    assert (server.state, server.warning) == (
-        "answering",
-        "the head's agent has said nothing for 75 s, so that nobody keeps it",
-    )
-
-
-@pytest.mark.parametrize(
-    ("how", "completion", "state"),
-    [
-        # vLLM's own counters moved while the completion waited.
-        (kept.seen(still=0.0, asking=84.0), {**LATE, "moved": True}, "busy"),
-        (kept.seen(still=40.0), {**LATE, "moved": True}, "busy"),
-        # They did not, or are not there, but the keeper saw something move: a log line, GPU time.
-        (kept.seen(still=3.0, asking=20.0), {**LATE, "moved": False}, "busy"),
-        (kept.seen(still=3.0, asking=20.0), {**LATE, "moved": None}, "busy"),
-        (kept.seen(still=3.0, warning="refused"), {"status": 500, "error": "no"}, "busy"),
-        # Nothing moved.
-        (kept.seen(still=42.0, asking=42.0), {**LATE, "moved": False}, "silent"),
-        (kept.seen(still=42.0, asking=42.0), LATE, "silent"),
-        (kept.seen(), {**LATE, "moved": False}, "silent"),
-        (kept.seen(), {"status": 500, "error": "EngineDeadError"}, "silent"),
-    ],
-)
-def test_a_busy_server_is_no_silent_one(
-    world: World, how: Observed, completion: dict[str, Any], state: str
-) -> None:
-    """It is green while anything of it moves; `/health` says 200 of both."""
-    server = serve(world, how, default=completion)
-
-    assert server.state == state
-    assert look(world, default=completion).whole is (state == "busy")
-
-
-def test_the_word_of_a_keeper_that_is_old_makes_nothing_busy(world: World) -> None:
-    """It may have been frozen with its server."""
-    assert serve(world, kept.seen(still=3.0, asking=20.0), age=30.0, default=LATE).state == "silent"
-
-
-def test_silence_says_for_how_long_and_what_the_keeper_does(world: World) -> None:
-    """With nodes' names in the place of addresses."""
-    server = serve(world, kept.seen(still=42.0, doing="nothing comes from 10.0.0.12"), default=LATE)
-
-    assert (
-        server.detail
-        == "no completion: timed out; nothing has moved for 42 s; its keeper: nothing comes from"
-        " gpu02"
-    )
-
-
-def test_what_a_busy_server_has_to_do_is_told(world: World) -> None:
-    """As it was counted last: while the completion waited, else by the keeper, else a moment
-    ago.
-    """
-    counts = {"running": 8, "waiting": 892, "tokens_per_s": 310.2}
-    world.said["server"] = {
-        "health": 200,
-        "load": {"running": 1, "waiting": 2, "tokens_per_s": None},
-    }
-    completion = {**LATE, "moved": True, "load": counts}
-    by_keeper = kept.seen(load=kept.load(waiting=900))
-
-    assert serve(world, by_keeper, default=completion).load == kept.load()
-    assert serve(world, by_keeper, default={**LATE, "moved": True}).load == kept.load(waiting=900)
-    assert serve(world, by_keeper, age=30.0, default=ANSWER).load == kept.load(
-        running=1, waiting=2, tokens_per_s=0.0
-    )
-
-
-def test_a_replica_that_gives_no_answer_is_silence(world: World) -> None:
-    """Another one's answer proves nothing for it: a part of the requests hangs.
-
-    Under a flood it is busy like the others.
-    """
-    good = {"status": 200, "seconds": 0.1, "error": "", "answered": True}
-    late = {"status": 0, "seconds": 8.0, "error": "timed out", "answered": False}
-    completion = {**ANSWER, "replicas": [good, late]}
-    server = serve(world, kept.seen(), default=completion)
-
-    assert (server.state, server.detail) == (
-        "silent",
-        "replica 1 of 2 gave no completion: timed out",
-    )
-    assert serve(world, kept.seen(asking=9.0), default=completion).state == "busy"
-    assert (
-        serve(world, kept.seen(), default={**ANSWER, "replicas": [good, good]}).state == "answering"
-    )
-
-
-@pytest.mark.parametrize(
-    ("agent", "said"), [(75.0, "has said nothing for 75 s"), (None, "says nothing")]
-)
-def test_a_keeper_that_has_died_leaves_a_server_unknown(
-    world: World, agent: float | None, said: str
-) -> None:
-    """Whatever it wrote last; not whole."""
-    server = serve(world, kept.seen(), agent=agent, default=LATE)
-
-    assert (server.state, server.detail) == ("unknown", f"the head's agent {said}")
-    assert not look(world).whole
-
-
-def test_a_server_whose_node_was_not_asked_is_unknown(world: World) -> None:
-    """Its keeper may hear it all the same."""
-    jobs(world, kept.one(kept.wanted(node="gpu02"), kept.seen()))
-    seen = look(world, "gpu02")
-
-    assert [(each.state, each.detail) for each in seen.servers] == [
-        ("unknown", "the node that has its API was not asked")
-    ]
 
 
 def test_several_servers_are_judged_apart(world: World) -> None:
@@ -491,67 +282,6 @@ def test_a_record_may_be_anything(world: World, row: Any) -> None:
     assert look(world).servers == ()
 
 
-def test_drift_is_said_in_words(world: World, load: Load) -> None:
-    """The inventory has another environment than the container."""
-    changed = load("env: {A: '1'}")
-    seen = look(world, inventory=changed)
-
-    assert seen.nodes[0].drift == ("env A: unset → 1",)
-    assert not seen.whole
-
-
-@pytest.mark.parametrize("more", ["", OPEN, "ray: none"])
-def test_values_of_secrets_are_not_needed_to_see_that_nothing_drifted(
-    load: Load, more: str
-) -> None:
-    """`status` fetches none: the fingerprint on the container stands in for them."""
-    inventory = load(f"{more}\nsecrets: {{HF_TOKEN: {{env: HF_TOKEN}}}}")
-    world = World(inventory)
-    case.bring_up(inventory, world, {**SECRETS, "HF_TOKEN": Secret("hf")})
-
-    assert [each.drift for each in look(world).nodes] == [(), ()]
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "said"),
-    [
-        ("", "env: {A: '1'}", "env A: unset → 1"),
-        ("env: {A: '1'}", "env: {A: '2'}", "env A: 1 → 2"),
-        ("env: {A: '1'}", "", "env A: 1 → unset"),
-        ("", "mounts: ['/models:/models:ro']", "devices, mounts or limits of its container"),
-        (
-            "",
-            "secrets: {HF_TOKEN: {env: X}}",
-            "env HF_TOKEN_PATH: unset → /run/vlaunch/secrets/HF_TOKEN",
-        ),
-    ],
-)
-def test_what_differs_is_said_of_every_node(load: Load, before: str, after: str, said: str) -> None:
-    """The inventory was changed after `up`."""
-    world = World(load(before))
-    case.bring_up(
-        world.inventory, world, {**SECRETS, **dict.fromkeys(world.inventory.secrets, Secret("x"))}
-    )
-    seen = look(world, inventory=load(after))
-
-    assert [each.drift for each in seen.nodes] == [(said,)] * 2
-    assert not seen.whole
-
-
-def test_another_image_is_said_without_the_variables_of_the_old_one(load: Load) -> None:
-    """Nobody looks at an image that is not in the inventory any more: what it brings was not taken
-    away by anybody.
-    """
-    world = World(load("env: {A: '1'}"))
-    case.bring_up(world.inventory, world, SECRETS)
-    changed = dataclasses.replace(load("env: {A: '2'}"), image="other:1")
-
-    assert look(world, inventory=changed).nodes[0].drift == (
-        "image vllm/vllm-openai:v0.32.0 → other:1",
-        "env A: 1 → 2",
-    )
-
-
 def test_containers_of_an_earlier_vlaunch_are_to_be_renewed(world: World) -> None:
     """Their servers were kept another way; what is left of its `mp` backend is told as well."""
     for node in ("gpu01", "gpu02"):
@@ -579,36 +309,6 @@ def test_containers_of_an_earlier_vlaunch_are_to_be_renewed(world: World) -> Non
         )
     ]
     assert not seen.whole
-
-
-def test_a_derived_image_is_no_drift(load: Load, tmp_path: Path) -> None:
-    """It is known by its base's identity; one of another base is."""
-    world = World(load())
-    context = tmp_path / "context.tar"
-    base = world.machines["gpu01"].images[world.inventory.image]
-    case.bring_up(world.inventory, world, SECRETS, context)
-    made = next(name for name in world.machines["gpu01"].images if name.startswith("vlaunch/"))
-    image = parse_image(json.dumps([base]))
-    assert image is not None
-    for machine in world.machines.values():
-        machine.images[made]["Config"]["Labels"]["vlaunch.base"] = image.identity
-
-    assert [each.drift for each in look(world).nodes] == [(), ()]
-    for machine in world.machines.values():
-        machine.images[made]["Config"]["Labels"]["vlaunch.base"] = "another"
-    assert [each.drift for each in look(world).nodes] == [
-        (f"{made} was not made from the present {world.inventory.image}",)
-    ] * 2
-
-
-@pytest.mark.parametrize(
-    ("ended", "said"), [("exited", "the head's container is exited: `vlaunch up` starts it")]
-)
-def test_without_the_head_s_container_nobody_knows(world: World, ended: str, said: str) -> None:
-    """What is wanted still lies on its disk."""
-    world.stop("gpu01")
-
-    assert [(each.state, each.detail) for each in look(world).servers] == [("unknown", said)]
 
 
 def test_ranks_are_shown_on_their_nodes(world: World) -> None:
