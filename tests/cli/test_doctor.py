@@ -225,14 +225,3 @@ def test_a_wrong_request_touches_no_node(cluster: Cluster, words: list[str]) -> 
     ran = cluster.run("doctor", *words)
 
     assert (ran.code, ran.out, cluster.commands) == (2, "", [])
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("90s", "90s"), ("30m", "1800s"), ("1D2h", "93600s")]
-)
-def test_durations(cluster: Cluster, text: str, seconds: str) -> None:
-    """As people write them."""
-    tell(cluster)
-    cluster.run("doctor", "--since", text)
-
-    assert cluster.commands[0].argv[9] == seconds
