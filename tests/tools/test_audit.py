@@ -16,22 +16,9 @@ from hypothesis import strategies as st
 
 from launcher.errors import UnreadableAnswer
 from launcher.model import Answer
-from launcher.state import audit as plan
 from launcher.tools import audit
 from launcher.tools.audit import Entry
-
-ENTRY = Entry(
-    at="2026-11-21T21:00:05Z",
-    who="anna",
-    host="laptop",
-    verb="up",
-    command="vlaunch up",
-    node="gpu01",
-    id="1a2b3c4d",
-    inventory="0123456789ab",
-    vlaunch="0.1.0",
-    changes=("pulling x:1", "starting the Ray head"),
-)
+from tests.tools.conftest import ENTRY
 
 
 def run(*argv: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -208,18 +195,3 @@ def test_a_trail_that_may_not_be_read_is_not_an_empty_one() -> None:
 def test_a_command_line_without_what_looks_like_a_secret(words: list[str], shown: str) -> None:
     """By its form; values that are known are taken out besides."""
     assert audit.command_line(words) == shown
-
-
-def test_what_several_nodes_say_is_said_once() -> None:
-    """In the order of time; a file that nodes share is read by each of them, and counts once."""
-    from dataclasses import replace
-
-    other = replace(ENTRY, node="gpu02")
-    late = replace(ENTRY, at="2026-11-21T22:00:00Z", node="gpu02", changes=("removing",))
-    found = plan.merge([late, ENTRY, other, ENTRY, late])
-
-    assert [(each.nodes, each.entry.changes[0]) for each in found] == [
-        (("gpu01", "gpu02"), "pulling x:1"),
-        (("gpu02",), "removing"),
-    ]
-    assert found[0].as_json()["nodes"] == ["gpu01", "gpu02"]
