@@ -9,7 +9,8 @@ import pytest
 
 from launcher.errors import PlacementError
 from launcher.model import Backend, Inventory, Node
-from launcher.placement import Placement, choose, impossible, shape_of
+from launcher.placement import Placement, choose, impossible, narrow, shape_of
+from tests.plan.served import INVENTORY
 
 LLAMA_70B = {"num_attention_heads": 64, "num_key_value_heads": 8, "num_hidden_layers": 80}
 QWEN_7B = {"num_attention_heads": 28, "num_key_value_heads": 4, "num_hidden_layers": 28}
@@ -361,3 +362,23 @@ def test_experts(config: dict[str, object] | None, experts: int | None) -> None:
     for a dense model's.
     """
     assert experts == shape_of(config).experts
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "said"),
+    [(("n3",), None, "no node `n3`"), (("n1",), 9, "n1 has 8 GPUs, not 9")],
+)
+def test_places_that_are_not_there(nodes: tuple[str, ...], gpus: int | None, said: str) -> None:
+    """Refused with what there is."""
+    with pytest.raises(PlacementError, match=said) as refused:
+        narrow(INVENTORY, nodes, gpus)
+
+    assert "`--" in refused.value.hint
+
+
+def test_narrowing_keeps_the_head_where_it_is_among_them() -> None:
+    """Else the first node stands in for it: ranks meet there."""
+    assert [node.name for node in narrow(INVENTORY, ("n2", "n1")).nodes if node.head] == ["n1"]
+    assert narrow(INVENTORY, ("n2",)).head.name == "n2"
+    assert narrow(INVENTORY, gpus=2).gpus == 4
+    assert choose(narrow(INVENTORY, ("n2",)), None, None, backend="mp").nodes == (("n2", 8),)

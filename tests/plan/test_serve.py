@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import PlacementError, RequestError
+from launcher.errors import RequestError
 from launcher.payload.agent.desired import Policy, read
-from launcher.placement import choose, narrow
 from launcher.plan.script import script
 from launcher.plan.serve import ask_model, plan_files
 from launcher.site import Site
@@ -195,26 +194,6 @@ def test_the_note_and_the_model_gate_of_mp_name_the_nodes_that_get_ranks() -> No
 
     assert any("ranks expected 2 on n1, 2 on n3" in note for note in wanted.plan.notes)
     assert [each.node for each in wanted.desired.processes] == ["n1", "n3"]
-
-
-@pytest.mark.parametrize(
-    ("nodes", "gpus", "said"),
-    [(("n3",), None, "no node `n3`"), (("n1",), 9, "n1 has 8 GPUs, not 9")],
-)
-def test_places_that_are_not_there(nodes: tuple[str, ...], gpus: int | None, said: str) -> None:
-    """Refused with what there is."""
-    with pytest.raises(PlacementError, match=said) as refused:
-        narrow(INVENTORY, nodes, gpus)
-
-    assert "`--" in refused.value.hint
-
-
-def test_narrowing_keeps_the_head_where_it_is_among_them() -> None:
-    """Else the first node stands in for it: ranks meet there."""
-    assert [node.name for node in narrow(INVENTORY, ("n2", "n1")).nodes if node.head] == ["n1"]
-    assert narrow(INVENTORY, ("n2",)).head.name == "n2"
-    assert narrow(INVENTORY, gpus=2).gpus == 4
-    assert choose(narrow(INVENTORY, ("n2",)), None, None, backend="mp").nodes == (("n2", 8),)
 
 
 def test_the_model_is_asked_for_in_the_running_containers() -> None:
