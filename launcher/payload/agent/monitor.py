@@ -243,13 +243,12 @@ class Monitor:
         before = {node: list(held) for node, held in seen.ranks.items()}
         # Of replicas Ray runs the engines as well; where there are ranks, these are what a node
         # holds.
-        found: dict[str, list[str]] = {}
+        found: dict[str, set[str]] = {node: set() for node in self.want.nodes}
         for rank in _workers(self.ranks) or self.ranks:
-            held = found.setdefault(rank.node, [])
-            if rank.name not in held:
-                held.append(rank.name)
-        if found:
-            seen.ranks = found
+            found.setdefault(rank.node, set()).add(rank.name)
+        # Ray has them in any order.
+        if there := {node: sorted(held, key=_numbers) for node, held in found.items() if held}:
+            seen.ranks = there
         return before != seen.ranks
 
     def _ask_for_ranks(self, view: RayView, seen: Observed) -> None:
@@ -377,6 +376,11 @@ def _of(trouble: Trouble, said: Mapping[str, Any]) -> Trouble:
         evidence=evidence if isinstance(evidence, str) else "",
         cause=cause[:LONGEST] if isinstance(cause, str) else "",
     )
+
+
+def _numbers(name: str) -> tuple[list[int], str]:
+    """Return a sort key that puts DP2 before DP10."""
+    return [int(each) for each in re.findall(r"\d+", name)], name
 
 
 def _workers(ranks: Sequence[Rank]) -> list[Rank]:

@@ -348,6 +348,21 @@ def test_the_ranks_of_ray_are_watched(ready: Make, view: type[View]) -> None:
     assert (stage.orders["gpu2"].argv, stage.phases) == ((), {"gpu1": KEEP, "gpu2": KEEP})
 
 
+def test_ranks_are_told_in_their_order(make: Make, view: type[View]) -> None:
+    """Ray's table has none: nodes as the server has them, ranks by their numbers."""
+    names = ("DP10", "DP2", "an engine")
+    view.found = [
+        Rank(f"{node}{name}", name, node, number)
+        for node in ("gpu2", "gpu1")
+        for number, name in enumerate(names, start=1)
+    ]
+    stage = make(RAY)
+    stage.until("ready")
+    stage.run(2)
+
+    assert list(stage.seen.ranks.items()) == [("gpu1", ["DP2", "DP10"]), ("gpu2", ["DP2", "DP10"])]
+
+
 def test_ray_is_asked_until_it_has_all_ranks(make: Make, view: type[View]) -> None:
     """Engines are in it before their ranks, and one replica's before the other's; until then what
     it said last counts.
