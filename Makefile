@@ -50,7 +50,7 @@ processes: .venv/installed
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "processes and not lab" -n auto --dist worksteal
 
 lab-tests: .venv/installed
-	$(SUDO) $(BIN)/pytest -q -m "lab and not long" --durations=30
+	$(SUDO) $(BIN)/pytest -q -m "lab and not long" -n 2 --dist loadgroup --durations=30
 
 # Servers and batches that die in every way, several servers at once, a flood, and a login that may do little: an hour and more
 # that `make test` has no room for.

@@ -74,7 +74,7 @@ def ensure(cache: Path, say: Say) -> Path:
     time.
     """
     archive = cache / f"image-{key()}.tar"
-    with _only_one(cache):
+    with only_one(cache):
         if archive.exists():
             return archive
         for remains in cache.glob("building-*"):
@@ -225,7 +225,7 @@ def _sha256(path: Path) -> str:
 
 
 @contextmanager
-def _only_one(cache: Path) -> Iterator[None]:
+def only_one(cache: Path) -> Iterator[None]:
     """Let one process at a time fill the cache; the lock vanishes with its holder."""
     cache.mkdir(parents=True, exist_ok=True)
     handle = os.open(cache, os.O_RDONLY)

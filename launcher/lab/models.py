@@ -26,15 +26,16 @@ def ensure(lab: Lab, cache: Path, archive: Path, say: Say) -> None:
     none.
     """
     cached = cache / f"model-{_digest(archive)}"
-    if not cached.exists():
-        say("making the tiny models")
-        _make(lab.hosts[0], cached)
-    for host in lab.hosts:
-        for name in _SCRIPTS:
-            target = hosts.hf_home(host) / name
-            if not _same(cached / name, target):
-                shutil.rmtree(target, ignore_errors=True)
-                shutil.copytree(cached / name, target)
+    with image.only_one(cache):
+        if not cached.exists():
+            say("making the tiny models")
+            _make(lab.hosts[0], cached)
+        for host in lab.hosts:
+            for name in _SCRIPTS:
+                target = hosts.hf_home(host) / name
+                if not _same(cached / name, target):
+                    shutil.rmtree(target, ignore_errors=True)
+                    shutil.copytree(cached / name, target)
 
 
 def _digest(archive: Path) -> str:
