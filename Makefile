@@ -7,8 +7,9 @@ LAB := /var/lib/vlaunch-lab
 # The practice hosts need root (network namespaces, dockerd); everything else does not.
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 VLAUNCH := $(BIN)/vlaunch
+PAIR := $(wildcard tests/integration/test_[12389]_*.py)
 
-.PHONY: demo test machine lint unit processes lab-tests long-tests faults figures lock clean-lab
+.PHONY: demo test machine lint unit processes lab-tests lab-tests-pair lab-tests-others long-tests faults figures lock clean-lab
 
 demo: .venv/installed
 	$(SUDO) $(VLAUNCH) lab up --install-missing
@@ -49,8 +50,15 @@ unit: .venv/installed
 processes: .venv/installed
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "processes and not lab" -n auto --dist worksteal
 
+# In two rows at once, for much of their time is waiting: what runs on the cluster of two nodes, and all others.
 lab-tests: .venv/installed
-	$(SUDO) $(BIN)/pytest -q -m "lab and not long" -n 2 --dist loadgroup --durations=30
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target lab-tests-pair lab-tests-others
+
+lab-tests-pair: .venv/installed
+	$(SUDO) $(BIN)/pytest -q -m "lab and not long" --durations=15 $(PAIR)
+
+lab-tests-others: .venv/installed
+	$(SUDO) $(BIN)/pytest -q -m "lab and not long" --durations=15 $(PAIR:%=--ignore=%)
 
 # Servers and batches that die in every way, several servers at once, a flood, and a login that may do little: an hour and more
 # that `make test` has no room for.

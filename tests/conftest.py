@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,16 +34,6 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """
     waiting = str(config.getoption("markexpr")).startswith("processes")
     return min((3 if waiting else 2) * (os.cpu_count() or 1), 12)
-
-
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Let the lab's tests run in two rows at once, for much of their time is waiting: those on the
-    cluster of two nodes, and all others.
-    """
-    for item in items:
-        if item.get_closest_marker("lab") is not None:
-            fixtures = getattr(item, "fixturenames", ())
-            item.add_marker(pytest.mark.xdist_group("two" if "practice" in fixtures else "others"))
 
 
 def pytest_collection_finish() -> None:
