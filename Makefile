@@ -52,7 +52,7 @@ processes: .venv/installed
 
 # In two rows at once, for much of their time is waiting: what runs on the cluster of two nodes, and all others.
 lab-tests: .venv/installed
-	$(MAKE) --no-print-directory --jobs 2 --output-sync=target lab-tests-pair lab-tests-others
+	$(MAKE) --no-print-directory --jobs 2 lab-tests-pair lab-tests-others
 
 lab-tests-pair: .venv/installed
 	$(SUDO) $(BIN)/pytest -q -m "lab and not long" --durations=15 $(PAIR)
