@@ -85,7 +85,6 @@ sys.exit(f"no process `{sys.argv[1]}`")
 # Seconds of CPU and bytes of memory of the container's first process, which is the agent.
 _COST = """
 import os
-from launcher.site import Site
 words = open("/proc/1/stat").read().rpartition(")")[2].split()
 pages = int(open("/proc/1/statm").read().split()[1])
 seconds = (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
