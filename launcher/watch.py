@@ -25,8 +25,7 @@ from launcher.state.watched import ServerSnapshot, Watched, failure
 from launcher.tools import symptoms, untrusted, vllm
 from launcher.transport import Transport, by_node
 
-_EVERY = 1.0  # seconds between two looks, at first
-_RARELY = 4.0  # the same, when it has been loading for half a minute
+_EVERY = 1.0  # seconds between two looks, which may take their time
 _LOST = 45.0  # seconds without an answer until watching is given up
 # seconds of silence, after a fatal line, until a server that does not end by itself is given up
 _SETTLE = 8.0
@@ -136,8 +135,7 @@ class _Watching:
             if now - self._began >= self._timeout:
                 raise self._too_late()
             yield self._waiting(now)
-            # Each look starts two programs in containers, and small nodes need their cores to load.
-            self._sleep(min(_RARELY, max(_EVERY, (now - self._began) / 8)))
+            self._sleep(_EVERY)
 
     def _look(self, now: float) -> ServerSnapshot | None:
         """Ask once; `None` when nobody could say, which is borne for a while: a dashboard may be

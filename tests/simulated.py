@@ -651,7 +651,7 @@ class World:
             "servers": self.kept(),
             "server": {"health": 0},
             "complete": {"status": 0, "error": "Connection refused"},
-            "watch": {"log": "", "offset": 0, "anew": False, "health": 0},
+            "watch": {"log": "", "offset": 0, "anew": False, "health": 0, **self.kept()},
         }
         return self.said[verb] if verb in self.said else dict(answers[verb])
 

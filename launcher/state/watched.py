@@ -22,6 +22,7 @@ from launcher.tools import payload, symptoms, untrusted, vllm
 from launcher.transport import Answers, Command
 
 _PROMPT, _TOKENS = "Say hello.", 8
+_PATIENCE = 5.0  # seconds in which an API that starts may begin to listen
 _NOT_YET = "the head's agent has not taken it up yet"
 # characters of an exception in the first line of an error; all of it is in the evidence
 _LINE = 160
@@ -85,8 +86,12 @@ def watched(site: Site, wanted: Desired) -> Watched:
         name=wanted.name,
         endpoint=endpoint(inventory, wanted.host, wanted.port, wanted.api_node),
         ask=lambda offset: [
-            servers.ask(site),
-            site.inside(node, payload.watch(ports, host, wanted.name, offset)),
+            *([] if node.head else [servers.ask(site)]),
+            site.inside(
+                node,
+                # the first look tells at once how it is
+                payload.watch(ports, host, wanted.name, offset, _PATIENCE if offset else 0.0),
+            ),
         ],
         read=partial(_read, site, wanted),
         complete=lambda timeout: site.inside(

@@ -72,9 +72,12 @@ def stop(ports: Ports, job: str, grace: float) -> Argv:
     )
 
 
-def watch(ports: Ports, api_host: str, name: str, offset: int) -> Argv:
-    """Ask what a server's log on this node gained since `offset` bytes, and what its API says."""
-    return (*_HEAD, "watch", *_where(ports, api_host), "--name", name, "--offset", str(offset))
+def watch(ports: Ports, api_host: str, name: str, offset: int, patience: float) -> Argv:
+    """Ask what a server's log on this node gained since `offset` bytes, and what its API says, if
+    need be after so many seconds; on the head also what `servers` says.
+    """
+    since = ("--offset", str(offset), "--patience", f"{patience:g}")
+    return (*_HEAD, "watch", *_where(ports, api_host), "--name", name, *since)
 
 
 def server(ports: Ports, api_host: str) -> Argv:

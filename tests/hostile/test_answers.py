@@ -203,9 +203,11 @@ def test_a_server_that_is_watched(chance: Chance) -> None:
 
     def reply(command: Any) -> Answer:
         verb = next(word for word in command.argv if word in ("watch", "complete", "servers"))
-        good = {"watch": seeds.WATCH, "complete": seeds.COMPLETION, "servers": seeds.servers()}[
-            verb
-        ]
+        good = {
+            "watch": {**seeds.WATCH, **seeds.servers()},
+            "complete": seeds.COMPLETION,
+            "servers": seeds.servers(),
+        }[verb]
         return answer(mutate.text(good, chance), node=command.node)
 
     def sleep(_: float) -> None:

@@ -22,6 +22,7 @@ from . import process, state
 from .api import Refused, api, capacity, chat, complete, ray, read_counters, say, until
 
 OVER = ("SUCCEEDED", "FAILED", "STOPPED", "ABSENT")
+_AGAIN = 0.25  # seconds between two looks whether an API listens
 _CHUNK = 1 << 20  # bytes of a log that are told at once
 
 
@@ -157,10 +158,20 @@ def server(args: argparse.Namespace) -> dict[str, object]:
 
 def watch(args: argparse.Namespace) -> object:
     """What a server's log on this node gained since `--offset` bytes, of its present engine only,
-    and what vLLM's API says.
+    what vLLM's API says, and on the head what `servers` says.
+
+    While an engine starts, `--patience` seconds are waited until its API listens, or its log tells
+    of an end: whoever asks again and again takes the cores that small nodes need to load.
     """
+    deadline = time.monotonic() + args.patience
     text, offset, anew = log(state.path(args.name, state.LOG), args.offset)
-    return {"log": text, "offset": offset, "anew": anew, **server(args)}
+    while time.monotonic() < deadline and not reachable(f"{args.api_host}:{args.api}"):
+        time.sleep(_AGAIN)
+        more, offset, newer = log(state.path(args.name, state.LOG), offset)
+        text, anew = more if newer else text + more, anew or newer
+        if newer or process.ENDS in more:
+            break
+    return {"log": text, "offset": offset, "anew": anew, **server(args), **servers(args)}
 
 
 def log(path: str, offset: int) -> tuple[str, int, bool]:
@@ -269,6 +280,7 @@ def main() -> int:
     parser.add_argument("--name", default="")
     parser.add_argument("--no-ray", action="store_true")
     parser.add_argument("--offset", type=int, default=0)
+    parser.add_argument("--patience", type=float, default=0.0)
     parser.add_argument("--grace", type=float, default=15.0)
     parser.add_argument("--prompt", default="Say hello.")
     parser.add_argument("--max-tokens", type=int, default=8)

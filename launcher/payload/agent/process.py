@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from . import cause, children
 
 MARK = "VLAUNCH_ENGINE"  # in the environment of all that belongs to an engine
+ENDS = "vlaunch agent: the engine "  # in the log, before how it ended
 BEGINS = "vlaunch agent: starting the engine"  # in the log: what is above is of another engine
 _WORKS = 0.1  # part of a core from which on a process works
 _LOG = 64 << 20  # bytes of a log until it is put aside
@@ -130,7 +131,7 @@ class Engine:
         if self._printed:
             self._printed.join(0.2)  # its last words
         self.ended = _words(code)
-        self._write(f"vlaunch agent: the engine {self.ended}\n".encode())
+        self._write(f"{ENDS}{self.ended}\n".encode())
         self._stop()
 
     def _end_what_is_left(self, process: subprocess.Popen[bytes]) -> None:
@@ -235,6 +236,16 @@ def used(pids: Sequence[int]) -> list[tuple[int, float]]:
     out.
     """
     return [(pid, seconds) for pid, _, seconds in _processes(set(pids))]
+
+
+def lives(pid: int) -> bool:
+    """Return False only for a process that is certainly gone."""
+    with contextlib.suppress(PermissionError):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+    return True
 
 
 def mark(what: str) -> str:

@@ -159,6 +159,31 @@ def test_watch_gives_the_present_engine_only(folders: Path, run: Run) -> None:
     assert (then["log"], then["anew"]) == ("more\n", False)
 
 
+def test_watch_waits_while_an_engine_starts(
+    folders: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not once its API listens, nor when its log tells of an end; what was printed meanwhile is
+    told.
+    """
+    log = folder(folders, "chat") / "engine.log"
+    log.write_text("first\n")
+    printed = iter([f"second\n{process.ENDS}ended with exit code 1\n"])
+    waits = list[float]()
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        log.write_text(log.read_text() + next(printed))
+
+    monkeypatch.setattr(head.time, "sleep", sleep)
+    _, listens = run("watch", "--name", "chat", "--patience", "30")
+    monkeypatch.setattr(head, "reachable", lambda _: False)
+    _, ended = run("watch", "--name", "chat", "--patience", "30")
+
+    assert (listens["log"], len(waits)) == ("first\n", 1)
+    assert ended["log"] == log.read_text()
+    assert ended["offset"] == len(log.read_bytes())
+
+
 def test_watch_begins_again_where_the_log_was_put_aside(folders: Path, run: Run) -> None:
     """It is shorter than what was read of the one before."""
     (folder(folders, "chat") / "engine.log").write_text("new\n")
