@@ -69,6 +69,7 @@ class Monitor:
         self.busy = False  # ask for the GPUs' utilisation
         self.movement = Movement(clock.monotonic(), self.parts)
         self.ranks: list[Rank] = []  # those that Ray runs for the server, as it said last
+        self._met: set[str] = set()  # the actors of those whose processes have been seen
         self._asked: Background[list[Rank]] | None = None
         self._eye: Probe | None = None  # on a server whose node's agent cannot be asked
         self._last_answer = self._fresh = 0.0
@@ -103,13 +104,18 @@ class Monitor:
             with contextlib.suppress(*_NONSENSE):
                 self._note_node(number, process, said, now)
         for rank in self.ranks:
-            ranks = (self.lead.report(rank.node, self.name) or {}).get("ranks")
-            if isinstance(ranks, Mapping) and (worked := ranks.get(str(rank.pid))) is not None:
+            if (worked := self._processes(rank.node).get(str(rank.pid))) is not None:
+                self._met.add(rank.actor)
                 replica = re.match(r"DP(\d+)", rank.name)
                 moved.worked(
                     (rank.actor, "work"), worked, now, None, *([int(replica[1])] if replica else [])
                 )
         return self._note_probe(self._probe(seen), seen, now)
+
+    def _processes(self, node: str) -> Mapping[str, Any]:
+        """Return at how many looks each rank of Ray's on a node had worked, by its process."""
+        found = (self.lead.report(node, self.name) or {}).get("ranks")
+        return found if isinstance(found, Mapping) else {}
 
     def _note_node(
         self, number: int, process: Process, said: Mapping[str, Any], now: float
@@ -270,7 +276,8 @@ class Monitor:
         """Return what says that it is dead."""
         return [
             *self._lost_processes(seen.generation),
-            *(self._lost_ranks(seen.ranks) if self.view is not None else ()),
+            *(self._lost_nodes(seen.ranks) if self.view is not None else ()),
+            *self._lost_ranks(seen),
             *self._admitted(seen),
         ]
 
@@ -292,7 +299,32 @@ class Monitor:
                 found.append(_restarted(node, rank))
         return found
 
-    def _lost_ranks(self, ranks: Mapping[str, list[str]]) -> list[Trouble]:
+    def _lost_ranks(self, seen: Observed) -> list[Trouble]:
+        """Return that ranks of Ray's have ended, as the agents beside them see it.
+
+        vLLM sees it, too, and ends; but not always: its v1/executor/ray_executor_v2.py shuts all
+        ranks down, and the engine may wait for ever for an answer of theirs. Where it has several
+        replicas, it may have ended some on purpose: only when no work is done, it is dead.
+        """
+        lost = [
+            rank
+            for rank in self.ranks
+            if rank.actor in self._met
+            and self.lead.fresh(rank.node)
+            and str(rank.pid) not in self._processes(rank.node)
+        ]
+        idle = self.movement.idle(self.clock.monotonic())
+        patience = 3 * self.want.policy.canary if self.want.replicas > 1 else 0.0
+        if not lost or idle < patience or self.rests(seen):
+            return []
+        said = self.lead.report(self.want.api_node, self.name) or {}
+        if len(lost) > 1:  # whose end was first, Ray may know
+            return [_of(Trouble(1, "vLLM goes on, though its ranks have ended"), said)]
+        (one,) = lost
+        what = f"vLLM goes on, though its rank {one.name} has ended"
+        return [_of(Trouble(1, what, one.node, one.name), said)]
+
+    def _lost_nodes(self, ranks: Mapping[str, list[str]]) -> list[Trouble]:
         """Return which nodes that hold ranks of Ray's have gone, or were started anew."""
         found: list[Trouble] = []
         for node, held in ranks.items():

@@ -147,8 +147,9 @@ class Server:
     def _look(self, order: Order) -> None:
         """See what the engine's processes and the ranks have done, and how the GPUs are."""
         self.engine.look()
-        self.ranks = {pid: self.ranks.get(pid) or Work() for pid in order.pids}
-        for pid, seconds in process.used(order.pids):
+        living = filter(process.lives, order.pids)
+        self.ranks = {pid: self.ranks.get(pid) or Work() for pid in living}
+        for pid, seconds in process.used(tuple(self.ranks)):
             self.ranks[pid].look([(pid, seconds)])
         self._ask_for_gpus(order)
 
@@ -187,7 +188,7 @@ class Server:
         if self.waits and self.waits != _ONCE:
             said["waits"] = self.waits
         said |= _said_of(engine)
-        if self.ranks:
+        if self.order.pids:
             said["ranks"] = {str(pid): work.counts.get("", 0) for pid, work in self.ranks.items()}
         if self.busy is not None and self.order.busy:
             said["busy"] = self.busy

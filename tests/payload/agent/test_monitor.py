@@ -12,7 +12,7 @@ from launcher.payload.agent.health import Movement
 from launcher.payload.agent.node import KEEP
 from launcher.payload.agent.ray_view import Rank
 from tests.payload.agent import wanted
-from tests.payload.agent.stage import Engine, Make, Node, View
+from tests.payload.agent.stage import Engine, Make, Node, Stage, View
 from tests.payload.agent.wanted import AWAY, RAY
 
 
@@ -408,6 +408,56 @@ def test_ranks_that_work_are_life(ready: Make, view: type[View]) -> None:
 
     stage.until("stopping", within=310, step=2)
     assert stage.seen.faults[0].what.startswith("nothing has moved for ")
+
+
+def with_ranks(ready: Make, *, met: bool = True) -> Stage:
+    """Return a server that is ready, whose ranks Ray runs and, where they are `met`, agents see."""
+    stage = ready(RAY)
+    stage.lead.nodes["gpu1"].ranks = {"41": 1}
+    stage.lead.nodes["gpu2"].ranks = {"42": 1} if met else {}
+    stage.run(15)
+    return stage
+
+
+def test_a_rank_that_has_ended_under_an_engine_that_goes_on(ready: Make, view: type[View]) -> None:
+    """vLLM may wait for ever for what its rank would have answered; the agent beside it knows."""
+    stage = with_ranks(ready)
+    stage.run(20)
+    stage.engine.answers = False
+    stage.lead.nodes["gpu2"].ranks = {}
+    stage.until("stopping", within=3)
+    (fault,) = stage.seen.faults
+
+    assert fault.what == "vLLM goes on, though its rank PP1 has ended"
+    assert (fault.node, fault.rank) == ("gpu2", "PP1")
+
+
+def test_ranks_that_end_with_their_engine_are_not_to_blame(ready: Make, view: type[View]) -> None:
+    """What vLLM says of its end is told, and Ray is asked who died first."""
+    stage = with_ranks(ready)
+    for node in stage.lead.nodes.values():
+        node.ranks = {}
+    stage.step()
+    stage.kill("gpu1", "ended with exit code 1", cause="ValueError: no")
+    stage.until("stopping", within=3)
+
+    assert stage.seen.faults[0].what == "vLLM ended with exit code 1"
+
+
+@pytest.mark.parametrize("why", ["unmet", "silent", "rests"])
+def test_a_rank_of_which_nothing_is_known_ends_nothing(
+    ready: Make, view: type[View], why: str
+) -> None:
+    """Its process was never seen, its agent cannot be asked now, or the server is scaled."""
+    stage = with_ranks(ready, met=why != "unmet")
+    stage.lead.nodes["gpu2"].ranks = {}
+    if why == "silent":
+        stage.lead.stale.add("gpu2")
+    if why == "rests":
+        stage.engine.rests = "it is being scaled"
+    stage.run(60)
+
+    assert (stage.seen.state, stage.seen.faults) == ("ready", [])
 
 
 def test_a_node_with_ranks_of_ray_that_was_started_anew(ready: Make, view: type[View]) -> None:
