@@ -100,9 +100,9 @@ def _spec(
         env={**_node_env(site, node), **env, **node.env},
         mounts=_mounts(site, node),
         shm=inventory.shm,
-        gpus=node.gpus if nvidia else None,
+        gpus=docker.gpu_request(node) if nvidia else "",
         devices=(
-            *(("/dev/kfd", "/dev/dri") if amd else ()),
+            *(_amd_devices(site, node) if amd else ()),
             *(("/dev/infiniband",) if rdma else ()),
         ),
         cap_add=("IPC_LOCK",) if rdma else (),
@@ -112,6 +112,20 @@ def _spec(
         security=("seccomp=unconfined",) if amd else (),
         ulimits=_RDMA_ULIMITS if rdma else {},
     )
+
+
+def _amd_devices(site: Site, node: Node) -> tuple[str, ...]:
+    """Return the driver's device, and the render nodes of the GPUs that a node names, or all of
+    them (https://rocm.docs.amd.com/projects/install-on-linux/en/latest/how-to/docker.html).
+
+    Where nobody was asked, they are assumed to be numbered from 128 on, as the kernel does.
+    """
+    if not node.gpu_ids:
+        return ("/dev/kfd", "/dev/dri")
+    facts = site.facts_of(node)
+    known = dict(enumerate((facts.amd_renders if facts else None) or ()))
+    minors = (known.get(int(each)) or 128 + int(each) for each in node.gpu_ids)
+    return ("/dev/kfd", *(f"/dev/dri/renderD{minor}" for minor in minors))
 
 
 def _mounts(site: Site, node: Node) -> tuple[Mount, ...]:

@@ -93,6 +93,8 @@ class Node:
     host: str
     ip: str
     gpus: int
+    # Which of the host's GPUs, each an index or a UUID of its driver's; none: the first ones.
+    gpu_ids: tuple[str, ...] = ()
     head: bool = False
     connection: Connection = "ssh"
     ssh: Ssh = field(default_factory=Ssh)

@@ -248,9 +248,11 @@ class World:
     def _throw_away(self, machine: Machine, words: Argv) -> Answer | None:
         name = machine.node.name
         if "nvidia-smi" in words:
+            given = _device_requests(words[words.index("--gpus") + 1])[0]
+            count = given.get("Count") or len(given["DeviceIDs"])
             lines = "".join(
                 f"GPU {index}: NVIDIA H100 80GB HBM3 (UUID: GPU-{index})\n"
-                for index in range(machine.gpus or 0)
+                for index in range(min(count, machine.gpus or 0))
             )
             return Answer(node=name, code=0, out=lines)
         if "/opt/vlaunch/network.py" in words:
@@ -581,7 +583,8 @@ class World:
         """Return the parts that a survey adds to the probe's answer, on a healthy node."""
         address = {"ifname": machine.interface, "flags": ["UP", "LOWER_UP"], "mtu": 1500}
         gpus = "".join(
-            f"{at}, GPU-{at}, 00000000:{at + 16:02X}:00.0, 0\n" for at in range(machine.gpus or 0)
+            f"{at}, GPU-{at}, 00000000:{at + 16:02X}:00.0, 0, Disabled, Disabled\n"
+            for at in range(machine.gpus or 0)
         )
         good: dict[str, str | None] = {
             "clock": f"{clock.decode().strip()} {float(clock) + 0.01:.3f}",
@@ -723,11 +726,11 @@ class World:
             if name.startswith("secrets/")
         }
         gpus = "".join(
-            f"{index}, NVIDIA H100 80GB HBM3, 81559, 0, 580.95\n"
+            f"{index}, NVIDIA H100 80GB HBM3, 81559, 0, 580.95, GPU-{index}\n"
             for index in range(machine.gpus or 0)
         )
         kfd = "".join(
-            f"/sys/class/kfd/kfd/topology/nodes/{index}/properties\n"
+            f"/sys/class/kfd/kfd/topology/nodes/{index}/properties drm_render_minor {index + 128}\n"
             for index in range(machine.gpus or 0)
         )
         good = not machine.docker_error
@@ -864,7 +867,7 @@ def read_run(words: Argv) -> Json:
             "SecurityOpt": asked.security_opt,
             "Ulimits": asked.ulimit,
             "Devices": asked.device,
-            "DeviceRequests": None if asked.gpus is None else [{"Count": int(asked.gpus)}],
+            "DeviceRequests": None if asked.gpus is None else _device_requests(asked.gpus),
         },
         "Config": {
             "Image": asked.image,
@@ -874,6 +877,13 @@ def read_run(words: Argv) -> Json:
             "Labels": labels,
         },
     }
+
+
+def _device_requests(asked: str) -> list[Json]:
+    """Return what Docker makes of `--gpus`."""
+    ids = asked.strip('"').removeprefix("device=").split(",") if "device=" in asked else None
+    own: Json = {"DeviceIDs": ids} if ids else {"Count": int(asked)}
+    return [{"Driver": "", "Capabilities": [["gpu"]], **own}]
 
 
 def _runs(there: Json) -> bool:

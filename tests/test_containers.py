@@ -78,14 +78,33 @@ def test_gpus_are_a_device_request_of_the_declared_number(load: Load) -> None:
     """NVIDIA by `--gpus N`, AMD by its devices, CPU slots by nothing."""
     nvidia, amd, cpu = spec(load()), spec(load("accelerator: amd")), spec(load("accelerator: cpu"))
 
-    assert (nvidia.gpus, nvidia.devices, nvidia.groups) == (8, (), ())
+    assert (nvidia.gpus, nvidia.devices, nvidia.groups) == ("8", (), ())
     assert (amd.gpus, amd.devices, amd.groups, amd.security) == (
-        None,
+        "",
         ("/dev/kfd", "/dev/dri"),
         ("video",),
         ("seccomp=unconfined",),
     )
-    assert (cpu.gpus, cpu.devices, cpu.groups, cpu.security) == (None, (), (), ())
+    assert (cpu.gpus, cpu.devices, cpu.groups, cpu.security) == ("", (), (), ())
+
+
+def test_gpus_that_are_named_are_asked_for_by_name(load: Load) -> None:
+    """NVIDIA's in one quoted word, which Docker reads as CSV; AMD's by their render nodes, which
+    are numbered from 128 on where nobody was asked.
+    """
+    nodes = "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: [4, 5]}]"
+    nvidia = spec(load(nodes=nodes))
+    amd = load("accelerator: amd", nodes=nodes)
+    known = HostFacts(amd_renders=(128, 136, 144, 152, 160, None))
+
+    words = docker.run(("docker",), nvidia)
+    assert words[words.index("--gpus") + 1] == '"device=4,5"'
+    assert spec(amd).devices == ("/dev/kfd", "/dev/dri/renderD132", "/dev/dri/renderD133")
+    assert spec(amd, facts=known).devices == (
+        "/dev/kfd",
+        "/dev/dri/renderD160",
+        "/dev/dri/renderD133",
+    )
 
 
 def test_each_node_has_its_own_network_variables(load: Load) -> None:

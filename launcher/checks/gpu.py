@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from launcher.checks.consistency import having, usual
 from launcher.checks.host import cpu_has_none, not_nvidia
 from launcher.checks.shape import (
+    UNSURVEYED,
     Check,
     Evidence,
     Finding,
@@ -17,7 +18,6 @@ from launcher.checks.shape import (
     failed,
     passed,
     skipped,
-    surveyed,
     warned,
 )
 from launcher.model import Node
@@ -58,13 +58,13 @@ def _models(evidence: Evidence) -> tuple[dict[str, tuple[str, ...]], list[Findin
         if host.facts.gpus is None:
             gaps.append(skipped(host, unknown))
         else:
-            found[host.name] = tuple(gpu.name for gpu in host.facts.gpus[: host.node.gpus])
+            found[host.name] = tuple(gpu.name for gpu in host.facts.used(host.node))
     return found, gaps
 
 
 def _small(host: Host, text: str) -> Finding | None:
     """Judge that the first GPU has the memory its model is sold with."""
-    gpu, expected = next(iter(host.facts.gpus or ()), None), host.expected_gpu
+    gpu, expected = next(iter(host.facts.used(host.node)), None), host.expected_gpu
     if gpu is None or expected is None or expected.memory is None or not gpu.memory_total:
         return None
     if gpu.memory_total >= 0.9 * expected.memory * _MIB_PER_GB:
@@ -79,8 +79,11 @@ def _small(host: Host, text: str) -> Finding | None:
 _UNNAMED = "the models of AMD GPUs are not asked"
 
 
-def _errors(node: Node, survey: Survey) -> Finding:
-    if counts := _uncorrected(survey):
+def _errors(host: Host) -> Finding:
+    node, survey = host.node, host.survey
+    if survey is None:
+        return skipped(host, UNSURVEYED)
+    if counts := _uncorrected(host, survey):
         return failed(
             node,
             f"uncorrected memory errors ({counts})",
@@ -102,9 +105,20 @@ def _errors(node: Node, survey: Survey) -> Finding:
     return passed(node, "no uncorrected memory error and no Xid")
 
 
-def _uncorrected(survey: Survey) -> str:
-    """Return the uncorrected memory errors by GPU, in words; nothing where none was counted."""
-    return ", ".join(f"GPU {gpu.index}: {gpu.ecc_errors}" for gpu in survey.gpus if gpu.ecc_errors)
+def _uncorrected(host: Host, survey: Survey) -> str:
+    """Return the uncorrected memory errors of the GPUs that are used, in words; nothing where none
+    was counted.
+    """
+    others = {gpu.index for gpu in host.facts.gpus or ()} - _indexes(host)
+    return ", ".join(
+        f"GPU {gpu.index}: {gpu.ecc_errors}"
+        for gpu in survey.gpus
+        if gpu.ecc_errors and gpu.index not in others
+    )
+
+
+def _indexes(host: Host) -> set[int]:
+    return {gpu.index for gpu in host.facts.used(host.node)}
 
 
 def _reported(node: Node, lines: Sequence[str]) -> Finding:
@@ -156,10 +170,12 @@ def _memory(host: Host) -> Finding:
     if survey is None or survey.gpu_processes is None:
         return _unknown(host)
     ours = {container.id for container in host.facts.containers}
-    strangers = [each for each in survey.gpu_processes if not _of(each, ours)]
+    others = {gpu.uuid for gpu in host.facts.gpus or () if gpu.index not in _indexes(host)}
+    holders = [each for each in survey.gpu_processes if each.gpu not in others]
+    strangers = [each for each in holders if not each.runs_in(ours)]
     if strangers:
         return _held(host.node, strangers)
-    held = sum(each.memory for each in survey.gpu_processes)
+    held = sum(each.memory for each in holders)
     text = f"{held} MiB held, by this cluster's own containers" if held else ""
     return passed(host, text or "nobody holds GPU memory")
 
@@ -177,12 +193,6 @@ def _held(node: Node, strangers: Sequence[GpuProcess]) -> Finding:
     )
 
 
-def _of(process: GpuProcess, ours: set[str]) -> bool:
-    return bool(process.container) and any(
-        known.startswith(process.container) for known in ours if known
-    )
-
-
 def _owners(strangers: Sequence[GpuProcess]) -> str:
     users = sorted({each.user or "somebody unknown" for each in strangers})
     return ", ".join(users) + f" ({len(strangers)} process{'es' if len(strangers) > 1 else ''})"
@@ -196,7 +206,9 @@ def _who(each: GpuProcess) -> str:
 def _unknown(host: Host) -> Finding:
     facts = host.facts
     used = {
-        gpu.index: gpu.memory_used for gpu in facts.gpus or () if gpu.memory_used >= _STRANGER_MIB
+        gpu.index: gpu.memory_used
+        for gpu in facts.used(host.node)
+        if gpu.memory_used >= _STRANGER_MIB
     }
     if used and not any(container.running for container in facts.containers):
         text = ", ".join(f"GPU {index}: {amount} MiB" for index, amount in used.items())
@@ -228,7 +240,7 @@ CHECKS = (
             "a GPU with memory errors or on a bad slot gives wrong numbers or ends a rank hours"
             " later"
         ),
-        judge=surveyed(_errors),
+        judge=each(_errors),
         group="accelerator",
         skip_reason=not_nvidia,
         needs=("accelerator",),

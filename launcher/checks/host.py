@@ -11,6 +11,7 @@ from launcher.checks.disk import DISK
 from launcher.checks.ports import PORTS
 from launcher.checks.shape import Check, Finding, Host, each, failed, skipped
 from launcher.model import Inventory, Node
+from launcher.tools.docker import Given
 from launcher.tools.host import Address
 
 
@@ -68,10 +69,12 @@ def _accelerator(host: Host) -> Finding | None:
     if accelerator == "cpu":
         return None
     if accelerator == "amd":
-        if facts.amd_gpus is None or facts.amd_gpus < node.gpus:
+        there = len(facts.amd_renders or ())
+        needed = max((int(each) + 1 for each in node.gpu_ids), default=node.gpus)
+        if there < needed:
             return failed(
                 node,
-                f"{facts.amd_gpus or 0} AMD GPUs visible, {node.gpus} declared",
+                f"{there} AMD GPUs visible, {_declared(node)}",
                 evidence=facts.said.get("gpus", ""),
                 fix="correct `gpus:` in the inventory, or load the driver: `sudo modprobe amdgpu`",
             )
@@ -86,17 +89,49 @@ def _accelerator(host: Host) -> Finding | None:
                 " inventory"
             ),
         )
-    if len(facts.gpus) < node.gpus:
+    if len(facts.used(node)) < node.gpus:
+        there = f"`gpus: {len(facts.gpus)}`" if not node.gpu_ids else "others under `gpus:`"
         return failed(
             node,
-            f"{len(facts.gpus)} GPUs visible, {node.gpus} declared",
+            f"{len(facts.gpus)} GPUs visible, {_declared(node)}",
             evidence=", ".join(gpu.name for gpu in facts.gpus),
-            fix=(
-                f"set `gpus: {len(facts.gpus)}` for {node.name}, or find the missing GPU:"
-                " `nvidia-smi -L`"
-            ),
+            fix=f"set {there} for {node.name}, or find the missing GPU: `nvidia-smi -L`",
         )
     return None
+
+
+def _declared(node: Node) -> str:
+    return f"{', '.join(node.gpu_ids) or node.gpus} declared"
+
+
+def _gpu_shared(host: Host) -> Finding | None:
+    """Judge that no other cluster's container has a GPU of this node's: Docker gives one to as many
+    containers as ask for it.
+    """
+    ours = host.facts.used(host.node)
+    others = [each for each in host.facts.given if each.cluster != host.inventory.cluster]
+    for given in others:
+        if both := [gpu.index for gpu in ours if given.has(gpu.index, gpu.uuid)]:
+            names = ", ".join(map(str, both))
+            return failed(
+                host,
+                f"GPU{'s' if len(both) > 1 else ''} {names} {'are' if len(both) > 1 else 'is'}"
+                f" given to cluster {given.cluster}, too",
+                evidence=f"container {given.container}",
+                fix=_other_gpus(host, others),
+            )
+    return None
+
+
+def _other_gpus(host: Host, others: Sequence[Given]) -> str:
+    free = [
+        gpu.index
+        for gpu in host.facts.gpus or ()
+        if not any(each.has(gpu.index, gpu.uuid) for each in others)
+    ]
+    if len(free) < host.node.gpus:
+        return f"end the other one, or use fewer: {len(free)} of {host.name} are free"
+    return f"name others for {host.name}: `gpus: {free[: host.node.gpus]}`"
 
 
 def _gpu_runtime(host: Host) -> Finding | None:
@@ -218,6 +253,15 @@ CHECKS = (
         judge=each(_accelerator),
         skip_reason=cpu_has_none,
         group="accelerator",
+    ),
+    Check(
+        id="gpu-shared",
+        what="no other cluster has these GPUs",
+        why="two servers on one GPU take each other's memory, and the second one does not start",
+        judge=each(_gpu_shared),
+        skip_reason=not_nvidia,
+        group="accelerator",
+        needs=("docker", "accelerator"),
     ),
     Check(
         id="gpu-runtime",

@@ -127,7 +127,7 @@ class Host:
     @property
     def expected_gpu(self) -> ExpectedGpu | None:
         """What is known of the model of its first GPU."""
-        gpu = next(iter(self.facts.gpus or ()), None)
+        gpu = next(iter(self.facts.used(self.node)), None)
         return self.evidence.expectations.gpu(gpu.name) if gpu else None
 
 

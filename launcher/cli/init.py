@@ -50,6 +50,12 @@ if TYPE_CHECKING:
     metavar="WORDS",
     help="How to call docker on the hosts.  [default: `docker`, else `sudo -n docker`]",
 )
+@click.option(
+    "--beside",
+    metavar="INVENTORY",
+    multiple=True,
+    help="Another cluster on these hosts: leave it its GPUs and ports. May be given again.",
+)
 @click.option("--force", is_flag=True, help="Overwrite the file.")
 @click.option(
     "--update",
@@ -69,6 +75,7 @@ def init(
     hf_home: str | None,
     accelerator: Accelerator | None,
     docker: str | None,
+    beside: tuple[str, ...],
     force: bool,
     update: bool,
 ) -> int:
@@ -97,6 +104,7 @@ def init(
         hf_home=hf_home,
         accelerator=accelerator,
         ssh=Ssh(user=user, port=port, identity=identity, jump=jump),
+        beside=tuple(load(Path(each)) for each in beside),
     )
     words = _words(docker)
     wishes, meant = _meant(known, hosts, wishes, words or DOCKER)
@@ -141,9 +149,10 @@ def _wishes(
     hf_home: str | None,
     accelerator: Accelerator | None,
     ssh: Ssh,
+    beside: tuple[Inventory, ...],
 ) -> Wishes:
     """Return what the flags say, and where they say nothing, what the file states."""
-    from launcher.discovery.asked import absolute
+    from launcher.discovery.asked import absolute, unused
     from launcher.discovery.shape import Wishes
 
     stated = Wishes()
@@ -154,12 +163,19 @@ def _wishes(
             hf_home=known.head.hf_home,
             accelerator=known.accelerator,
         )
+    names = [other.cluster for other in beside]
+    if cluster in names:
+        raise RequestError(
+            f"there is a cluster `{cluster}` already, beside which this one should live",
+            hint="give it another name with `--cluster NAME`",
+        )
     wishes = Wishes(
-        cluster=cluster or stated.cluster,
+        cluster=cluster or unused(stated.cluster, names),
         image=image or stated.image,
         hf_home=hf_home or stated.hf_home,
         accelerator=accelerator or stated.accelerator,
         ssh=ssh,
+        beside=beside,
     )
     return absolute(wishes, Path.cwd())
 

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 
-from launcher.discovery import described, rdma, software, subnets
+from launcher.discovery import described, gpus, ports, rdma, software, subnets
 from launcher.discovery.shape import GID, Choice, DiscoveredNode, Discovery, Probed, Wishes
 from launcher.model import Accelerator, fold
 
@@ -22,10 +22,13 @@ def discover(hosts: Sequence[Probed], wishes: Wishes) -> Discovery:
     """Decide what the inventory of these hosts says; the first is the head.
 
     Raises RequestError when they cannot be a cluster: no network that all have, or accelerators on
-    some of them only.
+    some of them only; or no ports beside the other clusters.
     """
     order = names(hosts)
     kind, counts = software.accelerator(hosts, order, wishes.accelerator)
+    chosen = gpus.Chosen(counts=tuple(counts), ids=tuple(() for _ in hosts))
+    if kind == "nvidia":
+        chosen = gpus.choose(hosts, order, wishes, counts)
     fabric = rdma.choose(hosts, order) if kind != "cpu" else _no_rdma(hosts)
     shared = subnets.choose(
         hosts, {at: each.netdevs for at, each in enumerate(fabric.hosts)}, order
@@ -36,14 +39,15 @@ def discover(hosts: Sequence[Probed], wishes: Wishes) -> Discovery:
             name=name,
             ip=place.ip,
             gpus=count,
+            gpu_ids=ids,
             interface=place.interface,
             hca=devices.hca,
             gid=devices.gid,
             docker=host.docker,
             ssh=host.ssh,
         )
-        for host, name, place, count, devices in zip(
-            hosts, order, shared.places, counts, fabric.hosts, strict=True
+        for host, name, place, count, ids, devices in zip(
+            hosts, order, shared.places, chosen.counts, chosen.ids, fabric.hosts, strict=True
         )
     )
     args, why = _cpu_arguments(len(hosts)) if kind == "cpu" else ((), ())
@@ -58,6 +62,8 @@ def discover(hosts: Sequence[Probed], wishes: Wishes) -> Discovery:
         summary=described.describe(hosts, order, kind),
         network=(*shared.why, *fabric.why),
         docker=_docker(hosts, order),
+        gpus=chosen.why,
+        ports=ports.beside([other.ports for other in wishes.beside]),
         object_store=_object_store(hosts, kind),
         env=_cpu_environment(hosts, counts) if kind == "cpu" else _gids(nodes, fabric.fabric),
         serve_args=args,

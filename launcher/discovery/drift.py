@@ -45,7 +45,8 @@ def _strangers(inventory: Inventory, told: Mapping[str, DiscoveredNode]) -> Iter
 def _node(
     inventory: Inventory, node: Node, host: Probed, now: DiscoveredNode | None
 ) -> Iterator[str]:
-    yield from _gpus(inventory.accelerator, node, host)
+    if inventory.accelerator != "cpu":
+        yield from _gpus(inventory.accelerator, node, host, now)
     yield from _address(node, host, now)
     if node.hca:
         yield from _hca(node, host, now)
@@ -53,11 +54,21 @@ def _node(
         yield from _gid(node, now)
 
 
-def _gpus(accelerator: Accelerator, node: Node, host: Probed) -> Iterator[str]:
-    if accelerator != "cpu":
-        there = software.gpus(host, accelerator)
-        if there != node.gpus:
-            yield f"gpus: {node.gpus} → {there}"
+def _gpus(
+    accelerator: Accelerator, node: Node, host: Probed, now: DiscoveredNode | None
+) -> Iterator[str]:
+    """Compare the GPUs that a node names with those that are there, or their number with that of
+    those which would be chosen.
+    """
+    if node.gpu_ids and accelerator == "nvidia":
+        there = {each for gpu in host.facts.gpus or () for each in (str(gpu.index), gpu.uuid)}
+        for each in node.gpu_ids:
+            if each not in there:
+                yield f"gpus: {each} → gone"
+    elif not node.gpu_ids:
+        found = now.gpus if now is not None else software.gpus(host, accelerator)
+        if found != node.gpus:
+            yield f"gpus: {node.gpus} → {found}"
 
 
 def _address(node: Node, host: Probed, now: DiscoveredNode | None) -> Iterator[str]:

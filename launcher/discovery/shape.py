@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from launcher.discovery.local_assets import LocalAssets
-from launcher.model import Accelerator, Argv, Fabric, Ssh
+from launcher.model import Accelerator, Argv, Fabric, Inventory, Ports, Ssh
 from launcher.tools.host import HostFacts
 from launcher.tools.survey import Survey
 
@@ -39,18 +39,21 @@ class Probed:
     @property
     def amd_gpus(self) -> int:
         """AMD's GPUs, as far as they show in either of its two answers."""
-        return max(self.assets.amd_gpus, self.facts.amd_gpus or 0)
+        return max(self.assets.amd_gpus, len(self.facts.amd_renders or ()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What the user has decided; what is left out is chosen. `ssh` is for all hosts."""
+    """What the user has decided; what is left out is chosen. `ssh` is for all hosts; the cluster
+    may live on the same hosts as those that `beside` names.
+    """
 
     cluster: str = "vllm"
     image: str | None = None
     hf_home: str | None = None
     accelerator: Accelerator | None = None
     ssh: Ssh = field(default_factory=Ssh)
+    beside: tuple[Inventory, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,7 @@ class DiscoveredNode:
     ip: str
     gpus: int
     interface: str
+    gpu_ids: tuple[str, ...] = ()
     hca: tuple[str, ...] = ()
     gid: int | None = None
     docker: Argv = DOCKER
@@ -84,7 +88,7 @@ class Discovery:
     """What to write.
 
     `summary` describes the hosts, `network` says which networks and devices were passed over and
-    why.
+    why, `gpus` which GPUs.
     """
 
     cluster: str
@@ -97,6 +101,8 @@ class Discovery:
     summary: tuple[str, ...] = ()
     network: tuple[str, ...] = ()
     docker: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    ports: Ports = field(default_factory=Ports)
     object_store: Choice | None = None
     env: Mapping[str, Choice] = field(default_factory=dict)
     serve_args: tuple[str, ...] = ()

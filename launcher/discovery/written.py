@@ -9,12 +9,13 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from typing import TypeVar
 
 from launcher.discovery.shape import DOCKER, GID, Choice, DiscoveredNode, Discovery
 from launcher.inventory import ranges
-from launcher.model import Argv, Ssh, fold
+from launcher.model import Argv, Ports, Ssh, fold
 from launcher.tools import untrusted
 
 T = TypeVar("T")
@@ -49,6 +50,7 @@ def _paragraphs(found: Discovery) -> tuple[Iterable[str], ...]:
         _login(found),
         _object_store(found),
         _network(found, interface, hca),
+        _ports(found),
         _environment(found),
         _serve(found),
         _nodes(found, interface, hca, docker),
@@ -71,6 +73,7 @@ def _head(found: Discovery) -> Iterator[str]:
 def _software(found: Discovery) -> Iterator[str]:
     slots = "   # `gpus` below are slots" if found.accelerator == "cpu" else ""
     yield from _choice("image", found.image)
+    yield from _said(found.gpus)
     yield f"accelerator: {found.accelerator}{slots}"
 
 
@@ -99,6 +102,17 @@ def _network(found: Discovery, interface: str, hca: tuple[str, ...]) -> Iterator
     if hca:
         yield f"  hca: {_list(hca)}"
     yield "  require: auto     # what this hardware can do; `vlaunch check-nccl` proves it"
+
+
+def _ports(found: Discovery) -> Iterator[str]:
+    usual = Ports()
+    differs = {
+        key: port for key, port in asdict(found.ports).items() if port != getattr(usual, key)
+    }
+    if differs:
+        yield from _said(["others than those of the clusters beside this one"])
+        yield "ports:"
+        yield from (f"  {key}: {port}" for key, port in differs.items())
 
 
 def _environment(found: Discovery) -> Iterator[str]:
@@ -187,7 +201,7 @@ def _groups(
     """
 
     def own(node: DiscoveredNode) -> tuple[str, ...]:
-        words = [f"gpus: {node.gpus}"]
+        words = [f"gpus: {_list(node.gpu_ids) if node.gpu_ids else node.gpus}"]
         words += [f"docker: {_list(node.docker)}"] if node.docker != docker else []
         words += [f"ssh: {_ssh(node.ssh)}"] if node.ssh != Ssh() else []
         differs = [f"interface: {scalar(node.interface)}"] if node.interface != interface else []

@@ -31,6 +31,26 @@ def lengths(draft: Draft) -> Iterator[Mistake]:
             )
 
 
+def gpus(draft: Draft) -> Iterator[Mistake]:
+    """GPUs are chosen where there are some, by UUID only on one host, and AMD's by index alone:
+    their devices are found by it.
+    """
+    accelerator = draft.file.accelerator
+    for at, entry in enumerate(draft.file.nodes):
+        if isinstance(entry.gpus, int) or not draft.sound("nodes", at, "gpus"):
+            continue
+        uuids = [each for each in entry.gpus if not each.isdigit()]
+        text = ""
+        if accelerator == "cpu":
+            text = "should be a number with `accelerator: cpu`, whose slots are all alike"
+        elif uuids and accelerator == "amd":
+            text = "should be indexes with `accelerator: amd`, such as [0, 1]"
+        elif uuids and len(entry.host) > 1:
+            text = f"should be indexes: `host` stands for {len(entry.host)}, and a UUID is of one"
+        if text:
+            yield Mistake(where=("nodes", at, "gpus"), text=text)
+
+
 def addresses(draft: Draft) -> Iterator[Mistake]:
     """Each node has an address of version 4, the only one that has run: `host:port` pairs are put
     together from it.
@@ -181,7 +201,7 @@ def loopback(draft: Draft) -> Iterator[Mistake]:
             yield Mistake(where=where, text="should lead to the other nodes, which `lo` does not")
 
 
-ALL = (lengths, addresses, duplicates, names, head, local, loopback)
+ALL = (lengths, gpus, addresses, duplicates, names, head, local, loopback)
 
 
 def _key(draft: Draft, entry: int, key: str) -> Where:

@@ -189,8 +189,8 @@ class NodeSection(Section, use_attribute_docstrings=True):
     """Name in output and container names; the host by default."""
     ip: values.Ips | None = None
     """Address the other nodes reach it by, or a range; `host` by default, if an address."""
-    gpus: Annotated[int, Bounds(ge=1, le=128)]
-    """GPUs to use (with `accelerator: cpu`: slots)."""
+    gpus: values.Gpus
+    """GPUs to use: how many, or which, such as [4, 5, 6, 7] (with `accelerator: cpu`: slots)."""
     head: bool | None = None
     """This node runs Ray's head and rank 0; the first node by default."""
     connection: Connection | None = None

@@ -7,11 +7,12 @@ import ipaddress
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 from launcher import sizes
 from launcher.inventory import ranges
-from launcher.values import LABEL, LONGEST, EnvName, Like, plainly, should
+from launcher.values import LABEL, LONGEST, Bounds, EnvName, Like, plainly, should
 
 # https://github.com/distribution/reference: domain/path:tag@digest, path in lower case.
 _PATH_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
@@ -131,6 +132,61 @@ def _is_ipv6(value: str) -> bool:
         return False
 
 
+_MOST_GPUS = 128
+# As `nvidia-smi -L` prints it.
+_UUID = "GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+
+
+def _gpu_ids(value: list[object]) -> tuple[str, ...]:
+    ids = tuple(str(each) for each in value if type(each) in (int, str))
+    if any(each.startswith("MIG-") for each in ids):
+        # https://docs.nvidia.com/datacenter/tesla/mig-user-guide/: CUDA enumerates one instance,
+        # and there is no peer-to-peer or CUDA IPC between instances.
+        raise plainly(
+            "cannot be instances of a GPU (MIG): CUDA shows a process only one of them, and ranks"
+            " in two of them cannot share memory; name whole GPUs"
+        )
+    wrong = [each for each in value if type(each) not in (int, str) or not _is_gpu(str(each))]
+    if wrong:
+        raise plainly(
+            f"should list indexes or UUIDs of GPUs (see `nvidia-smi -L`), not {wrong[0]!r:.60}"
+        )
+    if len(set(ids)) < len(ids) or not ids:
+        raise plainly("should name each GPU once" if ids else "should name at least one GPU")
+    return ids
+
+
+def _is_gpu(text: str) -> bool:
+    if re.fullmatch("[0-9]{1,3}", text):
+        return int(text) < _MOST_GPUS
+    return re.fullmatch(_UUID, text) is not None
+
+
+class _Gpus:
+    """Reads a list of GPUs; everything else should be their number."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Keep the errors of a number for what is no list."""
+        count = Annotated[int, Bounds(ge=1, le=_MOST_GPUS)]
+        which = (
+            Annotated[int, Bounds(ge=0, le=_MOST_GPUS - 1)]
+            | Annotated[str, Field(pattern=f"^{_UUID}$")]
+        )
+
+        def read(value: object, number: core_schema.ValidatorFunctionWrapHandler) -> object:
+            return _gpu_ids(value) if isinstance(value, list) else number(value)
+
+        written = count | Annotated[list[which], Field(min_length=1, max_length=_MOST_GPUS)]
+        return core_schema.no_info_wrap_validator_function(
+            read,
+            handler.generate_schema(count),
+            json_schema_input_schema=handler.generate_schema(written),
+        )
+
+
+Gpus = Annotated[int | tuple[str, ...], _Gpus()]
 Hosts = Annotated[
     tuple[str, ...], BeforeValidator(_expand, json_schema_input_type=str), AfterValidator(_host)
 ]

@@ -75,7 +75,7 @@ def gpus(cluster: str, nodes: Sequence[Node], image: str) -> Gate:
     """
 
     def ask(node: Node) -> Command:
-        argv = docker.list_gpus(node.docker, image, node.gpus, cluster=cluster, node=node.name)
+        argv = docker.list_gpus(node, image, cluster=cluster)
         return Command(node=node.name, argv=argv, timeout=120)
 
     return Gate(

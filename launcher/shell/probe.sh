@@ -39,10 +39,13 @@ sh_c disk 'd=$1; while [ ! -d "$d" ]; do d=$(dirname "$d"); done; df -Pk "$d"' "
 part infiniband ls /dev/infiniband
 sh_c toolkit 'command -v nvidia-container-runtime-hook nvidia-container-toolkit'
 if [ "$accelerator" = nvidia ]; then
-  query=index,name,memory.total,memory.used,driver_version
+  query=index,name,memory.total,memory.used,driver_version,uuid
   part gpus nvidia-smi "--query-gpu=$query" --format=csv,noheader,nounits
 elif [ "$accelerator" = amd ]; then
-  sh_c gpus 'grep -l "simd_count [1-9]" /sys/class/kfd/kfd/topology/nodes/*/properties'
+  sh_c gpus '
+    found=$(grep -l "simd_count [1-9]" /sys/class/kfd/kfd/topology/nodes/*/properties) || exit
+    for each in $found; do echo "$each $(grep drm_render_minor "$each")"; done
+  '
 fi
 # Not the logs of engines, which are large. The keeper of servers replaces its files meanwhile: that
 # one is gone is no reason to doubt the others.
@@ -72,6 +75,11 @@ if [ "$docker" = 0 ]; then
   for image in $images $made; do part "image $image" "$@" image inspect "$image"; done
   root=$(timeout -k 2 15 "$@" info --format '{{.DockerRootDir}}' 2>/dev/null)
   sh_c dockerdisk 'df -Pk "$1"' "$root"
+fi
+if [ "$docker" = 0 ] && [ "$accelerator" = nvidia ]; then
+  ids=$(timeout -k 2 15 "$@" ps --quiet --no-trunc --filter label=vlaunch.cluster 2>/dev/null)
+  asked='{{json (index .Config.Labels "vlaunch.cluster")}}, {{json .HostConfig.DeviceRequests}}'
+  [ -z "$ids" ] || part given "$@" inspect --format "[{{json .Name}}, $asked]" $ids
 fi
 printf '\n@@vlaunch containers\n'
 if [ "$docker" = 0 ]; then

@@ -28,7 +28,7 @@ sh_c modules '[ ! -r /proc/modules ] || grep -oE "$1" /proc/modules' "$modules"
 sh_c xid "$(cat ./survey_xid.sh)"
 if command -v nvidia-smi >/dev/null 2>&1; then
   # Its fields: `nvidia-smi --help-query-gpu`.
-  fields=index,uuid,pci.bus_id,ecc.errors.uncorrected.volatile.total
+  fields=index,uuid,pci.bus_id,ecc.errors.uncorrected.volatile.total,display_active,mig.mode.current
   part gpustate nvidia-smi "--query-gpu=$fields" --format=csv,noheader,nounits
   # The card may be wedged: what has not answered once is not asked three times more.
   if [ "$answers" != 124 ]; then

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from launcher.errors import UnreadableAnswer
-from launcher.model import Argv, ExistingMount, Mount
+from launcher.model import Argv, ExistingMount, Mount, Node
 from launcher.tools import untrusted
 
 CLUSTER = "vlaunch.cluster"
@@ -35,7 +35,7 @@ _SHM: Final[Mapping[object, Argv]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSpec:
-    """One container to be; `gpus` is a device request.
+    """One container to be; `gpus` is a device request, as `gpu_request` writes it.
 
     `shm` is `"private"` (a /dev/shm of its own, which may take half of the node's memory and
     vanishes with the container), `"host"` (the host's, where segments of killed processes stay), or
@@ -52,7 +52,7 @@ class ContainerSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     shm: int | Literal["private", "host"] = "private"
-    gpus: int | None = None
+    gpus: str = ""
     devices: tuple[str, ...] = ()
     cap_add: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
@@ -122,6 +122,24 @@ class Image:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """The GPUs that a running container of any cluster asked for: so many, which are the host's
+    first ones (-1: all), or those that `ids` names by index or UUID.
+    """
+
+    container: str
+    cluster: str
+    count: int = 0
+    ids: tuple[str, ...] = ()
+
+    def has(self, index: int, uuid: str) -> bool:
+        """True when a GPU of the host is among them."""
+        if self.count:
+            return self.count < 0 or index < self.count
+        return bool({str(index), uuid} & set(self.ids))
+
+
 def run(docker: Argv, spec: ContainerSpec, *, once: bool = False) -> Argv:
     """Start a detached container in the host's network (`docker run`); with `once` wait for its end
     and leave nothing of it.
@@ -133,7 +151,7 @@ def run(docker: Argv, spec: ContainerSpec, *, once: bool = False) -> Argv:
         "host",
         *shm,
         *(() if once else ("--restart", spec.restart)),
-        *(() if spec.gpus is None else ("--gpus", str(spec.gpus))),
+        *(("--gpus", spec.gpus) if spec.gpus else ()),
         *_each("--device", spec.devices),
         *_each("--cap-add", spec.cap_add),
         *_each("--group-add", spec.groups),
@@ -249,14 +267,21 @@ def run_python(docker: Argv, image: str, program: str, *, cluster: str, node: st
     return throw_away(docker, image, "python3", "-c", program, cluster=cluster, node=node)
 
 
-def list_gpus(docker: Argv, image: str, count: int, *, cluster: str, node: str) -> Argv:
-    """Print a line for each NVIDIA GPU that a throw-away container gets when it asks for `count` of
-    them.
+def gpu_request(node: Node) -> str:
+    """Return what `--gpus` asks for: so many of the host's GPUs, which are its first ones, or those
+    that are named. The inner quotes are for a list that Docker reads as CSV
+    (https://docs.docker.com/engine/containers/resource_constraints/#gpu).
     """
-    options = ("--network", "none", "--gpus", str(count))
-    return throw_away(
-        docker, image, "nvidia-smi", "--list-gpus", cluster=cluster, node=node, options=options
-    )
+    return f'"device={",".join(node.gpu_ids)}"' if node.gpu_ids else str(node.gpus)
+
+
+def list_gpus(node: Node, image: str, *, cluster: str) -> Argv:
+    """Print a line for each NVIDIA GPU that a throw-away container gets when it asks for those of a
+    node.
+    """
+    options = ("--network", "none", "--gpus", gpu_request(node))
+    words = ("nvidia-smi", "--list-gpus")
+    return throw_away(node.docker, image, *words, cluster=cluster, node=node.name, options=options)
 
 
 def list_ids(docker: Argv, cluster: str) -> Argv:
@@ -276,6 +301,16 @@ def parse_containers(text: str) -> tuple[Container, ...]:
     """Read `docker inspect` of containers; raises UnreadableAnswer."""
     with _readable("docker inspect", text):
         return tuple(_container(item) for item in _objects(text))
+
+
+def parse_given(text: str) -> tuple[Given, ...]:
+    """Read a line `["/NAME", "CLUSTER", DEVICE REQUESTS]` for each container; raises
+    UnreadableAnswer.
+    """
+    with _readable("docker inspect", text):
+        return tuple(
+            _given(*untrusted.loads(line)) for line in text.splitlines() if line.startswith("[")
+        )
 
 
 def parse_image(text: str) -> Image | None:
@@ -382,6 +417,21 @@ def _container(item: dict[str, Any]) -> Container:
         argv=_texts(config.get("Cmd")),
         started=_text(state.get("StartedAt", "")),
     )
+
+
+def _given(name: Any, cluster: Any, requests: Any) -> Given:
+    # https://docs.docker.com/reference/api/engine/: HostConfig.DeviceRequests
+    asked = [each for each in requests or () if _of_gpus(each)]
+    return Given(
+        container=_text(name).lstrip("/"),
+        cluster=_text(cluster),
+        count=next((int(each["Count"]) for each in asked if each.get("Count")), 0),
+        ids=tuple(found for each in asked for found in _texts(each.get("DeviceIDs"))),
+    )
+
+
+def _of_gpus(request: dict[str, Any]) -> bool:
+    return any("gpu" in _texts(each) for each in request.get("Capabilities") or ())
 
 
 def _objects(text: str) -> list[dict[str, Any]]:

@@ -14,8 +14,8 @@ _UNDERLINE = re.compile(r"\x1b\[[0-9;]*m")  # the header of `topo -m` is underli
 
 
 def read(states: str | None, topo: str | None, numa: str) -> tuple[GpuState, ...]:
-    """Read `--query-gpu=index,uuid,pci.bus_id,ecc.errors.uncorrected.volatile.total`, `topo -m` and
-    sysfs' NUMA nodes.
+    """Read `--query-gpu=index,uuid,pci.bus_id,ecc.errors.uncorrected.volatile.total,display_active,
+    mig.mode.current`, `topo -m` and sysfs' NUMA nodes.
 
     Raises UnreadableAnswer never: a line that is no GPU is an error message, which is kept with the
     probe's words.
@@ -25,7 +25,7 @@ def read(states: str | None, topo: str | None, numa: str) -> tuple[GpuState, ...
     found = []
     for line in untrusted.cut(states or "").splitlines():
         fields = [each.strip() for each in line.split(",")]
-        if len(fields) != 4 or not re.fullmatch("[0-9]{1,4}", fields[0]):
+        if len(fields) != 6 or not re.fullmatch("[0-9]{1,4}", fields[0]):
             continue
         # nvidia-smi writes the PCI domain with eight digits, sysfs with four.
         pci = (
@@ -42,6 +42,8 @@ def read(states: str | None, topo: str | None, numa: str) -> tuple[GpuState, ...
                 numa=int(nodes[pci]) if pci in nodes else None,
                 # `[N/A]`: has no ECC
                 ecc_errors=int(fields[3]) if re.fullmatch("[0-9]{1,15}", fields[3]) else None,
+                display=fields[4] == "Enabled",
+                mig=fields[5] == "Enabled",
                 affinity=near.get(f"GPU{index}", {}),
             )
         )

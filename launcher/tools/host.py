@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from launcher import shell
 from launcher.errors import UnreadableAnswer
-from launcher.model import Argv
+from launcher.model import Argv, Node
 from launcher.tools import docker as docker_tool
 from launcher.tools import survey_read, untrusted
 from launcher.tools.survey import Survey
@@ -46,6 +46,7 @@ class Gpu:
     memory_total: int
     memory_used: int
     driver: str
+    uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,9 @@ class HostFacts:
     """What a node was when it was looked at.
 
     A part that could not be asked is `None` and its words are in `said`.
+
+    `amd_renders` has for each AMD GPU the minor number of its render node, `/dev/dri/renderD128`
+    and so on; `given` are the NVIDIA GPUs that clusters' containers have.
 
     `secret_names` are the secrets on its disk, `in_memory` those in memory, or `None` where the
     cluster has no folder there; `memory` is where such a folder may be, empty where there is no
@@ -68,7 +72,7 @@ class HostFacts:
     docker_disk_free: int | None = None
     infiniband: tuple[str, ...] = ()
     gpus: tuple[Gpu, ...] | None = None
-    amd_gpus: int | None = None
+    amd_renders: tuple[int | None, ...] | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     has_directory: bool = False
     token: str = field(default="", repr=False)
@@ -81,12 +85,22 @@ class HostFacts:
     toolkit: bool = False
     images: Mapping[str, docker_tool.Image | None] = field(default_factory=dict)
     containers: tuple[docker_tool.Container, ...] = ()
+    given: tuple[docker_tool.Given, ...] = ()
     said: Mapping[str, str] = field(default_factory=dict)
     survey: Survey | None = None
 
     def container(self, name: str) -> docker_tool.Container | None:
         """Return the cluster's container with this name, if it is there."""
         return next((each for each in self.containers if each.name == name), None)
+
+    def used(self, node: Node) -> tuple[Gpu, ...]:
+        """Return the GPUs that a node uses, as far as they are there: those it names, or as many as
+        it says, which are the first ones.
+        """
+        there = self.gpus or ()
+        if not node.gpu_ids:
+            return there[: node.gpus]
+        return tuple(gpu for gpu in there if {str(gpu.index), gpu.uuid} & set(node.gpu_ids))
 
     def interface_of(self, ip: str) -> str | None:
         """Return the interface that carries an address."""
@@ -153,7 +167,7 @@ def _read(text: str) -> HostFacts:
         docker_disk_free=_told(good(parts, "dockerdisk"), _df),
         infiniband=tuple((good(parts, "infiniband") or "").split()),
         gpus=_told(good(parts, "gpus"), _gpus),
-        amd_gpus=_told(good(parts, "gpus"), _amd_gpus),
+        amd_renders=_told(good(parts, "gpus"), _amd_renders),
         files=_digests(said(parts, "files")),
         has_directory=good(parts, "files") is not None,
         token=_token(said(parts, "token").strip()),
@@ -166,6 +180,7 @@ def _read(text: str) -> HostFacts:
         toolkit=bool(said(parts, "toolkit").strip()),
         images=_images(parts),
         containers=docker_tool.parse_containers(said(parts, "containers")),
+        given=docker_tool.parse_given(said(parts, "given")),
         said={name: out for name, (out, code) in parts.items() if code != 0},
         survey=survey_read.read(parts, info),
     )
@@ -305,8 +320,14 @@ def _images(parts: Parts) -> dict[str, docker_tool.Image | None]:
     }
 
 
-def _amd_gpus(text: str) -> int:
-    return sum("/kfd/" in line for line in text.splitlines())
+def _amd_renders(text: str) -> tuple[int | None, ...]:
+    """Read the files of KFD's topology that are GPUs, each with what it says of its render node."""
+    minors = (
+        re.search(r"drm_render_minor ([0-9]{1,5})", line)
+        for line in text.splitlines()
+        if "/kfd/" in line
+    )
+    return tuple(int(found[1]) if found else None for found in minors)
 
 
 def _gpus(text: str) -> tuple[Gpu, ...] | None:
@@ -316,7 +337,7 @@ def _gpus(text: str) -> tuple[Gpu, ...] | None:
     found = []
     for line in text.splitlines():
         fields = [each.strip() for each in line.split(",")]
-        if len(fields) != 5 or not re.fullmatch("[0-9]{1,4}", fields[0]):
+        if len(fields) != 6 or not re.fullmatch("[0-9]{1,4}", fields[0]):
             raise UnreadableAnswer(
                 "`nvidia-smi` answered with a line that is not a GPU", evidence=line[:300]
             )
@@ -329,6 +350,7 @@ def _gpus(text: str) -> tuple[Gpu, ...] | None:
                 memory_total=memory[0],
                 memory_used=memory[1],
                 driver=fields[4],
+                uuid=fields[5],
             )
         )
     return tuple(found)

@@ -7,7 +7,7 @@ cannot be had, its field is `None` (or empty) and the words of the tool are in `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 
@@ -73,8 +73,9 @@ class RdmaDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
-    """What a GPU says of itself besides `HostFacts.gpus`; `affinity` names for each RDMA device how
-    near it is (PIX … SYS).
+    """What a GPU says of itself besides `HostFacts.gpus`: whether it drives a display, and whether
+    it is split into instances (MIG); `affinity` names for each RDMA device how near it is (PIX …
+    SYS).
     """
 
     index: int
@@ -82,6 +83,8 @@ class GpuState:
     pci: str = ""
     numa: int | None = None
     ecc_errors: int | None = None
+    display: bool = False
+    mig: bool = False
     affinity: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -97,6 +100,12 @@ class GpuProcess:
     memory: int
     user: str = ""
     container: str = ""
+
+    def runs_in(self, containers: Collection[str]) -> bool:
+        """True when it runs in one of these containers (ids)."""
+        return bool(self.container) and any(
+            each.startswith(self.container) for each in containers if each
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,17 @@ def good() -> Callable[..., HostFacts]:
     """Return the facts of a node on which everything is as it should be, with changes."""
 
     def make(ip: str = "10.0.0.11", **changed: Any) -> HostFacts:
-        gpu = Gpu(index=0, name="NVIDIA H100", memory_total=81559, memory_used=0, driver="580.95")
+        two = tuple(
+            Gpu(
+                index=at,
+                name="NVIDIA H100",
+                memory_total=81559,
+                memory_used=0,
+                driver="580.95",
+                uuid=f"GPU-{at}",
+            )
+            for at in range(2)
+        )
         facts = HostFacts(
             user="ops",
             addresses=(
@@ -51,8 +61,8 @@ def good() -> Callable[..., HostFacts]:
             disk_free=1 << 40,
             docker_disk_free=1 << 40,
             infiniband=("uverbs0",),
-            gpus=(gpu, gpu),
-            amd_gpus=2,
+            gpus=two,
+            amd_renders=(128, 129),
             docker_version="28.3.0",
             runtimes=("nvidia", "runc"),
         )

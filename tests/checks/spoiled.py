@@ -27,7 +27,12 @@ IMAGE = "vllm/vllm-openai:v0.32.0"
 MODEL = "org/model"
 FILES = {"config.json": 700, "model.safetensors": 5_000_000_000}
 GPU = Gpu(
-    index=0, name="NVIDIA H100 80GB HBM3", memory_total=81559, memory_used=0, driver="580.95.05"
+    index=0,
+    name="NVIDIA H100 80GB HBM3",
+    memory_total=81559,
+    memory_used=0,
+    driver="580.95.05",
+    uuid="GPU-0",
 )
 GIDS = (
     Gid(index=1, value="fe80:0000:0000:0000:0000:0000:0000:0001", kind="RoCE v2", netdev="ens1"),
@@ -100,7 +105,7 @@ def facts(name: str, **changed: Any) -> HostFacts:
             Address(interface="ens1", ip=f"10.1.0.{NODES.index(name) + 1}", prefix=24, up=True),
         ),
         infiniband=("uverbs0",),
-        gpus=(GPU, replace(GPU, index=1)),
+        gpus=(GPU, replace(GPU, index=1, uuid="GPU-1")),
         docker_version="28.3.0",
         runtimes=("nvidia", "runc"),
         images={IMAGE: image},

@@ -65,6 +65,7 @@ def test_a_probe_without_a_survey_leaves_only_what_the_probe_itself_told() -> No
         "docker",
         "docker-version",
         "gpu-runtime",
+        "gpu-shared",
         "accelerator",
         "gpu-model",
         "driver",
@@ -91,6 +92,7 @@ def test_a_cpu_cluster_skips_what_it_cannot_have_with_the_reason() -> None:
         "gpu-errors",
         "gpu-memory",
         "gpu-runtime",
+        "gpu-shared",
         "next-boot",
         "rdma-link",
     ):

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.tools.docker import Container
 from launcher.tools.survey import GpuProcess, GpuState
-from tests.checks.spoiled import GPU, Case, findings, named, survey, turns_red
+from tests.checks.spoiled import GPU, Case, findings, inventory, named, survey, turns_red
 
 A100 = replace(GPU, name="NVIDIA A100-SXM4-80GB", memory_total=81920)
 OURS = GpuProcess(
@@ -122,7 +122,7 @@ UNKNOWN = (
             text="",
             fix="",
             more="accelerator: amd",
-            facts={"*": {"gpus": None, "amd_gpus": 2}},
+            facts={"*": {"gpus": None, "amd_renders": (128, 129)}},
         ),
         "AMD GPUs",
     ),
@@ -133,6 +133,23 @@ UNKNOWN = (
 def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
     """On the right node, with its words and a fix."""
     turns_red(case)
+
+
+def test_gpus_that_the_node_does_not_use_are_not_judged() -> None:
+    """Another one's trouble, and who holds it, are none of this cluster's."""
+    every = inventory()
+    one, two, three = every.nodes
+    first = replace(every, nodes=(one, replace(two, gpus=1, gpu_ids=("0",)), three))
+    others = {
+        "gpu02": {
+            "gpu_processes": (replace(OURS, container=""),),
+            "gpus": (GpuState(index=0, ecc_errors=0), GpuState(index=1, ecc_errors=4)),
+        }
+    }
+    for id_ in ("gpu-memory", "gpu-errors"):
+        whole = Case(id=id_, red={}, text="", fix="", survey=others)
+        assert findings(whole)[1].status == "fail"
+        assert findings(replace(whole, evidence={"inventory": first}))[1].status == "pass"
 
 
 def test_the_clusters_own_containers_are_no_strangers() -> None:

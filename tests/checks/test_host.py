@@ -8,6 +8,7 @@ import pytest
 
 from launcher.checks import host
 from launcher.checks.shape import Evidence
+from launcher.tools.docker import Given
 from launcher.tools.host import Address
 from tests.checks.conftest import Good, Load, first, judge
 
@@ -84,6 +85,42 @@ def test_the_declared_nvidia_gpus_must_be_there(status: str, load: Load, good: G
         assert "set `gpus: 2` for gpu01" in found.fix
 
 
+def test_gpus_that_a_node_names_must_be_there(load: Load, good: Good) -> None:
+    """By their index or their UUID, whichever others there are."""
+    assert first("accelerator", load, good(), gpus="[1]").status == "pass"
+    found = first("accelerator", load, good(), gpus="[1, 5]")
+
+    assert (found.status, found.text) == ("fail", "2 GPUs visible, 1, 5 declared")
+    assert "set others under `gpus:` for gpu01" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("given", "text", "fix"),
+    [
+        (
+            Given(container="vlaunch-a-n", cluster="a", count=1),
+            "GPU 0 is given to cluster a, too",
+            "[1]",
+        ),
+        (
+            Given(container="vlaunch-a-n", cluster="a", count=-1),
+            "GPU 0 is given to cluster a, too",
+            "end the other one, or use fewer: 0 of gpu01 are free",
+        ),
+        (Given(container="vlaunch-a-n", cluster="a", ids=("GPU-1",)), "", ""),
+        (Given(container="vlaunch-c-n", cluster="c", count=2), "", ""),
+    ],
+)
+def test_gpus_belong_to_one_cluster(
+    given: Given, text: str, fix: str, load: Load, good: Good
+) -> None:
+    """Docker gives one to as many containers as ask for it; our own are no others."""
+    found = first("gpu-shared", load, good(given=(given,)), gpus="[0]")
+
+    assert (found.status, found.text) == ("fail" if text else "pass", text)
+    assert fix in found.fix
+
+
 def test_no_driver_is_said_with_its_words(load: Load, good: Good) -> None:
     """`nvidia-smi` is not there."""
     found = first("accelerator", load, good(gpus=None, said={"gpus": "nvidia-smi: not found"}))
@@ -103,7 +140,8 @@ def test_the_declared_amd_gpus_must_be_there(
     there: int | None, status: str, load: Load, good: Good
 ) -> None:
     """Counted from the kernel's topology."""
-    found = first("accelerator", load, good(amd_gpus=there), "accelerator: amd")
+    renders = None if there is None else tuple(range(128, 128 + there))
+    found = first("accelerator", load, good(amd_renders=renders), "accelerator: amd")
 
     assert found.status == status
     if status == "fail":
@@ -114,7 +152,7 @@ def test_the_declared_amd_gpus_must_be_there(
 def test_cpu_slots_need_no_device(load: Load, good: Good) -> None:
     """They are what Ray counts, nothing more."""
     assert (
-        first("accelerator", load, good(gpus=None, amd_gpus=None), "accelerator: cpu").status
+        first("accelerator", load, good(gpus=None, amd_renders=None), "accelerator: cpu").status
         == "pass"
     )
 

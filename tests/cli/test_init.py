@@ -43,7 +43,8 @@ class Host:
         }
         address["addr_info"] = [{"family": "inet", "local": self.ip, "prefixlen": 24}]
         gpus = "".join(
-            f"{at}, NVIDIA H100 80GB HBM3, 81559, 0, 580.95.05\n" for at in range(self.gpus)
+            f"{at}, NVIDIA H100 80GB HBM3, 81559, 0, 580.95.05, GPU-{at}\n"
+            for at in range(self.gpus)
         )
         answers = not self.sudo or docker[0] == "sudo"
         parts = [
@@ -172,6 +173,28 @@ def test_a_way_to_call_docker_that_was_given_is_the_only_one(hosts: Hosts) -> No
     assert {node.docker for node in load(Path("inventory.yaml")).nodes} == {
         ("sudo", "-n", "docker")
     }
+
+
+def test_a_cluster_beside_another_one(hosts: Hosts) -> None:
+    """It has another name, and the GPUs and ports that the other leaves; none are left, it says
+    so.
+    """
+    assert hosts.run("gpu01", "gpu02", "-o", "first.yaml").code == 0
+    ran = hosts.run("gpu01", "gpu02", "--beside", "first.yaml")
+    assert ran.code == 2
+    assert "gpu01: the clusters beside this one leave no GPU" in ran.err
+    assert not Path("inventory.yaml").exists()
+
+    first = Path("first.yaml")
+    first.write_text(first.read_text().replace("gpus: 8", "gpus: [0, 1, 2, 3]"))
+    assert hosts.run("gpu01", "gpu02", "--beside", "first.yaml").code == 0
+    second = load(Path("inventory.yaml"))
+    assert (second.cluster, second.ports.api) == ("vllm-2", 8100)
+    assert {node.gpu_ids for node in second.nodes} == {("4", "5", "6", "7")}
+
+    named = hosts.run("gpu01", "--beside", "first.yaml", "--cluster", "vllm", "--force")
+    assert named.code == 2
+    assert "there is a cluster `vllm` already" in named.err
 
 
 def test_a_file_is_not_overwritten(hosts: Hosts) -> None:

@@ -81,7 +81,14 @@ def gpus(
 ) -> tuple[Gpu, ...]:
     """The GPUs of a host."""
     return tuple(
-        Gpu(index=at, name=name, memory_total=memory, memory_used=0, driver=driver)
+        Gpu(
+            index=at,
+            name=name,
+            memory_total=memory,
+            memory_used=0,
+            driver=driver,
+            uuid=f"GPU-{at}",
+        )
         for at in range(count)
     )
 

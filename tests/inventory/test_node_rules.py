@@ -277,3 +277,70 @@ def test_nodes_may_differ_in_gpus(load_text: Load) -> None:
         load_text(nodes="\nnodes: [{host: 10.0.0.1, gpus: 8}, {host: 10.0.0.2, gpus: 4}]").gpus
         == 12
     )
+
+
+UUID = "GPU-01234567-89ab-cdef-0123-456789abcdef"
+WHICH = "should list indexes or UUIDs of GPUs (see `nvidia-smi -L`)"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ids"), [("8", ()), ("[4, 5]", ("4", "5")), (f"['7', {UUID}]", ("7", UUID))]
+)
+def test_gpus_may_be_chosen(load_text: Load, gpus: str, ids: tuple[str, ...]) -> None:
+    """So many, or those that are named, by index or UUID."""
+    node = load_text(nodes=f"\nnodes: [{{host: a, ip: 10.0.0.1, gpus: {gpus}}}]").head
+
+    assert (node.gpu_ids, node.gpus) == (ids, len(ids) or 8)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        ("[]", "should name at least one GPU"),
+        ("[1, 1]", "should name each GPU once"),
+        ("[0, -1]", f"{WHICH}, not -1"),
+        ("[128]", f"{WHICH}, not 128"),
+        ("[true]", f"{WHICH}, not True"),
+        ("[GPU-1]", f"{WHICH}, not 'GPU-1'"),
+        (
+            "[MIG-01234567-89ab-cdef-0123-456789abcdef]",
+            "cannot be instances of a GPU (MIG): CUDA shows a process only one of them, and ranks"
+            " in two of them cannot share memory; name whole GPUs",
+        ),
+        ("0", "should be at least 1, not 0"),
+    ],
+)
+def test_what_is_no_choice_of_gpus(mistakes: Mistakes, gpus: str, expected: str) -> None:
+    """Told before anything is touched."""
+    nodes = f"\nnodes:\n  - {{host: a, ip: 10.0.0.1, gpus: {gpus}}}\n"
+
+    assert mistakes(nodes=nodes) == [f"4: nodes[0].gpus: {expected}"]
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "entry", "expected"),
+    [
+        (
+            "cpu",
+            "host: a, ip: 10.0.0.1, gpus: [0]",
+            "should be a number with `accelerator: cpu`, whose slots are all alike",
+        ),
+        (
+            "amd",
+            f"host: a, ip: 10.0.0.1, gpus: [{UUID}]",
+            "should be indexes with `accelerator: amd`, such as [0, 1]",
+        ),
+        (
+            "nvidia",
+            f"host: 'a[1-2]', ip: '10.0.0.[1-2]', gpus: [{UUID}]",
+            "should be indexes: `host` stands for 2, and a UUID is of one",
+        ),
+    ],
+)
+def test_gpus_are_chosen_where_that_means_something(
+    mistakes: Mistakes, accelerator: str, entry: str, expected: str
+) -> None:
+    """Slots have no names, AMD's devices are found by index, and a UUID is of one host."""
+    nodes = f"\naccelerator: {accelerator}\nnodes:\n  - {{{entry}}}\n"
+
+    assert mistakes(nodes=nodes) == [f"5: nodes[0].gpus: {expected}"]

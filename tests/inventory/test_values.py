@@ -422,7 +422,8 @@ def test_a_known_key_without_a_value_counts_as_not_written(load_text: Load) -> N
 def test_required_keys(mistakes: Mistakes) -> None:
     """Each says what it is for."""
     assert mistakes(nodes="\nnodes: [{host: a, ip: 10.0.0.1}]") == [
-        "3: nodes[0]: `gpus` is missing: GPUs to use (with `accelerator: cpu`: slots)"
+        "3: nodes[0]: `gpus` is missing: GPUs to use: how many, or which, such as [4, 5, 6, 7]"
+        " (with `accelerator: cpu`: slots)"
     ]
     assert mistakes(nodes="\nnodes:") == [
         "3: `nodes` is missing: The machines; the first is the head by default"

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import UnreadableAnswer
+from launcher.model import Node
 from launcher.tools import host
 from launcher.tools.host import Address, Gpu, HostFacts
 
@@ -100,7 +102,12 @@ def test_the_answer_of_a_head_is_read_as_recorded() -> None:
         ("::ffff:127.0.0.1", 10001),
     } <= facts.listening
     assert facts.disk_free == 63322164 * 1024
-    assert (facts.infiniband, facts.gpus, facts.amd_gpus, facts.toolkit) == ((), None, None, False)
+    assert (facts.infiniband, facts.gpus, facts.amd_renders, facts.toolkit) == (
+        (),
+        None,
+        None,
+        False,
+    )
     assert set(facts.files) == {"payload/entry.sh", "payload/head.py"}
     assert (facts.token, facts.secret_names) == ("0123456789abcdef" * 4, ("RAY_AUTH_TOKEN",))
     assert facts.docker_version == "20.10.24+dfsg1"
@@ -144,8 +151,8 @@ def test_gpus_are_read_and_missing_memory_is_no_error() -> None:
     facts = host.parse_probe(
         parts(
             gpus=(
-                "0, NVIDIA H100 80GB HBM3, 81559, 4, 580.95.05\n1, NVIDIA GB10, [N/A], [N/A],"
-                " 580.95.05"
+                "0, NVIDIA H100 80GB HBM3, 81559, 4, 580.95.05, GPU-0\n"
+                "1, NVIDIA GB10, [N/A], [N/A], 580.95.05, GPU-1"
             )
         )
     )
@@ -157,21 +164,61 @@ def test_gpus_are_read_and_missing_memory_is_no_error() -> None:
             memory_total=81559,
             memory_used=4,
             driver="580.95.05",
+            uuid="GPU-0",
         ),
-        Gpu(index=1, name="NVIDIA GB10", memory_total=0, memory_used=0, driver="580.95.05"),
+        Gpu(
+            index=1,
+            name="NVIDIA GB10",
+            memory_total=0,
+            memory_used=0,
+            driver="580.95.05",
+            uuid="GPU-1",
+        ),
     )
 
 
-def test_amd_gpus_are_counted() -> None:
-    """One topology file with SIMD units each; the CPU's own has none."""
-    assert (
-        host.parse_probe(
-            parts(
-                gpus="/sys/class/kfd/kfd/topology/nodes/1/properties\n/sys/class/kfd/kfd/topology/nodes/2/properties"
-            )
-        ).amd_gpus
-        == 2
+def test_amd_gpus_are_found_with_their_render_nodes() -> None:
+    """One topology file with SIMD units each; a kernel may not tell which device is its own."""
+    path = "/sys/class/kfd/kfd/topology/nodes"
+    told = f"{path}/1/properties drm_render_minor 136\n{path}/2/properties "
+
+    assert host.parse_probe(parts(gpus=told)).amd_renders == (136, None)
+
+
+def test_what_a_node_uses_of_its_gpus() -> None:
+    """Those it names by index or UUID, else its first ones."""
+    told = "".join(f"{at}, H100, 81559, 4, 580, GPU-{at}\n" for at in range(8))
+    facts = host.parse_probe(parts(gpus=told))
+    node = Node(name="n", host="n", ip="10.0.0.1", gpus=2)
+
+    assert [gpu.index for gpu in facts.used(node)] == [0, 1]
+    assert [gpu.index for gpu in facts.used(replace(node, gpu_ids=("GPU-6", "4")))] == [4, 6]
+    assert facts.used(replace(node, gpu_ids=("9",))) == ()
+
+
+def test_gpus_that_containers_were_given() -> None:
+    """So many, or those that are named; other devices are none."""
+    gpus = '"Capabilities":[["gpu"]]'
+    given = (
+        f'["/vlaunch-a-n", "a", [{{"Count":4,"DeviceIDs":null,{gpus},"Options":{{}}}}]]\n'
+        f'["/vlaunch-b-n", "b", [{{"Driver":"","Count":0,"DeviceIDs":["4","GPU-5"],{gpus}}}]]\n'
+        '["/vlaunch-c-n", "c", null]\n'
+        '["/vlaunch-d-n", "d", [{"Count":1,"Capabilities":[["tpu"]]}]]\n'
     )
+    found = host.parse_probe(parts(given=given)).given
+
+    assert [(each.container, each.cluster, each.count, each.ids) for each in found] == [
+        ("vlaunch-a-n", "a", 4, ()),
+        ("vlaunch-b-n", "b", 0, ("4", "GPU-5")),
+        ("vlaunch-c-n", "c", 0, ()),
+        ("vlaunch-d-n", "d", 0, ()),
+    ]
+    assert [[each.has(at, f"GPU-{at}") for at in (3, 4, 5)] for each in found] == [
+        [True, False, False],
+        [False, True, True],
+        [False, False, False],
+        [False, False, False],
+    ]
 
 
 def test_listening_sockets_of_netstat_are_read_as_those_of_ss() -> None:
@@ -411,6 +458,6 @@ def test_a_part_that_hangs_does_not_take_the_others_with_it() -> None:
         if '"$@" images' in line or '"$@" ps' in line or '"$@" inspect' in line
     ]
 
-    assert len(asking) == 3
-    assert all("timeout -k 2 15" in line for line in asking)
+    assert len(asking) == 5
+    assert all("timeout -k 2 15" in line or "part " in line for line in asking)
     assert shutil.which("timeout")

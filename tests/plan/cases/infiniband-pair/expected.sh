@@ -21,6 +21,7 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # == Look at the nodes
 # gate docker: Docker answers
 # gate accelerator: the declared accelerators are there
+# gate gpu-shared: no other cluster has these GPUs
 # gate gpu-runtime: Docker can hand out GPUs
 # gate address: the declared address is on the declared interface
 # gate rdma-devices: RDMA devices are there

@@ -1,0 +1,121 @@
+"""Which NVIDIA GPUs of each host to use, and why not the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.discovery.described import on_some
+from launcher.discovery.shape import Probed, Wishes
+from launcher.errors import RequestError
+from launcher.model import Inventory
+from launcher.tools.docker import Given
+from launcher.tools.host import Gpu
+
+# MiB in use by others from which on a GPU counts as theirs; a context alone takes some hundreds.
+_HELD = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The GPUs of each host, by index; nothing for a host whose first ones are meant."""
+
+    counts: tuple[int, ...]
+    ids: tuple[tuple[str, ...], ...]
+    why: tuple[str, ...] = ()
+
+
+def choose(
+    hosts: Sequence[Probed], order: Sequence[str], wishes: Wishes, counts: Sequence[int]
+) -> Chosen:
+    """Leave out GPUs that others have, that drive a display, or that are split into instances.
+
+    A host on which that would leave none keeps all of them: `vlaunch check` says what is wrong.
+
+    Raises RequestError where the clusters beside this one leave none.
+    """
+    out = [_left_out(host, name, wishes) for host, name in zip(hosts, order, strict=True)]
+    kept = [
+        tuple(gpu.index for gpu in host.facts.gpus or () if gpu.index not in each)
+        for host, each in zip(hosts, out, strict=True)
+    ]
+    reasons: dict[str, list[str]] = {}
+    for name, each in zip(order, out, strict=True):
+        for text in _told(each):
+            reasons.setdefault(text, []).append(name)
+    first = [tuple(range(len(each))) for each in kept]
+    return Chosen(
+        counts=tuple(len(each) or count for each, count in zip(kept, counts, strict=True)),
+        ids=tuple(
+            () if each == plain else tuple(map(str, each))
+            for each, plain in zip(kept, first, strict=True)
+        ),
+        why=tuple(text + on_some(names, order) for text, names in reasons.items()),
+    )
+
+
+def _told(out: Mapping[int, str]) -> Iterator[str]:
+    """Say once of all GPUs with the same reason that they are not used."""
+    for why in dict.fromkeys(out.values()):
+        which = [str(index) for index, other in out.items() if other == why]
+        yield f"not GPU {', '.join(which)}: {why}"
+
+
+def _left_out(host: Probed, name: str, wishes: Wishes) -> dict[int, str]:
+    there = host.facts.gpus or ()
+    found = {gpu.index: why for gpu in there if (why := _why_not(host, gpu, there, wishes))}
+    if len(found) < len(there):
+        return found
+    if wishes.beside:
+        raise RequestError(
+            f"{name}: the clusters beside this one leave no GPU",
+            evidence=list(_told(found)),
+            hint="give the other one fewer, such as `gpus: [0, 1]`, then run `vlaunch up` for it",
+        )
+    return {}
+
+
+def _why_not(host: Probed, gpu: Gpu, there: Sequence[Gpu], wishes: Wishes) -> str:
+    for cluster, ids in _of_others(host, there, wishes):
+        if gpu.index in ids:
+            return f"cluster {cluster} has it"
+    state = next((each for each in host.survey.gpus if each.index == gpu.index), None)
+    if state is not None and state.mig:
+        return "split into instances (MIG)"
+    if state is not None and state.display:
+        return "drives a display"
+    own = {container.id for container in host.facts.containers}
+    holders = [
+        each
+        for each in host.survey.gpu_processes or ()
+        if each.gpu == gpu.uuid and not each.runs_in(own)
+    ]
+    if sum(each.memory for each in holders) < _HELD:
+        return ""
+    return f"in use by {', '.join(sorted({each.user or 'somebody' for each in holders}))}"
+
+
+def _of_others(
+    host: Probed, there: Sequence[Gpu], wishes: Wishes
+) -> Iterator[tuple[str, set[int]]]:
+    """Yield the GPUs of each cluster beside which this one should live, and of those that run."""
+    for other in wishes.beside:
+        yield other.cluster, _stated(host, there, other)
+    for given in host.facts.given:
+        if given.cluster != wishes.cluster:
+            yield given.cluster, _taken(there, given)
+
+
+def _stated(host: Probed, there: Sequence[Gpu], other: Inventory) -> set[int]:
+    """Return the GPUs that an inventory says of a host, which it may know by another name."""
+    known = {host.host, host.name, *(each.ip for each in host.facts.addresses or ())} - {""}
+    return {
+        gpu.index
+        for node in other.nodes
+        if {node.host, node.ip} & known
+        for gpu in host.facts.used(node)
+    }
+
+
+def _taken(there: Sequence[Gpu], given: Given) -> set[int]:
+    return {gpu.index for gpu in there if given.has(gpu.index, gpu.uuid)}
