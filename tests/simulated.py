@@ -247,14 +247,14 @@ class World:
 
     def _throw_away(self, machine: Machine, words: Argv) -> Answer | None:
         name = machine.node.name
-        if "nvidia-smi" in words:
+        if any("nvidia-smi" in word for word in words):
             given = _device_requests(words[words.index("--gpus") + 1])[0]
             count = given.get("Count") or len(given["DeviceIDs"])
             lines = "".join(
                 f"GPU {index}: NVIDIA H100 80GB HBM3 (UUID: GPU-{index})\n"
                 for index in range(min(count, machine.gpus or 0))
             )
-            return Answer(node=name, code=0, out=lines)
+            return Answer(node=name, code=0, out=lines + "cuInit 0\n")
         if "/opt/vlaunch/network.py" in words:
             return self._measured(machine, words)
         if "model" in words:

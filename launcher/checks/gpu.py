@@ -21,13 +21,12 @@ from launcher.checks.shape import (
     warned,
 )
 from launcher.model import Node
-from launcher.tools.survey import GpuProcess, Survey
+from launcher.tools.survey import Survey
 
 _MIB_PER_GB = 1e9 / 1024**2
 # Xids that an application brings about by itself (NVIDIA, Xid catalog); the others are the
 # driver's, the GPU's or the slot's.
 _OF_APPLICATIONS = {13, 31, 43, 45}
-_STRANGER_MIB = 1024
 
 
 def _model(evidence: Evidence) -> Sequence[Finding]:
@@ -165,59 +164,25 @@ def _last(lines: Sequence[str]) -> str:
     return "\n".join(lines[-5:])
 
 
-def _memory(host: Host) -> Finding:
-    survey = host.survey
-    if survey is None or survey.gpu_processes is None:
-        return _unknown(host)
-    ours = {container.id for container in host.facts.containers}
-    others = {gpu.uuid for gpu in host.facts.gpus or () if gpu.index not in _indexes(host)}
-    holders = [each for each in survey.gpu_processes if each.gpu not in others]
-    strangers = [each for each in holders if not each.runs_in(ours)]
-    if strangers:
-        return _held(host.node, strangers)
-    held = sum(each.memory for each in holders)
-    text = f"{held} MiB held, by this cluster's own containers" if held else ""
-    return passed(host, text or "nobody holds GPU memory")
-
-
-def _held(node: Node, strangers: Sequence[GpuProcess]) -> Finding:
-    held = sum(each.memory for each in strangers)
-    first = strangers[0]
-    end = f"docker stop {first.container[:12]}" if first.container else f"sudo kill {first.pid}"
-    judge = failed if held >= _STRANGER_MIB else warned
-    return judge(
-        node,
-        f"{held} MiB of GPU memory held by {_owners(strangers)}",
-        evidence="\n".join(_who(each) for each in strangers[:8]),
-        fix=f"end it: `{end}` on {node.name}",
+def _fabric(host: Host) -> Finding:
+    nvlink = host.survey.nvlink if host.survey else None
+    if nvlink is None:
+        return skipped(host, UNSURVEYED)
+    unready = sorted({state for state in nvlink.states if state != "Completed"})
+    if not nvlink.states and not nvlink.switches:
+        return passed(host, "no NVSwitch")
+    # GPUs before Hopper have no state; then the service's is all there is.
+    stopped = not nvlink.states and nvlink.service not in ("active", "")
+    if not unready and not stopped:
+        return passed(host, "Fabric Manager has set the NVLink fabric up")
+    return failed(
+        host,
+        f"Fabric Manager is {nvlink.service}"
+        if stopped
+        else f"the NVLink fabric between the GPUs is not ready: {', '.join(unready)}",
+        fix=f"`sudo systemctl enable --now nvidia-fabricmanager` on {host.name}; its version must"
+        " be the driver's",
     )
-
-
-def _owners(strangers: Sequence[GpuProcess]) -> str:
-    users = sorted({each.user or "somebody unknown" for each in strangers})
-    return ", ".join(users) + f" ({len(strangers)} process{'es' if len(strangers) > 1 else ''})"
-
-
-def _who(each: GpuProcess) -> str:
-    where = f", container {each.container[:12]}" if each.container else ""
-    return f"{each.user or '?'}: pid {each.pid} {each.name}, {each.memory} MiB{where}"
-
-
-def _unknown(host: Host) -> Finding:
-    facts = host.facts
-    used = {
-        gpu.index: gpu.memory_used
-        for gpu in facts.used(host.node)
-        if gpu.memory_used >= _STRANGER_MIB
-    }
-    if used and not any(container.running for container in facts.containers):
-        text = ", ".join(f"GPU {index}: {amount} MiB" for index, amount in used.items())
-        return warned(
-            host,
-            f"GPU memory is in use, by whom is not known ({text})",
-            fix=f"look: `nvidia-smi` on {host.name}",
-        )
-    return skipped(host, "`nvidia-smi` did not tell which processes hold GPU memory")
 
 
 CHECKS = (
@@ -234,6 +199,18 @@ CHECKS = (
         needs=("accelerator",),
     ),
     Check(
+        id="fabric-manager",
+        what="the fabric between GPUs is set up where there is one",
+        why=(
+            "behind NVSwitches CUDA does not start without Fabric Manager (error 802), although"
+            " `nvidia-smi` lists the GPUs"
+        ),
+        judge=each(_fabric),
+        group="accelerator",
+        skip_reason=not_nvidia,
+        needs=("accelerator",),
+    ),
+    Check(
         id="gpu-errors",
         what="no GPU reported trouble since the node booted",
         why=(
@@ -241,15 +218,6 @@ CHECKS = (
             " later"
         ),
         judge=each(_errors),
-        group="accelerator",
-        skip_reason=not_nvidia,
-        needs=("accelerator",),
-    ),
-    Check(
-        id="gpu-memory",
-        what="nobody else holds GPU memory",
-        why="vLLM claims nine tenths of each GPU's memory at start and ends when it is not free",
-        judge=each(_memory),
         group="accelerator",
         skip_reason=not_nvidia,
         needs=("accelerator",),

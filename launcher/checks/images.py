@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
-from launcher.checks.shape import Evidence, Finding, failed, passed
+from launcher.checks.shape import Evidence, Finding, failed, passed, warned
 from launcher.model import Answer, Node, fold
 from launcher.tools import symptoms, untrusted
 
@@ -70,9 +71,7 @@ def judge_versions(
 def judge_gpus(
     nodes: Sequence[Node],
 ) -> Callable[[Mapping[str, Sequence[Answer]]], Sequence[Finding]]:
-    """Return the judge of `nvidia-smi --list-gpus` in a container that asked for the declared
-    GPUs.
-    """
+    """Return the judge of `docker.try_gpus` in a container that asked for the declared GPUs."""
 
     def judge(answers: Mapping[str, Sequence[Answer]]) -> Sequence[Finding]:
         return [_gpus(node, answers[node.name][0]) for node in nodes]
@@ -82,18 +81,53 @@ def judge_gpus(
 
 def _gpus(node: Node, answer: Answer) -> Finding:
     seen = sum(line.startswith("GPU ") for line in answer.out.splitlines())
-    if answer.ok and seen == node.gpus:
-        return Finding(node=node.name, status="pass", text=f"{seen} GPUs in a container")
+    cuda = re.search(r"^cuInit (\d{1,4})$", answer.out, re.MULTILINE)
+    if seen == node.gpus and cuda is not None:
+        return _cuda(node, seen, int(cuda[1]))
+    if seen == node.gpus and "libcuda.so" in answer.err:
+        return warned(
+            node,
+            f"{seen} GPUs in a container, but no CUDA driver library to try them with",
+            evidence=answer.tail,
+            fix="let the toolkit bring it: no `NVIDIA_DRIVER_CAPABILITIES` without `compute`",
+        )
     known = symptoms.first(answer.err + "\n" + answer.out)
-    return Finding(
-        node=node.name,
-        status="fail",
-        text=known.cause if known else f"a container sees {seen} GPUs, {node.gpus} declared",
+    fix = f"correct `gpus:` of {node.name}, or find the missing one: `nvidia-smi -L` there"
+    text = f"a container sees {seen} GPUs, {node.gpus} declared"
+    if seen == node.gpus:
+        text, fix = "the GPUs could not be tried", f"try it on {node.name}: `nvidia-smi`"
+    return failed(
+        node,
+        known.cause if known else text,
         evidence=answer.tail,
-        fix=(
-            known.fix
-            if known
-            else f"correct `gpus:` of {node.name}, or find the missing one: `nvidia-smi -L` there"
+        fix=known.fix if known else fix,
+    )
+
+
+# CUresult (cuda.h): what nvidia-smi does not notice.
+_CUDA_ERRORS = {
+    802: "CUDA is not ready (802, system not yet initialized): Fabric Manager does not run",
+    803: "CUDA and the driver do not fit (803, system driver mismatch)",
+    804: "CUDA's compatibility libraries are not for these GPUs (804)",
+}
+_CUDA_FIXES = {
+    802: (
+        "start it: `sudo systemctl start nvidia-fabricmanager` on {node}; its version must be the"
+        " driver's"
+    ),
+    803: "reboot {node}: its driver was replaced, and the old one is still loaded",
+    804: "leave `cuda-compat` out of the image, or update the driver of {node}",
+}
+
+
+def _cuda(node: Node, seen: int, code: int) -> Finding:
+    if code == 0:
+        return passed(node, f"{seen} GPUs in a container")
+    return failed(
+        node,
+        _CUDA_ERRORS.get(code, f"CUDA does not start (cuInit: {code})"),
+        fix=_CUDA_FIXES.get(code, "look at `sudo dmesg | grep NVRM` on {node}").format(
+            node=node.name
         ),
     )
 

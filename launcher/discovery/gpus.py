@@ -87,7 +87,7 @@ def _why_not(host: Probed, gpu: Gpu, there: Sequence[Gpu], wishes: Wishes) -> st
     own = {container.id for container in host.facts.containers}
     holders = [
         each
-        for each in host.survey.gpu_processes or ()
+        for each in host.facts.gpu_processes or ()
         if each.gpu == gpu.uuid and not each.runs_in(own)
     ]
     if sum(each.memory for each in holders) < _HELD:

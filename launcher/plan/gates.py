@@ -70,17 +70,17 @@ def versions(
 
 
 def gpus(cluster: str, nodes: Sequence[Node], image: str) -> Gate:
-    """Docker really hands out the declared GPUs: they are counted in a throw-away container of the
-    image itself.
+    """Docker really hands out the declared GPUs, and CUDA starts: they are counted in a throw-away
+    container of the image itself.
     """
 
     def ask(node: Node) -> Command:
-        argv = docker.list_gpus(node, image, cluster=cluster)
+        argv = docker.try_gpus(node, image, cluster=cluster)
         return Command(node=node.name, argv=argv, timeout=120)
 
     return Gate(
         id="gpus-in-docker",
-        what="Docker hands out the declared GPUs",
+        what="Docker hands out the declared GPUs, and CUDA starts",
         ask=tuple(ask(node) for node in nodes),
         judge=images.judge_gpus(nodes),
     )

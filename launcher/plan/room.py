@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from launcher.checks import serving
+from launcher.checks.gpu_memory import GPU_MEMORY, left_for_server
 from launcher.checks.serving import Holder
-from launcher.checks.shape import Finding
+from launcher.checks.shape import Evidence, Finding
 from launcher.model import Inventory, Node
 from launcher.plan.request import Request
 from launcher.plan.shape import Gate, observed
 from launcher.state.servers import Server
 from launcher.state.snapshot import ClusterSnapshot
+from launcher.tools import vllm
 
 
 def gates(seen: ClusterSnapshot, request: Request, there: Server | None) -> tuple[Gate, ...]:
@@ -42,6 +44,22 @@ def gates(seen: ClusterSnapshot, request: Request, there: Server | None) -> tupl
             # Both at once: nobody should learn of the port only when the GPUs are free.
             lambda: [*room.gpus(), *room.port()],
         ),
+        *([_gpu_memory(seen, request)] if GPU_MEMORY.applies(inventory) else []),
+    )
+
+
+def _gpu_memory(seen: ClusterSnapshot, request: Request) -> Gate:
+    """Others leave the memory that vLLM claims; where Ray may choose among GPUs, nobody knows
+    beforehand of which.
+    """
+    inventory, split = seen.site.inventory, request.placement
+    known = request.backend == "mp" or split.world == inventory.gpus
+    evidence = Evidence(inventory=inventory, facts=seen.site.facts)
+    places, share = dict(split.nodes) if known else {}, vllm.memory_share(request.args)
+    return observed(
+        "gpu-memory",
+        "others leave the memory of its GPUs that it claims",
+        partial(left_for_server, evidence, places, share),
     )
 
 

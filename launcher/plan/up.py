@@ -8,6 +8,7 @@ from functools import cache, partial
 
 from launcher import containers
 from launcher.checks import host, images
+from launcher.checks.gpu_memory import GPU_MEMORY, noticed
 from launcher.checks.shape import Check, Evidence
 from launcher.model import Inventory, Node, Secret, fold
 from launcher.plan import files, gates
@@ -224,7 +225,13 @@ def _without(site: Site, image: str) -> list[Node]:
 def _preflight(site: Site) -> tuple[Gate, ...]:
     checks = [check for check in host.CHECKS if check.applies(site.inventory)]
     memory = () if site.inventory.secrets_in == "disk" else (gates.memory(site),)
-    return (*(_observed_gate(check, site) for check in checks), *memory)
+    held = (_gpu_memory(site),) if GPU_MEMORY.applies(site.inventory) else ()
+    return (*(_observed_gate(check, site) for check in checks), *held, *memory)
+
+
+def _gpu_memory(site: Site) -> Gate:
+    evidence = Evidence(inventory=site.inventory, facts=site.facts)
+    return observed(GPU_MEMORY.id, GPU_MEMORY.what, lambda: noticed(evidence))
 
 
 def _observed_gate(check: Check, site: Site) -> Gate:

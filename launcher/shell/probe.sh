@@ -41,6 +41,8 @@ sh_c toolkit 'command -v nvidia-container-runtime-hook nvidia-container-toolkit'
 if [ "$accelerator" = nvidia ]; then
   query=index,name,memory.total,memory.used,driver_version,uuid
   part gpus nvidia-smi "--query-gpu=$query" --format=csv,noheader,nounits
+  # A driver that hangs is not asked again.
+  [ "$answers" = 124 ] || sh_c gpuapps "$(cat ./gpu_processes.sh)"
 elif [ "$accelerator" = amd ]; then
   sh_c gpus '
     found=$(grep -l "simd_count [1-9]" /sys/class/kfd/kfd/topology/nodes/*/properties) || exit

@@ -37,8 +37,8 @@ if command -v nvidia-smi >/dev/null 2>&1; then
       printf "%s\n" "$said"
     '
     part topo nvidia-smi topo -m
+    sh_c fabric "$(cat ./survey_fabric.sh)"
     sh_c gpunuma 'cd /sys/bus/pci/drivers/nvidia && grep -H "" *:*/numa_node'
-    sh_c gpuapps "$(cat ./survey_gpuapps.sh)"
   fi
 fi
 sh_c models '

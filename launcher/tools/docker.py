@@ -275,12 +275,16 @@ def gpu_request(node: Node) -> str:
     return f'"device={",".join(node.gpu_ids)}"' if node.gpu_ids else str(node.gpus)
 
 
-def list_gpus(node: Node, image: str, *, cluster: str) -> Argv:
+# CUresult of `cuInit`, which needs more than the driver that nvidia-smi talks to.
+_CUDA = 'import ctypes; print("cuInit", ctypes.CDLL("libcuda.so.1").cuInit(0))'
+
+
+def try_gpus(node: Node, image: str, *, cluster: str) -> Argv:
     """Print a line for each NVIDIA GPU that a throw-away container gets when it asks for those of a
-    node.
+    node, and then what CUDA says when it is initialized (`cuInit 0`).
     """
     options = ("--network", "none", "--gpus", gpu_request(node))
-    words = ("nvidia-smi", "--list-gpus")
+    words = ("sh", "-c", f"nvidia-smi --list-gpus && python3 -c {shlex.quote(_CUDA)}")
     return throw_away(node.docker, image, *words, cluster=cluster, node=node.name, options=options)
 
 

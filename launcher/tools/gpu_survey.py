@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from launcher.tools import untrusted
-from launcher.tools.survey import GpuProcess, GpuState
+from launcher.tools.survey import GpuProcess, GpuState, NvlinkFabric
 
 _UNDERLINE = re.compile(r"\x1b\[[0-9;]*m")  # the header of `topo -m` is underlined even into a pipe
 
@@ -106,6 +106,19 @@ def read_processes(text: str) -> tuple[GpuProcess, ...]:
                 )
             )
     return tuple(found)
+
+
+def read_fabric(text: str | None) -> NvlinkFabric | None:
+    """Read `switch`, `state` and `service` lines; None where nothing was asked."""
+    if text is None:
+        return None
+    lines = [line.partition(" ") for line in untrusted.cut(text).splitlines()]
+    states = [rest.strip() for word, _, rest in lines if word == "state"]
+    return NvlinkFabric(
+        switches=sum(word == "switch" for word, _, _ in lines),
+        states=tuple(each for each in states if each and not each.startswith("[")),
+        service=next((rest.strip() for word, _, rest in lines if word == "service"), ""),
+    )
 
 
 def read_cuda(text: str) -> str:

@@ -17,8 +17,8 @@ from launcher import shell
 from launcher.errors import UnreadableAnswer
 from launcher.model import Argv, Node
 from launcher.tools import docker as docker_tool
-from launcher.tools import survey_read, untrusted
-from launcher.tools.survey import Survey
+from launcher.tools import gpu_survey, survey_read, untrusted
+from launcher.tools.survey import GpuProcess, Survey
 from launcher.tools.survey_read import Parts, good, said
 
 _T = TypeVar("_T")
@@ -72,6 +72,7 @@ class HostFacts:
     docker_disk_free: int | None = None
     infiniband: tuple[str, ...] = ()
     gpus: tuple[Gpu, ...] | None = None
+    gpu_processes: tuple[GpuProcess, ...] | None = None
     amd_renders: tuple[int | None, ...] | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     has_directory: bool = False
@@ -167,6 +168,7 @@ def _read(text: str) -> HostFacts:
         docker_disk_free=_told(good(parts, "dockerdisk"), _df),
         infiniband=tuple((good(parts, "infiniband") or "").split()),
         gpus=_told(good(parts, "gpus"), _gpus),
+        gpu_processes=_told(good(parts, "gpuapps"), gpu_survey.read_processes),
         amd_renders=_told(good(parts, "gpus"), _amd_renders),
         files=_digests(said(parts, "files")),
         has_directory=good(parts, "files") is not None,

@@ -89,6 +89,18 @@ class GpuState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NvlinkFabric:
+    """NVLink's fabric as far as it shows: the number of NVSwitches, what each GPU says of its
+    registration (`Completed`; nothing where a GPU has no such state), and systemd's word for
+    Fabric Manager.
+    """
+
+    switches: int = 0
+    states: tuple[str, ...] = ()
+    service: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
     """A process that holds GPU memory (MiB): whose it is, and the container it runs in (id, empty
     when in none).
@@ -141,7 +153,7 @@ class Survey:
     nics: tuple[Nic, ...] | None = None
     rdma: tuple[RdmaDevice, ...] = ()
     gpus: tuple[GpuState, ...] = ()
-    gpu_processes: tuple[GpuProcess, ...] | None = None
+    nvlink: NvlinkFabric | None = None
     driver_cuda: str = ""
     xid: tuple[str, ...] | None = None
     modules: tuple[str, ...] = ()

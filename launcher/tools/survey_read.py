@@ -21,7 +21,7 @@ def read(parts: Parts, info: Mapping[str, Any]) -> Survey | None:
     if "clock" not in parts:
         return None
     system, boot = _pairs(said(parts, "system")), _pairs(said(parts, "boot"))
-    shm, apps, xid = _df(good(parts, "shm")), good(parts, "gpuapps"), good(parts, "xid")
+    shm, xid = _df(good(parts, "shm")), good(parts, "xid")
     # getent(1) ends with 2 when it knows nobody of that name: then there is none, which is an
     # answer too.
     own, code = answer(parts, "own")
@@ -43,7 +43,7 @@ def read(parts: Parts, info: Mapping[str, Any]) -> Survey | None:
         nics=_nics(parts, said(parts, "net")),
         rdma=rdma.read(said(parts, "rdma")),
         gpus=gpu_survey.read(good(parts, "gpustate"), good(parts, "topo"), said(parts, "gpunuma")),
-        gpu_processes=None if apps is None else gpu_survey.read_processes(apps),
+        nvlink=gpu_survey.read_fabric(good(parts, "fabric")),
         driver_cuda=gpu_survey.read_cuda(said(parts, "cuda")),
         xid=None if xid is None else tuple(untrusted.cut(xid).splitlines()),
         modules=tuple(sorted(set(said(parts, "modules").split()))),

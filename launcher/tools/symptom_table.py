@@ -80,6 +80,16 @@ _IMAGE = (
         source="nvidia-docker 1637, 1671",
     ),
     Symptom(
+        id="cuda-not-ready",
+        pattern=r"Error 802|system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY",
+        cause="CUDA is not ready: Fabric Manager does not run on this node",
+        fix=(
+            "start it: `sudo systemctl enable --now nvidia-fabricmanager`; its version must be the"
+            " driver's"
+        ),
+        source="gpustack 4154; pytorch 35710",
+    ),
+    Symptom(
         id="memlock-refused",
         pattern=r"error setting rlimit type 8",
         cause="the node may not raise the locked-memory limit that RDMA needs",

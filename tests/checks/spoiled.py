@@ -19,7 +19,15 @@ from launcher.tools.docker import Image
 from launcher.tools.host import Address, Gpu, HostFacts
 from launcher.tools.inside import Inside
 from launcher.tools.pairs import PortProbe
-from launcher.tools.survey import Gid, GpuState, Nic, RdmaDevice, RdmaPort, Survey
+from launcher.tools.survey import (
+    Gid,
+    GpuState,
+    Nic,
+    NvlinkFabric,
+    RdmaDevice,
+    RdmaPort,
+    Survey,
+)
 
 NODES = ("gpu01", "gpu02", "gpu03")
 IPS = dict(zip(NODES, ("10.0.0.11", "10.0.0.12", "10.0.0.13"), strict=True))
@@ -70,7 +78,7 @@ def survey(**changed: Any) -> Survey:
         nics=(ETH0, Nic(name="ens1", up=True, mtu=9000, speed=400000)),
         rdma=(HCA,),
         gpus=(GpuState(index=0, ecc_errors=0), GpuState(index=1, ecc_errors=0)),
-        gpu_processes=(),
+        nvlink=NvlinkFabric(service="inactive"),
         xid=(),
         modules=("nvidia", "nvidia_peermem"),
         docker_storage="overlay2",
@@ -106,6 +114,7 @@ def facts(name: str, **changed: Any) -> HostFacts:
         ),
         infiniband=("uverbs0",),
         gpus=(GPU, replace(GPU, index=1, uuid="GPU-1")),
+        gpu_processes=(),
         docker_version="28.3.0",
         runtimes=("nvidia", "runc"),
         images={IMAGE: image},

@@ -67,6 +67,7 @@ def test_a_probe_without_a_survey_leaves_only_what_the_probe_itself_told() -> No
         "gpu-runtime",
         "gpu-shared",
         "accelerator",
+        "gpu-memory",
         "gpu-model",
         "driver",
         "ports",

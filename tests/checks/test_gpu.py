@@ -6,28 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.tools.docker import Container
-from launcher.tools.survey import GpuProcess, GpuState
-from tests.checks.spoiled import GPU, Case, findings, inventory, named, survey, turns_red
+from launcher.tools.survey import GpuState, NvlinkFabric
+from tests.checks.spoiled import GPU, Case, findings, inventory, named, turns_red
 
 A100 = replace(GPU, name="NVIDIA A100-SXM4-80GB", memory_total=81920)
-OURS = GpuProcess(
-    gpu="GPU-1", pid=9, name="ray::Worker", memory=70000, user="root", container="c0ffee"
-)
-CONTAINER = Container(
-    name="vlaunch-c-gpu02",
-    id="c0ffee0123",
-    role="worker",
-    node="gpu02",
-    image="i",
-    status="running",
-    spec="",
-    exit_code=0,
-    restarts=0,
-    env={},
-    labels={},
-)
-
 CASES = (
     Case(
         id="gpu-model",
@@ -42,6 +24,26 @@ CASES = (
         text="with 20 GB, 80 GB expected",
         fix="`nvidia-smi -L` on gpu02",
         facts={"gpu02": {"gpus": (replace(GPU, memory_total=19000),) * 2}},
+    ),
+    Case(
+        id="fabric-manager",
+        red={"gpu02": "fail"},
+        text="the NVLink fabric between the GPUs is not ready: In Progress",
+        fix="nvidia-fabricmanager` on gpu02",
+        survey={
+            "*": {"nvlink": NvlinkFabric(switches=4, states=("Completed",) * 2)},
+            "gpu02": {"nvlink": NvlinkFabric(states=("Completed", "In Progress"))},
+        },
+    ),
+    Case(
+        id="fabric-manager",
+        red={"gpu01": "fail"},
+        text="Fabric Manager is inactive",
+        fix="its version must be the driver's",
+        survey={
+            "*": {"nvlink": NvlinkFabric(switches=6, service="active")},
+            "gpu01": {"nvlink": NvlinkFabric(switches=6, service="inactive")},
+        },
     ),
     Case(
         id="gpu-errors",
@@ -66,39 +68,6 @@ CASES = (
         fix="grep Xid",
         survey={"gpu01": {"xid": ("NVRM: Xid (PCI:0000:3b:00): 31, pid=1896, name=python3",)}},
     ),
-    Case(
-        id="gpu-memory",
-        red={"gpu02": "fail"},
-        text="70000 MiB of GPU memory held by ada (1 process)",
-        fix="`sudo kill 77` on gpu02",
-        survey={
-            "gpu02": {
-                "gpu_processes": (
-                    GpuProcess(gpu="GPU-1", pid=77, name="python3", memory=70000, user="ada"),
-                )
-            }
-        },
-    ),
-    Case(
-        id="gpu-memory",
-        red={"gpu02": "fail"},
-        text="held by root (1 process)",
-        fix="`docker stop feedfeedfeed` on gpu02",
-        survey={"gpu02": {"gpu_processes": (replace(OURS, container="feed" * 16),)}},
-    ),
-    Case(
-        id="gpu-memory",
-        red={"gpu02": "warn"},
-        text="by whom is not known (GPU 0: 5000 MiB)",
-        fix="`nvidia-smi` on gpu02",
-        survey={"gpu02": {"gpu_processes": None}},
-        facts={
-            "gpu02": {
-                "gpus": (replace(GPU, memory_used=5000), GPU),
-                "survey": survey(gpu_processes=None),
-            }
-        },
-    ),
 )
 
 
@@ -110,10 +79,6 @@ UNKNOWN = (
     (
         Case(id="gpu-errors", red={}, text="", fix="", survey={"gpu01": {"gpus": ()}}),
         "told nothing of memory errors",
-    ),
-    (
-        Case(id="gpu-memory", red={}, text="", fix="", survey={"gpu01": {"gpu_processes": None}}),
-        "did not tell which",
     ),
     (
         Case(
@@ -135,43 +100,6 @@ def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
     turns_red(case)
 
 
-def test_gpus_that_the_node_does_not_use_are_not_judged() -> None:
-    """Another one's trouble, and who holds it, are none of this cluster's."""
-    every = inventory()
-    one, two, three = every.nodes
-    first = replace(every, nodes=(one, replace(two, gpus=1, gpu_ids=("0",)), three))
-    others = {
-        "gpu02": {
-            "gpu_processes": (replace(OURS, container=""),),
-            "gpus": (GpuState(index=0, ecc_errors=0), GpuState(index=1, ecc_errors=4)),
-        }
-    }
-    for id_ in ("gpu-memory", "gpu-errors"):
-        whole = Case(id=id_, red={}, text="", fix="", survey=others)
-        assert findings(whole)[1].status == "fail"
-        assert findings(replace(whole, evidence={"inventory": first}))[1].status == "pass"
-
-
-def test_the_clusters_own_containers_are_no_strangers() -> None:
-    """A second look finds them, as it should."""
-    changed = {"containers": (CONTAINER,), "survey": survey(gpu_processes=(OURS,))}
-    found = findings(Case(id="gpu-memory", red={}, text="", fix="", facts={"gpu02": changed}))
-
-    assert (found[1].status, found[1].text) == (
-        "pass",
-        "70000 MiB held, by this cluster's own containers",
-    )
-
-
-def test_the_evidence_says_whose_process_it_is() -> None:
-    """User, process, memory and container."""
-    (case,) = [each for each in CASES if each.text == "held by root (1 process)"]
-
-    assert (
-        findings(case)[1].evidence == "root: pid 9 ray::Worker, 70000 MiB, container feedfeedfeed"
-    )
-
-
 def test_a_green_gpu_tells_its_model_and_count() -> None:
     """The value to fold by."""
     assert (
@@ -191,13 +119,13 @@ def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -
     assert reason in found["skip"]
 
 
-def test_another_container_is_a_stranger_though_the_cluster_has_its_own() -> None:
-    """Containers are told apart by their id."""
-    other = replace(OURS, container="deadbeef")
-    changed = {"containers": (CONTAINER,), "survey": survey(gpu_processes=(OURS, other))}
-    found = findings(Case(id="gpu-memory", red={}, text="", fix="", facts={"gpu02": changed}))
+def test_a_gpu_that_the_node_does_not_use_is_not_judged() -> None:
+    """Its trouble is none of this cluster's."""
+    every = inventory()
+    one, two, three = every.nodes
+    first = replace(every, nodes=(one, replace(two, gpus=1, gpu_ids=("0",)), three))
+    states = (GpuState(index=0, ecc_errors=0), GpuState(index=1, ecc_errors=4))
+    case = Case(id="gpu-errors", red={}, text="", fix="", survey={"gpu02": {"gpus": states}})
 
-    assert (found[1].status, found[1].text) == (
-        "fail",
-        "70000 MiB of GPU memory held by root (1 process)",
-    )
+    assert findings(case)[1].status == "fail"
+    assert findings(replace(case, evidence={"inventory": first}))[1].status == "pass"

@@ -95,7 +95,36 @@ def test_exact_versions_are_wanted(out: str, code: int, status: str, load: Load)
 @pytest.mark.parametrize(
     ("answer", "status", "text"),
     [
-        (Answer(node="gpu01", code=0, out="GPU 0: A\nGPU 1: B\n"), "pass", "2 GPUs in a container"),
+        (
+            Answer(node="gpu01", code=0, out="GPU 0: A\nGPU 1: B\ncuInit 0\n"),
+            "pass",
+            "2 GPUs in a container",
+        ),
+        (
+            Answer(node="gpu01", code=0, out="GPU 0: A\nGPU 1: B\ncuInit 802\n"),
+            "fail",
+            "CUDA is not ready (802, system not yet initialized): Fabric Manager does not run",
+        ),
+        (
+            Answer(node="gpu01", code=0, out="GPU 0: A\nGPU 1: B\ncuInit 999\n"),
+            "fail",
+            "CUDA does not start (cuInit: 999)",
+        ),
+        (
+            Answer(
+                node="gpu01",
+                code=1,
+                out="GPU 0: A\nGPU 1: B\n",
+                err="OSError: libcuda.so.1: cannot open shared object file",
+            ),
+            "warn",
+            "2 GPUs in a container, but no CUDA driver library to try them with",
+        ),
+        (
+            Answer(node="gpu01", code=124, out="GPU 0: A\nGPU 1: B\n"),
+            "fail",
+            "the GPUs could not be tried",
+        ),
         (
             Answer(node="gpu01", code=0, out="GPU 0: A\n"),
             "fail",

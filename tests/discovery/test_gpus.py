@@ -45,8 +45,6 @@ def states(**of: dict[int, bool]) -> tuple[GpuState, ...]:
             ("0", "3"),
             ("not GPU 1, 2: split into instances (MIG)",),
         ),
-        ({"gpu_processes": (HELD,)}, ("0", "2", "3"), ("not GPU 1: in use by ada",)),
-        ({"gpu_processes": (replace(HELD, memory=300),)}, (), ()),
         ({"gpus": states(display=dict.fromkeys(range(4), True))}, (), ()),
     ],
 )
@@ -61,6 +59,15 @@ def test_gpus_that_are_others_are_left_out(
     assert node.gpus == 4 - sum(line.count(",") + 1 for line in why)
     loaded = loads(write(seen), Path("inventory.yaml")).head
     assert (loaded.gpus, loaded.gpu_ids) == (node.gpus, ids)
+
+
+def test_gpus_in_use_are_left_out() -> None:
+    """What a display server or a context takes is no use."""
+    busy = found({}, gpu_processes=(HELD,))
+    idle = found({}, gpu_processes=(replace(HELD, memory=300),))
+
+    assert (busy.nodes[0].gpu_ids, busy.gpus) == (("0", "2", "3"), ("not GPU 1: in use by ada",))
+    assert (idle.nodes[0].gpu_ids, idle.gpus) == ((), ())
 
 
 def test_the_gpus_of_a_cluster_that_runs_are_left_to_it() -> None:

@@ -31,8 +31,14 @@ def gates(start: Start) -> list[str]:
 
 def test_preflight() -> None:
     """What would make vLLM wait or fail later is looked at first."""
-    assert gates(planned(seen(), request())) == ["cluster", "agents", "model", "room"]
-    assert gates(planned(seen(), request("mp"))) == ["agents", "model", "room"]
+    assert gates(planned(seen(), request())) == [
+        "cluster",
+        "agents",
+        "model",
+        "room",
+        "gpu-memory",
+    ]
+    assert gates(planned(seen(), request("mp"))) == ["agents", "model", "room", "gpu-memory"]
 
 
 @pytest.mark.parametrize(

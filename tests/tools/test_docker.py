@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import UnreadableAnswer
-from launcher.model import Argv, Mount
+from launcher.model import Argv, Mount, Node
 from launcher.remote import local
 from launcher.remote.running import Running
 from launcher.tools import docker
@@ -49,7 +49,7 @@ OTHERS: dict[str, Any] = {
     "env": {"A": "1"},
     "mounts": (),
     "shm": 1 << 30,
-    "gpus": 8,
+    "gpus": "8",
     "devices": ("/dev/kfd",),
     "cap_add": ("IPC_LOCK",),
     "groups": ("video",),
@@ -85,7 +85,7 @@ def test_docker_run_says_every_field_in_dockers_own_grammar() -> None:
     """Read back by a reader of `docker run` that does not know the builder."""
     full = dataclasses.replace(
         SPEC,
-        gpus=8,
+        gpus="8",
         devices=("/dev/infiniband",),
         cap_add=("IPC_LOCK",),
         groups=("video",),
@@ -108,7 +108,7 @@ def test_docker_run_says_every_field_in_dockers_own_grammar() -> None:
         "SecurityOpt": ["seccomp=unconfined"],
         "Ulimits": ["memlock=-1", "stack=67108864"],
         "Devices": ["/dev/infiniband"],
-        "DeviceRequests": [{"Count": 8}],
+        "DeviceRequests": [{"Driver": "", "Capabilities": [["gpu"]], "Count": 8}],
     }
     assert found["Config"] == {
         "Image": "vllm:1",
@@ -352,11 +352,11 @@ def test_builders_of_short_commands() -> None:
     )
     assert docker.inspect(("docker",), "c") == ("docker", "inspect", "--type", "container", "c")
     assert docker.list_ids(("docker",), "c")[-1] == "label=vlaunch.cluster=c"
-    assert docker.list_gpus(sudo, "x:1", 4, cluster="c", node="n")[-4:] == (
+    assert docker.try_gpus(node(sudo), "x:1", cluster="c")[-5:-1] == (
         "--entrypoint",
-        "nvidia-smi",
+        "sh",
         "x:1",
-        "--list-gpus",
+        "-c",
     )
     assert docker.run_python(sudo, "x:1", "pass", cluster="c", node="n")[-3:] == (
         "x:1",
@@ -422,6 +422,11 @@ esac
 """
 
 
+def node(docker: Argv) -> Node:
+    """A node with a GPU, where this starts docker."""
+    return Node(name="gpu01", host="gpu01", ip="10.0.0.1", gpus=1, docker=docker)
+
+
 @pytest.fixture
 def stubborn(tmp_path: Path) -> Argv:
     """A docker whose containers end only when they are removed."""
@@ -433,7 +438,7 @@ def stubborn(tmp_path: Path) -> Argv:
 
 def test_a_throw_away_container_is_removed_at_its_deadline(stubborn: Argv, tmp_path: Path) -> None:
     """Whoever waits for it is ended by its own client, which a container does not hear."""
-    argv = docker.list_gpus(stubborn, "x:1", 1, cluster="c", node="gpu01")
+    argv = docker.try_gpus(node(stubborn), "x:1", cluster="c")
     answer = local.run(Command(node="gpu01", argv=argv, timeout=2), marker="@@", running=Running())
 
     assert answer.timed_out

@@ -1,10 +1,11 @@
-"""How GPUs lie to network cards."""
+"""What nvidia-smi says of GPUs besides their names: nearness, fabric."""
 
 from __future__ import annotations
 
 import pytest
 
 from launcher.tools import gpu_survey
+from launcher.tools.survey import NvlinkFabric
 
 pytestmark = pytest.mark.processes
 
@@ -21,3 +22,17 @@ def test_older_drivers_name_the_cards_in_the_header() -> None:
         "GPU0": {}
     }
     assert gpu_survey.affinity("NVIDIA-SMI has failed") == {}
+
+
+def test_the_fabric_between_gpus() -> None:
+    """GPUs before Hopper have no state of it; what was not asked is not known."""
+    told = (
+        "switch /dev/nvidia-nvswitch0\nswitch /dev/nvidia-nvswitch1\n"
+        "state Completed\nstate [N/A]\nservice active\n"
+    )
+
+    assert gpu_survey.read_fabric(told) == NvlinkFabric(
+        switches=2, states=("Completed",), service="active"
+    )
+    assert gpu_survey.read_fabric("service \n") == NvlinkFabric()
+    assert gpu_survey.read_fabric(None) is None

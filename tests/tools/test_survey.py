@@ -66,7 +66,7 @@ def test_a_practice_host_is_read_as_recorded() -> None:
         "cgroupfs v1",
         "/var/lib/docker",
     )
-    assert (found.rdma, found.gpus, found.gpu_processes, found.driver_cuda) == ((), (), None, "")
+    assert (found.rdma, found.gpus, found.driver_cuda) == ((), (), "")
     assert (found.next_kernel, found.next_kernel_has_driver) == ("", None)
 
 
@@ -96,10 +96,12 @@ def test_trouble_on_a_node_is_read() -> None:
     """Strangers on GPUs with their user and container, Xids, a name on loopback, a kernel without
     driver.
     """
-    found = survey("h100-infiniband")
-    assert found.gpu_processes is not None
+    facts = host.parse_probe((FIXTURES / "survey-h100-infiniband.txt").read_text())
+    found = facts.survey
+    assert found is not None
+    assert facts.gpu_processes is not None
     assert found.xid is not None
-    worker, stranger = found.gpu_processes
+    worker, stranger = facts.gpu_processes
 
     assert (worker.user, worker.container, worker.memory) == ("ray", "4f1c" * 16, 71232)
     assert (stranger.user, stranger.container, stranger.name) == ("alice", "", "python, train.py")

@@ -24,6 +24,10 @@ LINES = {
         " running?"
     ),
     "nvml-lost": "Failed to initialize NVML: Unknown Error",
+    "cuda-not-ready": (
+        "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions"
+        " before? Error 802: system not yet initialized"
+    ),
     "gpu-runtime": (
         'docker: Error response from daemon: could not select device driver "" with capabilities:'
         " [[gpu]]."

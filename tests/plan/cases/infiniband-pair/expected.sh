@@ -27,6 +27,7 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # gate rdma-devices: RDMA devices are there
 # gate ports: the cluster's ports are free
 # gate disk: there is room for the image, and for the model where its size is known
+# gate gpu-memory: nobody else holds GPU memory
 
 # == Have the image on every node
 on gpu02 docker pull --quiet vllm/vllm-openai:v0.32.0
@@ -39,7 +40,7 @@ on gpu02 docker pull --quiet vllm/vllm-openai:v0.32.0
 # gate ray-version: every node's image runs the same Ray and the same Python
 
 # == Count the GPUs that Docker hands out
-# gate gpus-in-docker: Docker hands out the declared GPUs
+# gate gpus-in-docker: Docker hands out the declared GPUs, and CUDA starts
 
 # == Write helper files and secrets
 vlaunch payload | on gpu01 sh -c 'umask 022 && mkdir -p "$1/payload" "$1/server" && chmod 711 "$1" && tar -xf - -C "$1/payload"' unpack /home/ops/.vlaunch/h100-pair &

@@ -25,13 +25,14 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # gate address: the declared address is on the declared interface
 # gate ports: the cluster's ports are free
 # gate disk: there is room for the image, and for the model where its size is known
+# gate gpu-memory: nobody else holds GPU memory
 # note: gpu01: not there yet
 
 # == Compare the image between the nodes
 # gate image: vllm/vllm-openai:v0.32.0 is the same on every node
 
 # == Count the GPUs that Docker hands out
-# gate gpus-in-docker: Docker hands out the declared GPUs
+# gate gpus-in-docker: Docker hands out the declared GPUs, and CUDA starts
 
 # == Write helper files and secrets
 vlaunch payload | on gpu01 sh -c 'umask 022 && mkdir -p "$1/payload" "$1/server" && chmod 711 "$1" && tar -xf - -C "$1/payload"' unpack /root/.vlaunch/secrets

@@ -1,0 +1,149 @@
+"""The GPUs' memory: who holds it besides this cluster, and whether what they leave suffices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from launcher.checks.host import not_nvidia
+from launcher.checks.shape import (
+    Check,
+    Evidence,
+    Finding,
+    Host,
+    each,
+    failed,
+    passed,
+    skipped,
+    warned,
+)
+from launcher.tools.host import Gpu
+from launcher.tools.survey import GpuProcess
+
+_STRANGER_MIB = 1024
+
+
+def noticed(evidence: Evidence) -> Sequence[Finding]:
+    """Judge as `gpu-memory` does, but let nobody's memory be in the way: containers may start
+    beside it, and what a server needs is judged when one is asked for.
+    """
+    found = GPU_MEMORY.judge(evidence)
+    return [replace(one, status="warn") if one.status == "fail" else one for one in found]
+
+
+def left_for_server(
+    evidence: Evidence, places: Mapping[str, int], share: float
+) -> Sequence[Finding]:
+    """Judge that others leave a server's GPUs the memory that it claims.
+
+    `places` is how many GPUs of each node it takes, `share` the part of a GPU's whole memory that
+    vLLM claims (`--gpu-memory-utilization`). Where nobody can say who holds memory, the keeper
+    waits before the start.
+    """
+    hosts = {host.name: host for host in evidence.reached}
+    return [_room(hosts[name], count, share) for name, count in places.items() if name in hosts]
+
+
+def _room(host: Host, count: int, share: float) -> Finding:
+    gpus, strangers = host.facts.used(host.node), _strangers(host)
+    full = [
+        (gpu, here)
+        for gpu in gpus
+        if (here := [one for one in strangers if one.gpu == gpu.uuid])
+        and gpu.memory_total - _held(here) < share * gpu.memory_total
+    ]
+    if len(gpus) - len(full) >= min(count, len(gpus)):
+        return passed(host)
+    gpu, here = full[0]
+    return failed(
+        host,
+        f"{_gib(gpu)} held by {_owners(here)}, and the server claims {share:.0%} of it",
+        evidence="\n".join(_who(one) for _, those in full for one in those[:4]),
+        fix=f"{_end(host, here)}, or claim less: `-- --gpu-memory-utilization 0.5`",
+    )
+
+
+def _gib(gpu: Gpu) -> str:
+    return f"GPU {gpu.index} ({gpu.memory_total / 1024:.0f} GiB) has memory"
+
+
+def _memory(host: Host) -> Finding:
+    if host.facts.gpu_processes is None:
+        return _unknown(host)
+    strangers = _strangers(host)
+    if strangers:
+        held = _held(strangers)
+        judge = failed if held >= _STRANGER_MIB else warned
+        return judge(
+            host,
+            f"{held} MiB of GPU memory held by {_owners(strangers)}",
+            evidence="\n".join(_who(one) for one in strangers[:8]),
+            fix=_end(host, strangers),
+        )
+    held = _held([one for one in host.facts.gpu_processes if one.gpu not in _others(host)])
+    text = f"{held} MiB held, by this cluster's own containers" if held else ""
+    return passed(host, text or "nobody holds GPU memory")
+
+
+def _strangers(host: Host) -> list[GpuProcess]:
+    """Return the processes on the node's GPUs that are not in this cluster's containers."""
+    ours, others = {container.id for container in host.facts.containers}, _others(host)
+    return [
+        one
+        for one in host.facts.gpu_processes or ()
+        if one.gpu not in others and not one.runs_in(ours)
+    ]
+
+
+def _others(host: Host) -> set[str]:
+    """Return the UUIDs of the GPUs that the node does not use."""
+    used = host.facts.used(host.node)
+    return {gpu.uuid for gpu in host.facts.gpus or () if gpu not in used}
+
+
+def _held(processes: Sequence[GpuProcess]) -> int:
+    return sum(one.memory for one in processes)
+
+
+def _end(host: Host, strangers: Sequence[GpuProcess]) -> str:
+    first = strangers[0]
+    end = f"docker stop {first.container[:12]}" if first.container else f"sudo kill {first.pid}"
+    return f"end it: `{end}` on {host.name}"
+
+
+def _owners(strangers: Sequence[GpuProcess]) -> str:
+    users = sorted({one.user or "somebody unknown" for one in strangers})
+    return ", ".join(users) + f" ({len(strangers)} process{'es' if len(strangers) > 1 else ''})"
+
+
+def _who(one: GpuProcess) -> str:
+    where = f", container {one.container[:12]}" if one.container else ""
+    return f"{one.user or '?'}: pid {one.pid} {one.name}, {one.memory} MiB{where}"
+
+
+def _unknown(host: Host) -> Finding:
+    facts = host.facts
+    used = {
+        gpu.index: gpu.memory_used
+        for gpu in facts.used(host.node)
+        if gpu.memory_used >= _STRANGER_MIB
+    }
+    if used and not any(container.running for container in facts.containers):
+        text = ", ".join(f"GPU {index}: {amount} MiB" for index, amount in used.items())
+        return warned(
+            host,
+            f"GPU memory is in use, by whom is not known ({text})",
+            fix=f"look: `nvidia-smi` on {host.name}",
+        )
+    return skipped(host, "`nvidia-smi` did not tell which processes hold GPU memory")
+
+
+GPU_MEMORY = Check(
+    id="gpu-memory",
+    what="nobody else holds GPU memory",
+    why="vLLM claims nine tenths of each GPU's memory at start and ends when it is not free",
+    judge=each(_memory),
+    group="accelerator",
+    skip_reason=not_nvidia,
+    needs=("accelerator",),
+)
